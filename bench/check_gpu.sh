@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in under eight minutes: the tests marked gpu, compute-sanitizer on a
+# small set where it is installed, and first timings. From a source tree, with no install:
+#
+#   bench/check_gpu.sh [--dry-run] OUT_DIR
+#
+# Results are files in OUT_DIR; summary.txt says how each part ended. Every part runs, each within
+# its own time; the exit status is 1 if one failed. $PYTHON is the interpreter (default: python3),
+# which needs cunorm's `cuda13` or `cuda12` extra and pytest; with torch it also times torch.
+set -uo pipefail
+
+usage() { sed -n '2,10s/^# \{0,1\}//p' "$0"; }
+
+dry_run=false
+if [[ ${1-} == --dry-run ]]; then
+  dry_run=true
+  shift
+fi
+if [[ ${1-} == -h || ${1-} == --help ]]; then
+  usage
+  exit 0
+fi
+if (($# != 1)) || [[ -z $1 || $1 == -* ]]; then
+  usage >&2
+  exit 2
+fi
+
+python=${PYTHON:-python3}
+mkdir -p "$1" || exit 2
+out=$(cd "$1" && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+export PYTHONPATH=. PYTHONUNBUFFERED=1
+export XLA_PYTHON_CLIENT_PREALLOCATE=false # JAX leaves memory to the others
+summary=$out/summary.txt
+failed=0
+
+say() { if $dry_run; then echo "$*"; else echo "$*" | tee -a "$summary"; fi; }
+
+part() { # NAME SECONDS COMMAND...: run it within its time, its output to NAME.txt
+  local name=$1 limit=$2 start=$SECONDS status
+  shift 2
+  if $dry_run; then
+    printf '%s (at most %s s):' "$name" "$limit"
+    printf ' %q' "$@"
+    echo
+    return
+  fi
+  timeout --kill-after=5 "$limit" "$@" >"$out/$name.txt" 2>&1
+  status=$?
+  case $status in
+    0) say "$name: passed in $((SECONDS - start)) s" ;;
+    124 | 137) say "$name: FAILED, stopped after $limit s" ;;
+    *) say "$name: FAILED with status $status after $((SECONDS - start)) s" ;;
+  esac
+  if ((status)); then
+    failed=1
+    tail -n 15 "$out/$name.txt" | sed 's/^/  | /'
+  fi
+  return "$status"
+}
+
+sanitize() { # TOOL: one tool of compute-sanitizer, where it is installed and knows the device
+  local program
+  program=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v compute-sanitizer)
+  if [[ -z $program ]]; then
+    say "$1: skipped, compute-sanitizer is not installed"
+    return
+  fi
+  local before=$failed
+  if ! part "$1" 60 "$program" --tool "$1" --error-exitcode 9 "$python" -m bench.gpu_check &&
+    grep -q "Device not supported" "$out/$1.txt"; then
+    say "$1: skipped after all, compute-sanitizer does not support this device"
+    failed=$before
+  fi
+}
+
+$dry_run || : >"$summary"
+part device 30 "$python" -c '
+import cupy
+from bench import gpu_report
+try:
+    import torch
+except ImportError:
+    torch = None
+print(gpu_report.versions(cupy, torch))'
+
+workers=()
+if "$python" -c "import xdist" 2>/dev/null; then
+  cores=$(nproc)
+  workers=(-n "$((cores < 8 ? cores : 8))")
+fi
+# Other versions of the frameworks than CI's may warn; that is no reason to fail here.
+part tests 180 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
+sanitize memcheck
+sanitize racecheck
+part timings 140 "$python" -m bench.gpu_timing "$out/timings.csv" --seconds 110
+
+$dry_run && exit 0
+if ((failed)); then say "something FAILED"; else say "all passed in $SECONDS s"; fi
+exit "$failed"

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""CuPy arrays, and what CuPy does for the frameworks that have no CUDA calls of their own."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any
+
+from cunorm._arrays._operand import (
+    Device,
+    Framework,
+    Operand,
+    cuda_device,
+    fresh,
+    in_elements,
+    unaligned,
+)
+from cunorm._dtypes import DType, dtype_of, numpy_dtype
+
+
+def cupy() -> Any:
+    """Return CuPy. It is imported here for JAX and DLPack arrays in CUDA memory."""
+    return sys.modules.get("cupy") or import_module("cupy")
+
+
+class Cupy(Framework):
+    """CuPy: CUDA memory, ordered on its current stream."""
+
+    name = "cupy"
+
+    def accepts(self, function: str, argument: str, kind: type) -> bool:
+        """Take cupy.ndarray and its subclasses, for their memory alone."""
+        return issubclass(kind, sys.modules["cupy"].ndarray)
+
+    def describe(self, function: str, argument: str, array: Any) -> Operand:
+        """Describe an array from its attributes: its DLPack road knows fewer dtypes."""
+        dtype = dtype_of(function, argument, array.dtype)
+        strides = in_elements(array.strides, dtype.itemsize)
+        data = array.data
+        pointer: int = data.ptr
+        if strides is None or pointer % dtype.itemsize:
+            raise unaligned(f"{function}: {argument}", f"{argument}.copy()")
+        device = cuda_device(data.device_id)
+        return Operand(pointer, array.shape, strides, dtype, device, array, self, True)
+
+    def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
+        """Make an array from CuPy's pool, on `device`."""
+        with self.device_scope(device):
+            array = cupy().empty(shape, numpy_dtype(dtype))
+        return fresh(array.data.ptr, shape, dtype, device, array, self)
+
+    def contiguous(self, operand: Operand) -> Operand:
+        """Copy into C order, on the current stream."""
+        return copied_on_device(operand)
+
+    def stream(self, device: Device) -> int:
+        """Return CuPy's current stream on `device`."""
+        pointer: int = cupy().cuda.get_current_stream(device.index).ptr
+        return pointer
+
+    def device_scope(self, device: Device) -> AbstractContextManager[object]:
+        """Make `device` current."""
+        scope: AbstractContextManager[object] = cupy().cuda.Device(device.index)
+        return scope
+
+
+CUPY = Cupy()
+
+
+def copied_on_device(operand: Operand) -> Operand:
+    """Return a C-contiguous copy of a CUDA operand, which stays one of its framework.
+
+    bfloat16 travels as float16, which moves the same bits and needs no ml_dtypes.
+    """
+    module, itemsize = cupy(), operand.dtype.itemsize
+    with CUPY.device_scope(operand.device):
+        # The size is asked for and not used: the view's own strides say what is read.
+        memory = module.cuda.UnownedMemory(
+            operand.pointer, itemsize, operand.owner, operand.device.index
+        )
+        view = module.ndarray(
+            operand.shape,
+            f"=f{itemsize}",
+            module.cuda.MemoryPointer(memory, 0),
+            tuple(stride * itemsize for stride in operand.strides),
+        )
+        array = view.copy(order="C")
+    return fresh(
+        array.data.ptr, operand.shape, operand.dtype, operand.device, array, operand.framework
+    )

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""What a kernel needs to know of an array, and what every framework must be able to do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from cunorm._dtypes import DType
+
+
+class Device(NamedTuple):
+    """Where memory lies: kind "cpu" (index 0) or "cuda"."""
+
+    kind: str
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+
+CPU = Device("cpu", 0)
+
+
+@cache
+def cuda_device(index: int) -> Device:
+    """Return the Device of a CUDA ordinal."""
+    return Device("cuda", index)
+
+
+@dataclass(slots=True)
+class Operand:
+    """One array as the kernels see it.
+
+    Attributes
+    ----------
+    pointer : int
+        Address of the first element; anything where the array is empty.
+    shape, strides : tuple of int
+        Strides count elements, of any sign; 0 along an expanded axis.
+    dtype : DType
+    device : Device
+    owner : object
+        Keeps the memory alive. It is the described array itself, unless its data had to be copied
+        or came through a DLPack capsule: an output is right only if it is the array.
+    framework : Framework
+        Whose array it is.
+    writable : bool
+        Whether the caller allows writes to it.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    device: Device
+    owner: Any
+    framework: Framework
+    writable: bool
+
+
+class Framework(ABC):
+    """One array library: reads its arrays, and makes the ones that its user gets back."""
+
+    name: str
+
+    @abstractmethod
+    def accepts(self, function: str, argument: str, kind: type) -> bool:
+        """Whether `kind` is this library's array type; raises for one that must be refused."""
+
+    @abstractmethod
+    def describe(self, function: str, argument: str, array: Any) -> Operand:
+        """Describe an array of an accepted type, without a copy wherever that is possible."""
+
+    @abstractmethod
+    def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
+        """Make a C-contiguous array with nothing in it yet."""
+
+    @abstractmethod
+    def contiguous(self, operand: Operand) -> Operand:
+        """Copy an operand of this framework into C order."""
+
+    def export(self, operand: Operand) -> Any:
+        """Return what the user gets for an output, after the launch that fills it."""
+        return operand.owner
+
+    def stream(self, device: Device) -> int:
+        """Return the raw CUDA stream that the caller works on; for CUDA devices only."""
+        raise NotImplementedError(f"{self.name} has no CUDA streams")
+
+    def device_scope(self, device: Device) -> AbstractContextManager[object]:
+        """Make a CUDA device current for a while; the caller's own is current again after."""
+        return nullcontext()
+
+
+@lru_cache(maxsize=1024)
+def in_elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    """Return byte strides counted in elements, None where one of them is no whole number."""
+    if any(stride % itemsize for stride in strides):
+        return None
+    return tuple(stride // itemsize for stride in strides)
+
+
+@lru_cache(maxsize=1024)
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the element strides of a C-contiguous array."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def fresh(
+    pointer: int,
+    shape: tuple[int, ...],
+    dtype: DType,
+    device: Device,
+    owner: Any,
+    framework: Framework,
+) -> Operand:
+    """Return the operand of memory that was just made: C-contiguous and ours to write."""
+    strides = contiguous_strides(shape)
+    return Operand(pointer, shape, strides, dtype, device, owner, framework, True)
+
+
+def unaligned(where: str, fix: str) -> ValueError:
+    """Return the error for elements that do not lie on multiples of their size."""
+    return ValueError(
+        f"{where} has elements at addresses that are no multiples of their size, expected aligned "
+        f"ones: pass {fix}"
+    )

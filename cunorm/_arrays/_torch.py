@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch tensors, on the CPU and on CUDA.
+
+Attributes are read one by one: together they cost a tenth of what ``__dlpack__`` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
+
+from cunorm._arrays._operand import (
+    CPU,
+    Device,
+    Framework,
+    Operand,
+    cuda_device,
+    fresh,
+    unaligned,
+)
+from cunorm._dtypes import ALLOWED, DTYPES, DType
+
+
+class Torch(Framework):
+    """PyTorch: its allocator makes the outputs, ordered on its current stream."""
+
+    name = "torch"
+
+    @cached_property
+    def _torch(self) -> Any:
+        return sys.modules["torch"]  # the caller's tensor shows that it is there
+
+    @cached_property
+    def _dtypes(self) -> dict[Any, DType]:
+        return {getattr(self._torch, name): dtype for name, dtype in DTYPES.items()}
+
+    @cached_property
+    def _grad_enabled(self) -> Any:
+        return self._torch.is_grad_enabled
+
+    def accepts(self, function: str, argument: str, kind: type) -> bool:
+        """Take Tensor and Parameter alone: any other subclass gives its memory another meaning."""
+        torch = self._torch
+        if kind in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", None)):
+            return True
+        if issubclass(kind, torch.Tensor):
+            raise TypeError(
+                f"{function}: {argument} is a {kind.__module__}.{kind.__qualname__}, a tensor "
+                "subclass whose memory may not be what it stands for, expected a plain "
+                "torch.Tensor: pass its local or plain tensor "
+                f"({argument}.to_local() for a DTensor)"
+            )
+        return False
+
+    def describe(self, function: str, argument: str, array: Any) -> Operand:
+        """Describe a plain tensor; one that stands for something other than its memory raises."""
+        dtype = self._dtypes.get(array.dtype)
+        if dtype is None or array.is_neg() or (array.requires_grad and self._grad_enabled()):
+            raise self._refusal(function, argument, array)
+        try:
+            pointer: int = array.data_ptr()
+            shape, strides = tuple(array.shape), array.stride()
+        except RuntimeError:  # it has no such thing: sparse, nested, inside a transform
+            raise self._refusal(function, argument, array) from None
+        if array.is_cpu:
+            device = CPU
+        elif array.is_cuda:
+            device = cuda_device(array.get_device())
+        else:
+            raise self._refusal(function, argument, array)
+        if pointer % dtype.itemsize or (not pointer and array.numel()):
+            raise self._refusal(function, argument, array)
+        return Operand(pointer, shape, strides, dtype, device, array, self, True)
+
+    def _refusal(self, function: str, argument: str, array: Any) -> Exception:
+        """Return the error for a tensor whose memory does not hold its values as they are."""
+        where = f"{function}: {argument}"
+        if array.layout is not self._torch.strided or array.is_nested:
+            layout = "nested" if array.is_nested else array.layout
+            return ValueError(
+                f"{where} has layout {layout}, expected a dense tensor: pass {argument}.to_dense() "
+                "(a nested tensor: padded)"
+            )
+        if array.dtype not in self._dtypes:
+            name = str(array.dtype).removeprefix("torch.")
+            fix = f": pass {argument}.dequantize()" if array.is_quantized else ""
+            return TypeError(f"{where} has dtype {name}, expected {ALLOWED}{fix}")
+        if self._torch._C._functorch.is_functorch_wrapped_tensor(array):
+            return TypeError(
+                f"{where} is a tensor inside a torch.func transform (vmap, grad, jvp), expected a "
+                "plain one: call this outside the transform"
+            )
+        if array.device.type not in ("cpu", "cuda"):
+            return ValueError(
+                f"{where} is on device {array.device}, expected cpu or cuda: pass a tensor with "
+                "data there"
+            )
+        return _state_refusal(where, argument, array)
+
+    def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
+        """Make a tensor with torch's allocator, on `device`."""
+        torch = self._torch
+        where = "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype.name), device=where)
+        return fresh(tensor.data_ptr(), shape, dtype, device, tensor, self)
+
+    def contiguous(self, operand: Operand) -> Operand:
+        """Copy into C order, on the current stream."""
+        tensor = operand.owner.contiguous()
+        return fresh(tensor.data_ptr(), operand.shape, operand.dtype, operand.device, tensor, self)
+
+    def export(self, operand: Operand) -> Any:
+        """Return the tensor, marked as changed: autograd may have saved what `out=` held."""
+        tensor = operand.owner
+        self._torch.autograd.graph.increment_version(tensor)
+        return tensor
+
+    def stream(self, device: Device) -> int:
+        """Return torch's current stream on `device`."""
+        pointer: int = self._torch.cuda.current_stream(device.index).cuda_stream
+        return pointer
+
+    def device_scope(self, device: Device) -> AbstractContextManager[object]:
+        """Make a CUDA device current."""
+        if device.kind == "cpu":
+            return nullcontext()
+        scope: AbstractContextManager[object] = self._torch.cuda.device(device.index)
+        return scope
+
+
+def _state_refusal(where: str, argument: str, array: Any) -> Exception:
+    """Return the error for a plain dense tensor in a state that one call undoes."""
+    if array.is_neg():
+        return ValueError(
+            f"{where} has its negative bit set, expected plain values: pass "
+            f"{argument}.resolve_neg()"
+        )
+    if not array.data_ptr():
+        return ValueError(
+            f"{where} has no memory behind it (freed storage, or a zero tensor of autograd's), "
+            f"expected a tensor with data: pass {argument}.clone() of one that has"
+        )
+    if array.data_ptr() % array.element_size():
+        return unaligned(where, f"{argument}.clone()")
+    return ValueError(
+        f"{where} requires grad, which this function does not record: use cunorm.torch, "
+        f"torch.no_grad() or {argument}.detach()"
+    )
+
+
+TORCH = Torch()

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Every error for wrong input of the row norms, raised before anything is launched.
+
+Each message names the function, the argument, what it got and what it expected.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from cunorm._arrays import Operand, describe
+from cunorm._dtypes import DType
+from cunorm._layout import RowLayout, row_layout
+
+_WIDTH_LIMIT = 2**31
+
+
+class Geometry(NamedTuple):
+    """How x falls into rows."""
+
+    shape: tuple[int, ...]
+    leading_axes: int
+    rows: int
+    width: int
+
+    @property
+    def leading_shape(self) -> tuple[int, ...]:
+        """Return the shape of mean and rstd."""
+        return self.shape[: self.leading_axes]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Return the shape of weight and bias."""
+        return self.shape[self.leading_axes :]
+
+
+def geometry(function: str, x: Operand, axis: object) -> Geometry:
+    """Return the rows of x: all axes from `axis` to the last."""
+    shape, ndim = x.shape, len(x.shape)
+    if isinstance(axis, bool) or not isinstance(axis, numbers.Integral):
+        raise TypeError(f"{function}: axis is {axis!r}, expected an int")
+    if ndim == 0:
+        raise ValueError(f"{function}: x has shape (), expected at least one axis")
+    if not -ndim <= axis < ndim:
+        raise ValueError(
+            f"{function}: axis is {axis}, expected {-ndim} to {ndim - 1} for x of shape {shape}"
+        )
+    leading_axes = int(axis) % ndim
+    width = prod(shape[leading_axes:])
+    if not 0 < width < _WIDTH_LIMIT:
+        raise ValueError(
+            f"{function}: x of shape {shape} has rows of {width} elements (axis {axis}), "
+            "expected 1 to 2147483647"
+        )
+    return Geometry(shape, leading_axes, prod(shape[:leading_axes]), width)
+
+
+def optional(function: str, argument: str, array: Any) -> Operand | None:
+    """Describe an array that may be absent."""
+    return None if array is None else describe(function, argument, array)
+
+
+def same_shape(function: str, argument: str, operand: Operand | None, where: Geometry) -> None:
+    """Check an operand that has an element for each of x."""
+    if operand is not None and operand.shape != where.shape:
+        raise ValueError(
+            f"{function}: {argument} has shape {operand.shape}, expected {where.shape}, "
+            "the shape of x"
+        )
+
+
+def param_shape(function: str, argument: str, operand: Operand | None, where: Geometry) -> None:
+    """Check an operand that has an element for each of a row."""
+    if operand is not None and operand.shape != where.row_shape:
+        axes = len(where.row_shape)
+        rows = "x.shape[-1]" if axes == 1 else f"x.shape[{-axes}:]"
+        raise ValueError(
+            f"{function}: {argument} has shape {operand.shape}, expected {where.row_shape} "
+            f"to match {rows}"
+        )
+
+
+def statistic(
+    function: str, argument: str, operand: Operand | None, where: Geometry, compute: DType
+) -> None:
+    """Check mean or rstd: an element for each row, in the compute type."""
+    if operand is None:
+        return
+    if operand.shape != where.leading_shape:
+        raise ValueError(
+            f"{function}: {argument} has shape {operand.shape}, expected {where.leading_shape}, "
+            "one element for each row of x"
+        )
+    if operand.dtype is not compute:
+        raise TypeError(
+            f"{function}: {argument} has dtype {operand.dtype}, expected {compute}, "
+            "the compute type, which the forward returns"
+        )
+
+
+def same_device(function: str, x: Operand, operands: Iterable[tuple[str, Operand | None]]) -> None:
+    """Check that everything lies where x does."""
+    for argument, operand in operands:
+        if operand is not None and operand.device != x.device:
+            raise ValueError(
+                f"{function}: {argument} is on {operand.device}, expected {x.device}, "
+                "the device of x"
+            )
+
+
+def epsilon(function: str, eps: object) -> float:
+    """Return eps as a float."""
+    value = _number(function, "eps", eps)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{function}: eps is {eps!r}, expected a finite number of at least 0")
+    return value
+
+
+def scale(function: str, c: object, width: int) -> float:
+    """Return k = c / sqrt(width), by which the normalised row is multiplied."""
+    if c is None:
+        return 1.0
+    value = _number(function, "c", c)
+    if not math.isfinite(value):
+        raise ValueError(f"{function}: c is {c!r}, expected a finite number or None")
+    return value / math.sqrt(width)
+
+
+def _number(function: str, argument: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{function}: {argument} is {value!r}, expected a number")
+    return float(value)
+
+
+def flag(function: str, argument: str, value: object) -> bool:
+    """Return a bool that was given as one."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}: {argument} is {value!r}, expected True or False")
+    return value
+
+
+def names(function: str, argument: str, given: Any, allowed: Sequence[str]) -> frozenset[str]:
+    """Return a set of names, all of them among the allowed ones."""
+    if isinstance(given, str) or not all(name in allowed for name in given):
+        expected = ", ".join(map(repr, allowed))
+        raise ValueError(f"{function}: {argument} is {given!r}, expected a tuple of {expected}")
+    return frozenset(given)
+
+
+def agreed_dtype(
+    function: str, argument: str, asked: DType | None, other: str, operand: Operand | None
+) -> None:
+    """Check that a dtype asked for is the one of an array that settles it too."""
+    if asked is not None and operand is not None and operand.dtype is not asked:
+        raise ValueError(
+            f"{function}: {other} has dtype {operand.dtype}, expected {asked}, that of {argument}"
+        )
+
+
+def layout_of(operand: Operand, where: Geometry) -> tuple[Operand, RowLayout]:
+    """Return where an input's rows are; one whose strides the kernels cannot follow is copied."""
+    layout = row_layout(operand.shape, operand.strides, where.leading_axes)
+    if layout is None:
+        operand = operand.framework.contiguous(operand)
+        layout = row_layout(operand.shape, operand.strides, where.leading_axes)
+        assert layout is not None, "a contiguous array has contiguous rows"
+    return operand, layout

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""Compiles a kernel's source with the machine's C++ compiler, and loads it; cached on disk."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from cunorm._plan import Build
+from cunorm._sources import source_text
+
+_INCLUDE = Path(__file__).parent / "include"
+_HOST = _INCLUDE / "host"
+# Strict IEEE arithmetic: no option here may set flush-to-zero in whoever loads the library, and a
+# product and a sum are contracted only where the source says fma.
+_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-w")
+_ERROR_LINES = 8
+
+Entry = Callable[[int, int, bytes], None]
+_compiling = Lock()
+
+
+class Compiler(NamedTuple):
+    """A C++ compiler: its command and what it says of its version."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+@cache
+def compiler() -> Compiler | None:
+    """Return the first C++ compiler of $CXX, c++, g++, clang++ that answers, None without one."""
+    candidates = [shlex.split(os.environ.get("CXX", "")), ["c++"], ["g++"], ["clang++"]]
+    for command in candidates:
+        if command and shutil.which(command[0]):
+            answer = subprocess.run([*command, "--version"], capture_output=True, text=True)
+            if answer.returncode == 0:
+                return Compiler(tuple(command), answer.stdout.partition("\n")[0])
+    return None
+
+
+def library(build: Build) -> Entry:
+    """Return the launcher of a build, compiled or from the cache on disk."""
+    entry = _loaded.get(build)
+    if entry is None:
+        with _compiling:
+            entry = _loaded.get(build) or _load(build)
+            _loaded[build] = entry
+    return entry
+
+
+_loaded: dict[Build, Entry] = {}
+
+
+def _load(build: Build) -> Entry:
+    entry = ctypes.CDLL(str(_compiled(build))).cunorm_launch
+    entry.argtypes = (ctypes.c_longlong, ctypes.c_int, ctypes.c_char_p)
+    entry.restype = None
+    launch: Entry = entry
+    return launch
+
+
+def _compiled(build: Build) -> Path:
+    """Return the shared library of a build, made now if the cache has none."""
+    found = compiler()
+    if found is None:
+        raise RuntimeError("cunorm: no C++ compiler")
+    text = _translation_unit(build)
+    macros = tuple(f"-D{name}={value}" for name, value in build.macros)
+    identity = (text, *macros, *_OPTIONS, *found, _stand_ins(), _cpu_identity())
+    name = hashlib.sha256("\0".join(map(str, identity)).encode()).hexdigest()[:32]
+    target = cache_folder() / f"{build.kernel}-{name}.so"
+    if not target.exists():
+        _compile(build, found, text, macros, target)
+    return target
+
+
+def _translation_unit(build: Build) -> str:
+    source = source_text(build.kernel, (_HOST,))
+    return f'#include "device.h"\n{source}#define KERNEL {build.kernel}\n#include "launch.h"\n'
+
+
+@cache
+def _stand_ins() -> str:
+    """Return the text of the stand-in headers, which the compiler includes by itself."""
+    return "".join(path.read_text("utf-8") for path in sorted(_INCLUDE.rglob("*.h")))
+
+
+def _compile(
+    build: Build, found: Compiler, text: str, macros: tuple[str, ...], target: Path
+) -> None:
+    """Compile with OpenMP, or, where the compiler has none, without."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        source, made = Path(folder, f"{build.kernel}.cpp"), Path(folder, "made.so")
+        source.write_text(text, encoding="utf-8")
+        includes = (f"-I{_HOST}", f"-I{_INCLUDE}")
+        for openmp in (("-fopenmp",), ()):
+            command = [*found.command, *_OPTIONS, *openmp, *includes, *macros, str(source)]
+            command += ["-o", str(made)]
+            answer = subprocess.run(command, capture_output=True, text=True)
+            if answer.returncode == 0:
+                os.replace(made, target)
+                return
+    raise RuntimeError(_error_text(build, command, answer.stderr))
+
+
+def _error_text(build: Build, command: list[str], log: str) -> str:
+    lines = log.splitlines()
+    errors = [line for line in lines if "error" in line] or lines
+    shown = "\n".join(f"  {line}" for line in errors[:_ERROR_LINES])
+    return f"the C++ compiler does not compile {build}\n  {shlex.join(command)}\n{shown}"
+
+
+@lru_cache(maxsize=1)
+def _cpu_identity() -> str:
+    """Return what -march=native depends on."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    kinds = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in text.splitlines() if line.startswith(kinds)}))
+
+
+@cache
+def cache_folder() -> Path:
+    """Return where compiled kernels are kept: a folder that is this user's alone."""
+    chosen = os.environ.get("CUNORM_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    folder = Path(chosen) if chosen else Path(base, "cunorm")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private = folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022
+        if private and os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    return Path(tempfile.mkdtemp(prefix="cunorm-"))

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""How many threads the CPU kernels use."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+_chosen: int | None = None
+_forked = False
+
+
+def set_num_threads(n: int | None) -> None:
+    """Set how many threads the CPU kernels use; None is the default again.
+
+    The default is ``OMP_NUM_THREADS`` where it is set, else the number of cores that this process
+    may use (its affinity and its control group's quota). Results do not depend on the number. A
+    forked child uses one thread, as the OpenMP runtime does not survive a fork.
+
+    Examples
+    --------
+    >>> import cunorm
+    >>> cunorm.set_num_threads(1)
+    >>> cunorm.set_num_threads(None)
+    """
+    global _chosen
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+        raise ValueError(f"set_num_threads: n is {n!r}, expected a positive int or None")
+    _chosen = n
+
+
+def thread_count() -> int:
+    """Return the number of threads for the next launch."""
+    if _forked:
+        return 1
+    if _chosen is not None:
+        return _chosen
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else _available_cores()
+
+
+@cache
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, _cgroup_cores() or cores))
+
+
+def _cgroup_cores() -> int | None:
+    """Return the cores that the control group's quota amounts to, None where there is none."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// What a kernel of one thread a block needs of CUDA, on a CPU: the fast build. Barriers and shuffles have nobody to
+// wait for; launch.h runs the blocks on all cores.
+#pragma once
+#include <cmath>
+
+#define __global__ __attribute__((flatten))  // accumulators stay in registers only where all is inlined
+#define __device__
+#define __shared__ thread_local static
+#define __launch_bounds__(...)
+
+using std::fma;
+using std::sqrt;
+
+struct Dim3 {
+  unsigned x = 0, y = 0, z = 0;
+};
+constexpr Dim3 threadIdx;
+inline thread_local Dim3 blockIdx, gridDim;
+
+inline void __syncthreads() {}
+template <class T>
+inline T __shfl_xor_sync(unsigned, T v, int) {
+  return v;
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT
+// SIMD vectors of fp32 and fp64 by the compiler's vector extension, with loads and stores that convert.
+//
+// A vector is as wide as the machine's registers. Sums use 64 lanes whatever that width is, so it does not show in any
+// result.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "dtypes.cuh"
+
+namespace simd {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+inline constexpr int bytes = 64;
+#elif defined(__AVX__)
+inline constexpr int bytes = 32;
+#else
+inline constexpr int bytes = 16;
+#endif
+
+template <class C>
+inline constexpr int lanes = bytes / int(sizeof(C));
+
+typedef float Floats __attribute__((vector_size(bytes)));
+typedef double Doubles __attribute__((vector_size(bytes)));
+
+template <class C>
+struct VectorType;
+template <>
+struct VectorType<float> {
+  using type = Floats;
+};
+template <>
+struct VectorType<double> {
+  using type = Doubles;
+};
+template <class C>
+using Vector = typename VectorType<C>::type;
+
+typedef uint32_t Words __attribute__((vector_size(bytes)));
+typedef uint16_t HalfWords __attribute__((vector_size(bytes / 2)));
+typedef float FloatsOfDoubles __attribute__((vector_size(bytes / 2)));  // as many floats as a vector has doubles
+
+template <class V>
+inline V load_bits(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+template <class V>
+inline void store_bits(void* p, V v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+
+// load<C>(p): as many elements as a vector of C has, converted.
+template <class C, class T>
+inline Vector<C> load(const T* p) {
+  Vector<C> v;
+  for (int i = 0; i < lanes<C>; ++i) v[i] = convert<C>(p[i]);
+  return v;
+}
+template <>
+inline Floats load<float>(const fp32* p) {
+  return load_bits<Floats>(p);
+}
+template <>
+inline Doubles load<double>(const fp64* p) {
+  return load_bits<Doubles>(p);
+}
+template <>
+inline Doubles load<double>(const fp32* p) {
+  return __builtin_convertvector(load_bits<FloatsOfDoubles>(p), Doubles);
+}
+template <>
+inline Floats load<float>(const bf16* p) {
+  return (Floats)(__builtin_convertvector(load_bits<HalfWords>(p), Words) << 16);
+}
+
+// store(p, v): the vector's elements, rounded to T.
+template <class T, class V>
+inline void store(T* p, V v) {
+  for (int i = 0; i < int(sizeof(V) / sizeof(v[0])); ++i) p[i] = convert<T>(v[i]);
+}
+inline void store(fp32* p, Floats v) { store_bits(p, v); }
+inline void store(fp64* p, Doubles v) { store_bits(p, v); }
+inline void store(fp32* p, Doubles v) { store_bits(p, __builtin_convertvector(v, FloatsOfDoubles)); }
+inline void store(bf16* p, Floats v) {
+  const Words bits = (Words)v;
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+  // The instruction takes subnormals for zeros, so it serves where there are none.
+  if (__builtin_expect(_mm512_testn_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x7f800000)) == 0, 1)) {
+    store_bits(p, _mm512_cvtneps_pbh((__m512)v));
+    return;
+  }
+#endif
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Words quiet_nan = (bits >> 16) | 0x40u;
+  store_bits(p, __builtin_convertvector(v == v ? rounded : quiet_nan, HalfWords));
+}
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+template <>
+inline Floats load<float>(const fp16* p) {
+  return (Floats)_mm512_cvtph_ps(load_bits<__m256i>(p));
+}
+inline void store(fp16* p, Floats v) {
+  store_bits(p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline Floats fma(Floats a, Floats b, Floats c) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+inline Doubles fma(Doubles a, Doubles b, Doubles c) {
+  return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
+#elif defined(__AVX__) && defined(__F16C__) && defined(__FMA__)
+template <>
+inline Floats load<float>(const fp16* p) {
+  return (Floats)_mm256_cvtph_ps(load_bits<__m128i>(p));
+}
+inline void store(fp16* p, Floats v) { store_bits(p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT)); }
+inline Floats fma(Floats a, Floats b, Floats c) { return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+inline Doubles fma(Doubles a, Doubles b, Doubles c) {
+  return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+}
+#else
+template <class V>
+inline V fma(V a, V b, V c) {
+  for (int i = 0; i < int(sizeof(V) / sizeof(a[0])); ++i) a[i] = std::fma(a[i], b[i], c[i]);
+  return a;
+}
+#endif
+
+// The sum of the elements, the upper half added to the lower until one is left.
+inline float sum(Floats v) {
+  typedef int32_t Indices __attribute__((vector_size(bytes)));
+  Indices place;
+  for (int i = 0; i < lanes<float>; ++i) place[i] = i;
+  for (int half = lanes<float> / 2; half > 0; half /= 2) v += __builtin_shuffle(v, place ^ half);
+  return v[0];
+}
+inline double sum(Doubles v) {
+  typedef int64_t Indices __attribute__((vector_size(bytes)));
+  Indices place;
+  for (int i = 0; i < lanes<double>; ++i) place[i] = i;
+  for (int half = lanes<double> / 2; half > 0; half /= 2) v += __builtin_shuffle(v, place ^ half);
+  return v[0];
+}
+
+}  // namespace simd
+
+using simd::fma;

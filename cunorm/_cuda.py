@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""The CUDA backend: NVRTC compiles a kernel through ``cupy.RawKernel``, which then launches it.
+
+CuPy is imported by the first launch and by nothing else here. It compiles for the current device,
+keeps the result in its own cache on disk, and launches on the stream it is given, so the stream
+that is current in CuPy stays what the caller made it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cunorm._sources import source_text
+
+if TYPE_CHECKING:
+    from cunorm._arrays import Device
+    from cunorm._plan import Build, Launch
+
+_INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
+_ERROR_LINES = 8  # of a compiler's log, in an error message
+
+
+class DeviceLimits(NamedTuple):
+    """What a launch plan needs to know of a GPU."""
+
+    sm_count: int
+    compute_capability: str  # "90" is 9.0
+    max_threads_per_sm: int
+    shared_memory_per_block: int  # bytes, static
+
+
+class _Stream(NamedTuple):
+    """A raw stream as CuPy's launcher wants it: 0 is the legacy default, 2 the per-thread one."""
+
+    ptr: int
+
+
+def launch(launch: Launch, arguments: bytes, device: Device, stream: int) -> None:
+    """Start a kernel on a stream of a device; the caller's current device is left as it was.
+
+    Parameters
+    ----------
+    launch
+        What to compile, and the numbers of blocks (at least 1) and of threads in a block.
+    arguments
+        The bytes of the kernel's one argument, a struct passed by value.
+    device
+        A CUDA device.
+    stream
+        The pointer of a CUDA stream of that device.
+
+    Raises
+    ------
+    ImportError
+        CuPy or NVRTC is not installed.
+    RuntimeError
+        The kernel does not compile.
+    """
+    cuda = _cupy().cuda
+    if cuda.runtime.getDevice() == device.index:
+        _start(launch, arguments, device.index, stream)
+    else:
+        with cuda.Device(device.index):
+            _start(launch, arguments, device.index, stream)
+
+
+def _start(launch: Launch, arguments: bytes, current_device: int, stream: int) -> None:
+    # CuPy passes a NumPy array by value if it has one element, of any size.
+    argument = np.frombuffer(arguments, dtype=_block_of(len(arguments)))
+    kernel = _ready_kernel(launch.build, current_device)
+    kernel((launch.grid,), (launch.block,), (argument,), stream=_Stream(stream))
+
+
+@lru_cache(maxsize=64)
+def _block_of(size: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, size))
+
+
+@lru_cache(maxsize=1024)
+def _ready_kernel(build: Build, current_device: int) -> Any:
+    """Compile a build for the current device, or take it from CuPy's cache on disk, and load it."""
+    cupy = _cupy()
+    options = compile_options(build)
+    kernel = cupy.RawKernel(source_text(build.kernel), build.kernel, options)
+    try:
+        kernel.compile()
+    except cupy.cuda.compiler.CompileException as error:
+        raise RuntimeError(compile_error_text(build, options, str(error))) from None
+    return kernel
+
+
+def compile_options(build: Build) -> tuple[str, ...]:
+    """Return NVRTC's options for a build; CuPy adds ``-ftz=true`` and the architecture.
+
+    ``--fmad=false``: a product and a sum are contracted where the source says ``fma`` and nowhere
+    else, so that a result does not depend on what else the build contains.
+    """
+    macros = tuple(f"-D{name}={value}" for name, value in build.macros)
+    includes = tuple(f"-I{folder}" for folder in cuda_include_folders())
+    return ("-std=c++17", "--fmad=false", *includes, *macros)
+
+
+@lru_cache(maxsize=1)
+def cuda_include_folders() -> tuple[Path, ...]:
+    """Return the folder with ``cuda_fp16.h`` and ``cuda_bf16.h``, or nothing where none is found.
+
+    The headers of the wheels of NVRTC's own major version come first. CuPy finds those of CUDA 13
+    itself; those of CUDA 12 have no common root, and CuPy 14 looks no further.
+    """
+    major = nvrtc_version()[0]
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(path) for path in (spec and spec.submodule_search_locations) or ()]
+    folders = [wheel / f"cu{major}" / "include" for wheel in wheels]
+    if major == 12:
+        folders += [wheel / "cuda_runtime" / "include" for wheel in wheels]
+    if root := _cupy().cuda.get_cuda_path():
+        folders.append(Path(root) / "include")
+    return tuple(folder for folder in folders if (folder / "cuda_fp16.h").is_file())[:1]
+
+
+@lru_cache(maxsize=1)
+def nvrtc_version() -> tuple[int, int]:
+    """Return the version of the NVRTC that CuPy loads."""
+    try:
+        major, minor = _cupy().cuda.nvrtc.getVersion()
+    except RuntimeError as error:  # CuPy looks for the library at the first call
+        raise ImportError(f"CuPy finds no NVRTC to compile with: {_INSTALL}: {error}") from error
+    return major, minor
+
+
+@lru_cache(maxsize=64)
+def device_limits(device: Device) -> DeviceLimits:
+    """Return the limits of a CUDA device, asked once."""
+    gpu = _cupy().cuda.Device(device.index)
+    attributes = gpu.attributes
+    return DeviceLimits(
+        sm_count=attributes["MultiProcessorCount"],
+        compute_capability=gpu.compute_capability,
+        max_threads_per_sm=attributes["MaxThreadsPerMultiProcessor"],
+        shared_memory_per_block=attributes["MaxSharedMemoryPerBlock"],
+    )
+
+
+@lru_cache(maxsize=1)
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            f"CUDA arrays need CuPy, which compiles and launches the kernels: {_INSTALL}: {error}"
+        ) from error
+    return cupy
+
+
+def compile_error_text(build: Build, options: tuple[str, ...], log: str) -> str:
+    """Return the text of the error for a build that NVRTC refuses, with its first error lines."""
+    lines = log.splitlines()
+    errors = [line for line in lines if "error" in line] or [line for line in lines if line.strip()]
+    text = [
+        f"NVRTC does not compile the build {build}",
+        f"  options: {' '.join(options)}",
+        *(f"  {line}" for line in errors[:_ERROR_LINES]),
+    ]
+    if "cuda_fp16.h" in log or "cuda_bf16.h" in log:
+        text.append(f"  The headers of the CUDA runtime are missing: {_INSTALL}")
+    return "\n".join(text)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""The four storage types, and how each framework's own dtype objects map to them.
+
+Kernels, plans and launches speak of a `DType`; what NumPy, PyTorch or JAX call the same type is
+translated once, here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A storage type: its public name, its name in the CUDA sources and its size in bytes."""
+
+    name: str
+    cuda: str
+    itemsize: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FLOAT16 = DType("float16", "fp16", 2)
+BFLOAT16 = DType("bfloat16", "bf16", 2)
+FLOAT32 = DType("float32", "fp32", 4)
+FLOAT64 = DType("float64", "fp64", 8)
+DTYPES = {dtype.name: dtype for dtype in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)}
+ALLOWED = "float16, bfloat16, float32 or float64"
+
+_NUMPY: dict[DType, np.dtype[Any]] = {
+    dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64)
+}
+# Reads the dtype of NumPy, CuPy and JAX arrays. bfloat16 joins when it is first met, so that
+# ml_dtypes is imported by nobody who does without it.
+_FROM_NUMPY: dict[Any, DType] = {numpy: dtype for dtype, numpy in _NUMPY.items()}
+# What `dtype=` was given and understood before.
+_PARSED: dict[Any, DType] = {}
+
+
+def dtype_of(function: str, argument: str, numpy: Any) -> DType:
+    """Return the storage type of an array whose dtype attribute is a NumPy dtype."""
+    found = _FROM_NUMPY.get(numpy)
+    return _learn(function, argument, numpy) if found is None else found
+
+
+def _learn(function: str, argument: str, numpy: Any) -> DType:
+    """Take up bfloat16, or raise for a dtype that no kernel reads."""
+    name = str(getattr(numpy, "name", numpy))
+    if name in DTYPES and not numpy.isnative:
+        raise TypeError(
+            f"{function}: {argument} has dtype {numpy.str} in foreign byte order, expected the "
+            f"machine's own: pass {argument}.astype('{name}')"
+        )
+    if name not in DTYPES:
+        raise TypeError(f"{function}: {argument} has dtype {name}, expected {ALLOWED}")
+    _FROM_NUMPY[numpy] = DTYPES[name]
+    return DTYPES[name]
+
+
+def parse_dtype(function: str, argument: str, spec: object) -> DType:
+    """Return the storage type that the caller named.
+
+    Parameters
+    ----------
+    function, argument : str
+        Where it was given, for the error.
+    spec : object
+        "float16", "bfloat16", "float32" or "float64"; or the dtype or scalar type of that name
+        from NumPy, ml_dtypes, CuPy, PyTorch or JAX. Python's own ``float`` is refused: it is
+        float64 to NumPy and float32 to the others.
+
+    Raises
+    ------
+    TypeError
+        If it names no storage type.
+    """
+    try:
+        return _PARSED[spec]
+    except (KeyError, TypeError):  # not met before, or unhashable
+        name = _name(spec)
+    if name not in DTYPES:
+        got = repr(spec) if isinstance(spec, str) or name is None else name
+        raise TypeError(f"{function}: {argument} is {got}, expected {ALLOWED}")
+    _PARSED[spec] = DTYPES[name]
+    return DTYPES[name]
+
+
+def _name(spec: object) -> str | None:
+    """Return what its framework calls a dtype, None where it is no dtype."""
+    if isinstance(spec, str):
+        return spec
+    if type(spec).__module__.partition(".")[0] == "torch":
+        return str(spec).removeprefix("torch.")
+    if isinstance(spec, type) and (issubclass(spec, np.generic) or hasattr(spec, "dtype")):
+        spec = np.dtype(spec)  # np.float32, ml_dtypes.bfloat16, jax.numpy.float32
+    if isinstance(spec, np.dtype):
+        return str(spec.name if spec.isnative else spec.str)
+    return None
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """Return the NumPy dtype of a storage type.
+
+    Raises
+    ------
+    TypeError
+        For bfloat16 where ml_dtypes, which defines it, is not installed.
+    """
+    found = _NUMPY.get(dtype)
+    if found is None:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(
+                "a bfloat16 NumPy array needs the package ml_dtypes: pip install ml_dtypes"
+            ) from None
+        found = _NUMPY[dtype] = np.dtype(ml_dtypes.bfloat16)
+    return found

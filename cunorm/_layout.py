@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Where an operand's rows are: up to three leading axes, as `struct Rows` in row.cuh has them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+_UNBOUNDED = 2**62  # the size of an axis that has no axis outside it
+
+
+class RowLayout(NamedTuple):
+    """Sizes of the last two leading axes, and the strides of all three, in elements."""
+
+    inner: int
+    middle: int
+    outer_stride: int
+    middle_stride: int
+    inner_stride: int
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Return the strides alone."""
+        return self[2:]
+
+
+SINGLE_ROW = RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, 0)
+
+
+@lru_cache(maxsize=4096)
+def row_layout(
+    shape: tuple[int, ...], strides: tuple[int, ...], leading_axes: int
+) -> RowLayout | None:
+    """Return the layout of an array's rows, None where the kernels cannot follow its strides.
+
+    They need each row contiguous, and at most three leading axes once those that one stride can
+    walk are taken together.
+    """
+    if not _is_contiguous(shape[leading_axes:], strides[leading_axes:]):
+        return None
+    axes = _collapsed(shape[:leading_axes], strides[:leading_axes])
+    if len(axes) > 3:
+        return None
+    if len(axes) == 3:
+        (_, outer), (middle_size, middle), (inner_size, inner) = axes
+        return RowLayout(inner_size, middle_size, outer, middle, inner)
+    if len(axes) == 2:
+        (_, middle), (inner_size, inner) = axes
+        return RowLayout(inner_size, _UNBOUNDED, 0, middle, inner)
+    if len(axes) == 1:
+        return RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, axes[0][1])
+    return SINGLE_ROW
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _collapsed(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return (size, stride) of the axes, neighbours joined wherever one stride walks both."""
+    axes: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == stride * size:
+            axes[-1] = (axes[-1][0] * size, stride)
+        else:
+            axes.append((size, stride))
+    return axes

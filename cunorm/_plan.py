@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: MIT
+"""What is compiled (Build) and how it is started (Launch), on a GPU and on a CPU.
+
+A plan depends on shapes, dtypes and the device, never on the number of CPU threads; how a row is
+cut into packs depends on its width and the operands' dtypes alone, so that a row's result does not
+depend on the rows around it, nor on alignment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from cunorm._dtypes import DType
+
+Macros = tuple[tuple[str, str], ...]
+
+CPU_PACK = 64
+_GRID_LIMIT = 2**31 - 1
+_ACCESS_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A kernel and the macros that specialise it; `kernel` names the source and its entry point."""
+
+    kernel: str
+    macros: Macros
+
+    def __str__(self) -> str:
+        return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A build, and how many blocks of how many threads to start."""
+
+    build: Build
+    grid: int
+    block: int
+
+
+class ForwardTypes(NamedTuple):
+    """The operands of row_norm_forward: their dtypes, None where absent."""
+
+    compute: DType
+    x: DType
+    residual: DType | None
+    new_residual: DType | None
+    weight: DType | None
+    bias: DType | None
+    y: DType
+    center: bool
+
+    def macros(self) -> Macros:
+        """Return the part of the build that says which operands there are."""
+        return (
+            ("COMPUTE_T", self.compute.cuda),
+            ("X_T", self.x.cuda),
+            ("RESIDUAL_T", _cuda_type(self.residual)),
+            ("NEW_RESIDUAL_T", _cuda_type(self.new_residual)),
+            ("WEIGHT_T", _cuda_type(self.weight)),
+            ("BIAS_T", _cuda_type(self.bias)),
+            ("Y_T", self.y.cuda),
+            ("CENTER", _cuda_bool(self.center)),
+        )
+
+    def row_operands(self) -> tuple[DType | None, ...]:
+        """Return the operands that have a row for each row of x."""
+        return (self.x, self.residual, self.y, self.new_residual)
+
+    def kept_bytes(self) -> int:
+        """Return the registers, in bytes, that an element of a row kept by its thread takes."""
+        return (self.new_residual or self.x).itemsize
+
+
+class BackwardTypes(NamedTuple):
+    """The operands of row_norm_backward: their dtypes, None where absent."""
+
+    compute: DType
+    dy: DType
+    x: DType
+    d_residual: DType | None
+    dx: DType | None
+    dresidual: DType | None
+    weight: DType | None
+    center: bool
+    dweight: bool
+    dbias: bool
+
+    def macros(self) -> Macros:
+        """Return the part of the build that says which operands there are."""
+        return (
+            ("COMPUTE_T", self.compute.cuda),
+            ("DY_T", self.dy.cuda),
+            ("X_T", self.x.cuda),
+            ("D_RESIDUAL_T", _cuda_type(self.d_residual)),
+            ("DX_T", _cuda_type(self.dx)),
+            ("DRESIDUAL_T", _cuda_type(self.dresidual)),
+            ("WEIGHT_T", _cuda_type(self.weight)),
+            ("CENTER", _cuda_bool(self.center)),
+            ("DWEIGHT", _cuda_bool(self.dweight)),
+            ("DBIAS", _cuda_bool(self.dbias)),
+        )
+
+    def row_operands(self) -> tuple[DType | None, ...]:
+        """Return the operands that have a row for each row of x."""
+        return (self.dy, self.x, self.d_residual, self.dx, self.dresidual)
+
+    def kept_bytes(self) -> int:
+        """Return the registers, in bytes, that an element of a row kept by its thread takes."""
+        sums = self.dweight + self.dbias
+        return self.dy.itemsize + self.x.itemsize + sums * self.compute.itemsize
+
+
+class ParamGradTypes(NamedTuple):
+    """The results of param_grad: their dtypes, None where not wanted."""
+
+    compute: DType
+    dweight: DType | None
+    dbias: DType | None
+
+    def macros(self) -> Macros:
+        """Return the part of the build that says which results there are."""
+        return (
+            ("COMPUTE_T", self.compute.cuda),
+            ("DWEIGHT_T", _cuda_type(self.dweight)),
+            ("DBIAS_T", _cuda_type(self.dbias)),
+        )
+
+
+class Team(NamedTuple):
+    """How threads share the rows: the constants of `struct Team` in row.cuh."""
+
+    threads: int
+    threads_per_row: int
+    pack: int
+    packs: int  # 0: streamed
+
+    @property
+    def rows_per_block(self) -> int:
+        """Return how many rows a block takes at a time."""
+        return self.threads // self.threads_per_row
+
+    def macros(self, width: int, access: int) -> Macros:
+        """Return the part of the build that says how rows are walked; width 0: at run time."""
+        return (
+            ("WIDTH", str(width)),
+            ("THREADS", str(self.threads)),
+            ("THREADS_PER_ROW", str(self.threads_per_row)),
+            ("PACK", str(self.pack)),
+            ("PACKS", str(self.packs)),
+            ("ACCESS", str(access)),
+        )
+
+
+CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=0)
+
+# Threads that share a row, by the greatest width they serve.
+_FORWARD_TEAMS = ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128), (32768, 256))
+_BACKWARD_TEAMS = ((64, 8), (128, 16), (256, 32), (512, 64), (4096, 128), (16384, 256))
+# Bytes of a row that a thread may keep in registers, by threads of the block: a block has 64 Ki
+# registers, a thread at most 255.
+_KEPT_BYTES = {8: 512, 16: 512, 32: 512, 64: 512, 128: 512, 256: 512, 512: 256, 1024: 64}
+_STREAMED_THREADS = 512
+# Blocks of the backward on each multiprocessor, by the greatest width they serve.
+_BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
+
+
+def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
+    """Return how a GPU's threads share rows of a width."""
+    itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
+    pack = min(_ACCESS_BYTES // min(itemsizes), width & -width)
+    teams = _FORWARD_TEAMS if isinstance(types, ForwardTypes) else _BACKWARD_TEAMS
+    threads_per_row = next((threads for limit, threads in teams if width <= limit), None)
+    while threads_per_row is not None and threads_per_row in _KEPT_BYTES:
+        packs = -(-width // (threads_per_row * pack))
+        if packs * pack * types.kept_bytes() <= _KEPT_BYTES[threads_per_row]:
+            threads = max(threads_per_row, 128) if threads_per_row <= 32 else threads_per_row
+            return Team(threads, threads_per_row, pack, packs)
+        threads_per_row *= 2
+    return Team(_STREAMED_THREADS, _STREAMED_THREADS, pack, packs=0)
+
+
+@lru_cache(maxsize=4096)
+def cuda_forward(types: ForwardTypes, rows: int, width: int, access: int) -> Launch:
+    """Plan row_norm_forward on a GPU; `access` is what alignment allows (see `common_access`)."""
+    team = cuda_team(types, width)
+    macros = types.macros() + team.macros(width, min(access, team.pack))
+    grid = min(-(-rows // team.rows_per_block), _GRID_LIMIT)
+    return Launch(Build("row_norm_forward", macros), grid, team.threads)
+
+
+@lru_cache(maxsize=4096)
+def cuda_backward(
+    types: BackwardTypes, rows: int, width: int, access: int, sm_count: int
+) -> Launch:
+    """Plan row_norm_backward on a GPU with `sm_count` multiprocessors."""
+    team = cuda_team(types, width)
+    macros = types.macros() + team.macros(width, min(access, team.pack))
+    groups = -(-rows // team.rows_per_block)
+    blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if width <= limit), 1)
+    sums = types.dweight or types.dbias
+    grid = min(groups, sm_count * blocks_per_sm if sums else _GRID_LIMIT)
+    return Launch(Build("row_norm_backward", macros), grid, team.threads)
+
+
+@lru_cache(maxsize=1024)
+def cuda_param_grad(types: ParamGradTypes, width: int) -> Launch:
+    """Plan param_grad on a GPU."""
+    column_threads, part_threads = 32, 16
+    macros = (
+        *types.macros(),
+        ("COLUMN_THREADS", str(column_threads)),
+        ("PART_THREADS", str(part_threads)),
+        ("PACK", "1"),
+    )
+    grid = -(-width // column_threads)
+    return Launch(Build("param_grad", macros), grid, column_threads * part_threads)
+
+
+@lru_cache(maxsize=4096)
+def cpu_forward(types: ForwardTypes, rows: int) -> Launch:
+    """Plan row_norm_forward on a CPU."""
+    macros = types.macros() + CPU_TEAM.macros(width=0, access=1)
+    return Launch(Build("row_norm_forward", macros), _cpu_blocks(rows), 1)
+
+
+@lru_cache(maxsize=4096)
+def cpu_backward(types: BackwardTypes, rows: int) -> Launch:
+    """Plan row_norm_backward on a CPU."""
+    macros = types.macros() + CPU_TEAM.macros(width=0, access=1)
+    parts = _cpu_parts(rows) if types.dweight or types.dbias else _cpu_blocks(rows)
+    return Launch(Build("row_norm_backward", macros), parts, 1)
+
+
+@lru_cache(maxsize=1024)
+def cpu_param_grad(types: ParamGradTypes, width: int) -> Launch:
+    """Plan param_grad on a CPU."""
+    macros = (
+        *types.macros(),
+        ("COLUMN_THREADS", "1"),
+        ("PART_THREADS", "1"),
+        ("PACK", str(CPU_PACK)),
+    )
+    return Launch(Build("param_grad", macros), -(-width // CPU_PACK), 1)
+
+
+def _cpu_blocks(rows: int) -> int:
+    """Return how many runs of rows a CPU's threads share; results do not depend on it."""
+    return min(rows, 256)
+
+
+def _cpu_parts(rows: int) -> int:
+    """Return how many partial sums there are: enough to share, few enough to cost nothing."""
+    enough_to_share = min(rows, max(4, min(32, rows // 16)))
+    return max(enough_to_share, -(-rows // 128))
+
+
+def part_rows(launch: Launch) -> int:
+    """Return how many rows of partial sums a block of row_norm_backward has."""
+    return 2 if dict(launch.build.macros)["PACKS"] == "0" else 1
+
+
+def common_access(
+    width: int, operands: list[tuple[int, int, tuple[int, ...]]], pack: int = _ACCESS_BYTES
+) -> int:
+    """Return how many elements every operand lets a thread move in one access, a power of two.
+
+    Each operand is its pointer, its itemsize, and the strides between its rows in elements. Of
+    elements larger than others, one access takes fewer, so alignment counts up to 16 bytes.
+    """
+    access = min(pack, width & -width)
+    for pointer, itemsize, strides in operands:
+        while access > 1:
+            bytes_at_once = min(access * itemsize, _ACCESS_BYTES)
+            if pointer % bytes_at_once == 0 and not any(
+                stride * itemsize % bytes_at_once for stride in strides
+            ):
+                break
+            access //= 2
+    return access
+
+
+def _cuda_type(dtype: DType | None) -> str:
+    return "absent" if dtype is None else dtype.cuda
+
+
+def _cuda_bool(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""The operators in float64 NumPy, formula by formula: the oracle that the kernels are held to.
+
+It shares no code with the kernels. It also serves arrays on a CPU where no C++ compiler is found,
+so each function takes the arguments of the public one of its name, as NumPy arrays of float16,
+bfloat16 (`ml_dtypes`), float32 or float64, of any strides and any number of rows. They are taken to
+be valid, as `cunorm._checks` refuses the others. No input is modified, and no result is a view of
+one.
+
+Everything is computed and returned in float64, with one exception. The new residual stream
+``s = x + residual`` is rounded to the residual's dtype, or to `residual_dtype` where there is no
+residual, and is returned as an array of that dtype; the norm reads the rounded values. The sum
+before that rounding is float64 if x or residual is, else float32.
+"""
+
+from cunorm.reference.generic import normalize_backward, normalize_forward, round_to
+from cunorm.reference.named import (
+    add_layer_norm,
+    add_normalize,
+    add_rms_norm,
+    l2_norm,
+    l2_norm_backward,
+    l2_norm_forward,
+    layer_norm,
+    layer_norm_backward,
+    layer_norm_forward,
+    normalize,
+    rms_norm,
+    rms_norm_backward,
+    rms_norm_forward,
+)
+
+__all__ = [
+    "add_layer_norm",
+    "add_normalize",
+    "add_rms_norm",
+    "l2_norm",
+    "l2_norm_backward",
+    "l2_norm_forward",
+    "layer_norm",
+    "layer_norm_backward",
+    "layer_norm_forward",
+    "normalize",
+    "normalize_backward",
+    "normalize_forward",
+    "rms_norm",
+    "rms_norm_backward",
+    "rms_norm_forward",
+    "round_to",
+]

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""The forward of every row norm: describe, check, allocate, run, hand back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cunorm import _checks, _outputs
+from cunorm._arrays import Operand, describe
+from cunorm._backend import Forward, run_forward
+from cunorm._checks import Geometry
+from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_dtype
+from cunorm.results import NormForward
+from cunorm.row_norm._operands import contiguous, export, input_rows, output_rows
+
+
+class Norm(NamedTuple):
+    """Which norm is computed, as its caller asked for it."""
+
+    function: str
+    eps: float
+    center: bool = False
+    c: float | None = None
+    eps_of_sum: bool = False  # eps is added to the sum of squares, not to their mean
+
+
+class Options(NamedTuple):
+    """What the caller said about axes, dtypes and results."""
+
+    axis: int = -1
+    dtype: Any = None
+    residual_dtype: Any = None
+    saves: bool = False  # mean and rstd are returned
+    streams: bool = False  # without residual, x is the new residual stream
+
+
+class _Inputs(NamedTuple):
+    where: Geometry
+    x: Operand
+    residual: Operand | None
+    weight: Operand | None
+    bias: Operand | None
+
+
+class _Dtypes(NamedTuple):
+    compute: DType
+    y: DType
+    stream: DType | None  # of the new residual stream, None where there is none
+
+
+def forward(
+    norm: Norm, x: Any, residual: Any, weight: Any, bias: Any, options: Options, out: dict[str, Any]
+) -> NormForward:
+    """Run a forward; `out` has an array or None for each field of the result."""
+    function = norm.function
+    center = _checks.flag(function, "center", norm.center)
+    eps = _checks.epsilon(function, norm.eps)
+    inputs = _inputs(function, x, residual, weight, bias, options.axis)
+    where = inputs.where
+    k = _checks.scale(function, norm.c, where.width)
+    given = _given(function, where, center, out)
+    dtypes = _dtypes(function, inputs, options, given)
+    named_inputs = list(zip(_Inputs._fields[1:], inputs[1:], strict=True))
+    named_outputs = [(f"out.{name}", operand) for name, operand in given.items()]
+    _checks.same_device(function, inputs.x, (*named_inputs, *named_outputs))
+    _outputs.check_overlap(function, named_outputs, named_inputs)
+
+    results = _allocated(inputs, given, dtypes, options.saves, center)
+    if where.rows:
+        call = Forward(
+            where=where,
+            x=_checks.layout_of(inputs.x, where),
+            residual=input_rows(inputs.residual, where),
+            weight=contiguous(inputs.weight),
+            bias=contiguous(inputs.bias),
+            y=output_rows(results["y"], where),
+            new_residual=output_rows(results["residual"], where),
+            mean=results["mean"],
+            rstd=results["rstd"],
+            compute=dtypes.compute,
+            center=center,
+            k=k,
+            eps=eps / where.width if norm.eps_of_sum else eps,
+        )
+        run_forward(call)
+    exported = {name: export(operand) for name, operand in results.items()}
+    if exported["residual"] is None and (options.streams or dtypes.stream is not None):
+        exported["residual"] = x
+    return NormForward(**exported)
+
+
+def _inputs(
+    function: str, x: Any, residual: Any, weight: Any, bias: Any, axis: object
+) -> _Inputs:
+    x_operand = describe(function, "x", x)
+    where = _checks.geometry(function, x_operand, axis)
+    inputs = _Inputs(
+        where,
+        x_operand,
+        _checks.optional(function, "residual", residual),
+        _checks.optional(function, "weight", weight),
+        _checks.optional(function, "bias", bias),
+    )
+    _checks.same_shape(function, "residual", inputs.residual, where)
+    _checks.param_shape(function, "weight", inputs.weight, where)
+    _checks.param_shape(function, "bias", inputs.bias, where)
+    return inputs
+
+
+def _given(
+    function: str, where: Geometry, center: bool, out: dict[str, Any]
+) -> dict[str, Operand | None]:
+    """Describe the arrays given for results."""
+    if not center:
+        _outputs.refuse(function, "out.mean", out["mean"], "without center there is no mean")
+    shapes = {
+        "y": where.shape,
+        "residual": where.shape,
+        "mean": where.leading_shape,
+        "rstd": where.leading_shape,
+    }
+    return {
+        name: _outputs.given(function, f"out.{name}", out[name], shape, where.leading_axes)
+        for name, shape in shapes.items()
+    }
+
+
+def _dtypes(
+    function: str, inputs: _Inputs, options: Options, given: dict[str, Operand | None]
+) -> _Dtypes:
+    """Settle every result's dtype: by its array in `out`, else as asked, else as its input."""
+    x, residual = inputs.x.dtype, inputs.residual
+    asked_y = _asked(function, "dtype", options.dtype)
+    asked_stream = _asked(function, "residual_dtype", options.residual_dtype)
+    if residual is not None:
+        _checks.agreed_dtype(function, "residual_dtype", asked_stream, "residual", residual)
+        _checks.agreed_dtype(function, "residual", residual.dtype, "out.residual", given["residual"])
+    _checks.agreed_dtype(function, "dtype", asked_y, "out.y", given["y"])
+    _checks.agreed_dtype(function, "residual_dtype", asked_stream, "out.residual", given["residual"])
+    stream = residual.dtype if residual is not None else asked_stream
+    if stream is None and given["residual"] is not None:
+        stream = given["residual"].dtype
+    compute = FLOAT64 if FLOAT64 in (x, stream) else FLOAT32
+    for name in ("mean", "rstd"):
+        _checks.statistic(function, f"out.{name}", given[name], inputs.where, compute)
+    return _Dtypes(compute, given["y"].dtype if given["y"] else asked_y or x, stream)
+
+
+def _asked(function: str, argument: str, dtype: Any) -> DType | None:
+    return None if dtype is None else parse_dtype(function, argument, dtype)
+
+
+def _allocated(
+    inputs: _Inputs,
+    given: dict[str, Operand | None],
+    dtypes: _Dtypes,
+    saves: bool,
+    center: bool,
+) -> dict[str, Operand | None]:
+    """Return an array for every result that is written."""
+    x, where = inputs.x, inputs.where
+    writes_stream = inputs.residual is not None or dtypes.stream not in (None, x.dtype)
+    wanted = {
+        "y": (where.shape, dtypes.y),
+        "residual": (where.shape, dtypes.stream if writes_stream else None),
+        "mean": (where.leading_shape, dtypes.compute if saves and center else None),
+        "rstd": (where.leading_shape, dtypes.compute if saves else None),
+    }
+    results = dict(given)
+    for name, (shape, dtype) in wanted.items():
+        if results[name] is None and dtype is not None:
+            results[name] = x.framework.allocate(shape, dtype, x.device)
+    return results

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+// Packs to and from global memory, guarded at the end of the row.
+//
+// B::pack divides the width, so a pack lies wholly inside the row or wholly outside it; outside, it reads as zeros and
+// is not stored. B::access is the number of elements that every operand's alignment allows in one access: a misaligned
+// pointer moves the same pack in narrower pieces. The CPU build replaces this file: there a pack may be cut by the
+// end of the row.
+#pragma once
+#include "access.cuh"
+#include "vec.cuh"
+
+// The one test that stands before an access to global memory.
+__device__ inline bool inside(index_t index, index_t count) { return index < count; }
+
+template <class T, int count>
+struct alignas(count * sizeof(T)) Access {
+  T item[count];
+};
+
+template <class B, class T>
+inline constexpr int items_per_access = B::access * sizeof(T) <= 16 ? B::access : 16 / int(sizeof(T));
+
+// A pack read from memory.
+template <class B, class T>
+using LoadedPack = Pack<T, B::pack>;
+
+template <class B, class T>
+__device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index_t end) {
+  constexpr int count = items_per_access<B, T>;
+  Pack<T, B::pack> out = {};
+  if (inside(column, end)) {
+#pragma unroll
+    for (int i = 0; i < B::pack; i += count) {
+      const auto piece = global_load(reinterpret_cast<const Access<T, count>*>(row + column + i));
+#pragma unroll
+      for (int j = 0; j < count; ++j) out.item[i + j] = piece.item[j];
+    }
+  }
+  return out;
+}
+template <class B>
+__device__ inline absent load_pack(const absent*, index_t, index_t) {
+  return {};
+}
+
+// A pack to be written: write() its items, then store() it.
+template <class B, class T>
+struct OutputPack {
+  Pack<T, B::pack> value;
+  T* row;
+  index_t column, end;
+
+  __device__ OutputPack(T* row, index_t column, index_t end) : row(row), column(column), end(end) {}
+
+  __device__ LoadedPack<B, T> loaded() const { return value; }
+
+  __device__ void store() const {
+    constexpr int count = items_per_access<B, T>;
+    if (inside(column, end)) {
+#pragma unroll
+      for (int i = 0; i < B::pack; i += count) {
+        Access<T, count> piece;
+#pragma unroll
+        for (int j = 0; j < count; ++j) piece.item[j] = value.item[i + j];
+        global_store(reinterpret_cast<Access<T, count>*>(row + column + i), piece);
+      }
+    }
+  }
+};
+template <class B>
+struct OutputPack<B, absent> {
+  __device__ OutputPack(absent*, index_t, index_t) {}
+  __device__ void store() const {}
+};
+
+// What a kernel computes on at once, and how many of them a pack has. On the CPU it is a vector.
+template <class B>
+using Item = typename B::compute_t;
+template <class B>
+inline constexpr int items_per_pack = B::pack;
+
+// f(at) for every item of the pack at `column`; outside the row too, where loads gave zeros and stores do nothing.
+struct ItemIndex {
+  int index;
+  bool live;
+};
+template <class B, class F>
+__device__ inline void for_each_item(index_t column, index_t end, F f) {
+  const bool live = inside(column, end);
+#pragma unroll
+  for (int i = 0; i < B::pack; ++i) f(ItemIndex{i, live});
+}
+
+template <class B, class T>
+__device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemIndex at) {
+  return convert<Item<B>>(pack.item[at.index]);
+}
+template <class B, class T>
+__device__ inline void write(OutputPack<B, T>& pack, ItemIndex at, Item<B> v) {
+  pack.value.item[at.index] = convert<T>(v);
+}
+
+// Zero in place of what lies outside the row, so that it adds nothing to a sum.
+template <class B>
+__device__ inline Item<B> clear_outside(Item<B> v, ItemIndex at) {
+  return at.live ? v : Item<B>(0);
+}
+
+// The sum over what an item consists of.
+__device__ inline float item_sum(float v) { return v; }
+__device__ inline double item_sum(double v) { return v; }

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+// The blocks' partial sums -> dweight and dbias, in a fixed order, with one rounding.
+//
+// A block takes some columns. Its threads stand in part_threads rows of column_threads: each adds every part_threads-th
+// part of its own columns, then the first row of threads adds what the others found, in their order.
+#include "memory.cuh"
+#include "reduce.cuh"
+
+// clang-format off
+struct Build {
+  using compute_t = COMPUTE_T;
+  using dweight_t = DWEIGHT_T;
+  using dbias_t = DBIAS_T;
+  static constexpr int column_threads = COLUMN_THREADS;
+  static constexpr int part_threads = PART_THREADS;
+  static constexpr int pack = PACK;                     // columns of a thread
+  static constexpr int access = 1;
+};
+// clang-format on
+
+template <class B>
+struct Arguments {
+  const typename B::compute_t* dweight_sums;  // part p at p * stride
+  const typename B::compute_t* dbias_sums;
+  typename B::dweight_t* dweight;
+  typename B::dbias_t* dbias;
+  index_t parts, stride, width;
+};
+
+template <class B>
+struct Scratch {
+  typename B::compute_t sums[B::part_threads][B::column_threads][B::pack];
+};
+
+template <class B, class T>
+__device__ inline void add_parts(const Arguments<B>& arguments, const typename B::compute_t* part_sums, T* gradient,
+                                 Scratch<B>& scratch) {
+  const int column_thread = threadIdx.x % B::column_threads, part_thread = threadIdx.x / B::column_threads;
+  const index_t column = (index_t(blockIdx.x) * B::column_threads + column_thread) * B::pack;
+
+  LaneSum<B> mine;
+  for (index_t part = part_thread; part < arguments.parts; part += B::part_threads) {
+    const auto sums = load_pack<B>(part_sums + part * arguments.stride, column, arguments.width);
+    for_each_item<B>(column, arguments.width, [&](auto at) { mine.add(at, read<B>(sums, at)); });
+    mine.end_pack();
+  }
+  auto sum = mine.by_item();
+
+  if constexpr (B::part_threads > 1) {
+    for (int i = 0; i < B::pack; ++i) scratch.sums[part_thread][column_thread][i] = sum.item[i];
+    __syncthreads();
+    if (part_thread > 0) return;
+    for (int other = 1; other < B::part_threads; ++other)
+      for (int i = 0; i < B::pack; ++i) sum.item[i] += scratch.sums[other][column_thread][i];
+  }
+  OutputPack<B, T> output(gradient, column, arguments.width);
+  for_each_item<B>(column, arguments.width, [&](auto at) { write(output, at, sum.item[at.index]); });
+  output.store();
+}
+
+extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads)
+    param_grad(const Arguments<Build> arguments) {
+  __shared__ Scratch<Build> dweight_scratch, dbias_scratch;
+  if constexpr (present<Build::dweight_t>)
+    add_parts<Build>(arguments, arguments.dweight_sums, arguments.dweight, dweight_scratch);
+  if constexpr (present<Build::dbias_t>)
+    add_parts<Build>(arguments, arguments.dbias_sums, arguments.dbias, dbias_scratch);
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: MIT
+// Sums over the rows that a block walks, for the gradients of the parameters: one sum per column.
+//
+// Rows are added up sixteen at a time (the recent sums), and those sums added to the block's row of partial sums in
+// memory, so that no chain of additions is long. Recent sums are kept in registers where the row is, else in memory,
+// in a row that follows the block's partial sums.
+#pragma once
+#include "row.cuh"
+
+// A pack of sums in memory, open for adding to.
+template <class B>
+struct OpenSums {
+  using C = typename B::compute_t;
+  LoadedPack<B, C> old;
+  OutputPack<B, C> sums;
+
+  __device__ OpenSums(C* row, index_t column, index_t width)
+      : old(load_pack<B>(row, column, width)), sums(row, column, width) {}
+  template <class At>
+  __device__ void add(At at, Item<B> v) {
+    write(sums, at, read<B>(old, at) + v);
+  }
+  template <class At>
+  __device__ void add_product(At at, Item<B> a, Item<B> b) {
+    write(sums, at, fma(a, b, read<B>(old, at)));
+  }
+  __device__ void store() const { sums.store(); }
+};
+
+// The same in registers.
+template <class B>
+struct OpenRegisters {
+  using C = typename B::compute_t;
+  Pack<C, B::pack>& sums;
+
+  template <class At>
+  __device__ void add(At at, Item<B> v) {
+    sums.item[at.index] += v;
+  }
+  template <class At>
+  __device__ void add_product(At at, Item<B> a, Item<B> b) {
+    sums.item[at.index] = fma(a, b, sums.item[at.index]);
+  }
+  __device__ void store() const {}
+};
+
+// For a gradient that was not asked for.
+struct NoSums {
+  template <class At, class V>
+  __device__ void add(At, V) {}
+  template <class At, class V>
+  __device__ void add_product(At, V, V) {}
+  __device__ void store() const {}
+};
+
+// Sums for one parameter; `wanted` is false where the caller asked for none.
+template <class B, bool wanted>
+struct ColumnSums {
+  using C = typename B::compute_t;
+  static constexpr bool in_registers = B::packs > 0;
+  static constexpr int teams = Team<B>::per_block;
+  static constexpr int padded_width = wanted && teams > 1 ? B::packs * Team<B>::threads * B::pack : 1;
+  struct Scratch {
+    C sums[padded_width];
+  };
+
+  C* sums;
+  C* recent_row;
+  index_t width;
+  Pack<C, B::pack> recent[wanted && in_registers ? B::packs : 1] = {};
+  bool first_flush = true;
+
+  __device__ ColumnSums(C* all_sums, index_t width)
+      : sums(all_sums + blockIdx.x * (in_registers ? 1 : 2) * width), recent_row(sums + width), width(width) {}
+
+  __device__ void start(const Team<B>& team) {
+    if constexpr (!in_registers) for_each_column(team, [&](index_t column) { clear_recent(column); });
+  }
+
+  __device__ auto open(int pack, index_t column) {
+    if constexpr (!wanted)
+      return NoSums{};
+    else if constexpr (in_registers)
+      return OpenRegisters<B>{recent[pack]};
+    else
+      return OpenSums<B>(recent_row, column, width);
+  }
+
+  // Moves the recent sums to the block's row.
+  __device__ void flush(const Team<B>& team, Scratch& scratch) {
+    if constexpr (teams > 1) add_teams(team, scratch);
+    if constexpr (in_registers) {
+#pragma unroll
+      for (int i = 0; i < B::packs; ++i) {
+        if (team.index() == 0) add_to_sums(team.column(i), recent[i]);
+        recent[i] = {};
+      }
+    } else {
+      for_each_column(team, [&](index_t column) {
+        add_to_sums(column, load_pack<B>(recent_row, column, width));
+        clear_recent(column);
+      });
+    }
+    first_flush = false;
+  }
+
+ private:
+  template <class F>
+  __device__ void for_each_column(const Team<B>& team, F f) {
+    for (index_t column = team.column(0); column < width; column += Team<B>::threads * B::pack) f(column);
+  }
+
+  __device__ void clear_recent(index_t column) {
+    OutputPack<B, C> output(recent_row, column, width);
+    for_each_item<B>(column, width, [&](auto at) { write(output, at, Item<B>{}); });
+    output.store();
+  }
+
+  template <class P>
+  __device__ void add_to_sums(index_t column, const P& v) {
+    if (first_flush) {
+      OutputPack<B, C> output(sums, column, width);
+      for_each_item<B>(column, width, [&](auto at) { write(output, at, read<B>(v, at)); });
+      output.store();
+    } else {
+      OpenSums<B> open(sums, column, width);
+      for_each_item<B>(column, width, [&](auto at) { open.add(at, read<B>(v, at)); });
+      open.store();
+    }
+  }
+
+  // The block's teams add their recent sums one after the other; the first team gets the result.
+  __device__ void add_teams(const Team<B>& team, Scratch& scratch) {
+    for (int turn = 0; turn < teams; ++turn) {
+      if (team.index() == turn) {
+#pragma unroll
+        for (int i = 0; i < B::packs; ++i) {
+#pragma unroll
+          for (int j = 0; j < B::pack; ++j) {
+            C& total = scratch.sums[team.column(i) + j];
+            total = turn == 0 ? recent[i].item[j] : total + recent[i].item[j];
+          }
+        }
+      }
+      __syncthreads();
+    }
+    if (team.index() > 0) return;
+#pragma unroll
+    for (int i = 0; i < B::packs; ++i) {
+#pragma unroll
+      for (int j = 0; j < B::pack; ++j) recent[i].item[j] = scratch.sums[team.column(i) + j];
+    }
+  }
+};
+
+template <class B>
+struct ParamSums {
+  using C = typename B::compute_t;
+  using Weight = ColumnSums<B, B::dweight>;
+  using Bias = ColumnSums<B, B::dbias>;
+  struct Scratch {
+    typename Weight::Scratch dweight;
+    typename Bias::Scratch dbias;
+  };
+
+  Weight dweight;
+  Bias dbias;
+  Scratch& scratch;
+  int recent_rows = 0;
+
+  __device__ ParamSums(const Team<B>& team, C* dweight_sums, C* dbias_sums, index_t width, Scratch& scratch)
+      : dweight(dweight_sums, width), dbias(dbias_sums, width), scratch(scratch) {
+    if constexpr (B::dweight) dweight.start(team);
+    if constexpr (B::dbias) dbias.start(team);
+  }
+
+  __device__ void end_row(const Team<B>& team) {
+    if (++recent_rows == 16) flush(team);
+  }
+
+  __device__ void finish(const Team<B>& team) {
+    if (recent_rows > 0) flush(team);
+  }
+
+ private:
+  __device__ void flush(const Team<B>& team) {
+    if constexpr (B::dweight) dweight.flush(team, scratch.dweight);
+    if constexpr (B::dbias) dbias.flush(team, scratch.dbias);
+    recent_rows = 0;
+  }
+};

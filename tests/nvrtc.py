@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""NVRTC without a GPU: compile a build for any architecture and read what ptxas says of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from cunorm import _cuda
+from cunorm._sources import source_text
+
+if TYPE_CHECKING:
+    from cunorm._plan import Build
+
+# What CuPy 13 and 14 add to the options of a RawKernel, beside the architecture.
+CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
+
+
+class ResourceUsage(NamedTuple):
+    """What one kernel takes: registers of a thread, the rest in bytes."""
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+    stack: int
+
+
+def compile_cubin(build: Build, architecture: str) -> tuple[bytes, str]:
+    """Compile a build with the launcher's own options for "90" and the like; the cubin, the log."""
+    from cupy.cuda import nvrtc
+
+    options = (
+        *_cuda.compile_options(build),
+        *CUPY_OPTIONS,
+        f"--gpu-architecture=sm_{architecture}",
+        "--ptxas-options=-v",
+    )
+    program = nvrtc.createProgram(source_text(build.kernel), f"{build.kernel}.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, options)
+        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError:
+        log = nvrtc.getProgramLog(program)
+        raise RuntimeError(_cuda.compile_error_text(build, options, log)) from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def resource_usage(log: str) -> ResourceUsage:
+    """Read ptxas's account of the one kernel that a log is of."""
+
+    def number(pattern: str, default: int | None = None) -> int:
+        found: list[str] = re.findall(rf"(\d+) {pattern}", log)
+        if default is not None and not found:
+            return default
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} times '{pattern}', expected once, in:\n{log}")
+        return int(found[0])
+
+    return ResourceUsage(
+        registers=number("registers"),
+        spill_stores=number("bytes spill stores"),
+        spill_loads=number("bytes spill loads"),
+        shared=number("bytes smem", default=0),
+        stack=number("bytes stack frame"),
+    )
