@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""cunorm: fast normalization kernels, forward and backward, for every array framework."""
+"""cunorm: fast normalization kernels, forward and backward, for every array framework.
+
+`normalize` says what the operators have in common: rows, dtypes, rounding, strides and errors.
+
+Subnormal numbers of float32 (so of bfloat16 too) count as zero in arithmetic on CUDA, as CuPy
+compiles all kernels with flush-to-zero. On a CPU they are kept, and the floating-point mode of the
+caller is never changed.
+"""
 
 from cunorm import reference
 from cunorm._cpu import set_num_threads

@@ -244,7 +244,7 @@ def _has_compiler() -> bool:
         "cunorm found no C++ compiler, so CPU arrays are normalised by the slow NumPy reference: "
         "install g++ or clang++, or point CXX at one",
         RuntimeWarning,
-        stacklevel=5,
+        stacklevel=6,  # the caller of the public function
     )
     return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -133,7 +133,10 @@ def scale(function: str, c: object, width: int) -> float:
 def _number(function: str, argument: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{function}: {argument} is {value!r}, expected a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond the largest float64
+        return math.inf
 
 
 def flag(function: str, argument: str, value: object) -> bool:
@@ -145,9 +148,11 @@ def flag(function: str, argument: str, value: object) -> bool:
 
 def names(function: str, argument: str, given: Any, allowed: Sequence[str]) -> frozenset[str]:
     """Return a set of names, all of them among the allowed ones."""
-    if isinstance(given, str) or not all(name in allowed for name in given):
-        expected = ", ".join(map(repr, allowed))
-        raise ValueError(f"{function}: {argument} is {given!r}, expected a tuple of {expected}")
+    expected = f"expected a tuple of {', '.join(map(repr, allowed))}"
+    if not isinstance(given, Collection) or isinstance(given, str):
+        raise TypeError(f"{function}: {argument} is {given!r}, {expected}")
+    if not all(name in allowed for name in given):
+        raise ValueError(f"{function}: {argument} is {given!r}, {expected}")
     return frozenset(given)
 
 

@@ -59,10 +59,13 @@ def refuse(function: str, argument: str, array: Any, reason: str) -> None:
         raise ValueError(f"{function}: {argument} is given, expected None: {reason}")
 
 
-def check_overlap(function: str, outputs: list[Named], inputs: list[Named]) -> None:
+def check_overlap(
+    function: str, outputs: list[Named], inputs: list[Named], in_place: tuple[str, ...]
+) -> None:
     """Check that no output shares memory with another operand.
 
-    It may be an input, exactly: every element is read by the thread that writes it, before.
+    Those named in `in_place` may be an input, exactly: nobody reads an element after the thread
+    that writes it.
     """
     for number, (argument, output) in enumerate(outputs):
         if output is None:
@@ -70,11 +73,13 @@ def check_overlap(function: str, outputs: list[Named], inputs: list[Named]) -> N
         for other_argument, other in (*outputs[:number], *inputs):
             if other is None or not _share_memory(output, other):
                 continue
-            if (other_argument, other) in inputs and _same_place(output, other):
+            may_be_input = argument in in_place
+            if may_be_input and (other_argument, other) in inputs and _same_place(output, other):
                 continue
+            also = " (or exactly the memory, shape, strides and dtype of an input)"
             raise ValueError(
-                f"{function}: {argument} overlaps {other_argument}, expected memory of its own "
-                "(or exactly the memory, shape, strides and dtype of an input)"
+                f"{function}: {argument} overlaps {other_argument}, expected memory of its own"
+                f"{also if may_be_input else ''}"
             )
 
 

@@ -55,8 +55,8 @@ class NormGrads(NamedTuple):
         Gradient of the branch x, of x's shape.
     dweight, dbias : array or None
         Gradients of the parameters, of the row's shape.
-    dgate : array or None
-        Gradient of the gate, of x's shape.
+    dgate : None
+        Kept for the gradient of a gate, which no operator has yet.
     dresidual : array or None
         Gradient of the residual stream: the same as dx, in the stream's dtype.
     """

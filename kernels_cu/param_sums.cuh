@@ -107,6 +107,7 @@ struct ColumnSums {
  private:
   template <class F>
   __device__ void for_each_column(const Team<B>& team, F f) {
+#pragma unroll 2
     for (index_t column = team.column(0); column < width; column += Team<B>::threads * B::pack) f(column);
   }
 

@@ -38,6 +38,14 @@ struct Team {
 
   __device__ int index() const { return threadIdx.x / threads; }
   __device__ int thread() const { return threadIdx.x % threads; }
+  // A block of one team takes rows that there are; of several teams, the last may find none left.
+  static __device__ bool has_row(index_t row, index_t rows) {
+    if constexpr (per_block == 1)
+      return true;
+    else
+      return inside(row, rows);
+  }
+
   __device__ index_t column(index_t pack) const { return (pack * threads + thread()) * B::pack; }
 
   // Every thread of the team gets the sums over the team.
@@ -93,6 +101,7 @@ struct RowPacks {
 #pragma unroll
       for (int i = 0; i < B::packs; ++i) use(i, team.column(i), kept[i]);
     } else {
+#pragma unroll 2
       for (index_t column = team.column(0); column < width; column += Team<B>::threads * B::pack)
         use(0, column, reload(column));
     }

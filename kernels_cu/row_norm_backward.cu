@@ -64,7 +64,7 @@ __device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>&
   using dx_t = typename B::dx_t;
   using dresidual_t = typename B::dresidual_t;
   const index_t width = B::width > 0 ? B::width : arguments.width;
-  const bool has_row = inside(row, arguments.rows);
+  const bool has_row = team.has_row(row, arguments.rows);
   const index_t end = has_row ? width : 0;
   const auto* dy_row = arguments.dy.at(row);
   const auto* x_row = arguments.x.at(row);
@@ -143,7 +143,7 @@ __device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>&
   });
 }
 
-extern "C" __global__ void __launch_bounds__(Build::threads) row_norm_backward(const Arguments<Build> arguments) {
+extern "C" __global__ void __launch_bounds__(Build::threads, 1) row_norm_backward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   __shared__ ParamSums<Build>::Scratch param_scratch;
   Team<Build> team(scratch);

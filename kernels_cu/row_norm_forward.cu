@@ -48,7 +48,8 @@ __device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& tea
   using stream_t = first_present<typename B::new_residual_t, typename B::x_t>;
   using StreamPack = LoadedPack<B, stream_t>;
   const index_t width = B::width > 0 ? B::width : arguments.width;
-  const index_t end = inside(row, arguments.rows) ? width : 0;
+  const bool has_row = team.has_row(row, arguments.rows);
+  const index_t end = has_row ? width : 0;
   const auto* x_row = arguments.x.at(row);
   const auto* residual_row = arguments.residual.at(row);
   auto* new_residual_row = arguments.new_residual.at(row);
@@ -99,13 +100,13 @@ __device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& tea
     y.store();
   });
 
-  if (team.thread() == 0 && inside(row, arguments.rows)) {
+  if (team.thread() == 0 && has_row) {
     if (arguments.mean != nullptr) global_store(arguments.mean + row, moments.shift + moments.correction);
     if (arguments.rstd != nullptr) global_store(arguments.rstd + row, rstd);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Build::threads) row_norm_forward(const Arguments<Build> arguments) {
+extern "C" __global__ void __launch_bounds__(Build::threads, 1) row_norm_forward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   Team<Build> team(scratch);
   const RowGroups groups = row_groups_of_block<Build>(arguments.rows);

@@ -54,7 +54,8 @@ def backward(norm: NormBackward, arrays: dict[str, Any], out: dict[str, Any]) ->
     named_inputs = list(zip(_Inputs._fields[1:], inputs[1:], strict=True))
     named_outputs = [(f"out.{name}", operand) for name, operand in given.items()]
     _checks.same_device(function, inputs.x, (*named_inputs, *named_outputs))
-    _outputs.check_overlap(function, named_outputs, named_inputs)
+    in_place = tuple(argument for argument, _ in named_outputs)
+    _outputs.check_overlap(function, named_outputs, named_inputs, in_place)
 
     results = _allocated(inputs, given, needs, x_dtype)
     rstd = contiguous(inputs.rstd)

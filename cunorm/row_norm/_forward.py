@@ -63,7 +63,8 @@ def forward(
     named_inputs = list(zip(_Inputs._fields[1:], inputs[1:], strict=True))
     named_outputs = [(f"out.{name}", operand) for name, operand in given.items()]
     _checks.same_device(function, inputs.x, (*named_inputs, *named_outputs))
-    _outputs.check_overlap(function, named_outputs, named_inputs)
+    in_place = _in_place(inputs, options, dtypes)
+    _outputs.check_overlap(function, named_outputs, named_inputs, in_place)
 
     results = _allocated(inputs, given, dtypes, options.saves, center)
     if where.rows:
@@ -84,7 +85,7 @@ def forward(
         )
         run_forward(call)
     exported = {name: export(operand) for name, operand in results.items()}
-    if exported["residual"] is None and (options.streams or dtypes.stream is not None):
+    if exported["residual"] is None and _has_stream(options, dtypes):
         exported["residual"] = x
     return NormForward(**exported)
 
@@ -144,6 +145,22 @@ def _dtypes(
     for name in ("mean", "rstd"):
         _checks.statistic(function, f"out.{name}", given[name], inputs.where, compute)
     return _Dtypes(compute, given["y"].dtype if given["y"] else asked_y or x, stream)
+
+
+def _has_stream(options: Options, dtypes: _Dtypes) -> bool:
+    """Whether a residual stream is returned; where nothing had to be written, it is x itself."""
+    return options.streams or dtypes.stream is not None
+
+
+def _in_place(inputs: _Inputs, options: Options, dtypes: _Dtypes) -> tuple[str, ...]:
+    """Return the results that may be written over an input.
+
+    Not the statistics, as later rows still read weight and bias. Not y, where x itself is returned
+    as the residual stream.
+    """
+    if inputs.residual is None and _has_stream(options, dtypes):
+        return ("out.residual",)
+    return ("out.y", "out.residual")
 
 
 def _asked(function: str, argument: str, dtype: Any) -> DType | None:

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: MIT
+"""Runs the row-norm kernels as a GPU would: its plan, its arguments, arrays in guarded memory.
+
+run = emulate_forward(x, weight, center=True, plan=Plan(grid=2, order="reverse"))
+run.result.y, run.moved["row_norm_forward"].bytes["x"]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from cunorm import _plan
+from cunorm._backend import Backward, Forward, sum_rows
+from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64, DType, numpy_dtype
+from cunorm._plan import Build, Launch, Team
+from cunorm._sources import source_text
+from cunorm.results import NormForward, NormGrads
+
+from .build import INCLUDE
+from .emulator import EmulationResult, Order, compile_emulated
+from .memory import Memory, geometry
+
+H200_SM_COUNT = 132
+SM_75_SM_COUNT = 40  # a T4's
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call's arrays lie in memory, and how its kernels are launched.
+
+    Attributes
+    ----------
+    at, offset
+        Where arrays lie, see `Memory`.
+    order, seed
+        In which order blocks, warps and lanes run.
+    sm_count : int
+        Multiprocessors of the GPU.
+    grid : int or None
+        Blocks of the row norm, in place of the GPU's own number of them.
+    team : Team or None
+        How threads share the rows, in place of the GPU's own way.
+    sources : mapping of str to str
+        The texts of kernels, in place of the real ones.
+    """
+
+    at: Literal["end", "start"] = "end"
+    offset: int | None = None
+    order: Order = "forward"
+    seed: int = 0
+    sm_count: int = H200_SM_COUNT
+    grid: int | None = None
+    team: Team | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def adapted(self, launch: Launch, call: Forward | Backward) -> Launch:
+        """Return the launch with what is to be different."""
+        build, grid, block = launch.build, launch.grid, launch.block
+        where, team = call.where, self.team
+        if team is not None:
+            macros = call.types().macros()
+            macros += team.macros(where.width, min(call.access(), team.pack))
+            build = Build(build.kernel, macros)
+            grid, block = -(-where.rows // team.rows_per_block), team.threads
+        return Launch(build, self.grid or grid, block)
+
+
+class Emulated(NamedTuple):
+    """What a call returned, what each of its kernels moved, and how the row norm was launched."""
+
+    result: NormForward | NormGrads
+    moved: dict[str, EmulationResult]
+    launch: Launch
+
+
+def emulated_source(kernel: str) -> str:
+    """Return the text of a kernel with every access to global memory checked and counted."""
+    return source_text(kernel, (INCLUDE,))
+
+
+def team_of(launch: Launch) -> Team:
+    """Return how threads share the rows in a launch of a row norm."""
+    macros = dict(launch.build.macros)
+    return Team(*(int(macros[name.upper()]) for name in Team._fields))
+
+
+def family(launch: Launch) -> str:
+    """Return what kind of team that is."""
+    team = team_of(launch)
+    if team.packs == 0:
+        return "streamed"
+    return "warp teams" if team.threads_per_row <= 32 else "block team"
+
+
+def compute_type(*dtypes: str | None) -> DType:
+    """Return the type of statistics and sums where x and the residual stream have these types."""
+    return FLOAT64 if "float64" in dtypes else FLOAT32
+
+
+def emulate_forward(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    residual: Array | None = None,
+    residual_dtype: str | None = None,
+    dtype: str | None = None,
+    c: float | None = None,
+    center: bool = False,
+    eps: float = 1e-6,
+    saves: bool = True,
+    out: Mapping[str, Array] | None = None,
+    plan: Plan = Plan(),
+) -> Emulated:
+    """Run row_norm_forward; it saves mean and rstd, or not.
+
+    `out` gives y and new_residual the strides of the arrays in it; an input itself is in place.
+    """
+    stream = residual_dtype if residual is None else str(residual.dtype)
+    compute = compute_type(str(x.dtype), stream)
+    statistic = np.empty(x.shape[:-1], numpy_dtype(compute))
+    outputs = {"y": _like(x, dtype)}
+    if stream is not None:
+        outputs["new_residual"] = _like(x, stream)
+    if saves:
+        outputs |= {"rstd": statistic} | ({"mean": statistic} if center else {})
+    outputs |= out or {}
+    memory = Memory(plan.at, plan.offset)
+    inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+    memory.place_inputs(inputs, outputs)
+    memory.place_outputs(outputs, inputs)
+
+    call = Forward(
+        where=geometry(x),
+        **{name: memory.rows(name) for name in ("x", "residual", "y", "new_residual")},
+        **{name: memory.operand(name) for name in ("weight", "bias", "mean", "rstd")},
+        compute=compute,
+        center=center,
+        k=_scale(c, x),
+        eps=eps,
+    )
+    where = call.where
+    planned = _plan.cuda_forward(call.types(), where.rows, where.width, call.access())
+    launch = plan.adapted(planned, call)
+    moved = _launch(plan, memory, launch, call.arguments(), {*inputs, *outputs})
+    names = ("y", "new_residual", "mean", "rstd")
+    return Emulated(NormForward(*map(memory.array, names)), moved, launch)
+
+
+def emulate_backward(
+    dy: Array,
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    rstd: Array,
+    mean: Array | None = None,
+    d_residual: Array | None = None,
+    c: float | None = None,
+    center: bool = False,
+    x_dtype: str | None = None,
+    needs: tuple[str, ...] = ("x", "weight", "bias"),
+    out: Mapping[str, Array] | None = None,
+    plan: Plan = Plan(),
+) -> Emulated:
+    """Run row_norm_backward, and param_grad where a parameter's gradient is asked for.
+
+    `out` gives dx and dresidual the strides of the arrays in it; an input itself is in place.
+    Where dresidual alone is in it, it is the one that is written.
+    """
+    outputs = _gradients(x, x_dtype, weight, bias, needs, out or {})
+    memory = Memory(plan.at, plan.offset)
+    inputs = {"dy": dy, "x": x, "d_residual": d_residual if "x" in needs else None}
+    inputs |= {"weight": weight, "mean": mean if center else None, "rstd": rstd}
+    memory.place_inputs(inputs, outputs)
+    memory.place_outputs(outputs, inputs)
+
+    rows = ("dy", "x", "d_residual", "dx", "dresidual")
+    others = ("weight", "mean", "rstd", "dweight", "dbias")
+    call = Backward(
+        where=geometry(x),
+        **{name: memory.rows(name) for name in rows},
+        **{name: memory.operand(name) for name in others},
+        compute=compute_type(str(x.dtype), x_dtype),
+        center=center,
+        k=_scale(c, x),
+    )
+    launch, moved = _run_backward(plan, memory, call)
+    names = ("dx", "dweight", "dbias", "dgate", "dresidual")
+    return Emulated(NormGrads(*map(memory.array, names)), moved, launch)
+
+
+def _gradients(
+    x: Array,
+    x_dtype: str | None,
+    weight: Array | None,
+    bias: Array | None,
+    needs: tuple[str, ...],
+    out: Mapping[str, Array],
+) -> dict[str, Array]:
+    """Return the layouts of the results that are wanted."""
+    results = dict(out)
+    if "x" in needs and "dresidual" not in out:
+        results.setdefault("dx", _like(x, x_dtype))
+    if "x" in needs and x_dtype not in (None, str(x.dtype)):
+        results.setdefault("dx", _like(x, x_dtype))
+        results.setdefault("dresidual", _like(x, None))
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if name in needs and parameter is not None:
+            results[f"d{name}"] = parameter
+    return results
+
+
+def _run_backward(
+    plan: Plan, memory: Memory, call: Backward
+) -> tuple[Launch, dict[str, EmulationResult]]:
+    """Launch both kernels, with partial sums of their own between them."""
+    where = call.where
+    planned = _plan.cuda_backward(
+        call.types(), where.rows, where.width, call.access(), plan.sm_count
+    )
+    launch = plan.adapted(planned, call)
+    parameters = (call.dweight is not None) + (call.dbias is not None)
+    if parameters:
+        count = parameters * sum_rows(launch) * where.width
+        memory.place_sums(count, numpy_dtype(call.compute))
+        call.sums = memory.operand("sums")
+    results = {"dweight", "dbias"}
+    used = set(memory.arrays) - results
+    moved = _launch(plan, memory, launch, call.arguments(launch), used)
+    if parameters:
+        param_launch = _plan.cuda_param_grad(call.param_types(), where.width)
+        arguments = call.param_arguments(launch)
+        moved |= _launch(plan, memory, param_launch, arguments, {"sums", *results})
+    return launch, moved
+
+
+def _launch(
+    plan: Plan, memory: Memory, launch: Launch, arguments: bytes, names: set[str]
+) -> dict[str, EmulationResult]:
+    name, macros = launch.build.kernel, launch.build.macros
+    kernel = compile_emulated(plan.sources.get(name) or emulated_source(name), name, macros)
+    moved = kernel.run(
+        launch.grid,
+        launch.block,
+        arguments,
+        order=plan.order,
+        seed=plan.seed,
+        ranges=memory.ranges(names),
+    )
+    return {name: moved}
+
+
+def _scale(c: float | None, x: Array) -> float:
+    return 1.0 if c is None else c / math.sqrt(x.shape[-1])
+
+
+def _like(x: Array, dtype: str | None) -> Array:
+    return np.empty(x.shape, x.dtype if dtype is None else numpy_dtype(DTYPES[dtype]))

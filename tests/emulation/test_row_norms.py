@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""The row norms' kernels give right answers when they are run as a GPU would run them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bounds import check_backward, check_forward
+from covers import label, pairwise
+
+from cunorm._dtypes import FLOAT32
+from cunorm._plan import BackwardTypes, cuda_backward
+
+from .covered import BACKWARD, FORWARD, check_backward_case, check_forward_case
+from .emulator import unavailable
+from .kernels import (
+    H200_SM_COUNT,
+    SM_75_SM_COUNT,
+    Plan,
+    emulate_backward,
+    emulate_forward,
+    family,
+    team_of,
+)
+from .operands import EPS, FAMILIES, WIDTHS, Operands, statistics
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+
+@pytest.mark.parametrize("case", pairwise(FORWARD), ids=label)
+def test_forward_is_right_for_every_pair_of_choices(case):
+    check_forward_case(case)
+
+
+@pytest.mark.parametrize("case", pairwise(BACKWARD), ids=label)
+def test_backward_is_right_for_every_pair_of_choices(case):
+    check_backward_case(case)
+
+
+def run_backward(make, dtype, *, center=True, plan=Plan()):
+    """Run a backward with every operand of one dtype, and hold it to the oracle."""
+    dy, x, d_residual = make.rows(dtype, far=False), make.rows(dtype), make.rows(dtype, far=False)
+    operands = (dy, x, make.param(dtype), make.param(dtype))
+    options = {"d_residual": d_residual, "center": center}
+    saved = statistics(x, center=center)
+    ran = emulate_backward(*operands, **options, **saved, plan=plan)
+    check_backward(ran.result, *operands, **options, eps=EPS)
+    return ran
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_families_are_what_their_names_say(dtype, kind):
+    width, team = FAMILIES[kind]
+    make, plan = Operands((1, 1, 1, width)), Plan(team=team)
+    assert family(emulate_forward(make.rows(dtype), plan=plan).launch) == kind
+    assert family(run_backward(make, dtype, plan=plan).launch) == kind
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_mean_10000_and_deviation_1_are_right(dtype, width):
+    make = Operands((1, 1, 5, width), far=True)
+    x, weight, bias = make.rows(dtype), make.param(dtype), make.param(dtype)
+    result = emulate_forward(x, weight, bias, center=True, eps=EPS).result
+    check_forward(result, x, weight, bias, center=True, eps=EPS)
+    run_backward(make, dtype)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_a_constant_row_under_center_gives_exactly_bias(dtype, width):
+    make = Operands((1, 1, 7, width))
+    x, weight, bias = make.rows(dtype), make.param(dtype), make.param(dtype)
+    x[...] = np.array([0.0, 1.0, -0.1, 1e4 / 3, 3.3e-5, 6e4, -7e-3])[:, None]
+    y = emulate_forward(x, weight, bias, center=True, eps=EPS).result.y
+    np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_is_not_finite_stays_in_its_row(kind, center):
+    width, team = FAMILIES[kind]
+    make = Operands((1, 1, 24, width))
+    dy, x = make.rows("float32"), make.rows("float32")
+    poisoned = (3, 8, 23)
+    for row, value in zip(poisoned, (np.nan, np.inf, -np.inf), strict=True):
+        x[0, 0, row, 5 * row % width] = value
+    clean = np.delete(np.arange(24), poisoned)
+    options = {"center": center, "plan": Plan(grid=2, team=team)}
+    forward = emulate_forward(x, eps=EPS, **options).result
+    saved = {"mean": forward.mean, "rstd": forward.rstd}
+    backward = emulate_backward(dy, x, **saved, **options).result
+    clean_x, clean_dy = x[:, :, clean], dy[:, :, clean]
+    check_forward(
+        forward._replace(
+            **{n: v[:, :, clean] for n, v in forward._asdict().items() if v is not None}
+        ),
+        clean_x,
+        None,
+        None,
+        center=center,
+        eps=EPS,
+    )
+    assert not np.isfinite(forward.y[0, 0, poisoned]).all(axis=-1).any()
+    assert not np.isfinite(backward.dx[0, 0, poisoned]).any()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 31, 32, 33, 50])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_parameter_gradients_are_right_for_any_number_of_rows_of_a_block(kind, rows):
+    width, team = FAMILIES[kind]
+    team = team or team_of(run_backward(Operands((1, 1, 1, width)), "bfloat16").launch)
+    teams = team.rows_per_block
+    make = Operands((1, 1, rows * teams - teams // 2, width))
+    run_backward(make, "bfloat16", plan=Plan(team=team, grid=1))
+
+
+@pytest.mark.parametrize("sm_count", [H200_SM_COUNT, SM_75_SM_COUNT])
+@pytest.mark.parametrize("width", [33, 1000, 5003])
+def test_backward_is_right_where_there_are_more_rows_than_teams(width, sm_count):
+    types = BackwardTypes(*(FLOAT32,) * 3, None, FLOAT32, None, FLOAT32, True, True, True)
+    largest = cuda_backward(types, 2**40, width, 1, sm_count)
+    teams = largest.grid * team_of(largest).rows_per_block
+    make = Operands((1, 1, teams + teams // 5, width))
+    launch = run_backward(make, "float32", plan=Plan(sm_count=sm_count)).launch
+    assert launch.grid == largest.grid

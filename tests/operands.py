@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Operands for the tests of the row norms: the same numbers at each run, in any storage dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+DTYPES = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+WIDTHS = (1, 2, 31, 33, 127, 128, 1000, 4096, 5003, 16384, 65536)
+
+
+class Norm(NamedTuple):
+    """A named norm: the parameters it takes, and what it is as a case of `normalize`."""
+
+    parameters: tuple[str, ...]
+    eps: float  # its default
+    center: bool = False
+    c: float | None = None
+    options: tuple[str, ...] = ()  # what of these its functions are told
+    has_residual: bool = True
+
+    def meaning(self, width: int) -> dict[str, Any]:
+        """Return what to tell the oracle: l2_norm adds its eps to the sum of squares."""
+        eps = self.eps if self.has_residual else self.eps / width
+        return {"c": self.c, "center": self.center, "eps": eps}
+
+    def asked(self) -> dict[str, Any]:
+        """Return what to tell the function, which knows the rest from its name."""
+        return {name: getattr(self, name) for name in self.options}
+
+
+NORMS = {
+    "normalize": Norm(("weight", "bias"), 1e-6, True, 3.0, ("c", "center")),
+    "rms_norm": Norm(("weight",), 1e-6),
+    "layer_norm": Norm(("weight", "bias"), 1e-5, True),
+    "l2_norm": Norm((), 1e-12, c=1.0, has_residual=False),
+}
+
+
+def row_count(width: int) -> int:
+    """Return enough rows to matter to sums over them, and few enough to be quick."""
+    return max(3, min(41, 80_000 // width))
+
+
+def draw(
+    name: str,
+    shape: tuple[int, ...] | int,
+    dtype: str,
+    *,
+    mean: float = 0.0,
+    deviation: float = 1.0,
+) -> Array:
+    """Draw normal numbers; the name of an operand, its shape and its dtype decide on them."""
+    rng = np.random.default_rng(crc32(f"{name} {shape} {dtype}".encode()))
+    return (mean + deviation * rng.standard_normal(shape)).astype(DTYPES[dtype])
+
+
+def optional(name: str, shape: tuple[int, ...] | int, dtype: str | None) -> Array | None:
+    """Draw an operand that is absent where its dtype is None; a weight is about 1."""
+    if dtype is None:
+        return None
+    return draw(name, shape, dtype, mean=float(name == "weight"), deviation=0.5)
+
+
+def parameters(norm: Norm, shape: tuple[int, ...] | int, dtype: str) -> dict[str, Array]:
+    """Draw what the norm takes of weight and bias."""
+    drawn = {name: optional(name, shape, dtype) for name in norm.parameters}
+    return {name: array for name, array in drawn.items() if array is not None}
+
+
+def weight_and_bias(given: dict[str, Array]) -> tuple[Array | None, Array | None]:
+    """Return the parameters as the checks of bounds.py take them."""
+    return given.get("weight"), given.get("bias")
+
+
+def saved(norm: Norm, forward: Any) -> dict[str, Any]:
+    """Return what the backward takes of a forward's result."""
+    return {"rstd": forward.rstd} | ({"mean": forward.mean} if norm.center else {})
+
+
+def bits(array: Any) -> Array:
+    """Return an array's memory as integers, to compare to the bit."""
+    array = np.ascontiguousarray(array)
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def assert_same_bits(actual: Any, expected: Any, what: str = "result") -> None:
+    assert actual.dtype == expected.dtype, f"{what} is {actual.dtype}, expected {expected.dtype}"
+    assert actual.shape == expected.shape, f"{what} is {actual.shape}, expected {expected.shape}"
+    different = np.count_nonzero(bits(actual) != bits(expected))
+    assert not different, f"{what}: {different} of {math.prod(actual.shape)} elements differ"
+
+
+@contextmanager
+def at(*place: Any) -> Iterator[None]:
+    """Say where an assertion failed: for loops over many cases in one test."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{', '.join(map(str, place))}: {error}") from error
