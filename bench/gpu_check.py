@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from bench.gpu_cases import OPERATORS, TOLERANCE, check
+from bench.cases import OPERATORS, TOLERANCE, check
 
 # An odd tail, rows in registers, rows that are streamed.
 POINTS = (

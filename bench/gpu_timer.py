@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu_cases import DTYPES, Operands, Operator, bytes_moved, host_operands
+from bench.cases import DTYPES, Operands, Operator, bytes_moved, host_operands
 
 DRAWN_ELEMENTS = 1 << 20  # a power of two, as the shapes' axes are
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far

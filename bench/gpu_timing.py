@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import cunorm
-from bench.gpu_cases import (
+from bench.cases import (
     OPERATORS,
     TOLERANCE,
     Operands,

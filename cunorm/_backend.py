@@ -181,7 +181,7 @@ def run_forward(call: Forward) -> None:
             with joined(x.framework, call.operands(), x.device) as stream:
                 _cuda.launch(launch, call.arguments(), x.device, stream)
     elif _has_compiler():
-        launch = _plan.cpu_forward(call.types(), call.where.rows)
+        launch = _plan.cpu_forward(call.types(), call.where.rows, call.where.width)
         work = call.where.rows * call.where.width
         _cpu.launch(launch.build, launch.grid, call.arguments(), work)
     else:
@@ -217,7 +217,7 @@ def _backward_on_gpu(call: Backward) -> None:
 
 def _backward_on_cpu(call: Backward) -> None:
     where = call.where
-    launch = _plan.cpu_backward(call.types(), max(where.rows, 1))
+    launch = _plan.cpu_backward(call.types(), max(where.rows, 1), where.width)
     _allocate_sums(call, launch)
     if where.rows:
         work = where.rows * where.width

@@ -43,8 +43,8 @@ __device__ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// A pack to be written: write() its items, then store() it.
-template <class B, class T>
+// A pack to be written: write() its items, then store() it. read_again: the kernel will soon load it.
+template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<T, B::pack> value;
   T* row;
@@ -68,7 +68,7 @@ struct OutputPack {
   }
 };
 template <class B>
-struct OutputPack<B, absent> {
+struct OutputPack<B, absent, false> {
   __device__ OutputPack(absent*, index_t, index_t) {}
   __device__ void store() const {}
 };
@@ -95,8 +95,8 @@ template <class B, class T>
 __device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemIndex at) {
   return convert<Item<B>>(pack.item[at.index]);
 }
-template <class B, class T>
-__device__ inline void write(OutputPack<B, T>& pack, ItemIndex at, Item<B> v) {
+template <class B, class T, bool read_again>
+__device__ inline void write(OutputPack<B, T, read_again>& pack, ItemIndex at, Item<B> v) {
   pack.value.item[at.index] = convert<T>(v);
 }
 

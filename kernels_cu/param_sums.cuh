@@ -12,7 +12,7 @@ template <class B>
 struct OpenSums {
   using C = typename B::compute_t;
   LoadedPack<B, C> old;
-  OutputPack<B, C> sums;
+  OutputPack<B, C, true> sums;
 
   __device__ OpenSums(C* row, index_t column, index_t width)
       : old(load_pack<B>(row, column, width)), sums(row, column, width) {}
@@ -112,7 +112,7 @@ struct ColumnSums {
   }
 
   __device__ void clear_recent(index_t column) {
-    OutputPack<B, C> output(recent_row, column, width);
+    OutputPack<B, C, true> output(recent_row, column, width);
     for_each_item<B>(column, width, [&](auto at) { write(output, at, Item<B>{}); });
     output.store();
   }
@@ -120,7 +120,7 @@ struct ColumnSums {
   template <class P>
   __device__ void add_to_sums(index_t column, const P& v) {
     if (first_flush) {
-      OutputPack<B, C> output(sums, column, width);
+      OutputPack<B, C, true> output(sums, column, width);
       for_each_item<B>(column, width, [&](auto at) { write(output, at, read<B>(v, at)); });
       output.store();
     } else {

@@ -79,31 +79,44 @@ __device__ inline RowGroups row_groups_of_block(index_t rows) {
 // A row as one thread sees it: pack by pack, from registers or from memory again.
 template <class B, class Kept>
 struct RowPacks {
-  Kept kept[B::packs > 0 ? B::packs : 1];
+  static constexpr int kept_packs = B::packs > 0 ? B::packs : 1;
+  Kept kept[kept_packs];
 
-  // use(i, column, load(column)) for each of the thread's packs; all loads are issued before the first use.
+  // Loads the packs that are kept, or only the first of a streamed row.
+  template <class Load>
+  __device__ void start(const Team<B>& team, Load load) {
+#pragma unroll
+    for (int i = 0; i < kept_packs; ++i) kept[i] = load(team.column(i));
+  }
+
+  // use(i, column, pack) for each pack that start() loaded.
+  template <class Use>
+  __device__ void for_each_kept(const Team<B>& team, Use use) const {
+#pragma unroll
+    for (int i = 0; i < kept_packs; ++i) use(i, team.column(i), kept[i]);
+  }
+
+  // use(i, column, pack) for each pack of the row, where start() has loaded its first.
   template <class Load, class Use>
-  __device__ void first_pass(const Team<B>& team, index_t width, Load load, Use use) {
-    if constexpr (B::packs > 0) {
-#pragma unroll
-      for (int i = 0; i < B::packs; ++i) kept[i] = load(team.column(i));
-#pragma unroll
-      for (int i = 0; i < B::packs; ++i) use(i, team.column(i), kept[i]);
-    } else {
-      next_pass(team, width, load, use);
-    }
+  __device__ void first_pass(const Team<B>& team, index_t width, Load load, Use use) const {
+    for_each_kept(team, use);
+    if constexpr (B::packs == 0) stream(team, team.column(1), width, load, use);
   }
 
   // The same again; `reload` is called only where nothing was kept.
   template <class Load, class Use>
   __device__ void next_pass(const Team<B>& team, index_t width, Load reload, Use use) const {
-    if constexpr (B::packs > 0) {
-#pragma unroll
-      for (int i = 0; i < B::packs; ++i) use(i, team.column(i), kept[i]);
-    } else {
+    if constexpr (B::packs > 0)
+      for_each_kept(team, use);
+    else
+      stream(team, team.column(0), width, reload, use);
+  }
+
+ private:
+  template <class Load, class Use>
+  __device__ void stream(const Team<B>& team, index_t first_column, index_t width, Load load, Use use) const {
 #pragma unroll 2
-      for (index_t column = team.column(0); column < width; column += Team<B>::threads * B::pack)
-        use(0, column, reload(column));
-    }
+    for (index_t column = first_column; column < width; column += Team<B>::threads * B::pack)
+      use(0, column, load(column));
   }
 };

@@ -87,8 +87,9 @@ __device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>&
   };
 
   RowPacks<B, RowInputs<B>> packs;
+  if constexpr (B::packs > 0) packs.start(team, load);
   LaneSum<B> sum_x, sum_dr, sum_x_dr;  // of x - mean and of dr / k
-  packs.first_pass(team, end, load, [&](int, index_t column, const RowInputs<B>& kept) {
+  packs.next_pass(team, end, load, [&](int, index_t column, const RowInputs<B>& kept) {
     const auto weight = load_pack<B>(arguments.weight, column, end);
     for_each_item<B>(column, end, [&](auto at) {
       const auto x = clear_outside<B>(read<B>(kept.x, at) - mean, at);
@@ -112,10 +113,10 @@ __device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>&
   } else {
     sum_q_dr = team.all_reduce(sum_x_dr.value());
   }
-  const C mean_r_dr = k * (rstd * sum_q_dr) / C(width);
-  const Item<B> minus_rstd_mean_dr = Item<B>{} - rstd * mean_dr;
-  const Item<B> minus_rstd_mean_r_dr = Item<B>{} - rstd * mean_r_dr;
-  const Item<B> rstds = Item<B>{} + rstd;
+  const C k_rstd = k * rstd;
+  const Item<B> weight_factor = Item<B>{} + k_rstd;
+  const Item<B> r_factor = Item<B>{} - rstd * (rstd * sum_q_dr) / C(width);  // of k * r
+  const Item<B> offset = Item<B>{} - rstd * mean_dr;
 
   packs.next_pass(team, end, load, [&](int pack, index_t column, const RowInputs<B>& kept) {
     const auto weight = load_pack<B>(arguments.weight, column, end);
@@ -125,13 +126,11 @@ __device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>&
     OutputPack<B, dx_t> dx(dx_row, column, end);
     OutputPack<B, dresidual_t> dresidual(dresidual_row, column, end);
     for_each_item<B>(column, end, [&](auto at) {
-      const auto r = ((read<B>(kept.x, at) - mean) - correction) * rstd;
+      const auto k_r = ((read<B>(kept.x, at) - mean) - correction) * k_rstd;
       const auto dy = read<B>(kept.dy, at);
-      const auto k_dy = k * dy;
-      dweight.add_product(at, k_dy, r);
+      dweight.add_product(at, dy, k_r);
       dbias.add(at, dy);
-      auto ds = fma(r, minus_rstd_mean_r_dr, minus_rstd_mean_dr);
-      ds = fma(times_weight(k_dy, weight, at), rstds, ds);
+      auto ds = fma(times_weight(dy, weight, at), weight_factor, fma(k_r, r_factor, offset));
       if constexpr (present<typename B::d_residual_t>) ds += read<B>(d_residual, at);
       if constexpr (present<dx_t>) write(dx, at, ds);
       if constexpr (present<dresidual_t>) write(dresidual, at, ds);

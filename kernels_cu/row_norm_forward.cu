@@ -61,7 +61,7 @@ __device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& tea
       return x;
     } else {
       const auto residual = load_pack<B>(residual_row, column, end);
-      OutputPack<B, stream_t> stream(new_residual_row, column, end);
+      OutputPack<B, stream_t, true> stream(new_residual_row, column, end);
       for_each_item<B>(column, end, [&](auto at) {
         auto s = read<B>(x, at);
         if constexpr (present<typename B::residual_t>) s += read<B>(residual, at);
@@ -79,6 +79,7 @@ __device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& tea
   };
 
   RowPacks<B, StreamPack> packs;
+  packs.start(team, load);
   const Moments<C> moments = row_moments(team, packs, end, width, load, reload);
   const C rstd = C(1) / sqrt(moments.variance + C(arguments.eps));
   const C k_rstd = C(arguments.k) * rstd;

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Skips the tests marked gpu, with the reason, where there is no GPU."""
+"""Skips the tests marked gpu, with the reason, where there is no GPU; counts CPU builds."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -24,3 +28,29 @@ def why_no_gpu() -> str | None:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"needs an NVIDIA GPU: {error}"
     return None
+
+
+@pytest.fixture
+def record_builds(record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """Note which builds the test was the first in its process to load, for the summary's count."""
+    from cunorm._cpu import _compile
+
+    before = set(_compile._loaded)
+    yield
+    record_property("builds", [str(build) for build in _compile._loaded.keys() - before])
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many different builds the tests with `record_builds` compiled and ran."""
+    builds = {
+        build
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        for name, value in report.user_properties
+        if name == "builds"
+        for build in value
+    }
+    if builds:
+        kernels = Counter(build.partition(" ")[0] for build in builds)
+        counts = ", ".join(f"{count} of {kernel}" for kernel, count in sorted(kernels.items()))
+        terminalreporter.write_line(f"{len(builds)} CPU builds: {counts}")

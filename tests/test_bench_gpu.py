@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.gpu_cases import (
+from bench.cases import (
     OPERATORS,
     TOLERANCE,
     backward,

@@ -54,9 +54,7 @@ def test_forward_returns_the_same_y_and_statistics_within_their_bounds(name, dty
         assert result.residual is None
         assert result.rstd.dtype == compute
         assert (result.mean is not None) == norm.center
-        np.testing.assert_array_equal(
-            result.y, getattr(cunorm, name)(x, **given, **norm.asked())
-        )
+        np.testing.assert_array_equal(result.y, getattr(cunorm, name)(x, **given, **norm.asked()))
         with at(f"width {width}"):
             check_forward(result, x, *weight_and_bias(given), **norm.meaning(width))
 

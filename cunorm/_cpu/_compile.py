@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
@@ -28,7 +29,7 @@ _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared"
 _ERROR_LINES = 8
 
 Entry = Callable[[int, int, bytes], None]
-_compiling = Lock()
+_compiling: defaultdict[Build, Lock] = defaultdict(Lock)
 
 
 class Compiler(NamedTuple):
@@ -54,7 +55,7 @@ def library(build: Build) -> Entry:
     """Return the launcher of a build, compiled or from the cache on disk."""
     entry = _loaded.get(build)
     if entry is None:
-        with _compiling:
+        with _compiling[build]:
             entry = _loaded.get(build) or _load(build)
             _loaded[build] = entry
     return entry

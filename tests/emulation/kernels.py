@@ -73,11 +73,16 @@ class Plan:
 
 
 class Emulated(NamedTuple):
-    """What a call returned, what each of its kernels moved, and how the row norm was launched."""
+    """What a call returned, and by kernel what was launched and what it moved."""
 
     result: NormForward | NormGrads
+    launches: dict[str, Launch]
     moved: dict[str, EmulationResult]
-    launch: Launch
+
+    @property
+    def launch(self) -> Launch:
+        """Return the launch of the row norm itself."""
+        return next(iter(self.launches.values()))
 
 
 def emulated_source(kernel: str) -> str:
@@ -151,7 +156,8 @@ def emulate_forward(
     launch = plan.adapted(planned, call)
     moved = _launch(plan, memory, launch, call.arguments(), {*inputs, *outputs})
     names = ("y", "new_residual", "mean", "rstd")
-    return Emulated(NormForward(*map(memory.array, names)), moved, launch)
+    name = launch.build.kernel
+    return Emulated(NormForward(*map(memory.array, names)), {name: launch}, {name: moved})
 
 
 def emulate_backward(
@@ -192,9 +198,9 @@ def emulate_backward(
         center=center,
         k=_scale(c, x),
     )
-    launch, moved = _run_backward(plan, memory, call)
+    launches, moved = _run_backward(plan, memory, call)
     names = ("dx", "dweight", "dbias", "dgate", "dresidual")
-    return Emulated(NormGrads(*map(memory.array, names)), moved, launch)
+    return Emulated(NormGrads(*map(memory.array, names)), launches, moved)
 
 
 def _gradients(
@@ -220,7 +226,7 @@ def _gradients(
 
 def _run_backward(
     plan: Plan, memory: Memory, call: Backward
-) -> tuple[Launch, dict[str, EmulationResult]]:
+) -> tuple[dict[str, Launch], dict[str, EmulationResult]]:
     """Launch both kernels, with partial sums of their own between them."""
     where = call.where
     planned = _plan.cuda_backward(
@@ -232,22 +238,24 @@ def _run_backward(
         count = parameters * sum_rows(launch) * where.width
         memory.place_sums(count, numpy_dtype(call.compute))
         call.sums = memory.operand("sums")
-    results = {"dweight", "dbias"}
-    used = set(memory.arrays) - results
-    moved = _launch(plan, memory, launch, call.arguments(launch), used)
+    gradients = {"dweight", "dbias"}
+    used = set(memory.arrays) - gradients
+    launches = {"row_norm_backward": launch}
+    moved = {"row_norm_backward": _launch(plan, memory, launch, call.arguments(launch), used)}
     if parameters:
-        param_launch = _plan.cuda_param_grad(call.param_types(), where.width)
         arguments = call.param_arguments(launch)
-        moved |= _launch(plan, memory, param_launch, arguments, {"sums", *results})
-    return launch, moved
+        launch = _plan.cuda_param_grad(call.param_types(), where.width)
+        launches["param_grad"] = launch
+        moved["param_grad"] = _launch(plan, memory, launch, arguments, {"sums", *gradients})
+    return launches, moved
 
 
 def _launch(
     plan: Plan, memory: Memory, launch: Launch, arguments: bytes, names: set[str]
-) -> dict[str, EmulationResult]:
+) -> EmulationResult:
     name, macros = launch.build.kernel, launch.build.macros
     kernel = compile_emulated(plan.sources.get(name) or emulated_source(name), name, macros)
-    moved = kernel.run(
+    return kernel.run(
         launch.grid,
         launch.block,
         arguments,
@@ -255,7 +263,6 @@ def _launch(
         seed=plan.seed,
         ranges=memory.ranges(names),
     )
-    return {name: moved}
 
 
 def _scale(c: float | None, x: Array) -> float:

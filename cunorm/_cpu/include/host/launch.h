@@ -7,5 +7,6 @@ extern "C" void cunorm_launch(long long grid, int threads, const void* arguments
     blockIdx.x = static_cast<unsigned>(block);
     gridDim.x = static_cast<unsigned>(grid);
     KERNEL(typed);
+    simd::finish_non_temporal_stores();
   }
 }

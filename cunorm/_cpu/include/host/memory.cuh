@@ -7,6 +7,13 @@
 #include "simd.h"
 #include "vec.cuh"
 
+// Results too large for the cache go past it: a store need not first read what it overwrites.
+#ifdef NON_TEMPORAL
+inline constexpr bool non_temporal = true;
+#else
+inline constexpr bool non_temporal = false;
+#endif
+
 inline bool inside(index_t index, index_t count) { return index < count; }
 
 template <class B>
@@ -27,12 +34,7 @@ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-template <class B, class T>
-inline void prefetch_pack(const T* row, index_t column) {
-  for (int i = 0; i < B::pack; i += 64 / int(sizeof(T))) __builtin_prefetch(row + column + i);
-}
-
-template <class B, class T>
+template <class B, class T, bool read_again = false>
 struct OutputPack {
   T* start;
   OutputPack(T* row, index_t column, index_t) : start(row + column) {}
@@ -40,7 +42,7 @@ struct OutputPack {
   void store() const {}
 };
 template <class B>
-struct OutputPack<B, absent> {
+struct OutputPack<B, absent, false> {
   OutputPack(absent*, index_t, index_t) {}
   void store() const {}
 };
@@ -83,12 +85,16 @@ inline Item<B> read(const LoadedPack<B, T>& pack, CutItem at) {
   for (int i = 0; i < at.count; ++i) v[i] = convert<C>(pack.start[at.index * simd::lanes<C> + i]);
   return v;
 }
-template <class B, class T>
-inline void write(const OutputPack<B, T>& pack, WholeItem at, Item<B> v) {
-  simd::store(pack.start + at.index * simd::lanes<typename B::compute_t>, v);
+template <class B, class T, bool read_again>
+inline void write(const OutputPack<B, T, read_again>& pack, WholeItem at, Item<B> v) {
+  T* place = pack.start + at.index * simd::lanes<typename B::compute_t>;
+  if constexpr (non_temporal && !read_again)
+    simd::store_non_temporal(place, v);
+  else
+    simd::store(place, v);
 }
-template <class B, class T>
-inline void write(const OutputPack<B, T>& pack, CutItem at, Item<B> v) {
+template <class B, class T, bool read_again>
+inline void write(const OutputPack<B, T, read_again>& pack, CutItem at, Item<B> v) {
   for (int i = 0; i < at.count; ++i)
     pack.start[at.index * simd::lanes<typename B::compute_t> + i] = convert<T>(v[i]);
 }

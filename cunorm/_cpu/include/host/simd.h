@@ -6,7 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX__) || defined(__F16C__)
+#if defined(__SSE__)
 #include <immintrin.h>
 #endif
 
@@ -77,7 +77,15 @@ inline Doubles load<double>(const fp32* p) {
 }
 template <>
 inline Floats load<float>(const bf16* p) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  // One instruction: the element's bits to the upper half of each word, zeros to the lower half.
+  const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0,
+                                        3, 0, 2, 0, 1, 0, 0, 0);
+  const __m512i bits = _mm512_castsi256_si512(load_bits<__m256i>(p));
+  return (Floats)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, from, bits);
+#else
   return (Floats)(__builtin_convertvector(load_bits<HalfWords>(p), Words) << 16);
+#endif
 }
 
 // store(p, v): the vector's elements, rounded to T.
@@ -88,19 +96,18 @@ inline void store(T* p, V v) {
 inline void store(fp32* p, Floats v) { store_bits(p, v); }
 inline void store(fp64* p, Doubles v) { store_bits(p, v); }
 inline void store(fp32* p, Doubles v) { store_bits(p, __builtin_convertvector(v, FloatsOfDoubles)); }
-inline void store(bf16* p, Floats v) {
+inline HalfWords to_bf16(Floats v) {
   const Words bits = (Words)v;
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
   // The instruction takes subnormals for zeros, so it serves where there are none.
-  if (__builtin_expect(_mm512_testn_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x7f800000)) == 0, 1)) {
-    store_bits(p, _mm512_cvtneps_pbh((__m512)v));
-    return;
-  }
+  if (__builtin_expect(_mm512_testn_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x7f800000)) == 0, 1))
+    return (HalfWords)_mm512_cvtneps_pbh((__m512)v);
 #endif
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Words quiet_nan = (bits >> 16) | 0x40u;
-  store_bits(p, __builtin_convertvector(v == v ? rounded : quiet_nan, HalfWords));
+  return __builtin_convertvector(v == v ? rounded : quiet_nan, HalfWords);
 }
+inline void store(bf16* p, Floats v) { store_bits(p, to_bf16(v)); }
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 template <>
@@ -131,6 +138,33 @@ inline V fma(V a, V b, V c) {
   return a;
 }
 #endif
+
+// store() past the caches, where the machine can and the address is aligned.
+template <class T, class V>
+inline void store_non_temporal(T* p, V v) {
+  store(p, v);
+}
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+inline void store_non_temporal(fp32* p, Floats v) {
+  if (reinterpret_cast<std::uintptr_t>(p) % 64 == 0)
+    _mm512_stream_ps(p, (__m512)v);
+  else
+    store(p, v);
+}
+inline void store_non_temporal(bf16* p, Floats v) {
+  if (reinterpret_cast<std::uintptr_t>(p) % 32 == 0)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)to_bf16(v));
+  else
+    store(p, v);
+}
+#endif
+
+// Such stores are seen by other threads only after this.
+inline void finish_non_temporal_stores() {
+#if defined(__SSE__)
+  _mm_sfence();
+#endif
+}
 
 // The sum of the elements, the upper half added to the lower until one is left.
 inline float sum(Floats v) {

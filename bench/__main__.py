@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""`python -m bench`: cunorm against PyTorch on this machine's CPU, in one process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from bench import cpu
+from bench.cases import DTYPES, OPERATORS
+
+_SHAPES = "4096x4096,65536x256,512x16384,3000x1003"
+
+
+def main() -> int:
+    """Read the command line, time every point, and print the table."""
+    options = _arguments()
+    cpu.keep_freed_memory()
+    points = [
+        cpu.Point(operator, direction, dtype, *shape)
+        for operator in OPERATORS
+        if operator.name in options.op
+        for direction in options.direction
+        for dtype in options.dtype
+        for shape in options.shapes
+    ]
+    results = []
+    for number, point in enumerate(points, start=1):
+        print(f"\r{number}/{len(points)} {point:50}", end="", file=sys.stderr, flush=True)
+        results.append(cpu.measure(point, options.seconds))
+    print(file=sys.stderr)
+    print(cpu.table(results, options.threads))
+    if options.out:
+        cpu.write_csv(options.out, results)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    names = [operator.name for operator in OPERATORS]
+    parser.add_argument("--op", type=_list_of(names), default=["rms_norm", "layer_norm"])
+    parser.add_argument("--dtype", type=_list_of(DTYPES), default=["float32", "bfloat16"])
+    directions = ["forward", "backward"]
+    parser.add_argument("--direction", type=_list_of(directions), default=directions)
+    parser.add_argument("--shapes", type=_shapes, default=_shapes(_SHAPES), help="ROWSxWIDTH,...")
+    parser.add_argument("--seconds", type=float, default=2.0, help="spent on each point")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, help="write a CSV here as well")
+    options = parser.parse_args()
+    cpu.use_threads(options.threads)
+    return options
+
+
+def _list_of(allowed: object):  # type: ignore[no-untyped-def]
+    choices = list(allowed)  # type: ignore[call-overload]
+
+    def parse(text: str) -> list[str]:
+        given = text.split(",")
+        if unknown := [name for name in given if name not in choices]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r}, expected some of {choices}")
+        return given
+
+    return parse
+
+
+def _shapes(text: str) -> list[tuple[int, int]]:
+    try:
+        pairs = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
+        return [(rows, width) for rows, width in pairs]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected ROWSxWIDTH,...") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

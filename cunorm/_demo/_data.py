@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""Real input for the demo: a user's array, or a text that every Python installation has."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from cunorm.reference import round_to
+
+Array = NDArray[Any]
+
+ROWS = 4096
+_MOST_ELEMENTS = 1 << 22  # of a user's array: the float64 reference is slow
+_TEXTS = ("pydoc_data/topics.py", "LICENSE.txt", "typing.py", "os.py")
+# Larger ones are left out: what is computed from them would overflow.
+LARGEST = {"float32": 1e15, "bfloat16": 1e15, "float16": 1e4}
+
+
+class DemoError(Exception):
+    """The demo cannot run as it was asked to; the text says why."""
+
+
+def load(path: Path) -> Array:
+    """Read the rows of a .npy file, as a float32 or float64 matrix."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DemoError(f"{path} cannot be read as a .npy file: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise DemoError(f"{path} is an archive of arrays, expected one array (.npy)")
+    what = f"{path} has an array of shape {array.shape} and dtype {array.dtype}"
+    if array.dtype.kind != "f" or array.ndim == 0 or array.size == 0:
+        raise DemoError(f"{what}, expected floats in rows along the last axis")
+    rows = array.reshape(-1, array.shape[-1])[: max(1, _MOST_ELEMENTS // array.shape[-1])]
+    largest = np.abs(rows).max()
+    if not largest <= LARGEST["float32"]:
+        raise DemoError(
+            f"{what} with a largest magnitude of {largest}, expected finite values of at most "
+            f"{LARGEST['float32']:g}"
+        )
+    return np.ascontiguousarray(rows, np.float32 if rows.dtype.itemsize < 8 else np.float64)
+
+
+def text() -> tuple[str, bytes]:
+    """Return a text of this Python installation, and where it comes from."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    for name in _TEXTS:
+        if (folder / name).is_file():
+            return name, (folder / name).read_bytes()
+    raise DemoError(f"{folder} has none of {', '.join(_TEXTS)}: name an array by --input")
+
+
+def embedded(content: bytes, rows: int = ROWS) -> Array:
+    """Return the first bytes of a text, each as its row of the log-bigram-count matrix.
+
+    Row a of that matrix has log(1 + count) for each byte b, the count being how often b follows a
+    in the whole text.
+    """
+    codes = np.frombuffer(content, np.uint8).astype(np.intp)
+    pairs = 256 * codes[:-1] + codes[1:]
+    bigrams = np.log1p(np.bincount(pairs, minlength=256 * 256)).reshape(256, 256)
+    return bigrams[codes[:rows]].astype(np.float32)
+
+
+def operands(rows: Array, dtype: DTypeLike) -> Mapping[str, Array]:
+    """Return what the operators take, all of it real: the rows themselves and their neighbours.
+
+    The residual stream is the row before, the gradients are the two rows after. The parameters are
+    float32, as they are in training: the mean row, for weight plus 1, so that none of it is zero.
+    """
+    x = round_to(rows, dtype)
+    mean_row = rows.mean(axis=0, dtype=np.float64)
+    return {
+        "x": x,
+        "residual": np.roll(x, 1, axis=0),
+        "dy": np.roll(x, -1, axis=0),
+        "d_residual": np.roll(x, -2, axis=0),
+        "weight": (1.0 + mean_row).astype(np.float32),
+        "bias": mean_row.astype(np.float32),
+    }

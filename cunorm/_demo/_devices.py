@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""Where the demo runs: how arrays get there and back, and how a call is timed there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from cunorm import _cpu, _info
+from cunorm._demo._data import Array, DemoError
+from cunorm._demo._operators import OPERATORS, Operands
+from cunorm._dtypes import DType
+
+Inputs = dict[DType, Operands]
+
+_REPEATS = 10
+
+
+class Device:
+    """The host: arrays stay where they are."""
+
+    name = "cpu"
+    calls = 1  # that are timed together
+
+    def __str__(self) -> str:
+        if _cpu.compiler() is None:
+            return f"cpu, {_info.cpu_name()}, NumPy's loops as there is no C++ compiler"
+        return f"cpu, {_info.cpu_name()}, {_cpu.thread_count()} threads"
+
+    def prepare(self, inputs: Inputs) -> None:
+        """Compile what `inputs` need, several kernels at once, by running on two rows of them."""
+        if _cpu.compiler() is None:
+            return
+        few = [
+            {name: array[:2] if array.ndim == 2 else array for name, array in operands.items()}
+            for operands in inputs.values()
+        ]
+        with ThreadPoolExecutor(_cpu.thread_count()) as pool:
+            for _ in pool.map(lambda call: call[0].run(call[1]), product(OPERATORS, few)):
+                pass
+
+    def put(self, array: Array) -> Any:
+        """Return an array of the host as one of the device."""
+        return array
+
+    def get(self, array: Any) -> Array:
+        """Return an array of the device as one of the host."""
+        return np.asarray(array)
+
+    def wait(self) -> None:
+        """Return when everything that was started is done."""
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """Return the shortest time of a call, the host's part of it included."""
+        times = []
+        for _ in range(_REPEATS):
+            self.wait()
+            start = time.perf_counter()
+            for _ in range(self.calls):
+                call()
+            self.wait()
+            times.append((time.perf_counter() - start) / self.calls)
+        return min(times)
+
+
+class Cuda(Device):
+    """CuPy's current device."""
+
+    name = "cuda"
+    calls = 20  # or it would wait for the host
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+
+    def __str__(self) -> str:
+        return f"cuda, {_info.cuda_name(self._cupy.cuda.runtime.getDevice())}"
+
+    def prepare(self, inputs: Inputs) -> None:
+        """Leave it to the calls: NVRTC is quick, and its kernels are for one width."""
+
+    def put(self, array: Array) -> Any:
+        """Copy to the device."""
+        return self._cupy.asarray(array)
+
+    def get(self, array: Any) -> Array:
+        """Copy from the device."""
+        return np.asarray(self._cupy.asnumpy(array))
+
+    def wait(self) -> None:
+        """Synchronise the device."""
+        self._cupy.cuda.runtime.deviceSynchronize()
+
+
+def chosen_device(name: str | None) -> Device:
+    """Return the device of a name; by default CUDA's where there is one."""
+    if name == "cpu":
+        return Device()
+    count, reason = _info.cuda_devices()
+    if name == "cuda" and not count:
+        raise DemoError(f"--device cuda: {reason}")
+    return Cuda() if count else Device()

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""`python -m cunorm info`: what cunorm finds on this machine, and what it uses of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import cunorm
+from cunorm import _cpu, _cuda
+from cunorm._cpu._compile import cache_folder
+from cunorm._sources import kernel_folder
+
+# Asked for by name, as importing torch or JAX takes seconds and memory.
+_PACKAGES = ("numpy", "ml_dtypes", "torch", "jax")
+_CUDA_PACKAGES = (
+    *("cupy", "cupy-cuda13x", "cupy-cuda12x"),
+    *("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    *("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
+)
+
+Lines = Iterable[tuple[str, str]]
+
+
+def report() -> str:
+    """Return the whole report."""
+    sections: dict[str, Lines] = {
+        "versions": _versions(),
+        "CPU": _cpu_lines(),
+        "CUDA": _cuda_lines(),
+        "compilers": _compilers(),
+        "caches": _caches(),
+    }
+    text = []
+    for title, lines in sections.items():
+        text += [title, *(f"  {name:24} {value}" for name, value in lines), ""]
+    return "\n".join(text[:-1])
+
+
+def cuda_devices() -> tuple[int, str]:
+    """Return how many CUDA devices there are for CuPy, and, if none, why."""
+    try:
+        import cupy
+    except ImportError as error:
+        return 0, f"no CuPy: {error}"
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return 0, f"no device: {error}"
+    return count, "" if count else "no device"
+
+
+def cuda_name(index: int) -> str:
+    """Return what the driver calls a device."""
+    return str(_properties(index)["name"].decode())
+
+
+def cpu_name() -> str:
+    """Return what the system calls its processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _versions() -> Lines:
+    yield "cunorm", f"{cunorm.__version__}, kernels in {kernel_folder()}"
+    yield "Python", f"{platform.python_version()} on {platform.platform()}, {sys.executable}"
+    for name in _PACKAGES:
+        yield name, _version(name) or "not installed"
+    found = [(name, _version(name)) for name in _CUDA_PACKAGES]
+    for name, number in found:
+        if number is not None:
+            yield name, number
+    if not any(number for name, number in found if name.startswith("cupy")):
+        yield "cupy", "not installed"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_lines() -> Lines:
+    yield "model", cpu_name()
+    yield "logical cores", str(os.cpu_count())
+    yield "threads used", str(_cpu.thread_count())
+
+
+def _cuda_lines() -> Lines:
+    count, reason = cuda_devices()
+    if not count:
+        yield "devices", reason
+        return
+    import cupy
+
+    yield "driver", f"for CUDA {_cuda_version(cupy.cuda.runtime.driverGetVersion())}"
+    for index in range(count):
+        properties = _properties(index)
+        yield (
+            f"device {index}",
+            f"{cuda_name(index)}, compute capability {properties['major']}.{properties['minor']}, "
+            f"{properties['multiProcessorCount']} multiprocessors, "
+            f"{properties['totalGlobalMem'] / 2**30:.1f} GiB",
+        )
+
+
+def _properties(index: int) -> dict[str, Any]:
+    import cupy
+
+    found: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(index)
+    return found
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _compilers() -> Lines:
+    found = _cpu.compiler()
+    if found is None:
+        yield "C++", "none found: install g++ or clang++, or point CXX at one"
+    else:
+        yield "C++", f"{' '.join(found.command)}: {found.version}"
+    try:
+        major, minor = _cuda.nvrtc_version()
+        folders = _cuda.cuda_include_folders()
+    except ImportError as error:
+        yield "NVRTC", f"none found: {str(error).partition(': ')[2] or error}"
+    else:
+        yield "NVRTC", f"{major}.{minor}, headers in {folders[0] if folders else '(none found)'}"
+
+
+def _caches() -> Lines:
+    cupy_folder = os.environ.get("CUPY_CACHE_DIR") or Path("~/.cupy/kernel_cache").expanduser()
+    yield "CPU builds", _content(cache_folder(), "*.so")
+    yield "CuPy's kernels", _content(Path(cupy_folder), "*")
+
+
+def _content(folder: Path, pattern: str) -> str:
+    sizes = [path.stat().st_size for path in folder.glob(pattern) if path.is_file()]
+    return f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB"

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""Without any one of its barriers and guards, a kernel fails.
+
+Each mutant is run with every kind of team, in blocks that walk three rows and more, in three orders
+of blocks, warps and lanes, with every operand, with center and without. In one of these runs it
+must give a wrong answer or an EmulationError. Where a mutant compiles to the kernel's own code, the
+kernel's build does not have what is mutated, and the mutant is not run.
+"""
+
+from __future__ import annotations
+
+import pytest
+from bounds import check_backward, check_forward
+
+from .arrays import EPS, FAMILIES, Operands, saved
+from .build import compile_kernel, compile_scheduler
+from .emulator import ORDERS, EmulationError, unavailable
+from .kernels import (
+    Emulated,
+    Plan,
+    emulate_backward,
+    emulate_forward,
+    emulated_source,
+    team_of,
+)
+from .mutants import Mutant, mutants
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+_IN_THE_LOOP = "each pass is a loop over columns before `end`, and nothing else comes here"
+# Mutants that no run can tell from the kernel, by kind of team and by name; and why.
+EQUIVALENT = {
+    "row_norm_forward": {},
+    "row_norm_backward": {
+        ("streamed", "load_pack: if (inside(column, end)) {"): _IN_THE_LOOP,
+        ("streamed", "store: if (inside(column, end)) {"): _IN_THE_LOOP,
+        ("streamed", "for_each_item: const bool live = inside(column, end);"): _IN_THE_LOOP,
+    },
+    "param_grad": {},
+}
+# Mutants of what no build of a kernel has; and why.
+UNUSED = {
+    "row_norm_forward": {},
+    "row_norm_backward": {},
+    "param_grad": {
+        "block_all_reduce: __syncthreads();": "it adds up in another way",
+        "for_each_item: const bool live = inside(column, end);": "nothing it adds needs clearing",
+    },
+}
+
+
+def run_forward(make: Operands, center: bool, plan: Plan) -> Emulated:
+    """Run a forward with every operand, and hold it to the oracle."""
+    x, residual = make.rows("float32"), make.rows("float32")
+    weight, bias = make.param("float32"), make.param("float32")
+    options = {"residual": residual, "center": center, "eps": EPS}
+    ran = emulate_forward(x, weight, bias, **options, plan=plan)
+    check_forward(ran.result, x, weight, bias, **options)
+    return ran
+
+
+def run_backward(make: Operands, center: bool, plan: Plan) -> Emulated:
+    """Run a backward with every operand, and hold it to the oracle."""
+    dy, x, d_residual = (make.rows("float32") for _ in range(3))
+    weight, bias = make.param("float32"), make.param("float32")
+    options = {"d_residual": d_residual, "center": center}
+    out = {"dx": dy.copy(), "dresidual": dy.copy()}
+    statistics = saved(x, center=center)
+    ran = emulate_backward(dy, x, weight, bias, **options, **statistics, out=out, plan=plan)
+    check_backward(ran.result, dy, x, weight, bias, **options, eps=EPS)
+    return ran
+
+
+KERNELS = {
+    "row_norm_forward": (run_forward, FAMILIES, 2),
+    "row_norm_backward": (run_backward, FAMILIES, 2),
+    # Its plan is always the same one; 50 blocks leave three partial sums and more to each thread.
+    "param_grad": (run_backward, {"warp teams": FAMILIES["warp teams"]}, 50),
+}
+
+
+def run(kernel: str, kind: str, center: bool, **plan) -> Emulated:
+    """Run a kernel in blocks that walk four times over their teams' rows, some of them three."""
+    run_call, families, grid = KERNELS[kernel]
+    width, team = families[kind]
+    alone = run_call(Operands((1, 1, 1, width)), center, Plan(team=team))
+    teams = grid * team_of(alone.launch).rows_per_block
+    make = Operands((1, 1, 4 * teams - teams // 2 - 1, width))
+    return run_call(make, center, Plan(team=team, grid=grid, **plan))
+
+
+def outcome(kernel: str, kind: str, mutant: Mutant) -> str:
+    """Return whether the mutant is "killed", has "survived" or is "unused"."""
+    result = "unused"
+    for center in (False, True):
+        macros = run(kernel, kind, center).launches[kernel].build.macros
+        texts = (emulated_source(kernel), mutant.text)
+        builds = [compile_kernel(text, kernel, macros, compile_scheduler()) for text in texts]
+        if builds[0].read_bytes() == builds[1].read_bytes():
+            continue
+        result = "survived"
+        for order in ORDERS:
+            try:
+                run(kernel, kind, center, order=order, sources={kernel: mutant.text})
+            except (AssertionError, EmulationError):
+                return "killed"
+    return result
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_mutant_fails_but_those_that_are_listed(kernel):
+    survivors, nowhere = [], []
+    for mutant in mutants(emulated_source(kernel)):
+        outcomes = {kind: outcome(kernel, kind, mutant) for kind in KERNELS[kernel][1]}
+        survivors += [(kind, mutant.name) for kind in outcomes if outcomes[kind] == "survived"]
+        nowhere += [mutant.name] if set(outcomes.values()) == {"unused"} else []
+    assert sorted(survivors) == sorted(EQUIVALENT[kernel])
+    assert sorted(nowhere) == sorted(UNUSED[kernel])
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_kernel_itself_passes_where_its_mutants_must_fail(kernel, center):
+    for kind in KERNELS[kernel][1]:
+        for order in ORDERS:
+            run(kernel, kind, center, order=order)
+
+
+SOURCE = """
+// Of a comment with inside(a, b) and __syncthreads(); there are no mutants.
+__device__ inline bool inside(int index, int count) { return index < count; }
+template <class T>
+__device__ inline int look(const T* t, int i,
+                           int n) {
+  return inside(f(i), (n)) && inside(i, n) ? t[i] : 0;  // if inside(...)
+}
+extern "C" __global__ void kernel(const Arguments a) {
+  __syncwarp(0xffffffffu); __syncthreads();
+}
+"""
+
+
+def test_mutants_lack_one_barrier_or_guard_each():
+    found = list(mutants(SOURCE))
+    line = "return inside(f(i), (n)) && inside(i, n) ? t[i] : 0;  // if inside(...)"
+    barriers = "__syncwarp(0xffffffffu); __syncthreads();"
+    names = [f"kernel: {barriers}"] * 2 + [f"look: {line}"] * 2
+    assert [mutant.name for mutant in found] == names
+    changes = [
+        (barriers, "; __syncthreads();"),
+        (barriers, "__syncwarp(0xffffffffu); ;"),
+        ("inside(f(i), (n)) &&", "true &&"),
+        ("&& inside(i, n)", "&& true"),
+    ]
+    for mutant, (before, after) in zip(found, changes, strict=True):
+        assert mutant.text == SOURCE.replace(before, after)
