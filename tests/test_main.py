@@ -172,7 +172,7 @@ def test_demo_refuses_an_archive(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--input", str(tmp_path / "input.npz")])
     assert stopped.value.code == 2
-    assert "is an archive of arrays, expected one array" in capsys.readouterr().err
+    assert "input.npz cannot be read as a .npy file" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
