@@ -88,7 +88,10 @@ def measure(point: Point, seconds: float) -> Result:
     x = tensors["x"]
     contestants: list[Call] = [lambda: torch.empty_like(x).copy_(x)]
     if point.direction == "forward":
-        contestants += [lambda: cases.forward(cunorm, operator, tensors), _torch_forward(point, tensors)]
+        contestants += [
+            lambda: cases.forward(cunorm, operator, tensors),
+            _torch_forward(point, tensors),
+        ]
     else:
         saved = cases.saved_forward(cunorm, operator, tensors)
         contestants += [
@@ -144,7 +147,7 @@ def table(results: Iterable[Result], threads: int) -> str:
     results = list(results)
     lines = [
         f"cunorm {cunorm.__version__}, torch {torch.__version__}, {threads} threads, memory warm,",
-        "medians in ms; × torch: speed relative to torch; / copy: time over a copy of as many bytes",
+        "medians in ms; × torch: speed relative to it; / copy: time over a copy of as many bytes",
         f"{'point':46} {'cunorm':>8} {'torch':>8} {'copy':>8} {'× torch':>8} {'/ copy':>7}",
     ]
     lines += [
@@ -171,15 +174,12 @@ def write_csv(path: Path, results: Iterable[Result]) -> None:
     """Write one line for each point, with what it was measured on."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(
-            ["date", "cpu", "cunorm", "torch", "operator", "direction", "dtype", "rows", "width"]
-            + ["cunorm_ms", "torch_ms", "copy_ms"]
-        )
+        what = ["operator", "direction", "dtype", "rows", "width"]
+        times = ["cunorm_ms", "torch_ms", "copy_ms"]
+        writer.writerow(["date", "machine", "cunorm", "torch", *what, *times])
         machine = [datetime.date.today().isoformat(), platform.machine()]
         for result in results:
             point = result.point
-            writer.writerow(
-                [*machine, cunorm.__version__, torch.__version__, point.operator.name]
-                + [point.direction, point.dtype, point.rows, point.width]
-                + [f"{1e3 * t:.4f}" for t in (result.cunorm, result.torch, result.copy)]
-            )
+            what = [point.operator.name, point.direction, point.dtype, point.rows, point.width]
+            times = [f"{1e3 * t:.4f}" for t in (result.cunorm, result.torch, result.copy)]
+            writer.writerow([*machine, cunorm.__version__, torch.__version__, *what, *times])

@@ -174,12 +174,12 @@ def run_forward(call: Forward) -> None:
     """Run the forward; there is at least one row."""
     x = call.x[0]
     if x.device.kind == "cuda":
-        launch = _plan.cuda_forward(
-            call.types(), call.where.rows, call.where.width, call.access()
-        )
-        with x.framework.device_scope(x.device):
-            with joined(x.framework, call.operands(), x.device) as stream:
-                _cuda.launch(launch, call.arguments(), x.device, stream)
+        launch = _plan.cuda_forward(call.types(), call.where.rows, call.where.width, call.access())
+        with (
+            x.framework.device_scope(x.device),
+            joined(x.framework, call.operands(), x.device) as stream,
+        ):
+            _cuda.launch(launch, call.arguments(), x.device, stream)
     elif _has_compiler():
         launch = _plan.cpu_forward(call.types(), call.where.rows, call.where.width)
         work = call.where.rows * call.where.width
@@ -267,9 +267,7 @@ def _rows(rows: Rows | None) -> tuple[int, ...]:
     return (rows[0].pointer, *rows[1])
 
 
-def _present(
-    rows: tuple[Rows | None, ...], operands: tuple[Operand | None, ...]
-) -> list[Operand]:
+def _present(rows: tuple[Rows | None, ...], operands: tuple[Operand | None, ...]) -> list[Operand]:
     found = [pair[0] for pair in rows if pair is not None]
     return found + [operand for operand in operands if operand is not None]
 
@@ -277,7 +275,7 @@ def _present(
 def _access(
     width: int, rows: tuple[Rows | None, ...], parameters: tuple[Operand | None, ...]
 ) -> int:
-    places = [
+    places: list[tuple[int, int, tuple[int, ...]]] = [
         (pair[0].pointer, pair[0].dtype.itemsize, pair[1].strides)
         for pair in rows
         if pair is not None

@@ -45,7 +45,7 @@ def geometry(function: str, x: Operand, axis: object) -> Geometry:
         raise TypeError(f"{function}: axis is {axis!r}, expected an int")
     if ndim == 0:
         raise ValueError(f"{function}: x has shape (), expected at least one axis")
-    if not -ndim <= axis < ndim:
+    if not -ndim <= int(axis) < ndim:
         raise ValueError(
             f"{function}: axis is {axis}, expected {-ndim} to {ndim - 1} for x of shape {shape}"
         )

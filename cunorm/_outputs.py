@@ -22,7 +22,8 @@ def fields(function: str, out: Any, result: type[Any]) -> dict[str, Any]:
             f"{function}: out is a {type(out).__qualname__}, expected a {result.__name__} "
             "of arrays and Nones"
         )
-    return out._asdict()
+    arrays: dict[str, Any] = out._asdict()
+    return arrays
 
 
 def given(
@@ -98,7 +99,7 @@ def _share_memory(a: Operand, b: Operand) -> bool:
     if a.device != b.device or last <= other_first or other_last <= first:
         return False
     try:
-        return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=10_000))
+        return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=10_000))  # type: ignore[arg-type]  # any int
     except np.exceptions.TooHardError:
         return True
 

@@ -167,6 +167,8 @@ _BACKWARD_TEAMS = ((64, 8), (128, 16), (256, 32), (512, 64), (4096, 128), (16384
 # registers, a thread at most 255.
 _KEPT_BYTES = {8: 512, 16: 512, 32: 512, 64: 512, 128: 512, 256: 512, 512: 256, 1024: 64}
 _STREAMED_THREADS = 512
+# Bytes of a pack once converted, of which a thread has several in registers at a time.
+_PACK_BYTES = 32
 # Blocks of the backward on each multiprocessor, by the greatest width they serve.
 _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
 
@@ -174,7 +176,9 @@ _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
 def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
     """Return how a GPU's threads share rows of a width."""
     itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
-    pack = min(_ACCESS_BYTES // min(itemsizes), width & -width)
+    pack = min(
+        _ACCESS_BYTES // min(itemsizes), _PACK_BYTES // types.compute.itemsize, width & -width
+    )
     teams = _FORWARD_TEAMS if isinstance(types, ForwardTypes) else _BACKWARD_TEAMS
     threads_per_row = next((threads for limit, threads in teams if width <= limit), None)
     while threads_per_row is not None and threads_per_row in _KEPT_BYTES:

@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: MIT
 """The kernels' source text.
 
-CuPy's disk cache does not see the text of included files, so local includes are put into the text itself.
+CuPy's disk cache does not see the text of included files, so local includes are put into the text.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _LOCAL_INCLUDE = re.compile(r'^#include "([^"]+)"$')
 
 @cache
 def kernel_folder() -> Path:
-    """Return the folder of the `.cu` files: inside the package once installed, beside it in a source tree."""
+    """Return the folder of the `.cu` files: in the package once installed, else beside it."""
     here = Path(__file__).parent
     for folder in (here / "kernels_cu", here.parent / "kernels_cu"):
         if (folder / "row.cuh").is_file():
@@ -24,7 +25,7 @@ def kernel_folder() -> Path:
 
 @cache
 def source_text(kernel: str, include: tuple[Path, ...] = ()) -> str:
-    """Return the text of `kernel` with its local includes in place, looked up in `include` first."""
+    """Return the text of `kernel` with local includes in place, looked up in `include` first."""
     seen: set[Path] = set()
     return "\n".join(_inlined(f"{kernel}.cu", (*include, kernel_folder()), seen)) + "\n"
 

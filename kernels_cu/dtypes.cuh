@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Storage types and the one conversion between any two of them.
 //
-// An operand is stored in fp16, bf16, fp32 or fp64 and computed on in fp32 or fp64. `absent` is the type of an operand
-// that a build does not have: code that handles an operand stands under `if constexpr (present<...>)`.
+// An operand is stored in fp16, bf16, fp32 or fp64 and computed on in fp32 or fp64. `absent` is the
+// type of an operand that a build does not have: code that handles an operand stands under `if
+// constexpr (present<...>)`.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

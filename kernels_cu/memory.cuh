@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Packs to and from global memory, guarded at the end of the row.
 //
-// B::pack divides the width, so a pack lies wholly inside the row or wholly outside it; outside, it reads as zeros and
-// is not stored. B::access is the number of elements that every operand's alignment allows in one access: a misaligned
-// pointer moves the same pack in narrower pieces. The CPU build replaces this file: there a pack may be cut by the
-// end of the row.
+// B::pack divides the width, so a pack lies wholly inside the row or wholly outside it; outside, it
+// reads as zeros and is not stored. B::access is the number of elements that every operand's
+// alignment allows in one access: a misaligned pointer moves the same pack in narrower pieces. The
+// CPU build replaces this file: there a pack may be cut by the end of the row.
 #pragma once
 #include "access.cuh"
 #include "vec.cuh"
@@ -18,7 +18,8 @@ struct alignas(count * sizeof(T)) Access {
 };
 
 template <class B, class T>
-inline constexpr int items_per_access = B::access * sizeof(T) <= 16 ? B::access : 16 / int(sizeof(T));
+inline constexpr int items_per_access =
+    B::access * sizeof(T) <= 16 ? B::access : 16 / int(sizeof(T));
 
 // A pack read from memory.
 template <class B, class T>
@@ -43,7 +44,8 @@ __device__ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// A pack to be written: write() its items, then store() it. read_again: the kernel will soon load it.
+// A pack to be written: write() its items, then store() it. read_again: the kernel will soon load
+// it.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<T, B::pack> value;
@@ -79,7 +81,8 @@ using Item = typename B::compute_t;
 template <class B>
 inline constexpr int items_per_pack = B::pack;
 
-// f(at) for every item of the pack at `column`; outside the row too, where loads gave zeros and stores do nothing.
+// f(at) for every item of the pack at `column`; outside the row too, where loads gave zeros and
+// stores do nothing.
 struct ItemIndex {
   int index;
   bool live;

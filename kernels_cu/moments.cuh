@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 // The mean of a row and the mean square about it.
 //
-// One rounded mean is not enough: for a row of mean 1e4 and deviation 1 it is off by thousands of ulps of the result.
-// So the row is shifted by about its mean, and what is left is corrected by the mean of the shifted row:
+// One rounded mean is not enough: for a row of mean 1e4 and deviation 1 it is off by thousands of
+// ulps of the result. So the row is shifted by about its mean, and what is left is corrected by the
+// mean of the shifted row:
 //   t = p - shift,   correction = mean(t),   q = t - correction,   variance = mean(q * q)
-// Any shift within a deviation of the mean serves: mean(q * q) = mean(t * t) - correction^2 then loses at most a bit.
+// Any shift within a deviation of the mean serves: mean(q * q) = mean(t * t) - correction^2 then
+// loses at most a bit.
 //
-// `end` is the row's width, or 0 for a team that has no row; load(column) gives a pack on the first pass over the row,
-// reload(column) on later ones.
+// `end` is the row's width, or 0 for a team that has no row; load(column) gives a pack on the first
+// pass over the row, reload(column) on later ones.
 #pragma once
 #include "row.cuh"
 
@@ -23,8 +25,10 @@ struct Moments {
 
 // The mean square about zero.
 template <class B, class Kept, class Load>
-__device__ inline Moments<typename B::compute_t> raw_moments(Team<B>& team, const RowPacks<B, Kept>& row, index_t end,
-                                                             index_t width, Load load) {
+__device__ inline Moments<typename B::compute_t> raw_moments(Team<B>& team,
+                                                             const RowPacks<B, Kept>& row,
+                                                             index_t end, index_t width,
+                                                             Load load) {
   using C = typename B::compute_t;
   LaneSum<B> sum;
   row.first_pass(team, end, load, [&](int, index_t column, const Kept& kept) {
@@ -39,7 +43,8 @@ __device__ inline Moments<typename B::compute_t> raw_moments(Team<B>& team, cons
 
 // pass(use) goes over the row.
 template <class B, class Kept, class Pass>
-__device__ inline Moments<typename B::compute_t> moments_about(typename B::compute_t shift, Team<B>& team, index_t end,
+__device__ inline Moments<typename B::compute_t> moments_about(typename B::compute_t shift,
+                                                               Team<B>& team, index_t end,
                                                                index_t width, Pass pass) {
   using C = typename B::compute_t;
   LaneSum<B> sum_t, sum_tt;
@@ -58,12 +63,14 @@ __device__ inline Moments<typename B::compute_t> moments_about(typename B::compu
   return {shift, correction, variance < C(0) ? C(0) : variance};
 }
 
-// The shift is the mean of what the row's team has loaded so far: of the row where it is kept in registers. The
-// beginning of a streamed row may be unlike the rest; then a second pass has a shift that is right.
+// The shift is the mean of what the row's team has loaded so far: of the row where it is kept in
+// registers. The beginning of a streamed row may be unlike the rest; then a second pass has a shift
+// that is right.
 template <class B, class Kept, class Load, class Reload>
-__device__ inline Moments<typename B::compute_t> central_moments(Team<B>& team, const RowPacks<B, Kept>& row,
-                                                                 index_t end, index_t width, Load load,
-                                                                 Reload reload) {
+__device__ inline Moments<typename B::compute_t> central_moments(Team<B>& team,
+                                                                 const RowPacks<B, Kept>& row,
+                                                                 index_t end, index_t width,
+                                                                 Load load, Reload reload) {
   using C = typename B::compute_t;
   constexpr index_t kept_width = RowPacks<B, Kept>::kept_packs * Team<B>::threads * B::pack;
   LaneSum<B> sum;
@@ -84,8 +91,10 @@ __device__ inline Moments<typename B::compute_t> central_moments(Team<B>& team, 
 }
 
 template <class B, class Kept, class Load, class Reload>
-__device__ inline Moments<typename B::compute_t> row_moments(Team<B>& team, const RowPacks<B, Kept>& row, index_t end,
-                                                             index_t width, Load load, Reload reload) {
+__device__ inline Moments<typename B::compute_t> row_moments(Team<B>& team,
+                                                             const RowPacks<B, Kept>& row,
+                                                             index_t end, index_t width, Load load,
+                                                             Reload reload) {
   if constexpr (B::center)
     return central_moments(team, row, end, width, load, reload);
   else

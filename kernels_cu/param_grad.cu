@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The blocks' partial sums -> dweight and dbias, in a fixed order, with one rounding.
 //
-// A block takes some columns. Its threads stand in part_threads rows of column_threads: each adds every part_threads-th
-// part of its own columns, then the first row of threads adds what the others found, in their order.
+// A block takes some columns. Its threads stand in part_threads rows of column_threads: each adds
+// every part_threads-th part of its own columns, then the first row of threads adds what the others
+// found, in their order.
 #include "memory.cuh"
 #include "reduce.cuh"
 
@@ -33,9 +34,11 @@ struct Scratch {
 };
 
 template <class B, class T>
-__device__ inline void add_parts(const Arguments<B>& arguments, const typename B::compute_t* part_sums, T* gradient,
+__device__ inline void add_parts(const Arguments<B>& arguments,
+                                 const typename B::compute_t* part_sums, T* gradient,
                                  Scratch<B>& scratch) {
-  const int column_thread = threadIdx.x % B::column_threads, part_thread = threadIdx.x / B::column_threads;
+  const int column_thread = threadIdx.x % B::column_threads,
+            part_thread = threadIdx.x / B::column_threads;
   const index_t column = (index_t(blockIdx.x) * B::column_threads + column_thread) * B::pack;
 
   LaneSum<B> mine;
@@ -54,7 +57,8 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
       for (int i = 0; i < B::pack; ++i) sum.item[i] += scratch.sums[other][column_thread][i];
   }
   OutputPack<B, T> output(gradient, column, arguments.width);
-  for_each_item<B>(column, arguments.width, [&](auto at) { write(output, at, sum.item[at.index]); });
+  for_each_item<B>(column, arguments.width,
+                   [&](auto at) { write(output, at, sum.item[at.index]); });
   output.store();
 }
 

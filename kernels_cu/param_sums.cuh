@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Sums over the rows that a block walks, for the gradients of the parameters: one sum per column.
 //
-// Rows are added up sixteen at a time (the recent sums), and those sums added to the block's row of partial sums in
-// memory, so that no chain of additions is long. Recent sums are kept in registers where the row is, else in memory,
-// in a row that follows the block's partial sums.
+// Rows are added up sixteen at a time (the recent sums), and those sums added to the block's row of
+// partial sums in memory, so that no chain of additions is long. Recent sums are kept in registers
+// where the row is, else in memory, in a row that follows the block's partial sums.
 #pragma once
 #include "row.cuh"
 
@@ -59,7 +59,8 @@ struct ColumnSums {
   using C = typename B::compute_t;
   static constexpr bool in_registers = B::packs > 0;
   static constexpr int teams = Team<B>::per_block;
-  static constexpr int padded_width = wanted && teams > 1 ? B::packs * Team<B>::threads * B::pack : 1;
+  static constexpr int padded_width =
+      wanted && teams > 1 ? B::packs * Team<B>::threads * B::pack : 1;
   struct Scratch {
     C sums[padded_width];
   };
@@ -71,10 +72,13 @@ struct ColumnSums {
   bool first_flush = true;
 
   __device__ ColumnSums(C* all_sums, index_t width)
-      : sums(all_sums + blockIdx.x * (in_registers ? 1 : 2) * width), recent_row(sums + width), width(width) {}
+      : sums(all_sums + blockIdx.x * (in_registers ? 1 : 2) * width),
+        recent_row(sums + width),
+        width(width) {}
 
   __device__ void start(const Team<B>& team) {
-    if constexpr (!in_registers) for_each_column(team, [&](index_t column) { clear_recent(column); });
+    if constexpr (!in_registers)
+      for_each_column(team, [&](index_t column) { clear_recent(column); });
   }
 
   __device__ auto open(int pack, index_t column) {
@@ -108,7 +112,8 @@ struct ColumnSums {
   template <class F>
   __device__ void for_each_column(const Team<B>& team, F f) {
 #pragma unroll 2
-    for (index_t column = team.column(0); column < width; column += Team<B>::threads * B::pack) f(column);
+    for (index_t column = team.column(0); column < width; column += Team<B>::threads * B::pack)
+      f(column);
   }
 
   __device__ void clear_recent(index_t column) {
@@ -169,7 +174,8 @@ struct ParamSums {
   Scratch& scratch;
   int recent_rows = 0;
 
-  __device__ ParamSums(const Team<B>& team, C* dweight_sums, C* dbias_sums, index_t width, Scratch& scratch)
+  __device__ ParamSums(const Team<B>& team, C* dweight_sums, C* dbias_sums, index_t width,
+                       Scratch& scratch)
       : dweight(dweight_sums, width), dbias(dbias_sums, width), scratch(scratch) {
     if constexpr (B::dweight) dweight.start(team);
     if constexpr (B::dbias) dbias.start(team);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Sums in a fixed order: over a thread's packs, over the lanes of a warp, over the warps of a block.
+// Sums in a fixed order: over a thread's packs, over the lanes of a warp, over the warps of a
+// block.
 #pragma once
 #include "memory.cuh"
 
-// One thread's sum over its packs, kept item by item: item i of every pack is added to sum i, and end_pack() called
-// after each pack. Every 16 packs the sums move up a level, so that no chain of additions is long.
+// One thread's sum over its packs, kept item by item: item i of every pack is added to sum i, and
+// end_pack() called after each pack. Every 16 packs the sums move up a level, so that no chain of
+// additions is long.
 template <class B>
 struct LaneSum {
   static constexpr int items = items_per_pack<B>;
@@ -51,7 +53,8 @@ struct LaneSum {
 // Every thread of each aligned run of `threads` lanes of a warp gets the sums over the run.
 template <int threads, class C, int n>
 __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
-  static_assert(threads <= 32 && (threads & (threads - 1)) == 0, "a run of lanes is a power of two");
+  static_assert(threads <= 32 && (threads & (threads - 1)) == 0,
+                "a run of lanes is a power of two");
 #pragma unroll
   for (int mask = threads / 2; mask > 0; mask /= 2) {
 #pragma unroll
@@ -60,8 +63,8 @@ __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   return v;
 }
 
-// What the warps of a block exchange. Two halves used in turn: a warp may write its next sums while another still
-// reads the last ones, so one barrier a reduction is enough.
+// What the warps of a block exchange. Two halves used in turn: a warp may write its next sums while
+// another still reads the last ones, so one barrier a reduction is enough.
 template <class C, int warps>
 struct BlockScratch {
   static constexpr int max_sums = 3;
@@ -70,8 +73,10 @@ struct BlockScratch {
 
 // Every thread of the block gets the sums over the block. `turn` counts this thread's calls.
 template <int warps, class C, int n>
-__device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch, int& turn) {
-  static_assert(warps <= 32 && n <= BlockScratch<C, warps>::max_sums, "scratch holds a few sums of up to 32 warps");
+__device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
+                                              int& turn) {
+  static_assert(warps <= 32 && n <= BlockScratch<C, warps>::max_sums,
+                "scratch holds a few sums of up to 32 warps");
   v = warp_all_reduce<32>(v);
   auto& sums = scratch.sums[turn++ % 2];
   const int warp = threadIdx.x / 32;

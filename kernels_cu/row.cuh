@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // A row and the team of threads that shares it.
 //
-// A team is threads_per_row threads. Up to a warp's worth, a block holds several teams and each takes its own row;
-// beyond that the block is one team. Thread t of a team owns the packs t, t + threads_per_row, ... of the row. It
-// keeps them in registers (B::packs of them), or, where B::packs is 0, reads them again in each pass ("streamed").
-// The CPU build is a team of one thread: its rows stay in the cache, so that it streams.
+// A team is threads_per_row threads. Up to a warp's worth, a block holds several teams and each
+// takes its own row; beyond that the block is one team. Thread t of a team owns the packs t, t +
+// threads_per_row, ... of the row. It keeps them in registers (B::packs of them), or, where
+// B::packs is 0, reads them again in each pass ("streamed"). The CPU build is a team of one thread:
+// its rows stay in the cache, so that it streams.
 #pragma once
 #include "memory.cuh"
 #include "reduce.cuh"
@@ -19,7 +20,8 @@ struct Rows {
   __device__ T* at(index_t row) const {
     if (row < inner) return data + row * inner_stride;
     const index_t rest = row / inner;
-    return data + (rest / middle) * outer_stride + (rest % middle) * middle_stride + (row % inner) * inner_stride;
+    return data + (rest / middle) * outer_stride + (rest % middle) * middle_stride +
+           (row % inner) * inner_stride;
   }
 };
 
@@ -62,8 +64,8 @@ struct Team {
   __device__ C all_reduce(C v) { return all_reduce(Pack<C, 1>{{v}}).item[0]; }
 };
 
-// The groups of per_block rows that this block walks. One thread walks neighbours, which its caches like; on a GPU
-// the blocks together sweep through memory.
+// The groups of per_block rows that this block walks. One thread walks neighbours, which its caches
+// like; on a GPU the blocks together sweep through memory.
 struct RowGroups {
   index_t first, last, step;
 };
@@ -114,7 +116,8 @@ struct RowPacks {
 
  private:
   template <class Load, class Use>
-  __device__ void stream(const Team<B>& team, index_t first_column, index_t width, Load load, Use use) const {
+  __device__ void stream(const Team<B>& team, index_t first_column, index_t width, Load load,
+                         Use use) const {
 #pragma unroll 2
     for (index_t column = first_column; column < width; column += Team<B>::threads * B::pack)
       use(0, column, load(column));

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Row norms, backward: dx, the residual stream's gradient, and sums for dweight and dbias, in one kernel.
+// Row norms, backward: dx, the residual stream's gradient, and sums for dweight and dbias, in one
+// kernel.
 //
-//   r   = (x - mean) * rstd                          x is what was normalised; no mean unless center
-//   dr  = k * dy * weight
-//   dx  = rstd * (dr - r * mean(r * dr) - mean(dr)) + d_residual           the mean(dr) only if center
-//   dweight = sum over rows of dy * k * r            dbias = sum over rows of dy
+//   r       = (x - mean) * rstd             x is what was normalised; mean only if center
+//   dr      = k * dy * weight
+//   dx      = rstd * (dr - r * mean(r * dr) - mean(dr)) + d_residual     mean(dr) only if center
+//   dweight = sum over rows of dy * k * r
+//   dbias   = sum over rows of dy
 //
 // The saved mean is rounded, so its error is measured and taken out again (see moments.cuh):
-//   correction = mean(x - mean),   sum(r * dr) = rstd * (sum((x - mean) * dr) - correction * sum(dr))
-// Each block adds up dweight and dbias over the rows it walks and writes one row of partial sums (param_sums.cuh);
-// param_grad.cu adds those in a fixed order.
+//   correction  = mean(x - mean)
+//   sum(r * dr) = rstd * (sum((x - mean) * dr) - correction * sum(dr))
+//
+// Each block adds up dweight and dbias over the rows it walks and writes one row of partial sums
+// (param_sums.cuh); param_grad.cu adds those in a fixed order.
 #include "param_sums.cuh"
 #include "row.cuh"
 
@@ -29,8 +33,8 @@ struct Build {
   static constexpr int threads = THREADS;               // of a block
   static constexpr int threads_per_row = THREADS_PER_ROW;
   static constexpr int pack = PACK;                     // elements a thread handles at a time
-  static constexpr int packs = PACKS;                   // packs of a row that a thread keeps; 0: streamed
-  static constexpr int access = ACCESS;                 // elements that every operand's alignment allows at once
+  static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
+  static constexpr int access = ACCESS;                 // elements in one access, by alignment
 };
 // clang-format on
 
@@ -106,7 +110,8 @@ __device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>&
   });
   C correction = 0, mean_dr = 0, sum_q_dr;
   if constexpr (B::center) {
-    const auto sums = team.all_reduce(Pack<C, 3>{{sum_x.value(), sum_dr.value(), sum_x_dr.value()}});
+    const auto sums =
+        team.all_reduce(Pack<C, 3>{{sum_x.value(), sum_dr.value(), sum_x_dr.value()}});
     correction = sums.item[0] / C(width);
     mean_dr = k * sums.item[1] / C(width);
     sum_q_dr = fma(-correction, sums.item[1], sums.item[2]);
@@ -142,15 +147,18 @@ __device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>&
   });
 }
 
-extern "C" __global__ void __launch_bounds__(Build::threads, 1) row_norm_backward(const Arguments<Build> arguments) {
+extern "C" __global__ void __launch_bounds__(Build::threads, 1)
+    row_norm_backward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   __shared__ ParamSums<Build>::Scratch param_scratch;
   Team<Build> team(scratch);
   const index_t width = Build::width > 0 ? Build::width : arguments.width;
-  ParamSums<Build> param_sums(team, arguments.dweight_sums, arguments.dbias_sums, width, param_scratch);
+  ParamSums<Build> param_sums(team, arguments.dweight_sums, arguments.dbias_sums, width,
+                              param_scratch);
   const RowGroups groups = row_groups_of_block<Build>(arguments.rows);
   for (index_t group = groups.first; group < groups.last; group += groups.step) {
-    differentiate_row<Build>(arguments, team, group * Team<Build>::per_block + team.index(), param_sums);
+    differentiate_row<Build>(arguments, team, group * Team<Build>::per_block + team.index(),
+                             param_sums);
     param_sums.end_row(team);
   }
   param_sums.finish(team);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Row norms, forward: RMSNorm, LayerNorm, L2 norm and the generic normalize, with the residual stream.
+// Row norms, forward: RMSNorm, LayerNorm, L2 norm and the generic normalize, with the residual
+// stream.
 //
-//   s    = x + residual                    rounded to new_residual's type; the norm reads the rounded value
+//   s    = x + residual                 rounded to new_residual's type; the norm reads that
 //   q    = s - mean(s)    if center, else s
 //   rstd = 1 / sqrt(mean(q * q) + eps)
 //   y    = k * (q * rstd) * weight + bias
 //
-// A team of threads takes a row (row.cuh), finds its moments (moments.cuh) and writes y in a last pass over the row.
+// A team of threads takes a row (row.cuh), finds its moments (moments.cuh) and writes y in a last
+// pass over the row.
 #include "moments.cuh"
 
 // clang-format off
@@ -23,8 +25,8 @@ struct Build {
   static constexpr int threads = THREADS;               // of a block
   static constexpr int threads_per_row = THREADS_PER_ROW;
   static constexpr int pack = PACK;                     // elements a thread handles at a time
-  static constexpr int packs = PACKS;                   // packs of a row that a thread keeps; 0: streamed
-  static constexpr int access = ACCESS;                 // elements that every operand's alignment allows at once
+  static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
+  static constexpr int access = ACCESS;                 // elements in one access, by alignment
 };
 // clang-format on
 
@@ -102,12 +104,14 @@ __device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& tea
   });
 
   if (team.thread() == 0 && has_row) {
-    if (arguments.mean != nullptr) global_store(arguments.mean + row, moments.shift + moments.correction);
+    if (arguments.mean != nullptr)
+      global_store(arguments.mean + row, moments.shift + moments.correction);
     if (arguments.rstd != nullptr) global_store(arguments.rstd + row, rstd);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Build::threads, 1) row_norm_forward(const Arguments<Build> arguments) {
+extern "C" __global__ void __launch_bounds__(Build::threads, 1)
+    row_norm_forward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   Team<Build> team(scratch);
   const RowGroups groups = row_groups_of_block<Build>(arguments.rows);

@@ -111,7 +111,7 @@ def _compile(
             command += ["-o", str(made)]
             answer = subprocess.run(command, capture_output=True, text=True)
             if answer.returncode == 0:
-                os.replace(made, target)
+                made.replace(target)
                 return
     raise RuntimeError(_error_text(build, command, answer.stderr))
 

@@ -143,9 +143,7 @@ def _given(
     }
 
 
-def _x_dtype(
-    function: str, asked: Any, inputs: _Inputs, given: dict[str, Operand | None]
-) -> DType:
+def _x_dtype(function: str, asked: Any, inputs: _Inputs, given: dict[str, Operand | None]) -> DType:
     """Return dx's dtype; dresidual has that of x, the stream that was normalised."""
     x_dtype = None if asked is None else parse_dtype(function, "x_dtype", asked)
     dx, stream = given["dx"], inputs.x.dtype

@@ -58,10 +58,11 @@ def forward(
     inputs = _inputs(function, x, residual, weight, bias, options.axis)
     where = inputs.where
     k = _checks.scale(function, norm.c, where.width)
-    given = _given(function, where, center, out)
-    dtypes = _dtypes(function, inputs, options, given)
+    argument = "out.{}" if options.saves or options.streams else "out"
+    given = _given(function, where, center, out, argument)
+    dtypes = _dtypes(function, inputs, options, given, argument)
     named_inputs = list(zip(_Inputs._fields[1:], inputs[1:], strict=True))
-    named_outputs = [(f"out.{name}", operand) for name, operand in given.items()]
+    named_outputs = [(argument.format(name), operand) for name, operand in given.items()]
     _checks.same_device(function, inputs.x, (*named_inputs, *named_outputs))
     in_place = _in_place(inputs, options, dtypes)
     _outputs.check_overlap(function, named_outputs, named_inputs, in_place)
@@ -90,9 +91,7 @@ def forward(
     return NormForward(**exported)
 
 
-def _inputs(
-    function: str, x: Any, residual: Any, weight: Any, bias: Any, axis: object
-) -> _Inputs:
+def _inputs(function: str, x: Any, residual: Any, weight: Any, bias: Any, axis: object) -> _Inputs:
     x_operand = describe(function, "x", x)
     where = _checks.geometry(function, x_operand, axis)
     inputs = _Inputs(
@@ -109,9 +108,9 @@ def _inputs(
 
 
 def _given(
-    function: str, where: Geometry, center: bool, out: dict[str, Any]
+    function: str, where: Geometry, center: bool, out: dict[str, Any], argument: str
 ) -> dict[str, Operand | None]:
-    """Describe the arrays given for results."""
+    """Describe the arrays given for results; `argument` is how the caller calls them."""
     if not center:
         _outputs.refuse(function, "out.mean", out["mean"], "without center there is no mean")
     shapes = {
@@ -121,30 +120,39 @@ def _given(
         "rstd": where.leading_shape,
     }
     return {
-        name: _outputs.given(function, f"out.{name}", out[name], shape, where.leading_axes)
+        name: _outputs.given(function, argument.format(name), out[name], shape, where.leading_axes)
         for name, shape in shapes.items()
     }
 
 
 def _dtypes(
-    function: str, inputs: _Inputs, options: Options, given: dict[str, Operand | None]
+    function: str,
+    inputs: _Inputs,
+    options: Options,
+    given: dict[str, Operand | None],
+    argument: str,
 ) -> _Dtypes:
     """Settle every result's dtype: by its array in `out`, else as asked, else as its input."""
-    x, residual = inputs.x.dtype, inputs.residual
-    asked_y = _asked(function, "dtype", options.dtype)
-    asked_stream = _asked(function, "residual_dtype", options.residual_dtype)
-    if residual is not None:
-        _checks.agreed_dtype(function, "residual_dtype", asked_stream, "residual", residual)
-        _checks.agreed_dtype(function, "residual", residual.dtype, "out.residual", given["residual"])
-    _checks.agreed_dtype(function, "dtype", asked_y, "out.y", given["y"])
-    _checks.agreed_dtype(function, "residual_dtype", asked_stream, "out.residual", given["residual"])
-    stream = residual.dtype if residual is not None else asked_stream
-    if stream is None and given["residual"] is not None:
-        stream = given["residual"].dtype
+    x = inputs.x.dtype
+    asked = _asked(function, "dtype", options.dtype)
+    _checks.agreed_dtype(function, "dtype", asked, argument.format("y"), given["y"])
+    stream = _stream_dtype(function, inputs.residual, options.residual_dtype, given["residual"])
     compute = FLOAT64 if FLOAT64 in (x, stream) else FLOAT32
     for name in ("mean", "rstd"):
         _checks.statistic(function, f"out.{name}", given[name], inputs.where, compute)
-    return _Dtypes(compute, given["y"].dtype if given["y"] else asked_y or x, stream)
+    return _Dtypes(compute, given["y"].dtype if given["y"] else asked or x, stream)
+
+
+def _stream_dtype(
+    function: str, residual: Operand | None, residual_dtype: Any, given: Operand | None
+) -> DType | None:
+    """Return the dtype of the new residual stream: that of residual, else the one asked for."""
+    asked = _asked(function, "residual_dtype", residual_dtype)
+    _checks.agreed_dtype(function, "residual_dtype", asked, "residual", residual)
+    if residual is not None:
+        asked = residual.dtype
+    _checks.agreed_dtype(function, "the new residual stream", asked, "out.residual", given)
+    return given.dtype if given is not None else asked
 
 
 def _has_stream(options: Options, dtypes: _Dtypes) -> bool:
@@ -160,7 +168,7 @@ def _in_place(inputs: _Inputs, options: Options, dtypes: _Dtypes) -> tuple[str, 
     """
     if inputs.residual is None and _has_stream(options, dtypes):
         return ("out.residual",)
-    return ("out.y", "out.residual")
+    return ("out", "out.y", "out.residual")
 
 
 def _asked(function: str, argument: str, dtype: Any) -> DType | None:

@@ -9,8 +9,14 @@ kernel's build does not have what is mutated, and the mutant is not run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
 import pytest
 from bounds import check_backward, check_forward
+
+from cunorm._plan import Team
 
 from .arrays import EPS, FAMILIES, Operands, saved
 from .build import compile_kernel, compile_scheduler
@@ -27,8 +33,15 @@ from .mutants import Mutant, mutants
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
-_IN_THE_LOOP = "each pass is a loop over columns before `end`, and nothing else comes here"
+# Widths by kind of team. The streamed rows are of two: wider and narrower than the threads reach
+# with a pack each.
+KINDS = {
+    "warp teams": (FAMILIES["warp teams"],),
+    "block team": (FAMILIES["block team"],),
+    "streamed": (FAMILIES["streamed"], (300, FAMILIES["streamed"][1])),
+}
 # Mutants that no run can tell from the kernel, by kind of team and by name; and why.
+_IN_THE_LOOP = "every pass over a streamed row and its sums is a loop over columns before the end"
 EQUIVALENT = {
     "row_norm_forward": {},
     "row_norm_backward": {
@@ -72,28 +85,41 @@ def run_backward(make: Operands, center: bool, plan: Plan) -> Emulated:
 
 
 KERNELS = {
-    "row_norm_forward": (run_forward, FAMILIES, 2),
-    "row_norm_backward": (run_backward, FAMILIES, 2),
+    "row_norm_forward": (run_forward, KINDS, 2),
+    "row_norm_backward": (run_backward, KINDS, 2),
     # Its plan is always the same one; 50 blocks leave three partial sums and more to each thread.
-    "param_grad": (run_backward, {"warp teams": FAMILIES["warp teams"]}, 50),
+    "param_grad": (run_backward, {"warp teams": KINDS["warp teams"]}, 50),
 }
 
 
-def run(kernel: str, kind: str, center: bool, **plan) -> Emulated:
-    """Run a kernel in blocks that walk four times over their teams' rows, some of them three."""
-    run_call, families, grid = KERNELS[kernel]
-    width, team = families[kind]
-    alone = run_call(Operands((1, 1, 1, width)), center, Plan(team=team))
-    teams = grid * team_of(alone.launch).rows_per_block
-    make = Operands((1, 1, 4 * teams - teams // 2 - 1, width))
-    return run_call(make, center, Plan(team=team, grid=grid, **plan))
+class Setting(NamedTuple):
+    """How a kernel is run."""
+
+    kernel: str
+    width: int
+    team: Team | None
+    center: bool
+
+    def run(self, **plan) -> Emulated:
+        """Run in blocks that walk four times over their teams' rows, some of them three."""
+        run_call, _, grid = KERNELS[self.kernel]
+        alone = run_call(Operands((1, 1, 1, self.width)), self.center, Plan(team=self.team))
+        teams = grid * team_of(alone.launch).rows_per_block
+        make = Operands((1, 1, 4 * teams - teams // 2 - 1, self.width))
+        return run_call(make, self.center, Plan(team=self.team, grid=grid, **plan))
+
+
+def settings(kernel: str, kind: str) -> Iterator[Setting]:
+    """Yield how a kernel is run by a kind of team."""
+    for (width, team), center in product(KERNELS[kernel][1][kind], (False, True)):
+        yield Setting(kernel, width, team, center)
 
 
 def outcome(kernel: str, kind: str, mutant: Mutant) -> str:
     """Return whether the mutant is "killed", has "survived" or is "unused"."""
     result = "unused"
-    for center in (False, True):
-        macros = run(kernel, kind, center).launches[kernel].build.macros
+    for setting in settings(kernel, kind):
+        macros = setting.run().launches[kernel].build.macros
         texts = (emulated_source(kernel), mutant.text)
         builds = [compile_kernel(text, kernel, macros, compile_scheduler()) for text in texts]
         if builds[0].read_bytes() == builds[1].read_bytes():
@@ -101,7 +127,7 @@ def outcome(kernel: str, kind: str, mutant: Mutant) -> str:
         result = "survived"
         for order in ORDERS:
             try:
-                run(kernel, kind, center, order=order, sources={kernel: mutant.text})
+                setting.run(order=order, sources={kernel: mutant.text})
             except (AssertionError, EmulationError):
                 return "killed"
     return result
@@ -118,12 +144,12 @@ def test_every_mutant_fails_but_those_that_are_listed(kernel):
     assert sorted(nowhere) == sorted(UNUSED[kernel])
 
 
-@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_kernel_itself_passes_where_its_mutants_must_fail(kernel, center):
+def test_the_kernel_itself_passes_where_its_mutants_must_fail(kernel, order):
     for kind in KERNELS[kernel][1]:
-        for order in ORDERS:
-            run(kernel, kind, center, order=order)
+        for setting in settings(kernel, kind):
+            setting.run(order=order)
 
 
 SOURCE = """

@@ -79,6 +79,22 @@ def test_a_constant_row_under_center_gives_exactly_bias(dtype, width):
     np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wide_row_that_begins_unlike_the_rest_is_right(dtype):
+    make = Operands((1, 1, 4, 262144))
+    weight, bias = make.param(dtype), make.param(dtype)
+    x = make.rows("float32")
+    beginning, rest = slice(0, 2000), slice(2000, None)  # 2000: about what is looked at first
+    x[..., 0, rest] += 1e4
+    x[..., 1, beginning] += 1e4
+    x[..., 2, beginning] = 1e3
+    x[..., 3, rest] = 1e3
+    x = x.astype(weight.dtype)
+    ran = emulate_forward(x, weight, bias, center=True, eps=EPS)
+    assert family(ran.launch) == "streamed"
+    check_forward(ran.result, x, weight, bias, center=True, eps=EPS)
+
+
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_what_is_not_finite_stays_in_its_row(kind, center):

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What a kernel of one thread a block needs of CUDA, on a CPU: the fast build. Barriers and shuffles have nobody to
-// wait for; launch.h runs the blocks on all cores.
+// What a kernel of one thread a block needs of CUDA, on a CPU: the fast build. Barriers and
+// shuffles have nobody to wait for; launch.h runs the blocks on all cores.
 #pragma once
 #include <cmath>
 
-#define __global__ __attribute__((flatten))  // accumulators stay in registers only where all is inlined
+#define __global__ \
+  __attribute__((flatten))  // accumulators stay in registers only where all is inlined
 #define __device__
 #define __shared__ thread_local static
 #define __launch_bounds__(...)

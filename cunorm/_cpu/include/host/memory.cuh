@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The CPU's memory.cuh: a pack is 64 elements of memory, used in place, and an item a SIMD vector of them.
+// The CPU's memory.cuh: a pack is 64 elements of memory, used in place, and an item a SIMD vector
+// of them.
 //
-// The last pack of a row is cut by the row's end, and with it one item, which is loaded and stored element by element.
+// The last pack of a row is cut by the row's end, and with it one item.
 #pragma once
 #include "access.cuh"
 #include "simd.h"
@@ -73,6 +74,13 @@ inline void for_each_item(index_t column, index_t end, const F& f) {
   }
 }
 
+// A cut item is converted as a whole one is, by way of an array. Converting it element by element
+// would be slower, and a build would take several times as long to compile.
+template <class T>
+inline void copy_items(T* to, const T* from, int count) {
+  for (int i = 0; i < count; ++i) to[i] = from[i];
+}
+
 template <class B, class T>
 inline Item<B> read(const LoadedPack<B, T>& pack, WholeItem at) {
   using C = typename B::compute_t;
@@ -81,9 +89,9 @@ inline Item<B> read(const LoadedPack<B, T>& pack, WholeItem at) {
 template <class B, class T>
 inline Item<B> read(const LoadedPack<B, T>& pack, CutItem at) {
   using C = typename B::compute_t;
-  Item<B> v = {};
-  for (int i = 0; i < at.count; ++i) v[i] = convert<C>(pack.start[at.index * simd::lanes<C> + i]);
-  return v;
+  T items[simd::lanes<C>] = {};
+  copy_items(items, pack.start + at.index * simd::lanes<C>, at.count);
+  return simd::load<C>(items);
 }
 template <class B, class T, bool read_again>
 inline void write(const OutputPack<B, T, read_again>& pack, WholeItem at, Item<B> v) {
@@ -95,8 +103,10 @@ inline void write(const OutputPack<B, T, read_again>& pack, WholeItem at, Item<B
 }
 template <class B, class T, bool read_again>
 inline void write(const OutputPack<B, T, read_again>& pack, CutItem at, Item<B> v) {
-  for (int i = 0; i < at.count; ++i)
-    pack.start[at.index * simd::lanes<typename B::compute_t> + i] = convert<T>(v[i]);
+  constexpr int lanes = simd::lanes<typename B::compute_t>;
+  T items[lanes];
+  simd::store(items, v);
+  copy_items(pack.start + at.index * lanes, items, at.count);
 }
 
 template <class B>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// SIMD vectors of fp32 and fp64 by the compiler's vector extension, with loads and stores that convert.
+// SIMD vectors of fp32 and fp64 by the compiler's vector extension, with loads and stores that
+// convert.
 //
-// A vector is as wide as the machine's registers. Sums use 64 lanes whatever that width is, so it does not show in any
-// result.
+// A vector is as wide as the machine's registers. Sums use 64 lanes whatever that width is, so it
+// does not show in any result.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -43,7 +44,8 @@ using Vector = typename VectorType<C>::type;
 
 typedef uint32_t Words __attribute__((vector_size(bytes)));
 typedef uint16_t HalfWords __attribute__((vector_size(bytes / 2)));
-typedef float FloatsOfDoubles __attribute__((vector_size(bytes / 2)));  // as many floats as a vector has doubles
+typedef float FloatsOfDoubles
+    __attribute__((vector_size(bytes / 2)));  // as many floats as a vector has doubles
 
 template <class V>
 inline V load_bits(const void* p) {
@@ -63,6 +65,20 @@ inline Vector<C> load(const T* p) {
   for (int i = 0; i < lanes<C>; ++i) v[i] = convert<C>(p[i]);
   return v;
 }
+// Between 16 bits and double conversions are long and rarely asked for: called, not inlined, as a
+// build would hold hundreds of copies and take ten times as long to compile.
+template <>
+__attribute__((noinline)) inline Doubles load<double>(const fp16* p) {
+  Doubles v;
+  for (int i = 0; i < lanes<double>; ++i) v[i] = convert<double>(p[i]);
+  return v;
+}
+template <>
+__attribute__((noinline)) inline Doubles load<double>(const bf16* p) {
+  Doubles v;
+  for (int i = 0; i < lanes<double>; ++i) v[i] = convert<double>(p[i]);
+  return v;
+}
 template <>
 inline Floats load<float>(const fp32* p) {
   return load_bits<Floats>(p);
@@ -79,8 +95,8 @@ template <>
 inline Floats load<float>(const bf16* p) {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
   // One instruction: the element's bits to the upper half of each word, zeros to the lower half.
-  const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0,
-                                        3, 0, 2, 0, 1, 0, 0, 0);
+  const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0,
+                                        6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
   const __m512i bits = _mm512_castsi256_si512(load_bits<__m256i>(p));
   return (Floats)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, from, bits);
 #else
@@ -93,14 +109,21 @@ template <class T, class V>
 inline void store(T* p, V v) {
   for (int i = 0; i < int(sizeof(V) / sizeof(v[0])); ++i) p[i] = convert<T>(v[i]);
 }
+template <class T>
+__attribute__((noinline)) void store(T* p, Doubles v) {
+  for (int i = 0; i < lanes<double>; ++i) p[i] = convert<T>(v[i]);
+}
 inline void store(fp32* p, Floats v) { store_bits(p, v); }
 inline void store(fp64* p, Doubles v) { store_bits(p, v); }
-inline void store(fp32* p, Doubles v) { store_bits(p, __builtin_convertvector(v, FloatsOfDoubles)); }
+inline void store(fp32* p, Doubles v) {
+  store_bits(p, __builtin_convertvector(v, FloatsOfDoubles));
+}
 inline HalfWords to_bf16(Floats v) {
   const Words bits = (Words)v;
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
   // The instruction takes subnormals for zeros, so it serves where there are none.
-  if (__builtin_expect(_mm512_testn_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x7f800000)) == 0, 1))
+  if (__builtin_expect(_mm512_testn_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x7f800000)) == 0,
+                       1))
     return (HalfWords)_mm512_cvtneps_pbh((__m512)v);
 #endif
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -117,7 +140,9 @@ inline Floats load<float>(const fp16* p) {
 inline void store(fp16* p, Floats v) {
   store_bits(p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline Floats fma(Floats a, Floats b, Floats c) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+inline Floats fma(Floats a, Floats b, Floats c) {
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
 inline Doubles fma(Doubles a, Doubles b, Doubles c) {
   return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 }
@@ -126,8 +151,12 @@ template <>
 inline Floats load<float>(const fp16* p) {
   return (Floats)_mm256_cvtph_ps(load_bits<__m128i>(p));
 }
-inline void store(fp16* p, Floats v) { store_bits(p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT)); }
-inline Floats fma(Floats a, Floats b, Floats c) { return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+inline void store(fp16* p, Floats v) {
+  store_bits(p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Floats fma(Floats a, Floats b, Floats c) {
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
 inline Doubles fma(Doubles a, Doubles b, Doubles c) {
   return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
 }
