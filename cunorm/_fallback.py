@@ -71,4 +71,4 @@ def _row_view(rows: Rows | None) -> Any:
 @np.errstate(over="ignore", invalid="ignore")
 def _store(operand: Operand | None, result: Any) -> None:
     if operand is not None:
-        numpy_view(operand)[...] = result
+        numpy_view(operand)[...] = reference.round_to(result, numpy_dtype(operand.dtype))
