@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench import cpu
 from bench.cases import DTYPES, OPERATORS
+from cunorm._cpu import thread_count
 
 _SHAPES = "4096x4096,65536x256,512x16384,3000x1003"
 
@@ -46,15 +47,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--direction", type=_list_of(directions), default=directions)
     parser.add_argument("--shapes", type=_shapes, default=_shapes(_SHAPES), help="ROWSxWIDTH,...")
     parser.add_argument("--seconds", type=float, default=2.0, help="spent on each point")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=thread_count())
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
     options = parser.parse_args()
     cpu.use_threads(options.threads)
     return options
 
 
-def _list_of(allowed: object):  # type: ignore[no-untyped-def]
-    choices = list(allowed)  # type: ignore[call-overload]
+def _list_of(allowed: Iterable[str]) -> Callable[[str], list[str]]:
+    choices = list(allowed)
 
     def parse(text: str) -> list[str]:
         given = text.split(",")
