@@ -65,11 +65,14 @@ def test_a_constant_row_gives_bias_rounded_to_ys_dtype(y_dtype):
 def test_gradients_of_a_constant_row_keep_their_bounds(dtype):
     for width in (1, 2, 33, 1000):
         x = np.full((3, width), 0.1, DTYPES[dtype])
-        dy, weight = draw("dy", x.shape, dtype), optional("weight", width, dtype)
-        forward = cunorm.layer_norm_forward(x, weight)
-        grads = cunorm.layer_norm_backward(dy, x, weight, rstd=forward.rstd, mean=forward.mean)
+        dy = draw("dy", x.shape, dtype)
+        weight, bias = (optional(name, width, dtype) for name in ("weight", "bias"))
+        forward = cunorm.layer_norm_forward(x, weight, bias)
+        grads = cunorm.layer_norm_backward(
+            dy, x, weight, bias, rstd=forward.rstd, mean=forward.mean
+        )
         with at(f"width {width}"):
-            check_backward(grads, dy, x, weight, None, center=True, eps=1e-5)
+            check_backward(grads, dy, x, weight, bias, center=True, eps=1e-5)
 
 
 # --- c and eps ------------------------------------------------------------------------------------

@@ -138,11 +138,12 @@ def _cpu_identity() -> str:
 def cache_folder() -> Path:
     """Return where compiled kernels are kept: a folder that is this user's alone."""
     chosen = os.environ.get("CUNORM_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    folder = Path(chosen) if chosen else Path(base, "cunorm")
     try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+        folder = Path(chosen) if chosen else Path(base, "cunorm")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        private = folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022
+        owned = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
+        private = owned and not folder.stat().st_mode & 0o022
         if private and os.access(folder, os.W_OK):
             return folder
     except (OSError, RuntimeError):
