@@ -72,7 +72,7 @@ class ForwardTypes(NamedTuple):
 
     def kept_bytes(self) -> int:
         """Return the registers, in bytes, that an element of a row kept by its thread takes."""
-        return (self.new_residual or self.x).itemsize
+        return _kept_itemsize(self.new_residual or self.x, self.compute)
 
 
 class BackwardTypes(NamedTuple):
@@ -111,7 +111,8 @@ class BackwardTypes(NamedTuple):
     def kept_bytes(self) -> int:
         """Return the registers, in bytes, that an element of a row kept by its thread takes."""
         sums = self.dweight + self.dbias
-        return self.dy.itemsize + self.x.itemsize + sums * self.compute.itemsize
+        inputs = _kept_itemsize(self.dy, self.compute) + _kept_itemsize(self.x, self.compute)
+        return inputs + sums * self.compute.itemsize
 
 
 class ParamGradTypes(NamedTuple):
@@ -297,6 +298,11 @@ def common_access(
                 break
             access //= 2
     return access
+
+
+def _kept_itemsize(dtype: DType, compute: DType) -> int:
+    """Return the registers of a kept element: as stored, but compilers keep float64 converted."""
+    return compute.itemsize if compute.itemsize == 8 else dtype.itemsize
 
 
 def _cuda_type(dtype: DType | None) -> str:

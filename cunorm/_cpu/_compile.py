@@ -64,6 +64,11 @@ def library(build: Build) -> Entry:
 _loaded: dict[Build, Entry] = {}
 
 
+if hasattr(os, "register_at_fork"):
+    # No thread of a forked child would release a lock that another thread of its parent held.
+    os.register_at_fork(after_in_child=_compiling.clear)
+
+
 def _load(build: Build) -> Entry:
     entry = ctypes.CDLL(str(_compiled(build))).cunorm_launch
     entry.argtypes = (ctypes.c_longlong, ctypes.c_int, ctypes.c_char_p)

@@ -17,14 +17,13 @@ from .kernels import H200_SM_COUNT, SM_75_SM_COUNT, Plan, emulate_backward, emul
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 OPTIONAL = (None, *DTYPES)
 
-# What both kernels' cases have: how operands lie in memory, and how kernels are launched.
+# What both kernels' cases have: how operands lie in memory, and how kernels are launched. `far`
+# rows have mean 1e4 and deviation 1. `layouts` is the number of the first operand's layout, the
+# others have those that follow; None: all are contiguous.
 ARRANGEMENT = {
     "rows": ("several", "one"),
-    "far": (False, True),  # rows of mean 1e4 and deviation 1
-    "layouts": (
-        None,
-        *range(len(INPUT_LAYOUTS)),
-    ),  # which one the first operand has; None: contiguous
+    "far": (False, True),
+    "layouts": (None, *range(len(INPUT_LAYOUTS))),
     "place": (("end", None), ("start", None), ("end", 1), ("start", 2), ("end", 4)),
     "grid": (None, 1),
     "order": ("forward", "reverse", "random"),

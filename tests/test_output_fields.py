@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""Fields of `out=`: of the right tuple, shape, dtype and strides, and only for what there is."""
+
+import numpy as np
+import pytest
+from calls import WIDTH, given, raises
+from operands import assert_same_bits
+
+import cunorm
+from cunorm import AddNorm, NormForward, NormGrads
+
+ROWS = 5
+SHAPE = (ROWS, WIDTH)
+
+
+def backward(out, **more):
+    arrays = given()
+    operands = (arrays.dy, arrays.x, arrays.weight, arrays.bias)
+    statistics = {"rstd": arrays.rstd, "mean": arrays.mean}
+    return cunorm.layer_norm_backward(*operands, **statistics, out=out, **more)
+
+
+# --- the tuple ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "out",
+    [np.empty(SHAPE), (None, None), AddNorm(), NormGrads(), {"y": None}],
+    ids=lambda out: type(out).__name__,
+)
+def test_out_of_a_forward_must_be_its_result_tuple(out):
+    text = f"out is a {type(out).__qualname__}, expected a NormForward of arrays and Nones"
+    with raises(TypeError, f"layer_norm_forward: {text}"):
+        cunorm.layer_norm_forward(given().x, out=out)
+
+
+def test_out_of_the_others_must_be_their_result_tuple():
+    text = "out is a NormForward, expected a {} of arrays and Nones"
+    with raises(TypeError, f"add_rms_norm: {text.format('AddNorm')}"):
+        cunorm.add_rms_norm(given().x, given().residual, out=NormForward())
+    with raises(TypeError, f"layer_norm_backward: {text.format('NormGrads')}"):
+        backward(NormForward())
+    with pytest.raises(TypeError, match=r"^rms_norm: out is a AddNorm, expected a NumPy"):
+        cunorm.rms_norm(given().x, out=AddNorm())
+
+
+# --- shapes and strides ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", NormForward._fields)
+@pytest.mark.parametrize("shape", [(ROWS, WIDTH + 1), (WIDTH,), (1,), (ROWS, 1)], ids=str)
+def test_a_result_of_forward_must_have_its_shape(field, shape):
+    expected = SHAPE if field in ("y", "residual") else (ROWS,)
+    arrays, out = given(), NormForward(**{field: np.empty(shape, np.float32)})
+    text = f"out.{field} has shape {shape}, expected {expected}"
+    with raises(ValueError, f"layer_norm_forward: {text}"):
+        cunorm.layer_norm_forward(arrays.x, residual=arrays.residual, out=out)
+
+
+@pytest.mark.parametrize("field", ["dx", "dresidual", "dweight", "dbias"])
+def test_a_gradient_must_have_its_shape(field):
+    expected = SHAPE if field in ("dx", "dresidual") else (WIDTH,)
+    text = f"out.{field} has shape (3,), expected {expected}"
+    with raises(ValueError, f"layer_norm_backward: {text}"):
+        backward(NormGrads(**{field: np.empty(3, np.float32)}))
+
+
+STRIDES = "expected contiguous rows and at most three leading axes that no single stride walks"
+
+
+def test_rows_of_an_output_must_be_contiguous():
+    y = np.empty((WIDTH, ROWS), np.float32).T
+    with raises(ValueError, f"rms_norm: out has strides (1, 5), {STRIDES}"):
+        cunorm.rms_norm(given().x, out=y)
+    with raises(ValueError, f"layer_norm_backward: out.dweight has strides (2,), {STRIDES}"):
+        backward(NormGrads(dweight=np.empty(2 * WIDTH, np.float32)[::2]))
+
+
+def test_an_output_of_four_leading_axes_that_do_not_join_is_refused():
+    x = np.ones((2, 2, 2, 2, 3), np.float32)
+    y = np.empty((2, 3, 2, 3, 2, 3, 2, 3), np.float32)[:, 0, :, 0, :, 0, :, :]
+    strides = tuple(stride // y.itemsize for stride in y.strides)
+    assert_same_bits(cunorm.rms_norm(x[0], out=y[0]), cunorm.rms_norm(x[0]))
+    with raises(ValueError, f"rms_norm: out has strides {strides}, {STRIDES}"):
+        cunorm.rms_norm(x, out=y)
+
+
+# --- dtypes ---------------------------------------------------------------------------------------
+
+
+def test_an_array_in_out_must_have_the_dtype_that_is_asked_for():
+    arrays, wrong = given(), np.empty(SHAPE, np.float32)
+    text = "has dtype float32, expected float16, that of"
+    with raises(ValueError, f"rms_norm: out {text} dtype"):
+        cunorm.rms_norm(arrays.x, dtype="float16", out=wrong)
+    with raises(ValueError, f"add_rms_norm: out.y {text} dtype"):
+        cunorm.add_rms_norm(arrays.x, arrays.residual, dtype="float16", out=AddNorm(y=wrong))
+    with raises(ValueError, f"add_rms_norm: out.residual {text} the new residual stream"):
+        out = AddNorm(residual=wrong)
+        cunorm.add_rms_norm(arrays.x, None, residual_dtype="float16", out=out)
+    with raises(ValueError, f"layer_norm_backward: out.dx {text} x_dtype"):
+        backward(NormGrads(dx=wrong), x_dtype="float16")
+
+
+def test_the_streams_array_must_have_its_dtype():
+    arrays, wrong = given(), np.empty(SHAPE, np.float16)
+    text = "has dtype float16, expected float32, that of"
+    with raises(ValueError, f"add_rms_norm: out.residual {text} the new residual stream"):
+        cunorm.add_rms_norm(arrays.x, arrays.residual, out=AddNorm(residual=wrong))
+    with raises(ValueError, f"layer_norm_backward: out.dresidual {text} x"):
+        backward(NormGrads(dresidual=wrong))
+
+
+@pytest.mark.parametrize("field", ["mean", "rstd"])
+def test_arrays_for_statistics_must_be_of_the_compute_type(field):
+    out = NormForward(**{field: np.empty(ROWS, np.float64)})
+    text = f"out.{field} has dtype float64, expected float32, the compute type"
+    with raises(TypeError, f"layer_norm_forward: {text}, which the forward returns"):
+        cunorm.layer_norm_forward(given().x, out=out)
+    x = given().x.astype(np.float64)
+    assert getattr(cunorm.layer_norm_forward(x, out=out), field) is getattr(out, field)
+
+
+def test_an_integer_array_in_out_is_refused():
+    text = "out has dtype int32, expected float16, bfloat16, float32 or float64"
+    with raises(TypeError, f"rms_norm: {text}"):
+        cunorm.rms_norm(given().x, out=np.empty(SHAPE, np.int32))
+
+
+# --- results that there are not -------------------------------------------------------------------
+
+
+def test_a_mean_without_center_is_refused():
+    out = NormForward(mean=np.empty(ROWS, np.float32))
+    text = "out.mean is given, expected None: without center there is no mean"
+    with raises(ValueError, f"rms_norm_forward: {text}"):
+        cunorm.rms_norm_forward(given().x, out=out)
+
+
+@pytest.mark.parametrize(
+    ("field", "shape", "needs"),
+    [
+        ("dx", SHAPE, ("weight",)),
+        ("dresidual", SHAPE, ("weight", "bias")),
+        ("dweight", WIDTH, ("x", "bias")),
+        ("dbias", WIDTH, ("x",)),
+        ("dgate", SHAPE, ("x", "gate")),
+    ],
+)
+def test_an_array_for_a_gradient_that_is_not_computed_is_refused(field, shape, needs):
+    out = NormGrads(**{field: np.empty(shape, np.float32)})
+    text = f"out.{field} is given, expected None: its operand is absent or not in needs"
+    with raises(ValueError, f"layer_norm_backward: {text}"):
+        backward(out, needs=needs)
+
+
+def test_an_array_for_the_gradient_of_an_absent_parameter_is_refused():
+    arrays, out = given(), NormGrads(dweight=np.empty(WIDTH, np.float32))
+    text = "out.dweight is given, expected None: its operand is absent or not in needs"
+    with raises(ValueError, f"rms_norm_backward: {text}"):
+        cunorm.rms_norm_backward(arrays.dy, arrays.x, rstd=arrays.rstd, out=out)
