@@ -19,7 +19,7 @@ from cunorm._sources import source_text
 
 if TYPE_CHECKING:
     from cunorm._arrays import Device
-    from cunorm._plan import Build, Launch
+    from cunorm._builds import Build, Launch
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
 _ERROR_LINES = 8  # of a compiler's log, in an error message

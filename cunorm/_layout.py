@@ -36,6 +36,8 @@ def row_layout(
     They need each row contiguous, and at most three leading axes once those that one stride can
     walk are taken together.
     """
+    if 0 in shape:
+        return SINGLE_ROW
     if not _is_contiguous(shape[leading_axes:], strides[leading_axes:]):
         return None
     axes = _collapsed(shape[:leading_axes], strides[:leading_axes])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,26 +62,29 @@ def refuse(function: str, argument: str, array: Any, reason: str) -> None:
 
 
 def check_overlap(
-    function: str, outputs: list[Named], inputs: list[Named], in_place: tuple[str, ...]
+    function: str,
+    outputs: list[Named],
+    inputs: list[Named],
+    in_place: Mapping[str, Collection[str]],
 ) -> None:
     """Check that no output shares memory with another operand.
 
-    Those named in `in_place` may be an input, exactly: nobody reads an element after the thread
-    that writes it.
+    It may be, exactly, an input that `in_place` has for it: nobody reads an element of that after
+    the thread that writes it.
     """
     for number, (argument, output) in enumerate(outputs):
         if output is None:
             continue
+        allowed = in_place.get(argument, ())
         for other_argument, other in (*outputs[:number], *inputs):
             if other is None or not _share_memory(output, other):
                 continue
-            may_be_input = argument in in_place
-            if may_be_input and (other_argument, other) in inputs and _same_place(output, other):
+            if other_argument in allowed and _same_place(output, other):
                 continue
-            also = " (or exactly the memory, shape, strides and dtype of an input)"
+            also = f" (or exactly the memory, shape, strides and dtype of {' or '.join(allowed)})"
             raise ValueError(
                 f"{function}: {argument} overlaps {other_argument}, expected memory of its own"
-                f"{also if may_be_input else ''}"
+                f"{also if allowed else ''}"
             )
 
 

@@ -8,127 +8,21 @@ depend on the rows around it, nor on alignment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from cunorm._dtypes import DType
-
-Macros = tuple[tuple[str, str], ...]
+from cunorm._builds import (
+    BackwardTypes,
+    Build,
+    ForwardTypes,
+    Launch,
+    Macros,
+    ParamGradTypes,
+)
 
 CPU_PACK = 64
 _GRID_LIMIT = 2**31 - 1
 _ACCESS_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """A kernel and the macros that specialise it; `kernel` names the source and its entry point."""
-
-    kernel: str
-    macros: Macros
-
-    def __str__(self) -> str:
-        return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A build, and how many blocks of how many threads to start."""
-
-    build: Build
-    grid: int
-    block: int
-
-
-class ForwardTypes(NamedTuple):
-    """The operands of row_norm_forward: their dtypes, None where absent."""
-
-    compute: DType
-    x: DType
-    residual: DType | None
-    new_residual: DType | None
-    weight: DType | None
-    bias: DType | None
-    y: DType
-    center: bool
-
-    def macros(self) -> Macros:
-        """Return the part of the build that says which operands there are."""
-        return (
-            ("COMPUTE_T", self.compute.cuda),
-            ("X_T", self.x.cuda),
-            ("RESIDUAL_T", _cuda_type(self.residual)),
-            ("NEW_RESIDUAL_T", _cuda_type(self.new_residual)),
-            ("WEIGHT_T", _cuda_type(self.weight)),
-            ("BIAS_T", _cuda_type(self.bias)),
-            ("Y_T", self.y.cuda),
-            ("CENTER", _cuda_bool(self.center)),
-        )
-
-    def row_operands(self) -> tuple[DType | None, ...]:
-        """Return the operands that have a row for each row of x."""
-        return (self.x, self.residual, self.y, self.new_residual)
-
-    def kept_bytes(self) -> int:
-        """Return the registers, in bytes, that an element of a row kept by its thread takes."""
-        return _kept_itemsize(self.new_residual or self.x, self.compute)
-
-
-class BackwardTypes(NamedTuple):
-    """The operands of row_norm_backward: their dtypes, None where absent."""
-
-    compute: DType
-    dy: DType
-    x: DType
-    d_residual: DType | None
-    dx: DType | None
-    dresidual: DType | None
-    weight: DType | None
-    center: bool
-    dweight: bool
-    dbias: bool
-
-    def macros(self) -> Macros:
-        """Return the part of the build that says which operands there are."""
-        return (
-            ("COMPUTE_T", self.compute.cuda),
-            ("DY_T", self.dy.cuda),
-            ("X_T", self.x.cuda),
-            ("D_RESIDUAL_T", _cuda_type(self.d_residual)),
-            ("DX_T", _cuda_type(self.dx)),
-            ("DRESIDUAL_T", _cuda_type(self.dresidual)),
-            ("WEIGHT_T", _cuda_type(self.weight)),
-            ("CENTER", _cuda_bool(self.center)),
-            ("DWEIGHT", _cuda_bool(self.dweight)),
-            ("DBIAS", _cuda_bool(self.dbias)),
-        )
-
-    def row_operands(self) -> tuple[DType | None, ...]:
-        """Return the operands that have a row for each row of x."""
-        return (self.dy, self.x, self.d_residual, self.dx, self.dresidual)
-
-    def kept_bytes(self) -> int:
-        """Return the registers, in bytes, that an element of a row kept by its thread takes."""
-        sums = self.dweight + self.dbias
-        inputs = _kept_itemsize(self.dy, self.compute) + _kept_itemsize(self.x, self.compute)
-        return inputs + sums * self.compute.itemsize
-
-
-class ParamGradTypes(NamedTuple):
-    """The results of param_grad: their dtypes, None where not wanted."""
-
-    compute: DType
-    dweight: DType | None
-    dbias: DType | None
-
-    def macros(self) -> Macros:
-        """Return the part of the build that says which results there are."""
-        return (
-            ("COMPUTE_T", self.compute.cuda),
-            ("DWEIGHT_T", _cuda_type(self.dweight)),
-            ("DBIAS_T", _cuda_type(self.dbias)),
-        )
 
 
 class Team(NamedTuple):
@@ -280,15 +174,13 @@ def part_rows(launch: Launch) -> int:
     return 2 if dict(launch.build.macros)["PACKS"] == "0" else 1
 
 
-def common_access(
-    width: int, operands: list[tuple[int, int, tuple[int, ...]]], pack: int = _ACCESS_BYTES
-) -> int:
+def common_access(width: int, operands: list[tuple[int, int, tuple[int, ...]]]) -> int:
     """Return how many elements every operand lets a thread move in one access, a power of two.
 
     Each operand is its pointer, its itemsize, and the strides between its rows in elements. Of
     elements larger than others, one access takes fewer, so alignment counts up to 16 bytes.
     """
-    access = min(pack, width & -width)
+    access = min(_ACCESS_BYTES, width & -width)
     for pointer, itemsize, strides in operands:
         while access > 1:
             bytes_at_once = min(access * itemsize, _ACCESS_BYTES)
@@ -298,16 +190,3 @@ def common_access(
                 break
             access //= 2
     return access
-
-
-def _kept_itemsize(dtype: DType, compute: DType) -> int:
-    """Return the registers of a kept element: as stored, but compilers keep float64 converted."""
-    return compute.itemsize if compute.itemsize == 8 else dtype.itemsize
-
-
-def _cuda_type(dtype: DType | None) -> str:
-    return "absent" if dtype is None else dtype.cuda
-
-
-def _cuda_bool(value: bool) -> str:
-    return "true" if value else "false"

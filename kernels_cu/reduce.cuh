@@ -5,12 +5,12 @@
 #include "memory.cuh"
 
 // One thread's sum over its packs, kept item by item: item i of every pack is added to sum i, and
-// end_pack() called after each pack. Every 16 packs the sums move up a level, so that no chain of
-// additions is long.
+// end_pack() called after each pack. Every 16 packs the sums move up a level, and every 32 times
+// from there to the last, so that no chain of additions is long, which would add up its roundings.
 template <class B>
 struct LaneSum {
   static constexpr int items = items_per_pack<B>;
-  Pack<Item<B>, items> recent = {}, total = {};
+  Pack<Item<B>, items> recent = {}, middle = {}, total = {};
   int packs = 0;
 
   template <class At>
@@ -23,15 +23,15 @@ struct LaneSum {
   }
 
   __device__ void end_pack() {
-    if (++packs < 16) return;
-    total = by_item();
-    recent = {};
-    packs = 0;
+    if (++packs % 16 != 0) return;
+    move_up(recent, middle);
+    if (packs % (16 * 32) == 0) move_up(middle, total);
   }
 
   __device__ Pack<Item<B>, items> by_item() const {
     Pack<Item<B>, items> sum;
-    unrolled<items>([&](int i) { sum.item[i] = total.item[i] + recent.item[i]; });
+    unrolled<items>(
+        [&](int i) { sum.item[i] = total.item[i] + (middle.item[i] + recent.item[i]); });
     return sum;
   }
 
@@ -43,6 +43,11 @@ struct LaneSum {
   }
 
  private:
+  static __device__ void move_up(Pack<Item<B>, items>& from, Pack<Item<B>, items>& to) {
+    unrolled<items>([&](int i) { to.item[i] += from.item[i]; });
+    from = {};
+  }
+
   template <int half>
   static __device__ void fold(Pack<Item<B>, items>& sum) {
     unrolled<half>([&](int i) { sum.item[i] += sum.item[i + half]; });

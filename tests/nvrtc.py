@@ -10,7 +10,7 @@ from cunorm import _cuda
 from cunorm._sources import source_text
 
 if TYPE_CHECKING:
-    from cunorm._plan import Build
+    from cunorm._builds import Build
 
 # What CuPy 13 and 14 add to the options of a RawKernel, beside the architecture.
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")

@@ -16,16 +16,18 @@ SETUP = textwrap.dedent("""
     def tasks():
         return len(os.listdir("/proc/self/task"))
 
-    def check(seed):
+    def check(seed, backward=True):
         # Tolerances are for wrong numbers, not for wrong roundings.
         rng = np.random.default_rng(seed)
         x, dy = (rng.standard_normal((600, 257)).astype(np.float32) for _ in range(2))
         weight = rng.standard_normal(257).astype(np.float32)
         forward = cunorm.rms_norm_forward(x, weight)
-        grads = cunorm.rms_norm_backward(dy, x, weight, rstd=forward.rstd)
         exact = cunorm.reference.rms_norm_forward(x, weight)
-        exact_grads = cunorm.reference.rms_norm_backward(dy, x, weight, rstd=exact.rstd)
         np.testing.assert_allclose(forward.y, exact.y, rtol=0, atol=1e-4)
+        if not backward:
+            return
+        grads = cunorm.rms_norm_backward(dy, x, weight, rstd=forward.rstd)
+        exact_grads = cunorm.reference.rms_norm_backward(dy, x, weight, rstd=exact.rstd)
         np.testing.assert_allclose(grads.dx, exact_grads.dx, rtol=0, atol=1e-4)
         np.testing.assert_allclose(grads.dweight, exact_grads.dweight, rtol=0, atol=1e-3)
 """)

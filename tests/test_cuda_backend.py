@@ -14,7 +14,7 @@ from nvrtc import CUPY_OPTIONS, ResourceUsage, compile_cubin, resource_usage
 
 from cunorm import _cuda
 from cunorm._arrays import Device
-from cunorm._plan import Build, Launch
+from cunorm._builds import Build, Launch
 
 PROBE = """
 struct Arguments { long long* out; long long value; double scale; };

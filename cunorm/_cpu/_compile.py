@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from cunorm._plan import Build
+from cunorm._builds import Build
 from cunorm._sources import source_text
 
 _INCLUDE = Path(__file__).parent / "include"

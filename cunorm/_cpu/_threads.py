@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ def set_num_threads(n: int | None) -> None:
     """Set how many threads the CPU kernels use; None is the default again.
 
     The default is ``OMP_NUM_THREADS`` where it is set, else the number of cores that this process
-    may use (its affinity and its control group's quota). Results do not depend on the number. A
+    may use (its affinity, and the quota of its control group, version 2). Results do not depend on the number. A
     forked child uses one thread, as the OpenMP runtime does not survive a fork.
 
     Examples
@@ -25,9 +26,10 @@ def set_num_threads(n: int | None) -> None:
     >>> cunorm.set_num_threads(None)
     """
     global _chosen
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+    is_int = isinstance(n, numbers.Integral) and not isinstance(n, bool)
+    if n is not None and not (is_int and n >= 1):
         raise ValueError(f"set_num_threads: n is {n!r}, expected a positive int or None")
-    _chosen = n
+    _chosen = None if n is None else int(n)
 
 
 def thread_count() -> int:

@@ -11,7 +11,7 @@ from cunorm._backend import Backward, run_backward
 from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_dtype
 from cunorm.results import NormGrads
-from cunorm.row_norm._operands import contiguous, export, input_rows, output_rows
+from cunorm.row_norm._operands import allocate, contiguous, export, input_rows, output_rows
 
 NEEDS = ("x", "weight", "bias", "gate")
 
@@ -54,10 +54,10 @@ def backward(norm: NormBackward, arrays: dict[str, Any], out: dict[str, Any]) ->
     named_inputs = list(zip(_Inputs._fields[1:], inputs[1:], strict=True))
     named_outputs = [(f"out.{name}", operand) for name, operand in given.items()]
     _checks.same_device(function, inputs.x, (*named_inputs, *named_outputs))
-    in_place = tuple(argument for argument, _ in named_outputs)
+    in_place = {argument: _Inputs._fields[1:] for argument, _ in named_outputs}
     _outputs.check_overlap(function, named_outputs, named_inputs, in_place)
 
-    results = _allocated(inputs, given, needs, x_dtype)
+    results = _allocated(function, inputs, given, needs, x_dtype)
     rstd = contiguous(inputs.rstd)
     assert rstd is not None
     call = Backward(
@@ -155,24 +155,25 @@ def _x_dtype(function: str, asked: Any, inputs: _Inputs, given: dict[str, Operan
 
 
 def _allocated(
-    inputs: _Inputs, given: dict[str, Operand | None], needs: frozenset[str], x_dtype: DType
+    function: str,
+    inputs: _Inputs,
+    given: dict[str, Operand | None],
+    needs: frozenset[str],
+    x_dtype: DType,
 ) -> dict[str, Operand | None]:
     """Return an array for every gradient that is written."""
     x, where = inputs.x, inputs.where
-    results = dict(given)
-
-    def allocate(name: str, shape: tuple[int, ...], dtype: DType) -> None:
-        if results[name] is None:
-            results[name] = x.framework.allocate(shape, dtype, x.device)
-
-    if "x" in needs:
-        if x_dtype is not x.dtype:
-            allocate("dx", where.shape, x_dtype)
-            allocate("dresidual", where.shape, x.dtype)
-        elif results["dresidual"] is None:
-            allocate("dx", where.shape, x_dtype)
+    wanted: dict[str, tuple[tuple[int, ...], DType]] = {}
+    if "x" in needs and (x_dtype is not x.dtype or given["dresidual"] is None):
+        wanted["dx"] = (where.shape, x_dtype)
+    if "x" in needs and x_dtype is not x.dtype:
+        wanted["dresidual"] = (where.shape, x.dtype)
     if "weight" in needs and inputs.weight is not None:
-        allocate("dweight", where.row_shape, inputs.weight.dtype)
+        wanted["dweight"] = (where.row_shape, inputs.weight.dtype)
     if "bias" in needs and inputs.bias is not None:
-        allocate("dbias", where.row_shape, inputs.bias.dtype)
+        wanted["dbias"] = (where.row_shape, inputs.bias.dtype)
+    results = dict(given)
+    for name, (shape, dtype) in wanted.items():
+        if results[name] is None:
+            results[name] = allocate(function, x, shape, dtype)
     return results

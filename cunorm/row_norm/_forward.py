@@ -11,7 +11,7 @@ from cunorm._backend import Forward, run_forward
 from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_dtype
 from cunorm.results import NormForward
-from cunorm.row_norm._operands import contiguous, export, input_rows, output_rows
+from cunorm.row_norm._operands import allocate, contiguous, export, input_rows, output_rows
 
 
 class Norm(NamedTuple):
@@ -67,7 +67,7 @@ def forward(
     in_place = _in_place(inputs, options, dtypes)
     _outputs.check_overlap(function, named_outputs, named_inputs, in_place)
 
-    results = _allocated(inputs, given, dtypes, options.saves, center)
+    results = _allocated(function, inputs, given, dtypes, options.saves, center)
     if where.rows:
         call = Forward(
             where=where,
@@ -114,14 +114,14 @@ def _given(
     if not center:
         _outputs.refuse(function, "out.mean", out["mean"], "without center there is no mean")
     shapes = {
-        "y": where.shape,
-        "residual": where.shape,
-        "mean": where.leading_shape,
-        "rstd": where.leading_shape,
+        "y": (where.shape, where.leading_axes),
+        "residual": (where.shape, where.leading_axes),
+        "mean": (where.leading_shape, 0),
+        "rstd": (where.leading_shape, 0),
     }
     return {
-        name: _outputs.given(function, argument.format(name), out[name], shape, where.leading_axes)
-        for name, shape in shapes.items()
+        name: _outputs.given(function, argument.format(name), out[name], shape, leading_axes)
+        for name, (shape, leading_axes) in shapes.items()
     }
 
 
@@ -160,15 +160,15 @@ def _has_stream(options: Options, dtypes: _Dtypes) -> bool:
     return options.streams or dtypes.stream is not None
 
 
-def _in_place(inputs: _Inputs, options: Options, dtypes: _Dtypes) -> tuple[str, ...]:
-    """Return the results that may be written over an input.
+def _in_place(inputs: _Inputs, options: Options, dtypes: _Dtypes) -> dict[str, tuple[str, ...]]:
+    """Return which inputs each result may be written over.
 
-    Not the statistics, as later rows still read weight and bias. Not y, where x itself is returned
-    as the residual stream.
+    The stream is written while weight and bias are still to be read. Where x itself is returned as
+    the stream, y must leave it alone.
     """
-    if inputs.residual is None and _has_stream(options, dtypes):
-        return ("out.residual",)
-    return ("out", "out.y", "out.residual")
+    keeps_x = inputs.residual is None and _has_stream(options, dtypes)
+    over_y = () if keeps_x else _Inputs._fields[1:]
+    return {"out": over_y, "out.y": over_y, "out.residual": ("x", "residual")}
 
 
 def _asked(function: str, argument: str, dtype: Any) -> DType | None:
@@ -176,6 +176,7 @@ def _asked(function: str, argument: str, dtype: Any) -> DType | None:
 
 
 def _allocated(
+    function: str,
     inputs: _Inputs,
     given: dict[str, Operand | None],
     dtypes: _Dtypes,
@@ -194,5 +195,5 @@ def _allocated(
     results = dict(given)
     for name, (shape, dtype) in wanted.items():
         if results[name] is None and dtype is not None:
-            results[name] = x.framework.allocate(shape, dtype, x.device)
+            results[name] = allocate(function, x, shape, dtype)
     return results

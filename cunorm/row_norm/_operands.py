@@ -9,6 +9,7 @@ from cunorm import _checks
 from cunorm._arrays import Operand
 from cunorm._backend import Rows
 from cunorm._checks import Geometry
+from cunorm._dtypes import DType
 from cunorm._layout import row_layout
 
 
@@ -29,6 +30,14 @@ def contiguous(operand: Operand | None) -> Operand | None:
     if operand is None or row_layout(operand.shape, operand.strides, 0) is not None:
         return operand
     return operand.framework.contiguous(operand)
+
+
+def allocate(function: str, x: Operand, shape: tuple[int, ...], dtype: DType) -> Operand:
+    """Make an array of the framework of x, where x is; one that it cannot have is an error."""
+    try:
+        return x.framework.allocate(shape, dtype, x.device)
+    except TypeError as error:
+        raise TypeError(f"{function}: a result of dtype {dtype}: {error}") from None
 
 
 def export(operand: Operand | None) -> Any:

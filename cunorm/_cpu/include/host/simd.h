@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__SSE__)
 #include <immintrin.h>
 #endif
@@ -196,19 +197,21 @@ inline void finish_non_temporal_stores() {
 }
 
 // The sum of the elements, the upper half added to the lower until one is left.
-inline float sum(Floats v) {
-  typedef int32_t Indices __attribute__((vector_size(bytes)));
-  Indices place;
-  for (int i = 0; i < lanes<float>; ++i) place[i] = i;
-  for (int half = lanes<float> / 2; half > 0; half /= 2) v += __builtin_shuffle(v, place ^ half);
+template <class V>
+inline auto sum(V v) {
+  constexpr int count = sizeof(V) / sizeof(v[0]);
+#ifdef __clang__
+  std::remove_reference_t<decltype(v[0])> items[count];
+  std::memcpy(items, &v, sizeof(v));
+  for (int half = count / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) items[i] += items[i + half];
+  return items[0];
+#else
+  decltype(v == v) place;
+  for (int i = 0; i < count; ++i) place[i] = i;
+  for (int half = count / 2; half > 0; half /= 2) v += __builtin_shuffle(v, place ^ half);
   return v[0];
-}
-inline double sum(Doubles v) {
-  typedef int64_t Indices __attribute__((vector_size(bytes)));
-  Indices place;
-  for (int i = 0; i < lanes<double>; ++i) place[i] = i;
-  for (int half = lanes<double> / 2; half > 0; half /= 2) v += __builtin_shuffle(v, place ^ half);
-  return v[0];
+#endif
 }
 
 }  // namespace simd
