@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The operators as the GPU scripts call them: operands, cunorm's call, torch's, and a check.
+"""The operators as the timings call them: operands, cunorm's call, torch's, and a check.
 
 Nothing here imports CuPy or torch: a caller hands in what puts a NumPy array on its device.
 """

@@ -143,7 +143,7 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def table(results: Iterable[Result], threads: int) -> str:
-    """Return the points as a table, and the geometric means that KERNELS' goals speak of."""
+    """Return the points as a table, and geometric means by operator, direction and dtype."""
     results = list(results)
     lines = [
         f"cunorm {cunorm.__version__}, torch {torch.__version__}, {threads} threads, memory warm,",

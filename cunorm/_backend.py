@@ -10,10 +10,10 @@ from functools import cache
 
 from cunorm import _cpu, _cuda, _fallback, _plan
 from cunorm._arrays import Operand, joined
+from cunorm._builds import BackwardTypes, ForwardTypes, Launch, ParamGradTypes
 from cunorm._checks import Geometry
 from cunorm._dtypes import DType
 from cunorm._layout import SINGLE_ROW, RowLayout
-from cunorm._builds import BackwardTypes, ForwardTypes, Launch, ParamGradTypes
 
 # The kernels' argument structs: all fields are of eight bytes. Rows: a pointer and a layout.
 _FORWARD = struct.Struct("<" + 4 * "Q5q" + "4Q2q2d")

@@ -98,7 +98,7 @@ def statistic(
     if operand.dtype is not compute:
         raise TypeError(
             f"{function}: {argument} has dtype {operand.dtype}, expected {compute}, "
-            "the compute type, which the forward returns"
+            "the compute type: float64 if x, its residual stream or x_dtype is, else float32"
         )
 
 

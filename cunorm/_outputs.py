@@ -81,7 +81,7 @@ def check_overlap(
                 continue
             if other_argument in allowed and _same_place(output, other):
                 continue
-            also = f" (or exactly the memory, shape, strides and dtype of {' or '.join(allowed)})"
+            also = " (or exactly the memory, shape, strides and dtype of an input)"
             raise ValueError(
                 f"{function}: {argument} overlaps {other_argument}, expected memory of its own"
                 f"{also if allowed else ''}"

@@ -33,8 +33,8 @@ class NormForward(NamedTuple):
     y : array
         The normalised rows, of x's shape.
     residual : array or None
-        The new residual stream, which is what was normalised; None where neither a residual nor
-        its dtype was given.
+        The new residual stream, which is what was normalised; None where no residual,
+        no dtype of it and no array for it was given.
     mean, rstd : array or None
         The statistics of the rows, in the compute type, of shape ``x.shape[:axis]``; mean is None
         unless the rows are centred.

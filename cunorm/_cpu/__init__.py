@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from cunorm._builds import Build
 from cunorm._cpu._compile import compiler, library
 from cunorm._cpu._threads import set_num_threads, thread_count
-from cunorm._builds import Build
 
 __all__ = ["compiler", "launch", "library", "set_num_threads", "thread_count"]
 

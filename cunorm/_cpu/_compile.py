@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -11,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -145,7 +147,7 @@ def cache_folder() -> Path:
     chosen = os.environ.get("CUNORM_CACHE_DIR")
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        folder = Path(chosen) if chosen else Path(base, "cunorm")
+        folder = (Path(chosen) if chosen else Path(base, "cunorm")).expanduser().absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owned = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
         private = owned and not folder.stat().st_mode & 0o022
@@ -153,4 +155,12 @@ def cache_folder() -> Path:
             return folder
     except (OSError, RuntimeError):
         pass
-    return Path(tempfile.mkdtemp(prefix="cunorm-"))
+    warnings.warn(
+        "cunorm keeps compiled kernels for this process only: its cache folder must be writable, "
+        "and by its user alone; CUNORM_CACHE_DIR names another",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    folder = Path(tempfile.mkdtemp(prefix="cunorm-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -78,7 +78,8 @@ def normalize(
     -----
     Rounding: statistics, sums and products are float64 if x is, else float32, and y is rounded to
     its dtype once, on the store. The mean is corrected by the mean of what it leaves, so a constant
-    row gives y = bias exactly. A row's y depends on no other row, nor on strides, bit for bit.
+    row gives y = bias exactly, with eps > 0. A row's y depends on no other row, nor on strides, bit
+    for bit.
 
     Overflow: a sum of squares beyond 3.4e38 is infinite in float32, and the row then is what IEEE
     arithmetic makes of it, zeros or NaN. Elements of float16 are too small for that; those of

@@ -2,7 +2,7 @@
 // Rounds a float or double to a 16-bit floating-point format: to nearest even, in one step.
 //
 // Integer arithmetic and selects instead of branches, so that a plain loop over an array
-// vectorises. The bits are CUDA's: a NaN of either sign becomes 0x7fff.
+// vectorises. As on CUDA, a NaN of either sign becomes 0x7fff.
 #pragma once
 #include <cstdint>
 #include <cstring>
