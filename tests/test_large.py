@@ -88,19 +88,20 @@ def test_in_place_results_of_rows_far_apart_are_right(far):
 
 
 def test_more_than_2_to_the_31_elements_give_the_right_parameter_gradient():
-    """All rows are one row, read 2**21 + 3 times; the gradient is so many times that row's."""
-    width, rows = 1024, 2**21 + 3
-    assert rows * width > 2**31
-    x, dy = (draw(name, width, "float32") for name in ("x", "dy"))
-    weight = np.ones(width, np.float32)
+    """The same thousand rows are read some 2000 times; the gradient is so many times theirs."""
+    times, rows, width = 2049, 1024, 1024
+    shape = (times, rows, width)
+    assert times * rows * width > 2**31
+    x, dy = (draw(name, (rows, width), "float32") for name in ("x", "dy"))
     rstd = cunorm.rms_norm_forward(x).rstd
     grads = cunorm.rms_norm_backward(
-        np.broadcast_to(dy, (rows, width)),
-        np.broadcast_to(x, (rows, width)),
-        weight,
-        rstd=np.full(rows, rstd),
+        np.broadcast_to(dy, shape),
+        np.broadcast_to(x, shape),
+        np.ones(width, np.float32),
+        rstd=np.tile(rstd, (times, 1)),
         needs=("weight",),
     )
-    summand = dy.astype(np.float64) * cunorm.reference.rms_norm(x)
-    bound = param_grad_bound(rows * summand, rows * np.abs(summand), "float32")
-    assert_within(grads.dweight, rows * summand, bound, "dweight")
+    summands = dy.astype(np.float64) * cunorm.reference.rms_norm(x)
+    exact, magnitude = times * summands.sum(axis=0), times * np.abs(summands).sum(axis=0)
+    bound = param_grad_bound(exact, magnitude, "float32")
+    assert_within(grads.dweight, exact, bound, "dweight")
