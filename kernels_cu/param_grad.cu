@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The blocks' partial sums -> dweight and dbias, in a fixed order, with one rounding.
+// The blocks' partial sums -> dweight and dbias, in float64 and a fixed order, with one rounding.
 //
 // A block takes some columns. Its threads stand in part_threads rows of column_threads: each adds
 // every part_threads-th part of its own columns, then the first row of threads adds what the others
@@ -9,7 +9,8 @@
 
 // clang-format off
 struct Build {
-  using compute_t = COMPUTE_T;
+  using sums_t = COMPUTE_T;
+  using compute_t = fp64;                               // there may be thousands of parts
   using dweight_t = DWEIGHT_T;
   using dbias_t = DBIAS_T;
   static constexpr int column_threads = COLUMN_THREADS;
@@ -21,8 +22,8 @@ struct Build {
 
 template <class B>
 struct Arguments {
-  const typename B::compute_t* dweight_sums;  // part p at p * stride
-  const typename B::compute_t* dbias_sums;
+  const typename B::sums_t* dweight_sums;  // part p at p * stride
+  const typename B::sums_t* dbias_sums;
   typename B::dweight_t* dweight;
   typename B::dbias_t* dbias;
   index_t parts, stride, width;
@@ -34,9 +35,8 @@ struct Scratch {
 };
 
 template <class B, class T>
-__device__ inline void add_parts(const Arguments<B>& arguments,
-                                 const typename B::compute_t* part_sums, T* gradient,
-                                 Scratch<B>& scratch) {
+__device__ inline void add_parts(const Arguments<B>& arguments, const typename B::sums_t* part_sums,
+                                 T* gradient, Scratch<B>& scratch) {
   const int column_thread = threadIdx.x % B::column_threads,
             part_thread = threadIdx.x / B::column_threads;
   const index_t column = (index_t(blockIdx.x) * B::column_threads + column_thread) * B::pack;

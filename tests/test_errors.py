@@ -69,8 +69,10 @@ def test_statistics_must_be_of_the_compute_type(name):
     arrays = given()
     statistics = {"rstd": arrays.rstd, "mean": arrays.mean}
     statistics[name] = statistics[name].astype(np.float64)
-    tail = "expected float32, the compute type: float64 if x, its residual stream or x_dtype is"
-    with raises(TypeError, f"layer_norm_backward: {name} has dtype float64, {tail}"):
+    rule = "the compute type: float64 if x, its residual stream or x_dtype is, else float32"
+    with raises(
+        TypeError, f"layer_norm_backward: {name} has dtype float64, expected float32, {rule}"
+    ):
         cunorm.layer_norm_backward(arrays.dy, arrays.x, **statistics)
 
 

@@ -114,8 +114,9 @@ def test_the_streams_array_must_have_its_dtype():
 @pytest.mark.parametrize("field", ["mean", "rstd"])
 def test_arrays_for_statistics_must_be_of_the_compute_type(field):
     out = NormForward(**{field: np.empty(ROWS, np.float64)})
-    text = f"out.{field} has dtype float64, expected float32, the compute type"
-    with raises(TypeError, f"layer_norm_forward: {text}, which the forward returns"):
+    rule = "the compute type: float64 if x, its residual stream or x_dtype is, else float32"
+    text = f"out.{field} has dtype float64, expected float32, {rule}"
+    with raises(TypeError, f"layer_norm_forward: {text}"):
         cunorm.layer_norm_forward(given().x, out=out)
     x = given().x.astype(np.float64)
     assert getattr(cunorm.layer_norm_forward(x, out=out), field) is getattr(out, field)

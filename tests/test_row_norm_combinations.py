@@ -7,12 +7,14 @@ Each case is a build of its own. `pytest -m exhaustive` compiles those of `exhau
 
 from itertools import chain, groupby
 
+import numpy as np
 import pytest
 from bounds import check_backward, check_forward
 from covers import everything, label, pairwise
 from operands import DTYPES, at, draw, optional
 
 import cunorm
+from cunorm import reference
 
 DTYPE_NAMES = list(DTYPES)
 OPTIONAL = [None, *DTYPE_NAMES]
@@ -69,14 +71,13 @@ def check_backward_case(case):
         x, dy = (draw(name, shape, case[name]) for name in ("x", "dy"))
         d_residual = optional("d_residual", shape, case["d_residual"])
         weight, bias = (optional(name, width, case[name]) for name in ("weight", "bias"))
-        forward = cunorm.normalize_forward(x, center=case["center"], eps=EPS, **_statistics(case))
+        statistics = _statistics(x, case)
         grads = cunorm.normalize_backward(
             dy,
             x,
             weight,
             bias,
-            rstd=forward.rstd,
-            mean=forward.mean,
+            **statistics,
             d_residual=d_residual,
             center=case["center"],
             x_dtype=case["dx"],
@@ -88,9 +89,12 @@ def check_backward_case(case):
             check_backward(grads, *operands, center=case["center"], eps=EPS)
 
 
-def _statistics(case):
-    """The compute type of dx in float64 is float64, and so must the statistics be."""
-    return {"residual_dtype": "float64"} if "float64" in (case["x"], case["dx"]) else {}
+def _statistics(x, case):
+    """Return the exact mean and rstd, rounded to the compute type."""
+    exact = reference.normalize_forward(x, center=case["center"], eps=EPS)
+    compute = np.float64 if "float64" in (case["x"], case["dx"]) else np.float32
+    mean = exact.mean.astype(compute) if case["center"] else None
+    return {"rstd": exact.rstd.astype(compute), "mean": mean}
 
 
 def _check_which(grads, case):

@@ -91,9 +91,8 @@ def test_zero_rows_give_empty_results_and_zero_parameter_gradients(shape):
 
 
 @pytest.mark.parametrize("y_dtype", DTYPES)
-@pytest.mark.parametrize("x_dtype", ["bfloat16", "float32"])
-def test_dtype_is_that_of_y_alone(x_dtype, y_dtype):
-    x, weight = draw("x", (5, 40), x_dtype), optional("weight", 40, "float64")
+def test_dtype_is_that_of_y_alone(y_dtype):
+    x, weight = draw("x", (5, 40), "bfloat16"), optional("weight", 40, "float64")
     result = cunorm.rms_norm_forward(x, weight, dtype=y_dtype)
     assert result.y.dtype == DTYPES[y_dtype]
     assert result.rstd.dtype == np.float32

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Stands in for CUDA's cuda_fp16.h on a CPU: the type and the conversions that the kernels use.
 //
-// 1 sign, 5 exponent and 10 fraction bits, by bit arithmetic: it vectorises, and from double there is
-// no instruction. simd.h uses the machine's own conversions from and to float where it has them.
+// 1 sign, 5 exponent and 10 fraction bits, by bit arithmetic: it vectorises, and from double there
+// is no instruction. simd.h uses the machine's own conversions from and to float where it has them.
 #pragma once
 #include "narrow_float.h"
 
