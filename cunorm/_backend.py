@@ -121,7 +121,7 @@ class Backward:
         first = self.sums.pointer
         if self.dweight is None:
             return (0, first)
-        size = sum_rows(launch) * self.where.width * self.compute.itemsize
+        size = sum_count(launch, self.where.width) * self.compute.itemsize
         return (first, 0 if self.dbias is None else first + size)
 
     def arguments(self, launch: Launch) -> bytes:
@@ -149,7 +149,7 @@ class Backward:
             *self.sum_pointers(launch),
             *map(_pointer, (self.dweight, self.dbias)),
             launch.grid if self.where.rows else 0,
-            _plan.part_rows(launch) * self.where.width,
+            _plan.part_rows(launch) * _plan.sum_pitch(self.where.width),
             self.where.width,
         )
 
@@ -165,9 +165,9 @@ class Backward:
         return _access(self.where.width, rows, (self.weight,))
 
 
-def sum_rows(launch: Launch) -> int:
-    """Return how many rows of partial sums row_norm_backward writes for each parameter."""
-    return launch.grid * _plan.part_rows(launch)
+def sum_count(launch: Launch, width: int) -> int:
+    """Return how many partial sums row_norm_backward writes for each parameter."""
+    return launch.grid * _plan.part_rows(launch) * _plan.sum_pitch(width)
 
 
 def run_forward(call: Forward) -> None:
@@ -232,7 +232,7 @@ def _allocate_sums(call: Backward, launch: Launch) -> None:
     parameters = (call.dweight is not None) + (call.dbias is not None)
     if parameters:
         x = call.x[0]
-        size = parameters * sum_rows(launch) * call.where.width
+        size = parameters * sum_count(launch, call.where.width)
         call.sums = x.framework.allocate((size,), call.compute, x.device)
 
 

@@ -174,6 +174,11 @@ def part_rows(launch: Launch) -> int:
     return 2 if dict(launch.build.macros)["PACKS"] == "0" else 1
 
 
+def sum_pitch(width: int) -> int:
+    """Return how many elements lie from one row of partial sums to the next: `sum_pitch` in C++."""
+    return -(-width // 16) * 16
+
+
 def common_access(width: int, operands: list[tuple[int, int, tuple[int, ...]]]) -> int:
     """Return how many elements every operand lets a thread move in one access, a power of two.
 

@@ -44,6 +44,10 @@ __device__ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
+// A hint that this pack will be loaded soon; only the CPU takes it.
+template <class B, class T>
+__device__ inline void prefetch_pack(const T*, index_t, index_t) {}
+
 // A pack to be written: write() its items, then store() it. read_again: the kernel will soon load
 // it.
 template <class B, class T, bool read_again = false>

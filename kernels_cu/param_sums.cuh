@@ -7,6 +7,9 @@
 #pragma once
 #include "row.cuh"
 
+// From one row of sums in memory to the next: whole cache lines.
+__device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }
+
 // A pack of sums in memory, open for adding to.
 template <class B>
 struct OpenSums {
@@ -72,8 +75,8 @@ struct ColumnSums {
   bool first_flush = true;
 
   __device__ ColumnSums(C* all_sums, index_t width)
-      : sums(all_sums + blockIdx.x * (in_registers ? 1 : 2) * width),
-        recent_row(sums + width),
+      : sums(all_sums + blockIdx.x * (in_registers ? 1 : 2) * sum_pitch(width)),
+        recent_row(sums + sum_pitch(width)),
         width(width) {}
 
   __device__ void start(const Team<B>& team) {

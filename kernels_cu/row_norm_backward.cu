@@ -72,6 +72,9 @@ __device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>&
   const index_t end = has_row ? width : 0;
   const auto* dy_row = arguments.dy.at(row);
   const auto* x_row = arguments.x.at(row);
+  const index_t next_row = row + 1 < arguments.rows ? row + 1 : row;
+  const auto* next_dy_row = arguments.dy.at(next_row);
+  const auto* next_x_row = arguments.x.at(next_row);
   const auto* d_residual_row = arguments.d_residual.at(row);
   auto* dx_row = arguments.dx.at(row);
   auto* dresidual_row = arguments.dresidual.at(row);
@@ -126,6 +129,8 @@ __device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>&
   packs.next_pass(team, end, load, [&](int pack, index_t column, const RowInputs<B>& kept) {
     const auto weight = load_pack<B>(arguments.weight, column, end);
     const auto d_residual = load_pack<B>(d_residual_row, column, end);
+    prefetch_pack<B>(next_x_row, column, end);
+    prefetch_pack<B>(next_dy_row, column, end);
     auto dweight = param_sums.dweight.open(pack, column);
     auto dbias = param_sums.dbias.open(pack, column);
     OutputPack<B, dx_t> dx(dx_row, column, end);

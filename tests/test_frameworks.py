@@ -205,6 +205,15 @@ def test_a_last_axis_that_is_not_contiguous_is_copied_and_the_caller_not_changed
     np.testing.assert_array_equal(x, draw("x", SHAPE, "float32"))
 
 
+def test_torch_inference_mode_changes_nothing():
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(draw("x", SHAPE, "float32"))
+    with torch.inference_mode():
+        y, again = cunorm.rms_norm(x), cunorm.rms_norm(x.clone(), out=torch.empty(SHAPE))
+    np.testing.assert_array_equal(y, cunorm.rms_norm(x))
+    np.testing.assert_array_equal(again, y)
+
+
 # --- against torch's own autograd -----------------------------------------------------------------
 
 

@@ -152,6 +152,12 @@ def test_every_build_compiles_for_sm_90_and_none_spills(share):
 def test_the_check_sees_a_spill():
     types = ForwardTypes(FLOAT64, FLOAT64, None, None, FLOAT64, FLOAT64, FLOAT64, True)
     build = cuda_forward(types, ROWS, 16384, 16).build
-    crowded = {"WIDTH": "98304", "THREADS": "1024", "THREADS_PER_ROW": "1024", "PACK": "2", "PACKS": "48"}
+    crowded = {
+        "WIDTH": "98304",
+        "THREADS": "1024",
+        "THREADS_PER_ROW": "1024",
+        "PACK": "2",
+        "PACKS": "48",
+    }
     macros = tuple((name, crowded.get(name, value)) for name, value in build.macros)
     assert spilling([Build(build.kernel, macros)], "90")

@@ -31,6 +31,31 @@ def test_rows_of_mean_1e4_and_deviation_1_keep_their_bounds(dtype):
             check_backward(grads, dy, x, weight, bias, center=True, eps=1e-5)
 
 
+SHAPES_OF_ROWS = {
+    "ramp": lambda at, width: 1e4 * at / width,
+    "step in the middle": lambda at, width: 1e4 * (at > width / 2),
+    "last element": lambda at, width: 1e5 * (at == width - 1),
+    "waves": lambda at, width: 1e3 * np.sin(at / 9),
+    "mean of 1e6": lambda at, width: 1e6,
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES_OF_ROWS)
+def test_rows_whose_parts_have_other_means_keep_their_bounds(kind):
+    for width in (2, 33, 128, 1003, 16384, 65536):
+        shape = (row_count(width), width)
+        drift = SHAPES_OF_ROWS[kind](np.arange(width), width)
+        x = (draw("x", shape, "float64") + drift).astype(np.float32)
+        dy = draw("dy", shape, "float32")
+        weight, bias = (optional(name, width, "float32") for name in ("weight", "bias"))
+        forward = cunorm.layer_norm_forward(x, weight, bias)
+        statistics = {"rstd": forward.rstd, "mean": forward.mean}
+        grads = cunorm.layer_norm_backward(dy, x, weight, bias, **statistics)
+        with at(f"width {width}"):
+            check_forward(forward, x, weight, bias, center=True, eps=1e-5)
+            check_backward(grads, dy, x, weight, bias, center=True, eps=1e-5)
+
+
 def test_a_16_bit_branch_on_a_stream_of_mean_1e4_keeps_its_bounds():
     shape = (20, 1000)
     x, stream = draw("x", shape, "bfloat16"), draw("residual", shape, "float32", mean=1e4)

@@ -35,6 +35,15 @@ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
+// Worth its instructions where a row is too long to be fetched ahead by the machine itself.
+template <class B, class T>
+inline void prefetch_pack(const T* row, index_t column, index_t end) {
+  constexpr int to_second_level = 2;
+  if (end < 1024) return;
+  for (int i = 0; i < B::pack; i += 64 / int(sizeof(T)))
+    __builtin_prefetch(row + column + i, 0, to_second_level);
+}
+
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   T* start;
