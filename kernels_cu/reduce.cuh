@@ -29,6 +29,7 @@ struct LaneSum {
   }
 
   __device__ Pack<Item<B>, items> by_item() const {
+    if (packs < 16) return recent;
     Pack<Item<B>, items> sum;
     unrolled<items>(
         [&](int i) { sum.item[i] = total.item[i] + (middle.item[i] + recent.item[i]); });
