@@ -44,9 +44,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say how many different builds the tests with `record_builds` compiled and ran."""
     builds = {
         build
-        for outcome in ("passed", "failed")
-        for report in terminalreporter.getreports(outcome)
-        for name, value in report.user_properties
+        for reports in terminalreporter.stats.values()
+        for report in reports  # the fixture's note is in that of the teardown
+        for name, value in getattr(report, "user_properties", ())
         if name == "builds"
         for build in value
     }
