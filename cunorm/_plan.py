@@ -52,8 +52,9 @@ class Team(NamedTuple):
 
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=0)
 
-# Bytes from which stores past a CPU's caches pay; measured with two cores and 32 MiB of cache.
-_LARGE_RESULT, _LONG_ROW = 16 << 20, 1 << 10
+# Bytes from which stores past a CPU's caches pay, where rows are whole cache lines; measured with
+# two cores and 32 MiB of cache.
+_LARGE_RESULT, _CACHE_LINE = 16 << 20, 64
 
 # Threads that share a row, by the greatest width they serve.
 _FORWARD_TEAMS = ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128), (32768, 256))
@@ -154,7 +155,7 @@ def cpu_param_grad(types: ParamGradTypes, width: int) -> Launch:
 
 def _cpu_stores(rows: int, row_bytes: int) -> Macros:
     """Return the macro that sends stores past the caches, for results that no cache would hold."""
-    large = rows * row_bytes >= _LARGE_RESULT and row_bytes >= _LONG_ROW
+    large = rows * row_bytes >= _LARGE_RESULT and row_bytes % _CACHE_LINE == 0
     return (("NON_TEMPORAL", "true"),) if large else ()
 
 

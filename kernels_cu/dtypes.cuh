@@ -19,6 +19,8 @@ template <class T>
 inline constexpr bool present = true;
 template <>
 inline constexpr bool present<absent> = false;
+template <>
+inline constexpr bool present<const absent> = false;
 
 // The first of two types that is present.
 template <class First, class Second>

@@ -44,9 +44,19 @@ __device__ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// A hint that this pack will be loaded soon; only the CPU takes it.
+// How many rows a thread takes at once, so that they share what it reads of the weight. Threads
+// that keep a row in registers have room for one.
+inline constexpr int max_rows_at_once = 1;
+template <class T>
+__device__ inline int rows_at_once(index_t) {
+  return 1;
+}
+
+// Hints that a pack will soon be loaded, or stored; only the CPU takes them.
 template <class B, class T>
-__device__ inline void prefetch_pack(const T*, index_t, index_t) {}
+__device__ inline void prefetch_pack(const T*, index_t) {}
+template <class B, class T>
+__device__ inline void prefetch_output(T*, index_t) {}
 
 // A pack to be written: write() its items, then store() it. read_again: the kernel will soon load
 // it.
@@ -84,6 +94,25 @@ template <class B>
 using Item = typename B::compute_t;
 template <class B>
 inline constexpr int items_per_pack = B::pack;
+
+// An item that is everywhere v.
+template <class B>
+__device__ inline Item<B> spread(typename B::compute_t v) {
+  return v;
+}
+
+// f(column) for the columns at which a thread's packs begin: `first`, and on in steps; end_run()
+// after every 16 of them and after the last.
+template <class B, class F, class EndRun>
+__device__ inline void for_each_column(index_t first, index_t step, index_t end, F f,
+                                       EndRun end_run) {
+  for (index_t run = first; run < end; run += 16 * step) {
+    const index_t run_end = run + 16 * step < end ? run + 16 * step : end;
+#pragma unroll 2
+    for (index_t column = run; column < run_end; column += step) f(column);
+    end_run();
+  }
+}
 
 // f(at) for every item of the pack at `column`; outside the row too, where loads gave zeros and
 // stores do nothing.

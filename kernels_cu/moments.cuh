@@ -31,32 +31,37 @@ __device__ inline Moments<typename B::compute_t> raw_moments(Team<B>& team,
                                                              Load load) {
   using C = typename B::compute_t;
   LaneSum<B> sum;
-  row.first_pass(team, end, load, [&](int, index_t column, const Kept& kept) {
-    for_each_item<B>(column, end, [&](auto at) {
-      const auto p = read<B>(kept, at);
-      sum.add_product(at, p, p);
-    });
-    sum.end_pack();
-  });
+  row.first_pass(
+      team, end, load,
+      [&](auto column, const Kept& kept) {
+        for_each_item<B>(column, end, [&](auto at) {
+          const auto p = read<B>(kept, at);
+          sum.add_product(at, p, p);
+        });
+      },
+      [&] { sum.end_run(); });
   return {C(0), C(0), team.all_reduce(sum.value()) / C(width)};
 }
 
-// pass(use) goes over the row.
+// pass(use, end_run) goes over the row.
 template <class B, class Kept, class Pass>
 __device__ inline Moments<typename B::compute_t> moments_about(typename B::compute_t shift,
                                                                Team<B>& team, index_t end,
                                                                index_t width, Pass pass) {
   using C = typename B::compute_t;
   LaneSum<B> sum_t, sum_tt;
-  pass([&](int, index_t column, const Kept& kept) {
-    for_each_item<B>(column, end, [&](auto at) {
-      const auto t = clear_outside<B>(read<B>(kept, at) - shift, at);
-      sum_t.add(at, t);
-      sum_tt.add_product(at, t, t);
-    });
-    sum_t.end_pack();
-    sum_tt.end_pack();
-  });
+  pass(
+      [&](auto column, const Kept& kept) {
+        for_each_item<B>(column, end, [&](auto at) {
+          const auto t = clear_outside<B>(read<B>(kept, at) - shift, at);
+          sum_t.add(at, t);
+          sum_tt.add_product(at, t, t);
+        });
+      },
+      [&] {
+        sum_t.end_run();
+        sum_tt.end_run();
+      });
   const auto sums = team.all_reduce(Pack<C, 2>{{sum_t.value(), sum_tt.value()}});
   const C correction = sums.item[0] / C(width);
   const C variance = fma(-correction, correction, sums.item[1] / C(width));
@@ -74,18 +79,22 @@ __device__ inline Moments<typename B::compute_t> central_moments(Team<B>& team,
   using C = typename B::compute_t;
   constexpr index_t kept_width = RowPacks<B, Kept>::kept_packs * Team<B>::threads * B::pack;
   LaneSum<B> sum;
-  row.for_each_kept(team, [&](int, index_t column, const Kept& kept) {
-    for_each_item<B>(column, end, [&](auto at) { sum.add(at, read<B>(kept, at)); });
-    sum.end_pack();
-  });
+  row.for_each_kept(
+      team,
+      [&](auto column, const Kept& kept) {
+        for_each_item<B>(column, end, [&](auto at) { sum.add(at, read<B>(kept, at)); });
+      },
+      [&] { sum.end_run(); });
   const C shift = team.all_reduce(sum.value()) / C(width < kept_width ? width : kept_width);
 
-  auto moments = moments_about<B, Kept>(shift, team, end, width,
-                                        [&](auto use) { row.first_pass(team, end, load, use); });
+  auto moments = moments_about<B, Kept>(shift, team, end, width, [&](auto use, auto end_run) {
+    row.first_pass(team, end, load, use, end_run);
+  });
   if constexpr (B::packs == 0) {
     if (C(4) * moments.correction * moments.correction > moments.variance)
-      moments = moments_about<B, Kept>(shift + moments.correction, team, end, width,
-                                       [&](auto use) { row.next_pass(team, end, reload, use); });
+      moments = moments_about<B, Kept>(
+          shift + moments.correction, team, end, width,
+          [&](auto use, auto end_run) { row.next_pass(team, end, reload, use, end_run); });
   }
   return moments;
 }

@@ -4,8 +4,7 @@
 // A block takes some columns. Its threads stand in part_threads rows of column_threads: each adds
 // every part_threads-th part of its own columns, then the first row of threads adds what the others
 // found, in their order.
-#include "memory.cuh"
-#include "reduce.cuh"
+#include "items.cuh"
 
 // clang-format off
 struct Build {
@@ -41,13 +40,12 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
             part_thread = threadIdx.x / B::column_threads;
   const index_t column = (index_t(blockIdx.x) * B::column_threads + column_thread) * B::pack;
 
-  LaneSum<B> mine;
+  Items<B> sum = {};
   for (index_t part = part_thread; part < arguments.parts; part += B::part_threads) {
     const auto sums = load_pack<B>(part_sums + part * arguments.stride, column, arguments.width);
-    for_each_item<B>(column, arguments.width, [&](auto at) { mine.add(at, read<B>(sums, at)); });
-    mine.end_pack();
+    for_each_item<B>(column, arguments.width,
+                     [&](auto at) { sum.item[at.index] += read<B>(sums, at); });
   }
-  auto sum = mine.by_item();
 
   if constexpr (B::part_threads > 1) {
     for (int i = 0; i < B::pack; ++i) scratch.sums[part_thread][column_thread][i] = sum.item[i];

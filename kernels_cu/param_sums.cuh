@@ -11,23 +11,25 @@
 __device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }
 
 // A pack of sums in memory, open for adding to.
-template <class B>
+template <class B, class Column>
 struct OpenSums {
   using C = typename B::compute_t;
-  LoadedPack<B, C> old;
-  OutputPack<B, C, true> sums;
+  Items<B> sums;
+  C* row;
+  Column column;
+  index_t width;
 
-  __device__ OpenSums(C* row, index_t column, index_t width)
-      : old(load_pack<B>(row, column, width)), sums(row, column, width) {}
+  __device__ OpenSums(C* row, Column column, index_t width)
+      : sums(load_items<B>(row, column, width)), row(row), column(column), width(width) {}
   template <class At>
   __device__ void add(At at, Item<B> v) {
-    write(sums, at, read<B>(old, at) + v);
+    sums.item[at.index] += v;
   }
   template <class At>
   __device__ void add_product(At at, Item<B> a, Item<B> b) {
-    write(sums, at, fma(a, b, read<B>(old, at)));
+    sums.item[at.index] = fma(a, b, sums.item[at.index]);
   }
-  __device__ void store() const { sums.store(); }
+  __device__ void store() const { store_items<B>(row, column, width, sums); }
 };
 
 // The same in registers.
@@ -80,17 +82,17 @@ struct ColumnSums {
         width(width) {}
 
   __device__ void start(const Team<B>& team) {
-    if constexpr (!in_registers)
-      for_each_column(team, [&](index_t column) { clear_recent(column); });
+    if constexpr (!in_registers) for_each_column(team, [&](auto column) { clear_recent(column); });
   }
 
-  __device__ auto open(int pack, index_t column) {
+  template <class Column>
+  __device__ auto open(int pack, Column column) {
     if constexpr (!wanted)
       return NoSums{};
     else if constexpr (in_registers)
       return OpenRegisters<B>{recent[pack]};
     else
-      return OpenSums<B>(recent_row, column, width);
+      return OpenSums<B, Column>(recent_row, column, width);
   }
 
   // Moves the recent sums to the block's row.
@@ -103,7 +105,7 @@ struct ColumnSums {
         recent[i] = {};
       }
     } else {
-      for_each_column(team, [&](index_t column) {
+      for_each_column(team, [&](auto column) {
         add_to_sums(column, load_pack<B>(recent_row, column, width));
         clear_recent(column);
       });
@@ -114,25 +116,24 @@ struct ColumnSums {
  private:
   template <class F>
   __device__ void for_each_column(const Team<B>& team, F f) {
-#pragma unroll 2
-    for (index_t column = team.column(0); column < width; column += Team<B>::threads * B::pack)
-      f(column);
+    ::for_each_column<B>(team.column(0), Team<B>::threads * B::pack, width, f, NoEndRun{});
   }
 
-  __device__ void clear_recent(index_t column) {
+  template <class Column>
+  __device__ void clear_recent(Column column) {
     OutputPack<B, C, true> output(recent_row, column, width);
     for_each_item<B>(column, width, [&](auto at) { write(output, at, Item<B>{}); });
     output.store();
   }
 
-  template <class P>
-  __device__ void add_to_sums(index_t column, const P& v) {
+  template <class Column, class P>
+  __device__ void add_to_sums(Column column, const P& v) {
     if (first_flush) {
       OutputPack<B, C, true> output(sums, column, width);
       for_each_item<B>(column, width, [&](auto at) { write(output, at, read<B>(v, at)); });
       output.store();
     } else {
-      OpenSums<B> open(sums, column, width);
+      OpenSums<B, Column> open(sums, column, width);
       for_each_item<B>(column, width, [&](auto at) { open.add(at, read<B>(v, at)); });
       open.store();
     }
@@ -184,8 +185,11 @@ struct ParamSums {
     if constexpr (B::dbias) dbias.start(team);
   }
 
-  __device__ void end_row(const Team<B>& team) {
-    if (++recent_rows == 16) flush(team);
+  // After `count` rows.
+  __device__ void end_rows(const Team<B>& team, int count) {
+    static_assert(16 % max_rows_at_once == 0, "the recent rows are sixteen");
+    recent_rows += count;
+    if (recent_rows == 16) flush(team);
   }
 
   __device__ void finish(const Team<B>& team) {

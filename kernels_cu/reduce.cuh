@@ -2,57 +2,44 @@
 // Sums in a fixed order: over a thread's packs, over the lanes of a warp, over the warps of a
 // block.
 #pragma once
-#include "memory.cuh"
+#include "items.cuh"
 
-// One thread's sum over its packs, kept item by item: item i of every pack is added to sum i, and
-// end_pack() called after each pack. Every 16 packs the sums move up a level, and every 32 times
-// from there to the last, so that no chain of additions is long, which would add up its roundings.
+// One thread's sum over its packs. Item i of every pack is added to sum i; after a run of at most
+// 16 packs, end_run() folds those sums into one and adds it to the recent runs' sum, which moves on
+// after 32 runs. So no chain of additions is long, which would add up its roundings.
 template <class B>
 struct LaneSum {
+  using C = typename B::compute_t;
   static constexpr int items = items_per_pack<B>;
-  Pack<Item<B>, items> recent = {}, middle = {}, total = {};
-  int packs = 0;
+  Items<B> run = {};
+  C recent_runs = 0, total = 0;
+  int runs = 0;
 
   template <class At>
   __device__ void add(At at, Item<B> v) {
-    recent.item[at.index] += v;
+    run.item[at.index] += v;
   }
   template <class At>
   __device__ void add_product(At at, Item<B> a, Item<B> b) {
-    recent.item[at.index] = fma(a, b, recent.item[at.index]);
+    run.item[at.index] = fma(a, b, run.item[at.index]);
   }
 
-  __device__ void end_pack() {
-    if (++packs % 16 != 0) return;
-    move_up(recent, middle);
-    if (packs % (16 * 32) == 0) move_up(middle, total);
+  __device__ void end_run() {
+    fold<items / 2>();
+    recent_runs += item_sum(run.item[0]);
+    unrolled<items>([&](int i) { run.item[i] = Item<B>{}; });
+    if (++runs % 32 != 0) return;
+    total += recent_runs;
+    recent_runs = 0;
   }
 
-  __device__ Pack<Item<B>, items> by_item() const {
-    if (packs < 16) return recent;
-    Pack<Item<B>, items> sum;
-    unrolled<items>(
-        [&](int i) { sum.item[i] = total.item[i] + (middle.item[i] + recent.item[i]); });
-    return sum;
-  }
-
-  // The sum over all items.
-  __device__ typename B::compute_t value() const {
-    auto sum = by_item();
-    fold<items / 2>(sum);
-    return item_sum(sum.item[0]);
-  }
+  __device__ C value() const { return total + recent_runs; }
 
  private:
-  static __device__ void move_up(Pack<Item<B>, items>& from, Pack<Item<B>, items>& to) {
-    unrolled<items>([&](int i) { to.item[i] += from.item[i]; });
-    from = {};
-  }
-
   template <int half>
-  static __device__ void fold(Pack<Item<B>, items>& sum) {
-    unrolled<half>([&](int i) { sum.item[i] += sum.item[i + half]; });
-    if constexpr (half > 1) fold<half / 2>(sum);
+  __device__ void fold() {
+    unrolled<half>([&](int i) { run.item[i] += run.item[i + half]; });
+    if constexpr (half > 1) fold<half / 2>();
   }
 };
 

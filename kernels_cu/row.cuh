@@ -7,7 +7,7 @@
 // B::packs is 0, reads them again in each pass ("streamed"). The CPU build is a team of one thread:
 // its rows stay in the cache, so that it streams.
 #pragma once
-#include "memory.cuh"
+#include "items.cuh"
 #include "reduce.cuh"
 
 // Where an operand's rows are: up to three leading axes, strides in elements.
@@ -18,6 +18,7 @@ struct Rows {
   index_t outer_stride, middle_stride, inner_stride;
 
   __device__ T* at(index_t row) const {
+    if constexpr (!present<T>) return data;
     if (row < inner) return data + row * inner_stride;
     const index_t rest = row / inner;
     return data + (rest / middle) * outer_stride + (rest % middle) * middle_stride +
@@ -64,18 +65,42 @@ struct Team {
   __device__ C all_reduce(C v) { return all_reduce(Pack<C, 1>{{v}}).item[0]; }
 };
 
-// The groups of per_block rows that this block walks. One thread walks neighbours, which its caches
-// like; on a GPU the blocks together sweep through memory.
-struct RowGroups {
-  index_t first, last, step;
+// use(first, count) for the rows that the team takes, up to `at_once` at a time. One thread walks
+// neighbours, which its caches like; on a GPU the blocks together sweep through memory.
+template <class B, class Use>
+__device__ inline void for_each_rows(const Team<B>& team, index_t rows, int at_once, Use use) {
+  if constexpr (B::threads == 1) {
+    const index_t last = rows * (blockIdx.x + 1) / gridDim.x;
+    for (index_t row = rows * blockIdx.x / gridDim.x; row < last; row += at_once)
+      use(row, row + at_once < last ? at_once : static_cast<int>(last - row));
+  } else {
+    constexpr index_t per_block = Team<B>::per_block;
+    for (index_t row = blockIdx.x * per_block; row < rows; row += gridDim.x * per_block)
+      use(row + team.index(), 1);
+  }
+}
+
+// Where nothing is to be done after a run of packs.
+struct NoEndRun {
+  __device__ void operator()() const {}
 };
-template <class B>
-__device__ inline RowGroups row_groups_of_block(index_t rows) {
-  const index_t groups = (rows + Team<B>::per_block - 1) / Team<B>::per_block;
-  if constexpr (B::threads == 1)
-    return {groups * blockIdx.x / gridDim.x, groups * (blockIdx.x + 1) / gridDim.x, 1};
-  else
-    return {blockIdx.x, groups, gridDim.x};
+
+// use(i, column) for each pack of the row that is the thread's, from the first-th on, and end_run()
+// after every 16 of them and after the last.
+template <class B, class Use, class EndRun = NoEndRun>
+__device__ inline void for_each_pack(const Team<B>& team, index_t width, Use use,
+                                     EndRun end_run = {}, int first = 0) {
+  if constexpr (B::packs > 0) {
+#pragma unroll
+    for (int i = 0; i < B::packs; ++i) {
+      use(i, team.column(i));
+      if (i % 16 == 15 || i == B::packs - 1) end_run();
+    }
+  } else {
+    for_each_column<B>(
+        team.column(first), Team<B>::threads * B::pack, width, [&](auto column) { use(0, column); },
+        end_run);
+  }
 }
 
 // A row as one thread sees it: pack by pack, from registers or from memory again.
@@ -91,35 +116,39 @@ struct RowPacks {
     for (int i = 0; i < kept_packs; ++i) kept[i] = load(team.column(i));
   }
 
-  // use(i, column, pack) for each pack that start() loaded.
-  template <class Use>
-  __device__ void for_each_kept(const Team<B>& team, Use use) const {
-#pragma unroll
-    for (int i = 0; i < kept_packs; ++i) use(i, team.column(i), kept[i]);
+  // Pack i, at `column`; `reload` is called only where nothing was kept.
+  template <class Load>
+  __device__ Kept pack(int i, index_t column, Load reload) const {
+    if constexpr (B::packs > 0)
+      return kept[i];
+    else
+      return reload(column);
   }
 
-  // use(i, column, pack) for each pack of the row, where start() has loaded its first.
-  template <class Load, class Use>
-  __device__ void first_pass(const Team<B>& team, index_t width, Load load, Use use) const {
-    for_each_kept(team, use);
-    if constexpr (B::packs == 0) stream(team, team.column(1), width, load, use);
+  // use(column, pack) for each pack that start() loaded, and end_run() as in for_each_pack.
+  template <class Use, class EndRun>
+  __device__ void for_each_kept(const Team<B>& team, Use use, EndRun end_run) const {
+#pragma unroll
+    for (int i = 0; i < kept_packs; ++i) {
+      use(team.column(i), kept[i]);
+      if (i % 16 == 15 || i == kept_packs - 1) end_run();
+    }
+  }
+
+  // The same for each pack of the row, where start() has loaded its first.
+  template <class Load, class Use, class EndRun>
+  __device__ void first_pass(const Team<B>& team, index_t width, Load load, Use use,
+                             EndRun end_run) const {
+    for_each_kept(team, use, end_run);
+    if constexpr (B::packs == 0)
+      for_each_pack(team, width, [&](int, auto column) { use(column, load(column)); }, end_run, 1);
   }
 
   // The same again; `reload` is called only where nothing was kept.
-  template <class Load, class Use>
-  __device__ void next_pass(const Team<B>& team, index_t width, Load reload, Use use) const {
-    if constexpr (B::packs > 0)
-      for_each_kept(team, use);
-    else
-      stream(team, team.column(0), width, reload, use);
-  }
-
- private:
-  template <class Load, class Use>
-  __device__ void stream(const Team<B>& team, index_t first_column, index_t width, Load load,
-                         Use use) const {
-#pragma unroll 2
-    for (index_t column = first_column; column < width; column += Team<B>::threads * B::pack)
-      use(0, column, load(column));
+  template <class Load, class Use, class EndRun = NoEndRun>
+  __device__ void next_pass(const Team<B>& team, index_t width, Load reload, Use use,
+                            EndRun end_run = {}) const {
+    for_each_pack(
+        team, width, [&](int i, auto column) { use(column, pack(i, column, reload)); }, end_run);
   }
 };

@@ -61,94 +61,135 @@ struct RowInputs {
   LoadedPack<B, typename B::x_t> x;
 };
 
+// A row, and what the first pass over it finds for the second:
+//   k * r = ((x - mean) - correction) * k_rstd
+//   dx    = dy * weight * k_rstd + k * r * r_factor + offset + d_residual
 template <class B>
-__device__ inline void differentiate_row(const Arguments<B>& arguments, Team<B>& team, index_t row,
-                                         ParamSums<B>& param_sums) {
+struct BackwardRow {
   using C = typename B::compute_t;
-  using dx_t = typename B::dx_t;
-  using dresidual_t = typename B::dresidual_t;
-  const index_t width = B::width > 0 ? B::width : arguments.width;
-  const bool has_row = team.has_row(row, arguments.rows);
-  const index_t end = has_row ? width : 0;
-  const auto* dy_row = arguments.dy.at(row);
-  const auto* x_row = arguments.x.at(row);
-  const index_t next_row = row + 1 < arguments.rows ? row + 1 : row;
-  const auto* next_dy_row = arguments.dy.at(next_row);
-  const auto* next_x_row = arguments.x.at(next_row);
-  const auto* d_residual_row = arguments.d_residual.at(row);
-  auto* dx_row = arguments.dx.at(row);
-  auto* dresidual_row = arguments.dresidual.at(row);
-  const C k = C(arguments.k);
-  const C rstd = has_row ? global_load(arguments.rstd + row) : C(0);
-  C mean = 0;
-  if constexpr (B::center) mean = has_row ? global_load(arguments.mean + row) : C(0);
-
-  const auto load = [&](index_t column) -> RowInputs<B> {
-    return {load_pack<B>(dy_row, column, end), load_pack<B>(x_row, column, end)};
-  };
-  const auto times_weight = [&](auto v, const auto& weight, auto at) {
-    if constexpr (present<typename B::weight_t>)
-      return v * read<B>(weight, at);
-    else
-      return v;
-  };
-
+  index_t end;  // the width, or 0 for a team that has no row
+  const typename B::dy_t* dy;
+  const typename B::x_t* x;
+  const typename B::dy_t* next_dy;
+  const typename B::x_t* next_x;
+  const typename B::d_residual_t* d_residual;
+  typename B::dx_t* dx;
+  typename B::dresidual_t* dresidual;
   RowPacks<B, RowInputs<B>> packs;
-  if constexpr (B::packs > 0) packs.start(team, load);
+  C mean, correction, k_rstd, r_factor, offset;
+
+  __device__ RowInputs<B> load(index_t column) const {
+    return {load_pack<B>(dy, column, end), load_pack<B>(x, column, end)};
+  }
+};
+
+template <class B>
+__device__ inline void first_pass(const Arguments<B>& arguments, Team<B>& team, index_t index,
+                                  BackwardRow<B>& row) {
+  using C = typename B::compute_t;
+  const index_t width = B::width > 0 ? B::width : arguments.width;
+  const bool has_row = team.has_row(index, arguments.rows);
+  const index_t end = has_row ? width : 0;
+  const C rstd = has_row ? global_load(arguments.rstd + index) : C(0);
+  C mean = 0;
+  if constexpr (B::center) mean = has_row ? global_load(arguments.mean + index) : C(0);
+  row.end = end;
+  row.dy = arguments.dy.at(index);
+  row.x = arguments.x.at(index);
+  const index_t next = index + max_rows_at_once < arguments.rows ? index + max_rows_at_once : index;
+  row.next_dy = arguments.dy.at(next);
+  row.next_x = arguments.x.at(next);
+  row.d_residual = arguments.d_residual.at(index);
+  row.dx = arguments.dx.at(index);
+  row.dresidual = arguments.dresidual.at(index);
+
+  const auto load = [&](index_t column) { return row.load(column); };
+  if constexpr (B::packs > 0) row.packs.start(team, load);
   LaneSum<B> sum_x, sum_dr, sum_x_dr;  // of x - mean and of dr / k
-  packs.next_pass(team, end, load, [&](int, index_t column, const RowInputs<B>& kept) {
-    const auto weight = load_pack<B>(arguments.weight, column, end);
-    for_each_item<B>(column, end, [&](auto at) {
-      const auto x = clear_outside<B>(read<B>(kept.x, at) - mean, at);
-      const auto dr = times_weight(read<B>(kept.dy, at), weight, at);
-      if constexpr (B::center) {
-        sum_x.add(at, x);
-        sum_dr.add(at, dr);
-      }
-      sum_x_dr.add_product(at, x, dr);
-    });
-    sum_x.end_pack();
-    sum_dr.end_pack();
-    sum_x_dr.end_pack();
-  });
-  C correction = 0, mean_dr = 0, sum_q_dr;
+  row.packs.next_pass(
+      team, end, load,
+      [&](auto column, const RowInputs<B>& kept) {
+        const auto weight = load_pack<B>(arguments.weight, column, end);
+        prefetch_pack<B>(row.next_x, column);
+        prefetch_output<B>(row.dx, column);
+        prefetch_output<B>(row.dresidual, column);
+        for_each_item<B>(column, end, [&](auto at) {
+          const auto x = clear_outside<B>(read<B>(kept.x, at) - mean, at);
+          auto dr = read<B>(kept.dy, at);
+          if constexpr (present<typename B::weight_t>) dr *= read<B>(weight, at);
+          if constexpr (B::center) {
+            sum_x.add(at, x);
+            sum_dr.add(at, dr);
+          }
+          sum_x_dr.add_product(at, x, dr);
+        });
+      },
+      [&] {
+        sum_x.end_run();
+        sum_dr.end_run();
+        sum_x_dr.end_run();
+      });
+
+  const C k = C(arguments.k);
+  row.mean = mean;
+  row.k_rstd = k * rstd;
+  C sum_q_dr;
   if constexpr (B::center) {
     const auto sums =
         team.all_reduce(Pack<C, 3>{{sum_x.value(), sum_dr.value(), sum_x_dr.value()}});
-    correction = sums.item[0] / C(width);
-    mean_dr = k * sums.item[1] / C(width);
-    sum_q_dr = fma(-correction, sums.item[1], sums.item[2]);
+    const C mean_dr = k * sums.item[1] / C(width);
+    row.correction = sums.item[0] / C(width);
+    sum_q_dr = fma(-row.correction, sums.item[1], sums.item[2]);
+    row.offset = -rstd * mean_dr;
   } else {
     sum_q_dr = team.all_reduce(sum_x_dr.value());
+    row.correction = row.offset = 0;
   }
-  const C k_rstd = k * rstd;
-  const Item<B> weight_factor = Item<B>{} + k_rstd;
-  const Item<B> r_factor = Item<B>{} - rstd * (rstd * sum_q_dr) / C(width);  // of k * r
-  const Item<B> offset = Item<B>{} - rstd * mean_dr;
+  row.r_factor = -rstd * (rstd * sum_q_dr) / C(width);
+}
 
-  packs.next_pass(team, end, load, [&](int pack, index_t column, const RowInputs<B>& kept) {
-    const auto weight = load_pack<B>(arguments.weight, column, end);
-    const auto d_residual = load_pack<B>(d_residual_row, column, end);
-    prefetch_pack<B>(next_x_row, column, end);
-    prefetch_pack<B>(next_dy_row, column, end);
+// For one pack of one row: dx, and what the row adds to the sums.
+template <class B, class Column, class Weight, class WeightSums, class BiasSums>
+__device__ inline void second_pass(const BackwardRow<B>& row, int pack, Column column,
+                                   const Weight& weight, WeightSums& dweight, BiasSums& dbias) {
+  const index_t end = row.end;
+  const auto kept = row.packs.pack(pack, column, [&](index_t column) { return row.load(column); });
+  const auto d_residual = load_pack<B>(row.d_residual, column, end);
+  prefetch_pack<B>(row.next_dy, column);
+  const auto k_rstd = spread<B>(row.k_rstd);
+  const auto r_factor = spread<B>(row.r_factor), offset = spread<B>(row.offset);
+  OutputPack<B, typename B::dx_t> dx(row.dx, column, end);
+  OutputPack<B, typename B::dresidual_t> dresidual(row.dresidual, column, end);
+  for_each_item<B>(column, end, [&](auto at) {
+    const auto dy = read<B>(kept.dy, at);
+    const auto k_r = ((read<B>(kept.x, at) - row.mean) - row.correction) * k_rstd;
+    dweight.add_product(at, dy, k_r);
+    dbias.add(at, dy);
+    auto ds = dy;
+    if constexpr (present<typename B::weight_t>) ds *= weight.item[at.index];
+    ds = fma(ds, k_rstd, fma(k_r, r_factor, offset));
+    if constexpr (present<typename B::d_residual_t>) ds += read<B>(d_residual, at);
+    if constexpr (present<typename B::dx_t>) write(dx, at, ds);
+    if constexpr (present<typename B::dresidual_t>) write(dresidual, at, ds);
+  });
+  dx.store();
+  dresidual.store();
+}
+
+template <class B>
+__device__ inline void differentiate_rows(const Arguments<B>& arguments, Team<B>& team,
+                                          index_t first, int count, ParamSums<B>& param_sums) {
+  BackwardRow<B> rows[max_rows_at_once];
+  for (int i = 0; i < count; ++i) first_pass(arguments, team, first + i, rows[i]);
+
+  const index_t end = rows[0].end;
+  for_each_pack(team, end, [&](int pack, auto column) {
+    const auto weight = load_items<B>(arguments.weight, column, end);
     auto dweight = param_sums.dweight.open(pack, column);
     auto dbias = param_sums.dbias.open(pack, column);
-    OutputPack<B, dx_t> dx(dx_row, column, end);
-    OutputPack<B, dresidual_t> dresidual(dresidual_row, column, end);
-    for_each_item<B>(column, end, [&](auto at) {
-      const auto k_r = ((read<B>(kept.x, at) - mean) - correction) * k_rstd;
-      const auto dy = read<B>(kept.dy, at);
-      dweight.add_product(at, dy, k_r);
-      dbias.add(at, dy);
-      auto ds = fma(times_weight(dy, weight, at), weight_factor, fma(k_r, r_factor, offset));
-      if constexpr (present<typename B::d_residual_t>) ds += read<B>(d_residual, at);
-      if constexpr (present<dx_t>) write(dx, at, ds);
-      if constexpr (present<dresidual_t>) write(dresidual, at, ds);
-    });
+    for (int i = 0; i < count; ++i) second_pass(rows[i], pack, column, weight, dweight, dbias);
     dweight.store();
     dbias.store();
-    dx.store();
-    dresidual.store();
   });
 }
 
@@ -160,11 +201,10 @@ extern "C" __global__ void __launch_bounds__(Build::threads, 1)
   const index_t width = Build::width > 0 ? Build::width : arguments.width;
   ParamSums<Build> param_sums(team, arguments.dweight_sums, arguments.dbias_sums, width,
                               param_scratch);
-  const RowGroups groups = row_groups_of_block<Build>(arguments.rows);
-  for (index_t group = groups.first; group < groups.last; group += groups.step) {
-    differentiate_row<Build>(arguments, team, group * Team<Build>::per_block + team.index(),
-                             param_sums);
-    param_sums.end_row(team);
-  }
+  const int at_once = rows_at_once<Build::x_t>(width);
+  for_each_rows(team, arguments.rows, at_once, [&](index_t first, int count) {
+    differentiate_rows(arguments, team, first, count, param_sums);
+    param_sums.end_rows(team, count);
+  });
   param_sums.finish(team);
 }

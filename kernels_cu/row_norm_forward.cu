@@ -44,77 +44,123 @@ struct Arguments {
   double k, eps;
 };
 
+// A row, and what the first pass over it finds for the second.
 template <class B>
-__device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& team, index_t row) {
+struct ForwardRow {
   using C = typename B::compute_t;
   using stream_t = first_present<typename B::new_residual_t, typename B::x_t>;
   using StreamPack = LoadedPack<B, stream_t>;
-  const index_t width = B::width > 0 ? B::width : arguments.width;
-  const bool has_row = team.has_row(row, arguments.rows);
-  const index_t end = has_row ? width : 0;
-  const auto* x_row = arguments.x.at(row);
-  const auto* residual_row = arguments.residual.at(row);
-  auto* new_residual_row = arguments.new_residual.at(row);
-  auto* y_row = arguments.y.at(row);
+  index_t end;  // the width, or 0 for a team that has no row
+  const typename B::x_t* x;
+  const typename B::x_t* next_x;
+  const typename B::residual_t* residual;
+  const typename B::residual_t* next_residual;
+  typename B::new_residual_t* new_residual;
+  typename B::y_t* y;
+  RowPacks<B, StreamPack> packs;
+  Moments<C> moments;
+  C k_rstd;
 
-  const auto load = [&](index_t column) -> StreamPack {
-    const auto x = load_pack<B>(x_row, column, end);
+  // The pack that is normalised: of x, or of the residual stream, which this writes.
+  template <class Column>
+  __device__ StreamPack load(Column column) const {
+    const auto x_pack = load_pack<B>(x, column, end);
     if constexpr (!present<typename B::new_residual_t>) {
-      return x;
+      return x_pack;
     } else {
-      const auto residual = load_pack<B>(residual_row, column, end);
-      OutputPack<B, stream_t, true> stream(new_residual_row, column, end);
+      const auto residual_pack = load_pack<B>(residual, column, end);
+      OutputPack<B, stream_t, true> stream(new_residual, column, end);
       for_each_item<B>(column, end, [&](auto at) {
-        auto s = read<B>(x, at);
-        if constexpr (present<typename B::residual_t>) s += read<B>(residual, at);
+        auto s = read<B>(x_pack, at);
+        if constexpr (present<typename B::residual_t>) s += read<B>(residual_pack, at);
         write(stream, at, s);
       });
       stream.store();
       return stream.loaded();
     }
-  };
-  const auto reload = [&](index_t column) -> StreamPack {
+  }
+
+  __device__ StreamPack reload(index_t column) const {
     if constexpr (present<typename B::new_residual_t>)
-      return load_pack<B, stream_t>(new_residual_row, column, end);
+      return load_pack<B, stream_t>(new_residual, column, end);
     else
-      return load_pack<B>(x_row, column, end);
+      return load_pack<B>(x, column, end);
+  }
+};
+
+template <class B>
+__device__ inline void first_pass(const Arguments<B>& arguments, Team<B>& team, index_t index,
+                                  ForwardRow<B>& row) {
+  using C = typename B::compute_t;
+  const index_t width = B::width > 0 ? B::width : arguments.width;
+  const bool has_row = team.has_row(index, arguments.rows);
+  const index_t next = index + max_rows_at_once < arguments.rows ? index + max_rows_at_once : index;
+  row.end = has_row ? width : 0;
+  row.x = arguments.x.at(index);
+  row.next_x = arguments.x.at(next);
+  row.residual = arguments.residual.at(index);
+  row.next_residual = arguments.residual.at(next);
+  row.new_residual = arguments.new_residual.at(index);
+  row.y = arguments.y.at(index);
+
+  const auto load = [&](auto column) {
+    prefetch_output<B>(row.y, column);
+    return row.load(column);
   };
-
-  RowPacks<B, StreamPack> packs;
-  packs.start(team, load);
-  const Moments<C> moments = row_moments(team, packs, end, width, load, reload);
-  const C rstd = C(1) / sqrt(moments.variance + C(arguments.eps));
-  const C k_rstd = C(arguments.k) * rstd;
-
-  packs.next_pass(team, end, reload, [&](int, index_t column, const StreamPack& s) {
-    const auto weight = load_pack<B>(arguments.weight, column, end);
-    const auto bias = load_pack<B>(arguments.bias, column, end);
-    OutputPack<B, typename B::y_t> y(y_row, column, end);
-    for_each_item<B>(column, end, [&](auto at) {
-      auto n = moments.centered(read<B>(s, at)) * k_rstd;
-      if constexpr (present<typename B::weight_t> && present<typename B::bias_t>)
-        n = fma(n, read<B>(weight, at), read<B>(bias, at));
-      else if constexpr (present<typename B::weight_t>)
-        n *= read<B>(weight, at);
-      else if constexpr (present<typename B::bias_t>)
-        n += read<B>(bias, at);
-      write(y, at, n);
-    });
-    y.store();
-  });
-
+  const auto reload = [&](index_t column) { return row.reload(column); };
+  row.packs.start(team, load);
+  row.moments = row_moments(team, row.packs, row.end, width, load, reload);
+  const C rstd = C(1) / sqrt(row.moments.variance + C(arguments.eps));
+  row.k_rstd = C(arguments.k) * rstd;
   if (team.thread() == 0 && has_row) {
     if (arguments.mean != nullptr)
-      global_store(arguments.mean + row, moments.shift + moments.correction);
-    if (arguments.rstd != nullptr) global_store(arguments.rstd + row, rstd);
+      global_store(arguments.mean + index, row.moments.shift + row.moments.correction);
+    if (arguments.rstd != nullptr) global_store(arguments.rstd + index, rstd);
   }
+}
+
+// y for one pack of one row.
+template <class B, class Column, class Weight, class Bias>
+__device__ inline void second_pass(const ForwardRow<B>& row, int pack, Column column,
+                                   const Weight& weight, const Bias& bias) {
+  const auto s = row.packs.pack(pack, column, [&](index_t column) { return row.reload(column); });
+  prefetch_pack<B>(row.next_x, column);
+  prefetch_pack<B>(row.next_residual, column);
+  OutputPack<B, typename B::y_t> y(row.y, column, row.end);
+  const auto k_rstd = spread<B>(row.k_rstd);
+  for_each_item<B>(column, row.end, [&](auto at) {
+    auto n = row.moments.centered(read<B>(s, at)) * k_rstd;
+    if constexpr (present<typename B::weight_t> && present<typename B::bias_t>)
+      n = fma(n, weight.item[at.index], bias.item[at.index]);
+    else if constexpr (present<typename B::weight_t>)
+      n *= weight.item[at.index];
+    else if constexpr (present<typename B::bias_t>)
+      n += bias.item[at.index];
+    write(y, at, n);
+  });
+  y.store();
+}
+
+template <class B>
+__device__ inline void normalize_rows(const Arguments<B>& arguments, Team<B>& team, index_t first,
+                                      int count) {
+  ForwardRow<B> rows[max_rows_at_once];
+  for (int i = 0; i < count; ++i) first_pass(arguments, team, first + i, rows[i]);
+
+  const index_t end = rows[0].end;
+  for_each_pack(team, end, [&](int pack, auto column) {
+    const auto weight = load_items<B>(arguments.weight, column, end);
+    const auto bias = load_items<B>(arguments.bias, column, end);
+    for (int i = 0; i < count; ++i) second_pass(rows[i], pack, column, weight, bias);
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(Build::threads, 1)
     row_norm_forward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   Team<Build> team(scratch);
-  const RowGroups groups = row_groups_of_block<Build>(arguments.rows);
-  for (index_t group = groups.first; group < groups.last; group += groups.step)
-    normalize_row<Build>(arguments, team, group * Team<Build>::per_block + team.index());
+  const index_t width = Build::width > 0 ? Build::width : arguments.width;
+  const int at_once = rows_at_once<Build::x_t>(width);
+  for_each_rows(team, arguments.rows, at_once,
+                [&](index_t first, int count) { normalize_rows(arguments, team, first, count); });
 }

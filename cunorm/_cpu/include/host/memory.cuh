@@ -4,6 +4,9 @@
 //
 // The last pack of a row is cut by the row's end, and with it one item.
 #pragma once
+#include <algorithm>
+#include <cstdint>
+
 #include "access.cuh"
 #include "simd.h"
 #include "vec.cuh"
@@ -15,12 +18,19 @@ inline constexpr bool non_temporal = true;
 inline constexpr bool non_temporal = false;
 #endif
 
+inline constexpr int cache_line = 64;
+
 inline bool inside(index_t index, index_t count) { return index < count; }
 
 template <class B>
 using Item = simd::Vector<typename B::compute_t>;
 template <class B>
 inline constexpr int items_per_pack = B::pack / simd::lanes<typename B::compute_t>;
+
+template <class B>
+inline Item<B> spread(typename B::compute_t v) {
+  return v - Item<B>{};
+}
 
 template <class B, class T>
 struct LoadedPack {
@@ -35,14 +45,31 @@ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// Worth its instructions where a row is too long to be fetched ahead by the machine itself.
-template <class B, class T>
-inline void prefetch_pack(const T* row, index_t column, index_t end) {
-  constexpr int to_second_level = 2;
-  if (end < 1024) return;
-  for (int i = 0; i < B::pack; i += 64 / int(sizeof(T)))
-    __builtin_prefetch(row + column + i, 0, to_second_level);
+// Where several rows at once stay in the second-level cache between their passes.
+inline constexpr int max_rows_at_once = 4;
+template <class T>
+inline int rows_at_once(index_t width) {
+  return width * index_t(sizeof(T)) <= 1 << 16 ? max_rows_at_once : 1;
 }
+
+template <class B, class T>
+inline void prefetch_pack(const T* row, index_t column) {
+  constexpr int to_read = 0, to_second_level = 2;
+  for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
+    __builtin_prefetch(row + column + i, to_read, to_second_level);
+}
+template <class B>
+inline void prefetch_pack(const absent*, index_t) {}
+
+template <class B, class T>
+inline void prefetch_output(T* row, index_t column) {
+  constexpr int to_write = 1, to_first_level = 3;
+  if (non_temporal && reinterpret_cast<std::uintptr_t>(row) % cache_line == 0) return;
+  for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
+    __builtin_prefetch(row + column + i, to_write, to_first_level);
+}
+template <class B>
+inline void prefetch_output(absent*, index_t) {}
 
 template <class B, class T, bool read_again = false>
 struct OutputPack {
@@ -57,6 +84,27 @@ struct OutputPack<B, absent, false> {
   void store() const {}
 };
 
+// Where a pack begins that is not cut.
+struct WholeColumn {
+  index_t column;
+  operator index_t() const { return column; }
+};
+
+template <class B, class F, class EndRun>
+inline void for_each_column(index_t first, index_t step, index_t end, const F& f,
+                            const EndRun& end_run) {
+  index_t column = first;
+  while (column + B::pack <= end) {
+    const index_t last = std::min(column + 15 * step, end - B::pack);
+    for (; column <= last; column += step) f(WholeColumn{column});
+    end_run();
+  }
+  if (column < end) {
+    f(column);
+    end_run();
+  }
+}
+
 struct WholeItem {
   int index;
 };
@@ -66,13 +114,13 @@ struct CutItem {
 };
 
 template <class B, class F>
+inline void for_each_item(WholeColumn, index_t, const F& f) {
+#pragma GCC unroll 32
+  for (int i = 0; i < items_per_pack<B>; ++i) f(WholeItem{i});
+}
+template <class B, class F>
 inline void for_each_item(index_t column, index_t end, const F& f) {
   constexpr int lanes = simd::lanes<typename B::compute_t>;
-  if (column + B::pack <= end) {
-#pragma GCC unroll 32
-    for (int i = 0; i < items_per_pack<B>; ++i) f(WholeItem{i});
-    return;
-  }
   const int count = static_cast<int>(end - column);
 #pragma GCC unroll 32
   for (int i = 0; i < items_per_pack<B>; ++i) {
@@ -83,12 +131,12 @@ inline void for_each_item(index_t column, index_t end, const F& f) {
   }
 }
 
-// A cut item is converted as a whole one is, by way of an array. Converting it element by element
-// would be slower, and a build would take several times as long to compile.
-template <class T>
-inline void copy_items(T* to, const T* from, int count) {
-  for (int i = 0; i < count; ++i) to[i] = from[i];
-}
+// A cut item is converted as a whole one is, by way of an array of them as they are stored.
+template <class T, int count>
+struct StoredItem {
+  typedef uint8_t Bits __attribute__((vector_size(count * sizeof(T))));
+  alignas(64) T items[count];
+};
 
 template <class B, class T>
 inline Item<B> read(const LoadedPack<B, T>& pack, WholeItem at) {
@@ -98,9 +146,11 @@ inline Item<B> read(const LoadedPack<B, T>& pack, WholeItem at) {
 template <class B, class T>
 inline Item<B> read(const LoadedPack<B, T>& pack, CutItem at) {
   using C = typename B::compute_t;
-  T items[simd::lanes<C>] = {};
-  copy_items(items, pack.start + at.index * simd::lanes<C>, at.count);
-  return simd::load<C>(items);
+  using Stored = StoredItem<T, simd::lanes<C>>;
+  Stored stored;
+  simd::store_bits(stored.items, simd::load_first<typename Stored::Bits>(
+                                     pack.start + at.index * simd::lanes<C>, at.count));
+  return simd::load<C>(stored.items);
 }
 template <class B, class T, bool read_again>
 inline void write(const OutputPack<B, T, read_again>& pack, WholeItem at, Item<B> v) {
@@ -113,9 +163,11 @@ inline void write(const OutputPack<B, T, read_again>& pack, WholeItem at, Item<B
 template <class B, class T, bool read_again>
 inline void write(const OutputPack<B, T, read_again>& pack, CutItem at, Item<B> v) {
   constexpr int lanes = simd::lanes<typename B::compute_t>;
-  T items[lanes];
-  simd::store(items, v);
-  copy_items(pack.start + at.index * lanes, items, at.count);
+  using Stored = StoredItem<T, lanes>;
+  Stored stored;
+  simd::store(stored.items, v);
+  simd::store_first(pack.start + at.index * lanes,
+                    simd::load_bits<typename Stored::Bits>(stored.items), at.count);
 }
 
 template <class B>

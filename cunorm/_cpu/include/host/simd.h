@@ -59,6 +59,41 @@ inline void store_bits(void* p, V v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
+// The same of the first `count` elements only, which are fewer than V has room for; the rest are
+// zeros, and are left in memory as they are.
+template <class V, class T>
+inline V load_first(const T* p, int count) {
+  V v{};
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const unsigned mask = (1u << count) - 1;
+  if constexpr (sizeof(V) == 64 && sizeof(T) == 8)
+    return (V)_mm512_maskz_loadu_epi64(mask, p);
+  else if constexpr (sizeof(V) == 64 && sizeof(T) == 4)
+    return (V)_mm512_maskz_loadu_epi32(mask, p);
+  else if constexpr (sizeof(V) == 32 && sizeof(T) == 4)
+    return (V)_mm256_maskz_loadu_epi32(mask, p);
+  else if constexpr (sizeof(V) == 32 && sizeof(T) == 2)
+    return (V)_mm256_maskz_loadu_epi16(mask, p);
+#endif
+  std::memcpy(&v, p, count * sizeof(T));
+  return v;
+}
+template <class V, class T>
+inline void store_first(T* p, V v, int count) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const unsigned mask = (1u << count) - 1;
+  if constexpr (sizeof(V) == 64 && sizeof(T) == 8)
+    return _mm512_mask_storeu_epi64(p, mask, (__m512i)v);
+  else if constexpr (sizeof(V) == 64 && sizeof(T) == 4)
+    return _mm512_mask_storeu_epi32(p, mask, (__m512i)v);
+  else if constexpr (sizeof(V) == 32 && sizeof(T) == 4)
+    return _mm256_mask_storeu_epi32(p, mask, (__m256i)v);
+  else if constexpr (sizeof(V) == 32 && sizeof(T) == 2)
+    return _mm256_mask_storeu_epi16(p, mask, (__m256i)v);
+#endif
+  std::memcpy(p, &v, count * sizeof(T));
+}
+
 // load<C>(p): as many elements as a vector of C has, converted.
 template <class C, class T>
 inline Vector<C> load(const T* p) {
