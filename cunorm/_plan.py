@@ -166,8 +166,8 @@ def _cpu_blocks(rows: int) -> int:
 
 def _cpu_parts(rows: int) -> int:
     """Return how many partial sums there are: enough to share, few enough to cost nothing."""
-    enough_to_share = min(rows, max(4, min(32, rows // 16)))
-    return max(enough_to_share, -(-rows // 128))
+    enough_to_share = min(rows, max(4, min(32, rows // 32)))
+    return max(enough_to_share, -(-rows // 256))
 
 
 def part_rows(launch: Launch) -> int:

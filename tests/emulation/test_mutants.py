@@ -56,7 +56,6 @@ UNUSED = {
     "row_norm_forward": {},
     "row_norm_backward": {},
     "param_grad": {
-        "block_all_reduce: __syncthreads();": "it adds up in another way",
         "for_each_item: const bool live = inside(column, end);": "nothing it adds needs clearing",
     },
 }
