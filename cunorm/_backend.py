@@ -121,7 +121,7 @@ class Backward:
         first = self.sums.pointer
         if self.dweight is None:
             return (0, first)
-        size = sum_count(launch, self.where.width) * self.compute.itemsize
+        size = launch.grid * launch.sums_pitch * self.compute.itemsize
         return (first, 0 if self.dbias is None else first + size)
 
     def arguments(self, launch: Launch) -> bytes:
@@ -149,7 +149,7 @@ class Backward:
             *self.sum_pointers(launch),
             *map(_pointer, (self.dweight, self.dbias)),
             launch.grid if self.where.rows else 0,
-            _plan.part_rows(launch) * _plan.sum_pitch(self.where.width),
+            launch.sums_pitch,
             self.where.width,
         )
 
@@ -165,11 +165,6 @@ class Backward:
         return _access(self.where.width, rows, (self.weight,))
 
 
-def sum_count(launch: Launch, width: int) -> int:
-    """Return how many partial sums row_norm_backward writes for each parameter."""
-    return launch.grid * _plan.part_rows(launch) * _plan.sum_pitch(width)
-
-
 def run_forward(call: Forward) -> None:
     """Run the forward; there is at least one row."""
     x = call.x[0]
@@ -183,7 +178,7 @@ def run_forward(call: Forward) -> None:
     elif _has_compiler():
         launch = _plan.cpu_forward(call.types(), call.where.rows, call.where.width)
         work = call.where.rows * call.where.width
-        _cpu.launch(launch.build, launch.grid, call.arguments(), work)
+        _cpu.prepared(launch.build, launch.grid, call.arguments(), work)()
     else:
         _fallback.forward(call)
 
@@ -219,20 +214,24 @@ def _backward_on_cpu(call: Backward) -> None:
     where = call.where
     launch = _plan.cpu_backward(call.types(), max(where.rows, 1), where.width)
     _allocate_sums(call, launch)
+    kernels = []
     if where.rows:
         work = where.rows * where.width
-        _cpu.launch(launch.build, launch.grid, call.arguments(launch), work)
+        kernels.append(_cpu.prepared(launch.build, launch.grid, call.arguments(launch), work))
     if call.sums is not None:
         params = _plan.cpu_param_grad(call.param_types(), where.width)
+        arguments = call.param_arguments(launch)
         work = launch.grid * where.width
-        _cpu.launch(params.build, params.grid, call.param_arguments(launch), work)
+        kernels.append(_cpu.prepared(params.build, params.grid, arguments, work))
+    for kernel in kernels:
+        kernel()
 
 
 def _allocate_sums(call: Backward, launch: Launch) -> None:
     parameters = (call.dweight is not None) + (call.dbias is not None)
     if parameters:
         x = call.x[0]
-        size = parameters * sum_count(launch, call.where.width)
+        size = parameters * launch.grid * launch.sums_pitch
         call.sums = x.framework.allocate((size,), call.compute, x.device)
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cunorm._dtypes import DType
@@ -17,6 +17,13 @@ class Build:
 
     kernel: str
     macros: Macros
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.kernel, self.macros)))
+
+    def __hash__(self) -> int:
+        return self._hash  # asked for at every launch
 
     def __str__(self) -> str:
         return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
@@ -24,11 +31,16 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A build, and how many blocks of how many threads to start."""
+    """A build, and how many blocks of how many threads to start.
+
+    Of row_norm_backward, also how many elements lie from one block's partial sums for a parameter
+    to the next block's.
+    """
 
     build: Build
     grid: int
     block: int
+    sums_pitch: int = 0
 
 
 class ForwardTypes(NamedTuple):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Geometry(NamedTuple):
 def geometry(function: str, x: Operand, axis: object) -> Geometry:
     """Return the rows of x: all axes from `axis` to the last."""
     shape, ndim = x.shape, len(x.shape)
-    if isinstance(axis, bool) or not isinstance(axis, numbers.Integral):
+    if type(axis) is not int and (isinstance(axis, bool) or not isinstance(axis, numbers.Integral)):
         raise TypeError(f"{function}: axis is {axis!r}, expected an int")
     if ndim == 0:
         raise ValueError(f"{function}: x has shape (), expected at least one axis")
@@ -146,8 +147,13 @@ def flag(function: str, argument: str, value: object) -> bool:
     return value
 
 
-def names(function: str, argument: str, given: Any, allowed: Sequence[str]) -> frozenset[str]:
+_set_of = cache(frozenset[str])
+
+
+def names(function: str, argument: str, given: Any, allowed: tuple[str, ...]) -> frozenset[str]:
     """Return a set of names, all of them among the allowed ones."""
+    if given is allowed:
+        return _set_of(allowed)
     expected = f"expected a tuple of {', '.join(map(repr, allowed))}"
     if not isinstance(given, Collection) or isinstance(given, str):
         raise TypeError(f"{function}: {argument} is {given!r}, {expected}")

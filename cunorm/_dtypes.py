@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A storage type: its public name, its name in the CUDA sources and its size in bytes."""
+    """A storage type: its public name, its name in the CUDA sources and its size in bytes.
+
+    There are four, below, and no others: they are compared by identity.
+    """
 
     name: str
     cuda: str

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,8 +63,8 @@ def refuse(function: str, argument: str, array: Any, reason: str) -> None:
 
 def check_overlap(
     function: str,
-    outputs: list[Named],
-    inputs: list[Named],
+    outputs: Sequence[Named],
+    inputs: Sequence[Named],
     in_place: Mapping[str, Collection[str]],
 ) -> None:
     """Check that no output shares memory with another operand.

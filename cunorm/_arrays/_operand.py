@@ -50,6 +50,8 @@ class Operand:
         Whose array it is.
     writable : bool
         Whether the caller allows writes to it.
+    fresh : bool
+        Whether it was made in this call.
     """
 
     pointer: int
@@ -60,6 +62,7 @@ class Operand:
     owner: Any
     framework: Framework
     writable: bool
+    fresh: bool = False
 
 
 class Framework(ABC):
@@ -124,7 +127,7 @@ def fresh(
 ) -> Operand:
     """Return the operand of memory that was just made: C-contiguous and ours to write."""
     strides = contiguous_strides(shape)
-    return Operand(pointer, shape, strides, dtype, device, owner, framework, True)
+    return Operand(pointer, shape, strides, dtype, device, owner, framework, True, True)
 
 
 def unaligned(where: str, fix: str) -> ValueError:

@@ -7,8 +7,9 @@ Attributes are read one by one: together they cost a tenth of what ``__dlpack__`
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from cunorm._arrays._operand import (
@@ -35,6 +36,18 @@ class Torch(Framework):
     @cached_property
     def _dtypes(self) -> dict[Any, DType]:
         return {getattr(self._torch, name): dtype for name, dtype in DTYPES.items()}
+
+    @cached_property
+    def _torch_dtypes(self) -> dict[DType, Any]:
+        return {dtype: torch_dtype for torch_dtype, dtype in self._dtypes.items()}
+
+    @cached_property
+    def _empty(self) -> Any:
+        return self._torch.empty
+
+    @cached_property
+    def _device(self) -> Callable[[Device], Any]:
+        return cache(lambda device: self._torch.device(device.kind, device.index))
 
     @cached_property
     def _grad_enabled(self) -> Any:
@@ -101,9 +114,7 @@ class Torch(Framework):
 
     def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
         """Make a tensor with torch's allocator, on `device`."""
-        torch = self._torch
-        where = "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype.name), device=where)
+        tensor = self._empty(shape, dtype=self._torch_dtypes[dtype], device=self._device(device))
         return fresh(tensor.data_ptr(), shape, dtype, device, tensor, self)
 
     def contiguous(self, operand: Operand) -> Operand:
@@ -112,10 +123,10 @@ class Torch(Framework):
         return fresh(tensor.data_ptr(), operand.shape, operand.dtype, operand.device, tensor, self)
 
     def export(self, operand: Operand) -> Any:
-        """Return the tensor, marked as changed: autograd may have saved what `out=` held."""
-        tensor = operand.owner
-        self._torch.autograd.graph.increment_version(tensor)
-        return tensor
+        """Return the tensor; one of `out=` is marked as changed, as autograd may have saved it."""
+        if not operand.fresh:
+            self._torch.autograd.graph.increment_version(operand.owner)
+        return operand.owner
 
     def stream(self, device: Device) -> int:
         """Return torch's current stream on `device`."""

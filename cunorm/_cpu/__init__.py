@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from cunorm._builds import Build
 from cunorm._cpu._compile import compiler, library
 from cunorm._cpu._threads import set_num_threads, thread_count
 
-__all__ = ["compiler", "launch", "library", "set_num_threads", "thread_count"]
+__all__ = ["compiler", "library", "prepared", "set_num_threads", "thread_count"]
 
 # Elements below which waking other threads costs more than they save.
 _SERIAL_WORK = 1 << 15
 
 
-def launch(build: Build, grid: int, arguments: bytes, work: int) -> None:
-    """Run a kernel of `grid` blocks to its end; `work` is how many elements it goes through."""
+def prepared(build: Build, grid: int, arguments: bytes, work: int) -> Callable[[], None]:
+    """Return what runs a kernel of `grid` blocks to its end; it goes through `work` elements.
+
+    A call's kernels are prepared before the first is run: afterwards the caches hold its data in
+    place of the interpreter, and every line of Python takes several times as long.
+    """
     threads = thread_count() if work > _SERIAL_WORK and grid > 1 else 1
-    library(build)(grid, min(threads, grid), arguments)
+    return partial(library(build), grid, min(threads, grid), arguments)

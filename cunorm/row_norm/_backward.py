@@ -52,7 +52,9 @@ def backward(norm: NormBackward, arrays: dict[str, Any], out: dict[str, Any]) ->
     for name, operand in (("mean", inputs.mean), ("rstd", inputs.rstd)):
         _checks.statistic(function, name, operand, where, compute)
     named_inputs = list(zip(_Inputs._fields[1:], inputs[1:], strict=True))
-    named_outputs = [(f"out.{name}", operand) for name, operand in given.items()]
+    named_outputs = [
+        (f"out.{name}", operand) for name, operand in given.items() if operand is not None
+    ]
     _checks.same_device(function, inputs.x, (*named_inputs, *named_outputs))
     in_place = {argument: _Inputs._fields[1:] for argument, _ in named_outputs}
     _outputs.check_overlap(function, named_outputs, named_inputs, in_place)

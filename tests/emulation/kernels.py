@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from cunorm import _plan
-from cunorm._backend import Backward, Forward, sum_count
+from cunorm._backend import Backward, Forward
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64, DType, numpy_dtype
 from cunorm._plan import Build, Launch, Team
 from cunorm._sources import source_text
@@ -235,7 +235,7 @@ def _run_backward(
     launch = plan.adapted(planned, call)
     parameters = (call.dweight is not None) + (call.dbias is not None)
     if parameters:
-        count = parameters * sum_count(launch, where.width)
+        count = parameters * launch.grid * launch.sums_pitch
         memory.place_sums(count, numpy_dtype(call.compute))
         call.sums = memory.operand("sums")
     gradients = {"dweight", "dbias"}
