@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,7 @@ DTYPES = {
 TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 
 Operands = dict[str, Any]
+Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ def host_operands(operator: Operator, dtype: str, rows: int, width: int, seed: i
     }
 
 
-def forward(module: ModuleType, operator: Operator, operands: Operands) -> Any:
-    """Call the plain form; `module` is cunorm, or its reference for the oracle's answer."""
+def forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
+    """Return the call of the plain form; `module` is cunorm, or its reference for the oracle's."""
     inputs = [operands[name] for name in operator.inputs]
-    return getattr(module, operator.name)(*inputs, eps=operator.eps, **operator.options)
+    return partial(getattr(module, operator.name), *inputs, eps=operator.eps, **operator.options)
 
 
 def saved_forward(module: ModuleType, operator: Operator, operands: Operands) -> Any:
@@ -98,8 +100,8 @@ def saved_forward(module: ModuleType, operator: Operator, operands: Operands) ->
     return call(operands["x"], *parameters, eps=operator.eps, **residual, **operator.options)
 
 
-def backward(module: ModuleType, operator: Operator, operands: Operands, saved: Any) -> Any:
-    """Call the `_backward` form with what `saved_forward` kept."""
+def backward(module: ModuleType, operator: Operator, operands: Operands, saved: Any) -> Call:
+    """Return the call of the `_backward` form with what `saved_forward` kept."""
     stream = saved.residual if operator.has_residual else operands["x"]
     options = dict(operator.options, rstd=saved.rstd)
     if operator.center:
@@ -107,8 +109,8 @@ def backward(module: ModuleType, operator: Operator, operands: Operands, saved: 
     if operator.has_residual:
         options["d_residual"] = operands["d_residual"]
     parameters = [operands[name] for name in operator.parameters]
-    call = getattr(module, f"{operator.base}_backward")
-    return call(operands["dy"], stream, *parameters, **options)
+    function = getattr(module, f"{operator.base}_backward")
+    return partial(function, operands["dy"], stream, *parameters, **options)
 
 
 def bytes_moved(operator: Operator, direction: str, rows: int, width: int, itemsize: int) -> int:
@@ -123,28 +125,40 @@ def bytes_moved(operator: Operator, direction: str, rows: int, width: int, items
     return row_sized + statistics + weight_and_gradients
 
 
-def torch_forward(torch: ModuleType, operator: Operator, tensors: Operands) -> tuple[Any, ...]:
-    """Compute the same with torch.nn.functional; the results in the order of cunorm's."""
+def torch_forward(torch: ModuleType, operator: Operator, tensors: Operands) -> Call:
+    """Return the same call of torch.nn.functional; its results in the order of cunorm's."""
+    x, residual = tensors["x"], tensors.get("residual")
+    norm = _torch_norm(torch, operator, tensors)
+    if residual is None:
+        return partial(norm, x)
+
+    def call() -> tuple[Any, Any]:
+        stream = x + residual
+        return norm(stream), stream
+
+    return call
+
+
+def _torch_norm(torch: ModuleType, operator: Operator, tensors: Operands) -> Callable[[Any], Any]:
     functional = torch.nn.functional
-    x = tensors["x"] + tensors["residual"] if operator.has_residual else tensors["x"]
     weight, bias = (tensors.get(name) for name in _BOTH)
-    row = x.shape[-1:]
+    row = tensors["x"].shape[-1:]
+    if operator.base == "l2_norm":
+        return partial(functional.normalize, dim=-1, eps=operator.eps)
+    options = {"normalized_shape": row, "weight": weight, "eps": operator.eps}
     if operator.base == "rms_norm":
-        y = functional.rms_norm(x, row, weight, operator.eps)
-    elif operator.base == "l2_norm":
-        y = functional.normalize(x, dim=-1, eps=operator.eps)
-    else:
-        c = operator.options.get("c")
-        scaled = weight if c is None else weight * (c / math.sqrt(row[0]))
-        y = functional.layer_norm(x, row, scaled, bias, operator.eps)
-    return (y, x) if operator.has_residual else (y,)
+        return partial(functional.rms_norm, **options)
+    if "c" in operator.options:
+        options["weight"] = weight * (operator.options["c"] / math.sqrt(row[0]))
+    return partial(functional.layer_norm, bias=bias, **options)
 
 
-def torch_backward(torch: ModuleType, operator: Operator, tensors: Operands) -> Callable[[], Any]:
+def torch_backward(torch: ModuleType, operator: Operator, tensors: Operands) -> Call:
     """Record torch's forward once; the call that is returned computes every gradient from it."""
     leaves = {name: tensors[name].detach().requires_grad_() for name in operator.inputs}
-    outputs = torch_forward(torch, operator, leaves)
-    upstream = [tensors[name] for name in ("dy", "d_residual")[: len(outputs)]]
+    outputs = torch_forward(torch, operator, leaves)()
+    names = ("dy", "d_residual") if operator.has_residual else ("dy",)
+    upstream = [tensors[name] for name in names]
     inputs = list(leaves.values())
     return lambda: torch.autograd.grad(outputs, inputs, upstream, retain_graph=True)
 
@@ -175,8 +189,8 @@ def check(
 
     def run(module: ModuleType, operands: Operands) -> list[Any]:
         saved = saved_forward(module, operator, operands)
-        gradients = backward(module, operator, operands, saved)
-        y = forward(module, operator, operands)
+        gradients = backward(module, operator, operands, saved)()
+        y = forward(module, operator, operands)()
         results = [*((y.y, y.residual) if operator.has_residual else (y,)), saved.y, saved.rstd]
         if operator.has_residual:
             results += [saved.residual, gradients.dresidual]

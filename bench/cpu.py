@@ -89,26 +89,18 @@ def measure(point: Point, seconds: float) -> Result:
     contestants: list[Call] = [lambda: torch.empty_like(x).copy_(x)]
     if point.direction == "forward":
         contestants += [
-            lambda: cases.forward(cunorm, operator, tensors),
-            _torch_forward(point, tensors),
+            cases.forward(cunorm, operator, tensors),
+            cases.torch_forward(torch, operator, tensors),
         ]
     else:
         saved = cases.saved_forward(cunorm, operator, tensors)
         contestants += [
-            lambda: cases.backward(cunorm, operator, tensors, saved),
+            cases.backward(cunorm, operator, tensors, saved),
             cases.torch_backward(torch, operator, tensors),
         ]
     copy, ours, theirs = _medians(contestants, seconds)
     moved = cases.bytes_moved(operator, point.direction, point.rows, point.width, x.itemsize)
     return Result(point, ours, theirs, copy * moved / (2 * x.nbytes))
-
-
-def _torch_forward(point: Point, tensors: dict[str, Any]) -> Call:
-    def call() -> Any:
-        with torch.no_grad():
-            return cases.torch_forward(torch, point.operator, tensors)
-
-    return call
 
 
 def _medians(calls: Sequence[Call], seconds: float) -> list[float]:

@@ -57,16 +57,16 @@ def ours(point: Point, operands: Operands) -> Callable[[], Any]:
     """Return cunorm's call on one set of operands."""
     operator = point.operator
     if point.direction == "forward":
-        return lambda: forward(cunorm, operator, operands)
+        return forward(cunorm, operator, operands)
     saved = saved_forward(cunorm, operator, operands)
-    return lambda: backward(cunorm, operator, operands, saved)
+    return backward(cunorm, operator, operands, saved)
 
 
 def theirs(torch: Any, point: Point, tensors: Operands) -> Callable[[], Any]:
     """Return torch's call on one set of operands."""
     if point.direction == "backward":
         return torch_backward(torch, point.operator, tensors)
-    return lambda: torch_forward(torch, point.operator, tensors)
+    return torch_forward(torch, point.operator, tensors)
 
 
 def contestants(gpu: Gpu, point: Point) -> dict[str, Callable[[int], None]]:
