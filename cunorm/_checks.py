@@ -13,7 +13,7 @@ from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
-from cunorm._arrays import Operand, describe
+from cunorm._arrays import Form, Operand, describe
 from cunorm._dtypes import DType
 from cunorm._layout import RowLayout, row_layout
 
@@ -39,18 +39,23 @@ class Geometry(NamedTuple):
         return self.shape[self.leading_axes :]
 
 
-def geometry(function: str, x: Operand, axis: object) -> Geometry:
+def integer(function: str, argument: str, value: object) -> int:
+    """Return an int that was given as one."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{function}: {argument} is {value!r}, expected an int")
+    return int(value)
+
+
+def geometry(function: str, x: Form, axis: int) -> Geometry:
     """Return the rows of x: all axes from `axis` to the last."""
     shape, ndim = x.shape, len(x.shape)
-    if type(axis) is not int and (isinstance(axis, bool) or not isinstance(axis, numbers.Integral)):
-        raise TypeError(f"{function}: axis is {axis!r}, expected an int")
     if ndim == 0:
         raise ValueError(f"{function}: x has shape (), expected at least one axis")
-    if not -ndim <= int(axis) < ndim:
+    if not -ndim <= axis < ndim:
         raise ValueError(
             f"{function}: axis is {axis}, expected {-ndim} to {ndim - 1} for x of shape {shape}"
         )
-    leading_axes = int(axis) % ndim
+    leading_axes = axis % ndim
     width = prod(shape[leading_axes:])
     if not 0 < width < _WIDTH_LIMIT:
         raise ValueError(
@@ -65,7 +70,7 @@ def optional(function: str, argument: str, array: Any) -> Operand | None:
     return None if array is None else describe(function, argument, array)
 
 
-def same_shape(function: str, argument: str, operand: Operand | None, where: Geometry) -> None:
+def same_shape(function: str, argument: str, operand: Form | None, where: Geometry) -> None:
     """Check an operand that has an element for each of x."""
     if operand is not None and operand.shape != where.shape:
         raise ValueError(
@@ -74,7 +79,7 @@ def same_shape(function: str, argument: str, operand: Operand | None, where: Geo
         )
 
 
-def param_shape(function: str, argument: str, operand: Operand | None, where: Geometry) -> None:
+def param_shape(function: str, argument: str, operand: Form | None, where: Geometry) -> None:
     """Check an operand that has an element for each of a row."""
     if operand is not None and operand.shape != where.row_shape:
         axes = len(where.row_shape)
@@ -86,7 +91,7 @@ def param_shape(function: str, argument: str, operand: Operand | None, where: Ge
 
 
 def statistic(
-    function: str, argument: str, operand: Operand | None, where: Geometry, compute: DType
+    function: str, argument: str, operand: Form | None, where: Geometry, compute: DType
 ) -> None:
     """Check mean or rstd: an element for each row, in the compute type."""
     if operand is None:
@@ -103,7 +108,7 @@ def statistic(
         )
 
 
-def same_device(function: str, x: Operand, operands: Iterable[tuple[str, Operand | None]]) -> None:
+def same_device(function: str, x: Form, operands: Iterable[tuple[str, Form | None]]) -> None:
     """Check that everything lies where x does."""
     for argument, operand in operands:
         if operand is not None and operand.device != x.device:
@@ -121,14 +126,19 @@ def epsilon(function: str, eps: object) -> float:
     return value
 
 
-def scale(function: str, c: object, width: int) -> float:
-    """Return k = c / sqrt(width), by which the normalised row is multiplied."""
+def length(function: str, c: object) -> float | None:
+    """Return c, the length of a normalised row, as a float."""
     if c is None:
-        return 1.0
+        return None
     value = _number(function, "c", c)
     if not math.isfinite(value):
         raise ValueError(f"{function}: c is {c!r}, expected a finite number or None")
-    return value / math.sqrt(width)
+    return value
+
+
+def scale(c: float | None, width: int) -> float:
+    """Return k = c / sqrt(width), by which the normalised row is multiplied."""
+    return 1.0 if c is None else c / math.sqrt(width)
 
 
 def _number(function: str, argument: str, value: object) -> float:
@@ -163,7 +173,7 @@ def names(function: str, argument: str, given: Any, allowed: tuple[str, ...]) ->
 
 
 def agreed_dtype(
-    function: str, argument: str, asked: DType | None, other: str, operand: Operand | None
+    function: str, argument: str, asked: DType | None, other: str, operand: Form | None
 ) -> None:
     """Check that a dtype asked for is the one of an array that settles it too."""
     if asked is not None and operand is not None and operand.dtype is not asked:

@@ -31,6 +31,15 @@ def cuda_device(index: int) -> Device:
     return Device("cuda", index)
 
 
+class Form(NamedTuple):
+    """What there is to know of an array but for its memory: calls of equal forms do the same."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    device: Device
+
+
 @dataclass(slots=True)
 class Operand:
     """One array as the kernels see it.
@@ -63,6 +72,11 @@ class Operand:
     framework: Framework
     writable: bool
     fresh: bool = False
+
+    @property
+    def form(self) -> Form:
+        """Return all but its memory."""
+        return Form(self.shape, self.strides, self.dtype, self.device)
 
 
 class Framework(ABC):

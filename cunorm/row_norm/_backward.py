@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cunorm import _checks, _outputs
-from cunorm._arrays import Operand, describe
+from cunorm._arrays import Form, Operand, describe
 from cunorm._backend import Backward, run_backward
 from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_dtype
 from cunorm.results import NormGrads
-from cunorm.row_norm._operands import allocate, contiguous, export, input_rows, output_rows
+from cunorm.row_norm._operands import (
+    allocate,
+    contiguous,
+    export,
+    forms,
+    input_rows,
+    output_rows,
+)
 
 NEEDS = ("x", "weight", "bias", "gate")
 
@@ -28,7 +36,6 @@ class NormBackward(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    where: Geometry
     dy: Operand
     x: Operand
     weight: Operand | None
@@ -38,49 +45,75 @@ class _Inputs(NamedTuple):
     d_residual: Operand | None
 
 
+class _Forms(NamedTuple):
+    dy: Form
+    x: Form
+    weight: Form | None
+    bias: Form | None
+    mean: Form | None
+    rstd: Form
+    d_residual: Form | None
+
+
+class _Asked(NamedTuple):
+    """What the caller said, checked by itself."""
+
+    function: str
+    center: bool
+    c: float | None
+    axis: int
+    x_dtype: DType | None
+    needs: frozenset[str]
+
+
+class _Plan(NamedTuple):
+    """What a call does."""
+
+    where: Geometry
+    k: float
+    compute: DType
+    made: tuple[tuple[str, tuple[int, ...], DType], ...]  # the gradients to allocate
+
+
 def backward(norm: NormBackward, arrays: dict[str, Any], out: dict[str, Any]) -> NormGrads:
     """Run a backward; `out` has an array or None for each field of the result."""
-    function = norm.function
-    center = _checks.flag(function, "center", norm.center)
-    needs = _checks.names(function, "needs", norm.needs, NEEDS)
-    inputs = _inputs(function, center, norm.axis, arrays)
-    where = inputs.where
-    k = _checks.scale(function, norm.c, where.width)
-    given = _given(function, inputs, needs, out)
-    x_dtype = _x_dtype(function, norm.x_dtype, inputs, given)
-    compute = FLOAT64 if FLOAT64 in (inputs.x.dtype, x_dtype) else FLOAT32
-    for name, operand in (("mean", inputs.mean), ("rstd", inputs.rstd)):
-        _checks.statistic(function, name, operand, where, compute)
-    named_inputs = list(zip(_Inputs._fields[1:], inputs[1:], strict=True))
-    named_outputs = [
-        (f"out.{name}", operand) for name, operand in given.items() if operand is not None
-    ]
-    _checks.same_device(function, inputs.x, (*named_inputs, *named_outputs))
-    in_place = {argument: _Inputs._fields[1:] for argument, _ in named_outputs}
-    _outputs.check_overlap(function, named_outputs, named_inputs, in_place)
+    asked = _asked(norm)
+    inputs = _described(norm.function, arrays)
+    given = _given(asked, inputs, out)
+    plan = _planned(asked, _Forms._make(forms(inputs)), forms(given.values()))
+    if given != _NOTHING:
+        _check_overlap(norm.function, inputs, given)
 
-    results = _allocated(function, inputs, given, needs, x_dtype)
+    results = dict(given)
+    for name, shape, dtype in plan.made:
+        results[name] = allocate(norm.function, inputs.x, shape, dtype)
+    if results != _NOTHING:
+        run_backward(_call(asked, plan, inputs, results))
+    return _exported(results)
+
+
+def _call(
+    asked: _Asked, plan: _Plan, inputs: _Inputs, results: dict[str, Operand | None]
+) -> Backward:
+    where = plan.where
     rstd = contiguous(inputs.rstd)
     assert rstd is not None
-    call = Backward(
+    return Backward(
         where=where,
         dy=_checks.layout_of(inputs.dy, where),
         x=_checks.layout_of(inputs.x, where),
-        d_residual=input_rows(inputs.d_residual if "x" in needs else None, where),
+        d_residual=input_rows(inputs.d_residual if "x" in asked.needs else None, where),
         dx=output_rows(results["dx"], where),
         dresidual=output_rows(results["dresidual"], where),
         weight=contiguous(inputs.weight),
-        mean=contiguous(inputs.mean if center else None),
+        mean=contiguous(inputs.mean if asked.center else None),
         rstd=rstd,
         dweight=results["dweight"],
         dbias=results["dbias"],
-        compute=compute,
-        center=center,
-        k=k,
+        compute=plan.compute,
+        center=asked.center,
+        k=plan.k,
     )
-    if any(operand is not None for operand in results.values()):
-        run_backward(call)
-    return _exported(results)
 
 
 def _exported(results: dict[str, Operand | None]) -> NormGrads:
@@ -93,36 +126,75 @@ def _exported(results: dict[str, Operand | None]) -> NormGrads:
     return NormGrads(**exported, dgate=None)
 
 
-def _inputs(function: str, center: bool, axis: object, arrays: dict[str, Any]) -> _Inputs:
-    x = describe(function, "x", arrays["x"])
-    where = _checks.geometry(function, x, axis)
-    if center and arrays["mean"] is None:
-        raise ValueError(
-            f"{function}: mean is None, expected the mean that the forward returned, "
-            "as center is True"
-        )
-    inputs = _Inputs(
-        where=where,
+def _asked(norm: NormBackward) -> _Asked:
+    function, x_dtype = norm.function, norm.x_dtype
+    return _Asked(
+        function,
+        _checks.flag(function, "center", norm.center),
+        _checks.length(function, norm.c),
+        _checks.integer(function, "axis", norm.axis),
+        None if x_dtype is None else parse_dtype(function, "x_dtype", x_dtype),
+        _checks.names(function, "needs", norm.needs, NEEDS),
+    )
+
+
+def _described(function: str, arrays: dict[str, Any]) -> _Inputs:
+    return _Inputs(
         dy=describe(function, "dy", arrays["dy"]),
-        x=x,
+        x=describe(function, "x", arrays["x"]),
         weight=_checks.optional(function, "weight", arrays["weight"]),
         bias=_checks.optional(function, "bias", arrays["bias"]),
         mean=_checks.optional(function, "mean", arrays["mean"]),
         rstd=describe(function, "rstd", arrays["rstd"]),
         d_residual=_checks.optional(function, "d_residual", arrays["d_residual"]),
     )
+
+
+@lru_cache(maxsize=1024)
+def _planned(asked: _Asked, inputs: _Forms, given: tuple[Form | None, ...]) -> _Plan:
+    """Check all that does not depend on where arrays lie; `given` is in the order of _NOTHING."""
+    function = asked.function
+    where = _checks.geometry(function, inputs.x, asked.axis)
+    if asked.center and inputs.mean is None:
+        raise ValueError(
+            f"{function}: mean is None, expected the mean that the forward returned, "
+            "as center is True"
+        )
     _checks.same_shape(function, "dy", inputs.dy, where)
     _checks.same_shape(function, "d_residual", inputs.d_residual, where)
     _checks.param_shape(function, "weight", inputs.weight, where)
     _checks.param_shape(function, "bias", inputs.bias, where)
-    return inputs
+    outputs = dict(zip(_NOTHING, given, strict=True))
+    x_dtype = _x_dtype(asked, inputs.x.dtype, outputs)
+    compute = FLOAT64 if FLOAT64 in (inputs.x.dtype, x_dtype) else FLOAT32
+    _checks.statistic(function, "mean", inputs.mean, where, compute)
+    _checks.statistic(function, "rstd", inputs.rstd, where, compute)
+    named_outputs = [(f"out.{name}", form) for name, form in outputs.items()]
+    _checks.same_device(function, inputs.x, [*inputs._asdict().items(), *named_outputs])
+    made = tuple(
+        (name, shape, dtype)
+        for name, (shape, dtype) in _wanted(asked, inputs, outputs, where, x_dtype).items()
+        if outputs[name] is None
+    )
+    return _Plan(where, _checks.scale(asked.c, where.width), compute, made)
 
 
-def _given(
-    function: str, inputs: _Inputs, needs: frozenset[str], out: dict[str, Any]
-) -> dict[str, Operand | None]:
+def _check_overlap(function: str, inputs: _Inputs, given: dict[str, Operand | None]) -> None:
+    """Check that arrays for gradients share no memory; each may be exactly an input."""
+    outputs = [(f"out.{name}", operand) for name, operand in given.items()]
+    in_place = {argument: _Inputs._fields for argument, _ in outputs}
+    _outputs.check_overlap(function, outputs, list(inputs._asdict().items()), in_place)
+
+
+_NOTHING: dict[str, Operand | None] = dict.fromkeys(("dx", "dresidual", "dweight", "dbias"))
+
+
+def _given(asked: _Asked, inputs: _Inputs, out: dict[str, Any]) -> dict[str, Operand | None]:
     """Describe the arrays given for gradients; there must be such a gradient."""
-    where = inputs.where
+    if all(array is None for array in out.values()):
+        return _NOTHING
+    function, needs = asked.function, asked.needs
+    where = _checks.geometry(function, inputs.x.form, asked.axis)
     absent = {
         "dx": "x" not in needs,
         "dresidual": "x" not in needs,
@@ -134,21 +206,17 @@ def _given(
         if is_absent:
             reason = "its operand is absent or not in needs"
             _outputs.refuse(function, f"out.{name}", out[name], reason)
-    leading = where.leading_axes
+    rows, row = (where.shape, where.leading_axes), (where.row_shape, 0)
+    expected = {"dx": rows, "dresidual": rows, "dweight": row, "dbias": row}
     return {
-        "dx": _outputs.given(function, "out.dx", out["dx"], where.shape, leading),
-        "dresidual": _outputs.given(
-            function, "out.dresidual", out["dresidual"], where.shape, leading
-        ),
-        "dweight": _outputs.given(function, "out.dweight", out["dweight"], where.row_shape, 0),
-        "dbias": _outputs.given(function, "out.dbias", out["dbias"], where.row_shape, 0),
+        name: _outputs.given(function, f"out.{name}", out[name], *shape_and_leading_axes)
+        for name, shape_and_leading_axes in expected.items()
     }
 
 
-def _x_dtype(function: str, asked: Any, inputs: _Inputs, given: dict[str, Operand | None]) -> DType:
+def _x_dtype(asked: _Asked, stream: DType, given: dict[str, Form | None]) -> DType:
     """Return dx's dtype; dresidual has that of x, the stream that was normalised."""
-    x_dtype = None if asked is None else parse_dtype(function, "x_dtype", asked)
-    dx, stream = given["dx"], inputs.x.dtype
+    function, x_dtype, dx = asked.function, asked.x_dtype, given["dx"]
     _checks.agreed_dtype(function, "x_dtype", x_dtype, "out.dx", dx)
     _checks.agreed_dtype(function, "x", stream, "out.dresidual", given["dresidual"])
     if x_dtype is not None:
@@ -156,26 +224,21 @@ def _x_dtype(function: str, asked: Any, inputs: _Inputs, given: dict[str, Operan
     return stream if dx is None else dx.dtype
 
 
-def _allocated(
-    function: str,
-    inputs: _Inputs,
-    given: dict[str, Operand | None],
-    needs: frozenset[str],
+def _wanted(
+    asked: _Asked,
+    inputs: _Forms,
+    given: dict[str, Form | None],
+    where: Geometry,
     x_dtype: DType,
-) -> dict[str, Operand | None]:
-    """Return an array for every gradient that is written."""
-    x, where = inputs.x, inputs.where
-    wanted: dict[str, tuple[tuple[int, ...], DType]] = {}
-    if "x" in needs and (x_dtype is not x.dtype or given["dresidual"] is None):
+) -> dict[str, tuple[tuple[int, ...], DType]]:
+    """Return the shape and dtype of every gradient that is written."""
+    stream, wanted = inputs.x.dtype, {}
+    if "x" in asked.needs and (x_dtype is not stream or given["dresidual"] is None):
         wanted["dx"] = (where.shape, x_dtype)
-    if "x" in needs and x_dtype is not x.dtype:
-        wanted["dresidual"] = (where.shape, x.dtype)
-    if "weight" in needs and inputs.weight is not None:
+    if "x" in asked.needs and x_dtype is not stream:
+        wanted["dresidual"] = (where.shape, stream)
+    if "weight" in asked.needs and inputs.weight is not None:
         wanted["dweight"] = (where.row_shape, inputs.weight.dtype)
-    if "bias" in needs and inputs.bias is not None:
+    if "bias" in asked.needs and inputs.bias is not None:
         wanted["dbias"] = (where.row_shape, inputs.bias.dtype)
-    results = dict(given)
-    for name, (shape, dtype) in wanted.items():
-        if results[name] is None:
-            results[name] = allocate(function, x, shape, dtype)
-    return results
+    return wanted

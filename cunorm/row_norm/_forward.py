@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cunorm import _checks, _outputs
-from cunorm._arrays import Operand, describe
+from cunorm._arrays import Form, Operand, describe
 from cunorm._backend import Forward, run_forward
 from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_dtype
 from cunorm.results import NormForward
-from cunorm.row_norm._operands import allocate, contiguous, export, input_rows, output_rows
+from cunorm.row_norm._operands import (
+    allocate,
+    contiguous,
+    export,
+    forms,
+    input_rows,
+    output_rows,
+)
 
 
 class Norm(NamedTuple):
@@ -35,11 +43,17 @@ class Options(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    where: Geometry
     x: Operand
     residual: Operand | None
     weight: Operand | None
     bias: Operand | None
+
+
+class _Forms(NamedTuple):
+    x: Form
+    residual: Form | None
+    weight: Form | None
+    bias: Form | None
 
 
 class _Dtypes(NamedTuple):
@@ -48,106 +62,152 @@ class _Dtypes(NamedTuple):
     stream: DType | None  # of the new residual stream, None where there is none
 
 
+class _Plan(NamedTuple):
+    """What a call does."""
+
+    where: Geometry
+    k: float
+    compute: DType
+    made: tuple[tuple[str, tuple[int, ...], DType], ...]  # the results to allocate
+    has_stream: bool  # a residual stream is returned; where none had to be written, it is x itself
+
+
 def forward(
     norm: Norm, x: Any, residual: Any, weight: Any, bias: Any, options: Options, out: dict[str, Any]
 ) -> NormForward:
     """Run a forward; `out` has an array or None for each field of the result."""
-    function = norm.function
-    center = _checks.flag(function, "center", norm.center)
-    eps = _checks.epsilon(function, norm.eps)
-    inputs = _inputs(function, x, residual, weight, bias, options.axis)
-    where = inputs.where
-    k = _checks.scale(function, norm.c, where.width)
-    argument = "out.{}" if options.saves or options.streams else "out"
-    given = _given(function, where, center, out, argument)
-    dtypes = _dtypes(function, inputs, options, given, argument)
-    named_inputs = list(zip(_Inputs._fields[1:], inputs[1:], strict=True))
-    named_outputs = [(argument.format(name), operand) for name, operand in given.items()]
-    _checks.same_device(function, inputs.x, (*named_inputs, *named_outputs))
-    in_place = _in_place(inputs, options, dtypes)
-    _outputs.check_overlap(function, named_outputs, named_inputs, in_place)
+    norm, options = _asked(norm, options)
+    inputs = _described(norm.function, x, residual, weight, bias)
+    given = _given(norm, options, inputs.x, out)
+    plan = _planned(norm, options, _Forms._make(forms(inputs)), forms(given.values()))
+    if given != _NOTHING:
+        _check_overlap(norm.function, options, plan, inputs, given)
 
-    results = _allocated(function, inputs, given, dtypes, options.saves, center)
-    if where.rows:
-        call = Forward(
-            where=where,
-            x=_checks.layout_of(inputs.x, where),
-            residual=input_rows(inputs.residual, where),
-            weight=contiguous(inputs.weight),
-            bias=contiguous(inputs.bias),
-            y=output_rows(results["y"], where),
-            new_residual=output_rows(results["residual"], where),
-            mean=results["mean"],
-            rstd=results["rstd"],
-            compute=dtypes.compute,
-            center=center,
-            k=k,
-            eps=eps / where.width if norm.eps_of_sum else eps,
-        )
-        run_forward(call)
+    results = dict(given)
+    for name, shape, dtype in plan.made:
+        results[name] = allocate(norm.function, inputs.x, shape, dtype)
+    if plan.where.rows:
+        run_forward(_call(norm, plan, inputs, results))
     exported = {name: export(operand) for name, operand in results.items()}
-    if exported["residual"] is None and _has_stream(options, dtypes):
+    if plan.has_stream and exported["residual"] is None:
         exported["residual"] = x
     return NormForward(**exported)
 
 
-def _inputs(function: str, x: Any, residual: Any, weight: Any, bias: Any, axis: object) -> _Inputs:
-    x_operand = describe(function, "x", x)
-    where = _checks.geometry(function, x_operand, axis)
-    inputs = _Inputs(
-        where,
-        x_operand,
+def _call(norm: Norm, plan: _Plan, inputs: _Inputs, results: dict[str, Operand | None]) -> Forward:
+    where = plan.where
+    return Forward(
+        where=where,
+        x=_checks.layout_of(inputs.x, where),
+        residual=input_rows(inputs.residual, where),
+        weight=contiguous(inputs.weight),
+        bias=contiguous(inputs.bias),
+        y=output_rows(results["y"], where),
+        new_residual=output_rows(results["residual"], where),
+        mean=results["mean"],
+        rstd=results["rstd"],
+        compute=plan.compute,
+        center=norm.center,
+        k=plan.k,
+        eps=norm.eps / where.width if norm.eps_of_sum else norm.eps,
+    )
+
+
+def _asked(norm: Norm, options: Options) -> tuple[Norm, Options]:
+    """Check what the caller said by itself, and return it in the types that it is meant to have."""
+    function, eps, center, c, eps_of_sum = norm
+    axis, dtype, residual_dtype, saves, streams = options
+    return (
+        Norm(
+            function,
+            _checks.epsilon(function, eps),
+            _checks.flag(function, "center", center),
+            _checks.length(function, c),
+            eps_of_sum,
+        ),
+        Options(
+            _checks.integer(function, "axis", axis),
+            _parsed(function, "dtype", dtype),
+            _parsed(function, "residual_dtype", residual_dtype),
+            saves,
+            streams,
+        ),
+    )
+
+
+def _described(function: str, x: Any, residual: Any, weight: Any, bias: Any) -> _Inputs:
+    return _Inputs(
+        describe(function, "x", x),
         _checks.optional(function, "residual", residual),
         _checks.optional(function, "weight", weight),
         _checks.optional(function, "bias", bias),
     )
+
+
+@lru_cache(maxsize=1024)
+def _planned(norm: Norm, options: Options, inputs: _Forms, given: tuple[Form | None, ...]) -> _Plan:
+    """Check all that does not depend on where arrays lie; `given` is in the order of _NOTHING."""
+    function = norm.function
+    where = _checks.geometry(function, inputs.x, options.axis)
     _checks.same_shape(function, "residual", inputs.residual, where)
     _checks.param_shape(function, "weight", inputs.weight, where)
     _checks.param_shape(function, "bias", inputs.bias, where)
-    return inputs
+    outputs = dict(zip(_NOTHING, given, strict=True))
+    dtypes = _dtypes(function, options, inputs, outputs)
+    for name in ("mean", "rstd"):
+        _checks.statistic(function, f"out.{name}", outputs[name], where, dtypes.compute)
+    named_outputs = [(_argument(options, name), form) for name, form in outputs.items()]
+    _checks.same_device(function, inputs.x, [*inputs._asdict().items(), *named_outputs])
+    made = tuple(
+        (name, shape, dtype)
+        for name, (shape, dtype) in _wanted(norm, options, inputs, where, dtypes).items()
+        if outputs[name] is None and dtype is not None
+    )
+    has_stream = options.streams or dtypes.stream is not None
+    return _Plan(where, _checks.scale(norm.c, where.width), dtypes.compute, made, has_stream)
+
+
+_NOTHING: dict[str, Operand | None] = dict.fromkeys(NormForward._fields)
+
+
+def _argument(options: Options, name: str) -> str:
+    """Return how the caller calls the array for a result."""
+    return f"out.{name}" if options.saves or options.streams else "out"
 
 
 def _given(
-    function: str, where: Geometry, center: bool, out: dict[str, Any], argument: str
+    norm: Norm, options: Options, x: Operand, out: dict[str, Any]
 ) -> dict[str, Operand | None]:
-    """Describe the arrays given for results; `argument` is how the caller calls them."""
-    if not center:
+    """Describe the arrays given for results."""
+    if all(array is None for array in out.values()):
+        return _NOTHING
+    function = norm.function
+    where = _checks.geometry(function, x.form, options.axis)
+    if not norm.center:
         _outputs.refuse(function, "out.mean", out["mean"], "without center there is no mean")
-    shapes = {
-        "y": (where.shape, where.leading_axes),
-        "residual": (where.shape, where.leading_axes),
-        "mean": (where.leading_shape, 0),
-        "rstd": (where.leading_shape, 0),
-    }
+    rows, statistics = (where.shape, where.leading_axes), (where.leading_shape, 0)
+    expected = {"y": rows, "residual": rows, "mean": statistics, "rstd": statistics}
     return {
-        name: _outputs.given(function, argument.format(name), out[name], shape, leading_axes)
-        for name, (shape, leading_axes) in shapes.items()
+        name: _outputs.given(function, _argument(options, name), out[name], *shape_and_leading_axes)
+        for name, shape_and_leading_axes in expected.items()
     }
 
 
 def _dtypes(
-    function: str,
-    inputs: _Inputs,
-    options: Options,
-    given: dict[str, Operand | None],
-    argument: str,
+    function: str, options: Options, inputs: _Forms, given: dict[str, Form | None]
 ) -> _Dtypes:
     """Settle every result's dtype: by its array in `out`, else as asked, else as its input."""
-    x = inputs.x.dtype
-    asked = _asked(function, "dtype", options.dtype)
-    _checks.agreed_dtype(function, "dtype", asked, argument.format("y"), given["y"])
-    stream = _stream_dtype(function, inputs.residual, options.residual_dtype, given["residual"])
+    x, y = inputs.x.dtype, given["y"]
+    _checks.agreed_dtype(function, "dtype", options.dtype, _argument(options, "y"), y)
+    stream = _stream_dtype(function, options.residual_dtype, inputs.residual, given["residual"])
     compute = FLOAT64 if FLOAT64 in (x, stream) else FLOAT32
-    for name in ("mean", "rstd"):
-        _checks.statistic(function, f"out.{name}", given[name], inputs.where, compute)
-    return _Dtypes(compute, given["y"].dtype if given["y"] else asked or x, stream)
+    return _Dtypes(compute, y.dtype if y is not None else options.dtype or x, stream)
 
 
 def _stream_dtype(
-    function: str, residual: Operand | None, residual_dtype: Any, given: Operand | None
+    function: str, asked: DType | None, residual: Form | None, given: Form | None
 ) -> DType | None:
     """Return the dtype of the new residual stream: that of residual, else the one asked for."""
-    asked = _asked(function, "residual_dtype", residual_dtype)
     _checks.agreed_dtype(function, "residual_dtype", asked, "residual", residual)
     if residual is not None:
         asked = residual.dtype
@@ -155,45 +215,37 @@ def _stream_dtype(
     return given.dtype if given is not None else asked
 
 
-def _has_stream(options: Options, dtypes: _Dtypes) -> bool:
-    """Whether a residual stream is returned; where nothing had to be written, it is x itself."""
-    return options.streams or dtypes.stream is not None
-
-
-def _in_place(inputs: _Inputs, options: Options, dtypes: _Dtypes) -> dict[str, tuple[str, ...]]:
-    """Return which inputs each result may be written over.
+def _check_overlap(
+    function: str,
+    options: Options,
+    plan: _Plan,
+    inputs: _Inputs,
+    given: dict[str, Operand | None],
+) -> None:
+    """Check that arrays for results share no memory, but exactly that of some inputs.
 
     The stream is written while weight and bias are still to be read. Where x itself is returned as
     the stream, y must leave it alone.
     """
-    keeps_x = inputs.residual is None and _has_stream(options, dtypes)
-    over_y = () if keeps_x else _Inputs._fields[1:]
-    return {"out": over_y, "out.y": over_y, "out.residual": ("x", "residual")}
+    keeps_x = inputs.residual is None and plan.has_stream
+    over_y = () if keeps_x else _Inputs._fields
+    in_place = {_argument(options, "y"): over_y, "out.residual": ("x", "residual")}
+    outputs = [(_argument(options, name), operand) for name, operand in given.items()]
+    _outputs.check_overlap(function, outputs, list(inputs._asdict().items()), in_place)
 
 
-def _asked(function: str, argument: str, dtype: Any) -> DType | None:
+def _parsed(function: str, argument: str, dtype: Any) -> DType | None:
     return None if dtype is None else parse_dtype(function, argument, dtype)
 
 
-def _allocated(
-    function: str,
-    inputs: _Inputs,
-    given: dict[str, Operand | None],
-    dtypes: _Dtypes,
-    saves: bool,
-    center: bool,
-) -> dict[str, Operand | None]:
-    """Return an array for every result that is written."""
-    x, where = inputs.x, inputs.where
-    writes_stream = inputs.residual is not None or dtypes.stream not in (None, x.dtype)
-    wanted = {
+def _wanted(
+    norm: Norm, options: Options, inputs: _Forms, where: Geometry, dtypes: _Dtypes
+) -> dict[str, tuple[tuple[int, ...], DType | None]]:
+    """Return the shape of every result, and its dtype, None where it is not written."""
+    writes_stream = inputs.residual is not None or dtypes.stream not in (None, inputs.x.dtype)
+    return {
         "y": (where.shape, dtypes.y),
         "residual": (where.shape, dtypes.stream if writes_stream else None),
-        "mean": (where.leading_shape, dtypes.compute if saves and center else None),
-        "rstd": (where.leading_shape, dtypes.compute if saves else None),
+        "mean": (where.leading_shape, dtypes.compute if options.saves and norm.center else None),
+        "rstd": (where.leading_shape, dtypes.compute if options.saves else None),
     }
-    results = dict(given)
-    for name, (shape, dtype) in wanted.items():
-        if results[name] is None and dtype is not None:
-            results[name] = allocate(function, x, shape, dtype)
-    return results

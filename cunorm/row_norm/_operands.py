@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from cunorm import _checks
-from cunorm._arrays import Operand
+from cunorm._arrays import Form, Operand
 from cunorm._backend import Rows
 from cunorm._checks import Geometry
 from cunorm._dtypes import DType
 from cunorm._layout import row_layout
+
+
+def forms(operands: Iterable[Operand | None]) -> tuple[Form | None, ...]:
+    """Return the form of each operand."""
+    return tuple([None if operand is None else operand.form for operand in operands])
 
 
 def input_rows(operand: Operand | None, where: Geometry) -> Rows | None:
