@@ -25,6 +25,9 @@ class Build:
     def __hash__(self) -> int:
         return self._hash  # asked for at every launch
 
+    def __reduce__(self) -> tuple[type[Build], tuple[str, Macros]]:
+        return Build, (self.kernel, self.macros)  # another process hashes otherwise
+
     def __str__(self) -> str:
         return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
 

@@ -27,6 +27,9 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> str:
+        return self.name.upper()  # a copy is the type itself
+
 
 FLOAT16 = DType("float16", "fp16", 2)
 BFLOAT16 = DType("bfloat16", "bf16", 2)

@@ -106,7 +106,7 @@ def cuda_backward(
     blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if width <= limit), 1)
     sums = types.dweight or types.dbias
     grid = min(groups, sm_count * blocks_per_sm if sums else _GRID_LIMIT)
-    return Launch(Build("row_norm_backward", macros), grid, team.threads, _sums_pitch(team, width))
+    return Launch(Build("row_norm_backward", macros), grid, team.threads, sums_pitch(team, width))
 
 
 @lru_cache(maxsize=1024)
@@ -138,7 +138,7 @@ def cpu_backward(types: BackwardTypes, rows: int, width: int) -> Launch:
     if types.dx is not None:
         macros += _cpu_stores(rows, width * types.dx.itemsize)
     parts = _cpu_parts(rows) if types.dweight or types.dbias else _cpu_blocks(rows)
-    return Launch(Build("row_norm_backward", macros), parts, 1, _sums_pitch(CPU_TEAM, width))
+    return Launch(Build("row_norm_backward", macros), parts, 1, sums_pitch(CPU_TEAM, width))
 
 
 @lru_cache(maxsize=1024)
@@ -170,7 +170,7 @@ def _cpu_parts(rows: int) -> int:
     return max(enough_to_share, -(-rows // 256))
 
 
-def _sums_pitch(team: Team, width: int) -> int:
+def sums_pitch(team: Team, width: int) -> int:
     """Return the elements of a block's partial sums; those of streamed rows have a second row.
 
     A row of sums is whole cache lines: `sum_pitch` in C++.

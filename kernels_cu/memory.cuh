@@ -52,7 +52,12 @@ __device__ inline int rows_at_once(index_t) {
   return 1;
 }
 
-// Hints that a pack will soon be loaded, or stored; only the CPU takes them.
+// How many rows ahead to prefetch, and hints that a pack will soon be loaded, or stored; only the
+// CPU takes them.
+template <class T>
+__device__ inline index_t rows_ahead(index_t) {
+  return 0;
+}
 template <class B, class T>
 __device__ inline void prefetch_pack(const T*, index_t) {}
 template <class B, class T>
@@ -102,7 +107,7 @@ __device__ inline Item<B> spread(typename B::compute_t v) {
 }
 
 // f(column) for the columns at which a thread's packs begin: `first`, and on in steps; end_run()
-// after every 16 of them and after the last.
+// after at most 16 of them and after the last.
 template <class B, class F, class EndRun>
 __device__ inline void for_each_column(index_t first, index_t step, index_t end, F f,
                                        EndRun end_run) {

@@ -26,6 +26,11 @@ struct Rows {
   }
 };
 
+template <template <class> class Arguments, class B>
+__device__ inline index_t row_width(const Arguments<B>& arguments) {
+  return B::width > 0 ? B::width : arguments.width;
+}
+
 template <class B>
 struct Team {
   using C = typename B::compute_t;
@@ -86,7 +91,7 @@ struct NoEndRun {
 };
 
 // use(i, column) for each pack of the row that is the thread's, from the first-th on, and end_run()
-// after every 16 of them and after the last.
+// after at most 16 of them and after the last.
 template <class B, class Use, class EndRun = NoEndRun>
 __device__ inline void for_each_pack(const Team<B>& team, index_t width, Use use,
                                      EndRun end_run = {}, int first = 0) {

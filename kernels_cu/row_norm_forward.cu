@@ -52,9 +52,9 @@ struct ForwardRow {
   using StreamPack = LoadedPack<B, stream_t>;
   index_t end;  // the width, or 0 for a team that has no row
   const typename B::x_t* x;
-  const typename B::x_t* next_x;
+  const typename B::x_t* later_x;  // of a row to come, to be prefetched
   const typename B::residual_t* residual;
-  const typename B::residual_t* next_residual;
+  const typename B::residual_t* later_residual;
   typename B::new_residual_t* new_residual;
   typename B::y_t* y;
   RowPacks<B, StreamPack> packs;
@@ -88,18 +88,19 @@ struct ForwardRow {
   }
 };
 
+// The first pass: the row's moments.
 template <class B>
-__device__ inline void first_pass(const Arguments<B>& arguments, Team<B>& team, index_t index,
-                                  ForwardRow<B>& row) {
+__device__ inline void find_moments(const Arguments<B>& arguments, Team<B>& team, index_t index,
+                                    index_t ahead, ForwardRow<B>& row) {
   using C = typename B::compute_t;
-  const index_t width = B::width > 0 ? B::width : arguments.width;
+  const index_t width = row_width(arguments);
   const bool has_row = team.has_row(index, arguments.rows);
-  const index_t next = index + max_rows_at_once < arguments.rows ? index + max_rows_at_once : index;
+  const index_t later = index + ahead < arguments.rows ? index + ahead : index;
   row.end = has_row ? width : 0;
   row.x = arguments.x.at(index);
-  row.next_x = arguments.x.at(next);
+  row.later_x = arguments.x.at(later);
   row.residual = arguments.residual.at(index);
-  row.next_residual = arguments.residual.at(next);
+  row.later_residual = arguments.residual.at(later);
   row.new_residual = arguments.new_residual.at(index);
   row.y = arguments.y.at(index);
 
@@ -119,13 +120,13 @@ __device__ inline void first_pass(const Arguments<B>& arguments, Team<B>& team, 
   }
 }
 
-// y for one pack of one row.
+// The second pass, for one pack.
 template <class B, class Column, class Weight, class Bias>
-__device__ inline void second_pass(const ForwardRow<B>& row, int pack, Column column,
-                                   const Weight& weight, const Bias& bias) {
+__device__ inline void write_y(const ForwardRow<B>& row, int pack, Column column,
+                               const Weight& weight, const Bias& bias) {
   const auto s = row.packs.pack(pack, column, [&](index_t column) { return row.reload(column); });
-  prefetch_pack<B>(row.next_x, column);
-  prefetch_pack<B>(row.next_residual, column);
+  prefetch_pack<B>(row.later_x, column);
+  prefetch_pack<B>(row.later_residual, column);
   OutputPack<B, typename B::y_t> y(row.y, column, row.end);
   const auto k_rstd = spread<B>(row.k_rstd);
   for_each_item<B>(column, row.end, [&](auto at) {
@@ -143,15 +144,15 @@ __device__ inline void second_pass(const ForwardRow<B>& row, int pack, Column co
 
 template <class B>
 __device__ inline void normalize_rows(const Arguments<B>& arguments, Team<B>& team, index_t first,
-                                      int count) {
+                                      int count, index_t ahead) {
   ForwardRow<B> rows[max_rows_at_once];
-  for (int i = 0; i < count; ++i) first_pass(arguments, team, first + i, rows[i]);
+  for (int i = 0; i < count; ++i) find_moments(arguments, team, first + i, ahead, rows[i]);
 
   const index_t end = rows[0].end;
   for_each_pack(team, end, [&](int pack, auto column) {
     const auto weight = load_items<B>(arguments.weight, column, end);
     const auto bias = load_items<B>(arguments.bias, column, end);
-    for (int i = 0; i < count; ++i) second_pass(rows[i], pack, column, weight, bias);
+    for (int i = 0; i < count; ++i) write_y(rows[i], pack, column, weight, bias);
   });
 }
 
@@ -159,8 +160,9 @@ extern "C" __global__ void __launch_bounds__(Build::threads, 1)
     row_norm_forward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   Team<Build> team(scratch);
-  const index_t width = Build::width > 0 ? Build::width : arguments.width;
-  const int at_once = rows_at_once<Build::x_t>(width);
-  for_each_rows(team, arguments.rows, at_once,
-                [&](index_t first, int count) { normalize_rows(arguments, team, first, count); });
+  const int at_once = rows_at_once<Build::x_t>(row_width(arguments));
+  const index_t ahead = rows_ahead<Build::x_t>(row_width(arguments));
+  for_each_rows(team, arguments.rows, at_once, [&](index_t first, int count) {
+    normalize_rows(arguments, team, first, count, ahead);
+  });
 }

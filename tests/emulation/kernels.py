@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from cunorm import _plan
 from cunorm._backend import Backward, Forward
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64, DType, numpy_dtype
-from cunorm._plan import Build, Launch, Team
+from cunorm._plan import Build, Launch, Team, sums_pitch
 from cunorm._sources import source_text
 from cunorm.results import NormForward, NormGrads
 
@@ -62,14 +62,17 @@ class Plan:
 
     def adapted(self, launch: Launch, call: Forward | Backward) -> Launch:
         """Return the launch with what is to be different."""
-        build, grid, block = launch.build, launch.grid, launch.block
         where, team = call.where, self.team
         if team is not None:
             macros = call.types().macros()
             macros += team.macros(where.width, min(call.access(), team.pack))
-            build = Build(build.kernel, macros)
-            grid, block = -(-where.rows // team.rows_per_block), team.threads
-        return Launch(build, self.grid or grid, block)
+            launch = Launch(
+                Build(launch.build.kernel, macros),
+                -(-where.rows // team.rows_per_block),
+                team.threads,
+                sums_pitch(team, where.width),
+            )
+        return replace(launch, grid=self.grid or launch.grid)
 
 
 class Emulated(NamedTuple):

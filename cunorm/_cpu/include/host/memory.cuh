@@ -45,11 +45,17 @@ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// Where several rows at once stay in the second-level cache between their passes.
+// Rows of up to 64 KiB: with dy beside x, four of them stay in a second-level cache between passes.
 inline constexpr int max_rows_at_once = 4;
 template <class T>
 inline int rows_at_once(index_t width) {
   return width * index_t(sizeof(T)) <= 1 << 16 ? max_rows_at_once : 1;
+}
+
+// Far enough for memory to answer in time: 64 KiB, and beyond the rows that are taken at once.
+template <class T>
+inline index_t rows_ahead(index_t width) {
+  return std::max<index_t>(max_rows_at_once, (1 << 16) / (width * index_t(sizeof(T))));
 }
 
 template <class B, class T>
@@ -64,7 +70,8 @@ inline void prefetch_pack(const absent*, index_t) {}
 template <class B, class T>
 inline void prefetch_output(T* row, index_t column) {
   constexpr int to_write = 1, to_first_level = 3;
-  if (non_temporal && reinterpret_cast<std::uintptr_t>(row) % cache_line == 0) return;
+  constexpr bool streams = non_temporal && simd::can_stream<T, typename B::compute_t>;
+  if (streams && reinterpret_cast<std::uintptr_t>(row) % cache_line == 0) return;
   for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
     __builtin_prefetch(row + column + i, to_write, to_first_level);
 }
@@ -84,8 +91,12 @@ struct OutputPack<B, absent, false> {
   void store() const {}
 };
 
-// Where a pack begins that is not cut.
+// Where a pack begins, with what is known of it: that it is whole, or that the row's end cuts it.
 struct WholeColumn {
+  index_t column;
+  operator index_t() const { return column; }
+};
+struct CutColumn {
   index_t column;
   operator index_t() const { return column; }
 };
@@ -100,7 +111,7 @@ inline void for_each_column(index_t first, index_t step, index_t end, const F& f
     end_run();
   }
   if (column < end) {
-    f(column);
+    f(CutColumn{column});
     end_run();
   }
 }
@@ -119,7 +130,7 @@ inline void for_each_item(WholeColumn, index_t, const F& f) {
   for (int i = 0; i < items_per_pack<B>; ++i) f(WholeItem{i});
 }
 template <class B, class F>
-inline void for_each_item(index_t column, index_t end, const F& f) {
+inline void for_each_item(CutColumn column, index_t end, const F& f) {
   constexpr int lanes = simd::lanes<typename B::compute_t>;
   const int count = static_cast<int>(end - column);
 #pragma GCC unroll 32
@@ -129,6 +140,14 @@ inline void for_each_item(index_t column, index_t end, const F& f) {
     else if (i * lanes < count)
       f(CutItem{i, count - i * lanes});
   }
+}
+
+template <class B, class F>
+inline void for_each_item(index_t column, index_t end, const F& f) {
+  if (column + B::pack <= end)
+    for_each_item<B>(WholeColumn{column}, end, f);
+  else
+    for_each_item<B>(CutColumn{column}, end, f);
 }
 
 // A cut item is converted as a whole one is, by way of an array of them as they are stored.
