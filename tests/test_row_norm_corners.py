@@ -91,3 +91,14 @@ def test_a_cache_folder_that_others_may_write_to_is_not_used(tmp_path, monkeypat
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(folder))
     with pytest.warns(RuntimeWarning, match="for this process only"):
         assert _compile.cache_folder.__wrapped__() != folder
+
+
+def test_an_equal_call_before_leaves_no_trace():
+    x = np.array([[3, 4]], dtype=np.float32)
+    for c in (0.0, -0.0, 0.0):
+        assert (np.signbit(cunorm.normalize(x, c=c)) == np.signbit(c)).all()
+    with pytest.raises(TypeError, match="axis is True, expected an int"):
+        cunorm.normalize(x, axis=True)
+    cunorm.normalize(x, axis=1)
+    with pytest.raises(TypeError, match="axis is True, expected an int"):
+        cunorm.normalize(x, axis=True)

@@ -70,7 +70,6 @@ class _Plan(NamedTuple):
     """What a call does."""
 
     where: Geometry
-    k: float
     compute: DType
     made: tuple[tuple[str, tuple[int, ...], DType], ...]  # the gradients to allocate
 
@@ -112,7 +111,7 @@ def _call(
         dbias=results["dbias"],
         compute=plan.compute,
         center=asked.center,
-        k=plan.k,
+        k=_checks.scale(asked.c, where.width),
     )
 
 
@@ -176,7 +175,7 @@ def _planned(asked: _Asked, inputs: _Forms, given: tuple[Form | None, ...]) -> _
         for name, (shape, dtype) in _wanted(asked, inputs, outputs, where, x_dtype).items()
         if outputs[name] is None
     )
-    return _Plan(where, _checks.scale(asked.c, where.width), compute, made)
+    return _Plan(where, compute, made)
 
 
 def _check_overlap(function: str, inputs: _Inputs, given: dict[str, Operand | None]) -> None:

@@ -66,7 +66,6 @@ class _Plan(NamedTuple):
     """What a call does."""
 
     where: Geometry
-    k: float
     compute: DType
     made: tuple[tuple[str, tuple[int, ...], DType], ...]  # the results to allocate
     has_stream: bool  # a residual stream is returned; where none had to be written, it is x itself
@@ -108,7 +107,7 @@ def _call(norm: Norm, plan: _Plan, inputs: _Inputs, results: dict[str, Operand |
         rstd=results["rstd"],
         compute=plan.compute,
         center=norm.center,
-        k=plan.k,
+        k=_checks.scale(norm.c, where.width),
         eps=norm.eps / where.width if norm.eps_of_sum else norm.eps,
     )
 
@@ -164,7 +163,7 @@ def _planned(norm: Norm, options: Options, inputs: _Forms, given: tuple[Form | N
         if outputs[name] is None and dtype is not None
     )
     has_stream = options.streams or dtypes.stream is not None
-    return _Plan(where, _checks.scale(norm.c, where.width), dtypes.compute, made, has_stream)
+    return _Plan(where, dtypes.compute, made, has_stream)
 
 
 _NOTHING: dict[str, Operand | None] = dict.fromkeys(NormForward._fields)
