@@ -59,7 +59,7 @@ struct ForwardRow {
   typename B::y_t* y;
   RowPacks<B, StreamPack> packs;
   Moments<C> moments;
-  C k_rstd;
+  C rstd, k_rstd;
 
   // The pack that is normalised: of x, or of the residual stream, which this writes.
   template <class Column>
@@ -111,13 +111,8 @@ __device__ inline void find_moments(const Arguments<B>& arguments, Team<B>& team
   const auto reload = [&](index_t column) { return row.reload(column); };
   row.packs.start(team, load);
   row.moments = row_moments(team, row.packs, row.end, width, load, reload);
-  const C rstd = C(1) / sqrt(row.moments.variance + C(arguments.eps));
-  row.k_rstd = C(arguments.k) * rstd;
-  if (team.thread() == 0 && has_row) {
-    if (arguments.mean != nullptr)
-      global_store(arguments.mean + index, row.moments.shift + row.moments.correction);
-    if (arguments.rstd != nullptr) global_store(arguments.rstd + index, rstd);
-  }
+  row.rstd = C(1) / sqrt(row.moments.variance + C(arguments.eps));
+  row.k_rstd = C(arguments.k) * row.rstd;
 }
 
 // The second pass, for one pack.
@@ -143,6 +138,15 @@ __device__ inline void write_y(const ForwardRow<B>& row, int pack, Column column
 }
 
 template <class B>
+__device__ inline void save_statistics(const Arguments<B>& arguments, const Team<B>& team,
+                                       index_t index, const ForwardRow<B>& row) {
+  if (team.thread() > 0 || row.end == 0) return;
+  if (arguments.mean != nullptr)
+    global_store(arguments.mean + index, row.moments.shift + row.moments.correction);
+  if (arguments.rstd != nullptr) global_store(arguments.rstd + index, row.rstd);
+}
+
+template <class B>
 __device__ inline void normalize_rows(const Arguments<B>& arguments, Team<B>& team, index_t first,
                                       int count, index_t ahead) {
   ForwardRow<B> rows[max_rows_at_once];
@@ -154,6 +158,8 @@ __device__ inline void normalize_rows(const Arguments<B>& arguments, Team<B>& te
     const auto bias = load_items<B>(arguments.bias, column, end);
     for (int i = 0; i < count; ++i) write_y(rows[i], pack, column, weight, bias);
   });
+  // Last, as ptxas spills registers of the second pass where this branch stands before it.
+  for (int i = 0; i < count; ++i) save_statistics(arguments, team, first + i, rows[i]);
 }
 
 extern "C" __global__ void __launch_bounds__(Build::threads, 1)
