@@ -96,6 +96,11 @@ def parse_dtype(function: str, argument: str, spec: object) -> DType:
     return DTYPES[name]
 
 
+def parse_optional_dtype(function: str, argument: str, spec: object) -> DType | None:
+    """Return the storage type that the caller named, None where that is None."""
+    return None if spec is None else parse_dtype(function, argument, spec)
+
+
 def _name(spec: object) -> str | None:
     """Return what its framework calls a dtype, None where it is no dtype."""
     if isinstance(spec, str):

@@ -7,9 +7,8 @@ Attributes are read one by one: together they cost a tenth of what ``__dlpack__`
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from cunorm._arrays._operand import (
@@ -40,14 +39,6 @@ class Torch(Framework):
     @cached_property
     def _torch_dtypes(self) -> dict[DType, Any]:
         return {dtype: torch_dtype for torch_dtype, dtype in self._dtypes.items()}
-
-    @cached_property
-    def _empty(self) -> Any:
-        return self._torch.empty
-
-    @cached_property
-    def _device(self) -> Callable[[Device], Any]:
-        return cache(lambda device: self._torch.device(device.kind, device.index))
 
     @cached_property
     def _grad_enabled(self) -> Any:
@@ -114,7 +105,7 @@ class Torch(Framework):
 
     def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
         """Make a tensor with torch's allocator, on `device`."""
-        tensor = self._empty(shape, dtype=self._torch_dtypes[dtype], device=self._device(device))
+        tensor = self._torch.empty(shape, dtype=self._torch_dtypes[dtype], device=str(device))
         return fresh(tensor.data_ptr(), shape, dtype, device, tensor, self)
 
     def contiguous(self, operand: Operand) -> Operand:

@@ -10,7 +10,7 @@ from cunorm import _checks, _outputs
 from cunorm._arrays import Form, Operand, describe
 from cunorm._backend import Backward, run_backward
 from cunorm._checks import Geometry
-from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_dtype
+from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
 from cunorm.results import NormGrads
 from cunorm.row_norm._operands import (
     allocate,
@@ -126,13 +126,13 @@ def _exported(results: dict[str, Operand | None]) -> NormGrads:
 
 
 def _asked(norm: NormBackward) -> _Asked:
-    function, x_dtype = norm.function, norm.x_dtype
+    function = norm.function
     return _Asked(
         function,
         _checks.flag(function, "center", norm.center),
         _checks.length(function, norm.c),
         _checks.integer(function, "axis", norm.axis),
-        None if x_dtype is None else parse_dtype(function, "x_dtype", x_dtype),
+        parse_optional_dtype(function, "x_dtype", norm.x_dtype),
         _checks.names(function, "needs", norm.needs, NEEDS),
     )
 

@@ -10,7 +10,7 @@ from cunorm import _checks, _outputs
 from cunorm._arrays import Form, Operand, describe
 from cunorm._backend import Forward, run_forward
 from cunorm._checks import Geometry
-from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_dtype
+from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
 from cunorm.results import NormForward
 from cunorm.row_norm._operands import (
     allocate,
@@ -126,8 +126,8 @@ def _asked(norm: Norm, options: Options) -> tuple[Norm, Options]:
         ),
         Options(
             _checks.integer(function, "axis", axis),
-            _parsed(function, "dtype", dtype),
-            _parsed(function, "residual_dtype", residual_dtype),
+            parse_optional_dtype(function, "dtype", dtype),
+            parse_optional_dtype(function, "residual_dtype", residual_dtype),
             saves,
             streams,
         ),
@@ -231,10 +231,6 @@ def _check_overlap(
     in_place = {_argument(options, "y"): over_y, "out.residual": ("x", "residual")}
     outputs = [(_argument(options, name), operand) for name, operand in given.items()]
     _outputs.check_overlap(function, outputs, list(inputs._asdict().items()), in_place)
-
-
-def _parsed(function: str, argument: str, dtype: Any) -> DType | None:
-    return None if dtype is None else parse_dtype(function, argument, dtype)
 
 
 def _wanted(
