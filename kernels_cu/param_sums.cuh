@@ -10,42 +10,40 @@
 // From one row of sums in memory to the next: whole cache lines.
 __device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }
 
-// A pack of sums in memory, open for adding to.
+// A pack of sums, open for adding to.
+template <class Sums>
+struct Adder {
+  Sums sums;
+
+  template <class At, class V>
+  __device__ void add(At at, V v) {
+    sums.item[at.index] += v;
+  }
+  template <class At, class V>
+  __device__ void add_product(At at, V a, V b) {
+    sums.item[at.index] = fma(a, b, sums.item[at.index]);
+  }
+};
+
+// A pack of sums in memory.
 template <class B, class Column>
-struct OpenSums {
+struct OpenSums : Adder<Items<B>> {
   using C = typename B::compute_t;
-  Items<B> sums;
   C* row;
   Column column;
   index_t width;
 
   __device__ OpenSums(C* row, Column column, index_t width)
-      : sums(load_items<B>(row, column, width)), row(row), column(column), width(width) {}
-  template <class At>
-  __device__ void add(At at, Item<B> v) {
-    sums.item[at.index] += v;
-  }
-  template <class At>
-  __device__ void add_product(At at, Item<B> a, Item<B> b) {
-    sums.item[at.index] = fma(a, b, sums.item[at.index]);
-  }
-  __device__ void store() const { store_items<B>(row, column, width, sums); }
+      : Adder<Items<B>>{load_items<B>(row, column, width)},
+        row(row),
+        column(column),
+        width(width) {}
+  __device__ void store() const { store_items<B>(row, column, width, this->sums); }
 };
 
-// The same in registers.
+// A pack of sums in registers.
 template <class B>
-struct OpenRegisters {
-  using C = typename B::compute_t;
-  Pack<C, B::pack>& sums;
-
-  template <class At>
-  __device__ void add(At at, Item<B> v) {
-    sums.item[at.index] += v;
-  }
-  template <class At>
-  __device__ void add_product(At at, Item<B> a, Item<B> b) {
-    sums.item[at.index] = fma(a, b, sums.item[at.index]);
-  }
+struct OpenRegisters : Adder<Pack<typename B::compute_t, B::pack>&> {
   __device__ void store() const {}
 };
 
@@ -90,7 +88,7 @@ struct ColumnSums {
     if constexpr (!wanted)
       return NoSums{};
     else if constexpr (in_registers)
-      return OpenRegisters<B>{recent[pack]};
+      return OpenRegisters<B>{{recent[pack]}};
     else
       return OpenSums<B, Column>(recent_row, column, width);
   }

@@ -108,6 +108,20 @@ __device__ inline void for_each_pack(const Team<B>& team, index_t width, Use use
   }
 }
 
+// What was kept, as if just loaded: a compiler that knew it was converted before would hold the
+// converted items in registers too, more than the plan allows for.
+template <class Kept>
+__device__ inline Kept as_loaded(Kept kept) {
+  if constexpr (sizeof(Kept) % sizeof(unsigned) == 0) {
+    unsigned words[sizeof(Kept) / sizeof(unsigned)];
+    memcpy(words, &kept, sizeof(Kept));
+#pragma unroll
+    for (unsigned& word : words) asm volatile("" : "+r"(word));
+    memcpy(&kept, words, sizeof(Kept));
+  }
+  return kept;
+}
+
 // A row as one thread sees it: pack by pack, from registers or from memory again.
 template <class B, class Kept>
 struct RowPacks {
@@ -125,7 +139,7 @@ struct RowPacks {
   template <class Load>
   __device__ Kept pack(int i, index_t column, Load reload) const {
     if constexpr (B::packs > 0)
-      return kept[i];
+      return as_loaded(kept[i]);
     else
       return reload(column);
   }
