@@ -87,8 +87,7 @@ def measure(point: Point, seconds: float) -> Result:
     tensors = {name: _tensor(array) for name, array in host.items()}
     x = tensors["x"]
     moved = cases.bytes_moved(operator, point.direction, point.rows, point.width, x.itemsize)
-    read = torch.ones(moved // (2 * x.itemsize), dtype=x.dtype)
-    contestants: list[Call] = [lambda: torch.empty_like(read).copy_(read)]
+    contestants = [copying(moved, x.dtype)]
     if point.direction == "forward":
         contestants += [
             cases.forward(cunorm, operator, tensors),
@@ -102,6 +101,12 @@ def measure(point: Point, seconds: float) -> Result:
         ]
     copy, ours, theirs = _medians(contestants, seconds)
     return Result(point, ours, theirs, copy)
+
+
+def copying(moved: int, dtype: torch.dtype) -> Call:
+    """Return a copy that reads and writes as many bytes in all."""
+    source = torch.ones(moved // (2 * dtype.itemsize), dtype=dtype)
+    return lambda: torch.empty_like(source).copy_(source)
 
 
 def _medians(calls: Sequence[Call], seconds: float) -> list[float]:

@@ -144,7 +144,7 @@ def scale(c: float | None, width: int) -> float:
 
 
 def _number(function: str, argument: str, value: object) -> float:
-    if type(value) is float:
+    if type(value) is float:  # as for integers
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{function}: {argument} is {value!r}, expected a number")

@@ -32,6 +32,15 @@ def test_bench_prints_every_point_and_writes_it(tmp_path):
     assert ran.stdout.count("geometric mean") == 4
 
 
+def test_the_copy_moves_as_many_bytes():
+    import torch
+
+    from bench import cpu
+
+    for dtype in (torch.float32, torch.bfloat16):
+        assert 2 * cpu.copying(1200, dtype)().nbytes == 1200
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("--op", "group"), ("--dtype", "int8"), ("--shapes", "64")]
 )

@@ -149,6 +149,21 @@ def test_every_build_compiles_for_sm_90_and_none_spills(share):
     assert not spilling(builds, "90")
 
 
+def test_rows_that_fill_a_threads_registers_do_not_spill():
+    case = {
+        "x": "bfloat16",
+        "dy": "x",
+        "d_residual": "x",
+        "outputs": "bfloat16 dx and dresidual",
+        "weight": "float32",
+        "sums": ("dweight",),
+        "center": True,
+        "width": 16384,
+        "access": 16,
+    }
+    assert not spilling([backward_build(case)], "90")
+
+
 def test_the_check_sees_a_spill():
     types = ForwardTypes(FLOAT64, FLOAT64, None, None, FLOAT64, FLOAT64, FLOAT64, True)
     build = cuda_forward(types, ROWS, 16384, 16).build

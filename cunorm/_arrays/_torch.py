@@ -45,6 +45,10 @@ class Torch(Framework):
     def _grad_enabled(self) -> Any:
         return self._torch.is_grad_enabled
 
+    @cached_property
+    def _torch_device(self) -> Any:
+        return cache(lambda device: self._torch.device(str(device)))
+
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take Tensor and Parameter alone: any other subclass gives its memory another meaning."""
         torch = self._torch
@@ -106,12 +110,12 @@ class Torch(Framework):
 
     def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
         """Make a tensor with torch's allocator, on `device`."""
-        # It reads its arguments in half the time that torch.empty takes.
+        # It parses its arguments a third faster than torch.empty.
         tensor = self._torch.empty_strided(
             shape,
             contiguous_strides(shape),
             dtype=self._torch_dtypes[dtype],
-            device=_torch_device(device),
+            device=self._torch_device(device),
         )
         return fresh(tensor.data_ptr(), shape, dtype, device, tensor, self)
 
@@ -137,11 +141,6 @@ class Torch(Framework):
             return nullcontext()
         scope: AbstractContextManager[object] = self._torch.cuda.device(device.index)
         return scope
-
-
-@cache
-def _torch_device(device: Device) -> Any:
-    return sys.modules["torch"].device(str(device))
 
 
 def _state_refusal(where: str, argument: str, array: Any) -> Exception:

@@ -15,7 +15,11 @@
 // A __shared__ array must be declared in a function that is not a template, as the arrays share a
 // linker section: the scheduler fills it with NaN bytes before each block.
 #pragma once
+#include <cstring>
+
 #include "emulation.h"
+
+using std::memcpy;
 
 #define __global__
 #define __device__
@@ -45,7 +49,6 @@ inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 inline float sqrt(float v) { return __builtin_sqrtf(v); }
 inline double sqrt(double v) { return __builtin_sqrt(v); }
-
 template <class Arguments>
 inline void emulation_call(void (*kernel)(Arguments), const void* arguments) {
   kernel(*static_cast<const Arguments*>(arguments));

@@ -3,6 +3,7 @@
 // shuffles have nobody to wait for; launch.h runs the blocks on all cores.
 #pragma once
 #include <cmath>
+#include <cstring>
 
 #define __global__ \
   __attribute__((flatten))  // accumulators stay in registers only where all is inlined
@@ -11,6 +12,7 @@
 #define __launch_bounds__(...)
 
 using std::fma;
+using std::memcpy;
 using std::sqrt;
 
 struct Dim3 {
