@@ -145,8 +145,8 @@ struct RowPacks {
       return reload(column);
   }
 
-  // use(column, pack) for each pack that start() loaded, and end_run() as in for_each_pack. Nobody
-  // has read them before, so what the compiler knows of them does no harm.
+  // use(column, pack) for each pack that start() loaded, and end_run() as in for_each_pack. Not
+  // as_loaded: what compilers keep of the packs between the passes of the moments saves registers.
   template <class Use, class EndRun>
   __device__ void for_each_kept(const Team<B>& team, Use use, EndRun end_run) const {
 #pragma unroll
