@@ -70,8 +70,7 @@ inline void prefetch_pack(const absent*, index_t) {}
 template <class B, class T>
 inline void prefetch_output(T* row, index_t column) {
   constexpr int to_write = 1, to_first_level = 3;
-  constexpr bool streams = non_temporal && simd::can_stream<T, typename B::compute_t>;
-  if (streams && reinterpret_cast<std::uintptr_t>(row) % cache_line == 0) return;
+  if constexpr (non_temporal && simd::can_stream<T, typename B::compute_t>) return;
   for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
     __builtin_prefetch(row + column + i, to_write, to_first_level);
 }
