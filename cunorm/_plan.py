@@ -55,6 +55,8 @@ CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=0)
 # Bytes from which stores past a CPU's caches pay, where rows are whole cache lines; measured with
 # two cores and 32 MiB of cache.
 _LARGE_RESULT, _CACHE_LINE = 16 << 20, 64
+# Bytes of a row of x above which the backward prefetches in both of its passes; measured there too.
+_SHORT_ROW = 8 << 10
 
 # Threads that share a row, by the greatest width they serve.
 _FORWARD_TEAMS = ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128), (32768, 256))
@@ -135,6 +137,8 @@ def cpu_forward(types: ForwardTypes, rows: int, width: int) -> Launch:
 def cpu_backward(types: BackwardTypes, rows: int, width: int) -> Launch:
     """Plan row_norm_backward on a CPU."""
     macros = types.macros() + CPU_TEAM.macros(width=0, access=1)
+    if width * types.x.itemsize > _SHORT_ROW:
+        macros += (("LONG_PASSES", "true"),)
     if types.dx is not None:
         macros += _cpu_stores(rows, width * types.dx.itemsize)
     parts = _cpu_parts(rows) if types.dweight or types.dbias else _cpu_blocks(rows)

@@ -52,8 +52,9 @@ __device__ inline int rows_at_once(index_t) {
   return 1;
 }
 
-// How many rows ahead to prefetch, and hints that a pack will soon be loaded, or stored; only the
-// CPU takes them.
+// How many rows ahead to prefetch, whether to do so in each pass over the rows or in the last
+// alone, and hints that a pack will soon be loaded, or stored; only the CPU takes them.
+inline constexpr bool long_passes = false;
 template <class T>
 __device__ inline index_t rows_ahead(index_t) {
   return 0;

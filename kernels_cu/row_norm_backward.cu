@@ -114,7 +114,7 @@ __device__ inline void find_factors(const Arguments<B>& arguments, Team<B>& team
   LaneSum<B> sum_x, sum_dr, sum_x_dr;  // of x - mean and of dr / k
   const auto add = [&](auto column, const RowInputs<B>& kept) {
     const auto weight = load_pack<B>(arguments.weight, column, end);
-    prefetch_pack<B>(row.later_x, column);
+    if constexpr (long_passes) prefetch_pack<B>(row.later_x, column);
     prefetch_output<B>(row.dx, column);
     prefetch_output<B>(row.dresidual, column);
     for_each_item<B>(column, end, [&](auto at) {
@@ -159,6 +159,7 @@ __device__ inline void write_dx(const BackwardRow<B>& row, int pack, Column colu
   const auto kept = row.packs.pack(pack, column, [&](index_t column) { return row.load(column); });
   const auto d_residual = load_pack<B>(row.d_residual, column, end);
   prefetch_pack<B>(row.later_dy, column);
+  if constexpr (!long_passes) prefetch_pack<B>(row.later_x, column);
   const auto k_rstd = spread<B>(row.k_rstd);
   const auto r_factor = spread<B>(row.r_factor), offset = spread<B>(row.offset);
   OutputPack<B, typename B::dx_t> dx(row.dx, column, end);

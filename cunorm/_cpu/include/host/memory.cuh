@@ -18,6 +18,13 @@ inline constexpr bool non_temporal = true;
 inline constexpr bool non_temporal = false;
 #endif
 
+// Passes over the rows last so long that memory idles in one that prefetches nothing.
+#ifdef LONG_PASSES
+inline constexpr bool long_passes = true;
+#else
+inline constexpr bool long_passes = false;
+#endif
+
 inline constexpr int cache_line = 64;
 
 inline bool inside(index_t index, index_t count) { return index < count; }
