@@ -158,7 +158,6 @@ __device__ inline void normalize_rows(const Arguments<B>& arguments, Team<B>& te
     const auto bias = load_items<B>(arguments.bias, column, end);
     for (int i = 0; i < count; ++i) write_y(rows[i], pack, column, weight, bias);
   });
-  // Last, as ptxas spills registers of the second pass where this branch stands before it.
   for (int i = 0; i < count; ++i) save_statistics(arguments, team, first + i, rows[i]);
 }
 

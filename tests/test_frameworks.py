@@ -206,7 +206,7 @@ def test_a_last_axis_that_is_not_contiguous_is_copied_and_the_caller_not_changed
 
 
 def test_torch_inference_mode_changes_nothing():
-    torch = pytest.importorskip("torch", reason="PyTorch's own mode")
+    torch = pytest.importorskip("torch", reason="PyTorch, whose mode it is, is not installed")
     x = torch.from_numpy(draw("x", SHAPE, "float32"))
     with torch.inference_mode():
         y, again = cunorm.rms_norm(x), cunorm.rms_norm(x.clone(), out=torch.empty(SHAPE))

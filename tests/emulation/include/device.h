@@ -49,6 +49,7 @@ inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 inline float sqrt(float v) { return __builtin_sqrtf(v); }
 inline double sqrt(double v) { return __builtin_sqrt(v); }
+
 template <class Arguments>
 inline void emulation_call(void (*kernel)(Arguments), const void* arguments) {
   kernel(*static_cast<const Arguments*>(arguments));
