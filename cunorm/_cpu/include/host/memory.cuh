@@ -52,17 +52,20 @@ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// Rows of up to 64 KiB: with dy beside x, four of them stay in a second-level cache between passes.
+// As many rows as stay in a second-level cache between passes, beside the sums of a parameter's
+// gradient and the rows on their way in.
 inline constexpr int max_rows_at_once = 4;
 template <class T>
 inline int rows_at_once(index_t width) {
-  return width * index_t(sizeof(T)) <= 1 << 16 ? max_rows_at_once : 1;
+  const index_t row_bytes = width * index_t(sizeof(T));
+  return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
 }
 
 // Far enough for memory to answer in time: 64 KiB, and beyond the rows that are taken at once.
 template <class T>
 inline index_t rows_ahead(index_t width) {
-  return std::max<index_t>(max_rows_at_once, (1 << 16) / (width * index_t(sizeof(T))));
+  const index_t row_bytes = width * index_t(sizeof(T));
+  return std::max<index_t>(rows_at_once<T>(width), (1 << 16) / row_bytes);
 }
 
 template <class B, class T>
