@@ -7,112 +7,104 @@ import struct
 import warnings
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from cunorm import _cpu, _cuda, _fallback, _plan
-from cunorm._arrays import Operand, joined
+from cunorm._arrays import Operand, contiguous_form, joined
 from cunorm._builds import BackwardTypes, ForwardTypes, Launch, ParamGradTypes
 from cunorm._checks import Geometry
-from cunorm._dtypes import DType
-from cunorm._layout import SINGLE_ROW, RowLayout
+from cunorm._layout import RowLayout
 
 # The kernels' argument structs: all fields are of eight bytes. Rows: a pointer and a layout.
 _FORWARD = struct.Struct("<" + 4 * "Q5q" + "4Q2q2d")
 _BACKWARD = struct.Struct("<" + 5 * "Q5q" + "5Q2qd")
 _PARAM_GRAD = struct.Struct("<4Q3q")
 
-Rows = tuple[Operand, RowLayout]
+
+class ForwardForm(NamedTuple):
+    """All of a call of row_norm_forward but its numbers and where its arrays lie."""
+
+    where: Geometry
+    types: ForwardTypes
+    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the order of `Forward.rows`
 
 
 @dataclass(slots=True)
 class Forward:
     """A call of row_norm_forward."""
 
-    where: Geometry
-    x: Rows
-    residual: Rows | None
-    weight: Operand | None
-    bias: Operand | None
-    y: Rows
-    new_residual: Rows | None
-    mean: Operand | None
-    rstd: Operand | None
-    compute: DType
-    center: bool
+    form: ForwardForm
     k: float
     eps: float
+    x: Operand
+    residual: Operand | None
+    weight: Operand | None
+    bias: Operand | None
+    y: Operand
+    new_residual: Operand | None
+    mean: Operand | None
+    rstd: Operand | None
 
-    def types(self) -> ForwardTypes:
-        """Return the dtypes that the build is for."""
-        return ForwardTypes(
-            compute=self.compute,
-            x=self.x[0].dtype,
-            residual=_row_dtype(self.residual),
-            new_residual=_row_dtype(self.new_residual),
-            weight=_dtype(self.weight),
-            bias=_dtype(self.bias),
-            y=self.y[0].dtype,
-            center=self.center,
-        )
+    def rows(self) -> tuple[Operand | None, ...]:
+        """Return the operands that have a row for each row of x."""
+        return (self.x, self.residual, self.y, self.new_residual)
 
     def arguments(self) -> bytes:
         """Return `struct Arguments` of row_norm_forward.cu."""
+        form = self.form
         return _FORWARD.pack(
-            *_rows(self.x),
-            *_rows(self.residual),
-            *_rows(self.y),
-            *_rows(self.new_residual),
+            *_places(self.rows(), form.layouts),
             *map(_pointer, (self.weight, self.bias, self.mean, self.rstd)),
-            self.where.rows,
-            self.where.width,
+            form.where.rows,
+            form.where.width,
             self.k,
             self.eps,
         )
 
     def operands(self) -> list[Operand]:
         """Return every array of the call."""
-        rows = (self.x, self.residual, self.y, self.new_residual)
-        return _present(rows, (self.weight, self.bias, self.mean, self.rstd))
+        return _present(*self.rows(), self.weight, self.bias, self.mean, self.rstd)
 
     def access(self) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        rows = (self.x, self.residual, self.y, self.new_residual)
-        return _access(self.where.width, rows, (self.weight, self.bias))
+        form = self.form
+        return _access(form.where.width, self.rows(), form.layouts, (self.weight, self.bias))
+
+
+class BackwardForm(NamedTuple):
+    """As ForwardForm, of row_norm_backward and param_grad."""
+
+    where: Geometry
+    types: BackwardTypes
+    param_types: ParamGradTypes
+    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the order of `Backward.rows`
+
+    def sums_size(self, launch: Launch) -> int:
+        """Return how many elements the partial sums of one parameter's gradient have."""
+        return launch.grid * launch.sums_pitch
 
 
 @dataclass(slots=True)
 class Backward:
     """A call of row_norm_backward, and of param_grad where a parameter's gradient is wanted."""
 
-    where: Geometry
-    dy: Rows
-    x: Rows
-    d_residual: Rows | None
-    dx: Rows | None
-    dresidual: Rows | None
+    form: BackwardForm
+    k: float
+    dy: Operand
+    x: Operand
+    d_residual: Operand | None
+    dx: Operand | None
+    dresidual: Operand | None
     weight: Operand | None
     mean: Operand | None
     rstd: Operand
     dweight: Operand | None
     dbias: Operand | None
-    compute: DType
-    center: bool
-    k: float
     sums: Operand | None = None  # partial sums: for dweight, then for dbias
 
-    def types(self) -> BackwardTypes:
-        """Return the dtypes that the build is for."""
-        return BackwardTypes(
-            compute=self.compute,
-            dy=self.dy[0].dtype,
-            x=self.x[0].dtype,
-            d_residual=_row_dtype(self.d_residual),
-            dx=_row_dtype(self.dx),
-            dresidual=_row_dtype(self.dresidual),
-            weight=_dtype(self.weight),
-            center=self.center,
-            dweight=self.dweight is not None,
-            dbias=self.dbias is not None,
-        )
+    def rows(self) -> tuple[Operand | None, ...]:
+        """Return the operands that have a row for each row of x."""
+        return (self.dy, self.x, self.d_residual, self.dx, self.dresidual)
 
     def sum_pointers(self, launch: Launch) -> tuple[int, int]:
         """Return where the partial sums for dweight and for dbias begin."""
@@ -121,71 +113,64 @@ class Backward:
         first = self.sums.pointer
         if self.dweight is None:
             return (0, first)
-        size = launch.grid * launch.sums_pitch * self.compute.itemsize
+        size = self.form.sums_size(launch) * self.form.types.compute.itemsize
         return (first, 0 if self.dbias is None else first + size)
 
     def arguments(self, launch: Launch) -> bytes:
         """Return `struct Arguments` of row_norm_backward.cu."""
+        form = self.form
         return _BACKWARD.pack(
-            *_rows(self.dy),
-            *_rows(self.x),
-            *_rows(self.d_residual),
-            *_rows(self.dx),
-            *_rows(self.dresidual),
+            *_places(self.rows(), form.layouts),
             *map(_pointer, (self.weight, self.mean, self.rstd)),
             *self.sum_pointers(launch),
-            self.where.rows,
-            self.where.width,
+            form.where.rows,
+            form.where.width,
             self.k,
         )
 
-    def param_types(self) -> ParamGradTypes:
-        """Return the dtypes that the build of param_grad is for."""
-        return ParamGradTypes(self.compute, _dtype(self.dweight), _dtype(self.dbias))
-
     def param_arguments(self, launch: Launch) -> bytes:
         """Return `struct Arguments` of param_grad.cu; `launch` is row_norm_backward's."""
+        where = self.form.where
         return _PARAM_GRAD.pack(
             *self.sum_pointers(launch),
             *map(_pointer, (self.dweight, self.dbias)),
-            launch.grid if self.where.rows else 0,
+            launch.grid if where.rows else 0,
             launch.sums_pitch,
-            self.where.width,
+            where.width,
         )
 
     def operands(self) -> list[Operand]:
         """Return every array of the call."""
-        rows = (self.dy, self.x, self.d_residual, self.dx, self.dresidual)
         others = (self.weight, self.mean, self.rstd, self.dweight, self.dbias, self.sums)
-        return _present(rows, others)
+        return _present(*self.rows(), *others)
 
     def access(self) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        rows = (self.dy, self.x, self.d_residual, self.dx, self.dresidual)
-        return _access(self.where.width, rows, (self.weight,))
+        form = self.form
+        return _access(form.where.width, self.rows(), form.layouts, (self.weight,))
 
 
 def run_forward(call: Forward) -> None:
     """Run the forward; there is at least one row."""
-    x = call.x[0]
+    x, form = call.x, call.form
+    rows, width = form.where.rows, form.where.width
     if x.device.kind == "cuda":
-        launch = _plan.cuda_forward(call.types(), call.where.rows, call.where.width, call.access())
+        launch = _plan.cuda_forward(form.types, rows, width, call.access())
         with (
             x.framework.device_scope(x.device),
             joined(x.framework, call.operands(), x.device) as stream,
         ):
             _cuda.launch(launch, call.arguments(), x.device, stream)
     elif _has_compiler():
-        launch = _plan.cpu_forward(call.types(), call.where.rows, call.where.width)
-        work = call.where.rows * call.where.width
-        _cpu.prepared(launch.build, launch.grid, call.arguments(), work)()
+        launch = _plan.cpu_forward(form.types, rows, width)
+        _cpu.prepared(launch.build, launch.grid, call.arguments(), rows * width)()
     else:
         _fallback.forward(call)
 
 
 def run_backward(call: Backward) -> None:
     """Run the backward; with zero rows, dweight and dbias become zeros."""
-    x = call.x[0]
+    x = call.x
     if x.device.kind == "cuda":
         with x.framework.device_scope(x.device):
             _backward_on_gpu(call)
@@ -196,33 +181,32 @@ def run_backward(call: Backward) -> None:
 
 
 def _backward_on_gpu(call: Backward) -> None:
-    x, where = call.x[0], call.where
+    x, form = call.x, call.form
+    rows, width = form.where.rows, form.where.width
     sm_count = _cuda.device_limits(x.device).sm_count
-    launch = _plan.cuda_backward(
-        call.types(), max(where.rows, 1), where.width, call.access(), sm_count
-    )
+    launch = _plan.cuda_backward(form.types, max(rows, 1), width, call.access(), sm_count)
     _allocate_sums(call, launch)
     with joined(x.framework, call.operands(), x.device) as stream:
-        if where.rows:
+        if rows:
             _cuda.launch(launch, call.arguments(launch), x.device, stream)
         if call.sums is not None:
-            params = _plan.cuda_param_grad(call.param_types(), where.width)
+            params = _plan.cuda_param_grad(form.param_types, width)
             _cuda.launch(params, call.param_arguments(launch), x.device, stream)
 
 
 def _backward_on_cpu(call: Backward) -> None:
-    where = call.where
-    launch = _plan.cpu_backward(call.types(), max(where.rows, 1), where.width)
+    form = call.form
+    rows, width = form.where.rows, form.where.width
+    launch = _plan.cpu_backward(form.types, max(rows, 1), width)
     _allocate_sums(call, launch)
     kernels = []
-    if where.rows:
-        work = where.rows * where.width
-        kernels.append(_cpu.prepared(launch.build, launch.grid, call.arguments(launch), work))
+    if rows:
+        arguments = call.arguments(launch)
+        kernels.append(_cpu.prepared(launch.build, launch.grid, arguments, rows * width))
     if call.sums is not None:
-        params = _plan.cpu_param_grad(call.param_types(), where.width)
+        params = _plan.cpu_param_grad(form.param_types, width)
         arguments = call.param_arguments(launch)
-        work = launch.grid * where.width
-        kernels.append(_cpu.prepared(params.build, params.grid, arguments, work))
+        kernels.append(_cpu.prepared(params.build, params.grid, arguments, launch.grid * width))
     for kernel in kernels:
         kernel()
 
@@ -230,9 +214,9 @@ def _backward_on_cpu(call: Backward) -> None:
 def _allocate_sums(call: Backward, launch: Launch) -> None:
     parameters = (call.dweight is not None) + (call.dbias is not None)
     if parameters:
-        x = call.x[0]
-        size = parameters * launch.grid * launch.sums_pitch
-        call.sums = x.framework.allocate((size,), call.compute, x.device)
+        size = parameters * call.form.sums_size(launch)
+        sums = contiguous_form((size,), call.form.types.compute, call.x.device)
+        call.sums = call.x.framework.allocate(sums)
 
 
 @cache
@@ -248,36 +232,32 @@ def _has_compiler() -> bool:
     return False
 
 
-def _dtype(operand: Operand | None) -> DType | None:
-    return None if operand is None else operand.dtype
-
-
-def _row_dtype(rows: Rows | None) -> DType | None:
-    return None if rows is None else rows[0].dtype
-
-
 def _pointer(operand: Operand | None) -> int:
     return 0 if operand is None else operand.pointer
 
 
-def _rows(rows: Rows | None) -> tuple[int, ...]:
-    if rows is None:
-        return (0, *SINGLE_ROW)
-    return (rows[0].pointer, *rows[1])
+def _places(operands: tuple[Operand | None, ...], layouts: tuple[RowLayout, ...]) -> list[int]:
+    """Return the fields of `struct Rows` for each operand."""
+    fields: list[int] = []
+    for operand, layout in zip(operands, layouts, strict=True):
+        fields += (_pointer(operand), *layout)
+    return fields
 
 
-def _present(rows: tuple[Rows | None, ...], operands: tuple[Operand | None, ...]) -> list[Operand]:
-    found = [pair[0] for pair in rows if pair is not None]
-    return found + [operand for operand in operands if operand is not None]
+def _present(*operands: Operand | None) -> list[Operand]:
+    return [operand for operand in operands if operand is not None]
 
 
 def _access(
-    width: int, rows: tuple[Rows | None, ...], parameters: tuple[Operand | None, ...]
+    width: int,
+    rows: tuple[Operand | None, ...],
+    layouts: tuple[RowLayout, ...],
+    parameters: tuple[Operand | None, ...],
 ) -> int:
     places: list[tuple[int, int, tuple[int, ...]]] = [
-        (pair[0].pointer, pair[0].dtype.itemsize, pair[1].strides)
-        for pair in rows
-        if pair is not None
+        (operand.pointer, operand.dtype.itemsize, layout.strides)
+        for operand, layout in zip(rows, layouts, strict=True)
+        if operand is not None
     ]
-    places += [(p.pointer, p.dtype.itemsize, ()) for p in parameters if p is not None]
+    places += [(p.pointer, p.dtype.itemsize, ()) for p in _present(*parameters)]
     return _plan.common_access(width, places)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from cunorm._arrays import Form, Operand, describe
 from cunorm._dtypes import DType
-from cunorm._layout import RowLayout, row_layout
 
 _WIDTH_LIMIT = 2**31
 
@@ -184,13 +183,3 @@ def agreed_dtype(
         raise ValueError(
             f"{function}: {other} has dtype {operand.dtype}, expected {asked}, that of {argument}"
         )
-
-
-def layout_of(operand: Operand, where: Geometry) -> tuple[Operand, RowLayout]:
-    """Return where an input's rows are; one whose strides the kernels cannot follow is copied."""
-    layout = row_layout(operand.shape, operand.strides, where.leading_axes)
-    if layout is None:
-        operand = operand.framework.contiguous(operand)
-        layout = row_layout(operand.shape, operand.strides, where.leading_axes)
-        assert layout is not None, "a contiguous array has contiguous rows"
-    return operand, layout

@@ -12,60 +12,55 @@ from cunorm._arrays import Operand, numpy_view
 from cunorm._dtypes import numpy_dtype
 
 if TYPE_CHECKING:
-    from cunorm._backend import Backward, Forward, Rows
+    from cunorm._backend import Backward, Forward
 
 
 def forward(call: Forward) -> None:
     """Do what row_norm_forward does."""
-    new_residual = call.new_residual
+    where, new_residual = call.form.where, call.new_residual
     result = reference.normalize_forward(
-        numpy_view(call.x[0]),
+        numpy_view(call.x),
         _view(call.weight),
         _view(call.bias),
-        residual=_row_view(call.residual),
-        residual_dtype=None if new_residual is None else numpy_dtype(new_residual[0].dtype),
-        c=call.k * float(np.sqrt(call.where.width)),
-        center=call.center,
+        residual=_view(call.residual),
+        residual_dtype=None if new_residual is None else numpy_dtype(new_residual.dtype),
+        c=call.k * float(np.sqrt(where.width)),
+        center=call.form.types.center,
         eps=call.eps,
-        axis=call.where.leading_axes,
+        axis=where.leading_axes,
     )
-    if new_residual is not None:
-        _store(new_residual[0], result.residual)
-    _store(call.y[0], result.y)
+    _store(new_residual, result.residual)
+    _store(call.y, result.y)
     _store(call.mean, result.mean)
     _store(call.rstd, result.rstd)
 
 
 def backward(call: Backward) -> None:
     """Do what row_norm_backward and param_grad do."""
+    where = call.form.where
     needed = {"x": call.dx or call.dresidual, "weight": call.dweight, "bias": call.dbias}
-    zeros = np.zeros(call.where.row_shape)
+    zeros = np.zeros(where.row_shape)
     result = reference.normalize_backward(
-        numpy_view(call.dy[0]),
-        numpy_view(call.x[0]),
+        numpy_view(call.dy),
+        numpy_view(call.x),
         _view(call.weight),
         zeros if call.dbias is not None else None,
         rstd=numpy_view(call.rstd),
         mean=_view(call.mean),
-        d_residual=_row_view(call.d_residual),
-        c=call.k * float(np.sqrt(call.where.width)),
-        center=call.center,
-        axis=call.where.leading_axes,
+        d_residual=_view(call.d_residual),
+        c=call.k * float(np.sqrt(where.width)),
+        center=call.form.types.center,
+        axis=where.leading_axes,
         needs=tuple(name for name, wanted in needed.items() if wanted is not None),
     )
-    for rows in (call.dx, call.dresidual):
-        if rows is not None:
-            _store(rows[0], result.dx)
+    _store(call.dx, result.dx)
+    _store(call.dresidual, result.dx)
     _store(call.dweight, result.dweight)
     _store(call.dbias, result.dbias)
 
 
 def _view(operand: Operand | None) -> Any:
     return None if operand is None else numpy_view(operand)
-
-
-def _row_view(rows: Rows | None) -> Any:
-    return None if rows is None else numpy_view(rows[0])
 
 
 @np.errstate(over="ignore", invalid="ignore")

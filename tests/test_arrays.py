@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cunorm._arrays import CPU, describe, numpy_view
+from cunorm._arrays import CPU, contiguous_form, describe, numpy_view
 from cunorm._arrays._dlpack import read_capsule
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32
 
@@ -144,7 +144,9 @@ def test_other_dtypes_are_refused_by_name(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
 def test_numpy_outputs_are_the_arrays_that_were_written_to(dtype):
-    operand = describe("f", "x", some_array()).framework.allocate((2, 3, 5), DTYPES[dtype], CPU)
+    operand = describe("f", "x", some_array()).framework.allocate(
+        contiguous_form((2, 3, 5), DTYPES[dtype], CPU)
+    )
     array = operand.framework.export(operand)
     assert (array.shape, array.dtype.name, array.flags.c_contiguous) == ((2, 3, 5), dtype, True)
     assert operand.pointer == address(array)
@@ -286,7 +288,7 @@ def test_a_foreign_object_on_another_device_is_refused():
 
 def test_foreign_objects_get_numpy_arrays_back():
     framework = describe("f", "x", Foreign(some_array())).framework
-    operand = framework.allocate((2, 3), FLOAT32, CPU)
+    operand = framework.allocate(contiguous_form((2, 3), FLOAT32, CPU))
     array = operand.framework.export(operand)
     assert type(array) is np.ndarray
     assert address(array) == operand.pointer

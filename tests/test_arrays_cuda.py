@@ -13,11 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cunorm._arrays import Device, describe, joined
+from cunorm._arrays import Device, Form, Operand, contiguous_form, describe, joined
 from cunorm._arrays._cupy import CUPY
 from cunorm._arrays._dlpack import DLPACK, Hold, Tensor, read_capsule
 from cunorm._arrays._jax import _Exporter
-from cunorm._arrays._operand import Operand
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32
 
 cupy = pytest.importorskip("cupy")
@@ -154,7 +153,7 @@ def test_a_cuda_capsule_is_held_until_the_stream_has_passed_the_launch(fake):
 
 
 def operand_of(framework):
-    return Operand(0, (), (), FLOAT32, CUDA, None, framework, True)
+    return Operand(0, Form((), (), FLOAT32, CUDA), None, framework, True)
 
 
 class OnStream:
@@ -196,7 +195,7 @@ def test_an_exporter_passes_the_consumers_stream_on_and_corrects_only_bfloat16()
 
     for dtype, code in ((BFLOAT16, 4), (DTYPES["float16"], 2)):
         buffer = Buffer()
-        exporter = _Exporter(Operand(0, (3,), (1,), dtype, CUDA, buffer, DLPACK, True))
+        exporter = _Exporter(Operand(0, contiguous_form((3,), dtype, CUDA), buffer, DLPACK, True))
         tensor: Tensor = read_capsule(exporter.__dlpack__(stream=9, max_version=(1, 0)))[0]
         assert exporter.__dlpack_device__() == (2, 1)
         assert (buffer.streams, tensor.code, tensor.bits) == ([9], code, 16)
@@ -207,7 +206,7 @@ def test_an_exporter_passes_the_consumers_stream_on_and_corrects_only_bfloat16()
 def test_cupy_outputs_are_the_arrays_that_were_written_to(dtype):
     with cupy.cuda.Stream() as stream:
         assert CUPY.stream(CUDA) == stream.ptr
-        operand = CUPY.allocate((2, 3), DTYPES[dtype], CUDA)
+        operand = CUPY.allocate(contiguous_form((2, 3), DTYPES[dtype], CUDA))
     array = CUPY.export(operand)
     assert (array.data.ptr, array.dtype.name, array.shape) == (operand.pointer, dtype, (2, 3))
 

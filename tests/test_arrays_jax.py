@@ -13,7 +13,7 @@ import weakref
 import numpy as np
 import pytest
 
-from cunorm._arrays import CPU, describe, numpy_view
+from cunorm._arrays import CPU, contiguous_form, describe, numpy_view
 from cunorm._arrays._dlpack import read_capsule
 from cunorm._arrays._jax import JAX, _Exporter
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
@@ -29,7 +29,7 @@ def some_array(dtype="float32"):
 
 
 def filled_output(dtype=FLOAT32, shape=(3, 4)):
-    operand = JAX.allocate(shape, dtype, CPU)
+    operand = JAX.allocate(contiguous_form(shape, dtype, CPU))
     numpy_view(operand)[...] = np.arange(np.prod(shape)).reshape(shape)
     return operand
 
@@ -63,7 +63,7 @@ def test_float64_arrays_are_described_and_made_where_x64_is_on():
 
 def test_a_float64_output_is_refused_where_jax_would_cut_it_to_float32():
     with pytest.raises(TypeError, match=r"float64 JAX array .*'jax_enable_x64', True"):
-        JAX.allocate((3,), FLOAT64, CPU)
+        JAX.allocate(contiguous_form((3,), FLOAT64, CPU))
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1, 1)])
@@ -212,11 +212,12 @@ def test_an_exception_on_its_way_up_survives_the_end_of_an_exported_array():
 def test_arrays_that_are_alive_at_exit_do_no_harm():
     run_script(
         "import jax, builtins\n"
-        "from cunorm._arrays import CPU, describe\n"
+        "from cunorm._arrays import CPU, contiguous_form, describe\n"
         "from cunorm._dtypes import BFLOAT16\n"
         "jax_of = describe('f', 'x', jax.numpy.ones(3)).framework\n"
-        "builtins.kept = jax_of.export(jax_of.allocate((1 << 22,), BFLOAT16, CPU))\n"
-        "kept_too = jax_of.export(jax_of.allocate((1 << 22,), BFLOAT16, CPU))\n"
+        "form = contiguous_form((1 << 22,), BFLOAT16, CPU)\n"
+        "builtins.kept = jax_of.export(jax_of.allocate(form))\n"
+        "kept_too = jax_of.export(jax_of.allocate(form))\n"
         "pending = jax.jit(lambda x: jax.numpy.sin(x).sum())(kept_too)\n"
         "operand = describe('f', 'x', builtins.kept)\n"
     )
@@ -241,7 +242,7 @@ def test_a_cuda_array_goes_both_ways_without_a_copy(dtype):
         operand = describe("f", "x", array)
         assert operand.pointer == array.unsafe_buffer_pointer()
         assert operand.device == ("cuda", 0)
-        output = JAX.allocate((3, 4), DTYPES[dtype], operand.device)
+        output = JAX.allocate(contiguous_form((3, 4), DTYPES[dtype], operand.device))
         cupy.cuda.runtime.memcpyAsync(
             output.pointer, operand.pointer, array.nbytes, 3, JAX.stream(operand.device)
         )

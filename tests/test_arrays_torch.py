@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from cunorm._arrays import CPU, describe, numpy_view
+from cunorm._arrays import CPU, contiguous_form, describe, numpy_view
 from cunorm._arrays._torch import TORCH
 from cunorm._dtypes import DTYPES
 
@@ -157,7 +157,7 @@ def test_a_dtensor_is_refused_and_pointed_to_its_local_tensor():
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
 def test_outputs_are_the_tensors_that_were_written_to(dtype):
-    operand = TORCH.allocate((2, 3, 5), DTYPES[dtype], CPU)
+    operand = TORCH.allocate(contiguous_form((2, 3, 5), DTYPES[dtype], CPU))
     tensor = operand.framework.export(operand)
     assert (tensor.dtype, tensor.device.type) == (getattr(torch, dtype), "cpu")
     assert (operand.pointer, operand.shape) == (tensor.data_ptr(), tuple(tensor.shape))
@@ -197,7 +197,7 @@ def test_a_cuda_tensor_is_described_and_allocated_on_its_device_and_stream():
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         operand = describe("f", "x", tensor)
-        output = TORCH.allocate((2, 3), DTYPES["bfloat16"], operand.device)
+        output = TORCH.allocate(contiguous_form((2, 3), DTYPES["bfloat16"], operand.device))
         assert TORCH.stream(operand.device) == stream.cuda_stream
     assert operand.pointer == tensor.data_ptr()
     assert operand.device == ("cuda", tensor.device.index)

@@ -206,7 +206,8 @@ def test_width_of_2_to_the_31_is_refused(shape, axis):
 @pytest.mark.parametrize("argument", ["weight", "bias", "residual"])
 def test_an_operand_on_another_device_than_x_is_refused(monkeypatch, argument):
     def elsewhere(function, name, array):
-        return replace(describe(function, name, array), device=Device("cuda", 1))
+        operand = describe(function, name, array)
+        return replace(operand, form=operand.form._replace(device=Device("cuda", 1)))
 
     monkeypatch.setattr(_checks, "describe", elsewhere)  # of all operands but x
     arrays = given()

@@ -150,7 +150,7 @@ def test_kernels_read_and_write_the_arrays_own_memory(calls, kind):
         d_residual=arrays["d_residual"],
     )
     there, back = calls
-    for pair, array in (
+    for operand, array in (
         (there.x, arrays["x"]),
         (there.residual, arrays["residual"]),
         (there.y, forward.y),
@@ -159,9 +159,6 @@ def test_kernels_read_and_write_the_arrays_own_memory(calls, kind):
         (back.x, arrays["residual"]),
         (back.d_residual, arrays["d_residual"]),
         (back.dx, grads.dx),
-    ):
-        assert pair[0].pointer == pointer(array)
-    for operand, array in (
         (there.weight, weight),
         (there.bias, bias),
         (there.mean, forward.mean),
@@ -191,7 +188,7 @@ VIEWS = {
 def test_views_of_up_to_three_strides_are_not_copied(calls, kind, view):
     x = VIEWS[view](to(kind, draw("x", SHAPE, "float32")))
     y = cunorm.rms_norm(x)
-    assert calls[0].x[0].pointer == pointer(x)
+    assert calls[0].x.pointer == pointer(x)
     dense = np.ascontiguousarray(numbers(x))
     np.testing.assert_array_equal(numbers(y), cunorm.rms_norm(dense))
 

@@ -14,11 +14,30 @@ from cunorm._arrays._cupy import CUPY
 from cunorm._arrays._dlpack import DLPACK
 from cunorm._arrays._jax import JAX
 from cunorm._arrays._numpy import NUMPY, numpy_view
-from cunorm._arrays._operand import CPU, Device, Form, Framework, Operand
+from cunorm._arrays._operand import (
+    CPU,
+    Device,
+    Form,
+    Framework,
+    Operand,
+    contiguous_form,
+    in_c_order,
+)
 from cunorm._arrays._streams import joined
 from cunorm._arrays._torch import TORCH
 
-__all__ = ["CPU", "Device", "Form", "Framework", "Operand", "describe", "joined", "numpy_view"]
+__all__ = [
+    "CPU",
+    "Device",
+    "Form",
+    "Framework",
+    "Operand",
+    "contiguous_form",
+    "describe",
+    "in_c_order",
+    "joined",
+    "numpy_view",
+]
 
 _ROOTS: dict[str, Framework] = {
     "numpy": NUMPY,

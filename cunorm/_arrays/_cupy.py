@@ -10,14 +10,16 @@ from typing import Any
 
 from cunorm._arrays._operand import (
     Device,
+    Form,
     Framework,
     Operand,
     cuda_device,
     fresh,
+    in_c_order,
     in_elements,
     unaligned,
 )
-from cunorm._dtypes import DType, dtype_of, numpy_dtype
+from cunorm._dtypes import dtype_of, numpy_dtype
 
 
 def cupy() -> Any:
@@ -42,14 +44,14 @@ class Cupy(Framework):
         pointer: int = data.ptr
         if strides is None or pointer % dtype.itemsize:
             raise unaligned(f"{function}: {argument}", f"{argument}.copy()")
-        device = cuda_device(data.device_id)
-        return Operand(pointer, array.shape, strides, dtype, device, array, self, True)
+        form = Form(array.shape, strides, dtype, cuda_device(data.device_id))
+        return Operand(pointer, form, array, self, True)
 
-    def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
-        """Make an array from CuPy's pool, on `device`."""
-        with self.device_scope(device):
-            array = cupy().empty(shape, numpy_dtype(dtype))
-        return fresh(array.data.ptr, shape, dtype, device, array, self)
+    def allocate(self, form: Form) -> Operand:
+        """Make an array from CuPy's pool."""
+        with self.device_scope(form.device):
+            array = cupy().empty(form.shape, numpy_dtype(form.dtype))
+        return fresh(array.data.ptr, form, array, self)
 
     def contiguous(self, operand: Operand) -> Operand:
         """Copy into C order, on the current stream."""
@@ -87,6 +89,4 @@ def copied_on_device(operand: Operand) -> Operand:
             tuple(stride * itemsize for stride in operand.strides),
         )
         array = view.copy(order="C")
-    return fresh(
-        array.data.ptr, operand.shape, operand.dtype, operand.device, array, operand.framework
-    )
+    return fresh(array.data.ptr, in_c_order(operand.form), array, operand.framework)

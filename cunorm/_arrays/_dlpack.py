@@ -20,13 +20,14 @@ from cunorm._arrays._numpy import NUMPY, copied_on_host
 from cunorm._arrays._operand import (
     CPU,
     Device,
+    Form,
     Framework,
     Operand,
     contiguous_strides,
     cuda_device,
     unaligned,
 )
-from cunorm._dtypes import ALLOWED, BFLOAT16, FLOAT16, FLOAT32, FLOAT64, DType
+from cunorm._dtypes import ALLOWED, BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 # DLDeviceType, DLDataTypeCode and flags of dlpack.h
 _KDL_CPU, _KDL_CUDA, _KDL_CUDA_MANAGED = 1, 2, 13
@@ -146,7 +147,7 @@ def operand_from_capsule(
     if pointer % dtype.itemsize:
         raise unaligned(f"{function}: {argument}", f"a copy of {argument}")
     device = CPU if tensor.device_type == _KDL_CPU else cuda_device(tensor.device_id)
-    return Operand(pointer, shape, strides, dtype, device, owner, framework, writable)
+    return Operand(pointer, Form(shape, strides, dtype, device), owner, framework, writable)
 
 
 class DLPack(Framework):
@@ -178,10 +179,10 @@ class DLPack(Framework):
                 f"{function}: {argument} does not give its memory through DLPack: {error}"
             ) from error
 
-    def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
+    def allocate(self, form: Form) -> Operand:
         """Make a NumPy or a CuPy array."""
-        maker: Framework = NUMPY if device.kind == "cpu" else CUPY
-        return maker.allocate(shape, dtype, device)
+        maker: Framework = NUMPY if form.device.kind == "cpu" else CUPY
+        return maker.allocate(form)
 
     def contiguous(self, operand: Operand) -> Operand:
         """Copy into C order, into memory of NumPy's or CuPy's."""

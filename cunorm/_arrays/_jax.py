@@ -18,8 +18,8 @@ import numpy as np
 from cunorm._arrays._cupy import cupy
 from cunorm._arrays._dlpack import KDL_BFLOAT, DLPack, operand_from_capsule, read_capsule
 from cunorm._arrays._numpy import data_pointer
-from cunorm._arrays._operand import Device, Operand, fresh
-from cunorm._dtypes import BFLOAT16, FLOAT64, DType, dtype_of
+from cunorm._arrays._operand import Form, Operand, fresh
+from cunorm._dtypes import BFLOAT16, FLOAT64, dtype_of
 
 _ALIGNMENT = 64  # XLA copies a host buffer that is aligned to less
 
@@ -61,22 +61,22 @@ class Jax(DLPack):
         operand.writable = False
         return operand
 
-    def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
+    def allocate(self, form: Form) -> Operand:
         """Make a NumPy or CuPy buffer for `export`. bfloat16 is held as float16, bits are bits."""
-        if dtype is FLOAT64 and not sys.modules["jax"].config.jax_enable_x64:
+        if form.dtype is FLOAT64 and not sys.modules["jax"].config.jax_enable_x64:
             raise TypeError(
                 "a float64 JAX array would be cut to float32 here: "
                 "jax.config.update('jax_enable_x64', True) before"
             )
         buffer: Any
-        if device.kind == "cpu":
-            buffer = _aligned(shape, dtype.itemsize)
+        if form.device.kind == "cpu":
+            buffer = _aligned(form.shape, form.dtype.itemsize)
             pointer = data_pointer(buffer)
         else:
-            with self.device_scope(device):
-                buffer = cupy().empty(shape, f"=f{dtype.itemsize}")
+            with self.device_scope(form.device):
+                buffer = cupy().empty(form.shape, f"=f{form.dtype.itemsize}")
             pointer = buffer.data.ptr
-        return fresh(pointer, shape, dtype, device, buffer, self)
+        return fresh(pointer, form, buffer, self)
 
     def export(self, operand: Operand) -> Any:
         """Hand a filled buffer to JAX, which keeps it alive. On CUDA its stream waits for ours."""

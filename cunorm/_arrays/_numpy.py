@@ -11,14 +11,15 @@ import numpy as np
 
 from cunorm._arrays._operand import (
     CPU,
-    Device,
+    Form,
     Framework,
     Operand,
     contiguous_strides,
     fresh,
+    in_c_order,
     in_elements,
 )
-from cunorm._dtypes import BFLOAT16, DType, dtype_of, numpy_dtype
+from cunorm._dtypes import BFLOAT16, dtype_of, numpy_dtype
 
 
 class _Interface(ctypes.Structure):
@@ -72,13 +73,13 @@ class Numpy(Framework):
         if strides is None or pointer % dtype.itemsize:
             array = np.array(array, order="C")
             strides, pointer = contiguous_strides(array.shape), data_pointer(array)
-        writable = array.flags.writeable
-        return Operand(pointer, array.shape, strides, dtype, CPU, array, self, writable)
+        form = Form(array.shape, strides, dtype, CPU)
+        return Operand(pointer, form, array, self, array.flags.writeable)
 
-    def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
+    def allocate(self, form: Form) -> Operand:
         """Make an array of the right dtype."""
-        array = np.empty(shape, numpy_dtype(dtype))
-        return fresh(data_pointer(array), shape, dtype, CPU, array, self)
+        array = np.empty(form.shape, numpy_dtype(form.dtype))
+        return fresh(data_pointer(array), form, array, self)
 
     def contiguous(self, operand: Operand) -> Operand:
         """Copy into C order."""
@@ -122,4 +123,4 @@ def numpy_view(operand: Operand) -> np.ndarray[Any, np.dtype[Any]]:
 def copied_on_host(operand: Operand) -> Operand:
     """Return a C-contiguous copy of a host operand, which stays one of its framework."""
     array = np.array(raw_view(operand), order="C")
-    return fresh(data_pointer(array), operand.shape, operand.dtype, CPU, array, operand.framework)
+    return fresh(data_pointer(array), in_c_order(operand.form), array, operand.framework)

@@ -32,7 +32,10 @@ def cuda_device(index: int) -> Device:
 
 
 class Form(NamedTuple):
-    """What there is to know of an array but for its memory: calls of equal forms do the same."""
+    """What there is to know of an array but for its memory: calls of equal forms do the same.
+
+    Strides count elements, of any sign; 0 along an expanded axis.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -48,10 +51,8 @@ class Operand:
     ----------
     pointer : int
         Address of the first element; anything where the array is empty.
-    shape, strides : tuple of int
-        Strides count elements, of any sign; 0 along an expanded axis.
-    dtype : DType
-    device : Device
+    form : Form
+        All there is to know of it but for its memory.
     owner : object
         Keeps the memory alive. It is the described array itself, unless its data had to be copied
         or came through a DLPack capsule: an output is right only if it is the array.
@@ -64,19 +65,31 @@ class Operand:
     """
 
     pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: DType
-    device: Device
+    form: Form
     owner: Any
     framework: Framework
     writable: bool
     fresh: bool = False
 
     @property
-    def form(self) -> Form:
-        """Return all but its memory."""
-        return Form(self.shape, self.strides, self.dtype, self.device)
+    def shape(self) -> tuple[int, ...]:
+        """Return the sizes of its axes."""
+        return self.form.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Return the elements from one index to the next, along each axis."""
+        return self.form.strides
+
+    @property
+    def dtype(self) -> DType:
+        """Return the type of its elements."""
+        return self.form.dtype
+
+    @property
+    def device(self) -> Device:
+        """Return where its memory is."""
+        return self.form.device
 
 
 class Framework(ABC):
@@ -93,8 +106,8 @@ class Framework(ABC):
         """Describe an array of an accepted type, without a copy wherever that is possible."""
 
     @abstractmethod
-    def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
-        """Make a C-contiguous array with nothing in it yet."""
+    def allocate(self, form: Form) -> Operand:
+        """Make an array of a form in C order, with nothing in it yet."""
 
     @abstractmethod
     def contiguous(self, operand: Operand) -> Operand:
@@ -131,17 +144,19 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def fresh(
-    pointer: int,
-    shape: tuple[int, ...],
-    dtype: DType,
-    device: Device,
-    owner: Any,
-    framework: Framework,
-) -> Operand:
-    """Return the operand of memory that was just made: C-contiguous and ours to write."""
-    strides = contiguous_strides(shape)
-    return Operand(pointer, shape, strides, dtype, device, owner, framework, True, True)
+def contiguous_form(shape: tuple[int, ...], dtype: DType, device: Device) -> Form:
+    """Return the form of an array in C order."""
+    return Form(shape, contiguous_strides(shape), dtype, device)
+
+
+def in_c_order(form: Form) -> Form:
+    """Return the form of a copy in C order."""
+    return contiguous_form(form.shape, form.dtype, form.device)
+
+
+def fresh(pointer: int, form: Form, owner: Any, framework: Framework) -> Operand:
+    """Return the operand of memory that was just made, and is ours to write."""
+    return Operand(pointer, form, owner, framework, True, True)
 
 
 def unaligned(where: str, fix: str) -> ValueError:

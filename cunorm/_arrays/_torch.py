@@ -14,11 +14,12 @@ from typing import Any
 from cunorm._arrays._operand import (
     CPU,
     Device,
+    Form,
     Framework,
     Operand,
-    contiguous_strides,
     cuda_device,
     fresh,
+    in_c_order,
     unaligned,
 )
 from cunorm._dtypes import ALLOWED, DTYPES, DType
@@ -81,7 +82,7 @@ class Torch(Framework):
             raise self._refusal(function, argument, array)
         if pointer % dtype.itemsize or (not pointer and array.numel()):
             raise self._refusal(function, argument, array)
-        return Operand(pointer, shape, strides, dtype, device, array, self, True)
+        return Operand(pointer, Form(shape, strides, dtype, device), array, self, True)
 
     def _refusal(self, function: str, argument: str, array: Any) -> Exception:
         """Return the error for a tensor whose memory does not hold its values as they are."""
@@ -108,21 +109,21 @@ class Torch(Framework):
             )
         return _state_refusal(where, argument, array)
 
-    def allocate(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Operand:
-        """Make a tensor with torch's allocator, on `device`."""
+    def allocate(self, form: Form) -> Operand:
+        """Make a tensor with torch's allocator."""
         # empty_strided parses its arguments a third faster than torch.empty.
         tensor = self._torch.empty_strided(
-            shape,
-            contiguous_strides(shape),
-            dtype=self._torch_dtypes[dtype],
-            device=self._torch_device(device),
+            form.shape,
+            form.strides,
+            dtype=self._torch_dtypes[form.dtype],
+            device=self._torch_device(form.device),
         )
-        return fresh(tensor.data_ptr(), shape, dtype, device, tensor, self)
+        return fresh(tensor.data_ptr(), form, tensor, self)
 
     def contiguous(self, operand: Operand) -> Operand:
         """Copy into C order, on the current stream."""
         tensor = operand.owner.contiguous()
-        return fresh(tensor.data_ptr(), operand.shape, operand.dtype, operand.device, tensor, self)
+        return fresh(tensor.data_ptr(), in_c_order(operand.form), tensor, self)
 
     def export(self, operand: Operand) -> Any:
         """Return the tensor; one of `out=` is marked as changed, as autograd may have saved it."""

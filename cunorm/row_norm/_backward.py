@@ -7,18 +7,20 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cunorm import _checks, _outputs
-from cunorm._arrays import Form, Operand, describe
-from cunorm._backend import Backward, run_backward
+from cunorm._arrays import Form, Operand, contiguous_form, describe
+from cunorm._backend import Backward, BackwardForm, run_backward
+from cunorm._builds import BackwardTypes, ParamGradTypes
 from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
 from cunorm.results import NormGrads
 from cunorm.row_norm._operands import (
     allocate,
-    contiguous,
+    copied,
+    dtype_of,
     export,
     forms,
-    input_rows,
-    output_rows,
+    layout_of,
+    must_be_copied,
 )
 
 NEEDS = ("x", "weight", "bias", "gate")
@@ -69,9 +71,9 @@ class _Asked(NamedTuple):
 class _Plan(NamedTuple):
     """What a call does."""
 
-    where: Geometry
-    compute: DType
-    made: tuple[tuple[str, tuple[int, ...], DType], ...]  # the gradients to allocate
+    form: BackwardForm
+    copied: tuple[str, ...]  # the inputs that are brought into C order first
+    made: tuple[tuple[str, Form], ...]  # the gradients to allocate
 
 
 def backward(norm: NormBackward, arrays: dict[str, Any], out: dict[str, Any]) -> NormGrads:
@@ -84,8 +86,8 @@ def backward(norm: NormBackward, arrays: dict[str, Any], out: dict[str, Any]) ->
         _check_overlap(norm.function, inputs, given)
 
     results = dict(given)
-    for name, shape, dtype in plan.made:
-        results[name] = allocate(norm.function, inputs.x, shape, dtype)
+    for name, form in plan.made:
+        results[name] = allocate(norm.function, inputs.x, form)
     if results != _NOTHING:
         run_backward(_call(asked, plan, inputs, results))
     return _exported(results)
@@ -94,24 +96,22 @@ def backward(norm: NormBackward, arrays: dict[str, Any], out: dict[str, Any]) ->
 def _call(
     asked: _Asked, plan: _Plan, inputs: _Inputs, results: dict[str, Operand | None]
 ) -> Backward:
-    where = plan.where
-    rstd = contiguous(inputs.rstd)
-    assert rstd is not None
+    if plan.copied:
+        inputs = inputs._replace(**{name: copied(getattr(inputs, name)) for name in plan.copied})
+    types = plan.form.types
     return Backward(
-        where=where,
-        dy=_checks.layout_of(inputs.dy, where),
-        x=_checks.layout_of(inputs.x, where),
-        d_residual=input_rows(inputs.d_residual if "x" in asked.needs else None, where),
-        dx=output_rows(results["dx"], where),
-        dresidual=output_rows(results["dresidual"], where),
-        weight=contiguous(inputs.weight),
-        mean=contiguous(inputs.mean if asked.center else None),
-        rstd=rstd,
+        plan.form,
+        k=_checks.scale(asked.c, plan.form.where.width),
+        dy=inputs.dy,
+        x=inputs.x,
+        d_residual=None if types.d_residual is None else inputs.d_residual,
+        dx=results["dx"],
+        dresidual=results["dresidual"],
+        weight=inputs.weight,
+        mean=inputs.mean if types.center else None,
+        rstd=inputs.rstd,
         dweight=results["dweight"],
         dbias=results["dbias"],
-        compute=plan.compute,
-        center=asked.center,
-        k=_checks.scale(asked.c, where.width),
     )
 
 
@@ -170,12 +170,60 @@ def _planned(asked: _Asked, inputs: _Forms, given: tuple[Form | None, ...]) -> _
     _checks.statistic(function, "rstd", inputs.rstd, where, compute)
     named_outputs = [(f"out.{name}", form) for name, form in outputs.items()]
     _checks.same_device(function, inputs.x, [*inputs._asdict().items(), *named_outputs])
-    made = tuple(
-        (name, shape, dtype)
+    made = {
+        name: contiguous_form(shape, dtype, inputs.x.device)
         for name, (shape, dtype) in _wanted(asked, inputs, outputs, where, x_dtype).items()
         if outputs[name] is None
+    }
+    read = _read(asked, inputs)
+    return _Plan(
+        _form(asked, read, {**outputs, **made}, where, compute),
+        _to_copy(read, where.leading_axes),
+        tuple(made.items()),
     )
-    return _Plan(where, compute, made)
+
+
+def _read(asked: _Asked, inputs: _Forms) -> _Forms:
+    """Return the inputs that the kernels read; the others are as if absent."""
+    return inputs._replace(
+        bias=None,
+        mean=inputs.mean if asked.center else None,
+        d_residual=inputs.d_residual if "x" in asked.needs else None,
+    )
+
+
+def _form(
+    asked: _Asked,
+    read: _Forms,
+    results: dict[str, Form | None],
+    where: Geometry,
+    compute: DType,
+) -> BackwardForm:
+    types = BackwardTypes(
+        compute=compute,
+        dy=read.dy.dtype,
+        x=read.x.dtype,
+        d_residual=dtype_of(read.d_residual),
+        dx=dtype_of(results["dx"]),
+        dresidual=dtype_of(results["dresidual"]),
+        weight=dtype_of(read.weight),
+        center=asked.center,
+        dweight=results["dweight"] is not None,
+        dbias=results["dbias"] is not None,
+    )
+    param_types = ParamGradTypes(compute, dtype_of(results["dweight"]), dtype_of(results["dbias"]))
+    rows = (read.dy, read.x, read.d_residual, results["dx"], results["dresidual"])
+    return BackwardForm(
+        where, types, param_types, tuple(layout_of(form, where.leading_axes) for form in rows)
+    )
+
+
+def _to_copy(read: _Forms, leading_axes: int) -> tuple[str, ...]:
+    before_rows = dict.fromkeys(("dy", "x", "d_residual"), leading_axes)
+    before_rows |= dict.fromkeys(("weight", "mean", "rstd"), 0)
+    return tuple(
+        name for name, axes in before_rows.items() if must_be_copied(getattr(read, name), axes)
+    )
 
 
 def _check_overlap(function: str, inputs: _Inputs, given: dict[str, Operand | None]) -> None:

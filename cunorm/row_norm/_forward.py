@@ -7,18 +7,20 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cunorm import _checks, _outputs
-from cunorm._arrays import Form, Operand, describe
-from cunorm._backend import Forward, run_forward
+from cunorm._arrays import Form, Operand, contiguous_form, describe
+from cunorm._backend import Forward, ForwardForm, run_forward
+from cunorm._builds import ForwardTypes
 from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
 from cunorm.results import NormForward
 from cunorm.row_norm._operands import (
     allocate,
-    contiguous,
+    copied,
+    dtype_of,
     export,
     forms,
-    input_rows,
-    output_rows,
+    layout_of,
+    must_be_copied,
 )
 
 
@@ -65,9 +67,9 @@ class _Dtypes(NamedTuple):
 class _Plan(NamedTuple):
     """What a call does."""
 
-    where: Geometry
-    compute: DType
-    made: tuple[tuple[str, tuple[int, ...], DType], ...]  # the results to allocate
+    form: ForwardForm
+    copied: tuple[str, ...]  # the inputs that are brought into C order first
+    made: tuple[tuple[str, Form], ...]  # the results to allocate
     has_stream: bool  # a residual stream is returned; where none had to be written, it is x itself
 
 
@@ -83,9 +85,9 @@ def forward(
         _check_overlap(norm.function, options, plan, inputs, given)
 
     results = dict(given)
-    for name, shape, dtype in plan.made:
-        results[name] = allocate(norm.function, inputs.x, shape, dtype)
-    if plan.where.rows:
+    for name, form in plan.made:
+        results[name] = allocate(norm.function, inputs.x, form)
+    if plan.form.where.rows:
         run_forward(_call(norm, plan, inputs, results))
     exported = {name: export(operand) for name, operand in results.items()}
     if plan.has_stream and exported["residual"] is None:
@@ -94,21 +96,23 @@ def forward(
 
 
 def _call(norm: Norm, plan: _Plan, inputs: _Inputs, results: dict[str, Operand | None]) -> Forward:
-    where = plan.where
+    y = results["y"]
+    assert y is not None
+    if plan.copied:
+        inputs = inputs._replace(**{name: copied(getattr(inputs, name)) for name in plan.copied})
+    width = plan.form.where.width
     return Forward(
-        where=where,
-        x=_checks.layout_of(inputs.x, where),
-        residual=input_rows(inputs.residual, where),
-        weight=contiguous(inputs.weight),
-        bias=contiguous(inputs.bias),
-        y=output_rows(results["y"], where),
-        new_residual=output_rows(results["residual"], where),
+        plan.form,
+        k=_checks.scale(norm.c, width),
+        eps=norm.eps / width if norm.eps_of_sum else norm.eps,
+        x=inputs.x,
+        residual=inputs.residual,
+        weight=inputs.weight,
+        bias=inputs.bias,
+        y=y,
+        new_residual=results["residual"],
         mean=results["mean"],
         rstd=results["rstd"],
-        compute=plan.compute,
-        center=norm.center,
-        k=_checks.scale(norm.c, where.width),
-        eps=norm.eps / where.width if norm.eps_of_sum else norm.eps,
     )
 
 
@@ -157,13 +161,43 @@ def _planned(norm: Norm, options: Options, inputs: _Forms, given: tuple[Form | N
         _checks.statistic(function, f"out.{name}", outputs[name], where, dtypes.compute)
     named_outputs = [(_argument(options, name), form) for name, form in outputs.items()]
     _checks.same_device(function, inputs.x, [*inputs._asdict().items(), *named_outputs])
-    made = tuple(
-        (name, shape, dtype)
+    made = {
+        name: contiguous_form(shape, dtype, inputs.x.device)
         for name, (shape, dtype) in _wanted(norm, options, inputs, where, dtypes).items()
         if outputs[name] is None and dtype is not None
+    }
+    return _Plan(
+        _form(norm, inputs, {**outputs, **made}, where, dtypes.compute),
+        _to_copy(inputs, where.leading_axes),
+        tuple(made.items()),
+        has_stream=options.streams or dtypes.stream is not None,
     )
-    has_stream = options.streams or dtypes.stream is not None
-    return _Plan(where, dtypes.compute, made, has_stream)
+
+
+def _form(
+    norm: Norm, inputs: _Forms, results: dict[str, Form | None], where: Geometry, compute: DType
+) -> ForwardForm:
+    y, new_residual = results["y"], results["residual"]
+    assert y is not None
+    types = ForwardTypes(
+        compute=compute,
+        x=inputs.x.dtype,
+        residual=dtype_of(inputs.residual),
+        new_residual=dtype_of(new_residual),
+        weight=dtype_of(inputs.weight),
+        bias=dtype_of(inputs.bias),
+        y=y.dtype,
+        center=norm.center,
+    )
+    rows = (inputs.x, inputs.residual, y, new_residual)
+    return ForwardForm(where, types, tuple(layout_of(form, where.leading_axes) for form in rows))
+
+
+def _to_copy(inputs: _Forms, leading_axes: int) -> tuple[str, ...]:
+    before_rows = {"x": leading_axes, "residual": leading_axes, "weight": 0, "bias": 0}
+    return tuple(
+        name for name, axes in before_rows.items() if must_be_copied(getattr(inputs, name), axes)
+    )
 
 
 _NOTHING: dict[str, Operand | None] = dict.fromkeys(NormForward._fields)

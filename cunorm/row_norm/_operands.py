@@ -6,12 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cunorm import _checks
-from cunorm._arrays import Form, Operand
-from cunorm._backend import Rows
-from cunorm._checks import Geometry
+from cunorm._arrays import Form, Operand, in_c_order
 from cunorm._dtypes import DType
-from cunorm._layout import row_layout
+from cunorm._layout import SINGLE_ROW, RowLayout, row_layout
 
 
 def forms(operands: Iterable[Operand | None]) -> tuple[Form | None, ...]:
@@ -19,31 +16,38 @@ def forms(operands: Iterable[Operand | None]) -> tuple[Form | None, ...]:
     return tuple([None if operand is None else operand.form for operand in operands])
 
 
-def input_rows(operand: Operand | None, where: Geometry) -> Rows | None:
-    """Return an input and where its rows are; it is copied if the kernels cannot follow them."""
-    return None if operand is None else _checks.layout_of(operand, where)
+def dtype_of(form: Form | None) -> DType | None:
+    """Return the dtype of an operand that may be absent."""
+    return None if form is None else form.dtype
 
 
-def output_rows(operand: Operand | None, where: Geometry) -> Any:
-    """Return an output and where its rows are, which `_outputs.given` made sure of."""
-    if operand is None:
-        return None
-    return operand, row_layout(operand.shape, operand.strides, where.leading_axes)
+def must_be_copied(form: Form | None, leading_axes: int) -> bool:
+    """Whether the kernels cannot follow the strides of an input, whose rows begin at an axis."""
+    return form is not None and row_layout(form.shape, form.strides, leading_axes) is None
 
 
-def contiguous(operand: Operand | None) -> Operand | None:
-    """Return an operand in C order, copied if it is not."""
-    if operand is None or row_layout(operand.shape, operand.strides, 0) is not None:
-        return operand
+def layout_of(form: Form | None, leading_axes: int) -> RowLayout:
+    """Return where an operand's rows are; where it must be copied, in the copy."""
+    if form is None:
+        return SINGLE_ROW
+    if must_be_copied(form, leading_axes):
+        form = in_c_order(form)
+    layout = row_layout(form.shape, form.strides, leading_axes)
+    assert layout is not None, "an array in C order has contiguous rows"
+    return layout
+
+
+def copied(operand: Operand) -> Operand:
+    """Return an operand in C order."""
     return operand.framework.contiguous(operand)
 
 
-def allocate(function: str, x: Operand, shape: tuple[int, ...], dtype: DType) -> Operand:
-    """Make an array of the framework of x, where x is; one that it cannot have is an error."""
+def allocate(function: str, x: Operand, form: Form) -> Operand:
+    """Make an array of the framework of x; one that it cannot have is an error."""
     try:
-        return x.framework.allocate(shape, dtype, x.device)
+        return x.framework.allocate(form)
     except TypeError as error:
-        raise TypeError(f"{function}: a result of dtype {dtype}: {error}") from None
+        raise TypeError(f"{function}: a result of dtype {form.dtype}: {error}") from None
 
 
 def export(operand: Operand | None) -> Any:

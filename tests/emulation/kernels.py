@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from cunorm import _plan
-from cunorm._backend import Backward, Forward
+from cunorm._backend import Backward, BackwardForm, Forward, ForwardForm
+from cunorm._builds import BackwardTypes, ForwardTypes, ParamGradTypes
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64, DType, numpy_dtype
 from cunorm._plan import Build, Launch, Team, sums_pitch
 from cunorm._sources import source_text
@@ -62,9 +63,9 @@ class Plan:
 
     def adapted(self, launch: Launch, call: Forward | Backward) -> Launch:
         """Return the launch with what is to be different."""
-        where, team = call.where, self.team
+        where, team = call.form.where, self.team
         if team is not None:
-            macros = call.types().macros()
+            macros = call.form.types.macros()
             macros += team.macros(where.width, min(call.access(), team.pack))
             launch = Launch(
                 Build(launch.build.kernel, macros),
@@ -145,17 +146,15 @@ def emulate_forward(
     memory.place_inputs(inputs, outputs)
     memory.place_outputs(outputs, inputs)
 
-    call = Forward(
-        where=geometry(x),
-        **{name: memory.rows(name) for name in ("x", "residual", "y", "new_residual")},
-        **{name: memory.operand(name) for name in ("weight", "bias", "mean", "rstd")},
-        compute=compute,
-        center=center,
-        k=_scale(c, x),
-        eps=eps,
-    )
-    where = call.where
-    planned = _plan.cuda_forward(call.types(), where.rows, where.width, call.access())
+    rows, parameters = ("x", "residual", "y", "new_residual"), ("weight", "bias")
+    dtypes = {name: memory.dtype(name) for name in (*rows, *parameters)}
+    types = ForwardTypes(compute=compute, center=center, **dtypes)
+    where = geometry(x)
+    form = ForwardForm(where, types, tuple(map(memory.layout, rows)))
+    names = (*rows, *parameters, "mean", "rstd")
+    operands = {name: memory.operand(name) for name in names}
+    call = Forward(form, _scale(c, x), eps, **operands)
+    planned = _plan.cuda_forward(types, where.rows, where.width, call.access())
     launch = plan.adapted(planned, call)
     moved = _launch(plan, memory, launch, call.arguments(), {*inputs, *outputs})
     names = ("y", "new_residual", "mean", "rstd")
@@ -192,15 +191,18 @@ def emulate_backward(
     memory.place_outputs(outputs, inputs)
 
     rows = ("dy", "x", "d_residual", "dx", "dresidual")
-    others = ("weight", "mean", "rstd", "dweight", "dbias")
-    call = Backward(
-        where=geometry(x),
-        **{name: memory.rows(name) for name in rows},
-        **{name: memory.operand(name) for name in others},
+    types = BackwardTypes(
         compute=compute_type(str(x.dtype), x_dtype),
+        **{name: memory.dtype(name) for name in (*rows, "weight")},
         center=center,
-        k=_scale(c, x),
+        dweight="dweight" in outputs,
+        dbias="dbias" in outputs,
     )
+    param_types = ParamGradTypes(types.compute, memory.dtype("dweight"), memory.dtype("dbias"))
+    form = BackwardForm(geometry(x), types, param_types, tuple(map(memory.layout, rows)))
+    names = (*rows, "weight", "mean", "rstd", "dweight", "dbias")
+    operands = {name: memory.operand(name) for name in names}
+    call = Backward(form, _scale(c, x), **operands)
     launches, moved = _run_backward(plan, memory, call)
     names = ("dx", "dweight", "dbias", "dgate", "dresidual")
     return Emulated(NormGrads(*map(memory.array, names)), launches, moved)
@@ -231,15 +233,12 @@ def _run_backward(
     plan: Plan, memory: Memory, call: Backward
 ) -> tuple[dict[str, Launch], dict[str, EmulationResult]]:
     """Launch both kernels, with partial sums of their own between them."""
-    where = call.where
-    planned = _plan.cuda_backward(
-        call.types(), where.rows, where.width, call.access(), plan.sm_count
-    )
+    where, types, param_types, *_ = call.form
+    planned = _plan.cuda_backward(types, where.rows, where.width, call.access(), plan.sm_count)
     launch = plan.adapted(planned, call)
     parameters = (call.dweight is not None) + (call.dbias is not None)
     if parameters:
-        count = parameters * launch.grid * launch.sums_pitch
-        memory.place_sums(count, numpy_dtype(call.compute))
+        memory.place_sums(parameters * call.form.sums_size(launch), numpy_dtype(types.compute))
         call.sums = memory.operand("sums")
     gradients = {"dweight", "dbias"}
     used = set(memory.arrays) - gradients
@@ -247,7 +246,7 @@ def _run_backward(
     moved = {"row_norm_backward": _launch(plan, memory, launch, call.arguments(launch), used)}
     if parameters:
         arguments = call.param_arguments(launch)
-        launch = _plan.cuda_param_grad(call.param_types(), where.width)
+        launch = _plan.cuda_param_grad(param_types, where.width)
         launches["param_grad"] = launch
         moved["param_grad"] = _launch(plan, memory, launch, arguments, {"sums", *gradients})
     return launches, moved

@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 
 from cunorm._arrays import Operand, describe
-from cunorm._backend import Rows
 from cunorm._checks import Geometry
-from cunorm._layout import row_layout
+from cunorm._dtypes import DType
+from cunorm._layout import SINGLE_ROW, RowLayout, row_layout
 
 from .emulator import GuardedArray, guarded
 
@@ -67,14 +67,19 @@ class Memory:
         array = self.array(name)
         return None if array is None else describe("emulation", name, array)
 
-    def rows(self, name: str) -> Rows | None:
-        """Describe an array with a row for each of x."""
+    def dtype(self, name: str) -> DType | None:
+        """Return the dtype of an array, None where the call has none of that name."""
+        operand = self.operand(name)
+        return None if operand is None else operand.dtype
+
+    def layout(self, name: str) -> RowLayout:
+        """Return where the rows of an array are that has one for each of x."""
         operand = self.operand(name)
         if operand is None:
-            return None
+            return SINGLE_ROW
         layout = row_layout(operand.shape, operand.strides, len(operand.shape) - 1)
         assert layout is not None, f"the kernels cannot follow the strides of {name}"
-        return operand, layout
+        return layout
 
     def ranges(self, names: set[str]) -> dict[str, GuardedArray]:
         """Return the arrays of these names that there are, each once."""
