@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import ctypes
 import datetime
-import math
 import platform
 import statistics
 import time
@@ -153,19 +152,26 @@ def table(results: Iterable[Result], threads: int) -> str:
         f"{1e3 * result.copy:8.3f} {result.speedup:8.2f} {result.over_copy:7.2f}"
         for result in results
     ]
-    groups: dict[tuple[str, str, str], list[Result]] = {}
-    for result in results:
-        point = result.point
-        groups.setdefault((point.operator.name, point.direction, point.dtype), []).append(result)
-    for names, group in groups.items():
-        speedup = math.prod(result.speedup for result in group) ** (1 / len(group))
-        over_copy = math.prod(result.over_copy for result in group) ** (1 / len(group))
+    for names, group in _groups(results).items():
+        speedup = statistics.geometric_mean(result.speedup for result in group)
+        over_copy = statistics.geometric_mean(result.over_copy for result in group)
         worst = min(result.speedup for result in group)
         lines.append(
             f"{' '.join(names):30} geometric mean × torch {speedup:5.2f}, worst {worst:5.2f}, "
             f"/ copy {over_copy:5.2f}"
         )
     return "\n".join(lines)
+
+
+def _groups(results: Iterable[Result]) -> dict[tuple[str, str, str], list[Result]]:
+    """Return the points of each operator, direction and dtype, then those of all operators."""
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    of_all: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        point = result.point
+        groups.setdefault((point.operator.name, point.direction, point.dtype), []).append(result)
+        of_all.setdefault(("all", point.direction, point.dtype), []).append(result)
+    return groups | of_all
 
 
 def write_csv(path: Path, results: Iterable[Result]) -> None:

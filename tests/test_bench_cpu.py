@@ -29,7 +29,26 @@ def test_bench_prints_every_point_and_writes_it(tmp_path):
     operators, directions = ("rms_norm", "add_layer_norm"), ("forward", "backward")
     assert points == {(operator, way) for operator in operators for way in directions}
     assert all(float(row["cunorm_ms"]) > 0 < float(row["copy_ms"]) for row in rows)
-    assert ran.stdout.count("geometric mean") == 4
+    assert ran.stdout.count("geometric mean") == 6  # of each operator, and of both
+
+
+def test_geometric_means_are_those_of_the_points_named():
+    from bench import cpu
+    from bench.cases import OPERATORS
+
+    times = {"rms_norm": (1.0, 8.0, 4.0), "layer_norm": (2.0, 4.0, 1.0)}
+    results = [
+        cpu.Result(cpu.Point(operator, "backward", "float32", 1, 1), *times[operator.name])
+        for operator in OPERATORS[:2]
+    ]
+    assert [line.split() for line in cpu.table(results, 1).splitlines()[-3:]] == [
+        f"{name} backward float32 geometric mean × torch {means}".split()
+        for name, means in (
+            ("rms_norm", "8.00, worst 8.00, / copy 0.25"),
+            ("layer_norm", "2.00, worst 2.00, / copy 2.00"),
+            ("all", "4.00, worst 2.00, / copy 0.71"),
+        )
+    ]
 
 
 def test_the_copy_moves_as_many_bytes():
