@@ -26,7 +26,7 @@ class ForwardForm(NamedTuple):
 
     where: Geometry
     types: ForwardTypes
-    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the order of `Forward.rows`
+    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the order of `row_operands`
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Forward:
     mean: Operand | None
     rstd: Operand | None
 
-    def rows(self) -> tuple[Operand | None, ...]:
+    def row_operands(self) -> tuple[Operand | None, ...]:
         """Return the operands that have a row for each row of x."""
         return (self.x, self.residual, self.y, self.new_residual)
 
@@ -53,7 +53,7 @@ class Forward:
         """Return `struct Arguments` of row_norm_forward.cu."""
         form = self.form
         return _FORWARD.pack(
-            *_places(self.rows(), form.layouts),
+            *_places(self.row_operands(), form.layouts),
             *map(_pointer, (self.weight, self.bias, self.mean, self.rstd)),
             form.where.rows,
             form.where.width,
@@ -63,12 +63,14 @@ class Forward:
 
     def operands(self) -> list[Operand]:
         """Return every array of the call."""
-        return _present(*self.rows(), self.weight, self.bias, self.mean, self.rstd)
+        return _present(*self.row_operands(), self.weight, self.bias, self.mean, self.rstd)
 
     def access(self) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
         form = self.form
-        return _access(form.where.width, self.rows(), form.layouts, (self.weight, self.bias))
+        return _access(
+            form.where.width, self.row_operands(), form.layouts, (self.weight, self.bias)
+        )
 
 
 class BackwardForm(NamedTuple):
@@ -77,11 +79,7 @@ class BackwardForm(NamedTuple):
     where: Geometry
     types: BackwardTypes
     param_types: ParamGradTypes
-    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the order of `Backward.rows`
-
-    def sums_size(self, launch: Launch) -> int:
-        """Return how many elements the partial sums of one parameter's gradient have."""
-        return launch.grid * launch.sums_pitch
+    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the order of `row_operands`
 
 
 @dataclass(slots=True)
@@ -102,7 +100,7 @@ class Backward:
     dbias: Operand | None
     sums: Operand | None = None  # partial sums: for dweight, then for dbias
 
-    def rows(self) -> tuple[Operand | None, ...]:
+    def row_operands(self) -> tuple[Operand | None, ...]:
         """Return the operands that have a row for each row of x."""
         return (self.dy, self.x, self.d_residual, self.dx, self.dresidual)
 
@@ -113,14 +111,14 @@ class Backward:
         first = self.sums.pointer
         if self.dweight is None:
             return (0, first)
-        size = self.form.sums_size(launch) * self.form.types.compute.itemsize
+        size = launch.sums_size * self.form.types.compute.itemsize
         return (first, 0 if self.dbias is None else first + size)
 
     def arguments(self, launch: Launch) -> bytes:
         """Return `struct Arguments` of row_norm_backward.cu."""
         form = self.form
         return _BACKWARD.pack(
-            *_places(self.rows(), form.layouts),
+            *_places(self.row_operands(), form.layouts),
             *map(_pointer, (self.weight, self.mean, self.rstd)),
             *self.sum_pointers(launch),
             form.where.rows,
@@ -142,12 +140,12 @@ class Backward:
     def operands(self) -> list[Operand]:
         """Return every array of the call."""
         others = (self.weight, self.mean, self.rstd, self.dweight, self.dbias, self.sums)
-        return _present(*self.rows(), *others)
+        return _present(*self.row_operands(), *others)
 
     def access(self) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        form = self.form
-        return _access(form.where.width, self.rows(), form.layouts, (self.weight,))
+        parameters = (self.weight,)
+        return _access(self.form.where.width, self.row_operands(), self.form.layouts, parameters)
 
 
 def run_forward(call: Forward) -> None:
@@ -214,7 +212,7 @@ def _backward_on_cpu(call: Backward) -> None:
 def _allocate_sums(call: Backward, launch: Launch) -> None:
     parameters = (call.dweight is not None) + (call.dbias is not None)
     if parameters:
-        size = parameters * call.form.sums_size(launch)
+        size = parameters * launch.sums_size
         sums = contiguous_form((size,), call.form.types.compute, call.x.device)
         call.sums = call.x.framework.allocate(sums)
 

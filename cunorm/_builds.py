@@ -45,6 +45,11 @@ class Launch:
     block: int
     sums_pitch: int = 0
 
+    @property
+    def sums_size(self) -> int:
+        """Return how many elements the partial sums for one parameter have."""
+        return self.grid * self.sums_pitch
+
 
 class ForwardTypes(NamedTuple):
     """The operands of row_norm_forward: their dtypes, None where absent."""

@@ -12,7 +12,7 @@ from cunorm import NormForward, NormGrads
 from cunorm._layout import _collapsed
 
 ROWS = 37
-WIDTHS = (1, 7, 33, 64, 129, 1000, 5003)
+WIDTHS = (1, 7, 33, 64, 129, 1000, 5003, 20480)
 ROW_OPERANDS = ("x", "residual", "dy", "d_residual")
 ROW_RESULTS = ("y", "residual", "mean", "rstd", "dx")
 dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

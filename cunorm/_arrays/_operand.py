@@ -107,7 +107,7 @@ class Framework(ABC):
 
     @abstractmethod
     def allocate(self, form: Form) -> Operand:
-        """Make an array of a form in C order, with nothing in it yet."""
+        """Make an array with nothing in it yet; the strides asked for are those of C order."""
 
     @abstractmethod
     def contiguous(self, operand: Operand) -> Operand:
@@ -155,7 +155,7 @@ def in_c_order(form: Form) -> Form:
 
 
 def fresh(pointer: int, form: Form, owner: Any, framework: Framework) -> Operand:
-    """Return the operand of memory that was just made, and is ours to write."""
+    """Return the operand of memory that was just made: in C order, and ours to write."""
     return Operand(pointer, form, owner, framework, True, True)
 
 

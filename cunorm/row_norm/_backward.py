@@ -19,8 +19,9 @@ from cunorm.row_norm._operands import (
     dtype_of,
     export,
     forms,
-    layout_of,
+    input_layout,
     must_be_copied,
+    output_layout,
 )
 
 NEEDS = ("x", "weight", "bias", "gate")
@@ -72,7 +73,7 @@ class _Plan(NamedTuple):
     """What a call does."""
 
     form: BackwardForm
-    copied: tuple[str, ...]  # the inputs that are brought into C order first
+    to_copy: tuple[str, ...]  # the inputs that are brought into C order first
     made: tuple[tuple[str, Form], ...]  # the gradients to allocate
 
 
@@ -96,8 +97,8 @@ def backward(norm: NormBackward, arrays: dict[str, Any], out: dict[str, Any]) ->
 def _call(
     asked: _Asked, plan: _Plan, inputs: _Inputs, results: dict[str, Operand | None]
 ) -> Backward:
-    if plan.copied:
-        inputs = inputs._replace(**{name: copied(getattr(inputs, name)) for name in plan.copied})
+    if plan.to_copy:
+        inputs = inputs._replace(**{name: copied(getattr(inputs, name)) for name in plan.to_copy})
     types = plan.form.types
     return Backward(
         plan.form,
@@ -212,17 +213,22 @@ def _form(
         dbias=results["dbias"] is not None,
     )
     param_types = ParamGradTypes(compute, dtype_of(results["dweight"]), dtype_of(results["dbias"]))
-    rows = (read.dy, read.x, read.d_residual, results["dx"], results["dresidual"])
-    return BackwardForm(
-        where, types, param_types, tuple(layout_of(form, where.leading_axes) for form in rows)
+    axes = where.leading_axes
+    layouts = (
+        input_layout(read.dy, axes),
+        input_layout(read.x, axes),
+        input_layout(read.d_residual, axes),
+        output_layout(results["dx"], axes),
+        output_layout(results["dresidual"], axes),
     )
+    return BackwardForm(where, types, param_types, layouts)
 
 
 def _to_copy(read: _Forms, leading_axes: int) -> tuple[str, ...]:
-    before_rows = dict.fromkeys(("dy", "x", "d_residual"), leading_axes)
-    before_rows |= dict.fromkeys(("weight", "mean", "rstd"), 0)
+    axes_before_rows = dict.fromkeys(("dy", "x", "d_residual"), leading_axes)
+    axes_before_rows |= dict.fromkeys(("weight", "mean", "rstd"), 0)
     return tuple(
-        name for name, axes in before_rows.items() if must_be_copied(getattr(read, name), axes)
+        name for name, axes in axes_before_rows.items() if must_be_copied(getattr(read, name), axes)
     )
 
 

@@ -19,8 +19,9 @@ from cunorm.row_norm._operands import (
     dtype_of,
     export,
     forms,
-    layout_of,
+    input_layout,
     must_be_copied,
+    output_layout,
 )
 
 
@@ -68,7 +69,7 @@ class _Plan(NamedTuple):
     """What a call does."""
 
     form: ForwardForm
-    copied: tuple[str, ...]  # the inputs that are brought into C order first
+    to_copy: tuple[str, ...]  # the inputs that are brought into C order first
     made: tuple[tuple[str, Form], ...]  # the results to allocate
     has_stream: bool  # a residual stream is returned; where none had to be written, it is x itself
 
@@ -98,8 +99,8 @@ def forward(
 def _call(norm: Norm, plan: _Plan, inputs: _Inputs, results: dict[str, Operand | None]) -> Forward:
     y = results["y"]
     assert y is not None
-    if plan.copied:
-        inputs = inputs._replace(**{name: copied(getattr(inputs, name)) for name in plan.copied})
+    if plan.to_copy:
+        inputs = inputs._replace(**{name: copied(getattr(inputs, name)) for name in plan.to_copy})
     width = plan.form.where.width
     return Forward(
         plan.form,
@@ -189,14 +190,22 @@ def _form(
         y=y.dtype,
         center=norm.center,
     )
-    rows = (inputs.x, inputs.residual, y, new_residual)
-    return ForwardForm(where, types, tuple(layout_of(form, where.leading_axes) for form in rows))
+    axes = where.leading_axes
+    layouts = (
+        input_layout(inputs.x, axes),
+        input_layout(inputs.residual, axes),
+        output_layout(y, axes),
+        output_layout(new_residual, axes),
+    )
+    return ForwardForm(where, types, layouts)
 
 
 def _to_copy(inputs: _Forms, leading_axes: int) -> tuple[str, ...]:
-    before_rows = {"x": leading_axes, "residual": leading_axes, "weight": 0, "bias": 0}
+    axes_before_rows = {"x": leading_axes, "residual": leading_axes, "weight": 0, "bias": 0}
     return tuple(
-        name for name, axes in before_rows.items() if must_be_copied(getattr(inputs, name), axes)
+        name
+        for name, axes in axes_before_rows.items()
+        if must_be_copied(getattr(inputs, name), axes)
     )
 
 

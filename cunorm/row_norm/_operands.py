@@ -26,14 +26,19 @@ def must_be_copied(form: Form | None, leading_axes: int) -> bool:
     return form is not None and row_layout(form.shape, form.strides, leading_axes) is None
 
 
-def layout_of(form: Form | None, leading_axes: int) -> RowLayout:
-    """Return where an operand's rows are; where it must be copied, in the copy."""
+def input_layout(form: Form | None, leading_axes: int) -> RowLayout:
+    """Return where an input's rows are; where it must be copied, in the copy."""
+    if form is not None and must_be_copied(form, leading_axes):
+        form = in_c_order(form)
+    return output_layout(form, leading_axes)
+
+
+def output_layout(form: Form | None, leading_axes: int) -> RowLayout:
+    """Return where an output's rows are, which `_outputs.given` made sure of."""
     if form is None:
         return SINGLE_ROW
-    if must_be_copied(form, leading_axes):
-        form = in_c_order(form)
     layout = row_layout(form.shape, form.strides, leading_axes)
-    assert layout is not None, "an array in C order has contiguous rows"
+    assert layout is not None, "nobody checked that the kernels can follow this array's strides"
     return layout
 
 

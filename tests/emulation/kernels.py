@@ -238,7 +238,7 @@ def _run_backward(
     launch = plan.adapted(planned, call)
     parameters = (call.dweight is not None) + (call.dbias is not None)
     if parameters:
-        memory.place_sums(parameters * call.form.sums_size(launch), numpy_dtype(types.compute))
+        memory.place_sums(parameters * launch.sums_size, numpy_dtype(types.compute))
         call.sums = memory.operand("sums")
     gradients = {"dweight", "dbias"}
     used = set(memory.arrays) - gradients

@@ -52,9 +52,11 @@ inline absent load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// As many rows as stay in a second-level cache between passes, beside the sums of a parameter's
-// gradient and the rows on their way in.
 inline constexpr int max_rows_at_once = 4;
+
+// As many rows of x as stay in a second-level cache between passes, with dy, the sums of a
+// parameter's gradient and the rows on their way in; measured with 1 MiB of it. Powers of two: sums
+// are counted to sixteen rows.
 template <class T>
 inline int rows_at_once(index_t width) {
   const index_t row_bytes = width * index_t(sizeof(T));
