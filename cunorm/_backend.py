@@ -51,14 +51,14 @@ class Forward:
 
     def arguments(self) -> bytes:
         """Return `struct Arguments` of row_norm_forward.cu."""
-        form = self.form
+        where, (x, residual, y, new_residual) = self.form.where, self.form.layouts
         return _FORWARD.pack(
-            *_places(self.row_operands(), form.layouts),
+            *(self.x.pointer, *x),
+            *(_pointer(self.residual), *residual),
+            *(self.y.pointer, *y),
+            *(_pointer(self.new_residual), *new_residual),
             *map(_pointer, (self.weight, self.bias, self.mean, self.rstd)),
-            form.where.rows,
-            form.where.width,
-            self.k,
-            self.eps,
+            *(where.rows, where.width, self.k, self.eps),
         )
 
     def operands(self) -> list[Operand]:
@@ -116,14 +116,16 @@ class Backward:
 
     def arguments(self, launch: Launch) -> bytes:
         """Return `struct Arguments` of row_norm_backward.cu."""
-        form = self.form
+        where, (dy, x, d_residual, dx, dresidual) = self.form.where, self.form.layouts
         return _BACKWARD.pack(
-            *_places(self.row_operands(), form.layouts),
+            *(self.dy.pointer, *dy),
+            *(self.x.pointer, *x),
+            *(_pointer(self.d_residual), *d_residual),
+            *(_pointer(self.dx), *dx),
+            *(_pointer(self.dresidual), *dresidual),
             *map(_pointer, (self.weight, self.mean, self.rstd)),
             *self.sum_pointers(launch),
-            form.where.rows,
-            form.where.width,
-            self.k,
+            *(where.rows, where.width, self.k),
         )
 
     def param_arguments(self, launch: Launch) -> bytes:
@@ -232,14 +234,6 @@ def _has_compiler() -> bool:
 
 def _pointer(operand: Operand | None) -> int:
     return 0 if operand is None else operand.pointer
-
-
-def _places(operands: tuple[Operand | None, ...], layouts: tuple[RowLayout, ...]) -> list[int]:
-    """Return the fields of `struct Rows` for each operand."""
-    fields: list[int] = []
-    for operand, layout in zip(operands, layouts, strict=True):
-        fields += (_pointer(operand), *layout)
-    return fields
 
 
 def _present(*operands: Operand | None) -> list[Operand]:
