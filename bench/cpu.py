@@ -2,7 +2,8 @@
 """Times cunorm against PyTorch on the CPU: the same tensors, threads and process.
 
 Each contestant allocates its outputs with PyTorch's allocator, whose freed memory is kept, so that
-no page fault is timed. Calls of the contestants alternate; the figures are medians.
+no page fault is timed. The contestants take turns, in an order drawn anew for each round, as what
+one leaves in the caches is the next one's gain; the figures are medians.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import csv
 import ctypes
 import datetime
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -112,9 +114,12 @@ def _medians(calls: Sequence[Call], seconds: float) -> list[float]:
     times: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
+    contestants = list(zip(calls, times, strict=True))
+    order = random.Random(0)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 5:
-        for call, spent in zip(calls, times, strict=True):
+        order.shuffle(contestants)
+        for call, spent in contestants:
             start = time.perf_counter()
             call()
             spent.append(time.perf_counter() - start)
