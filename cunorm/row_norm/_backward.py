@@ -16,12 +16,12 @@ from cunorm.results import NormGrads
 from cunorm.row_norm._operands import (
     allocate,
     copied,
-    dtype_of,
     export,
     forms,
     input_layout,
-    must_be_copied,
+    optional_dtype,
     output_layout,
+    to_copy,
 )
 
 NEEDS = ("x", "weight", "bias", "gate")
@@ -176,10 +176,11 @@ def _planned(asked: _Asked, inputs: _Forms, given: tuple[Form | None, ...]) -> _
         for name, (shape, dtype) in _wanted(asked, inputs, outputs, where, x_dtype).items()
         if outputs[name] is None
     }
-    read = _read(asked, inputs)
+    read, axes = _read(asked, inputs), where.leading_axes
+    leading_axes = {"dy": axes, "x": axes, "d_residual": axes, "weight": 0, "mean": 0, "rstd": 0}
     return _Plan(
         _form(asked, read, {**outputs, **made}, where, compute),
-        _to_copy(read, where.leading_axes),
+        to_copy(read._asdict(), leading_axes),
         tuple(made.items()),
     )
 
@@ -204,15 +205,17 @@ def _form(
         compute=compute,
         dy=read.dy.dtype,
         x=read.x.dtype,
-        d_residual=dtype_of(read.d_residual),
-        dx=dtype_of(results["dx"]),
-        dresidual=dtype_of(results["dresidual"]),
-        weight=dtype_of(read.weight),
+        d_residual=optional_dtype(read.d_residual),
+        dx=optional_dtype(results["dx"]),
+        dresidual=optional_dtype(results["dresidual"]),
+        weight=optional_dtype(read.weight),
         center=asked.center,
         dweight=results["dweight"] is not None,
         dbias=results["dbias"] is not None,
     )
-    param_types = ParamGradTypes(compute, dtype_of(results["dweight"]), dtype_of(results["dbias"]))
+    param_types = ParamGradTypes(
+        compute, optional_dtype(results["dweight"]), optional_dtype(results["dbias"])
+    )
     axes = where.leading_axes
     layouts = (
         input_layout(read.dy, axes),
@@ -222,14 +225,6 @@ def _form(
         output_layout(results["dresidual"], axes),
     )
     return BackwardForm(where, types, param_types, layouts)
-
-
-def _to_copy(read: _Forms, leading_axes: int) -> tuple[str, ...]:
-    axes_before_rows = dict.fromkeys(("dy", "x", "d_residual"), leading_axes)
-    axes_before_rows |= dict.fromkeys(("weight", "mean", "rstd"), 0)
-    return tuple(
-        name for name, axes in axes_before_rows.items() if must_be_copied(getattr(read, name), axes)
-    )
 
 
 def _check_overlap(function: str, inputs: _Inputs, given: dict[str, Operand | None]) -> None:

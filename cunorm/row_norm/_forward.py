@@ -16,12 +16,12 @@ from cunorm.results import NormForward
 from cunorm.row_norm._operands import (
     allocate,
     copied,
-    dtype_of,
     export,
     forms,
     input_layout,
-    must_be_copied,
+    optional_dtype,
     output_layout,
+    to_copy,
 )
 
 
@@ -167,9 +167,10 @@ def _planned(norm: Norm, options: Options, inputs: _Forms, given: tuple[Form | N
         for name, (shape, dtype) in _wanted(norm, options, inputs, where, dtypes).items()
         if outputs[name] is None and dtype is not None
     }
+    axes = where.leading_axes
     return _Plan(
         _form(norm, inputs, {**outputs, **made}, where, dtypes.compute),
-        _to_copy(inputs, where.leading_axes),
+        to_copy(inputs._asdict(), {"x": axes, "residual": axes, "weight": 0, "bias": 0}),
         tuple(made.items()),
         has_stream=options.streams or dtypes.stream is not None,
     )
@@ -183,10 +184,10 @@ def _form(
     types = ForwardTypes(
         compute=compute,
         x=inputs.x.dtype,
-        residual=dtype_of(inputs.residual),
-        new_residual=dtype_of(new_residual),
-        weight=dtype_of(inputs.weight),
-        bias=dtype_of(inputs.bias),
+        residual=optional_dtype(inputs.residual),
+        new_residual=optional_dtype(new_residual),
+        weight=optional_dtype(inputs.weight),
+        bias=optional_dtype(inputs.bias),
         y=y.dtype,
         center=norm.center,
     )
@@ -198,15 +199,6 @@ def _form(
         output_layout(new_residual, axes),
     )
     return ForwardForm(where, types, layouts)
-
-
-def _to_copy(inputs: _Forms, leading_axes: int) -> tuple[str, ...]:
-    axes_before_rows = {"x": leading_axes, "residual": leading_axes, "weight": 0, "bias": 0}
-    return tuple(
-        name
-        for name, axes in axes_before_rows.items()
-        if must_be_copied(getattr(inputs, name), axes)
-    )
 
 
 _NOTHING: dict[str, Operand | None] = dict.fromkeys(NormForward._fields)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cunorm._arrays import Form, Operand, in_c_order
@@ -16,19 +16,23 @@ def forms(operands: Iterable[Operand | None]) -> tuple[Form | None, ...]:
     return tuple([None if operand is None else operand.form for operand in operands])
 
 
-def dtype_of(form: Form | None) -> DType | None:
+def optional_dtype(form: Form | None) -> DType | None:
     """Return the dtype of an operand that may be absent."""
     return None if form is None else form.dtype
 
 
-def must_be_copied(form: Form | None, leading_axes: int) -> bool:
-    """Whether the kernels cannot follow the strides of an input, whose rows begin at an axis."""
+def to_copy(inputs: Mapping[str, Form | None], leading_axes: Mapping[str, int]) -> tuple[str, ...]:
+    """Name the inputs whose strides the kernels cannot follow; `leading_axes` are before a row."""
+    return tuple(name for name, axes in leading_axes.items() if _must_be_copied(inputs[name], axes))
+
+
+def _must_be_copied(form: Form | None, leading_axes: int) -> bool:
     return form is not None and row_layout(form.shape, form.strides, leading_axes) is None
 
 
 def input_layout(form: Form | None, leading_axes: int) -> RowLayout:
     """Return where an input's rows are; where it must be copied, in the copy."""
-    if form is not None and must_be_copied(form, leading_axes):
+    if form is not None and _must_be_copied(form, leading_axes):
         form = in_c_order(form)
     return output_layout(form, leading_axes)
 

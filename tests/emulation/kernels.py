@@ -151,8 +151,7 @@ def emulate_forward(
     types = ForwardTypes(compute=compute, center=center, **dtypes)
     where = geometry(x)
     form = ForwardForm(where, types, tuple(map(memory.layout, rows)))
-    names = (*rows, *parameters, "mean", "rstd")
-    operands = {name: memory.operand(name) for name in names}
+    operands = {name: memory.operand(name) for name in (*rows, *parameters, "mean", "rstd")}
     call = Forward(form, _scale(c, x), eps, **operands)
     planned = _plan.cuda_forward(types, where.rows, where.width, call.access())
     launch = plan.adapted(planned, call)
@@ -200,8 +199,8 @@ def emulate_backward(
     )
     param_types = ParamGradTypes(types.compute, memory.dtype("dweight"), memory.dtype("dbias"))
     form = BackwardForm(geometry(x), types, param_types, tuple(map(memory.layout, rows)))
-    names = (*rows, "weight", "mean", "rstd", "dweight", "dbias")
-    operands = {name: memory.operand(name) for name in names}
+    others = ("weight", "mean", "rstd", "dweight", "dbias")
+    operands = {name: memory.operand(name) for name in (*rows, *others)}
     call = Backward(form, _scale(c, x), **operands)
     launches, moved = _run_backward(plan, memory, call)
     names = ("dx", "dweight", "dbias", "dgate", "dresidual")
