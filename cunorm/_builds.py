@@ -36,19 +36,40 @@ class Build:
 class Launch:
     """A build, and how many blocks of how many threads to start.
 
-    Of row_norm_backward, also how many elements lie from one block's partial sums for a parameter
-    to the next block's.
+    Of row_norm_backward, also how many rows of partial sums there are for a parameter, and how many
+    elements lie from one to the next.
     """
 
     build: Build
     grid: int
     block: int
+    parts: int = 0
     sums_pitch: int = 0
 
     @property
     def sums_size(self) -> int:
         """Return how many elements the partial sums for one parameter have."""
-        return self.grid * self.sums_pitch
+        return self.parts * self.sums_pitch
+
+
+class Formula(NamedTuple):
+    """Which of the row norms' formulas a build computes, beside what its operands say."""
+
+    center: bool = False
+    activation: str = "identity"  # of the gate
+    pre_gate: bool = False
+    weight_offset: bool = False
+    rounded: DType | None = None  # to which k * r is rounded before weight
+
+    def macros(self) -> Macros:
+        """Return the part of the build that says so."""
+        return (
+            ("CENTER", _cuda_bool(self.center)),
+            ("GATE_ACTIVATION", self.activation),
+            ("PRE_GATE", _cuda_bool(self.pre_gate)),
+            ("WEIGHT_OFFSET", _cuda_bool(self.weight_offset)),
+            ("ROUNDED_T", _cuda_type(self.rounded)),
+        )
 
 
 class ForwardTypes(NamedTuple):
@@ -56,12 +77,13 @@ class ForwardTypes(NamedTuple):
 
     compute: DType
     x: DType
-    residual: DType | None
-    new_residual: DType | None
-    weight: DType | None
-    bias: DType | None
     y: DType
-    center: bool
+    residual: DType | None = None
+    gate: DType | None = None
+    new_residual: DType | None = None
+    weight: DType | None = None
+    bias: DType | None = None
+    formula: Formula = Formula()
 
     def macros(self) -> Macros:
         """Return the part of the build that says which operands there are."""
@@ -69,19 +91,22 @@ class ForwardTypes(NamedTuple):
             ("COMPUTE_T", self.compute.cuda),
             ("X_T", self.x.cuda),
             ("RESIDUAL_T", _cuda_type(self.residual)),
+            ("GATE_T", _cuda_type(self.gate)),
             ("NEW_RESIDUAL_T", _cuda_type(self.new_residual)),
             ("WEIGHT_T", _cuda_type(self.weight)),
             ("BIAS_T", _cuda_type(self.bias)),
             ("Y_T", self.y.cuda),
-            ("CENTER", _cuda_bool(self.center)),
+            *self.formula.macros(),
         )
 
     def row_operands(self) -> tuple[DType | None, ...]:
         """Return the operands that have a row for each row of x."""
-        return (self.x, self.residual, self.y, self.new_residual)
+        return (self.x, self.residual, self.gate, self.y, self.new_residual)
 
     def kept_bytes(self) -> int:
         """Return the registers, in bytes, that an element of a row kept by its thread takes."""
+        if self.formula.pre_gate:
+            return self.compute.itemsize  # of the product with the gate
         return _kept_itemsize(self.new_residual or self.x, self.compute)
 
 
@@ -90,39 +115,46 @@ class BackwardTypes(NamedTuple):
 
     compute: DType
     dy: DType
-    x: DType
-    d_residual: DType | None
-    dx: DType | None
-    dresidual: DType | None
-    weight: DType | None
-    center: bool
-    dweight: bool
-    dbias: bool
+    x: DType | None = None
+    d_residual: DType | None = None
+    gate: DType | None = None
+    dx: DType | None = None
+    dresidual: DType | None = None
+    dgate: DType | None = None
+    weight: DType | None = None
+    bias: DType | None = None
+    dweight: bool = False
+    dbias: bool = False
+    formula: Formula = Formula()
 
     def macros(self) -> Macros:
         """Return the part of the build that says which operands there are."""
         return (
             ("COMPUTE_T", self.compute.cuda),
             ("DY_T", self.dy.cuda),
-            ("X_T", self.x.cuda),
+            ("X_T", _cuda_type(self.x)),
             ("D_RESIDUAL_T", _cuda_type(self.d_residual)),
+            ("GATE_T", _cuda_type(self.gate)),
             ("DX_T", _cuda_type(self.dx)),
             ("DRESIDUAL_T", _cuda_type(self.dresidual)),
+            ("DGATE_T", _cuda_type(self.dgate)),
             ("WEIGHT_T", _cuda_type(self.weight)),
-            ("CENTER", _cuda_bool(self.center)),
+            ("BIAS_T", _cuda_type(self.bias)),
             ("DWEIGHT", _cuda_bool(self.dweight)),
             ("DBIAS", _cuda_bool(self.dbias)),
+            *self.formula.macros(),
         )
 
     def row_operands(self) -> tuple[DType | None, ...]:
         """Return the operands that have a row for each row of x."""
-        return (self.dy, self.x, self.d_residual, self.dx, self.dresidual)
+        inputs = (self.dy, self.x, self.d_residual, self.gate)
+        return (*inputs, self.dx, self.dresidual, self.dgate)
 
     def kept_bytes(self) -> int:
         """Return the registers, in bytes, that an element of a row kept by its thread takes."""
-        sums = self.dweight + self.dbias
-        inputs = _kept_itemsize(self.dy, self.compute) + _kept_itemsize(self.x, self.compute)
-        return inputs + sums * self.compute.itemsize
+        kept = (self.dy, self.x, self.gate)
+        inputs = sum(_kept_itemsize(dtype, self.compute) for dtype in kept if dtype is not None)
+        return inputs + (self.dweight + self.dbias) * self.compute.itemsize
 
 
 class ParamGradTypes(NamedTuple):
@@ -131,6 +163,7 @@ class ParamGradTypes(NamedTuple):
     compute: DType
     dweight: DType | None
     dbias: DType | None
+    accumulate: bool = False
 
     def macros(self) -> Macros:
         """Return the part of the build that says which results there are."""
@@ -138,6 +171,7 @@ class ParamGradTypes(NamedTuple):
             ("COMPUTE_T", self.compute.cuda),
             ("DWEIGHT_T", _cuda_type(self.dweight)),
             ("DBIAS_T", _cuda_type(self.dbias)),
+            ("ACCUMULATE", _cuda_bool(self.accumulate)),
         )
 
 

@@ -15,22 +15,29 @@ from typing import Any, NamedTuple
 
 from cunorm._arrays import Form, Operand, describe
 from cunorm._dtypes import DType
+from cunorm._layout import RowsOf
+from cunorm._plan import Walk
 
 _WIDTH_LIMIT = 2**31
 
 
 class Geometry(NamedTuple):
-    """How x falls into rows."""
+    """How x falls into rows, and those into groups of columns."""
 
     shape: tuple[int, ...]
     leading_axes: int
-    rows: int
-    width: int
+    walk: Walk
 
     @property
     def leading_shape(self) -> tuple[int, ...]:
         """Return the shape of mean and rstd."""
-        return self.shape[: self.leading_axes]
+        groups = self.walk.groups
+        return self.shape[: self.leading_axes] + ((groups,) if groups > 1 else ())
+
+    @property
+    def rows(self) -> RowsOf:
+        """Return where the rows of an array of this shape begin."""
+        return RowsOf(self.leading_axes, self.walk.groups)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -47,8 +54,8 @@ def integer(function: str, argument: str, value: object) -> int:
     return int(value)
 
 
-def geometry(function: str, x: Form, axis: int) -> Geometry:
-    """Return the rows of x: all axes from `axis` to the last."""
+def geometry(function: str, x: Form, axis: int, groups: int = 1) -> Geometry:
+    """Return the rows of x, all axes from `axis` to the last, and their groups."""
     shape, ndim = x.shape, len(x.shape)
     if ndim == 0:
         raise ValueError(f"{function}: x has shape (), expected at least one axis")
@@ -63,7 +70,20 @@ def geometry(function: str, x: Form, axis: int) -> Geometry:
             f"{function}: x of shape {shape} has rows of {width} elements (axis {axis}), "
             "expected 1 to 2147483647"
         )
-    return Geometry(shape, leading_axes, prod(shape[:leading_axes]), width)
+    if groups != 1:
+        _check_groups(function, groups, axis, leading_axes == ndim - 1, width)
+    return Geometry(shape, leading_axes, Walk(prod(shape[:leading_axes]), width // groups, groups))
+
+
+def _check_groups(function: str, groups: int, axis: int, axis_is_last: bool, width: int) -> None:
+    if groups < 1 or width % groups:
+        raise ValueError(
+            f"{function}: groups is {groups}, expected a divisor of {width}, the width of a row"
+        )
+    if not axis_is_last:
+        raise ValueError(
+            f"{function}: groups is {groups} and axis is {axis}, expected axis -1 with groups"
+        )
 
 
 def optional(function: str, argument: str, array: Any) -> Operand | None:
@@ -135,6 +155,28 @@ def length(function: str, c: object) -> float | None:
     if not math.isfinite(value):
         raise ValueError(f"{function}: c is {c!r}, expected a finite number or None")
     return value
+
+
+def finite(function: str, argument: str, given: object) -> float:
+    """Return a number as a float."""
+    value = _number(function, argument, given)
+    if not math.isfinite(value):
+        raise ValueError(f"{function}: {argument} is {given!r}, expected a finite number")
+    return value
+
+
+def choice(function: str, argument: str, given: Any, allowed: Collection[str]) -> str:
+    """Return a name that must be one of those allowed."""
+    if not isinstance(given, str):
+        raise TypeError(f"{function}: {argument} is {given!r}, expected {_any_of(allowed)}")
+    if given not in allowed:
+        raise ValueError(f"{function}: {argument} is {given!r}, expected {_any_of(allowed)}")
+    return given
+
+
+def _any_of(names: Collection[str]) -> str:
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}"
 
 
 def scale(c: float | None, width: int) -> float:

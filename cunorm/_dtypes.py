@@ -48,6 +48,13 @@ _FROM_NUMPY: dict[Any, DType] = {numpy: dtype for dtype, numpy in _NUMPY.items()
 _PARSED: dict[Any, DType] = {}
 
 
+def promoted(a: DType, b: DType) -> DType:
+    """Return the type of a sum of the two: float16 with bfloat16 gives float32."""
+    if a is b:
+        return a
+    return FLOAT64 if FLOAT64 in (a, b) else FLOAT32
+
+
 def dtype_of(function: str, argument: str, numpy: Any) -> DType:
     """Return the storage type of an array whose dtype attribute is a NumPy dtype."""
     found = _FROM_NUMPY.get(numpy)

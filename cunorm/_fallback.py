@@ -12,22 +12,21 @@ from cunorm._arrays import Operand, numpy_view
 from cunorm._dtypes import numpy_dtype
 
 if TYPE_CHECKING:
-    from cunorm._backend import Backward, Forward
+    from cunorm._calls import Backward, Forward
 
 
 def forward(call: Forward) -> None:
     """Do what row_norm_forward does."""
-    where, new_residual = call.form.where, call.new_residual
+    new_residual = call.new_residual
     result = reference.normalize_forward(
         numpy_view(call.x),
         _view(call.weight),
         _view(call.bias),
         residual=_view(call.residual),
         residual_dtype=None if new_residual is None else numpy_dtype(new_residual.dtype),
-        c=call.k * float(np.sqrt(where.width)),
-        center=call.form.types.center,
+        gate=_view(call.gate),
         eps=call.eps,
-        axis=where.leading_axes,
+        **_formula(call),
     )
     _store(new_residual, result.residual)
     _store(call.y, result.y)
@@ -37,26 +36,47 @@ def forward(call: Forward) -> None:
 
 def backward(call: Backward) -> None:
     """Do what row_norm_backward and param_grad do."""
-    where = call.form.where
+    row_shape = call.form.where.row_shape
+    # Parameters that are not read have a gradient of their shape, whatever they are.
+    weight = np.ones(row_shape) if call.weight is None and call.dweight else _view(call.weight)
+    bias = np.zeros(row_shape) if call.bias is None and call.dbias else _view(call.bias)
     needed = {"x": call.dx or call.dresidual, "weight": call.dweight, "bias": call.dbias}
-    zeros = np.zeros(where.row_shape)
+    needed["gate"] = call.dgate
+    rounded = call.form.types.formula.rounded
     result = reference.normalize_backward(
         numpy_view(call.dy),
         numpy_view(call.x),
-        _view(call.weight),
-        zeros if call.dbias is not None else None,
-        rstd=numpy_view(call.rstd),
+        weight,
+        bias,
+        rstd=np.ones(call.form.where.leading_shape) if call.rstd is None else _view(call.rstd),
         mean=_view(call.mean),
         d_residual=_view(call.d_residual),
-        c=call.k * float(np.sqrt(where.width)),
-        center=call.form.types.center,
-        axis=where.leading_axes,
+        gate=_view(call.gate),
+        x_dtype=None if rounded is None else numpy_dtype(rounded),
         needs=tuple(name for name, wanted in needed.items() if wanted is not None),
+        **_formula(call),
     )
     _store(call.dx, result.dx)
-    _store(call.dresidual, result.dx)
-    _store(call.dweight, result.dweight)
-    _store(call.dbias, result.dbias)
+    _store(call.dresidual, result.dresidual)
+    _store(call.dgate, result.dgate)
+    added = call.form.param_types.accumulate
+    _store(call.dweight, result.dweight, added)
+    _store(call.dbias, result.dbias, added)
+
+
+def _formula(call: Forward | Backward) -> dict[str, Any]:
+    """Return what both directions tell the reference of the norm."""
+    where, formula = call.form.where, call.form.types.formula
+    return {
+        "c": call.k * float(np.sqrt(where.walk.width)),
+        "center": formula.center,
+        "axis": where.leading_axes,
+        "groups": where.walk.groups,
+        "weight_offset": call.weight_offset,
+        "round_before_weight": formula.rounded is not None,
+        "gate_activation": formula.activation,
+        "gate_position": "pre" if formula.pre_gate else "post",
+    }
 
 
 def _view(operand: Operand | None) -> Any:
@@ -64,6 +84,8 @@ def _view(operand: Operand | None) -> Any:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _store(operand: Operand | None, result: Any) -> None:
+def _store(operand: Operand | None, result: Any, added: bool = False) -> None:
     if operand is not None:
-        numpy_view(operand)[...] = reference.round_to(result, numpy_dtype(operand.dtype))
+        view = numpy_view(operand)
+        exact = view + result if added else result
+        view[...] = reference.round_to(exact, numpy_dtype(operand.dtype))

@@ -4,9 +4,21 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _UNBOUNDED = 2**62  # the size of an axis that has no axis outside it
+
+
+class Strided(Protocol):
+    """An array, or the form of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the sizes of its axes."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Return the elements from one index to the next, along each axis."""
 
 
 class RowLayout(NamedTuple):
@@ -24,6 +36,31 @@ class RowLayout(NamedTuple):
         return self[2:]
 
 
+class RowsOf(NamedTuple):
+    """Where the rows of an array begin: after so many axes, and at each group of the columns."""
+
+    leading_axes: int
+    groups: int = 1
+
+    def layout(self, array: Strided) -> RowLayout | None:
+        """Return the layout of an array's rows, None where the kernels cannot follow its strides.
+
+        They need each row contiguous, and at most three leading axes once those that one stride
+        can walk are taken together.
+        """
+        shape, strides = array.shape, array.strides
+        if self.groups == 1:
+            return row_layout(shape, strides, self.leading_axes)
+        width, step = shape[-1] // self.groups, strides[-1]
+        return row_layout(
+            (*shape[:-1], self.groups, width),
+            (*strides[:-1], width * step, step),
+            self.leading_axes + 1,
+        )
+
+
+WHOLE = RowsOf(0)  # the array is one row
+
 SINGLE_ROW = RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, 0)
 
 
@@ -31,11 +68,7 @@ SINGLE_ROW = RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, 0)
 def row_layout(
     shape: tuple[int, ...], strides: tuple[int, ...], leading_axes: int
 ) -> RowLayout | None:
-    """Return the layout of an array's rows, None where the kernels cannot follow its strides.
-
-    They need each row contiguous, and at most three leading axes once those that one stride can
-    walk are taken together.
-    """
+    """Return the layout of the rows that begin after so many axes."""
     if 0 in shape:
         return SINGLE_ROW
     if not _is_contiguous(shape[leading_axes:], strides[leading_axes:]):

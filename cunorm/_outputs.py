@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cunorm._arrays import Operand, describe
-from cunorm._layout import row_layout
+from cunorm._layout import RowsOf
 
 Named = tuple[str, Operand | None]
 
@@ -28,7 +28,7 @@ def fields(function: str, out: Any, result: type[Any]) -> dict[str, Any]:
 
 
 def given(
-    function: str, argument: str, array: Any, shape: tuple[int, ...], leading_axes: int
+    function: str, argument: str, array: Any, shape: tuple[int, ...], rows: RowsOf
 ) -> Operand | None:
     """Describe an array for a result, None where there is none; its rows begin at an axis."""
     if array is None:
@@ -47,7 +47,7 @@ def given(
             f"{where} has strides {operand.strides}, with which elements share memory, "
             "expected memory of its own for each element"
         )
-    if row_layout(operand.shape, operand.strides, leading_axes) is None:
+    if rows.layout(operand) is None:
         raise ValueError(
             f"{where} has strides {operand.strides}, expected contiguous rows and at most three "
             "leading axes that no single stride walks"

@@ -19,10 +19,28 @@ from cunorm._builds import (
     Macros,
     ParamGradTypes,
 )
+from cunorm._dtypes import DType
 
 CPU_PACK = 64
 _GRID_LIMIT = 2**31 - 1
 _ACCESS_BYTES = 16
+
+
+class Walk(NamedTuple):
+    """The rows that share a statistic each: in every group of columns there are `rows` of them."""
+
+    rows: int
+    width: int
+    groups: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Return how many elements x has."""
+        return self.rows * self.width * self.groups
+
+    def not_empty(self) -> Walk:
+        """Return this, or one row of it where there is none, for a launch plan."""
+        return self if self.rows else self._replace(rows=1)
 
 
 class Team(NamedTuple):
@@ -38,10 +56,11 @@ class Team(NamedTuple):
         """Return how many rows a block takes at a time."""
         return self.threads // self.threads_per_row
 
-    def macros(self, width: int, access: int) -> Macros:
-        """Return the part of the build that says how rows are walked; width 0: at run time."""
+    def macros(self, width: int, groups: int, access: int) -> Macros:
+        """Return the part of the build that says how rows are walked; 0: known at run time."""
         return (
             ("WIDTH", str(width)),
+            ("GROUPS", str(groups)),
             ("THREADS", str(self.threads)),
             ("THREADS_PER_ROW", str(self.threads_per_row)),
             ("PACK", str(self.pack)),
@@ -89,26 +108,36 @@ def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
 
 
 @lru_cache(maxsize=4096)
-def cuda_forward(types: ForwardTypes, rows: int, width: int, access: int) -> Launch:
+def cuda_forward(types: ForwardTypes, where: Walk, access: int) -> Launch:
     """Plan row_norm_forward on a GPU; `access` is what alignment allows (see `common_access`)."""
-    team = cuda_team(types, width)
-    macros = types.macros() + team.macros(width, min(access, team.pack))
-    grid = min(-(-rows // team.rows_per_block), _GRID_LIMIT)
-    return Launch(Build("row_norm_forward", macros), grid, team.threads)
+    team = cuda_team(types, where.width)
+    macros = types.macros() + team.macros(where.width, where.groups, min(access, team.pack))
+    limit = _GRID_LIMIT // where.groups
+    blocks = min(-(-where.rows // team.rows_per_block), limit)
+    return Launch(Build("row_norm_forward", macros), blocks * where.groups, team.threads)
 
 
 @lru_cache(maxsize=4096)
-def cuda_backward(
-    types: BackwardTypes, rows: int, width: int, access: int, sm_count: int
-) -> Launch:
+def cuda_backward(types: BackwardTypes, where: Walk, access: int, sm_count: int) -> Launch:
     """Plan row_norm_backward on a GPU with `sm_count` multiprocessors."""
-    team = cuda_team(types, width)
-    macros = types.macros() + team.macros(width, min(access, team.pack))
-    groups = -(-rows // team.rows_per_block)
-    blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if width <= limit), 1)
+    team = cuda_team(types, where.width)
+    macros = types.macros() + team.macros(where.width, where.groups, min(access, team.pack))
     sums = types.dweight or types.dbias
-    grid = min(groups, sm_count * blocks_per_sm if sums else _GRID_LIMIT)
-    return Launch(Build("row_norm_backward", macros), grid, team.threads, sums_pitch(team, width))
+    limit = _cuda_parts(where, sm_count) if sums else _GRID_LIMIT // where.groups
+    parts = min(-(-where.rows // team.rows_per_block), limit)
+    return Launch(
+        Build("row_norm_backward", macros),
+        parts * where.groups,
+        team.threads,
+        parts,
+        sums_pitch(team, where),
+    )
+
+
+def _cuda_parts(where: Walk, sm_count: int) -> int:
+    """Return how many blocks of each group keep a GPU busy."""
+    blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if where.width <= limit), 1)
+    return max(1, sm_count * blocks_per_sm // where.groups)
 
 
 @lru_cache(maxsize=1024)
@@ -126,23 +155,25 @@ def cuda_param_grad(types: ParamGradTypes, width: int) -> Launch:
 
 
 @lru_cache(maxsize=4096)
-def cpu_forward(types: ForwardTypes, rows: int, width: int) -> Launch:
+def cpu_forward(types: ForwardTypes, where: Walk) -> Launch:
     """Plan row_norm_forward on a CPU."""
-    macros = types.macros() + CPU_TEAM.macros(width=0, access=1)
-    macros += _cpu_stores(rows, width * types.y.itemsize)
-    return Launch(Build("row_norm_forward", macros), _cpu_blocks(rows), 1)
+    macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
+    macros += _cpu_stores(where, types.y)
+    return Launch(Build("row_norm_forward", macros), _cpu_blocks(where.rows) * where.groups, 1)
 
 
 @lru_cache(maxsize=4096)
-def cpu_backward(types: BackwardTypes, rows: int, width: int) -> Launch:
+def cpu_backward(types: BackwardTypes, where: Walk) -> Launch:
     """Plan row_norm_backward on a CPU."""
-    macros = types.macros() + CPU_TEAM.macros(width=0, access=1)
-    if width * types.x.itemsize > _SHORT_ROW:
+    macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
+    if where.width * (types.x or types.dy).itemsize > _SHORT_ROW:
         macros += (("LONG_PASSES", "true"),)
-    if types.dx is not None:
-        macros += _cpu_stores(rows, width * types.dx.itemsize)
-    parts = _cpu_parts(rows) if types.dweight or types.dbias else _cpu_blocks(rows)
-    return Launch(Build("row_norm_backward", macros), parts, 1, sums_pitch(CPU_TEAM, width))
+    largest = types.dx or types.dgate
+    if largest is not None:
+        macros += _cpu_stores(where, largest)
+    parts = _cpu_parts(where.rows) if types.dweight or types.dbias else _cpu_blocks(where.rows)
+    build = Build("row_norm_backward", macros)
+    return Launch(build, parts * where.groups, 1, parts, sums_pitch(CPU_TEAM, where))
 
 
 @lru_cache(maxsize=1024)
@@ -157,9 +188,10 @@ def cpu_param_grad(types: ParamGradTypes, width: int) -> Launch:
     return Launch(Build("param_grad", macros), -(-width // CPU_PACK), 1)
 
 
-def _cpu_stores(rows: int, row_bytes: int) -> Macros:
+def _cpu_stores(where: Walk, result: DType) -> Macros:
     """Return the macro that sends stores past the caches, for results that no cache would hold."""
-    large = rows * row_bytes >= _LARGE_RESULT and row_bytes % _CACHE_LINE == 0
+    row_bytes = where.width * result.itemsize
+    large = where.rows * where.groups * row_bytes >= _LARGE_RESULT and row_bytes % _CACHE_LINE == 0
     return (("NON_TEMPORAL", "true"),) if large else ()
 
 
@@ -174,12 +206,19 @@ def _cpu_parts(rows: int) -> int:
     return max(enough_to_share, -(-rows // 256))
 
 
-def sums_pitch(team: Team, width: int) -> int:
-    """Return the elements of a block's partial sums; those of streamed rows have a second row.
+def workspace_size(compute: DType, where: Walk, sm_count: int | None) -> int:
+    """Return the bytes that partial sums for one parameter take at most; None: on a CPU."""
+    rows = where.not_empty().rows
+    parts = _cpu_parts(rows) if sm_count is None else min(rows, _cuda_parts(where, sm_count))
+    return parts * sums_pitch(CPU_TEAM, where) * compute.itemsize
+
+
+def sums_pitch(team: Team, where: Walk) -> int:
+    """Return the elements of a row of partial sums; those of streamed rows have a second row.
 
     A row of sums is whole cache lines: `sum_pitch` in C++.
     """
-    pitch = -(-width // 16) * 16
+    pitch = -(-where.width * where.groups // 16) * 16
     return 2 * pitch if team.packs == 0 else pitch
 
 

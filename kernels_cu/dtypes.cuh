@@ -34,6 +34,27 @@ struct FirstPresent<absent, Second> {
 template <class First, class Second>
 using first_present = typename FirstPresent<First, Second>::type;
 
+// The first type if the condition holds, else the second.
+template <bool condition, class First, class Second>
+struct Either {
+  using type = First;
+};
+template <class First, class Second>
+struct Either<false, First, Second> {
+  using type = Second;
+};
+template <bool condition, class First, class Second>
+using either = typename Either<condition, First, Second>::type;
+
+// An operand's pointer where it is to be read, else that of an absent operand.
+template <bool condition, class T>
+__device__ inline auto only_if(const T* pointer) {
+  if constexpr (condition)
+    return pointer;
+  else
+    return static_cast<const absent*>(nullptr);
+}
+
 // convert<To>(v) rounds once, to nearest even.
 template <class To, class From>
 struct Conversion {

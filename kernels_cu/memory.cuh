@@ -40,7 +40,7 @@ __device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index
   return out;
 }
 template <class B>
-__device__ inline absent load_pack(const absent*, index_t, index_t) {
+__device__ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
@@ -140,6 +140,12 @@ __device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemIndex at) {
 template <class B, class T, bool read_again>
 __device__ inline void write(OutputPack<B, T, read_again>& pack, ItemIndex at, Item<B> v) {
   pack.value.item[at.index] = convert<T>(v);
+}
+
+// v as it would be stored in a T.
+template <class B, class T>
+__device__ inline Item<B> rounded_to(Item<B> v) {
+  return convert<Item<B>>(convert<T>(v));
 }
 
 // Zero in place of what lies outside the row, so that it adds nothing to a sum.

@@ -12,6 +12,7 @@ struct Build {
   using compute_t = fp64;                               // there may be thousands of parts
   using dweight_t = DWEIGHT_T;
   using dbias_t = DBIAS_T;
+  static constexpr bool accumulate = ACCUMULATE;        // onto what dweight and dbias hold
   static constexpr int column_threads = COLUMN_THREADS;
   static constexpr int part_threads = PART_THREADS;
   static constexpr int pack = PACK;                     // columns of a thread
@@ -53,6 +54,11 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
     if (part_thread > 0) return;
     for (int other = 1; other < B::part_threads; ++other)
       for (int i = 0; i < B::pack; ++i) sum.item[i] += scratch.sums[other][column_thread][i];
+  }
+  if constexpr (B::accumulate) {
+    const auto before = load_pack<B, T>(gradient, column, arguments.width);
+    for_each_item<B>(column, arguments.width,
+                     [&](auto at) { sum.item[at.index] += read<B>(before, at); });
   }
   OutputPack<B, T> output(gradient, column, arguments.width);
   for_each_item<B>(column, arguments.width,

@@ -3,7 +3,8 @@
 //
 // Rows are added up sixteen at a time (the recent sums), and those sums added to the block's row of
 // partial sums in memory, so that no chain of additions is long. Recent sums are kept in registers
-// where the row is, else in memory, in a row that follows the block's partial sums.
+// where the row is, else in memory, in a row that follows the block's partial sums. Blocks of
+// different groups of columns write the same rows of sums, each its own columns.
 #pragma once
 #include "row.cuh"
 
@@ -74,9 +75,10 @@ struct ColumnSums {
   Pack<C, B::pack> recent[wanted && in_registers ? B::packs : 1] = {};
   bool first_flush = true;
 
-  __device__ ColumnSums(C* all_sums, index_t width)
-      : sums(all_sums + blockIdx.x * (in_registers ? 1 : 2) * sum_pitch(width)),
-        recent_row(sums + sum_pitch(width)),
+  __device__ ColumnSums(C* all_sums, const BlockShare& share, index_t width)
+      : sums(all_sums + share.block * (in_registers ? 1 : 2) * sum_pitch(width * share.groups) +
+             share.group * width),
+        recent_row(sums + sum_pitch(width * share.groups)),
         width(width) {}
 
   __device__ void start(const Team<B>& team) {
@@ -176,9 +178,9 @@ struct ParamSums {
   Scratch& scratch;
   int recent_rows = 0;
 
-  __device__ ParamSums(const Team<B>& team, C* dweight_sums, C* dbias_sums, index_t width,
-                       Scratch& scratch)
-      : dweight(dweight_sums, width), dbias(dbias_sums, width), scratch(scratch) {
+  __device__ ParamSums(const Team<B>& team, const BlockShare& share, C* dweight_sums,
+                       C* dbias_sums, index_t width, Scratch& scratch)
+      : dweight(dweight_sums, share, width), dbias(dbias_sums, share, width), scratch(scratch) {
     if constexpr (B::dweight) dweight.start(team);
     if constexpr (B::dbias) dbias.start(team);
   }

@@ -6,6 +6,10 @@
 // threads_per_row, ... of the row. It keeps them in registers (B::packs of them), or, where
 // B::packs is 0, reads them again in each pass ("streamed"). The CPU build is a team of one thread:
 // its rows stay in the cache, so that it streams.
+//
+// Where a row of x falls into groups with statistics of their own, each group's columns are rows
+// for themselves: `row` below is such a one. A block stays with one group, and so with one part of
+// the weight.
 #pragma once
 #include "items.cuh"
 #include "reduce.cuh"
@@ -30,6 +34,25 @@ template <template <class> class Arguments, class B>
 __device__ inline index_t row_width(const Arguments<B>& arguments) {
   return B::width > 0 ? B::width : arguments.width;
 }
+
+template <template <class> class Arguments, class B>
+__device__ inline index_t row_groups(const Arguments<B>& arguments) {
+  return B::groups > 0 ? B::groups : arguments.groups;
+}
+
+// A block's group of columns, and its place among the blocks that have the same.
+struct BlockShare {
+  index_t groups, group, block, blocks;
+
+  __device__ explicit BlockShare(index_t groups)
+      : groups(groups),
+        group(blockIdx.x % groups),
+        block(blockIdx.x / groups),
+        blocks(gridDim.x / groups) {}
+
+  // The number, among the rows of all groups, of a row of the block's group.
+  __device__ index_t row_index(index_t row) const { return row * groups + group; }
+};
 
 template <class B>
 struct Team {
@@ -70,17 +93,18 @@ struct Team {
   __device__ C all_reduce(C v) { return all_reduce(Pack<C, 1>{{v}}).item[0]; }
 };
 
-// use(first, count) for the rows that the team takes, up to `at_once` at a time. One thread walks
-// neighbours, which its caches like; on a GPU the blocks together sweep through memory.
+// use(first, count) for those of a group's rows that the team takes, up to `at_once` at a time. One
+// thread walks neighbours, which its caches like; on a GPU the blocks together sweep through memory.
 template <class B, class Use>
-__device__ inline void for_each_rows(const Team<B>& team, index_t rows, int at_once, Use use) {
+__device__ inline void for_each_rows(const Team<B>& team, const BlockShare& share, index_t rows,
+                                     int at_once, Use use) {
   if constexpr (B::threads == 1) {
-    const index_t last = rows * (blockIdx.x + 1) / gridDim.x;
-    for (index_t row = rows * blockIdx.x / gridDim.x; row < last; row += at_once)
+    const index_t last = rows * (share.block + 1) / share.blocks;
+    for (index_t row = rows * share.block / share.blocks; row < last; row += at_once)
       use(row, row + at_once < last ? at_once : static_cast<int>(last - row));
   } else {
     constexpr index_t per_block = Team<B>::per_block;
-    for (index_t row = blockIdx.x * per_block; row < rows; row += gridDim.x * per_block)
+    for (index_t row = share.block * per_block; row < rows; row += share.blocks * per_block)
       use(row + team.index(), 1);
   }
 }
@@ -137,8 +161,8 @@ struct RowPacks {
   }
 
   // Pack i, at `column`; `reload` is called only where nothing was kept.
-  template <class Load>
-  __device__ Kept pack(int i, index_t column, Load reload) const {
+  template <class Column, class Load>
+  __device__ Kept pack(int i, Column column, Load reload) const {
     if constexpr (B::packs > 0)
       return as_loaded(kept[i]);
     else

@@ -10,6 +10,8 @@ template <class T, int size>
 struct Pack {
   T item[size];
 };
+template <int size>
+struct Pack<absent, size> {};
 
 // f(0), f(1), ... f(count - 1) with constant arguments, so that what they index can stay in
 // registers.

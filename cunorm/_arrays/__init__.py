@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cunorm._arrays._bytes import check_bytes, of_floats
 from cunorm._arrays._cupy import CUPY
 from cunorm._arrays._dlpack import DLPACK
 from cunorm._arrays._jax import JAX
@@ -34,6 +35,7 @@ __all__ = [
     "Operand",
     "contiguous_form",
     "describe",
+    "describe_bytes",
     "in_c_order",
     "joined",
     "numpy_view",
@@ -74,6 +76,14 @@ def describe(function: str, argument: str, array: Any) -> Operand:
         describer = _find(function, argument, type(array)).describe
         _DESCRIBERS[type(array)] = describer
     return describer(function, argument, array)
+
+
+def describe_bytes(function: str, argument: str, array: Any, size: int) -> Operand:
+    """Describe a contiguous array of at least so many bytes, which may be elements of uint8."""
+    floats = of_floats(array)
+    operand = describe(function, argument, floats)
+    check_bytes(function, argument, operand, floats, size)
+    return operand
 
 
 def _find(function: str, argument: str, kind: type) -> Framework:

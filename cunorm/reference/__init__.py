@@ -7,13 +7,14 @@ bfloat16 (`ml_dtypes`), float32 or float64, of any strides and any number of row
 be valid, as `cunorm._checks` refuses the others. No input is modified, and no result is a view of
 one.
 
-Everything is computed and returned in float64, with one exception. The new residual stream
+Everything is computed and returned in float64, with two exceptions. The new residual stream
 ``s = x + residual`` is rounded to the residual's dtype, or to `residual_dtype` where there is no
 residual, and is returned as an array of that dtype; the norm reads the rounded values. The sum
-before that rounding is float64 if x or residual is, else float32.
+before that rounding is float64 if x or residual is, else float32. And with `round_before_weight`
+the normalised rows are rounded to x's dtype before weight.
 """
 
-from cunorm.reference.generic import normalize_backward, normalize_forward, round_to
+from cunorm.reference.generic import normalize_backward, normalize_forward
 from cunorm.reference.named import (
     add_layer_norm,
     add_normalize,
@@ -29,6 +30,7 @@ from cunorm.reference.named import (
     rms_norm_backward,
     rms_norm_forward,
 )
+from cunorm.reference.rows import round_to
 
 __all__ = [
     "add_layer_norm",

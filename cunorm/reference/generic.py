@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The generic row norm, forward and backward, which all the named forms are cases of.
 
-In the formulas d is the length of a row, k = c / sqrt(d), and mean() is over a row. Their source is
+In the formulas d is the length of a row, k = c / sqrt(d), and mean() is over a row; where there are
+groups, a row is a group's slice. g is the gate's activation and g' its derivative. The source is
 "Normalize with Residual or Gate", with eps added to the mean square.
 """
 
@@ -9,17 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
+from cunorm.reference.activations import ACTIVATIONS
+from cunorm.reference.rows import (
+    Array,
+    Float64,
+    as_rows,
+    centered,
+    per_element,
+    per_row,
+    residual_stream,
+    round_to,
+    statistic_shape,
+    sum_over_rows,
+)
 from cunorm.results import NormForward, NormGrads
 
-Array = NDArray[Any]
-Float64 = NDArray[np.float64]
-
-OPERANDS = ("x", "weight", "bias")
+OPERANDS = ("x", "weight", "bias", "gate")
 
 
 @np.errstate(all="ignore")
@@ -34,45 +44,58 @@ def normalize_forward(
     center: bool = False,
     eps: float = 1e-6,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Array | None = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
 ) -> NormForward:
     """Normalise each row, and return what the backward needs.
 
     ::
 
         s = x + residual                            rounded to the residual's dtype
-        q = s - mean(s)      if center, else s
+        p = s * g(gate)      if pre-gate, else s
+        q = p - mean(p)      if center, else p
         rstd = 1 / sqrt(mean(q * q) + eps)
         r = q * rstd
-        y = k * r * weight + bias
+        n = k * r * (weight + weight_offset) + bias
+        y = n * g(gate)      if post-gate, else n
 
-    The fields y, mean and rstd are float64. residual is None if neither residual nor
-    residual_dtype is given.
+    With round_before_weight, k * r is rounded to x's dtype, whether or not there is a weight.
+
+    The fields y, mean and rstd are float64. residual is None if neither residual nor residual_dtype
+    is given. With groups > 1, for which axis is -1, mean and rstd have a last axis of that length.
 
     Examples
     --------
     >>> import numpy as np
     >>> from cunorm import reference
-    >>> reference.normalize_forward(np.array([[3.0, -4.0]]), c=1, eps=0.0).y
+    >>> x = np.array([[3.0, -4.0]])
+    >>> reference.normalize_forward(x, c=1, eps=0.0).y
     array([[ 0.6, -0.8]])
+    >>> reference.normalize_forward(x, c=1, eps=0.0, gate=x, gate_activation="relu").y
+    array([[ 1.8, -0. ]])
     """
-    leading, row_shape = x.shape[:axis], x.shape[axis:]
-    new_residual = _residual_stream(x, residual, residual_dtype)
-    s = _as_rows(x if new_residual is None else new_residual, axis)
+    new_residual = residual_stream(x, residual, residual_dtype)
+    s = as_rows(x if new_residual is None else new_residual, axis, groups)
+    before, after = _gate_factors(gate, gate_activation, gate_position, axis, groups)
 
-    mean, q = _center(s, s.mean(axis=-1, keepdims=True)) if center else (None, s)
+    p = s * before
+    mean, q = centered(p, p.mean(axis=-1, keepdims=True)) if center else (None, p)
     rstd = 1.0 / np.sqrt((q * q).mean(axis=-1, keepdims=True) + eps)
-    r = q * rstd
-    y = _k(c, row_shape) * r
-    if weight is not None:
-        y = y * _flat(weight)
-    if bias is not None:
-        y = y + _flat(bias)
+    kr = _k(c, s) * (q * rstd)
+    if round_before_weight:
+        kr = round_to(kr, x.dtype).astype(np.float64)
+    y = _affine(kr, weight, weight_offset, bias) * after
 
+    shape = statistic_shape(x, axis, groups)
     return NormForward(
         y=y.reshape(x.shape),
         residual=new_residual,
-        mean=None if mean is None else mean.reshape(leading),
-        rstd=rstd.reshape(leading),
+        mean=None if mean is None else mean.reshape(shape),
+        rstd=rstd.reshape(shape),
     )
 
 
@@ -89,20 +112,34 @@ def normalize_backward(
     c: float | None = None,
     center: bool = False,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Array | None = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    x_dtype: DTypeLike | None = None,
     needs: Collection[str] = OPERANDS,
 ) -> NormGrads:
     """Differentiate `normalize_forward`; exact with eps, which rstd contains.
 
     ::
 
-        dbias   = sum over rows of dy
-        dweight = sum over rows of dy * k * r
-        dr = k * dy * weight
+        dn      = dy * g(gate)                    if post-gate, else dy
+        dbias   = sum over rows of dn
+        dweight = sum over rows of dn * k * r
+        dr = k * dn * (weight + weight_offset)
         dq = rstd * (dr - r * mean(r * dr))
-        dx = dq - mean(dq)   if center, else dq;    plus d_residual
+        dp = dq - mean(dq)                        if center, else dq
+        ds = dp * g(gate)                         if pre-gate, else dp;    plus d_residual
+        dgate = g'(gate) * dp * s                 if pre-gate
+        dgate = g'(gate) * dy * n                 if post-gate
+        dx = ds
 
-    x is what was normalised: the forward's residual where there is one. The mean may be rounded:
-    x tells what it lacks. An operand in `needs` that is absent gives None, as does dgate.
+    x is what was normalised: the forward's residual where there is one, in which case x_dtype is
+    the dtype of the forward's x. To that dtype, by default x's, round_before_weight rounds k * r:
+    dweight and n have the rounded value, and dr passes through the rounding unchanged. The mean may
+    be rounded: x tells what it lacks. An operand in `needs` that is absent gives None.
 
     Examples
     --------
@@ -113,85 +150,54 @@ def normalize_backward(
     >>> reference.normalize_backward(dy, x, rstd=rstd, c=1).dx.round(6)
     array([[0.128, 0.096]])
     """
-    row_shape = x.shape[axis:]
-    k = _k(c, row_shape)
-    dn = _as_rows(dy, axis)
-    q = _as_rows(x, axis)
-    if center:
-        if mean is None:
-            raise ValueError("normalize_backward: mean is None, but center=True needs it")
-        q = _center(q, _per_row(mean))[1]
-    row_rstd = _per_row(rstd)
+    if center and mean is None:
+        raise ValueError("normalize_backward: mean is None, but center=True needs it")
+    before, after = _gate_factors(gate, gate_activation, gate_position, axis, groups)
+    s, row_rstd = as_rows(x, axis, groups), per_row(rstd, groups)
+    p = s * before
+    q = p if mean is None or not center else centered(p, per_row(mean, groups))[1]
     r = q * row_rstd
+    k = _k(c, s)
+    kr = k * r
+    if round_before_weight:
+        kr = round_to(kr, x.dtype if x_dtype is None else x_dtype).astype(np.float64)
 
-    dx = dweight = dbias = None
+    dn = as_rows(dy, axis, groups) * after
+    dr = k * dn * per_element(weight, weight_offset, groups)
+    dq = row_rstd * (dr - r * (r * dr).mean(axis=-1, keepdims=True))
+    dp = dq - dq.mean(axis=-1, keepdims=True) if center else dq
+
+    dx = dweight = dbias = dgate = None
     if bias is not None and "bias" in needs:
-        dbias = _sum_over_rows(dn).reshape(row_shape)
+        dbias = sum_over_rows(dn, x.shape[axis:])
     if weight is not None and "weight" in needs:
-        dweight = _sum_over_rows(dn * (k * r)).reshape(row_shape)
+        dweight = sum_over_rows(dn * kr, x.shape[axis:])
     if "x" in needs:
-        dr = k * dn if weight is None else k * dn * _flat(weight)
-        dq = row_rstd * (dr - r * (r * dr).mean(axis=-1, keepdims=True))
-        ds = dq - dq.mean(axis=-1, keepdims=True) if center else dq
-        if d_residual is not None:
-            ds = ds + _as_rows(d_residual, axis)
-        dx = ds.reshape(x.shape)
-    return NormGrads(dx=dx, dweight=dweight, dbias=dbias, dgate=None, dresidual=dx)
+        ds = dp * before
+        dx = (ds if d_residual is None else ds + as_rows(d_residual, axis, groups)).reshape(x.shape)
+    if gate is not None and "gate" in needs:
+        slope = ACTIVATIONS[gate_activation].slope(as_rows(gate, axis, groups))
+        n = _affine(kr, weight, weight_offset, bias)
+        dg = dp * s if gate_position == "pre" else as_rows(dy, axis, groups) * n
+        dgate = (slope * dg).reshape(x.shape)
+    return NormGrads(dx=dx, dweight=dweight, dbias=dbias, dgate=dgate, dresidual=dx)
 
 
-# --- what the formulas are made of ----------------------------------------------------------------
+def _gate_factors(
+    gate: Array | None, activation: str, position: str, axis: int, groups: int
+) -> tuple[Float64 | float, Float64 | float]:
+    """Return what the rows are multiplied by before they are normalised, and after."""
+    if gate is None:
+        return 1.0, 1.0
+    g = ACTIVATIONS[activation].value(as_rows(gate, axis, groups))
+    return (g, 1.0) if position == "pre" else (1.0, g)
 
 
-@np.errstate(all="ignore")
-def round_to(values: Array, dtype: DTypeLike) -> Array:
-    """Round float32 or float64 values to a storage dtype: once, to nearest, ties to even.
-
-    `astype` does so but for one case: `ml_dtypes` goes from float64 to bfloat16 by way of float32
-    and so rounds twice. Here the first of those two steps rounds to odd, which leaves no mark.
-    """
-    dtype = np.dtype(dtype)
-    if dtype.name != "bfloat16" or values.dtype != np.float64:
-        return values.astype(dtype)
-    single = np.asarray(values.astype(np.float32))
-    inexact = single != values
-    bits = single.view(np.uint32)
-    toward_zero = bits - (np.abs(single) > np.abs(values)).astype(np.uint32)
-    return np.where(inexact, toward_zero | 1, bits).view(np.float32).astype(dtype)
+def _affine(kr: Float64, weight: Array | None, offset: float, bias: Array | None) -> Float64:
+    groups = kr.shape[1]
+    n = kr * per_element(weight, offset, groups)
+    return n if bias is None else n + per_element(bias, 0.0, groups)
 
 
-def _residual_stream(
-    x: Array, residual: Array | None, residual_dtype: DTypeLike | None
-) -> Array | None:
-    if residual is None:
-        return None if residual_dtype is None else round_to(x.astype(np.float64), residual_dtype)
-    compute = np.float64 if np.float64 in (x.dtype, residual.dtype) else np.float32
-    return round_to(x.astype(compute) + residual.astype(compute), residual.dtype)
-
-
-def _as_rows(x: Array, axis: int) -> Float64:
-    """Copy x into a [rows, d] matrix, contiguous so that NumPy sums its rows pairwise."""
-    return x.astype(np.float64, order="C").reshape(-1, math.prod(x.shape[axis:]))
-
-
-def _per_row(statistic: Array) -> Float64:
-    return statistic.astype(np.float64).reshape(-1, 1)
-
-
-def _flat(parameter: Array) -> Float64:
-    return parameter.astype(np.float64).reshape(-1)
-
-
-def _k(c: float | None, row_shape: tuple[int, ...]) -> float:
-    return 1.0 if c is None else c / math.sqrt(math.prod(row_shape))
-
-
-def _center(s: Float64, mean: Float64) -> tuple[Float64, Float64]:
-    """Correct a rounded mean by the mean of what it leaves; return it, and the rows about it."""
-    t = s - mean
-    correction = t.mean(axis=-1, keepdims=True)
-    return mean + correction, t - correction
-
-
-def _sum_over_rows(terms: Float64) -> Float64:
-    """Sum over the rows; transposed, as NumPy sums pairwise along a contiguous axis only."""
-    return np.asarray(np.ascontiguousarray(terms.T).sum(axis=-1))
+def _k(c: float | None, rows: Float64) -> float:
+    return 1.0 if c is None else c / math.sqrt(rows.shape[-1])

@@ -1,21 +1,45 @@
 # SPDX-License-Identifier: MIT
-"""The named row norms, each as the case of the generic one that it is."""
+"""The named row norms, each as the case of the generic one that it is.
+
+What all but the l2 norms take besides is named once, in `Options` and `BackwardOptions`, and passed
+on to the generic norm as it is.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from typing import TYPE_CHECKING, TypedDict
 
 from numpy.typing import DTypeLike
 
-from cunorm.reference.generic import (
-    OPERANDS,
-    Array,
-    Float64,
-    normalize_backward,
-    normalize_forward,
-)
+from cunorm.reference.generic import normalize_backward, normalize_forward
+from cunorm.reference.rows import Array, Float64
 from cunorm.results import AddNorm, NormForward, NormGrads
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `normalize_forward` that every form takes."""
+
+    axis: int
+    groups: int
+    weight_offset: float
+    round_before_weight: bool
+    gate: Array | None
+    gate_activation: str
+    gate_position: str
+
+
+class BackwardOptions(Options, total=False):
+    """Keyword arguments of `normalize_backward` that every form takes."""
+
+    d_residual: Array | None
+    x_dtype: DTypeLike | None
+    needs: Collection[str]
 
 
 def rms_norm_forward(
@@ -25,11 +49,11 @@ def rms_norm_forward(
     residual: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
-    axis: int = -1,
+    **options: Unpack[Options],
 ) -> NormForward:
     """Divide each row by its root mean square: `normalize_forward` with its defaults."""
     return normalize_forward(
-        x, weight, residual=residual, residual_dtype=residual_dtype, eps=eps, axis=axis
+        x, weight, residual=residual, residual_dtype=residual_dtype, eps=eps, **options
     )
 
 
@@ -41,7 +65,7 @@ def layer_norm_forward(
     residual: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-5,
-    axis: int = -1,
+    **options: Unpack[Options],
 ) -> NormForward:
     """Centre each row and divide it by its deviation: `normalize_forward` with center."""
     return normalize_forward(
@@ -52,7 +76,7 @@ def layer_norm_forward(
         residual_dtype=residual_dtype,
         center=True,
         eps=eps,
-        axis=axis,
+        **options,
     )
 
 
@@ -63,11 +87,18 @@ def l2_norm_forward(
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-12,
     axis: int = -1,
+    groups: int = 1,
 ) -> NormForward:
     """Return y = x / sqrt(sum(x * x) + eps), with rstd = sqrt(d) / sqrt(sum(x * x) + eps)."""
-    d = math.prod(x.shape[axis:])
+    d = math.prod(x.shape[axis:]) // groups
     return normalize_forward(
-        x, residual=residual, residual_dtype=residual_dtype, c=1.0, eps=eps / d, axis=axis
+        x,
+        residual=residual,
+        residual_dtype=residual_dtype,
+        c=1.0,
+        eps=eps / d,
+        axis=axis,
+        groups=groups,
     )
 
 
@@ -77,14 +108,10 @@ def rms_norm_backward(
     weight: Array | None = None,
     *,
     rstd: Array,
-    d_residual: Array | None = None,
-    axis: int = -1,
-    needs: Collection[str] = OPERANDS,
+    **options: Unpack[BackwardOptions],
 ) -> NormGrads:
     """Differentiate `rms_norm_forward`."""
-    return normalize_backward(
-        dy, x, weight, rstd=rstd, d_residual=d_residual, axis=axis, needs=needs
-    )
+    return normalize_backward(dy, x, weight, rstd=rstd, **options)
 
 
 def layer_norm_backward(
@@ -95,28 +122,17 @@ def layer_norm_backward(
     *,
     rstd: Array,
     mean: Array,
-    d_residual: Array | None = None,
-    axis: int = -1,
-    needs: Collection[str] = OPERANDS,
+    **options: Unpack[BackwardOptions],
 ) -> NormGrads:
     """Differentiate `layer_norm_forward`."""
-    return normalize_backward(
-        dy,
-        x,
-        weight,
-        bias,
-        rstd=rstd,
-        mean=mean,
-        d_residual=d_residual,
-        center=True,
-        axis=axis,
-        needs=needs,
-    )
+    return normalize_backward(dy, x, weight, bias, rstd=rstd, mean=mean, center=True, **options)
 
 
-def l2_norm_backward(dy: Array, x: Array, *, rstd: Array, axis: int = -1) -> NormGrads:
+def l2_norm_backward(
+    dy: Array, x: Array, *, rstd: Array, axis: int = -1, groups: int = 1
+) -> NormGrads:
     """Differentiate `l2_norm_forward`."""
-    return normalize_backward(dy, x, rstd=rstd, c=1.0, axis=axis)
+    return normalize_backward(dy, x, rstd=rstd, c=1.0, axis=axis, groups=groups)
 
 
 def normalize(
@@ -127,18 +143,18 @@ def normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    **options: Unpack[Options],
 ) -> Float64:
     """Return y of `normalize_forward`."""
-    y: Float64 = normalize_forward(x, weight, bias, c=c, center=center, eps=eps, axis=axis).y
+    y: Float64 = normalize_forward(x, weight, bias, c=c, center=center, eps=eps, **options).y
     return y
 
 
 def rms_norm(
-    x: Array, weight: Array | None = None, *, eps: float = 1e-6, axis: int = -1
+    x: Array, weight: Array | None = None, *, eps: float = 1e-6, **options: Unpack[Options]
 ) -> Float64:
     """Return y of `rms_norm_forward`."""
-    y: Float64 = rms_norm_forward(x, weight, eps=eps, axis=axis).y
+    y: Float64 = rms_norm_forward(x, weight, eps=eps, **options).y
     return y
 
 
@@ -148,16 +164,16 @@ def layer_norm(
     bias: Array | None = None,
     *,
     eps: float = 1e-5,
-    axis: int = -1,
+    **options: Unpack[Options],
 ) -> Float64:
     """Return y of `layer_norm_forward`."""
-    y: Float64 = layer_norm_forward(x, weight, bias, eps=eps, axis=axis).y
+    y: Float64 = layer_norm_forward(x, weight, bias, eps=eps, **options).y
     return y
 
 
-def l2_norm(x: Array, *, eps: float = 1e-12, axis: int = -1) -> Float64:
+def l2_norm(x: Array, *, eps: float = 1e-12, axis: int = -1, groups: int = 1) -> Float64:
     """Return y of `l2_norm_forward`."""
-    y: Float64 = l2_norm_forward(x, eps=eps, axis=axis).y
+    y: Float64 = l2_norm_forward(x, eps=eps, axis=axis, groups=groups).y
     return y
 
 
@@ -171,7 +187,7 @@ def add_normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    axis: int = -1,
+    **options: Unpack[Options],
 ) -> AddNorm:
     """Return y and the new residual stream of `normalize_forward`; with no residual, that is x."""
     result = normalize_forward(
@@ -183,7 +199,7 @@ def add_normalize(
         c=c,
         center=center,
         eps=eps,
-        axis=axis,
+        **options,
     )
     return AddNorm(y=result.y, residual=result.residual)
 
@@ -195,10 +211,10 @@ def add_rms_norm(
     *,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
-    axis: int = -1,
+    **options: Unpack[Options],
 ) -> AddNorm:
     """Return y and the new residual stream of `rms_norm_forward`."""
-    return add_normalize(x, residual, weight, residual_dtype=residual_dtype, eps=eps, axis=axis)
+    return add_normalize(x, residual, weight, residual_dtype=residual_dtype, eps=eps, **options)
 
 
 def add_layer_norm(
@@ -209,7 +225,7 @@ def add_layer_norm(
     *,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-5,
-    axis: int = -1,
+    **options: Unpack[Options],
 ) -> AddNorm:
     """Return y and the new residual stream of `layer_norm_forward`."""
     return add_normalize(
@@ -220,5 +236,5 @@ def add_layer_norm(
         residual_dtype=residual_dtype,
         center=True,
         eps=eps,
-        axis=axis,
+        **options,
     )

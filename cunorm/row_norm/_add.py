@@ -7,7 +7,8 @@ from typing import Any
 
 from cunorm import _outputs
 from cunorm.results import AddNorm, NormForward
-from cunorm.row_norm._forward import Norm, Options, forward
+from cunorm.row_norm._forward import Arrays, Norm, Options, forward
+from cunorm.row_norm._variant import Variant
 
 
 def add_normalize(
@@ -20,6 +21,12 @@ def add_normalize(
     center: bool = False,
     eps: float = 1e-6,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     dtype: Any = None,
     residual_dtype: Any = None,
     out: AddNorm | None = None,
@@ -90,9 +97,10 @@ def add_normalize(
     >>> y, stream
     (array([[0.6, 0.8]], dtype=float16), array([[3., 4.]], dtype=float32))
     """
-    norm = Norm("add_normalize", eps, center, c)
-    options = Options(axis, dtype, residual_dtype, streams=True)
-    return _add(norm, x, residual, weight, bias, options, out)
+    variant = Variant(center, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = Norm("add_normalize", variant, eps, c, weight_offset=weight_offset)
+    arrays = Arrays(x, residual, gate=gate, weight=weight, bias=bias)
+    return _add(norm, arrays, Options(dtype, residual_dtype, streams=True), out)
 
 
 def add_rms_norm(
@@ -102,6 +110,12 @@ def add_rms_norm(
     *,
     eps: float = 1e-6,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     dtype: Any = None,
     residual_dtype: Any = None,
     out: AddNorm | None = None,
@@ -160,8 +174,10 @@ def add_rms_norm(
     >>> y.round(4)
     array([[0.2, 1.4]], dtype=float32)
     """
-    options = Options(axis, dtype, residual_dtype, streams=True)
-    return _add(Norm("add_rms_norm", eps), x, residual, weight, None, options, out)
+    variant = Variant(False, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = Norm("add_rms_norm", variant, eps, weight_offset=weight_offset)
+    arrays = Arrays(x, residual, gate=gate, weight=weight)
+    return _add(norm, arrays, Options(dtype, residual_dtype, streams=True), out)
 
 
 def add_layer_norm(
@@ -172,6 +188,12 @@ def add_layer_norm(
     *,
     eps: float = 1e-5,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     dtype: Any = None,
     residual_dtype: Any = None,
     out: AddNorm | None = None,
@@ -231,23 +253,16 @@ def add_layer_norm(
     >>> stream
     array([[5., 9.]], dtype=float32)
     """
-    norm = Norm("add_layer_norm", eps, center=True)
-    options = Options(axis, dtype, residual_dtype, streams=True)
-    return _add(norm, x, residual, weight, bias, options, out)
+    variant = Variant(True, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = Norm("add_layer_norm", variant, eps, weight_offset=weight_offset)
+    arrays = Arrays(x, residual, gate=gate, weight=weight, bias=bias)
+    return _add(norm, arrays, Options(dtype, residual_dtype, streams=True), out)
 
 
 _NOTHING = dict.fromkeys(NormForward._fields)
 
 
-def _add(
-    norm: Norm,
-    x: Any,
-    residual: Any,
-    weight: Any,
-    bias: Any,
-    options: Options,
-    out: AddNorm | None,
-) -> AddNorm:
+def _add(norm: Norm, arrays: Arrays, options: Options, out: AddNorm | None) -> AddNorm:
     given = {**_NOTHING, **_outputs.fields(norm.function, out, AddNorm)}
-    result = forward(norm, x, residual, weight, bias, options, given)
+    result = forward(norm, arrays, options, given)
     return AddNorm(result.y, result.residual)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm.results import NormForward
-from cunorm.row_norm._forward import Norm, Options, forward
+from cunorm.row_norm._forward import Arrays, Norm, Options, forward
+from cunorm.row_norm._variant import Variant
 
 
 def normalize(
@@ -18,6 +19,12 @@ def normalize(
     center: bool = False,
     eps: float = 1e-6,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     dtype: Any = None,
     out: Any = None,
 ) -> Any:
@@ -103,8 +110,10 @@ def normalize(
     array([[-1.,  1.],
            [-1.,  1.]], dtype=float32)
     """
-    norm = Norm("normalize", eps, center, c)
-    return _y(norm, x, weight, bias, Options(axis, dtype), out)
+    variant = Variant(center, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = Norm("normalize", variant, eps, c, weight_offset=weight_offset)
+    arrays = Arrays(x, gate=gate, weight=weight, bias=bias)
+    return _y(norm, arrays, Options(dtype), out)
 
 
 def rms_norm(
@@ -113,6 +122,12 @@ def rms_norm(
     *,
     eps: float = 1e-6,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     dtype: Any = None,
     out: Any = None,
 ) -> Any:
@@ -165,7 +180,10 @@ def rms_norm(
     array([[  0.2,  14. ],
            [  0.2, -14. ]], dtype=float32)
     """
-    return _y(Norm("rms_norm", eps), x, weight, None, Options(axis, dtype), out)
+    variant = Variant(False, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = Norm("rms_norm", variant, eps, weight_offset=weight_offset)
+    arrays = Arrays(x, gate=gate, weight=weight)
+    return _y(norm, arrays, Options(dtype), out)
 
 
 def layer_norm(
@@ -175,6 +193,12 @@ def layer_norm(
     *,
     eps: float = 1e-5,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     dtype: Any = None,
     out: Any = None,
 ) -> Any:
@@ -226,12 +250,20 @@ def layer_norm(
     array([[-1.,  6.],
            [-1.,  6.]], dtype=float32)
     """
-    norm = Norm("layer_norm", eps, center=True)
-    return _y(norm, x, weight, bias, Options(axis, dtype), out)
+    variant = Variant(True, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = Norm("layer_norm", variant, eps, weight_offset=weight_offset)
+    arrays = Arrays(x, gate=gate, weight=weight, bias=bias)
+    return _y(norm, arrays, Options(dtype), out)
 
 
 def l2_norm(
-    x: Any, *, eps: float = 1e-12, axis: int = -1, dtype: Any = None, out: Any = None
+    x: Any,
+    *,
+    eps: float = 1e-12,
+    axis: int = -1,
+    groups: int = 1,
+    dtype: Any = None,
+    out: Any = None,
 ) -> Any:
     """Scale each row of x to length 1.
 
@@ -278,12 +310,13 @@ def l2_norm(
     array([[0.6, 0.8],
            [0. , 0. ]], dtype=float32)
     """
-    norm = Norm("l2_norm", eps, c=1.0, eps_of_sum=True)
-    return _y(norm, x, None, None, Options(axis, dtype), out)
+    norm = Norm("l2_norm", Variant(axis=axis, groups=groups), eps, 1.0, eps_of_sum=True)
+    arrays = Arrays(x)
+    return _y(norm, arrays, Options(dtype), out)
 
 
 _NOTHING = dict.fromkeys(NormForward._fields)
 
 
-def _y(norm: Norm, x: Any, weight: Any, bias: Any, options: Options, out: Any) -> Any:
-    return forward(norm, x, None, weight, bias, options, {**_NOTHING, "y": out}).y
+def _y(norm: Norm, arrays: Arrays, options: Options, out: Any) -> Any:
+    return forward(norm, arrays, options, {**_NOTHING, "y": out}).y

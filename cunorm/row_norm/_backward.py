@@ -8,21 +8,16 @@ from typing import Any, NamedTuple
 
 from cunorm import _checks, _outputs
 from cunorm._arrays import Form, Operand, contiguous_form, describe
-from cunorm._backend import Backward, BackwardForm, run_backward
-from cunorm._builds import BackwardTypes, ParamGradTypes
+from cunorm._backend import run_backward
+from cunorm._calls import Backward, BackwardForm
 from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
+from cunorm._layout import WHOLE
 from cunorm.results import NormGrads
-from cunorm.row_norm._operands import (
-    allocate,
-    copied,
-    export,
-    forms,
-    input_layout,
-    optional_dtype,
-    output_layout,
-    to_copy,
-)
+from cunorm.row_norm._gradients import Reads, backward_form, read_inputs
+from cunorm.row_norm._operands import allocate, copied, export, forms, to_copy
+from cunorm.row_norm._variant import Variant, checked_offset, checked_variant
+from cunorm.row_norm._workspace import given_workspace
 
 NEEDS = ("x", "weight", "bias", "gate")
 
@@ -31,88 +26,124 @@ class NormBackward(NamedTuple):
     """Which norm's gradients are computed, as their caller asked for them."""
 
     function: str
-    center: bool = False
+    variant: Variant
     c: float | None = None
-    axis: int = -1
+    weight_offset: float = 0.0
     x_dtype: Any = None
     needs: Any = NEEDS
+    accumulate: bool = False
+
+
+class GradArrays(NamedTuple):
+    """The arrays that the caller gave."""
+
+    dy: Any
+    x: Any
+    rstd: Any
+    mean: Any = None
+    d_residual: Any = None
+    gate: Any = None
+    weight: Any = None
+    bias: Any = None
+
+
+class Places(NamedTuple):
+    """Where the caller wants results: an array or None for each gradient, and for partial sums."""
+
+    out: dict[str, Any]
+    workspace: Any = None
 
 
 class _Inputs(NamedTuple):
     dy: Operand
     x: Operand
+    rstd: Operand
+    mean: Operand | None
+    d_residual: Operand | None
+    gate: Operand | None
     weight: Operand | None
     bias: Operand | None
-    mean: Operand | None
-    rstd: Operand
-    d_residual: Operand | None
 
 
-class _Forms(NamedTuple):
+class Forms(NamedTuple):
+    """The forms of the inputs."""
+
     dy: Form
     x: Form
+    rstd: Form
+    mean: Form | None
+    d_residual: Form | None
+    gate: Form | None
     weight: Form | None
     bias: Form | None
-    mean: Form | None
-    rstd: Form
-    d_residual: Form | None
 
 
-class _Asked(NamedTuple):
-    """What the caller said, checked by itself."""
+class Asked(NamedTuple):
+    """What the caller said, checked by itself; of the numbers, what changes the plan."""
 
     function: str
-    center: bool
-    c: float | None
-    axis: int
+    variant: Variant
+    has_offset: bool
     x_dtype: DType | None
     needs: frozenset[str]
+    accumulate: bool
 
 
 class _Plan(NamedTuple):
     """What a call does."""
 
     form: BackwardForm
+    reads: Reads  # None for the inputs that are not read
     to_copy: tuple[str, ...]  # the inputs that are brought into C order first
     made: tuple[tuple[str, Form], ...]  # the gradients to allocate
 
 
-def backward(norm: NormBackward, arrays: dict[str, Any], out: dict[str, Any]) -> NormGrads:
-    """Run a backward; `out` has an array or None for each field of the result."""
-    asked = _asked(norm)
+def backward(norm: NormBackward, arrays: GradArrays, places: Places) -> NormGrads:
+    """Run a backward; `places.out` has an array or None for each field of the result."""
+    norm, asked = _asked(norm, arrays)
     inputs = _described(norm.function, arrays)
-    given = _given(asked, inputs, out)
-    plan = _planned(asked, _Forms._make(forms(inputs)), forms(given.values()))
-    if given != _NOTHING:
-        _check_overlap(norm.function, inputs, given)
+    given = _given(asked, inputs, places.out)
+    plan = _planned(asked, Forms._make(forms(inputs)), forms(given.values()))
+    sums = given_workspace(norm.function, places.workspace, inputs.x, plan.form)
+    if given != _NOTHING or sums is not None:
+        _check_overlap(norm.function, inputs, {**given, "workspace": sums})
 
     results = dict(given)
     for name, form in plan.made:
         results[name] = allocate(norm.function, inputs.x, form)
     if results != _NOTHING:
-        run_backward(_call(asked, plan, inputs, results))
+        run_backward(_call(norm, plan, inputs, results, sums))
     return _exported(results)
 
 
 def _call(
-    asked: _Asked, plan: _Plan, inputs: _Inputs, results: dict[str, Operand | None]
+    norm: NormBackward,
+    plan: _Plan,
+    inputs: _Inputs,
+    results: dict[str, Operand | None],
+    sums: Operand | None,
 ) -> Backward:
     if plan.to_copy:
         inputs = inputs._replace(**{name: copied(getattr(inputs, name)) for name in plan.to_copy})
-    types = plan.form.types
+    reads = plan.reads
     return Backward(
         plan.form,
-        k=_checks.scale(asked.c, plan.form.where.width),
+        k=_checks.scale(norm.c, plan.form.where.walk.width),
+        weight_offset=norm.weight_offset,
         dy=inputs.dy,
         x=inputs.x,
-        d_residual=None if types.d_residual is None else inputs.d_residual,
+        d_residual=None if reads.d_residual is None else inputs.d_residual,
+        gate=None if reads.gate is None else inputs.gate,
         dx=results["dx"],
         dresidual=results["dresidual"],
-        weight=inputs.weight,
-        mean=inputs.mean if types.center else None,
-        rstd=inputs.rstd,
+        dgate=results["dgate"],
+        weight=None if reads.weight is None else inputs.weight,
+        bias=None if reads.bias is None else inputs.bias,
+        mean=None if reads.mean is None else inputs.mean,
+        rstd=None if reads.rstd is None else inputs.rstd,
         dweight=results["dweight"],
         dbias=results["dbias"],
+        sums=sums,
     )
 
 
@@ -123,45 +154,51 @@ def _exported(results: dict[str, Operand | None]) -> NormGrads:
         exported["dx"] = exported["dresidual"]
     if exported["dresidual"] is None:
         exported["dresidual"] = exported["dx"]
-    return NormGrads(**exported, dgate=None)
+    return NormGrads(**exported)
 
 
-def _asked(norm: NormBackward) -> _Asked:
-    function = norm.function
-    return _Asked(
+def _asked(norm: NormBackward, arrays: GradArrays) -> tuple[NormBackward, Asked]:
+    function, variant, c, weight_offset, x_dtype, needs, accumulate = norm
+    variant = checked_variant(function, variant)
+    offset = checked_offset(function, weight_offset, arrays.weight)
+    asked = Asked(
         function,
-        _checks.flag(function, "center", norm.center),
-        _checks.length(function, norm.c),
-        _checks.integer(function, "axis", norm.axis),
-        parse_optional_dtype(function, "x_dtype", norm.x_dtype),
-        _checks.names(function, "needs", norm.needs, NEEDS),
+        variant,
+        offset != 0.0,
+        parse_optional_dtype(function, "x_dtype", x_dtype),
+        _checks.names(function, "needs", needs, NEEDS),
+        _checks.flag(function, "accumulate", accumulate),
     )
+    c = _checks.length(function, c)
+    return NormBackward(function, variant, c, offset, x_dtype, needs, accumulate), asked
 
 
-def _described(function: str, arrays: dict[str, Any]) -> _Inputs:
+def _described(function: str, arrays: GradArrays) -> _Inputs:
+    dy, x, rstd, mean, d_residual, gate, weight, bias = arrays
     return _Inputs(
-        dy=describe(function, "dy", arrays["dy"]),
-        x=describe(function, "x", arrays["x"]),
-        weight=_checks.optional(function, "weight", arrays["weight"]),
-        bias=_checks.optional(function, "bias", arrays["bias"]),
-        mean=_checks.optional(function, "mean", arrays["mean"]),
-        rstd=describe(function, "rstd", arrays["rstd"]),
-        d_residual=_checks.optional(function, "d_residual", arrays["d_residual"]),
+        dy=describe(function, "dy", dy),
+        x=describe(function, "x", x),
+        rstd=describe(function, "rstd", rstd),
+        mean=_checks.optional(function, "mean", mean),
+        d_residual=_checks.optional(function, "d_residual", d_residual),
+        gate=_checks.optional(function, "gate", gate),
+        weight=_checks.optional(function, "weight", weight),
+        bias=_checks.optional(function, "bias", bias),
     )
 
 
 @lru_cache(maxsize=1024)
-def _planned(asked: _Asked, inputs: _Forms, given: tuple[Form | None, ...]) -> _Plan:
+def _planned(asked: Asked, inputs: Forms, given: tuple[Form | None, ...]) -> _Plan:
     """Check all that does not depend on where arrays lie; `given` is in the order of _NOTHING."""
-    function = asked.function
-    where = _checks.geometry(function, inputs.x, asked.axis)
-    if asked.center and inputs.mean is None:
+    function, variant = asked.function, asked.variant
+    where = _checks.geometry(function, inputs.x, variant.axis, variant.groups)
+    if variant.center and inputs.mean is None:
         raise ValueError(
             f"{function}: mean is None, expected the mean that the forward returned, "
             "as center is True"
         )
-    _checks.same_shape(function, "dy", inputs.dy, where)
-    _checks.same_shape(function, "d_residual", inputs.d_residual, where)
+    for name in ("dy", "d_residual", "gate"):
+        _checks.same_shape(function, name, getattr(inputs, name), where)
     _checks.param_shape(function, "weight", inputs.weight, where)
     _checks.param_shape(function, "bias", inputs.bias, where)
     outputs = dict(zip(_NOTHING, given, strict=True))
@@ -171,98 +208,74 @@ def _planned(asked: _Asked, inputs: _Forms, given: tuple[Form | None, ...]) -> _
     _checks.statistic(function, "rstd", inputs.rstd, where, compute)
     named_outputs = [(f"out.{name}", form) for name, form in outputs.items()]
     _checks.same_device(function, inputs.x, [*inputs._asdict().items(), *named_outputs])
+    wanted = _wanted(asked, inputs, outputs, where, x_dtype)
+    if asked.accumulate:
+        _check_accumulators(function, wanted, outputs)
     made = {
         name: contiguous_form(shape, dtype, inputs.x.device)
-        for name, (shape, dtype) in _wanted(asked, inputs, outputs, where, x_dtype).items()
+        for name, (shape, dtype) in wanted.items()
         if outputs[name] is None
     }
-    read, axes = _read(asked, inputs), where.leading_axes
-    leading_axes = {"dy": axes, "x": axes, "d_residual": axes, "weight": 0, "mean": 0, "rstd": 0}
+    results = {**outputs, **made}
+    reads = read_inputs(variant, inputs, results)
+    rows = dict.fromkeys(("dy", "x", "d_residual", "gate"), where.rows)
+    whole = dict.fromkeys(("weight", "bias", "mean", "rstd"), WHOLE)
     return _Plan(
-        _form(asked, read, {**outputs, **made}, where, compute),
-        to_copy(read._asdict(), leading_axes),
+        backward_form(asked, reads, results, where, x_dtype, compute),
+        reads,
+        to_copy(reads._asdict(), {**rows, **whole}),
         tuple(made.items()),
     )
 
 
-def _read(asked: _Asked, inputs: _Forms) -> _Forms:
-    """Return the inputs that the kernels read; the others are as if absent."""
-    return inputs._replace(
-        bias=None,
-        mean=inputs.mean if asked.center else None,
-        d_residual=inputs.d_residual if "x" in asked.needs else None,
-    )
-
-
-def _form(
-    asked: _Asked,
-    read: _Forms,
-    results: dict[str, Form | None],
-    where: Geometry,
-    compute: DType,
-) -> BackwardForm:
-    types = BackwardTypes(
-        compute=compute,
-        dy=read.dy.dtype,
-        x=read.x.dtype,
-        d_residual=optional_dtype(read.d_residual),
-        dx=optional_dtype(results["dx"]),
-        dresidual=optional_dtype(results["dresidual"]),
-        weight=optional_dtype(read.weight),
-        center=asked.center,
-        dweight=results["dweight"] is not None,
-        dbias=results["dbias"] is not None,
-    )
-    param_types = ParamGradTypes(
-        compute, optional_dtype(results["dweight"]), optional_dtype(results["dbias"])
-    )
-    axes = where.leading_axes
-    layouts = (
-        input_layout(read.dy, axes),
-        input_layout(read.x, axes),
-        input_layout(read.d_residual, axes),
-        output_layout(results["dx"], axes),
-        output_layout(results["dresidual"], axes),
-    )
-    return BackwardForm(where, types, param_types, layouts)
+def _check_accumulators(
+    function: str,
+    wanted: dict[str, tuple[tuple[int, ...], DType]],
+    given: dict[str, Form | None],
+) -> None:
+    """Check that there are arrays to which the parameters' gradients can be added."""
+    for name in ("dweight", "dbias"):
+        form = given[name]
+        if name in wanted and (form is None or form.dtype not in (FLOAT32, FLOAT64)):
+            got = "None" if form is None else f"of dtype {form.dtype}"
+            raise ValueError(
+                f"{function}: out.{name} is {got}, expected an array of float32 or float64 to add "
+                "to, as accumulate is True"
+            )
 
 
 def _check_overlap(function: str, inputs: _Inputs, given: dict[str, Operand | None]) -> None:
     """Check that arrays for gradients share no memory; each may be exactly an input."""
-    outputs = [(f"out.{name}", operand) for name, operand in given.items()]
-    in_place = {argument: _Inputs._fields for argument, _ in outputs}
+    outputs = [
+        (name if name == "workspace" else f"out.{name}", operand) for name, operand in given.items()
+    ]
+    in_place = {argument: _Inputs._fields for argument, _ in outputs if argument != "workspace"}
     _outputs.check_overlap(function, outputs, list(inputs._asdict().items()), in_place)
 
 
-_NOTHING: dict[str, Operand | None] = dict.fromkeys(("dx", "dresidual", "dweight", "dbias"))
+_NOTHING: dict[str, Operand | None] = dict.fromkeys(NormGrads._fields)
 
 
-def _given(asked: _Asked, inputs: _Inputs, out: dict[str, Any]) -> dict[str, Operand | None]:
+def _given(asked: Asked, inputs: _Inputs, out: dict[str, Any]) -> dict[str, Operand | None]:
     """Describe the arrays given for gradients; there must be such a gradient."""
     if all(array is None for array in out.values()):
         return _NOTHING
-    function, needs = asked.function, asked.needs
-    where = _checks.geometry(function, inputs.x.form, asked.axis)
-    absent = {
-        "dx": "x" not in needs,
-        "dresidual": "x" not in needs,
-        "dweight": "weight" not in needs or inputs.weight is None,
-        "dbias": "bias" not in needs or inputs.bias is None,
-        "dgate": True,
-    }
-    for name, is_absent in absent.items():
-        if is_absent:
+    function, variant = asked.function, asked.variant
+    where = _checks.geometry(function, inputs.x.form, variant.axis, variant.groups)
+    operands = {"dx": "x", "dresidual": "x", "dweight": "weight", "dbias": "bias", "dgate": "gate"}
+    rows, row = (where.shape, where.rows), (where.row_shape, WHOLE)
+    expected = {"dx": rows, "dweight": row, "dbias": row, "dgate": rows, "dresidual": rows}
+    for name, operand in operands.items():
+        if operand not in asked.needs or getattr(inputs, operand) is None:
             reason = "its operand is absent or not in needs"
             _outputs.refuse(function, f"out.{name}", out[name], reason)
-    rows, row = (where.shape, where.leading_axes), (where.row_shape, 0)
-    expected = {"dx": rows, "dresidual": rows, "dweight": row, "dbias": row}
     return {
-        name: _outputs.given(function, f"out.{name}", out[name], *shape_and_leading_axes)
-        for name, shape_and_leading_axes in expected.items()
+        name: _outputs.given(function, f"out.{name}", out[name], *shape_and_rows)
+        for name, shape_and_rows in expected.items()
     }
 
 
-def _x_dtype(asked: _Asked, stream: DType, given: dict[str, Form | None]) -> DType:
+def _x_dtype(asked: Asked, stream: DType, given: dict[str, Form | None]) -> DType:
     """Return dx's dtype; dresidual has that of x, the stream that was normalised."""
     function, x_dtype, dx = asked.function, asked.x_dtype, given["dx"]
     _checks.agreed_dtype(function, "x_dtype", x_dtype, "out.dx", dx)
@@ -273,8 +286,8 @@ def _x_dtype(asked: _Asked, stream: DType, given: dict[str, Form | None]) -> DTy
 
 
 def _wanted(
-    asked: _Asked,
-    inputs: _Forms,
+    asked: Asked,
+    inputs: Forms,
     given: dict[str, Form | None],
     where: Geometry,
     x_dtype: DType,
@@ -285,8 +298,12 @@ def _wanted(
         wanted["dx"] = (where.shape, x_dtype)
     if "x" in asked.needs and x_dtype is not stream:
         wanted["dresidual"] = (where.shape, stream)
-    if "weight" in asked.needs and inputs.weight is not None:
-        wanted["dweight"] = (where.row_shape, inputs.weight.dtype)
-    if "bias" in asked.needs and inputs.bias is not None:
-        wanted["dbias"] = (where.row_shape, inputs.bias.dtype)
+    for name, shape in (
+        ("weight", where.row_shape),
+        ("bias", where.row_shape),
+        ("gate", where.shape),
+    ):
+        operand = getattr(inputs, name)
+        if name in asked.needs and operand is not None:
+            wanted[f"d{name}"] = (shape, operand.dtype)
     return wanted

@@ -8,7 +8,7 @@ from typing import Any
 
 from cunorm._arrays import Form, Operand, in_c_order
 from cunorm._dtypes import DType
-from cunorm._layout import SINGLE_ROW, RowLayout, row_layout
+from cunorm._layout import SINGLE_ROW, RowLayout, RowsOf
 
 
 def forms(operands: Iterable[Operand | None]) -> tuple[Form | None, ...]:
@@ -21,27 +21,27 @@ def optional_dtype(form: Form | None) -> DType | None:
     return None if form is None else form.dtype
 
 
-def to_copy(inputs: Mapping[str, Form | None], leading_axes: Mapping[str, int]) -> tuple[str, ...]:
-    """Name the inputs whose strides the kernels cannot follow; `leading_axes` are before a row."""
-    return tuple(name for name, axes in leading_axes.items() if _must_be_copied(inputs[name], axes))
+def to_copy(inputs: Mapping[str, Form | None], rows: Mapping[str, RowsOf]) -> tuple[str, ...]:
+    """Name the inputs whose strides the kernels cannot follow; `rows` says where theirs begin."""
+    return tuple(name for name, of in rows.items() if _must_be_copied(inputs[name], of))
 
 
-def _must_be_copied(form: Form | None, leading_axes: int) -> bool:
-    return form is not None and row_layout(form.shape, form.strides, leading_axes) is None
+def _must_be_copied(form: Form | None, rows: RowsOf) -> bool:
+    return form is not None and rows.layout(form) is None
 
 
-def input_layout(form: Form | None, leading_axes: int) -> RowLayout:
+def input_layout(form: Form | None, rows: RowsOf) -> RowLayout:
     """Return where an input's rows are; where it must be copied, in the copy."""
-    if form is not None and _must_be_copied(form, leading_axes):
+    if form is not None and _must_be_copied(form, rows):
         form = in_c_order(form)
-    return output_layout(form, leading_axes)
+    return output_layout(form, rows)
 
 
-def output_layout(form: Form | None, leading_axes: int) -> RowLayout:
+def output_layout(form: Form | None, rows: RowsOf) -> RowLayout:
     """Return where an output's rows are, which `_outputs.given` made sure of."""
     if form is None:
         return SINGLE_ROW
-    layout = row_layout(form.shape, form.strides, leading_axes)
+    layout = rows.layout(form)
     assert layout is not None, "nobody checked that the kernels can follow this array's strides"
     return layout
 

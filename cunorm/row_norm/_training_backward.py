@@ -7,7 +7,8 @@ from typing import Any
 
 from cunorm import _outputs
 from cunorm.results import NormGrads
-from cunorm.row_norm._backward import NEEDS, NormBackward, backward
+from cunorm.row_norm._backward import NEEDS, GradArrays, NormBackward, Places, backward
+from cunorm.row_norm._variant import Variant
 
 
 def normalize_backward(
@@ -22,9 +23,17 @@ def normalize_backward(
     c: float | None = None,
     center: bool = False,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     x_dtype: Any = None,
     needs: tuple[str, ...] = NEEDS,
     out: NormGrads | None = None,
+    workspace: Any = None,
+    accumulate: bool = False,
 ) -> NormGrads:
     """Return the gradients of `normalize` and of `add_normalize`.
 
@@ -96,9 +105,20 @@ def normalize_backward(
     >>> grads.dx.round(4), grads.dweight.round(1)
     (array([[ 0.128, -0.096]], dtype=float32), array([0.6, 0. ], dtype=float16))
     """
-    norm = NormBackward("normalize_backward", center, c, axis, x_dtype, needs)
-    arrays = {"dy": dy, "x": x, "weight": weight, "bias": bias, "rstd": rstd, "mean": mean}
-    return _backward(norm, out, **arrays, d_residual=d_residual)
+    variant = Variant(center, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = NormBackward(
+        "normalize_backward",
+        variant,
+        c,
+        weight_offset=weight_offset,
+        x_dtype=x_dtype,
+        needs=needs,
+        accumulate=accumulate,
+    )
+    arrays = GradArrays(
+        dy, x, rstd, mean=mean, d_residual=d_residual, gate=gate, weight=weight, bias=bias
+    )
+    return _backward(norm, arrays, out, workspace)
 
 
 def rms_norm_backward(
@@ -109,9 +129,17 @@ def rms_norm_backward(
     rstd: Any,
     d_residual: Any = None,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     x_dtype: Any = None,
     needs: tuple[str, ...] = NEEDS,
     out: NormGrads | None = None,
+    workspace: Any = None,
+    accumulate: bool = False,
 ) -> NormGrads:
     """Return the gradients of `rms_norm` and of `add_rms_norm`.
 
@@ -165,8 +193,17 @@ def rms_norm_backward(
     >>> cunorm.rms_norm_backward(dy, x, rstd=saved.rstd).dx.round(4)
     array([[ 0.196, -0.028]], dtype=float32)
     """
-    norm = NormBackward("rms_norm_backward", axis=axis, x_dtype=x_dtype, needs=needs)
-    return _backward(norm, out, dy=dy, x=x, weight=weight, rstd=rstd, d_residual=d_residual)
+    variant = Variant(False, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = NormBackward(
+        "rms_norm_backward",
+        variant,
+        weight_offset=weight_offset,
+        x_dtype=x_dtype,
+        needs=needs,
+        accumulate=accumulate,
+    )
+    arrays = GradArrays(dy, x, rstd, d_residual=d_residual, gate=gate, weight=weight)
+    return _backward(norm, arrays, out, workspace)
 
 
 def layer_norm_backward(
@@ -179,9 +216,17 @@ def layer_norm_backward(
     mean: Any = None,
     d_residual: Any = None,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     x_dtype: Any = None,
     needs: tuple[str, ...] = NEEDS,
     out: NormGrads | None = None,
+    workspace: Any = None,
+    accumulate: bool = False,
 ) -> NormGrads:
     """Return the gradients of `layer_norm` and of `add_layer_norm`.
 
@@ -237,13 +282,23 @@ def layer_norm_backward(
     >>> grads.dx.round(3)
     array([[ 0.204, -0.408,  0.204]], dtype=float32)
     """
-    norm = NormBackward("layer_norm_backward", True, None, axis, x_dtype, needs)
-    arrays = {"dy": dy, "x": x, "weight": weight, "bias": bias, "rstd": rstd, "mean": mean}
-    return _backward(norm, out, **arrays, d_residual=d_residual)
+    variant = Variant(True, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = NormBackward(
+        "layer_norm_backward",
+        variant,
+        weight_offset=weight_offset,
+        x_dtype=x_dtype,
+        needs=needs,
+        accumulate=accumulate,
+    )
+    arrays = GradArrays(
+        dy, x, rstd, mean=mean, d_residual=d_residual, gate=gate, weight=weight, bias=bias
+    )
+    return _backward(norm, arrays, out, workspace)
 
 
 def l2_norm_backward(
-    dy: Any, x: Any, *, rstd: Any, axis: int = -1, out: NormGrads | None = None
+    dy: Any, x: Any, *, rstd: Any, axis: int = -1, groups: int = 1, out: NormGrads | None = None
 ) -> NormGrads:
     """Return the gradient of `l2_norm`.
 
@@ -288,12 +343,13 @@ def l2_norm_backward(
     >>> cunorm.l2_norm_backward(dy, x, rstd=saved.rstd).dx.round(4)
     array([[ 0.128, -0.096]], dtype=float32)
     """
-    norm = NormBackward("l2_norm_backward", c=1.0, axis=axis)
-    return _backward(norm, out, dy=dy, x=x, rstd=rstd)
+    norm = NormBackward("l2_norm_backward", Variant(axis=axis, groups=groups), 1.0)
+    arrays = GradArrays(dy, x, rstd)
+    return _backward(norm, arrays, out)
 
 
-_ABSENT = dict.fromkeys(("weight", "bias", "mean", "d_residual"))
-
-
-def _backward(norm: NormBackward, out: NormGrads | None, **arrays: Any) -> NormGrads:
-    return backward(norm, {**_ABSENT, **arrays}, _outputs.fields(norm.function, out, NormGrads))
+def _backward(
+    norm: NormBackward, arrays: GradArrays, out: NormGrads | None, workspace: Any = None
+) -> NormGrads:
+    places = Places(_outputs.fields(norm.function, out, NormGrads), workspace)
+    return backward(norm, arrays, places)

@@ -7,7 +7,8 @@ from typing import Any
 
 from cunorm import _outputs
 from cunorm.results import NormForward
-from cunorm.row_norm._forward import Norm, Options, forward
+from cunorm.row_norm._forward import Arrays, Norm, Options, forward
+from cunorm.row_norm._variant import Variant
 
 
 def normalize_forward(
@@ -21,6 +22,12 @@ def normalize_forward(
     center: bool = False,
     eps: float = 1e-6,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     dtype: Any = None,
     out: NormForward | None = None,
 ) -> NormForward:
@@ -89,9 +96,10 @@ def normalize_forward(
     >>> saved.mean, saved.rstd.round(4)
     (array([3., 5.], dtype=float32), array([1. , 0.5], dtype=float32))
     """
-    norm = Norm("normalize_forward", eps, center, c)
-    options = Options(axis, dtype, residual_dtype, saves=True)
-    return _forward(norm, x, residual, weight, bias, options, out)
+    variant = Variant(center, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = Norm("normalize_forward", variant, eps, c, weight_offset=weight_offset)
+    arrays = Arrays(x, residual, gate=gate, weight=weight, bias=bias)
+    return _forward(norm, arrays, Options(dtype, residual_dtype, saves=True), out)
 
 
 def rms_norm_forward(
@@ -102,6 +110,12 @@ def rms_norm_forward(
     residual_dtype: Any = None,
     eps: float = 1e-6,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     dtype: Any = None,
     out: NormForward | None = None,
 ) -> NormForward:
@@ -155,8 +169,10 @@ def rms_norm_forward(
     >>> saved.y.round(4), saved.rstd.round(4)
     (array([[0.2, 1.4]], dtype=float32), array([0.2], dtype=float32))
     """
-    options = Options(axis, dtype, residual_dtype, saves=True)
-    return _forward(Norm("rms_norm_forward", eps), x, residual, weight, None, options, out)
+    variant = Variant(False, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = Norm("rms_norm_forward", variant, eps, weight_offset=weight_offset)
+    arrays = Arrays(x, residual, gate=gate, weight=weight)
+    return _forward(norm, arrays, Options(dtype, residual_dtype, saves=True), out)
 
 
 def layer_norm_forward(
@@ -168,6 +184,12 @@ def layer_norm_forward(
     residual_dtype: Any = None,
     eps: float = 1e-5,
     axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
     dtype: Any = None,
     out: NormForward | None = None,
 ) -> NormForward:
@@ -222,9 +244,10 @@ def layer_norm_forward(
     >>> saved.y.round(4), saved.mean, saved.rstd.round(4)
     (array([[-1.,  1.]], dtype=float32), array([5.], dtype=float32), array([0.5], dtype=float32))
     """
-    norm = Norm("layer_norm_forward", eps, center=True)
-    options = Options(axis, dtype, residual_dtype, saves=True)
-    return _forward(norm, x, residual, weight, bias, options, out)
+    variant = Variant(True, axis, groups, round_before_weight, gate_activation, gate_position)
+    norm = Norm("layer_norm_forward", variant, eps, weight_offset=weight_offset)
+    arrays = Arrays(x, residual, gate=gate, weight=weight, bias=bias)
+    return _forward(norm, arrays, Options(dtype, residual_dtype, saves=True), out)
 
 
 def l2_norm_forward(
@@ -232,6 +255,7 @@ def l2_norm_forward(
     *,
     eps: float = 1e-12,
     axis: int = -1,
+    groups: int = 1,
     dtype: Any = None,
     out: NormForward | None = None,
 ) -> NormForward:
@@ -280,18 +304,10 @@ def l2_norm_forward(
     >>> saved.y.round(4), saved.rstd.round(4)
     (array([[0.5, 0.5, 0.5, 0.5]], dtype=float32), array([0.2], dtype=float32))
     """
-    norm = Norm("l2_norm_forward", eps, c=1.0, eps_of_sum=True)
-    return _forward(norm, x, None, None, None, Options(axis, dtype, saves=True), out)
+    norm = Norm("l2_norm_forward", Variant(axis=axis, groups=groups), eps, 1.0, eps_of_sum=True)
+    arrays = Arrays(x)
+    return _forward(norm, arrays, Options(dtype, saves=True), out)
 
 
-def _forward(
-    norm: Norm,
-    x: Any,
-    residual: Any,
-    weight: Any,
-    bias: Any,
-    options: Options,
-    out: NormForward | None,
-) -> NormForward:
-    given = _outputs.fields(norm.function, out, NormForward)
-    return forward(norm, x, residual, weight, bias, options, given)
+def _forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward | None) -> NormForward:
+    return forward(norm, arrays, options, _outputs.fields(norm.function, out, NormForward))

@@ -43,12 +43,14 @@ template <class B, class T>
 struct LoadedPack {
   const T* start;
 };
+template <class B>
+struct LoadedPack<B, absent> {};
 template <class B, class T>
 inline LoadedPack<B, T> load_pack(const T* row, index_t column, index_t) {
   return {row + column};
 }
 template <class B>
-inline absent load_pack(const absent*, index_t, index_t) {
+inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
@@ -182,6 +184,11 @@ inline Item<B> read(const LoadedPack<B, T>& pack, CutItem at) {
                                      pack.start + at.index * simd::lanes<C>, at.count));
   return simd::load<C>(stored.items);
 }
+// Of items that were computed and kept.
+template <class B, class At>
+inline Item<B> read(const Pack<Item<B>, items_per_pack<B>>& items, At at) {
+  return items.item[at.index];
+}
 template <class B, class T, bool read_again>
 inline void write(const OutputPack<B, T, read_again>& pack, WholeItem at, Item<B> v) {
   T* place = pack.start + at.index * simd::lanes<typename B::compute_t>;
@@ -198,6 +205,14 @@ inline void write(const OutputPack<B, T, read_again>& pack, CutItem at, Item<B> 
   simd::store(stored.items, v);
   simd::store_first(pack.start + at.index * lanes,
                     simd::load_bits<typename Stored::Bits>(stored.items), at.count);
+}
+
+template <class B, class T>
+inline Item<B> rounded_to(Item<B> v) {
+  using C = typename B::compute_t;
+  StoredItem<T, simd::lanes<C>> stored;
+  simd::store(stored.items, v);
+  return simd::load<C>(stored.items);
 }
 
 template <class B>

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""What the formulas of the row norms are made of: rows, rounding, the stream, sums."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Array = NDArray[Any]
+Float64 = NDArray[np.float64]
+
+
+@np.errstate(all="ignore")
+def round_to(values: Array, dtype: DTypeLike) -> Array:
+    """Round float32 or float64 values to a storage dtype: once, to nearest, ties to even.
+
+    `astype` does so but for one case: `ml_dtypes` goes from float64 to bfloat16 by way of float32
+    and so rounds twice. Here the first of those two steps rounds to odd, which leaves no mark.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.name != "bfloat16" or values.dtype != np.float64:
+        return values.astype(dtype)
+    single = np.asarray(values.astype(np.float32))
+    inexact = single != values
+    bits = single.view(np.uint32)
+    toward_zero = bits - (np.abs(single) > np.abs(values)).astype(np.uint32)
+    return np.where(inexact, toward_zero | 1, bits).view(np.float32).astype(dtype)
+
+
+def residual_stream(
+    x: Array, residual: Array | None, residual_dtype: DTypeLike | None
+) -> Array | None:
+    """Return x + residual in the residual's dtype; x alone in residual_dtype; or None."""
+    if residual is None:
+        return None if residual_dtype is None else round_to(x.astype(np.float64), residual_dtype)
+    compute = np.float64 if np.float64 in (x.dtype, residual.dtype) else np.float32
+    return round_to(x.astype(compute) + residual.astype(compute), residual.dtype)
+
+
+def as_rows(x: Array, axis: int, groups: int) -> Float64:
+    """Copy x to [rows, groups, d], contiguous so that NumPy sums the last axis pairwise."""
+    d = math.prod(x.shape[axis:]) // groups
+    return x.astype(np.float64, order="C").reshape(-1, groups, d)
+
+
+def per_row(statistic: Array, groups: int) -> Float64:
+    """Return a statistic as [rows, groups, 1]."""
+    return statistic.astype(np.float64).reshape(-1, groups, 1)
+
+
+def per_element(parameter: Array | None, offset: float, groups: int) -> Float64 | float:
+    """Return parameter + offset as [groups, d]; where there is none, a factor that does nothing."""
+    if parameter is None:
+        return 1.0
+    return parameter.astype(np.float64).reshape(groups, -1) + offset
+
+
+def statistic_shape(x: Array, axis: int, groups: int) -> tuple[int, ...]:
+    """Return the shape of mean and rstd."""
+    return x.shape[:axis] + ((groups,) if groups > 1 else ())
+
+
+def centered(p: Float64, mean: Float64) -> tuple[Float64, Float64]:
+    """Correct a rounded mean by the mean of what it leaves; return it, and the rows about it."""
+    t = p - mean
+    correction = t.mean(axis=-1, keepdims=True)
+    return mean + correction, t - correction
+
+
+def sum_over_rows(terms: Float64, shape: tuple[int, ...]) -> Float64:
+    """Sum over the rows; transposed, as NumPy sums pairwise along a contiguous axis only."""
+    columns = np.ascontiguousarray(np.moveaxis(terms, 0, -1))
+    return np.asarray(columns.sum(axis=-1)).reshape(shape)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""What the caller of a row norm said by itself, apart from arrays: checked, and put into terms."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cunorm import _checks
+from cunorm._arrays import Form
+from cunorm._builds import Formula
+from cunorm._dtypes import DType
+
+ACTIVATIONS = {
+    "identity": "identity",
+    "sigmoid": "sigmoid",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_tanh",
+}
+_POSITIONS = ("pre", "post")
+
+
+class Variant(NamedTuple):
+    """Which norm is computed, but for its numbers."""
+
+    center: bool = False
+    axis: int = -1
+    groups: int = 1
+    round_before_weight: bool = False
+    gate_activation: str = "silu"
+    gate_position: str = "post"
+
+    def formula(
+        self, *, gate: Form | None, offset: bool, x_dtype: DType, compute: DType
+    ) -> Formula:
+        """Return what is compiled, for an x of that dtype."""
+        return Formula(
+            center=self.center,
+            activation="identity" if gate is None else self.gate_activation,
+            pre_gate=gate is not None and self.gate_position == "pre",
+            weight_offset=offset,
+            rounded=x_dtype if self.round_before_weight and x_dtype is not compute else None,
+        )
+
+
+def checked_variant(function: str, variant: Variant) -> Variant:
+    """Return a variant in the types that it is meant to have; unknown names are an error."""
+    try:
+        return _checked(function, *variant)
+    except TypeError:  # one of them cannot be a key: the check says what is wrong with it
+        return _checked.__wrapped__(function, *variant)
+
+
+@lru_cache(maxsize=256, typed=True)  # 1 is no bool, and True no int
+def _checked(
+    function: str,
+    center: Any,
+    axis: Any,
+    groups: Any,
+    round_before_weight: Any,
+    gate_activation: Any,
+    gate_position: Any,
+) -> Variant:
+    return Variant(
+        _checks.flag(function, "center", center),
+        _checks.integer(function, "axis", axis),
+        _checks.integer(function, "groups", groups),
+        _checks.flag(function, "round_before_weight", round_before_weight),
+        ACTIVATIONS[_checks.choice(function, "gate_activation", gate_activation, ACTIVATIONS)],
+        _checks.choice(function, "gate_position", gate_position, _POSITIONS),
+    )
+
+
+def checked_offset(function: str, weight_offset: object, weight: Any) -> float:
+    """Return weight_offset as a float; without weight there is nothing that it could offset."""
+    value = _checks.finite(function, "weight_offset", weight_offset)
+    if value != 0.0 and weight is None:
+        raise ValueError(
+            f"{function}: weight_offset is {weight_offset!r}, expected 0 without a weight"
+        )
+    return value
