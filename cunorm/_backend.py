@@ -7,9 +7,9 @@ import warnings
 from functools import cache
 
 from cunorm import _cpu, _cuda, _fallback, _plan
-from cunorm._arrays import contiguous_form, joined
-from cunorm._builds import Launch
-from cunorm._calls import Backward, Forward
+from cunorm._arrays import Device, contiguous_form, joined
+from cunorm._builds import Build, Launch
+from cunorm._calls import Backward, BackwardForm, Forward, ForwardForm
 
 
 def run_forward(call: Forward) -> None:
@@ -30,6 +30,14 @@ def run_forward(call: Forward) -> None:
         _fallback.forward(call)
 
 
+def forward_builds(form: ForwardForm, device: Device) -> list[Build]:
+    """Return what `run_forward` needs for a form of call whose arrays are aligned."""
+    walk = form.where.walk
+    if device.kind == "cuda":
+        return [_plan.cuda_forward(form.types, walk, _plan.common_access(walk.width, [])).build]
+    return [_plan.cpu_forward(form.types, walk).build]
+
+
 def run_backward(call: Backward) -> None:
     """Run the backward; with zero rows, dweight and dbias become zeros."""
     x = call.x
@@ -40,6 +48,23 @@ def run_backward(call: Backward) -> None:
         _backward_on_cpu(call)
     else:
         _fallback.backward(call)
+
+
+def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
+    """Return what `run_backward` needs for a form of call whose arrays are aligned."""
+    walk = form.where.walk
+    width = walk.width * walk.groups
+    if device.kind == "cuda":
+        sm_count = _cuda.device_limits(device).sm_count
+        access = _plan.common_access(walk.width, [])
+        launches = [_plan.cuda_backward(form.types, walk.not_empty(), access, sm_count)]
+        params = _plan.cuda_param_grad(form.param_types, width)
+    else:
+        launches = [_plan.cpu_backward(form.types, walk.not_empty())]
+        params = _plan.cpu_param_grad(form.param_types, width)
+    if form.types.dweight or form.types.dbias:
+        launches.append(params)
+    return [launch.build for launch in launches]
 
 
 def _backward_on_gpu(call: Backward) -> None:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
 
 from cunorm import _plan
 from cunorm._arrays import Operand
@@ -19,7 +20,8 @@ _BACKWARD = struct.Struct("<" + 7 * "Q5q" + "6Q3q2d")
 _PARAM_GRAD = struct.Struct("<4Q3q")
 
 
-class ForwardForm(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)  # a key that is compared by identity
+class ForwardForm:
     """All of a call of row_norm_forward but its numbers and where its arrays lie."""
 
     where: Geometry
@@ -51,17 +53,9 @@ class Forward:
 
     def arguments(self) -> bytes:
         """Return `struct Arguments` of row_norm_forward.cu."""
-        x, residual, gate, y, new_residual = self.form.layouts
-        return _FORWARD.pack(
-            *(self.x.pointer, *x),
-            *(_pointer(self.residual), *residual),
-            *(_pointer(self.gate), *gate),
-            *(self.y.pointer, *y),
-            *(_pointer(self.new_residual), *new_residual),
-            *map(_pointer, (self.weight, self.bias, self.mean, self.rstd)),
-            *_sizes(self.form.where),
-            *(self.k, self.eps, self.weight_offset),
-        )
+        parameters = (self.weight, self.bias, self.mean, self.rstd)
+        pointers = tuple(map(_pointer, (*self.row_operands(), *parameters)))
+        return _forward_arguments(self.form, pointers, self.k, self.eps, self.weight_offset)
 
     def operands(self) -> list[Operand]:
         """Return every array of the call."""
@@ -72,7 +66,8 @@ class Forward:
         return _access(self.form, self.row_operands(), (self.weight, self.bias))
 
 
-class BackwardForm(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class BackwardForm:
     """As ForwardForm, of row_norm_backward and param_grad."""
 
     where: Geometry
@@ -124,20 +119,10 @@ class Backward:
 
     def arguments(self, launch: Launch) -> bytes:
         """Return `struct Arguments` of row_norm_backward.cu."""
-        dy, x, d_residual, gate, dx, dresidual, dgate = self.form.layouts
-        return _BACKWARD.pack(
-            *(self.dy.pointer, *dy),
-            *(self.x.pointer, *x),
-            *(_pointer(self.d_residual), *d_residual),
-            *(_pointer(self.gate), *gate),
-            *(_pointer(self.dx), *dx),
-            *(_pointer(self.dresidual), *dresidual),
-            *(_pointer(self.dgate), *dgate),
-            *map(_pointer, (self.weight, self.bias, self.mean, self.rstd)),
-            *self.sum_pointers(launch),
-            *_sizes(self.form.where),
-            *(self.k, self.weight_offset),
-        )
+        parameters = (self.weight, self.bias, self.mean, self.rstd)
+        pointers = tuple(map(_pointer, (*self.row_operands(), *parameters)))
+        pointers += self.sum_pointers(launch)
+        return _backward_arguments(self.form, pointers, self.k, self.weight_offset)
 
     def param_arguments(self, launch: Launch) -> bytes:
         """Return `struct Arguments` of param_grad.cu; `launch` is row_norm_backward's."""
@@ -160,13 +145,32 @@ class Backward:
         return _access(self.form, self.row_operands(), (self.weight, self.bias))
 
 
+# Programs call again with the arrays of before: packing what comes again is what takes time.
+@lru_cache(maxsize=1024)
+def _forward_arguments(form: ForwardForm, pointers: tuple[int, ...], *numbers: float) -> bytes:
+    rows, width, groups = form.where.walk
+    return _FORWARD.pack(
+        *_rows(pointers, form.layouts), *pointers[5:], rows, groups, width, *numbers
+    )
+
+
+@lru_cache(maxsize=1024)
+def _backward_arguments(form: BackwardForm, pointers: tuple[int, ...], *numbers: float) -> bytes:
+    rows, width, groups = form.where.walk
+    return _BACKWARD.pack(
+        *_rows(pointers, form.layouts), *pointers[7:], rows, groups, width, *numbers
+    )
+
+
+def _rows(pointers: tuple[int, ...], layouts: tuple[RowLayout, ...]) -> Iterator[int]:
+    """Return the fields of `struct Rows` for each layout, with the pointers in front."""
+    for pointer, layout in zip(pointers, layouts, strict=False):
+        yield pointer
+        yield from layout
+
+
 def _pointer(operand: Operand | None) -> int:
     return 0 if operand is None else operand.pointer
-
-
-def _sizes(where: Geometry) -> tuple[int, int, int]:
-    rows, width, groups = where.walk
-    return rows, groups, width
 
 
 def _present(*operands: Operand | None) -> list[Operand]:

@@ -94,6 +94,22 @@ def _ready_kernel(build: Build, current_device: int) -> Any:
     return kernel
 
 
+def prepare(build: Build, device: Device) -> None:
+    """Compile and load a build ahead of its first launch on a device, which need not be current."""
+    with _cupy().cuda.Device(device.index):
+        _ready_kernel(build, device.index)
+
+
+def loaded_count() -> int:
+    """Return how many kernels were loaded, on all devices."""
+    return _ready_kernel.cache_info().currsize
+
+
+def forget() -> None:
+    """Let the next launch of every build ask CuPy for its kernel; CuPy has caches of its own."""
+    _ready_kernel.cache_clear()
+
+
 def compile_options(build: Build) -> tuple[str, ...]:
     """Return NVRTC's options for a build; CuPy adds ``-ftz=true`` and the architecture.
 
@@ -131,6 +147,12 @@ def nvrtc_version() -> tuple[int, int]:
     except RuntimeError as error:  # CuPy looks for the library at the first call
         raise ImportError(f"CuPy finds no NVRTC to compile with: {_INSTALL}: {error}") from error
     return major, minor
+
+
+def current_device() -> int:
+    """Return the index of the current device."""
+    index: int = _cupy().cuda.runtime.getDevice()
+    return index
 
 
 @lru_cache(maxsize=64)

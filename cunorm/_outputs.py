@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cunorm._arrays import Operand, describe
+from cunorm._arrays import Form, Operand, describe
 from cunorm._layout import RowsOf
 
-Named = tuple[str, Operand | None]
+
+class Place(NamedTuple):
+    """An operand by its argument's name, and where it lies."""
+
+    argument: str
+    pointer: int
+    form: Form
 
 
 def fields(function: str, out: Any, result: type[Any]) -> dict[str, Any]:
@@ -23,84 +30,99 @@ def fields(function: str, out: Any, result: type[Any]) -> dict[str, Any]:
             f"{function}: out is a {type(out).__qualname__}, expected a {result.__name__} "
             "of arrays and Nones"
         )
-    arrays: dict[str, Any] = out._asdict()
-    return arrays
+    return dict(zip(result._fields, out, strict=True))
 
 
-def given(
-    function: str, argument: str, array: Any, shape: tuple[int, ...], rows: RowsOf
-) -> Operand | None:
-    """Describe an array for a result, None where there is none; its rows begin at an axis."""
-    if array is None:
-        return None
+def described(
+    function: str, arguments: Iterable[str], arrays: Iterable[Any]
+) -> tuple[Operand | None, ...]:
+    """Describe the arrays given for results; each must be writable as it is."""
+    return tuple(
+        [
+            None if array is None else _described(function, argument, array)
+            for argument, array in zip(arguments, arrays, strict=True)
+        ]
+    )
+
+
+def _described(function: str, argument: str, array: Any) -> Operand:
     operand = describe(function, argument, array)
-    where = f"{function}: {argument}"
     if operand.owner is not array or not operand.writable:
         raise ValueError(
-            f"{where} cannot be written to in place, expected a writable, aligned array "
-            "(JAX arrays are immutable)"
-        )
-    if operand.shape != shape:
-        raise ValueError(f"{where} has shape {operand.shape}, expected {shape}")
-    if _overlaps_itself(operand):
-        raise ValueError(
-            f"{where} has strides {operand.strides}, with which elements share memory, "
-            "expected memory of its own for each element"
-        )
-    if rows.layout(operand) is None:
-        raise ValueError(
-            f"{where} has strides {operand.strides}, expected contiguous rows and at most three "
-            "leading axes that no single stride walks"
+            f"{function}: {argument} cannot be written to in place, expected a writable, aligned "
+            "array (JAX arrays are immutable)"
         )
     return operand
 
 
-def refuse(function: str, argument: str, array: Any, reason: str) -> None:
+def check_form(
+    function: str, argument: str, form: Form | None, shape: tuple[int, ...], rows: RowsOf
+) -> None:
+    """Check that an array given for a result has its shape, and strides that kernels can follow."""
+    if form is None:
+        return
+    where = f"{function}: {argument}"
+    if form.shape != shape:
+        raise ValueError(f"{where} has shape {form.shape}, expected {shape}")
+    if _overlaps_itself(form):
+        raise ValueError(
+            f"{where} has strides {form.strides}, with which elements share memory, "
+            "expected memory of its own for each element"
+        )
+    if rows.layout(form) is None:
+        raise ValueError(
+            f"{where} has strides {form.strides}, expected contiguous rows and at most three "
+            "leading axes that no single stride walks"
+        )
+
+
+def refuse(function: str, argument: str, form: Form | None, reason: str) -> None:
     """Check that nothing is given for a result that there is not."""
-    if array is not None:
+    if form is not None:
         raise ValueError(f"{function}: {argument} is given, expected None: {reason}")
 
 
+def places(arguments: Iterable[str], operands: Iterable[Operand | None]) -> tuple[Place, ...]:
+    """Return where those operands lie that there are."""
+    return tuple(
+        [
+            Place(argument, operand.pointer, operand.form)
+            for argument, operand in zip(arguments, operands, strict=True)
+            if operand is not None
+        ]
+    )
+
+
+@lru_cache(maxsize=1024)
 def check_overlap(
-    function: str,
-    outputs: Sequence[Named],
-    inputs: Sequence[Named],
-    in_place: Mapping[str, Collection[str]],
+    function: str, outputs: tuple[Place, ...], inputs: tuple[Place, ...], in_place: InPlace
 ) -> None:
     """Check that no output shares memory with another operand.
 
     It may be, exactly, an input that `in_place` has for it: nobody reads an element of that after
     the thread that writes it.
     """
-    for number, (argument, output) in enumerate(outputs):
-        if output is None:
-            continue
-        allowed = in_place.get(argument, ())
-        for other_argument, other in (*outputs[:number], *inputs):
-            if other is None or not _share_memory(output, other):
+    for number, output in enumerate(outputs):
+        allowed = dict(in_place).get(output.argument, ())
+        for other in (*outputs[:number], *inputs):
+            if not _share_memory(output, other):
                 continue
-            if other_argument in allowed and _same_place(output, other):
+            if other.argument in allowed and output[1:] == other[1:]:
                 continue
             also = " (or exactly the memory, shape, strides and dtype of an input)"
             raise ValueError(
-                f"{function}: {argument} overlaps {other_argument}, expected memory of its own"
-                f"{also if allowed else ''}"
+                f"{function}: {output.argument} overlaps {other.argument}, expected memory of its "
+                f"own{also if allowed else ''}"
             )
 
 
-def _same_place(a: Operand, b: Operand) -> bool:
-    return (
-        a.pointer == b.pointer
-        and a.shape == b.shape
-        and a.strides == b.strides
-        and a.dtype is b.dtype
-    )
+InPlace = tuple[tuple[str, tuple[str, ...]], ...]  # for an output, the inputs that it may be
 
 
-def _share_memory(a: Operand, b: Operand) -> bool:
+def _share_memory(a: Place, b: Place) -> bool:
     first, last = _extent(a)
     other_first, other_last = _extent(b)
-    if a.device != b.device or last <= other_first or other_last <= first:
+    if a.form.device != b.form.device or last <= other_first or other_last <= first:
         return False
     try:
         return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=10_000))  # type: ignore[arg-type]  # any int
@@ -108,47 +130,47 @@ def _share_memory(a: Operand, b: Operand) -> bool:
         return True
 
 
-def _extent(operand: Operand) -> tuple[int, int]:
+def _extent(place: Place) -> tuple[int, int]:
     """Return the addresses of the first byte and past the last one."""
-    if 0 in operand.shape:
+    form = place.form
+    if 0 in form.shape:
         return (0, 0)
-    steps = [
-        stride * (size - 1) for size, stride in zip(operand.shape, operand.strides, strict=True)
-    ]
+    steps = [stride * (size - 1) for size, stride in zip(form.shape, form.strides, strict=True)]
     lowest = sum(step for step in steps if step < 0)
     highest = sum(step for step in steps if step > 0) + 1
-    itemsize = operand.dtype.itemsize
-    return operand.pointer + lowest * itemsize, operand.pointer + highest * itemsize
+    itemsize = form.dtype.itemsize
+    return place.pointer + lowest * itemsize, place.pointer + highest * itemsize
 
 
 class _Shadow:
-    """Has the place of an operand, for NumPy to reason about and never to read."""
+    """Lies where an array does, for NumPy to reason about and never to read."""
 
-    def __init__(self, operand: Operand) -> None:
-        itemsize = operand.dtype.itemsize
+    def __init__(self, place: Place) -> None:
+        form = place.form
+        itemsize = form.dtype.itemsize
         self.__array_interface__ = {
             "version": 3,
-            "shape": operand.shape,
-            "strides": tuple(stride * itemsize for stride in operand.strides),
+            "shape": form.shape,
+            "strides": tuple(stride * itemsize for stride in form.strides),
             "typestr": f"<u{itemsize}",
-            "data": (operand.pointer, True),
+            "data": (place.pointer, True),
         }
 
 
-def _shadow(operand: Operand) -> np.ndarray[Any, Any]:
-    return np.asarray(_Shadow(operand))
+def _shadow(place: Place) -> np.ndarray[Any, Any]:
+    return np.asarray(_Shadow(place))
 
 
-def _overlaps_itself(operand: Operand) -> bool:
+def _overlaps_itself(form: Form) -> bool:
     """Whether two elements may share memory: axes by stride, each must step over the last."""
     axes = sorted(
         (abs(stride), size)
-        for size, stride in zip(operand.shape, operand.strides, strict=True)
+        for size, stride in zip(form.shape, form.strides, strict=True)
         if size > 1
     )
     reach = 1
     for stride, size in axes:
         if stride < reach:
-            return 0 not in operand.shape
+            return 0 not in form.shape
         reach += stride * (size - 1)
     return False

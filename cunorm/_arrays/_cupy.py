@@ -17,6 +17,7 @@ from cunorm._arrays._operand import (
     fresh,
     in_c_order,
     in_elements,
+    known_form,
     unaligned,
 )
 from cunorm._dtypes import dtype_of, numpy_dtype
@@ -44,7 +45,7 @@ class Cupy(Framework):
         pointer: int = data.ptr
         if strides is None or pointer % dtype.itemsize:
             raise unaligned(f"{function}: {argument}", f"{argument}.copy()")
-        form = Form(array.shape, strides, dtype, cuda_device(data.device_id))
+        form = known_form(array.shape, strides, dtype, cuda_device(data.device_id))
         return Operand(pointer, form, array, self, True)
 
     def allocate(self, form: Form) -> Operand:

@@ -144,6 +144,15 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@lru_cache(maxsize=4096)
+def known_form(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: Device
+) -> Form:
+    """Return a form; of those met before the same object, which is the quickest to compare."""
+    return Form(tuple(shape), strides, dtype, device)
+
+
+@lru_cache(maxsize=4096)
 def contiguous_form(shape: tuple[int, ...], dtype: DType, device: Device) -> Form:
     """Return the form of an array in C order."""
     return Form(shape, contiguous_strides(shape), dtype, device)

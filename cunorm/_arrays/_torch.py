@@ -20,6 +20,7 @@ from cunorm._arrays._operand import (
     cuda_device,
     fresh,
     in_c_order,
+    known_form,
     unaligned,
 )
 from cunorm._dtypes import ALLOWED, DTYPES, DType
@@ -71,7 +72,7 @@ class Torch(Framework):
             raise self._refusal(function, argument, array)
         try:
             pointer: int = array.data_ptr()
-            shape, strides = tuple(array.shape), array.stride()
+            shape, strides = array.shape, array.stride()
         except RuntimeError:  # it has no such thing: sparse, nested, inside a transform
             raise self._refusal(function, argument, array) from None
         if array.is_cpu:
@@ -82,7 +83,7 @@ class Torch(Framework):
             raise self._refusal(function, argument, array)
         if pointer % dtype.itemsize or (not pointer and array.numel()):
             raise self._refusal(function, argument, array)
-        return Operand(pointer, Form(shape, strides, dtype, device), array, self, True)
+        return Operand(pointer, known_form(shape, strides, dtype, device), array, self, True)
 
     def _refusal(self, function: str, argument: str, array: Any) -> Exception:
         """Return the error for a tensor whose memory does not hold its values as they are."""

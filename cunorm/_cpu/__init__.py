@@ -7,10 +7,21 @@ from collections.abc import Callable
 from functools import partial
 
 from cunorm._builds import Build
-from cunorm._cpu._compile import compiler, library
-from cunorm._cpu._threads import set_num_threads, thread_count
+from cunorm._cpu._compile import cache_folder, compiler, forget, library, loaded_count, prepare
+from cunorm._cpu._threads import available_cores, set_num_threads, thread_count
 
-__all__ = ["compiler", "library", "prepared", "set_num_threads", "thread_count"]
+__all__ = [
+    "available_cores",
+    "cache_folder",
+    "compiler",
+    "forget",
+    "library",
+    "loaded_count",
+    "prepare",
+    "prepared",
+    "set_num_threads",
+    "thread_count",
+]
 
 # Elements below which waking other threads costs more than they save.
 _SERIAL_WORK = 1 << 15

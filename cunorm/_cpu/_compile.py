@@ -29,6 +29,7 @@ _HOST = _INCLUDE / "host"
 # product and a sum are contracted only where the source says fma.
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-w")
 _ERROR_LINES = 8
+_LOADS = 3  # tries, as another process may clear the cache between a compile and its load
 
 Entry = Callable[[int, int, bytes], None]
 _compiling: defaultdict[Build, Lock] = defaultdict(Lock)
@@ -64,6 +65,29 @@ def library(build: Build) -> Entry:
 
 
 _loaded: dict[Build, Entry] = {}
+_made: set[Build] = set()  # those that the compiler was called for
+_times_forgotten = 0
+
+
+def prepare(build: Build) -> bool:
+    """Load a build ahead of its first launch; return whether the compiler was called for it."""
+    was_made = build in _made
+    library(build)
+    return build in _made and not was_made
+
+
+def loaded_count() -> int:
+    """Return how many builds this process has loaded."""
+    return len(_loaded)
+
+
+def forget() -> None:
+    """Let the next launch of every build load it anew; calls in progress go on undisturbed."""
+    global _times_forgotten
+    _times_forgotten += 1
+    _loaded.clear()
+    _made.clear()
+    _stand_ins.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -72,11 +96,24 @@ if hasattr(os, "register_at_fork"):
 
 
 def _load(build: Build) -> Entry:
-    entry = ctypes.CDLL(str(_compiled(build))).cunorm_launch
+    entry = _opened(build).cunorm_launch
     entry.argtypes = (ctypes.c_longlong, ctypes.c_int, ctypes.c_char_p)
     entry.restype = None
     launch: Entry = entry
     return launch
+
+
+def _opened(build: Build) -> ctypes.CDLL:
+    for _ in range(_LOADS):
+        path = _compiled(build)
+        # A loader takes a name that it had before for the library of then, be the file another.
+        name = f"{path.parent}{'/.' * _times_forgotten}/{path.name}"
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            if path.exists():
+                raise
+    raise RuntimeError(f"cunorm: somebody keeps removing {path}")
 
 
 def _compiled(build: Build) -> Path:
@@ -91,6 +128,7 @@ def _compiled(build: Build) -> Path:
     target = cache_folder() / f"{build.kernel}-{name}.so"
     if not target.exists():
         _compile(build, found, text, macros, target)
+        _made.add(build)
     return target
 
 

@@ -39,11 +39,12 @@ def thread_count() -> int:
     if _chosen is not None:
         return _chosen
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) > 0 else _available_cores()
+    return int(first) if first.isdecimal() and int(first) > 0 else available_cores()
 
 
 @cache
-def _available_cores() -> int:
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:

@@ -102,16 +102,16 @@ def backward(norm: NormBackward, arrays: GradArrays, places: Places) -> NormGrad
     """Run a backward; `places.out` has an array or None for each field of the result."""
     norm, asked = _asked(norm, arrays)
     inputs = _described(norm.function, arrays)
-    given = _given(asked, inputs, places.out)
-    plan = _planned(asked, Forms._make(forms(inputs)), forms(given.values()))
+    given = _given(norm.function, places.out)
+    plan = _planned(asked, Forms._make(forms(inputs)), forms(given))
     sums = given_workspace(norm.function, places.workspace, inputs.x, plan.form)
-    if given != _NOTHING or sums is not None:
-        _check_overlap(norm.function, inputs, {**given, "workspace": sums})
+    if given is not _NOTHING or sums is not None:
+        _check_overlap(norm.function, inputs, (*given, sums))
 
-    results = dict(given)
+    results = dict(zip(_FIELDS, given, strict=True))
     for name, form in plan.made:
         results[name] = allocate(norm.function, inputs.x, form)
-    if results != _NOTHING:
+    if any(results.values()):
         run_backward(_call(norm, plan, inputs, results, sums))
     return _exported(results)
 
@@ -149,12 +149,14 @@ def _call(
 
 def _exported(results: dict[str, Operand | None]) -> NormGrads:
     """Return the gradients; one of dx and dresidual stands for both where only it was written."""
-    exported = {name: export(operand) for name, operand in results.items()}
-    if exported["dx"] is None:
-        exported["dx"] = exported["dresidual"]
-    if exported["dresidual"] is None:
-        exported["dresidual"] = exported["dx"]
-    return NormGrads(**exported)
+    dx, dweight, dbias, dgate, dresidual = map(export, results.values())
+    return NormGrads(
+        dresidual if dx is None else dx,
+        dweight,
+        dbias,
+        dgate,
+        dx if dresidual is None else dresidual,
+    )
 
 
 def _asked(norm: NormBackward, arrays: GradArrays) -> tuple[NormBackward, Asked]:
@@ -189,7 +191,7 @@ def _described(function: str, arrays: GradArrays) -> _Inputs:
 
 @lru_cache(maxsize=1024)
 def _planned(asked: Asked, inputs: Forms, given: tuple[Form | None, ...]) -> _Plan:
-    """Check all that does not depend on where arrays lie; `given` is in the order of _NOTHING."""
+    """Check all that does not depend on where arrays lie; `given` is in the order of _FIELDS."""
     function, variant = asked.function, asked.variant
     where = _checks.geometry(function, inputs.x, variant.axis, variant.groups)
     if variant.center and inputs.mean is None:
@@ -201,7 +203,9 @@ def _planned(asked: Asked, inputs: Forms, given: tuple[Form | None, ...]) -> _Pl
         _checks.same_shape(function, name, getattr(inputs, name), where)
     _checks.param_shape(function, "weight", inputs.weight, where)
     _checks.param_shape(function, "bias", inputs.bias, where)
-    outputs = dict(zip(_NOTHING, given, strict=True))
+    outputs = dict(zip(_FIELDS, given, strict=True))
+    if any(given):
+        _check_outputs(asked, inputs, where, outputs)
     x_dtype = _x_dtype(asked, inputs.x.dtype, outputs)
     compute = FLOAT64 if FLOAT64 in (inputs.x.dtype, x_dtype) else FLOAT32
     _checks.statistic(function, "mean", inputs.mean, where, compute)
@@ -244,35 +248,41 @@ def _check_accumulators(
             )
 
 
-def _check_overlap(function: str, inputs: _Inputs, given: dict[str, Operand | None]) -> None:
-    """Check that arrays for gradients share no memory; each may be exactly an input."""
-    outputs = [
-        (name if name == "workspace" else f"out.{name}", operand) for name, operand in given.items()
-    ]
-    in_place = {argument: _Inputs._fields for argument, _ in outputs if argument != "workspace"}
-    _outputs.check_overlap(function, outputs, list(inputs._asdict().items()), in_place)
+_FIELDS = NormGrads._fields
+_NOTHING: tuple[Operand | None, ...] = (None,) * len(_FIELDS)
+_ARGUMENTS = tuple(f"out.{name}" for name in _FIELDS)
+_IN_PLACE = tuple((argument, _Inputs._fields) for argument in _ARGUMENTS)
 
 
-_NOTHING: dict[str, Operand | None] = dict.fromkeys(NormGrads._fields)
-
-
-def _given(asked: Asked, inputs: _Inputs, out: dict[str, Any]) -> dict[str, Operand | None]:
-    """Describe the arrays given for gradients; there must be such a gradient."""
+def _given(function: str, out: dict[str, Any]) -> tuple[Operand | None, ...]:
+    """Describe the arrays given for gradients."""
     if all(array is None for array in out.values()):
         return _NOTHING
-    function, variant = asked.function, asked.variant
-    where = _checks.geometry(function, inputs.x.form, variant.axis, variant.groups)
+    return _outputs.described(function, _ARGUMENTS, out.values())
+
+
+def _check_overlap(function: str, inputs: _Inputs, outputs: tuple[Operand | None, ...]) -> None:
+    """Check that arrays for gradients share no memory; each may be exactly an input."""
+    _outputs.check_overlap(
+        function,
+        _outputs.places((*_ARGUMENTS, "workspace"), outputs),
+        _outputs.places(_Inputs._fields, inputs),
+        _IN_PLACE,
+    )
+
+
+def _check_outputs(
+    asked: Asked, inputs: Forms, where: Geometry, outputs: dict[str, Form | None]
+) -> None:
+    """Check that there are such gradients, and that they can be written there."""
     operands = {"dx": "x", "dresidual": "x", "dweight": "weight", "dbias": "bias", "dgate": "gate"}
     rows, row = (where.shape, where.rows), (where.row_shape, WHOLE)
-    expected = {"dx": rows, "dweight": row, "dbias": row, "dgate": rows, "dresidual": rows}
+    expected = {"dx": rows, "dresidual": rows, "dweight": row, "dbias": row, "dgate": rows}
     for name, operand in operands.items():
         if operand not in asked.needs or getattr(inputs, operand) is None:
             reason = "its operand is absent or not in needs"
-            _outputs.refuse(function, f"out.{name}", out[name], reason)
-    return {
-        name: _outputs.given(function, f"out.{name}", out[name], *shape_and_rows)
-        for name, shape_and_rows in expected.items()
-    }
+            _outputs.refuse(asked.function, f"out.{name}", outputs[name], reason)
+        _outputs.check_form(asked.function, f"out.{name}", outputs[name], *expected[name])
 
 
 def _x_dtype(asked: Asked, stream: DType, given: dict[str, Form | None]) -> DType:

@@ -102,20 +102,20 @@ def forward(norm: Norm, arrays: Arrays, options: Options, out: dict[str, Any]) -
     """Run a forward; `out` has an array or None for each field of the result."""
     norm, asked = _asked(norm, arrays, options)
     inputs = _described(norm.function, arrays)
-    given = _given(asked, inputs.x, out)
-    plan = _planned(asked, _Forms._make(forms(inputs)), forms(given.values()))
-    if given != _NOTHING:
+    given = _given(asked, out)
+    plan = _planned(asked, _Forms._make(forms(inputs)), forms(given))
+    if given is not _NOTHING:
         _check_overlap(asked, plan, inputs, given)
 
-    results = dict(given)
+    results = dict(zip(_FIELDS, given, strict=True))
     for name, form in plan.made:
         results[name] = allocate(norm.function, inputs.x, form)
     if plan.form.where.walk.rows:
         run_forward(_call(norm, plan, inputs, results))
-    exported = {name: export(operand) for name, operand in results.items()}
-    if plan.has_stream and exported["residual"] is None:
-        exported["residual"] = arrays.x
-    return NormForward(**exported)
+    exported = NormForward._make(map(export, results.values()))
+    if plan.has_stream and exported.residual is None:
+        return exported._replace(residual=arrays.x)
+    return exported
 
 
 def _call(norm: Norm, plan: _Plan, inputs: _Inputs, results: dict[str, Operand | None]) -> Forward:
@@ -171,14 +171,16 @@ def _described(function: str, arrays: Arrays) -> _Inputs:
 
 @lru_cache(maxsize=1024)
 def _planned(asked: _Asked, inputs: _Forms, given: tuple[Form | None, ...]) -> _Plan:
-    """Check all that does not depend on where arrays lie; `given` is in the order of _NOTHING."""
+    """Check all that does not depend on where arrays lie; `given` is in the order of _FIELDS."""
     function, variant, _, options = asked
     where = _checks.geometry(function, inputs.x, variant.axis, variant.groups)
     _checks.same_shape(function, "residual", inputs.residual, where)
     _checks.same_shape(function, "gate", inputs.gate, where)
     _checks.param_shape(function, "weight", inputs.weight, where)
     _checks.param_shape(function, "bias", inputs.bias, where)
-    outputs = dict(zip(_NOTHING, given, strict=True))
+    outputs = dict(zip(_FIELDS, given, strict=True))
+    if any(given):
+        _check_outputs(asked, where, outputs)
     dtypes = _dtypes(asked, inputs, outputs)
     for name in ("mean", "rstd"):
         _checks.statistic(function, f"out.{name}", outputs[name], where, dtypes.compute)
@@ -230,7 +232,8 @@ def _form(
     return ForwardForm(where, types, layouts)
 
 
-_NOTHING: dict[str, Operand | None] = dict.fromkeys(NormForward._fields)
+_FIELDS = NormForward._fields
+_NOTHING: tuple[Operand | None, ...] = (None,) * len(_FIELDS)
 
 
 def _argument(options: Options, name: str) -> str:
@@ -238,20 +241,24 @@ def _argument(options: Options, name: str) -> str:
     return f"out.{name}" if options.saves or options.streams else "out"
 
 
-def _given(asked: _Asked, x: Operand, out: dict[str, Any]) -> dict[str, Operand | None]:
+def _given(asked: _Asked, out: dict[str, Any]) -> tuple[Operand | None, ...]:
     """Describe the arrays given for results."""
     if all(array is None for array in out.values()):
         return _NOTHING
-    function, variant = asked.function, asked.variant
-    where = _checks.geometry(function, x.form, variant.axis, variant.groups)
-    if not variant.center:
-        _outputs.refuse(function, "out.mean", out["mean"], "without center there is no mean")
+    arguments = [_argument(asked.options, name) for name in out]
+    return _outputs.described(asked.function, arguments, out.values())
+
+
+def _check_outputs(asked: _Asked, where: Geometry, outputs: dict[str, Form | None]) -> None:
+    """Check that there are such results, and that they can be written there."""
+    function = asked.function
+    if not asked.variant.center:
+        _outputs.refuse(function, "out.mean", outputs["mean"], "without center there is no mean")
     rows, statistics = (where.shape, where.rows), (where.leading_shape, WHOLE)
     expected = {"y": rows, "residual": rows, "mean": statistics, "rstd": statistics}
-    return {
-        name: _outputs.given(function, _argument(asked.options, name), out[name], *shape_and_rows)
-        for name, shape_and_rows in expected.items()
-    }
+    for name, (shape, rows_of) in expected.items():
+        argument = _argument(asked.options, name)
+        _outputs.check_form(function, argument, outputs[name], shape, rows_of)
 
 
 def _dtypes(asked: _Asked, inputs: _Forms, given: dict[str, Form | None]) -> _Dtypes:
@@ -279,19 +286,23 @@ def _stream_dtype(
 
 
 def _check_overlap(
-    asked: _Asked, plan: _Plan, inputs: _Inputs, given: dict[str, Operand | None]
+    asked: _Asked, plan: _Plan, inputs: _Inputs, given: tuple[Operand | None, ...]
 ) -> None:
     """Check that arrays for results share no memory, but exactly that of some inputs.
 
     The stream is written while gate, weight and bias are still to be read. Where x itself is
     returned as the stream, y must leave it alone.
     """
-    options = asked.options
     keeps_x = inputs.residual is None and plan.has_stream
-    over_y = () if keeps_x else _Inputs._fields
-    in_place = {_argument(options, "y"): over_y, "out.residual": ("x", "residual")}
-    outputs = [(_argument(options, name), operand) for name, operand in given.items()]
-    _outputs.check_overlap(asked.function, outputs, list(inputs._asdict().items()), in_place)
+    y = _argument(asked.options, "y")
+    in_place = ((y, () if keeps_x else _Inputs._fields), ("out.residual", ("x", "residual")))
+    arguments = [_argument(asked.options, name) for name in _FIELDS]
+    _outputs.check_overlap(
+        asked.function,
+        _outputs.places(arguments, given),
+        _outputs.places(_Inputs._fields, inputs),
+        in_place,
+    )
 
 
 def _wanted(

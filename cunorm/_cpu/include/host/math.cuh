@@ -54,11 +54,12 @@ inline V reciprocal_of_1_to_2(V v) {
   return 1.0f / v;
 }
 
-template <class V, class C, int count>
+// The coefficients stand in the order of the powers, from that of v^0.
+template <int first = 0, class V, class C, int count>
 inline V polynomial(V v, const C (&coefficients)[count]) {
   V sum = constant<V>(coefficients[count - 1]);
 #pragma GCC unroll 32
-  for (int i = count - 2; i >= 0; --i) sum = fma(sum, v, constant<V>(coefficients[i]));
+  for (int i = count - 2; i >= first; --i) sum = fma(sum, v, constant<V>(coefficients[i]));
   return sum;
 }
 
@@ -122,40 +123,74 @@ inline V exp(V v) {
   return scaled(1.0f + e.fraction, e.exponent);
 }
 
-// tanh |v| = -m / (2 + m), m = e^(-2 |v|) - 1, which is 1 long before the bound.
+// v + v^3 polynomial(v^2) up to |v| = 0.55, then 1 - 2 e / (1 + e), e = e^(-2 |v|).
+template <class C>
+struct TanhConstants;
+template <>
+struct TanhConstants<float> {
+  static constexpr float polynomial[] = {-0x1.55554ap-2f, 0x1.110d26p-3f, -0x1.b9287ap-5f,
+                                         0x1.593cfcp-6f, -0x1.9b300ep-8f};
+};
+template <>
+struct TanhConstants<double> {
+  static constexpr double polynomial[] = {
+      -0x1.555555555554fp-2, 0x1.111111111079fp-3,  -0x1.ba1ba1b97d89dp-5, 0x1.664f485970d56p-6,
+      -0x1.226e2f1480b82p-7, 0x1.d6d29b97bf89fp-9,  -0x1.7d8fd3b7ba216p-10, 0x1.3483aee0c40b5p-11,
+      -0x1.e96fc8f0cbe71p-13, 0x1.5d746298ebae9p-14, -0x1.47111e7a2f17cp-16};
+};
+
 template <class V>
 inline V tanh(V v) {
-  using K = ExpConstants<typename Element<V>::type>;
-  const auto e = exponential(-2.0f * at_most(fabs(v), 20), V{});
-  const V power = (V)((e.exponent + K::exponent_bias) << K::mantissa_bits);
-  const V m = fma(power, e.fraction, power - 1.0f);
-  return copysign(-m / (2.0f + m), v);
+  using K = TanhConstants<typename Element<V>::type>;
+  const V square = v * v, small = fma(square * v, polynomial(square, K::polynomial), v);
+  const V magnitude = fabs(v), e = exp(-2.0f * magnitude);
+  const V large = 1.0f - 2.0f * e * reciprocal_of_1_to_2(1.0f + e);
+  return select(magnitude > constant<V>(0.55), copysign(large, v), small);
 }
 
-// erfc a = e^(-a^2) polynomial(t) / (a + 3), t = (a - 3) / (a + 3), for 0 <= a <= largest.
+// erfc a = r e^(-a^2) polynomial(r - middle), r = 1 / (a + 3), for a >= 0. The subtraction is exact;
+// the middle is one at which the first coefficient is close to its rounded value.
 template <class C>
 struct ErfcConstants;
 template <>
 struct ErfcConstants<float> {
-  static constexpr float largest = 10.1;
-  static constexpr float polynomial[] = {
-      0x1.12f21ep+0f, -0x1.c44c4ap-1f, 0x1.2e3254p-1f,   -0x1.3dea76p-2f,  0x1.e99f10p-4f,
-      -0x1.b7d6e2p-6f, -0x1.4a00a4p-10f, 0x1.937e12p-9f, -0x1.cbeca8p-12f, -0x1.3a67c0p-12f};
+  static constexpr float largest = 10.1f;  // beyond, the result is 0
+  static constexpr float middle = 0x1.55582ap-3f;
+  static constexpr float polynomial[] = {0x1.12f3fep+0f,  0x1.533cf8p+2f, 0x1.53fd28p+4f,
+                                         0x1.0c418ep+6f,  0x1.35d484p+7f, 0x1.a16804p+7f,
+                                         -0x1.c9cba4p+5f, -0x1.af20d0p+9f, -0x1.96b306p+9f,
+                                         0x1.9a9b08p+11f};
 };
 template <>
 struct ErfcConstants<double> {
   static constexpr double largest = 27.3;
-  static constexpr double polynomial[] = {1};
+  static constexpr double middle = 0x1.54b9p-3;
+  static constexpr double polynomial[] = {
+      0x1.128aa99068a9dp+0,   0x1.5269e367cd0ebp+2,  0x1.530355e081450p+4,  0x1.0b816220c2641p+6,
+      0x1.35319b3270c62p+7,   0x1.a16a987eb2b4fp+7,  -0x1.b65e3352217c9p+5, -0x1.a79195e001362p+9,
+      -0x1.d0345ae4ceac0p+9,  0x1.5a3abfdd3bb07p+11, 0x1.98bc3bf2f40d6p+12, -0x1.545eb350c3a12p+13,
+      -0x1.2af38da528985p+15, 0x1.dd76d8cad14c5p+15, 0x1.aadbb058a7b72p+17, -0x1.c4ccd39016570p+18,
+      -0x1.1a3539fb86994p+20, 0x1.dae46d458dbc3p+21, 0x1.0646d48f08b3dp+22, -0x1.ba2e4efe2a8a3p+24,
+      0x1.78e66cdc816a1p+22,  0x1.fbae701501782p+26, -0x1.628c331967a9ap+27};
 };
 
+// What rounding a^2 and r lost goes into the exponent, to first order: of the latter 2 + 8.1 times
+// r - middle, which is about -(a + 3) times the derivative of log(e^(a^2) erfc a).
 template <class V>
 inline V erfc(V v) {
   using K = ErfcConstants<typename Element<V>::type>;
-  const V a = at_most(fabs(v), K::largest), square = a * a, lost = fma(a, a, -square);
-  const auto e = exponential(-square, -lost);
-  const V reciprocal = 1.0f / (a + 3.0f);
-  const V factor = polynomial(fma(reciprocal, constant<V>(-6), constant<V>(1)), K::polynomial) * reciprocal;
-  const V tail = scaled(fma(factor, e.fraction, factor), e.exponent);
+  const V one = constant<V>(1), first = constant<V>(K::polynomial[0]);
+  const V a = at_most(fabs(v), K::largest), square = a * a, square_lost = fma(a, a, -square);
+  const V sum = a + 3.0f, sum_lost = a - (sum - 3.0f);
+  const V r = 1.0f / sum, r_lost = fma(-sum_lost, r, fma(-sum, r, one));
+  const V t = r - K::middle, share = fma(t, constant<V>(8.1), constant<V>(2));
+  const auto e = exponential(-square, fma(r_lost, share, -square_lost));
+
+  // The last step of the polynomial and the product with r, and what they lose.
+  const V rest = polynomial<1>(t, K::polynomial);
+  const V p = fma(rest, t, first), p_lost = fma(rest, t, first - p);
+  const V factor = p * r, factor_lost = fma(p_lost, r, fma(p, r, -factor));
+  const V tail = scaled(factor + fma(factor, e.fraction, factor_lost), e.exponent);
   return select(v < 0.0f, 2.0f - tail, tail);
 }
 

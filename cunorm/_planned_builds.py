@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""Which builds the calls of a norm need, planned as the calls themselves are, with no arrays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cunorm import _backend
+from cunorm._arrays import Device, Form, contiguous_form
+from cunorm._builds import Build
+from cunorm._calls import BackwardForm, ForwardForm
+from cunorm._dtypes import DType
+from cunorm.results import NormForward, NormGrads
+from cunorm.row_norm import _backward, _forward
+from cunorm.row_norm._variant import Variant
+
+
+class Layer(NamedTuple):
+    """A norm as its forward is called, and what its backward is told beside."""
+
+    function: str  # named in errors
+    variant: Variant
+    x: DType
+    weight: DType | None = None
+    bias: DType | None = None
+    residual: DType | None = None
+    gate: DType | None = None
+    y: DType | None = None
+    residual_dtype: DType | None = None
+    weight_offset: float = 0.0
+    d_residual: DType | bool | None = None  # None: where there is a stream; True: of its dtype
+    needs: frozenset[str] = frozenset()
+    accumulate: bool = False
+
+
+def forward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:
+    """Return what the forward needs for an x of (rows, width), where every array is aligned."""
+    return _backend.forward_builds(_forward_form(layer, shape, device), device)
+
+
+def backward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:
+    """Return what the backward needs, given what the forward returns and a dy like its y."""
+    form = _backward_form(layer, _forward_form(layer, shape, device), device)
+    return [] if form is None else _backend.backward_builds(form, device)
+
+
+def _forward_form(layer: Layer, shape: tuple[int, int], device: Device) -> ForwardForm:
+    norm = _forward.Norm(layer.function, layer.variant, 0.0, weight_offset=layer.weight_offset)
+    names = (_name(layer.y), _name(layer.residual_dtype))
+    inputs = _forward._Forms(
+        x=contiguous_form(shape, layer.x, device),
+        residual=_form(shape, layer.residual, device),
+        gate=_form(shape, layer.gate, device),
+        weight=_form(shape[1:], layer.weight, device),
+        bias=_form(shape[1:], layer.bias, device),
+    )
+    options = _forward.Options(*names, saves=True)
+    _, asked = _forward._asked(norm, _forward.Arrays(**inputs._asdict()), options)
+    given = (None,) * len(NormForward._fields)
+    return _forward._planned(asked, inputs, given).form
+
+
+def _backward_form(layer: Layer, forward: ForwardForm, device: Device) -> BackwardForm | None:
+    """Return the form of the backward's call; None where no gradient is wanted."""
+    where, types = forward.where, forward.types
+    statistic = contiguous_form(where.leading_shape, types.compute, device)
+    inputs = _backward.Forms(
+        dy=contiguous_form(where.shape, types.y, device),
+        x=contiguous_form(where.shape, types.new_residual or types.x, device),
+        rstd=statistic,
+        mean=statistic if types.formula.center else None,
+        d_residual=_form(where.shape, _d_residual(layer, forward), device),
+        gate=_form(where.shape, types.gate, device),
+        weight=_form(where.row_shape, types.weight, device),
+        bias=_form(where.row_shape, types.bias, device),
+    )
+    norm = _backward.NormBackward(
+        layer.function,
+        layer.variant,
+        weight_offset=layer.weight_offset,
+        x_dtype=types.x.name,
+        needs=layer.needs,
+        accumulate=layer.accumulate,
+    )
+    _, asked = _backward._asked(norm, _backward.GradArrays(**inputs._asdict()))
+    sums = {"dweight": inputs.weight, "dbias": inputs.bias} if layer.accumulate else {}
+    given = {
+        name: _form(where.row_shape, types.compute, device)
+        for name, parameter in sums.items()
+        if parameter is not None and name[1:] in layer.needs
+    }
+    plan = _backward._planned(asked, inputs, tuple(map(given.get, NormGrads._fields)))
+    return plan.form if plan.made or given else None
+
+
+def _d_residual(layer: Layer, forward: ForwardForm) -> DType | None:
+    stream = forward.types.new_residual
+    if layer.d_residual is None:
+        return stream
+    if isinstance(layer.d_residual, bool):
+        return (stream or forward.types.x) if layer.d_residual else None
+    return layer.d_residual
+
+
+def _form(shape: tuple[int, ...], dtype: DType | None, device: Device) -> Form | None:
+    return None if dtype is None else contiguous_form(shape, dtype, device)
+
+
+def _name(dtype: DType | None) -> str | None:
+    return None if dtype is None else dtype.name

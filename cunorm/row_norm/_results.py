@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""The results of the public functions, one of these for each kind of function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cunorm import _outputs
+from cunorm.results import AddNorm, NormForward, NormGrads
+from cunorm.row_norm._backward import GradArrays, NormBackward, Places, backward
+from cunorm.row_norm._forward import Arrays, Norm, Options, forward
+
+_NOTHING = dict.fromkeys(NormForward._fields)
+
+
+def y_alone(norm: Norm, arrays: Arrays, options: Options, out: Any) -> Any:
+    """Run a forward that returns nothing but y."""
+    return forward(norm, arrays, options, {**_NOTHING, "y": out}).y
+
+
+def add_norm(norm: Norm, arrays: Arrays, options: Options, out: AddNorm | None) -> AddNorm:
+    """Run a forward that returns y and the residual stream."""
+    given = {**_NOTHING, **_outputs.fields(norm.function, out, AddNorm)}
+    result = forward(norm, arrays, options, given)
+    return AddNorm(result.y, result.residual)
+
+
+def norm_forward(
+    norm: Norm, arrays: Arrays, options: Options, out: NormForward | None
+) -> NormForward:
+    """Run a forward that returns all that its backward needs."""
+    return forward(norm, arrays, options, _outputs.fields(norm.function, out, NormForward))
+
+
+def norm_grads(
+    norm: NormBackward, arrays: GradArrays, out: NormGrads | None, workspace: Any = None
+) -> NormGrads:
+    """Run a backward."""
+    places = Places(_outputs.fields(norm.function, out, NormGrads), workspace)
+    return backward(norm, arrays, places)
