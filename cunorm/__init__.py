@@ -9,7 +9,9 @@ caller is never changed.
 """
 
 from cunorm import reference
+from cunorm._cache import cache_info, clear_cache
 from cunorm._cpu import set_num_threads
+from cunorm._warmup import warmup
 from cunorm.results import AddNorm, NormForward, NormGrads
 from cunorm.row_norm import (
     add_layer_norm,
@@ -27,6 +29,7 @@ from cunorm.row_norm import (
     rms_norm,
     rms_norm_backward,
     rms_norm_forward,
+    workspace_size,
 )
 
 __version__ = "0.1.0"
@@ -38,6 +41,8 @@ __all__ = [
     "add_layer_norm",
     "add_normalize",
     "add_rms_norm",
+    "cache_info",
+    "clear_cache",
     "l2_norm",
     "l2_norm_backward",
     "l2_norm_forward",
@@ -52,4 +57,6 @@ __all__ = [
     "rms_norm_backward",
     "rms_norm_forward",
     "set_num_threads",
+    "warmup",
+    "workspace_size",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line: ``python -m cunorm info`` and ``python -m cunorm demo``."""
+"""The command line: ``python -m cunorm`` with ``info``, ``demo`` or ``warmup``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cunorm import _demo, _info
+from cunorm import _demo, _info, _warmup_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,10 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=("cpu", "cuda"),
         help="where to run; by default on CUDA if there is a device, else on the CPU",
     )
+    warmup = commands.add_parser(
+        "warmup",
+        help="compile ahead what calls will need",
+        description=_warmup_command.DESCRIPTION,
+    )
+    _warmup_command.add_options(warmup)
     chosen = parser.parse_args(arguments)
     if chosen.command == "info":
         print(_info.report())
         return 0
+    if chosen.command == "warmup":
+        return _warmup_command.run(warmup, chosen)
     try:
         return _demo.run(chosen.input, chosen.device)
     except _demo.DemoError as error:

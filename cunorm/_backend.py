@@ -4,12 +4,20 @@
 from __future__ import annotations
 
 import warnings
-from functools import cache
+from functools import cache, lru_cache
 
 from cunorm import _cpu, _cuda, _fallback, _plan
 from cunorm._arrays import Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
-from cunorm._calls import Backward, BackwardForm, Forward, ForwardForm
+from cunorm._calls import (
+    Backward,
+    BackwardForm,
+    Forward,
+    ForwardForm,
+    backward_arguments,
+    forward_arguments,
+    param_grad_arguments,
+)
 
 
 def run_forward(call: Forward) -> None:
@@ -24,8 +32,8 @@ def run_forward(call: Forward) -> None:
         ):
             _cuda.launch(launch, call.arguments(), x.device, stream)
     elif _has_compiler():
-        launch = _plan.cpu_forward(form.types, walk)
-        _cpu.prepared(launch.build, launch.grid, call.arguments(), walk.elements)()
+        for kernel in cpu_forward_kernels(form, call.pointers(), call.numbers()):
+            kernel.run()
     else:
         _fallback.forward(call)
 
@@ -45,7 +53,11 @@ def run_backward(call: Backward) -> None:
         with x.framework.device_scope(x.device):
             _backward_on_gpu(call)
     elif _has_compiler():
-        _backward_on_cpu(call)
+        if call.sums is None and call.form.parameters:
+            launch = _plan.cpu_backward(call.form.types, call.form.where.walk.not_empty())
+            call = _with_sums(call, launch)
+        for kernel in cpu_backward_kernels(call.form, call.pointers(), call.numbers()):
+            kernel.run()
     else:
         _fallback.backward(call)
 
@@ -67,44 +79,59 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
     return [launch.build for launch in launches]
 
 
+# Programs call again with the arrays of before: to make ready what comes again is what takes time.
+@lru_cache(maxsize=1024)
+def cpu_forward_kernels(
+    form: ForwardForm, pointers: tuple[int, ...], numbers: bytes
+) -> tuple[_cpu.Kernel, ...]:
+    """Return what to run for a call with arrays at these places."""
+    walk = form.where.walk
+    launch = _plan.cpu_forward(form.types, walk)
+    arguments = forward_arguments(form, pointers, numbers)
+    return (_cpu.Kernel(_cpu.library(launch.build), launch.grid, arguments, walk.elements),)
+
+
+@lru_cache(maxsize=1024)
+def cpu_backward_kernels(
+    form: BackwardForm, pointers: tuple[int, ...], numbers: bytes
+) -> tuple[_cpu.Kernel, ...]:
+    """Return the same of a backward. After its first kernel, caches hold data and no Python."""
+    walk = form.where.walk
+    launch = _plan.cpu_backward(form.types, walk.not_empty())
+    kernels = []
+    if walk.rows:
+        arguments = backward_arguments(form, pointers, numbers, launch)
+        library = _cpu.library(launch.build)
+        kernels.append(_cpu.Kernel(library, launch.grid, arguments, walk.elements))
+    if form.parameters:
+        width = walk.width * walk.groups
+        params = _plan.cpu_param_grad(form.param_types, width)
+        arguments = param_grad_arguments(form, pointers, launch)
+        library = _cpu.library(params.build)
+        kernels.append(_cpu.Kernel(library, params.grid, arguments, launch.parts * width))
+    return tuple(kernels)
+
+
 def _backward_on_gpu(call: Backward) -> None:
     x, form = call.x, call.form
     walk = form.where.walk
     sm_count = _cuda.device_limits(x.device).sm_count
     launch = _plan.cuda_backward(form.types, walk.not_empty(), call.access(), sm_count)
-    _allocate_sums(call, launch)
+    if call.sums is None and form.parameters:
+        call = _with_sums(call, launch)
     with joined(x.framework, call.operands(), x.device) as stream:
         if walk.rows:
             _cuda.launch(launch, call.arguments(launch), x.device, stream)
-        if call.sums is not None:
+        if form.parameters:
             params = _plan.cuda_param_grad(form.param_types, walk.width * walk.groups)
             _cuda.launch(params, call.param_arguments(launch), x.device, stream)
 
 
-def _backward_on_cpu(call: Backward) -> None:
-    form = call.form
-    walk = form.where.walk
-    launch = _plan.cpu_backward(form.types, walk.not_empty())
-    _allocate_sums(call, launch)
-    kernels = []
-    if walk.rows:
-        arguments = call.arguments(launch)
-        kernels.append(_cpu.prepared(launch.build, launch.grid, arguments, walk.elements))
-    if call.sums is not None:
-        width = walk.width * walk.groups
-        params = _plan.cpu_param_grad(form.param_types, width)
-        arguments = call.param_arguments(launch)
-        kernels.append(_cpu.prepared(params.build, params.grid, arguments, launch.parts * width))
-    for kernel in kernels:
-        kernel()
-
-
-def _allocate_sums(call: Backward, launch: Launch) -> None:
-    parameters = (call.dweight is not None) + (call.dbias is not None)
-    if parameters and call.sums is None:
-        size = parameters * launch.sums_size
-        sums = contiguous_form((size,), call.form.types.compute, call.x.device)
-        call.sums = call.x.framework.allocate(sums)
+def _with_sums(call: Backward, launch: Launch) -> Backward:
+    """Return the call with memory for its partial sums."""
+    size = call.form.parameters * launch.sums_size
+    sums = contiguous_form((size,), call.form.types.compute, call.x.device)
+    return call._replace(sums=call.x.framework.allocate(sums))
 
 
 @cache

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 from cunorm import _plan
 from cunorm._arrays import Operand
@@ -15,9 +15,15 @@ from cunorm._checks import Geometry
 from cunorm._layout import RowLayout
 
 # The kernels' argument structs: all fields are of eight bytes. Rows: a pointer and a layout.
-_FORWARD = struct.Struct("<" + 5 * "Q5q" + "4Q3q3d")
-_BACKWARD = struct.Struct("<" + 7 * "Q5q" + "6Q3q2d")
+_FORWARD = struct.Struct("<" + 5 * "Q5q" + "4Q3q")
+_BACKWARD = struct.Struct("<" + 7 * "Q5q" + "6Q3q")
+_FORWARD_NUMBERS, _BACKWARD_NUMBERS = struct.Struct("<3d"), struct.Struct("<2d")
 _PARAM_GRAD = struct.Struct("<4Q3q")
+
+_FORWARD_ROWS = ("x", "residual", "gate", "y", "new_residual")
+_FORWARD_OTHERS = ("weight", "bias", "mean", "rstd")
+_BACKWARD_ROWS = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
+_BACKWARD_OTHERS = ("weight", "bias", "mean", "rstd")
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a key that is compared by identity
@@ -26,11 +32,10 @@ class ForwardForm:
 
     where: Geometry
     types: ForwardTypes
-    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the order of `row_operands`
+    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the kernel's order
 
 
-@dataclass(slots=True)
-class Forward:
+class Forward(NamedTuple):
     """A call of row_norm_forward."""
 
     form: ForwardForm
@@ -47,23 +52,33 @@ class Forward:
     mean: Operand | None
     rstd: Operand | None
 
-    def row_operands(self) -> tuple[Operand | None, ...]:
-        """Return the operands that have a row for each row of x."""
-        return (self.x, self.residual, self.gate, self.y, self.new_residual)
+    def numbers(self) -> bytes:
+        """Return the end of the arguments, as bits: 0.0 is not -0.0."""
+        return _FORWARD_NUMBERS.pack(self.k, self.eps, self.weight_offset)
+
+    def pointers(self) -> tuple[int, ...]:
+        """Return where the arrays lie, 0 for none, in the order of the fields."""
+        return tuple([0 if operand is None else operand.pointer for operand in self[4:]])
 
     def arguments(self) -> bytes:
         """Return `struct Arguments` of row_norm_forward.cu."""
-        parameters = (self.weight, self.bias, self.mean, self.rstd)
-        pointers = tuple(map(_pointer, (*self.row_operands(), *parameters)))
-        return _forward_arguments(self.form, pointers, self.k, self.eps, self.weight_offset)
+        return forward_arguments(self.form, self.pointers(), self.numbers())
 
     def operands(self) -> list[Operand]:
         """Return every array of the call."""
-        return _present(*self.row_operands(), self.weight, self.bias, self.mean, self.rstd)
+        return [operand for operand in self[4:] if operand is not None]
 
     def access(self) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        return _access(self.form, self.row_operands(), (self.weight, self.bias))
+        return _access(self, _FORWARD_ROWS)
+
+
+def forward_arguments(form: ForwardForm, pointers: tuple[int, ...], numbers: bytes) -> bytes:
+    """Return `struct Arguments` of row_norm_forward.cu; `pointers` as Forward has them."""
+    at = dict(zip(Forward._fields[4:], pointers, strict=True))
+    others = [at[name] for name in _FORWARD_OTHERS]
+    rows = _rows([at[name] for name in _FORWARD_ROWS], form.layouts)
+    return _FORWARD.pack(*rows, *others, *_sizes(form.where)) + numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,14 +88,19 @@ class BackwardForm:
     where: Geometry
     types: BackwardTypes
     param_types: ParamGradTypes
-    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the order of `row_operands`
+    layouts: tuple[RowLayout, ...]  # of the operands with rows, in the kernel's order
+
+    @property
+    def parameters(self) -> int:
+        """Return for how many parameters a gradient is wanted."""
+        return self.types.dweight + self.types.dbias
 
 
-@dataclass(slots=True)
-class Backward:
+class Backward(NamedTuple):
     """A call of row_norm_backward, and of param_grad where a parameter's gradient is wanted.
 
-    Its results belong to the framework and the device of x, which need not be among what is read.
+    Its results belong to the framework and the device of x. Whether an input is read is for the
+    types of the form to say.
     """
 
     form: BackwardForm
@@ -88,104 +108,94 @@ class Backward:
     weight_offset: float
     dy: Operand
     x: Operand
+    rstd: Operand | None
+    mean: Operand | None
     d_residual: Operand | None
     gate: Operand | None
-    dx: Operand | None
-    dresidual: Operand | None
-    dgate: Operand | None
     weight: Operand | None
     bias: Operand | None
-    mean: Operand | None
-    rstd: Operand | None
+    dx: Operand | None
     dweight: Operand | None
     dbias: Operand | None
+    dgate: Operand | None
+    dresidual: Operand | None
     sums: Operand | None = None  # partial sums: for dweight, then for dbias
 
-    def row_operands(self) -> tuple[Operand | None, ...]:
-        """Return the operands that have a row for each row of x."""
-        x = self.x if self.form.types.x is not None else None
-        inputs = (self.dy, x, self.d_residual, self.gate)
-        return (*inputs, self.dx, self.dresidual, self.dgate)
+    def numbers(self) -> bytes:
+        """Return the end of the arguments, as bits: 0.0 is not -0.0."""
+        return _BACKWARD_NUMBERS.pack(self.k, self.weight_offset)
 
-    def sum_pointers(self, launch: Launch) -> tuple[int, int]:
-        """Return where the partial sums for dweight and for dbias begin."""
-        if self.sums is None:
-            return (0, 0)
-        first = self.sums.pointer
-        if self.dweight is None:
-            return (0, first)
-        size = launch.sums_size * self.form.types.compute.itemsize
-        return (first, 0 if self.dbias is None else first + size)
+    def pointers(self) -> tuple[int, ...]:
+        """Return where the arrays lie, 0 for none, in the order of the fields."""
+        return tuple([0 if operand is None else operand.pointer for operand in self[3:]])
 
     def arguments(self, launch: Launch) -> bytes:
         """Return `struct Arguments` of row_norm_backward.cu."""
-        parameters = (self.weight, self.bias, self.mean, self.rstd)
-        pointers = tuple(map(_pointer, (*self.row_operands(), *parameters)))
-        pointers += self.sum_pointers(launch)
-        return _backward_arguments(self.form, pointers, self.k, self.weight_offset)
+        return backward_arguments(self.form, self.pointers(), self.numbers(), launch)
 
     def param_arguments(self, launch: Launch) -> bytes:
         """Return `struct Arguments` of param_grad.cu; `launch` is row_norm_backward's."""
-        rows, width, groups = self.form.where.walk
-        return _PARAM_GRAD.pack(
-            *self.sum_pointers(launch),
-            *map(_pointer, (self.dweight, self.dbias)),
-            launch.parts if rows else 0,
-            launch.sums_pitch,
-            width * groups,
-        )
+        return param_grad_arguments(self.form, self.pointers(), launch)
 
     def operands(self) -> list[Operand]:
         """Return every array of the call."""
-        others = (self.weight, self.bias, self.mean, self.rstd)
-        return _present(*self.row_operands(), *others, self.dweight, self.dbias, self.sums)
+        return [operand for operand in self[3:] if operand is not None]
 
     def access(self) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        return _access(self.form, self.row_operands(), (self.weight, self.bias))
+        return _access(self, _BACKWARD_ROWS)
 
 
-# Programs call again with the arrays of before: packing what comes again is what takes time.
-@lru_cache(maxsize=1024)
-def _forward_arguments(form: ForwardForm, pointers: tuple[int, ...], *numbers: float) -> bytes:
-    rows, width, groups = form.where.walk
-    return _FORWARD.pack(
-        *_rows(pointers, form.layouts), *pointers[5:], rows, groups, width, *numbers
+def backward_arguments(
+    form: BackwardForm, pointers: tuple[int, ...], numbers: bytes, launch: Launch
+) -> bytes:
+    """Return `struct Arguments` of row_norm_backward.cu; `pointers` as Backward has them."""
+    at = dict(zip(Backward._fields[3:], pointers, strict=True))
+    others = [at[name] for name in _BACKWARD_OTHERS]
+    sums = _sum_pointers(form, at["sums"], launch)
+    rows = _rows([at[name] for name in _BACKWARD_ROWS], form.layouts)
+    return _BACKWARD.pack(*rows, *others, *sums, *_sizes(form.where)) + numbers
+
+
+def param_grad_arguments(form: BackwardForm, pointers: tuple[int, ...], launch: Launch) -> bytes:
+    """Return `struct Arguments` of param_grad.cu; `launch` is row_norm_backward's."""
+    at = dict(zip(Backward._fields[3:], pointers, strict=True))
+    rows, groups, width = _sizes(form.where)
+    return _PARAM_GRAD.pack(
+        *_sum_pointers(form, at["sums"], launch),
+        *(at["dweight"], at["dbias"]),
+        *(launch.parts if rows else 0, launch.sums_pitch, width * groups),
     )
 
 
-@lru_cache(maxsize=1024)
-def _backward_arguments(form: BackwardForm, pointers: tuple[int, ...], *numbers: float) -> bytes:
-    rows, width, groups = form.where.walk
-    return _BACKWARD.pack(
-        *_rows(pointers, form.layouts), *pointers[7:], rows, groups, width, *numbers
-    )
+def _sum_pointers(form: BackwardForm, first: int, launch: Launch) -> tuple[int, int]:
+    """Return where the partial sums for dweight and for dbias begin."""
+    if not form.types.dweight:
+        return (0, first)
+    size = launch.sums_size * form.types.compute.itemsize
+    return (first, first + size if form.types.dbias else 0)
 
 
-def _rows(pointers: tuple[int, ...], layouts: tuple[RowLayout, ...]) -> Iterator[int]:
+def _rows(pointers: list[int], layouts: tuple[RowLayout, ...]) -> Iterator[int]:
     """Return the fields of `struct Rows` for each layout, with the pointers in front."""
-    for pointer, layout in zip(pointers, layouts, strict=False):
+    for pointer, layout in zip(pointers, layouts, strict=True):
         yield pointer
         yield from layout
 
 
-def _pointer(operand: Operand | None) -> int:
-    return 0 if operand is None else operand.pointer
+def _sizes(where: Geometry) -> tuple[int, int, int]:
+    rows, width, groups = where.walk
+    return rows, groups, width
 
 
-def _present(*operands: Operand | None) -> list[Operand]:
-    return [operand for operand in operands if operand is not None]
-
-
-def _access(
-    form: ForwardForm | BackwardForm,
-    rows: tuple[Operand | None, ...],
-    parameters: tuple[Operand | None, ...],
-) -> int:
-    places: list[tuple[int, int, tuple[int, ...]]] = [
-        (operand.pointer, operand.dtype.itemsize, layout.strides)
-        for operand, layout in zip(rows, form.layouts, strict=True)
-        if operand is not None
-    ]
-    places += [(p.pointer, p.dtype.itemsize, ()) for p in _present(*parameters)]
-    return _plan.common_access(form.where.walk.width, places)
+def _access(call: Forward | Backward, names: tuple[str, ...]) -> int:
+    """Return what the alignment of the operands that the kernel reads and writes allows."""
+    types = call.form.types
+    places: list[tuple[int, int, tuple[int, ...]]] = []
+    for dtype, name, layout in zip(types.row_operands(), names, call.form.layouts, strict=True):
+        if dtype is not None:
+            places.append((getattr(call, name).pointer, dtype.itemsize, layout.strides))
+    for dtype, parameter in ((types.weight, call.weight), (types.bias, call.bias)):
+        if dtype is not None and parameter is not None:
+            places.append((parameter.pointer, dtype.itemsize, ()))
+    return _plan.common_access(call.form.where.walk.width, places)

@@ -13,7 +13,7 @@ from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
-from cunorm._arrays import Form, Operand, describe
+from cunorm._arrays import Form
 from cunorm._dtypes import DType
 from cunorm._layout import RowsOf
 from cunorm._plan import Walk
@@ -86,11 +86,6 @@ def _check_groups(function: str, groups: int, axis: int, axis_is_last: bool, wid
         )
 
 
-def optional(function: str, argument: str, array: Any) -> Operand | None:
-    """Describe an array that may be absent."""
-    return None if array is None else describe(function, argument, array)
-
-
 def same_shape(function: str, argument: str, operand: Form | None, where: Geometry) -> None:
     """Check an operand that has an element for each of x."""
     if operand is not None and operand.shape != where.shape:
@@ -154,7 +149,7 @@ def length(function: str, c: object) -> float | None:
     value = _number(function, "c", c)
     if not math.isfinite(value):
         raise ValueError(f"{function}: c is {c!r}, expected a finite number or None")
-    return value + 0.0  # -0.0 equals 0.0 where calls are remembered, so it has to be the same
+    return value
 
 
 def finite(function: str, argument: str, given: object) -> float:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cunorm
-from cunorm import _cpu, _cuda
-from cunorm._cpu._compile import cache_folder
+from cunorm import _cache, _cpu, _cuda
 from cunorm._sources import kernel_folder
 
 # Asked for by name, as importing torch or JAX takes seconds and memory.
@@ -141,11 +140,11 @@ def _compilers() -> Lines:
 
 
 def _caches() -> Lines:
-    cupy_folder = os.environ.get("CUPY_CACHE_DIR") or Path("~/.cupy/kernel_cache").expanduser()
-    yield "CPU builds", _content(cache_folder(), "*.so")
-    yield "CuPy's kernels", _content(Path(cupy_folder), "*")
+    cunorms, cupys = _cache.cache_info(), _cache.cupy_cache_folder()
+    yield "CPU builds", _content(cunorms.folder, cunorms.libraries, cunorms.bytes)
+    sizes = [path.stat().st_size for path in cupys.glob("*") if path.is_file()]
+    yield "CuPy's kernels", _content(cupys, len(sizes), sum(sizes))
 
 
-def _content(folder: Path, pattern: str) -> str:
-    sizes = [path.stat().st_size for path in folder.glob(pattern) if path.is_file()]
-    return f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB"
+def _content(folder: Path, files: int, size: int) -> str:
+    return f"{folder}: {files} files, {size / 2**20:.1f} MiB"

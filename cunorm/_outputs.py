@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from cunorm._arrays import Form, Operand, describe
 from cunorm._layout import RowsOf
+
+R = TypeVar("R")
+InPlace = tuple[tuple[str, tuple[str, ...]], ...]  # for an output, the inputs that it may be
 
 
 class Place(NamedTuple):
@@ -21,16 +23,16 @@ class Place(NamedTuple):
     form: Form
 
 
-def fields(function: str, out: Any, result: type[Any]) -> dict[str, Any]:
-    """Return the arrays in `out`, which is None or a result tuple of arrays and Nones."""
+def checked_out(function: str, out: Any, result: type[R]) -> R:
+    """Return `out`, which is None or a result tuple of arrays and Nones, as such a tuple."""
     if out is None:
-        return dict.fromkeys(result._fields)
+        return result()
     if not isinstance(out, result):
         raise TypeError(
             f"{function}: out is a {type(out).__qualname__}, expected a {result.__name__} "
             "of arrays and Nones"
         )
-    return dict(zip(result._fields, out, strict=True))
+    return out
 
 
 def described(
@@ -82,41 +84,37 @@ def refuse(function: str, argument: str, form: Form | None, reason: str) -> None
         raise ValueError(f"{function}: {argument} is given, expected None: {reason}")
 
 
-def places(arguments: Iterable[str], operands: Iterable[Operand | None]) -> tuple[Place, ...]:
-    """Return where those operands lie that there are."""
-    return tuple(
-        [
-            Place(argument, operand.pointer, operand.form)
-            for argument, operand in zip(arguments, operands, strict=True)
-            if operand is not None
-        ]
-    )
+class Overlaps(NamedTuple):
+    """What is to be checked of where the arrays of a call lie; the same for all of its plan.
 
-
-@lru_cache(maxsize=1024)
-def check_overlap(
-    function: str, outputs: tuple[Place, ...], inputs: tuple[Place, ...], in_place: InPlace
-) -> None:
-    """Check that no output shares memory with another operand.
-
-    It may be, exactly, an input that `in_place` has for it: nobody reads an element of that after
-    the thread that writes it.
+    It may be, exactly, an input that `in_place` has for an output: nobody reads an element of that
+    after the thread that writes it.
     """
-    for number, output in enumerate(outputs):
-        allowed = dict(in_place).get(output.argument, ())
-        for other in (*outputs[:number], *inputs):
-            if not _share_memory(output, other):
-                continue
-            if other.argument in allowed and output[1:] == other[1:]:
-                continue
-            also = " (or exactly the memory, shape, strides and dtype of an input)"
-            raise ValueError(
-                f"{function}: {output.argument} overlaps {other.argument}, expected memory of its "
-                f"own{also if allowed else ''}"
-            )
 
+    function: str
+    outputs: tuple[tuple[str, Form | None], ...]
+    inputs: tuple[tuple[str, Form | None], ...]
+    in_place: InPlace
 
-InPlace = tuple[tuple[str, tuple[str, ...]], ...]  # for an output, the inputs that it may be
+    def check(self, pointers: tuple[int, ...]) -> None:
+        """Check that no output shares memory with another operand; outputs come first."""
+        named = (*self.outputs, *self.inputs)
+        places = [
+            None if form is None else Place(argument, pointer, form)
+            for (argument, form), pointer in zip(named, pointers, strict=True)
+        ]
+        for number, output in enumerate(places[: len(self.outputs)]):
+            allowed = dict(self.in_place).get(output.argument, ()) if output is not None else ()
+            for other in (*places[:number], *places[len(self.outputs) :]):
+                if output is None or other is None or not _share_memory(output, other):
+                    continue
+                if other.argument in allowed and output[1:] == other[1:]:
+                    continue
+                also = " (or exactly the memory, shape, strides and dtype of an input)"
+                raise ValueError(
+                    f"{self.function}: {output.argument} overlaps {other.argument}, expected "
+                    f"memory of its own{also if allowed else ''}"
+                )
 
 
 def _share_memory(a: Place, b: Place) -> bool:

@@ -83,6 +83,9 @@ _BACKWARD_TEAMS = ((64, 8), (128, 16), (256, 32), (512, 64), (4096, 128), (16384
 # Bytes of a row that a thread may keep in registers, by threads of the block: a block has 64 Ki
 # registers, a thread at most 255.
 _KEPT_BYTES = {8: 512, 16: 512, 32: 512, 64: 512, 128: 512, 256: 512, 512: 256, 1024: 64}
+# The same in elements, for the backward with a gate: activations take registers too. With more
+# kept, and with more threads, ptxas spills.
+_GATED_ELEMENTS, _GATED_THREADS = 24, 256
 _STREAMED_THREADS = 512
 # Bytes of a pack once converted, of which a thread has several in registers at a time.
 _PACK_BYTES = 32
@@ -100,11 +103,19 @@ def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
     threads_per_row = next((threads for limit, threads in teams if width <= limit), None)
     while threads_per_row is not None and threads_per_row in _KEPT_BYTES:
         packs = -(-width // (threads_per_row * pack))
-        if packs * pack * types.kept_bytes() <= _KEPT_BYTES[threads_per_row]:
+        if _fits(types, threads_per_row, packs * pack):
             threads = max(threads_per_row, 128) if threads_per_row <= 32 else threads_per_row
             return Team(threads, threads_per_row, pack, packs)
         threads_per_row *= 2
     return Team(_STREAMED_THREADS, _STREAMED_THREADS, pack, packs=0)
+
+
+def _fits(types: ForwardTypes | BackwardTypes, threads: int, elements: int) -> bool:
+    """Whether a thread's registers hold so many elements of a row, beside what is computed."""
+    gated = isinstance(types, BackwardTypes) and types.gate is not None
+    if gated and (threads > _GATED_THREADS or elements > _GATED_ELEMENTS):
+        return False
+    return elements * types.kept_bytes() <= _KEPT_BYTES[threads]
 
 
 @lru_cache(maxsize=4096)

@@ -10,9 +10,8 @@ from cunorm._arrays import Device, Form, contiguous_form
 from cunorm._builds import Build
 from cunorm._calls import BackwardForm, ForwardForm
 from cunorm._dtypes import DType
-from cunorm.results import NormForward, NormGrads
-from cunorm.row_norm import _backward, _forward
-from cunorm.row_norm._variant import Variant
+from cunorm.row_norm import _backward_plan, _forward_plan
+from cunorm.row_norm._variant import Variant, checked_offset
 
 
 class Layer(NamedTuple):
@@ -45,26 +44,26 @@ def backward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> lis
 
 
 def _forward_form(layer: Layer, shape: tuple[int, int], device: Device) -> ForwardForm:
-    norm = _forward.Norm(layer.function, layer.variant, 0.0, weight_offset=layer.weight_offset)
     names = (_name(layer.y), _name(layer.residual_dtype))
-    inputs = _forward._Forms(
+    inputs = _forward_plan.Forms(
         x=contiguous_form(shape, layer.x, device),
         residual=_form(shape, layer.residual, device),
         gate=_form(shape, layer.gate, device),
         weight=_form(shape[1:], layer.weight, device),
         bias=_form(shape[1:], layer.bias, device),
     )
-    options = _forward.Options(*names, saves=True)
-    _, asked = _forward._asked(norm, _forward.Arrays(**inputs._asdict()), options)
-    given = (None,) * len(NormForward._fields)
-    return _forward._planned(asked, inputs, given).form
+    options = _forward_plan.Options(*names, saves=True)
+    has_offset = checked_offset(layer.function, layer.weight_offset, inputs.weight) != 0.0
+    asked = _forward_plan.asked(layer.function, layer.variant, has_offset, options)
+    given = (None,) * len(_forward_plan.FIELDS)
+    return _forward_plan.planned(asked, tuple(inputs), given).form
 
 
 def _backward_form(layer: Layer, forward: ForwardForm, device: Device) -> BackwardForm | None:
     """Return the form of the backward's call; None where no gradient is wanted."""
     where, types = forward.where, forward.types
     statistic = contiguous_form(where.leading_shape, types.compute, device)
-    inputs = _backward.Forms(
+    inputs = _backward_plan.Forms(
         dy=contiguous_form(where.shape, types.y, device),
         x=contiguous_form(where.shape, types.new_residual or types.x, device),
         rstd=statistic,
@@ -74,23 +73,23 @@ def _backward_form(layer: Layer, forward: ForwardForm, device: Device) -> Backwa
         weight=_form(where.row_shape, types.weight, device),
         bias=_form(where.row_shape, types.bias, device),
     )
-    norm = _backward.NormBackward(
+    asked = _backward_plan.asked(
         layer.function,
         layer.variant,
-        weight_offset=layer.weight_offset,
-        x_dtype=types.x.name,
-        needs=layer.needs,
-        accumulate=layer.accumulate,
+        checked_offset(layer.function, layer.weight_offset, inputs.weight) != 0.0,
+        types.x.name,
+        layer.needs,
+        layer.accumulate,
     )
-    _, asked = _backward._asked(norm, _backward.GradArrays(**inputs._asdict()))
     sums = {"dweight": inputs.weight, "dbias": inputs.bias} if layer.accumulate else {}
     given = {
         name: _form(where.row_shape, types.compute, device)
         for name, parameter in sums.items()
         if parameter is not None and name[1:] in layer.needs
     }
-    plan = _backward._planned(asked, inputs, tuple(map(given.get, NormGrads._fields)))
-    return plan.form if plan.made or given else None
+    outputs = tuple(map(given.get, _backward_plan.FIELDS))
+    plan = _backward_plan.planned(asked, tuple(inputs), outputs)
+    return None if plan.is_empty else plan.form
 
 
 def _d_residual(layer: Layer, forward: ForwardForm) -> DType | None:

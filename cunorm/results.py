@@ -36,8 +36,8 @@ class NormForward(NamedTuple):
         The new residual stream, which is what was normalised; None where no residual,
         no dtype of it and no array for it was given.
     mean, rstd : array or None
-        The statistics of the rows, in the compute type, of shape ``x.shape[:axis]``; mean is None
-        unless the rows are centred.
+        The statistics of the rows, in the compute type, of shape ``x.shape[:axis]``, with a last
+        axis of length `groups` if those are not 1; mean is None unless the rows are centred.
     """
 
     y: Any = None
@@ -55,8 +55,9 @@ class NormGrads(NamedTuple):
         Gradient of the branch x, of x's shape.
     dweight, dbias : array or None
         Gradients of the parameters, of the row's shape.
-    dgate : None
-        Kept for the gradient of a gate, which no operator has yet.
+    dgate : array or None
+        Gradient of the gate, of x's shape (also where the gate is an expanded view) and in the
+        gate's dtype.
     dresidual : array or None
         Gradient of the residual stream: the same as dx, in the stream's dtype.
     """

@@ -22,7 +22,7 @@ BACKWARDS = [name for name in cunorm.__all__ if name.endswith("_backward")]
 def given():
     """Arrays that go together, and the backward's."""
     rows, parameter = (5, WIDTH), (WIDTH,)
-    names = {"x": rows, "residual": rows, "dy": rows, "d_residual": rows}
+    names = dict.fromkeys(("x", "residual", "gate", "dy", "d_residual"), rows)
     names |= {"weight": parameter, "bias": parameter, "rstd": (5,), "mean": (5,)}
     return SimpleNamespace(**{name: draw(name, shape, "float32") for name, shape in names.items()})
 

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The bounds hold for arithmetic done well and fail for each way of doing it wrong.
 
-The kernels here are the formulas in NumPy, in the compute type and with one rounding on the store.
+The kernels here are those of `arithmetic`; with a gate, groups and so on, in `test_bounds_gates`.
 """
 
 from __future__ import annotations
 
-import math
-
 import ml_dtypes
 import numpy as np
 import pytest
+from arithmetic import backward, forward
 from bounds import assert_same_numbers, assert_within, check_backward, check_forward, ulp
-
-from cunorm.results import NormForward, NormGrads
 
 DTYPES = {
     "float16": np.dtype(np.float16),
@@ -88,71 +85,6 @@ def test_same_numbers_tells_dtypes_and_zeros_apart():
 # --- kernels done well ----------------------------------------------------------------------------
 
 
-def mean(values):
-    return values.mean(axis=-1, keepdims=True, dtype=values.dtype)
-
-
-def forward(x, weight, bias, residual=None, *, c=None, center=False, eps=1e-6, wrong=""):
-    one = np.float64 if np.float64 in (x.dtype, getattr(residual, "dtype", None)) else np.float32
-    p = x.astype(one)
-    stream = None
-    if residual is not None:
-        total = p + residual.astype(one)
-        stream = total.astype(residual.dtype)
-        p = total if wrong == "norm reads the unrounded sum" else stream.astype(one)
-    shift, q, square = None, p, mean(p * p)
-    if center:
-        shift = mean(p)
-        t = p - shift
-        correction = mean(t)
-        shift, q, square = shift + correction, t - correction, mean(t * t) - correction**2
-        if wrong == "mean is not corrected":
-            q, square = t, mean(t * t)
-        if wrong == "variance is E[x*x] - E[x]**2":
-            square = np.maximum(mean(p * p) - shift**2, 0)
-        if wrong == "variance divides by d - 1":
-            square = square * one(x.shape[-1] / (x.shape[-1] - 1))
-    rstd = 1 / np.sqrt(square + one(0 if wrong == "no eps" else eps))
-    if wrong == "rstd has half its bits":
-        rstd = rstd.astype(np.float16).astype(one)
-    k = one(1 if c is None or wrong == "no c" else c / math.sqrt(x.shape[-1]))
-    y = k * (q * rstd)
-    if wrong == "normalised value is rounded before weight":
-        y = y.astype(x.dtype).astype(one)
-    y = y if weight is None else y * weight.astype(one)
-    y = y if bias is None else y + bias.astype(one)
-    shift = None if shift is None else shift[:, 0]
-    return NormForward(y.astype(x.dtype), stream, shift, rstd[:, 0])
-
-
-def backward(dy, x, weight, bias, d_residual=None, *, c=None, center=False, eps=1e-6, wrong=""):
-    one = np.float64 if x.dtype == np.float64 else np.float32
-    f = forward(x, None, None, center=center, eps=eps)
-    rstd, dn, q = f.rstd[:, None], dy.astype(one), x.astype(one)
-    k = one(1 if c is None else c / math.sqrt(x.shape[-1]))
-    if center:
-        q = q - f.mean[:, None]
-        q = q if wrong == "mean is not corrected" else q - mean(q)
-    r = q * rstd
-    dr = k * dn if weight is None else k * dn * weight.astype(one)
-    slope = mean(r * dr)
-    if wrong == "no mean(r * dr)":
-        slope = slope * 0
-    dq = rstd * (dr - r * slope - (mean(dr) if center and wrong != "no mean(dq)" else 0))
-    if d_residual is not None and wrong != "no d_residual":
-        dq = dq + d_residual.astype(one)
-    if wrong == "rounded twice":
-        dq = dq.astype(np.float16)
-    summands = dn * (r if wrong == "dweight without k" else k * r)
-    if wrong == "sums are kept in the parameter's dtype":
-        dweight = np.add.accumulate(summands.astype(weight.dtype), axis=0)[-1]
-    else:
-        dweight = summands.sum(axis=0)
-    dbias = dn[:-1].sum(axis=0) if wrong == "dbias misses a row" else dn.sum(axis=0)
-    dx = dq.astype(x.dtype)
-    return NormGrads(dx, dweight.astype(weight.dtype), dbias.astype(bias.dtype), None, dx)
-
-
 def inputs(dtype, shape, mean=0.0, seed=0):
     rng = np.random.default_rng(seed)
     names = ("x", "residual", "dy", "d_residual")
@@ -189,7 +121,7 @@ WRONG_FORWARD = {
     "no c": ("float32", 0.0),
     "rstd has half its bits": ("float32", 0.0),
     "norm reads the unrounded sum": ("bfloat16", 0.0),
-    "normalised value is rounded before weight": ("bfloat16", 0.0),
+    "rounding before weight is otherwise": ("bfloat16", 0.0),
 }
 
 

@@ -11,16 +11,10 @@ from collections.abc import Iterator
 import pytest
 from covers import Case, everything, pairwise
 
+from cunorm._builds import BackwardTypes, Build, Formula, ForwardTypes, ParamGradTypes
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
-from cunorm._plan import (
-    BackwardTypes,
-    Build,
-    ForwardTypes,
-    ParamGradTypes,
-    cuda_backward,
-    cuda_forward,
-    cuda_param_grad,
-)
+from cunorm._plan import Walk, cuda_backward, cuda_forward, cuda_param_grad
+from cunorm.row_norm._variant import ACTIVATIONS
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from nvrtc import compile_cubin, resource_usage  # it needs CuPy
@@ -31,74 +25,106 @@ ROWS, SM_COUNT = 4096, 132
 WIDTHS = (1, 100, 1000, 5003, 8192, 65536)
 MORE_WIDTHS = (256, 3072, 4096, 16384, 32768)
 
-# An operand has x's dtype ("x"), float32, another of them, or is absent (None).
-FORWARD = {
+# What both kernels have. An operand has x's dtype ("x"), float32, another of them, or is absent
+# (None).
+COMMON = {
     "x": tuple(DTYPES),
-    "residual": (None, "x", "float32"),
+    "gate": (None, "x", "float32"),
+    "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
+    "position": ("post", "pre"),
     "weight": (None, "x", "float32"),
-    "bias": (None, "x", "float32"),
-    "y": ("x", "float32"),
+    "offset": (False, True),
+    "rounded": (False, True),
     "center": (False, True),
     "width": WIDTHS,
+    "groups": (1, 3, 8),
     "access": (1, 2, 16),
 }
+FORWARD = {
+    **COMMON,
+    "residual": (None, "x", "float32"),
+    "bias": (None, "x", "float32"),
+    "y": ("x", "float32"),
+}
 BACKWARD = {
-    "x": tuple(DTYPES),
+    **COMMON,
     "dy": ("x", "float16"),
     "d_residual": (None, "x"),
     "outputs": ("dx", "bfloat16 dx and dresidual", "neither"),
-    "weight": (None, "x", "float32"),
+    "dgate": (False, True),
     "sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias")),
-    "center": (False, True),
-    "width": WIDTHS,
-    "access": (1, 2, 16),
 }
 PARAM_GRAD = {
     "compute": ("float32", "float64"),
     "dweight": (None, *DTYPES),
     "dbias": (None, *DTYPES),
+    "accumulate": (False, True),
 }
+
+
+def _dtype(case: Case, name: str):
+    return {"x": DTYPES[case["x"]], None: None, **DTYPES}[case[name]]
+
+
+def _formula(case: Case, compute) -> Formula:
+    gated, x = case["gate"] is not None, DTYPES[case["x"]]
+    return Formula(
+        center=case["center"],
+        activation=case["activation"] if gated else "identity",
+        pre_gate=gated and case["position"] == "pre",
+        weight_offset=case["offset"] and case["weight"] is not None,
+        rounded=x if case["rounded"] and x is not compute else None,
+    )
 
 
 def forward_build(case: Case) -> Build:
     """Return the build of a case of FORWARD."""
-    dtype = {"x": DTYPES[case["x"]], None: None, **DTYPES}
-    residual = dtype[case["residual"]]
-    compute = FLOAT64 if FLOAT64 in (dtype["x"], residual) else FLOAT32
-    operands = (dtype[case[name]] for name in ("weight", "bias", "y"))
-    types = ForwardTypes(compute, dtype["x"], residual, residual, *operands, case["center"])
-    return cuda_forward(types, ROWS, case["width"], case["access"]).build
+    operands = {name: _dtype(case, name) for name in ("x", "residual", "gate", "weight", "bias")}
+    compute = FLOAT64 if FLOAT64 in (operands["x"], operands["residual"]) else FLOAT32
+    types = ForwardTypes(
+        compute=compute,
+        **operands,
+        new_residual=operands["residual"],
+        y=_dtype(case, "y"),
+        formula=_formula(case, compute),
+    )
+    walk = Walk(ROWS, case["width"], case["groups"])
+    return cuda_forward(types, walk, case["access"]).build
 
 
 def backward_build(case: Case) -> Build:
     """Return the build of a case of BACKWARD."""
-    dtype = {"x": DTYPES[case["x"]], None: None, **DTYPES}
-    x = dtype["x"]
+    x = DTYPES[case["x"]]
     dx, dresidual = {
         "dx": (x, None),
         "bfloat16 dx and dresidual": (DTYPES["bfloat16"], x),
         "neither": (None, None),
     }[case["outputs"]]
+    compute = FLOAT64 if x is FLOAT64 else FLOAT32
+    formula = _formula(case, compute)
+    gate = _dtype(case, "gate")
+    dgate = gate if case["dgate"] else None
     types = BackwardTypes(
-        compute=FLOAT64 if x is FLOAT64 else FLOAT32,
-        dy=dtype[case["dy"]],
-        x=x,
-        d_residual=dtype[case["d_residual"]],
+        compute=compute,
+        **{name: _dtype(case, name) for name in ("dy", "x", "d_residual", "weight")},
+        gate=gate,
         dx=dx,
         dresidual=dresidual,
-        weight=dtype[case["weight"]],
-        center=case["center"],
+        dgate=dgate,
+        bias=x if dgate is not None and not formula.pre_gate else None,
         dweight="dweight" in case["sums"],
         dbias="dbias" in case["sums"],
+        formula=formula,
     )
-    return cuda_backward(types, ROWS, case["width"], case["access"], SM_COUNT).build
+    walk = Walk(ROWS, case["width"], case["groups"])
+    return cuda_backward(types, walk, case["access"], SM_COUNT).build
 
 
 def param_grad_build(case: Case) -> Build:
     """Return the build of a case of PARAM_GRAD."""
     dtype = {None: None, **DTYPES}
-    types = ParamGradTypes(*(dtype[case[name]] for name in ("compute", "dweight", "dbias")))
-    return cuda_param_grad(types, 4096).build
+    types = (dtype[case[name]] for name in ("compute", "dweight", "dbias"))
+    return cuda_param_grad(ParamGradTypes(*types, case["accumulate"]), 4096).build
 
 
 def cover() -> list[Build]:
@@ -110,11 +136,24 @@ def cover() -> list[Build]:
 
 
 def all_builds() -> Iterator[Build]:
-    """Yield every combination of operands at every width, aligned as arrays usually are."""
-    aligned = {"access": (16,), "width": (*WIDTHS, *MORE_WIDTHS)}
+    """Yield every combination of operands at every width, aligned as arrays usually are.
+
+    With a gate, every combination of what takes registers: two activations of many, as one of the
+    others is like them, and everything else that there is.
+    """
+    aligned = {"access": (16,), "width": (*WIDTHS, *MORE_WIDTHS), "groups": (1,)}
+    plain = {"gate": (None,), "activation": ("identity",), "position": ("post",)}
+    plain |= {"offset": (False,), "rounded": (False,), "dgate": (False,)}
     used = {"dy": ("x",), "sums": ((), ("dweight",), ("dweight", "dbias"))}
-    yield from map(forward_build, everything(FORWARD | aligned))
-    yield from map(backward_build, everything(BACKWARD | aligned | used))
+    yield from map(forward_build, everything(FORWARD | aligned | plain))
+    yield from map(backward_build, everything(BACKWARD | aligned | plain | used))
+    gated = {"gate": ("x",), "activation": ("silu", "gelu_tanh"), "weight": ("x",)}
+    gated |= {"offset": (True,), "rounded": (True,)}
+    forward = {"residual": (None, "x"), "bias": ("x",), "y": ("x",)}
+    yield from map(forward_build, everything(FORWARD | aligned | gated | forward))
+    backward = {"dy": ("x",), "outputs": ("dx", "bfloat16 dx and dresidual"), "dgate": (True,)}
+    backward |= {"sums": ((), ("dweight", "dbias"))}
+    yield from map(backward_build, everything(BACKWARD | aligned | gated | backward))
     yield from map(param_grad_build, everything(PARAM_GRAD))
 
 
@@ -152,21 +191,27 @@ def test_every_build_compiles_for_sm_90_and_none_spills(share):
 def test_rows_that_fill_a_threads_registers_do_not_spill():
     case = {
         "x": "bfloat16",
+        "gate": None,
+        "weight": "float32",
+        "offset": False,
+        "rounded": False,
         "dy": "x",
         "d_residual": "x",
         "outputs": "bfloat16 dx and dresidual",
-        "weight": "float32",
+        "dgate": False,
         "sums": ("dweight",),
         "center": True,
         "width": 16384,
+        "groups": 1,
         "access": 16,
     }
     assert not spilling([backward_build(case)], "90")
 
 
 def test_the_check_sees_a_spill():
-    types = ForwardTypes(FLOAT64, FLOAT64, None, None, FLOAT64, FLOAT64, FLOAT64, True)
-    build = cuda_forward(types, ROWS, 16384, 16).build
+    operands = dict.fromkeys(("x", "weight", "bias", "y"), FLOAT64)
+    types = ForwardTypes(FLOAT64, **operands, formula=Formula(center=True))
+    build = cuda_forward(types, Walk(ROWS, 16384), 16).build
     crowded = {
         "WIDTH": "98304",
         "THREADS": "1024",

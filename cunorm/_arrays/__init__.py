@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cunorm._arrays._bytes import check_bytes, of_floats
+from cunorm._arrays._bytes import as_floats, check_bytes
 from cunorm._arrays._cupy import CUPY
 from cunorm._arrays._dlpack import DLPACK
 from cunorm._arrays._jax import JAX
@@ -80,7 +80,7 @@ def describe(function: str, argument: str, array: Any) -> Operand:
 
 def describe_bytes(function: str, argument: str, array: Any, size: int) -> Operand:
     """Describe a contiguous array of at least so many bytes, which may be elements of uint8."""
-    floats = of_floats(array)
+    floats = as_floats(function, argument, array)
     operand = describe(function, argument, floats)
     check_bytes(function, argument, operand, floats, size)
     return operand

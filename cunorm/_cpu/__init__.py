@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from typing import NamedTuple
 
-from cunorm._builds import Build
-from cunorm._cpu._compile import cache_folder, compiler, forget, library, loaded_count, prepare
+from cunorm._cpu._compile import (
+    Entry,
+    cache_folder,
+    compiler,
+    forget,
+    library,
+    loaded_count,
+    prepare,
+)
 from cunorm._cpu._threads import available_cores, set_num_threads, thread_count
 
 __all__ = [
+    "Kernel",
     "available_cores",
     "cache_folder",
     "compiler",
@@ -18,7 +25,6 @@ __all__ = [
     "library",
     "loaded_count",
     "prepare",
-    "prepared",
     "set_num_threads",
     "thread_count",
 ]
@@ -27,11 +33,15 @@ __all__ = [
 _SERIAL_WORK = 1 << 15
 
 
-def prepared(build: Build, grid: int, arguments: bytes, work: int) -> Callable[[], None]:
-    """Return what runs a kernel of `grid` blocks to its end; it goes through `work` elements.
+class Kernel(NamedTuple):
+    """A kernel of `grid` blocks that is ready to run; it goes through `work` elements."""
 
-    A call's kernels are prepared before the first is run: afterwards the caches hold its data in
-    place of the interpreter, and every line of Python takes several times as long.
-    """
-    threads = thread_count() if work > _SERIAL_WORK and grid > 1 else 1
-    return partial(library(build), grid, min(threads, grid), arguments)
+    entry: Entry
+    grid: int
+    arguments: bytes
+    work: int
+
+    def run(self) -> None:
+        """Run it to its end."""
+        parallel = self.work > _SERIAL_WORK and self.grid > 1
+        self.entry(self.grid, min(thread_count(), self.grid) if parallel else 1, self.arguments)

@@ -29,7 +29,6 @@ _HOST = _INCLUDE / "host"
 # product and a sum are contracted only where the source says fma.
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-w")
 _ERROR_LINES = 8
-_LOADS = 3  # tries, as another process may clear the cache between a compile and its load
 
 Entry = Callable[[int, int, bytes], None]
 _compiling: defaultdict[Build, Lock] = defaultdict(Lock)
@@ -103,17 +102,16 @@ def _load(build: Build) -> Entry:
     return launch
 
 
-def _opened(build: Build) -> ctypes.CDLL:
-    for _ in range(_LOADS):
-        path = _compiled(build)
-        # A loader takes a name that it had before for the library of then, be the file another.
-        name = f"{path.parent}{'/.' * _times_forgotten}/{path.name}"
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            if path.exists():
-                raise
-    raise RuntimeError(f"cunorm: somebody keeps removing {path}")
+def _opened(build: Build, tries: int = 3) -> ctypes.CDLL:
+    path = _compiled(build)
+    # A loader takes a name that it had before for the library of then, be the file another.
+    name = f"{path.parent}{'/.' * _times_forgotten}/{path.name}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        if tries == 1:
+            raise
+    return _opened(build, tries - 1)  # somebody clears the cache
 
 
 def _compiled(build: Build) -> Path:

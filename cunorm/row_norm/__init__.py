@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: MIT
 """Row norms: each row of x, all its axes from `axis` to the last, is scaled by one statistic."""
 
-from cunorm.row_norm._add import add_layer_norm, add_normalize, add_rms_norm
-from cunorm.row_norm._apply import l2_norm, layer_norm, normalize, rms_norm
-from cunorm.row_norm._training_backward import (
-    l2_norm_backward,
+from cunorm.row_norm._l2_norm import l2_norm, l2_norm_backward, l2_norm_forward
+from cunorm.row_norm._layer_norm import (
+    add_layer_norm,
+    layer_norm,
     layer_norm_backward,
-    normalize_backward,
-    rms_norm_backward,
-)
-from cunorm.row_norm._training_forward import (
-    l2_norm_forward,
     layer_norm_forward,
-    normalize_forward,
+)
+from cunorm.row_norm._normalize import add_normalize, normalize
+from cunorm.row_norm._normalize_training import normalize_backward, normalize_forward
+from cunorm.row_norm._rms_norm import (
+    add_rms_norm,
+    rms_norm,
+    rms_norm_backward,
     rms_norm_forward,
 )
+from cunorm.row_norm._workspace_size import workspace_size
 
 __all__ = [
     "add_layer_norm",
@@ -32,4 +34,5 @@ __all__ = [
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",
+    "workspace_size",
 ]

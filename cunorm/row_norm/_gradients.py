@@ -15,7 +15,7 @@ from cunorm.row_norm._operands import input_layout, optional_dtype, output_layou
 from cunorm.row_norm._variant import Variant
 
 if TYPE_CHECKING:
-    from cunorm.row_norm._backward import Asked, Forms
+    from cunorm.row_norm._backward_plan import Asked, Forms
 
 Results = Mapping[str, Form | None]
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm.results import AddNorm
-from cunorm.row_norm._forward import Arrays, Norm, Options
+from cunorm.row_norm._forward import Arrays, Norm
+from cunorm.row_norm._forward_plan import Options
 from cunorm.row_norm._results import add_norm, y_alone
 from cunorm.row_norm._variant import Variant
 
@@ -205,9 +206,9 @@ def add_normalize(
     residual_dtype : dtype, optional
         The new stream's. By default residual's, which it has to agree with, or else x's.
     out : AddNorm, optional
-        Arrays to write in place of new ones, or None, for each result. y may be exactly an input
-        where there is a residual, the new stream exactly x or residual
-        (``out=AddNorm(residual=residual)`` updates the stream); they overlap no input otherwise.
+        Arrays to write in place of new ones, or None, for each result. y may be exactly an
+        input, unless residual is None; the new stream may be exactly x or residual
+        (``out=AddNorm(residual=residual)`` updates it). They overlap no input otherwise.
 
     Returns
     -------

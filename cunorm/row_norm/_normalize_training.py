@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm.results import NormForward, NormGrads
-from cunorm.row_norm._backward import NEEDS, GradArrays, NormBackward
-from cunorm.row_norm._forward import Arrays, Norm, Options
+from cunorm.row_norm._backward import GradArrays, NormBackward
+from cunorm.row_norm._backward_plan import NEEDS
+from cunorm.row_norm._forward import Arrays, Norm
+from cunorm.row_norm._forward_plan import Options
 from cunorm.row_norm._results import norm_forward, norm_grads
 from cunorm.row_norm._variant import Variant
 
@@ -72,7 +74,9 @@ def normalize_forward(
     dtype : dtype, optional
         y's; by default as for `normalize`.
     out : NormForward, optional
-        Arrays to write in place of new ones, or None, for each result. As for `add_normalize`.
+        Arrays to write in place of new ones, or None, for each result. y may be exactly an
+        input, unless residual_dtype is given without residual; the new stream may be exactly x or
+        residual. They overlap no input otherwise.
 
     Returns
     -------
@@ -180,16 +184,17 @@ def normalize_backward(
         bfloat16: then dx (bfloat16) and dresidual (float32) are written in one pass.
     needs : tuple of str, optional
         The operands whose gradients are wanted, of "x" (dx and dresidual), "weight", "bias" and
-        "gate"; by default all that there are. Nothing else is computed or written, nor read: of
-        the arrays, "bias" alone takes dy, and a post-gate.
+        "gate"; by default all that there are. Nothing else is computed or written, and an array
+        that only another gradient needs is not read: ``("bias",)`` reads dy, and the gate if it is
+        a post-gate, ``("weight",)`` besides those x, rstd, mean and any gate.
     out : NormGrads, optional
         Arrays to write in place of new ones, or None, for each gradient. An array may be exactly an
         input, and overlaps none otherwise.
     workspace : array, optional
-        Memory for the partial sums of dweight and dbias: a contiguous array on x's device, a row of
-        uint8 or of any shape and of the four dtypes, of at least `workspace_size` bytes, its
-        address a multiple of 16. Nothing is kept in it between calls. With this, and an array in
-        `out` for each gradient, a call allocates no memory.
+        Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of
+        uint8 and one axis or of the four dtypes, of at least `workspace_size` bytes, its address a
+        multiple of 16. Nothing is kept in it between calls. With it, and with an array in `out` for
+        each gradient, a call allocates nothing.
     accumulate : bool, optional
         Whether dweight and dbias are added to what their arrays in `out` hold, which then must be
         there and float32 or float64, whatever the parameter is. dx and dgate are written as ever.
@@ -213,7 +218,8 @@ def normalize_backward(
     -----
     Rounding: everything is computed in rstd's dtype, and each result rounded once, on the store.
     The rounding error of the mean is measured on x and taken out. dweight and dbias are sums of
-    parts in a fixed order, so that they repeat bit for bit, on a CPU with any number of threads.
+    parts in a fixed order, so that they repeat bit for bit, on a CPU with any number of threads;
+    with accumulate, what was there is added before they are rounded.
     Overflow and which strides are copied are as for `normalize`.
 
     Examples

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cunorm._arrays import Form, Operand, in_c_order
+from cunorm._arrays import Form, Operand, describe, in_c_order
 from cunorm._dtypes import DType
 from cunorm._layout import SINGLE_ROW, RowLayout, RowsOf
 
@@ -46,9 +46,26 @@ def output_layout(form: Form | None, rows: RowsOf) -> RowLayout:
     return layout
 
 
-def copied(operand: Operand) -> Operand:
-    """Return an operand in C order."""
-    return operand.framework.contiguous(operand)
+def described(
+    function: str, names: Iterable[str], arrays: Iterable[Any], required: int
+) -> tuple[Any, ...]:
+    """Describe the inputs of a call; all but the first `required` may be absent."""
+    return tuple(
+        [
+            None if array is None and place >= required else describe(function, name, array)
+            for place, (name, array) in enumerate(zip(names, arrays, strict=True))
+        ]
+    )
+
+
+def copied(
+    names: Iterable[str], operands: Iterable[Any], to_copy: tuple[str, ...]
+) -> tuple[Any, ...]:
+    """Return the operands, those that are named in C order."""
+    return tuple(
+        operand.framework.contiguous(operand) if name in to_copy else operand
+        for name, operand in zip(names, operands, strict=True)
+    )
 
 
 def allocate(function: str, x: Operand, form: Form) -> Operand:
@@ -57,6 +74,11 @@ def allocate(function: str, x: Operand, form: Form) -> Operand:
         return x.framework.allocate(form)
     except TypeError as error:
         raise TypeError(f"{function}: a result of dtype {form.dtype}: {error}") from None
+
+
+def pointers(operands: Iterable[Operand | None]) -> tuple[int, ...]:
+    """Return where operands lie, 0 for one that is absent."""
+    return tuple([0 if operand is None else operand.pointer for operand in operands])
 
 
 def export(operand: Operand | None) -> Any:

@@ -7,21 +7,20 @@ from typing import Any
 
 from cunorm import _outputs
 from cunorm.results import AddNorm, NormForward, NormGrads
-from cunorm.row_norm._backward import GradArrays, NormBackward, Places, backward
-from cunorm.row_norm._forward import Arrays, Norm, Options, forward
-
-_NOTHING = dict.fromkeys(NormForward._fields)
+from cunorm.row_norm._backward import GradArrays, NormBackward, backward
+from cunorm.row_norm._forward import Arrays, Norm, forward
+from cunorm.row_norm._forward_plan import Options
 
 
 def y_alone(norm: Norm, arrays: Arrays, options: Options, out: Any) -> Any:
     """Run a forward that returns nothing but y."""
-    return forward(norm, arrays, options, {**_NOTHING, "y": out}).y
+    return forward(norm, arrays, options, NormForward(out)).y
 
 
 def add_norm(norm: Norm, arrays: Arrays, options: Options, out: AddNorm | None) -> AddNorm:
     """Run a forward that returns y and the residual stream."""
-    given = {**_NOTHING, **_outputs.fields(norm.function, out, AddNorm)}
-    result = forward(norm, arrays, options, given)
+    given = _outputs.checked_out(norm.function, out, AddNorm)
+    result = forward(norm, arrays, options, NormForward(given.y, given.residual))
     return AddNorm(result.y, result.residual)
 
 
@@ -29,12 +28,11 @@ def norm_forward(
     norm: Norm, arrays: Arrays, options: Options, out: NormForward | None
 ) -> NormForward:
     """Run a forward that returns all that its backward needs."""
-    return forward(norm, arrays, options, _outputs.fields(norm.function, out, NormForward))
+    return forward(norm, arrays, options, _outputs.checked_out(norm.function, out, NormForward))
 
 
 def norm_grads(
     norm: NormBackward, arrays: GradArrays, out: NormGrads | None, workspace: Any = None
 ) -> NormGrads:
     """Run a backward."""
-    places = Places(_outputs.fields(norm.function, out, NormGrads), workspace)
-    return backward(norm, arrays, places)
+    return backward(norm, arrays, _outputs.checked_out(norm.function, out, NormGrads), workspace)

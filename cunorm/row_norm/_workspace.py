@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from cunorm import _checks, _cuda, _plan
@@ -15,14 +16,16 @@ from cunorm._dtypes import DType
 def given_workspace(
     function: str, workspace: Any, x: Operand, form: BackwardForm
 ) -> Operand | None:
-    """Describe the memory that the caller gives; None where there is none or nothing needs any."""
-    if workspace is None:
-        return None
-    parameters = form.types.dweight + form.types.dbias
-    size = workspace_bytes(form.where, form.types.compute, parameters, x.device)
-    operand = describe_bytes(function, "workspace", workspace, size)
-    _checks.same_device(function, x.form, [("workspace", operand.form)])
-    return operand if parameters else None
+    """Describe the memory that the caller gives; None where nothing needs any."""
+    operand = describe_bytes(function, "workspace", workspace, _needed(form, x.device))
+    if operand.device is not x.device:
+        _checks.same_device(function, x.form, [("workspace", operand.form)])
+    return operand if form.parameters else None
+
+
+@lru_cache(maxsize=1024)
+def _needed(form: BackwardForm, device: Device) -> int:
+    return workspace_bytes(form.where, form.types.compute, form.parameters, device)
 
 
 def workspace_bytes(where: Geometry, compute: DType, parameters: int, device: Device) -> int:

@@ -15,7 +15,7 @@ from cunorm._plan import Team
 from .kernels import compute_type
 
 Array = np.ndarray
-Shape = tuple[int, ...]  # three leading axes, then the width
+Shape = tuple[int, ...]  # three leading axes, then the width, of all groups together
 EPS = 1e-5
 
 # A width for each kind of team, with columns left over, for float32 and bfloat16. A GPU streams
@@ -40,11 +40,19 @@ LAYOUTS: dict[str, Callable[[Shape, np.dtype], Array]] = {
     "two strides": lambda shape, dtype: np.empty((*shape[:2], shape[2] + 1, shape[3]), dtype)[
         :, :, :-1
     ],
+    "transposed": lambda shape, dtype: np.empty((shape[2], *shape[:2], shape[3]), dtype).transpose(
+        1, 2, 0, 3
+    ),
     "three strides": lambda shape, dtype: np.empty((*shape[2::-1], shape[3]), dtype).transpose(
         2, 1, 0, 3
     ),
 }
-INPUT_LAYOUTS = (*LAYOUTS, "expanded")
+
+
+def input_layouts(groups: int) -> tuple[str, ...]:
+    """Return the layouts of inputs; groups are one stride more, and the kernels take three."""
+    names = (*LAYOUTS, "expanded")
+    return names if groups == 1 else tuple(name for name in names if name != "three strides")
 
 
 def empty(shape: Shape, dtype: str, layout: str = "contiguous") -> Array:
@@ -84,13 +92,17 @@ class Operands:
         return spread(mean + self._rng.standard_normal(self.shape), dtype, layout)
 
     def param(self, dtype: str) -> Array:
-        """Return an operand like weight."""
+        """Return an operand like weight, of all groups."""
         return self._rng.standard_normal(self.shape[-1]).astype(DTYPES[dtype])
 
 
-def saved(x: Array, *, center: bool, x_dtype: str | None = None) -> dict[str, Array]:
-    """Return what a forward saves for the backward: mean, where there is center, and rstd."""
-    exact = reference.normalize_forward(x, center=center, eps=EPS)
+def saved(x: Array, *, x_dtype: str | None = None, **options) -> dict[str, Array]:
+    """Return what a forward saves for the backward: mean, where there is center, and rstd.
+
+    The options are keyword arguments of cunorm.normalize, those that the statistics depend on among
+    them.
+    """
+    exact = reference.normalize_forward(x, eps=EPS, **options)
     compute = numpy_dtype(compute_type(str(x.dtype), x_dtype))
     statistics = {"rstd": exact.rstd.astype(compute)}
-    return statistics | ({"mean": exact.mean.astype(compute)} if center else {})
+    return statistics | ({} if exact.mean is None else {"mean": exact.mean.astype(compute)})

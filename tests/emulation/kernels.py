@@ -7,73 +7,60 @@ run.result.y, run.moved["row_norm_forward"].bytes["x"]
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from cunorm import _plan
-from cunorm._backend import Backward, BackwardForm, Forward, ForwardForm
-from cunorm._builds import BackwardTypes, ForwardTypes, ParamGradTypes
+from cunorm import _checks, _plan
+from cunorm._arrays import describe
+from cunorm._builds import ForwardTypes, Launch
+from cunorm._calls import Backward, Forward, ForwardForm
+from cunorm._checks import Geometry
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64, DType, numpy_dtype
-from cunorm._plan import Build, Launch, Team, sums_pitch
-from cunorm._sources import source_text
 from cunorm.results import NormForward, NormGrads
+from cunorm.row_norm._gradients import Reads, backward_form, read_inputs
+from cunorm.row_norm._variant import Variant
 
-from .build import INCLUDE
-from .emulator import EmulationResult, Order, compile_emulated
-from .memory import Memory, geometry
-
-H200_SM_COUNT = 132
-SM_75_SM_COUNT = 40  # a T4's
+from .emulator import EmulationResult
+from .memory import Memory
+from .plans import USUAL, Plan
 
 Array = np.ndarray
 
+FORWARD_ROWS = ("x", "residual", "gate", "y", "new_residual")
+BACKWARD_ROWS = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
 
-@dataclass(frozen=True)
-class Plan:
-    """How a call's arrays lie in memory, and how its kernels are launched.
 
-    Attributes
-    ----------
-    at, offset
-        Where arrays lie, see `Memory`.
-    order, seed
-        In which order blocks, warps and lanes run.
-    sm_count : int
-        Multiprocessors of the GPU.
-    grid : int or None
-        Blocks of the row norm, in place of the GPU's own number of them.
-    team : Team or None
-        How threads share the rows, in place of the GPU's own way.
-    sources : mapping of str to str
-        The texts of kernels, in place of the real ones.
-    """
+class Norm(NamedTuple):
+    """Which norm is computed: keyword arguments of cunorm.normalize."""
 
-    at: Literal["end", "start"] = "end"
-    offset: int | None = None
-    order: Order = "forward"
-    seed: int = 0
-    sm_count: int = H200_SM_COUNT
-    grid: int | None = None
-    team: Team | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    c: float | None = None
+    center: bool = False
+    groups: int = 1
+    weight_offset: float = 0.0
+    round_before_weight: bool = False
+    gate_activation: str = "silu"
+    gate_position: str = "post"
 
-    def adapted(self, launch: Launch, call: Forward | Backward) -> Launch:
-        """Return the launch with what is to be different."""
-        where, team = call.form.where, self.team
-        if team is not None:
-            macros = call.form.types.macros()
-            macros += team.macros(where.width, min(call.access(), team.pack))
-            launch = Launch(
-                Build(launch.build.kernel, macros),
-                -(-where.rows // team.rows_per_block),
-                team.threads,
-                sums_pitch(team, where.width),
-            )
-        return replace(launch, grid=self.grid or launch.grid)
+    @property
+    def variant(self) -> Variant:
+        """Return what the plan depends on."""
+        return Variant(
+            center=self.center,
+            groups=self.groups,
+            round_before_weight=self.round_before_weight,
+            gate_activation=self.gate_activation,
+            gate_position=self.gate_position,
+        )
+
+
+class _Asked(NamedTuple):
+    """What the form of a backward takes from its caller."""
+
+    variant: Variant
+    has_offset: bool
+    accumulate: bool
 
 
 class Emulated(NamedTuple):
@@ -89,25 +76,6 @@ class Emulated(NamedTuple):
         return next(iter(self.launches.values()))
 
 
-def emulated_source(kernel: str) -> str:
-    """Return the text of a kernel with every access to global memory checked and counted."""
-    return source_text(kernel, (INCLUDE,))
-
-
-def team_of(launch: Launch) -> Team:
-    """Return how threads share the rows in a launch of a row norm."""
-    macros = dict(launch.build.macros)
-    return Team(*(int(macros[name.upper()]) for name in Team._fields))
-
-
-def family(launch: Launch) -> str:
-    """Return what kind of team that is."""
-    team = team_of(launch)
-    if team.packs == 0:
-        return "streamed"
-    return "warp teams" if team.threads_per_row <= 32 else "block team"
-
-
 def compute_type(*dtypes: str | None) -> DType:
     """Return the type of statistics and sums where x and the residual stream have these types."""
     return FLOAT64 if "float64" in dtypes else FLOAT32
@@ -120,42 +88,56 @@ def emulate_forward(
     *,
     residual: Array | None = None,
     residual_dtype: str | None = None,
+    gate: Array | None = None,
     dtype: str | None = None,
-    c: float | None = None,
-    center: bool = False,
     eps: float = 1e-6,
     saves: bool = True,
     out: Mapping[str, Array] | None = None,
-    plan: Plan = Plan(),
+    plan: Plan = USUAL,
+    **norm,
 ) -> Emulated:
     """Run row_norm_forward; it saves mean and rstd, or not.
 
     `out` gives y and new_residual the strides of the arrays in it; an input itself is in place.
     """
+    norm = Norm(**norm)
+    where = _geometry(x, norm)
     stream = residual_dtype if residual is None else str(residual.dtype)
     compute = compute_type(str(x.dtype), stream)
-    statistic = np.empty(x.shape[:-1], numpy_dtype(compute))
+    statistic = np.empty(where.leading_shape, numpy_dtype(compute))
     outputs = {"y": _like(x, dtype)}
     if stream is not None:
         outputs["new_residual"] = _like(x, stream)
     if saves:
-        outputs |= {"rstd": statistic} | ({"mean": statistic} if center else {})
+        outputs |= {"rstd": statistic} | ({"mean": statistic} if norm.center else {})
     outputs |= out or {}
+    inputs = {"x": x, "residual": residual, "gate": gate, "weight": weight, "bias": bias}
     memory = Memory(plan.at, plan.offset)
-    inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
     memory.place_inputs(inputs, outputs)
     memory.place_outputs(outputs, inputs)
 
-    rows, parameters = ("x", "residual", "y", "new_residual"), ("weight", "bias")
-    dtypes = {name: memory.dtype(name) for name in (*rows, *parameters)}
-    types = ForwardTypes(compute=compute, center=center, **dtypes)
-    where = geometry(x)
-    form = ForwardForm(where, types, tuple(map(memory.layout, rows)))
-    operands = {name: memory.operand(name) for name in (*rows, *parameters, "mean", "rstd")}
-    call = Forward(form, _scale(c, x), eps, **operands)
-    planned = _plan.cuda_forward(types, where.rows, where.width, call.access())
-    launch = plan.adapted(planned, call)
-    moved = _launch(plan, memory, launch, call.arguments(), {*inputs, *outputs})
+    operands = (*FORWARD_ROWS, "weight", "bias")
+    formula = norm.variant.formula(
+        gate=memory.form("gate"),
+        offset=norm.weight_offset != 0.0,
+        x_dtype=memory.form("x").dtype,
+        compute=compute,
+    )
+    dtypes = {name: _dtype(memory, name) for name in operands}
+    form = ForwardForm(
+        where,
+        ForwardTypes(compute=compute, formula=formula, **dtypes),
+        tuple(memory.layout(name, where.rows) for name in FORWARD_ROWS),
+    )
+    call = Forward(
+        form,
+        k=_checks.scale(norm.c, where.walk.width),
+        eps=eps,
+        weight_offset=norm.weight_offset,
+        **{name: memory.operand(name) for name in (*operands, "mean", "rstd")},
+    )
+    launch = plan.adapted(_plan.cuda_forward(form.types, where.walk, call.access()), call)
+    moved = plan.run(launch, call.arguments(), memory, {*inputs, *outputs})
     names = ("y", "new_residual", "mean", "rstd")
     name = launch.build.kernel
     return Emulated(NormForward(*map(memory.array, names)), {name: launch}, {name: moved})
@@ -170,61 +152,68 @@ def emulate_backward(
     rstd: Array,
     mean: Array | None = None,
     d_residual: Array | None = None,
-    c: float | None = None,
-    center: bool = False,
+    gate: Array | None = None,
     x_dtype: str | None = None,
-    needs: tuple[str, ...] = ("x", "weight", "bias"),
+    needs: tuple[str, ...] = ("x", "weight", "bias", "gate"),
+    accumulate: bool = False,
     out: Mapping[str, Array] | None = None,
-    plan: Plan = Plan(),
+    plan: Plan = USUAL,
+    **norm,
 ) -> Emulated:
     """Run row_norm_backward, and param_grad where a parameter's gradient is asked for.
 
-    `out` gives dx and dresidual the strides of the arrays in it; an input itself is in place.
-    Where dresidual alone is in it, it is the one that is written.
+    `out` gives dx, dresidual and dgate the strides of the arrays in it, and any gradient the dtype;
+    an input itself is in place. Where dresidual alone is in it, it is the one that is written. To
+    dweight and dbias in it is added, if `accumulate`. Every input is placed in memory, but only
+    those that the wanted gradients need are arguments.
     """
-    outputs = _gradients(x, x_dtype, weight, bias, needs, out or {})
+    norm = Norm(**norm)
+    where = _geometry(x, norm)
+    inputs = {"dy": dy, "x": x, "rstd": rstd, "mean": mean, "d_residual": d_residual}
+    inputs |= {"gate": gate, "weight": weight, "bias": bias}
+    outputs = _gradients(inputs, x_dtype, needs, out or {})
+    accumulated = {name: outputs.get(name) for name in ("dweight", "dbias") if accumulate}
     memory = Memory(plan.at, plan.offset)
-    inputs = {"dy": dy, "x": x, "d_residual": d_residual if "x" in needs else None}
-    inputs |= {"weight": weight, "mean": mean if center else None, "rstd": rstd}
-    memory.place_inputs(inputs, outputs)
-    memory.place_outputs(outputs, inputs)
+    memory.place_inputs(inputs | accumulated, outputs)
+    memory.place_outputs(outputs, inputs | accumulated)
 
-    rows = ("dy", "x", "d_residual", "dx", "dresidual")
-    types = BackwardTypes(
-        compute=compute_type(str(x.dtype), x_dtype),
-        **{name: memory.dtype(name) for name in (*rows, "weight")},
-        center=center,
-        dweight="dweight" in outputs,
-        dbias="dbias" in outputs,
+    x_dtype = memory.form("x").dtype if x_dtype is None else DTYPES[x_dtype]
+    asked = _Asked(norm.variant, norm.weight_offset != 0.0, accumulate)
+    results = {name: memory.form(name) for name in NormGrads._fields}
+    forms = Reads(**{name: memory.form(name) for name in Reads._fields})
+    reads = read_inputs(norm.variant, forms, results)
+    for name in BACKWARD_ROWS:
+        memory.layout(name, where.rows)  # there is one
+    compute = compute_type(str(x.dtype), x_dtype.name)
+    form = backward_form(asked, reads, results, where, x_dtype, compute)
+    call = Backward(
+        form,
+        k=_checks.scale(norm.c, where.walk.width),
+        weight_offset=norm.weight_offset,
+        x=memory.operand("x"),
+        **{name: _read(memory, reads, name) for name in Reads._fields if name != "x"},
+        **{name: memory.operand(name) for name in NormGrads._fields},
     )
-    param_types = ParamGradTypes(types.compute, memory.dtype("dweight"), memory.dtype("dbias"))
-    form = BackwardForm(geometry(x), types, param_types, tuple(map(memory.layout, rows)))
-    others = ("weight", "mean", "rstd", "dweight", "dbias")
-    operands = {name: memory.operand(name) for name in (*rows, *others)}
-    call = Backward(form, _scale(c, x), **operands)
     launches, moved = _run_backward(plan, memory, call)
-    names = ("dx", "dweight", "dbias", "dgate", "dresidual")
-    return Emulated(NormGrads(*map(memory.array, names)), launches, moved)
+    return Emulated(NormGrads(*map(memory.array, NormGrads._fields)), launches, moved)
 
 
 def _gradients(
-    x: Array,
+    inputs: dict[str, Array | None],
     x_dtype: str | None,
-    weight: Array | None,
-    bias: Array | None,
     needs: tuple[str, ...],
     out: Mapping[str, Array],
 ) -> dict[str, Array]:
     """Return the layouts of the results that are wanted."""
-    results = dict(out)
+    results, x = dict(out), inputs["x"]
     if "x" in needs and "dresidual" not in out:
         results.setdefault("dx", _like(x, x_dtype))
     if "x" in needs and x_dtype not in (None, str(x.dtype)):
         results.setdefault("dx", _like(x, x_dtype))
         results.setdefault("dresidual", _like(x, None))
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if name in needs and parameter is not None:
-            results[f"d{name}"] = parameter
+    for name in ("weight", "bias", "gate"):
+        if name in needs and inputs[name] is not None:
+            results.setdefault(f"d{name}", np.empty(inputs[name].shape, inputs[name].dtype))
     return results
 
 
@@ -232,42 +221,37 @@ def _run_backward(
     plan: Plan, memory: Memory, call: Backward
 ) -> tuple[dict[str, Launch], dict[str, EmulationResult]]:
     """Launch both kernels, with partial sums of their own between them."""
-    where, types, param_types, *_ = call.form
-    planned = _plan.cuda_backward(types, where.rows, where.width, call.access(), plan.sm_count)
+    types, walk = call.form.types, call.form.where.walk
+    planned = _plan.cuda_backward(types, walk, call.access(), plan.sm_count)
     launch = plan.adapted(planned, call)
     parameters = (call.dweight is not None) + (call.dbias is not None)
     if parameters:
         memory.place_sums(parameters * launch.sums_size, numpy_dtype(types.compute))
-        call.sums = memory.operand("sums")
+        call = call._replace(sums=memory.operand("sums"))
     gradients = {"dweight", "dbias"}
     used = set(memory.arrays) - gradients
     launches = {"row_norm_backward": launch}
-    moved = {"row_norm_backward": _launch(plan, memory, launch, call.arguments(launch), used)}
+    moved = {"row_norm_backward": plan.run(launch, call.arguments(launch), memory, used)}
     if parameters:
         arguments = call.param_arguments(launch)
-        launch = _plan.cuda_param_grad(param_types, where.width)
+        launch = _plan.cuda_param_grad(call.form.param_types, walk.width * walk.groups)
         launches["param_grad"] = launch
-        moved["param_grad"] = _launch(plan, memory, launch, arguments, {"sums", *gradients})
+        moved["param_grad"] = plan.run(launch, arguments, memory, {"sums", *gradients})
     return launches, moved
 
 
-def _launch(
-    plan: Plan, memory: Memory, launch: Launch, arguments: bytes, names: set[str]
-) -> EmulationResult:
-    name, macros = launch.build.kernel, launch.build.macros
-    kernel = compile_emulated(plan.sources.get(name) or emulated_source(name), name, macros)
-    return kernel.run(
-        launch.grid,
-        launch.block,
-        arguments,
-        order=plan.order,
-        seed=plan.seed,
-        ranges=memory.ranges(names),
-    )
+def _read(memory: Memory, reads: Reads, name: str):
+    return None if getattr(reads, name) is None else memory.operand(name)
 
 
-def _scale(c: float | None, x: Array) -> float:
-    return 1.0 if c is None else c / math.sqrt(x.shape[-1])
+def _dtype(memory: Memory, name: str) -> DType | None:
+    form = memory.form(name)
+    return None if form is None else form.dtype
+
+
+def _geometry(x: Array, norm: Norm) -> Geometry:
+    """Return how x falls into rows along its last axis."""
+    return _checks.geometry("emulation", describe("emulation", "x", x).form, -1, norm.groups)
 
 
 def _like(x: Array, dtype: str | None) -> Array:

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
-from cunorm._arrays import Operand, describe
-from cunorm._checks import Geometry
-from cunorm._dtypes import DType
-from cunorm._layout import SINGLE_ROW, RowLayout, row_layout
+from cunorm._arrays import Form, Operand, describe
+from cunorm._layout import SINGLE_ROW, RowLayout, RowsOf
 
 from .emulator import GuardedArray, guarded
 
@@ -67,17 +64,17 @@ class Memory:
         array = self.array(name)
         return None if array is None else describe("emulation", name, array)
 
-    def dtype(self, name: str) -> DType | None:
-        """Return the dtype of an array, None where the call has none of that name."""
+    def form(self, name: str) -> Form | None:
+        """Return the form of an array, None where the call has none of that name."""
         operand = self.operand(name)
-        return None if operand is None else operand.dtype
+        return None if operand is None else operand.form
 
-    def layout(self, name: str) -> RowLayout:
+    def layout(self, name: str, rows: RowsOf) -> RowLayout:
         """Return where the rows of an array are that has one for each of x."""
-        operand = self.operand(name)
-        if operand is None:
+        form = self.form(name)
+        if form is None:
             return SINGLE_ROW
-        layout = row_layout(operand.shape, operand.strides, len(operand.shape) - 1)
+        layout = rows.layout(form)
         assert layout is not None, f"the kernels cannot follow the strides of {name}"
         return layout
 
@@ -95,9 +92,3 @@ class Memory:
         alignment = max(_WIDEST_ACCESS, array.itemsize)
         offset = self._offset * array.itemsize % alignment
         return guarded(array, role=role, at=self._at, alignment=alignment, offset=offset)
-
-
-def geometry(x: np.ndarray) -> Geometry:
-    """Return how x falls into rows along its last axis."""
-    leading = x.shape[:-1]
-    return Geometry(x.shape, len(leading), math.prod(leading), x.shape[-1])

@@ -2,17 +2,19 @@
 """Without any one of its barriers and guards, a kernel fails.
 
 Each mutant is run with every kind of team, in blocks that walk three rows and more, in three orders
-of blocks, warps and lanes, with every operand, with center and without. In one of these runs it
-must give a wrong answer or an EmulationError. Where a mutant compiles to the kernel's own code, the
-kernel's build does not have what is mutated, and the mutant is not run.
+of blocks, warps and lanes, with every operand, by two norms: with center and without, a gate before
+the norm and after it, one of groups of columns. In one of these runs it must give a wrong answer or
+an EmulationError. Where a mutant compiles to the kernel's own code, its build does not have what is
+mutated, and the mutant is not run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from bounds import check_backward, check_forward
 
@@ -21,15 +23,9 @@ from cunorm._plan import Team
 from .arrays import EPS, FAMILIES, Operands, saved
 from .build import compile_kernel, compile_scheduler
 from .emulator import ORDERS, EmulationError, unavailable
-from .kernels import (
-    Emulated,
-    Plan,
-    emulate_backward,
-    emulate_forward,
-    emulated_source,
-    team_of,
-)
+from .kernels import Emulated, emulate_backward, emulate_forward
 from .mutants import Mutant, mutants
+from .plans import Plan, emulated_source, team_of
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -61,24 +57,39 @@ UNUSED = {
 }
 
 
-def run_forward(make: Operands, center: bool, plan: Plan) -> Emulated:
+# Arguments of cunorm.normalize.
+NORMS: dict[str, dict[str, Any]] = {
+    "of groups * gate": {"groups": 2, "gate_position": "post"},
+    "centred, of x * gate": {"center": True, "gate_position": "pre"},
+}
+
+
+def run_forward(make: Operands, norm: dict[str, Any], plan: Plan) -> Emulated:
     """Run a forward with every operand, and hold it to the oracle."""
-    x, residual = make.rows("float32"), make.rows("float32")
+    x, residual, gate = (make.rows("float32") for _ in range(3))
     weight, bias = make.param("float32"), make.param("float32")
-    options = {"residual": residual, "center": center, "eps": EPS}
+    options = {"residual": residual, "gate": gate, "eps": EPS, **norm}
     ran = emulate_forward(x, weight, bias, **options, plan=plan)
     check_forward(ran.result, x, weight, bias, **options)
     return ran
 
 
-def run_backward(make: Operands, center: bool, plan: Plan) -> Emulated:
+def run_backward(make: Operands, norm: dict[str, Any], plan: Plan) -> Emulated:
     """Run a backward with every operand, and hold it to the oracle."""
-    dy, x, d_residual = (make.rows("float32") for _ in range(3))
+    dy, x, d_residual, gate = (make.rows("float32") for _ in range(4))
     weight, bias = make.param("float32"), make.param("float32")
-    options = {"d_residual": d_residual, "center": center}
-    out = {"dx": dy.copy(), "dresidual": dy.copy()}
-    statistics = saved(x, center=center)
-    ran = emulate_backward(dy, x, weight, bias, **options, **statistics, out=out, plan=plan)
+    options = {"d_residual": d_residual, "gate": gate, **norm}
+    out = {name: dy.copy() for name in ("dx", "dresidual", "dgate")}
+    if "center" in norm:
+        out |= {name: np.zeros(make.shape[-1:], "float32") for name in ("dweight", "dbias")}
+    ran = emulate_backward(
+        *(dy, x, weight, bias),
+        **options,
+        **saved(x, gate=gate, **norm),
+        accumulate="dweight" in out,
+        out=out,
+        plan=plan,
+    )
     check_backward(ran.result, dy, x, weight, bias, **options, eps=EPS)
     return ran
 
@@ -95,23 +106,24 @@ class Setting(NamedTuple):
     """How a kernel is run."""
 
     kernel: str
-    width: int
+    width: int  # of a group
     team: Team | None
-    center: bool
+    norm: dict[str, Any]
 
     def run(self, **plan) -> Emulated:
         """Run in blocks that walk four times over their teams' rows, some of them three."""
         run_call, _, grid = KERNELS[self.kernel]
-        alone = run_call(Operands((1, 1, 1, self.width)), self.center, Plan(team=self.team))
+        width = self.width * self.norm.get("groups", 1)
+        alone = run_call(Operands((1, 1, 1, width)), self.norm, Plan(team=self.team))
         teams = grid * team_of(alone.launch).rows_per_block
-        make = Operands((1, 1, 4 * teams - teams // 2 - 1, self.width))
-        return run_call(make, self.center, Plan(team=self.team, grid=grid, **plan))
+        make = Operands((1, 1, 4 * teams - teams // 2 - 1, width))
+        return run_call(make, self.norm, Plan(team=self.team, grid=grid, **plan))
 
 
 def settings(kernel: str, kind: str) -> Iterator[Setting]:
     """Yield how a kernel is run by a kind of team."""
-    for (width, team), center in product(KERNELS[kernel][1][kind], (False, True)):
-        yield Setting(kernel, width, team, center)
+    for (width, team), norm in product(KERNELS[kernel][1][kind], NORMS.values()):
+        yield Setting(kernel, width, team, norm)
 
 
 def outcome(kernel: str, kind: str, mutant: Mutant) -> str:

@@ -6,46 +6,41 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bounds import check_backward, check_forward
-from covers import label, pairwise
+from covers import label
 from operands import WIDTHS
 
+from cunorm._builds import BackwardTypes
 from cunorm._dtypes import FLOAT32
-from cunorm._plan import BackwardTypes, cuda_backward
+from cunorm._plan import Walk, cuda_backward
 from cunorm.results import NormForward, NormGrads
 
 from .arrays import EPS, FAMILIES, Operands, saved
-from .covered import BACKWARD, FORWARD, check_backward_case, check_forward_case
+from .covered import BACKWARD, FORWARD, check_backward_case, check_forward_case, telling
 from .emulator import unavailable
-from .kernels import (
-    H200_SM_COUNT,
-    SM_75_SM_COUNT,
-    Plan,
-    emulate_backward,
-    emulate_forward,
-    family,
-    team_of,
-)
+from .kernels import emulate_backward, emulate_forward
+from .mixed import mixed
+from .plans import H200_SM_COUNT, SM_75_SM_COUNT, Plan, family, team_of
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 
-@pytest.mark.parametrize("case", pairwise(FORWARD), ids=label)
+@pytest.mark.parametrize("case", mixed(FORWARD, telling), ids=label)
 def test_forward_is_right_for_every_pair_of_choices(case):
     check_forward_case(case)
 
 
-@pytest.mark.parametrize("case", pairwise(BACKWARD), ids=label)
+@pytest.mark.parametrize("case", mixed(BACKWARD, telling), ids=label)
 def test_backward_is_right_for_every_pair_of_choices(case):
     check_backward_case(case)
 
 
-def run_backward(make, dtype, *, center=True, **plan):
-    """Run a backward with every operand of one dtype, and hold it to the oracle."""
+def run_backward(make, dtype, *, norm=None, **plan):
+    """Run a centred backward with every operand of one dtype, and hold it to the oracle."""
     dy, x, d_residual = make.rows(dtype, near=True), make.rows(dtype), make.rows(dtype, near=True)
     operands = (dy, x, make.param(dtype), make.param(dtype))
-    options = {"d_residual": d_residual, "center": center}
-    statistics = saved(x, center=center)
-    ran = emulate_backward(*operands, **options, **statistics, plan=Plan(**plan))
+    norm = {"center": True, **(norm or {})}
+    options = {"d_residual": d_residual, **norm}
+    ran = emulate_backward(*operands, **options, **saved(x, **norm), plan=Plan(**plan))
     check_backward(ran.result, *operands, **options, eps=EPS)
     return ran
 
@@ -95,26 +90,35 @@ def test_a_wide_row_that_begins_unlike_the_rest_is_right(dtype):
     check_forward(ran.result, x, weight, bias, center=True, eps=EPS)
 
 
+@pytest.mark.parametrize("position", [None, "pre", "post"])
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_what_is_not_finite_stays_in_its_row(kind, center):
+def test_what_is_not_finite_stays_in_its_row(kind, center, position):
     width, team = FAMILIES[kind]
     make = Operands((1, 1, 24, width))
-    dy, x = make.rows("float32"), make.rows("float32")
+    dy, x, gate = (make.rows("float32") for _ in range(3))
     poisoned = (3, 8, 23)
     for row, value in zip(poisoned, (np.nan, np.inf, -np.inf), strict=True):
         x[0, 0, row, 5 * row % width] = value
-    options = {"center": center, "plan": Plan(grid=2, team=team)}
-    forward = emulate_forward(x, eps=EPS, **options).result
+    norm = {"center": center}
+    if position is not None:
+        norm |= {"gate": gate, "gate_position": position}
+    plan = Plan(grid=2, team=team)
+    forward = emulate_forward(x, eps=EPS, plan=plan, **norm).result
     statistics = {"mean": forward.mean, "rstd": forward.rstd}
-    dx = emulate_backward(dy, x, **statistics, **options).result.dx
+    dx, *_, dgate, _ = emulate_backward(dy, x, **statistics, plan=plan, **norm).result
 
     clean = np.delete(np.arange(24), poisoned)
-    dy, x, y, clean_dx = (array[:, :, clean] for array in (dy, x, forward.y, dx))
-    check_forward(NormForward(y), x, None, None, center=center, eps=EPS)
-    check_backward(NormGrads(clean_dx), dy, x, None, None, center=center, eps=EPS)
+    if position is not None:
+        norm["gate"] = gate[:, :, clean]
+    results = forward.y[:, :, clean], dx[:, :, clean], None if dgate is None else dgate[:, :, clean]
+    dy, x = dy[:, :, clean], x[:, :, clean]
+    check_forward(NormForward(results[0]), x, None, None, eps=EPS, **norm)
+    check_backward(NormGrads(dx=results[1], dgate=results[2]), dy, x, None, None, eps=EPS, **norm)
     assert not np.isfinite(forward.y[0, 0, poisoned]).all(axis=-1).any()
     assert not np.isfinite(dx[0, 0, poisoned]).any()
+    if dgate is not None:
+        assert not np.isfinite(dgate[0, 0, poisoned]).all(axis=-1).any()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 31, 32, 33, 50])
@@ -127,12 +131,25 @@ def test_parameter_gradients_are_right_for_any_number_of_rows_of_a_block(kind, r
     run_backward(make, "bfloat16", team=team, grid=1)
 
 
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_parameter_gradients_of_groups_do_not_mix(kind, more):
+    width, team = FAMILIES[kind]
+    width += more  # then no group but the first begins at an even address
+    team = team._replace(pack=width & -width) if team else None
+    make = Operands((1, 1, 36, 3 * width))
+    launch = run_backward(make, "float32", norm={"groups": 3}, team=team, grid=2).launch
+    assert family(launch) == kind
+    assert launch.grid == 6
+
+
 @pytest.mark.parametrize("sm_count", [H200_SM_COUNT, SM_75_SM_COUNT])
-@pytest.mark.parametrize("width", [33, 1000, 5003])
-def test_backward_is_right_where_there_are_more_rows_than_teams(width, sm_count):
-    types = BackwardTypes(*(FLOAT32,) * 3, None, FLOAT32, None, FLOAT32, True, True, True)
-    largest = cuda_backward(types, 2**40, width, 1, sm_count)
-    teams = largest.grid * team_of(largest).rows_per_block
-    make = Operands((1, 1, teams + teams // 5, width))
-    launch = run_backward(make, "float32", sm_count=sm_count).launch
+@pytest.mark.parametrize(("width", "groups"), [(33, 1), (1000, 1), (5003, 1), (33, 7)])
+def test_backward_is_right_where_there_are_more_rows_than_teams(width, groups, sm_count):
+    names = ("compute", "dy", "x", "d_residual", "dx", "weight")
+    types = BackwardTypes(**dict.fromkeys(names, FLOAT32), dweight=True, dbias=True)
+    largest = cuda_backward(types, Walk(2**40, width, groups), 1, sm_count)
+    teams = largest.parts * team_of(largest).rows_per_block
+    make = Operands((1, 1, teams + teams // 5, width * groups))
+    launch = run_backward(make, "float32", norm={"groups": groups}, sm_count=sm_count).launch
     assert launch.grid == largest.grid

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Every combination of operands' dtypes at some width, every set of operands at every width.
+"""Every combination of operands' dtypes at some width, every set of operands at every width, and
+every formula: the products that the cover of `test_row_norms` samples.
 
 Each group of cases runs in a process of its own, with a cache of its own: together they are more
 libraries than one process can load, and than anyone wants to keep.
@@ -20,9 +21,11 @@ from covers import Case, everything
 from operands import WIDTHS
 
 from .covered import (
-    ARRANGEMENT,
+    ACTIVATIONS,
+    BACKWARD,
     DTYPES,
     FORWARD,
+    NORM,
     OPTIONAL,
     check_backward_case,
     check_forward_case,
@@ -36,6 +39,7 @@ pytestmark = [
 
 # Where dx and dresidual are asked for, and of which dtype; None: x's.
 OUTPUTS = (("", None), ("dx", None), ("dresidual", None), *product(["dx dresidual"], DTYPES))
+NO_GATE = {"gate": (None,), "gate_activation": (None,), "gate_position": (None,)}
 
 
 def forward_types(x: str, stream: str | None) -> Iterator[Case]:
@@ -60,11 +64,51 @@ def backward_types(dy: str, x: str, outputs: str, dx: str | None) -> Iterator[Ca
             yield {"dy": dy, "x": x, "outputs": outputs, "dx": dx, **case}
 
 
-def arranged(cases: Iterator[Case], seed: object, **factors) -> Iterator[Case]:
+def formulas(activation: str, position: str) -> Iterator[Case]:
+    """Yield all norms with this gate, with and without each other operand; one set of dtypes."""
+    factors = {name: NORM[name] for name in ("center", "groups", "round_before_weight")}
+    factors |= {"weight": (None, "float32"), "weight_offset": (0.0, 1.0)}
+    factors |= {"bias": (None, "float32"), "residual": (False, True)}
+    gate = {"gate": "bfloat16", "gate_activation": activation, "gate_position": position}
+    for case in everything(factors):
+        if case["weight"] is not None or case["weight_offset"] == 0.0:
+            yield case | gate
+
+
+def forward_formulas(activation: str, position: str) -> Iterator[Case]:
+    """Yield those of a forward: of bfloat16, or a stream of float32."""
+    for case in formulas(activation, position):
+        yield {"x": "bfloat16", "stream": "+ float32" if case["residual"] else None, **case}
+
+
+def backward_formulas(activation: str, position: str) -> Iterator[Case]:
+    """Yield those of a backward, for each set of gradients that there are beside dx."""
+    for case, needs in product(formulas(activation, position), BACKWARD["needs"]):
+        if all(case[name] for name in needs):
+            stream = "float32" if case["residual"] else None
+            x, dx = (stream or "bfloat16"), stream and "bfloat16"
+            yield {"x": x, "dx": dx, "d_residual": stream, "needs": needs, **case}
+
+
+def forward_gates(x: str, gate: str) -> Iterator[Case]:
+    """Yield all combinations of the dtypes of the other arrays with rows."""
+    factors = {name: FORWARD[name] for name in ("stream", "y", "gate_position", "center")}
+    for case in everything(factors):
+        yield {"x": x, "gate": gate, **case}
+
+
+def backward_gates(x: str, gate: str) -> Iterator[Case]:
+    """Yield all combinations of the dtypes of dy and dgate, with and without dx and dresidual."""
+    factors = {name: BACKWARD[name] for name in ("dy", "outputs", "gate_position", "center")}
+    for case in everything(factors | {"dgate": DTYPES}):
+        yield {"x": x, "gate": gate, **case}
+
+
+def arranged(cases: Iterator[Case], seed: object, factors: dict) -> Iterator[Case]:
     """Draw for each case what it does not say of the operands, of memory and of the launch."""
     draw = random.Random(repr(seed))
     for case in cases:
-        yield {name: draw.choice(c) for name, c in (ARRANGEMENT | factors).items()} | case
+        yield {name: draw.choice(c) for name, c in factors.items()} | case
 
 
 def run_in_a_process(check, cases: list[Case]) -> None:
@@ -95,36 +139,66 @@ def _failures(check, cases: list[Case]) -> list[str]:
 @pytest.mark.parametrize("stream", FORWARD["stream"])
 @pytest.mark.parametrize("x", DTYPES)
 def test_forward_is_right_for_every_combination_of_dtypes(x, stream):
-    widths = {"width": WIDTHS, "c": (None, 1.0)}
-    cases = list(arranged(forward_types(x, stream), (x, stream), **widths))
-    run_in_a_process(check_forward_case, cases)
+    cases = arranged(forward_types(x, stream), (x, stream), FORWARD | NO_GATE)
+    run_in_a_process(check_forward_case, list(cases))
 
 
 @pytest.mark.parametrize(("outputs", "dx"), OUTPUTS)
 @pytest.mark.parametrize("x", DTYPES)
 @pytest.mark.parametrize("dy", DTYPES)
 def test_backward_is_right_for_every_combination_of_dtypes(dy, x, outputs, dx):
-    types = backward_types(dy, x, outputs, dx)
-    others = {"width": WIDTHS, "c": (None, 1.0), "bias": DTYPES}
-    cases = list(arranged(types, (dy, x, outputs, dx), **others))
-    run_in_a_process(check_backward_case, cases)
+    others = BACKWARD | NO_GATE | {"bias": DTYPES}
+    cases = arranged(backward_types(dy, x, outputs, dx), (dy, x, outputs, dx), others)
+    run_in_a_process(check_backward_case, list(cases))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_set_of_operands_is_right_at_every_width(dtype, width):
-    one = {"width": (width,), "center": (False, True)}
+    one = {"width": (width,), "center": (False, True), "gate": (None, dtype)}
     optional = dict.fromkeys(("weight", "bias"), (None, dtype))
     forward = everything(
         {"x": (dtype,), "y": (dtype,), "stream": (None, f"+ {dtype}"), **optional, **one}
     )
-    run_in_a_process(check_forward_case, list(arranged(forward, width, c=(None, 1.0))))
+    run_in_a_process(check_forward_case, list(arranged(forward, width, FORWARD)))
     backward = everything(
         {
             **{"dy": (dtype,), "x": (dtype,), "dx": (None,), "d_residual": (None, dtype)},
-            **{"outputs": ("dx", "dresidual", "dx dresidual"), "needs": (("weight", "bias"), ())},
+            **{"outputs": ("dx", "dresidual", "dx dresidual"), "dgate": (None,)},
+            **{"needs": (("weight", "bias", "gate"), ())},
             **optional,
             **one,
         }
     )
-    run_in_a_process(check_backward_case, list(arranged(backward, width, c=(None, 1.0))))
+    run_in_a_process(check_backward_case, list(arranged(backward, width, BACKWARD)))
+
+
+@pytest.mark.parametrize("position", NORM["gate_position"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_forward_is_right_for_every_formula(activation, position):
+    cases = forward_formulas(activation, position)
+    others = FORWARD | {"y": ("float32",)}
+    run_in_a_process(check_forward_case, list(arranged(cases, (activation, position), others)))
+
+
+@pytest.mark.parametrize("position", NORM["gate_position"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_backward_is_right_for_every_formula(activation, position):
+    cases = backward_formulas(activation, position)
+    others = BACKWARD | {"dy": ("float32",), "dgate": ("float32",)}
+    run_in_a_process(check_backward_case, list(arranged(cases, (activation, position), others)))
+
+
+@pytest.mark.parametrize("gate", DTYPES)
+@pytest.mark.parametrize("x", DTYPES)
+def test_forward_is_right_for_every_dtype_of_a_gate(x, gate):
+    cases = arranged(forward_gates(x, gate), (x, gate), FORWARD)
+    run_in_a_process(check_forward_case, list(cases))
+
+
+@pytest.mark.parametrize("gate", DTYPES)
+@pytest.mark.parametrize("x", DTYPES)
+def test_backward_is_right_for_every_dtype_of_a_gate(x, gate):
+    others = BACKWARD | {"needs": [needs for needs in BACKWARD["needs"] if "gate" in needs]}
+    cases = arranged(backward_gates(x, gate), (x, gate), others)
+    run_in_a_process(check_backward_case, list(cases))

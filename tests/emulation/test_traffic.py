@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from .emulator import unavailable
-from .traffic import CALLS, NORMS, WIDTHS, traffic
+from .traffic import CALLS, OPERANDS, calls, traffic
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -14,23 +14,24 @@ pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 ARRAYS = {
     "forward": 2,
     "forward + residual": 4,
+    "forward + gate": 3,
+    "forward + residual + gate": 5,
     "backward": 3,
     "backward + d_residual": 4,
+    "backward + gate": 5,
+    "backward + d_residual + gate": 6,
 }
 
 
-@pytest.mark.parametrize("operands", ARRAYS)
-def test_the_limits_are_those_of_the_design(operands):
-    for dtype in ("bfloat16", "float32"):
-        dtypes = CALLS[f"{operands} {dtype}"]
-        assert len(dtypes) == ARRAYS[operands]
-        assert set(dtypes.values()) == {dtype}
+def test_the_limits_are_those_of_the_design():
+    assert {name: len(set(operands)) for name, operands in OPERANDS.items()} == ARRAYS
+    for name, operands in OPERANDS.items():
+        for dtype in ("bfloat16", "float32"):
+            assert CALLS[f"{name} {dtype}"] == dict.fromkeys(operands, dtype)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("call", CALLS)
-def test_rows_are_moved_once(call, norm, width):
+@pytest.mark.parametrize(("norm", "call", "width"), list(calls()))
+def test_rows_are_moved_once(norm, call, width):
     moved = traffic(norm, call, width)
     assert 0.999 <= moved.rows / moved.rows_limit <= 1.02
     if width <= 4096:

@@ -8,29 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from operands import DTYPES
 
 from .arrays import Operands, saved
-from .kernels import Emulated, emulate_backward, emulate_forward, family
+from .kernels import Emulated, emulate_backward, emulate_forward
+from .plans import family
 
 WIDTHS = (1000, 4096, 16384, 65536)
-NORMS = {"rms_norm": False, "layer_norm": True}  # and whether they center
-FORWARD, FORWARD_RESIDUAL = ("x", "y"), ("x", "residual", "y", "new_residual")
-BACKWARD, BACKWARD_RESIDUAL = ("dy", "x", "dx"), ("dy", "x", "d_residual", "dx")
-# The arrays with rows of each operator, each of which must be moved once, and their dtypes. The
-# last of either direction: a stream of float32 in a network of bfloat16.
+# Arguments of cunorm.normalize.
+NORMS: dict[str, dict[str, Any]] = {
+    "rms_norm": {},
+    "layer_norm": {"center": True},
+    "rms_norm of groups": {"groups": 3},
+}
+GATED_NORMS: dict[str, dict[str, Any]] = {
+    "rms_norm * gate": {"gate_position": "post"},
+    "layer_norm(x * gate)": {"gate_position": "pre", "center": True},
+    "rms_norm of groups * gate": {"gate_position": "post", "groups": 3},
+}
+# The arrays with rows of each operator, each of which must be moved once.
+OPERANDS = {
+    "forward": ("x", "y"),
+    "forward + residual": ("x", "residual", "y", "new_residual"),
+    "forward + gate": ("x", "gate", "y"),
+    "forward + residual + gate": ("x", "residual", "gate", "y", "new_residual"),
+    "backward": ("dy", "x", "dx"),
+    "backward + d_residual": ("dy", "x", "d_residual", "dx"),
+    "backward + gate": ("dy", "x", "gate", "dx", "dgate"),
+    "backward + d_residual + gate": ("dy", "x", "d_residual", "gate", "dx", "dgate"),
+}
+# Their dtypes. The last of either direction: a stream of float32 in a network of bfloat16.
 CALLS = {
     **{
         f"{name} {dtype}": dict.fromkeys(operands, dtype)
-        for name, operands in {
-            "forward": FORWARD,
-            "forward + residual": FORWARD_RESIDUAL,
-            "backward": BACKWARD,
-            "backward + d_residual": BACKWARD_RESIDUAL,
-        }.items()
+        for name, operands in OPERANDS.items()
         for dtype in ("bfloat16", "float32")
     },
     "forward + residual mixed": {
@@ -55,37 +69,46 @@ class Traffic(NamedTuple):
     Attributes
     ----------
     rows, rows_limit : int
-        Bytes of the arrays with rows, each access counted; and what they must be, with one more
-        reading of what the row's sums are over, if rows are streamed.
+        Bytes of the arrays with rows, each access counted; and what they must be. If rows are
+        streamed, what the row's sums are over is read again for the results: of a forward what is
+        normalised (the new residual stream, or x) and a gate before the norm; of a backward dy, x
+        and gate.
     others : dict of str to int
         Bytes of the other arrays, counted once: parameters, statistics and partial sums.
     """
 
     norm: str
     call: str
-    width: int
+    width: int  # of a group
     family: str
     rows: int
     rows_limit: int
     others: dict[str, int]
 
 
+def calls() -> Iterator[tuple[str, str, int]]:
+    """Yield norms, calls of them and widths; groups are of one width alone."""
+    for (call, dtypes), width in product(CALLS.items(), WIDTHS):
+        for norm, options in (GATED_NORMS if "gate" in dtypes else NORMS).items():
+            if "groups" not in options or width == WIDTHS[0]:
+                yield norm, call, width
+
+
 def traffic(norm: str, call: str, width: int) -> Traffic:
     """Run a call and count."""
-    dtypes, center = CALLS[call], NORMS[norm]
-    make = Operands((1, 1, max(3, 20_000 // width), width))
+    dtypes, options = CALLS[call], (NORMS | GATED_NORMS)[norm]
+    make = Operands((1, 1, max(2, 16_000 // width), width * options.get("groups", 1)))
     run = _forward if "y" in dtypes else _backward
-    ran = run(make, dtypes, center)
+    ran = run(make, dtypes, options)
     moved = next(iter(ran.moved.values()))
     sizes = {name: DTYPES[dtype].itemsize for name, dtype in dtypes.items()}
-    again = {"x", "dy"} if "dy" in dtypes else {"new_residual" if "residual" in dtypes else "x"}
     must = sum(sizes.values())
     if family(ran.launch) == "streamed":
-        must += sum(sizes[name] for name in again)
+        must += sum(sizes[name] for name in _read_again(dtypes, options))
     others: dict[str, int] = {}
     for result in ran.moved.values():
         for name, count in result.distinct.items():
-            if name not in dtypes:
+            if name not in dtypes and count:
                 others[name] = others.get(name, 0) + count
     return Traffic(
         *(norm, call, width, family(ran.launch)),
@@ -95,31 +118,38 @@ def traffic(norm: str, call: str, width: int) -> Traffic:
     )
 
 
-def _forward(make: Operands, dtypes: dict[str, str], center: bool) -> Emulated:
-    x = make.rows(dtypes["x"])
-    residual = make.rows(dtypes["residual"]) if "residual" in dtypes else None
-    weight = make.param(dtypes["x"])
-    bias = make.param(dtypes["x"]) if center else None
-    return emulate_forward(x, weight, bias, residual=residual, center=center)
+def _read_again(dtypes: dict[str, str], options: dict[str, Any]) -> set[str]:
+    if "dy" in dtypes:
+        return {"dy", "x", "gate"} & dtypes.keys()
+    stream = "new_residual" if "residual" in dtypes else "x"
+    return {stream, "gate"} if options.get("gate_position") == "pre" else {stream}
 
 
-def _backward(make: Operands, dtypes: dict[str, str], center: bool) -> Emulated:
-    dy, x = make.rows(dtypes["dy"]), make.rows(dtypes["x"])
-    d_residual = make.rows(dtypes["d_residual"]) if "d_residual" in dtypes else None
-    weight = make.param(dtypes["dy"])
-    bias = make.param(dtypes["dy"]) if center else None
-    options = {"d_residual": d_residual, "x_dtype": dtypes["dx"], "center": center}
-    return emulate_backward(dy, x, weight, bias, **options, **saved(x, center=center))
+def _forward(make: Operands, dtypes: dict[str, str], options: dict[str, Any]) -> Emulated:
+    rows = {name: make.rows(dtypes[name]) for name in ("residual", "gate") if name in dtypes}
+    x, weight = make.rows(dtypes["x"]), make.param(dtypes["x"])
+    bias = make.param(dtypes["x"]) if "center" in options else None
+    return emulate_forward(x, weight, bias, **rows, **options)
+
+
+def _backward(make: Operands, dtypes: dict[str, str], options: dict[str, Any]) -> Emulated:
+    rows = {name: make.rows(dtypes[name]) for name in ("d_residual", "gate") if name in dtypes}
+    dy, x, weight = make.rows(dtypes["dy"]), make.rows(dtypes["x"]), make.param(dtypes["dy"])
+    bias = make.param(dtypes["dy"]) if "center" in options else None
+    statistics = saved(x, gate=rows.get("gate"), **options)
+    return emulate_backward(
+        dy, x, weight, bias, x_dtype=dtypes["dx"], **rows, **options, **statistics
+    )
 
 
 def table() -> Iterator[str]:
     """Yield a line for every call, norm and width."""
-    yield f"{'norm':12}{'call':32}{'width':>5}  {'team':12}{'moved / must':14}others, distinct KB"
-    for call, norm, width in product(CALLS, NORMS, WIDTHS):
+    yield f"{'norm':27}{'call':37}{'width':>5}  {'team':12}{'moved / must':14}others, distinct KB"
+    for norm, call, width in calls():
         t = traffic(norm, call, width)
         others = ", ".join(f"{name} {count / 1e3:.1f}" for name, count in t.others.items())
         share = f"{t.rows / t.rows_limit:.4f}"
-        yield f"{norm:12}{call:32}{width:5}  {t.family:12}{share:14}{others}"
+        yield f"{norm:27}{call:37}{width:5}  {t.family:12}{share:14}{others}"
 
 
 if __name__ == "__main__":

@@ -49,6 +49,15 @@ inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 inline float sqrt(float v) { return __builtin_sqrtf(v); }
 inline double sqrt(double v) { return __builtin_sqrt(v); }
+inline float exp(float v) { return __builtin_expf(v); }
+inline double exp(double v) { return __builtin_exp(v); }
+inline float erfc(float v) { return __builtin_erfcf(v); }
+inline double erfc(double v) { return __builtin_erfc(v); }
+inline float tanh(float v) { return __builtin_tanhf(v); }
+inline double tanh(double v) { return __builtin_tanh(v); }
+inline float fabs(float v) { return __builtin_fabsf(v); }
+inline double fabs(double v) { return __builtin_fabs(v); }
+inline float __fdividef(float a, float b) { return a / b; }
 
 template <class Arguments>
 inline void emulation_call(void (*kernel)(Arguments), const void* arguments) {

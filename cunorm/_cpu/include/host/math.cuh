@@ -2,9 +2,13 @@
 // The CPU's math.cuh: exp, erfc and tanh of whole SIMD vectors, without a branch.
 //
 // Every element goes through the same operations, fused ones where the source says fma, so a result
-// does not depend on how many elements a vector has. Polynomials are of least maximum error, from
-// Remez's exchange in 50 digits with the coefficients rounded one by one, lowest first, and the
-// rest fitted again; `error` is what they then leave, relative to the function.
+// does not depend on how many elements a vector has. exp is within 1.1 ulp, tanh within 1.5, erfc
+// of a float within 1.8 and of a double within 2.25.
+//
+// The polynomials are those of least maximum error, by Remez's exchange in 50 digits. Their
+// coefficients were rounded one by one and the rest fitted again (exp), or rounded together (tanh),
+// then moved to neighbours while that helped (erfc). `error` is what is left with the rounded ones,
+// relative to the function: at most an eighth of what rounding the result may cost.
 #pragma once
 #include "simd.h"
 
@@ -74,7 +78,7 @@ struct ExpConstants<float> {
   static constexpr float log2_e = 0x1.715476p0f;
   static constexpr float ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f;  // n ln2_high is exact
   static constexpr float polynomial[] = {0x1.fffffcp-2f, 0x1.55548cp-3f, 0x1.555858p-5f,
-                                         0x1.123de0p-7f, 0x1.6ac74ap-10f};  // error 3e-9
+                                         0x1.123de0p-7f, 0x1.6ac74ap-10f};  // error 3.2e-9
 };
 template <>
 struct ExpConstants<double> {
@@ -86,7 +90,7 @@ struct ExpConstants<double> {
   static constexpr double polynomial[] = {
       0x1.000000000000ap-1,  0x1.5555555555697p-3,  0x1.55555555511bfp-5,  0x1.11111110cee63p-7,
       0x1.6c16c180d463ep-10, 0x1.a01a02c75da31p-13, 0x1.a019a4e952055p-16, 0x1.71dc088e84d82p-19,
-      0x1.28a2916177ef9p-22, 0x1.b1c8c2c2b51f8p-26};  // error 8e-18
+      0x1.28a2916177ef9p-22, 0x1.b1c8c2c2b51f8p-26};  // error 7.5e-18
 };
 
 template <class V>
@@ -95,16 +99,16 @@ struct Exponential {
   Integers<V> exponent;  // n
 };
 
-// Of v + correction, where correction is below an ulp or so of v, and v within the bounds.
+// Of v between lowest and highest.
 template <class V>
-inline Exponential<V> exponential(V v, V correction) {
+inline Exponential<V> exponential(V v) {
   using K = ExpConstants<typename Element<V>::type>;
   const V to_integer = constant<V>(K::to_integer);
   const V shifted = fma(v, constant<V>(K::log2_e), to_integer);
   const V n = shifted - to_integer;
-  const V r =
-      fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), v)) + correction;
-  return {fma(r * r, polynomial(r, K::polynomial), r), (Integers<V>)shifted - (Integers<V>)to_integer};
+  const V r = fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), v));
+  return {fma(r * r, polynomial(r, K::polynomial), r),
+          (Integers<V>)shifted - (Integers<V>)to_integer};
 }
 
 // v 2^n in two steps, as 2^n alone may be subnormal or infinite.
@@ -119,7 +123,7 @@ inline V scaled(V v, Integers<V> n) {
 template <class V>
 inline V exp(V v) {
   using K = ExpConstants<typename Element<V>::type>;
-  const auto e = exponential(at_most(at_least(v, K::lowest), K::highest), V{});
+  const auto e = exponential(at_most(at_least(v, K::lowest), K::highest));
   return scaled(1.0f + e.fraction, e.exponent);
 }
 
@@ -129,14 +133,14 @@ struct TanhConstants;
 template <>
 struct TanhConstants<float> {
   static constexpr float polynomial[] = {-0x1.55554ap-2f, 0x1.110d26p-3f, -0x1.b9287ap-5f,
-                                         0x1.593cfcp-6f, -0x1.9b300ep-8f};
+                                         0x1.593cfcp-6f, -0x1.9b300ep-8f};  // error 4.3e-9
 };
 template <>
 struct TanhConstants<double> {
   static constexpr double polynomial[] = {
-      -0x1.555555555554fp-2, 0x1.111111111079fp-3,  -0x1.ba1ba1b97d89dp-5, 0x1.664f485970d56p-6,
-      -0x1.226e2f1480b82p-7, 0x1.d6d29b97bf89fp-9,  -0x1.7d8fd3b7ba216p-10, 0x1.3483aee0c40b5p-11,
-      -0x1.e96fc8f0cbe71p-13, 0x1.5d746298ebae9p-14, -0x1.47111e7a2f17cp-16};
+      -0x1.555555555554fp-2,  0x1.111111111079fp-3,  -0x1.ba1ba1b97d89dp-5,  0x1.664f485970d56p-6,
+      -0x1.226e2f1480b82p-7,  0x1.d6d29b97bf89fp-9,  -0x1.7d8fd3b7ba216p-10, 0x1.3483aee0c40b5p-11,
+      -0x1.e96fc8f0cbe71p-13, 0x1.5d746298ebae9p-14, -0x1.47111e7a2f17cp-16};  // error 2.3e-18
 };
 
 template <class V>
@@ -145,21 +149,21 @@ inline V tanh(V v) {
   const V square = v * v, small = fma(square * v, polynomial(square, K::polynomial), v);
   const V magnitude = fabs(v), e = exp(-2.0f * magnitude);
   const V large = 1.0f - 2.0f * e * reciprocal_of_1_to_2(1.0f + e);
-  return select(magnitude > constant<V>(0.55), copysign(large, v), small);
+  return copysign(select(magnitude > constant<V>(0.55), large, small), v);
 }
 
-// erfc a = r e^(-a^2) polynomial(r - middle), r = 1 / (a + 3), for a >= 0. The subtraction is exact;
-// the middle is one at which the first coefficient is close to its rounded value.
+// erfc a = r e^(-a^2) polynomial(r - middle), r = 1 / (a + 3), for a >= 0. The subtraction is
+// exact up to a = 9; the middle is one at which the first coefficient is close to its rounded value.
 template <class C>
 struct ErfcConstants;
 template <>
 struct ErfcConstants<float> {
   static constexpr float largest = 10.1f;  // beyond, the result is 0
   static constexpr float middle = 0x1.55582ap-3f;
-  static constexpr float polynomial[] = {0x1.12f3fep+0f,  0x1.533cf8p+2f, 0x1.53fd28p+4f,
-                                         0x1.0c418ep+6f,  0x1.35d484p+7f, 0x1.a16804p+7f,
+  static constexpr float polynomial[] = {0x1.12f3fep+0f,  0x1.533cf8p+2f,  0x1.53fd28p+4f,
+                                         0x1.0c418ep+6f,  0x1.35d484p+7f,  0x1.a16804p+7f,
                                          -0x1.c9cba4p+5f, -0x1.af20d0p+9f, -0x1.96b306p+9f,
-                                         0x1.9a9b08p+11f};
+                                         0x1.9a9b08p+11f};  // error 8.2e-9
 };
 template <>
 struct ErfcConstants<double> {
@@ -171,11 +175,11 @@ struct ErfcConstants<double> {
       -0x1.d0345ae4ceac0p+9,  0x1.5a3abfdd3bb07p+11, 0x1.98bc3bf2f40d6p+12, -0x1.545eb350c3a12p+13,
       -0x1.2af38da528985p+15, 0x1.dd76d8cad14c5p+15, 0x1.aadbb058a7b72p+17, -0x1.c4ccd39016570p+18,
       -0x1.1a3539fb86994p+20, 0x1.dae46d458dbc3p+21, 0x1.0646d48f08b3dp+22, -0x1.ba2e4efe2a8a3p+24,
-      0x1.78e66cdc816a1p+22,  0x1.fbae701501782p+26, -0x1.628c331967a9ap+27};
+      0x1.78e66cdc816a1p+22,  0x1.fbae701501782p+26, -0x1.628c331967a9ap+27};  // error 2.3e-17
 };
 
-// What rounding a^2 and r lost goes into the exponent, to first order: of the latter 2 + 8.1 times
-// r - middle, which is about -(a + 3) times the derivative of log(e^(a^2) erfc a).
+// `share` is about -(a + 3) times the derivative of log(e^(a^2) erfc a): what the result loses of
+// what r did.
 template <class V>
 inline V erfc(V v) {
   using K = ErfcConstants<typename Element<V>::type>;
@@ -184,13 +188,16 @@ inline V erfc(V v) {
   const V sum = a + 3.0f, sum_lost = a - (sum - 3.0f);
   const V r = 1.0f / sum, r_lost = fma(-sum_lost, r, fma(-sum, r, one));
   const V t = r - K::middle, share = fma(t, constant<V>(8.1), constant<V>(2));
-  const auto e = exponential(-square, fma(r_lost, share, -square_lost));
 
-  // The last step of the polynomial and the product with r, and what they lose.
+  // The last step of the polynomial and the product with r, and what rounding them loses.
   const V rest = polynomial<1>(t, K::polynomial);
   const V p = fma(rest, t, first), p_lost = fma(rest, t, first - p);
   const V factor = p * r, factor_lost = fma(p_lost, r, fma(p, r, -factor));
-  const V tail = scaled(factor + fma(factor, e.fraction, factor_lost), e.exponent);
+  const V lost = fma(factor, fma(r_lost, share, -square_lost), factor_lost);
+
+  const auto e = exponential(-square);
+  const V added = fma(factor, e.fraction, fma(lost, e.fraction, lost));
+  const V tail = scaled(factor + added, e.exponent);
   return select(v < 0.0f, 2.0f - tail, tail);
 }
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""What is kept of compiled kernels: `cache_info` counts it, `clear_cache` removes it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from cunorm import _backend, _cpu, _cuda, _plan
+from cunorm._sources import source_text
+from cunorm.row_norm import _backward_plan, _forward_plan
+
+# As _cpu/_compile.py names libraries: by kernel, and a digest of all that went into them.
+_LIBRARY = re.compile(r"[a-z]\w*-[0-9a-f]{32}\.so")
+_PLANS = (
+    _backend.cpu_forward_kernels,
+    _backend.cpu_backward_kernels,
+    _plan.cpu_forward,
+    _plan.cpu_backward,
+    _plan.cpu_param_grad,
+    _plan.cuda_forward,
+    _plan.cuda_backward,
+    _plan.cuda_param_grad,
+    _forward_plan.planned,
+    _backward_plan.planned,
+)
+
+
+class CacheInfo(NamedTuple):
+    """What `cache_info` found.
+
+    Attributes
+    ----------
+    folder : Path
+        Where the CPU's builds are kept.
+    libraries, bytes : int
+        How many of them are there, from any process, and the bytes they take.
+    loaded : int
+        How many of the CPU's builds this process has loaded.
+    cuda_kernels : int
+        How many CUDA kernels this process has loaded, counted on each device.
+    cupy_folder : Path or None
+        Where CuPy keeps what NVRTC compiled, ours and all other; None until CuPy is imported.
+    """
+
+    folder: Path
+    libraries: int
+    bytes: int
+    loaded: int
+    cuda_kernels: int
+    cupy_folder: Path | None
+
+
+class Cleared(NamedTuple):
+    """What `clear_cache` removed: how many files, and the bytes they took."""
+
+    files: int
+    bytes: int
+
+
+def cache_info() -> CacheInfo:
+    """Return what is kept of compiled kernels, on disk and in this process.
+
+    The CPU's builds are in the folder ``CUNORM_CACHE_DIR``, by default in the user's cache folder.
+
+    Returns
+    -------
+    CacheInfo
+        Folders and counts.
+
+    Examples
+    --------
+    >>> import cunorm
+    >>> cunorm.cache_info()
+    CacheInfo(folder=..., libraries=..., bytes=..., loaded=..., cuda_kernels=0, cupy_folder=...)
+    """
+    sizes = [size for _, size in _libraries()]
+    return CacheInfo(
+        _cpu.cache_folder(),
+        len(sizes),
+        sum(sizes),
+        _cpu.loaded_count(),
+        _cuda.loaded_count(),
+        cupy_cache_folder() if "cupy" in sys.modules else None,
+    )
+
+
+def clear_cache() -> Cleared:
+    """Remove the CPU's compiled builds from disk, and forget all that was loaded and planned.
+
+    The next call compiles what it needs anew, from the kernels' sources as they are then. Other
+    threads and processes may go on calling and compiling meanwhile; what they have loaded stays
+    theirs. CuPy's cache, which other programs share, is left alone: a CUDA kernel that CuPy has
+    compiled is taken from there again.
+
+    Returns
+    -------
+    Cleared
+        How many files were removed, and the bytes they took.
+
+    Examples
+    --------
+    >>> import cunorm
+    >>> cunorm.clear_cache()  # doctest: +SKIP
+    Cleared(files=12, bytes=1310720)
+    """
+    removed = []
+    for path, size in _libraries():
+        try:
+            path.unlink()
+            removed.append(size)
+        except FileNotFoundError:  # as below
+            continue
+    _cpu.forget()
+    _cuda.forget()
+    source_text.cache_clear()
+    for plan in _PLANS:
+        plan.cache_clear()
+    return Cleared(len(removed), sum(removed))
+
+
+def cupy_cache_folder() -> Path:
+    """Return where CuPy keeps what it compiles."""
+    return Path(os.environ.get("CUPY_CACHE_DIR") or Path("~/.cupy/kernel_cache").expanduser())
+
+
+def _libraries() -> Iterator[tuple[Path, int]]:
+    """Yield the path and the size of each file that is a library of ours."""
+    for path in _cpu.cache_folder().glob("*.so"):
+        if _LIBRARY.fullmatch(path.name):
+            try:
+                status = path.lstat()
+            except FileNotFoundError:  # another process clears the cache
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield path, status.st_size

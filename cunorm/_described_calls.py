@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""The calls that a user describes in words to `warmup`, every combination of what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import cache
+from inspect import signature
+from itertools import product
+from typing import Any
+
+from cunorm import _checks, row_norm
+from cunorm._dtypes import DType, parse_dtype, parse_optional_dtype
+from cunorm._planned_builds import Layer
+from cunorm.row_norm._backward_plan import NEEDS
+from cunorm.row_norm._variant import Variant
+
+FUNCTION = "warmup"
+AUTO = "auto"
+FUNCTIONS = tuple(name for name in row_norm.__all__ if "norm" in name)
+
+# What holds for a function without the option.
+_UNTAKEN = {
+    "weight": None,
+    "bias": None,
+    "residual": None,
+    "gate": None,
+    "d_residual": None,
+    "dtype": None,
+    "residual_dtype": None,
+    "center": False,
+    "groups": 1,
+    "weight_offset": 0.0,
+    "round_before_weight": False,
+    "gate_activation": "silu",
+    "gate_position": "post",
+    "needs": NEEDS,
+    "accumulate": False,
+}
+
+
+def described_calls(ops: Any, dtypes: Any, options: dict[str, Any]) -> Iterator[tuple[str, Layer]]:
+    """Yield the name of a function and what it is called for; `options` are those of _UNTAKEN."""
+    names = [_checks.choice(FUNCTION, "ops", name, FUNCTIONS) for name in several("ops", ops)]
+    xs = [parse_dtype(FUNCTION, "dtypes", spec) for spec in several("dtypes", dtypes)]
+    choices = {option: several(option, value) for option, value in options.items()}
+    for option, values in choices.items():
+        if not any(option in _taken(name) for name in names):
+            _check_not_given(names, option, values)
+    for name in names:
+        of_name = [
+            values if option in _taken(name) else (_UNTAKEN[option],)
+            for option, values in choices.items()
+        ]
+        for x, chosen in product(xs, product(*of_name)):
+            yield name, _layer(name, x, dict(zip(choices, chosen, strict=True)))
+
+
+def several(argument: str, value: Any) -> tuple[Any, ...]:
+    """Return the items of a list or tuple or the like; anything else is the one item."""
+    if not isinstance(value, Collection) or isinstance(value, str):
+        return (value,)
+    if not value:
+        raise ValueError(f"{FUNCTION}: {argument} is {value!r}, expected at least one")
+    return tuple(value)
+
+
+@cache
+def _taken(name: str) -> frozenset[str]:
+    """Return which options say something of a function's calls."""
+    parameters = set(signature(getattr(row_norm, name)).parameters)
+    if name.endswith("_backward"):
+        parameters.add("dtype")  # of the forward, and so on
+        if "d_residual" in parameters:
+            parameters |= {"residual", "residual_dtype"}
+    return frozenset(parameters)
+
+
+def _check_not_given(names: list[str], option: str, values: tuple[Any, ...]) -> None:
+    absent = _UNTAKEN[option]
+    for value in values:
+        if value is None or value is False or value == AUTO:
+            continue
+        if absent is None or value != absent:  # to NumPy float64 equals None
+            who = f"{names[0]} does not take" if len(names) == 1 else f"none of {names} takes"
+            raise ValueError(f"{FUNCTION}: {option} is {value!r}, which {who}")
+
+
+def _layer(name: str, x: DType, chosen: dict[str, Any]) -> Layer:
+    return Layer(
+        FUNCTION,
+        Variant(
+            "layer_norm" in name or chosen["center"],
+            groups=chosen["groups"],
+            round_before_weight=chosen["round_before_weight"],
+            gate_activation=chosen["gate_activation"],
+            gate_position=chosen["gate_position"],
+        ),
+        x,
+        weight=_operand("weight", chosen["weight"], x, auto=True),
+        bias=_operand("bias", chosen["bias"], x),
+        residual=_operand("residual", chosen["residual"], x, auto=name.startswith("add_")),
+        gate=_operand("gate", chosen["gate"], x),
+        y=parse_optional_dtype(FUNCTION, "dtype", chosen["dtype"]),
+        residual_dtype=parse_optional_dtype(FUNCTION, "residual_dtype", chosen["residual_dtype"]),
+        weight_offset=chosen["weight_offset"],
+        d_residual=_d_residual(chosen["d_residual"]),
+        needs=_checks.names(FUNCTION, "needs", chosen["needs"], NEEDS),
+        accumulate=chosen["accumulate"],
+    )
+
+
+def _operand(argument: str, value: Any, x: DType, *, auto: bool = False) -> DType | None:
+    """Return the dtype that an operand has, None where there is none."""
+    if value is None or isinstance(value, bool):
+        return x if value else None
+    if value == AUTO:
+        return x if auto else None
+    return parse_dtype(FUNCTION, argument, value)
+
+
+def _d_residual(value: Any) -> DType | bool | None:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    return None if value == AUTO else parse_dtype(FUNCTION, "d_residual", value)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""What a backward does, settled and checked by the forms of its arrays, once for all like them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cunorm import _checks, _outputs
+from cunorm._arrays import Form, contiguous_form
+from cunorm._calls import BackwardForm
+from cunorm._checks import Geometry
+from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
+from cunorm._layout import WHOLE
+from cunorm.results import NormGrads
+from cunorm.row_norm._gradients import backward_form, read_inputs
+from cunorm.row_norm._operands import to_copy
+from cunorm.row_norm._variant import Variant, checked_variant
+
+NEEDS = ("x", "weight", "bias", "gate")
+FIELDS = NormGrads._fields
+ARGUMENTS = tuple(f"out.{name}" for name in FIELDS)
+_OPERANDS = ("x", "weight", "bias", "gate", "x")  # whose gradients the fields are
+
+OptionalForms = tuple[Form | None, ...]
+
+
+class Forms(NamedTuple):
+    """The forms of the inputs."""
+
+    dy: Form
+    x: Form
+    rstd: Form
+    mean: Form | None
+    d_residual: Form | None
+    gate: Form | None
+    weight: Form | None
+    bias: Form | None
+
+
+# A gradient may be exactly any input: nobody reads an element of that after it is written.
+_IN_PLACE = tuple((argument, Forms._fields) for argument in ARGUMENTS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What the caller said, checked by itself: one object for all who say the same."""
+
+    function: str
+    variant: Variant
+    has_offset: bool
+    x_dtype: DType | None
+    needs: frozenset[str]
+    accumulate: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What a call does."""
+
+    form: BackwardForm
+    to_copy: tuple[str, ...]  # the inputs that are brought into C order first
+    made: tuple[tuple[int, Form], ...]  # the gradients to allocate, by their place among the fields
+    overlaps: _outputs.Overlaps
+    is_empty: bool  # no gradient is wanted
+
+
+def asked(
+    function: str, variant: Variant, has_offset: bool, x_dtype: Any, needs: Any, accumulate: Any
+) -> Asked:
+    """Check what the caller said by itself."""
+    if type(needs) is not tuple:  # what could not be remembered, or would be as another type
+        needs = tuple(sorted(_checks.names(function, "needs", needs, NEEDS)))
+    told = (function, *variant, has_offset, x_dtype, needs, accumulate)
+    try:
+        return _asked(*told)
+    except TypeError:  # wrong, or nothing that could be remembered
+        return _asked.__wrapped__(*told)
+
+
+@lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int
+def _asked(function: str, *told: Any) -> Asked:
+    *variant, has_offset, x_dtype, needs, accumulate = told
+    return Asked(
+        function,
+        checked_variant(function, Variant(*variant)),
+        has_offset,
+        parse_optional_dtype(function, "x_dtype", x_dtype),
+        _checks.names(function, "needs", needs, NEEDS),
+        _checks.flag(function, "accumulate", accumulate),
+    )
+
+
+@lru_cache(maxsize=1024)
+def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
+    """Settle a call; `inputs` are in the order of Forms, `given` in that of FIELDS."""
+    function, variant = asked.function, asked.variant
+    operands = Forms(*inputs)  # type: ignore[arg-type]  # the first three are there
+    where = _checks.geometry(function, operands.x, variant.axis, variant.groups)
+    _check_inputs(asked, operands, where)
+    outputs = dict(zip(FIELDS, given, strict=True))
+    _check_outputs(asked, operands, where, outputs)
+    x_dtype = _x_dtype(asked, operands.x.dtype, outputs)
+    compute = FLOAT64 if FLOAT64 in (operands.x.dtype, x_dtype) else FLOAT32
+    _checks.statistic(function, "mean", operands.mean, where, compute)
+    _checks.statistic(function, "rstd", operands.rstd, where, compute)
+    named = zip((*Forms._fields, *ARGUMENTS), (*operands, *given), strict=True)
+    _checks.same_device(function, operands.x, named)
+    wanted = _wanted(asked, operands, outputs, where, x_dtype)
+    if asked.accumulate:
+        _check_accumulators(function, wanted, outputs)
+    made = {
+        name: contiguous_form(shape, dtype, operands.x.device)
+        for name, (shape, dtype) in wanted.items()
+        if outputs[name] is None
+    }
+    results = {**outputs, **made}
+    reads = read_inputs(variant, operands, results)
+    rows = dict.fromkeys(("dy", "x", "d_residual", "gate"), where.rows)
+    whole = dict.fromkeys(("weight", "bias", "mean", "rstd"), WHOLE)
+    return Plan(
+        backward_form(asked, reads, results, where, x_dtype, compute),
+        to_copy(reads._asdict(), {**rows, **whole}),
+        tuple((FIELDS.index(name), form) for name, form in made.items()),
+        _outputs.Overlaps(
+            function,
+            tuple(zip(ARGUMENTS, given, strict=True)),
+            tuple(zip(Forms._fields, inputs, strict=True)),
+            _IN_PLACE,
+        ),
+        not any(results.values()),
+    )
+
+
+@lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
+def check_overlap(
+    plan: Plan, pointers: tuple[int, ...], workspace: tuple[int, Form] | None
+) -> None:
+    """Check that arrays given for results share no memory; their pointers, then those of inputs."""
+    overlaps = plan.overlaps
+    if workspace is not None:
+        pointer, form = workspace
+        overlaps = overlaps._replace(outputs=(("workspace", form), *overlaps.outputs))
+        pointers = (pointer, *pointers)
+    overlaps.check(pointers)
+
+
+def _check_inputs(asked: Asked, inputs: Forms, where: Geometry) -> None:
+    function = asked.function
+    if asked.variant.center and inputs.mean is None:
+        raise ValueError(
+            f"{function}: mean is None, expected the mean that the forward returned, "
+            "as center is True"
+        )
+    for name in ("dy", "d_residual", "gate"):
+        _checks.same_shape(function, name, getattr(inputs, name), where)
+    _checks.param_shape(function, "weight", inputs.weight, where)
+    _checks.param_shape(function, "bias", inputs.bias, where)
+
+
+def _check_outputs(
+    asked: Asked, inputs: Forms, where: Geometry, outputs: dict[str, Form | None]
+) -> None:
+    """Check that there are such gradients, and that they can be written there."""
+    rows, row = (where.shape, where.rows), (where.row_shape, WHOLE)
+    for name, operand in zip(FIELDS, _OPERANDS, strict=True):
+        if operand not in asked.needs or getattr(inputs, operand) is None:
+            reason = "its operand is absent or not in needs"
+            _outputs.refuse(asked.function, f"out.{name}", outputs[name], reason)
+        expected = row if operand in ("weight", "bias") else rows
+        _outputs.check_form(asked.function, f"out.{name}", outputs[name], *expected)
+
+
+def _check_accumulators(
+    function: str,
+    wanted: dict[str, tuple[tuple[int, ...], DType]],
+    given: dict[str, Form | None],
+) -> None:
+    """Check that there are arrays to which the parameters' gradients can be added."""
+    for name in ("dweight", "dbias"):
+        form = given[name]
+        if name in wanted and (form is None or form.dtype not in (FLOAT32, FLOAT64)):
+            got = "None" if form is None else f"of dtype {form.dtype}"
+            raise ValueError(
+                f"{function}: out.{name} is {got}, expected an array of float32 or float64 to add "
+                "to, as accumulate is True"
+            )
+
+
+def _x_dtype(asked: Asked, stream: DType, given: dict[str, Form | None]) -> DType:
+    """Return dx's dtype; dresidual has that of x, the stream that was normalised."""
+    function, x_dtype, dx = asked.function, asked.x_dtype, given["dx"]
+    _checks.agreed_dtype(function, "x_dtype", x_dtype, "out.dx", dx)
+    _checks.agreed_dtype(function, "x", stream, "out.dresidual", given["dresidual"])
+    if x_dtype is not None:
+        return x_dtype
+    return stream if dx is None else dx.dtype
+
+
+def _wanted(
+    asked: Asked,
+    inputs: Forms,
+    given: dict[str, Form | None],
+    where: Geometry,
+    x_dtype: DType,
+) -> dict[str, tuple[tuple[int, ...], DType]]:
+    """Return the shape and dtype of every gradient that is written."""
+    stream, wanted = inputs.x.dtype, {}
+    if "x" in asked.needs and (x_dtype is not stream or given["dresidual"] is None):
+        wanted["dx"] = (where.shape, x_dtype)
+    if "x" in asked.needs and x_dtype is not stream:
+        wanted["dresidual"] = (where.shape, stream)
+    shapes = {"weight": where.row_shape, "bias": where.row_shape, "gate": where.shape}
+    for name, shape in shapes.items():
+        operand = getattr(inputs, name)
+        if name in asked.needs and operand is not None:
+            wanted[f"d{name}"] = (shape, operand.dtype)
+    return wanted

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: MIT
+"""What a forward does, settled and checked by the forms of its arrays, once for all like them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cunorm import _checks, _outputs
+from cunorm._arrays import Form, contiguous_form
+from cunorm._builds import ForwardTypes
+from cunorm._calls import ForwardForm
+from cunorm._checks import Geometry
+from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype, promoted
+from cunorm._layout import WHOLE
+from cunorm.results import NormForward
+from cunorm.row_norm._operands import input_layout, optional_dtype, output_layout, to_copy
+from cunorm.row_norm._variant import Variant, checked_variant
+
+FIELDS = NormForward._fields
+
+OptionalForms = tuple[Form | None, ...]
+
+
+class Options(NamedTuple):
+    """What the caller said about results."""
+
+    dtype: Any = None
+    residual_dtype: Any = None
+    saves: bool = False  # mean and rstd are returned
+    streams: bool = False  # without residual, x is the new residual stream
+
+
+class Forms(NamedTuple):
+    """The forms of the inputs."""
+
+    x: Form
+    residual: Form | None
+    gate: Form | None
+    weight: Form | None
+    bias: Form | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What the caller said, checked by itself: one object for all who say the same."""
+
+    function: str
+    variant: Variant
+    has_offset: bool
+    options: Options
+    arguments: tuple[str, ...]  # how the caller calls the array for each result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What a call does."""
+
+    form: ForwardForm
+    to_copy: tuple[str, ...]  # the inputs that are brought into C order first
+    made: tuple[tuple[int, Form], ...]  # the results to allocate, by their place among the fields
+    overlaps: _outputs.Overlaps
+    has_stream: bool  # a residual stream is returned; where none had to be written, it is x itself
+
+
+class _Dtypes(NamedTuple):
+    compute: DType
+    y: DType
+    stream: DType | None  # of the new residual stream, None where there is none
+
+
+def asked(function: str, variant: Variant, has_offset: bool, options: Options) -> Asked:
+    """Check what the caller said by itself."""
+    told = (function, *variant, has_offset, *options)
+    try:
+        return _asked(*told)
+    except TypeError:  # wrong, or nothing that could be remembered
+        return _asked.__wrapped__(*told)
+
+
+@lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int
+def _asked(function: str, *told: Any) -> Asked:
+    *variant, has_offset, dtype, residual_dtype, saves, streams = told
+    options = Options(
+        parse_optional_dtype(function, "dtype", dtype),
+        parse_optional_dtype(function, "residual_dtype", residual_dtype),
+        saves,
+        streams,
+    )
+    of_tuple = saves or streams
+    arguments = tuple(f"out.{name}" if of_tuple else "out" for name in FIELDS)
+    checked = checked_variant(function, Variant(*variant))
+    return Asked(function, checked, has_offset, options, arguments)
+
+
+@lru_cache(maxsize=1024)
+def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
+    """Settle a call; `inputs` are in the order of Forms, `given` in that of FIELDS."""
+    function, variant = asked.function, asked.variant
+    operands = Forms(*inputs)  # type: ignore[arg-type]  # x is there
+    where = _checks.geometry(function, operands.x, variant.axis, variant.groups)
+    _checks.same_shape(function, "residual", operands.residual, where)
+    _checks.same_shape(function, "gate", operands.gate, where)
+    _checks.param_shape(function, "weight", operands.weight, where)
+    _checks.param_shape(function, "bias", operands.bias, where)
+    outputs = dict(zip(FIELDS, given, strict=True))
+    _check_outputs(asked, where, outputs)
+    dtypes = _dtypes(asked, operands, outputs)
+    for name in ("mean", "rstd"):
+        _checks.statistic(function, f"out.{name}", outputs[name], where, dtypes.compute)
+    named = zip((*Forms._fields, *asked.arguments), (*operands, *given), strict=True)
+    _checks.same_device(function, operands.x, named)
+    made = {
+        name: contiguous_form(shape, dtype, operands.x.device)
+        for name, (shape, dtype) in _wanted(asked, operands, where, dtypes).items()
+        if outputs[name] is None and dtype is not None
+    }
+    rows = dict.fromkeys(("x", "residual", "gate"), where.rows)
+    has_stream = asked.options.streams or dtypes.stream is not None
+    return Plan(
+        _form(asked, operands, {**outputs, **made}, where, dtypes.compute),
+        to_copy(operands._asdict(), {**rows, "weight": WHOLE, "bias": WHOLE}),
+        tuple((FIELDS.index(name), form) for name, form in made.items()),
+        _outputs.Overlaps(
+            function,
+            tuple(zip(asked.arguments, given, strict=True)),
+            tuple(zip(Forms._fields, inputs, strict=True)),
+            _in_place(asked, keeps_x=has_stream and operands.residual is None),
+        ),
+        has_stream,
+    )
+
+
+@lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
+def check_overlap(plan: Plan, pointers: tuple[int, ...]) -> None:
+    """Check that arrays given for results share no memory; their pointers, then those of inputs."""
+    plan.overlaps.check(pointers)
+
+
+def _in_place(asked: Asked, keeps_x: bool) -> _outputs.InPlace:
+    """Return the inputs that a result may be exactly.
+
+    The stream is written while gate, weight and bias are still to be read. Where x itself is
+    returned as the stream, y must leave it alone.
+    """
+    over_y = () if keeps_x else Forms._fields
+    return ((asked.arguments[0], over_y), ("out.residual", ("x", "residual")))
+
+
+def _check_outputs(asked: Asked, where: Geometry, outputs: dict[str, Form | None]) -> None:
+    """Check that there are such results, and that they can be written there."""
+    function = asked.function
+    if not asked.variant.center:
+        _outputs.refuse(function, "out.mean", outputs["mean"], "without center there is no mean")
+    rows, statistics = (where.shape, where.rows), (where.leading_shape, WHOLE)
+    expected = {"y": rows, "residual": rows, "mean": statistics, "rstd": statistics}
+    for argument, (name, (shape, rows_of)) in zip(asked.arguments, expected.items(), strict=True):
+        _outputs.check_form(function, argument, outputs[name], shape, rows_of)
+
+
+def _form(
+    asked: Asked,
+    inputs: Forms,
+    results: dict[str, Form | None],
+    where: Geometry,
+    compute: DType,
+) -> ForwardForm:
+    y, new_residual = results["y"], results["residual"]
+    assert y is not None
+    types = ForwardTypes(
+        compute=compute,
+        x=inputs.x.dtype,
+        residual=optional_dtype(inputs.residual),
+        gate=optional_dtype(inputs.gate),
+        new_residual=optional_dtype(new_residual),
+        weight=optional_dtype(inputs.weight),
+        bias=optional_dtype(inputs.bias),
+        y=y.dtype,
+        formula=asked.variant.formula(
+            gate=inputs.gate, offset=asked.has_offset, x_dtype=inputs.x.dtype, compute=compute
+        ),
+    )
+    layouts = (
+        input_layout(inputs.x, where.rows),
+        input_layout(inputs.residual, where.rows),
+        input_layout(inputs.gate, where.rows),
+        output_layout(y, where.rows),
+        output_layout(new_residual, where.rows),
+    )
+    return ForwardForm(where, types, layouts)
+
+
+def _dtypes(asked: Asked, inputs: Forms, given: dict[str, Form | None]) -> _Dtypes:
+    """Settle every result's dtype: by its array in `out`, else as asked, else as its input."""
+    function, options = asked.function, asked.options
+    x, y = inputs.x.dtype, given["y"]
+    _checks.agreed_dtype(function, "dtype", options.dtype, asked.arguments[0], y)
+    stream = _stream_dtype(function, options.residual_dtype, inputs.residual, given["residual"])
+    compute = FLOAT64 if FLOAT64 in (x, stream) else FLOAT32
+    default = x
+    if asked.variant.round_before_weight and inputs.weight is not None:
+        default = promoted(x, inputs.weight.dtype)
+    return _Dtypes(compute, y.dtype if y is not None else options.dtype or default, stream)
+
+
+def _stream_dtype(
+    function: str, asked: DType | None, residual: Form | None, given: Form | None
+) -> DType | None:
+    """Return the dtype of the new residual stream: that of residual, else the one asked for."""
+    _checks.agreed_dtype(function, "residual_dtype", asked, "residual", residual)
+    if residual is not None:
+        asked = residual.dtype
+    _checks.agreed_dtype(function, "the new residual stream", asked, "out.residual", given)
+    return given.dtype if given is not None else asked
+
+
+def _wanted(
+    asked: Asked, inputs: Forms, where: Geometry, dtypes: _Dtypes
+) -> dict[str, tuple[tuple[int, ...], DType | None]]:
+    """Return the shape of every result, and its dtype, None where it is not written."""
+    writes_stream = inputs.residual is not None or dtypes.stream not in (None, inputs.x.dtype)
+    statistic = dtypes.compute if asked.options.saves else None
+    return {
+        "y": (where.shape, dtypes.y),
+        "residual": (where.shape, dtypes.stream if writes_stream else None),
+        "mean": (where.leading_shape, statistic if asked.variant.center else None),
+        "rstd": (where.leading_shape, statistic),
+    }

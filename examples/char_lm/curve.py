@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""The losses of a training run, and a picture of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+
+class Losses(NamedTuple):
+    """Losses in nats per character: of each step's batch, and of the validation part by step."""
+
+    training: list[float]
+    validation: dict[int, float]
+
+
+def save_curve(losses: Losses, baseline: float, path: Path) -> None:
+    """Draw the losses and the bigram baseline, and write them as a PNG."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(losses.training, color="tab:blue", alpha=0.5, linewidth=1, label="training batch")
+    steps, values = zip(*losses.validation.items(), strict=True)
+    axes.plot(steps, values, color="tab:orange", marker="o", label="validation")
+    axes.axhline(baseline, color="black", linestyle="--", label=f"bigram model: {baseline:.3f}")
+    axes.set_xlabel("step")
+    axes.set_ylabel("cross-entropy (nats per character)")
+    axes.set_title("Character model with every norm by cunorm")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, format="png", dpi=120)

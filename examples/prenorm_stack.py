@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: MIT
+"""A stack of pre-norm layers, naive and fused, forward and backward by hand.
+
+With x_0 = x, a pre-norm network of n layers is::
+
+    naive:  x_k = f_k(norm(x_{k-1})) + x_{k-1}             output x_n
+
+The addition of one layer and the norm of the next read the same stream, so that one call of cunorm
+does both; the backward adds the stream's gradient in the same pass::
+
+    fused:  q_k, r_k = norm(p_{k-1} + r_{k-1}), its sum    output p_n + r_n
+            p_k = f_k(q_k)
+
+Source: "Normalize with Residual or Gate" (xopes), "Fusing Normalize and Residual". There p_0 = x
+and r_0 = 0; here the first norm is given x alone, and no zeros are read.
+
+The branches p_k and the norms' results are of --dtype; the stream and the parameters are float32.
+The script checks that both forms agree, counts the bytes that norms and additions move, and
+measures the time they take. It exits with 1 if the two forms differ by more than `TOLERANCE`.
+
+Usage: ``python examples/prenorm_stack.py --dtype bfloat16``
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from devices import add_device_argument, array_module, keep_freed_memory
+from prenorm_cost import Recorded, bytes_moved, median_seconds, print_table
+
+import cunorm
+
+Array = Any  # of NumPy or of CuPy; NumPy's functions take either
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+STREAM = np.dtype(np.float32)
+
+# The largest difference of two arrays, over their largest magnitude. cunorm rounds a fused sum as a
+# separate addition does, forward and backward, so that both forms give the same bits, unless matrix
+# products do not repeat, or cunorm finds no C++ compiler: the float64 arithmetic that stands in
+# rounds a fused backward once, not twice. Then each layer may add some float32 roundings, of 6e-8;
+# and where such a one tips over a rounding to bfloat16, that ends up to 2**-7 away.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-6}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """f(y) = tanh(y @ matrix), and the weight of the norm before it.
+
+    One product mixes the channels, so that a wrong gradient spreads to all of them, and tanh keeps
+    the branch as small as the stream. It is computed in float32 and rounded to y's dtype.
+    """
+
+    weight: Array
+    matrix: Array
+
+    def forward(self, y: Array) -> Array:
+        """Return the branch."""
+        return self._in_float32(y).astype(y.dtype, copy=False)
+
+    def backward(self, d_branch: Array, y: Array) -> tuple[Array, Array]:
+        """Return the gradients of y and of the matrix."""
+        d_product = d_branch.astype(np.float32) * (1 - self._in_float32(y) ** 2)
+        d_matrix = y.astype(np.float32).T @ d_product
+        return (d_product @ self.matrix.T).astype(y.dtype, copy=False), d_matrix
+
+    def _in_float32(self, y: Array) -> Array:
+        return np.tanh(y.astype(np.float32) @ self.matrix)
+
+
+class Forward(NamedTuple):
+    """A stack's output, and for each layer what its backward needs."""
+
+    output: Array
+    streams: list[Array]  # what was normalised
+    norms: list[cunorm.NormForward]
+
+
+class Gradients(NamedTuple):
+    """Gradients of the input, and for each layer, from the last, of weight, y and matrix."""
+
+    x: Array
+    weights: list[Array]
+    ys: list[Array]
+    matrices: list[Array]
+
+    def append(self, weight: Array, y: Array, matrix: Array) -> None:
+        """Keep those of one layer."""
+        self.weights.append(weight)
+        self.ys.append(y)
+        self.matrices.append(matrix)
+
+
+def naive_forward(layers: list[Any], x: Array, dtype: np.dtype[Any]) -> Forward:
+    """Compute x_k = f_k(norm(x_{k-1})) + x_{k-1}: a norm and an addition for each layer."""
+    stream, streams, norms = x, [], []
+    for layer in layers:
+        norm = cunorm.rms_norm_forward(stream, layer.weight, dtype=dtype)
+        streams.append(stream)
+        norms.append(norm)
+        stream = layer.forward(norm.y) + stream
+    return Forward(stream, streams, norms)
+
+
+def fused_forward(layers: list[Any], x: Array, dtype: np.dtype[Any]) -> Forward:
+    """Compute q_k, r_k = norm(p_{k-1} + r_{k-1}) and p_k = f_k(q_k): one call for each layer."""
+    norms = [cunorm.rms_norm_forward(x, layers[0].weight, dtype=dtype)]
+    streams = [x]
+    for layer, following in pairwise(layers):
+        branch = layer.forward(norms[-1].y)
+        norm = cunorm.rms_norm_forward(branch, following.weight, residual=streams[-1])
+        streams.append(norm.residual)
+        norms.append(norm)
+    return Forward(layers[-1].forward(norms[-1].y) + streams[-1], streams, norms)
+
+
+def naive_backward(layers: list[Any], saved: Forward, d_output: Array) -> Gradients:
+    """Norm, addition and, for a bfloat16 branch, rounding: separate passes for each layer."""
+    d_stream, gradients = d_output, Gradients(None, [], [], [])
+    for layer, stream, norm in reversed(list(zip(layers, saved.streams, saved.norms, strict=True))):
+        d_branch = d_stream.astype(norm.y.dtype, copy=False)
+        d_y, d_matrix = layer.backward(d_branch, norm.y)
+        grads = cunorm.rms_norm_backward(d_y, stream, layer.weight, rstd=norm.rstd)
+        d_stream = grads.dx + d_stream
+        gradients.append(grads.dweight, d_y, d_matrix)
+    return gradients._replace(x=d_stream)
+
+
+def fused_backward(layers: list[Any], saved: Forward, d_output: Array) -> Gradients:
+    """Take the stream's gradient from above and hand it down: one pass for each layer."""
+    dtype = saved.norms[0].y.dtype
+    d_stream, d_branch = d_output, d_output.astype(dtype, copy=False)
+    gradients = Gradients(None, [], [], [])
+    for layer, stream, norm in reversed(list(zip(layers, saved.streams, saved.norms, strict=True))):
+        d_y, d_matrix = layer.backward(d_branch, norm.y)
+        first = layer is layers[0]  # x is no branch: its gradient is the stream's, in float32
+        grads = cunorm.rms_norm_backward(
+            d_y,
+            stream,
+            layer.weight,
+            rstd=norm.rstd,
+            d_residual=d_stream,
+            x_dtype=STREAM if first else dtype,
+        )
+        d_branch, d_stream = grads.dx, grads.dresidual
+        gradients.append(grads.dweight, d_y, d_matrix)
+    return gradients._replace(x=d_stream)
+
+
+class Form(NamedTuple):
+    """One of the two ways to compute the stack."""
+
+    forward: Callable[[list[Any], Array, np.dtype[Any]], Forward]
+    backward: Callable[[list[Any], Forward, Array], Gradients]
+
+
+FORMS = {
+    "naive": Form(naive_forward, naive_backward),
+    "fused": Form(fused_forward, fused_backward),
+}
+
+
+def draw_stack(xp: Any, depth: int, rows: int, width: int) -> tuple[list[Layer], Array, Array]:
+    """Return layers, x and the gradient of the output, the same numbers on every device."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int, scale: float = 1.0) -> Array:
+        return xp.asarray(scale * rng.standard_normal(shape, np.float32), np.float32)
+
+    layers = [
+        Layer(1 + draw(width, scale=0.1), draw(width, width, scale=width**-0.5))
+        for _ in range(depth)
+    ]
+    return layers, draw(rows, width), draw(rows, width)
+
+
+def run(
+    form: Form, layers: list[Layer], x: Array, d_output: Array, dtype: np.dtype[Any]
+) -> dict[str, list[Array]]:
+    """Return everything that a form computes, by kind, of each layer from the last."""
+    saved = form.forward(layers, x, dtype)
+    gradients = form.backward(layers, saved, d_output)
+    return {
+        "output": [saved.output],
+        "y": [norm.y for norm in reversed(saved.norms)],
+        "dx": [gradients.x],
+        "dweight": gradients.weights,
+        "dy": gradients.ys,
+        "dmatrix": gradients.matrices,
+    }
+
+
+def relative_error(result: Array, expected: Array) -> float:
+    """Return the largest difference over the largest magnitude."""
+    result, expected = result.astype(np.float32), expected.astype(np.float32)
+    return float(abs(result - expected).max() / abs(expected).max())
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the branches")
+    parser.add_argument("--repeats", type=int, default=21, help="timed runs of each form")
+    add_device_argument(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare, count and time the two forms; return the exit status."""
+    options = arguments(argv)
+    xp, dtype = array_module(options.device), DTYPES[options.dtype]
+    keep_freed_memory()
+    layers, x, d_output = draw_stack(xp, options.layers, options.rows, options.width)
+    print(
+        f"{options.layers} layers, {options.rows} rows of {options.width}, {options.dtype} "
+        f"branches on a float32 stream, {xp.__name__}"
+    )
+    naive, fused = (run(form, layers, x, d_output, dtype) for form in FORMS.values())
+    errors = {kind: np.max([*map(relative_error, fused[kind], naive[kind])]) for kind in naive}
+    tolerance = TOLERANCE[options.dtype]
+    print(f"\nlargest difference over largest magnitude, at most {tolerance:.2g} allowed:")
+    for kind, error in errors.items():
+        print(f"  {kind:8} {error:.1e}{'' if error else '  (the same bits)'}")
+
+    moved = bytes_moved(options.layers, x.size, dtype.itemsize)
+    print_table("bytes of rows that norms and additions move, by count", "MB", 1e-6, moved)
+    recorded = [
+        Recorded(layer.weight, y, d_y)  # as a branch, y does as well as any
+        for layer, y, d_y in zip(layers, fused["y"], fused["dy"], strict=True)
+    ]
+    seconds = median_seconds(xp, FORMS, recorded, x, d_output, options.repeats)
+    title = f"their time{' on one thread' if xp is np else ''}, median of {options.repeats} runs"
+    print_table(f"{title} in turn", "ms", 1e3, seconds)
+    return 0 if all(error <= tolerance for error in errors.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""Train a small Transformer on the characters of Python's own documentation.
+
+Model, gradients and optimizer are written on bare arrays of NumPy or CuPy, in `char_lm`, and every
+norm, forward and backward, is a call of cunorm. The script exits with 1 if the model does not come
+below the cross-entropy of a bigram model on the held-out part of the text.
+
+Usage: ``python examples/train_char_lm.py --output loss_curve.png``
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from char_lm.adam import Adam, learning_rate
+from char_lm.curve import Losses, save_curve
+from char_lm.data import (
+    Corpus,
+    Ids,
+    all_windows,
+    bigram_loss,
+    corpus,
+    installation_text,
+    random_windows,
+)
+from char_lm.layers import softmax
+from char_lm.model import Model, Shape
+from devices import add_device_argument, array_module, keep_freed_memory
+from tqdm import trange
+
+import cunorm
+
+VALIDATIONS = 10  # in a run
+VALIDATION_BATCH = 128  # windows at a time
+SAMPLE_LENGTH = 400
+TEMPERATURE = 0.8  # of the sample: below 1 the likely characters are favoured
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--context", type=int, default=64, help="characters that a window has")
+    parser.add_argument("--batch", type=int, default=32, help="windows of a step")
+    parser.add_argument("--rate", type=float, default=5e-3, help="largest learning rate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("loss_curve.png"))
+    add_device_argument(parser)
+    return parser.parse_args(argv)
+
+
+def validation_loss(model: Model, inputs: Ids, targets: Ids, xp: Any) -> float:
+    """Return the mean loss of all windows."""
+    total = 0.0
+    for start in range(0, len(inputs), VALIDATION_BATCH):
+        part = slice(start, start + VALIDATION_BATCH)
+        loss = model.loss(xp.asarray(inputs[part]), xp.asarray(targets[part]))
+        total += loss * len(inputs[part])
+    return total / len(inputs)
+
+
+def train(model: Model, data: Corpus, options: argparse.Namespace, xp: Any) -> Losses:
+    """Train the model, and return the losses on the way."""
+    rng = np.random.default_rng(options.seed)
+    optimizer, losses = Adam(model.parameters), Losses([], {})
+    held_out = all_windows(data.validation, options.context)
+    interval = max(1, options.steps // VALIDATIONS)
+    progress = trange(options.steps, unit="step")
+    for step in progress:
+        if step % interval == 0:
+            validation = validation_loss(model, *held_out, xp)
+            losses.validation[step] = validation
+        batch = random_windows(rng, data.training, options.batch, options.context)
+        loss, grads = model.loss_and_gradients(*map(xp.asarray, batch))
+        optimizer.step(grads, learning_rate(step, options.steps, options.rate))
+        losses.training.append(loss)
+        progress.set_postfix(loss=f"{loss:.3f}", validation=f"{validation:.3f}", refresh=False)
+    losses.validation[options.steps] = validation_loss(model, *held_out, xp)
+    return losses
+
+
+def sample(model: Model, data: Corpus, rng: np.random.Generator, xp: Any) -> str:
+    """Return text drawn from the model, character by character, after a line's end."""
+    ids = [data.characters.index("\n")]
+    for _ in range(SAMPLE_LENGTH):
+        window = xp.asarray([ids[-model.shape.context :]])
+        logits = model.forward(window)[0][0, -1].astype(np.float64)
+        probabilities = softmax(logits / TEMPERATURE).tolist()
+        ids.append(int(rng.choice(len(probabilities), p=probabilities)))
+    return "".join(data.characters[index] for index in ids)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, report and draw; return the exit status."""
+    options = arguments(argv)
+    xp = array_module(options.device)
+    keep_freed_memory()
+    # On a CPU the threads of NumPy's matrix products and those of cunorm's kernels wait for work by
+    # spinning, on each other's cores. The products, which take longest, get them all.
+    cunorm.set_num_threads(1)
+    name, text = installation_text()
+    data = corpus(text)
+    vocabulary = len(data.characters)
+    held_out = all_windows(data.validation, options.context)
+    baseline = bigram_loss(data.training, *held_out, vocabulary)
+    print(f"{name}: {len(text)} characters, {vocabulary} different")
+
+    rng = np.random.default_rng(options.seed)
+    shape = Shape(vocabulary, options.width, options.layers, options.heads, options.context)
+    model = Model(shape, rng, xp, np.float32)
+    print(f"{sum(array.size for array in model.parameters.values())} parameters, {xp.__name__}")
+    losses = train(model, data, options, xp)
+    save_curve(losses, baseline, options.output)
+
+    final = losses.validation[options.steps]
+    print(f"sample:\n{sample(model, data, rng, xp)}\n")
+    print(f"bigram baseline:  {baseline:.4f} nats per character")
+    print(f"validation loss:  {final:.4f} nats per character; curve in {options.output}")
+    return 0 if final < baseline else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

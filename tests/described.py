@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""Calls of the row norms as `warmup` is told of them, and as they are made, with any arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+import pytest
+from calls import BACKWARDS, FORWARDS
+from covers import Case, pairwise
+
+import cunorm
+from cunorm import _backend, _cpu
+from cunorm._builds import Build
+from cunorm._cpu import _compile
+
+Make = Callable[[tuple[int, ...], str], Any]
+
+LARGE = 32 << 20  # bytes of a float16 result that no CPU's cache holds
+FACTORS = {
+    "op": [*FORWARDS, *BACKWARDS],
+    "x": ["bfloat16", "float32", "float64"],
+    "shape": [(3, 64), (3, 100), (5, 8192), (LARGE // 128, 64), (LARGE // 8192, 4096)],
+    "weight": ["auto", False, "float32"],
+    "bias": [False, True],
+    "residual": ["auto", False, "float32"],
+    "residual_dtype": [None, "float32"],
+    "gate": [None, True, "float32"],
+    "d_residual": ["auto", False, True],
+    "dtype": [None, "float32"],
+    "center": [False, True],
+    "groups": [1, 4],
+    "weight_offset": [0.0, 1.0],
+    "round_before_weight": [False, True],
+    "gate_activation": ["silu", "gelu_tanh"],
+    "gate_position": ["pre", "post"],
+    "needs": [("x", "weight", "bias", "gate"), ("x",), ("weight", "bias"), ("gate",)],
+    "accumulate": [False, True],
+}
+NUMBERS = ("groups", "weight_offset", "round_before_weight", "gate_activation", "gate_position")
+
+
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
+    """List the builds that are loaded; none of them is compiled, nor does it compute anything."""
+    found: list[Build] = []
+
+    def load(build: Build) -> Any:
+        found.append(build)
+        return lambda grid, threads, arguments: None
+
+    monkeypatch.setattr(_compile, "_load", load)
+    monkeypatch.setattr(_compile, "_loaded", {})
+    monkeypatch.setattr(_cpu, "compiler", lambda: "some")
+    monkeypatch.setattr(_backend, "_has_compiler", lambda: True)
+    return found
+
+
+def cases() -> list[Case]:
+    """Return cases among which every two choices meet, those left out that no function takes."""
+    found = []
+    for case in pairwise(FACTORS):
+        taken = set(signature(getattr(cunorm, case["op"])).parameters)
+        if case["op"] in BACKWARDS:
+            taken |= {"dtype"}  # of the forward
+            taken |= {"residual", "residual_dtype"} if "d_residual" in taken else set()
+        if case["residual"] == "auto" and case["op"].startswith("add_"):
+            case["residual_dtype"] = None
+        if "weight" not in taken or not case["weight"]:
+            case["weight_offset"] = 0.0
+        found.append({name: case[name] for name in case if name in taken | {"op", "x", "shape"}})
+    return found
+
+
+def warm(case: Case, device: str, **more: Any) -> Any:
+    """Describe a case to `warmup`."""
+    said = dict(case)
+    op, x, (_, width) = said.pop("op"), said.pop("x"), said.pop("shape")
+    return cunorm.warmup(op, width, x, device=device, progress=False, **said, **more)
+
+
+def call(case: Case, make: Make) -> None:
+    """Make the call, with arrays of a shape and a dtype's name from `make`."""
+    op = case["op"]
+    (_backward if op in BACKWARDS else _forward)(getattr(cunorm, op), case, make)
+
+
+def _forward(function: Any, case: Case, make: Make) -> None:
+    (_, width), operands = case["shape"], _dtypes(case)
+    shapes = dict.fromkeys(("residual", "gate"), case["shape"]) | dict.fromkeys(
+        ("weight", "bias"), (width,)
+    )
+    more = {name: make(shapes[name], dtype) for name, dtype in operands.items()}
+    more |= {name: case[name] for name in (*NUMBERS, "center", "dtype") if name in case}
+    if "residual_dtype" in case:
+        more["residual_dtype"] = case["residual_dtype"]
+    streams = [more.pop("residual", None)] if function.__name__.startswith("add_") else []
+    function(make(case["shape"], case["x"]), *streams, **more)
+
+
+def _backward(function: Any, case: Case, make: Make) -> None:
+    shape, x, operands = case["shape"], case["x"], _dtypes(case)
+    residual = operands.pop("residual", None)
+    stream = residual or case.get("residual_dtype") or x
+    compute = "float64" if "float64" in (x, stream) else "float32"
+    statistic = make((shape[0], case["groups"]) if case["groups"] > 1 else shape[:1], compute)
+    more = {name: make(shape if name == "gate" else shape[1:], operands[name]) for name in operands}
+    said = (*NUMBERS, "center", "needs", "accumulate")
+    more |= {name: case[name] for name in said if name in case}
+    has_stream = residual is not None or stream != x
+    d_residual = case.get("d_residual", False)
+    if has_stream if d_residual == "auto" else d_residual:
+        more["d_residual"] = make(shape, stream)
+    if case.get("center") or function is cunorm.layer_norm_backward:
+        more["mean"] = statistic
+    if stream != x:
+        more["x_dtype"] = x
+    if case.get("accumulate"):
+        parameters = {"weight", "bias"} & set(operands) & set(case["needs"])
+        sums = {f"d{name}": make(shape[1:], compute) for name in parameters}
+        more["out"] = cunorm.NormGrads(**sums)
+    function(make(shape, _y(case, operands)), make(shape, stream), rstd=statistic, **more)
+
+
+def _dtypes(case: Case) -> dict[str, str]:
+    """Return the dtypes of the optional operands that a case has."""
+    auto = {"weight": True, "residual": case["op"].startswith("add_")}
+    found = {}
+    for name in ("weight", "bias", "residual", "gate"):
+        said = case.get(name)
+        said = auto[name] if said == "auto" else said
+        if said:
+            found[name] = case["x"] if said is True else said
+    return found
+
+
+def _y(case: Case, operands: dict[str, str]) -> str:
+    """Return the dtype of the forward's y."""
+    x, weight = case["x"], operands.get("weight", case["x"])
+    if case["dtype"] is not None or not case.get("round_before_weight") or x == weight:
+        return case["dtype"] or x
+    return "float64" if "float64" in (x, weight) else "float32"

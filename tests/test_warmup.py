@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""What `warmup` compiles is exactly what calls need then, on a CPU and on CUDA."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from itertools import count
+
+import described
+import numpy as np
+import pytest
+from covers import label
+from operands import DTYPES
+from processes import in_process
+from test_cpu_build import ANSWERS, posix, script
+from test_cuda_backend import FakeCupy
+
+import cunorm
+from cunorm import _arrays, _cpu, _cuda
+from cunorm._arrays import Device, Framework, Operand, contiguous_form
+from cunorm._builds import Build
+from cunorm._cpu import _compile
+from cunorm._dtypes import DTYPES as STORAGE
+
+compiles = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
+each_case = pytest.mark.parametrize("case", described.cases(), ids=label)
+RMS = ("rms_norm_forward", "rms_norm_backward")
+
+
+# --- what is compiled, on a CPU -------------------------------------------------------------------
+
+
+@pytest.fixture
+def loads(monkeypatch) -> list[Build]:
+    return described.loads(monkeypatch)
+
+
+def empty(shape, dtype):
+    return np.empty(shape, DTYPES[dtype])
+
+
+@each_case
+def test_a_warmup_loads_exactly_what_a_call_on_a_cpu_needs(case, loads):
+    described.warm(case, "cpu", rows=case["shape"][0])
+    warmed = set(loads)
+    assert len(warmed) == len(loads)
+    described.call(case, empty)
+    assert set(loads) == warmed, "the call had to load something else"
+    _compile._loaded.clear()
+    loads.clear()
+    described.call(case, empty)
+    assert set(loads) == warmed, "the call needs less than was loaded"
+
+
+@each_case
+def test_a_warmup_that_is_told_no_rows_serves_any_number_of_them(case, loads):
+    described.warm(case, "cpu")
+    warmed = len(loads)
+    described.call(case, empty)
+    assert len(loads) == warmed
+
+
+def test_several_are_crossed_and_what_they_share_is_loaded_once(loads):
+    options = {"device": "cpu", "rows": 8, "progress": False}
+    once = cunorm.warmup(RMS, 256, "float32", **options).builds
+    ops = ("rms_norm", "rms_norm_forward", "rms_norm_backward")  # the first two are the same
+    both = cunorm.warmup(ops, [256, 512], ["float32", "float64"], gate=(False, True), **options)
+    assert once == 3
+    assert both.builds == len(loads) == 4 * 2 + 2  # param_grad knows nothing of gates
+
+
+@posix
+@compiles
+def test_after_a_warmup_calls_compile_nothing_in_this_process_and_the_next(tmp_path):
+    log = tmp_path / "log"
+    compiler = script(tmp_path, f'{ANSWERS}echo "$@" >> "{log}"\nexec $real "$@" -O0')
+    warm = f"""
+log = {str(log)!r}
+compiled = lambda: len(open(log).readlines()) if os.path.exists(log) else 0
+options = {{"device": "cpu", "rows": 8, "progress": False, "residual": "float32"}}
+first = cunorm.warmup({RMS}, 64, "float16", **options)
+options |= {{"groups": 4, "gate": True, "gate_activation": "gelu", "bias": "float16"}}
+second = cunorm.warmup(["layer_norm_forward", "layer_norm_backward"], 64, "float32", **options)
+"""
+    check = "assert first.compiled + second.compiled == compiled() == 6, (first, second)\n"
+    call = """
+x, stream = np.ones((8, 64), np.float16), np.ones((8, 64), np.float32)
+weight, bias = np.ones(64, np.float32), np.ones(64, np.float16)
+before = compiled()
+saved = cunorm.rms_norm_forward(x, x[0], residual=stream)
+rest = {"d_residual": stream, "x_dtype": "float16"}
+cunorm.rms_norm_backward(x, saved.residual, x[0], rstd=saved.rstd, **rest)
+rest = {"groups": 4, "gate": stream, "gate_activation": "gelu"}
+saved = cunorm.layer_norm_forward(stream, weight, bias, residual=stream, **rest)
+rest |= {"rstd": saved.rstd, "mean": saved.mean, "d_residual": stream}
+grads = cunorm.layer_norm_backward(stream, saved.residual, weight, bias, **rest)
+assert compiled() == before, "a call compiled"
+np.testing.assert_allclose(grads.dbias, 8 * 0.8413, rtol=1e-3)  # 8 gelu(1)
+"""
+    environment = {"CXX": compiler, "CUNORM_CACHE_DIR": str(tmp_path / "cache")}
+    in_process(warm + check + call, **environment)
+    in_process(warm + "assert first.compiled + second.compiled == 0\n" + call, **environment)
+
+
+# --- what is compiled, on CUDA --------------------------------------------------------------------
+
+
+class Cupy(FakeCupy):
+    """Notes what is compiled, by its options too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled: list[tuple[str, tuple[str, ...], int]] = []
+
+    def RawKernel(self, source, name, options):
+        self.compiled.append((name, options, self.current))
+        return super().RawKernel(source, name, options)
+
+
+class OnCuda(Framework):
+    """Arrays that are nothing but their form, at addresses of their own."""
+
+    name = "fake"
+    addresses = count(1 << 40, 1 << 36)
+
+    def accepts(self, function, argument, kind):
+        return True
+
+    def describe(self, function, argument, array):
+        return array
+
+    def allocate(self, form):
+        return Operand(next(self.addresses), form, None, self, True, True)
+
+    def contiguous(self, operand):
+        raise AssertionError("they are contiguous")
+
+    def stream(self, device):
+        return 0
+
+    def device_scope(self, device):
+        return nullcontext()
+
+    def make(self, shape, dtype):
+        operand = self.allocate(contiguous_form(shape, STORAGE[dtype], Device("cuda", 0)))
+        operand.owner = operand
+        return operand
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    fake = Cupy()
+    caches = (
+        _cuda._cupy,
+        _cuda._ready_kernel,
+        _cuda.nvrtc_version,
+        _cuda.cuda_include_folders,
+        _cuda.device_limits,
+    )
+    for cache in caches:
+        cache.cache_clear()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setitem(_arrays._DESCRIBERS, Operand, OnCuda().describe)
+    yield fake
+    for cache in caches:
+        cache.cache_clear()
+
+
+@each_case
+def test_a_warmup_compiles_exactly_what_a_call_on_cuda_needs(case, cupy):
+    done = described.warm(case, "cuda", workers=1)
+    warmed = set(cupy.compiled)
+    assert done.compiled == done.builds == len(warmed) == len(cupy.compiled)
+    described.call(case, OnCuda().make)
+    assert set(cupy.compiled) == warmed, "the call had to compile something else"
+    _cuda.forget()
+    cupy.compiled.clear()
+    described.call(case, OnCuda().make)
+    assert set(cupy.compiled) == warmed, "the call needs less than was compiled"
+
+
+def test_cuda_is_the_current_device_unless_it_has_a_number(cupy):
+    cupy.current = 2
+    cunorm.warmup("l2_norm", 64, "float32", device="cuda", workers=1, progress=False)
+    assert cunorm.warmup("l2_norm", 64, "float32", device="cuda:2", progress=False).compiled == 0
+    cunorm.warmup("l2_norm", 64, "float32", device="cuda:3", workers=1, progress=False)
+    assert [device for *_, device in cupy.compiled] == [2, 3]
+    assert cupy.current == 2
+
+
+@pytest.mark.gpu
+def test_after_a_warmup_calls_on_a_gpu_compile_nothing():
+    import cupy
+
+    cunorm.warmup(RMS, 1000, "float16", device="cuda", residual="float32", progress=False)
+    misses = _cuda._ready_kernel.cache_info().misses
+    x, stream = cupy.ones((8, 1000), np.float16), cupy.ones((8, 1000), np.float32)
+    saved = cunorm.rms_norm_forward(x, x[0].copy(), residual=stream)
+    rest = {"d_residual": stream, "x_dtype": "float16", "rstd": saved.rstd}
+    cunorm.rms_norm_backward(x, saved.residual, x[0].copy(), **rest)
+    assert _cuda._ready_kernel.cache_info().misses == misses
