@@ -40,7 +40,7 @@ def erfc(x):
     """math.erfc, corrected for what a double lacks of x."""
     near = x.astype(np.float64)
     erfc_near = np.vectorize(math.erfc, otypes=[np.float64])(near).astype(Wide)
-    return erfc_near - (x - near) * 2 / np.sqrt(PI) * np.exp(-near.astype(Wide) ** 2)
+    return erfc_near - (x - near) * 2 / np.sqrt(PI) * np.exp(-(near.astype(Wide) ** 2))
 
 
 def exact(name, z):

@@ -156,11 +156,11 @@ def test_a_cache_that_is_not_private_is_not_used(tmp_path, how):
 
 @pytest.mark.parametrize("what", ["options", "compiler", "processor", "headers", "source"])
 def test_the_name_of_a_build_depends_on_all_that_made_it(monkeypatch, what):
+    from cunorm._builds import ForwardTypes
     from cunorm._dtypes import FLOAT32
-    from cunorm._plan import ForwardTypes, cpu_forward
+    from cunorm._plan import Walk, cpu_forward
 
-    types = ForwardTypes(FLOAT32, FLOAT32, None, None, None, None, FLOAT32, False)
-    build = cpu_forward(types, 8, 8).build
+    build = cpu_forward(ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32), Walk(8, 8)).build
     monkeypatch.setattr(_compile, "_compile", lambda *arguments: None)
     before = _compile._compiled(build)
     assert _compile._compiled(build) == before

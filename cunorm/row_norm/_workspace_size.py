@@ -88,11 +88,11 @@ def workspace_size(
     for name, array in (("weight", weight), ("bias", bias)):
         if name not in taken:
             _outputs.refuse(function, name, array, f"{op} has none")
-        operand = _checks.optional(function, name, array)
-        if operand is None:
+        if array is None:
             continue
-        _checks.param_shape(function, name, operand.form, where)
-        _checks.same_device(function, form, [(name, operand.form)])
+        parameter = describe(function, name, array).form
+        _checks.param_shape(function, name, parameter, where)
+        _checks.same_device(function, form, [(name, parameter)])
         parameters += name in wanted
     compute = FLOAT64 if FLOAT64 in (form.dtype, asked_dtype) else FLOAT32
     return workspace_bytes(where, compute, parameters, form.device)
