@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -17,8 +18,13 @@ def everything(factors: Mapping[str, Sequence[Any]]) -> Iterator[Case]:
         yield dict(zip(factors, choices, strict=True))
 
 
-def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[Case]:
+def pairwise(
+    factors: Mapping[str, Sequence[Any]], telling: Callable[[Case], Case] = dict
+) -> list[Case]:
     """Return combinations among which every two choices of different factors meet.
+
+    Some choices may make others idle: `telling` returns what of a case, or of a part of one, is
+    not. Two choices meet where neither is idle, and need not where that cannot be.
 
     Greedy: each case starts from a pair that is still missing, and takes of every other factor the
     choice that brings the most missing pairs, the one that was taken least where they are equal.
@@ -27,33 +33,34 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[Case]:
     """
     if len(factors) < 2:
         return list(everything(factors))
-    names, values = list(factors), list(factors.values())
-    missing = {  # a dict for its order: pairs of (factor, choice), by their numbers
-        ((i, a), (j, b)): None
-        for i, j in combinations(range(len(values)), 2)
-        for a, b in product(range(len(values[i])), range(len(values[j])))
+    missing = {  # a dict for its order
+        frozenset(((first, a), (second, b))): None
+        for first, second in combinations(factors, 2)
+        for a, b in product(factors[first], factors[second])
     }
-    taken: Counter[tuple[int, int]] = Counter()
+    taken: Counter[tuple[str, Any]] = Counter()
     cases = []
+
+    def gain(case: Case, pair: frozenset[Any], name: str, choice: Any) -> tuple[bool, int, int]:
+        live = telling(case | {name: choice}).items()
+        found = sum(frozenset(both) in missing for both in combinations(live, 2))
+        return (pair <= live, found, -taken[name, choice])
+
     while missing:
-        case = dict(next(iter(missing)))
-        for factor in sorted(set(range(len(values))) - set(case), key=lambda i: -len(values[i])):
-            case[factor] = max(
-                range(len(values[factor])),
-                key=lambda choice, i=factor: (
-                    sum(_pair((i, choice), other) in missing for other in case.items()),
-                    -taken[i, choice],
-                ),
-            )
-        for pair in combinations(sorted(case.items()), 2):
-            missing.pop(pair, None)
+        pair = next(iter(missing))
+        case = dict(pair)
+        for name in sorted(factors, key=lambda name: -len(factors[name])):
+            if name not in case:
+                case[name] = max(factors[name], key=partial(gain, case, pair, name))
+        live = telling(case).items()
+        if not pair <= live:  # one of the two makes the other idle
+            del missing[pair]
+            continue
+        for both in combinations(live, 2):
+            missing.pop(frozenset(both), None)
         taken.update(case.items())
-        cases.append({names[i]: values[i][case[i]] for i in range(len(values))})
+        cases.append({name: case[name] for name in factors})
     return cases
-
-
-def _pair(first: tuple[int, int], second: tuple[int, int]) -> tuple[Any, Any]:
-    return (first, second) if first < second else (second, first)
 
 
 def label(case: Case) -> str:

@@ -44,6 +44,16 @@ inline V at_most(V v, double bound) {
   return select(v > constant<V>(bound), constant<V>(bound), v);
 }
 
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+// One instruction each, which gives its second operand where one is NaN.
+inline simd::Floats at_least(simd::Floats v, double bound) {
+  return (simd::Floats)_mm512_max_ps(_mm512_set1_ps(float(bound)), (__m512)v);
+}
+inline simd::Floats at_most(simd::Floats v, double bound) {
+  return (simd::Floats)_mm512_min_ps(_mm512_set1_ps(float(bound)), (__m512)v);
+}
+#endif
+
 template <class V>
 inline V fabs(V v) {
   return (V)((Integers<V>)v & ~(Integers<V>)-V{});
@@ -95,8 +105,8 @@ struct ExpConstants<double> {
 
 template <class V>
 struct Exponential {
-  V fraction;            // e^r - 1
-  Integers<V> exponent;  // n
+  V fraction;  // e^r - 1
+  V exponent;  // n
 };
 
 // Of v between lowest and highest.
@@ -107,18 +117,24 @@ inline Exponential<V> exponential(V v) {
   const V shifted = fma(v, constant<V>(K::log2_e), to_integer);
   const V n = shifted - to_integer;
   const V r = fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), v));
-  return {fma(r * r, polynomial(r, K::polynomial), r),
-          (Integers<V>)shifted - (Integers<V>)to_integer};
+  return {fma(r * r, polynomial(r, K::polynomial), r), n};
 }
 
-// v 2^n in two steps, as 2^n alone may be subnormal or infinite.
+// v 2^n, rounded once. In two steps, as 2^n alone may be subnormal or infinite.
 template <class V>
-inline V scaled(V v, Integers<V> n) {
+inline V scaled(V v, V n) {
   using K = ExpConstants<typename Element<V>::type>;
-  const Integers<V> half = n >> 1, rest = n - half;
+  const V to_integer = constant<V>(K::to_integer);
+  const Integers<V> whole = (Integers<V>)(n + to_integer) - (Integers<V>)to_integer;
+  const Integers<V> half = whole >> 1, rest = whole - half;
   v *= (V)((half + K::exponent_bias) << K::mantissa_bits);
   return v * (V)((rest + K::exponent_bias) << K::mantissa_bits);
 }
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+inline simd::Floats scaled(simd::Floats v, simd::Floats n) {
+  return (simd::Floats)_mm512_scalef_ps((__m512)v, (__m512)n);
+}
+#endif
 
 template <class V>
 inline V exp(V v) {
@@ -153,7 +169,8 @@ inline V tanh(V v) {
 }
 
 // erfc a = r e^(-a^2) polynomial(r - middle), r = 1 / (a + 3), for a >= 0. The subtraction is
-// exact up to a = 9; the middle is one at which the first coefficient is close to its rounded value.
+// exact up to a = 9; the middle is one at which the first coefficient is close to its rounded
+// value.
 template <class C>
 struct ErfcConstants;
 template <>
