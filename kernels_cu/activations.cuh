@@ -7,10 +7,9 @@
 //   gelu_tanh  z/2 (1 + tanh u) = z s(2u),   u = sqrt(2 / pi) (z + 0.044715 z^3)
 //
 // V is float or double, on the CPU a vector of them: a build picks one of the structs by its name,
-// and the same text serves both. Exponentials are of negative numbers alone, so that none
-// overflows, and 1 - s(z) is never a difference, so that tails keep their digits. At an infinity a
-// derivative is its limit; NaN gives NaN. A caller that uses the value alone pays for that alone,
-// once all is inlined.
+// and the same text serves both. 1 - s(z) is no difference where it is small, so that tails keep
+// their digits; where s(z) is subnormal it may be 0. At an infinity a derivative is its limit; NaN
+// gives NaN. A caller that uses the value alone pays for that alone, once all is inlined.
 #pragma once
 #include "math.cuh"
 
@@ -30,17 +29,15 @@ __device__ inline V bounded(V z) {
   return math::select(above > bound, bound, above);
 }
 
-// s(z) and 1 - s(z), given |z| and something of the sign of z.
+// s(z), and 1 - s(z), which is a difference only where that is at least a half.
 template <class V>
 struct Logistic {
   V value, complement;
 };
 template <class V>
-__device__ inline Logistic<V> logistic(V magnitude, V sign) {
-  const V e = math::exp(-magnitude);
-  const V larger = math::reciprocal_of_1_to_2(1.0f + e);
-  const V smaller = e * larger;
-  return {math::select(sign < 0.0f, smaller, larger), math::select(sign < 0.0f, larger, smaller)};
+__device__ inline Logistic<V> logistic(V z) {
+  const V e = math::exp(-z), value = math::reciprocal(1.0f + e);
+  return {value, math::select(z < 0.0f, 1.0f - value, e * value)};
 }
 
 struct identity {
@@ -53,7 +50,7 @@ struct identity {
 struct sigmoid {
   template <class V>
   static __device__ Activated<V> at(V z) {
-    const auto s = logistic(math::fabs(z), z);
+    const auto s = logistic(z);
     return {s.value, s.value * s.complement};
   }
 };
@@ -61,7 +58,7 @@ struct sigmoid {
 struct silu {
   template <class V>
   static __device__ Activated<V> at(V z) {
-    const auto s = logistic(math::fabs(z), z);
+    const auto s = logistic(z);
     return {z * s.value, s.value * fma(bounded(z), s.complement, math::constant<V>(1))};
   }
 };
@@ -70,7 +67,7 @@ struct tanh {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V e = math::exp(-2.0f * math::fabs(z));
-    const V distance = 2.0f * e * math::reciprocal_of_1_to_2(1.0f + e);  // 1 - |tanh z|
+    const V distance = 2.0f * e * math::reciprocal(1.0f + e);  // 1 - |tanh z|
     return {math::tanh(z), distance * (2.0f - distance)};
   }
 };
@@ -103,7 +100,7 @@ struct gelu_tanh {
     constexpr double slope = 1.5957691216057307118, cubic = 0.044715 * slope;  // of 2u
     const V first = math::constant<V>(slope);
     const V b = bounded(z), square = b * b;
-    const auto s = logistic(math::fabs(b) * fma(square, math::constant<V>(cubic), first), z);
+    const auto s = logistic(b * fma(square, math::constant<V>(cubic), first));
     const V slope_there = fma(square, math::constant<V>(3 * cubic), first);
     return {z * s.value, s.value * fma(b * s.complement, slope_there, math::constant<V>(1))};
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // From the normalised row to n: weight, with its offset, and bias.
 //
-//   n = k * r * (weight + weight_offset) + bias         k * r rounded to rounded_t first, if present
+//   n = k * r * (weight + weight_offset) + bias      k * r first rounded to rounded_t, if present
 #pragma once
 #include "row.cuh"
 

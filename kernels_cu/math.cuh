@@ -22,12 +22,14 @@ __device__ inline V select(bool condition, V yes, V no) {
   return condition ? yes : no;
 }
 
-// 1 / v for v from 1 to 2. The division of CUDA calls a subroutine for the sake of the values that
-// cannot occur here; this is its first approximation and one step of Newton's, within 1 ulp.
-__device__ inline float reciprocal_of_1_to_2(float v) {
+// 1 / v for v from 1 to infinity. The division of CUDA calls a subroutine for the sake of the
+// values that cannot occur here; this is its first approximation, 0 from 2^126 on, and one step of
+// Newton's, within 1 ulp.
+__device__ inline float reciprocal(float v) {
   const float approximation = __fdividef(1.0f, v);
-  return fma(fma(-v, approximation, 1.0f), approximation, approximation);
+  const float refined = fma(fma(-v, approximation, 1.0f), approximation, approximation);
+  return v < 0x1p126f ? refined : approximation;
 }
-__device__ inline double reciprocal_of_1_to_2(double v) { return 1.0 / v; }
+__device__ inline double reciprocal(double v) { return 1.0 / v; }
 
 }  // namespace math

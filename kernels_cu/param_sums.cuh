@@ -178,8 +178,8 @@ struct ParamSums {
   Scratch& scratch;
   int recent_rows = 0;
 
-  __device__ ParamSums(const Team<B>& team, const BlockShare& share, C* dweight_sums,
-                       C* dbias_sums, index_t width, Scratch& scratch)
+  __device__ ParamSums(const Team<B>& team, const BlockShare& share, C* dweight_sums, C* dbias_sums,
+                       index_t width, Scratch& scratch)
       : dweight(dweight_sums, share, width), dbias(dbias_sums, share, width), scratch(scratch) {
     if constexpr (B::dweight) dweight.start(team);
     if constexpr (B::dbias) dbias.start(team);

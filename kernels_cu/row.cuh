@@ -94,7 +94,8 @@ struct Team {
 };
 
 // use(first, count) for those of a group's rows that the team takes, up to `at_once` at a time. One
-// thread walks neighbours, which its caches like; on a GPU the blocks together sweep through memory.
+// thread walks neighbours, which its caches like; on a GPU the blocks together sweep through
+// memory.
 template <class B, class Use>
 __device__ inline void for_each_rows(const Team<B>& team, const BlockShare& share, index_t rows,
                                      int at_once, Use use) {

@@ -52,7 +52,7 @@ struct Arguments {
   const typename B::bias_t* bias;
   typename B::compute_t* mean;  // null: not wanted
   typename B::compute_t* rstd;  // null: not wanted
-  index_t rows, groups, width;    // rows of each group
+  index_t rows, groups, width;  // rows of each group
   double k, eps, weight_offset;
 };
 

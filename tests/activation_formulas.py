@@ -74,13 +74,15 @@ def exact(name, z):
 def bounds(name, z, expected):
     """Return how far the value and the derivative may be off, given the dtype of z."""
     info = np.finfo(z.dtype)
-    u, quantum = Wide(info.eps) / 2, Wide(info.smallest_subnormal)
+    # 1 / (1 + e^-z) is 0 from where e^-z overflows on, at less than the smallest normal number.
+    logistic = name in ("sigmoid", "silu", "gelu_tanh")
+    u, quantum = Wide(info.eps) / 2, Wide(info.tiny if logistic else info.smallest_subnormal)
     if name in ("identity", "relu"):
         return 0 * expected.value, 0 * expected.value
     size = np.abs(z.astype(Wide))
     exponent = np.maximum(np.frexp(expected.value)[1], info.minexp + 1)
     ulp = np.ldexp(Wide(info.eps), exponent - 1)
-    value = 4 * ulp + 2 * u * size * np.abs(expected.slope) + quantum * size
+    value = 4 * ulp + 2 * u * size * np.abs(expected.slope) + quantum * (1 + size)
     slope = 8 * u * expected.sizes + 2 * u * expected.moved + quantum * expected.tail_factor
     return value, slope
 

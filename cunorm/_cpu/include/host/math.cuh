@@ -64,7 +64,7 @@ inline V copysign(V magnitude, V sign) {
   return (V)(((Integers<V>)magnitude & ~sign_bit) | ((Integers<V>)sign & sign_bit));
 }
 template <class V>
-inline V reciprocal_of_1_to_2(V v) {
+inline V reciprocal(V v) {
   return 1.0f / v;
 }
 
@@ -164,7 +164,7 @@ inline V tanh(V v) {
   using K = TanhConstants<typename Element<V>::type>;
   const V square = v * v, small = fma(square * v, polynomial(square, K::polynomial), v);
   const V magnitude = fabs(v), e = exp(-2.0f * magnitude);
-  const V large = 1.0f - 2.0f * e * reciprocal_of_1_to_2(1.0f + e);
+  const V large = 1.0f - 2.0f * e * reciprocal(1.0f + e);
   return copysign(select(magnitude > constant<V>(0.55), large, small), v);
 }
 
