@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The operators as the timings call them: operands, cunorm's call, torch's, and a check.
+"""The operators as the timings call them: operands, cunorm's call, and a check.
 
 Nothing here imports CuPy or torch: a caller hands in what puts a NumPy array on its device.
+`peers` has torch's side.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -34,12 +35,17 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of the public API, by the name of its plain form."""
+    """A function of the public API, by the name of its plain form, and what else it is told."""
 
-    name: str
+    name: str  # the function's; after a plus, what it is told
     parameters: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)  # of the forward
+    options: dict[str, Any] = field(default_factory=dict)  # of forward and backward
     eps: float = 1e-5
+
+    @property
+    def function(self) -> str:
+        """The name of the plain form."""
+        return self.name.partition("+")[0]
 
     @property
     def has_residual(self) -> bool:
@@ -49,7 +55,7 @@ class Operator:
     @property
     def base(self) -> str:
         """The name to which `_forward` and `_backward` are put."""
-        return self.name.removeprefix("add_")
+        return self.function.removeprefix("add_")
 
     @property
     def center(self) -> bool:
@@ -57,9 +63,28 @@ class Operator:
         return self.base == "layer_norm" or bool(self.options.get("center"))
 
     @property
+    def gate_position(self) -> str | None:
+        """Where the gate is applied, None without one; its activation is silu."""
+        return self.options.get("gate_position")
+
+    @property
     def inputs(self) -> tuple[str, ...]:
-        """The operands of the forward, in the order of the call."""
+        """The operands of the forward by position, in the order of the call."""
         return ("x", *(("residual",) if self.has_residual else ()), *self.parameters)
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The operands that have gradients."""
+        return (*self.inputs, *(("gate",) if self.gate_position else ()))
+
+    def groups(self, width: int) -> int:
+        """Return into how many groups rows of a width are cut: a divisor of it."""
+        return math.gcd(width, self.options.get("groups", 1))
+
+    def ungated(self) -> Operator:
+        """Return the same operator without its gate."""
+        options = {name: value for name, value in self.options.items() if name != "gate_position"}
+        return replace(self, name=self.function, options=options)
 
 
 _BOTH = ("weight", "bias")
@@ -67,11 +92,16 @@ _GENERIC = {"c": 1.0, "center": True}
 OPERATORS = (
     Operator("rms_norm", ("weight",)),
     Operator("layer_norm", _BOTH),
+    Operator("rms_norm+post_gate", ("weight",), {"gate_position": "post"}),
+    Operator("rms_norm+pre_gate", ("weight",), {"gate_position": "pre"}),
     Operator("l2_norm", eps=1e-12),
     Operator("normalize", _BOTH, _GENERIC),
     Operator("add_rms_norm", ("weight",)),
     Operator("add_layer_norm", _BOTH),
     Operator("add_normalize", _BOTH, _GENERIC),
+    Operator("rms_norm+groups", ("weight",), {"groups": 24}),
+    Operator("rms_norm+offset", ("weight",), {"weight_offset": 1.0}),
+    Operator("rms_norm+rounded", ("weight",), {"round_before_weight": True}),
 )
 
 
@@ -79,6 +109,7 @@ def host_operands(operator: Operator, dtype: str, rows: int, width: int, seed: i
     """Draw the operands of forward and backward on the host, all of one dtype."""
     rng = np.random.default_rng(seed)
     row_sized = ["x", "dy", *(("residual", "d_residual") if operator.has_residual else ())]
+    row_sized += ["gate"] if operator.gate_position else []
     shapes = dict.fromkeys(row_sized, (rows, width)) | dict.fromkeys(operator.parameters, (width,))
     return {
         name: rng.standard_normal(shape, dtype=np.float32).astype(DTYPES[dtype])
@@ -89,21 +120,24 @@ def host_operands(operator: Operator, dtype: str, rows: int, width: int, seed: i
 def forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
     """Return the call of the plain form; `module` is cunorm, or its reference for the oracle's."""
     inputs = [operands[name] for name in operator.inputs]
-    return partial(getattr(module, operator.name), *inputs, eps=operator.eps, **operator.options)
+    options = _options(operator, operands)
+    return partial(getattr(module, operator.function), *inputs, eps=operator.eps, **options)
 
 
-def saved_forward(module: ModuleType, operator: Operator, operands: Operands) -> Any:
-    """Call the `_forward` form, which keeps what the backward needs."""
+def training_forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
+    """Return the call of the `_forward` form, which keeps what the backward needs."""
     parameters = [operands[name] for name in operator.parameters]
-    residual = {"residual": operands["residual"]} if operator.has_residual else {}
-    call = getattr(module, f"{operator.base}_forward")
-    return call(operands["x"], *parameters, eps=operator.eps, **residual, **operator.options)
+    options = _options(operator, operands)
+    if operator.has_residual:
+        options["residual"] = operands["residual"]
+    function = getattr(module, f"{operator.base}_forward")
+    return partial(function, operands["x"], *parameters, eps=operator.eps, **options)
 
 
 def backward(module: ModuleType, operator: Operator, operands: Operands, saved: Any) -> Call:
-    """Return the call of the `_backward` form with what `saved_forward` kept."""
+    """Return the call of the `_backward` form with what `training_forward` kept."""
     stream = saved.residual if operator.has_residual else operands["x"]
-    options = dict(operator.options, rstd=saved.rstd)
+    options = dict(_options(operator, operands), rstd=saved.rstd)
     if operator.center:
         options["mean"] = saved.mean
     if operator.has_residual:
@@ -113,54 +147,29 @@ def backward(module: ModuleType, operator: Operator, operands: Operands, saved: 
     return partial(function, operands["dy"], stream, *parameters, **options)
 
 
+def _options(operator: Operator, operands: Operands) -> dict[str, Any]:
+    """Return the keyword arguments that forward and backward have in common."""
+    options = dict(operator.options)
+    if "groups" in options:
+        options["groups"] = operator.groups(operands["x"].shape[-1])
+    if operator.gate_position:
+        options["gate"] = operands["gate"]
+    return options
+
+
 def bytes_moved(operator: Operator, direction: str, rows: int, width: int, itemsize: int) -> int:
     """Count what must be read and written: row-sized operands, float32 statistics, parameters."""
-    arrays = 4 if operator.has_residual else 2 if direction == "forward" else 3
+    is_forward = direction == "forward"
+    arrays = 4 if operator.has_residual else 2 if is_forward else 3
+    if operator.gate_position:
+        arrays += 1 if is_forward else 2  # gate, and dgate
     row_sized = arrays * rows * width * itemsize
     parameters = len(operator.parameters)
-    if direction == "forward":
+    if is_forward:
         return row_sized + parameters * width * itemsize
-    statistics = (2 if operator.center else 1) * rows * 4
+    statistics = (2 if operator.center else 1) * rows * operator.groups(width) * 4
     weight_and_gradients = (1 + parameters if parameters else 0) * width * itemsize
     return row_sized + statistics + weight_and_gradients
-
-
-def torch_forward(torch: ModuleType, operator: Operator, tensors: Operands) -> Call:
-    """Return the same call of torch.nn.functional; its results in the order of cunorm's."""
-    x, residual = tensors["x"], tensors.get("residual")
-    norm = _torch_norm(torch, operator, tensors)
-    if residual is None:
-        return partial(norm, x)
-
-    def call() -> tuple[Any, Any]:
-        stream = x + residual
-        return norm(stream), stream
-
-    return call
-
-
-def _torch_norm(torch: ModuleType, operator: Operator, tensors: Operands) -> Callable[[Any], Any]:
-    functional = torch.nn.functional
-    weight, bias = (tensors.get(name) for name in _BOTH)
-    row = tensors["x"].shape[-1:]
-    if operator.base == "l2_norm":
-        return partial(functional.normalize, dim=-1, eps=operator.eps)
-    options = {"normalized_shape": row, "weight": weight, "eps": operator.eps}
-    if operator.base == "rms_norm":
-        return partial(functional.rms_norm, **options)
-    if "c" in operator.options:
-        options["weight"] = weight * (operator.options["c"] / math.sqrt(row[0]))
-    return partial(functional.layer_norm, bias=bias, **options)
-
-
-def torch_backward(torch: ModuleType, operator: Operator, tensors: Operands) -> Call:
-    """Record torch's forward once; the call that is returned computes every gradient from it."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in operator.inputs}
-    outputs = torch_forward(torch, operator, leaves)()
-    names = ("dy", "d_residual") if operator.has_residual else ("dy",)
-    upstream = [tensors[name] for name in names]
-    inputs = list(leaves.values())
-    return lambda: torch.autograd.grad(outputs, inputs, upstream, retain_graph=True)
 
 
 def worst_error(results: Sequence[Any], expected: Sequence[Any]) -> float:
@@ -188,7 +197,7 @@ def check(
     device = {name: to_device(array) for name, array in host.items()}
 
     def run(module: ModuleType, operands: Operands) -> list[Any]:
-        saved = saved_forward(module, operator, operands)
+        saved = training_forward(module, operator, operands)()
         gradients = backward(module, operator, operands, saved)()
         y = forward(module, operator, operands)()
         results = [*((y.y, y.residual) if operator.has_residual else (y,)), saved.y, saved.rstd]
@@ -196,7 +205,7 @@ def check(
             results += [saved.residual, gradients.dresidual]
         if operator.center:
             results.append(saved.mean)
-        return [*results, gradients.dx, gradients.dweight, gradients.dbias]
+        return [*results, gradients.dx, gradients.dweight, gradients.dbias, gradients.dgate]
 
     got = [None if array is None else to_host(array) for array in run(cunorm, device)]
     return worst_error(got, run(reference, host))

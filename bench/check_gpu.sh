@@ -6,7 +6,8 @@
 #
 # Results are files in OUT_DIR; summary.txt says how each part ended. Every part runs, each within
 # its own time; the exit status is 1 if one failed. $PYTHON is the interpreter (default: python3),
-# which needs cunorm's `cuda13` or `cuda12` extra and pytest; with torch it also times torch.
+# which needs cunorm's `cuda13` or `cuda12` extra and pytest; with torch it also times torch, and
+# against torch.compile the gated norms.
 set -uo pipefail
 
 usage() { sed -n '2,10s/^# \{0,1\}//p' "$0"; }
@@ -93,7 +94,13 @@ fi
 part tests 180 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
 sanitize memcheck
 sanitize racecheck
-part timings 140 "$python" -m bench.gpu_timing "$out/timings.csv" --seconds 110
+part timings 90 "$python" -m bench.gpu_timing "$out/timings.csv" --seconds 65
+if "$python" -c "import torch, triton" 2>/dev/null; then
+  part compiled 55 "$python" -m bench.gpu_timing "$out/compiled.csv" --seconds 25 --compile \
+    --op rms_norm+post_gate,rms_norm+pre_gate
+else
+  say "compiled: skipped, torch or triton is not installed"
+fi
 
 $dry_run && exit 0
 if ((failed)); then say "something FAILED"; else say "all passed in $SECONDS s"; fi

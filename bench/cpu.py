@@ -8,26 +8,24 @@ one leaves in the caches is the next one's gain; the figures are medians.
 
 from __future__ import annotations
 
-import csv
 import ctypes
-import datetime
 import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import cunorm
-from bench import cases
-from bench.cases import Operator
+from bench import cases, peers
+from bench.cases import Call, Operands, Operator
+from cunorm._cpu import available_cores
 
 _CHECKED_ROWS = 64
-Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,7 @@ class Result:
     cunorm: float
     torch: float
     copy: float
+    ungated: float | None = None  # of cunorm, where the operator has a gate
 
     @property
     def speedup(self) -> float:
@@ -63,6 +62,11 @@ class Result:
     def over_copy(self) -> float:
         """How many times a copy of the same bytes the call takes."""
         return self.cunorm / self.copy
+
+    @property
+    def over_ungated(self) -> float | None:
+        """How many times the call without its gate it takes."""
+        return self.cunorm / self.ungated if self.ungated else None
 
 
 def keep_freed_memory() -> None:
@@ -80,28 +84,66 @@ def use_threads(threads: int) -> None:
     cunorm.set_num_threads(threads)
 
 
+def compile_ahead(points: Iterable[Point]) -> None:
+    """Compile what the points need, and their checks, several builds at once."""
+    needs = {
+        (operator.base, *_described(operator, point.dtype, rows, point.width))
+        for point in points
+        for operator in (point.operator, point.operator.ungated())
+        for rows in (point.rows, _checked_rows(point))
+    }
+
+    def compile_one(need: tuple[Any, ...]) -> None:
+        base, options = need[0], dict(need[1:])
+        functions = [f"{base}_forward", f"{base}_backward"]
+        cunorm.warmup(functions, **options, device="cpu", workers=1, progress=False)
+
+    with ThreadPoolExecutor(available_cores()) as pool:
+        list(pool.map(compile_one, sorted(needs, key=str)))
+
+
+def _described(
+    operator: Operator, dtype: str, rows: int, width: int
+) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of `warmup` for an operator, but for its functions."""
+    operands = dict.fromkeys((*operator.parameters, *operator.leaves), True)
+    del operands["x"]
+    options = {name: value for name, value in operator.options.items() if name != "c"}
+    if "groups" in options:
+        options["groups"] = operator.groups(width)
+    return (
+        ("widths", width),
+        ("dtypes", dtype),
+        ("rows", rows),
+        *operands.items(),
+        *options.items(),
+    )
+
+
 def measure(point: Point, seconds: float) -> Result:
     """Check cunorm against the oracle, then time the contestants in turn."""
     _check(point)
     operator = point.operator
     host = cases.host_operands(operator, point.dtype, point.rows, point.width)
-    tensors = {name: _tensor(array) for name, array in host.items()}
+    tensors = {name: tensor(array) for name, array in host.items()}
     x = tensors["x"]
     moved = cases.bytes_moved(operator, point.direction, point.rows, point.width, x.itemsize)
-    contestants = [copying(moved, x.dtype)]
+    theirs = peers.torch_function(torch, operator, point.width)
+    calls = {"copy": copying(moved, x.dtype), "cunorm": _ours(operator, point.direction, tensors)}
     if point.direction == "forward":
-        contestants += [
-            cases.forward(cunorm, operator, tensors),
-            cases.torch_forward(torch, operator, tensors),
-        ]
+        calls["torch"] = peers.torch_forward(theirs, operator, tensors)
     else:
-        saved = cases.saved_forward(cunorm, operator, tensors)
-        contestants += [
-            cases.backward(cunorm, operator, tensors, saved),
-            cases.torch_backward(torch, operator, tensors),
-        ]
-    copy, ours, theirs = _medians(contestants, seconds)
-    return Result(point, ours, theirs, copy)
+        calls["torch"] = peers.torch_backward(torch, theirs, operator, tensors)
+    if operator.gate_position:
+        calls["ungated"] = _ours(operator.ungated(), point.direction, tensors)
+    return Result(point, **medians(calls, seconds))
+
+
+def _ours(operator: Operator, direction: str, tensors: Operands) -> Call:
+    if direction == "forward":
+        return cases.forward(cunorm, operator, tensors)
+    saved = cases.training_forward(cunorm, operator, tensors)()
+    return cases.backward(cunorm, operator, tensors, saved)
 
 
 def copying(moved: int, dtype: torch.dtype) -> Call:
@@ -110,31 +152,37 @@ def copying(moved: int, dtype: torch.dtype) -> Call:
     return lambda: torch.empty_like(source).copy_(source)
 
 
-def _medians(calls: Sequence[Call], seconds: float) -> list[float]:
-    times: list[list[float]] = [[] for _ in calls]
-    for call in calls:
+def medians(calls: dict[str, Call], seconds: float) -> dict[str, float]:
+    """Return each call's median over rounds in which they take turns; seconds."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
         call()
-    contestants = list(zip(calls, times, strict=True))
+    contestants = list(calls.items())
     order = random.Random(0)
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < 5:
+    while time.perf_counter() < end or len(times[contestants[0][0]]) < 5:
         order.shuffle(contestants)
-        for call, spent in contestants:
+        for name, call in contestants:
             start = time.perf_counter()
             call()
-            spent.append(time.perf_counter() - start)
-    return [statistics.median(spent) for spent in times]
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(spent) for name, spent in times.items()}
 
 
 def _check(point: Point) -> None:
     """Compare a few rows of the same width with the oracle."""
-    shape = (min(point.rows, _CHECKED_ROWS), point.width)
-    error = cases.check(point.operator, point.dtype, shape, _tensor, _array)
+    shape = (_checked_rows(point), point.width)
+    error = cases.check(point.operator, point.dtype, shape, tensor, _array)
     if not error <= cases.TOLERANCE[point.dtype]:
         raise RuntimeError(f"{point}: error {error:.1e}, nothing is timed")
 
 
-def _tensor(array: Any) -> torch.Tensor:
+def _checked_rows(point: Point) -> int:
+    return min(point.rows, _CHECKED_ROWS)
+
+
+def tensor(array: Any) -> torch.Tensor:
+    """Return the tensor of a NumPy array's memory."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -142,53 +190,3 @@ def _tensor(array: Any) -> torch.Tensor:
 
 def _array(tensor: torch.Tensor) -> Any:
     return tensor.double().numpy()
-
-
-def table(results: Iterable[Result], threads: int) -> str:
-    """Return the points as a table, and geometric means by operator, direction and dtype."""
-    results = list(results)
-    lines = [
-        f"cunorm {cunorm.__version__}, torch {torch.__version__}, {threads} threads, memory warm,",
-        "medians in ms; × torch: speed relative to it; / copy: time over a copy of as many bytes",
-        f"{'point':46} {'cunorm':>8} {'torch':>8} {'copy':>8} {'× torch':>8} {'/ copy':>7}",
-    ]
-    lines += [
-        f"{result.point:46} {1e3 * result.cunorm:8.3f} {1e3 * result.torch:8.3f} "
-        f"{1e3 * result.copy:8.3f} {result.speedup:8.2f} {result.over_copy:7.2f}"
-        for result in results
-    ]
-    for names, group in _groups(results).items():
-        speedup = statistics.geometric_mean(result.speedup for result in group)
-        over_copy = statistics.geometric_mean(result.over_copy for result in group)
-        worst = min(result.speedup for result in group)
-        lines.append(
-            f"{' '.join(names):30} geometric mean × torch {speedup:5.2f}, worst {worst:5.2f}, "
-            f"/ copy {over_copy:5.2f}"
-        )
-    return "\n".join(lines)
-
-
-def _groups(results: Iterable[Result]) -> dict[tuple[str, str, str], list[Result]]:
-    """Return the points of each operator, direction and dtype, then those of all operators."""
-    groups: dict[tuple[str, str, str], list[Result]] = {}
-    of_all: dict[tuple[str, str, str], list[Result]] = {}
-    for result in results:
-        point = result.point
-        groups.setdefault((point.operator.name, point.direction, point.dtype), []).append(result)
-        of_all.setdefault(("all", point.direction, point.dtype), []).append(result)
-    return groups | of_all
-
-
-def write_csv(path: Path, results: Iterable[Result]) -> None:
-    """Write one line for each point, with what it was measured on."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        what = ["operator", "direction", "dtype", "rows", "width"]
-        times = ["cunorm_ms", "torch_ms", "copy_ms"]
-        writer.writerow(["date", "machine", "cunorm", "torch", *what, *times])
-        machine = [datetime.date.today().isoformat(), platform.machine()]
-        for result in results:
-            point = result.point
-            what = [point.operator.name, point.direction, point.dtype, point.rows, point.width]
-            times = [f"{1e3 * t:.4f}" for t in (result.cunorm, result.torch, result.copy)]
-            writer.writerow([*machine, cunorm.__version__, torch.__version__, *what, *times])

@@ -83,9 +83,9 @@ _BACKWARD_TEAMS = ((64, 8), (128, 16), (256, 32), (512, 64), (4096, 128), (16384
 # Bytes of a row that a thread may keep in registers, by threads of the block: a block has 64 Ki
 # registers, a thread at most 255.
 _KEPT_BYTES = {8: 512, 16: 512, 32: 512, 64: 512, 128: 512, 256: 512, 512: 256, 1024: 64}
-# The same in elements, for the backward with a gate: activations take registers too. With more
-# kept, and with more threads, ptxas spills.
-_GATED_ELEMENTS, _GATED_THREADS = 24, 256
+# Activations take registers too: the bytes that a gated forward leaves them, and the elements and
+# threads that a gated backward may have. With more, ptxas spills.
+_GATED_SPARE, _GATED_ELEMENTS, _GATED_THREADS = 64, 24, 256
 _STREAMED_THREADS = 512
 # Bytes of a pack once converted, of which a thread has several in registers at a time.
 _PACK_BYTES = 32
@@ -112,10 +112,13 @@ def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
 
 def _fits(types: ForwardTypes | BackwardTypes, threads: int, elements: int) -> bool:
     """Whether a thread's registers hold so many elements of a row, beside what is computed."""
-    gated = isinstance(types, BackwardTypes) and types.gate is not None
-    if gated and (threads > _GATED_THREADS or elements > _GATED_ELEMENTS):
-        return False
-    return elements * types.kept_bytes() <= _KEPT_BYTES[threads]
+    kept = elements * types.kept_bytes()
+    if types.gate is None:
+        return kept <= _KEPT_BYTES[threads]
+    if isinstance(types, ForwardTypes):
+        return kept + _GATED_SPARE <= _KEPT_BYTES[threads]
+    within = threads <= _GATED_THREADS and elements <= _GATED_ELEMENTS
+    return within and kept <= _KEPT_BYTES[threads]
 
 
 @lru_cache(maxsize=4096)

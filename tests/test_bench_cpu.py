@@ -4,6 +4,7 @@
 import csv
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,40 @@ def test_bench_prints_every_point_and_writes_it(tmp_path):
     operators, directions = ("rms_norm", "add_layer_norm"), ("forward", "backward")
     assert points == {(operator, way) for operator in operators for way in directions}
     assert all(float(row["cunorm_ms"]) > 0 < float(row["copy_ms"]) for row in rows)
+    assert {row["ungated_ms"] for row in rows} == {""}
     assert ran.stdout.count("geometric mean") == 6  # of each operator, and of both
 
 
+def test_bench_times_gated_norms_beside_the_ungated(tmp_path):
+    table = tmp_path / "table.csv"
+    names = ["rms_norm", "layer_norm", "rms_norm+post_gate", "rms_norm+pre_gate"]
+    ran = bench(*SMALL, "--dtype", "bfloat16", "--direction", "forward", "--out", table)
+    assert ran.returncode == 0, ran.stderr
+    with table.open(newline="") as file:
+        rows = {row["operator"]: row for row in csv.DictReader(file)}
+    assert [*rows] == names
+    assert [float(row["ungated_ms"] or 0) > 0 for row in rows.values()] == [False] * 2 + [True] * 2
+    assert ran.stdout.count("/ ungated") == 2 + 3  # the heading, each operator, and both
+    assert "all gated forward bfloat16" in ran.stdout
+
+
+def test_bench_prints_what_small_calls_cost_the_host():
+    from bench import host
+    from bench.cases import OPERATORS
+
+    operators = [
+        operator for operator in OPERATORS if operator.name in ("rms_norm", "add_rms_norm")
+    ]
+    lines = host.table(operators, runs=1).splitlines()[3:]
+    shapes = [line.split()[-5 if line.startswith("cunorm") else -3] for line in lines]
+    assert set(shapes) == {"1x64", "4x64"}
+    assert len(lines) == 2 * 2 * (7 + 2)  # operators, shapes, calls of cunorm's and of torch's
+    assert all(float(time) > 0 for line in lines for time in line.split()[-2:])
+    assert sum("_backward, out=, workspace=" in line for line in lines) == 4
+
+
 def test_geometric_means_are_those_of_the_points_named():
-    from bench import cpu
+    from bench import cpu, cpu_report
     from bench.cases import OPERATORS
 
     times = {"rms_norm": (1.0, 8.0, 4.0), "layer_norm": (2.0, 4.0, 1.0)}
@@ -41,12 +71,39 @@ def test_geometric_means_are_those_of_the_points_named():
         cpu.Result(cpu.Point(operator, "backward", "float32", 1, 1), *times[operator.name])
         for operator in OPERATORS[:2]
     ]
-    assert [line.split() for line in cpu.table(results, 1).splitlines()[-3:]] == [
+    assert [line.split() for line in cpu_report.table(results, 1).splitlines()[-3:]] == [
         f"{name} backward float32 geometric mean × torch {means}".split()
         for name, means in (
             ("rms_norm", "8.00, worst 8.00, / copy 0.25"),
             ("layer_norm", "2.00, worst 2.00, / copy 2.00"),
-            ("all", "4.00, worst 2.00, / copy 0.71"),
+            ("all ungated", "4.00, worst 2.00, / copy 0.71"),
+        )
+    ]
+
+
+def test_the_ratio_to_the_ungated_is_that_of_the_gated_points():
+    from bench import cpu, cpu_report
+    from bench.cases import OPERATORS
+
+    by_name = {operator.name: operator for operator in OPERATORS}
+    results = [
+        cpu.Result(cpu.Point(by_name[name], "forward", "float32", rows, 1), 2.0, 8.0, 1.0, ungated)
+        for name, rows, ungated in (
+            ("rms_norm+post_gate", 1, 1.0),
+            ("rms_norm+post_gate", 2, 0.5),
+            ("rms_norm+pre_gate", 1, 2.0),
+            ("layer_norm", 1, None),
+        )
+    ]
+    ends = [line.split("/ copy")[-1].split() for line in cpu_report.table(results, 1).splitlines()]
+    assert ends[-5:] == [
+        end.split()
+        for end in (
+            "2.00, / ungated 2.83, worst 4.00",
+            "2.00, / ungated 1.00, worst 1.00",
+            "2.00",
+            "2.00, / ungated 2.00, worst 4.00",
+            "2.00",
         )
     ]
 
@@ -68,6 +125,31 @@ def test_bench_names_what_it_does_not_know(option, value):
     assert ran.returncode == 2
     assert option in ran.stderr
     assert value in ran.stderr
+
+
+def test_all_that_is_called_is_compiled_ahead():
+    code = """
+        import cunorm
+        from bench import cpu
+        from bench.cases import OPERATORS
+
+        names = ("rms_norm+groups", "add_layer_norm", "rms_norm+pre_gate", "l2_norm", "normalize")
+        points = [
+            cpu.Point(operator, direction, "bfloat16", 70, 96)
+            for operator in OPERATORS
+            if operator.name in names
+            for direction in ("forward", "backward")
+        ]
+        cpu.compile_ahead(points)
+        loaded = cunorm.cache_info().loaded
+        for point in points:
+            cpu.measure(point, seconds=0.01)
+        print(loaded, cunorm.cache_info().loaded)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    before, after = ran.stdout.split()
+    assert int(before) == int(after) >= 2 * 5
 
 
 def test_bench_does_not_time_a_wrong_result(monkeypatch):

@@ -194,7 +194,9 @@ def test_a_gate_position_that_is_no_name_is_refused(name, position):
 
 
 @pytest.mark.parametrize("name", taking("gate"))
-@pytest.mark.parametrize("shape", [(5, 7), (5, 1), (WIDTH,), (1, WIDTH), (), (5, WIDTH, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(5, 7), (5, 1), (WIDTH,), (1, WIDTH), (), (5, WIDTH, 1)], ids=str
+)
 def test_a_gate_must_have_xs_shape(name, shape):
     with raises(ValueError, f"{name}: gate has shape {shape}, expected (5, 8), the shape of x"):
         call(name, gate=np.ones(shape, np.float32))

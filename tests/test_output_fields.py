@@ -57,12 +57,34 @@ def test_a_result_of_forward_must_have_its_shape(field, shape):
         cunorm.layer_norm_forward(arrays.x, residual=arrays.residual, out=out)
 
 
-@pytest.mark.parametrize("field", ["dx", "dresidual", "dweight", "dbias"])
+@pytest.mark.parametrize("field", NormGrads._fields)
 def test_a_gradient_must_have_its_shape(field):
-    expected = SHAPE if field in ("dx", "dresidual") else (WIDTH,)
+    expected = (WIDTH,) if field in ("dweight", "dbias") else SHAPE
     text = f"out.{field} has shape (3,), expected {expected}"
     with raises(ValueError, f"layer_norm_backward: {text}"):
-        backward(NormGrads(**{field: np.empty(3, np.float32)}))
+        backward(NormGrads(**{field: np.empty(3, np.float32)}), gate=given().gate)
+
+
+@pytest.mark.parametrize("field", ["mean", "rstd"])
+@pytest.mark.parametrize(
+    "shape", [(ROWS,), (ROWS * 2,), (2, ROWS), (ROWS, 1), (ROWS, WIDTH)], ids=str
+)
+def test_with_groups_statistics_have_a_last_axis_of_them(field, shape):
+    arrays, wrong = given(), np.ones(shape, np.float32)
+    text = f"has shape {shape}, expected (5, 2)"
+    with raises(ValueError, f"layer_norm_forward: out.{field} {text}"):
+        cunorm.layer_norm_forward(arrays.x, groups=2, out=NormForward(**{field: wrong}))
+    statistics = dict.fromkeys(("mean", "rstd"), np.ones((ROWS, 2), np.float32)) | {field: wrong}
+    with raises(ValueError, f"layer_norm_backward: {field} {text}, one element for each row of x"):
+        cunorm.layer_norm_backward(arrays.dy, arrays.x, **statistics, groups=2)
+
+
+def test_statistics_of_groups_are_written_to_arrays_of_that_shape():
+    arrays, out = given(), NormForward(mean=np.empty((ROWS, 2), np.float32))
+    result = cunorm.layer_norm_forward(arrays.x, groups=2, out=out)
+    assert result.mean is out.mean
+    assert result.rstd.shape == (ROWS, 2)
+    assert_same_bits(result.mean, cunorm.layer_norm_forward(arrays.x, groups=2).mean)
 
 
 STRIDES = "expected contiguous rows and at most three leading axes that no single stride walks"
@@ -72,8 +94,16 @@ def test_rows_of_an_output_must_be_contiguous():
     y = np.empty((WIDTH, ROWS), np.float32).T
     with raises(ValueError, f"rms_norm: out has strides (1, 5), {STRIDES}"):
         cunorm.rms_norm(given().x, out=y)
+    with raises(ValueError, f"layer_norm_backward: out.dgate has strides (1, 5), {STRIDES}"):
+        backward(NormGrads(dgate=y), gate=given().gate)
     with raises(ValueError, f"layer_norm_backward: out.dweight has strides (2,), {STRIDES}"):
         backward(NormGrads(dweight=np.empty(2 * WIDTH, np.float32)[::2]))
+
+
+def test_statistics_of_groups_must_be_contiguous():
+    statistics = np.empty((ROWS, WIDTH), np.float32)[:, :2]
+    with raises(ValueError, f"rms_norm_forward: out.rstd has strides (8, 1), {STRIDES}"):
+        cunorm.rms_norm_forward(given().x, groups=2, out=NormForward(rstd=statistics))
 
 
 def test_an_output_of_four_leading_axes_that_do_not_join_is_refused():
@@ -126,6 +156,19 @@ def test_an_integer_array_in_out_is_refused():
     text = "out has dtype int32, expected float16, bfloat16, float32 or float64"
     with raises(TypeError, f"rms_norm: {text}"):
         cunorm.rms_norm(given().x, out=np.empty(SHAPE, np.int32))
+    with raises(TypeError, f"layer_norm_backward: {text.replace('out', 'out.dgate', 1)}"):
+        backward(NormGrads(dgate=np.empty(SHAPE, np.int32)), gate=given().gate)
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_an_array_for_dgate_sets_its_dtype(position):
+    told = {"gate": given().gate.astype(np.float16), "gate_position": position}
+    dgate = np.empty(SHAPE)
+    grads = backward(NormGrads(dgate=dgate), **told)
+    assert grads.dgate is dgate
+    narrow = backward(None, **told).dgate
+    assert narrow.dtype == np.float16
+    assert_same_bits(dgate.astype(np.float32).astype(np.float16), narrow)
 
 
 # --- results that there are not -------------------------------------------------------------------
@@ -160,3 +203,20 @@ def test_an_array_for_the_gradient_of_an_absent_parameter_is_refused():
     text = "out.dweight is given, expected None: its operand is absent or not in needs"
     with raises(ValueError, f"rms_norm_backward: {text}"):
         cunorm.rms_norm_backward(arrays.dy, arrays.x, rstd=arrays.rstd, out=out)
+
+
+@pytest.mark.parametrize("needs", [(), ("x",), ("x", "weight", "bias")], ids=str)
+def test_an_array_for_dgate_that_is_not_in_needs_is_refused(needs):
+    out = NormGrads(dgate=np.empty(SHAPE, np.float32))
+    text = "out.dgate is given, expected None: its operand is absent or not in needs"
+    with raises(ValueError, f"layer_norm_backward: {text}"):
+        backward(out, gate=given().gate, needs=needs)
+
+
+@pytest.mark.parametrize("field", ["dweight", "dbias", "dgate"])
+def test_a_norm_without_an_operand_has_no_gradient_of_it(field):
+    arrays, shape = given(), SHAPE if field == "dgate" else WIDTH
+    out = NormGrads(**{field: np.empty(shape, np.float32)})
+    text = f"out.{field} is given, expected None: its operand is absent or not in needs"
+    with raises(ValueError, f"l2_norm_backward: {text}"):
+        cunorm.l2_norm_backward(arrays.dy, arrays.x, rstd=arrays.rstd, out=out)
