@@ -61,6 +61,11 @@ def dtype_of(function: str, argument: str, numpy: Any) -> DType:
     return _learn(function, argument, numpy) if found is None else found
 
 
+def known_dtype(numpy: Any) -> DType:
+    """Return the same of one that `dtype_of` has been asked for before; else KeyError."""
+    return _FROM_NUMPY[numpy]
+
+
 def _learn(function: str, argument: str, numpy: Any) -> DType:
     """Take up bfloat16, or raise for a dtype that no kernel reads."""
     name = str(getattr(numpy, "name", numpy))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,25 +35,19 @@ def checked_out(function: str, out: Any, result: type[R]) -> R:
 
 
 def described(
-    function: str, arguments: Iterable[str], arrays: Iterable[Any]
-) -> tuple[Operand | None, ...]:
+    function: str, arguments: tuple[str, ...], arrays: tuple[Any, ...]
+) -> list[Operand | None]:
     """Describe the arrays given for results; each must be writable as it is."""
-    return tuple(
-        [
-            None if array is None else _described(function, argument, array)
-            for argument, array in zip(arguments, arrays, strict=True)
-        ]
-    )
-
-
-def _described(function: str, argument: str, array: Any) -> Operand:
-    operand = describe(function, argument, array)
-    if operand.owner is not array or not operand.writable:
-        raise ValueError(
-            f"{function}: {argument} cannot be written to in place, expected a writable, aligned "
-            "array (JAX arrays are immutable)"
-        )
-    return operand
+    operands: list[Operand | None] = []
+    for argument, array in zip(arguments, arrays, strict=True):
+        operand = None if array is None else describe(function, argument, array)
+        if operand is not None and not (operand.owner is array and operand.writable):
+            raise ValueError(
+                f"{function}: {argument} cannot be written to in place, expected a writable, "
+                "aligned array (JAX arrays are immutable)"
+            )
+        operands.append(operand)
+    return operands
 
 
 def check_form(

@@ -7,10 +7,8 @@ imports nothing that the caller has not. Whatever would give silently wrong numb
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from cunorm._arrays._bytes import as_floats, check_bytes
 from cunorm._arrays._cupy import CUPY
 from cunorm._arrays._dlpack import DLPACK
 from cunorm._arrays._jax import JAX
@@ -35,7 +33,7 @@ __all__ = [
     "Operand",
     "contiguous_form",
     "describe",
-    "describe_bytes",
+    "describe_memory",
     "in_c_order",
     "joined",
     "numpy_view",
@@ -48,7 +46,7 @@ _ROOTS: dict[str, Framework] = {
     "jax": JAX,
     "jaxlib": JAX,
 }
-_DESCRIBERS: dict[type, Callable[[str, str, Any], Operand]] = {}
+_FRAMEWORKS: dict[type, Framework] = {}
 
 
 def describe(function: str, argument: str, array: Any) -> Operand:
@@ -71,19 +69,38 @@ def describe(function: str, argument: str, array: Any) -> Operand:
         If its memory cannot be read as it is: autograd, bits to resolve, sparse, no data, several
         devices. The message names what to call.
     """
-    describer = _DESCRIBERS.get(type(array))
-    if describer is None:
-        describer = _find(function, argument, type(array)).describe
-        _DESCRIBERS[type(array)] = describer
-    return describer(function, argument, array)
+    framework = _FRAMEWORKS.get(type(array)) or _framework(function, argument, type(array))
+    return framework.describe(function, argument, array)
 
 
-def describe_bytes(function: str, argument: str, array: Any, size: int) -> Operand:
-    """Describe a contiguous array of at least so many bytes, which may be elements of uint8."""
-    floats = as_floats(function, argument, array)
-    operand = describe(function, argument, floats)
-    check_bytes(function, argument, operand, floats, size)
+def describe_memory(function: str, argument: str, array: Any, size: int) -> Operand:
+    """Describe an array that is lent for its memory, which must be writable and large enough.
+
+    Contiguous, and of any dtype where NumPy and CuPy are concerned; of uint8 too in PyTorch.
+    """
+    framework = _FRAMEWORKS.get(type(array)) or _framework(function, argument, type(array))
+    operand = framework.memory(function, argument, array)
+    where = f"{function}: {argument}"
+    if not operand.writable or operand.pointer % _ALIGNMENT:
+        raise ValueError(
+            f"{where} cannot be used in place, expected a writable array whose address is a "
+            f"multiple of {_ALIGNMENT} (JAX arrays are immutable)"
+        )
+    got = operand.form.shape[0] * operand.form.dtype.itemsize
+    if got < size:
+        raise ValueError(
+            f"{where} has {got} bytes, expected at least {size}, as cunorm.workspace_size says"
+        )
     return operand
+
+
+_ALIGNMENT = 16  # bytes of a GPU's widest access
+
+
+def _framework(function: str, argument: str, kind: type) -> Framework:
+    """Return the framework of a type of array that was not met before."""
+    framework = _FRAMEWORKS[kind] = _find(function, argument, kind)
+    return framework
 
 
 def _find(function: str, argument: str, kind: type) -> Framework:

@@ -13,11 +13,13 @@ from cunorm._arrays._operand import (
     Form,
     Framework,
     Operand,
+    check_contiguous,
     cuda_device,
     fresh,
     in_c_order,
     in_elements,
     known_form,
+    memory_form,
     unaligned,
 )
 from cunorm._dtypes import dtype_of, numpy_dtype
@@ -47,6 +49,12 @@ class Cupy(Framework):
             raise unaligned(f"{function}: {argument}", f"{argument}.copy()")
         form = known_form(array.shape, strides, dtype, cuda_device(data.device_id))
         return Operand(pointer, form, array, self, True)
+
+    def memory(self, function: str, argument: str, array: Any) -> Operand:
+        """Describe an array of any dtype."""
+        check_contiguous(function, argument, array.flags.c_contiguous)
+        form = memory_form(array.nbytes, cuda_device(array.data.device_id))
+        return Operand(array.data.ptr, form, array, self, True)
 
     def allocate(self, form: Form) -> Operand:
         """Make an array from CuPy's pool."""

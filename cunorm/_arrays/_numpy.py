@@ -16,13 +16,15 @@ from cunorm._arrays._operand import (
     Form,
     Framework,
     Operand,
+    check_contiguous,
     contiguous_form,
     fresh,
     in_c_order,
     in_elements,
     known_form,
+    memory_form,
 )
-from cunorm._dtypes import BFLOAT16, DType, dtype_of, numpy_dtype
+from cunorm._dtypes import BFLOAT16, dtype_of, known_dtype, numpy_dtype
 
 
 class _Interface(ctypes.Structure):
@@ -83,12 +85,24 @@ class Numpy(Framework):
 
     def describe(self, function: str, argument: str, array: Any) -> Operand:
         """Describe an array; one whose elements are not aligned is copied, once."""
-        dtype = dtype_of(function, argument, array.dtype)
-        form, pointer = _form_of(array.shape, array.strides, dtype), data_pointer(array)
-        if form is None or pointer % dtype.itemsize:
+        try:
+            form = _form_of(array.shape, array.strides, array.dtype)
+        except KeyError:
+            dtype_of(function, argument, array.dtype)
+            form = _form_of(array.shape, array.strides, array.dtype)
+        pointer = data_pointer(array)
+        if form is None or pointer % form.dtype.itemsize:
             array = np.array(array, order="C")
-            form, pointer = contiguous_form(array.shape, dtype, CPU), data_pointer(array)
+            pointer, dtype = data_pointer(array), dtype_of(function, argument, array.dtype)
+            form = contiguous_form(array.shape, dtype, CPU)
         return Operand(pointer, form, array, self, array.flags.writeable)
+
+    def memory(self, function: str, argument: str, array: Any) -> Operand:
+        """Describe an array of any dtype."""
+        flags = array.flags
+        check_contiguous(function, argument, flags.c_contiguous)
+        form = memory_form(array.nbytes, CPU)
+        return Operand(data_pointer(array), form, array, self, flags.writeable)
 
     def allocate(self, form: Form) -> Operand:
         """Make an array of the right dtype."""
@@ -101,8 +115,14 @@ class Numpy(Framework):
 
 
 @lru_cache(maxsize=4096)
-def _form_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> Form | None:
-    """Return the form of an array with strides in bytes, None where one is no whole number."""
+def _form_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], numpy_type: np.dtype[Any]
+) -> Form | None:
+    """Return the form of an array with strides in bytes, None where one is no whole number.
+
+    KeyError: its dtype is not known yet, or never will be.
+    """
+    dtype = known_dtype(numpy_type)
     in_whole = in_elements(strides, dtype.itemsize)
     return None if in_whole is None else known_form(shape, in_whole, dtype, CPU)
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from cunorm._dtypes import DType
+from cunorm._dtypes import FLOAT16, DType
 
 
 class Device(NamedTuple):
@@ -113,6 +114,14 @@ class Framework(ABC):
     def contiguous(self, operand: Operand) -> Operand:
         """Copy an operand of this framework into C order."""
 
+    def memory(self, function: str, argument: str, array: Any) -> Operand:
+        """Describe an array for its memory alone, whatever its dtype, where it is contiguous."""
+        operand = self.describe(function, argument, array)
+        check_contiguous(function, argument, operand.strides == contiguous_strides(operand.shape))
+        size = math.prod(operand.shape) * operand.dtype.itemsize
+        operand.form = memory_form(size, operand.device)
+        return operand
+
     def export(self, operand: Operand) -> Any:
         """Return what the user gets for an output, after the launch that fills it."""
         return operand.owner
@@ -156,6 +165,18 @@ def known_form(
 def contiguous_form(shape: tuple[int, ...], dtype: DType, device: Device) -> Form:
     """Return the form of an array in C order."""
     return Form(shape, contiguous_strides(shape), dtype, device)
+
+
+@lru_cache(maxsize=1024)
+def memory_form(size: int, device: Device) -> Form:
+    """Return a form for so many bytes, but for an odd one."""
+    return contiguous_form((size // 2,), FLOAT16, device)
+
+
+def check_contiguous(function: str, argument: str, is_contiguous: bool) -> None:
+    """Refuse memory with holes."""
+    if not is_contiguous:
+        raise ValueError(f"{function}: {argument} has strides, expected a contiguous array")
 
 
 def in_c_order(form: Form) -> Form:

@@ -85,6 +85,12 @@ class Torch(Framework):
             raise self._refusal(function, argument, array)
         return Operand(pointer, known_form(shape, strides, dtype, device), array, self, True)
 
+    def memory(self, function: str, argument: str, array: Any) -> Operand:
+        """Describe a tensor of uint8, or of a dtype that kernels read."""
+        if array.dtype is self._torch.uint8 and array.is_contiguous():
+            array = array.view(-1)[: array.numel() // 2 * 2].view(self._torch.float16)
+        return super().memory(function, argument, array)
+
     def _refusal(self, function: str, argument: str, array: Any) -> Exception:
         """Return the error for a tensor whose memory does not hold its values as they are."""
         where = f"{function}: {argument}"

@@ -56,7 +56,7 @@ def backward(norm: NormBackward, arrays: GradArrays, out: NormGrads, workspace: 
         workspace_place = None if sums is None else (sums.pointer, sums.form)
         check_overlap(plan, pointers((*given, *inputs)), workspace_place)
 
-    results = list(given)
+    results = given.copy()
     for place, form in plan.made:
         results[place] = allocate(function, x, form)
     if not plan.is_empty:
@@ -68,33 +68,14 @@ def _call(
     c: float | None,
     weight_offset: float,
     plan: Plan,
-    inputs: tuple[Any, ...],
+    inputs: list[Any],
     results: list[Any],
-    sums: Operand | None,
+    sums: Any,
 ) -> Backward:
     if plan.to_copy:
         inputs = copied(GradArrays._fields, inputs, plan.to_copy)
-    dy, x, rstd, mean, d_residual, gate, weight, bias = inputs
-    dx, dweight, dbias, dgate, dresidual = results
-    return Backward(
-        plan.form,
-        k=_checks.scale(c, plan.form.where.walk.width),
-        weight_offset=weight_offset,
-        dy=dy,
-        x=x,
-        d_residual=d_residual,
-        gate=gate,
-        dx=dx,
-        dresidual=dresidual,
-        dgate=dgate,
-        weight=weight,
-        bias=bias,
-        mean=mean,
-        rstd=rstd,
-        dweight=dweight,
-        dbias=dbias,
-        sums=sums,
-    )
+    k = _checks.scale(c, plan.form.where.walk.width)
+    return Backward(plan.form, k, weight_offset, *inputs, *results, sums)  # type: ignore[call-arg]
 
 
 def _exported(results: list[Operand | None]) -> NormGrads:

@@ -51,7 +51,7 @@ def forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward) -> N
     if any(given):
         check_overlap(plan, pointers((*given, *inputs)))
 
-    results = list(given)
+    results = given.copy()
     for place, form in plan.made:
         results[place] = allocate(norm.function, inputs[0], form)
     if plan.form.where.walk.rows:
@@ -72,25 +72,11 @@ def _numbers(norm: Norm, weight: Any) -> _Numbers:
 
 
 def _call(
-    norm: Norm, numbers: _Numbers, plan: Plan, inputs: tuple[Any, ...], results: list[Any]
+    norm: Norm, numbers: _Numbers, plan: Plan, inputs: list[Any], results: list[Any]
 ) -> Forward:
     if plan.to_copy:
         inputs = copied(Arrays._fields, inputs, plan.to_copy)
-    x, residual, gate, weight, bias = inputs
-    y, new_residual, mean, rstd = results
     width = plan.form.where.walk.width
-    return Forward(
-        plan.form,
-        k=_checks.scale(numbers.c, width),
-        eps=numbers.eps / width if norm.eps_of_sum else numbers.eps,
-        weight_offset=numbers.weight_offset,
-        x=x,
-        residual=residual,
-        gate=gate,
-        weight=weight,
-        bias=bias,
-        y=y,
-        new_residual=new_residual,
-        mean=mean,
-        rstd=rstd,
-    )
+    k = _checks.scale(numbers.c, width)
+    eps = numbers.eps / width if norm.eps_of_sum else numbers.eps
+    return Forward(plan.form, k, eps, numbers.weight_offset, *inputs, *results)

@@ -47,25 +47,25 @@ def output_layout(form: Form | None, rows: RowsOf) -> RowLayout:
 
 
 def described(
-    function: str, names: Iterable[str], arrays: Iterable[Any], required: int
-) -> tuple[Any, ...]:
+    function: str, names: tuple[str, ...], arrays: tuple[Any, ...], required: int
+) -> list[Any]:
     """Describe the inputs of a call; all but the first `required` may be absent."""
-    return tuple(
-        [
-            None if array is None and place >= required else describe(function, name, array)
-            for place, (name, array) in enumerate(zip(names, arrays, strict=True))
-        ]
-    )
+    operands = [
+        None if array is None else describe(function, name, array)
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    for place in range(required):
+        if operands[place] is None:
+            describe(function, names[place], None)  # which says that None is no array
+    return operands
 
 
-def copied(
-    names: Iterable[str], operands: Iterable[Any], to_copy: tuple[str, ...]
-) -> tuple[Any, ...]:
+def copied(names: Iterable[str], operands: Iterable[Any], to_copy: tuple[str, ...]) -> list[Any]:
     """Return the operands, those that are named in C order."""
-    return tuple(
+    return [
         operand.framework.contiguous(operand) if name in to_copy else operand
         for name, operand in zip(names, operands, strict=True)
-    )
+    ]
 
 
 def allocate(function: str, x: Operand, form: Form) -> Operand:

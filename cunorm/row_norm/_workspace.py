@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from cunorm import _checks, _cuda, _plan
-from cunorm._arrays import Device, Operand, describe_bytes
+from cunorm._arrays import Device, Operand, describe_memory
 from cunorm._calls import BackwardForm
 from cunorm._checks import Geometry
 from cunorm._dtypes import DType
@@ -17,7 +17,7 @@ def given_workspace(
     function: str, workspace: Any, x: Operand, form: BackwardForm
 ) -> Operand | None:
     """Describe the memory that the caller gives; None where nothing needs any."""
-    operand = describe_bytes(function, "workspace", workspace, _needed(form, x.device))
+    operand = describe_memory(function, "workspace", workspace, _needed(form, x.device))
     if operand.device is not x.device:
         _checks.same_device(function, x.form, [("workspace", operand.form)])
     return operand if form.parameters else None
