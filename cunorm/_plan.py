@@ -83,9 +83,11 @@ _BACKWARD_TEAMS = ((64, 8), (128, 16), (256, 32), (512, 64), (4096, 128), (16384
 # Bytes of a row that a thread may keep in registers, by threads of the block: a block has 64 Ki
 # registers, a thread at most 255.
 _KEPT_BYTES = {8: 512, 16: 512, 32: 512, 64: 512, 128: 512, 256: 512, 512: 256, 1024: 64}
-# Activations take registers too: the bytes that a gated forward leaves them, and the elements and
-# threads that a gated backward may have. With more, ptxas spills.
-_GATED_SPARE, _GATED_ELEMENTS, _GATED_THREADS = 64, 24, 256
+# Activations take registers too, and with more than this of what is kept ptxas spills: elements of
+# a thread in a gated forward, and the bytes left to it; elements and threads of a gated backward,
+# and elements in a pack of its streamed rows.
+_GATED_ELEMENTS, _GATED_SPARE = 64, 64
+_GATED_BACKWARD_ELEMENTS, _GATED_BACKWARD_THREADS, _GATED_BACKWARD_PACK = 24, 256, 4
 _STREAMED_THREADS = 512
 # Bytes of a pack once converted, of which a thread has several in registers at a time.
 _PACK_BYTES = 32
@@ -107,6 +109,8 @@ def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
             threads = max(threads_per_row, 128) if threads_per_row <= 32 else threads_per_row
             return Team(threads, threads_per_row, pack, packs)
         threads_per_row *= 2
+    if isinstance(types, BackwardTypes) and types.gate is not None:
+        pack = min(pack, _GATED_BACKWARD_PACK)
     return Team(_STREAMED_THREADS, _STREAMED_THREADS, pack, packs=0)
 
 
@@ -116,8 +120,8 @@ def _fits(types: ForwardTypes | BackwardTypes, threads: int, elements: int) -> b
     if types.gate is None:
         return kept <= _KEPT_BYTES[threads]
     if isinstance(types, ForwardTypes):
-        return kept + _GATED_SPARE <= _KEPT_BYTES[threads]
-    within = threads <= _GATED_THREADS and elements <= _GATED_ELEMENTS
+        return elements <= _GATED_ELEMENTS and kept + _GATED_SPARE <= _KEPT_BYTES[threads]
+    within = elements <= _GATED_BACKWARD_ELEMENTS and threads <= _GATED_BACKWARD_THREADS
     return within and kept <= _KEPT_BYTES[threads]
 
 
