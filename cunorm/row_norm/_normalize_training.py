@@ -192,8 +192,8 @@ def normalize_backward(
         input, and overlaps none otherwise.
     workspace : array, optional
         Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of
-        uint8 and one axis or of the four dtypes, of at least `workspace_size` bytes, its address a
-        multiple of 16. Nothing is kept in it between calls. With it, and with an array in `out` for
+        uint8 or one of the four dtypes, of at least `workspace_size` bytes, its address a multiple
+        of 16. Nothing is kept in it between calls. With it, and with an array in `out` for
         each gradient, a call allocates nothing.
     accumulate : bool, optional
         Whether dweight and dbias are added to what their arrays in `out` hold, which then must be

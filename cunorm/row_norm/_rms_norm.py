@@ -46,8 +46,7 @@ def rms_norm(
     eps : float, optional
         At least 0, in the unit of x squared. PyTorch's default is the resolution of x's dtype.
     axis : int, optional
-        The first axis of a row, which goes to the last axis; not PyTorch's ``dim=``, see
-        `normalize`.
+        The first axis of a row, as for `normalize`; not PyTorch's ``dim=``.
     groups, weight_offset, round_before_weight : int, float and bool, optional
         The slices of the last axis that are normalised each by itself; what is added to weight;
         whether x / sqrt(...) is rounded to x's dtype before it is multiplied by weight. See
@@ -71,8 +70,7 @@ def rms_norm(
 
     Notes
     -----
-    Rounding, overflow and which strides are copied are those of `normalize`: in particular, without
-    round_before_weight, the product with weight is not rounded before it is stored as y.
+    Rounding, overflow and which strides are copied are those of `normalize`.
 
     Examples
     --------
