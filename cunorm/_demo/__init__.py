@@ -14,7 +14,7 @@ import cunorm
 from cunorm._demo import _data
 from cunorm._demo._data import Array, DemoError
 from cunorm._demo._devices import Device, Inputs, chosen_device
-from cunorm._demo._operators import OPERATORS, Operands, Operator, Oracle
+from cunorm._demo._operators import Operands, Operator, Oracle, operators_of
 from cunorm._dtypes import BFLOAT16, FLOAT16, FLOAT32, DType, numpy_dtype
 
 __all__ = ["DemoError", "run"]
@@ -33,14 +33,14 @@ class _Row:
     error: float  # 1 is the tolerance
 
     HEADER = (
-        f"{'operator':24} {'shape':>12} {'dtype':8} {'device':6} {'time, us':>9} {'GB/s':>6} "
+        f"{'operator':29} {'shape':>12} {'dtype':8} {'device':6} {'time, us':>9} {'GB/s':>6} "
         "worst error / tolerance"
     )
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         return (
-            f"{self.operator:24} {shape:>12} {self.dtype:8} {self.device:6} "
+            f"{self.operator:29} {shape:>12} {self.dtype:8} {self.device:6} "
             f"{1e6 * self.seconds:9.1f} {self.bytes / self.seconds / 1e9:6.1f} "
             f"{self.error:.3f}{'' if self.error <= 1 else '  WRONG'}"
         )
@@ -98,7 +98,7 @@ def _has_bfloat16() -> bool:
 def _table(device: Device, inputs: Inputs) -> Iterator[_Row]:
     for dtype, host in inputs.items():
         operands = {name: device.put(array) for name, array in host.items()}
-        for operator in OPERATORS:
+        for operator in operators_of(dtype):
             yield from _both_ways(operator, dtype, device, host, operands)
 
 
@@ -119,13 +119,13 @@ def _both_ways(
     on_host = fetched(y) if operator.has_residual else device.get(y)
     oracle = Oracle(operator, host)
     yield row(
-        operator.name,
+        str(operator),
         lambda: operator.apply(operands),
         operator.forward_bytes(operands, y),
         oracle.forward_error(on_host, fetched(saved)),
     )
     yield row(
-        f"{operator.name}, backward",
+        f"{operator}, backward",
         lambda: operator.backward(cunorm, operands, saved),
         operator.backward_bytes(operands, saved, grads),
         oracle.backward_error(fetched(grads)),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from cunorm._demo._tolerance import LARGEST_GATE
 from cunorm.reference import round_to
 
 Array = NDArray[Any]
@@ -70,14 +71,17 @@ def embedded(content: bytes, rows: int = ROWS) -> Array:
 def operands(rows: Array, dtype: DTypeLike) -> Mapping[str, Array]:
     """Return what the operators take, all of it real: the rows themselves and their neighbours.
 
-    The residual stream is the row before, the gradients are the two rows after. The parameters are
-    float32, as they are in training: the mean row, for weight plus 1, so that none of it is zero.
+    The residual stream is the row before, the gradients are the two rows after. The gate is the row
+    before that, scaled to a gate's range where it exceeds that. The parameters are float32, as they
+    are in training: the mean row, for weight plus 1, so that none of it is zero.
     """
     x = round_to(rows, dtype)
     mean_row = rows.mean(axis=0, dtype=np.float64)
+    scale = min(1.0, LARGEST_GATE / max(float(np.abs(rows).max()), 1.0))
     return {
         "x": x,
         "residual": np.roll(x, 1, axis=0),
+        "gate": round_to(scale * np.roll(rows, 2, axis=0), dtype),
         "dy": np.roll(x, -1, axis=0),
         "d_residual": np.roll(x, -2, axis=0),
         "weight": (1.0 + mean_row).astype(np.float32),

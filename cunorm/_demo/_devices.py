@@ -6,14 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from cunorm import _cpu, _info
 from cunorm._demo._data import Array, DemoError
-from cunorm._demo._operators import OPERATORS, Operands
+from cunorm._demo._operators import Operands, Operator, operators_of
 from cunorm._dtypes import DType
 
 Inputs = dict[DType, Operands]
@@ -28,20 +27,30 @@ class Device:
     calls = 1  # that are timed together
 
     def __str__(self) -> str:
-        if _cpu.compiler() is None:
+        if not self.can_compile():
             return f"cpu, {_info.cpu_name()}, NumPy's loops as there is no C++ compiler"
         return f"cpu, {_info.cpu_name()}, {_cpu.thread_count()} threads"
 
+    def can_compile(self) -> bool:
+        """Whether there is a compiler for it; else NumPy does the work."""
+        return _cpu.compiler() is not None
+
     def prepare(self, inputs: Inputs) -> None:
-        """Compile what `inputs` need, several kernels at once, by running on two rows of them."""
-        if _cpu.compiler() is None:
+        """Compile what `inputs` need, several kernels at once."""
+        if not self.can_compile():
             return
-        few = [
-            {name: array[:2] if array.ndim == 2 else array for name, array in operands.items()}
-            for operands in inputs.values()
+
+        def compile_one(call: tuple[Operator, Operands]) -> None:
+            operator, operands = call
+            operator.warm_up(operands, self.name)
+
+        calls = [
+            (operator, operands)
+            for dtype, operands in inputs.items()
+            for operator in operators_of(dtype)
         ]
-        with ThreadPoolExecutor(_cpu.thread_count()) as pool:
-            for _ in pool.map(lambda call: call[0].run(call[1]), product(OPERATORS, few)):
+        with ThreadPoolExecutor(_cpu.available_cores()) as pool:
+            for _ in pool.map(compile_one, calls):
                 pass
 
     def put(self, array: Array) -> Any:
@@ -82,8 +91,9 @@ class Cuda(Device):
     def __str__(self) -> str:
         return f"cuda, {_info.cuda_name(self._cupy.cuda.runtime.getDevice())}"
 
-    def prepare(self, inputs: Inputs) -> None:
-        """Leave it to the calls: NVRTC is quick, and its kernels are for one width."""
+    def can_compile(self) -> bool:
+        """Leave it to NVRTC to say where it is missing."""
+        return True
 
     def put(self, array: Array) -> Any:
         """Copy to the device."""

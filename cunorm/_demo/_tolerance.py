@@ -4,79 +4,199 @@
 The bounds are those of the tests, for finite input whose squares do not overflow: ulps of float32
 for the computation, and half an ulp of a narrower dtype for the store. Beyond a width of 16384 the
 sums are long enough to cost twice as much.
+
+For a gate they are wider than those of the tests, and simpler. It is g = silu(z) with abs(z) up to
+`LARGEST_GATE`, 4, and no mean is subtracted. With u half the spacing of float32 at 1:
+
+- g(z) = z s(z) is within 16 u of itself, 8 u for the exponential, the division and the product with
+  z, and 2 u abs(z) for the rounding of the exponential's argument; a product with g within 17 u.
+- Before the norm that moves rstd by 17 u, and r by 34 u; after it, y and the gradient of n by 17 u.
+- dp = rstd (dr - r mean(r dr)) moves by at most 5 times 17 u of its terms' sizes: once for rstd or
+  dr, and four times for r, which mean(r dr) has twice, where it is r that moves.
+- g'(z) = s + z s (1 - s) is within 72 u of s: its terms are at most s and 4 s, within 8 u each, and
+  the argument's rounding moves the second by 2 u abs(z). Products with it round three times.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from cunorm import reference
+from cunorm.reference.activations import ACTIVATIONS
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 Array = NDArray[Any]
 Bounds = dict[str, tuple[Array, Array]]  # the exact values and the bound, by field
 
+LARGEST_GATE = 4.0
+
 # name: bits of the significand with the leading one, exponent of the smallest normal number
 _FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}
 _U = 2.0**-24
+_GATE = 17 * _U  # of a product with the gate
 
 
-def forward_bounds(exact: NormForward, bias: Array | None, dtype: str) -> Bounds:
+@dataclass(frozen=True)
+class Rows:
+    """What a norm makes of its rows, exactly, as [rows, groups, d]."""
+
+    s: Array
+    r: Array
+    rstd: Array  # [rows, groups, 1]
+    k: float
+    kr: Array  # k * r, rounded if it is before weight
+    kr_error: Array | float  # next to a tie of that rounding
+    weight: Array | float  # with its offset
+    bias: Array | float
+    gate: Array | None
+    is_pre_gate: bool
+    center: bool
+
+    @classmethod
+    def of(
+        cls,
+        s: Array,
+        weight: Array | None,
+        bias: Array | None,
+        gate: Array | None,
+        *,
+        is_pre_gate: bool,
+        groups: int,
+        weight_offset: float,
+        rounded_to: DTypeLike | None,
+        c: float | None,
+        center: bool,
+        eps: float,
+    ) -> Rows:
+        """Take apart the norm of s, a matrix."""
+        shape = (len(s), groups, s.shape[-1] // groups)
+        before = gate if is_pre_gate else None
+        f = reference.normalize_forward(
+            s, center=center, eps=eps, groups=groups, gate=before, gate_position="pre"
+        )
+        r = f.y.reshape(shape)
+        k = 1.0 if c is None else c / math.sqrt(shape[-1])
+        kr, kr_error = _rounded(k * r, rounded_to)
+        return cls(
+            s=s.astype(np.float64).reshape(shape),
+            r=r,
+            rstd=f.rstd.reshape(*shape[:2], 1),
+            k=k,
+            kr=kr,
+            kr_error=kr_error,
+            weight=1.0 if weight is None else _parameter(weight, groups) + weight_offset,
+            bias=0.0 if bias is None else _parameter(bias, groups),
+            gate=None if gate is None else gate.astype(np.float64).reshape(shape),
+            is_pre_gate=is_pre_gate,
+            center=center,
+        )
+
+    @property
+    def n(self) -> Array:
+        """What a post-gate multiplies."""
+        return np.asarray(self.kr * self.weight + self.bias)
+
+    @property
+    def after(self) -> Array | float:
+        """The factor of a post-gate."""
+        return 1.0 if self.gate is None or self.is_pre_gate else _silu(self.gate)
+
+    def flat(self, errors: Array) -> Array:
+        """Return errors of elements, or of whole rows, as the matrix that was given."""
+        return np.broadcast_to(errors, self.s.shape).reshape(len(self.s), -1)
+
+    def n_error(self) -> Array:
+        """Bound the error of n."""
+        terms = abs(self.kr * self.weight)
+        error = 4 * self.wide * _ulp(_row_max(np.maximum(abs(self.n), terms)))
+        error = error + np.abs(self.weight) * self.kr_error
+        return error + 2 * _GATE * terms if self.is_pre_gate else error
+
+    def dp_error(self, dy: Array, d_residual: Array | None) -> tuple[Array, Array]:
+        """Return dp as it is without center, and bound its error."""
+        dr = self.k * dy * self.after * self.weight
+        slope = _mean(self.r * dr)
+        # It is relative to the largest of the terms dp is a sum of, as they may cancel.
+        terms = np.maximum(abs(dr), abs(self.r * slope))
+        if self.center:
+            terms = np.maximum(terms, abs(_mean(dr)))
+        terms = self.rstd * terms
+        if d_residual is not None:
+            terms = np.maximum(terms, abs(d_residual))
+        error = 8 * self.wide * _ulp(_row_max(terms))
+        if self.gate is not None:
+            sizes = self.rstd * (abs(dr) + abs(self.r) * _mean(abs(self.r * dr)))
+            error = error + 5 * _GATE * sizes
+        return self.rstd * (dr - self.r * slope), error
+
+    @property
+    def wide(self) -> int:
+        """How many times the ulps of an ordinary row are due."""
+        return _wide(self.s)
+
+
+def forward_bounds(rows: Rows, exact: NormForward, dtype: str) -> Bounds:
     """Return exact values and bounds for a forward of the oracle, on a matrix."""
-    terms = exact.y if bias is None else np.maximum(abs(exact.y), abs(exact.y - bias))
-    count = 4 * _wide(exact.y)
+    error = rows.n_error() * abs(rows.after)
+    if rows.gate is not None and not rows.is_pre_gate:
+        error = error + _GATE * abs(exact.y.reshape(rows.s.shape))
+    of_rstd = 8 * rows.wide * _U + (_GATE if rows.is_pre_gate else 0.0)
     bounds = {
-        "y": (exact.y, count * _ulp(_row_max(terms)) + _store(exact.y, dtype)),
-        "rstd": (exact.rstd, 2 * count * _U * exact.rstd),
+        "y": (exact.y, rows.flat(error) + _store(exact.y, dtype)),
+        "rstd": (exact.rstd, of_rstd * exact.rstd),
     }
     if exact.mean is not None:
-        bounds["mean"] = (exact.mean, _ulp(exact.mean) + count * _U / exact.rstd)
+        bounds["mean"] = (exact.mean, _ulp(exact.mean) + 4 * rows.wide * _U / exact.rstd)
     if exact.residual is not None:  # rounded the same way, and nothing else
         stream = exact.residual.astype(np.float64)
         bounds["residual"] = (stream, np.zeros(stream.shape))
     return bounds
 
 
-def backward_bounds(
-    exact: NormGrads,
-    dy: Array,
-    x: Array,
-    weight: Array | None,
-    d_residual: Array | None,
-    *,
-    rstd: Array,
-    c: float | None,
-    center: bool,
-    eps: float,
-) -> Bounds:
-    """Return exact values and bounds for a backward of the oracle, on a matrix; rstd is exact."""
-    r = reference.normalize(x, center=center, eps=eps)
-    dn = (1.0 if c is None else c / math.sqrt(x.shape[-1])) * dy.astype(np.float64)
-    dr = dn if weight is None else dn * weight
-    # dx is relative to the largest of the terms it is a sum of, as they may cancel.
-    terms = np.maximum(abs(dr), abs(r * (r * dr).mean(axis=-1, keepdims=True)))
-    if center:
-        terms = np.maximum(terms, abs(dr.mean(axis=-1, keepdims=True)))
-    terms = rstd[:, np.newaxis] * terms
-    if d_residual is not None:
-        terms = np.maximum(terms, abs(d_residual.astype(np.float64)))
-    error = 8 * _wide(x) * _ulp(_row_max(terms))
-    bound = error + _store(exact.dx, str(x.dtype))
+def backward_bounds(rows: Rows, exact: NormGrads, dy: Array, d_residual: Array | None) -> Bounds:
+    """Return exact values and bounds for a backward of the oracle, on matrices of one dtype.
+
+    Parameters and their gradients are float32.
+    """
+    dtype = str(dy.dtype)
+    dy = dy.astype(np.float64).reshape(rows.s.shape)
+    above = None if d_residual is None else d_residual.astype(np.float64).reshape(rows.s.shape)
+    dp, error = rows.dp_error(dy, above)
+    of_dx = error
+    if rows.gate is not None and rows.is_pre_gate:
+        g = _silu(rows.gate)
+        of_dx = abs(g) * error + _GATE * abs(dp * g)
+    bound = rows.flat(of_dx) + _store(exact.dx, dtype)
     bounds = {"dx": (exact.dx, bound), "dresidual": (exact.dx, bound)}
+    if rows.gate is not None:
+        if rows.is_pre_gate:
+            factor, error = dp * rows.s, abs(rows.s) * error
+        else:
+            factor, error = dy * rows.n, abs(dy) * rows.n_error()
+        of_dgate = rows.flat(_dgate_error(rows.gate, factor, error))
+        bounds["dgate"] = (exact.dgate, of_dgate + _store(exact.dgate, dtype))
     # dweight and dbias are relative to the sum over rows of |summand|; the correction of the mean
     # moves every r of a row, also where it is zero.
+    dn, of_gate = abs(dy * rows.after), 0.0 if rows.gate is None else 2 * _GATE
     if exact.dweight is not None:
-        total = (abs(dn) * (abs(r) + (0.25 if center else 0.0))).sum(axis=0)
-        bounds["dweight"] = (exact.dweight, 8 * _U * total + 0.5 * _ulp(exact.dweight))
+        sizes = abs(rows.kr) + (0.25 * rows.k if rows.center else 0.0)
+        total = dn * ((8 * _U + of_gate) * sizes + rows.kr_error)
+        bounds["dweight"] = _of_parameter(exact.dweight, total)
     if exact.dbias is not None:
-        total = abs(dy.astype(np.float64)).sum(axis=0)
-        bounds["dbias"] = (exact.dbias, 8 * _U * total + 0.5 * _ulp(exact.dbias))
+        bounds["dbias"] = _of_parameter(exact.dbias, (8 * _U + of_gate) * dn)
     return bounds
+
+
+def _dgate_error(z: Array, factor: Array, error: Array) -> Array:
+    """Bound the error of g'(z) times a factor, which has one of its own."""
+    slope, s = ACTIVATIONS["silu"].slope(z), ACTIVATIONS["sigmoid"].value(z)
+    return np.asarray(abs(slope) * (error + 3 * _U * abs(factor)) + 72 * _U * s * abs(factor))
 
 
 def worst_error(
@@ -102,6 +222,30 @@ def worst_error(
     return worst
 
 
+def _rounded(kr: Array, dtype: DTypeLike | None) -> tuple[Array, Array | float]:
+    """Round k * r; next to a tie, what is off by its own error may go to the other side."""
+    if dtype is None or np.dtype(dtype).itemsize >= 4:
+        return kr, 0.0
+    error = 4 * _wide(kr) * _ulp(_row_max(kr))
+    exact, low, high = (
+        reference.round_to(values, dtype).astype(np.float64)
+        for values in (kr, kr - error, kr + error)
+    )
+    return exact, np.maximum(abs(low - exact), abs(high - exact))
+
+
+def _silu(z: Array) -> Array:
+    return ACTIVATIONS["silu"].value(z)
+
+
+def _of_parameter(exact: Array, errors: Array) -> tuple[Array, Array]:
+    return exact, errors.sum(axis=0).reshape(exact.shape) + 0.5 * _ulp(exact)
+
+
+def _parameter(array: Array, groups: int) -> Array:
+    return array.astype(np.float64).reshape(groups, -1)
+
+
 def _ulp(values: Array, dtype: str = "float32") -> Array:
     """Return the spacing of a dtype's numbers at each value."""
     digits, lowest = _FORMATS[dtype]
@@ -120,3 +264,7 @@ def _row_max(values: Array) -> Array:
 
 def _wide(rows: Array) -> int:
     return 2 if rows.shape[-1] > 16384 else 1
+
+
+def _mean(values: Array) -> Array:
+    return np.asarray(values.mean(axis=-1, keepdims=True))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Torch's side of the timings: the operators in its own operations, eager or compiled.
+
+Torch is handed in by a caller that has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from bench.cases import Call, Operands, Operator
+
+Function = Callable[..., Any]  # of the tensors of `Operator.leaves` by name
+
+
+def torch_function(torch: ModuleType, operator: Operator, width: int) -> Function:
+    """Return the operator for rows of a width; its results are in the order of cunorm's."""
+    norm = _norm(torch, operator, width)
+    silu = torch.nn.functional.silu
+
+    def call(x: Any, residual: Any = None, gate: Any = None, **parameters: Any) -> Any:
+        stream = x if residual is None else x + residual
+        if operator.gate_position == "pre":
+            y = norm(stream * silu(gate), **parameters)
+        elif operator.gate_position == "post":
+            y = norm(stream, **parameters) * silu(gate)
+        else:
+            y = norm(stream, **parameters)
+        return y if residual is None else (y, stream)
+
+    return call
+
+
+def compiled(torch: ModuleType, function: Function, backend: str = "inductor") -> Function:
+    """Return what torch.compile makes of a function, for one shape."""
+    torch.compiler.reset()  # all these functions have one code, whose compiled forms are few
+    # With these, a graph could be walked backward but once.
+    torch._functorch.config.donated_buffer = False
+    compiled: Function = torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+    return compiled
+
+
+def torch_forward(function: Function, operator: Operator, tensors: Operands) -> Call:
+    """Return the call of a function of torch's."""
+    return partial(function, **{name: tensors[name] for name in operator.leaves})
+
+
+def torch_backward(
+    torch: ModuleType, function: Function, operator: Operator, tensors: Operands
+) -> Call:
+    """Record torch's forward once; the call that is returned computes every gradient from it."""
+    leaves = {name: tensors[name].detach().requires_grad_() for name in operator.leaves}
+    outputs = torch_forward(function, operator, leaves)()
+    names = ("dy", "d_residual") if operator.has_residual else ("dy",)
+    upstream = [tensors[name] for name in names]
+    inputs = list(leaves.values())
+    return lambda: torch.autograd.grad(outputs, inputs, upstream, retain_graph=True)
+
+
+def _norm(torch: ModuleType, operator: Operator, width: int) -> Function:
+    """Return the norm alone, a function of x and the parameters by name."""
+    functional, options, eps = torch.nn.functional, operator.options, operator.eps
+    groups = operator.groups(width)
+    row = (width // groups,)
+    if operator.base == "l2_norm":
+        return partial(functional.normalize, dim=-1, eps=eps)
+    if operator.base == "rms_norm":
+        plain = partial(functional.rms_norm, normalized_shape=row, eps=eps)
+        if groups > 1:
+            return lambda x, weight: plain(x.unflatten(-1, (groups, -1))).flatten(-2) * weight
+        if "round_before_weight" in options:
+            return lambda x, weight: plain(x) * weight
+        if "weight_offset" in options:
+            return lambda x, weight: plain(x, weight=weight + options["weight_offset"])
+        return plain
+    layer_norm = partial(functional.layer_norm, normalized_shape=row, eps=eps)
+    if "c" in options:
+        k = options["c"] / math.sqrt(width)
+        return lambda x, weight, bias: layer_norm(x, weight=weight * k, bias=bias)
+    return layer_norm
