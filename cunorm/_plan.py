@@ -83,11 +83,11 @@ _BACKWARD_TEAMS = ((64, 8), (128, 16), (256, 32), (512, 64), (4096, 128), (16384
 # Bytes of a row that a thread may keep in registers, by threads of the block: a block has 64 Ki
 # registers, a thread at most 255.
 _KEPT_BYTES = {8: 512, 16: 512, 32: 512, 64: 512, 128: 512, 256: 512, 512: 256, 1024: 64}
-# Activations take registers too, and with more than this of what is kept ptxas spills: elements of
-# a thread in a gated forward, and the bytes left to it; elements and threads of a gated backward,
-# and elements in a pack of its streamed rows.
-_GATED_ELEMENTS, _GATED_SPARE = 64, 64
-_GATED_BACKWARD_ELEMENTS, _GATED_BACKWARD_THREADS, _GATED_BACKWARD_PACK = 24, 256, 4
+# Activations take registers too, and with more than this of what is kept ptxas spills: threads of a
+# row, bytes that are left to a thread, its elements in a gated forward and a gated backward, and
+# elements in a pack of a gated backward that streams.
+_GATED_THREADS, _GATED_SPARE = 256, 32
+_GATED_ELEMENTS, _GATED_BACKWARD_ELEMENTS, _GATED_BACKWARD_PACK = 64, 24, 4
 _STREAMED_THREADS = 512
 # Bytes of a pack once converted, of which a thread has several in registers at a time.
 _PACK_BYTES = 32
@@ -119,10 +119,9 @@ def _fits(types: ForwardTypes | BackwardTypes, threads: int, elements: int) -> b
     kept = elements * types.kept_bytes()
     if types.gate is None:
         return kept <= _KEPT_BYTES[threads]
-    if isinstance(types, ForwardTypes):
-        return elements <= _GATED_ELEMENTS and kept + _GATED_SPARE <= _KEPT_BYTES[threads]
-    within = elements <= _GATED_BACKWARD_ELEMENTS and threads <= _GATED_BACKWARD_THREADS
-    return within and kept <= _KEPT_BYTES[threads]
+    limit = _GATED_ELEMENTS if isinstance(types, ForwardTypes) else _GATED_BACKWARD_ELEMENTS
+    within = elements <= limit and threads <= _GATED_THREADS
+    return within and kept + _GATED_SPARE <= _KEPT_BYTES[threads]
 
 
 @lru_cache(maxsize=4096)
