@@ -32,3 +32,17 @@ def test_a_cover_is_small_and_always_the_same(factors, most):
 
 def test_one_factor_is_covered_by_its_choices():
     assert pairwise({"a": [1, 2]}) == [{"a": 1}, {"a": 2}]
+
+
+def test_what_is_idle_in_a_case_counts_for_no_pair():
+    def telling(case):
+        return {
+            n: v for n, v in case.items() if n != "activation" or case.get("gate", "") is not None
+        }
+
+    factors = {"gate": [None, "float16"], "activation": "abc", "weight": range(4)}
+    cases = pairwise(factors, telling)
+    wanted = set().union(*(pairs(telling(case)) for case in everything(factors)))
+    assert set().union(*(pairs(telling(case)) for case in cases)) == wanted
+    assert sum(case["gate"] is not None for case in cases) >= 12
+    assert len(cases) <= 16

@@ -9,6 +9,7 @@ from processes import in_process
 WITHOUT_COMPILER = {"CXX": "", "PATH": os.devnull}
 SETUP = """
 import sys, warnings
+from itertools import combinations, product
 sys.path.insert(0, "tests")
 import numpy as np
 import cunorm
@@ -83,6 +84,58 @@ for name, norm in NORMS.items():
             backward = getattr(cunorm, f"{name}_backward")
             grads = backward(dy, x, **given, **told, **saved(norm, forward), **more)
             check_backward(grads, dy, x, *pair, *more.values(), **meaning)
+""",
+        setup=SETUP,
+        **WITHOUT_COMPILER,
+    )
+
+
+def test_gates_groups_offsets_and_roundings_are_those_of_the_kernels():
+    in_process(
+        """
+warnings.simplefilter("ignore")
+ALL = ("x", "weight", "bias", "gate")
+for position, dtype, groups, rounds in product(
+    (None, "pre", "post"), ("bfloat16", "float32"), (1, 3), (False, True)
+):
+    operands = {o: draw(o, (7, 33), dtype) for o in ("x", "dy", "gate")}
+    weight, bias = (draw(o, 33, "float16") for o in ("weight", "bias"))
+    streams = [draw(o, (7, 33), "float32") for o in ("residual", "d_residual")]
+    norm = {"groups": groups, "weight_offset": 1.0, "round_before_weight": rounds, "center": True}
+    if position:
+        gate = operands["gate"]
+        norm |= {"gate": gate, "gate_activation": "gelu", "gate_position": position}
+    x, dy = operands["x"], operands["dy"]
+    given = (x, weight, bias, streams[0])
+    f = cunorm.normalize_forward(*given[:3], residual=streams[0], c=3.0, **norm)
+    check_forward(f, *given, eps=1e-6, c=3.0, **norm)
+    assert f.rstd.shape == ((7,) if groups == 1 else (7, groups))
+    given = (dy, f.residual, weight, bias)
+    saved = {"rstd": f.rstd, "mean": f.mean, "d_residual": streams[1], "x_dtype": x.dtype}
+    whole = cunorm.normalize_backward(*given, **saved, c=3.0, **norm)
+    assert whole.dx.dtype == x.dtype and whole.dresidual.dtype == np.float32
+    told = {"eps": 1e-6, "c": 3.0, "x_dtype": x.dtype, **norm}
+    check_backward(whole, *given, streams[1], **told)
+    assert (whole.dgate is None) == (position is None)
+    assert position is None or whole.dgate.dtype == gate.dtype
+
+    for size in range(1, 5):
+        for needs in combinations(ALL, size):
+            part = cunorm.normalize_backward(*given, **saved, c=3.0, needs=needs, **norm)
+            for field, gradient in whole._asdict().items():
+                wanted = {"dresidual": "x"}.get(field, field[1:]) in needs
+                np.testing.assert_array_equal(
+                    getattr(part, field), gradient if wanted else None, f"{field} of {needs}"
+                )
+
+    before = {f"d{o}": draw(o, 33, "float32") for o in ("weight", "bias")}
+    out = NormGrads(**{o: array.copy() for o, array in before.items()})
+    cunorm.normalize_backward(*given, **saved, c=3.0, out=out, accumulate=True, **norm)
+    exact = NormGrads(dweight=np.empty(33), dbias=np.empty(33))
+    cunorm.normalize_backward(*given, **saved, c=3.0, out=exact, **norm)
+    for o, array in before.items():
+        added = (array.astype(np.float64) + getattr(exact, o)).astype(np.float32)
+        np.testing.assert_array_equal(getattr(out, o), added)
 """,
         setup=SETUP,
         **WITHOUT_COMPILER,

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: MIT
 """Corners: rows that add up roundings or deceive the shift, no rows, results in odd places."""
 
+import pickle
+import sys
+
+import ml_dtypes
 import numpy as np
 import pytest
 from bounds import check_backward, check_forward
-from operands import draw
+from numpy.lib.stride_tricks import as_strided
+from operands import at, draw
 
 import cunorm
 from cunorm import AddNorm, NormForward
+from cunorm._arrays import _numpy
 
 
 @pytest.mark.parametrize("width", [4096, 16384, 65536, 262144])
@@ -93,12 +99,83 @@ def test_a_cache_folder_that_others_may_write_to_is_not_used(tmp_path, monkeypat
         assert _compile.cache_folder.__wrapped__() != folder
 
 
-def test_an_equal_call_before_leaves_no_trace():
-    x = np.array([[3, 4]], dtype=np.float32)
-    for c in (0.0, -0.0, 0.0):
-        assert (np.signbit(cunorm.normalize(x, c=c)) == np.signbit(c)).all()
-    with pytest.raises(TypeError, match="axis is True, expected an int"):
-        cunorm.normalize(x, axis=True)
-    cunorm.normalize(x, axis=1)
-    with pytest.raises(TypeError, match="axis is True, expected an int"):
-        cunorm.normalize(x, axis=True)
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_groups_are_of_the_last_axis_however_it_is_counted(axis):
+    x, weight = draw("x", (5, 8), "float32"), draw("weight", 8, "float32")
+    result = cunorm.layer_norm_forward(x, weight, groups=2, axis=axis)
+    check_forward(result, x, weight, None, center=True, eps=1e-5, groups=2)
+    assert cunorm.rms_norm(x[0], groups=4, axis=0).shape == (8,)
+    size = cunorm.workspace_size("rms_norm_backward", x, weight, groups=2, axis=axis)
+    assert size == cunorm.workspace_size("rms_norm_backward", x, weight)
+
+
+# --- where a NumPy array lies ---------------------------------------------------------------------
+
+
+class Sub(np.ndarray):
+    """With fields of its own, after NumPy's."""
+
+    def __array_finalize__(self, other):
+        self.more = (1, 2, 3)
+
+
+def resized():
+    array = np.zeros(3)
+    array.resize((500, 20), refcheck=False)
+    return array
+
+
+def reassigned():
+    array = np.zeros((4, 6))
+    array.shape = (24,)
+    array.dtype = np.float32
+    return array
+
+
+def kinds(folder):
+    """Return arrays of every kind, by what is odd about them."""
+    base = np.zeros((6, 8))
+    record = np.zeros(5, [("name", "S3"), ("x", "f4"), ("y", "f8", (2, 3))])
+    mapped = np.memmap(folder / "numbers", np.float32, "w+", offset=20, shape=(4, 5))
+    np.save(folder / "saved.npy", base)
+    return {
+        "new": np.empty(3),
+        "view": base[1:, 2:],
+        "reversed": base[::-1, ::-1],
+        "transposed": base.T[3:],
+        "expanded": np.broadcast_to(base[0], (3, 8)),
+        "strided": as_strided(base, (3, 3), (16, 8)),
+        "no axes": np.array(1.0),
+        "no axes, of a view": base[2, 3, ...],
+        "no elements": np.zeros((0, 5)),
+        "no elements, at the end": base[6:],
+        "no elements, at the side": base[:, 8:],
+        "subclass": base.view(Sub)[1:],
+        "record array": np.rec.array(record).x,
+        "field": record["x"],
+        "field of a subarray": record["y"][:, 1],
+        "memory map": mapped,
+        "memory map, from 3": mapped[3:],
+        "loaded memory map": np.load(folder / "saved.npy", mmap_mode="r"),
+        "from a buffer": np.frombuffer(b"0123456789abcdef", np.uint8, offset=5),
+        "from a bytearray": np.frombuffer(bytearray(64), np.float32, offset=4),
+        "unaligned": np.zeros(65, np.uint8)[1:].view(np.float64),
+        "read-only": np.broadcast_to(np.float16(1), (2, 2)),
+        "resized": resized(),
+        "reassigned": reassigned(),
+        "of objects": np.array([None, 1, "x"]),
+        "of bfloat16": np.zeros(7, ml_dtypes.bfloat16)[2:],
+        "through DLPack": np.from_dlpack(base[2:]),
+        "through pickle": pickle.loads(pickle.dumps(base)),
+        "over a memoryview": np.asarray(memoryview(bytearray(8))[2:]),
+    }
+
+
+def test_the_address_of_an_array_is_where_numpy_says(tmp_path):
+    for kind, array in kinds(tmp_path).items():
+        address, _ = array.__array_interface__["data"]
+        with at(kind):
+            assert _numpy.data_pointer(array) == address
+            assert _numpy._pointer_by_interface(array) == address
+            if sys.implementation.name == "cpython":
+                assert _numpy._pointer_by_object(array) == address

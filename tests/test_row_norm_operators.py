@@ -112,6 +112,54 @@ def test_the_streams_gradient_from_above_is_added(name, dtype):
             check_backward(grads, *operands, **norm.meaning(width))
 
 
+GATES = {
+    "pre": {"gate_activation": "gelu_tanh", "gate_position": "pre", "weight_offset": 1.0},
+    "post": {"gate_activation": "silu", "gate_position": "post", "round_before_weight": True},
+}
+
+
+@pytest.mark.parametrize("name", WITH_RESIDUAL)
+@pytest.mark.parametrize(("dtype", "position"), [("float32", "pre"), ("bfloat16", "post")])
+def test_gated_norms_are_within_their_bounds_at_every_width(name, dtype, position):
+    norm = NORMS[name]
+    for width in WIDTHS:
+        shape = (row_count(width), width)
+        x, residual, dy, gate = (draw(o, shape, dtype) for o in ("x", "residual", "dy", "gate"))
+        given, options = parameters(norm, width, dtype), {"gate": gate, **GATES[position]}
+        told, operands = norm.asked() | options, (x, *weight_and_bias(given), residual)
+        meaning = norm.meaning(width) | options
+        y = getattr(cunorm, name)(x, **given, **told)
+        added = getattr(cunorm, f"add_{name}")(x, residual, **given, **told)
+        forward = getattr(cunorm, f"{name}_forward")(x, **given, residual=residual, **told)
+        grads = _backward(name, dy, forward.residual, given, forward, d_residual=x, **options)
+        with at(f"width {width}"):
+            check_forward(NormForward(y), *operands[:3], **meaning)
+            check_forward(NormForward(*added), *operands, **meaning)
+            check_forward(forward, *operands, **meaning)
+            given_back = (dy, forward.residual, *weight_and_bias(given), x)
+            worst = check_backward(grads, *given_back, **meaning)
+            assert worst.keys() >= {"dx", "dgate", "dweight"}
+
+
+@all_norms
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_norms_of_groups_are_within_their_bounds(name, dtype):
+    norm = NORMS[name]
+    for groups, width in ((1, 96), (2, 65), (3, 128), (7, 5), (96, 1), (2, 20480)):
+        shape = (row_count(groups * width), groups * width)
+        x, dy = draw("x", shape, dtype), draw("dy", shape, dtype)
+        given = parameters(norm, shape[-1], dtype)
+        told, meaning = norm.asked() | {"groups": groups}, norm.meaning(width) | {"groups": groups}
+        forward = getattr(cunorm, f"{name}_forward")(x, **given, **told)
+        grads = _backward(name, dy, x, given, forward, groups=groups)
+        assert forward.rstd.shape == (shape[0], *([groups] if groups > 1 else []))
+        with at(f"{groups} groups of width {width}"):
+            y = getattr(cunorm, name)(x, **given, **told)
+            check_forward(NormForward(y), x, *weight_and_bias(given), **meaning)
+            check_forward(forward, x, *weight_and_bias(given), **meaning)
+            check_backward(grads, dy, x, *weight_and_bias(given), **meaning)
+
+
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 63, 64, 500, 4000])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_parameter_gradients_are_within_their_bounds_over_any_number_of_rows(dtype, count):

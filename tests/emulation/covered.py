@@ -173,7 +173,7 @@ class _Operands(Operands):
 
     def __init__(self, case: Case, narrow: tuple[int, ...], wide: tuple[int, ...]) -> None:
         width = case["width"] * case["groups"]
-        leading = narrow if width <= 3000 else wide if width <= 2**16 else (1, 1, 3)
+        leading = narrow if width <= 3000 else wide if width <= 2**14 else (1, 2, 2)
         leading = (1, 1, 1) if case["rows"] == "one" else leading
         super().__init__((*leading, width), far=case["far"])
         self._case = case

@@ -24,12 +24,8 @@ PER_ROW = {"y", "residual", "mean", "rstd", "dx", "dgate", "dresidual"}
 NORMS = {
     "float32": ("float32", {}),
     "bfloat16": ("bfloat16", {}),
-    "gate, groups": ("bfloat16", {"gate_position": "pre", "groups": 2}),
-    "norm, gate": ("float32", {"gate_position": "post", "weight_offset": 1.0}),
-    "groups, rounding, gate": (
-        "bfloat16",
-        {"gate_position": "post", "round_before_weight": True, "groups": 2},
-    ),
+    "gate, groups": ("float32", {"gate_position": "pre", "groups": 2}),
+    "rounding, gate": ("bfloat16", {"gate_position": "post", "round_before_weight": True}),
 }
 # The layout of the arrays and what the plan is told, by what differs from the usual.
 PLACES = {
@@ -40,9 +36,9 @@ PLACES = {
 }
 ORDERS = {
     "reverse": {"order": "reverse"},
-    **{f"random {seed}": {"order": "random", "seed": seed} for seed in range(3)},
+    **{f"random {seed}": {"order": "random", "seed": seed} for seed in range(2)},
 }
-GRIDS = {"one block": 1, "two blocks": 2, "five blocks": 5}
+GRIDS = {"one block": 1, "five blocks": 5}
 
 every_kind = pytest.mark.parametrize("kind", FAMILIES)
 every_norm = pytest.mark.parametrize("norm", NORMS)

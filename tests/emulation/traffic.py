@@ -22,12 +22,14 @@ WIDTHS = (1000, 4096, 16384, 65536)
 NORMS: dict[str, dict[str, Any]] = {
     "rms_norm": {},
     "layer_norm": {"center": True},
-    "rms_norm of groups": {"groups": 3},
 }
 GATED_NORMS: dict[str, dict[str, Any]] = {
     "rms_norm * gate": {"gate_position": "post"},
     "layer_norm(x * gate)": {"gate_position": "pre", "center": True},
-    "rms_norm of groups * gate": {"gate_position": "post", "groups": 3},
+}
+GROUPED_NORMS: dict[str, dict[str, Any]] = {
+    "rms_norm of groups": {"groups": 3},
+    "rms_norm of groups * gate": {"groups": 3, "gate_position": "post"},
 }
 # The arrays with rows of each operator, each of which must be moved once.
 OPERANDS = {
@@ -87,16 +89,26 @@ class Traffic(NamedTuple):
 
 
 def calls() -> Iterator[tuple[str, str, int]]:
-    """Yield norms, calls of them and widths; groups are of one width alone."""
+    """Yield norms, calls of them and widths.
+
+    Every norm has all calls that are not gated, and all widths. Of gated ones each call has each
+    width once: before the norm and after it take turns. Groups are of one width alone.
+    """
     for (call, dtypes), width in product(CALLS.items(), WIDTHS):
-        for norm, options in (GATED_NORMS if "gate" in dtypes else NORMS).items():
-            if "groups" not in options or width == WIDTHS[0]:
-                yield norm, call, width
+        if "gate" not in dtypes:
+            yield from ((norm, call, width) for norm in NORMS)
+            continue
+        turn = WIDTHS.index(width) + list(CALLS).index(call)
+        yield list(GATED_NORMS)[turn % len(GATED_NORMS)], call, width
+    for norm, options in GROUPED_NORMS.items():
+        for call, dtypes in CALLS.items():
+            if ("gate" in dtypes) == ("gate_position" in options) and "residual" not in call:
+                yield norm, call, WIDTHS[0]
 
 
 def traffic(norm: str, call: str, width: int) -> Traffic:
     """Run a call and count."""
-    dtypes, options = CALLS[call], (NORMS | GATED_NORMS)[norm]
+    dtypes, options = CALLS[call], (NORMS | GATED_NORMS | GROUPED_NORMS)[norm]
     make = Operands((1, 1, max(2, 16_000 // width), width * options.get("groups", 1)))
     run = _forward if "y" in dtypes else _backward
     ran = run(make, dtypes, options)
