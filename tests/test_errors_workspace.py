@@ -196,7 +196,7 @@ def test_only_backwards_have_a_workspace_size(op):
         cunorm.workspace_size(op, given().x)
 
 
-@pytest.mark.parametrize("op", [None, cunorm.rms_norm_backward, ["rms_norm_backward"]], ids=str)
+@pytest.mark.parametrize("op", [None, cunorm.rms_norm_backward, ["rms_norm_backward"]], ids=["None", "function", "list"])
 def test_the_op_of_a_workspace_size_is_a_name(op):
     with raises(TypeError, f"workspace_size: op is {op!r}, expected {OPS}"):
         cunorm.workspace_size(op, given().x)
