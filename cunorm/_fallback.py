@@ -51,7 +51,7 @@ def backward(call: Backward) -> None:
         rstd=np.ones(call.form.where.leading_shape) if call.rstd is None else _view(call.rstd),
         mean=_view(call.mean),
         d_residual=_view(call.d_residual),
-        gate=_view(call.gate),
+        gate=None if call.form.types.gate is None else _view(call.gate),
         x_dtype=None if rounded is None else numpy_dtype(rounded),
         needs=tuple(name for name, wanted in needed.items() if wanted is not None),
         **_formula(call),

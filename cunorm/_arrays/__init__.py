@@ -76,7 +76,8 @@ def describe(function: str, argument: str, array: Any) -> Operand:
 def describe_memory(function: str, argument: str, array: Any, size: int) -> Operand:
     """Describe an array that is lent for its memory, which must be writable and large enough.
 
-    Contiguous, and of any dtype where NumPy and CuPy are concerned; of uint8 too in PyTorch.
+    Contiguous, of any dtype of numbers in NumPy and CuPy, of uint8 or one that kernels read in
+    PyTorch.
     """
     framework = _FRAMEWORKS.get(type(array)) or _framework(function, argument, type(array))
     operand = framework.memory(function, argument, array)

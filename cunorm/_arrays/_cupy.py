@@ -52,7 +52,7 @@ class Cupy(Framework):
 
     def memory(self, function: str, argument: str, array: Any) -> Operand:
         """Describe an array of any dtype."""
-        check_contiguous(function, argument, array.flags.c_contiguous)
+        check_contiguous(function, argument, array.flags.c_contiguous, array.strides)
         form = memory_form(array.nbytes, cuda_device(array.data.device_id))
         return Operand(array.data.ptr, form, array, self, True)
 

@@ -88,6 +88,8 @@ class Numpy(Framework):
         try:
             form = _form_of(array.shape, array.strides, array.dtype)
         except KeyError:
+            form = None
+        if form is None:
             dtype_of(function, argument, array.dtype)
             form = _form_of(array.shape, array.strides, array.dtype)
         pointer = data_pointer(array)
@@ -98,9 +100,13 @@ class Numpy(Framework):
         return Operand(pointer, form, array, self, array.flags.writeable)
 
     def memory(self, function: str, argument: str, array: Any) -> Operand:
-        """Describe an array of any dtype."""
+        """Describe an array of any dtype whose elements are their bytes."""
         flags = array.flags
-        check_contiguous(function, argument, flags.c_contiguous)
+        check_contiguous(function, argument, flags.c_contiguous, array.strides)
+        if not _is_plain(array.dtype):
+            raise TypeError(
+                f"{function}: {argument} has dtype {array.dtype}, expected one of numbers"
+            )
         form = memory_form(array.nbytes, CPU)
         return Operand(data_pointer(array), form, array, self, flags.writeable)
 
@@ -112,6 +118,12 @@ class Numpy(Framework):
     def contiguous(self, operand: Operand) -> Operand:
         """Copy into C order."""
         return copied_on_host(operand)
+
+
+@lru_cache(maxsize=64)
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    """Whether elements hold no references."""
+    return dtype.kind in "biufcV" and not dtype.hasobject
 
 
 @lru_cache(maxsize=4096)

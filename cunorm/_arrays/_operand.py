@@ -117,7 +117,8 @@ class Framework(ABC):
     def memory(self, function: str, argument: str, array: Any) -> Operand:
         """Describe an array for its memory alone, whatever its dtype, where it is contiguous."""
         operand = self.describe(function, argument, array)
-        check_contiguous(function, argument, operand.strides == contiguous_strides(operand.shape))
+        strides = operand.strides
+        check_contiguous(function, argument, strides == contiguous_strides(operand.shape), strides)
         size = math.prod(operand.shape) * operand.dtype.itemsize
         operand.form = memory_form(size, operand.device)
         return operand
@@ -173,10 +174,12 @@ def memory_form(size: int, device: Device) -> Form:
     return contiguous_form((size // 2,), FLOAT16, device)
 
 
-def check_contiguous(function: str, argument: str, is_contiguous: bool) -> None:
+def check_contiguous(function: str, argument: str, is_contiguous: bool, strides: Any) -> None:
     """Refuse memory with holes."""
     if not is_contiguous:
-        raise ValueError(f"{function}: {argument} has strides, expected a contiguous array")
+        raise ValueError(
+            f"{function}: {argument} has strides {strides}, expected a contiguous array"
+        )
 
 
 def in_c_order(form: Form) -> Form:

@@ -17,10 +17,12 @@ from cunorm._arrays._operand import (
     Form,
     Framework,
     Operand,
+    check_contiguous,
     cuda_device,
     fresh,
     in_c_order,
     known_form,
+    memory_form,
     unaligned,
 )
 from cunorm._dtypes import ALLOWED, DTYPES, DType
@@ -75,11 +77,8 @@ class Torch(Framework):
             shape, strides = array.shape, array.stride()
         except RuntimeError:  # it has no such thing: sparse, nested, inside a transform
             raise self._refusal(function, argument, array) from None
-        if array.is_cpu:
-            device = CPU
-        elif array.is_cuda:
-            device = cuda_device(array.get_device())
-        else:
+        device = self._device(array)
+        if device is None:
             raise self._refusal(function, argument, array)
         if pointer % dtype.itemsize or (not pointer and array.numel()):
             raise self._refusal(function, argument, array)
@@ -87,9 +86,17 @@ class Torch(Framework):
 
     def memory(self, function: str, argument: str, array: Any) -> Operand:
         """Describe a tensor of uint8, or of a dtype that kernels read."""
-        if array.dtype is self._torch.uint8 and array.is_contiguous():
-            array = array.view(-1)[: array.numel() // 2 * 2].view(self._torch.float16)
-        return super().memory(function, argument, array)
+        device = self._device(array)
+        if array.dtype is not self._torch.uint8 or device is None:
+            return super().memory(function, argument, array)
+        check_contiguous(function, argument, array.is_contiguous(), array.stride())
+        return Operand(array.data_ptr(), memory_form(array.numel(), device), array, self, True)
+
+    def _device(self, array: Any) -> Device | None:
+        """Return where a tensor is, None where that is neither the CPU nor CUDA."""
+        if array.is_cpu:
+            return CPU
+        return cuda_device(array.get_device()) if array.is_cuda else None
 
     def _refusal(self, function: str, argument: str, array: Any) -> Exception:
         """Return the error for a tensor whose memory does not hold its values as they are."""

@@ -76,7 +76,8 @@ def asked(function: str, variant: Variant, has_offset: bool, options: Options) -
     try:
         return _asked(*told)
     except TypeError:  # wrong, or nothing that could be remembered
-        return _asked.__wrapped__(*told)
+        uncached = _asked.__wrapped__
+    return uncached(*told)
 
 
 @lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int

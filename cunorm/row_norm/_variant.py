@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cunorm import _checks
@@ -49,29 +48,15 @@ class Variant(NamedTuple):
 
 def checked_variant(function: str, variant: Variant) -> Variant:
     """Return a variant in the types that it is meant to have; unknown names are an error."""
-    try:
-        return _checked(function, *variant)
-    except TypeError:  # one of them cannot be a key: the check says what is wrong with it
-        return _checked.__wrapped__(function, *variant)
-
-
-@lru_cache(maxsize=256, typed=True)  # 1 is no bool, and True no int
-def _checked(
-    function: str,
-    center: Any,
-    axis: Any,
-    groups: Any,
-    round_before_weight: Any,
-    gate_activation: Any,
-    gate_position: Any,
-) -> Variant:
     return Variant(
-        _checks.flag(function, "center", center),
-        _checks.integer(function, "axis", axis),
-        _checks.integer(function, "groups", groups),
-        _checks.flag(function, "round_before_weight", round_before_weight),
-        ACTIVATIONS[_checks.choice(function, "gate_activation", gate_activation, ACTIVATIONS)],
-        _checks.choice(function, "gate_position", gate_position, _POSITIONS),
+        _checks.flag(function, "center", variant.center),
+        _checks.integer(function, "axis", variant.axis),
+        _checks.integer(function, "groups", variant.groups),
+        _checks.flag(function, "round_before_weight", variant.round_before_weight),
+        ACTIVATIONS[
+            _checks.choice(function, "gate_activation", variant.gate_activation, ACTIVATIONS)
+        ],
+        _checks.choice(function, "gate_position", variant.gate_position, _POSITIONS),
     )
 
 
