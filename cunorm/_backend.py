@@ -112,6 +112,14 @@ def cpu_backward_kernels(
     return tuple(kernels)
 
 
+def forget() -> None:
+    """Let the next call load its kernels anew."""
+    cpu_forward_kernels.cache_clear()
+    cpu_backward_kernels.cache_clear()
+    _cpu.forget()
+    _cuda.forget()
+
+
 def _backward_on_gpu(call: Backward) -> None:
     x, form = call.x, call.form
     walk = form.where.walk

@@ -18,8 +18,6 @@ from cunorm.row_norm import _backward_plan, _forward_plan
 # As _cpu/_compile.py names libraries: by kernel, and a digest of all that went into them.
 _LIBRARY = re.compile(r"[a-z]\w*-[0-9a-f]{32}\.so")
 _PLANS = (
-    _backend.cpu_forward_kernels,
-    _backend.cpu_backward_kernels,
     _plan.cpu_forward,
     _plan.cpu_backward,
     _plan.cpu_param_grad,
@@ -116,8 +114,7 @@ def clear_cache() -> Cleared:
             removed.append(size)
         except FileNotFoundError:  # as below
             continue
-    _cpu.forget()
-    _cuda.forget()
+    _backend.forget()
     source_text.cache_clear()
     for plan in _PLANS:
         plan.cache_clear()

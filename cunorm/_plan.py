@@ -85,9 +85,9 @@ _BACKWARD_TEAMS = ((64, 8), (128, 16), (256, 32), (512, 64), (4096, 128), (16384
 _KEPT_BYTES = {8: 512, 16: 512, 32: 512, 64: 512, 128: 512, 256: 512, 512: 256, 1024: 64}
 # Activations take registers too, and with more than this of what is kept ptxas spills: threads of a
 # row, bytes that are left to a thread, its elements in a gated forward and a gated backward, and
-# elements in a pack of a gated backward that streams.
+# bytes of a pack, once converted, of a gated backward that streams.
 _GATED_THREADS, _GATED_SPARE = 256, 32
-_GATED_ELEMENTS, _GATED_BACKWARD_ELEMENTS, _GATED_BACKWARD_PACK = 64, 24, 4
+_GATED_ELEMENTS, _GATED_BACKWARD_ELEMENTS, _GATED_BACKWARD_PACK_BYTES = 64, 24, 16
 _STREAMED_THREADS = 512
 # Bytes of a pack once converted, of which a thread has several in registers at a time.
 _PACK_BYTES = 32
@@ -110,7 +110,7 @@ def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
             return Team(threads, threads_per_row, pack, packs)
         threads_per_row *= 2
     if isinstance(types, BackwardTypes) and types.gate is not None:
-        pack = min(pack, _GATED_BACKWARD_PACK)
+        pack = min(pack, _GATED_BACKWARD_PACK_BYTES // types.compute.itemsize)
     return Team(_STREAMED_THREADS, _STREAMED_THREADS, pack, packs=0)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from inspect import signature
 from typing import Any
 
@@ -51,10 +52,18 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
         return lambda grid, threads, arguments: None
 
     monkeypatch.setattr(_compile, "_load", load)
-    monkeypatch.setattr(_compile, "_loaded", {})
+    with_empty_caches(monkeypatch)
     monkeypatch.setattr(_cpu, "compiler", lambda: "some")
     monkeypatch.setattr(_backend, "_has_compiler", lambda: True)
     return found
+
+
+def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be loaded before a test, and nothing of it remain."""
+    monkeypatch.setattr(_compile, "_loaded", {})
+    for name in ("cpu_forward_kernels", "cpu_backward_kernels"):
+        uncached = getattr(_backend, name).__wrapped__
+        monkeypatch.setattr(_backend, name, lru_cache(maxsize=1024)(uncached))
 
 
 def cases() -> list[Case]:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import described
 import numpy as np
 import pytest
 from processes import in_process
@@ -32,7 +33,7 @@ def folder(monkeypatch, tmp_path) -> Path:
     monkeypatch.setattr(_cpu, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(_compile, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(_compile, "_OPTIONS", (*_compile._OPTIONS, "-O0"))
-    monkeypatch.setattr(_compile, "_loaded", {})
+    described.with_empty_caches(monkeypatch)
     monkeypatch.setattr(_compile, "_made", set())
     return tmp_path
 

@@ -17,10 +17,9 @@ from test_cpu_build import ANSWERS, posix, script
 from test_cuda_backend import FakeCupy
 
 import cunorm
-from cunorm import _arrays, _cpu, _cuda
+from cunorm import _arrays, _backend, _cpu, _cuda
 from cunorm._arrays import Device, Framework, Operand, contiguous_form
 from cunorm._builds import Build
-from cunorm._cpu import _compile
 from cunorm._dtypes import DTYPES as STORAGE
 
 compiles = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
@@ -47,7 +46,7 @@ def test_a_warmup_loads_exactly_what_a_call_on_a_cpu_needs(case, loads):
     assert len(warmed) == len(loads)
     described.call(case, empty)
     assert set(loads) == warmed, "the call had to load something else"
-    _compile._loaded.clear()
+    _backend.forget()
     loads.clear()
     described.call(case, empty)
     assert set(loads) == warmed, "the call needs less than was loaded"
@@ -161,7 +160,7 @@ def cupy(monkeypatch):
     for cache in caches:
         cache.cache_clear()
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setitem(_arrays._DESCRIBERS, Operand, OnCuda().describe)
+    monkeypatch.setitem(_arrays._FRAMEWORKS, Operand, OnCuda())
     yield fake
     for cache in caches:
         cache.cache_clear()
