@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cunorm._arrays import Form, Operand, describe
+from cunorm._arrays import Form, Operand, describe_all
 from cunorm._layout import RowsOf
 
 R = TypeVar("R")
@@ -38,15 +38,13 @@ def described(
     function: str, arguments: tuple[str, ...], arrays: tuple[Any, ...]
 ) -> list[Operand | None]:
     """Describe the arrays given for results; each must be writable as it is."""
-    operands: list[Operand | None] = []
-    for argument, array in zip(arguments, arrays, strict=True):
-        operand = None if array is None else describe(function, argument, array)
-        if operand is not None and not (operand.owner is array and operand.writable):
+    operands = describe_all(function, arguments, arrays)
+    for place, operand in enumerate(operands):
+        if operand is not None and not (operand.owner is arrays[place] and operand.writable):
             raise ValueError(
-                f"{function}: {argument} cannot be written to in place, expected a writable, "
-                "aligned array (JAX arrays are immutable)"
+                f"{function}: {arguments[place]} cannot be written to in place, expected a "
+                "writable, aligned array (JAX arrays are immutable)"
             )
-        operands.append(operand)
     return operands
 
 

@@ -9,9 +9,9 @@ import pytest
 from calls import BACKWARDS, FORWARDS, WIDTH, backward, forward, given, raises
 
 import cunorm
-from cunorm._arrays import Device, describe
+from cunorm._arrays import Device
 from cunorm._arrays._numpy import Numpy
-from cunorm.row_norm import _backward, _forward, _operands
+from cunorm.row_norm import _backward, _forward
 
 
 @pytest.fixture(autouse=True)
@@ -212,13 +212,15 @@ def test_a_gate_must_be_of_the_four_dtypes(name, dtype):
 
 @pytest.mark.parametrize("name", taking("gate"))
 def test_a_gate_must_be_on_xs_device(name, monkeypatch):
-    def elsewhere(function, argument, array):
-        operand = describe(function, argument, array)
+    describe = Numpy.describe
+
+    def elsewhere(numpy, function, argument, array):
+        operand = describe(numpy, function, argument, array)
         if argument != "gate":
             return operand
         return replace(operand, form=operand.form._replace(device=Device("cuda", 1)))
 
-    monkeypatch.setattr(_operands, "describe", elsewhere)
+    monkeypatch.setattr(Numpy, "describe", elsewhere)
     with raises(ValueError, f"{name}: gate is on cuda:1, expected cpu, the device of x"):
         call(name, gate=given().gate)
 

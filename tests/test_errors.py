@@ -14,8 +14,8 @@ from calls import BACKWARDS, FORWARDS, WIDTH, backward, forward, given, raises
 from operands import bits, draw
 
 import cunorm
-from cunorm._arrays import Device, describe
-from cunorm.row_norm import _operands
+from cunorm._arrays import Device
+from cunorm._arrays._numpy import Numpy
 
 # --- dtypes ---------------------------------------------------------------------------------------
 
@@ -205,13 +205,15 @@ def test_width_of_2_to_the_31_is_refused(shape, axis):
 
 @pytest.mark.parametrize("argument", ["weight", "bias", "residual", "gate"])
 def test_an_operand_on_another_device_than_x_is_refused(monkeypatch, argument):
-    def elsewhere(function, name, array):
-        operand = describe(function, name, array)
+    describe = Numpy.describe
+
+    def elsewhere(numpy, function, name, array):
+        operand = describe(numpy, function, name, array)
         if name == "x":
             return operand
         return replace(operand, form=operand.form._replace(device=Device("cuda", 1)))
 
-    monkeypatch.setattr(_operands, "describe", elsewhere)
+    monkeypatch.setattr(Numpy, "describe", elsewhere)
     arrays = given()
     text = f"{argument} is on cuda:1, expected cpu, the device of x"
     with raises(ValueError, f"normalize_forward: {text}"):

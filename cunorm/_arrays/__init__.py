@@ -33,6 +33,7 @@ __all__ = [
     "Operand",
     "contiguous_form",
     "describe",
+    "describe_all",
     "describe_memory",
     "in_c_order",
     "joined",
@@ -71,6 +72,19 @@ def describe(function: str, argument: str, array: Any) -> Operand:
     """
     framework = _FRAMEWORKS.get(type(array)) or _framework(function, argument, type(array))
     return framework.describe(function, argument, array)
+
+
+def describe_all(
+    function: str, arguments: tuple[str, ...], arrays: tuple[Any, ...], required: int = 0
+) -> list[Any]:
+    """Describe arrays in one go; all but the first `required` may be None, and are then None."""
+    operands: list[Any] = [None] * len(arrays)
+    for place, array in enumerate(arrays):
+        if array is not None or place < required:
+            kind = type(array)
+            framework = _FRAMEWORKS.get(kind) or _framework(function, arguments[place], kind)
+            operands[place] = framework.describe(function, arguments[place], array)
+    return operands
 
 
 def describe_memory(function: str, argument: str, array: Any, size: int) -> Operand:

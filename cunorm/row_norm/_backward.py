@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from cunorm import _checks, _outputs
-from cunorm._arrays import Operand
+from cunorm._arrays import Operand, describe_all
 from cunorm._backend import run_backward
 from cunorm._calls import Backward
 from cunorm.results import NormGrads
 from cunorm.row_norm._backward_plan import ARGUMENTS, NEEDS, Plan, asked, check_overlap, planned
-from cunorm.row_norm._operands import allocate, copied, described, export, forms, pointers
+from cunorm.row_norm._operands import allocate, copied, exported, forms, pointers
 from cunorm.row_norm._variant import Variant, checked_offset
 from cunorm.row_norm._workspace import given_workspace
 
@@ -47,7 +47,7 @@ def backward(norm: NormBackward, arrays: GradArrays, out: NormGrads, workspace: 
     offset = checked_offset(function, weight_offset, arrays.weight)
     c = _checks.length(function, c)
     told = asked(function, variant, offset != 0.0, x_dtype, needs, accumulate)
-    inputs = described(function, GradArrays._fields, arrays, required=3)
+    inputs = describe_all(function, GradArrays._fields, arrays, required=3)
     given = _outputs.described(function, ARGUMENTS, out)
     plan = planned(told, forms(inputs), forms(given))
     x = inputs[1]
@@ -61,7 +61,7 @@ def backward(norm: NormBackward, arrays: GradArrays, out: NormGrads, workspace: 
         results[place] = allocate(function, x, form)
     if not plan.is_empty:
         run_backward(_call(c, offset, plan, inputs, results, sums))
-    return _exported(results)
+    return _gradients(results)
 
 
 def _call(
@@ -78,13 +78,11 @@ def _call(
     return Backward(plan.form, k, weight_offset, *inputs, *results, sums)  # type: ignore[call-arg]
 
 
-def _exported(results: list[Operand | None]) -> NormGrads:
+def _gradients(results: list[Operand | None]) -> NormGrads:
     """Return the gradients; one of dx and dresidual stands for both where only it was written."""
-    dx, dweight, dbias, dgate, dresidual = map(export, results)
-    return NormGrads(
-        dresidual if dx is None else dx,
-        dweight,
-        dbias,
-        dgate,
-        dx if dresidual is None else dresidual,
-    )
+    dx, dweight, dbias, dgate, dresidual = exported(results)
+    if dx is None:
+        dx = dresidual
+    elif dresidual is None:
+        dresidual = dx
+    return NormGrads(dx, dweight, dbias, dgate, dresidual)

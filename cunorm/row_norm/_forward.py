@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from cunorm import _checks, _outputs
+from cunorm._arrays import describe_all
 from cunorm._backend import run_forward
 from cunorm._calls import Forward
 from cunorm.results import NormForward
 from cunorm.row_norm._forward_plan import Options, Plan, asked, check_overlap, planned
-from cunorm.row_norm._operands import allocate, copied, described, export, forms, pointers
+from cunorm.row_norm._operands import allocate, copied, exported, forms, pointers
 from cunorm.row_norm._variant import Variant, checked_offset
 
 
@@ -45,7 +46,7 @@ def forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward) -> N
     """Run a forward; `out` has an array or None for each field of the result."""
     numbers = _numbers(norm, arrays.weight)
     told = asked(norm.function, norm.variant, numbers.weight_offset != 0.0, options)
-    inputs = described(norm.function, Arrays._fields, arrays, required=1)
+    inputs = describe_all(norm.function, Arrays._fields, arrays, required=1)
     given = _outputs.described(norm.function, told.arguments, out)
     plan = planned(told, forms(inputs), forms(given))
     if any(given):
@@ -56,7 +57,7 @@ def forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward) -> N
         results[place] = allocate(norm.function, inputs[0], form)
     if plan.form.where.walk.rows:
         run_forward(_call(norm, numbers, plan, inputs, results))
-    y, residual, mean, rstd = map(export, results)
+    y, residual, mean, rstd = exported(results)
     if residual is None and plan.has_stream:
         residual = arrays.x
     return NormForward(y, residual, mean, rstd)

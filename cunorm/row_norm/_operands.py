@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cunorm._arrays import Form, Operand, describe, in_c_order
+from cunorm._arrays import Form, Operand, in_c_order
 from cunorm._dtypes import DType
 from cunorm._layout import SINGLE_ROW, RowLayout, RowsOf
 
@@ -46,20 +46,6 @@ def output_layout(form: Form | None, rows: RowsOf) -> RowLayout:
     return layout
 
 
-def described(
-    function: str, names: tuple[str, ...], arrays: tuple[Any, ...], required: int
-) -> list[Any]:
-    """Describe the inputs of a call; all but the first `required` may be absent."""
-    operands = [
-        None if array is None else describe(function, name, array)
-        for name, array in zip(names, arrays, strict=True)
-    ]
-    for place in range(required):
-        if operands[place] is None:
-            describe(function, names[place], None)  # which says that None is no array
-    return operands
-
-
 def copied(names: Iterable[str], operands: Iterable[Any], to_copy: tuple[str, ...]) -> list[Any]:
     """Return the operands, those that are named in C order."""
     return [
@@ -81,6 +67,6 @@ def pointers(operands: Iterable[Operand | None]) -> tuple[int, ...]:
     return tuple([0 if operand is None else operand.pointer for operand in operands])
 
 
-def export(operand: Operand | None) -> Any:
-    """Return the array that the user gets for a result."""
-    return None if operand is None else operand.framework.export(operand)
+def exported(operands: Iterable[Operand | None]) -> list[Any]:
+    """Return the arrays that the user gets for results."""
+    return [None if operand is None else operand.framework.export(operand) for operand in operands]
