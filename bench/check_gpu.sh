@@ -27,8 +27,13 @@ if (($# != 1)) || [[ -z $1 || $1 == -* ]]; then
 fi
 
 python=${PYTHON:-python3}
-mkdir -p "$1" || exit 2
-out=$(cd "$1" && pwd)
+if $dry_run; then
+  out=$1
+  [[ $out == /* ]] || out=$PWD/$out
+else
+  mkdir -p "$1" || exit 2
+  out=$(cd "$1" && pwd)
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 export PYTHONPATH=. PYTHONUNBUFFERED=1
 export XLA_PYTHON_CLIENT_PREALLOCATE=false # JAX leaves memory to the others
@@ -46,7 +51,7 @@ part() { # NAME SECONDS COMMAND...: run it within its time, its output to NAME.t
     echo
     return
   fi
-  timeout --kill-after=5 "$limit" "$@" >"$out/$name.txt" 2>&1
+  timeout --kill-after=2 "$limit" "$@" >"$out/$name.txt" 2>&1
   status=$?
   case $status in
     0) say "$name: passed in $((SECONDS - start)) s" ;;
@@ -91,7 +96,7 @@ if "$python" -c "import xdist" 2>/dev/null; then
   workers=(-n "$((cores < 8 ? cores : 8))")
 fi
 # Other versions of the frameworks than CI's may warn; that is no reason to fail here.
-part tests 180 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
+part tests 165 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
 sanitize memcheck
 sanitize racecheck
 part timings 90 "$python" -m bench.gpu_timing "$out/timings.csv" --seconds 65

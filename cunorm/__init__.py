@@ -9,9 +9,9 @@ caller is never changed.
 """
 
 from cunorm import reference
-from cunorm._cache import cache_info, clear_cache
+from cunorm._cache import CacheInfo, Cleared, cache_info, clear_cache
 from cunorm._cpu import set_num_threads
-from cunorm._warmup import warmup
+from cunorm._warmup import Warmup, warmup
 from cunorm.results import AddNorm, NormForward, NormGrads
 from cunorm.row_norm import (
     add_layer_norm,
@@ -36,8 +36,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AddNorm",
+    "CacheInfo",
+    "Cleared",
     "NormForward",
     "NormGrads",
+    "Warmup",
     "add_layer_norm",
     "add_normalize",
     "add_rms_norm",

@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cunorm import _demo, _info, _warmup_command
 
@@ -19,7 +20,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="show versions, devices, compilers and caches")
-    demo = commands.add_parser(
+    demo = _demo_parser(commands)
+    warmup = commands.add_parser(
+        "warmup",
+        help="compile ahead what calls will need",
+        description=_warmup_command.DESCRIPTION,
+    )
+    _warmup_command.add_options(warmup)
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "info":
+        print(_info.report())
+        return 0
+    if chosen.command == "warmup":
+        return _warmup_command.run(warmup, chosen)
+    try:
+        return _demo.run(chosen.input, chosen.device)
+    except _demo.DemoError as error:
+        demo.error(str(error))
+
+
+def _demo_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the command ``demo`` with its options."""
+    demo: argparse.ArgumentParser = commands.add_parser(
         "demo",
         help="run every operator on real input and check it against the float64 reference",
         description="Run every operator, forward and backward, on real input, check each against "
@@ -38,22 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=("cpu", "cuda"),
         help="where to run; by default on CUDA if there is a device, else on the CPU",
     )
-    warmup = commands.add_parser(
-        "warmup",
-        help="compile ahead what calls will need",
-        description=_warmup_command.DESCRIPTION,
-    )
-    _warmup_command.add_options(warmup)
-    chosen = parser.parse_args(arguments)
-    if chosen.command == "info":
-        print(_info.report())
-        return 0
-    if chosen.command == "warmup":
-        return _warmup_command.run(warmup, chosen)
-    try:
-        return _demo.run(chosen.input, chosen.device)
-    except _demo.DemoError as error:
-        demo.error(str(error))
+    return demo
 
 
 if __name__ == "__main__":

@@ -114,10 +114,10 @@ def cpu_backward_kernels(
 
 def forget() -> None:
     """Let the next call load its kernels anew."""
-    cpu_forward_kernels.cache_clear()
-    cpu_backward_kernels.cache_clear()
     _cpu.forget()
     _cuda.forget()
+    cpu_forward_kernels.cache_clear()
+    cpu_backward_kernels.cache_clear()
 
 
 def _backward_on_gpu(call: Backward) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from cunorm import _backend, _cpu, _cuda, _plan
+from cunorm._cpu._compile import TEMPORARY
 from cunorm._sources import source_text
 from cunorm.row_norm import _backward_plan, _forward_plan
 
 # As _cpu/_compile.py names libraries: by kernel, and a digest of all that went into them.
 _LIBRARY = re.compile(r"[a-z]\w*-[0-9a-f]{32}\.so")
+_LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the middle of one
 _PLANS = (
     _plan.cpu_forward,
     _plan.cpu_backward,
@@ -89,17 +93,18 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> Cleared:
-    """Remove the CPU's compiled builds from disk, and forget all that was loaded and planned.
+    """Remove the CPU's compiled builds from disk, and forget what was loaded and how to launch it.
 
     The next call compiles what it needs anew, from the kernels' sources as they are then. Other
     threads and processes may go on calling and compiling meanwhile; what they have loaded stays
-    theirs. CuPy's cache, which other programs share, is left alone: a CUDA kernel that CuPy has
-    compiled is taken from there again.
+    theirs. What a compile leaves behind when it is killed is removed a day later, as until then it
+    may belong to one that goes on. CuPy's cache, which other programs share, is left alone: a CUDA
+    kernel that CuPy has compiled is taken from there again.
 
     Returns
     -------
     Cleared
-        How many files were removed, and the bytes they took.
+        How many files were removed, and the bytes they took, of killed compiles too.
 
     Examples
     --------
@@ -107,13 +112,11 @@ def clear_cache() -> Cleared:
     >>> cunorm.clear_cache()  # doctest: +SKIP
     Cleared(files=12, bytes=1310720)
     """
-    removed = []
-    for path, size in _libraries():
-        try:
-            path.unlink()
-            removed.append(size)
-        except FileNotFoundError:  # as below
-            continue
+    killed = list(_killed_compiles())
+    files = (*_libraries(), *_files(path for folder in killed for path in folder.glob("*")))
+    removed = [size for path, size in files if _is_removed_now(path)]
+    for folder in killed:
+        shutil.rmtree(folder, ignore_errors=True)
     _backend.forget()
     source_text.cache_clear()
     for plan in _PLANS:
@@ -127,12 +130,38 @@ def cupy_cache_folder() -> Path:
 
 
 def _libraries() -> Iterator[tuple[Path, int]]:
-    """Yield the path and the size of each file that is a library of ours."""
-    for path in _cpu.cache_folder().glob("*.so"):
-        if _LIBRARY.fullmatch(path.name):
-            try:
-                status = path.lstat()
-            except FileNotFoundError:  # another process clears the cache
-                continue
-            if stat.S_ISREG(status.st_mode):
-                yield path, status.st_size
+    """Return the path and the size of each file that is a library of ours."""
+    found = _cpu.cache_folder().glob("*.so")
+    return _files(path for path in found if _LIBRARY.fullmatch(path.name))
+
+
+def _killed_compiles() -> Iterator[Path]:
+    """Yield the folders of compiles that no longer run, and did not live to remove them."""
+    begun = time.time() - _LONGER_THAN_ANY_COMPILE
+    for folder in _cpu.cache_folder().glob(f"{TEMPORARY}*"):
+        status = _status(folder)
+        if status and stat.S_ISDIR(status.st_mode) and status.st_mtime < begun:
+            yield folder
+
+
+def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    """Yield those of the paths that are plain files, with their sizes."""
+    for path in paths:
+        status = _status(path)
+        if status and stat.S_ISREG(status.st_mode):
+            yield path, status.st_size
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:  # another process clears the cache
+        return None
+
+
+def _is_removed_now(path: Path) -> bool:
+    try:
+        path.unlink()
+    except FileNotFoundError:  # as above
+        return False
+    return True

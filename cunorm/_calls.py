@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cunorm import _plan
 from cunorm._arrays import Operand
@@ -24,6 +24,9 @@ _FORWARD_ROWS = ("x", "residual", "gate", "y", "new_residual")
 _FORWARD_OTHERS = ("weight", "bias", "mean", "rstd")
 _BACKWARD_ROWS = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
 _BACKWARD_OTHERS = ("weight", "bias", "mean", "rstd")
+# The fields of a call that come before its arrays: form and numbers.
+_BEFORE_FORWARD: Final = 4
+_BEFORE_BACKWARD: Final = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a key that is compared by identity
@@ -58,7 +61,7 @@ class Forward(NamedTuple):
 
     def pointers(self) -> tuple[int, ...]:
         """Return where the arrays lie, 0 for none, in the order of the fields."""
-        return tuple([0 if operand is None else operand.pointer for operand in self[4:]])
+        return tuple([0 if array is None else array.pointer for array in self[_BEFORE_FORWARD:]])
 
     def arguments(self) -> bytes:
         """Return `struct Arguments` of row_norm_forward.cu."""
@@ -66,7 +69,7 @@ class Forward(NamedTuple):
 
     def operands(self) -> list[Operand]:
         """Return every array of the call."""
-        return [operand for operand in self[4:] if operand is not None]
+        return [operand for operand in self[_BEFORE_FORWARD:] if operand is not None]
 
     def access(self) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
@@ -75,7 +78,7 @@ class Forward(NamedTuple):
 
 def forward_arguments(form: ForwardForm, pointers: tuple[int, ...], numbers: bytes) -> bytes:
     """Return `struct Arguments` of row_norm_forward.cu; `pointers` as Forward has them."""
-    at = dict(zip(Forward._fields[4:], pointers, strict=True))
+    at = dict(zip(Forward._fields[_BEFORE_FORWARD:], pointers, strict=True))
     others = [at[name] for name in _FORWARD_OTHERS]
     rows = _rows([at[name] for name in _FORWARD_ROWS], form.layouts)
     return _FORWARD.pack(*rows, *others, *_sizes(form.where)) + numbers
@@ -127,7 +130,7 @@ class Backward(NamedTuple):
 
     def pointers(self) -> tuple[int, ...]:
         """Return where the arrays lie, 0 for none, in the order of the fields."""
-        return tuple([0 if operand is None else operand.pointer for operand in self[3:]])
+        return tuple([0 if array is None else array.pointer for array in self[_BEFORE_BACKWARD:]])
 
     def arguments(self, launch: Launch) -> bytes:
         """Return `struct Arguments` of row_norm_backward.cu."""
@@ -139,7 +142,7 @@ class Backward(NamedTuple):
 
     def operands(self) -> list[Operand]:
         """Return every array of the call."""
-        return [operand for operand in self[3:] if operand is not None]
+        return [operand for operand in self[_BEFORE_BACKWARD:] if operand is not None]
 
     def access(self) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
@@ -150,7 +153,7 @@ def backward_arguments(
     form: BackwardForm, pointers: tuple[int, ...], numbers: bytes, launch: Launch
 ) -> bytes:
     """Return `struct Arguments` of row_norm_backward.cu; `pointers` as Backward has them."""
-    at = dict(zip(Backward._fields[3:], pointers, strict=True))
+    at = dict(zip(Backward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
     others = [at[name] for name in _BACKWARD_OTHERS]
     sums = _sum_pointers(form, at["sums"], launch)
     rows = _rows([at[name] for name in _BACKWARD_ROWS], form.layouts)
@@ -159,7 +162,7 @@ def backward_arguments(
 
 def param_grad_arguments(form: BackwardForm, pointers: tuple[int, ...], launch: Launch) -> bytes:
     """Return `struct Arguments` of param_grad.cu; `launch` is row_norm_backward's."""
-    at = dict(zip(Backward._fields[3:], pointers, strict=True))
+    at = dict(zip(Backward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
     rows, groups, width = _sizes(form.where)
     return _PARAM_GRAD.pack(
         *_sum_pointers(form, at["sums"], launch),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
@@ -205,9 +205,9 @@ def names(function: str, argument: str, given: Any, allowed: tuple[str, ...]) ->
     if given is allowed:
         return _set_of(allowed)
     expected = f"expected a tuple of {', '.join(map(repr, allowed))}"
-    if not isinstance(given, Collection) or isinstance(given, str):
+    if not isinstance(given, list | tuple | Set):
         raise TypeError(f"{function}: {argument} is {given!r}, {expected}")
-    if not all(name in allowed for name in given):
+    if not all(isinstance(name, str) and name in allowed for name in given):
         raise ValueError(f"{function}: {argument} is {given!r}, {expected}")
     return frozenset(given)
 

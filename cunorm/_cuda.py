@@ -9,8 +9,11 @@ that is current in CuPy stays what the caller made it.
 from __future__ import annotations
 
 import importlib.util
+import os
+from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -72,7 +75,9 @@ def launch(launch: Launch, arguments: bytes, device: Device, stream: int) -> Non
 def _start(launch: Launch, arguments: bytes, current_device: int, stream: int) -> None:
     # CuPy passes a NumPy array by value if it has one element, of any size.
     argument = np.frombuffer(arguments, dtype=_block_of(len(arguments)))
-    kernel = _ready_kernel(launch.build, current_device)
+    kernel = _loaded.get((launch.build, current_device))
+    if kernel is None:
+        kernel, _ = _ready(launch.build, current_device)
     kernel((launch.grid,), (launch.block,), (argument,), stream=_Stream(stream))
 
 
@@ -81,8 +86,23 @@ def _block_of(size: int) -> np.dtype[np.void]:
     return np.dtype((np.void, size))
 
 
-@lru_cache(maxsize=1024)
-def _ready_kernel(build: Build, current_device: int) -> Any:
+_loaded: dict[tuple[Build, int], Any] = {}
+_loading: defaultdict[tuple[Build, int], Lock] = defaultdict(Lock)
+
+
+def _ready(build: Build, current_device: int) -> tuple[Any, bool]:
+    """Return the kernel of a build, and whether it was loaded here and now."""
+    key = (build, current_device)
+    with _loading[key]:
+        loaded = _loaded  # forget() puts another in its place
+        kernel = loaded.get(key)
+        if kernel is not None:
+            return kernel, False
+        kernel = loaded[key] = _load(build)
+        return kernel, True
+
+
+def _load(build: Build) -> Any:
     """Compile a build for the current device, or take it from CuPy's cache on disk, and load it."""
     cupy = _cupy()
     options = compile_options(build)
@@ -94,20 +114,29 @@ def _ready_kernel(build: Build, current_device: int) -> Any:
     return kernel
 
 
-def prepare(build: Build, device: Device) -> None:
-    """Compile and load a build ahead of its first launch on a device, which need not be current."""
+def prepare(build: Build, device: Device) -> bool:
+    """Load a build ahead of its first launch on a device, which need not be current.
+
+    Return whether it was not loaded yet.
+    """
     with _cupy().cuda.Device(device.index):
-        _ready_kernel(build, device.index)
+        return _ready(build, device.index)[1]
 
 
 def loaded_count() -> int:
     """Return how many kernels were loaded, on all devices."""
-    return _ready_kernel.cache_info().currsize
+    return len(_loaded)
 
 
 def forget() -> None:
     """Let the next launch of every build ask CuPy for its kernel; CuPy has caches of its own."""
-    _ready_kernel.cache_clear()
+    global _loaded
+    _loaded = {}
+
+
+if hasattr(os, "register_at_fork"):
+    # As in _cpu/_compile.py: what a forked child hears is CUDA's error, not silence.
+    os.register_at_fork(after_in_child=_loading.clear)
 
 
 def compile_options(build: Build) -> tuple[str, ...]:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set, ValuesView
 from functools import cache
 from inspect import signature
 from itertools import product
+from numbers import Number
 from typing import Any
 
 from cunorm import _checks, row_norm
@@ -57,10 +58,10 @@ def described_calls(ops: Any, dtypes: Any, options: dict[str, Any]) -> Iterator[
 
 
 def several(argument: str, value: Any) -> tuple[Any, ...]:
-    """Return the items of a list or tuple or the like; anything else is the one item."""
-    if not isinstance(value, Collection) or isinstance(value, str):
+    """Return the items of a list, tuple, set, range or view of a dict; all else is the one item."""
+    if not isinstance(value, list | tuple | range | Set | ValuesView):
         return (value,)
-    if not value:
+    if len(value) == 0:
         raise ValueError(f"{FUNCTION}: {argument} is {value!r}, expected at least one")
     return tuple(value)
 
@@ -77,13 +78,29 @@ def _taken(name: str) -> frozenset[str]:
 
 
 def _check_not_given(names: list[str], option: str, values: tuple[Any, ...]) -> None:
-    absent = _UNTAKEN[option]
     for value in values:
-        if value is None or value is False or value == AUTO:
-            continue
-        if absent is None or value != absent:  # to NumPy float64 equals None
+        if not _says_nothing(option, value):
             who = f"{names[0]} does not take" if len(names) == 1 else f"none of {names} takes"
             raise ValueError(f"{FUNCTION}: {option} is {value!r}, which {who}")
+
+
+def _says_nothing(option: str, value: Any) -> bool:
+    """Whether that is what holds for a function without the option."""
+    if value is None or value is False or _is_auto(value):
+        return True
+    absent = _UNTAKEN[option]
+    if isinstance(absent, tuple):
+        return _is_names(value) and value == absent
+    # Of others, == may be an array, or True of what is not the same: to NumPy float64 equals None.
+    return isinstance(value, str | Number) and value == absent
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == AUTO
 
 
 def _layer(name: str, x: DType, chosen: dict[str, Any]) -> Layer:
@@ -114,12 +131,19 @@ def _operand(argument: str, value: Any, x: DType, *, auto: bool = False) -> DTyp
     """Return the dtype that an operand has, None where there is none."""
     if value is None or isinstance(value, bool):
         return x if value else None
-    if value == AUTO:
+    if _is_auto(value):
         return x if auto else None
-    return parse_dtype(FUNCTION, argument, value)
+    return _dtype(argument, value)
 
 
 def _d_residual(value: Any) -> DType | bool | None:
     if value is None or isinstance(value, bool):
         return bool(value)
-    return None if value == AUTO else parse_dtype(FUNCTION, "d_residual", value)
+    return None if _is_auto(value) else _dtype("d_residual", value)
+
+
+def _dtype(argument: str, value: Any) -> DType:
+    try:
+        return parse_dtype(FUNCTION, argument, value)
+    except TypeError as error:
+        raise TypeError(f"{error}, or True, False or None") from None

@@ -36,19 +36,15 @@ def forward(call: Forward) -> None:
 
 def backward(call: Backward) -> None:
     """Do what row_norm_backward and param_grad do."""
-    row_shape = call.form.where.row_shape
-    # Parameters that are not read have a gradient of their shape, whatever they are.
-    weight = np.ones(row_shape) if call.weight is None and call.dweight else _view(call.weight)
-    bias = np.zeros(row_shape) if call.bias is None and call.dbias else _view(call.bias)
     needed = {"x": call.dx or call.dresidual, "weight": call.dweight, "bias": call.dbias}
     needed["gate"] = call.dgate
     rounded = call.form.types.formula.rounded
     result = reference.normalize_backward(
         numpy_view(call.dy),
         numpy_view(call.x),
-        weight,
-        bias,
-        rstd=np.ones(call.form.where.leading_shape) if call.rstd is None else _view(call.rstd),
+        _view(call.weight),
+        _view(call.bias),
+        rstd=_view(call.rstd),
         mean=_view(call.mean),
         d_residual=_view(call.d_residual),
         gate=None if call.form.types.gate is None else _view(call.gate),

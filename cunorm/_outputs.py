@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cunorm._arrays import Form, Operand, describe_all
-from cunorm._layout import RowsOf
+from cunorm._layout import WHOLE, RowsOf
 
 R = TypeVar("R")
 InPlace = tuple[tuple[str, tuple[str, ...]], ...]  # for an output, the inputs that it may be
@@ -28,8 +28,8 @@ def checked_out(function: str, out: Any, result: type[R]) -> R:
         return result()
     if not isinstance(out, result):
         raise TypeError(
-            f"{function}: out is a {type(out).__qualname__}, expected a {result.__name__} "
-            "of arrays and Nones"
+            f"{function}: out is of type {type(out).__qualname__}, expected a "
+            f"{result.__name__} of arrays and Nones"
         )
     return out
 
@@ -59,14 +59,13 @@ def check_form(
         raise ValueError(f"{where} has shape {form.shape}, expected {shape}")
     if _overlaps_itself(form):
         raise ValueError(
-            f"{where} has strides {form.strides}, with which elements share memory, "
+            f"{where} has strides {form.strides}, with which elements may share memory, "
             "expected memory of its own for each element"
         )
     if rows.layout(form) is None:
-        raise ValueError(
-            f"{where} has strides {form.strides}, expected contiguous rows and at most three "
-            "leading axes that no single stride walks"
-        )
+        several = "contiguous rows and at most three leading axes that no single stride walks"
+        expected = "a contiguous array" if rows is WHOLE else several
+        raise ValueError(f"{where} has strides {form.strides}, expected {expected}")
 
 
 def refuse(function: str, argument: str, form: Form | None, reason: str) -> None:
@@ -104,7 +103,7 @@ class Overlaps(NamedTuple):
                 also = " (or exactly the memory, shape, strides and dtype of an input)"
                 raise ValueError(
                     f"{self.function}: {output.argument} overlaps {other.argument}, expected "
-                    f"memory of its own{also if allowed else ''}"
+                    f"memory of its own{also if other.argument in allowed else ''}"
                 )
 
 

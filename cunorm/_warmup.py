@@ -30,8 +30,8 @@ class Warmup(NamedTuple):
     builds : int
         How many builds the described calls need; all of them are loaded now.
     compiled : int
-        For how many of them the C++ compiler was called. On CUDA, how many kernels were not loaded
-        before: CuPy compiles them or takes them from its cache on disk, and does not say which.
+        For how many of them this call made the C++ compiler run. On CUDA, how many kernels it
+        loaded: CuPy compiles them or takes them from its cache on disk, and does not say which.
     seconds : float
         How long that took.
     """
@@ -90,12 +90,12 @@ def warmup(
         caches has a build of its own; by default both are compiled.
     weight, bias, residual, gate : dtype or bool or None, one or several
         The forward's operands: a dtype, or True for that of x; None or False where there is none.
-        By default there is a weight, if the function takes one, and the functions ``add_…`` have a
-        residual. A backward is that of the forward described: it gets the residual stream as x, a
-        dy of y's dtype, and x's dtype as `x_dtype`.
+        By default, which is "auto", there is a weight, if the function takes one, and the functions
+        ``add_…`` have a residual; no bias, no gate. A backward is that of the forward described: it
+        gets the residual stream as x, a dy of y's dtype, and x's dtype as `x_dtype`.
     d_residual : dtype or bool or None, one or several
         The gradient that reaches the residual stream, for a backward; True for the stream's dtype,
-        which is the default where the forward writes a stream.
+        which is what the default, "auto", means where the forward writes a stream.
     dtype, residual_dtype : dtype, one or several, optional
         Of y (and dy), and of the new residual stream, by default as the forward has them.
     center, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
@@ -157,17 +157,18 @@ def warmup(
     shapes = list(product(row_counts, _sizes("widths", widths)))
     calls = list(described_calls(ops, dtypes, options))
     place = _device(device)
-    builds = {
-        build: None  # a dict for its order
-        for (name, layer), shape in product(calls, shapes)
-        for build in _builds(name, layer, shape, place)
-    }
-    return _prepared(list(builds), place, workers, progress)
+    return _prepared(_builds(calls, shapes, place), place, workers, progress)
 
 
-def _builds(name: str, layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:
-    planned = backward_builds if name.endswith("_backward") else forward_builds
-    return planned(layer, shape, device)
+def _builds(
+    calls: list[tuple[str, Layer]], shapes: list[tuple[int, int]], device: Device
+) -> list[Build]:
+    """Return the builds of all calls with all shapes, each once, in their order."""
+    builds: dict[Build, None] = {}
+    for (name, layer), shape in product(calls, shapes):
+        planned = backward_builds if name.endswith("_backward") else forward_builds
+        builds |= dict.fromkeys(planned(layer, shape, device))
+    return list(builds)
 
 
 def _sizes(argument: str, given: Any) -> list[int]:
@@ -203,7 +204,7 @@ def _device(name: Any) -> Device:
 
 def _prepared(builds: list[Build], device: Device, workers: int, progress: bool) -> Warmup:
     """Compile and load builds at once, as many as there are workers."""
-    start, kernels = time.perf_counter(), _cuda.loaded_count()
+    start = time.perf_counter()
     on_gpu = device.kind == "cuda"
     prepare = partial(_cuda.prepare, device=device) if on_gpu else _cpu.prepare
     with ThreadPoolExecutor(workers) as pool, _bar(len(builds), progress) as bar:
@@ -216,8 +217,8 @@ def _prepared(builds: list[Build], device: Device, workers: int, progress: bool)
                 task.cancel()
             raise
     _raise_first_error(tasks)
-    made = _cuda.loaded_count() - kernels if on_gpu else sum(bool(task.result()) for task in tasks)
-    return Warmup(len(builds), made, time.perf_counter() - start)
+    compiled = sum(task.result() for task in tasks)
+    return Warmup(len(builds), compiled, time.perf_counter() - start)
 
 
 def _raise_first_error(tasks: dict[Future[Any], Build]) -> None:

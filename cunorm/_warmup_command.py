@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("device", "cpu, cuda or cuda:1; by default CUDA if there is a device, else the CPU", {})
     add("rows", "rows of x; by default what any number of them needs", _SEVERAL, type=int)
     for name, default in _OPERANDS.items():
-        what = f"its dtype, yes (or nothing) for x's, or no; by default {default}"
+        what = f"its dtype, yes (or nothing) for x's, or no; by default auto: {default}"
         add(name, what, _OPERAND, default=argparse.SUPPRESS)
     add("y-dtype", "of y and dy", _SEVERAL | _DTYPE)
     add("residual-dtype", "of the new residual stream", _SEVERAL | _DTYPE)

@@ -34,6 +34,7 @@ import ml_dtypes
 import numpy as np
 from devices import add_device_argument, array_module, keep_freed_memory
 from prenorm_cost import Recorded, bytes_moved, median_seconds, print_table
+from sizes import size
 
 import cunorm
 
@@ -206,11 +207,11 @@ def relative_error(result: Array, expected: Array) -> float:
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=size, default=8)
+    parser.add_argument("--rows", type=size, default=4096)
+    parser.add_argument("--width", type=size, default=1024)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the branches")
-    parser.add_argument("--repeats", type=int, default=21, help="timed runs of each form")
+    parser.add_argument("--repeats", type=size, default=21, help="timed runs of each form")
     add_device_argument(parser)
     return parser.parse_args(argv)
 

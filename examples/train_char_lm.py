@@ -30,6 +30,7 @@ from char_lm.data import (
 from char_lm.layers import softmax
 from char_lm.model import Model, Shape
 from devices import add_device_argument, array_module, keep_freed_memory
+from sizes import rate, seed, size
 from tqdm import trange
 
 import cunorm
@@ -40,20 +41,30 @@ SAMPLE_LENGTH = 400
 TEMPERATURE = 0.8  # of the sample: below 1 the likely characters are favoured
 
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+def command_line() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--context", type=int, default=64, help="characters that a window has")
-    parser.add_argument("--batch", type=int, default=32, help="windows of a step")
-    parser.add_argument("--rate", type=float, default=5e-3, help="largest learning rate")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=size, default=800)
+    parser.add_argument("--width", type=size, default=128)
+    parser.add_argument("--layers", type=size, default=2)
+    parser.add_argument("--heads", type=size, default=4)
+    parser.add_argument("--context", type=size, default=64, help="characters that a window has")
+    parser.add_argument("--batch", type=size, default=32, help="windows of a step")
+    parser.add_argument("--rate", type=rate, default=5e-3, help="largest learning rate")
+    parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--output", type=Path, default=Path("loss_curve.png"))
     add_device_argument(parser)
-    return parser.parse_args(argv)
+    return parser
+
+
+def wrong_together(options: argparse.Namespace, data: Corpus) -> str | None:
+    """Say what is wrong with the options as a whole, and for a text; None where nothing is."""
+    if options.width % options.heads:
+        return f"--width is {options.width}, expected a multiple of --heads, {options.heads}"
+    longest = len(data.validation) - 1
+    if options.context > longest:
+        return f"--context is {options.context}, expected at most {longest} for this text"
+    return None
 
 
 def validation_loss(model: Model, inputs: Ids, targets: Ids, xp: Any) -> float:
@@ -99,14 +110,17 @@ def sample(model: Model, data: Corpus, rng: np.random.Generator, xp: Any) -> str
 
 def main(argv: list[str] | None = None) -> int:
     """Train, report and draw; return the exit status."""
-    options = arguments(argv)
+    parser = command_line()
+    options = parser.parse_args(argv)
+    name, text = installation_text()
+    data = corpus(text)
+    if wrong := wrong_together(options, data):
+        parser.error(wrong)
     xp = array_module(options.device)
     keep_freed_memory()
     # On a CPU the threads of NumPy's matrix products and those of cunorm's kernels wait for work by
     # spinning, on each other's cores. The products, which take longest, get them all.
     cunorm.set_num_threads(1)
-    name, text = installation_text()
-    data = corpus(text)
     vocabulary = len(data.characters)
     held_out = all_windows(data.validation, options.context)
     baseline = bigram_loss(data.training, *held_out, vocabulary)

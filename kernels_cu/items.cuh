@@ -21,7 +21,7 @@ __device__ inline auto load_items(const T* row, Column column, index_t end) {
 // Where the kernel will load them again.
 template <class B, class T, class Column>
 __device__ inline void store_items(T* row, Column column, index_t end, const Items<B>& items) {
-  OutputPack<B, T, true> output(row, column, end);
+  OutputPack<B, T, true> output(row, end);
   for_each_item<B>(column, end, [&](auto at) { write(output, at, items.item[at.index]); });
-  output.store();
+  output.store(column);
 }

@@ -44,8 +44,8 @@ __device__ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_
   return {};
 }
 
-// How many rows a thread takes at once, so that they share what it reads of the weight. Threads
-// that keep a row in registers have room for one.
+// How many rows a thread takes at once in a backward, so that they share the parameters' sums.
+// Threads that keep a row in registers have room for one.
 inline constexpr int max_rows_at_once = 1;
 template <class T>
 __device__ inline int rows_at_once(index_t) {
@@ -64,19 +64,17 @@ __device__ inline void prefetch_pack(const T*, index_t) {}
 template <class B, class T>
 __device__ inline void prefetch_output(T*, index_t) {}
 
-// A pack to be written: write() its items, then store() it. read_again: the kernel will soon load
-// it.
+// A pack to be written: write() its items, then store() it at a column, which gives it as if
+// loaded. read_again: the kernel will soon load it.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<T, B::pack> value;
   T* row;
-  index_t column, end;
+  index_t end;
 
-  __device__ OutputPack(T* row, index_t column, index_t end) : row(row), column(column), end(end) {}
+  __device__ OutputPack(T* row, index_t end) : row(row), end(end) {}
 
-  __device__ LoadedPack<B, T> loaded() const { return value; }
-
-  __device__ void store() const {
+  __device__ LoadedPack<B, T> store(index_t column) const {
     constexpr int count = items_per_access<B, T>;
     if (inside(column, end)) {
 #pragma unroll
@@ -87,12 +85,13 @@ struct OutputPack {
         global_store(reinterpret_cast<Access<T, count>*>(row + column + i), piece);
       }
     }
+    return value;
   }
 };
 template <class B>
 struct OutputPack<B, absent, false> {
-  __device__ OutputPack(absent*, index_t, index_t) {}
-  __device__ void store() const {}
+  __device__ OutputPack(absent*, index_t) {}
+  __device__ void store(index_t) const {}
 };
 
 // What a kernel computes on at once, and how many of them a pack has. On the CPU it is a vector.

@@ -13,22 +13,23 @@
 #pragma once
 #include "row.cuh"
 
-template <class C>
+template <class B>
 struct Moments {
-  C shift, correction, variance;
+  typename B::compute_t shift, correction, variance;
 
   template <class V>
   __device__ V centered(V p) const {
-    return (p - shift) - correction;
+    if constexpr (B::center)
+      return (p - shift) - correction;
+    else
+      return p;
   }
 };
 
 // The mean square about zero.
 template <class B, class Kept, class Load>
-__device__ inline Moments<typename B::compute_t> raw_moments(Team<B>& team,
-                                                             const RowPacks<B, Kept>& row,
-                                                             index_t end, index_t width,
-                                                             Load load) {
+__device__ inline Moments<B> raw_moments(Team<B>& team, const RowPacks<B, Kept>& row, index_t end,
+                                         index_t width, Load load) {
   using C = typename B::compute_t;
   LaneSum<B> sum;
   row.first_pass(
@@ -45,9 +46,8 @@ __device__ inline Moments<typename B::compute_t> raw_moments(Team<B>& team,
 
 // pass(use, end_run) goes over the row.
 template <class B, class Kept, class Pass>
-__device__ inline Moments<typename B::compute_t> moments_about(typename B::compute_t shift,
-                                                               Team<B>& team, index_t end,
-                                                               index_t width, Pass pass) {
+__device__ inline Moments<B> moments_about(typename B::compute_t shift, Team<B>& team, index_t end,
+                                           index_t width, Pass pass) {
   using C = typename B::compute_t;
   LaneSum<B> sum_t, sum_tt;
   pass(
@@ -72,10 +72,8 @@ __device__ inline Moments<typename B::compute_t> moments_about(typename B::compu
 // registers. The beginning of a streamed row may be unlike the rest; then a second pass has a shift
 // that is right.
 template <class B, class Kept, class Load, class Reload>
-__device__ inline Moments<typename B::compute_t> central_moments(Team<B>& team,
-                                                                 const RowPacks<B, Kept>& row,
-                                                                 index_t end, index_t width,
-                                                                 Load load, Reload reload) {
+__device__ inline Moments<B> central_moments(Team<B>& team, const RowPacks<B, Kept>& row,
+                                             index_t end, index_t width, Load load, Reload reload) {
   using C = typename B::compute_t;
   constexpr index_t kept_width = RowPacks<B, Kept>::kept_packs * Team<B>::threads * B::pack;
   LaneSum<B> sum;
@@ -100,10 +98,8 @@ __device__ inline Moments<typename B::compute_t> central_moments(Team<B>& team,
 }
 
 template <class B, class Kept, class Load, class Reload>
-__device__ inline Moments<typename B::compute_t> row_moments(Team<B>& team,
-                                                             const RowPacks<B, Kept>& row,
-                                                             index_t end, index_t width, Load load,
-                                                             Reload reload) {
+__device__ inline Moments<B> row_moments(Team<B>& team, const RowPacks<B, Kept>& row, index_t end,
+                                         index_t width, Load load, Reload reload) {
   if constexpr (B::center)
     return central_moments(team, row, end, width, load, reload);
   else

@@ -60,10 +60,10 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
     for_each_item<B>(column, arguments.width,
                      [&](auto at) { sum.item[at.index] += read<B>(before, at); });
   }
-  OutputPack<B, T> output(gradient, column, arguments.width);
+  OutputPack<B, T> output(gradient, arguments.width);
   for_each_item<B>(column, arguments.width,
                    [&](auto at) { write(output, at, sum.item[at.index]); });
-  output.store();
+  output.store(column);
 }
 
 extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads)

@@ -121,17 +121,17 @@ struct ColumnSums {
 
   template <class Column>
   __device__ void clear_recent(Column column) {
-    OutputPack<B, C, true> output(recent_row, column, width);
+    OutputPack<B, C, true> output(recent_row, width);
     for_each_item<B>(column, width, [&](auto at) { write(output, at, Item<B>{}); });
-    output.store();
+    output.store(column);
   }
 
   template <class Column, class P>
   __device__ void add_to_sums(Column column, const P& v) {
     if (first_flush) {
-      OutputPack<B, C, true> output(sums, column, width);
+      OutputPack<B, C, true> output(sums, width);
       for_each_item<B>(column, width, [&](auto at) { write(output, at, read<B>(v, at)); });
-      output.store();
+      output.store(column);
     } else {
       OpenSums<B, Column> open(sums, column, width);
       for_each_item<B>(column, width, [&](auto at) { open.add(at, read<B>(v, at)); });

@@ -114,6 +114,21 @@ struct BackwardRow {
     return {load_pack<B>(dy, column, end), load_pack<B>(x, column, end),
             load_pack<B>(gate, column, end)};
   }
+
+  template <class V>
+  __device__ V shifted(V p) const {
+    if constexpr (B::center)
+      return p - mean;
+    else
+      return p;
+  }
+  template <class V>
+  __device__ V centered(V p) const {
+    if constexpr (B::center)
+      return shifted(p) - correction;
+    else
+      return p;
+  }
 };
 
 // An item of the inputs, with the gate applied on the side where it stands.
@@ -176,7 +191,7 @@ __device__ inline void find_factors(const Arguments<B>& arguments, Team<B>& team
       prefetch_output<B>(row.dgate, column);
       for_each_item<B>(column, end, [&](auto at) {
         const GatedItem<B> item(kept, at);
-        const auto p = clear_outside<B>(item.p - row.mean, at);
+        const auto p = clear_outside<B>(row.shifted(item.p), at);
         if constexpr (B::center) sum_p.add(at, p);
         if constexpr (B::dp) {
           auto dr = item.dn;
@@ -221,12 +236,12 @@ __device__ inline void write_gradients(const BackwardRow<B>& row, int pack, Colu
   prefetch_pack<B>(row.later_gate, column);
   const auto k_rstd = spread<B>(row.k_rstd);
   const auto r_factor = spread<B>(row.r_factor), offset = spread<B>(row.offset);
-  OutputPack<B, typename B::dx_t> dx(row.dx, column, end);
-  OutputPack<B, typename B::dresidual_t> dresidual(row.dresidual, column, end);
-  OutputPack<B, typename B::dgate_t> dgate(row.dgate, column, end);
+  OutputPack<B, typename B::dx_t> dx(row.dx, end);
+  OutputPack<B, typename B::dresidual_t> dresidual(row.dresidual, end);
+  OutputPack<B, typename B::dgate_t> dgate(row.dgate, end);
   for_each_item<B>(column, end, [&](auto at) {
     const GatedItem<B> item(kept, at);
-    const auto k_r = ((item.p - row.mean) - row.correction) * k_rstd;
+    const auto k_r = row.centered(item.p) * k_rstd;
     const auto rounded = as_rounded<B>(k_r);
     dweight.add_product(at, item.dn, rounded);
     dbias.add(at, item.dn);
@@ -245,9 +260,9 @@ __device__ inline void write_gradients(const BackwardRow<B>& row, int pack, Colu
         write(dgate, at, item.gate.derivative * (item.dy * affine<B>(rounded, factors, bias, at)));
     }
   });
-  dx.store();
-  dresidual.store();
-  dgate.store();
+  dx.store(column);
+  dresidual.store(column);
+  dgate.store(column);
 }
 
 template <class B>

@@ -74,7 +74,7 @@ struct ForwardRow {
   typename B::new_residual_t* new_residual;
   typename B::y_t* y;
   RowPacks<B, Kept> packs;
-  Moments<C> moments;
+  Moments<B> moments;
   C rstd, k_rstd;
 
   // The pack of p; this writes the residual stream.
@@ -99,14 +99,13 @@ struct ForwardRow {
       return x_pack;
     } else {
       const auto residual_pack = load_pack<B>(residual, column, end);
-      OutputPack<B, stream_t, true> stream(new_residual, column, end);
+      OutputPack<B, stream_t, true> stream(new_residual, end);
       for_each_item<B>(column, end, [&](auto at) {
         auto s = read<B>(x_pack, at);
         if constexpr (present<typename B::residual_t>) s += read<B>(residual_pack, at);
         write(stream, at, s);
       });
-      stream.store();
-      return stream.loaded();
+      return stream.store(column);
     }
   }
 
@@ -165,14 +164,14 @@ __device__ inline void write_y(const ForwardRow<B>& row, int pack, Column column
   prefetch_pack<B>(row.later_gate, column);
   const auto gate = load_pack<B>(only_if<B::post_gate>(row.gate), column, row.end);
   const auto k_rstd = spread<B>(row.k_rstd);
-  OutputPack<B, typename B::y_t> y(row.y, column, row.end);
+  OutputPack<B, typename B::y_t> y(row.y, row.end);
   for_each_item<B>(column, row.end, [&](auto at) {
     const auto k_r = as_rounded<B>(row.moments.centered(read<B>(p, at)) * k_rstd);
     auto n = affine<B>(k_r, factors, bias, at);
     if constexpr (B::post_gate) n *= B::activation::at(read<B>(gate, at)).value;
     write(y, at, n);
   });
-  y.store();
+  y.store(column);
 }
 
 template <class B>
@@ -185,21 +184,16 @@ __device__ inline void save_statistics(const Arguments<B>& arguments, const Team
 }
 
 template <class B>
-__device__ inline void normalize_rows(const Arguments<B>& arguments, Team<B>& team,
-                                      const BlockShare& share, index_t first, int count,
-                                      index_t ahead) {
-  ForwardRow<B> rows[max_rows_at_once];
-  for (int i = 0; i < count; ++i) find_moments(arguments, team, share, first + i, ahead, rows[i]);
-
-  const index_t end = rows[0].end;
+__device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& team,
+                                     const BlockShare& share, index_t row_of_group, index_t ahead) {
+  ForwardRow<B> row;
+  find_moments(arguments, team, share, row_of_group, ahead, row);
   const Affine<B> parameters(arguments, share);
-  for_each_pack(team, end, [&](int pack, auto column) {
-    const auto factors = parameters.load_factors(column, end);
-    const auto bias = parameters.load_bias(column, end);
-    for (int i = 0; i < count; ++i) write_y(rows[i], pack, column, factors, bias);
+  for_each_pack(team, row.end, [&](int pack, auto column) {
+    const auto factors = parameters.load_factors(column, row.end);
+    write_y(row, pack, column, factors, parameters.load_bias(column, row.end));
   });
-  for (int i = 0; i < count; ++i)
-    save_statistics(arguments, team, share.row_index(first + i), rows[i]);
+  save_statistics(arguments, team, share.row_index(row_of_group), row);
 }
 
 extern "C" __global__ void __launch_bounds__(Build::threads, 1)
@@ -207,9 +201,8 @@ extern "C" __global__ void __launch_bounds__(Build::threads, 1)
   __shared__ Team<Build>::Scratch scratch;
   Team<Build> team(scratch);
   const BlockShare share(row_groups(arguments));
-  const int at_once = rows_at_once<Build::x_t>(row_width(arguments));
   const index_t ahead = rows_ahead<Build::x_t>(row_width(arguments));
-  for_each_rows(team, share, arguments.rows, at_once, [&](index_t first, int count) {
-    normalize_rows(arguments, team, share, first, count, ahead);
+  for_each_rows(team, share, arguments.rows, 1, [&](index_t row_of_group, int) {
+    normalize_row(arguments, team, share, row_of_group, ahead);
   });
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
 
     def load(build: Build) -> Any:
         found.append(build)
-        return lambda grid, threads, arguments: None
+        return (lambda grid, threads, arguments: None), False
 
     monkeypatch.setattr(_compile, "_load", load)
     with_empty_caches(monkeypatch)
@@ -64,6 +65,27 @@ def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cpu_forward_kernels", "cpu_backward_kernels"):
         uncached = getattr(_backend, name).__wrapped__
         monkeypatch.setattr(_backend, name, lru_cache(maxsize=1024)(uncached))
+
+
+def with_a_cache_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give this process an empty cache of its own, with quick compiles."""
+    monkeypatch.setattr(_cpu, "cache_folder", lambda: folder)
+    monkeypatch.setattr(_compile, "cache_folder", lambda: folder)
+    monkeypatch.setattr(_compile, "_OPTIONS", (*_compile._OPTIONS, "-O0"))
+    with_empty_caches(monkeypatch)
+    return folder
+
+
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the kernels that are compiled."""
+    found: list[str] = []
+    compile_it = _compile._compile
+    monkeypatch.setattr(
+        _compile,
+        "_compile",
+        lambda build, *rest: (found.append(build.kernel), compile_it(build, *rest)),
+    )
+    return found
 
 
 def cases() -> list[Case]:

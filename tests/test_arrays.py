@@ -111,8 +111,7 @@ def test_a_matrix_is_taken_as_the_plain_memory_it_is():
 def test_unaligned_numpy_data_is_copied_once_and_the_owner_shows_it(array):
     operand = describe("f", "x", array)
     assert operand.owner is not array
-    assert operand.pointer == address(operand.owner)
-    assert operand.pointer % 4 == 0
+    assert (operand.pointer, operand.pointer % 4) == (address(operand.owner), 0)
     assert (operand.shape, operand.strides) == ((3, 4), (4, 1))
     assert np.array_equal(operand.owner, array)
 
@@ -186,12 +185,12 @@ def test_numpy_view_of_a_read_only_operand_is_read_only():
 @pytest.mark.parametrize(
     ("thing", "name"),
     [
-        ([1.0], "a list"),
-        (1.0, "a float"),
+        ([1.0], "of type list"),
+        (1.0, "of type float"),
         (None, "None"),
-        (np.float32(1), "a float32"),
-        (np.dtype("f4"), r"a Float32DType|a dtype\[float32\]"),
-        (object(), "a object"),
+        (np.float32(1), "of type float32"),
+        (np.dtype("f4"), r"of type Float32DType|of type dtype\[float32\]"),
+        (object(), "of type object"),
     ],
 )
 def test_what_is_no_array_is_refused_with_its_type(thing, name):
@@ -290,8 +289,7 @@ def test_foreign_objects_get_numpy_arrays_back():
     framework = describe("f", "x", Foreign(some_array())).framework
     operand = framework.allocate(contiguous_form((2, 3), FLOAT32, CPU))
     array = operand.framework.export(operand)
-    assert type(array) is np.ndarray
-    assert address(array) == operand.pointer
+    assert (type(array), address(array)) == (np.ndarray, operand.pointer)
 
 
 def test_contiguous_copies_a_foreign_object_into_c_order():

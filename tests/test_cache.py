@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,26 +29,12 @@ Y = np.array([[0.6, 0.8, 0, 0]], dtype=np.float32)
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path) -> Path:
-    """Give this process an empty cache of its own, with quick compiles."""
-    monkeypatch.setattr(_cpu, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(_compile, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(_compile, "_OPTIONS", (*_compile._OPTIONS, "-O0"))
-    described.with_empty_caches(monkeypatch)
-    monkeypatch.setattr(_compile, "_made", set())
-    return tmp_path
+    return described.with_a_cache_at(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def compiled(monkeypatch) -> list[str]:
-    """List the kernels that are compiled."""
-    found: list[str] = []
-    compile_it = _compile._compile
-    monkeypatch.setattr(
-        _compile,
-        "_compile",
-        lambda build, *rest: (found.append(build.kernel), compile_it(build, *rest)),
-    )
-    return found
+    return described.compiles(monkeypatch)
 
 
 def check() -> None:
@@ -73,7 +59,7 @@ def test_files_bytes_and_what_is_loaded_are_counted(folder, compiled):
     assert cunorm.cache_info()[:4] == (folder, 2, size + 5, 1)
 
 
-def test_nothing_is_imported_to_say_where_cupys_cache_is():
+def test_nothing_is_imported_to_say_where_cupys_cache_is(tmp_path):
     in_process(
         "assert cunorm.cache_info().cupy_folder is None and 'cupy' not in sys.modules\n"
         "sys.modules['cupy'] = None  # stands for an import\n"
@@ -83,7 +69,7 @@ def test_nothing_is_imported_to_say_where_cupys_cache_is():
         "assert cunorm.clear_cache().files >= 0 and sys.modules['cupy'] is None",
         CUPY_CACHE_DIR="/some/where",
         CUNORM_CACHE_DIR="",
-        XDG_CACHE_HOME="/tmp/none",
+        XDG_CACHE_HOME=os.fspath(tmp_path),
     )
 
 
@@ -105,10 +91,14 @@ def test_a_call_after_clear_cache_compiles_anew_and_is_right(folder, compiled):
 
 
 @linux
-def test_a_call_after_clear_cache_loads_the_new_file(folder):
+@pytest.mark.parametrize("times", [0, 10_000])
+def test_a_call_after_clear_cache_loads_the_new_file(folder, monkeypatch, times):
+    monkeypatch.setattr(_compile, "_times_forgotten", times)
+    for _ in range(2):
+        check()
+        cunorm.clear_cache()
     check()
-    cunorm.clear_cache()
-    check()
+    assert [path.suffix for path in folder.iterdir()] == [".so"], "nothing else stays there"
     mapped = [
         line.split(maxsplit=5)
         for line in Path("/proc/self/maps").read_text().splitlines()
@@ -147,6 +137,38 @@ def test_only_files_named_as_ours_are_removed(folder, tmp_path_factory):
     assert left == {*others, f"folder-{digest}.so", "tmpabc", f"link-{digest}.so"}
     assert elsewhere.exists()
     assert (folder / "tmpabc" / ours[0]).exists()
+
+
+@posix
+def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
+    """The folder of one that runs now is not touched, nor what only looks like such a folder."""
+    cache, waits = tmp_path / "cache", "while true; do sleep 0.1; done"
+    in_process(
+        "import pathlib, subprocess, time\n"
+        "call = 'import numpy, cunorm; cunorm.l2_norm(numpy.ones((1, 4)))'\n"
+        "cache = pathlib.Path(os.environ['CUNORM_CACHE_DIR'])\n"
+        "child = subprocess.Popen([sys.executable, '-c', call], start_new_session=True)\n"
+        "while not list(cache.glob('*/*.cpp')):\n"
+        "    time.sleep(0.05)\n"
+        "os.killpg(child.pid, 9)\n"
+        "child.wait()\n"
+        "assert cunorm.clear_cache().files == 0",
+        CXX=script(tmp_path, f"{ANSWERS}{waits}"),
+        CUNORM_CACHE_DIR=os.fspath(cache),
+    )
+    (left,) = cache.iterdir()
+    (source,) = left.iterdir()
+    old = time.time() - 25 * 60 * 60
+    (cache / "mine").mkdir()
+    (cache / f"{left.name}0").symlink_to(tmp_path)
+    for path in (left, cache / "mine"):
+        os.utime(path, (old, old))
+    in_process(
+        f"assert cunorm.clear_cache() == (1, {source.stat().st_size})",
+        CUNORM_CACHE_DIR=os.fspath(cache),
+    )
+    assert {path.name for path in cache.iterdir()} == {"mine", f"{left.name}0"}
+    assert (tmp_path / "compiler").exists()
 
 
 def test_a_file_that_another_process_removes_meanwhile_is_not_counted(folder, monkeypatch):
@@ -192,75 +214,7 @@ def test_cuda_kernels_are_forgotten(folder, monkeypatch):
     _cuda.forget()
     for times in (1, 2):
         for _ in range(2):
-            _cuda._ready_kernel(Build("probe", ()), 0)
+            _cuda._ready(Build("probe", ()), 0)
             assert (cunorm.cache_info().cuda_kernels, len(compiled)) == (1, times)
         cunorm.clear_cache()
         assert cunorm.cache_info().cuda_kernels == 0
-
-
-# --- at the same time -----------------------------------------------------------------------------
-
-
-def test_a_library_removed_between_its_compile_and_its_load_is_compiled_again(folder, monkeypatch):
-    compiled, open_it = [], _compile.ctypes.CDLL
-    compile_it = _compile._compile
-
-    def remove_the_first(name):
-        if len(compiled) == 1:
-            cunorm.clear_cache()
-        return open_it(name)
-
-    monkeypatch.setattr(_compile, "_compile", lambda *args: (compile_it(*args), compiled.append(1)))
-    monkeypatch.setattr(_compile.ctypes, "CDLL", remove_the_first)
-    check()
-    assert len(compiled) == 2
-    assert len(libraries(folder)) == 1
-
-
-def test_a_library_that_cannot_be_loaded_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr(
-        _compile, "_compile", lambda build, found, text, macros, to: to.write_text("no library")
-    )
-    with pytest.raises(OSError, match="row_norm_forward-"):
-        check()
-
-
-def test_threads_that_call_while_another_clears_get_right_answers(folder):
-    wrong, done = [], threading.Event()
-
-    def call():
-        while not done.is_set():
-            try:
-                check()
-            except BaseException as error:
-                wrong.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(5):
-        while not libraries(folder) and not wrong:
-            done.wait(0.01)
-        cunorm.clear_cache()
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-@posix
-def test_processes_that_clear_and_compile_at_once_get_right_answers(tmp_path):
-    compiler = script(tmp_path, f'{ANSWERS}exec $real "$@" -O0')
-    in_process(
-        "import subprocess\n"
-        "loop = 'import numpy as np, cunorm\\n' + '''\n"
-        "for _ in range(3):\n"
-        "    y = cunorm.l2_norm(np.array([[3, 4]], dtype=np.float32))\n"
-        "    np.testing.assert_allclose(y, [[0.6, 0.8]], rtol=1e-6)\n"
-        "    cunorm.clear_cache()\n"
-        "'''\n"
-        "both = [subprocess.Popen([sys.executable, '-c', loop]) for _ in range(2)]\n"
-        "assert [process.wait() for process in both] == [0, 0]",
-        CXX=compiler,
-        CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
-    )

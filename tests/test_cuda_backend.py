@@ -31,9 +31,9 @@ ARGUMENTS = struct.pack("<qqd", 0, 5, 2.0)
 def fresh_caches(monkeypatch):
     for module in (_cuda, nvrtc):
         monkeypatch.setattr(module, "source_text", lambda kernel: PROBE)
+    monkeypatch.setattr(_cuda, "_loaded", {})
     caches = (
         _cuda._cupy,
-        _cuda._ready_kernel,
         _cuda.nvrtc_version,
         _cuda.cuda_include_folders,
         _cuda.device_limits,

@@ -231,13 +231,15 @@ NEEDS = "expected a tuple of 'x', 'weight', 'bias', 'gate'"
 
 
 @pytest.mark.parametrize("name", [name for name in BACKWARDS if name != "l2_norm_backward"])
-@pytest.mark.parametrize("needs", [("x", "y"), ["dx"], ("",), ({},)], ids=str)
+@pytest.mark.parametrize("needs", [("x", "y"), ["dx"], ("",), ({},), (np.array(["x"]),)], ids=str)
 def test_an_unknown_name_in_needs_is_refused(name, needs):
     with raises(ValueError, f"{name}: needs is {needs!r}, {NEEDS}"):
         backward(name, given().dy, given().x, needs=needs)
 
 
-@pytest.mark.parametrize("needs", ["x", None, 1, iter(("x",))], ids=lambda n: type(n).__name__)
+@pytest.mark.parametrize(
+    "needs", ["x", None, 1, iter(("x",)), np.array("x")], ids=lambda n: type(n).__name__
+)
 def test_needs_that_is_no_collection_of_names_is_refused(needs):
     """One string would be taken letter by letter, and an iterator be empty at its second use."""
     with raises(TypeError, f"rms_norm_backward: needs is {needs!r}, {NEEDS}"):

@@ -81,7 +81,9 @@ def test_statistics_must_be_of_the_compute_type(name):
 
 @pytest.mark.parametrize("name", FORWARDS)
 @pytest.mark.parametrize(
-    ("thing", "what"), [([[1.0, 2.0]], "a list"), (None, "None"), (1.5, "a float")], ids=str
+    ("thing", "what"),
+    [([[1.0, 2.0]], "of type list"), (None, "None"), (1.5, "of type float")],
+    ids=str,
 )
 def test_x_that_is_no_array_is_refused_with_its_type(name, thing, what):
     with pytest.raises(TypeError, match=f"^{name}: x is {what}, expected a NumPy, CuPy, PyTorch"):

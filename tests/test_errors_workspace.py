@@ -124,6 +124,67 @@ def test_a_torch_tensor_of_another_dtype_is_refused(dtype):
     refused(TypeError, text, torch.zeros(SIZE, dtype=getattr(torch, dtype)))
 
 
+NO_MEMORY = (
+    "has no memory behind it (freed storage, or a zero tensor of autograd's), expected a tensor "
+    "with data: pass workspace.clone() of one that has"
+)
+TORCH_DTYPES = pytest.mark.parametrize("dtype", ["uint8", "float32"])
+
+
+@TORCH_DTYPES
+@pytest.mark.parametrize("kind", ["freed", "zero"])
+def test_a_torch_tensor_without_memory_is_refused(dtype, kind):
+    torch = pytest.importorskip("torch")
+    workspace = torch.empty(SIZE, dtype=getattr(torch, dtype))
+    if kind == "freed":
+        workspace.untyped_storage().resize_(0)
+    else:
+        workspace = torch._efficientzerotensor(SIZE, dtype=workspace.dtype)
+    refused(ValueError, NO_MEMORY, workspace)
+
+
+@TORCH_DTYPES
+def test_a_torch_tensor_of_no_elements_is_refused_for_its_size(dtype):
+    torch = pytest.importorskip("torch")
+    workspace = torch.empty(0, dtype=getattr(torch, dtype))
+    with pytest.raises(ValueError, match=rf"^{NAME}: workspace has 0 bytes, expected at least"):
+        cunorm.layer_norm_backward(**square(), workspace=workspace)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "float32"])
+def test_a_torch_tensor_on_another_kind_of_device_is_refused_for_that(dtype):
+    torch = pytest.importorskip("torch")
+    text = "is on device meta, expected cpu or cuda: pass a tensor with data there"
+    refused(ValueError, text, torch.empty(SIZE, dtype=getattr(torch, dtype), device="meta"))
+
+
+@TORCH_DTYPES
+@pytest.mark.parametrize("transform", ["vmap", "functionalize"])
+def test_a_torch_tensor_inside_a_functional_transform_is_refused(dtype, transform):
+    torch = pytest.importorskip("torch")
+    text = (
+        "is a tensor inside a torch.func transform (vmap, grad, jvp), expected a plain one: call "
+        "this outside the transform"
+    )
+
+    def function(workspace):
+        refused(TypeError, text, workspace)
+        return workspace.clone()
+
+    getattr(torch.func, transform)(function)(torch.zeros(2, SIZE, dtype=getattr(torch, dtype)))
+
+
+@TORCH_DTYPES
+@pytest.mark.filterwarnings("ignore::UserWarning")  # a prototype: nested
+@pytest.mark.parametrize("layout", ["nested", "torch.sparse_coo"])
+def test_a_torch_tensor_that_is_not_dense_is_refused(dtype, layout):
+    torch = pytest.importorskip("torch")
+    dense = torch.ones(SIZE, dtype=getattr(torch, dtype))
+    workspace = torch.nested.nested_tensor([dense]) if layout == "nested" else dense.to_sparse()
+    text = "expected a dense tensor: pass workspace.to_dense() (a nested tensor: padded)"
+    refused(ValueError, f"has layout {layout}, {text}", workspace)
+
+
 def test_a_workspace_on_another_device_is_refused(monkeypatch):
     def elsewhere(*asked):
         operand = describe_memory(*asked)
@@ -144,7 +205,6 @@ def test_only_what_adds_up_takes_a_workspace():
 # --- overlaps -------------------------------------------------------------------------------------
 
 OWN = "expected memory of its own"
-IN_PLACE = f"{OWN} (or exactly the memory, shape, strides and dtype of an input)"
 
 
 @pytest.mark.parametrize("name", ["dy", "x", "weight", "bias", "rstd", "mean"])
@@ -168,7 +228,7 @@ def test_a_workspace_that_overlaps_an_output_is_refused(field):
     workspace = bytes_of(SIZE)
     for start in (0, 64, len(workspace) - like.nbytes):
         place = workspace[start : start + like.nbytes].view(np.float32).reshape(like.shape)
-        with raises(ValueError, f"{NAME}: out.{field} overlaps workspace, {IN_PLACE}"):
+        with raises(ValueError, f"{NAME}: out.{field} overlaps workspace, {OWN}"):
             cunorm.layer_norm_backward(
                 **arrays, workspace=workspace, out=NormGrads(**{field: place})
             )

@@ -109,6 +109,27 @@ def test_training_exits_with_1_above_the_bigram_model(tmp_path):
     assert final > baseline
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "text"),
+    [
+        ("prenorm_stack.py", "--layers 0", "argument --layers: is 0, expected at least 1"),
+        ("prenorm_stack.py", "--repeats 0", "argument --repeats: is 0, expected at least 1"),
+        ("prenorm_stack.py", "--rows -1", "argument --rows: is -1, expected at least 1"),
+        ("prenorm_stack.py", "--width 1.5", "argument --width: invalid size value: '1.5'"),
+        (TRAINING, "--heads 0", "argument --heads: is 0, expected at least 1"),
+        (TRAINING, "--width 30 --heads 4", "--width is 30, expected a multiple of --heads, 4"),
+        (TRAINING, "--context 100000000", "--context is 100000000, expected at most "),
+        (TRAINING, "--rate nan", "argument --rate: is nan, expected a finite number above 0"),
+        (TRAINING, "--seed -1", "argument --seed: is -1, expected at least 0"),
+    ],
+)
+def test_wrong_arguments_are_named(script, arguments, text, example, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        example(script.removesuffix(".py")).main(arguments.split())
+    assert stopped.value.code == 2
+    assert f"error: {text}" in capsys.readouterr().err
+
+
 def tiny_model(example):
     """Return a model in float64, none of its weights 1, and a batch shorter than its context."""
     model_module, rng = example("char_lm.model"), np.random.default_rng(0)

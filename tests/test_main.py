@@ -126,6 +126,14 @@ def test_demo_takes_rows_of_one_element_of_zeros_and_of_constants(array, tmp_pat
     assert main(["demo", "--device", "cpu", "--input", saved(tmp_path, array)]) == 0
 
 
+@pytest.mark.parametrize("magnitude", [1e-15, 1e-24, 1e-30, 1e-44, [[1e-40], [1e9]]], ids=str)
+def test_demo_takes_input_from_which_results_underflow(magnitude, tmp_path):
+    """Next to the smallest normal float32 a relative error says nothing; on CUDA it is flushed."""
+    rows = magnitude * np.random.default_rng(0).standard_normal((20, 24)).reshape(10, 2, 24)
+    path = saved(tmp_path, rows.astype(np.float32))
+    assert main(["demo", "--device", "cpu", "--input", path]) == 0
+
+
 def test_demo_leaves_float16_out_where_the_input_is_too_large_for_it(tmp_path, capsys):
     path = saved(tmp_path, np.array([[1e6, 2.0, 3.0], [4.0, -5e5, 6.0]]))
     assert main(["demo", "--device", "cpu", "--input", path]) == 0
@@ -142,6 +150,7 @@ def test_demo_runs_without_a_compiler_and_without_ml_dtypes(small):
     done = run("-c", code, PATH="", CXX="")
     assert done.returncode == 0
     assert "cunorm found no C++ compiler" in done.stderr
+    assert "compiling" not in done.stdout
     assert "bfloat16 is left out: pip install ml_dtypes" in done.stdout
 
 
@@ -232,6 +241,7 @@ def test_a_missing_or_infinite_result_is_no_small_error():
         (np.zeros((0, 4)), "shape (0, 4) and dtype float64, expected floats in rows"),
         (np.array([1.0, np.nan]), "largest magnitude of nan, expected finite values"),
         (np.array([1.0, 1e20]), "largest magnitude of 1e+20, expected finite values"),
+        (np.array([1.0, 2e10]), "of 20000000000.0, expected finite values of at most 1e+10"),
         (b"no array", "cannot be read as a .npy file"),
         (None, "No such file or directory"),
     ],

@@ -29,18 +29,18 @@ def backward(out, **more):
     ids=lambda out: type(out).__name__,
 )
 def test_out_of_a_forward_must_be_its_result_tuple(out):
-    text = f"out is a {type(out).__qualname__}, expected a NormForward of arrays and Nones"
+    text = f"out is of type {type(out).__qualname__}, expected a NormForward of arrays and Nones"
     with raises(TypeError, f"layer_norm_forward: {text}"):
         cunorm.layer_norm_forward(given().x, out=out)
 
 
 def test_out_of_the_others_must_be_their_result_tuple():
-    text = "out is a NormForward, expected a {} of arrays and Nones"
+    text = "out is of type NormForward, expected a {} of arrays and Nones"
     with raises(TypeError, f"add_rms_norm: {text.format('AddNorm')}"):
         cunorm.add_rms_norm(given().x, given().residual, out=NormForward())
     with raises(TypeError, f"layer_norm_backward: {text.format('NormGrads')}"):
         backward(NormForward())
-    with pytest.raises(TypeError, match=r"^rms_norm: out is a AddNorm, expected a NumPy"):
+    with pytest.raises(TypeError, match=r"^rms_norm: out is of type AddNorm, expected a NumPy"):
         cunorm.rms_norm(given().x, out=AddNorm())
 
 
@@ -88,6 +88,7 @@ def test_statistics_of_groups_are_written_to_arrays_of_that_shape():
 
 
 STRIDES = "expected contiguous rows and at most three leading axes that no single stride walks"
+CONTIGUOUS = "expected a contiguous array"
 
 
 def test_rows_of_an_output_must_be_contiguous():
@@ -96,13 +97,13 @@ def test_rows_of_an_output_must_be_contiguous():
         cunorm.rms_norm(given().x, out=y)
     with raises(ValueError, f"layer_norm_backward: out.dgate has strides (1, 5), {STRIDES}"):
         backward(NormGrads(dgate=y), gate=given().gate)
-    with raises(ValueError, f"layer_norm_backward: out.dweight has strides (2,), {STRIDES}"):
+    with raises(ValueError, f"layer_norm_backward: out.dweight has strides (2,), {CONTIGUOUS}"):
         backward(NormGrads(dweight=np.empty(2 * WIDTH, np.float32)[::2]))
 
 
 def test_statistics_of_groups_must_be_contiguous():
     statistics = np.empty((ROWS, WIDTH), np.float32)[:, :2]
-    with raises(ValueError, f"rms_norm_forward: out.rstd has strides (8, 1), {STRIDES}"):
+    with raises(ValueError, f"rms_norm_forward: out.rstd has strides (8, 1), {CONTIGUOUS}"):
         cunorm.rms_norm_forward(given().x, groups=2, out=NormForward(rstd=statistics))
 
 
@@ -179,6 +180,13 @@ def test_a_mean_without_center_is_refused():
     text = "out.mean is given, expected None: without center there is no mean"
     with raises(ValueError, f"rms_norm_forward: {text}"):
         cunorm.rms_norm_forward(given().x, out=out)
+
+
+def test_an_array_for_the_stream_of_an_l2_norm_is_refused():
+    out = NormForward(residual=np.empty(SHAPE, np.float64))
+    text = "out.residual is given, expected None: there is no residual"
+    with raises(ValueError, f"l2_norm_forward: {text}"):
+        cunorm.l2_norm_forward(given().x, out=out)
 
 
 @pytest.mark.parametrize(

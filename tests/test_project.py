@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
+import pytest
+
+import cunorm
+
 ROOT = Path(__file__).parent.parent
+FUNCTIONS = [name for name in cunorm.__all__ if inspect.isfunction(getattr(cunorm, name))]
 PIN = re.compile(r"\b(ruff|mypy|clang-format)==([\w.]+)")
 
 
@@ -33,3 +39,12 @@ def test_every_package_is_listed_for_the_wheel():
     }
     (listed,) = re.findall(r"^packages = \[(.*?)\]", text("pyproject.toml"), re.S | re.M)
     assert set(re.findall(r'"(.+?)"', listed)) == packages | {"cunorm.kernels_cu"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_of_a_public_function_is_named_in_its_docstring(name):
+    function = getattr(cunorm, name)
+    section = inspect.getdoc(function).partition("\nParameters\n")[2].partition("\n\n")[0]
+    lines = re.findall(r"^(\w[\w, ]*?) :", section, re.M)
+    named = [argument for line in lines for argument in line.split(", ")]
+    assert sorted(named) == sorted(inspect.signature(function).parameters)

@@ -29,7 +29,7 @@ def test_there_are_examples_and_each_prints_something():
 
 
 def test_every_public_function_is_named():
-    functions = set(cunorm.__all__) - {"AddNorm", "NormForward", "NormGrads"}
+    functions = {name for name in cunorm.__all__ if not isinstance(getattr(cunorm, name), type)}
     assert {name for name in functions if name not in README} == set()
 
 

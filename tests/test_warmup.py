@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import count
 
@@ -150,9 +153,9 @@ class OnCuda(Framework):
 @pytest.fixture
 def cupy(monkeypatch):
     fake = Cupy()
+    monkeypatch.setattr(_cuda, "_loaded", {})
     caches = (
         _cuda._cupy,
-        _cuda._ready_kernel,
         _cuda.nvrtc_version,
         _cuda.cuda_include_folders,
         _cuda.device_limits,
@@ -188,14 +191,38 @@ def test_cuda_is_the_current_device_unless_it_has_a_number(cupy):
     assert cupy.current == 2
 
 
+def test_a_warmup_counts_and_keeps_any_number_of_kernels(cupy):
+    def compiled(first, last):
+        widths, more = list(range(first, last)), {"workers": 2, "progress": False}
+        return cunorm.warmup("l2_norm", widths, "float32", device="cuda", **more).compiled
+
+    assert compiled(1, 1301) == 1300
+    assert compiled(1301, 1401) == 100
+    assert compiled(1, 1401) == 0, "some of them were forgotten"
+    assert cunorm.cache_info().cuda_kernels == len(cupy.compiled) == 1400
+
+
+def test_of_warmups_at_once_one_compiles_for_cuda_and_counts_it(cupy, monkeypatch):
+    make, together = cupy.RawKernel, threading.Barrier(4)
+    monkeypatch.setattr(cupy, "RawKernel", lambda *told: (time.sleep(0.1), make(*told))[1])
+
+    def warm(_):
+        together.wait(timeout=30)
+        return cunorm.warmup("l2_norm", 64, "float32", device="cuda", progress=False).compiled
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(warm, range(4))) == [0, 0, 0, 1]
+    assert len(cupy.compiled) == 1
+
+
 @pytest.mark.gpu
 def test_after_a_warmup_calls_on_a_gpu_compile_nothing():
     import cupy
 
     cunorm.warmup(RMS, 1000, "float16", device="cuda", residual="float32", progress=False)
-    misses = _cuda._ready_kernel.cache_info().misses
+    loaded = _cuda.loaded_count()
     x, stream = cupy.ones((8, 1000), np.float16), cupy.ones((8, 1000), np.float32)
     saved = cunorm.rms_norm_forward(x, x[0].copy(), residual=stream)
     rest = {"d_residual": stream, "x_dtype": "float16", "rstd": saved.rstd}
     cunorm.rms_norm_backward(x, saved.residual, x[0].copy(), **rest)
-    assert _cuda._ready_kernel.cache_info().misses == misses
+    assert _cuda.loaded_count() == loaded

@@ -136,18 +136,29 @@ FLOATS = "expected float16, bfloat16, float32 or float64"
         ({"widths": ()}, ValueError, "widths is (), expected at least one"),
         ({"widths": [64, 0]}, ValueError, "widths is 0, expected at least 1"),
         ({"widths": 64.0}, TypeError, "widths is 64.0, expected an int"),
+        ({"widths": np.array([8, 16])}, TypeError, "widths is array([ 8, 16]), expected an int"),
+        ({"widths": np.array([8])}, TypeError, "widths is array([8]), expected an int"),
+        ({"rows": np.array(8)}, TypeError, "rows is array(8), expected an int"),
+        ({"ops": np.array(["rms_norm"])}, TypeError, "ops is array(['rms_norm'], dtype='<U8'), ex"),
+        ({"dtypes": np.array("float32")}, TypeError, "dtypes is array('float32', dtype='<U7'), "),
         ({"widths": 2**31}, ValueError, "x of shape (8, 2147483648) has rows of 2147483648"),
         ({"rows": -1}, ValueError, "rows is -1, expected at least 1"),
         ({"dtypes": "float8"}, TypeError, f"dtypes is 'float8', {FLOATS}"),
-        ({"weight": "int8"}, TypeError, f"weight is 'int8', {FLOATS}"),
+        ({"weight": "int8"}, TypeError, f"weight is 'int8', {FLOATS}, or True, False or None"),
+        ({"weight": np.ones(3)}, TypeError, f"weight is array([1., 1., 1.]), {FLOATS}, or True, "),
+        ({"weight": 1}, TypeError, f"weight is 1, {FLOATS}, or True, False or None"),
         ({"residual": 32}, TypeError, "residual is "),
-        ({"d_residual": "half"}, TypeError, f"d_residual is 'half', {FLOATS}"),
+        ({"d_residual": "half"}, TypeError, f"d_residual is 'half', {FLOATS}, or True, False or N"),
+        ({"d_residual": np.ones(2)}, TypeError, f"d_residual is array([1., 1.]), {FLOATS}, or "),
         ({"dtype": float}, TypeError, "dtype is "),
         ({"groups": 3}, ValueError, "groups is 3, expected a divisor of 64"),
         ({"center": True}, ValueError, "center is True, which none of ['rms_norm_forward', "),
         ({"ops": "rms_norm", "bias": True}, ValueError, "bias is True, which rms_norm does not"),
         ({"ops": "l2_norm", "weight": np.dtype("f8")}, ValueError, "weight is dtype('float64'), "),
         ({"ops": "l2_norm", "needs": ("x",)}, ValueError, "needs is ('x',), which l2_norm does"),
+        ({"ops": "l2_norm", "weight": np.ones(2)}, ValueError, "weight is array([1., 1.]), which"),
+        ({"ops": "l2_norm", "needs": np.ones(4)}, ValueError, "needs is array([1., 1., 1., 1.]),"),
+        ({"center": np.ones(2)}, ValueError, "center is array([1., 1.]), which none of ['rms_nor"),
         ({"ops": "rms_norm", "residual": [False, "float32"]}, ValueError, "residual is 'float32'"),
         ({"weight": False, "weight_offset": 1.0}, ValueError, "weight_offset is 1.0, expected 0"),
         ({"gate_activation": "mish"}, ValueError, "gate_activation is 'mish', expected 'ident"),
@@ -166,6 +177,16 @@ def test_wrong_input_is_named_before_anything_is_compiled(loads, wrong, error, t
         warm(**wrong)
     assert str(caught.value).startswith(f"warmup: {text}")
     assert loads == []
+
+
+@pytest.mark.parametrize(
+    "several",
+    [[64, 128], {64, 128}, frozenset((64, 128)), range(64, 129, 64), {64: 0, 128: 0}.keys()],
+    ids=lambda several: type(several).__name__,
+)
+def test_several_widths_are_those_of_any_of_these(loads, several):
+    two = warm("rms_norm", several, groups={1: 8, 2: 16}.values(), progress=False)
+    assert two.builds == warm("rms_norm", [64, 128], groups=(8, 16), progress=False).builds
 
 
 def test_an_option_counts_for_the_functions_that_have_it(loads):

@@ -182,3 +182,13 @@ def test_a_workspace_between_the_rows_of_an_array_is_taken():
     workspace, expected = memory[32:-32], call(arrays)
     assert_same(call(arrays | {"x": x}, workspace=workspace), expected)
     assert_same_bits(np.ascontiguousarray(x), arrays["x"], "x")
+
+
+def test_what_the_l2_norm_does_not_take_has_no_size():
+    x, name = given().x, "l2_norm_backward"
+    with raises(ValueError, f"workspace_size: x_dtype is given, expected None: {name} has none"):
+        cunorm.workspace_size(name, x, x_dtype="float16")
+    text = f"needs is ('bias',), expected the default: {name} has none"
+    with raises(ValueError, f"workspace_size: {text}"):
+        cunorm.workspace_size(name, x, needs=("bias",))
+    assert cunorm.workspace_size(name, x, groups=2) == 0

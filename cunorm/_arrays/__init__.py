@@ -126,8 +126,8 @@ def _find(function: str, argument: str, kind: type) -> Framework:
             return framework
     if DLPACK.accepts(function, argument, kind):
         return DLPACK
-    name = "None" if kind is type(None) else f"a {kind.__qualname__}"
+    got = "None" if kind is type(None) else f"of type {kind.__qualname__}"
     raise TypeError(
-        f"{function}: {argument} is {name}, expected a NumPy, CuPy, PyTorch or JAX array or "
+        f"{function}: {argument} is {got}, expected a NumPy, CuPy, PyTorch or JAX array or "
         "another object with __dlpack__"
     )

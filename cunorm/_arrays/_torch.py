@@ -86,11 +86,19 @@ class Torch(Framework):
 
     def memory(self, function: str, argument: str, array: Any) -> Operand:
         """Describe a tensor of uint8, or of a dtype that kernels read."""
-        device = self._device(array)
-        if array.dtype is not self._torch.uint8 or device is None:
+        uint8 = self._torch.uint8
+        if array.dtype is not uint8:
             return super().memory(function, argument, array)
-        check_contiguous(function, argument, array.is_contiguous(), array.stride())
-        return Operand(array.data_ptr(), memory_form(array.numel(), device), array, self, True)
+        try:
+            pointer: int = array.data_ptr()
+            size, strides = array.numel(), array.stride()
+        except RuntimeError:  # as in describe
+            raise self._refusal(function, argument, array, uint8) from None
+        device = self._device(array)
+        if device is None or (not pointer and size):
+            raise self._refusal(function, argument, array, uint8)
+        check_contiguous(function, argument, array.is_contiguous(), strides)
+        return Operand(pointer, memory_form(size, device), array, self, True)
 
     def _device(self, array: Any) -> Device | None:
         """Return where a tensor is, None where that is neither the CPU nor CUDA."""
@@ -98,8 +106,11 @@ class Torch(Framework):
             return CPU
         return cuda_device(array.get_device()) if array.is_cuda else None
 
-    def _refusal(self, function: str, argument: str, array: Any) -> Exception:
-        """Return the error for a tensor whose memory does not hold its values as they are."""
+    def _refusal(self, function: str, argument: str, array: Any, *also: Any) -> Exception:
+        """Return the error for a tensor whose memory does not hold its values as they are.
+
+        `also` are dtypes that are right here, beside those that kernels read.
+        """
         where = f"{function}: {argument}"
         if array.layout is not self._torch.strided or array.is_nested:
             layout = "nested" if array.is_nested else array.layout
@@ -107,10 +118,6 @@ class Torch(Framework):
                 f"{where} has layout {layout}, expected a dense tensor: pass {argument}.to_dense() "
                 "(a nested tensor: padded)"
             )
-        if array.dtype not in self._dtypes:
-            name = str(array.dtype).removeprefix("torch.")
-            fix = f": pass {argument}.dequantize()" if array.is_quantized else ""
-            return TypeError(f"{where} has dtype {name}, expected {ALLOWED}{fix}")
         if self._torch._C._functorch.is_functorch_wrapped_tensor(array):
             return TypeError(
                 f"{where} is a tensor inside a torch.func transform (vmap, grad, jvp), expected a "
@@ -121,6 +128,10 @@ class Torch(Framework):
                 f"{where} is on device {array.device}, expected cpu or cuda: pass a tensor with "
                 "data there"
             )
+        if array.dtype not in (*self._dtypes, *also):
+            name = str(array.dtype).removeprefix("torch.")
+            fix = f": pass {argument}.dequantize()" if array.is_quantized else ""
+            return TypeError(f"{where} has dtype {name}, expected {ALLOWED}{fix}")
         return _state_refusal(where, argument, array)
 
     def allocate(self, form: Form) -> Operand:

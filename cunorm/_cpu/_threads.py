@@ -19,6 +19,16 @@ def set_num_threads(n: int | None) -> None:
     may use (its affinity, and the quota of its control group, version 2). Results do not depend on
     the number. A forked child uses one thread, as the OpenMP runtime does not survive a fork.
 
+    Parameters
+    ----------
+    n : int or None
+        How many, at least 1; more than there are cores is allowed.
+
+    Raises
+    ------
+    ValueError
+        If n is anything else.
+
     Examples
     --------
     >>> import cunorm

@@ -58,7 +58,8 @@ def run(path: Path | None, device_name: str | None) -> int:
         source = f"{path}, {rows.shape[0]} rows of {rows.shape[1]}"
     print(f"input: {source}\ndevice: {device}")
     inputs = _inputs(rows)
-    print("compiling, which takes a while the first time", flush=True)
+    if device.can_compile():
+        print("compiling, which takes a while the first time", flush=True)
     device.prepare(inputs)
     print(f"\n{_Row.HEADER}", flush=True)
     wrong = count = 0

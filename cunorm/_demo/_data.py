@@ -19,8 +19,8 @@ Array = NDArray[Any]
 ROWS = 4096
 _MOST_ELEMENTS = 1 << 22  # of a user's array: the float64 reference is slow
 _TEXTS = ("pydoc_data/topics.py", "LICENSE.txt", "typing.py", "os.py")
-# Larger ones are left out: what is computed from them would overflow.
-LARGEST = {"float32": 1e15, "bfloat16": 1e15, "float16": 1e4}
+# Larger ones are left out: what is computed from them, sums of x * dy * weight, would overflow.
+LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
 
 
 class DemoError(Exception):

@@ -15,6 +15,10 @@ For a gate they are wider than those of the tests, and simpler. It is g = silu(z
   dr, and four times for r, which mean(r dr) has twice, where it is r that moves.
 - g'(z) = s + z s (1 - s) is within 72 u of s: its terms are at most s and 4 s, within 8 u each, and
   the argument's rounding moves the second by 2 u abs(z). Products with it round three times.
+
+Below the smallest normal number of float32, `_LOST`, all these relative errors end: there a CPU
+rounds to fewer digits, and CUDA to zero. So every input, sum and product may be off by `_LOST`, and
+the factors that follow enlarge that.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ LARGEST_GATE = 4.0
 _FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}
 _U = 2.0**-24
 _GATE = 17 * _U  # of a product with the gate
+_LOST = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Rows:
     k: float
     kr: Array  # k * r, rounded if it is before weight
     kr_error: Array | float  # next to a tie of that rounding
+    kr_lost: Array  # with what is lost of x, the gate, p, their mean and the difference
     weight: Array | float  # with its offset
     bias: Array | float
     gate: Array | None
@@ -80,16 +86,19 @@ class Rows:
         f = reference.normalize_forward(
             s, center=center, eps=eps, groups=groups, gate=before, gate_position="pre"
         )
-        r = f.y.reshape(shape)
+        r, rstd = f.y.reshape(shape), f.rstd.reshape(*shape[:2], 1)
         k = 1.0 if c is None else c / math.sqrt(shape[-1])
-        kr, kr_error = _rounded(k * r, rounded_to)
+        s = s.astype(np.float64).reshape(shape)
+        kr_lost = _LOST * (1 + 4 * k * rstd * (1 + abs(s)))
+        kr, kr_error = _rounded(k * r, kr_lost, rounded_to)
         return cls(
-            s=s.astype(np.float64).reshape(shape),
+            s=s,
             r=r,
-            rstd=f.rstd.reshape(*shape[:2], 1),
+            rstd=rstd,
             k=k,
             kr=kr,
             kr_error=kr_error,
+            kr_lost=kr_lost,
             weight=1.0 if weight is None else _parameter(weight, groups) + weight_offset,
             bias=0.0 if bias is None else _parameter(bias, groups),
             gate=None if gate is None else gate.astype(np.float64).reshape(shape),
@@ -115,7 +124,8 @@ class Rows:
         """Bound the error of n."""
         terms = abs(self.kr * self.weight)
         error = 4 * self.wide * _ulp(_row_max(np.maximum(abs(self.n), terms)))
-        error = error + np.abs(self.weight) * self.kr_error
+        of_kr = np.asarray(self.kr_error + self.kr_lost)
+        error = np.asarray(error + np.abs(self.weight) * of_kr + _LOST)
         return error + 2 * _GATE * terms if self.is_pre_gate else error
 
     def dp_error(self, dy: Array, d_residual: Array | None) -> tuple[Array, Array]:
@@ -129,11 +139,17 @@ class Rows:
         terms = self.rstd * terms
         if d_residual is not None:
             terms = np.maximum(terms, abs(d_residual))
+        dr_lost = abs(self.k * self.weight) * self.dn_lost(dy) + _LOST
         error = 8 * self.wide * _ulp(_row_max(terms))
+        error = error + self.rstd * (dr_lost + _LOST * (1 + abs(self.r))) + _LOST
         if self.gate is not None:
             sizes = self.rstd * (abs(dr) + abs(self.r) * _mean(abs(self.r * dr)))
             error = error + 5 * _GATE * sizes
         return self.rstd * (dr - self.r * slope), error
+
+    def dn_lost(self, dy: Array) -> Array:
+        """Return what is lost of dy, the gate and their product."""
+        return np.asarray(_LOST * (1 + np.abs(self.after) + 2 * np.abs(dy)))
 
     @property
     def wide(self) -> int:
@@ -145,7 +161,7 @@ def forward_bounds(rows: Rows, exact: NormForward, dtype: str) -> Bounds:
     """Return exact values and bounds for a forward of the oracle, on a matrix."""
     error = rows.n_error() * abs(rows.after)
     if rows.gate is not None and not rows.is_pre_gate:
-        error = error + _GATE * abs(exact.y.reshape(rows.s.shape))
+        error = error + _GATE * abs(exact.y.reshape(rows.s.shape)) + 2 * _LOST * abs(rows.n)
     of_rstd = 8 * rows.wide * _U + (_GATE if rows.is_pre_gate else 0.0)
     bounds = {
         "y": (exact.y, rows.flat(error) + _store(exact.y, dtype)),
@@ -153,9 +169,9 @@ def forward_bounds(rows: Rows, exact: NormForward, dtype: str) -> Bounds:
     }
     if exact.mean is not None:
         bounds["mean"] = (exact.mean, _ulp(exact.mean) + 4 * rows.wide * _U / exact.rstd)
-    if exact.residual is not None:  # rounded the same way, and nothing else
+    if exact.residual is not None:  # rounded the same way, and nothing else but what is lost
         stream = exact.residual.astype(np.float64)
-        bounds["residual"] = (stream, np.zeros(stream.shape))
+        bounds["residual"] = (stream, np.where(abs(stream) < _LOST / _U, 2 * _LOST, 0.0))
     return bounds
 
 
@@ -171,32 +187,35 @@ def backward_bounds(rows: Rows, exact: NormGrads, dy: Array, d_residual: Array |
     of_dx = error
     if rows.gate is not None and rows.is_pre_gate:
         g = _silu(rows.gate)
-        of_dx = abs(g) * error + _GATE * abs(dp * g)
+        of_dx = abs(g) * error + _GATE * abs(dp * g) + 2 * _LOST * abs(dp)
     bound = rows.flat(of_dx) + _store(exact.dx, dtype)
     bounds = {"dx": (exact.dx, bound), "dresidual": (exact.dx, bound)}
     if rows.gate is not None:
         if rows.is_pre_gate:
-            factor, error = dp * rows.s, abs(rows.s) * error
+            factor, error = dp * rows.s, abs(rows.s) * error + _LOST * abs(dp)
         else:
-            factor, error = dy * rows.n, abs(dy) * rows.n_error()
+            factor, error = dy * rows.n, abs(dy) * rows.n_error() + _LOST * abs(rows.n)
         of_dgate = rows.flat(_dgate_error(rows.gate, factor, error))
         bounds["dgate"] = (exact.dgate, of_dgate + _store(exact.dgate, dtype))
     # dweight and dbias are relative to the sum over rows of |summand|; the correction of the mean
     # moves every r of a row, also where it is zero.
     dn, of_gate = abs(dy * rows.after), 0.0 if rows.gate is None else 2 * _GATE
+    dn_lost = rows.dn_lost(dy)
     if exact.dweight is not None:
         sizes = abs(rows.kr) + (0.25 * rows.k if rows.center else 0.0)
-        total = dn * ((8 * _U + of_gate) * sizes + rows.kr_error)
+        total = dn * ((8 * _U + of_gate) * sizes + rows.kr_error + rows.kr_lost)
+        total = total + dn_lost * abs(rows.kr)
         bounds["dweight"] = _of_parameter(exact.dweight, total)
     if exact.dbias is not None:
-        bounds["dbias"] = _of_parameter(exact.dbias, (8 * _U + of_gate) * dn)
+        bounds["dbias"] = _of_parameter(exact.dbias, (8 * _U + of_gate) * dn + dn_lost)
     return bounds
 
 
 def _dgate_error(z: Array, factor: Array, error: Array) -> Array:
     """Bound the error of g'(z) times a factor, which has one of its own."""
     slope, s = ACTIVATIONS["silu"].slope(z), ACTIVATIONS["sigmoid"].value(z)
-    return np.asarray(abs(slope) * (error + 3 * _U * abs(factor)) + 72 * _U * s * abs(factor))
+    error = error + 3 * _U * abs(factor) + 2 * _LOST
+    return np.asarray(abs(slope) * error + 72 * _U * s * abs(factor) + _LOST * (1 + abs(factor)))
 
 
 def worst_error(
@@ -222,11 +241,11 @@ def worst_error(
     return worst
 
 
-def _rounded(kr: Array, dtype: DTypeLike | None) -> tuple[Array, Array | float]:
+def _rounded(kr: Array, lost: Array, dtype: DTypeLike | None) -> tuple[Array, Array | float]:
     """Round k * r; next to a tie, what is off by its own error may go to the other side."""
     if dtype is None or np.dtype(dtype).itemsize >= 4:
         return kr, 0.0
-    error = 4 * _wide(kr) * _ulp(_row_max(kr))
+    error = 4 * _wide(kr) * _ulp(_row_max(kr)) + lost
     exact, low, high = (
         reference.round_to(values, dtype).astype(np.float64)
         for values in (kr, kr - error, kr + error)
@@ -239,7 +258,8 @@ def _silu(z: Array) -> Array:
 
 
 def _of_parameter(exact: Array, errors: Array) -> tuple[Array, Array]:
-    return exact, errors.sum(axis=0).reshape(exact.shape) + 0.5 * _ulp(exact)
+    total = (errors + _LOST).sum(axis=0).reshape(exact.shape)
+    return exact, total + 0.5 * _ulp(exact) + _LOST
 
 
 def _parameter(array: Array, groups: int) -> Array:
@@ -255,7 +275,7 @@ def _ulp(values: Array, dtype: str = "float32") -> Array:
 
 
 def _store(exact: Array, dtype: str) -> Array | float:
-    return 0.0 if dtype == "float32" else 0.5 * _ulp(exact, dtype)
+    return _LOST + (0.0 if dtype == "float32" else 0.5 * _ulp(exact, dtype))
 
 
 def _row_max(values: Array) -> Array:

@@ -29,7 +29,8 @@ class Options(NamedTuple):
     dtype: Any = None
     residual_dtype: Any = None
     saves: bool = False  # mean and rstd are returned
-    streams: bool = False  # without residual, x is the new residual stream
+    # Whether without residual x is the new residual stream; None where there is never a stream.
+    streams: bool | None = False
 
 
 class Forms(NamedTuple):
@@ -118,16 +119,17 @@ def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
         if outputs[name] is None and dtype is not None
     }
     rows = dict.fromkeys(("x", "residual", "gate"), where.rows)
-    has_stream = asked.options.streams or dtypes.stream is not None
+    has_stream = bool(asked.options.streams) or dtypes.stream is not None
+    results = {**outputs, **made}
     return Plan(
-        _form(asked, operands, {**outputs, **made}, where, dtypes.compute),
+        _form(asked, operands, results, where, dtypes.compute),
         to_copy(operands._asdict(), {**rows, "weight": WHOLE, "bias": WHOLE}),
         tuple((FIELDS.index(name), form) for name, form in made.items()),
         _outputs.Overlaps(
             function,
             tuple(zip(asked.arguments, given, strict=True)),
             tuple(zip(Forms._fields, inputs, strict=True)),
-            _in_place(asked, keeps_x=has_stream and operands.residual is None),
+            _in_place(asked, keeps_x=has_stream and results.get("residual") is None),
         ),
         has_stream,
     )
@@ -143,9 +145,9 @@ def _in_place(asked: Asked, keeps_x: bool) -> _outputs.InPlace:
     """Return the inputs that a result may be exactly.
 
     The stream is written while gate, weight and bias are still to be read. Where x itself is
-    returned as the stream, y must leave it alone.
+    returned as the stream, y must leave it alone; where the stream is written, x is not read again.
     """
-    over_y = () if keeps_x else Forms._fields
+    over_y = Forms._fields[1:] if keeps_x else Forms._fields
     return ((asked.arguments[0], over_y), ("out.residual", ("x", "residual")))
 
 
@@ -154,6 +156,8 @@ def _check_outputs(asked: Asked, where: Geometry, outputs: dict[str, Form | None
     function = asked.function
     if not asked.variant.center:
         _outputs.refuse(function, "out.mean", outputs["mean"], "without center there is no mean")
+    if asked.options.streams is None:
+        _outputs.refuse(function, "out.residual", outputs["residual"], "there is no residual")
     rows, statistics = (where.shape, where.rows), (where.leading_shape, WHOLE)
     expected = {"y": rows, "residual": rows, "mean": statistics, "rstd": statistics}
     for argument, (name, (shape, rows_of)) in zip(asked.arguments, expected.items(), strict=True):

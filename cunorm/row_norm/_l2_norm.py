@@ -109,7 +109,7 @@ def l2_norm_forward(
     dtype : dtype, optional
         y's; by default x's.
     out : NormForward, optional
-        Arrays to write in place of new ones, or None, for each result.
+        Arrays to write in place of new ones, or None, for ``y`` and ``rstd``; y may be exactly x.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def l2_norm_forward(
     """
     norm = Norm("l2_norm_forward", Variant(axis=axis, groups=groups), eps, 1.0, eps_of_sum=True)
     arrays = Arrays(x)
-    return norm_forward(norm, arrays, Options(dtype, saves=True), out)
+    return norm_forward(norm, arrays, Options(dtype, saves=True, streams=None), out)
 
 
 def l2_norm_backward(

@@ -257,11 +257,11 @@ def layer_norm_backward(
 
     Parameters
     ----------
-    dy, x, weight, bias, rstd, mean, d_residual : array
+    dy, x, weight, bias, rstd, mean, d_residual, gate : array
         As for `normalize_backward`: dy reaches y, x is what was normalised (the forward's
         ``residual`` where it has one), rstd and mean are the forward's and needed. Without weight,
-        bias or d_residual, None.
-    axis, groups, weight_offset, round_before_weight, gate, ... : optional
+        bias, d_residual or gate, None.
+    axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
         As the forward got them.
     x_dtype, needs, out, workspace, accumulate : optional
         As for `normalize_backward`.

@@ -112,6 +112,8 @@ def normalize(
     -----
     Rounding: statistics, sums and products are float64 if x is, else float32, and y is rounded to
     its dtype once, on the store; nothing is rounded before unless round_before_weight asks for it.
+    The numbers eps, weight_offset and c / sqrt(d) are rounded to that type of the computation too,
+    in which those beyond its range become infinite or 0.
     The mean is corrected by the mean of what it leaves, so a constant row gives y = bias exactly,
     with eps > 0. A row's y depends on no other row, nor on strides, bit for bit.
 
@@ -207,8 +209,8 @@ def add_normalize(
         The new stream's. By default residual's, which it has to agree with, or else x's.
     out : AddNorm, optional
         Arrays to write in place of new ones, or None, for each result. y may be exactly an
-        input, unless residual is None; the new stream may be exactly x or residual
-        (``out=AddNorm(residual=residual)`` updates it). They overlap no input otherwise.
+        input, but not an x that is returned as the new stream; the new stream may be exactly x or
+        residual (``out=AddNorm(residual=residual)`` updates it). They overlap no input otherwise.
 
     Returns
     -------

@@ -75,16 +75,17 @@ def normalize_forward(
         y's; by default as for `normalize`.
     out : NormForward, optional
         Arrays to write in place of new ones, or None, for each result. y may be exactly an
-        input, unless residual_dtype is given without residual; the new stream may be exactly x or
-        residual. They overlap no input otherwise.
+        input, but not an x that is returned as the new stream, as with residual_dtype alone where
+        that is x's dtype; the new stream may be exactly x or residual. They overlap no input
+        otherwise.
 
     Returns
     -------
     NormForward
-        ``y``; ``residual``, the new stream, None where neither residual nor its dtype was given;
-        ``mean`` of p, None without center; and ``rstd``. y and residual have x's shape, mean and
-        rstd have the shape ``x.shape[:axis]``, with a last axis of length `groups` if those are not
-        1, and are float64 if x or the new stream is, else float32.
+        ``y``; ``residual``, the new stream, None where neither residual, nor its dtype, nor an
+        array for it was given; ``mean`` of p, None without center; and ``rstd``. y and residual
+        have x's shape, mean and rstd have the shape ``x.shape[:axis]``, with a last axis of length
+        `groups` if those are not 1, and are float64 if x or the new stream is, else float32.
 
     Raises
     ------

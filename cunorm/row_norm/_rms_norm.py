@@ -265,10 +265,10 @@ def rms_norm_backward(
 
     Parameters
     ----------
-    dy, x, weight, rstd, d_residual : array
+    dy, x, weight, rstd, d_residual, gate : array
         As for `normalize_backward`: dy reaches y, x is what was normalised (the forward's
-        ``residual`` where it has one), rstd the forward's. Without weight or d_residual, None.
-    axis, groups, weight_offset, round_before_weight, gate, ... : optional
+        ``residual`` where it has one), rstd and gate the forward's; None for what there is not.
+    axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
         As the forward got them.
     x_dtype, needs, out, workspace, accumulate : optional
         As for `normalize_backward`; the names in `needs` with an operand are "x", "weight", "gate".

@@ -11,10 +11,11 @@ from cunorm._dtypes import FLOAT32, FLOAT64, parse_optional_dtype
 from cunorm.row_norm._backward_plan import NEEDS
 from cunorm.row_norm._workspace import workspace_bytes
 
-_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "normalize_backward": ("weight", "bias"),
-    "rms_norm_backward": ("weight",),
-    "layer_norm_backward": ("weight", "bias"),
+# Of the arguments below, what each function takes.
+_TAKEN: dict[str, tuple[str, ...]] = {
+    "normalize_backward": ("weight", "bias", "x_dtype", "needs"),
+    "rms_norm_backward": ("weight", "x_dtype", "needs"),
+    "layer_norm_backward": ("weight", "bias", "x_dtype", "needs"),
     "l2_norm_backward": (),
 }
 
@@ -40,7 +41,7 @@ def workspace_size(
     ----------
     op : str
         The name of the function: "normalize_backward", "rms_norm_backward", "layer_norm_backward"
-        or "l2_norm_backward".
+        or "l2_norm_backward", which has no parameters, and so takes no workspace.
     x, weight, bias : array
         As the function gets them; weight and bias are None where it gets none.
     axis, groups, needs : int, int and tuple of str, optional
@@ -57,7 +58,7 @@ def workspace_size(
     Raises
     ------
     TypeError, ValueError
-        As `normalize` does, and if `op` is not among those names or does not take an argument.
+        As `normalize` does, and if `op` is not among those names or does not take what is given.
     ImportError
         If x is on CUDA and CuPy is not installed.
 
@@ -77,17 +78,20 @@ def workspace_size(
     (True, array([0.2, 9.8], dtype=float32))
     """
     function = "workspace_size"
-    taken = _PARAMETERS[_checks.choice(function, "op", op, _PARAMETERS)]
+    taken = _TAKEN[_checks.choice(function, "op", op, _TAKEN)]
     axis = _checks.integer(function, "axis", axis)
     groups = _checks.integer(function, "groups", groups)
     asked_dtype = parse_optional_dtype(function, "x_dtype", x_dtype)
     wanted = _checks.names(function, "needs", needs, NEEDS)
+    for name, given in (("weight", weight), ("bias", bias), ("x_dtype", x_dtype)):
+        if name not in taken:
+            _outputs.refuse(function, name, given, f"{op} has none")
+    if "needs" not in taken and wanted != set(NEEDS):
+        raise ValueError(f"{function}: needs is {needs!r}, expected the default: {op} has none")
     form = describe(function, "x", x).form
     where = _checks.geometry(function, form, axis, groups)
     parameters = 0
     for name, array in (("weight", weight), ("bias", bias)):
-        if name not in taken:
-            _outputs.refuse(function, name, array, f"{op} has none")
         if array is None:
             continue
         parameter = describe(function, name, array).form

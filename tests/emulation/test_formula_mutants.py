@@ -57,7 +57,7 @@ MUTANTS = {
         *IN_BOTH,
         ("n *= B::activation::at(read<B>(gate, at)).value;", ";"),
         ("s += read<B>(residual_pack, at);", ";"),
-        ("return stream.loaded();", "return LoadedPack<B, stream_t>{};"),
+        ("return stream.store(column);", "return stream.store(column), LoadedPack<B, stream_t>{};"),
         ("return (p - shift) - correction;", "return p;"),
         ("sqrt(row.moments.variance + C(arguments.eps))", "sqrt(row.moments.variance)"),
         ("arguments.rstd + index, row.rstd", "arguments.rstd + index, row.k_rstd"),

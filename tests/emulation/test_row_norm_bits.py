@@ -153,6 +153,23 @@ def test_results_do_not_depend_on_being_computed_in_place(function, kind, norm):
     assert_same(result, usual(function, kind, norm, grid=3))
 
 
+@every_kind
+@pytest.mark.parametrize("position", [None, "pre", "post"])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_y_may_be_written_over_an_x_that_becomes_the_stream(kind, position, offset):
+    width, team = FAMILIES[kind]
+    make = Operands((*LEADING, width), far=True)
+    x, weight = make.rows("float32"), make.param("float32")
+    gate = make.rows("float32", near=True) if position else None
+    norm = {"gate_position": position} if position else {}
+    norm |= {"residual_dtype": "float16", "center": True, "gate": gate}
+    plan = Plan(team=team, offset=offset, grid=3)
+    apart, over = (
+        emulate_forward(x, weight, out=out, plan=plan, **norm).result for out in ({}, {"y": x})
+    )
+    assert_same(over, apart)
+
+
 @both
 @every_kind
 @every_norm

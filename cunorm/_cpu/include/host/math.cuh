@@ -104,20 +104,24 @@ struct ExpConstants<double> {
 };
 
 template <class V>
-struct Exponential {
-  V fraction;  // e^r - 1
-  V exponent;  // n
+struct Reduced {
+  V n, r;  // v = n ln(2) + r
 };
 
 // Of v between lowest and highest.
 template <class V>
-inline Exponential<V> exponential(V v) {
+inline Reduced<V> reduced(V v) {
   using K = ExpConstants<typename Element<V>::type>;
   const V to_integer = constant<V>(K::to_integer);
-  const V shifted = fma(v, constant<V>(K::log2_e), to_integer);
-  const V n = shifted - to_integer;
-  const V r = fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), v));
-  return {fma(r * r, polynomial(r, K::polynomial), r), n};
+  const V n = fma(v, constant<V>(K::log2_e), to_integer) - to_integer;
+  return {n, fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), v))};
+}
+
+// Of any v: beyond those, n alone tells that the result is 0 or infinity.
+template <class V>
+inline Reduced<V> reduced_of_any(V v) {
+  using K = ExpConstants<typename Element<V>::type>;
+  return reduced(at_most(at_least(v, K::lowest), K::highest));
 }
 
 // v 2^n, rounded once. In two steps, as 2^n alone may be subnormal or infinite.
@@ -135,12 +139,22 @@ inline simd::Floats scaled(simd::Floats v, simd::Floats n) {
   return (simd::Floats)_mm512_scalef_ps((__m512)v, (__m512)n);
 }
 #endif
+#if defined(__AVX512DQ__)
+// There n may be any number, infinite or NaN too; r, which is nonsense then, is made a small one.
+inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
+  constexpr int smaller_magnitude = 2;  // with the sign of the first operand
+  auto [n, r] = reduced(v);
+  r = (simd::Floats)_mm512_range_ps((__m512)r, _mm512_set1_ps(0.5f), smaller_magnitude);
+  return {n, r};
+}
+#endif
 
 template <class V>
 inline V exp(V v) {
   using K = ExpConstants<typename Element<V>::type>;
-  const auto e = exponential(at_most(at_least(v, K::lowest), K::highest));
-  return scaled(1.0f + e.fraction, e.exponent);
+  const auto [n, r] = reduced_of_any(v);
+  const V one = constant<V>(1);
+  return scaled(fma(fma(polynomial(r, K::polynomial), r, one), r, one), n);
 }
 
 // v + v^3 polynomial(v^2) up to |v| = 0.55, then 1 - 2 e / (1 + e), e = e^(-2 |v|).
@@ -212,9 +226,11 @@ inline V erfc(V v) {
   const V factor = p * r, factor_lost = fma(p_lost, r, fma(p, r, -factor));
   const V lost = fma(factor, fma(r_lost, share, -square_lost), factor_lost);
 
-  const auto e = exponential(-square);
-  const V added = fma(factor, e.fraction, fma(lost, e.fraction, lost));
-  const V tail = scaled(factor + added, e.exponent);
+  using E = ExpConstants<typename Element<V>::type>;
+  const auto [n, e_r] = reduced(-square);
+  const V fraction = fma(e_r * e_r, math::polynomial(e_r, E::polynomial), e_r);  // e^e_r - 1
+  const V added = fma(factor, fraction, fma(lost, fraction, lost));
+  const V tail = scaled(factor + added, n);
   return select(v < 0.0f, 2.0f - tail, tail);
 }
 

@@ -91,19 +91,6 @@ inline void prefetch_output(T* row, index_t column) {
 template <class B>
 inline void prefetch_output(absent*, index_t) {}
 
-template <class B, class T, bool read_again = false>
-struct OutputPack {
-  T* start;
-  OutputPack(T* row, index_t column, index_t) : start(row + column) {}
-  LoadedPack<B, T> loaded() const { return {start}; }
-  void store() const {}
-};
-template <class B>
-struct OutputPack<B, absent, false> {
-  OutputPack(absent*, index_t, index_t) {}
-  void store() const {}
-};
-
 // Where a pack begins, with what is known of it: that it is whole, or that the row's end cuts it.
 struct WholeColumn {
   index_t column;
@@ -189,22 +176,47 @@ template <class B, class At>
 inline Item<B> read(const Pack<Item<B>, items_per_pack<B>>& items, At at) {
   return items.item[at.index];
 }
-template <class B, class T, bool read_again>
-inline void write(const OutputPack<B, T, read_again>& pack, WholeItem at, Item<B> v) {
-  T* place = pack.start + at.index * simd::lanes<typename B::compute_t>;
-  if constexpr (non_temporal && !read_again)
-    simd::store_non_temporal(place, v);
-  else
-    simd::store(place, v);
-}
-template <class B, class T, bool read_again>
-inline void write(const OutputPack<B, T, read_again>& pack, CutItem at, Item<B> v) {
-  constexpr int lanes = simd::lanes<typename B::compute_t>;
-  using Stored = StoredItem<T, lanes>;
-  Stored stored;
-  simd::store(stored.items, v);
-  simd::store_first(pack.start + at.index * lanes,
-                    simd::load_bits<typename Stored::Bits>(stored.items), at.count);
+
+// The items are stored together at the end: stores in between, which may branch, would keep the
+// compiler from computing on all items at a time.
+template <class B, class T, bool read_again = false>
+struct OutputPack {
+  Pack<Item<B>, items_per_pack<B>> value;
+  T* row;
+  index_t end;
+
+  OutputPack(T* row, index_t end) : row(row), end(end) {}
+
+  template <class Column>
+  LoadedPack<B, T> store(Column column) const {
+    for_each_item<B>(column, end, [&](auto at) {
+      store_item(row + column + at.index * simd::lanes<typename B::compute_t>, at);
+    });
+    return {row + column};
+  }
+
+ private:
+  void store_item(T* place, WholeItem at) const {
+    if constexpr (non_temporal && !read_again)
+      simd::store_non_temporal(place, value.item[at.index]);
+    else
+      simd::store(place, value.item[at.index]);
+  }
+  void store_item(T* place, CutItem at) const {
+    using Stored = StoredItem<T, simd::lanes<typename B::compute_t>>;
+    Stored stored;
+    simd::store(stored.items, value.item[at.index]);
+    simd::store_first(place, simd::load_bits<typename Stored::Bits>(stored.items), at.count);
+  }
+};
+template <class B>
+struct OutputPack<B, absent, false> {
+  OutputPack(absent*, index_t) {}
+  void store(index_t) const {}
+};
+template <class B, class T, bool read_again, class At>
+inline void write(OutputPack<B, T, read_again>& pack, At at, Item<B> v) {
+  pack.value.item[at.index] = v;
 }
 
 template <class B, class T>
