@@ -148,7 +148,7 @@ def test_other_dtypes_are_refused_by_name(make, name):
 
 
 def test_a_shape_without_values_is_no_array():
-    with pytest.raises(TypeError, match=r"^f: x is a ShapeDtypeStruct, expected a NumPy"):
+    with pytest.raises(TypeError, match=r"^f: x is of type ShapeDtypeStruct, expected a NumPy"):
         describe("f", "x", jax.ShapeDtypeStruct((3,), "float32"))
 
 
