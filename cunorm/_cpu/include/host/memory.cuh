@@ -129,17 +129,15 @@ inline void for_each_item(WholeColumn, index_t, const F& f) {
 #pragma GCC unroll 32
   for (int i = 0; i < items_per_pack<B>; ++i) f(WholeItem{i});
 }
+// Those that are whole are taken as cut ones too: it is half the code, and half the time to compile
+// it.
 template <class B, class F>
 inline void for_each_item(CutColumn column, index_t end, const F& f) {
   constexpr int lanes = simd::lanes<typename B::compute_t>;
   const int count = static_cast<int>(end - column);
 #pragma GCC unroll 32
-  for (int i = 0; i < items_per_pack<B>; ++i) {
-    if ((i + 1) * lanes <= count)
-      f(WholeItem{i});
-    else if (i * lanes < count)
-      f(CutItem{i, count - i * lanes});
-  }
+  for (int i = 0; i < items_per_pack<B>; ++i)
+    if (i * lanes < count) f(CutItem{i, std::min(lanes, count - i * lanes)});
 }
 
 template <class B, class F>

@@ -59,8 +59,8 @@ inline void store_bits(void* p, V v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
-// The same of the first `count` elements only, which are fewer than V has room for; the rest are
-// zeros, and are left in memory as they are.
+// The same of the first `count` elements only, of one or more; the rest are zeros, and are left in
+// memory as they are.
 template <class V, class T>
 inline V load_first(const T* p, int count) {
   V v{};
@@ -75,6 +75,7 @@ inline V load_first(const T* p, int count) {
   else if constexpr (sizeof(V) == 32 && sizeof(T) == 2)
     return (V)_mm256_maskz_loadu_epi16(mask, p);
 #endif
+  if (count * sizeof(T) == sizeof(V)) return load_bits<V>(p);
   std::memcpy(&v, p, count * sizeof(T));
   return v;
 }
@@ -91,6 +92,7 @@ inline void store_first(T* p, V v, int count) {
   else if constexpr (sizeof(V) == 32 && sizeof(T) == 2)
     return _mm256_mask_storeu_epi16(p, mask, (__m256i)v);
 #endif
+  if (count * sizeof(T) == sizeof(V)) return store_bits(p, v);
   std::memcpy(p, &v, count * sizeof(T));
 }
 
