@@ -67,6 +67,15 @@ def test_a_compiler_without_openmp_serves_with_one_thread(tmp_path):
 
 
 @posix
+def test_a_compiler_that_does_not_schedule_before_registers_serves_with_openmp(tmp_path):
+    log, refuse = tmp_path / "log", 'case "$*" in *-fschedule-insns*) exit 1;; esac\n'
+    compiler = script(tmp_path, f'{ANSWERS}{refuse}echo "$@" >> "{log}"\nexec $real "$@"')
+    in_process("check(0, False)", CXX=compiler, CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"))
+    (compiled,) = log.read_text().splitlines()
+    assert "-fopenmp" in compiled
+
+
+@posix
 def test_cxx_is_the_compiler_that_is_used_with_its_own_arguments(tmp_path):
     log = tmp_path / "log"
     compiler = script(tmp_path, f'echo "$@" >> "{log}"\nexec $real "${{@#--mine}}"')
