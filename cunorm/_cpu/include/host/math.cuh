@@ -138,7 +138,6 @@ inline V scaled(V v, V n) {
 inline simd::Floats scaled(simd::Floats v, simd::Floats n) {
   return (simd::Floats)_mm512_scalef_ps((__m512)v, (__m512)n);
 }
-#endif
 #if defined(__AVX512DQ__)
 // There n may be any number, infinite or NaN too; r, which is nonsense then, is made a small one.
 inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
@@ -147,6 +146,7 @@ inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
   r = (simd::Floats)_mm512_range_ps((__m512)r, _mm512_set1_ps(0.5f), smaller_magnitude);
   return {n, r};
 }
+#endif
 #endif
 
 template <class V>
