@@ -9,15 +9,13 @@ that is current in CuPy stays what the caller made it.
 from __future__ import annotations
 
 import importlib.util
-import os
-from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from cunorm._loaded import Loaded
 from cunorm._sources import source_text
 
 if TYPE_CHECKING:
@@ -86,20 +84,12 @@ def _block_of(size: int) -> np.dtype[np.void]:
     return np.dtype((np.void, size))
 
 
-_loaded: dict[tuple[Build, int], Any] = {}
-_loading: defaultdict[tuple[Build, int], Lock] = defaultdict(Lock)
+_loaded: Loaded[tuple[Build, int], Any] = Loaded()
 
 
 def _ready(build: Build, current_device: int) -> tuple[Any, bool]:
     """Return the kernel of a build, and whether it was loaded here and now."""
-    key = (build, current_device)
-    with _loading[key]:
-        loaded = _loaded  # forget() puts another in its place
-        kernel = loaded.get(key)
-        if kernel is not None:
-            return kernel, False
-        kernel = loaded[key] = _load(build)
-        return kernel, True
+    return _loaded.ready((build, current_device), lambda: (_load(build), True))
 
 
 def _load(build: Build) -> Any:
@@ -130,13 +120,7 @@ def loaded_count() -> int:
 
 def forget() -> None:
     """Let the next launch of every build ask CuPy for its kernel; CuPy has caches of its own."""
-    global _loaded
-    _loaded = {}
-
-
-if hasattr(os, "register_at_fork"):
-    # As in _cpu/_compile.py: what a forked child hears is CUDA's error, not silence.
-    os.register_at_fork(after_in_child=_loading.clear)
+    _loaded.forget()
 
 
 def compile_options(build: Build) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of every public row norm with arrays that go together, for the tests of wrong input."""
+"""Calls of every public row norm with arrays that go together, and what they launch."""
 
 import re
 from types import SimpleNamespace
@@ -9,6 +9,10 @@ import pytest
 from operands import draw
 
 import cunorm
+from cunorm._arrays._dlpack import DLPack
+from cunorm._arrays._numpy import Numpy
+from cunorm._arrays._torch import Torch
+from cunorm.row_norm import _backward, _forward
 
 WIDTH = 8
 FORWARDS = [
@@ -44,3 +48,14 @@ def backward(name, dy, x, **more):
 def raises(error, *texts):
     """Expect an error whose message is exactly these texts, one after the other."""
     return pytest.raises(error, match="^" + re.escape("".join(texts)) + "$")
+
+
+def launched(monkeypatch):
+    """Collect what is launched, and let nothing be copied on the way there."""
+    seen = []
+    for module, name in ((_forward, "run_forward"), (_backward, "run_backward")):
+        run = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda call, run=run: (seen.append(call), run(call)))
+    for framework in (Numpy, Torch, DLPack):
+        monkeypatch.setattr(framework, "contiguous", None)
+    return seen

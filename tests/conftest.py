@@ -37,7 +37,7 @@ def record_builds(record_property: Callable[[str, object], None]) -> Iterator[No
 
     before = set(_compile._loaded)
     yield
-    record_property("builds", [str(build) for build in _compile._loaded.keys() - before])
+    record_property("builds", [str(build) for build in set(_compile._loaded) - before])
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

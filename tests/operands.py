@@ -106,6 +106,15 @@ def assert_same_bits(actual: Any, expected: Any, what: str = "result") -> None:
     assert not different, f"{what}: {different} of {math.prod(actual.shape)} elements differ"
 
 
+def assert_same_fields(actual: Any, expected: Any) -> None:
+    """Compare results of a norm field by field: the same ones are there, and are equal."""
+    for field in expected._fields:
+        array, right = getattr(actual, field), getattr(expected, field)
+        assert (array is None) == (right is None), field
+        if right is not None:
+            assert_same_bits(array, right, field)
+
+
 @contextmanager
 def at(*place: Any) -> Iterator[None]:
     """Say where an assertion failed: for loops over many cases in one test."""

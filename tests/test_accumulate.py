@@ -184,7 +184,7 @@ def test_a_workspace_makes_no_difference():
 
 
 def test_torch_knows_that_an_array_was_added_to():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     arrays = arrays_of((50, 64), "float32")
     before = drawn_before(64, "float32")
     theirs = {name: torch.from_numpy(array) for name, array in arrays.items()}

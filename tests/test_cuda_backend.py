@@ -15,6 +15,7 @@ from nvrtc import CUPY_OPTIONS, ResourceUsage, compile_cubin, resource_usage
 from cunorm import _cuda
 from cunorm._arrays import Device
 from cunorm._builds import Build, Launch
+from cunorm._loaded import Loaded
 
 PROBE = """
 struct Arguments { long long* out; long long value; double scale; };
@@ -31,7 +32,7 @@ ARGUMENTS = struct.pack("<qqd", 0, 5, 2.0)
 def fresh_caches(monkeypatch):
     for module in (_cuda, nvrtc):
         monkeypatch.setattr(module, "source_text", lambda kernel: PROBE)
-    monkeypatch.setattr(_cuda, "_loaded", {})
+    monkeypatch.setattr(_cuda, "_loaded", Loaded())
     caches = (
         _cuda._cupy,
         _cuda.nvrtc_version,

@@ -97,7 +97,7 @@ def test_a_workspace_that_is_no_array_is_refused(thing):
 
 
 def test_a_jax_array_as_workspace_is_refused():
-    jax = pytest.importorskip("jax")
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
     refused(ValueError, UNUSABLE, jax.numpy.ones(SIZE, "float32"))
     with pytest.raises((TypeError, ValueError), match=f"^{NAME}: workspace "):
         cunorm.layer_norm_backward(**square(), workspace=jax.numpy.ones(SIZE, "uint8"))
@@ -105,7 +105,7 @@ def test_a_jax_array_as_workspace_is_refused():
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_a_torch_tensor_with_strides_is_refused(dtype):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     memory = torch.zeros(64, 64, dtype=getattr(torch, dtype))
     for view in (memory[::2], memory.T, memory[:, 1:], memory[:1].expand(64, 64)):
         refused(ValueError, STRIDED.format(strides_of(view)), view)
@@ -113,13 +113,13 @@ def test_a_torch_tensor_with_strides_is_refused(dtype):
 
 @pytest.mark.parametrize("offset", [1, 2, 8])
 def test_a_torch_tensor_that_is_not_aligned_is_refused(offset):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     refused(ValueError, UNUSABLE, torch.zeros(SIZE, dtype=torch.uint8)[offset:])
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "complex64"])
 def test_a_torch_tensor_of_another_dtype_is_refused(dtype):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     text = f"has dtype {dtype}, expected float16, bfloat16, float32 or float64"
     refused(TypeError, text, torch.zeros(SIZE, dtype=getattr(torch, dtype)))
 
@@ -134,7 +134,7 @@ TORCH_DTYPES = pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @TORCH_DTYPES
 @pytest.mark.parametrize("kind", ["freed", "zero"])
 def test_a_torch_tensor_without_memory_is_refused(dtype, kind):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     workspace = torch.empty(SIZE, dtype=getattr(torch, dtype))
     if kind == "freed":
         workspace.untyped_storage().resize_(0)
@@ -145,7 +145,7 @@ def test_a_torch_tensor_without_memory_is_refused(dtype, kind):
 
 @TORCH_DTYPES
 def test_a_torch_tensor_of_no_elements_is_refused_for_its_size(dtype):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     workspace = torch.empty(0, dtype=getattr(torch, dtype))
     with pytest.raises(ValueError, match=rf"^{NAME}: workspace has 0 bytes, expected at least"):
         cunorm.layer_norm_backward(**square(), workspace=workspace)
@@ -153,7 +153,7 @@ def test_a_torch_tensor_of_no_elements_is_refused_for_its_size(dtype):
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "float32"])
 def test_a_torch_tensor_on_another_kind_of_device_is_refused_for_that(dtype):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     text = "is on device meta, expected cpu or cuda: pass a tensor with data there"
     refused(ValueError, text, torch.empty(SIZE, dtype=getattr(torch, dtype), device="meta"))
 
@@ -161,7 +161,7 @@ def test_a_torch_tensor_on_another_kind_of_device_is_refused_for_that(dtype):
 @TORCH_DTYPES
 @pytest.mark.parametrize("transform", ["vmap", "functionalize"])
 def test_a_torch_tensor_inside_a_functional_transform_is_refused(dtype, transform):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     text = (
         "is a tensor inside a torch.func transform (vmap, grad, jvp), expected a plain one: call "
         "this outside the transform"
@@ -178,7 +178,7 @@ def test_a_torch_tensor_inside_a_functional_transform_is_refused(dtype, transfor
 @pytest.mark.filterwarnings("ignore::UserWarning")  # a prototype: nested
 @pytest.mark.parametrize("layout", ["nested", "torch.sparse_coo"])
 def test_a_torch_tensor_that_is_not_dense_is_refused(dtype, layout):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     dense = torch.ones(SIZE, dtype=getattr(torch, dtype))
     workspace = torch.nested.nested_tensor([dense]) if layout == "nested" else dense.to_sparse()
     text = "expected a dense tensor: pass workspace.to_dense() (a nested tensor: padded)"

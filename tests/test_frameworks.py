@@ -5,16 +5,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from bounds import assert_within, check_backward, check_forward, dx_bound, dx_terms, y_bound
+from calls import launched
 from operands import DTYPES, NORMS, draw, optional, parameters, saved, weight_and_bias
 from processes import in_process
 
 import cunorm
 from cunorm import NormForward, NormGrads
 from cunorm._arrays import numpy_view
-from cunorm._arrays._dlpack import DLPack
-from cunorm._arrays._numpy import Numpy
-from cunorm._arrays._torch import Torch
-from cunorm.row_norm import _backward, _forward
 
 SHAPE = (12, 96)
 KINDS = ["numpy", "torch", "jax", "dlpack"]
@@ -124,14 +121,7 @@ def test_zero_rows_and_no_leading_axes_go_through_every_framework(kind):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Collect what is launched, and let nothing be copied on the way there."""
-    seen = []
-    for module, name in ((_forward, "run_forward"), (_backward, "run_backward")):
-        run = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda call, run=run: (seen.append(call), run(call)))
-    for framework in (Numpy, Torch, DLPack):
-        monkeypatch.setattr(framework, "contiguous", None)
-    return seen
+    return launched(monkeypatch)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ tells its dispatcher. And no framework is asked for memory: not even for a small
 import gc
 import tracemalloc
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 
 import numpy as np
@@ -24,7 +25,9 @@ WIDE, TALL = (4, 16 << 10), (16 << 10, 4)  # in one of them dweight has 64 KiB, 
 
 
 def to(kind, array):
-    return array if kind == "numpy" else pytest.importorskip("torch").from_numpy(array)
+    if kind == "numpy":
+        return array
+    return pytest.importorskip("torch", reason="PyTorch is not installed").from_numpy(array)
 
 
 def empty_like(array):
@@ -110,7 +113,7 @@ def test_numpy_allocates_what_is_left_out(name):
     """Else the test above would pass whatever a call did."""
     wide, tall = Call(name, WIDE), Call(name, TALL)
     for part in wide.parts():
-        peaks = [peak_of(lambda: wide.run(part)), peak_of(lambda: tall.run(part))]  # noqa: B023
+        peaks = (peak_of(partial(call.run, part)) for call in (wide, tall))
         assert max(peaks) >= 64 * KIB, part
 
 
@@ -128,7 +131,7 @@ def test_no_framework_is_asked_for_memory(monkeypatch, name, kind):
 @pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
 def test_torch_runs_no_operation_that_allocates(name):
     """It sees no more than a workspace of bytes that is viewed as floats."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Operations(TorchDispatchMode):

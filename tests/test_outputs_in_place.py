@@ -8,7 +8,7 @@ are few and many, short and long, whole and in groups, so that every way of walk
 import numpy as np
 import pytest
 from calls import WIDTH, given, raises
-from operands import assert_same_bits, at, bits, draw
+from operands import assert_same_bits, assert_same_fields, at, bits, draw
 
 import cunorm
 from cunorm import AddNorm, NormForward, NormGrads
@@ -83,14 +83,6 @@ def check(function, result, arrays, all_places, **told):
             actual = function(**copies, **told, out=out)
             assert_same_fields(actual, expected)
             assert all(getattr(actual, field) is getattr(out, field) for field in places)
-
-
-def assert_same_fields(actual, expected):
-    for field in expected._fields:
-        array, right = getattr(actual, field), getattr(expected, field)
-        assert (array is None) == (right is None), field
-        if right is not None:
-            assert_same_bits(array, right, field)
 
 
 # --- every pair, and several at once --------------------------------------------------------------

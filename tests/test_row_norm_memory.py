@@ -133,7 +133,7 @@ def test_views_at_one_place_with_other_dtypes_are_read_as_they_are():
 
 
 def test_a_torch_tensor_that_is_changed_where_it_is_is_read_as_it_is_now():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     x, y = torch.from_numpy(draw("x", (12, 20), "float32")), torch.empty(240)
     for _ in range(2):
         x.t_()

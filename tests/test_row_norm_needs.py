@@ -2,12 +2,12 @@
 """What a call touches: a backward what the wanted gradients are made of, and no call its inputs."""
 
 import inspect
-from itertools import combinations
 
 import numpy as np
 import pytest
 from bounds import check_backward
 from calls import BACKWARDS, FORWARDS
+from gradients import MADE_OF, NEEDS
 from operands import assert_same_bits, at, draw, optional
 
 import cunorm
@@ -15,33 +15,6 @@ from cunorm import NormGrads
 
 SHAPE, GROUPS, EPS = (19, 3 * 41), 3, 1e-5
 ROWS = ("x", "residual", "dy", "d_residual", "gate")
-# What each gradient is made of. Without center there is no mean, without a gate no gate.
-MADE_OF = {
-    None: {
-        "bias": {"dy"},
-        "weight": {"dy", "x", "rstd", "mean"},
-        "x": {"dy", "x", "rstd", "mean", "weight", "d_residual"},
-    },
-    "pre": {
-        "bias": {"dy"},
-        "weight": {"dy", "x", "rstd", "mean", "gate"},
-        "x": {"dy", "x", "rstd", "mean", "gate", "weight", "d_residual"},
-        "gate": {"dy", "x", "rstd", "mean", "gate", "weight"},
-    },
-    "post": {
-        "bias": {"dy", "gate"},
-        "weight": {"dy", "x", "rstd", "mean", "gate"},
-        "x": {"dy", "x", "rstd", "mean", "gate", "weight", "d_residual"},
-        "gate": {"dy", "x", "rstd", "mean", "gate", "weight", "bias"},
-    },
-}
-# Each gradient alone, and all but each.
-NEEDS = [
-    (position, needs)
-    for position, gradients in MADE_OF.items()
-    for size in (1, len(gradients) - 1)
-    for needs in combinations(gradients, size)
-]
 
 
 def arrays(shape=SHAPE):

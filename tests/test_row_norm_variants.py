@@ -4,15 +4,12 @@
 import numpy as np
 import pytest
 from bounds import check_backward, check_forward
+from calls import launched
 from operands import DTYPES, assert_same_bits, draw, optional
 from test_frameworks import KINDS, is_of, numbers, pointer, to
 
 import cunorm
 from cunorm import NormForward, NormGrads
-from cunorm._arrays._dlpack import DLPack
-from cunorm._arrays._numpy import Numpy
-from cunorm._arrays._torch import Torch
-from cunorm.row_norm import _backward, _forward
 
 TOKENS, HEADS, HEAD_DIM = (2, 9), 4, 33
 ON_HOST = ["numpy", "torch"]
@@ -20,14 +17,7 @@ ON_HOST = ["numpy", "torch"]
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Collect what is launched, and let nothing be copied on the way there."""
-    seen = []
-    for module, name in ((_forward, "run_forward"), (_backward, "run_backward")):
-        run = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda call, run=run: (seen.append(call), run(call)))
-    for framework in (Numpy, Torch, DLPack):
-        monkeypatch.setattr(framework, "contiguous", None)
-    return seen
+    return launched(monkeypatch)
 
 
 def dense(array):

@@ -14,6 +14,7 @@ from test_cpu_float_headers import around_every_rounding_boundary, nearest_even,
 import cunorm
 from cunorm import _cpu
 from cunorm._cpu import _compile
+from cunorm._loaded import Loaded
 from cunorm._sources import kernel_folder
 
 pytestmark = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
@@ -180,7 +181,7 @@ def test_results_do_not_depend_on_the_width_of_vectors(monkeypatch, machine, cas
     widths = (1, 7, 33, 64, 129, 1003)
     expected = [every_result(dtype, stream, width) for width in widths]
     monkeypatch.setattr(_compile, "_OPTIONS", for_machine(machine))
-    monkeypatch.setattr(_compile, "_loaded", {})
+    monkeypatch.setattr(_compile, "_loaded", Loaded())
     for width, one in zip(widths, expected, strict=True):
         for name, result in every_result(dtype, stream, width).items():
             with at(f"width {width}"):

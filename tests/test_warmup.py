@@ -24,6 +24,7 @@ from cunorm import _arrays, _backend, _cpu, _cuda
 from cunorm._arrays import Device, Framework, Operand, contiguous_form
 from cunorm._builds import Build
 from cunorm._dtypes import DTYPES as STORAGE
+from cunorm._loaded import Loaded
 
 compiles = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
 each_case = pytest.mark.parametrize("case", described.cases(), ids=label)
@@ -153,7 +154,7 @@ class OnCuda(Framework):
 @pytest.fixture
 def cupy(monkeypatch):
     fake = Cupy()
-    monkeypatch.setattr(_cuda, "_loaded", {})
+    monkeypatch.setattr(_cuda, "_loaded", Loaded())
     caches = (
         _cuda._cupy,
         _cuda.nvrtc_version,

@@ -70,8 +70,8 @@ def describe(function: str, argument: str, array: Any) -> Operand:
         If its memory cannot be read as it is: autograd, bits to resolve, sparse, no data, several
         devices. The message names what to call.
     """
-    framework = _FRAMEWORKS.get(type(array)) or _framework(function, argument, type(array))
-    return framework.describe(function, argument, array)
+    operand: Operand = describe_all(function, (argument,), (array,), required=1)[0]
+    return operand
 
 
 def describe_all(

@@ -13,15 +13,14 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import count
 from pathlib import Path
-from threading import Lock
 from typing import NamedTuple
 
 from cunorm._builds import Build
+from cunorm._loaded import Loaded
 from cunorm._sources import source_text
 
 _INCLUDE = Path(__file__).parent / "include"
@@ -34,7 +33,6 @@ _ERROR_LINES = 8
 TEMPORARY = "compiling-"  # how the names of folders begin that are removed after their use
 
 Entry = Callable[[int, int, bytes], None]
-_compiling: defaultdict[Build, Lock] = defaultdict(Lock)
 
 
 class Compiler(NamedTuple):
@@ -58,11 +56,10 @@ def compiler() -> Compiler | None:
 
 def library(build: Build) -> Entry:
     """Return the launcher of a build, compiled or from the cache on disk."""
-    entry = _loaded.get(build)
-    return _ready(build)[0] if entry is None else entry
+    return _loaded.get(build) or _ready(build)[0]
 
 
-_loaded: dict[Build, Entry] = {}
+_loaded: Loaded[Build, Entry] = Loaded()
 _times_forgotten = 0
 
 
@@ -73,14 +70,7 @@ def prepare(build: Build) -> bool:
 
 def _ready(build: Build) -> tuple[Entry, bool]:
     """Return the launcher of a build, and whether the compiler was called for it here and now."""
-    with _compiling[build]:
-        loaded = _loaded  # forget() puts another in its place
-        entry = loaded.get(build)
-        if entry is not None:
-            return entry, False
-        entry, was_compiled = _load(build)
-        loaded[build] = entry
-        return entry, was_compiled
+    return _loaded.ready(build, partial(_load, build))
 
 
 def loaded_count() -> int:
@@ -90,15 +80,10 @@ def loaded_count() -> int:
 
 def forget() -> None:
     """Let the next launch of every build load it anew; calls in progress go on undisturbed."""
-    global _loaded, _times_forgotten
+    global _times_forgotten
     _times_forgotten += 1
-    _loaded = {}
+    _loaded.forget()
     _stand_ins.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    # No thread of a forked child would release a lock that another thread of its parent held.
-    os.register_at_fork(after_in_child=_compiling.clear)
 
 
 def _load(build: Build) -> tuple[Entry, bool]:

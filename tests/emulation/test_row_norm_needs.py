@@ -6,11 +6,12 @@ Every input lies in memory, so that the emulator counts what is read of it.
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 import pytest
 from bounds import check_backward
+from gradients import MADE_OF, NEEDS
 from operands import assert_same_bits
 
 from .arrays import EPS, FAMILIES, Operands, saved
@@ -21,35 +22,6 @@ from .plans import Plan
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 ROWS = {"dy", "x", "d_residual", "gate"}
-# What each gradient is made of; without a gate, that is not there, and without center no mean.
-INPUTS = {
-    None: {
-        "bias": {"dy"},
-        "weight": {"dy", "x", "rstd", "mean"},
-        "x": {"dy", "x", "rstd", "mean", "weight", "d_residual"},
-    },
-    "pre": {
-        "bias": {"dy"},
-        "weight": {"dy", "x", "gate", "rstd", "mean"},
-        "x": {"dy", "x", "gate", "rstd", "mean", "weight", "d_residual"},
-        "gate": {"dy", "x", "gate", "rstd", "mean", "weight"},
-    },
-    "post": {
-        "bias": {"dy", "gate"},
-        "weight": {"dy", "x", "gate", "rstd", "mean"},
-        "x": {"dy", "x", "gate", "rstd", "mean", "weight", "d_residual"},
-        "gate": {"dy", "x", "gate", "rstd", "mean", "weight", "bias"},
-    },
-}
-
-
-# Each gradient alone, and all but each.
-NEEDS = [
-    (position, needs)
-    for position, inputs in INPUTS.items()
-    for size in (1, len(inputs) - 1)
-    for needs in combinations(inputs, size)
-]
 
 
 def read(position, needs, kind, center):
@@ -71,7 +43,7 @@ def read(position, needs, kind, center):
 
 def expected(position, needs, center):
     """Return which inputs the gradients are made of."""
-    inputs = set().union(*(INPUTS[position][name] for name in needs))
+    inputs = set().union(*(MADE_OF[position][name] for name in needs))
     return inputs if center else inputs - {"mean"}
 
 
