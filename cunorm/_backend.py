@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache, lru_cache
 
 from cunorm import _cpu, _cuda, _fallback, _plan
@@ -33,7 +34,7 @@ def run_forward(call: Forward) -> None:
             _cuda.launch(launch, call.arguments(), x.device, stream)
     elif _has_compiler():
         for kernel in cpu_forward_kernels(form, call.pointers(), call.numbers()):
-            kernel.run()
+            kernel()
     else:
         _fallback.forward(call)
 
@@ -57,7 +58,7 @@ def run_backward(call: Backward) -> None:
             launch = _plan.cpu_backward(call.form.types, call.form.where.walk.not_empty())
             call = _with_sums(call, launch)
         for kernel in cpu_backward_kernels(call.form, call.pointers(), call.numbers()):
-            kernel.run()
+            kernel()
     else:
         _fallback.backward(call)
 
@@ -83,18 +84,18 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
 @lru_cache(maxsize=1024)
 def cpu_forward_kernels(
     form: ForwardForm, pointers: tuple[int, ...], numbers: bytes
-) -> tuple[_cpu.Kernel, ...]:
+) -> tuple[Callable[[], object], ...]:
     """Return what to run for a call with arrays at these places."""
     walk = form.where.walk
     launch = _plan.cpu_forward(form.types, walk)
     arguments = forward_arguments(form, pointers, numbers)
-    return (_cpu.Kernel(_cpu.library(launch.build), launch.grid, arguments, walk.elements),)
+    return (_cpu.prepared(_cpu.library(launch.build), launch.grid, arguments, walk.elements),)
 
 
 @lru_cache(maxsize=1024)
 def cpu_backward_kernels(
     form: BackwardForm, pointers: tuple[int, ...], numbers: bytes
-) -> tuple[_cpu.Kernel, ...]:
+) -> tuple[Callable[[], object], ...]:
     """Return the same of a backward. After its first kernel, caches hold data and no Python."""
     walk = form.where.walk
     launch = _plan.cpu_backward(form.types, walk.not_empty())
@@ -102,13 +103,13 @@ def cpu_backward_kernels(
     if walk.rows:
         arguments = backward_arguments(form, pointers, numbers, launch)
         library = _cpu.library(launch.build)
-        kernels.append(_cpu.Kernel(library, launch.grid, arguments, walk.elements))
+        kernels.append(_cpu.prepared(library, launch.grid, arguments, walk.elements))
     if form.parameters:
         width = walk.width * walk.groups
         params = _plan.cpu_param_grad(form.param_types, width)
         arguments = param_grad_arguments(form, pointers, launch)
         library = _cpu.library(params.build)
-        kernels.append(_cpu.Kernel(library, params.grid, arguments, launch.parts * width))
+        kernels.append(_cpu.prepared(library, params.grid, arguments, launch.parts * width))
     return tuple(kernels)
 
 

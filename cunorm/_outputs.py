@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cunorm._arrays import Form, Operand, describe_all
+from cunorm._arrays import Form, Operand
 from cunorm._layout import WHOLE, RowsOf
 
 R = TypeVar("R")
@@ -34,18 +34,19 @@ def checked_out(function: str, out: Any, result: type[R]) -> R:
     return out
 
 
-def described(
-    function: str, arguments: tuple[str, ...], arrays: tuple[Any, ...]
-) -> list[Operand | None]:
-    """Describe the arrays given for results; each must be writable as it is."""
-    operands = describe_all(function, arguments, arrays)
+def check_writable(
+    function: str,
+    arguments: tuple[str, ...],
+    arrays: tuple[Any, ...],
+    operands: list[Operand | None],
+) -> None:
+    """Check that the arrays given for results, as they were described, are writable as they are."""
     for place, operand in enumerate(operands):
         if operand is not None and not (operand.owner is arrays[place] and operand.writable):
             raise ValueError(
                 f"{function}: {arguments[place]} cannot be written to in place, expected a "
                 "writable, aligned array (JAX arrays are immutable)"
             )
-    return operands
 
 
 def check_form(
@@ -77,34 +78,38 @@ def refuse(function: str, argument: str, form: Form | None, reason: str) -> None
 class Overlaps(NamedTuple):
     """What is to be checked of where the arrays of a call lie; the same for all of its plan.
 
-    It may be, exactly, an input that `in_place` has for an output: nobody reads an element of that
+    A result may be, exactly, an input that `in_place` has for it: nobody reads an element of that
     after the thread that writes it.
     """
 
     function: str
-    outputs: tuple[tuple[str, Form | None], ...]
-    inputs: tuple[tuple[str, Form | None], ...]
+    operands: tuple[tuple[str, Form | None], ...]  # argument and form; inputs, then results
+    first_result: int
     in_place: InPlace
 
     def check(self, pointers: tuple[int, ...]) -> None:
-        """Check that no output shares memory with another operand; outputs come first."""
-        named = (*self.outputs, *self.inputs)
+        """Check that no result shares memory with another operand."""
         places = [
             None if form is None else Place(argument, pointer, form)
-            for (argument, form), pointer in zip(named, pointers, strict=True)
+            for (argument, form), pointer in zip(self.operands, pointers, strict=True)
         ]
-        for number, output in enumerate(places[: len(self.outputs)]):
-            allowed = dict(self.in_place).get(output.argument, ()) if output is not None else ()
-            for other in (*places[:number], *places[len(self.outputs) :]):
-                if output is None or other is None or not _share_memory(output, other):
-                    continue
-                if other.argument in allowed and output[1:] == other[1:]:
-                    continue
-                also = " (or exactly the memory, shape, strides and dtype of an input)"
-                raise ValueError(
-                    f"{self.function}: {output.argument} overlaps {other.argument}, expected "
-                    f"memory of its own{also if other.argument in allowed else ''}"
-                )
+        inputs = [place for place in places[: self.first_result] if place is not None]
+        results = [place for place in places[self.first_result :] if place is not None]
+        for number, result in enumerate(results):
+            for other in (*results[:number], *inputs):
+                self._check_pair(result, other)
+
+    def _check_pair(self, result: Place, other: Place) -> None:
+        if not _share_memory(result, other):
+            return
+        may_be_same = other.argument in dict(self.in_place).get(result.argument, ())
+        if may_be_same and result[1:] == other[1:]:
+            return
+        also = " (or exactly the memory, shape, strides and dtype of an input)"
+        raise ValueError(
+            f"{self.function}: {result.argument} overlaps {other.argument}, expected memory of its "
+            f"own{also if may_be_same else ''}"
+        )
 
 
 def _share_memory(a: Place, b: Place) -> bool:

@@ -56,7 +56,7 @@ def _forward_form(layer: Layer, shape: tuple[int, int], device: Device) -> Forwa
     has_offset = checked_offset(layer.function, layer.weight_offset, inputs.weight) != 0.0
     asked = _forward_plan.asked(layer.function, layer.variant, has_offset, options)
     given = (None,) * len(_forward_plan.FIELDS)
-    return _forward_plan.planned(asked, tuple(inputs), given).form
+    return _forward_plan.planned(asked, (*inputs, *given)).form
 
 
 def _backward_form(layer: Layer, forward: ForwardForm, device: Device) -> BackwardForm | None:
@@ -88,7 +88,7 @@ def _backward_form(layer: Layer, forward: ForwardForm, device: Device) -> Backwa
         if parameter is not None and name[1:] in layer.needs
     }
     outputs = tuple(map(given.get, _backward_plan.FIELDS))
-    plan = _backward_plan.planned(asked, tuple(inputs), outputs)
+    plan = _backward_plan.planned(asked, (*inputs, *outputs))
     return None if plan.is_empty else plan.form
 
 

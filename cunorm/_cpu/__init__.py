@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
 
 from cunorm._cpu._compile import (
     Entry,
@@ -17,7 +18,6 @@ from cunorm._cpu._compile import (
 from cunorm._cpu._threads import available_cores, set_num_threads, thread_count
 
 __all__ = [
-    "Kernel",
     "available_cores",
     "cache_folder",
     "compiler",
@@ -25,6 +25,7 @@ __all__ = [
     "library",
     "loaded_count",
     "prepare",
+    "prepared",
     "set_num_threads",
     "thread_count",
 ]
@@ -33,15 +34,8 @@ __all__ = [
 _SERIAL_WORK = 1 << 15
 
 
-class Kernel(NamedTuple):
-    """A kernel of `grid` blocks that is ready to run; it goes through `work` elements."""
-
-    entry: Entry
-    grid: int
-    arguments: bytes
-    work: int
-
-    def run(self) -> None:
-        """Run it to its end."""
-        parallel = self.work > _SERIAL_WORK and self.grid > 1
-        self.entry(self.grid, min(thread_count(), self.grid) if parallel else 1, self.arguments)
+def prepared(entry: Entry, grid: int, arguments: bytes, work: int) -> Callable[[], object]:
+    """Return what runs a kernel of `grid` blocks to its end; it goes through `work` elements."""
+    if work > _SERIAL_WORK and grid > 1:
+        return lambda: entry(grid, min(thread_count(), grid), arguments)
+    return partial(entry, grid, 1, arguments)

@@ -10,7 +10,15 @@ from cunorm._arrays import Operand, describe_all
 from cunorm._backend import run_backward
 from cunorm._calls import Backward
 from cunorm.results import NormGrads
-from cunorm.row_norm._backward_plan import ARGUMENTS, NEEDS, Plan, asked, check_overlap, planned
+from cunorm.row_norm._backward_plan import (
+    ARGUMENTS,
+    FIRST_RESULT,
+    NAMES,
+    NEEDS,
+    asked,
+    check_overlap,
+    planned,
+)
 from cunorm.row_norm._operands import allocate, copied, exported, forms, pointers
 from cunorm.row_norm._variant import Variant, checked_offset
 from cunorm.row_norm._workspace import given_workspace
@@ -47,35 +55,21 @@ def backward(norm: NormBackward, arrays: GradArrays, out: NormGrads, workspace: 
     offset = checked_offset(function, weight_offset, arrays.weight)
     c = _checks.length(function, c)
     told = asked(function, variant, offset != 0.0, x_dtype, needs, accumulate)
-    inputs = describe_all(function, GradArrays._fields, arrays, required=3)
-    given = _outputs.described(function, ARGUMENTS, out)
-    plan = planned(told, forms(inputs), forms(given))
-    x = inputs[1]
+    operands = describe_all(function, NAMES, (*arrays, *out), required=3)
+    plan = planned(told, forms(operands))
+    x, given = operands[1], operands[FIRST_RESULT:]
     sums = None if workspace is None else given_workspace(function, workspace, x, plan.form)
     if any(given) or sums is not None:
-        workspace_place = None if sums is None else (sums.pointer, sums.form)
-        check_overlap(plan, pointers((*given, *inputs)), workspace_place)
+        _outputs.check_writable(function, ARGUMENTS, out, given)
+        check_overlap(plan, pointers((*operands, sums)), None if sums is None else sums.form)
 
-    results = given.copy()
     for place, form in plan.made:
-        results[place] = allocate(function, x, form)
+        operands[place] = allocate(function, x, form)
     if not plan.is_empty:
-        run_backward(_call(c, offset, plan, inputs, results, sums))
-    return _gradients(results)
-
-
-def _call(
-    c: float | None,
-    weight_offset: float,
-    plan: Plan,
-    inputs: list[Any],
-    results: list[Any],
-    sums: Any,
-) -> Backward:
-    if plan.to_copy:
-        inputs = copied(GradArrays._fields, inputs, plan.to_copy)
-    k = _checks.scale(c, plan.form.where.walk.width)
-    return Backward(plan.form, k, weight_offset, *inputs, *results, sums)  # type: ignore[call-arg]
+        read = copied(NAMES, operands, plan.to_copy) if plan.to_copy else operands
+        k = _checks.scale(c, plan.form.where.walk.width)
+        run_backward(Backward(plan.form, k, offset, *read, sums))  # type: ignore[call-arg]
+    return _gradients(operands[FIRST_RESULT:])
 
 
 def _gradients(results: list[Operand | None]) -> NormGrads:

@@ -39,6 +39,8 @@ class Forms(NamedTuple):
     bias: Form | None
 
 
+NAMES = (*Forms._fields, *ARGUMENTS)  # of all arrays, inputs and results
+FIRST_RESULT = len(Forms._fields)  # its place among them
 # A gradient may be exactly any input: nobody reads an element of that after it is written.
 _IN_PLACE = tuple((argument, Forms._fields) for argument in ARGUMENTS)
 
@@ -61,7 +63,7 @@ class Plan:
 
     form: BackwardForm
     to_copy: tuple[str, ...]  # the inputs that are brought into C order first
-    made: tuple[tuple[int, Form], ...]  # the gradients to allocate, by their place among the fields
+    made: tuple[tuple[int, Form], ...]  # the gradients to allocate, by their place in NAMES
     overlaps: _outputs.Overlaps
     is_empty: bool  # no gradient is wanted
 
@@ -94,9 +96,10 @@ def _asked(function: str, *told: Any) -> Asked:
 
 
 @lru_cache(maxsize=1024)
-def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
-    """Settle a call; `inputs` are in the order of Forms, `given` in that of FIELDS."""
+def planned(asked: Asked, forms: OptionalForms) -> Plan:
+    """Settle a call; the forms are in the order of NAMES."""
     function, variant = asked.function, asked.variant
+    inputs, given = forms[:FIRST_RESULT], forms[FIRST_RESULT:]
     operands = Forms(*inputs)  # type: ignore[arg-type]  # the first three are there
     where = _checks.geometry(function, operands.x, variant.axis, variant.groups)
     _check_inputs(asked, operands, where)
@@ -106,7 +109,7 @@ def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
     compute = FLOAT64 if FLOAT64 in (operands.x.dtype, x_dtype) else FLOAT32
     _checks.statistic(function, "mean", operands.mean, where, compute)
     _checks.statistic(function, "rstd", operands.rstd, where, compute)
-    named = zip((*Forms._fields, *ARGUMENTS), (*operands, *given), strict=True)
+    named = tuple(zip(NAMES, forms, strict=True))
     _checks.same_device(function, operands.x, named)
     wanted = _wanted(asked, operands, outputs, where, x_dtype)
     if asked.accumulate:
@@ -123,28 +126,18 @@ def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
     return Plan(
         backward_form(asked, reads, results, where, x_dtype, compute),
         to_copy(reads._asdict(), {**rows, **whole}),
-        tuple((FIELDS.index(name), form) for name, form in made.items()),
-        _outputs.Overlaps(
-            function,
-            tuple(zip(ARGUMENTS, given, strict=True)),
-            tuple(zip(Forms._fields, inputs, strict=True)),
-            _IN_PLACE,
-        ),
+        tuple((FIRST_RESULT + FIELDS.index(name), form) for name, form in made.items()),
+        _outputs.Overlaps(function, named, FIRST_RESULT, _IN_PLACE),
         not any(results.values()),
     )
 
 
 @lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
-def check_overlap(
-    plan: Plan, pointers: tuple[int, ...], workspace: tuple[int, Form] | None
-) -> None:
-    """Check that arrays given for results share no memory; their pointers, then those of inputs."""
+def check_overlap(plan: Plan, pointers: tuple[int, ...], workspace: Form | None) -> None:
+    """Check that no array given to be written shares memory; that of the workspace comes last."""
     overlaps = plan.overlaps
-    if workspace is not None:
-        pointer, form = workspace
-        overlaps = overlaps._replace(outputs=(("workspace", form), *overlaps.outputs))
-        pointers = (pointer, *pointers)
-    overlaps.check(pointers)
+    named = (*overlaps.operands, ("workspace", workspace))
+    overlaps._replace(operands=named).check(pointers)
 
 
 def _check_inputs(asked: Asked, inputs: Forms, where: Geometry) -> None:

@@ -10,7 +10,7 @@ from cunorm._arrays import describe_all
 from cunorm._backend import run_forward
 from cunorm._calls import Forward
 from cunorm.results import NormForward
-from cunorm.row_norm._forward_plan import Options, Plan, asked, check_overlap, planned
+from cunorm.row_norm._forward_plan import FIRST_RESULT, Options, Plan, asked, check_overlap, planned
 from cunorm.row_norm._operands import allocate, copied, exported, forms, pointers
 from cunorm.row_norm._variant import Variant, checked_offset
 
@@ -46,18 +46,18 @@ def forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward) -> N
     """Run a forward; `out` has an array or None for each field of the result."""
     numbers = _numbers(norm, arrays.weight)
     told = asked(norm.function, norm.variant, numbers.weight_offset != 0.0, options)
-    inputs = describe_all(norm.function, Arrays._fields, arrays, required=1)
-    given = _outputs.described(norm.function, told.arguments, out)
-    plan = planned(told, forms(inputs), forms(given))
+    operands = describe_all(norm.function, told.names, (*arrays, *out), required=1)
+    plan = planned(told, forms(operands))
+    given = operands[FIRST_RESULT:]
     if any(given):
-        check_overlap(plan, pointers((*given, *inputs)))
+        _outputs.check_writable(norm.function, told.names[FIRST_RESULT:], out, given)
+        check_overlap(plan, pointers(operands))
 
-    results = given.copy()
     for place, form in plan.made:
-        results[place] = allocate(norm.function, inputs[0], form)
+        operands[place] = allocate(norm.function, operands[0], form)
     if plan.form.where.walk.rows:
-        run_forward(_call(norm, numbers, plan, inputs, results))
-    y, residual, mean, rstd = exported(results)
+        run_forward(_call(norm, numbers, plan, told.names, operands))
+    y, residual, mean, rstd = exported(operands[FIRST_RESULT:])
     if residual is None and plan.has_stream:
         residual = arrays.x
     return NormForward(y, residual, mean, rstd)
@@ -73,11 +73,11 @@ def _numbers(norm: Norm, weight: Any) -> _Numbers:
 
 
 def _call(
-    norm: Norm, numbers: _Numbers, plan: Plan, inputs: list[Any], results: list[Any]
+    norm: Norm, numbers: _Numbers, plan: Plan, names: tuple[str, ...], operands: list[Any]
 ) -> Forward:
     if plan.to_copy:
-        inputs = copied(Arrays._fields, inputs, plan.to_copy)
+        operands = copied(names, operands, plan.to_copy)
     width = plan.form.where.walk.width
     k = _checks.scale(numbers.c, width)
     eps = numbers.eps / width if norm.eps_of_sum else numbers.eps
-    return Forward(plan.form, k, eps, numbers.weight_offset, *inputs, *results)
+    return Forward(plan.form, k, eps, numbers.weight_offset, *operands)

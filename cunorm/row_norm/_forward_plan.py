@@ -43,6 +43,9 @@ class Forms(NamedTuple):
     bias: Form | None
 
 
+FIRST_RESULT = len(Forms._fields)  # its place among all arrays, inputs and results
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """What the caller said, checked by itself: one object for all who say the same."""
@@ -51,7 +54,12 @@ class Asked:
     variant: Variant
     has_offset: bool
     options: Options
-    arguments: tuple[str, ...]  # how the caller calls the array for each result
+    names: tuple[str, ...]  # how the caller calls each array, inputs and results
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Return how the caller calls the array for each result."""
+        return self.names[FIRST_RESULT:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +68,7 @@ class Plan:
 
     form: ForwardForm
     to_copy: tuple[str, ...]  # the inputs that are brought into C order first
-    made: tuple[tuple[int, Form], ...]  # the results to allocate, by their place among the fields
+    made: tuple[tuple[int, Form], ...]  # the results to allocate, by their place among all arrays
     overlaps: _outputs.Overlaps
     has_stream: bool  # a residual stream is returned; where none had to be written, it is x itself
 
@@ -91,15 +99,16 @@ def _asked(function: str, *told: Any) -> Asked:
         streams,
     )
     of_tuple = saves or streams
-    arguments = tuple(f"out.{name}" if of_tuple else "out" for name in FIELDS)
+    arguments = (f"out.{name}" if of_tuple else "out" for name in FIELDS)
     checked = checked_variant(function, Variant(*variant))
-    return Asked(function, checked, has_offset, options, arguments)
+    return Asked(function, checked, has_offset, options, (*Forms._fields, *arguments))
 
 
 @lru_cache(maxsize=1024)
-def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
-    """Settle a call; `inputs` are in the order of Forms, `given` in that of FIELDS."""
+def planned(asked: Asked, forms: OptionalForms) -> Plan:
+    """Settle a call; the forms of inputs are in the order of Forms, then of results in FIELDS'."""
     function, variant = asked.function, asked.variant
+    inputs, given = forms[:FIRST_RESULT], forms[FIRST_RESULT:]
     operands = Forms(*inputs)  # type: ignore[arg-type]  # x is there
     where = _checks.geometry(function, operands.x, variant.axis, variant.groups)
     _checks.same_shape(function, "residual", operands.residual, where)
@@ -111,7 +120,7 @@ def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
     dtypes = _dtypes(asked, operands, outputs)
     for name in ("mean", "rstd"):
         _checks.statistic(function, f"out.{name}", outputs[name], where, dtypes.compute)
-    named = zip((*Forms._fields, *asked.arguments), (*operands, *given), strict=True)
+    named = tuple(zip(asked.names, forms, strict=True))
     _checks.same_device(function, operands.x, named)
     made = {
         name: contiguous_form(shape, dtype, operands.x.device)
@@ -124,11 +133,11 @@ def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
     return Plan(
         _form(asked, operands, results, where, dtypes.compute),
         to_copy(operands._asdict(), {**rows, "weight": WHOLE, "bias": WHOLE}),
-        tuple((FIELDS.index(name), form) for name, form in made.items()),
+        tuple((FIRST_RESULT + FIELDS.index(name), form) for name, form in made.items()),
         _outputs.Overlaps(
             function,
-            tuple(zip(asked.arguments, given, strict=True)),
-            tuple(zip(Forms._fields, inputs, strict=True)),
+            named,
+            FIRST_RESULT,
             _in_place(asked, keeps_x=has_stream and results.get("residual") is None),
         ),
         has_stream,
@@ -137,7 +146,7 @@ def planned(asked: Asked, inputs: OptionalForms, given: OptionalForms) -> Plan:
 
 @lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
 def check_overlap(plan: Plan, pointers: tuple[int, ...]) -> None:
-    """Check that arrays given for results share no memory; their pointers, then those of inputs."""
+    """Check that no array given for a result shares memory with another."""
     plan.overlaps.check(pointers)
 
 
