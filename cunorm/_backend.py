@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import cache, lru_cache
 
-from cunorm import _cpu, _cuda, _fallback, _plan
+from cunorm import _again, _cpu, _cuda, _fallback, _plan
+from cunorm._again import Kernels, Ran
 from cunorm._arrays import Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
 from cunorm._calls import (
@@ -21,8 +21,8 @@ from cunorm._calls import (
 )
 
 
-def run_forward(call: Forward) -> None:
-    """Run the forward; there is at least one row."""
+def run_forward(call: Forward) -> Ran | None:
+    """Run the forward, of at least one row; return kernels that could just be run again."""
     x, form = call.x, call.form
     walk = form.where.walk
     if x.device.kind == "cuda":
@@ -33,10 +33,11 @@ def run_forward(call: Forward) -> None:
         ):
             _cuda.launch(launch, call.arguments(), x.device, stream)
     elif _has_compiler():
-        for kernel in cpu_forward_kernels(form, call.pointers(), call.numbers()):
-            kernel()
+        pointers = call.pointers()
+        return _ran(pointers, cpu_forward_kernels(form, pointers, call.numbers()))
     else:
         _fallback.forward(call)
+    return None
 
 
 def forward_builds(form: ForwardForm, device: Device) -> list[Build]:
@@ -47,8 +48,8 @@ def forward_builds(form: ForwardForm, device: Device) -> list[Build]:
     return [_plan.cpu_forward(form.types, walk).build]
 
 
-def run_backward(call: Backward) -> None:
-    """Run the backward; with zero rows, dweight and dbias become zeros."""
+def run_backward(call: Backward) -> Ran | None:
+    """Run the backward, as `run_forward`; with zero rows, dweight and dbias become zeros."""
     x = call.x
     if x.device.kind == "cuda":
         with x.framework.device_scope(x.device):
@@ -57,10 +58,11 @@ def run_backward(call: Backward) -> None:
         if call.sums is None and call.form.parameters:
             launch = _plan.cpu_backward(call.form.types, call.form.where.walk.not_empty())
             call = _with_sums(call, launch)
-        for kernel in cpu_backward_kernels(call.form, call.pointers(), call.numbers()):
-            kernel()
+        pointers = call.pointers()
+        return _ran(pointers, cpu_backward_kernels(call.form, pointers, call.numbers()))
     else:
         _fallback.backward(call)
+    return None
 
 
 def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
@@ -82,9 +84,7 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
 
 # Programs call again with the arrays of before: to make ready what comes again is what takes time.
 @lru_cache(maxsize=1024)
-def cpu_forward_kernels(
-    form: ForwardForm, pointers: tuple[int, ...], numbers: bytes
-) -> tuple[Callable[[], object], ...]:
+def cpu_forward_kernels(form: ForwardForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
     """Return what to run for a call with arrays at these places."""
     walk = form.where.walk
     launch = _plan.cpu_forward(form.types, walk)
@@ -93,9 +93,7 @@ def cpu_forward_kernels(
 
 
 @lru_cache(maxsize=1024)
-def cpu_backward_kernels(
-    form: BackwardForm, pointers: tuple[int, ...], numbers: bytes
-) -> tuple[Callable[[], object], ...]:
+def cpu_backward_kernels(form: BackwardForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
     """Return the same of a backward. After its first kernel, caches hold data and no Python."""
     walk = form.where.walk
     launch = _plan.cpu_backward(form.types, walk.not_empty())
@@ -113,8 +111,15 @@ def cpu_backward_kernels(
     return tuple(kernels)
 
 
+def _ran(pointers: tuple[int, ...], kernels: Kernels) -> Ran:
+    for kernel in kernels:
+        kernel()
+    return Ran(pointers, kernels)
+
+
 def forget() -> None:
     """Let the next call load its kernels anew."""
+    _again.forget()
     _cpu.forget()
     _cuda.forget()
     cpu_forward_kernels.cache_clear()
@@ -151,6 +156,6 @@ def _has_compiler() -> bool:
         "cunorm found no C++ compiler, so CPU arrays are normalised by the slow NumPy reference: "
         "install g++ or clang++, or point CXX at one",
         RuntimeWarning,
-        stacklevel=6,  # the caller of the public function
+        stacklevel=7,  # the caller of the public function
     )
     return False

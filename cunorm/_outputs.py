@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cunorm._arrays import Form, Operand
 from cunorm._layout import WHOLE, RowsOf
 
-R = TypeVar("R")
 InPlace = tuple[tuple[str, tuple[str, ...]], ...]  # for an output, the inputs that it may be
 
 
@@ -22,16 +21,13 @@ class Place(NamedTuple):
     form: Form
 
 
-def checked_out(function: str, out: Any, result: type[R]) -> R:
-    """Return `out`, which is None or a result tuple of arrays and Nones, as such a tuple."""
-    if out is None:
-        return result()
-    if not isinstance(out, result):
+def check_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
+    """Check that `out` is None or such a tuple of results."""
+    if out is not None and not isinstance(out, result):
         raise TypeError(
             f"{function}: out is of type {type(out).__qualname__}, expected a "
             f"{result.__name__} of arrays and Nones"
         )
-    return out
 
 
 def check_writable(

@@ -2,6 +2,8 @@
 """Calls of every public row norm with arrays that go together, and what they launch."""
 
 import re
+from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from operands import draw
 
 import cunorm
+from cunorm import _again
 from cunorm._arrays._dlpack import DLPack
 from cunorm._arrays._numpy import Numpy
 from cunorm._arrays._torch import Torch
@@ -53,9 +56,59 @@ def raises(error, *texts):
 def launched(monkeypatch):
     """Collect what is launched, and let nothing be copied on the way there."""
     seen = []
+
+    def run_and_see(run, call):
+        seen.append(call)
+        return run(call)
+
+    _again.forget()
     for module, name in ((_forward, "run_forward"), (_backward, "run_backward")):
-        run = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda call, run=run: (seen.append(call), run(call)))
+        monkeypatch.setattr(module, name, partial(run_and_see, getattr(module, name)))
     for framework in (Numpy, Torch, DLPack):
         monkeypatch.setattr(framework, "contiguous", None)
     return seen
+
+
+def to(kind, array):
+    if kind == "numpy":
+        return array
+    return pytest.importorskip("torch", reason="PyTorch is not installed").from_numpy(array)
+
+
+def empty_like(array):
+    return np.empty_like(array) if isinstance(array, np.ndarray) else array.new_empty(array.shape)
+
+
+class Call:
+    """A call of a public function with arrays for all that it takes, and for all that it makes."""
+
+    def __init__(self, name, shape, kind="numpy"):
+        self.function = getattr(cunorm, name)
+        taken = signature(self.function).parameters
+        of_rows = ("x", "dy", "residual", "gate", "d_residual")
+        shapes = dict.fromkeys(of_rows, shape) | dict.fromkeys(("rstd", "mean"), shape[:1])
+        shapes |= dict.fromkeys(("weight", "bias"), shape[1:])
+        drawn = {key: draw(key, shapes[key], "float32") for key in shapes if key in taken}
+        self.arrays = {key: to(kind, array) for key, array in drawn.items()}
+        if "center" in taken:
+            self.arrays["center"] = True
+        result = self.function(**self.arrays)
+        self.result = type(result) if isinstance(result, tuple) else None
+        made = result._asdict() if self.result else {"y": result}
+        distinct = {id(array): field for field, array in made.items() if array is not None}
+        self.out = {field: empty_like(made[field]) for field in distinct.values()}
+        self.workspace = None
+        if "workspace" in taken:
+            operands = {key: self.arrays[key] for key in ("x", "weight", "bias") if key in taken}
+            size = cunorm.workspace_size(name, **operands)
+            self.workspace = to(kind, np.empty(size, np.uint8))
+
+    def parts(self):
+        """Name what a call has to make if it is left out."""
+        return [*self.out, *([] if self.workspace is None else ["workspace"])]
+
+    def run(self, without=None):
+        given = {field: array for field, array in self.out.items() if field != without}
+        out = self.result(**given) if self.result else given.get("y")
+        lent = {} if self.workspace is None else {"workspace": self.workspace}
+        return self.function(**self.arrays, out=out, **({} if without == "workspace" else lent))

@@ -14,7 +14,7 @@ from calls import BACKWARDS, FORWARDS
 from covers import Case, pairwise
 
 import cunorm
-from cunorm import _backend, _cpu
+from cunorm import _again, _backend, _cpu
 from cunorm._builds import Build
 from cunorm._cpu import _compile
 from cunorm._loaded import Loaded
@@ -63,6 +63,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing be loaded before a test, and nothing of it remain."""
     monkeypatch.setattr(_compile, "_loaded", Loaded())
+    monkeypatch.setattr(_again, "_known", {})
     for name in ("cpu_forward_kernels", "cpu_backward_kernels"):
         uncached = getattr(_backend, name).__wrapped__
         monkeypatch.setattr(_backend, name, lru_cache(maxsize=1024)(uncached))

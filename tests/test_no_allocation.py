@@ -10,63 +10,14 @@ import gc
 import tracemalloc
 from contextlib import contextmanager
 from functools import partial
-from inspect import signature
 
-import numpy as np
 import pytest
-from calls import BACKWARDS, FORWARDS
-from operands import draw
+from calls import BACKWARDS, FORWARDS, Call
 
-import cunorm
 from cunorm._arrays import Framework
 
 KIB = 1 << 10
 WIDE, TALL = (4, 16 << 10), (16 << 10, 4)  # in one of them dweight has 64 KiB, in the other rstd
-
-
-def to(kind, array):
-    if kind == "numpy":
-        return array
-    return pytest.importorskip("torch", reason="PyTorch is not installed").from_numpy(array)
-
-
-def empty_like(array):
-    return np.empty_like(array) if isinstance(array, np.ndarray) else array.new_empty(array.shape)
-
-
-class Call:
-    """A call of a public function with arrays for all that it takes, and for all that it makes."""
-
-    def __init__(self, name, shape, kind="numpy"):
-        self.function = getattr(cunorm, name)
-        taken = signature(self.function).parameters
-        of_rows = ("x", "dy", "residual", "gate", "d_residual")
-        shapes = dict.fromkeys(of_rows, shape) | dict.fromkeys(("rstd", "mean"), shape[:1])
-        shapes |= dict.fromkeys(("weight", "bias"), shape[1:])
-        drawn = {key: draw(key, shapes[key], "float32") for key in shapes if key in taken}
-        self.arrays = {key: to(kind, array) for key, array in drawn.items()}
-        if "center" in taken:
-            self.arrays["center"] = True
-        result = self.function(**self.arrays)
-        self.result = type(result) if isinstance(result, tuple) else None
-        made = result._asdict() if self.result else {"y": result}
-        distinct = {id(array): field for field, array in made.items() if array is not None}
-        self.out = {field: empty_like(made[field]) for field in distinct.values()}
-        self.workspace = None
-        if "workspace" in taken:
-            operands = {key: self.arrays[key] for key in ("x", "weight", "bias") if key in taken}
-            size = cunorm.workspace_size(name, **operands)
-            self.workspace = to(kind, np.empty(size, np.uint8))
-
-    def parts(self):
-        """Name what a call has to make if it is left out."""
-        return [*self.out, *([] if self.workspace is None else ["workspace"])]
-
-    def run(self, without=None):
-        given = {field: array for field, array in self.out.items() if field != without}
-        out = self.result(**given) if self.result else given.get("y")
-        lent = {} if self.workspace is None else {"workspace": self.workspace}
-        return self.function(**self.arrays, out=out, **({} if without == "workspace" else lent))
 
 
 def peak_of(run):

@@ -12,7 +12,7 @@ from typing import Any
 from cunorm._arrays._cupy import CUPY
 from cunorm._arrays._dlpack import DLPACK
 from cunorm._arrays._jax import JAX
-from cunorm._arrays._numpy import NUMPY, numpy_view
+from cunorm._arrays._numpy import NUMPY, data_pointer, numpy_view
 from cunorm._arrays._operand import (
     CPU,
     Device,
@@ -32,6 +32,7 @@ __all__ = [
     "Framework",
     "Operand",
     "contiguous_form",
+    "data_pointer",
     "describe",
     "describe_all",
     "describe_memory",

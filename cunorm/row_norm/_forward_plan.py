@@ -55,6 +55,7 @@ class Asked:
     has_offset: bool
     options: Options
     names: tuple[str, ...]  # how the caller calls each array, inputs and results
+    has_stream: bool  # a residual stream is returned even if none has to be written: x itself
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -70,7 +71,6 @@ class Plan:
     to_copy: tuple[str, ...]  # the inputs that are brought into C order first
     made: tuple[tuple[int, Form], ...]  # the results to allocate, by their place among all arrays
     overlaps: _outputs.Overlaps
-    has_stream: bool  # a residual stream is returned; where none had to be written, it is x itself
 
 
 class _Dtypes(NamedTuple):
@@ -100,8 +100,14 @@ def _asked(function: str, *told: Any) -> Asked:
     )
     of_tuple = saves or streams
     arguments = (f"out.{name}" if of_tuple else "out" for name in FIELDS)
-    checked = checked_variant(function, Variant(*variant))
-    return Asked(function, checked, has_offset, options, (*Forms._fields, *arguments))
+    return Asked(
+        function,
+        checked_variant(function, Variant(*variant)),
+        has_offset,
+        options,
+        names=(*Forms._fields, *arguments),
+        has_stream=bool(streams) or options.residual_dtype is not None,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -128,7 +134,6 @@ def planned(asked: Asked, forms: OptionalForms) -> Plan:
         if outputs[name] is None and dtype is not None
     }
     rows = dict.fromkeys(("x", "residual", "gate"), where.rows)
-    has_stream = bool(asked.options.streams) or dtypes.stream is not None
     results = {**outputs, **made}
     return Plan(
         _form(asked, operands, results, where, dtypes.compute),
@@ -138,9 +143,8 @@ def planned(asked: Asked, forms: OptionalForms) -> Plan:
             function,
             named,
             FIRST_RESULT,
-            _in_place(asked, keeps_x=has_stream and results.get("residual") is None),
+            _in_place(asked, keeps_x=asked.has_stream and results.get("residual") is None),
         ),
-        has_stream,
     )
 
 

@@ -14,13 +14,13 @@ from cunorm.row_norm._forward_plan import Options
 
 def y_alone(norm: Norm, arrays: Arrays, options: Options, out: Any) -> Any:
     """Run a forward that returns nothing but y."""
-    return forward(norm, arrays, options, NormForward(out)).y
+    return forward(norm, arrays, options, None if out is None else NormForward(out)).y
 
 
 def add_norm(norm: Norm, arrays: Arrays, options: Options, out: AddNorm | None) -> AddNorm:
     """Run a forward that returns y and the residual stream."""
-    given = _outputs.checked_out(norm.function, out, AddNorm)
-    result = forward(norm, arrays, options, NormForward(given.y, given.residual))
+    _outputs.check_type(norm.function, out, AddNorm)
+    result = forward(norm, arrays, options, None if out is None else NormForward(*out))
     return AddNorm(result.y, result.residual)
 
 
@@ -28,11 +28,13 @@ def norm_forward(
     norm: Norm, arrays: Arrays, options: Options, out: NormForward | None
 ) -> NormForward:
     """Run a forward that returns all that its backward needs."""
-    return forward(norm, arrays, options, _outputs.checked_out(norm.function, out, NormForward))
+    _outputs.check_type(norm.function, out, NormForward)
+    return forward(norm, arrays, options, out)
 
 
 def norm_grads(
     norm: NormBackward, arrays: GradArrays, out: NormGrads | None, workspace: Any = None
 ) -> NormGrads:
     """Run a backward."""
-    return backward(norm, arrays, _outputs.checked_out(norm.function, out, NormGrads), workspace)
+    _outputs.check_type(norm.function, out, NormGrads)
+    return backward(norm, arrays, out, workspace)
