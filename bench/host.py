@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What small calls cost the host on the CPU: cunorm on NumPy arrays and tensors, beside torch."""
+"""What small calls cost the host on the CPU: cunorm on NumPy arrays and tensors, beside torch.
+
+A call is made again and again on the same arrays.
+"""
 
 from __future__ import annotations
 

@@ -19,14 +19,15 @@ _LIMIT = 1024  # calls that are remembered
 _TYPES = frozenset({np.ndarray, type(None)})
 
 Kernels = tuple[Callable[[], object], ...]
+# An array's address, shape, strides and dtype, and whether it may be written to.
 Facts = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any], bool]
 
 
 class Key(NamedTuple):
     """All that a call follows from."""
 
-    asked: object
-    numbers: bytes  # as bits: 0.0 is not -0.0
+    asked: object  # the same one for all who say the same
+    numbers: bytes
     arrays: tuple[Facts | None, ...]  # inputs, results, memory for partial sums
 
 
@@ -52,7 +53,7 @@ def _facts(array: np.ndarray[Any, Any]) -> Facts:
     return data_pointer(array), array.shape, array.strides, array.dtype, array.flags.writeable
 
 
-def runs(key: Key | None) -> bool:
+def ran_again(key: Key | None) -> bool:
     """Run the kernels of a call that is remembered; return whether it is."""
     kernels = None if key is None else _known.get(key)
     if kernels is None:

@@ -22,7 +22,7 @@ from cunorm._calls import (
 
 
 def run_forward(call: Forward) -> Ran | None:
-    """Run the forward, of at least one row; return kernels that could just be run again."""
+    """Run the forward, of at least one row; return what ran, if that was compiled for a CPU."""
     x, form = call.x, call.form
     walk = form.where.walk
     if x.device.kind == "cuda":
@@ -34,7 +34,7 @@ def run_forward(call: Forward) -> Ran | None:
             _cuda.launch(launch, call.arguments(), x.device, stream)
     elif _has_compiler():
         pointers = call.pointers()
-        return _ran(pointers, cpu_forward_kernels(form, pointers, call.numbers()))
+        return _run_all(pointers, cpu_forward_kernels(form, pointers, call.numbers()))
     else:
         _fallback.forward(call)
     return None
@@ -59,7 +59,7 @@ def run_backward(call: Backward) -> Ran | None:
             launch = _plan.cpu_backward(call.form.types, call.form.where.walk.not_empty())
             call = _with_sums(call, launch)
         pointers = call.pointers()
-        return _ran(pointers, cpu_backward_kernels(call.form, pointers, call.numbers()))
+        return _run_all(pointers, cpu_backward_kernels(call.form, pointers, call.numbers()))
     else:
         _fallback.backward(call)
     return None
@@ -89,7 +89,7 @@ def cpu_forward_kernels(form: ForwardForm, pointers: tuple[int, ...], numbers: b
     walk = form.where.walk
     launch = _plan.cpu_forward(form.types, walk)
     arguments = forward_arguments(form, pointers, numbers)
-    return (_cpu.prepared(_cpu.library(launch.build), launch.grid, arguments, walk.elements),)
+    return (_cpu.runner(_cpu.library(launch.build), launch.grid, arguments, walk.elements),)
 
 
 @lru_cache(maxsize=1024)
@@ -101,17 +101,17 @@ def cpu_backward_kernels(form: BackwardForm, pointers: tuple[int, ...], numbers:
     if walk.rows:
         arguments = backward_arguments(form, pointers, numbers, launch)
         library = _cpu.library(launch.build)
-        kernels.append(_cpu.prepared(library, launch.grid, arguments, walk.elements))
+        kernels.append(_cpu.runner(library, launch.grid, arguments, walk.elements))
     if form.parameters:
         width = walk.width * walk.groups
         params = _plan.cpu_param_grad(form.param_types, width)
         arguments = param_grad_arguments(form, pointers, launch)
         library = _cpu.library(params.build)
-        kernels.append(_cpu.prepared(library, params.grid, arguments, launch.parts * width))
+        kernels.append(_cpu.runner(library, params.grid, arguments, launch.parts * width))
     return tuple(kernels)
 
 
-def _ran(pointers: tuple[int, ...], kernels: Kernels) -> Ran:
+def _run_all(pointers: tuple[int, ...], kernels: Kernels) -> Ran:
     for kernel in kernels:
         kernel()
     return Ran(pointers, kernels)
@@ -119,11 +119,11 @@ def _ran(pointers: tuple[int, ...], kernels: Kernels) -> Ran:
 
 def forget() -> None:
     """Let the next call load its kernels anew."""
-    _again.forget()
     _cpu.forget()
     _cuda.forget()
     cpu_forward_kernels.cache_clear()
     cpu_backward_kernels.cache_clear()
+    _again.forget()
 
 
 def _backward_on_gpu(call: Backward) -> None:

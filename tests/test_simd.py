@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from described import with_empty_caches
 from operands import DTYPES, assert_same_bits, at, draw, optional
 from test_cpu_float_headers import around_every_rounding_boundary, nearest_even, special_values
 
 import cunorm
 from cunorm import _cpu
 from cunorm._cpu import _compile
-from cunorm._loaded import Loaded
 from cunorm._sources import kernel_folder
 
 pytestmark = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
@@ -181,7 +181,7 @@ def test_results_do_not_depend_on_the_width_of_vectors(monkeypatch, machine, cas
     widths = (1, 7, 33, 64, 129, 1003)
     expected = [every_result(dtype, stream, width) for width in widths]
     monkeypatch.setattr(_compile, "_OPTIONS", for_machine(machine))
-    monkeypatch.setattr(_compile, "_loaded", Loaded())
+    with_empty_caches(monkeypatch)
     for width, one in zip(widths, expected, strict=True):
         for name, result in every_result(dtype, stream, width).items():
             with at(f"width {width}"):

@@ -81,6 +81,32 @@ check(3)
     in_process(script, OMP_NUM_THREADS="1")
 
 
+AGAIN = """
+rng = np.random.default_rng(0)
+x = rng.standard_normal((600, 257)).astype(np.float32)
+y, exact = np.empty_like(x), cunorm.reference.rms_norm(x)
+
+def again():
+    y.fill(np.nan)
+    cunorm.rms_norm(x, out=y)
+    np.testing.assert_allclose(y, exact, rtol=0, atol=1e-4)
+
+again()
+"""
+
+
+@linux
+def test_a_call_that_is_made_again_follows_omp_num_threads():
+    script = """
+again()
+before = tasks()
+os.environ["OMP_NUM_THREADS"] = "3"
+again()
+assert tasks() == before + 2, (before, tasks())
+"""
+    in_process(AGAIN + script, OMP_NUM_THREADS="1")
+
+
 def test_gradients_are_the_same_to_the_bit_for_any_omp_num_threads():
     script = """
 import hashlib
@@ -166,6 +192,23 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 check(2)
 """
     in_process(script, OMP_NUM_THREADS="2")
+
+
+@forks
+def test_a_forked_child_makes_its_parents_call_again():
+    script = """
+child = os.fork()
+if child == 0:
+    try:
+        before = tasks()
+        again()
+        os._exit(tasks() - before)
+    except BaseException:
+        os._exit(99)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+again()
+"""
+    in_process(AGAIN + script, OMP_NUM_THREADS="2")
 
 
 @forks

@@ -79,14 +79,13 @@ def describe_all(
     function: str, arguments: tuple[str, ...], arrays: tuple[Any, ...], required: int = 0
 ) -> list[Any]:
     """Describe arrays in one go; all but the first `required` may be None, and are then None."""
-    return [
-        None
-        if array is None and place >= required
-        else (
-            _FRAMEWORKS.get(type(array)) or _framework(function, arguments[place], type(array))
-        ).describe(function, arguments[place], array)
-        for place, array in enumerate(arrays)
-    ]
+    operands: list[Any] = [None] * len(arrays)
+    for place, array in enumerate(arrays):
+        if array is not None or place < required:
+            kind = type(array)
+            framework = _FRAMEWORKS.get(kind) or _framework(function, arguments[place], kind)
+            operands[place] = framework.describe(function, arguments[place], array)
+    return operands
 
 
 def describe_memory(function: str, argument: str, array: Any, size: int) -> Operand:

@@ -25,7 +25,7 @@ __all__ = [
     "library",
     "loaded_count",
     "prepare",
-    "prepared",
+    "runner",
     "set_num_threads",
     "thread_count",
 ]
@@ -34,7 +34,7 @@ __all__ = [
 _SERIAL_WORK = 1 << 15
 
 
-def prepared(entry: Entry, grid: int, arguments: bytes, work: int) -> Callable[[], object]:
+def runner(entry: Entry, grid: int, arguments: bytes, work: int) -> Callable[[], object]:
     """Return what runs a kernel of `grid` blocks to its end; it goes through `work` elements."""
     if work > _SERIAL_WORK and grid > 1:
         return lambda: entry(grid, min(thread_count(), grid), arguments)

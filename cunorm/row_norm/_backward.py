@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-import struct
 from typing import Any, NamedTuple
 
 from cunorm import _again, _checks, _outputs
@@ -23,10 +21,8 @@ from cunorm.row_norm._backward_plan import (
     planned,
 )
 from cunorm.row_norm._operands import allocate, copied, exported, forms, pointers
-from cunorm.row_norm._variant import Variant, checked_offset
+from cunorm.row_norm._variant import Numbers, Variant, checked_offset
 from cunorm.row_norm._workspace import given_workspace
-
-_BITS = struct.Struct("<2d")
 
 
 class NormBackward(NamedTuple):
@@ -54,35 +50,30 @@ class GradArrays(NamedTuple):
     bias: Any = None
 
 
-class _Numbers(NamedTuple):
-    c: float | None
-    weight_offset: float
-
-    def bits(self) -> bytes:
-        """Return all that tells them from others."""
-        return _BITS.pack(math.nan if self.c is None else self.c, self.weight_offset)
-
-
 def backward(
     norm: NormBackward, arrays: GradArrays, out: NormGrads | None, workspace: Any
 ) -> NormGrads:
     """Run a backward; `out` has an array or None for each field of the result."""
     function, variant, c, weight_offset, x_dtype, needs, accumulate = norm
-    numbers = _Numbers(
+    numbers = Numbers(
         _checks.length(function, c), checked_offset(function, weight_offset, arrays.weight)
     )
     told = asked(function, variant, numbers.weight_offset != 0.0, x_dtype, needs, accumulate)
-    if out is None:
-        return _gradients(*_run(told, numbers, arrays, NormGrads(), workspace, None))
+    if out is None or _allocates(out, workspace):
+        return _gradients(*_run(told, numbers, arrays, out or NormGrads(), workspace, None))
     key = _again.key_of(told, numbers.bits(), (*arrays, *out, workspace))
-    if _again.runs(key):
+    if _again.ran_again(key):
         return _gradients(*out)
     return _gradients(*_run(told, numbers, arrays, out, workspace, key))
 
 
+def _allocates(out: NormGrads, workspace: Any) -> bool:
+    return workspace is None and not (out.dweight is None and out.dbias is None)
+
+
 def _run(
     told: Asked,
-    numbers: _Numbers,
+    numbers: Numbers,
     arrays: GradArrays,
     out: NormGrads,
     workspace: Any,

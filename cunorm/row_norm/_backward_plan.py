@@ -134,7 +134,7 @@ def planned(asked: Asked, forms: OptionalForms) -> Plan:
 
 @lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
 def check_overlap(plan: Plan, pointers: tuple[int, ...], workspace: Form | None) -> None:
-    """Check that no array given to be written shares memory; that of the workspace comes last."""
+    """Check that no result or workspace, whose pointer is the last, shares memory with another."""
     overlaps = plan.overlaps
     named = (*overlaps.operands, ("workspace", workspace))
     overlaps._replace(operands=named).check(pointers)

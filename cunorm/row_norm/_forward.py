@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-import struct
 from typing import Any, NamedTuple
 
 from cunorm import _again, _checks, _outputs
@@ -22,9 +20,7 @@ from cunorm.row_norm._forward_plan import (
     planned,
 )
 from cunorm.row_norm._operands import allocate, copied, exported, forms, pointers
-from cunorm.row_norm._variant import Variant, checked_offset
-
-_BITS = struct.Struct("<3d")
+from cunorm.row_norm._variant import Numbers, Variant, checked_offset
 
 
 class Norm(NamedTuple):
@@ -48,17 +44,6 @@ class Arrays(NamedTuple):
     bias: Any = None
 
 
-class _Numbers(NamedTuple):
-    c: float | None
-    eps: float
-    weight_offset: float
-
-    def bits(self) -> bytes:
-        """Return all that tells them from others."""
-        c = math.nan if self.c is None else self.c
-        return _BITS.pack(c, self.eps, self.weight_offset)
-
-
 def forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward | None) -> NormForward:
     """Run a forward; `out` has an array or None for each field of the result."""
     numbers = _numbers(norm, arrays.weight)
@@ -66,7 +51,7 @@ def forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward | Non
     if out is None:
         return _result(told, arrays.x, *_run(norm, told, numbers, arrays, NormForward(), None))
     key = _again.key_of(told, numbers.bits(), (*arrays, *out))
-    if _again.runs(key):
+    if _again.ran_again(key):
         return _result(told, arrays.x, *out)
     return _result(told, arrays.x, *_run(norm, told, numbers, arrays, out, key))
 
@@ -74,7 +59,7 @@ def forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward | Non
 def _run(
     norm: Norm,
     told: Asked,
-    numbers: _Numbers,
+    numbers: Numbers,
     arrays: Arrays,
     out: NormForward,
     key: _again.Key | None,
@@ -84,7 +69,7 @@ def _run(
     plan = planned(told, forms(operands))
     given = operands[FIRST_RESULT:]
     if any(given):
-        _outputs.check_writable(function, told.names[FIRST_RESULT:], out, given)
+        _outputs.check_writable(function, told.arguments, out, given)
         check_overlap(plan, pointers(operands))
 
     for place, form in plan.made:
@@ -102,17 +87,17 @@ def _result(told: Asked, x: Any, y: Any, residual: Any, mean: Any, rstd: Any) ->
     return NormForward(y, residual, mean, rstd)
 
 
-def _numbers(norm: Norm, weight: Any) -> _Numbers:
+def _numbers(norm: Norm, weight: Any) -> Numbers:
     function = norm.function
-    return _Numbers(
+    return Numbers(
         _checks.length(function, norm.c),
-        _checks.epsilon(function, norm.eps),
         checked_offset(function, norm.weight_offset, weight),
+        _checks.epsilon(function, norm.eps),
     )
 
 
 def _call(
-    norm: Norm, numbers: _Numbers, plan: Plan, names: tuple[str, ...], operands: list[Any]
+    norm: Norm, numbers: Numbers, plan: Plan, names: tuple[str, ...], operands: list[Any]
 ) -> Forward:
     if plan.to_copy:
         operands = copied(names, operands, plan.to_copy)

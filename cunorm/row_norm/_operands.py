@@ -38,7 +38,7 @@ def input_layout(form: Form | None, rows: RowsOf) -> RowLayout:
 
 
 def output_layout(form: Form | None, rows: RowsOf) -> RowLayout:
-    """Return where an output's rows are, which `_outputs.given` made sure of."""
+    """Return where an output's rows are, which `_outputs.check_form` made sure of."""
     if form is None:
         return SINGLE_ROW
     layout = rows.layout(form)

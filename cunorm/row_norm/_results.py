@@ -20,7 +20,8 @@ def y_alone(norm: Norm, arrays: Arrays, options: Options, out: Any) -> Any:
 def add_norm(norm: Norm, arrays: Arrays, options: Options, out: AddNorm | None) -> AddNorm:
     """Run a forward that returns y and the residual stream."""
     _outputs.check_type(norm.function, out, AddNorm)
-    result = forward(norm, arrays, options, None if out is None else NormForward(*out))
+    given = None if out is None else NormForward(out.y, out.residual)
+    result = forward(norm, arrays, options, given)
     return AddNorm(result.y, result.residual)
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any, NamedTuple
 
 from cunorm import _checks
@@ -21,6 +23,7 @@ ACTIVATIONS = {
     "gelu_tanh": "gelu_tanh",
 }
 _POSITIONS = ("pre", "post")
+_BITS = struct.Struct("<3d")
 
 
 class Variant(NamedTuple):
@@ -44,6 +47,19 @@ class Variant(NamedTuple):
             weight_offset=offset,
             rounded=x_dtype if self.round_before_weight and x_dtype is not compute else None,
         )
+
+
+class Numbers(NamedTuple):
+    """The numbers of a norm, checked."""
+
+    c: float | None
+    weight_offset: float
+    eps: float = 0.0
+
+    def bits(self) -> bytes:
+        """Return them as bits: 0.0 is not -0.0. None is NaN, which no number here may be."""
+        c = math.nan if self.c is None else self.c
+        return _BITS.pack(c, self.weight_offset, self.eps)
 
 
 def checked_variant(function: str, variant: Variant) -> Variant:

@@ -13,14 +13,12 @@ from cunorm._checks import Geometry
 from cunorm._dtypes import DType
 
 
-def given_workspace(
-    function: str, workspace: Any, x: Operand, form: BackwardForm
-) -> Operand | None:
-    """Describe the memory that the caller gives; None where nothing needs any."""
+def given_workspace(function: str, workspace: Any, x: Operand, form: BackwardForm) -> Operand:
+    """Describe the memory that the caller gives."""
     operand = describe_memory(function, "workspace", workspace, _needed(form, x.device))
     if operand.device is not x.device:
         _checks.same_device(function, x.form, [("workspace", operand.form)])
-    return operand if form.parameters else None
+    return operand
 
 
 @lru_cache(maxsize=1024)
