@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The mathematical functions that activations.cuh is written in, for one float or double.
+// The mathematical functions of the kernels, for one float or double.
 //
-// They are CUDA's own but for two small ones. The CPU build replaces this file: there V is a SIMD
-// vector.
+// Those of activations.cuh are CUDA's own but for two small ones. The CPU build replaces this file:
+// there their V is a SIMD vector.
 #pragma once
 
 namespace math {
@@ -31,5 +31,18 @@ __device__ inline float reciprocal(float v) {
   return v < 0x1p126f ? refined : approximation;
 }
 __device__ inline double reciprocal(double v) { return 1.0 / v; }
+
+// numerator / sqrt(v), rounded about once: what rounding leaves of the root, of the numerator and
+// of the quotient is made up for. Beside zero and infinity nothing is left.
+__device__ inline float over_root(double numerator, float v) {
+  const float root = sqrt(v), inverse = 1.0f / root;
+  const float root_rest = 0.5f * fma(-root, root, v) * inverse;
+  const float high = float(numerator), low = float(numerator - double(high));
+  const float quotient = high / root;
+  const float rest = fma(-quotient, root, high) + fma(-quotient, root_rest, low);
+  const float result = fma(rest, inverse, quotient);
+  return result == result ? result : quotient;
+}
+__device__ inline double over_root(double numerator, double v) { return numerator / sqrt(v); }
 
 }  // namespace math

@@ -13,6 +13,7 @@
 // pass over the row.
 #include "activations.cuh"
 #include "affine.cuh"
+#include "math.cuh"
 #include "moments.cuh"
 
 // clang-format off
@@ -150,8 +151,9 @@ __device__ inline void find_moments(const Arguments<B>& arguments, Team<B>& team
   const auto reload = [&](auto column) { return row.reload(column); };
   row.packs.start(team, load);
   row.moments = row_moments(team, row.packs, row.end, width, load, reload);
-  row.rstd = C(1) / sqrt(row.moments.variance + C(arguments.eps));
-  row.k_rstd = C(arguments.k) * row.rstd;
+  const C square = row.moments.variance + C(arguments.eps);
+  row.rstd = math::over_root(1.0, square);
+  row.k_rstd = math::over_root(arguments.k, square);
 }
 
 // The second pass, for one pack.

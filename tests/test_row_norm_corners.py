@@ -10,6 +10,7 @@ import pytest
 from bounds import check_backward, check_forward
 from numpy.lib.stride_tricks import as_strided
 from operands import at, draw
+from scales import check_scales_are_rounded_once
 
 import cunorm
 from cunorm import AddNorm, NormForward
@@ -24,6 +25,10 @@ def test_equal_elements_do_not_add_up_their_roundings(width):
         check_forward(cunorm.rms_norm_forward(x, eps=0), x, None, None, eps=0)
         x = np.where(rng.random((1, width)) < 0.5, value, -value)
         check_forward(cunorm.layer_norm_forward(x), x, None, None, center=True, eps=1e-5)
+
+
+def test_rstd_and_what_multiplies_a_row_are_rounded_once():
+    check_scales_are_rounded_once(lambda x, c: cunorm.normalize_forward(x, c=c, eps=0), rows=2047)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(4096, 8), (131072, 2)])

@@ -8,6 +8,7 @@ import pytest
 from bounds import check_backward, check_forward
 from covers import label
 from operands import WIDTHS
+from scales import check_scales_are_rounded_once
 
 from cunorm._builds import BackwardTypes
 from cunorm._dtypes import FLOAT32
@@ -52,6 +53,19 @@ def test_the_families_are_what_their_names_say(dtype, kind):
     make = Operands((1, 1, 1, width))
     assert family(emulate_forward(make.rows(dtype), plan=Plan(team=team)).launch) == kind
     assert family(run_backward(make, dtype, team=team).launch) == kind
+
+
+def test_rstd_and_what_multiplies_a_row_are_rounded_once():
+    check_scales_are_rounded_once(lambda x, c: emulate_forward(x, c=c, eps=0.0).result, rows=300)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_rows_of_zeros_and_of_squares_beyond_float32(eps):
+    """rstd is that of the sum of squares, 0 or infinite, as it is."""
+    x = np.array([[0, 0], [3e38, 3e38]], np.float32)
+    rstd = emulate_forward(x, eps=eps).result.rstd.reshape(-1)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(rstd, [1 / np.sqrt(np.float32(eps)), 0.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
