@@ -46,7 +46,6 @@ IN_BOTH = (
     ("bias(arguments.bias + share.group * row_width(arguments))", "bias(arguments.bias)"),
     ("return w + offset;", "return w;"),
     ("return rounded_to<B, typename B::rounded_t>(k_r);", "return k_r;"),
-    ("row.k_rstd = C(arguments.k) * row.rstd;", "row.k_rstd = row.rstd;"),
     (
         "return fma(k_r, factors.item[at.index], bias.item[at.index]);",
         "return k_r * factors.item[at.index];",
@@ -59,12 +58,14 @@ MUTANTS = {
         ("s += read<B>(residual_pack, at);", ";"),
         ("return stream.store(column);", "return stream.store(column), LoadedPack<B, stream_t>{};"),
         ("return (p - shift) - correction;", "return p;"),
-        ("sqrt(row.moments.variance + C(arguments.eps))", "sqrt(row.moments.variance)"),
+        ("math::over_root(arguments.k, square)", "row.rstd"),
+        ("row.moments.variance + C(arguments.eps)", "row.moments.variance"),
         ("arguments.rstd + index, row.rstd", "arguments.rstd + index, row.k_rstd"),
     ),
     ("row_norm_forward", "pre"): (("* B::activation::at(read<B>(gate_pack, at)).value;", ";"),),
     ("row_norm_backward", "post"): (
         *IN_BOTH,
+        ("row.k_rstd = C(arguments.k) * row.rstd;", "row.k_rstd = row.rstd;"),
         ("dn *= gate.value;", ";"),
         ("item.gate.derivative * (item.dy * affine", "item.gate.value * (item.dy * affine"),
         ("item.gate.derivative * (item.dy * affine", "(item.dy * affine"),
