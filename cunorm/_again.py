@@ -58,9 +58,14 @@ def ran_again(key: Key | None) -> bool:
     kernels = None if key is None else _known.get(key)
     if kernels is None:
         return False
+    run_all(kernels)
+    return True
+
+
+def run_all(kernels: Kernels) -> None:
+    """Run kernels, one after the other."""
     for kernel in kernels:
         kernel()
-    return True
 
 
 def remember(key: Key | None, ran: Ran | None) -> None:

@@ -34,7 +34,9 @@ def run_forward(call: Forward) -> Ran | None:
             _cuda.launch(launch, call.arguments(), x.device, stream)
     elif _has_compiler():
         pointers = call.pointers()
-        return _run_all(pointers, cpu_forward_kernels(form, pointers, call.numbers()))
+        kernels = cpu_forward_kernels(form, pointers, call.numbers())
+        _again.run_all(kernels)
+        return Ran(pointers, kernels)
     else:
         _fallback.forward(call)
     return None
@@ -59,7 +61,9 @@ def run_backward(call: Backward) -> Ran | None:
             launch = _plan.cpu_backward(call.form.types, call.form.where.walk.not_empty())
             call = _with_sums(call, launch)
         pointers = call.pointers()
-        return _run_all(pointers, cpu_backward_kernels(call.form, pointers, call.numbers()))
+        kernels = cpu_backward_kernels(call.form, pointers, call.numbers())
+        _again.run_all(kernels)
+        return Ran(pointers, kernels)
     else:
         _fallback.backward(call)
     return None
@@ -109,12 +113,6 @@ def cpu_backward_kernels(form: BackwardForm, pointers: tuple[int, ...], numbers:
         library = _cpu.library(params.build)
         kernels.append(_cpu.runner(library, params.grid, arguments, launch.parts * width))
     return tuple(kernels)
-
-
-def _run_all(pointers: tuple[int, ...], kernels: Kernels) -> Ran:
-    for kernel in kernels:
-        kernel()
-    return Ran(pointers, kernels)
 
 
 def forget() -> None:

@@ -93,6 +93,7 @@ def _run(
     if not plan.is_empty:
         read = copied(NAMES, operands, plan.to_copy) if plan.to_copy else operands
         k = _checks.scale(numbers.c, plan.form.where.walk.width)
+        # As many as there are fields, which a list does not say.
         call = Backward(plan.form, k, numbers.weight_offset, *read, sums)  # type: ignore[call-arg]
         _again.remember(key, run_backward(call))
     return exported(operands[FIRST_RESULT:])
