@@ -98,7 +98,7 @@ def cpu_forward_kernels(form: ForwardForm, pointers: tuple[int, ...], numbers: b
 
 @lru_cache(maxsize=1024)
 def cpu_backward_kernels(form: BackwardForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
-    """Return the same of a backward. After its first kernel, caches hold data and no Python."""
+    """Return the same of a backward; all is made ready before the first kernel empties caches."""
     walk = form.where.walk
     launch = _plan.cpu_backward(form.types, walk.not_empty())
     kernels = []

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from threading import Lock
 from typing import Generic, TypeVar
@@ -18,7 +17,7 @@ class Loaded(Generic[K, V]):
 
     def __init__(self) -> None:
         self._values: dict[K, V] = {}
-        self._loading: defaultdict[K, Lock] = defaultdict(Lock)
+        self._loading: dict[K, Lock] = {}
         if hasattr(os, "register_at_fork"):
             # No thread of a forked child would release a lock that another thread of its parent
             # held.
@@ -30,7 +29,7 @@ class Loaded(Generic[K, V]):
 
     def ready(self, key: K, load: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
         """Return a value, and what `load` said beside it, False where it was loaded before."""
-        with self._loading[key]:
+        with self._loading.setdefault(key, Lock()):
             values = self._values  # forget() puts another in its place
             value = values.get(key)
             if value is not None:

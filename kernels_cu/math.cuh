@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The mathematical functions of the kernels, for one float or double.
 //
-// Those of activations.cuh are CUDA's own but for two small ones. The CPU build replaces this file:
-// there their V is a SIMD vector.
+// Those of activations.cuh are CUDA's own but for the three small ones. The CPU build replaces this
+// file: there their V is a SIMD vector.
 #pragma once
 
 namespace math {
@@ -33,7 +33,9 @@ __device__ inline float reciprocal(float v) {
 __device__ inline double reciprocal(double v) { return 1.0 / v; }
 
 // numerator / sqrt(v), rounded about once: what rounding leaves of the root, of the numerator and
-// of the quotient is made up for. Beside zero and infinity nothing is left.
+// of the quotient is made up for. Where either is below 2^-99 these rests may be lost, as
+// subnormals are zero here, and the result is within 1.5 ulp. At zero and infinity it is the plain
+// quotient.
 __device__ inline float over_root(double numerator, float v) {
   const float root = sqrt(v), inverse = 1.0f / root;
   const float root_rest = 0.5f * fma(-root, root, v) * inverse;
@@ -41,7 +43,7 @@ __device__ inline float over_root(double numerator, float v) {
   const float quotient = high / root;
   const float rest = fma(-quotient, root, high) + fma(-quotient, root_rest, low);
   const float result = fma(rest, inverse, quotient);
-  return result == result ? result : quotient;
+  return rest != 0 && result == result ? result : quotient;  // -0 stays -0
 }
 __device__ inline double over_root(double numerator, double v) { return numerator / sqrt(v); }
 

@@ -153,7 +153,10 @@ __device__ inline void find_moments(const Arguments<B>& arguments, Team<B>& team
   row.moments = row_moments(team, row.packs, row.end, width, load, reload);
   const C square = row.moments.variance + C(arguments.eps);
   row.rstd = math::over_root(1.0, square);
-  row.k_rstd = math::over_root(arguments.k, square);
+  if constexpr (present<typename B::rounded_t>)
+    row.k_rstd = C(arguments.k) * row.rstd;  // as the backward does, which rounds k * r again
+  else
+    row.k_rstd = math::over_root(arguments.k, square);
 }
 
 // The second pass, for one pack.

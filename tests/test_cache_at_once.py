@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from test_cpu_build import ANSWERS, posix, script
 import cunorm
 from cunorm import _cpu
 from cunorm._cpu import _compile
+from cunorm._loaded import Loaded
 
 pytestmark = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
 
@@ -67,6 +69,23 @@ def test_what_was_being_loaded_while_another_clears_is_not_kept(folder, compiled
     assert cunorm.cache_info()[1:4] == (0, 0, 0)
     assert _cpu.prepare(builds[0]) is True
     assert compiled == ["row_norm_forward"] * 2
+
+
+def test_threads_are_told_to_wait_for_each_other_also_while_a_key_is_hashed():
+    class Slow(str):
+        def __hash__(self):
+            time.sleep(0.005)
+            return 1
+
+    def load():
+        time.sleep(0.02)
+        return object(), True
+
+    loaded, keys = Loaded(), [Slow("key") for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda key: loaded.ready(key, load), keys))
+    assert sum(loads for _, loads in results) == 1
+    assert len({id(value) for value, _ in results}) == 1
 
 
 def test_a_library_removed_between_its_compile_and_its_load_is_compiled_again(folder, monkeypatch):

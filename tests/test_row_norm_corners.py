@@ -10,7 +10,11 @@ import pytest
 from bounds import check_backward, check_forward
 from numpy.lib.stride_tricks import as_strided
 from operands import at, draw
-from scales import check_scales_are_rounded_once
+from scales import (
+    check_backward_rounds_what_the_forward_rounded,
+    check_scales_are_rounded_once,
+    check_scales_beyond_float32,
+)
 
 import cunorm
 from cunorm import AddNorm, NormForward
@@ -29,6 +33,16 @@ def test_equal_elements_do_not_add_up_their_roundings(width):
 
 def test_rstd_and_what_multiplies_a_row_are_rounded_once():
     check_scales_are_rounded_once(lambda x, c: cunorm.normalize_forward(x, c=c, eps=0), rows=2047)
+
+
+def test_a_length_beyond_float32_is_infinite_or_zero():
+    check_scales_beyond_float32(lambda x, c: cunorm.normalize_forward(x, c=c, eps=0))
+
+
+def test_the_backward_rounds_before_weight_what_the_forward_rounded():
+    check_backward_rounds_what_the_forward_rounded(
+        cunorm.normalize_forward, cunorm.normalize_backward, rows=2000
+    )
 
 
 @pytest.mark.parametrize(("rows", "width"), [(4096, 8), (131072, 2)])

@@ -14,6 +14,7 @@ from processes import in_process
 
 import cunorm
 from cunorm import _cpu
+from cunorm._cpu import _threads
 
 ROWS, WIDTH = 600, 257  # enough work for all threads
 
@@ -157,6 +158,28 @@ def test_set_num_threads_refuses_what_is_no_number_of_threads(n):
     text = f"^set_num_threads: n is {n!r}, expected a positive int or None$"
     with pytest.raises(ValueError, match=text):
         cunorm.set_num_threads(n)
+
+
+@pytest.mark.parametrize(
+    ("own", "quotas", "cores"),
+    [
+        ("0::/", {"": "250000 100000"}, 2),
+        ("0::/", {"": "max 100000"}, None),
+        ("0::/user/job", {"user": "300000 100000", "user/job": "max 100000"}, 3),
+        ("1:cpu:/other\n0::/user/job", {"user": "300000 100000", "user/job": "50000 100000"}, 1),
+        ("0::/not/seen/in/a/container", {"": "200000 100000"}, 2),
+        ("1:cpu:/other", {"other": "200000 100000"}, None),
+        ("0::/", {}, None),
+    ],
+)
+def test_quotas_of_control_groups_count_as_cores(monkeypatch, tmp_path, own, quotas, cores):
+    (tmp_path / "own").write_text(own + "\n")
+    for group, quota in quotas.items():
+        (tmp_path / "root" / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / group / "cpu.max").write_text(quota + "\n")
+    monkeypatch.setattr(_threads, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(_threads, "_CGROUPS", tmp_path / "root")
+    assert _threads._cgroup_cores() == cores
 
 
 @linux

@@ -2,8 +2,8 @@
 """Any other object with ``__dlpack__``, read through its capsule.
 
 The capsule is looked into and never taken over: its own destructor frees it, once the operand
-that holds it is gone. On CUDA it is held longer, until our stream has passed the launch that the
-operand was described for, because the producer is free to reuse the memory after that.
+that holds it is gone. On CUDA it is held longer, because after that the producer is free to reuse
+the memory: until, when an operand of this kind is next described, our stream has passed the launch.
 """
 
 from __future__ import annotations

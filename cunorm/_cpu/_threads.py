@@ -8,6 +8,8 @@ import os
 from functools import cache
 from pathlib import Path
 
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
 _chosen: int | None = None
 _forked = False
 
@@ -63,9 +65,24 @@ def available_cores() -> int:
 
 
 def _cgroup_cores() -> int | None:
-    """Return the cores that the control group's quota amounts to, None where there is none."""
+    """Return the cores that the quotas of the control group and those around it leave, if any."""
+    group = _CGROUPS / _cgroup_name()
+    quotas = [_quota(place) for place in (group, *group.parents)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _cgroup_name() -> str:
+    """Return the place of this process's control group; a container may not say or not know it."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line[4:] for line in lines if line.startswith("0::/")), "")
+
+
+def _quota(group: Path) -> int | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
         return None if quota == "max" else max(1, int(quota) // int(period))
     except (OSError, ValueError):
         return None

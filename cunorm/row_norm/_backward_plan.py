@@ -74,17 +74,17 @@ def asked(
     """Check what the caller said by itself."""
     if type(needs) is not tuple:  # what could not be remembered, or would be as another type
         needs = tuple(sorted(_checks.names(function, "needs", needs, NEEDS)))
-    told = (function, *variant, has_offset, x_dtype, needs, accumulate)
+    said = (function, *variant, has_offset, x_dtype, needs, accumulate)
     try:
-        return _asked(*told)
+        return _asked(*said)
     except TypeError:  # wrong, or nothing that could be remembered
         uncached = _asked.__wrapped__
-    return uncached(*told)
+    return uncached(*said)
 
 
 @lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int
-def _asked(function: str, *told: Any) -> Asked:
-    *variant, has_offset, x_dtype, needs, accumulate = told
+def _asked(function: str, *said: Any) -> Asked:
+    *variant, has_offset, x_dtype, needs, accumulate = said
     return Asked(
         function,
         checked_variant(function, Variant(*variant)),

@@ -81,17 +81,17 @@ class _Dtypes(NamedTuple):
 
 def asked(function: str, variant: Variant, has_offset: bool, options: Options) -> Asked:
     """Check what the caller said by itself."""
-    told = (function, *variant, has_offset, *options)
+    said = (function, *variant, has_offset, *options)
     try:
-        return _asked(*told)
+        return _asked(*said)
     except TypeError:  # wrong, or nothing that could be remembered
         uncached = _asked.__wrapped__
-    return uncached(*told)
+    return uncached(*said)
 
 
 @lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int
-def _asked(function: str, *told: Any) -> Asked:
-    *variant, has_offset, dtype, residual_dtype, saves, streams = told
+def _asked(function: str, *said: Any) -> Asked:
+    *variant, has_offset, dtype, residual_dtype, saves, streams = said
     options = Options(
         parse_optional_dtype(function, "dtype", dtype),
         parse_optional_dtype(function, "residual_dtype", residual_dtype),

@@ -112,18 +112,19 @@ def normalize(
     -----
     Rounding: statistics, sums and products are float64 if x is, else float32, and y is rounded to
     its dtype once, on the store; nothing is rounded before unless round_before_weight asks for it.
-    The numbers eps, weight_offset and c / sqrt(d) are rounded to that type of the computation too,
-    in which those beyond its range become infinite or 0.
+    The numbers eps and weight_offset are rounded to that type of the computation too, c / sqrt(d)
+    along with the root that divides it; those beyond its range become infinite or 0.
     The mean is corrected by the mean of what it leaves, so a constant row gives y = bias exactly,
-    with eps > 0. A row's y depends on no other row, nor on strides, bit for bit.
+    with eps > 0 and a finite sum. A row's y depends on no other row, nor on strides, bit for bit.
 
-    Overflow: a sum of squares beyond 3.4e38 is infinite in float32, and the row then is what IEEE
-    arithmetic makes of it, zeros or NaN. Elements of float16 are too small for that, unless a
-    pre-gate enlarges them; those of bfloat16 and float32, from 1.8e19 on, are not.
+    Overflow: a sum, or a sum of squares, beyond 3.4e38 is infinite in float32, and the row then is
+    what IEEE arithmetic makes of it, zeros or NaN. Elements of float16 are too small for that,
+    unless a pre-gate enlarges them; those of bfloat16 and float32, from 1.8e19 / sqrt(d) on, are
+    not. Underflow: squares below 1.2e-38 lose digits, which an eps as small does not cover.
 
-    Strides: rows may lie anywhere, in any order, at no copy, if each row is contiguous and the axes
-    before it, those that one stride walks taken as one, are at most three. Another input is copied
-    once; another `out` is an error.
+    Strides: rows may lie anywhere, in any order, at no copy, if each row is contiguous and aligned,
+    and the axes before it, those that one stride walks taken as one, are at most three. Another
+    input is copied once; another `out` is an error.
 
     Without a C++ compiler, host arrays are normalised by `cunorm.reference`, with one warning.
 

@@ -44,7 +44,7 @@ def rms_norm(
     weight : array, optional
         Of the row's shape, ``x.shape[axis:]``, of its own dtype of the four.
     eps : float, optional
-        At least 0, in the unit of x squared. PyTorch's default is the resolution of x's dtype.
+        At least 0, in the unit of x squared. PyTorch's default is ``torch.finfo(x.dtype).eps``.
     axis : int, optional
         The first axis of a row, as for `normalize`; not PyTorch's ``dim=``.
     groups, weight_offset, round_before_weight : int, float and bool, optional

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 CASE = {
     **dict.fromkeys(("gate", "weight", "bias"), "float32"),
     **{"width": 33, "groups": 3, "rows": "several", "far": False, "layouts": None},
-    **{"center": True, "c": 1.0, "weight_offset": 1.0, "round_before_weight": True},
+    **{"center": True, "c": 1.0, "weight_offset": 1.0},
     **{"gate_activation": "silu", "place": ("end", None), "grid": 2, "order": "forward"},
 }
 FORWARD = {**CASE, "x": "bfloat16", "stream": "+ float32", "y": "float32"}
@@ -38,7 +38,12 @@ CHECKS = {
     "param_grad": (check_backward_case, BACKWARD),
 }
 
-# What stands in a kernel, and what in its place, where the gate is before the norm or after it.
+WHERE = {  # the gate is
+    "pre": {"gate_position": "pre", "round_before_weight": False},
+    "post": {"gate_position": "post", "round_before_weight": True},
+}
+
+# What stands in a kernel, and what in its place.
 IN_BOTH = (
     ("group(blockIdx.x % groups)", "group(0)"),
     ("block(blockIdx.x / groups)", "block(blockIdx.x)"),
@@ -58,11 +63,14 @@ MUTANTS = {
         ("s += read<B>(residual_pack, at);", ";"),
         ("return stream.store(column);", "return stream.store(column), LoadedPack<B, stream_t>{};"),
         ("return (p - shift) - correction;", "return p;"),
-        ("math::over_root(arguments.k, square)", "row.rstd"),
+        ("C(arguments.k) * row.rstd", "row.rstd"),
         ("row.moments.variance + C(arguments.eps)", "row.moments.variance"),
         ("arguments.rstd + index, row.rstd", "arguments.rstd + index, row.k_rstd"),
     ),
-    ("row_norm_forward", "pre"): (("* B::activation::at(read<B>(gate_pack, at)).value;", ";"),),
+    ("row_norm_forward", "pre"): (
+        ("* B::activation::at(read<B>(gate_pack, at)).value;", ";"),
+        ("math::over_root(arguments.k, square)", "row.rstd"),
+    ),
     ("row_norm_backward", "post"): (
         *IN_BOTH,
         ("row.k_rstd = C(arguments.k) * row.rstd;", "row.k_rstd = row.rstd;"),
@@ -103,11 +111,11 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("position", WHERE)
 @pytest.mark.parametrize("kernel", CHECKS)
 def test_the_kernel_itself_passes_where_its_mutants_must_fail(kernel, position):
     check, case = CHECKS[kernel]
-    check(case | {"gate_position": position})
+    check(case | WHERE[position])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,7 @@ def test_another_formula_fails(kernel, position, before, after):
     assert text.count(before) == 1
     check, case = CHECKS[kernel]
     with pytest.raises((AssertionError, EmulationError)):
-        check(case | {"gate_position": position}, sources={kernel: text.replace(before, after)})
+        check(case | WHERE[position], sources={kernel: text.replace(before, after)})
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -8,7 +8,11 @@ import pytest
 from bounds import check_backward, check_forward
 from covers import label
 from operands import WIDTHS
-from scales import check_scales_are_rounded_once
+from scales import (
+    check_backward_rounds_what_the_forward_rounded,
+    check_scales_are_rounded_once,
+    check_scales_beyond_float32,
+)
 
 from cunorm._builds import BackwardTypes
 from cunorm._dtypes import FLOAT32
@@ -57,6 +61,18 @@ def test_the_families_are_what_their_names_say(dtype, kind):
 
 def test_rstd_and_what_multiplies_a_row_are_rounded_once():
     check_scales_are_rounded_once(lambda x, c: emulate_forward(x, c=c, eps=0.0).result, rows=300)
+
+
+def test_a_length_beyond_float32_is_infinite_or_zero():
+    check_scales_beyond_float32(lambda x, c: emulate_forward(x, c=c, eps=0.0).result)
+
+
+def test_the_backward_rounds_before_weight_what_the_forward_rounded():
+    check_backward_rounds_what_the_forward_rounded(
+        lambda *args, **norm: emulate_forward(*args, **norm).result,
+        lambda *args, **norm: emulate_backward(*args, **norm).result,
+        rows=500,
+    )
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
