@@ -29,6 +29,7 @@ from .plans import USUAL, Plan
 Array = np.ndarray
 
 FORWARD_ROWS = ("x", "residual", "gate", "y", "new_residual")
+FORWARD_OPERANDS = (*FORWARD_ROWS, "weight", "bias")
 BACKWARD_ROWS = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
 
 
@@ -116,31 +117,34 @@ def emulate_forward(
     memory.place_inputs(inputs, outputs)
     memory.place_outputs(outputs, inputs)
 
-    operands = (*FORWARD_ROWS, "weight", "bias")
-    formula = norm.variant.formula(
-        gate=memory.form("gate"),
-        offset=norm.weight_offset != 0.0,
-        x_dtype=memory.form("x").dtype,
-        compute=compute,
-    )
-    dtypes = {name: _dtype(memory, name) for name in operands}
-    form = ForwardForm(
-        where,
-        ForwardTypes(compute=compute, formula=formula, **dtypes),
-        tuple(memory.layout(name, where.rows) for name in FORWARD_ROWS),
-    )
+    form = _forward_form(memory, norm, where, compute)
     call = Forward(
         form,
         k=_checks.scale(norm.c, where.walk.width),
         eps=eps,
         weight_offset=norm.weight_offset,
-        **{name: memory.operand(name) for name in (*operands, "mean", "rstd")},
+        **{name: memory.operand(name) for name in (*FORWARD_OPERANDS, "mean", "rstd")},
     )
     launch = plan.adapted(_plan.cuda_forward(form.types, where.walk, call.access()), call)
     moved = plan.run(launch, call.arguments(), memory, {*inputs, *outputs})
     names = ("y", "new_residual", "mean", "rstd")
     name = launch.build.kernel
     return Emulated(NormForward(*map(memory.array, names)), {name: launch}, {name: moved})
+
+
+def _forward_form(memory: Memory, norm: Norm, where: Geometry, compute: DType) -> ForwardForm:
+    formula = norm.variant.formula(
+        gate=memory.form("gate"),
+        offset=norm.weight_offset != 0.0,
+        x_dtype=memory.form("x").dtype,
+        compute=compute,
+    )
+    dtypes = {name: _dtype(memory, name) for name in FORWARD_OPERANDS}
+    return ForwardForm(
+        where,
+        ForwardTypes(compute=compute, formula=formula, **dtypes),
+        tuple(memory.layout(name, where.rows) for name in FORWARD_ROWS),
+    )
 
 
 def emulate_backward(
