@@ -71,7 +71,7 @@ def test_what_was_being_loaded_while_another_clears_is_not_kept(folder, compiled
     assert compiled == ["row_norm_forward"] * 2
 
 
-def test_threads_are_told_to_wait_for_each_other_also_while_a_key_is_hashed():
+def test_threads_wait_for_each_other_also_while_a_key_is_hashed():
     class Slow(str):
         def __hash__(self):
             time.sleep(0.005)

@@ -18,8 +18,8 @@ def set_num_threads(n: int | None) -> None:
     """Set how many threads the CPU kernels use; None is the default again.
 
     The default is ``OMP_NUM_THREADS`` where it is set, else the number of cores that this process
-    may use (its affinity, and the quota of its control group, version 2). Results do not depend on
-    the number. A forked child uses one thread, as the OpenMP runtime does not survive a fork.
+    may use (its affinity, and the quotas of its control groups, version 2). Results do not depend
+    on the number. A forked child uses one thread, as the OpenMP runtime does not survive a fork.
 
     Parameters
     ----------

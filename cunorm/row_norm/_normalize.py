@@ -126,7 +126,8 @@ def normalize(
     and the axes before it, those that one stride walks taken as one, are at most three. Another
     input is copied once; another `out` is an error.
 
-    Without a C++ compiler, host arrays are normalised by `cunorm.reference`, with one warning.
+    Without a C++ compiler, host arrays are normalised by `cunorm.reference`, in float64, with one
+    warning.
 
     Examples
     --------
