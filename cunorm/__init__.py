@@ -12,7 +12,7 @@ from cunorm import reference
 from cunorm._cache import CacheInfo, Cleared, cache_info, clear_cache
 from cunorm._cpu import set_num_threads
 from cunorm._warmup import Warmup, warmup
-from cunorm.results import AddNorm, NormForward, NormGrads
+from cunorm.results import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
 from cunorm.row_norm import (
     add_layer_norm,
     add_normalize,
@@ -38,6 +38,8 @@ __all__ = [
     "AddNorm",
     "CacheInfo",
     "Cleared",
+    "GroupNormForward",
+    "GroupNormGrads",
     "NormForward",
     "NormGrads",
     "Warmup",

@@ -67,3 +67,35 @@ class NormGrads(NamedTuple):
     dbias: Any = None
     dgate: Any = None
     dresidual: Any = None
+
+
+class GroupNormForward(NamedTuple):
+    """What `group_norm_forward` returns: the result and what its backward needs.
+
+    Attributes
+    ----------
+    y : array
+        The normalised groups, activated, of x's shape.
+    mean, rstd : array
+        The statistics of the groups, in the compute type, of shape ``(N, num_groups)``.
+    """
+
+    y: Any = None
+    mean: Any = None
+    rstd: Any = None
+
+
+class GroupNormGrads(NamedTuple):
+    """What `group_norm_backward` returns: one gradient per operand.
+
+    Attributes
+    ----------
+    dx : array or None
+        Gradient of x, of x's shape.
+    dweight, dbias : array or None
+        Gradients of the parameters, of shape ``(C,)``.
+    """
+
+    dx: Any = None
+    dweight: Any = None
+    dbias: Any = None
