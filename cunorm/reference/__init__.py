@@ -3,9 +3,9 @@
 
 It shares no code with the kernels. It also serves arrays on a CPU where no C++ compiler is found,
 so each function takes the arguments of the public one of its name, as NumPy arrays of float16,
-bfloat16 (`ml_dtypes`), float32 or float64, of any strides and any number of rows. They are taken to
-be valid, as `cunorm._checks` refuses the others. No input is modified, and no result is a view of
-one.
+bfloat16 (`ml_dtypes`), float32 or float64, of any strides and any number of rows or samples. They
+are taken to be valid, as `cunorm._checks` refuses the others. No input is modified, and no result
+is a view of one.
 
 Everything is computed and returned in float64, with two exceptions. The new residual stream
 ``s = x + residual`` is rounded to the residual's dtype, or to `residual_dtype` where there is no
@@ -15,6 +15,12 @@ the normalised rows are rounded to x's dtype before weight.
 """
 
 from cunorm.reference.generic import normalize_backward, normalize_forward
+from cunorm.reference.group_norm import (
+    group_norm,
+    group_norm_backward,
+    group_norm_forward,
+    instance_norm,
+)
 from cunorm.reference.named import (
     add_layer_norm,
     add_normalize,
@@ -36,6 +42,10 @@ __all__ = [
     "add_layer_norm",
     "add_normalize",
     "add_rms_norm",
+    "group_norm",
+    "group_norm_backward",
+    "group_norm_forward",
+    "instance_norm",
     "l2_norm",
     "l2_norm_backward",
     "l2_norm_forward",

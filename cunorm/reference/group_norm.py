@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""The group norm, forward and backward, and its case of one channel a group, the instance norm.
+
+In the formulas x is viewed as [N, G, D, R]: N samples, G groups of D channels each, R positions.
+A sample's group of R * D elements has one mean and one rstd; weight and bias are per channel; phi
+is the fused activation and phi' its derivative. The source is "groupnorm chronicles", with eps
+added to the variance, and with the sums of its backward taken about the mean, so that a mean far
+from 0 costs no digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+
+from cunorm.reference.activations import ACTIVATIONS
+from cunorm.reference.rows import Array, Float64, centered, sum_over_rows
+from cunorm.results import GroupNormForward, GroupNormGrads
+
+OPERANDS = ("x", "weight", "bias")
+
+
+@np.errstate(all="ignore")
+def group_norm_forward(
+    x: Array,
+    num_groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+) -> GroupNormForward:
+    """Normalise each group of each sample, and return what the backward needs.
+
+    ::
+
+        rstd = 1 / sqrt(var + eps)                  mean and var over a group
+        xhat = (x - mean) * rstd
+        n = weight * xhat + bias
+        y = phi(n)
+
+    mean and rstd have shape (N, num_groups).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x = np.array([[[1.0, 10.0], [3.0, 20.0]]])  # a sample of two positions, two channels
+    >>> f = reference.group_norm_forward(x, 2, eps=0.0, activation="relu")
+    >>> f.y
+    array([[[0., 0.],
+            [1., 1.]]])
+    >>> f.mean
+    array([[ 2., 15.]])
+    """
+    grid = _as_grid(x, num_groups, channel_axis)
+    mean, q = _about(_means(grid), grid)
+    rstd = 1.0 / np.sqrt(_means(q * q) + eps)
+    n = _affine(q * rstd, weight, bias)
+    y = ACTIVATIONS[activation or "identity"].value(n)
+    shape = x.shape[0], num_groups
+    return GroupNormForward(
+        _in_place_of(x, y, channel_axis), mean.reshape(shape), rstd.reshape(shape)
+    )
+
+
+@np.errstate(all="ignore")
+def group_norm_backward(
+    dy: Array,
+    x: Array,
+    num_groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    mean: Array,
+    rstd: Array,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    needs: Collection[str] = OPERANDS,
+) -> GroupNormGrads:
+    """Differentiate `group_norm_forward`; exact with eps, which rstd contains.
+
+    ::
+
+        h       = dy * phi'(n)
+        A[n, c] = sum over r of h                   B[n, c] = sum over r of h * xhat
+        dbias   = sum over n of A                   dweight = sum over n of B
+        a[n, g] = sum over d of weight * A / (R * D)
+        b[n, g] = sum over d of weight * B / (R * D)
+        dx      = rstd * (weight * h - a - xhat * b)
+
+    The mean may be rounded: x tells what it lacks. An operand in `needs` that is absent gives None.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cunorm import reference
+    >>> x, dy = np.array([[[3.0], [1.0], [2.0]]]), np.array([[[1.0], [0.0], [0.0]]])
+    >>> f = reference.group_norm_forward(x, 1, eps=0.0)
+    >>> reference.group_norm_backward(dy, x, 1, mean=f.mean, rstd=f.rstd).dx.round(6)
+    array([[[ 0.204124],
+            [ 0.204124],
+            [-0.408248]]])
+    """
+    grid = _as_grid(x, num_groups, channel_axis)
+    q, group_rstd = _about(_per_group(mean), grid)[1], _per_group(rstd)
+    xhat = q * group_rstd
+    slope = ACTIVATIONS[activation or "identity"].slope(_affine(xhat, weight, bias))
+    h = _as_grid(dy, num_groups, channel_axis) * slope
+    total_h, total_hx = (terms.sum(axis=-1, keepdims=True) for terms in (h, h * xhat))  # A and B
+
+    dx = dweight = dbias = None
+    if bias is not None and "bias" in needs:
+        dbias = sum_over_rows(total_h, bias.shape)
+    if weight is not None and "weight" in needs:
+        dweight = sum_over_rows(total_hx, weight.shape)
+    if "x" in needs:
+        w, width = _per_channel(weight, grid), math.prod(grid.shape[2:])
+        a, b = ((w * total).sum(axis=2, keepdims=True) / width for total in (total_h, total_hx))
+        dx = _in_place_of(x, group_rstd * (w * h - a - xhat * b), channel_axis)
+    return GroupNormGrads(dx=dx, dweight=dweight, dbias=dbias)
+
+
+def group_norm(
+    x: Array,
+    num_groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+) -> Float64:
+    """Return y of `group_norm_forward`."""
+    y: Float64 = group_norm_forward(
+        x, num_groups, weight, bias, eps=eps, activation=activation, channel_axis=channel_axis
+    ).y
+    return y
+
+
+def instance_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+) -> Float64:
+    """Return y of `group_norm_forward` with each channel a group of its own."""
+    channels = x.shape[channel_axis]
+    return group_norm(
+        x, channels, weight, bias, eps=eps, activation=activation, channel_axis=channel_axis
+    )
+
+
+def _as_grid(x: Array, num_groups: int, channel_axis: int) -> Float64:
+    """Copy x to [N, G, D, R], contiguous so that NumPy sums the last axes pairwise."""
+    channels_first = np.moveaxis(x, channel_axis, 1)
+    samples, channels, *positions = channels_first.shape
+    shape = samples, num_groups, channels // num_groups, math.prod(positions)
+    return channels_first.astype(np.float64, order="C").reshape(shape)
+
+
+def _in_place_of(x: Array, grid: Float64, channel_axis: int) -> Float64:
+    """Return a grid's elements where x has its own."""
+    channels_first = grid.reshape(np.moveaxis(x, channel_axis, 1).shape)
+    return np.ascontiguousarray(np.moveaxis(channels_first, 1, channel_axis))
+
+
+def _per_group(statistic: Array) -> Float64:
+    """Return a statistic as [N, G, 1, 1]."""
+    return statistic.astype(np.float64)[..., None, None]
+
+
+def _per_channel(parameter: Array | None, grid: Float64) -> Float64 | float:
+    """Return weight as [G, D, 1]; where there is none, a factor that does nothing."""
+    if parameter is None:
+        return 1.0
+    return parameter.astype(np.float64).reshape(*grid.shape[1:3], 1)
+
+
+def _affine(xhat: Float64, weight: Array | None, bias: Array | None) -> Float64:
+    n = _per_channel(weight, xhat) * xhat
+    return n if bias is None else n + _per_channel(bias, xhat)
+
+
+def _means(grid: Float64) -> Float64:
+    """Return the mean of each group as [N, G, 1, 1]."""
+    return np.asarray(_as_rows(grid).mean(axis=-1))[..., None, None]
+
+
+def _about(mean: Float64, grid: Float64) -> tuple[Float64, Float64]:
+    """Correct a rounded mean by the mean of what it leaves; return it, and the grid about it."""
+    mean, q = centered(_as_rows(grid), mean[..., 0])
+    return mean, q.reshape(grid.shape)
+
+
+def _as_rows(grid: Float64) -> Float64:
+    """Return each group as a row: [N, G, D * R]."""
+    return grid.reshape(*grid.shape[:2], math.prod(grid.shape[2:]))
