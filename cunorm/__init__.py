@@ -12,6 +12,12 @@ from cunorm import reference
 from cunorm._cache import CacheInfo, Cleared, cache_info, clear_cache
 from cunorm._cpu import set_num_threads
 from cunorm._warmup import Warmup, warmup
+from cunorm.group_norm import (
+    group_norm,
+    group_norm_backward,
+    group_norm_forward,
+    instance_norm,
+)
 from cunorm.results import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
 from cunorm.row_norm import (
     add_layer_norm,
@@ -48,6 +54,10 @@ __all__ = [
     "add_rms_norm",
     "cache_info",
     "clear_cache",
+    "group_norm",
+    "group_norm_backward",
+    "group_norm_forward",
+    "instance_norm",
     "l2_norm",
     "l2_norm_backward",
     "l2_norm_forward",

@@ -32,7 +32,7 @@ def run_forward(call: Forward) -> Ran | None:
             joined(x.framework, call.operands(), x.device) as stream,
         ):
             _cuda.launch(launch, call.arguments(), x.device, stream)
-    elif _has_compiler():
+    elif has_compiler():
         pointers = call.pointers()
         kernels = cpu_forward_kernels(form, pointers, call.numbers())
         _again.run_all(kernels)
@@ -56,7 +56,7 @@ def run_backward(call: Backward) -> Ran | None:
     if x.device.kind == "cuda":
         with x.framework.device_scope(x.device):
             _backward_on_gpu(call)
-    elif _has_compiler():
+    elif has_compiler():
         if call.sums is None and call.form.parameters:
             launch = _plan.cpu_backward(call.form.types, call.form.where.walk.not_empty())
             call = _with_sums(call, launch)
@@ -147,7 +147,7 @@ def _with_sums(call: Backward, launch: Launch) -> Backward:
 
 
 @cache
-def _has_compiler() -> bool:
+def has_compiler() -> bool:
     if _cpu.compiler() is not None:
         return True
     warnings.warn(

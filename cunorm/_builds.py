@@ -64,11 +64,11 @@ class Formula(NamedTuple):
     def macros(self) -> Macros:
         """Return the part of the build that says so."""
         return (
-            ("CENTER", _cuda_bool(self.center)),
+            ("CENTER", cuda_bool(self.center)),
             ("GATE_ACTIVATION", self.activation),
-            ("PRE_GATE", _cuda_bool(self.pre_gate)),
-            ("WEIGHT_OFFSET", _cuda_bool(self.weight_offset)),
-            ("ROUNDED_T", _cuda_type(self.rounded)),
+            ("PRE_GATE", cuda_bool(self.pre_gate)),
+            ("WEIGHT_OFFSET", cuda_bool(self.weight_offset)),
+            ("ROUNDED_T", cuda_type(self.rounded)),
         )
 
 
@@ -90,11 +90,11 @@ class ForwardTypes(NamedTuple):
         return (
             ("COMPUTE_T", self.compute.cuda),
             ("X_T", self.x.cuda),
-            ("RESIDUAL_T", _cuda_type(self.residual)),
-            ("GATE_T", _cuda_type(self.gate)),
-            ("NEW_RESIDUAL_T", _cuda_type(self.new_residual)),
-            ("WEIGHT_T", _cuda_type(self.weight)),
-            ("BIAS_T", _cuda_type(self.bias)),
+            ("RESIDUAL_T", cuda_type(self.residual)),
+            ("GATE_T", cuda_type(self.gate)),
+            ("NEW_RESIDUAL_T", cuda_type(self.new_residual)),
+            ("WEIGHT_T", cuda_type(self.weight)),
+            ("BIAS_T", cuda_type(self.bias)),
             ("Y_T", self.y.cuda),
             *self.formula.macros(),
         )
@@ -132,16 +132,16 @@ class BackwardTypes(NamedTuple):
         return (
             ("COMPUTE_T", self.compute.cuda),
             ("DY_T", self.dy.cuda),
-            ("X_T", _cuda_type(self.x)),
-            ("D_RESIDUAL_T", _cuda_type(self.d_residual)),
-            ("GATE_T", _cuda_type(self.gate)),
-            ("DX_T", _cuda_type(self.dx)),
-            ("DRESIDUAL_T", _cuda_type(self.dresidual)),
-            ("DGATE_T", _cuda_type(self.dgate)),
-            ("WEIGHT_T", _cuda_type(self.weight)),
-            ("BIAS_T", _cuda_type(self.bias)),
-            ("DWEIGHT", _cuda_bool(self.dweight)),
-            ("DBIAS", _cuda_bool(self.dbias)),
+            ("X_T", cuda_type(self.x)),
+            ("D_RESIDUAL_T", cuda_type(self.d_residual)),
+            ("GATE_T", cuda_type(self.gate)),
+            ("DX_T", cuda_type(self.dx)),
+            ("DRESIDUAL_T", cuda_type(self.dresidual)),
+            ("DGATE_T", cuda_type(self.dgate)),
+            ("WEIGHT_T", cuda_type(self.weight)),
+            ("BIAS_T", cuda_type(self.bias)),
+            ("DWEIGHT", cuda_bool(self.dweight)),
+            ("DBIAS", cuda_bool(self.dbias)),
             *self.formula.macros(),
         )
 
@@ -169,9 +169,9 @@ class ParamGradTypes(NamedTuple):
         """Return the part of the build that says which results there are."""
         return (
             ("COMPUTE_T", self.compute.cuda),
-            ("DWEIGHT_T", _cuda_type(self.dweight)),
-            ("DBIAS_T", _cuda_type(self.dbias)),
-            ("ACCUMULATE", _cuda_bool(self.accumulate)),
+            ("DWEIGHT_T", cuda_type(self.dweight)),
+            ("DBIAS_T", cuda_type(self.dbias)),
+            ("ACCUMULATE", cuda_bool(self.accumulate)),
         )
 
 
@@ -180,9 +180,11 @@ def _kept_itemsize(dtype: DType, compute: DType) -> int:
     return compute.itemsize if compute.itemsize == 8 else dtype.itemsize
 
 
-def _cuda_type(dtype: DType | None) -> str:
+def cuda_type(dtype: DType | None) -> str:
+    """Return the name in the sources of a dtype, None where the operand is absent."""
     return "absent" if dtype is None else dtype.cuda
 
 
-def _cuda_bool(value: bool) -> str:
+def cuda_bool(value: bool) -> str:
+    """Return a truth value as the sources have it."""
     return "true" if value else "false"

@@ -13,6 +13,7 @@ from cunorm._dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from cunorm._calls import Backward, Forward
+    from cunorm.group_norm._calls import GroupBackward, GroupCall, GroupForward
 
 
 def forward(call: Forward) -> None:
@@ -58,6 +59,45 @@ def backward(call: Backward) -> None:
     added = call.form.param_types.accumulate
     _store(call.dweight, result.dweight, added)
     _store(call.dbias, result.dbias, added)
+
+
+def group_forward(call: GroupForward) -> None:
+    """Do what group_norm_forward does."""
+    result = reference.group_norm_forward(
+        numpy_view(call.x), weight=_view(call.weight), bias=_view(call.bias), eps=call.eps, **_group(call)
+    )
+    _store(call.y, result.y)
+    _store(call.mean, result.mean)
+    _store(call.rstd, result.rstd)
+
+
+def group_backward(call: GroupBackward) -> None:
+    """Do what group_norm_backward and param_grad do."""
+    needed = {"x": call.dx, "weight": call.dweight, "bias": call.dbias}
+    result = reference.group_norm_backward(
+        numpy_view(call.dy),
+        numpy_view(call.x),
+        weight=_view(call.weight),
+        bias=_view(call.bias),
+        mean=numpy_view(call.mean),
+        rstd=numpy_view(call.rstd),
+        needs=tuple(name for name, wanted in needed.items() if wanted is not None),
+        **_group(call),
+    )
+    _store(call.dx, result.dx)
+    added = call.form.param_types.accumulate
+    _store(call.dweight, result.dweight, added)
+    _store(call.dbias, result.dbias, added)
+
+
+def _group(call: GroupCall) -> dict[str, Any]:
+    """Return what both directions tell the reference of a group norm."""
+    form = call.form
+    return {
+        "num_groups": form.where.groups,
+        "activation": form.types.activation,
+        "channel_axis": form.channel_axis,
+    }
 
 
 def _formula(call: Forward | Backward) -> dict[str, Any]:

@@ -71,9 +71,9 @@ def row_layout(
     """Return the layout of the rows that begin after so many axes."""
     if 0 in shape:
         return SINGLE_ROW
-    if not _is_contiguous(shape[leading_axes:], strides[leading_axes:]):
+    if not is_contiguous(shape[leading_axes:], strides[leading_axes:]):
         return None
-    axes = _collapsed(shape[:leading_axes], strides[:leading_axes])
+    axes = collapsed(shape[:leading_axes], strides[:leading_axes])
     if len(axes) > 3:
         return None
     if len(axes) == 3:
@@ -87,7 +87,8 @@ def row_layout(
     return SINGLE_ROW
 
 
-def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements lie one after the other, in the order of their axes."""
     expected = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride != expected:
@@ -96,7 +97,7 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def _collapsed(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
+def collapsed(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return (size, stride) of the axes, neighbours joined wherever one stride walks both."""
     axes: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cunorm._arrays import Form, Operand
+from cunorm._dtypes import FLOAT32, FLOAT64
 from cunorm._layout import WHOLE, RowsOf
 
 InPlace = tuple[tuple[str, tuple[str, ...]], ...]  # for an output, the inputs that it may be
@@ -54,15 +56,34 @@ def check_form(
     where = f"{function}: {argument}"
     if form.shape != shape:
         raise ValueError(f"{where} has shape {form.shape}, expected {shape}")
-    if _overlaps_itself(form):
-        raise ValueError(
-            f"{where} has strides {form.strides}, with which elements may share memory, "
-            "expected memory of its own for each element"
-        )
+    check_own_memory(function, argument, form)
     if rows.layout(form) is None:
         several = "contiguous rows and at most three leading axes that no single stride walks"
         expected = "a contiguous array" if rows is WHOLE else several
         raise ValueError(f"{where} has strides {form.strides}, expected {expected}")
+
+
+def check_own_memory(function: str, argument: str, form: Form) -> None:
+    """Check that each element of an array given for a result has memory of its own."""
+    if _overlaps_itself(form):
+        raise ValueError(
+            f"{function}: {argument} has strides {form.strides}, with which elements may share "
+            "memory, expected memory of its own for each element"
+        )
+
+
+def check_accumulators(
+    function: str, wanted: Collection[str], given: Mapping[str, Form | None]
+) -> None:
+    """Check that there are arrays to which the wanted parameters' gradients can be added."""
+    for name in ("dweight", "dbias"):
+        form = given[name]
+        if name in wanted and (form is None or form.dtype not in (FLOAT32, FLOAT64)):
+            got = "None" if form is None else f"of dtype {form.dtype}"
+            raise ValueError(
+                f"{function}: out.{name} is {got}, expected an array of float32 or float64 to add "
+                "to, as accumulate is True"
+            )
 
 
 def refuse(function: str, argument: str, form: Form | None, reason: str) -> None:

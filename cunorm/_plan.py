@@ -22,8 +22,8 @@ from cunorm._builds import (
 from cunorm._dtypes import DType
 
 CPU_PACK = 64
-_GRID_LIMIT = 2**31 - 1
-_ACCESS_BYTES = 16
+GRID_LIMIT = 2**31 - 1
+ACCESS_BYTES = 16
 
 
 class Walk(NamedTuple):
@@ -90,7 +90,7 @@ _GATED_THREADS, _GATED_SPARE = 256, 32
 _GATED_ELEMENTS, _GATED_BACKWARD_ELEMENTS, _GATED_BACKWARD_PACK_BYTES = 64, 24, 16
 _STREAMED_THREADS = 512
 # Bytes of a pack once converted, of which a thread has several in registers at a time.
-_PACK_BYTES = 32
+PACK_BYTES = 32
 # Blocks of the backward on each multiprocessor, by the greatest width they serve.
 _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
 
@@ -99,7 +99,7 @@ def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
     """Return how a GPU's threads share rows of a width."""
     itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
     pack = min(
-        _ACCESS_BYTES // min(itemsizes), _PACK_BYTES // types.compute.itemsize, width & -width
+        ACCESS_BYTES // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
     )
     teams = _FORWARD_TEAMS if isinstance(types, ForwardTypes) else _BACKWARD_TEAMS
     threads_per_row = next((threads for limit, threads in teams if width <= limit), None)
@@ -129,7 +129,7 @@ def cuda_forward(types: ForwardTypes, where: Walk, access: int) -> Launch:
     """Plan row_norm_forward on a GPU; `access` is what alignment allows (see `common_access`)."""
     team = cuda_team(types, where.width)
     macros = types.macros() + team.macros(where.width, where.groups, min(access, team.pack))
-    limit = _GRID_LIMIT // where.groups
+    limit = GRID_LIMIT // where.groups
     blocks = min(-(-where.rows // team.rows_per_block), limit)
     return Launch(Build("row_norm_forward", macros), blocks * where.groups, team.threads)
 
@@ -140,7 +140,7 @@ def cuda_backward(types: BackwardTypes, where: Walk, access: int, sm_count: int)
     team = cuda_team(types, where.width)
     macros = types.macros() + team.macros(where.width, where.groups, min(access, team.pack))
     sums = types.dweight or types.dbias
-    limit = _cuda_parts(where, sm_count) if sums else _GRID_LIMIT // where.groups
+    limit = _cuda_parts(where, sm_count) if sums else GRID_LIMIT // where.groups
     parts = min(-(-where.rows // team.rows_per_block), limit)
     return Launch(
         Build("row_norm_backward", macros),
@@ -206,9 +206,13 @@ def cpu_param_grad(types: ParamGradTypes, width: int) -> Launch:
 
 
 def _cpu_stores(where: Walk, result: DType) -> Macros:
-    """Return the macro that sends stores past the caches, for results that no cache would hold."""
     row_bytes = where.width * result.itemsize
-    large = where.rows * where.groups * row_bytes >= _LARGE_RESULT and row_bytes % _CACHE_LINE == 0
+    return cpu_stores(where.rows * where.groups * row_bytes, row_bytes)
+
+
+def cpu_stores(result_bytes: int, row_bytes: int) -> Macros:
+    """Return the macro that sends stores past the caches, for results that no cache would hold."""
+    large = result_bytes >= _LARGE_RESULT and row_bytes % _CACHE_LINE == 0
     return (("NON_TEMPORAL", "true"),) if large else ()
 
 
@@ -245,10 +249,10 @@ def common_access(width: int, operands: list[tuple[int, int, tuple[int, ...]]]) 
     Each operand is its pointer, its itemsize, and the strides between its rows in elements. Of
     elements larger than others, one access takes fewer, so alignment counts up to 16 bytes.
     """
-    access = min(_ACCESS_BYTES, width & -width)
+    access = min(ACCESS_BYTES, width & -width)
     for pointer, itemsize, strides in operands:
         while access > 1:
-            bytes_at_once = min(access * itemsize, _ACCESS_BYTES)
+            bytes_at_once = min(access * itemsize, ACCESS_BYTES)
             if pointer % bytes_at_once == 0 and not any(
                 stride * itemsize % bytes_at_once for stride in strides
             ):

@@ -12,7 +12,7 @@ from cunorm._described_calls import AUTO, FUNCTIONS
 from cunorm._dtypes import DTYPES
 from cunorm._warmup import Warmup, warmup
 from cunorm.row_norm._backward_plan import NEEDS
-from cunorm.row_norm._variant import ACTIVATIONS
+from cunorm._activations import ACTIVATIONS
 
 DESCRIPTION = (
     "Compile ahead what calls of cunorm will need, several builds at once, and keep it on disk. "

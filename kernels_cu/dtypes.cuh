@@ -46,6 +46,11 @@ struct Either<false, First, Second> {
 template <bool condition, class First, class Second>
 using either = typename Either<condition, First, Second>::type;
 
+template <class A, class B>
+inline constexpr bool same_type = false;
+template <class A>
+inline constexpr bool same_type<A, A> = true;
+
 // An operand's pointer where it is to be read, else that of an absent operand.
 template <bool condition, class T>
 __device__ inline auto only_if(const T* pointer) {

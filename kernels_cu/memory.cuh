@@ -119,6 +119,12 @@ __device__ inline void for_each_column(index_t first, index_t step, index_t end,
   }
 }
 
+// f(column), which the CPU calls with what it knows of the column.
+template <class B, class F>
+__device__ inline void with_column(index_t column, index_t, F f) {
+  f(column);
+}
+
 // f(at) for every item of the pack at `column`; outside the row too, where loads gave zeros and
 // stores do nothing.
 struct ItemIndex {
@@ -152,6 +158,22 @@ template <class B>
 __device__ inline Item<B> clear_outside(Item<B> v, ItemIndex at) {
   return at.live ? v : Item<B>(0);
 }
+
+// load(i / size) for every element i of the pack at `column`.
+template <class B, class Load>
+__device__ inline Pack<Item<B>, B::pack> load_each(index_t column, index_t end, index_t size,
+                                                   Load load) {
+  Pack<Item<B>, B::pack> out = {};
+  if (inside(column, end)) {
+#pragma unroll
+    for (int i = 0; i < B::pack; ++i) out.item[i] = load((column + i) / size);
+  }
+  return out;
+}
+
+// The value of an item that is the same everywhere.
+__device__ inline float first_of(float v) { return v; }
+__device__ inline double first_of(double v) { return v; }
 
 // The sum over what an item consists of.
 __device__ inline float item_sum(float v) { return v; }

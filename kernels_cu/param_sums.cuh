@@ -8,9 +8,6 @@
 #pragma once
 #include "row.cuh"
 
-// From one row of sums in memory to the next: whole cache lines.
-__device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }
-
 // A pack of sums, open for adding to.
 template <class Sums>
 struct Adder {

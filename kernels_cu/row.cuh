@@ -30,6 +30,9 @@ struct Rows {
   }
 };
 
+// From one row of sums in memory to the next: whole cache lines.
+__device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }
+
 template <template <class> class Arguments, class B>
 __device__ inline index_t row_width(const Arguments<B>& arguments) {
   return B::width > 0 ? B::width : arguments.width;

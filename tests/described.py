@@ -56,7 +56,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
     monkeypatch.setattr(_compile, "_load", load)
     with_empty_caches(monkeypatch)
     monkeypatch.setattr(_cpu, "compiler", lambda: "some")
-    monkeypatch.setattr(_backend, "_has_compiler", lambda: True)
+    monkeypatch.setattr(_backend, "has_compiler", lambda: True)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ from cunorm._arrays._operand import (
     Operand,
     check_contiguous,
     cuda_device,
+    empty_dense,
     fresh,
     in_c_order,
     in_elements,
@@ -59,7 +61,7 @@ class Cupy(Framework):
     def allocate(self, form: Form) -> Operand:
         """Make an array from CuPy's pool."""
         with self.device_scope(form.device):
-            array = cupy().empty(form.shape, numpy_dtype(form.dtype))
+            array = empty_dense(form, partial(cupy().empty, dtype=numpy_dtype(form.dtype)))
         return fresh(array.data.ptr, form, array, self)
 
     def contiguous(self, operand: Operand) -> Operand:

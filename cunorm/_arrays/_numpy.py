@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from cunorm._arrays._operand import (
     Operand,
     check_contiguous,
     contiguous_form,
+    empty_dense,
     fresh,
     in_c_order,
     in_elements,
@@ -112,7 +113,7 @@ class Numpy(Framework):
 
     def allocate(self, form: Form) -> Operand:
         """Make an array of the right dtype."""
-        array = np.empty(form.shape, numpy_dtype(form.dtype))
+        array = empty_dense(form, partial(np.empty, dtype=numpy_dtype(form.dtype)))
         return fresh(data_pointer(array), form, array, self)
 
     def contiguous(self, operand: Operand) -> Operand:

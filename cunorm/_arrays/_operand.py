@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -108,11 +109,11 @@ class Framework(ABC):
 
     @abstractmethod
     def allocate(self, form: Form) -> Operand:
-        """Make an array with nothing in it yet; the strides asked for are those of C order."""
+        """Make an array with nothing in it yet: dense, in C order of its axes in some order."""
 
     @abstractmethod
     def contiguous(self, operand: Operand) -> Operand:
-        """Copy an operand of this framework into C order."""
+        """Copy an operand of this framework into C order of the axes of its form."""
 
     def memory(self, function: str, argument: str, array: Any) -> Operand:
         """Describe an array for its memory alone, whatever its dtype, where it is contiguous."""
@@ -166,6 +167,23 @@ def known_form(
 def contiguous_form(shape: tuple[int, ...], dtype: DType, device: Device) -> Form:
     """Return the form of an array in C order."""
     return Form(shape, contiguous_strides(shape), dtype, device)
+
+
+@lru_cache(maxsize=1024)
+def memory_axes(form: Form) -> tuple[int, ...] | None:
+    """Return the axes of a dense array from the outermost in memory, None where it is in C order."""
+    if form.strides == contiguous_strides(form.shape):
+        return None
+    return tuple(sorted(range(len(form.shape)), key=lambda axis: -form.strides[axis]))
+
+
+def empty_dense(form: Form, empty: Callable[[tuple[int, ...]], Any]) -> Any:
+    """Make a dense array of a form, with what makes one of a shape in C order."""
+    axes = memory_axes(form)
+    if axes is None:
+        return empty(form.shape)
+    in_memory = empty(tuple(form.shape[axis] for axis in axes))
+    return in_memory.transpose(tuple(axes.index(axis) for axis in range(len(axes))))
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
 from cunorm._layout import WHOLE
 from cunorm.results import NormGrads
 from cunorm.row_norm._gradients import backward_form, read_inputs
-from cunorm.row_norm._operands import to_copy
+from cunorm._operands import to_copy
 from cunorm.row_norm._variant import Variant, checked_variant
 
 NEEDS = ("x", "weight", "bias", "gate")
@@ -113,7 +113,7 @@ def planned(asked: Asked, forms: OptionalForms) -> Plan:
     _checks.same_device(function, operands.x, named)
     wanted = _wanted(asked, operands, outputs, where, x_dtype)
     if asked.accumulate:
-        _check_accumulators(function, wanted, outputs)
+        _outputs.check_accumulators(function, wanted, outputs)
     made = {
         name: contiguous_form(shape, dtype, operands.x.device)
         for name, (shape, dtype) in wanted.items()
@@ -164,22 +164,6 @@ def _check_outputs(
             _outputs.refuse(asked.function, f"out.{name}", outputs[name], reason)
         expected = row if operand in ("weight", "bias") else rows
         _outputs.check_form(asked.function, f"out.{name}", outputs[name], *expected)
-
-
-def _check_accumulators(
-    function: str,
-    wanted: dict[str, tuple[tuple[int, ...], DType]],
-    given: dict[str, Form | None],
-) -> None:
-    """Check that there are arrays to which the parameters' gradients can be added."""
-    for name in ("dweight", "dbias"):
-        form = given[name]
-        if name in wanted and (form is None or form.dtype not in (FLOAT32, FLOAT64)):
-            got = "None" if form is None else f"of dtype {form.dtype}"
-            raise ValueError(
-                f"{function}: out.{name} is {got}, expected an array of float32 or float64 to add "
-                "to, as accumulate is True"
-            )
 
 
 def _x_dtype(asked: Asked, stream: DType, given: dict[str, Form | None]) -> DType:

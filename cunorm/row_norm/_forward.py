@@ -19,7 +19,7 @@ from cunorm.row_norm._forward_plan import (
     check_overlap,
     planned,
 )
-from cunorm.row_norm._operands import allocate, copied, exported, forms, pointers
+from cunorm._operands import allocate, copied, exported, forms, pointers
 from cunorm.row_norm._variant import Numbers, Variant, checked_offset
 
 

@@ -11,7 +11,7 @@ from cunorm._builds import BackwardTypes, ParamGradTypes
 from cunorm._calls import BackwardForm
 from cunorm._checks import Geometry
 from cunorm._dtypes import DType
-from cunorm.row_norm._operands import input_layout, optional_dtype, output_layout
+from cunorm._operands import input_layout, optional_dtype, output_layout
 from cunorm.row_norm._variant import Variant
 
 if TYPE_CHECKING:

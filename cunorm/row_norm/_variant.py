@@ -8,20 +8,11 @@ import struct
 from typing import Any, NamedTuple
 
 from cunorm import _checks
+from cunorm._activations import checked_activation
 from cunorm._arrays import Form
 from cunorm._builds import Formula
 from cunorm._dtypes import DType
 
-ACTIVATIONS = {
-    "identity": "identity",
-    "sigmoid": "sigmoid",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-}
 _POSITIONS = ("pre", "post")
 _BITS = struct.Struct("<3d")
 
@@ -69,9 +60,7 @@ def checked_variant(function: str, variant: Variant) -> Variant:
         _checks.integer(function, "axis", variant.axis),
         _checks.integer(function, "groups", variant.groups),
         _checks.flag(function, "round_before_weight", variant.round_before_weight),
-        ACTIVATIONS[
-            _checks.choice(function, "gate_activation", variant.gate_activation, ACTIVATIONS)
-        ],
+        checked_activation(function, "gate_activation", variant.gate_activation),
         _checks.choice(function, "gate_position", variant.gate_position, _POSITIONS),
     )
 

@@ -116,6 +116,14 @@ inline void for_each_column(index_t first, index_t step, index_t end, const F& f
   }
 }
 
+template <class B, class F>
+inline void with_column(index_t column, index_t end, const F& f) {
+  if (column + B::pack <= end)
+    f(WholeColumn{column});
+  else
+    f(CutColumn{column});
+}
+
 struct WholeItem {
   int index;
 };
@@ -233,6 +241,26 @@ template <class B>
 inline Item<B> clear_outside(Item<B> v, CutItem at) {
   for (int i = at.count; i < simd::lanes<typename B::compute_t>; ++i) v[i] = 0;
   return v;
+}
+
+template <class B, class Load>
+inline Pack<Item<B>, items_per_pack<B>> load_each(index_t column, index_t end, index_t size,
+                                                  const Load& load) {
+  typename B::compute_t values[B::pack] = {};
+  const index_t last = std::min<index_t>(column + B::pack, end);
+  for (index_t group = column / size; group * size < last; ++group) {
+    const auto value = load(group);
+    const index_t first = std::max(group * size, column);
+    for (index_t i = first; i < std::min(last, (group + 1) * size); ++i) values[i - column] = value;
+  }
+  Pack<Item<B>, items_per_pack<B>> out;
+  std::memcpy(&out, values, sizeof(out));
+  return out;
+}
+
+template <class V>
+inline auto first_of(V v) {
+  return v[0];
 }
 
 template <class V>

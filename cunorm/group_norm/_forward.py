@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: MIT
+"""The forward of every group norm: describe, check, allocate, run, hand back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cunorm import _again, _checks, _outputs
+from cunorm._arrays import Form, contiguous_form, describe_all
+from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
+from cunorm._layout import WHOLE
+from cunorm._operands import allocate, exported, forms, optional_dtype, pointers
+from cunorm.group_norm._builds import GroupForwardTypes
+from cunorm.group_norm._calls import GroupForward, GroupForwardForm, eps_bits
+from cunorm.group_norm._layout import GroupGeometry, geometry
+from cunorm.group_norm._operands import (
+    check_result,
+    check_shape,
+    check_statistic,
+    copied,
+    given_workspace,
+    lines,
+    must_be_copied,
+    optional_activation,
+)
+from cunorm.group_norm._run import run
+from cunorm.results import GroupNormForward
+
+_INPUTS = ("x", "weight", "bias")
+_FIELDS = GroupNormForward._fields
+
+OptionalForms = tuple[Form | None, ...]
+
+
+class GroupNorm(NamedTuple):
+    """Which norm is computed, as its caller asked for it."""
+
+    function: str
+    num_groups: Any  # None: as many as channels
+    activation: Any = None
+    channel_axis: Any = -1
+    dtype: Any = None
+    saves: bool = False  # mean and rstd are returned
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """What the caller said, checked by itself: one object for all who say the same."""
+
+    function: str
+    num_groups: int | None
+    activation: str
+    channel_axis: int
+    dtype: DType | None
+    saves: bool
+    names: tuple[str, ...]  # how the caller calls each array, inputs and results
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """What a call does."""
+
+    form: GroupForwardForm
+    where: GroupGeometry
+    to_copy: tuple[str, ...]  # the inputs that are copied first
+    made: tuple[tuple[int, Form], ...]  # the results to allocate, by their place among all arrays
+    overlaps: _outputs.Overlaps
+
+
+def forward(
+    norm: GroupNorm,
+    eps: Any,
+    arrays: tuple[Any, Any, Any],
+    out: GroupNormForward | None,
+    workspace: Any,
+) -> GroupNormForward:
+    """Run a forward on x, weight and bias; `out` has an array or None for each result."""
+    eps = _checks.epsilon(norm.function, eps)
+    told = _asked(norm)
+    if out is None or workspace is None:
+        return GroupNormForward(
+            *_run(told, eps, arrays, out or GroupNormForward(), workspace, None)
+        )
+    key = _again.key_of(told, eps_bits(eps), (*arrays, *out, workspace))
+    if _again.ran_again(key):
+        return GroupNormForward(*out)
+    return GroupNormForward(*_run(told, eps, arrays, out, workspace, key))
+
+
+def _run(
+    told: _Asked,
+    eps: float,
+    arrays: tuple[Any, Any, Any],
+    out: GroupNormForward,
+    workspace: Any,
+    key: _again.Key | None,
+) -> list[Any]:
+    function = told.function
+    operands = describe_all(function, told.names, (*arrays, *out), required=1)
+    plan = _planned(told, forms(operands))
+    x, given = operands[0], operands[len(_INPUTS) :]
+    memory = None if workspace is None else given_workspace(function, workspace, x, plan.form)
+    if any(given) or memory is not None:
+        _outputs.check_writable(function, told.names[len(_INPUTS) :], out, given)
+        _check_overlap(plan, pointers((*operands, memory)), None if memory is None else memory.form)
+
+    for place, form in plan.made:
+        operands[place] = allocate(function, x, form)
+    if plan.form.where.samples:
+        read = copied(told.names, operands, plan.to_copy, plan.where) if plan.to_copy else operands
+        _again.remember(key, run(GroupForward(plan.form, eps, *read, memory)))
+    return exported(operands[len(_INPUTS) :])
+
+
+def _asked(norm: GroupNorm) -> _Asked:
+    try:
+        return _remembered(*norm)
+    except TypeError:  # wrong, or nothing that could be remembered
+        uncached = _remembered.__wrapped__
+    return uncached(*norm)
+
+
+@lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int
+def _remembered(
+    function: str,
+    num_groups: Any,
+    activation: Any,
+    channel_axis: Any,
+    dtype: Any,
+    saves: bool,
+) -> _Asked:
+    results = (f"out.{name}" if saves else "out" for name in _FIELDS)
+    return _Asked(
+        function,
+        None if num_groups is None else _checks.integer(function, "num_groups", num_groups),
+        optional_activation(function, activation),
+        _checks.integer(function, "channel_axis", channel_axis),
+        parse_optional_dtype(function, "dtype", dtype),
+        saves,
+        (*_INPUTS, *results),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _planned(asked: _Asked, forms: OptionalForms) -> _Plan:
+    """Settle a call; the forms are in the order of its arrays."""
+    function = asked.function
+    inputs = dict(zip(_INPUTS, forms, strict=False))
+    given = dict(zip(_FIELDS, forms[len(_INPUTS) :], strict=True))
+    x = forms[0]
+    assert x is not None
+    where = geometry(function, x, asked.num_groups, asked.channel_axis)
+    for name in ("weight", "bias"):
+        check_shape(function, name, inputs[name], where.channel_shape, "one for each channel")
+    compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
+    _check_outputs(asked, where, given, compute)
+    named = tuple(zip(asked.names, forms, strict=True))
+    _checks.same_device(function, x, named)
+    made = _made(asked, where, x, given, compute)
+    results = {**given, **made}
+    return _Plan(
+        _form(asked, inputs, results, where, compute),
+        where,
+        tuple(name for name in _INPUTS if must_be_copied(name, inputs[name], where)),
+        tuple((len(_INPUTS) + _FIELDS.index(name), form) for name, form in made.items()),
+        _outputs.Overlaps(function, named, len(_INPUTS), ((asked.names[len(_INPUTS)], ("x",)),)),
+    )
+
+
+@lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
+def _check_overlap(plan: _Plan, pointers: tuple[int, ...], workspace: Form | None) -> None:
+    """Check that no result or workspace, whose pointer is the last, shares memory with another."""
+    overlaps = plan.overlaps
+    named = (*overlaps.operands, ("workspace", workspace))
+    overlaps._replace(operands=named).check(pointers)
+
+
+def _check_outputs(
+    asked: _Asked, where: GroupGeometry, given: dict[str, Form | None], compute: DType
+) -> None:
+    """Check the arrays given for results."""
+    function, argument = asked.function, asked.names[len(_INPUTS)]
+    check_result(function, argument, given["y"], where)
+    _checks.agreed_dtype(function, "dtype", asked.dtype, argument, given["y"])
+    for name in ("mean", "rstd"):
+        check_statistic(function, f"out.{name}", given[name], where, compute)
+        shape = where.statistic_shape
+        _outputs.check_form(function, f"out.{name}", given[name], shape, WHOLE)
+
+
+def _made(
+    asked: _Asked, where: GroupGeometry, x: Form, given: dict[str, Form | None], compute: DType
+) -> dict[str, Form]:
+    """Return the forms of the results to allocate."""
+    made = {} if given["y"] else {"y": where.result(asked.dtype or x.dtype, x)}
+    if asked.saves:
+        statistic = contiguous_form(where.statistic_shape, compute, x.device)
+        made |= {name: statistic for name in ("mean", "rstd") if given[name] is None}
+    return made
+
+
+def _form(
+    asked: _Asked,
+    inputs: dict[str, Form | None],
+    results: dict[str, Form | None],
+    where: GroupGeometry,
+    compute: DType,
+) -> GroupForwardForm:
+    x, y = inputs["x"], results["y"]
+    assert x is not None
+    assert y is not None
+    types = GroupForwardTypes(
+        compute=compute,
+        x=x.dtype,
+        y=y.dtype,
+        weight=optional_dtype(inputs["weight"]),
+        bias=optional_dtype(inputs["bias"]),
+        activation=asked.activation,
+    )
+    strides = (lines(x, where), lines(y, where))
+    return GroupForwardForm(where.where, types, strides, asked.channel_axis)

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: MIT
+"""How the group-norm kernels are built and started, on a GPU and on a CPU.
+
+How a sample is cut into tiles depends on its shape and on the operands' dtypes alone, so that a
+sample's results depend neither on the other samples nor on alignment. Which launches go over the
+tiles may depend on anything: no result does.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from cunorm._builds import Build, Macros
+from cunorm._plan import ACCESS_BYTES, CPU_PACK, GRID_LIMIT, PACK_BYTES, cpu_stores
+from cunorm.group_norm._builds import GroupForwardTypes, GroupTypes
+
+VALUES = 3  # that a pass hands on, of each channel of a part and of each group
+_LINE = 16  # elements to which rows of channels are padded
+
+
+class Samples(NamedTuple):
+    """The sizes of x."""
+
+    samples: int
+    positions: int
+    channels: int
+    groups: int
+    channels_last: bool  # in memory
+
+    @property
+    def elements(self) -> int:
+        """Return how many elements x has."""
+        return prod(self[:3])
+
+    @property
+    def group_channels(self) -> int:
+        """Return how many channels a group has."""
+        return self.channels // self.groups
+
+    @property
+    def pitch(self) -> int:
+        """Return the elements of a row of channels in memory: `sum_pitch` in C++."""
+        return -(-self.channels // _LINE) * _LINE
+
+
+class Tiling(NamedTuple):
+    """How a block's threads share a tile: the constants of `struct Build`."""
+
+    threads: int
+    channel_threads: int
+    position_threads: int
+    pack: int
+    packs: int
+
+    def tile(self, channels_last: bool) -> tuple[int, int]:
+        """Return how many positions and how many channels a tile has."""
+        of_packs = self.position_threads * self.packs
+        if channels_last:
+            return of_packs, self.channel_threads * self.pack
+        return of_packs * self.pack, self.channel_threads
+
+    def macros(self, access: int) -> Macros:
+        """Return the part of the build that says so."""
+        names = ("THREADS", "CHANNEL_THREADS", "POSITION_THREADS", "PACK", "PACKS")
+        sizes = zip(names, map(str, self), strict=True)
+        return (*sizes, ("ACCESS", str(min(access, self.pack))))
+
+
+class Pass(NamedTuple):
+    """A launch: what is compiled, blocks for each sample, threads of a block."""
+
+    build: Build
+    blocks: int
+    threads: int
+
+
+class Schedule(NamedTuple):
+    """The launches that go over so many samples at a time."""
+
+    passes: tuple[Pass, ...]
+    chunk: int
+    block_groups: int  # groups of which one block makes all passes
+    handed_size: int  # elements of what the passes of a chunk hand on in global memory
+
+
+# Threads of a GPU's block, bytes of x and dy that each keeps, and packs of them; of a block that
+# makes all passes, and of others.
+_THREADS = 256
+_KEPT_BYTES, _ONE_PASS_KEPT_BYTES, _PACKS = 128, 256, 16
+# A block that makes all passes takes lines of at least a memory sector, and few enough channels to
+# hand on their values in shared memory.
+_SECTOR, _ONE_PASS_CHANNELS = 32, 512
+# Bytes of a pack, once converted, in a backward, which holds several sums of each element.
+_BACKWARD_PACK_BYTES = 16
+
+# Packs of a tile on a CPU: lines of 64 channels, or of a channel; both stay in a core's caches.
+_CPU_LINES, _CPU_PACKS = 128, 64
+# Bytes of the samples that all cores together take at a time, so that the last pass finds them in
+# the last cache; and of those of which one core makes all passes, if there are enough to share.
+_CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 8 << 20, 512 << 10, 16
+_CPU_SMALL = 1 << 15  # elements that one core takes in any case
+
+
+@lru_cache(maxsize=4096)
+def cuda_schedule(types: GroupTypes, where: Samples, access: int) -> Schedule:
+    """Plan the launches on a GPU; `access` is what alignment allows (see `common_access`)."""
+    whole = _one_pass_tiling(types, where)
+    tiling = whole[0] if whole else _tiling(types, where)
+    macros = (
+        *_macros(types, where, channels=where.channels, groups=where.groups),
+        *tiling.macros(access),
+    )
+    return _schedule(types, where, tiling, macros, whole[1] if whole else 0, where.samples)
+
+
+@lru_cache(maxsize=4096)
+def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
+    """Plan the launches on a CPU."""
+    tiling = cpu_tiling(where)
+    macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(access=1))
+    row_bytes = where.channels if where.channels_last else where.positions
+    written = types.written()
+    if written is not None:
+        macros += cpu_stores(where.elements * written.itemsize, row_bytes * written.itemsize)
+    sample_bytes = where.positions * where.channels * types.x.itemsize
+    chunk = max(1, min(where.samples, _CPU_CHUNK // sample_bytes))
+    return _schedule(types, where, tiling, macros, _cpu_block_groups(where, sample_bytes), chunk)
+
+
+def cpu_tiling(where: Samples) -> Tiling:
+    """Return a CPU's tiles; a pack of few channels is no wider than they are."""
+    if not where.channels_last:
+        return Tiling(1, 1, 1, CPU_PACK, _CPU_PACKS)
+    fitting = where.channels & -where.channels
+    pack = min(CPU_PACK, fitting) if fitting >= 16 else CPU_PACK
+    return Tiling(1, 1, 1, pack, _CPU_LINES)
+
+
+def _cpu_block_groups(where: Samples, sample_bytes: int) -> int:
+    """Return of how many groups one core makes all passes, 0: of none."""
+    if where.elements <= _CPU_SMALL:
+        return where.groups
+    if not where.channels_last:
+        return 1 if where.samples * where.groups >= _CPU_SHARES else 0
+    few = sample_bytes <= _CPU_SAMPLE and where.samples >= _CPU_SHARES
+    return where.groups if few else 0
+
+
+def _schedule(
+    types: GroupTypes,
+    where: Samples,
+    tiling: Tiling,
+    macros: Macros,
+    block_groups: int,
+    chunk: int,
+) -> Schedule:
+    """Return the launches: one where blocks have whole groups, else one for each pass."""
+    positions, channels = tiling.tile(where.channels_last)
+    parts, tiles = -(-where.positions // positions), -(-where.channels // channels)
+    writes = types.written() is not None
+    handed = VALUES * (parts * where.pitch + where.groups)
+    if block_groups:
+        passes = [((True, True, writes), where.groups // block_groups)]
+        handed = handed if tiling.threads == 1 else 0
+    else:
+        passes = [((True, False, False), parts * tiles), ((False, True, False), where.groups)]
+        passes += [((False, False, True), parts * tiles)] if writes else []
+    names = ("FIND", "COMBINE", "WRITE")
+    chunk = min(chunk, GRID_LIMIT // max(blocks for _, blocks in passes))
+    return Schedule(
+        tuple(
+            Pass(
+                Build(
+                    types.kernel,
+                    (*macros, *((n, str(f).lower()) for n, f in zip(names, flags, strict=True))),
+                ),
+                blocks,
+                tiling.threads,
+            )
+            for flags, blocks in passes
+        ),
+        chunk,
+        block_groups or 1,
+        -(-handed * chunk // _LINE) * _LINE,
+    )
+
+
+def _macros(types: GroupTypes, where: Samples, channels: int, groups: int) -> Macros:
+    return (
+        *types.macros(),
+        ("CHANNELS_LAST", str(where.channels_last).lower()),
+        ("CHANNELS", str(channels)),
+        ("GROUPS", str(groups)),
+    )
+
+
+def _pack(types: GroupTypes, line: int) -> int:
+    """Return the elements that a GPU's thread handles at a time, where so many lie contiguous."""
+    itemsizes = [dtype.itemsize for dtype in (*types.loaded(), types.written()) if dtype]
+    forward = isinstance(types, GroupForwardTypes)
+    converted = PACK_BYTES if forward else _BACKWARD_PACK_BYTES
+    return min(ACCESS_BYTES // min(itemsizes), converted // types.compute.itemsize, line & -line)
+
+
+def _packs(types: GroupTypes, pack: int, kept_bytes: int) -> int:
+    """Return how many packs a thread keeps at most."""
+    itemsize = sum(max(dtype.itemsize, 4 // pack) for dtype in types.loaded())
+    if types.compute.itemsize == 8:
+        itemsize = 8 * len(types.loaded())  # compilers keep float64 converted
+    return max(1, min(_PACKS, kept_bytes // (pack * itemsize)))
+
+
+def _tiling(types: GroupTypes, where: Samples) -> Tiling:
+    """Return tiles of a sample that a block cannot take whole groups of."""
+    pack = _pack(types, where.channels if where.channels_last else where.positions)
+    packs = _packs(types, pack, _KEPT_BYTES)
+    if where.channels_last:
+        across = where.channels // pack
+        channel_threads = -(-across // -(-across // _THREADS))
+        return Tiling(_THREADS, channel_threads, _THREADS // channel_threads, pack, packs)
+    across = -(-where.positions // pack)
+    position_threads = min(_THREADS, _power_of_two(across))
+    packs = min(packs, _power_of_two(-(-across // position_threads)))
+    return Tiling(_THREADS, _THREADS // position_threads, position_threads, pack, packs)
+
+
+def _one_pass_tiling(types: GroupTypes, where: Samples) -> tuple[Tiling, int] | None:
+    """Return tiles of whole groups, and how many groups they have; None where a block has not room.
+
+    Values that a block hands on lie in shared memory.
+    """
+    block_groups = _one_pass_groups(types, where) if where.channels_last else 1
+    channels = block_groups * where.group_channels
+    if channels > _ONE_PASS_CHANNELS:
+        return None
+    line = channels if where.channels_last else where.positions
+    pack = _pack(types, line)
+    channel_threads = channels // pack if where.channels_last else channels
+    along = where.positions if where.channels_last else -(-where.positions // pack)
+    position_threads = _THREADS // channel_threads
+    if not position_threads:
+        return None
+    if not where.channels_last:
+        position_threads = _power_of_two(position_threads + 1) // 2
+    position_threads = min(position_threads, _power_of_two(along))
+    packs = _power_of_two(-(-along // position_threads))
+    if packs > _packs(types, pack, _ONE_PASS_KEPT_BYTES):
+        return None
+    threads = -(-channel_threads * position_threads // 32) * 32
+    return Tiling(threads, channel_threads, position_threads, pack, packs), block_groups
+
+
+def _one_pass_groups(types: GroupTypes, where: Samples) -> int:
+    """Return of how many groups a block takes the channels, so that their lines are long enough."""
+    size = where.group_channels * types.x.itemsize
+    divisors = (n for n in range(1, where.groups + 1) if where.groups % n == 0)
+    return next((n for n in divisors if n * size >= _SECTOR), where.groups)
+
+
+def _power_of_two(n: int) -> int:
+    """Return the least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

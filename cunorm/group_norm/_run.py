@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Runs the group-norm kernels where the arrays are: on a GPU, on a CPU, or by the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from typing import TypeVar
+
+from cunorm import _again, _backend, _cpu, _cuda, _fallback, _plan
+from cunorm._again import Kernels, Ran
+from cunorm._arrays import Device, contiguous_form, joined
+from cunorm._builds import Build, Launch
+from cunorm.group_norm._calls import (
+    GroupBackward,
+    GroupBackwardForm,
+    GroupCall,
+    GroupForm,
+    GroupForward,
+    GroupForwardForm,
+    backward_arguments,
+    forward_arguments,
+    param_grad_arguments,
+    workspace_elements,
+)
+from cunorm.group_norm._plan import Schedule, cpu_schedule, cuda_schedule
+
+Call = TypeVar("Call", GroupForward, GroupBackward)
+
+
+def run(call: GroupCall) -> Ran | None:
+    """Run a call; return what ran, if that was compiled for a CPU.
+
+    With no samples, dweight and dbias become zeros.
+    """
+    x = call.x
+    if x.device.kind == "cuda":
+        with x.framework.device_scope(x.device):
+            _run_on_gpu(call)
+    elif _backend.has_compiler():
+        call = _with_workspace(call, schedule_of(call.form, x.device))
+        pointers = call.pointers()
+        kernels = cpu_kernels(call.form, pointers, call.numbers())
+        _again.run_all(kernels)
+        return Ran(pointers, kernels)
+    elif isinstance(call, GroupForward):
+        _fallback.group_forward(call)
+    else:
+        _fallback.group_backward(call)
+    return None
+
+
+def builds(form: GroupForm, device: Device) -> list[Build]:
+    """Return what `run` needs for a form of call whose arrays are aligned."""
+    schedule = schedule_of(form, device)
+    found = [one.build for one in schedule.passes]
+    if isinstance(form, GroupBackwardForm) and form.parameters:
+        found.append(_param_launch(form, device).build)
+    return found
+
+
+def schedule_of(form: GroupForm, device: Device, access: int | None = None) -> Schedule:
+    """Return the launches of a call; without `access`, of aligned arrays."""
+    where = form.where._replace(samples=max(form.where.samples, 1))
+    if device.kind == "cpu":
+        return cpu_schedule(form.types, where)
+    if access is None:
+        line = where.channels if where.channels_last else where.positions
+        access = _plan.common_access(line, [])
+    return cuda_schedule(form.types, where, access)
+
+
+def launches(
+    form: GroupForm, pointers: tuple[int, ...], numbers: bytes, schedule: Schedule
+) -> Iterator[tuple[Launch, bytes]]:
+    """Yield each launch of the group norm itself, and its arguments."""
+    pack = forward_arguments if isinstance(form, GroupForwardForm) else backward_arguments
+    samples = form.where.samples
+    for first in range(0, samples, schedule.chunk):
+        count = min(schedule.chunk, samples - first)
+        arguments = pack(form, pointers, numbers, schedule, count, first)  # type: ignore[arg-type]
+        for one in schedule.passes:
+            yield Launch(one.build, one.blocks * count, one.threads), arguments
+
+
+# Programs call again with the arrays of before: to make ready what comes again is what takes time.
+@lru_cache(maxsize=1024)
+def cpu_kernels(form: GroupForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
+    """Return what to run for a call with arrays at these places."""
+    where = form.where
+    schedule = cpu_schedule(form.types, where._replace(samples=max(where.samples, 1)))
+    work = where.elements
+    kernels = [
+        _cpu.runner(_cpu.library(launch.build), launch.grid, arguments, work)
+        for launch, arguments in launches(form, pointers, numbers, schedule)
+    ]
+    if isinstance(form, GroupBackwardForm) and form.parameters:
+        launch = _plan.cpu_param_grad(form.param_types, where.channels)
+        arguments = param_grad_arguments(form, pointers, schedule)
+        work = where.samples * where.channels
+        kernels.append(_cpu.runner(_cpu.library(launch.build), launch.grid, arguments, work))
+    return tuple(kernels)
+
+
+def _run_on_gpu(call: GroupCall) -> None:
+    x, form = call.x, call.form
+    schedule = schedule_of(form, x.device, call.access())
+    call = _with_workspace(call, schedule)
+    pointers = call.pointers()
+    with joined(x.framework, call.operands(), x.device) as stream:
+        start = partial(_cuda.launch, device=x.device, stream=stream)
+        for launch, arguments in launches(form, pointers, call.numbers(), schedule):
+            start(launch, arguments)
+        if isinstance(form, GroupBackwardForm) and form.parameters:
+            start(_param_launch(form, x.device), param_grad_arguments(form, pointers, schedule))
+
+
+def _param_launch(form: GroupBackwardForm, device: Device) -> Launch:
+    plan = _plan.cpu_param_grad if device.kind == "cpu" else _plan.cuda_param_grad
+    return plan(form.param_types, form.where.channels)
+
+
+def _with_workspace(call: Call, schedule: Schedule) -> Call:
+    """Return the call with memory for what its kernels hand on."""
+    size = workspace_elements(call.form, schedule)
+    if call.workspace is not None or not size:
+        return call
+    form = contiguous_form((size,), call.form.types.compute, call.x.device)
+    return call._replace(workspace=call.x.framework.allocate(form))
