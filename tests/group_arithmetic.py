@@ -127,7 +127,8 @@ def group_backward(
     dy, rstd = a.grid(dy), rstd[..., None, None]
     t = a.x - mean[..., None, None]
     delta = a.mean(t) * a.one(wrong != "mean is not corrected")
-    n = a.affine(t * rstd, weight, bias)  # before delta is known
+    off = np.spacing(mean)[..., None, None] * a.one(wrong == "phi' has the mean off by an ulp")
+    n = a.affine((t - off) * rstd, weight, bias)  # before delta is known
     if wrong == "phi' is that of xhat":
         n = t * rstd
     if wrong == "phi' is that of y":

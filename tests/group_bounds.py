@@ -20,10 +20,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from error_bounds import Array, mean_bound, param_grad_bound, rstd_bound
+from error_bounds import Array, count, mean_bound, param_grad_bound, rstd_bound
 from gate_bounds import Gate, gate_error, gate_slope_error
 from row_errors import Rows
-from ulps import assert_within, rounding, ulp
+from ulps import assert_within, rounding, ulp, unit
 
 from cunorm import reference
 from cunorm.reference.activations import ACTIVATIONS
@@ -137,11 +137,15 @@ def activation_slope(rows: Rows, activation: str) -> Gate:
     off by weight * rstd times as much besides. It is phi' alone that sees it, and not xhat, which
     is corrected; phi' moves by phi'' times that, and has the error of its own evaluation. Where
     weight is 0, n is bias and exact, so that a channel of zeros stays on its side of relu's corner.
+
+    On the wrong side of it phi' is off by 1, and so may be all there is in h. The arithmetic with
+    h, of which `error_bounds` counts 8 ulp of what is exact, then has them of what is not.
     """
     shift = np.abs(rows.w) * rows.rstd * 0.5 * ulp(rows.mean, rows.compute)
     n_error = np.where(rows.w == 0, 0.0, rows.n_error() + shift)
     error = slope_change(rows.n, n_error, activation)
-    error = error + gate_slope_error(rows.n, activation, rows.compute)
+    error += gate_slope_error(rows.n, activation, rows.compute)
+    error *= 1 + count(8, rows.compute, rows.n.shape[-1]) * 2 * unit(rows.compute)
     slope = ACTIVATIONS[activation].slope(rows.n)
     unused = np.full(slope.shape, np.nan)
     return Gate(value=slope, slope=unused, value_error=error, slope_error=unused)
