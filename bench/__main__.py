@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench import cpu, cpu_report, host
-from bench.cases import DTYPES, OPERATORS
+from bench.cases import DTYPES, OPERATORS, Shape
 from cunorm._cpu import thread_count
 
-_SHAPES = "4096x4096,65536x256,512x16384,3000x1003"
+_SHAPES = "4096x4096,65536x256,512x16384,3000x1003,2x320x64x64,2x128x128x128,4x128x97x31"
 _PLAIN = ["rms_norm", "layer_norm"]
+_OF_CHANNELS = ["group_norm+silu"]
 
 
 def main() -> int:
@@ -24,12 +25,13 @@ def main() -> int:
         print(host.table([operator for operator in OPERATORS if operator.name in options.op]))
         return 0
     points = [
-        cpu.Point(operator, direction, dtype, *shape)
+        cpu.Point(operator, direction, dtype, shape)
         for operator in OPERATORS
         if operator.name in options.op
         for direction in options.direction
         for dtype in options.dtype
         for shape in options.shapes
+        if len(shape) == operator.axes
     ]
     print("compiling", end="", file=sys.stderr, flush=True)
     cpu.compile_ahead(points)
@@ -46,16 +48,22 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    names = [operator.name for operator in OPERATORS]
+    axes = {operator.name: operator.axes for operator in OPERATORS}
     parser.add_argument(
         "--op",
-        type=_list_of(names),
-        help=f"some of {', '.join(names)}; by default {', '.join(_PLAIN)} and those with a gate",
+        type=_list_of(axes),
+        help=f"some of {', '.join(axes)}; by default {', '.join(_PLAIN)}, those with a gate and "
+        f"{', '.join(_OF_CHANNELS)}, as far as --shapes has some for them",
     )
     parser.add_argument("--dtype", type=_list_of(DTYPES), default=["float32", "bfloat16"])
     directions = ["forward", "backward"]
     parser.add_argument("--direction", type=_list_of(directions), default=directions)
-    parser.add_argument("--shapes", type=_shapes, default=_shapes(_SHAPES), help="ROWSxWIDTH,...")
+    parser.add_argument(
+        "--shapes",
+        type=_shapes,
+        default=_shapes(_SHAPES),
+        help="ROWSxWIDTH,...; of group norms NxCxHxW",
+    )
     parser.add_argument("--seconds", type=float, default=1.5, help="spent on each point")
     parser.add_argument("--threads", type=int, default=thread_count())
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
@@ -67,9 +75,16 @@ def _arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.host and options.out:
         parser.error("--host writes no CSV for --out")
+    given = {len(shape) for shape in options.shapes}
     if options.op is None:
         gated = [operator.name for operator in OPERATORS if operator.gate_position]
-        options.op = _PLAIN + ([] if options.host else gated)
+        options.op = _PLAIN + ([] if options.host else gated + _OF_CHANNELS)
+        options.op = [name for name in options.op if axes[name] in given]
+    for name in options.op:
+        if axes[name] not in given:
+            parser.error(f"--shapes has none of {axes[name]} sizes, which --op {name} takes")
+        if options.host and axes[name] == 4:
+            parser.error(f"--host has no calls of {name}")
     cpu.use_threads(options.threads)
     return options
 
@@ -86,12 +101,14 @@ def _list_of(allowed: Iterable[str]) -> Callable[[str], list[str]]:
     return parse
 
 
-def _shapes(text: str) -> list[tuple[int, int]]:
+def _shapes(text: str) -> list[Shape]:
     try:
-        pairs = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
-        return [(rows, width) for rows, width in pairs]
+        shapes = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected ROWSxWIDTH,...") from None
+        shapes = [()]
+    if not {len(shape) for shape in shapes} <= {2, 4}:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected ROWSxWIDTH,... or NxCxHxW,...")
+    return shapes
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ DTYPES = {
 # Gross errors only, relative to the largest value of the result: the bounds proper are the tests'.
 TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 
+Shape = tuple[int, ...]  # (rows, width); of a group norm, (samples, channels, height, width)
 Operands = dict[str, Any]
 Call = Callable[[], Any]
 
@@ -41,11 +42,22 @@ class Operator:
     parameters: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # of forward and backward
     eps: float = 1e-5
+    memory: str = ""  # of a group norm, the order of its axes in memory: NHWC or NCHW
 
     @property
     def function(self) -> str:
         """The name of the plain form."""
         return self.name.partition("+")[0]
+
+    @property
+    def label(self) -> str:
+        """The name and, of a group norm, the order of its axes in memory."""
+        return f"{self.name} {self.memory}".rstrip()
+
+    @property
+    def axes(self) -> int:
+        """How many axes x has: 2, of rows, or 4."""
+        return 4 if self.of_channels else 2
 
     @property
     def has_residual(self) -> bool:
@@ -60,7 +72,7 @@ class Operator:
     @property
     def center(self) -> bool:
         """Whether the mean is subtracted, so that backward takes it."""
-        return self.base == "layer_norm" or bool(self.options.get("center"))
+        return self.base in ("layer_norm", "group_norm") or bool(self.options.get("center"))
 
     @property
     def gate_position(self) -> str | None:
@@ -77,8 +89,13 @@ class Operator:
         """The operands that have gradients."""
         return (*self.inputs, *(("gate",) if self.gate_position else ()))
 
+    @property
+    def of_channels(self) -> bool:
+        """Whether it is a group norm, whose statistics are those of groups of channels."""
+        return self.base == "group_norm"
+
     def groups(self, width: int) -> int:
-        """Return into how many groups rows of a width are cut: a divisor of it."""
+        """Return into how many groups rows of a width, or channels, are cut: a divisor of it."""
         return math.gcd(width, self.options.get("groups", 1))
 
     def ungated(self) -> Operator:
@@ -89,6 +106,7 @@ class Operator:
 
 _BOTH = ("weight", "bias")
 _GENERIC = {"c": 1.0, "center": True}
+_OF_CHANNELS = {"groups": 32, "channel_axis": 1}
 OPERATORS = (
     Operator("rms_norm", ("weight",)),
     Operator("layer_norm", _BOTH),
@@ -102,68 +120,94 @@ OPERATORS = (
     Operator("rms_norm+groups", ("weight",), {"groups": 24}),
     Operator("rms_norm+offset", ("weight",), {"weight_offset": 1.0}),
     Operator("rms_norm+rounded", ("weight",), {"round_before_weight": True}),
+    Operator("group_norm+silu", _BOTH, _OF_CHANNELS | {"activation": "silu"}, memory="NHWC"),
+    Operator("group_norm+silu", _BOTH, _OF_CHANNELS | {"activation": "silu"}, memory="NCHW"),
+    Operator("group_norm", _BOTH, _OF_CHANNELS, memory="NHWC"),
+    Operator("group_norm", _BOTH, _OF_CHANNELS, memory="NCHW"),
 )
 
 
-def host_operands(operator: Operator, dtype: str, rows: int, width: int, seed: int = 0) -> Operands:
+def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -> Operands:
     """Draw the operands of forward and backward on the host, all of one dtype."""
     rng = np.random.default_rng(seed)
     row_sized = ["x", "dy", *(("residual", "d_residual") if operator.has_residual else ())]
     row_sized += ["gate"] if operator.gate_position else []
-    shapes = dict.fromkeys(row_sized, (rows, width)) | dict.fromkeys(operator.parameters, (width,))
-    return {
+    shapes = dict.fromkeys(row_sized, shape) | dict.fromkeys(operator.parameters, shape[1:2])
+    operands = {
         name: rng.standard_normal(shape, dtype=np.float32).astype(DTYPES[dtype])
         for name, shape in shapes.items()
     }
+    if operator.memory == "NHWC":
+        for name in row_sized:
+            operands[name] = _channels_last(operands[name])
+    return operands
+
+
+def _channels_last(array: Any) -> Any:
+    """Return a copy whose channels, on axis 1, lie side by side in memory."""
+    return np.moveaxis(np.moveaxis(array, 1, -1).copy(), -1, 1)
+
+
+def fewer(shape: Shape, elements: int) -> Shape:
+    """Return a shape with fewer rows or samples; where one has more elements, with less height."""
+    first, *others = shape
+    first = max(1, min(first, elements // math.prod(others)))
+    if len(shape) == 4:
+        channels, height, width = others
+        others[1] = max(1, min(height, elements // (channels * width)))
+    return (first, *others)
 
 
 def forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
     """Return the call of the plain form; `module` is cunorm, or its reference for the oracle's."""
-    inputs = [operands[name] for name in operator.inputs]
-    options = _options(operator, operands)
-    return partial(getattr(module, operator.function), *inputs, eps=operator.eps, **options)
+    streams = [operands[name] for name in operator.inputs if name not in operator.parameters]
+    function = getattr(module, operator.function)
+    positional, options = _arguments(operator, operands)
+    return partial(function, *streams, *positional, eps=operator.eps, **options)
 
 
 def training_forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
     """Return the call of the `_forward` form, which keeps what the backward needs."""
-    parameters = [operands[name] for name in operator.parameters]
-    options = _options(operator, operands)
+    positional, options = _arguments(operator, operands)
     if operator.has_residual:
         options["residual"] = operands["residual"]
     function = getattr(module, f"{operator.base}_forward")
-    return partial(function, operands["x"], *parameters, eps=operator.eps, **options)
+    return partial(function, operands["x"], *positional, eps=operator.eps, **options)
 
 
 def backward(module: ModuleType, operator: Operator, operands: Operands, saved: Any) -> Call:
     """Return the call of the `_backward` form with what `training_forward` kept."""
     stream = saved.residual if operator.has_residual else operands["x"]
-    options = dict(_options(operator, operands), rstd=saved.rstd)
+    positional, options = _arguments(operator, operands)
+    options["rstd"] = saved.rstd
     if operator.center:
         options["mean"] = saved.mean
     if operator.has_residual:
         options["d_residual"] = operands["d_residual"]
-    parameters = [operands[name] for name in operator.parameters]
     function = getattr(module, f"{operator.base}_backward")
-    return partial(function, operands["dy"], stream, *parameters, **options)
+    return partial(function, operands["dy"], stream, *positional, **options)
 
 
-def _options(operator: Operator, operands: Operands) -> dict[str, Any]:
-    """Return the keyword arguments that forward and backward have in common."""
+def _arguments(operator: Operator, operands: Operands) -> tuple[list[Any], dict[str, Any]]:
+    """Return what forward and backward have in common, by position after x and by keyword."""
+    positional = [operands[name] for name in operator.parameters]
     options = dict(operator.options)
     if "groups" in options:
-        options["groups"] = operator.groups(operands["x"].shape[-1])
+        options["groups"] = operator.groups(operands["x"].shape[1])
+    if operator.of_channels:
+        positional.insert(0, options.pop("groups"))
     if operator.gate_position:
         options["gate"] = operands["gate"]
-    return options
+    return positional, options
 
 
-def bytes_moved(operator: Operator, direction: str, rows: int, width: int, itemsize: int) -> int:
+def bytes_moved(operator: Operator, direction: str, shape: Shape, itemsize: int) -> int:
     """Count what must be read and written: row-sized operands, float32 statistics, parameters."""
-    is_forward = direction == "forward"
+    is_forward, rows, width = direction == "forward", *shape[:2]
     arrays = 4 if operator.has_residual else 2 if is_forward else 3
     if operator.gate_position:
         arrays += 1 if is_forward else 2  # gate, and dgate
-    row_sized = arrays * rows * width * itemsize
+    row_sized = arrays * math.prod(shape) * itemsize
     parameters = len(operator.parameters)
     if is_forward:
         return row_sized + parameters * width * itemsize
@@ -188,12 +232,12 @@ def worst_error(results: Sequence[Any], expected: Sequence[Any]) -> float:
 def check(
     operator: Operator,
     dtype: str,
-    shape: tuple[int, int],
+    shape: Shape,
     to_device: Callable[[Any], Any],
     to_host: Callable[[Any], Any],
 ) -> float:
     """Run forward and backward on a device and return the worst error against the oracle."""
-    host = host_operands(operator, dtype, *shape)
+    host = host_operands(operator, dtype, shape)
     device = {name: to_device(array) for name, array in host.items()}
 
     def run(module: ModuleType, operands: Operands) -> list[Any]:
@@ -205,7 +249,8 @@ def check(
             results += [saved.residual, gradients.dresidual]
         if operator.center:
             results.append(saved.mean)
-        return [*results, gradients.dx, gradients.dweight, gradients.dbias, gradients.dgate]
+        results += [gradients.dx, gradients.dweight, gradients.dbias]
+        return [*results, gradients.dgate] if operator.gate_position else results
 
     got = [None if array is None else to_host(array) for array in run(cunorm, device)]
     return worst_error(got, run(reference, host))

@@ -7,7 +7,7 @@
 # Results are files in OUT_DIR; summary.txt says how each part ended. Every part runs, each within
 # its own time; the exit status is 1 if one failed. $PYTHON is the interpreter (default: python3),
 # which needs cunorm's `cuda13` or `cuda12` extra and pytest; with torch it also times torch, and
-# against torch.compile the gated norms.
+# against torch.compile the gated norms and group norm + silu.
 set -uo pipefail
 
 usage() { sed -n '2,10s/^# \{0,1\}//p' "$0"; }
@@ -102,7 +102,7 @@ sanitize racecheck
 part timings 90 "$python" -m bench.gpu_timing "$out/timings.csv" --seconds 65
 if "$python" -c "import torch, triton" 2>/dev/null; then
   part compiled 55 "$python" -m bench.gpu_timing "$out/compiled.csv" --seconds 25 --compile \
-    --op rms_norm+post_gate,rms_norm+pre_gate
+    --op rms_norm+post_gate,rms_norm+pre_gate,group_norm+silu
 else
   say "compiled: skipped, torch or triton is not installed"
 fi

@@ -22,10 +22,11 @@ import torch
 
 import cunorm
 from bench import cases, peers
-from bench.cases import Call, Operands, Operator
+from bench.cases import Call, Operands, Operator, Shape
 from cunorm._cpu import available_cores
 
 _CHECKED_ROWS = 64
+_CHECKED_ELEMENTS = 1 << 21  # of group norms, whose samples are large
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,15 @@ class Point:
     operator: Operator
     direction: str
     dtype: str
-    rows: int
-    width: int
+    shape: Shape
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as the command line has it."""
+        return "x".join(map(str, self.shape))
 
     def __format__(self, spec: str) -> str:
-        text = f"{self.operator.name} {self.direction} {self.dtype} {self.rows}x{self.width}"
+        text = f"{self.operator.label} {self.direction} {self.dtype} {self.shape_text}"
         return format(text, spec)
 
 
@@ -85,12 +90,16 @@ def use_threads(threads: int) -> None:
 
 
 def compile_ahead(points: Iterable[Point]) -> None:
-    """Compile what the points need, and their checks, several builds at once."""
+    """Compile what the points need, and their checks, several builds at once.
+
+    Those of group norms, which `warmup` does not take, are compiled in their checks.
+    """
     needs = {
-        (operator.base, *_described(operator, point.dtype, rows, point.width))
+        (operator.base, *_described(operator, point.dtype, *shape))
         for point in points
+        if not point.operator.of_channels
         for operator in (point.operator, point.operator.ungated())
-        for rows in (point.rows, _checked_rows(point))
+        for shape in (point.shape, _checked_shape(point))
     }
 
     def compile_one(need: tuple[Any, ...]) -> None:
@@ -124,11 +133,11 @@ def measure(point: Point, seconds: float) -> Result:
     """Check cunorm against the oracle, then time the contestants in turn."""
     _check(point)
     operator = point.operator
-    host = cases.host_operands(operator, point.dtype, point.rows, point.width)
+    host = cases.host_operands(operator, point.dtype, point.shape)
     tensors = {name: tensor(array) for name, array in host.items()}
     x = tensors["x"]
-    moved = cases.bytes_moved(operator, point.direction, point.rows, point.width, x.itemsize)
-    theirs = peers.torch_function(torch, operator, point.width)
+    moved = cases.bytes_moved(operator, point.direction, point.shape, x.itemsize)
+    theirs = peers.torch_function(torch, operator, point.shape[1])
     calls = {"copy": copying(moved, x.dtype), "cunorm": _ours(operator, point.direction, tensors)}
     if point.direction == "forward":
         calls["torch"] = peers.torch_forward(theirs, operator, tensors)
@@ -170,19 +179,22 @@ def medians(calls: dict[str, Call], seconds: float) -> dict[str, float]:
 
 
 def _check(point: Point) -> None:
-    """Compare a few rows of the same width with the oracle."""
-    shape = (_checked_rows(point), point.width)
+    """Compare a few rows of the same width, or samples of the same channels, with the oracle."""
+    shape = _checked_shape(point)
     error = cases.check(point.operator, point.dtype, shape, tensor, _array)
     if not error <= cases.TOLERANCE[point.dtype]:
         raise RuntimeError(f"{point}: error {error:.1e}, nothing is timed")
 
 
-def _checked_rows(point: Point) -> int:
-    return min(point.rows, _CHECKED_ROWS)
+def _checked_shape(point: Point) -> Shape:
+    if point.operator.of_channels:
+        return cases.fewer(point.shape, _CHECKED_ELEMENTS)
+    rows, width = point.shape
+    return min(rows, _CHECKED_ROWS), width
 
 
 def tensor(array: Any) -> torch.Tensor:
-    """Return the tensor of a NumPy array's memory."""
+    """Return the tensor of a NumPy array's memory, with its strides."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -8,8 +8,10 @@ Every array is an allocation of its own, so that memcheck sees an access past it
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-from bench.cases import OPERATORS, TOLERANCE, Operator, check
+from bench.cases import OPERATORS, TOLERANCE, Operator, Shape, check
+from bench.gpu_timer import upload
 
 # An odd tail, rows in registers, rows that are streamed.
 POINTS = (
@@ -19,14 +21,24 @@ POINTS = (
     ("bfloat16", (3, 70001)),
 )
 
+# Few channels in a group and many, odd planes, and samples of several blocks.
+OF_CHANNELS = (
+    ("float32", (3, 64, 5, 7)),
+    ("bfloat16", (2, 320, 16, 16)),
+    ("float32", (2, 33, 9, 11)),
+    ("bfloat16", (1, 128, 97, 31)),
+)
 
-def points(operator: Operator) -> tuple[tuple[str, tuple[int, int]], ...]:
+
+def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
     """Return where an operator is run; where it is another by a number or a flag, on half of them.
 
     The generic forms are run nowhere: theirs are the builds of layer norm.
     """
     if operator.base == "normalize":
         return ()
+    if operator.of_channels:
+        return OF_CHANNELS if "activation" in operator.options else OF_CHANNELS[1::2]
     is_small_change = operator.name != operator.function and operator.gate_position is None
     return POINTS[1::2] if is_small_change else POINTS
 
@@ -39,11 +51,11 @@ def main() -> int:
     wrong = 0
     for operator in OPERATORS:
         for dtype, shape in points(operator):
-            error = check(operator, dtype, shape, cupy.asarray, cupy.asnumpy)
+            error = check(operator, dtype, shape, partial(upload, cupy), cupy.asnumpy)
             right = error <= TOLERANCE[dtype]
             wrong += not right
             verdict = f"{error:.1e} {'ok' if right else 'WRONG'}"
-            print(operator.name, dtype, f"{shape[0]}×{shape[1]}:", verdict, flush=True)
+            print(operator.label, dtype, "×".join(map(str, shape)) + ":", verdict, flush=True)
     return wrong
 
 

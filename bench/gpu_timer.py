@@ -7,6 +7,7 @@ is queued, so that the host's time stays out.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.cases import DTYPES, Operands, Operator, bytes_moved, host_operands
+from bench.cases import DTYPES, Operands, Operator, Shape, bytes_moved, host_operands
 
-DRAWN_ELEMENTS = 1 << 20  # a power of two, as the shapes' axes are
+DRAWN_ELEMENTS = 1 << 20  # or one sample; a power of two, as most of the shapes' axes are
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far
 BATCH_SECONDS = 2e-3
 ROUNDS = 7
@@ -40,18 +41,17 @@ class Point:
     operator: Operator
     direction: str
     dtype: str
-    rows: int
-    width: int
+    shape: Shape
 
     def __str__(self) -> str:
-        shape = f"{self.rows}×{self.width}"
-        return f"{self.operator.name} {self.direction} {self.dtype} {shape}"
+        shape = "×".join(map(str, self.shape))
+        return f"{self.operator.label} {self.direction} {self.dtype} {shape}"
 
     @property
     def bytes(self) -> int:
         """The bytes that must be read and written."""
         itemsize = DTYPES[self.dtype].itemsize
-        return bytes_moved(self.operator, self.direction, self.rows, self.width, itemsize)
+        return bytes_moved(self.operator, self.direction, self.shape, itemsize)
 
     @property
     def sets(self) -> int:
@@ -72,21 +72,13 @@ class Gpu:
 
     def operands(self, point: Point) -> list[Operands]:
         """Return the point's sets of operands; rows repeat, as drawing them all would take long."""
-        rows = min(point.rows, DRAWN_ELEMENTS // point.width)
-        host = host_operands(point.operator, point.dtype, rows, point.width)
+        rows, *row = point.shape
+        drawn = math.gcd(rows, max(1, DRAWN_ELEMENTS // math.prod(row)))
+        host = host_operands(point.operator, point.dtype, (drawn, *row))
         return [
-            {name: self._upload(array, point.rows // rows) for name, array in host.items()}
+            {name: upload(self.cupy, array, rows // drawn) for name, array in host.items()}
             for _ in range(point.sets)
         ]
-
-    def _upload(self, host: Any, repeats: int) -> Any:
-        """Put an array on the GPU as bits, which CuPy always has, a matrix `repeats` times over."""
-        bits = self.cupy.asarray(host.view(f"i{host.itemsize}"))
-        if bits.ndim == 2 and repeats > 1:
-            whole = self.cupy.empty((repeats, *bits.shape), bits.dtype)
-            whole[...] = bits
-            bits = whole.reshape(-1, bits.shape[1])
-        return bits.view(host.dtype)
 
     def tensors(self, operands: Operands) -> Operands:
         """Return the same memory as torch tensors."""
@@ -156,6 +148,20 @@ class Gpu:
         if self.torch is not None:
             self.torch.cuda.empty_cache()
         return int(self.cupy.cuda.runtime.memGetInfo()[0])
+
+
+def upload(cupy: Any, host: Any, repeats: int = 1) -> Any:
+    """Put an array on the GPU as bits, which CuPy always has, and in the order of its memory.
+
+    One that has rows is put there `repeats` times over.
+    """
+    by_memory = sorted(range(host.ndim), key=lambda axis: -host.strides[axis])
+    bits = cupy.asarray(host.transpose(by_memory).view(f"i{host.itemsize}"))
+    if bits.ndim > 1 and repeats > 1:
+        whole = cupy.empty((repeats, *bits.shape), bits.dtype)
+        whole[...] = bits
+        bits = whole.reshape(-1, *bits.shape[1:])
+    return bits.view(host.dtype).transpose(np.argsort(by_memory).tolist())
 
 
 def rotating(calls: list[Callable[[], Any]]) -> Callable[[int], None]:

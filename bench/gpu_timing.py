@@ -9,10 +9,13 @@ Usage: ``python -m bench.gpu_timing TIMINGS.csv [--seconds N] [--op NAMES] [--co
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +28,39 @@ from bench.cases import (
     Operator,
     backward,
     check,
+    fewer,
     forward,
     training_forward,
 )
 from bench.gpu_report import Row, host_cost_table, timing_table, versions, write_csv
-from bench.gpu_timer import DRAWN_ELEMENTS, Gpu, Point, rotating
+from bench.gpu_timer import DRAWN_ELEMENTS, Gpu, Point, rotating, upload
 
 SHAPES = ((16384, 4096), (131072, 256), (65536, 1024), (4096, 16384), (1024, 65536))
+OF_CHANNELS = ((20, 128, 256, 256), (2, 320, 64, 64), (2, 128, 128, 128), (4, 128, 97, 31))
+BFLOAT16_ALONE = OF_CHANNELS[:1]
 DIRECTIONS = ("forward", "backward")
+CHECKED_ELEMENTS = DRAWN_ELEMENTS // 2
 LIVE_ARRAYS = 56  # more row-sized arrays than are alive at once, over all sets and contestants
 
 
 def points(operators: Iterable[Operator] = OPERATORS) -> Iterator[Point]:
     """Yield every point, the most telling shape first, as time may run out."""
-    for rows, width in SHAPES:
+    for of_rows, of_channels in zip_longest(SHAPES, OF_CHANNELS):
         for operator in operators:
+            shape = of_channels if operator.of_channels else of_rows
             for dtype in ("bfloat16", "float32"):
+                if shape is None or (dtype == "float32" and shape in BFLOAT16_ALONE):
+                    continue
                 for direction in DIRECTIONS:
-                    yield Point(operator, direction, dtype, rows, width)
+                    yield Point(operator, direction, dtype, shape)
 
 
 def fitting(point: Point, free_bytes: int) -> Point:
-    """Halve the rows until everything at a point fits the memory."""
-    rows = point.rows
-    while rows > 1 and LIVE_ARRAYS * 4 * rows * point.width > free_bytes:
+    """Halve the rows or samples until everything at a point fits the memory."""
+    rows, *row = point.shape
+    while rows > 1 and LIVE_ARRAYS * 4 * rows * math.prod(row) > free_bytes:
         rows //= 2
-    return replace(point, rows=rows)
+    return replace(point, shape=(rows, *row))
 
 
 def ours(point: Point, operands: Operands) -> Callable[[], Any]:
@@ -80,7 +90,7 @@ def contestants(
     if torch is not None:
         tensors = [gpu.tensors(operands) for operands in sets]
         calls["torch"] = [ours(point, operands) for operands in tensors]
-        functions = {"peer": peers.torch_function(torch, point.operator, point.width)}
+        functions = {"peer": peers.torch_function(torch, point.operator, point.shape[1])}
         if compiled:
             functions["compiled"] = peers.compiled(torch, functions["peer"])
         for name, function in functions.items():
@@ -93,12 +103,11 @@ def check_against_oracle(gpu: Gpu, point: Point, checked: dict[str, float]) -> N
 
     `checked` holds the errors found before.
     """
-    rows = DRAWN_ELEMENTS // 2 // point.width
-    both_ways = str(replace(point, direction="both", rows=rows))
+    shape = fewer(point.shape, CHECKED_ELEMENTS)
+    both_ways = str(replace(point, direction="both", shape=shape))
     if both_ways not in checked:
-        shape = rows, point.width
-        cupy = gpu.cupy
-        checked[both_ways] = check(point.operator, point.dtype, shape, cupy.asarray, cupy.asnumpy)
+        to_gpu = partial(upload, gpu.cupy)
+        checked[both_ways] = check(point.operator, point.dtype, shape, to_gpu, gpu.cupy.asnumpy)
     if not checked[both_ways] <= TOLERANCE[point.dtype]:
         raise ArithmeticError(f"wrong by {checked[both_ways]:.1e} of the largest value")
 
@@ -106,24 +115,24 @@ def check_against_oracle(gpu: Gpu, point: Point, checked: dict[str, float]) -> N
 def timed(gpu: Gpu, point: Point, *, compiled: bool) -> Row:
     """Time one point."""
     return Row(
-        operator=point.operator.name,
+        operator=point.operator.label,
         direction=point.direction,
         dtype=point.dtype,
-        rows=point.rows,
-        width=point.width,
+        shape="×".join(map(str, point.shape)),
         bytes=point.bytes,
         seconds=gpu.medians(contestants(gpu, point, compiled=compiled), point.sets),
     )
 
 
 def host_costs(gpu: Gpu, operators: Iterable[Operator]) -> dict[str, dict[str, float]]:
-    """Return what a call on one short row costs the host, in seconds."""
+    """Return what a call on one short row, or small sample, costs the host, in seconds."""
     costs = {}
     for operator in operators:
         for direction in DIRECTIONS:
-            calls = contestants(gpu, Point(operator, direction, "float32", 1, 1024))
+            shape = (1, 64, 4, 4) if operator.of_channels else (1, 1024)
+            calls = contestants(gpu, Point(operator, direction, "float32", shape))
             del calls["copy"]
-            costs[f"{operator.name} {direction}"] = {
+            costs[f"{operator.label} {direction}"] = {
                 name: gpu.host_seconds(call) for name, call in calls.items()
             }
     return costs
@@ -169,11 +178,11 @@ def torch_with_cuda() -> Any | None:
 
 def operators(names: str) -> list[Operator]:
     """Return the operators of names with commas between them."""
-    by_name = {operator.name: operator for operator in OPERATORS}
-    try:
-        return [by_name[name] for name in names.split(",")]
-    except KeyError as unknown:
-        raise argparse.ArgumentTypeError(f"{unknown}, expected some of {[*by_name]}") from None
+    asked = names.split(",")
+    known = list(dict.fromkeys(operator.name for operator in OPERATORS))
+    if unknown := [name for name in asked if name not in known]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}, expected some of {known}")
+    return [operator for operator in OPERATORS if operator.name in asked]
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ def table(operators: Iterable[Operator], runs: int = RUNS) -> str:
     found: dict[Key, Call] = {}
     for rows, width in SHAPES:
         for operator in operators:
-            host = cases.host_operands(operator, "float32", rows, width)
+            host = cases.host_operands(operator, "float32", (rows, width))
             tensors = {name: tensor(array) for name, array in host.items()}
             shape = f"{rows}x{width}"
             for kind, operands in (("NumPy", host), ("torch", tensors)):

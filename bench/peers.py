@@ -18,7 +18,7 @@ Function = Callable[..., Any]  # of the tensors of `Operator.leaves` by name
 
 
 def torch_function(torch: ModuleType, operator: Operator, width: int) -> Function:
-    """Return the operator for rows of a width; its results are in the order of cunorm's."""
+    """Return the operator for rows of a width, or so many channels; results are as cunorm's."""
     norm = _norm(torch, operator, width)
     silu = torch.nn.functional.silu
 
@@ -30,6 +30,8 @@ def torch_function(torch: ModuleType, operator: Operator, width: int) -> Functio
             y = norm(stream, **parameters) * silu(gate)
         else:
             y = norm(stream, **parameters)
+        if operator.options.get("activation") == "silu":
+            y = silu(y)
         return y if residual is None else (y, stream)
 
     return call
@@ -77,6 +79,8 @@ def _norm(torch: ModuleType, operator: Operator, width: int) -> Function:
         if "weight_offset" in options:
             return lambda x, weight: plain(x, weight=weight + options["weight_offset"])
         return plain
+    if operator.of_channels:
+        return partial(functional.group_norm, num_groups=groups, eps=eps)
     layer_norm = partial(functional.layer_norm, normalized_shape=row, eps=eps)
     if "c" in options:
         k = options["c"] / math.sqrt(width)

@@ -2,6 +2,7 @@
 """`python -m bench` runs, checks before it times, and says what it was asked for."""
 
 import csv
+import re
 import subprocess
 import sys
 import textwrap
@@ -47,6 +48,34 @@ def test_bench_times_gated_norms_beside_the_ungated(tmp_path):
     assert "all gated forward bfloat16" in ran.stdout
 
 
+def test_bench_times_group_norms_in_both_memory_orders(tmp_path):
+    table = tmp_path / "table.csv"
+    shapes = ("--shapes", "64x64,2x64x5x3,1x32x2x2")  # the first is no group norm's
+    ran = bench(*SMALL, *shapes, "--op", "group_norm+silu,rms_norm", "--out", table)
+    assert ran.returncode == 0, ran.stderr
+    with table.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["operator"] == "group_norm+silu"]
+    found = [(row["memory"], row["direction"], row["dtype"], row["shape"]) for row in rows]
+    assert found == [
+        (memory, direction, dtype, shape)
+        for memory in ("NHWC", "NCHW")
+        for direction in ("forward", "backward")
+        for dtype in ("float32", "bfloat16")
+        for shape in ("2x64x5x3", "1x32x2x2")
+    ]
+    assert all(float(row["cunorm_ms"]) > 0 < float(row["torch_ms"]) for row in rows)
+    # Of each order and of both, each direction and dtype; and of rows, which are all.
+    assert len(re.findall("group_norm.silu (NHWC|NCHW|both).*geometric mean", ran.stdout)) == 3 * 4
+    assert ran.stdout.count("geometric mean") == 3 * 4 + 2 * 4
+
+
+def test_shapes_choose_among_the_operators_of_the_default():
+    ran = bench(*SMALL, "--shapes", "1x32x2x2", "--dtype", "float32", "--direction", "forward")
+    assert ran.returncode == 0, ran.stderr
+    points = [line.split()[:2] for line in ran.stdout.splitlines() if "1x32x2x2" in line]
+    assert points == [["group_norm+silu", "NHWC"], ["group_norm+silu", "NCHW"]]
+
+
 def test_bench_prints_what_small_calls_cost_the_host():
     from bench import host
     from bench.cases import OPERATORS
@@ -68,7 +97,7 @@ def test_geometric_means_are_those_of_the_points_named():
 
     times = {"rms_norm": (1.0, 8.0, 4.0), "layer_norm": (2.0, 4.0, 1.0)}
     results = [
-        cpu.Result(cpu.Point(operator, "backward", "float32", 1, 1), *times[operator.name])
+        cpu.Result(cpu.Point(operator, "backward", "float32", (1, 1)), *times[operator.name])
         for operator in OPERATORS[:2]
     ]
     assert [line.split() for line in cpu_report.table(results, 1).splitlines()[-3:]] == [
@@ -87,7 +116,9 @@ def test_the_ratio_to_the_ungated_is_that_of_the_gated_points():
 
     by_name = {operator.name: operator for operator in OPERATORS}
     results = [
-        cpu.Result(cpu.Point(by_name[name], "forward", "float32", rows, 1), 2.0, 8.0, 1.0, ungated)
+        cpu.Result(
+            cpu.Point(by_name[name], "forward", "float32", (rows, 1)), 2.0, 8.0, 1.0, ungated
+        )
         for name, rows, ungated in (
             ("rms_norm+post_gate", 1, 1.0),
             ("rms_norm+post_gate", 2, 0.5),
@@ -118,13 +149,20 @@ def test_the_copy_moves_as_many_bytes():
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--op", "group"), ("--dtype", "int8"), ("--shapes", "64")]
+    ("option", "value"),
+    [("--op", "group"), ("--dtype", "int8"), ("--shapes", "64"), ("--op", "group_norm")],
 )
 def test_bench_names_what_it_does_not_know(option, value):
     ran = bench(*SMALL, option, value)
     assert ran.returncode == 2
     assert option in ran.stderr
     assert value in ran.stderr
+
+
+def test_the_host_table_has_no_group_norms_and_says_so():
+    ran = bench("--host", "--op", "group_norm")
+    assert ran.returncode == 2
+    assert "--host has no calls of group_norm" in ran.stderr
 
 
 def test_all_that_is_called_is_compiled_ahead():
@@ -135,7 +173,7 @@ def test_all_that_is_called_is_compiled_ahead():
 
         names = ("rms_norm+groups", "add_layer_norm", "rms_norm+pre_gate", "l2_norm", "normalize")
         points = [
-            cpu.Point(operator, direction, "bfloat16", 70, 96)
+            cpu.Point(operator, direction, "bfloat16", (70, 96))
             for operator in OPERATORS
             if operator.name in names
             for direction in ("forward", "backward")
@@ -156,6 +194,6 @@ def test_bench_does_not_time_a_wrong_result(monkeypatch):
     from bench import cases, cpu
 
     monkeypatch.setitem(cases.TOLERANCE, "float32", 0.0)
-    point = cpu.Point(cases.OPERATORS[0], "forward", "float32", 64, 64)
+    point = cpu.Point(cases.OPERATORS[0], "forward", "float32", (64, 64))
     with pytest.raises(RuntimeError, match="nothing is timed"):
         cpu.measure(point, seconds=0.01)

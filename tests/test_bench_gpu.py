@@ -10,45 +10,52 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import gpu_check, peers
+from bench import gpu_check, gpu_timing, peers
 from bench.cases import (
     OPERATORS,
     TOLERANCE,
     backward,
     bytes_moved,
     check,
+    fewer,
     host_operands,
     training_forward,
     worst_error,
 )
+from bench.gpu_timer import upload
 from cunorm import reference
 
 SCRIPT = Path(__file__).parent.parent / "bench" / "check_gpu.sh"
-BY_NAME = {operator.name: operator for operator in OPERATORS}
+BY_LABEL = {operator.label: operator for operator in OPERATORS}
+OF_CHANNELS = [operator for operator in OPERATORS if operator.of_channels]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.label)
 def test_every_operator_of_the_gpu_scripts_matches_the_oracle(operator, dtype):
-    assert check(operator, dtype, (5, 33), np.asarray, np.asarray) <= TOLERANCE[dtype]
+    shape = (3, 96, 5, 7) if operator.of_channels else (5, 33)
+    assert check(operator, dtype, shape, np.asarray, np.asarray) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.label)
 def test_torchs_side_of_the_timings_computes_the_same(operator):
     torch = pytest.importorskip("torch")
     assert_torch_agrees(torch, operator, peers.torch_function(torch, operator, 64))
 
 
-@pytest.mark.parametrize("name", ["rms_norm+post_gate", "rms_norm+groups", "add_normalize"])
-def test_what_torch_compiles_computes_the_same(name):
+@pytest.mark.parametrize(
+    "label", ["rms_norm+post_gate", "rms_norm+groups", "add_normalize", "group_norm+silu NHWC"]
+)
+def test_what_torch_compiles_computes_the_same(label):
     torch = pytest.importorskip("torch")
-    function = peers.torch_function(torch, BY_NAME[name], 64)
+    operator = BY_LABEL[label]
+    function = peers.torch_function(torch, operator, 64)
     # All that torch.compile does but to generate code, which takes long.
-    assert_torch_agrees(torch, BY_NAME[name], peers.compiled(torch, function, "aot_eager"))
+    assert_torch_agrees(torch, operator, peers.compiled(torch, function, "aot_eager"))
 
 
 def assert_torch_agrees(torch, operator, function):
-    host = host_operands(operator, "float32", 9, 64)
+    host = host_operands(operator, "float32", (9, 64, 5, 3)[: operator.axes])
     tensors = {name: torch.from_numpy(array) for name, array in host.items()}
     saved = training_forward(reference, operator, host)()
     gradients = backward(reference, operator, host, saved)()
@@ -66,10 +73,11 @@ def test_a_call_moves_the_bytes_of_its_operands():
     rows, width, row_sized = 48, 96, 48 * 96
     counts = {
         name: [
-            bytes_moved(operator, direction, rows, width, 2) / (2 * row_sized)
+            bytes_moved(operator, direction, (rows, width), 2) / (2 * row_sized)
             for direction in ("forward", "backward")
         ]
-        for name, operator in BY_NAME.items()
+        for name, operator in BY_LABEL.items()
+        if not operator.of_channels
     }
     assert [round(count) for count in counts["rms_norm"]] == [2, 3]
     assert [round(count) for count in counts["add_rms_norm"]] == [4, 4]
@@ -81,11 +89,66 @@ def test_a_call_moves_the_bytes_of_its_operands():
     )
 
 
+@pytest.mark.parametrize("operator", OF_CHANNELS, ids=lambda operator: operator.label)
+def test_a_group_norm_moves_x_dy_dx_parameters_and_statistics(operator):
+    elements, itemsize, channels, statistics = 3 * 64 * 5 * 7, 2, 64, 2 * 3 * 32
+    forward, backward = (
+        bytes_moved(operator, direction, (3, channels, 5, 7), itemsize)
+        for direction in ("forward", "backward")
+    )
+    assert forward == itemsize * (2 * elements + 2 * channels)
+    assert backward == itemsize * (3 * elements + 3 * channels) + 4 * statistics
+
+
+@pytest.mark.parametrize("operator", OF_CHANNELS, ids=lambda operator: operator.label)
+def test_images_lie_in_the_memory_order_that_their_operator_names(operator):
+    last = operator.memory == "NHWC"
+    host = host_operands(operator, "bfloat16", (6, 32, 5, 3))
+    for name in ("x", "dy"):
+        assert host[name].shape == (6, 32, 5, 3)
+        on_gpu = upload(np, host[name], repeats=2)
+        assert on_gpu.strides == host[name].strides
+        assert on_gpu.transpose((0, 2, 3, 1) if last else (0, 1, 2, 3)).flags.c_contiguous
+        assert np.array_equal(on_gpu, np.concatenate([host[name]] * 2))
+    assert upload(np, host["weight"], repeats=2).shape == (32,)
+
+
+def test_torch_sees_channels_last_where_they_are():
+    torch = pytest.importorskip("torch")
+    for operator in OF_CHANNELS:
+        x = torch.from_numpy(host_operands(operator, "float32", (2, 32, 5, 3))["x"])
+        is_last = x.is_contiguous(memory_format=torch.channels_last)
+        assert (is_last, x.is_contiguous()) == (operator.memory == "NHWC", not is_last)
+
+
+def test_fewer_elements_are_fewer_rows_then_less_height():
+    assert fewer((4096, 256), 1 << 12) == (16, 256)
+    assert fewer((5, 1000), 10) == (1, 1000)
+    assert fewer((4, 8, 6, 2), 200) == (2, 8, 6, 2)
+    assert fewer((4, 8, 6, 2), 70) == (1, 8, 4, 2)
+    assert fewer((4, 8, 6, 2), 3) == (1, 8, 1, 2)
+
+
+def test_gpu_timings_have_both_memory_orders_of_group_norms():
+    points = [point for point in gpu_timing.points() if point.operator.name == "group_norm+silu"]
+    orders = {
+        memory: [str(point).replace(memory, "") for point in points if memory in str(point)]
+        for memory in ("NHWC", "NCHW")
+    }
+    assert orders["NHWC"] == orders["NCHW"]
+    assert len(points) == 2 * 2 * (2 * len(gpu_timing.OF_CHANNELS) - 1)
+    assert gpu_timing.operators("group_norm+silu") == [point.operator for point in points[:3:2]]
+    # Samples are halved, but for the last.
+    assert gpu_timing.fitting(points[0], 1 << 34).shape == (5, 128, 256, 256)
+    assert gpu_timing.fitting(points[0], 1).shape == (1, 128, 256, 256)
+
+
 def test_the_sanitizers_see_every_kind_of_norm():
-    points = {operator.name: gpu_check.points(operator) for operator in OPERATORS}
+    points = {operator.label: gpu_check.points(operator) for operator in OPERATORS}
     assert [name for name in points if not points[name]] == ["normalize", "add_normalize"]
     assert points["rms_norm+pre_gate"] == points["rms_norm"] == gpu_check.POINTS
     assert 0 < len(points["rms_norm+groups"]) < len(gpu_check.POINTS)
+    assert points["group_norm+silu NHWC"] == points["group_norm+silu NCHW"] == gpu_check.OF_CHANNELS
 
 
 @pytest.mark.parametrize("arguments", [(), ("--unknown",), ("one", "two")])
