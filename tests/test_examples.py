@@ -19,7 +19,9 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TRAINING = "train_char_lm.py"
+DENOISING = "vae_block.py"
 SMALL_MODEL = ("--layers", "1", "--width", "64", "--context", "32")
+SMALL_BLOCK = ("--shrink", "10", "--channels", "8", "--groups", "2")
 SMALL_STACK = ("--layers", "3", "--rows", "64", "--width", "64", "--repeats", "2")
 
 
@@ -109,6 +111,58 @@ def test_training_exits_with_1_above_the_bigram_model(tmp_path):
     assert final > baseline
 
 
+def denoised(printed):
+    """Return what the script printed: the gradient's error, the blur's loss, and the model's."""
+    (error,) = re.findall(r"off a central difference by (\d\.\de[+-]\d\d)", printed)
+    return float(error), *map(float, *re.findall(r"blur: (\S+), model: (\S+) mean", printed))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
+    picture = tmp_path / "block.png"
+    done = run(DENOISING, *SMALL_BLOCK, "--steps", 120, "--output", picture, "--device", device)
+    assert done.returncode == 0, done.stderr
+    error, blur, model = denoised(done.stdout)
+    assert error < 1e-8
+    assert model < 0.8 * blur  # 0.0062 where the best blur has 0.0087
+    assert "120/120" in done.stderr  # the progress bar
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_the_block_exits_with_1_above_the_blur(tmp_path):
+    picture = tmp_path / "block.png"
+    done = run(DENOISING, *SMALL_BLOCK, "--steps", 1, "--output", picture, "--device", "cpu")
+    assert done.returncode == 1, done.stderr
+    error, blur, model = denoised(done.stdout)
+    assert error < 1e-8
+    assert model > blur
+
+
+@pytest.mark.parametrize("wrong", ["activation", "dweight", "dbias"])
+def test_the_block_exits_with_1_if_a_group_norms_backward_is_wrong(
+    wrong, example, monkeypatch, tmp_path, capsys
+):
+    backward = cunorm.group_norm_backward
+
+    def broken(*arrays, activation, **options):
+        if wrong == "activation":
+            return backward(*arrays, activation=None, **options)
+        grads = backward(*arrays, activation=activation, **options)
+        return grads._replace(**{wrong: 0 * getattr(grads, wrong)})
+
+    block = example("vae_block")
+    monkeypatch.setattr(cunorm, "group_norm_backward", broken)
+    monkeypatch.setattr(block, "keep_freed_memory", lambda: None)  # it would last
+    # Of the picture and of tqdm's bar there is enough in the tests above.
+    monkeypatch.setattr(block, "train", lambda *arguments: [1.0])
+    monkeypatch.setattr(block, "blur_error", lambda *arguments: 1.0)
+    options = [*SMALL_BLOCK, "--device", "cpu", "--output", str(tmp_path / "block.png")]
+    assert block.main(options) == 1
+    assert denoised(capsys.readouterr().out)[0] > 1e-3
+    monkeypatch.setattr(cunorm, "group_norm_backward", backward)
+    assert block.main(options) == 0
+
+
 @pytest.mark.parametrize(
     ("script", "arguments", "text"),
     [
@@ -121,6 +175,9 @@ def test_training_exits_with_1_above_the_bigram_model(tmp_path):
         (TRAINING, "--context 100000000", "--context is 100000000, expected at most "),
         (TRAINING, "--rate nan", "argument --rate: is nan, expected a finite number above 0"),
         (TRAINING, "--seed -1", "argument --seed: is -1, expected at least 0"),
+        (DENOISING, "--steps 0", "argument --steps: is 0, expected at least 1"),
+        (DENOISING, "--channels 30", "--channels is 30, expected a multiple of --groups, 8"),
+        (DENOISING, "--shrink 41", "--shrink is 41, expected at most 40"),
     ],
 )
 def test_wrong_arguments_are_named(script, arguments, text, example, capsys):

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""Denoise a picture with a residual block of the autoencoders of VQGAN and Stable Diffusion.
+
+The block, x + conv2(silu(gn2(conv1(silu(gn1(x)))))), is written on bare arrays of NumPy or CuPy,
+channels last, in `denoiser`; every group norm + SiLU, forward and backward, is a call of cunorm. It
+learns to remove noise from one picture, with other noise at each step, and is judged by noise that
+it has not seen. The script exits with 1 if a gradient is not that of finite differences, or if the
+model does not come below the error of a blur.
+
+Usage: ``python examples/vae_block.py --output vae_block.png``
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from char_lm.adam import Adam, learning_rate
+from denoiser.model import Array, Denoiser
+from denoiser.picture import NAME, Shown, picture, save_figure
+from devices import add_device_argument, array_module, keep_freed_memory
+from sizes import rate, seed, size
+from tqdm import trange
+
+import cunorm
+
+MOST_SHRUNK = 40  # to 10x12
+NOISE = 0.15  # its standard deviation, where white is 1
+STEP = 1e-4  # of the finite difference, whose errors, relative to the slope, are some 1e-10
+TOLERANCE = 1e-7
+
+
+def command_line() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=size, default=120)
+    parser.add_argument("--channels", type=size, default=32)
+    parser.add_argument("--groups", type=size, default=8)
+    parser.add_argument("--shrink", type=size, default=5, help="of the 400x480 pixels; 5: 80x96")
+    parser.add_argument("--rate", type=rate, default=5e-3, help="largest learning rate")
+    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument("--output", type=Path, default=Path("vae_block.png"))
+    add_device_argument(parser)
+    return parser
+
+
+def with_noise(clean: Array, rng: np.random.Generator, xp: Any) -> Array:
+    """Return the picture with noise that is drawn on the host, the same for every device."""
+    return clean + xp.asarray(NOISE * rng.standard_normal(clean.shape), clean.dtype)
+
+
+def gradient_error(model: Denoiser, noisy: Array, clean: Array, xp: Any) -> float:
+    """Compare the loss's slope with a central difference, and return the relative difference.
+
+    In float64, along a random direction of length 1 with a part in the picture and in each
+    parameter, at a random place, as some of the parameters begin as ones or zeros.
+    """
+    rng, kept = np.random.default_rng(0), model.parameters
+
+    def draw(like: Array, scale: float) -> Array:
+        return xp.asarray(scale * rng.standard_normal(like.shape))
+
+    start = {"picture": noisy, **kept}
+    length = sum(array.size for array in start.values()) ** 0.5
+    place = {name: array + draw(array, 0.1) for name, array in start.items()}
+    direction = {name: draw(array, 1 / length) for name, array in start.items()}
+
+    def at(distance: float) -> tuple[float, dict[str, Array]]:
+        model.parameters = {name: place[name] + distance * direction[name] for name in place}
+        picture = model.parameters.pop("picture")
+        loss, d_picture, grads = model.loss_and_gradients(picture, clean.astype(np.float64))
+        return loss, {"picture": d_picture, **grads}
+
+    grads = at(0)[1]
+    slope = sum(float((grads[name] * direction[name]).sum()) for name in place)
+    difference = (at(STEP)[0] - at(-STEP)[0]) / (2 * STEP)
+    model.parameters = kept
+    return abs(slope - difference) / abs(difference)
+
+
+def blur_error(noisy: Array, clean: Array) -> float:
+    """Return the least error of averages of neighbours, weighed 1 2 1 down and across, repeated."""
+    errors = []
+    for _ in range(8):
+        down = np.pad(noisy, ((0, 0), (1, 1), (0, 0), (0, 0)), "edge")
+        noisy = (down[:, :-2] + 2 * noisy + down[:, 2:]) / 4
+        across = np.pad(noisy, ((0, 0), (0, 0), (1, 1), (0, 0)), "edge")
+        noisy = (across[:, :, :-2] + 2 * noisy + across[:, :, 2:]) / 4
+        errors.append(float(((noisy - clean) ** 2).mean()))
+    return min(errors)
+
+
+def train(model: Denoiser, clean: Array, options: argparse.Namespace, xp: Any) -> list[float]:
+    """Train the model, and return the losses on the way."""
+    rng = np.random.default_rng(options.seed + 1)
+    optimizer, losses = Adam(model.parameters), []
+    progress = trange(options.steps, unit="step")
+    for step in progress:
+        loss, _, grads = model.loss_and_gradients(with_noise(clean, rng, xp), clean)
+        optimizer.step(grads, learning_rate(step, options.steps, options.rate))
+        losses.append(loss)
+        progress.set_postfix(loss=f"{loss:.5f}", refresh=False)
+    return losses
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Check the gradient, train, report and draw; return the exit status."""
+    parser = command_line()
+    options = parser.parse_args(argv)
+    if options.channels % options.groups:
+        multiple = f"expected a multiple of --groups, {options.groups}"
+        parser.error(f"--channels is {options.channels}, {multiple}")
+    if options.shrink > MOST_SHRUNK:
+        parser.error(f"--shrink is {options.shrink}, expected at most {MOST_SHRUNK}")
+    xp = array_module(options.device)
+    keep_freed_memory()
+    # Else the threads of NumPy's matrix products and cunorm's wait for work on each other's cores.
+    cunorm.set_num_threads(1)
+    clean = xp.asarray(picture(options.shrink))[None]
+    rng = np.random.default_rng(options.seed)
+    model = Denoiser(options.channels, options.groups, rng, xp)
+    parameters = sum(array.size for array in model.parameters.values())
+    print(f"{NAME}, {clean.shape[1]}x{clean.shape[2]}; {parameters} parameters, {xp.__name__}")
+
+    noisy = with_noise(clean, rng, xp)
+    wrong = gradient_error(model, noisy, clean, xp)
+    print(f"gradient along a random direction: off a central difference by {wrong:.1e} of it")
+    losses = train(model, clean, options, xp)
+
+    loss, d_noisy, _ = model.loss_and_gradients(noisy, clean)
+    saved, blurred = model.forward(noisy), blur_error(noisy, clean)
+    shown = (clean, noisy, saved.output, d_noisy, saved.norms[1].y)
+    on_host = [array[0] if xp is np else xp.asnumpy(array[0]) for array in shown]
+    save_figure(Shown(*on_host, losses, blurred), options.output)
+    print(f"first and last loss: {losses[0]:.5f}, {losses[-1]:.5f}")
+    print(f"best blur: {blurred:.5f}, model: {loss:.5f} mean squared error; {options.output}")
+    return 0 if wrong <= TOLERANCE and loss < blurred else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
