@@ -24,9 +24,7 @@ namespace activations {
 // infinite.
 template <class V>
 __device__ inline V bounded(V z) {
-  const V bound = math::constant<V>(1000);
-  const V above = math::select(z < -bound, -bound, z);
-  return math::select(above > bound, bound, above);
+  return math::at_most(math::at_least(z, -1000), 1000);
 }
 
 // s(z), and 1 - s(z), which is a difference only where that is at least a half.

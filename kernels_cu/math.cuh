@@ -22,6 +22,16 @@ __device__ inline V select(bool condition, V yes, V no) {
   return condition ? yes : no;
 }
 
+// Not below a bound, or not above it; NaN stays NaN.
+template <class V>
+__device__ inline V at_least(V v, double bound) {
+  return v < static_cast<V>(bound) ? static_cast<V>(bound) : v;
+}
+template <class V>
+__device__ inline V at_most(V v, double bound) {
+  return v > static_cast<V>(bound) ? static_cast<V>(bound) : v;
+}
+
 // 1 / v for v from 1 to infinity. The division of CUDA calls a subroutine for the sake of the
 // values that cannot occur here; this is its first approximation, 0 from 2^126 on, and one step of
 // Newton's, within 1 ulp.

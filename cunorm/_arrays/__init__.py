@@ -27,6 +27,7 @@ from cunorm._arrays._torch import TORCH
 
 __all__ = [
     "CPU",
+    "NUMPY",
     "Device",
     "Form",
     "Framework",

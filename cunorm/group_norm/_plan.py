@@ -96,7 +96,7 @@ _SECTOR, _ONE_PASS_CHANNELS = 32, 512
 _BACKWARD_PACK_BYTES = 16
 
 # Packs of a tile on a CPU: lines of 64 channels, or of a channel; both stay in a core's caches.
-_CPU_LINES, _CPU_PACKS = 128, 64
+_CPU_LINES, _CPU_PACKS = 512, 64
 # Bytes of the samples that all cores together take at a time, so that the last pass finds them in
 # the last cache; and of those of which one core makes all passes, if there are enough to share.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 8 << 20, 512 << 10, 16

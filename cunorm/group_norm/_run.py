@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from cunorm import _again, _backend, _cpu, _cuda, _fallback, _plan
 from cunorm._again import Kernels, Ran
-from cunorm._arrays import Device, contiguous_form, joined
+from cunorm._arrays import CPU, NUMPY, Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
 from cunorm.group_norm._calls import (
     GroupBackward,
@@ -59,6 +59,7 @@ def builds(form: GroupForm, device: Device) -> list[Build]:
     return found
 
 
+@lru_cache(maxsize=1024)  # by identity, which is quicker than by what a schedule depends on
 def schedule_of(form: GroupForm, device: Device, access: int | None = None) -> Schedule:
     """Return the launches of a call; without `access`, of aligned arrays."""
     where = form.where._replace(samples=max(form.where.samples, 1))
@@ -88,7 +89,7 @@ def launches(
 def cpu_kernels(form: GroupForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
     """Return what to run for a call with arrays at these places."""
     where = form.where
-    schedule = cpu_schedule(form.types, where._replace(samples=max(where.samples, 1)))
+    schedule = schedule_of(form, CPU)
     work = where.elements
     kernels = [
         _cpu.runner(_cpu.library(launch.build), launch.grid, arguments, work)
@@ -126,4 +127,5 @@ def _with_workspace(call: Call, schedule: Schedule) -> Call:
     if call.workspace is not None or not size:
         return call
     form = contiguous_form((size,), call.form.types.compute, call.x.device)
-    return call._replace(workspace=call.x.framework.allocate(form))
+    framework = NUMPY if form.device.kind == "cpu" else call.x.framework  # the quickest there
+    return call._replace(workspace=framework.allocate(form))
