@@ -196,7 +196,7 @@ __device__ inline void combine_sums(const Arguments<B>& arguments, const Extent<
 
 template <class B>
 __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& extent,
-                                const Tile& tile, Packs<B>& packs,
+                                const Tile& tile, const Packs<B>& packs,
                                 const HandedOn<B>& handed_on) {
   const index_t sample = extent.first_sample + tile.sample;
   with_strip(extent, tile, [&](const auto& strip) {
@@ -207,7 +207,7 @@ __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& 
     };
     const auto correction = of_group(Correction), factor_of_p = of_group(FactorOfP);
     const auto offset = of_group(Offset);
-    packs.last_pass(
+    packs.next_pass(
         strip, loader(arguments, sample),
         [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
           OutputPack<B, typename B::dx_t> dx(arguments.dx.at(sample, line), end);
