@@ -35,7 +35,7 @@ using ChannelSum = either<B::channels_last, ItemSum<B>, LaneSum<B>>;
 template <class B>
 struct ChannelScratch {
   using C = typename B::compute_t;
-  static constexpr int rows = B::channels_last         ? B::position_threads
+  static constexpr int rows = B::channels_last           ? B::position_threads
                               : B::position_threads > 32 ? B::position_threads / 32
                                                          : 1;
   static constexpr int halves = B::channels_last ? 1 : 2;
@@ -162,11 +162,13 @@ struct HandedOn {
   template <class Strip>
   __device__ void store(int value, const Strip& strip, const ChannelItems<B>& v) const {
     C* const place = row(value, strip.tile.sample, strip.tile.part) + in_row(strip.channel);
-    if constexpr (in_shared_memory<B>)
-      unrolled<int(sizeof(v) / sizeof(C))>([&](int i) { place[i] = v.item[i]; });
-    else if constexpr (B::channels_last)
+    if constexpr (B::channels_last && !in_shared_memory<B>)
       store_items<B>(place - strip.channel, strip.channel, extent.channels, v);
-    else if (strip.has_channels())
+    else if (!strip.has_channels())
+      return;
+    else if constexpr (in_shared_memory<B>)
+      unrolled<int(sizeof(v) / sizeof(C))>([&](int i) { place[i] = v.item[i]; });
+    else
       global_store(place, first_of(v.item[0]));
   }
 
@@ -203,6 +205,14 @@ struct TilePacks {
                               index_t end) { packs[i] = load(line, column, end); },
                           NoEndRun{});
     next_pass(strip, load, use, end_run);
+  }
+  // The pass that writes, which another launch than the first has to load for.
+  template <class Strip, class Load, class Use>
+  __device__ void last_pass(const Strip& strip, Load load, Use use) {
+    if constexpr (B::find)
+      next_pass(strip, load, use);
+    else
+      load_each(strip, load, use, NoEndRun{});
   }
   template <class Strip, class Load, class Use, class EndRun = NoEndRun>
   __device__ void next_pass(const Strip& strip, Load load, Use use, EndRun end_run = {}) const {

@@ -52,7 +52,9 @@ struct Extent {
   __device__ index_t group_size() const { return group_channels() * positions; }
   __device__ index_t width() const { return B::channels_last ? channels : positions; }
   __device__ index_t parts() const { return (positions + tile_positions - 1) / tile_positions; }
-  __device__ index_t channel_tiles() const { return (channels + tile_channels - 1) / tile_channels; }
+  __device__ index_t channel_tiles() const {
+    return (channels + tile_channels - 1) / tile_channels;
+  }
   // Of a part.
   __device__ index_t part_positions(index_t part) const {
     const index_t left = positions - part * tile_positions;
@@ -65,8 +67,8 @@ struct Tile {
   index_t sample, part, first_channel;
 };
 
-// use(tile) for the tile of the block, or, where the CPU's thread makes all passes, for each tile of
-// its groups.
+// use(tile) for the tile of the block, or, where the CPU's thread makes all passes, for each tile
+// of its groups.
 template <class B, class Use>
 __device__ inline void for_each_tile(const Extent<B>& extent, Use use) {
   constexpr index_t step = Extent<B>::tile_channels;
@@ -138,7 +140,8 @@ __device__ inline ChannelItems<B> weighted(const ChannelItems<B>& rstd, const We
 
 // n of an item about the mean.
 template <class B, class Bias, class At>
-__device__ inline Item<B> affine(Item<B> q, const ChannelItems<B>& factor, const Bias& bias, At at) {
+__device__ inline Item<B> affine(Item<B> q, const ChannelItems<B>& factor, const Bias& bias,
+                                 At at) {
   if constexpr (present<typename B::bias_t>)
     return fma(q, of_channel<B>(factor, at), of_channel<B>(bias, at));
   else
@@ -157,7 +160,7 @@ struct Strip {
   __device__ static index_t position_thread() {
     return B::channels_last ? threadIdx.x / B::channel_threads : threadIdx.x % B::position_threads;
   }
-  // Those left over at the end of a block have no packs.
+  // Those left over at the end of a block have no packs; with channels first, no channels.
   __device__ static bool has_packs() { return position_thread() < B::position_threads; }
   __device__ bool has_channels() const { return inside(channel, extent.channels); }
 
@@ -192,6 +195,13 @@ struct Strip {
     }
   }
 
+  // A line to come, to be prefetched: with channels first, of the group that comes next.
+  __device__ index_t later(index_t line) const {
+    const index_t lines = B::channels_last ? extent.positions : extent.channels;
+    const index_t next = line + (B::channels_last ? 32 : extent.group_channels());
+    return next < lines ? next : line;
+  }
+
   // A parameter's values for the thread's channels.
   template <class T>
   __device__ auto load_parameter(const T* parameter) const {
@@ -222,9 +232,12 @@ __device__ inline void with_strip(const Extent<B>& extent, const Tile& tile, Use
   const auto with_channel = [&](auto channel) {
     use(Strip<B, decltype(channel)>{extent, tile, channel});
   };
-  if constexpr (!B::channels_last)
-    with_channel(tile.first_channel + index_t(threadIdx.x / B::position_threads));
-  else
+  if constexpr (!B::channels_last) {
+    const index_t thread = threadIdx.x / B::position_threads;
+    with_channel(inside(thread, B::channel_threads) ? tile.first_channel + thread
+                                                    : extent.channels);
+  } else {
     with_column<B>(tile.first_channel + index_t(threadIdx.x % B::channel_threads) * B::pack,
                    extent.channels, with_channel);
+  }
 }

@@ -11,8 +11,9 @@
 // The saved mean is rounded, so its error is measured and taken out again where it counts:
 //   correction = mean of p,   r = (p - correction) * rstd
 //
-// Three passes, as in the forward: find the sums of each channel in each part of the sample, combine
-// them to a, b, A and B, and write dx. A and B of the samples are added up by param_grad.cu.
+// Three passes, as in the forward: find the sums of each channel in each part of the sample,
+// combine them to a, b, A and B, and write dx. A and B of the samples are added up by
+// param_grad.cu.
 #include "activations.cuh"
 #include "channel_sums.cuh"
 
@@ -59,8 +60,8 @@ struct Arguments {
   index_t positions, channels, groups, block_groups;
 };
 
-enum ChannelSums { SumH, SumHP, SumP };                   // of a channel: of h, h * p and p
-enum GroupFactors { Correction, FactorOfP, Offset };      // of a group: what dx takes of it
+enum ChannelSums { SumH, SumHP, SumP };               // of a channel: of h, h * p and p
+enum GroupFactors { Correction, FactorOfP, Offset };  // of a group: what dx takes of it
 
 template <class B>
 struct Inputs {
@@ -76,6 +77,13 @@ __device__ inline auto loader(const Arguments<B>& arguments, index_t sample) {
     return Inputs<B>{load_pack<B>(arguments.dy.at(sample, line), column, end),
                      load_pack<B>(arguments.x.at(sample, line), column, end)};
   };
+}
+
+template <class B, class Column>
+__device__ inline void prefetch_inputs(const Arguments<B>& arguments, index_t sample, index_t line,
+                                       Column column) {
+  prefetch_pack<B>(arguments.dy.at(sample, line), column);
+  prefetch_pack<B>(arguments.x.at(sample, line), column);
 }
 
 // What p and h of a strip's channels take.
@@ -102,8 +110,7 @@ template <class B, class Strip>
 __device__ inline auto load_channels(const Arguments<B>& arguments, const Strip& strip) {
   const index_t first = (strip.extent.first_sample + strip.tile.sample) * strip.extent.groups;
   const auto of_group = [&](const typename B::compute_t* statistic) {
-    return strip.load_groups(
-        [&](index_t group) { return global_load(statistic + first + group); });
+    return strip.load_groups([&](index_t group) { return global_load(statistic + first + group); });
   };
   const auto bias = strip.load_parameter(arguments.bias);
   const auto weight = strip.load_parameter(arguments.weight);
@@ -115,12 +122,15 @@ template <class B>
 __device__ inline void find_sums(const Arguments<B>& arguments, const Extent<B>& extent,
                                  const Tile& tile, Packs<B>& packs, ChannelTeam<B>& team,
                                  const HandedOn<B>& handed_on) {
+  const index_t sample = extent.first_sample + tile.sample;
   with_strip(extent, tile, [&](const auto& strip) {
     const auto channels = load_channels(arguments, strip);
     ChannelSum<B> sum_h, sum_h_p, sum_p;
     packs.load_each(
-        strip, loader(arguments, extent.first_sample + tile.sample),
-        [&](index_t, auto column, index_t end, const Inputs<B>& inputs) {
+        strip, loader(arguments, sample),
+        [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
+          if constexpr (B::channels_last)
+            prefetch_inputs(arguments, sample, strip.later(line), column);
           for_each_item<B>(column, end, [&](auto at) {
             const auto p = channels.p(inputs, at), h = channels.h(inputs, p, at);
             sum_h.add(at, h);
@@ -196,8 +206,7 @@ __device__ inline void combine_sums(const Arguments<B>& arguments, const Extent<
 
 template <class B>
 __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& extent,
-                                const Tile& tile, const Packs<B>& packs,
-                                const HandedOn<B>& handed_on) {
+                                const Tile& tile, Packs<B>& packs, const HandedOn<B>& handed_on) {
   const index_t sample = extent.first_sample + tile.sample;
   with_strip(extent, tile, [&](const auto& strip) {
     const auto channels = load_channels(arguments, strip);
@@ -207,20 +216,20 @@ __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& 
     };
     const auto correction = of_group(Correction), factor_of_p = of_group(FactorOfP);
     const auto offset = of_group(Offset);
-    packs.next_pass(
-        strip, loader(arguments, sample),
-        [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
-          OutputPack<B, typename B::dx_t> dx(arguments.dx.at(sample, line), end);
-          for_each_item<B>(column, end, [&](auto at) {
-            const auto p = channels.p(inputs, at), h = channels.h(inputs, p, at);
-            const auto q = p - of_channel<B>(correction, at);
-            const auto rest =
-                fma(q, of_channel<B>(factor_of_p, at), of_channel<B>(offset, at));
-            const auto ds = fma(h, of_channel<B>(channels.factor, at), rest);
-            if constexpr (present<typename B::dx_t>) write(dx, at, ds);
-          });
-          dx.store(column);
-        });
+    packs.last_pass(strip, loader(arguments, sample),
+                    [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
+                      prefetch_inputs(arguments, sample, strip.later(line), column);
+                      OutputPack<B, typename B::dx_t> dx(arguments.dx.at(sample, line), end);
+                      for_each_item<B>(column, end, [&](auto at) {
+                        const auto p = channels.p(inputs, at), h = channels.h(inputs, p, at);
+                        const auto q = p - of_channel<B>(correction, at);
+                        const auto rest =
+                            fma(q, of_channel<B>(factor_of_p, at), of_channel<B>(offset, at));
+                        const auto ds = fma(h, of_channel<B>(channels.factor, at), rest);
+                        if constexpr (present<typename B::dx_t>) write(dx, at, ds);
+                      });
+                      dx.store(column);
+                    });
   });
 }
 
@@ -247,8 +256,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads, 1)
   }
   if constexpr (Build::write) {
     if constexpr (one_pass<Build>) __syncthreads();
-    for_each_tile(extent, [&](const Tile& tile) {
-      write_dx(arguments, extent, tile, packs, handed_on);
-    });
+    for_each_tile(extent,
+                  [&](const Tile& tile) { write_dx(arguments, extent, tile, packs, handed_on); });
   }
 }

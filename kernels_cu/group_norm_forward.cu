@@ -51,7 +51,7 @@ struct Arguments {
   double eps;
 };
 
-enum Moment { Shift, Sum, Squares };       // of a channel: sums of t = x - shift, and of t * t
+enum Moment { Shift, Sum, Squares };  // of a channel: sums of t = x - shift, and of t * t
 enum GroupMoment { Mean, Correction, Rstd };
 
 template <class B>
@@ -70,7 +70,9 @@ __device__ inline void find_moments(const Arguments<B>& arguments, const Extent<
     ChannelSum<B> sum;
     packs.load_each(
         strip, load,
-        [&](index_t, auto column, index_t end, const auto& x) {
+        [&](index_t line, auto column, index_t end, const auto& x) {
+          if constexpr (B::channels_last)
+            prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
           for_each_item<B>(column, end, [&](auto at) { sum.add(at, read<B>(x, at)); });
         },
         [&] { sum.end_run(); });
@@ -115,7 +117,8 @@ __device__ inline void combine_moments(const Arguments<B>& arguments, const Exte
   using C = typename B::compute_t;
   const index_t size = extent.group_channels(), first = group * size;
   const double first_shift = handed_on.load(Shift, sample, 0, first);
-  const double first_rest = handed_on.load(Sum, sample, 0, first) / double(extent.part_positions(0));
+  const double first_rest =
+      handed_on.load(Sum, sample, 0, first) / double(extent.part_positions(0));
   const auto moments = [&](index_t part, index_t channel) {
     const double count = double(extent.part_positions(part));
     const double sum = handed_on.load(Sum, sample, part, channel), rest = sum / count;
@@ -154,8 +157,7 @@ __device__ inline void combine_moments(const Arguments<B>& arguments, const Exte
 
 template <class B>
 __device__ inline void write_y(const Arguments<B>& arguments, const Extent<B>& extent,
-                               const Tile& tile, const Packs<B>& packs,
-                               const HandedOn<B>& handed_on) {
+                               const Tile& tile, Packs<B>& packs, const HandedOn<B>& handed_on) {
   const index_t sample = extent.first_sample + tile.sample;
   with_strip(extent, tile, [&](const auto& strip) {
     const auto of_group = [&](int value) {
@@ -166,15 +168,17 @@ __device__ inline void write_y(const Arguments<B>& arguments, const Extent<B>& e
     const auto weight = strip.load_parameter(arguments.weight);
     const auto bias = strip.load_parameter(arguments.bias);
     const auto factor = weighted<B>(rstd, weight);
-    packs.next_pass(
+    packs.last_pass(
         strip,
         [&](index_t line, auto column, index_t end) {
           return load_pack<B>(arguments.x.at(sample, line), column, end);
         },
         [&](index_t line, auto column, index_t end, const auto& x) {
+          prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
           OutputPack<B, typename B::y_t> y(arguments.y.at(sample, line), end);
           for_each_item<B>(column, end, [&](auto at) {
-            const auto q = (read<B>(x, at) - of_channel<B>(shift, at)) - of_channel<B>(correction, at);
+            const auto q =
+                (read<B>(x, at) - of_channel<B>(shift, at)) - of_channel<B>(correction, at);
             write(y, at, B::activation::at(affine<B>(q, factor, bias, at)).value);
           });
           y.store(column);
@@ -205,8 +209,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads, 1)
   }
   if constexpr (Build::write) {
     if constexpr (one_pass<Build>) __syncthreads();
-    for_each_tile(extent, [&](const Tile& tile) {
-      write_y(arguments, extent, tile, packs, handed_on);
-    });
+    for_each_tile(extent,
+                  [&](const Tile& tile) { write_y(arguments, extent, tile, packs, handed_on); });
   }
 }
