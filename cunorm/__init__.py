@@ -12,6 +12,7 @@ from cunorm import reference
 from cunorm._cache import CacheInfo, Cleared, cache_info, clear_cache
 from cunorm._cpu import set_num_threads
 from cunorm._warmup import Warmup, warmup
+from cunorm._workspace_size import workspace_size
 from cunorm.group_norm import (
     group_norm,
     group_norm_backward,
@@ -35,7 +36,6 @@ from cunorm.row_norm import (
     rms_norm,
     rms_norm_backward,
     rms_norm_forward,
-    workspace_size,
 )
 
 __version__ = "0.1.0"

@@ -252,11 +252,14 @@ def test_an_overlap_is_found_at_a_place_that_was_fine_for_other_arrays():
 
 # --- what has no size -----------------------------------------------------------------------------
 
-OPS = "'normalize_backward', 'rms_norm_backward', 'layer_norm_backward' or 'l2_norm_backward'"
+OPS = (
+    "'normalize_backward', 'rms_norm_backward', 'layer_norm_backward', 'l2_norm_backward', "
+    "'group_norm', 'instance_norm', 'group_norm_forward' or 'group_norm_backward'"
+)
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "rms_norm_forward", "backward", ""])
-def test_only_backwards_have_a_workspace_size(op):
+def test_only_what_takes_a_workspace_has_a_size(op):
     with raises(ValueError, f"workspace_size: op is {op!r}, expected {OPS}"):
         cunorm.workspace_size(op, given().x)
 

@@ -46,7 +46,7 @@ class GroupNorm(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
+class Asked:
     """What the caller said, checked by itself: one object for all who say the same."""
 
     function: str
@@ -59,7 +59,7 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Plan:
+class Plan:
     """What a call does."""
 
     form: GroupForwardForm
@@ -78,7 +78,7 @@ def forward(
 ) -> GroupNormForward:
     """Run a forward on x, weight and bias; `out` has an array or None for each result."""
     eps = _checks.epsilon(norm.function, eps)
-    told = _asked(norm)
+    told = asked(norm)
     if out is None or workspace is None:
         return GroupNormForward(
             *_run(told, eps, arrays, out or GroupNormForward(), workspace, None)
@@ -90,7 +90,7 @@ def forward(
 
 
 def _run(
-    told: _Asked,
+    told: Asked,
     eps: float,
     arrays: tuple[Any, Any, Any],
     out: GroupNormForward,
@@ -99,7 +99,7 @@ def _run(
 ) -> list[Any]:
     function = told.function
     operands = describe_all(function, told.names, (*arrays, *out), required=1)
-    plan = _planned(told, forms(operands))
+    plan = planned(told, forms(operands))
     x, given = operands[0], operands[len(_INPUTS) :]
     memory = None if workspace is None else given_workspace(function, workspace, x, plan.form)
     if any(given) or memory is not None:
@@ -114,7 +114,7 @@ def _run(
     return exported(operands[len(_INPUTS) :])
 
 
-def _asked(norm: GroupNorm) -> _Asked:
+def asked(norm: GroupNorm) -> Asked:
     try:
         return _remembered(*norm)
     except TypeError:  # wrong, or nothing that could be remembered
@@ -130,9 +130,9 @@ def _remembered(
     channel_axis: Any,
     dtype: Any,
     saves: bool,
-) -> _Asked:
+) -> Asked:
     results = (f"out.{name}" if saves else "out" for name in _FIELDS)
-    return _Asked(
+    return Asked(
         function,
         None if num_groups is None else _checks.integer(function, "num_groups", num_groups),
         optional_activation(function, activation),
@@ -144,7 +144,7 @@ def _remembered(
 
 
 @lru_cache(maxsize=1024)
-def _planned(asked: _Asked, forms: OptionalForms) -> _Plan:
+def planned(asked: Asked, forms: OptionalForms) -> Plan:
     """Settle a call; the forms are in the order of its arrays."""
     function = asked.function
     inputs = dict(zip(_INPUTS, forms, strict=False))
@@ -160,7 +160,7 @@ def _planned(asked: _Asked, forms: OptionalForms) -> _Plan:
     _checks.same_device(function, x, named)
     made = _made(asked, where, x, given, compute)
     results = {**given, **made}
-    return _Plan(
+    return Plan(
         _form(asked, inputs, results, where, compute),
         where,
         tuple(name for name in _INPUTS if must_be_copied(name, inputs[name], where)),
@@ -170,7 +170,7 @@ def _planned(asked: _Asked, forms: OptionalForms) -> _Plan:
 
 
 @lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
-def _check_overlap(plan: _Plan, pointers: tuple[int, ...], workspace: Form | None) -> None:
+def _check_overlap(plan: Plan, pointers: tuple[int, ...], workspace: Form | None) -> None:
     """Check that no result or workspace, whose pointer is the last, shares memory with another."""
     overlaps = plan.overlaps
     named = (*overlaps.operands, ("workspace", workspace))
@@ -178,7 +178,7 @@ def _check_overlap(plan: _Plan, pointers: tuple[int, ...], workspace: Form | Non
 
 
 def _check_outputs(
-    asked: _Asked, where: GroupGeometry, given: dict[str, Form | None], compute: DType
+    asked: Asked, where: GroupGeometry, given: dict[str, Form | None], compute: DType
 ) -> None:
     """Check the arrays given for results."""
     function, argument = asked.function, asked.names[len(_INPUTS)]
@@ -191,7 +191,7 @@ def _check_outputs(
 
 
 def _made(
-    asked: _Asked, where: GroupGeometry, x: Form, given: dict[str, Form | None], compute: DType
+    asked: Asked, where: GroupGeometry, x: Form, given: dict[str, Form | None], compute: DType
 ) -> dict[str, Form]:
     """Return the forms of the results to allocate."""
     made = {} if given["y"] else {"y": where.result(asked.dtype or x.dtype, x)}
@@ -202,7 +202,7 @@ def _made(
 
 
 def _form(
-    asked: _Asked,
+    asked: Asked,
     inputs: dict[str, Form | None],
     results: dict[str, Form | None],
     where: GroupGeometry,

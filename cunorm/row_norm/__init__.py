@@ -16,7 +16,6 @@ from cunorm.row_norm._rms_norm import (
     rms_norm_backward,
     rms_norm_forward,
 )
-from cunorm.row_norm._workspace_size import workspace_size
 
 __all__ = [
     "add_layer_norm",
@@ -34,5 +33,4 @@ __all__ = [
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_forward",
-    "workspace_size",
 ]
