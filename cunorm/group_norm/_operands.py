@@ -20,7 +20,8 @@ ABSENT: Lines = (0, 0)
 
 def optional_activation(function: str, activation: Any) -> str:
     """Return the name in the sources of an activation, None being none."""
-    return checked_activation(function, "activation", "identity" if activation is None else activation)
+    name = "identity" if activation is None else activation
+    return checked_activation(function, "activation", name)
 
 
 def check_shape(
@@ -28,9 +29,7 @@ def check_shape(
 ) -> None:
     """Check the shape of an operand."""
     if form is not None and form.shape != shape:
-        raise ValueError(
-            f"{function}: {argument} has shape {form.shape}, expected {shape}, {of}"
-        )
+        raise ValueError(f"{function}: {argument} has shape {form.shape}, expected {shape}, {of}")
 
 
 def check_statistic(
@@ -84,9 +83,10 @@ def must_be_copied(name: str, form: Form | None, where: GroupGeometry) -> bool:
 def copied(
     names: tuple[str, ...], operands: list[Any], to_copy: tuple[str, ...], where: GroupGeometry
 ) -> list[Any]:
-    """Return the operands, those that are named copied; x and dy into the kernel's order of axes."""
+    """Return the operands, those that are named copied: x and dy in the kernel's order of axes."""
+    axes = {"x": where.axes, "dy": where.axes}
     return [
-        _copied(operand, where.axes if name in ("x", "dy") else None) if name in to_copy else operand
+        _copied(operand, axes.get(name)) if name in to_copy else operand
         for name, operand in zip(names, operands, strict=True)
     ]
 

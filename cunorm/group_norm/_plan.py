@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cunorm._builds import Build, Macros
 from cunorm._plan import ACCESS_BYTES, CPU_PACK, GRID_LIMIT, PACK_BYTES, cpu_stores
-from cunorm.group_norm._builds import GroupForwardTypes, GroupTypes
+from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes, GroupTypes
 
 VALUES = 3  # that a pass hands on, of each channel of a part and of each group
 _LINE = 16  # elements to which rows of channels are padded
@@ -100,6 +100,8 @@ _CPU_LINES, _CPU_PACKS = 512, 64
 # Bytes of the samples that all cores together take at a time, so that the last pass finds them in
 # the last cache; and of those of which one core makes all passes, if there are enough to share.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 8 << 20, 512 << 10, 16
+# Bytes of a group's h that a thread keeps from its first pass to the last.
+_CPU_KEPT_H = 256 << 10
 _CPU_SMALL = 1 << 15  # elements that one core takes in any case
 
 
@@ -126,7 +128,19 @@ def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
         macros += cpu_stores(where.elements * written.itemsize, row_bytes * written.itemsize)
     sample_bytes = where.positions * where.channels * types.x.itemsize
     chunk = max(1, min(where.samples, _CPU_CHUNK // sample_bytes))
-    return _schedule(types, where, tiling, macros, _cpu_block_groups(where, sample_bytes), chunk)
+    block_groups = _cpu_block_groups(where, sample_bytes)
+    if isinstance(types, GroupBackwardTypes) and _keeps_h(types, where, block_groups):
+        kept_h = _CPU_KEPT_H // (CPU_PACK * types.compute.itemsize)
+        return _schedule(types, where, tiling, macros, block_groups, chunk, kept_h)
+    return _schedule(types, where, tiling, macros, block_groups, chunk)
+
+
+def _keeps_h(types: GroupBackwardTypes, where: Samples, block_groups: int) -> bool:
+    """Whether a thread keeps what of its group an activation took long to compute."""
+    if types.activation == "identity" or types.dx is None or where.channels_last:
+        return False
+    packs = where.group_channels * -(-where.positions // CPU_PACK)
+    return block_groups == 1 and packs * CPU_PACK * types.compute.itemsize <= _CPU_KEPT_H
 
 
 def cpu_tiling(where: Samples) -> Tiling:
@@ -155,8 +169,11 @@ def _schedule(
     macros: Macros,
     block_groups: int,
     chunk: int,
+    kept_h: int = 0,
 ) -> Schedule:
     """Return the launches: one where blocks have whole groups, else one for each pass."""
+    if isinstance(types, GroupBackwardTypes):
+        macros += (("KEPT_H", str(kept_h)),)
     positions, channels = tiling.tile(where.channels_last)
     parts, tiles = -(-where.positions // positions), -(-where.channels // channels)
     writes = types.written() is not None
