@@ -64,7 +64,11 @@ def backward(call: Backward) -> None:
 def group_forward(call: GroupForward) -> None:
     """Do what group_norm_forward does."""
     result = reference.group_norm_forward(
-        numpy_view(call.x), weight=_view(call.weight), bias=_view(call.bias), eps=call.eps, **_group(call)
+        numpy_view(call.x),
+        weight=_view(call.weight),
+        bias=_view(call.bias),
+        eps=call.eps,
+        **_group(call),
     )
     _store(call.y, result.y)
     _store(call.mean, result.mean)

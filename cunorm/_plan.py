@@ -98,9 +98,7 @@ _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
 def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
     """Return how a GPU's threads share rows of a width."""
     itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
-    pack = min(
-        ACCESS_BYTES // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
-    )
+    pack = min(ACCESS_BYTES // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width)
     teams = _FORWARD_TEAMS if isinstance(types, ForwardTypes) else _BACKWARD_TEAMS
     threads_per_row = next((threads for limit, threads in teams if width <= limit), None)
     while threads_per_row is not None and threads_per_row in _KEPT_BYTES:

@@ -8,11 +8,11 @@ import sys
 from typing import Any
 
 from cunorm import _cache, _info
+from cunorm._activations import ACTIVATIONS
 from cunorm._described_calls import AUTO, FUNCTIONS
 from cunorm._dtypes import DTYPES
 from cunorm._warmup import Warmup, warmup
 from cunorm.row_norm._backward_plan import NEEDS
-from cunorm._activations import ACTIVATIONS
 
 DESCRIPTION = (
     "Compile ahead what calls of cunorm will need, several builds at once, and keep it on disk. "

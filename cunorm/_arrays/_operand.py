@@ -171,7 +171,7 @@ def contiguous_form(shape: tuple[int, ...], dtype: DType, device: Device) -> For
 
 @lru_cache(maxsize=1024)
 def memory_axes(form: Form) -> tuple[int, ...] | None:
-    """Return the axes of a dense array from the outermost in memory, None where it is in C order."""
+    """Return the axes of a dense array from the outermost in memory, None where in C order."""
     if form.strides == contiguous_strides(form.shape):
         return None
     return tuple(sorted(range(len(form.shape)), key=lambda axis: -form.strides[axis]))

@@ -47,7 +47,7 @@ def _run(
     function = told.function
     operands = describe_all(function, NAMES, (*arrays, *out), required=4)
     plan = planned(told, forms(operands))
-    x, given = operands[1], operands[FIRST_RESULT :]
+    x, given = operands[1], operands[FIRST_RESULT:]
     memory = None if workspace is None else given_workspace(function, workspace, x, plan.form)
     if any(given) or memory is not None:
         _outputs.check_writable(function, ARGUMENTS, out, given)
@@ -57,5 +57,7 @@ def _run(
         operands[place] = allocate(function, x, form)
     if not plan.is_empty:
         read = copied(NAMES, operands, plan.to_copy, plan.where) if plan.to_copy else operands
-        _again.remember(key, run(GroupBackward(plan.form, *read, memory)))
-    return exported(operands[FIRST_RESULT :])
+        # As many as there are fields, which a list does not say.
+        call = GroupBackward(plan.form, *read, memory)  # type: ignore[call-arg]
+        _again.remember(key, run(call))
+    return exported(operands[FIRST_RESULT:])

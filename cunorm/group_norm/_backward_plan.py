@@ -103,7 +103,7 @@ def planned(asked: Asked, forms: tuple[Form | None, ...]) -> Plan:
     """Settle a call; the forms are in the order of NAMES."""
     function = asked.function
     inputs: Forms = dict(zip(_INPUTS, forms, strict=False))
-    given: Forms = dict(zip(_FIELDS, forms[FIRST_RESULT :], strict=True))
+    given: Forms = dict(zip(_FIELDS, forms[FIRST_RESULT:], strict=True))
     x = forms[1]
     assert x is not None
     where = geometry(function, x, asked.num_groups, asked.channel_axis)

@@ -19,7 +19,10 @@ class GroupForwardTypes(NamedTuple):
     bias: DType | None = None
     activation: str = "identity"
 
-    kernel = "group_norm_forward"
+    @property
+    def kernel(self) -> str:
+        """Return the name of the kernel's source and of its entry point."""
+        return "group_norm_forward"
 
     def macros(self) -> Macros:
         """Return the part of the build that says which operands there are."""
@@ -54,7 +57,10 @@ class GroupBackwardTypes(NamedTuple):
     dbias: bool = False
     activation: str = "identity"
 
-    kernel = "group_norm_backward"
+    @property
+    def kernel(self) -> str:
+        """Return the name of the kernel's source and of its entry point."""
+        return "group_norm_backward"
 
     def macros(self) -> Macros:
         """Return the part of the build that says which operands there are."""

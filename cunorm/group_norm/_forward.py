@@ -110,7 +110,9 @@ def _run(
         operands[place] = allocate(function, x, form)
     if plan.form.where.samples:
         read = copied(told.names, operands, plan.to_copy, plan.where) if plan.to_copy else operands
-        _again.remember(key, run(GroupForward(plan.form, eps, *read, memory)))
+        # As many as there are fields, which a list does not say.
+        call = GroupForward(plan.form, eps, *read, memory)  # type: ignore[call-arg]
+        _again.remember(key, run(call))
     return exported(operands[len(_INPUTS) :])
 
 

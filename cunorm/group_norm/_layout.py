@@ -57,9 +57,7 @@ def back(axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def geometry(
-    function: str, x: Form, num_groups: int | None, channel_axis: int
-) -> GroupGeometry:
+def geometry(function: str, x: Form, num_groups: int | None, channel_axis: int) -> GroupGeometry:
     """Return the samples of x, None groups being as many as channels.
 
     The memory layout is the one that the strides of x fit, else the one that channel_axis names.

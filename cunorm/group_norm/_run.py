@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache, partial
-from typing import TypeVar
 
 from cunorm import _again, _backend, _cpu, _cuda, _fallback, _plan
 from cunorm._again import Kernels, Ran
-from cunorm._arrays import CPU, NUMPY, Device, contiguous_form, joined
+from cunorm._arrays import CPU, Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
+from cunorm._scratch import scratch
 from cunorm.group_norm._calls import (
-    GroupBackward,
     GroupBackwardForm,
     GroupCall,
     GroupForm,
@@ -24,8 +23,6 @@ from cunorm.group_norm._calls import (
     workspace_elements,
 )
 from cunorm.group_norm._plan import Schedule, cpu_schedule, cuda_schedule
-
-Call = TypeVar("Call", GroupForward, GroupBackward)
 
 
 def run(call: GroupCall) -> Ran | None:
@@ -121,11 +118,13 @@ def _param_launch(form: GroupBackwardForm, device: Device) -> Launch:
     return plan(form.param_types, form.where.channels)
 
 
-def _with_workspace(call: Call, schedule: Schedule) -> Call:
+def _with_workspace(call: GroupCall, schedule: Schedule) -> GroupCall:
     """Return the call with memory for what its kernels hand on."""
     size = workspace_elements(call.form, schedule)
     if call.workspace is not None or not size:
         return call
-    form = contiguous_form((size,), call.form.types.compute, call.x.device)
-    framework = NUMPY if form.device.kind == "cpu" else call.x.framework  # the quickest there
-    return call._replace(workspace=framework.allocate(form))
+    x, compute = call.x, call.form.types.compute
+    if x.device.kind == "cpu":
+        return call._replace(workspace=scratch(size, compute))
+    form = contiguous_form((size,), compute, x.device)
+    return call._replace(workspace=x.framework.allocate(form))

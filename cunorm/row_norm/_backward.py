@@ -9,6 +9,7 @@ from cunorm import _again, _checks, _outputs
 from cunorm._arrays import describe_all
 from cunorm._backend import run_backward
 from cunorm._calls import Backward
+from cunorm._operands import allocate, copied, exported, forms, pointers
 from cunorm.results import NormGrads
 from cunorm.row_norm._backward_plan import (
     ARGUMENTS,
@@ -20,7 +21,6 @@ from cunorm.row_norm._backward_plan import (
     check_overlap,
     planned,
 )
-from cunorm._operands import allocate, copied, exported, forms, pointers
 from cunorm.row_norm._variant import Numbers, Variant, checked_offset
 from cunorm.row_norm._workspace import given_workspace
 

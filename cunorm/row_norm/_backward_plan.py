@@ -13,9 +13,9 @@ from cunorm._calls import BackwardForm
 from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
 from cunorm._layout import WHOLE
+from cunorm._operands import to_copy
 from cunorm.results import NormGrads
 from cunorm.row_norm._gradients import backward_form, read_inputs
-from cunorm._operands import to_copy
 from cunorm.row_norm._variant import Variant, checked_variant
 
 NEEDS = ("x", "weight", "bias", "gate")

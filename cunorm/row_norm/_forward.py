@@ -9,6 +9,7 @@ from cunorm import _again, _checks, _outputs
 from cunorm._arrays import describe_all
 from cunorm._backend import run_forward
 from cunorm._calls import Forward
+from cunorm._operands import allocate, copied, exported, forms, pointers
 from cunorm.results import NormForward
 from cunorm.row_norm._forward_plan import (
     FIRST_RESULT,
@@ -19,7 +20,6 @@ from cunorm.row_norm._forward_plan import (
     check_overlap,
     planned,
 )
-from cunorm._operands import allocate, copied, exported, forms, pointers
 from cunorm.row_norm._variant import Numbers, Variant, checked_offset
 
 

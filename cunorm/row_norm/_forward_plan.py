@@ -14,8 +14,8 @@ from cunorm._calls import ForwardForm
 from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype, promoted
 from cunorm._layout import WHOLE
-from cunorm.results import NormForward
 from cunorm._operands import input_layout, optional_dtype, output_layout, to_copy
+from cunorm.results import NormForward
 from cunorm.row_norm._variant import Variant, checked_variant
 
 FIELDS = NormForward._fields
