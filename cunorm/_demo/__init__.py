@@ -12,9 +12,9 @@ import numpy as np
 
 import cunorm
 from cunorm._demo import _data
+from cunorm._demo._cases import Case, Inputs, cases_of
 from cunorm._demo._data import Array, DemoError
-from cunorm._demo._devices import Device, Inputs, chosen_device
-from cunorm._demo._operators import Operands, Operator, Oracle, operators_of
+from cunorm._demo._devices import Device, chosen_device
 from cunorm._dtypes import BFLOAT16, FLOAT16, FLOAT32, DType, numpy_dtype
 
 __all__ = ["DemoError", "run"]
@@ -33,14 +33,14 @@ class _Row:
     error: float  # 1 is the tolerance
 
     HEADER = (
-        f"{'operator':29} {'shape':>12} {'dtype':8} {'device':6} {'time, us':>9} {'GB/s':>6} "
+        f"{'operator':30} {'shape':>12} {'dtype':8} {'device':6} {'time, us':>9} {'GB/s':>6} "
         "worst error / tolerance"
     )
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         return (
-            f"{self.operator:29} {shape:>12} {self.dtype:8} {self.device:6} "
+            f"{self.operator:30} {shape:>12} {self.dtype:8} {self.device:6} "
             f"{1e6 * self.seconds:9.1f} {self.bytes / self.seconds / 1e9:6.1f} "
             f"{self.error:.3f}{'' if self.error <= 1 else '  WRONG'}"
         )
@@ -97,16 +97,15 @@ def _has_bfloat16() -> bool:
 
 
 def _table(device: Device, inputs: Inputs) -> Iterator[_Row]:
-    for dtype, host in inputs.items():
-        operands = {name: device.put(array) for name, array in host.items()}
-        for operator in operators_of(dtype):
-            yield from _both_ways(operator, dtype, device, host, operands)
+    for dtype, rows in inputs.items():
+        for case in cases_of(dtype, rows):
+            yield from _both_ways(case, dtype, device)
 
 
-def _both_ways(
-    operator: Operator, dtype: DType, device: Device, host: Operands, operands: Operands
-) -> Iterator[_Row]:
+def _both_ways(case: Case, dtype: DType, device: Device) -> Iterator[_Row]:
     """Run, check and time an operator forward and backward."""
+    operator, host = case
+    operands = {name: device.put(array) for name, array in host.items()}
 
     def fetched(result: Any) -> Any:
         arrays = (None if array is None else device.get(array) for array in result)
@@ -117,8 +116,8 @@ def _both_ways(
         return _Row(label, host["x"].shape, dtype.name, device.name, seconds, moved, error)
 
     y, saved, grads = operator.run(operands)
-    on_host = fetched(y) if operator.has_residual else device.get(y)
-    oracle = Oracle(operator, host)
+    on_host = fetched(y) if isinstance(y, tuple) else device.get(y)
+    oracle = operator.oracle(host)
     yield row(
         str(operator),
         lambda: operator.apply(operands),

@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 
 from cunorm import _cpu, _info
+from cunorm._demo._cases import Case, Inputs, cases_of
 from cunorm._demo._data import Array, DemoError
-from cunorm._demo._operators import Operands, Operator, operators_of
-from cunorm._dtypes import DType
-
-Inputs = dict[DType, Operands]
 
 _REPEATS = 10
 
@@ -40,17 +37,13 @@ class Device:
         if not self.can_compile():
             return
 
-        def compile_one(call: tuple[Operator, Operands]) -> None:
-            operator, operands = call
+        def compile_one(case: Case) -> None:
+            operator, operands = case
             operator.warm_up(operands, self.name)
 
-        calls = [
-            (operator, operands)
-            for dtype, operands in inputs.items()
-            for operator in operators_of(dtype)
-        ]
+        cases = [case for dtype, rows in inputs.items() for case in cases_of(dtype, rows)]
         with ThreadPoolExecutor(_cpu.available_cores()) as pool:
-            for _ in pool.map(compile_one, calls):
+            for _ in pool.map(compile_one, cases):
                 pass
 
     def put(self, array: Array) -> Any:

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""The operators as the demo calls them, on a device and in the oracle."""
+"""The row norms as the demo calls them, on a device and in the oracle."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import cunorm
 from cunorm import reference
-from cunorm._demo._tolerance import Rows, backward_bounds, forward_bounds, worst_error
+from cunorm._demo._tolerance import Rows, backward_bounds, forward_bounds
+from cunorm._demo._ulps import worst_error
 from cunorm._dtypes import FLOAT16, DType
 from cunorm.results import AddNorm, NormForward, NormGrads
 
@@ -20,7 +21,7 @@ Operands = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator by the name of the public function, and how the demo calls it."""
+    """A row norm by the name of the public function, and how the demo calls it."""
 
     name: str
     parameters: tuple[str, ...]
@@ -117,7 +118,7 @@ class Operator:
         read = ["x", *(["residual"] if self.has_residual else []), *self.parameters]
         read += ["gate"] if self.has_gate else []
         written = y if isinstance(y, AddNorm) else (y,)
-        return _bytes([operands[name] for name in read], written)
+        return bytes_of([operands[name] for name in read], written)
 
     def backward_bytes(self, operands: Operands, saved: NormForward, grads: NormGrads) -> int:
         """Return the bytes that `backward` must read and write; the values of bias are not read."""
@@ -126,10 +127,14 @@ class Operator:
         read += [name for name in self.parameters if name == "weight"]
         statistics = [array for array in (saved.mean, saved.rstd) if array is not None]
         written = [grads.dx, grads.dweight, grads.dbias, grads.dgate]
-        return _bytes(
+        return bytes_of(
             [*(operands[name] for name in read), *statistics],
             [array for array in written if array is not None],
         )
+
+    def oracle(self, operands: Operands) -> Oracle:
+        """Return what is exact for operands in host memory."""
+        return Oracle(self, operands)
 
 
 _BOTH = ("weight", "bias")
@@ -202,5 +207,6 @@ class Oracle:
         return worst_error(grads, bounds, bounds)
 
 
-def _bytes(read: Any, written: Any) -> int:
+def bytes_of(read: Iterable[Any], written: Iterable[Any]) -> int:
+    """Return the bytes of all the arrays."""
     return sum(int(array.nbytes) for array in (*read, *written))

@@ -16,35 +16,25 @@ For a gate they are wider than those of the tests, and simpler. It is g = silu(z
 - g'(z) = s + z s (1 - s) is within 72 u of s: its terms are at most s and 4 s, within 8 u each, and
   the argument's rounding moves the second by 2 u abs(z). Products with it round three times.
 
-Below the smallest normal number of float32, `_LOST`, all these relative errors end: there a CPU
-rounds to fewer digits, and CUDA to zero. So every input, sum and product may be off by `_LOST`, and
-the factors that follow enlarge that.
+To all this comes what is `LOST`, see `_ulps`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from cunorm import reference
+from cunorm._demo._ulps import LOST, Array, Bounds, U, mean, row_max, store, ulp, wide
 from cunorm.reference.activations import ACTIVATIONS
-from cunorm.results import AddNorm, NormForward, NormGrads
-
-Array = NDArray[Any]
-Bounds = dict[str, tuple[Array, Array]]  # the exact values and the bound, by field
+from cunorm.results import NormForward, NormGrads
 
 LARGEST_GATE = 4.0
 
-# name: bits of the significand with the leading one, exponent of the smallest normal number
-_FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}
-_U = 2.0**-24
-_GATE = 17 * _U  # of a product with the gate
-_LOST = 2.0**-126
+_GATE = 17 * U  # of a product with the gate
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,7 @@ class Rows:
         r, rstd = f.y.reshape(shape), f.rstd.reshape(*shape[:2], 1)
         k = 1.0 if c is None else c / math.sqrt(shape[-1])
         s = s.astype(np.float64).reshape(shape)
-        kr_lost = _LOST * (1 + 4 * k * rstd * (1 + abs(s)))
+        kr_lost = LOST * (1 + 4 * k * rstd * (1 + abs(s)))
         kr, kr_error = _rounded(k * r, kr_lost, rounded_to)
         return cls(
             s=s,
@@ -123,55 +113,55 @@ class Rows:
     def n_error(self) -> Array:
         """Bound the error of n."""
         terms = abs(self.kr * self.weight)
-        error = 4 * self.wide * _ulp(_row_max(np.maximum(abs(self.n), terms)))
+        error = 4 * self.wide * ulp(row_max(np.maximum(abs(self.n), terms)))
         of_kr = np.asarray(self.kr_error + self.kr_lost)
-        error = np.asarray(error + np.abs(self.weight) * of_kr + _LOST)
+        error = np.asarray(error + np.abs(self.weight) * of_kr + LOST)
         return error + 2 * _GATE * terms if self.is_pre_gate else error
 
     def dp_error(self, dy: Array, d_residual: Array | None) -> tuple[Array, Array]:
         """Return dp as it is without center, and bound its error."""
         dr = self.k * dy * self.after * self.weight
-        slope = _mean(self.r * dr)
+        slope = mean(self.r * dr)
         # It is relative to the largest of the terms dp is a sum of, as they may cancel.
         terms = np.maximum(abs(dr), abs(self.r * slope))
         if self.center:
-            terms = np.maximum(terms, abs(_mean(dr)))
+            terms = np.maximum(terms, abs(mean(dr)))
         terms = self.rstd * terms
         if d_residual is not None:
             terms = np.maximum(terms, abs(d_residual))
-        dr_lost = abs(self.k * self.weight) * self.dn_lost(dy) + _LOST
-        error = 8 * self.wide * _ulp(_row_max(terms))
-        error = error + self.rstd * (dr_lost + _LOST * (1 + abs(self.r))) + _LOST
+        dr_lost = abs(self.k * self.weight) * self.dn_lost(dy) + LOST
+        error = 8 * self.wide * ulp(row_max(terms))
+        error = error + self.rstd * (dr_lost + LOST * (1 + abs(self.r))) + LOST
         if self.gate is not None:
-            sizes = self.rstd * (abs(dr) + abs(self.r) * _mean(abs(self.r * dr)))
+            sizes = self.rstd * (abs(dr) + abs(self.r) * mean(abs(self.r * dr)))
             error = error + 5 * _GATE * sizes
         return self.rstd * (dr - self.r * slope), error
 
     def dn_lost(self, dy: Array) -> Array:
         """Return what is lost of dy, the gate and their product."""
-        return np.asarray(_LOST * (1 + np.abs(self.after) + 2 * np.abs(dy)))
+        return np.asarray(LOST * (1 + np.abs(self.after) + 2 * np.abs(dy)))
 
     @property
     def wide(self) -> int:
         """How many times the ulps of an ordinary row are due."""
-        return _wide(self.s)
+        return wide(self.s)
 
 
 def forward_bounds(rows: Rows, exact: NormForward, dtype: str) -> Bounds:
     """Return exact values and bounds for a forward of the oracle, on a matrix."""
     error = rows.n_error() * abs(rows.after)
     if rows.gate is not None and not rows.is_pre_gate:
-        error = error + _GATE * abs(exact.y.reshape(rows.s.shape)) + 2 * _LOST * abs(rows.n)
-    of_rstd = 8 * rows.wide * _U + (_GATE if rows.is_pre_gate else 0.0)
+        error = error + _GATE * abs(exact.y.reshape(rows.s.shape)) + 2 * LOST * abs(rows.n)
+    of_rstd = 8 * rows.wide * U + (_GATE if rows.is_pre_gate else 0.0)
     bounds = {
-        "y": (exact.y, rows.flat(error) + _store(exact.y, dtype)),
+        "y": (exact.y, rows.flat(error) + store(exact.y, dtype)),
         "rstd": (exact.rstd, of_rstd * exact.rstd),
     }
     if exact.mean is not None:
-        bounds["mean"] = (exact.mean, _ulp(exact.mean) + 4 * rows.wide * _U / exact.rstd)
+        bounds["mean"] = (exact.mean, ulp(exact.mean) + 4 * rows.wide * U / exact.rstd)
     if exact.residual is not None:  # rounded the same way, and nothing else but what is lost
         stream = exact.residual.astype(np.float64)
-        bounds["residual"] = (stream, np.where(abs(stream) < _LOST / _U, 2 * _LOST, 0.0))
+        bounds["residual"] = (stream, np.where(abs(stream) < LOST / U, 2 * LOST, 0.0))
     return bounds
 
 
@@ -187,65 +177,42 @@ def backward_bounds(rows: Rows, exact: NormGrads, dy: Array, d_residual: Array |
     of_dx = error
     if rows.gate is not None and rows.is_pre_gate:
         g = _silu(rows.gate)
-        of_dx = abs(g) * error + _GATE * abs(dp * g) + 2 * _LOST * abs(dp)
-    bound = rows.flat(of_dx) + _store(exact.dx, dtype)
+        of_dx = abs(g) * error + _GATE * abs(dp * g) + 2 * LOST * abs(dp)
+    bound = rows.flat(of_dx) + store(exact.dx, dtype)
     bounds = {"dx": (exact.dx, bound), "dresidual": (exact.dx, bound)}
     if rows.gate is not None:
         if rows.is_pre_gate:
-            factor, error = dp * rows.s, abs(rows.s) * error + _LOST * abs(dp)
+            factor, error = dp * rows.s, abs(rows.s) * error + LOST * abs(dp)
         else:
-            factor, error = dy * rows.n, abs(dy) * rows.n_error() + _LOST * abs(rows.n)
+            factor, error = dy * rows.n, abs(dy) * rows.n_error() + LOST * abs(rows.n)
         of_dgate = rows.flat(_dgate_error(rows.gate, factor, error))
-        bounds["dgate"] = (exact.dgate, of_dgate + _store(exact.dgate, dtype))
+        bounds["dgate"] = (exact.dgate, of_dgate + store(exact.dgate, dtype))
     # dweight and dbias are relative to the sum over rows of |summand|; the correction of the mean
     # moves every r of a row, also where it is zero.
     dn, of_gate = abs(dy * rows.after), 0.0 if rows.gate is None else 2 * _GATE
     dn_lost = rows.dn_lost(dy)
     if exact.dweight is not None:
         sizes = abs(rows.kr) + (0.25 * rows.k if rows.center else 0.0)
-        total = dn * ((8 * _U + of_gate) * sizes + rows.kr_error + rows.kr_lost)
+        total = dn * ((8 * U + of_gate) * sizes + rows.kr_error + rows.kr_lost)
         total = total + dn_lost * abs(rows.kr)
         bounds["dweight"] = _of_parameter(exact.dweight, total)
     if exact.dbias is not None:
-        bounds["dbias"] = _of_parameter(exact.dbias, (8 * _U + of_gate) * dn + dn_lost)
+        bounds["dbias"] = _of_parameter(exact.dbias, (8 * U + of_gate) * dn + dn_lost)
     return bounds
 
 
 def _dgate_error(z: Array, factor: Array, error: Array) -> Array:
     """Bound the error of g'(z) times a factor, which has one of its own."""
     slope, s = ACTIVATIONS["silu"].slope(z), ACTIVATIONS["sigmoid"].value(z)
-    error = error + 3 * _U * abs(factor) + 2 * _LOST
-    return np.asarray(abs(slope) * error + 72 * _U * s * abs(factor) + _LOST * (1 + abs(factor)))
-
-
-def worst_error(
-    result: AddNorm | NormForward | NormGrads, bounds: Bounds, fields: Iterable[str]
-) -> float:
-    """Return the largest error in fields of a result of NumPy arrays, in units of its bound.
-
-    An exact value beyond the largest of its dtype is expected to be stored as an infinity.
-    """
-    worst = 0.0
-    for name in fields:
-        exact, bound = bounds[name]
-        actual = getattr(result, name)
-        if actual is None:
-            return math.inf
-        with np.errstate(all="ignore"):
-            stored = exact.astype(actual.dtype).astype(np.float64)
-            got = actual.astype(np.float64)
-            expected = np.where(np.isinf(stored), stored, exact)
-            same = (got == expected) | (np.isnan(got) & np.isnan(exact))
-            units = np.where(same, 0.0, abs(got - expected) / bound)
-        worst = max(worst, float(np.where(np.isnan(units), np.inf, units).max()))
-    return worst
+    error = error + 3 * U * abs(factor) + 2 * LOST
+    return np.asarray(abs(slope) * error + 72 * U * s * abs(factor) + LOST * (1 + abs(factor)))
 
 
 def _rounded(kr: Array, lost: Array, dtype: DTypeLike | None) -> tuple[Array, Array | float]:
     """Round k * r; next to a tie, what is off by its own error may go to the other side."""
     if dtype is None or np.dtype(dtype).itemsize >= 4:
         return kr, 0.0
-    error = 4 * _wide(kr) * _ulp(_row_max(kr)) + lost
+    error = 4 * wide(kr) * ulp(row_max(kr)) + lost
     exact, low, high = (
         reference.round_to(values, dtype).astype(np.float64)
         for values in (kr, kr - error, kr + error)
@@ -258,33 +225,9 @@ def _silu(z: Array) -> Array:
 
 
 def _of_parameter(exact: Array, errors: Array) -> tuple[Array, Array]:
-    total = (errors + _LOST).sum(axis=0).reshape(exact.shape)
-    return exact, total + 0.5 * _ulp(exact) + _LOST
+    total = (errors + LOST).sum(axis=0).reshape(exact.shape)
+    return exact, total + 0.5 * ulp(exact) + LOST
 
 
 def _parameter(array: Array, groups: int) -> Array:
     return array.astype(np.float64).reshape(groups, -1)
-
-
-def _ulp(values: Array, dtype: str = "float32") -> Array:
-    """Return the spacing of a dtype's numbers at each value."""
-    digits, lowest = _FORMATS[dtype]
-    exponent = np.frexp(values)[1] - 1
-    exponent = np.where(values == 0, lowest, np.maximum(exponent, lowest))
-    return np.asarray(np.ldexp(1.0, exponent - (digits - 1)))
-
-
-def _store(exact: Array, dtype: str) -> Array | float:
-    return _LOST + (0.0 if dtype == "float32" else 0.5 * _ulp(exact, dtype))
-
-
-def _row_max(values: Array) -> Array:
-    return np.asarray(np.max(abs(values), axis=-1, keepdims=True))
-
-
-def _wide(rows: Array) -> int:
-    return 2 if rows.shape[-1] > 16384 else 1
-
-
-def _mean(values: Array) -> Array:
-    return np.asarray(values.mean(axis=-1, keepdims=True))

@@ -36,7 +36,9 @@ def group_norm_forward(
 
     Parameters
     ----------
-    x, num_groups, weight, bias, eps, activation, channel_axis, dtype, workspace
+    x, num_groups : array, int
+        As for `group_norm`.
+    weight, bias, eps, activation, channel_axis, dtype, workspace : optional
         As for `group_norm`.
     out : GroupNormForward, optional
         Arrays for some of the results, None for the others: y as for `group_norm`, mean and rstd
@@ -103,7 +105,9 @@ def group_norm_backward(
     dy : array
         Gradient that reaches y, of x's shape; float16, bfloat16, float32 or float64. It is copied
         once where its memory layout is not that of x.
-    x, num_groups, weight, bias, activation, channel_axis
+    x, num_groups : array, int
+        As the forward got them.
+    weight, bias, activation, channel_axis : optional
         As the forward got them. Without an activation, only shape and dtype of bias matter, which
         dbias gets.
     mean, rstd : array
