@@ -16,6 +16,10 @@ from typing import NamedTuple
 from cunorm import _backend, _cpu, _cuda, _plan
 from cunorm._cpu._compile import TEMPORARY
 from cunorm._sources import source_text
+from cunorm.group_norm import _backward_plan as _group_backward
+from cunorm.group_norm import _forward as _group_forward
+from cunorm.group_norm import _plan as _group_plan
+from cunorm.group_norm import _run as _group_run
 from cunorm.row_norm import _backward_plan, _forward_plan
 
 # As _cpu/_compile.py names libraries: by kernel, and a digest of all that went into them.
@@ -30,6 +34,11 @@ _PLANS = (
     _plan.cuda_param_grad,
     _forward_plan.planned,
     _backward_plan.planned,
+    _group_plan.cpu_schedule,
+    _group_plan.cuda_schedule,
+    _group_forward.planned,
+    _group_backward.planned,
+    _group_run.schedule_of,
 )
 
 
@@ -118,6 +127,7 @@ def clear_cache() -> Cleared:
     for folder in killed:
         shutil.rmtree(folder, ignore_errors=True)
     _backend.forget()
+    _group_run.forget()
     source_text.cache_clear()
     for plan in _PLANS:
         plan.cache_clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the row norms as `warmup` is told of them, and as they are made, with any arrays."""
+"""Calls of the norms as `warmup` is told of them, and as they are made, with any arrays."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cunorm import _again, _backend, _cpu
 from cunorm._builds import Build
 from cunorm._cpu import _compile
 from cunorm._loaded import Loaded
+from cunorm.group_norm import _run
 
 Make = Callable[[tuple[int, ...], str], Any]
 
@@ -42,6 +43,28 @@ FACTORS = {
     "needs": [("x", "weight", "bias", "gate"), ("x",), ("weight", "bias"), ("gate",)],
     "accumulate": [False, True],
 }
+# Of shapes (samples, positions, channels), among which are those that are one launch on a CPU and
+# those that are several, of which the results are too large for a cache or not.
+GROUP_FACTORS = {
+    "op": ["group_norm", "instance_norm", "group_norm_forward", "group_norm_backward"],
+    "x": ["bfloat16", "float32", "float64"],
+    "shape": [
+        (3, 7, 20),
+        (2, 900, 40),
+        (20, 64, 64),
+        (2, LARGE // 256, 128),
+        (LARGE // 8192, 64, 64),
+    ],
+    "weight": ["auto", False, "float32"],
+    "bias": [False, True],
+    "dtype": [None, "float32"],
+    "num_groups": [1, 4],
+    "layout": ["channels_last", "channels_first"],
+    "activation": [None, "swish", "gelu"],
+    "needs": [("x", "weight", "bias"), ("x",), ("weight", "bias"), ("bias",)],
+    "accumulate": [False, True],
+}
+GROUPS = tuple(GROUP_FACTORS["op"])
 NUMBERS = ("groups", "weight_offset", "round_before_weight", "gate_activation", "gate_position")
 
 
@@ -67,6 +90,14 @@ def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cpu_forward_kernels", "cpu_backward_kernels"):
         uncached = getattr(_backend, name).__wrapped__
         monkeypatch.setattr(_backend, name, lru_cache(maxsize=1024)(uncached))
+    uncached = _run.cpu_kernels.__wrapped__
+    monkeypatch.setattr(_run, "cpu_kernels", lru_cache(maxsize=1024)(uncached))
+
+
+def forget() -> None:
+    """Let nothing stay loaded."""
+    _backend.forget()
+    _run.forget()
 
 
 def with_a_cache_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -103,20 +134,27 @@ def cases() -> list[Case]:
         if "weight" not in taken or not case["weight"]:
             case["weight_offset"] = 0.0
         found.append({name: case[name] for name in case if name in taken | {"op", "x", "shape"}})
+    for case in pairwise(GROUP_FACTORS):
+        taken = set(signature(getattr(cunorm, case["op"])).parameters)
+        taken |= {"op", "x", "shape", "layout", "dtype"}
+        found.append({name: case[name] for name in case if name in taken})
     return found
 
 
 def warm(case: Case, device: str, **more: Any) -> Any:
     """Describe a case to `warmup`."""
     said = dict(case)
-    op, x, (_, width) = said.pop("op"), said.pop("x"), said.pop("shape")
+    op, x, (*_, width) = said.pop("op"), said.pop("x"), said.pop("shape")
+    if op in GROUPS:
+        said["positions"] = case["shape"][1]
     return cunorm.warmup(op, width, x, device=device, progress=False, **said, **more)
 
 
 def call(case: Case, make: Make) -> None:
     """Make the call, with arrays of a shape and a dtype's name from `make`."""
     op = case["op"]
-    (_backward if op in BACKWARDS else _forward)(getattr(cunorm, op), case, make)
+    made = _group_norm if op in GROUPS else _backward if op in BACKWARDS else _forward
+    made(getattr(cunorm, op), case, make)
 
 
 def _forward(function: Any, case: Case, make: Make) -> None:
@@ -154,6 +192,27 @@ def _backward(function: Any, case: Case, make: Make) -> None:
         sums = {f"d{name}": make(shape[1:], compute) for name in parameters}
         more["out"] = cunorm.NormGrads(**sums)
     function(make(shape, _y(case, operands)), make(shape, stream), rstd=statistic, **more)
+
+
+def _group_norm(function: Any, case: Case, make: Make) -> None:
+    samples, positions, channels = case["shape"]
+    last = case["layout"] == "channels_last"
+    shape = (samples, positions, channels) if last else (samples, channels, positions)
+    more = {name: make((channels,), dtype) for name, dtype in _dtypes(case).items()}
+    said = ("num_groups", "activation", "needs", "accumulate")
+    more |= {name: case[name] for name in said if name in case}
+    more["channel_axis"] = -1 if last else 1
+    if "needs" not in case:
+        function(make(shape, case["x"]), dtype=case["dtype"], **more)
+        return
+    compute = "float64" if case["x"] == "float64" else "float32"
+    statistic = make((samples, case["num_groups"]), compute)
+    if case["accumulate"]:
+        parameters = {"weight", "bias"} & set(more) & set(case["needs"])
+        sums = {f"d{name}": make((channels,), compute) for name in parameters}
+        more["out"] = cunorm.GroupNormGrads(**sums)
+    dy = make(shape, case["dtype"] or case["x"])
+    function(dy, make(shape, case["x"]), mean=statistic, rstd=statistic, **more)
 
 
 def _dtypes(case: Case) -> dict[str, str]:

@@ -90,6 +90,16 @@ def test_a_call_after_clear_cache_compiles_anew_and_is_right(folder, compiled):
     assert cunorm.cache_info()[1:4] == (1, size, 1)
 
 
+def test_so_does_a_group_norm_that_was_called_before_with_the_same_arrays(folder, compiled):
+    x, out, workspace = np.ones((1, 2, 4), np.float32), np.ones((1, 2, 4)), np.empty(1024)
+    for _ in range(2):
+        for _ in range(2):
+            cunorm.group_norm(x, 2, out=out, workspace=workspace)
+            assert (out == 0).all()
+        cunorm.clear_cache()
+    assert compiled == ["group_norm_forward"] * 2
+
+
 @linux
 @pytest.mark.parametrize("times", [0, 10_000])
 def test_a_call_after_clear_cache_loads_the_new_file(folder, monkeypatch, times):

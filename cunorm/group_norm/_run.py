@@ -100,6 +100,12 @@ def cpu_kernels(form: GroupForm, pointers: tuple[int, ...], numbers: bytes) -> K
     return tuple(kernels)
 
 
+def forget() -> None:
+    """Let the next call load its kernels anew."""
+    cpu_kernels.cache_clear()
+    _again.forget()
+
+
 def _run_on_gpu(call: GroupCall) -> None:
     x, form = call.x, call.form
     schedule = schedule_of(form, x.device, call.access())
