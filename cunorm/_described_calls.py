@@ -10,15 +10,17 @@ from itertools import product
 from numbers import Number
 from typing import Any
 
-from cunorm import _checks, row_norm
+from cunorm import _checks, group_norm, row_norm
 from cunorm._dtypes import DType, parse_dtype, parse_optional_dtype
 from cunorm._planned_builds import Layer
+from cunorm.group_norm._backward_plan import NEEDS as GROUP_NEEDS
+from cunorm.group_norm._planned_builds import LAYOUTS, GroupLayer
 from cunorm.row_norm._backward_plan import NEEDS
 from cunorm.row_norm._variant import Variant
 
 FUNCTION = "warmup"
 AUTO = "auto"
-FUNCTIONS = tuple(name for name in row_norm.__all__ if "norm" in name)
+FUNCTIONS = (*row_norm.__all__, *group_norm.__all__)
 
 # What holds for a function without the option.
 _UNTAKEN = {
@@ -35,12 +37,20 @@ _UNTAKEN = {
     "round_before_weight": False,
     "gate_activation": "silu",
     "gate_position": "post",
+    "num_groups": None,
+    "positions": None,
+    "layout": "channels_last",
+    "activation": None,
     "needs": NEEDS,
     "accumulate": False,
 }
 
+AnyLayer = Layer | GroupLayer
 
-def described_calls(ops: Any, dtypes: Any, options: dict[str, Any]) -> Iterator[tuple[str, Layer]]:
+
+def described_calls(
+    ops: Any, dtypes: Any, options: dict[str, Any]
+) -> Iterator[tuple[str, AnyLayer]]:
     """Yield the name of a function and what it is called for; `options` are those of _UNTAKEN."""
     names = [_checks.choice(FUNCTION, "ops", name, FUNCTIONS) for name in several("ops", ops)]
     xs = [parse_dtype(FUNCTION, "dtypes", spec) for spec in several("dtypes", dtypes)]
@@ -54,7 +64,8 @@ def described_calls(ops: Any, dtypes: Any, options: dict[str, Any]) -> Iterator[
             for option, values in choices.items()
         ]
         for x, chosen in product(xs, product(*of_name)):
-            yield name, _layer(name, x, dict(zip(choices, chosen, strict=True)))
+            layer = _group_layer if name in group_norm.__all__ else _layer
+            yield name, layer(name, x, dict(zip(choices, chosen, strict=True)))
 
 
 def several(argument: str, value: Any) -> tuple[Any, ...]:
@@ -66,10 +77,21 @@ def several(argument: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def positive(argument: str, given: Any) -> int:
+    """Return a size that was given as one."""
+    number = _checks.integer(FUNCTION, argument, given)
+    if number < 1:
+        raise ValueError(f"{FUNCTION}: {argument} is {given!r}, expected at least 1")
+    return number
+
+
 @cache
 def _taken(name: str) -> frozenset[str]:
     """Return which options say something of a function's calls."""
-    parameters = set(signature(getattr(row_norm, name)).parameters)
+    family = group_norm if name in group_norm.__all__ else row_norm
+    parameters = set(signature(getattr(family, name)).parameters)
+    if family is group_norm:
+        parameters |= {"positions", "layout"}
     if name.endswith("_backward"):
         parameters.add("dtype")  # of the forward, and so on
         if "d_residual" in parameters:
@@ -123,6 +145,26 @@ def _layer(name: str, x: DType, chosen: dict[str, Any]) -> Layer:
         weight_offset=chosen["weight_offset"],
         d_residual=_d_residual(chosen["d_residual"]),
         needs=_checks.names(FUNCTION, "needs", chosen["needs"], NEEDS),
+        accumulate=chosen["accumulate"],
+    )
+
+
+def _group_layer(name: str, x: DType, chosen: dict[str, Any]) -> GroupLayer:
+    num_groups = chosen["num_groups"]
+    if name != "instance_norm":
+        num_groups = _checks.integer(FUNCTION, "num_groups", num_groups)
+    needs = _checks.names(FUNCTION, "needs", chosen["needs"], NEEDS)
+    return GroupLayer(
+        FUNCTION,
+        x,
+        num_groups,
+        positive("positions", chosen["positions"]),
+        _checks.choice(FUNCTION, "layout", chosen["layout"], LAYOUTS),
+        chosen["activation"],
+        weight=_operand("weight", chosen["weight"], x, auto=True),
+        bias=_operand("bias", chosen["bias"], x),
+        y=parse_optional_dtype(FUNCTION, "dtype", chosen["dtype"]),
+        needs=needs.intersection(GROUP_NEEDS),
         accumulate=chosen["accumulate"],
     )
 

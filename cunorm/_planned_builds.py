@@ -10,8 +10,13 @@ from cunorm._arrays import Device, Form, contiguous_form
 from cunorm._builds import Build
 from cunorm._calls import BackwardForm, ForwardForm
 from cunorm._dtypes import DType
+from cunorm.group_norm import _planned_builds as _of_groups
+from cunorm.group_norm._planned_builds import GroupLayer
 from cunorm.row_norm import _backward_plan, _forward_plan
 from cunorm.row_norm._variant import Variant, checked_offset
+
+# Where nothing is said of rows: a CPU has builds for results that its caches hold, and for larger.
+_ROWS = [1, 1 << 31]
 
 
 class Layer(NamedTuple):
@@ -32,12 +37,28 @@ class Layer(NamedTuple):
     accumulate: bool = False
 
 
-def forward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:
-    """Return what the forward needs for an x of (rows, width), where every array is aligned."""
+def builds(
+    name: str, layer: Layer | GroupLayer, rows: list[int] | None, width: int, device: Device
+) -> list[Build]:
+    """Return what a function needs for so many rows of a width, or samples of so many channels.
+
+    None is any number of them. Every array is aligned.
+    """
+    is_backward = name.endswith("_backward")
+    if isinstance(layer, GroupLayer):
+        of_groups = _of_groups.backward_builds if is_backward else _of_groups.forward_builds
+        return of_groups(layer, rows, width, device)
+    planned = _backward_builds if is_backward else _forward_builds
+    shapes = [(count, width) for count in rows or _ROWS]
+    return [build for shape in shapes for build in planned(layer, shape, device)]
+
+
+def _forward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:
+    """Return what the forward needs for an x of (rows, width)."""
     return _backend.forward_builds(_forward_form(layer, shape, device), device)
 
 
-def backward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:
+def _backward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:
     """Return what the backward needs, given what the forward returns and a dy like its y."""
     form = _backward_form(layer, _forward_form(layer, shape, device), device)
     return [] if form is None else _backend.backward_builds(form, device)

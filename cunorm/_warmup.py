@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 from cunorm import _checks, _cpu, _cuda
 from cunorm._arrays import CPU, Device
 from cunorm._builds import Build
-from cunorm._described_calls import FUNCTION, described_calls, several
-from cunorm._planned_builds import Layer, backward_builds, forward_builds
+from cunorm._described_calls import FUNCTION, AnyLayer, described_calls, positive, several
+from cunorm._planned_builds import builds as planned_builds
 from cunorm.row_norm._backward_plan import NEEDS
-
-# Where nothing is said of rows: a CPU has builds for results that its caches hold, and for larger.
-_ROWS = (1, 1 << 31)
 
 
 class Warmup(NamedTuple):
@@ -61,12 +58,16 @@ def warmup(
     round_before_weight: Any = False,
     gate_activation: Any = "silu",
     gate_position: Any = "post",
+    num_groups: Any = None,
+    positions: Any = None,
+    layout: Any = "channels_last",
+    activation: Any = None,
     needs: Collection[str] = NEEDS,
     accumulate: Any = False,
     workers: int | None = None,
     progress: bool = True,
 ) -> Warmup:
-    """Compile and load what calls of row norms will need, several builds at once.
+    """Compile and load what calls of norms will need, several builds at once.
 
     Without it, each call compiles what it needs when it is first made, one build after the other.
     What is compiled is kept on disk, so that it also serves later processes.
@@ -80,14 +81,15 @@ def warmup(
         Names of public functions, each of which means that function alone: "rms_norm" is what
         inference calls, ("rms_norm_forward", "rms_norm_backward") is what training calls.
     widths : int, one or several
-        Elements of a row of x: all its axes from `axis` on, all groups.
+        Elements of a row of x: all its axes from `axis` on, all groups. Of a group norm, channels.
     dtypes : dtype, one or several
         Of x: "float16", "bfloat16", "float32" or "float64", or what a framework calls those.
     device : str
         "cpu", "cuda" (the one that is current), or "cuda:1".
     rows : int, one or several, optional
-        Rows of x. No build is for one number of rows, but on a CPU a result too large for its
-        caches has a build of its own; by default both are compiled.
+        Rows of x, or a group norm's samples. No build is for one number of rows, but on a CPU a
+        result too large for its caches has a build of its own, and a few samples of a group norm
+        are shared among the cores in other ways than many; by default all of these are compiled.
     weight, bias, residual, gate : dtype or bool or None, one or several
         The forward's operands: a dtype, or True for that of x; None or False where there is none.
         By default, which is "auto", there is a weight, if the function takes one, and the functions
@@ -99,7 +101,16 @@ def warmup(
     dtype, residual_dtype : dtype, one or several, optional
         Of y (and dy), and of the new residual stream, by default as the forward has them.
     center, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
-        As the functions take them, one or several. Of `weight_offset` it matters whether it is 0.
+        As the row norms take them, one or several. Of `weight_offset` it matters whether it is 0.
+    num_groups : int, one or several
+        As the group norms take it, which all but "instance_norm" must be told.
+    positions : int, one or several
+        Of a sample of a group norm: the product of its spatial axes. They must be told it.
+    layout : str, one or several
+        How x lies in memory for a group norm: "channels_last", as a NumPy array with channel_axis
+        -1 does, or "channels_first", as a contiguous tensor with channel_axis 1.
+    activation : str or None, one or several
+        As the group norms take it.
     needs, accumulate : optional
         As the backward takes them; with `accumulate`, into arrays of rstd's dtype.
     workers : int, optional
@@ -133,6 +144,14 @@ def warmup(
     >>> import cunorm
     >>> cunorm.warmup("rms_norm", 256, "float32", device="cpu", rows=8, progress=False)
     Warmup(builds=1, compiled=..., seconds=...)
+
+    What training calls for 8 images of 16 by 16 positions and 64 channels in 4 groups:
+
+    >>> cunorm.warmup(
+    ...     ("group_norm_forward", "group_norm_backward"), 64, "float32", device="cpu", rows=8,
+    ...     positions=16 * 16, num_groups=4, activation="silu", bias=True, progress=False,
+    ... )
+    Warmup(builds=..., compiled=..., seconds=...)
     """
     options = {
         "weight": weight,
@@ -148,38 +167,34 @@ def warmup(
         "round_before_weight": round_before_weight,
         "gate_activation": gate_activation,
         "gate_position": gate_position,
+        "num_groups": num_groups,
+        "positions": positions,
+        "layout": layout,
+        "activation": activation,
         "needs": (needs,),
         "accumulate": accumulate,
     }
     progress = _checks.flag(FUNCTION, "progress", progress)
-    workers = _cpu.available_cores() if workers is None else _positive("workers", workers)
-    row_counts = _sizes("rows", _ROWS if rows is None else rows)
-    shapes = list(product(row_counts, _sizes("widths", widths)))
+    workers = _cpu.available_cores() if workers is None else positive("workers", workers)
+    row_counts = None if rows is None else _sizes("rows", rows)
+    sizes = _sizes("widths", widths)
     calls = list(described_calls(ops, dtypes, options))
     place = _device(device)
-    return _prepared(_builds(calls, shapes, place), place, workers, progress)
+    return _prepared(_builds(calls, row_counts, sizes, place), place, workers, progress)
 
 
 def _builds(
-    calls: list[tuple[str, Layer]], shapes: list[tuple[int, int]], device: Device
+    calls: list[tuple[str, AnyLayer]], rows: list[int] | None, widths: list[int], device: Device
 ) -> list[Build]:
     """Return the builds of all calls with all shapes, each once, in their order."""
     builds: dict[Build, None] = {}
-    for (name, layer), shape in product(calls, shapes):
-        planned = backward_builds if name.endswith("_backward") else forward_builds
-        builds |= dict.fromkeys(planned(layer, shape, device))
+    for (name, layer), width in product(calls, widths):
+        builds |= dict.fromkeys(planned_builds(name, layer, rows, width, device))
     return list(builds)
 
 
 def _sizes(argument: str, given: Any) -> list[int]:
-    return [_positive(argument, size) for size in several(argument, given)]
-
-
-def _positive(argument: str, given: Any) -> int:
-    number = _checks.integer(FUNCTION, argument, given)
-    if number < 1:
-        raise ValueError(f"{FUNCTION}: {argument} is {given!r}, expected at least 1")
-    return number
+    return [positive(argument, size) for size in several(argument, given)]
 
 
 def _device(name: Any) -> Device:

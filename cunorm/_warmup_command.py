@@ -12,6 +12,7 @@ from cunorm._activations import ACTIVATIONS
 from cunorm._described_calls import AUTO, FUNCTIONS
 from cunorm._dtypes import DTYPES
 from cunorm._warmup import Warmup, warmup
+from cunorm.group_norm._planned_builds import LAYOUTS
 from cunorm.row_norm._backward_plan import NEEDS
 
 DESCRIPTION = (
@@ -44,10 +45,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     function = "public functions, such as rms_norm or rms_norm_backward"
     add("op", function, _REQUIRED, choices=FUNCTIONS, metavar="FUNCTION")
-    add("width", "elements of a row of x", _REQUIRED, type=int)
+    add("width", "elements of a row of x; of group norms, channels", _REQUIRED, type=int)
     add("dtype", f"of x: {', '.join(DTYPES)}", _REQUIRED | _DTYPE)
     add("device", "cpu, cuda or cuda:1; by default CUDA if there is a device, else the CPU", {})
-    add("rows", "rows of x; by default what any number of them needs", _SEVERAL, type=int)
+    rows = "rows or samples of x; by default what any number of them needs"
+    add("rows", rows, _SEVERAL, type=int)
     for name, default in _OPERANDS.items():
         what = f"its dtype, yes (or nothing) for x's, or no; by default auto: {default}"
         add(name, what, _OPERAND, default=argparse.SUPPRESS)
@@ -62,6 +64,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(ACTIVATIONS)
     add("gate-activation", names, _SEVERAL, choices=ACTIVATIONS, metavar="NAME")
     add("gate-position", "where the gate is applied", _SEVERAL, choices=("pre", "post"))
+    add("num-groups", "of group norms' channels", _SEVERAL, type=int)
+    add("positions", "of a sample of group norms", _SEVERAL, type=int)
+    add("layout", "in memory, of group norms' x: " + ", ".join(LAYOUTS), _SEVERAL, choices=LAYOUTS)
+    add("activation", f"of group norms: {names}", _SEVERAL, choices=ACTIVATIONS, metavar="NAME")
     add("needs", "whose gradients are wanted", _SEVERAL, choices=NEEDS)
     add("accumulate", "dweight and dbias are added to", _FLAG)
     add("workers", "builds compiled at once; by default as many as cores", {}, type=int)

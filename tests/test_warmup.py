@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import count
 
 import described
@@ -20,7 +21,7 @@ from test_cpu_build import ANSWERS, posix, script
 from test_cuda_backend import FakeCupy
 
 import cunorm
-from cunorm import _arrays, _backend, _cpu, _cuda
+from cunorm import _arrays, _cpu, _cuda
 from cunorm._arrays import Device, Framework, Operand, contiguous_form
 from cunorm._builds import Build
 from cunorm._dtypes import DTYPES as STORAGE
@@ -50,7 +51,7 @@ def test_a_warmup_loads_exactly_what_a_call_on_a_cpu_needs(case, loads):
     assert len(warmed) == len(loads)
     described.call(case, empty)
     assert set(loads) == warmed, "the call had to load something else"
-    _backend.forget()
+    described.forget()
     loads.clear()
     described.call(case, empty)
     assert set(loads) == warmed, "the call needs less than was loaded"
@@ -73,6 +74,21 @@ def test_several_are_crossed_and_what_they_share_is_loaded_once(loads):
     assert both.builds == len(loads) == 4 * 2 + 2  # param_grad knows nothing of gates
 
 
+@pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("sizes", [(64, 48, 3), (500, 64, 8), (9000, 16, 1), (40_000, 512, 32)])
+def test_a_warmup_of_group_norms_that_is_told_no_rows_serves_any_number_of_samples(
+    sizes, layout, loads
+):
+    positions, channels, num_groups = sizes
+    told = {"positions": positions, "num_groups": num_groups, "layout": layout, "device": "cpu"}
+    ops = ("group_norm_forward", "group_norm_backward")
+    warm = partial(cunorm.warmup, ops, channels, "float32", **told, progress=False)
+    done = warm(activation="silu")
+    assert done.builds == len(loads)
+    samples = [*range(1, 200), *range(200, 10_000, 97), 1 << 20, (1 << 31) - 1]
+    assert warm(activation="silu", rows=samples).builds == done.builds == len(loads)
+
+
 @posix
 @compiles
 def test_after_a_warmup_calls_compile_nothing_in_this_process_and_the_next(tmp_path):
@@ -85,8 +101,12 @@ options = {{"device": "cpu", "rows": 8, "progress": False, "residual": "float32"
 first = cunorm.warmup({RMS}, 64, "float16", **options)
 options |= {{"groups": 4, "gate": True, "gate_activation": "gelu", "bias": "float16"}}
 second = cunorm.warmup(["layer_norm_forward", "layer_norm_backward"], 64, "float32", **options)
+options = {{"device": "cpu", "rows": 8, "progress": False, "positions": 9, "num_groups": 4}}
+options |= {{"activation": "relu", "layout": "channels_first", "bias": "float32"}}
+third = cunorm.warmup(("group_norm_forward", "group_norm_backward"), 64, "float16", **options)
+done = first.compiled + second.compiled + third.compiled
 """
-    check = "assert first.compiled + second.compiled == compiled() == 6, (first, second)\n"
+    check = "assert done == compiled() == 9, (first, second, third)\n"
     call = """
 x, stream = np.ones((8, 64), np.float16), np.ones((8, 64), np.float32)
 weight, bias = np.ones(64, np.float32), np.ones(64, np.float16)
@@ -98,12 +118,18 @@ rest = {"groups": 4, "gate": stream, "gate_activation": "gelu"}
 saved = cunorm.layer_norm_forward(stream, weight, bias, residual=stream, **rest)
 rest |= {"rstd": saved.rstd, "mean": saved.mean, "d_residual": stream}
 grads = cunorm.layer_norm_backward(stream, saved.residual, weight, bias, **rest)
+images = np.ones((8, 64, 3, 3), np.float16)
+rest = {"weight": x[0], "bias": weight, "activation": "relu", "channel_axis": 1}
+saved = cunorm.group_norm_forward(images, 4, **rest)
+rest |= {"mean": saved.mean, "rstd": saved.rstd}
+sums = cunorm.group_norm_backward(images, images, 4, **rest)
 assert compiled() == before, "a call compiled"
+np.testing.assert_allclose(sums.dbias, 8 * 9)
 np.testing.assert_allclose(grads.dbias, 8 * 0.8413, rtol=1e-3)  # 8 gelu(1)
 """
     environment = {"CXX": compiler, "CUNORM_CACHE_DIR": str(tmp_path / "cache")}
     in_process(warm + check + call, **environment)
-    in_process(warm + "assert first.compiled + second.compiled == 0\n" + call, **environment)
+    in_process(warm + "assert done == 0\n" + call, **environment)
 
 
 # --- what is compiled, on CUDA --------------------------------------------------------------------

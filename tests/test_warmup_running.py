@@ -123,6 +123,7 @@ def test_without_progress_or_tqdm_nothing_is_shown(loads, monkeypatch, capsys, w
 
 # --- errors ---------------------------------------------------------------------------------------
 
+GROUP = {"ops": "group_norm", "num_groups": 4, "positions": 9}
 FLOATS = "expected float16, bfloat16, float32 or float64"
 
 
@@ -165,6 +166,19 @@ FLOATS = "expected float16, bfloat16, float32 or float64"
         ({"round_before_weight": 1}, TypeError, "round_before_weight is 1, expected True or F"),
         ({"needs": ("x", "y")}, ValueError, "needs is ('x', 'y'), expected a tuple of 'x', "),
         ({"accumulate": "no"}, TypeError, "accumulate is 'no', expected True or False"),
+        ({"positions": 9}, ValueError, "positions is 9, which none of ['rms_norm_forward', "),
+        ({"layout": "channels_first"}, ValueError, "layout is 'channels_first', which none of ["),
+        ({"activation": "silu"}, ValueError, "activation is 'silu', which none of ['rms_norm_fo"),
+        ({"ops": "instance_norm"}, TypeError, "positions is None, expected an int"),
+        (GROUP | {"num_groups": None}, TypeError, "num_groups is None, expected an int"),
+        (GROUP | {"num_groups": 3}, ValueError, "num_groups is 3, expected a divisor of 64, the"),
+        (GROUP | {"num_groups": [4, 0]}, ValueError, "num_groups is 0, expected a divisor of 64"),
+        (GROUP | {"positions": (9, 0)}, ValueError, "positions is 0, expected at least 1"),
+        (GROUP | {"layout": "NHWC"}, ValueError, "layout is 'NHWC', expected 'channels_last' or"),
+        (GROUP | {"activation": "mish"}, ValueError, "activation is 'mish', expected 'identity'"),
+        (GROUP | {"groups": 4}, ValueError, "groups is 4, which group_norm does not take"),
+        (GROUP | {"residual": True}, ValueError, "residual is True, which group_norm does not t"),
+        (GROUP | {"ops": "instance_norm"}, ValueError, "num_groups is 4, which instance_norm do"),
         ({"workers": 0}, ValueError, "workers is 0, expected at least 1"),
         ({"progress": None}, TypeError, "progress is None, expected True or False"),
         ({"device": "gpu"}, ValueError, "device is 'gpu', expected "),
@@ -229,6 +243,7 @@ def test_the_command_has_every_argument_as_an_option(monkeypatch, capsys):
         "cpu --rows 8 --weight float32 no --bias --residual auto --gate yes --d-residual no "
         "--quiet --y-dtype float32 --residual-dtype float64 --center --groups 2 4 "
         "--weight-offset 1 --round-before-weight --gate-activation tanh --gate-position pre "
+        "--num-groups 8 32 --positions 64 --layout channels_last channels_first --activation relu "
         "--needs x --accumulate --workers 3"
     )
     assert main(text.split()) == 0
@@ -251,6 +266,10 @@ def test_the_command_has_every_argument_as_an_option(monkeypatch, capsys):
                 "round_before_weight": True,
                 "gate_activation": ["tanh"],
                 "gate_position": ["pre"],
+                "num_groups": [8, 32],
+                "positions": [64],
+                "layout": ["channels_last", "channels_first"],
+                "activation": ["relu"],
                 "needs": ["x"],
                 "accumulate": True,
                 "workers": 3,
