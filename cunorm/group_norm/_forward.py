@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cunorm import _again, _checks, _outputs
 from cunorm._arrays import Form, contiguous_form, describe_all
@@ -31,6 +31,8 @@ from cunorm.results import GroupNormForward
 _INPUTS = ("x", "weight", "bias")
 _FIELDS = GroupNormForward._fields
 
+EACH_CHANNEL: Final = object()  # in place of a number of groups: as many as channels
+
 OptionalForms = tuple[Form | None, ...]
 
 
@@ -38,7 +40,7 @@ class GroupNorm(NamedTuple):
     """Which norm is computed, as its caller asked for it."""
 
     function: str
-    num_groups: Any  # None: as many as channels
+    num_groups: Any  # or EACH_CHANNEL
     activation: Any = None
     channel_axis: Any = -1
     dtype: Any = None
@@ -50,7 +52,7 @@ class Asked:
     """What the caller said, checked by itself: one object for all who say the same."""
 
     function: str
-    num_groups: int | None
+    num_groups: int | None  # None: EACH_CHANNEL
     activation: str
     channel_axis: int
     dtype: DType | None
@@ -136,7 +138,7 @@ def _remembered(
     results = (f"out.{name}" if saves else "out" for name in _FIELDS)
     return Asked(
         function,
-        None if num_groups is None else _checks.integer(function, "num_groups", num_groups),
+        None if num_groups is EACH_CHANNEL else _checks.integer(function, "num_groups", num_groups),
         optional_activation(function, activation),
         _checks.integer(function, "channel_axis", channel_axis),
         parse_optional_dtype(function, "dtype", dtype),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cunorm.group_norm._forward import GroupNorm, forward
+from cunorm.group_norm._forward import EACH_CHANNEL, GroupNorm, forward
 from cunorm.results import GroupNormForward
 
 
@@ -163,6 +163,6 @@ def instance_norm(
     array([[[-1., -1.],
             [ 1.,  1.]]], dtype=float32)
     """
-    norm = GroupNorm("instance_norm", None, activation, channel_axis, dtype)
+    norm = GroupNorm("instance_norm", EACH_CHANNEL, activation, channel_axis, dtype)
     given = None if out is None else GroupNormForward(out)
     return forward(norm, eps, (x, weight, bias), given, workspace).y

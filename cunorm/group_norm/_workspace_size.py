@@ -19,9 +19,10 @@ Inputs = tuple[Form, Form | None, Form | None]  # x, weight, bias
 
 def forward_size(function: str, inputs: Inputs, num_groups: int | None, channel_axis: int) -> int:
     """Return the most bytes that a forward takes; None groups are as many as channels."""
+    groups = _forward.EACH_CHANNEL if num_groups is None else num_groups
     sizes = []
     for y in DTYPES:
-        norm = _forward.GroupNorm(function, num_groups, None, channel_axis, dtype=y)
+        norm = _forward.GroupNorm(function, groups, None, channel_axis, dtype=y)
         plan = _forward.planned(_forward.asked(norm), (*inputs, None, None, None))
         sizes.append(workspace_bytes(plan.form, inputs[0].device))
     return max(sizes)
