@@ -9,6 +9,7 @@ one leaves in the caches is the next one's gain; the figures are medians.
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
 import random
 import statistics
@@ -90,14 +91,10 @@ def use_threads(threads: int) -> None:
 
 
 def compile_ahead(points: Iterable[Point]) -> None:
-    """Compile what the points need, and their checks, several builds at once.
-
-    Those of group norms, which `warmup` does not take, are compiled in their checks.
-    """
+    """Compile what the points need, and their checks, several builds at once."""
     needs = {
-        (operator.base, *_described(operator, point.dtype, *shape))
+        (operator.base, *_described(operator, point.dtype, shape))
         for point in points
-        if not point.operator.of_channels
         for operator in (point.operator, point.operator.ungated())
         for shape in (point.shape, _checked_shape(point))
     }
@@ -111,15 +108,19 @@ def compile_ahead(points: Iterable[Point]) -> None:
         list(pool.map(compile_one, sorted(needs, key=str)))
 
 
-def _described(
-    operator: Operator, dtype: str, rows: int, width: int
-) -> tuple[tuple[str, Any], ...]:
+def _described(operator: Operator, dtype: str, shape: Shape) -> tuple[tuple[str, Any], ...]:
     """Return the arguments of `warmup` for an operator, but for its functions."""
+    rows, width, *positions = shape
     operands = dict.fromkeys((*operator.parameters, *operator.leaves), True)
     del operands["x"]
     options = {name: value for name, value in operator.options.items() if name != "c"}
     if "groups" in options:
         options["groups"] = operator.groups(width)
+    if operator.of_channels:
+        del options["channel_axis"]
+        options["num_groups"] = options.pop("groups")
+        options["positions"] = math.prod(positions)
+        options["layout"] = {"NHWC": "channels_last", "NCHW": "channels_first"}[operator.memory]
     return (
         ("widths", width),
         ("dtypes", dtype),

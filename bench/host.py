@@ -21,7 +21,7 @@ from bench import cases, peers
 from bench.cases import Call, Operands, Operator
 from bench.cpu import tensor
 
-SHAPES = ((1, 64), (4, 64))
+SHAPES = {2: ((1, 64), (4, 64)), 4: ((1, 64, 2, 2), (4, 64, 2, 2))}  # by axes; channels on axis 1
 CALLS = 1000
 RUNS = 15
 
@@ -31,48 +31,51 @@ Key = tuple[str, str, str]  # the call, the shape, the kind of its arrays
 def table(operators: Iterable[Operator], runs: int = RUNS) -> str:
     """Time runs of 1000 calls, in turn, and return a table of their medians and minima."""
     found: dict[Key, Call] = {}
-    for rows, width in SHAPES:
-        for operator in operators:
-            host = cases.host_operands(operator, "float32", (rows, width))
+    for operator in operators:
+        for sizes in SHAPES[operator.axes]:
+            host = cases.host_operands(operator, "float32", sizes)
             tensors = {name: tensor(array) for name, array in host.items()}
-            shape = f"{rows}x{width}"
+            shape = f"{operator.memory} {'x'.join(map(str, sizes))}".lstrip()
             for kind, operands in (("NumPy", host), ("torch", tensors)):
                 for what, call in _ours(operator, operands).items():
                     found[f"cunorm {operator.name}{what}", shape, kind] = call
-            for what, call in _theirs(operator, tensors, width).items():
+            for what, call in _theirs(operator, tensors, sizes[1]).items():
                 found[f"torch's {operator.name}{what}", shape, "torch"] = call
     return "\n".join([*_heading(runs), *_lines(_microseconds(found, runs))])
 
 
 def _ours(operator: Operator, operands: Operands) -> dict[str, Call]:
-    """Return cunorm's calls; with out= they allocate nothing, but for the backward's workspace."""
+    """Return cunorm's calls; those with all they take of out= and workspace= allocate nothing."""
     forward = cases.forward(cunorm, operator, operands)
     training_forward = cases.training_forward(cunorm, operator, operands)
     saved, y = training_forward(), forward()
     backward = cases.backward(cunorm, operator, operands, saved)
     grads = backward()
-    if grads.dresidual is grads.dx:  # two results are not written to one array
+    if getattr(grads, "dresidual", None) is grads.dx:  # two results are not written to one array
         grads = grads._replace(dresidual=None)
-    return {
-        "": forward,
-        ", out=": partial(forward, out=y),
-        "_forward": training_forward,
-        "_forward, out=": partial(training_forward, out=saved),
-        "_backward": backward,
-        "_backward, out=": partial(backward, out=grads),
-        "_backward, out=, workspace=": partial(
-            backward, out=grads, workspace=_workspace(operator, operands)
-        ),
-    }
+    found: dict[str, Call] = {}
+    for what, call, out in (
+        ("", forward, y),
+        ("_forward", training_forward, saved),
+        ("_backward", backward, grads),
+    ):
+        with_out = partial(call, out=out)
+        found |= {what: call, f"{what}, out=": with_out}
+        if operator.of_channels or what == "_backward":
+            workspace = _workspace(operator, operands, what)
+            found[f"{what}, out=, workspace="] = partial(with_out, workspace=workspace)
+    return found
 
 
-def _workspace(operator: Operator, operands: Operands) -> Any:
+def _workspace(operator: Operator, operands: Operands, what: str) -> Any:
+    x = operands["x"]
     parameters = {name: operands[name] for name in operator.parameters}
-    groups = operator.groups(operands["x"].shape[-1])
-    name = f"{operator.base}_backward"
-    size = cunorm.workspace_size(name, operands["x"], **parameters, groups=groups)
+    options = {"groups": operator.groups(x.shape[1])}
+    if operator.of_channels:
+        options = {"num_groups": options["groups"], "channel_axis": 1}
+    size = cunorm.workspace_size(f"{operator.base}{what}", x, **parameters, **options)
     workspace = np.empty(size, np.uint8)
-    return workspace if isinstance(operands["x"], np.ndarray) else tensor(workspace)
+    return workspace if isinstance(x, np.ndarray) else tensor(workspace)
 
 
 def _theirs(operator: Operator, tensors: Operands, width: int) -> dict[str, Call]:
@@ -106,14 +109,14 @@ def _heading(runs: int) -> list[str]:
     return [
         f"host cost of a call on float32, µs: {runs} runs of {CALLS} calls; cunorm "
         f"{cunorm.__version__}, NumPy {np.__version__}, torch {torch.__version__}",
-        f"{'':44} {'':>6} {'NumPy arrays':>17} {'torch tensors':>17}",
-        f"{'call':44} {'shape':>6}" + f" {'median':>8} {'minimum':>8}" * 2,
+        f"{'':50} {'':>13} {'NumPy arrays':>17} {'torch tensors':>17}",
+        f"{'call':50} {'shape':>13}" + f" {'median':>8} {'minimum':>8}" * 2,
     ]
 
 
 def _lines(times: dict[Key, list[float]]) -> Iterable[str]:
     for call, shape in dict.fromkeys(key[:2] for key in times):
-        line = f"{call:44} {shape:>6}"
+        line = f"{call:50} {shape:>13}"
         for kind in ("NumPy", "torch"):
             spent = times.get((call, shape, kind))
             cells = ("", "") if spent is None else (statistics.median(spent), min(spent))
