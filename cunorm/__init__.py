@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """cunorm: fast normalization kernels, forward and backward, for every array framework.
 
-`normalize` says what the operators have in common: rows, dtypes, rounding, strides and errors.
+`normalize` says what the row norms have in common: rows, dtypes, rounding, strides and errors;
+`group_norm` says it of the group norms.
 
 Subnormal numbers of float32 (so of bfloat16 too) count as zero in arithmetic on CUDA, as CuPy
 compiles all kernels with flush-to-zero. On a CPU they are kept, and the floating-point mode of the

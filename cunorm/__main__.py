@@ -52,8 +52,9 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
         "--input",
         type=Path,
         metavar="FILE.npy",
-        help="an array of floats whose last axis is a row; by default a text of this Python "
-        "installation, each byte as its row of the text's 256x256 log-bigram-count matrix",
+        help="an array of floats whose last axis is a row or, for group norms, the channels of a "
+        "position; by default a text of this Python installation, each byte as its row of the "
+        "text's 256x256 log-bigram-count matrix",
     )
     demo.add_argument(
         "--device",

@@ -24,7 +24,7 @@ def test_an_example_prints_what_it_says(code, capsys):
 
 
 def test_there_are_examples_and_each_prints_something():
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 7
     assert all(PRINTED.search(code) for code in EXAMPLES)
 
 

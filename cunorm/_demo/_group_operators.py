@@ -63,9 +63,23 @@ class GroupOperator:
         return channels if self.name == "instance_norm" else math.gcd(channels, _GROUPS)
 
     def warm_up(self, operands: Operands, device: str) -> None:
-        """Compile what `run` needs on the host; on another device its first call does."""
-        if device == "cpu":
-            self.run(operands)
+        """Compile what `run` needs, on operands of the host or of the device."""
+        x = operands["x"]
+        channels, dtype = x.shape[self.channel_axis], str(x.dtype)
+        cunorm.warmup(
+            [self.name, "group_norm_forward", "group_norm_backward"],
+            channels,
+            dtype,
+            device=device,
+            rows=len(x),
+            positions=x[0].size // channels,
+            num_groups=self.groups(operands),
+            layout="channels_first" if self.channel_axis == 1 else "channels_last",
+            activation=self.activation,
+            workers=1,
+            progress=False,
+            **{name: str(operands[name].dtype) for name in _PARAMETERS},
+        )
 
     def apply(self, operands: Operands) -> Any:
         """Call the function itself, which returns y."""
