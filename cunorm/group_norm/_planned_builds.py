@@ -97,7 +97,7 @@ def _forward_form(layer: GroupLayer, channels: int, device: Device) -> GroupForw
     )
     norm = _forward.GroupNorm(
         layer.function,
-        layer.num_groups,
+        _forward.EACH_CHANNEL if layer.num_groups is None else layer.num_groups,
         layer.activation,
         channel_axis,
         None if layer.y is None else layer.y.name,
