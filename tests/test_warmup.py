@@ -253,3 +253,22 @@ def test_after_a_warmup_calls_on_a_gpu_compile_nothing():
     rest = {"d_residual": stream, "x_dtype": "float16", "rstd": saved.rstd}
     cunorm.rms_norm_backward(x, saved.residual, x[0].copy(), **rest)
     assert _cuda.loaded_count() == loaded
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
+def test_after_a_warmup_group_norms_on_a_gpu_compile_nothing(layout):
+    import cupy
+
+    axis = -1 if layout == "channels_last" else 1
+    told = {"num_groups": 32, "activation": "silu"}
+    ops = ("group_norm_forward", "group_norm_backward")
+    more = {"positions": 400, "layout": layout, "bias": True, "progress": False}
+    cunorm.warmup(ops, 320, "float16", device="cuda", **told, **more)
+    loaded = _cuda.loaded_count()
+    x = cupy.ones((2, 20, 20, 320) if axis == -1 else (2, 320, 20, 20), np.float16)
+    weight, bias = cupy.ones(320, np.float16), cupy.ones(320, np.float16)
+    rest = {"weight": weight, "bias": bias, "channel_axis": axis} | told
+    saved = cunorm.group_norm_forward(x, **rest)
+    cunorm.group_norm_backward(x, x, **rest, mean=saved.mean, rstd=saved.rstd)
+    assert _cuda.loaded_count() == loaded
