@@ -68,7 +68,7 @@ def drawn(
 def laid_out(array: Any, channel_axis: int, memory: str) -> Any:
     """Return a copy with the same axes, whose channels are last or first in memory."""
     there = {"last": -1, "first": 1}[memory]
-    dense = np.ascontiguousarray(np.moveaxis(array, channel_axis, there))
+    dense = np.array(np.moveaxis(array, channel_axis, there), order="C")
     return np.moveaxis(dense, there, channel_axis)
 
 
