@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from functools import cache, lru_cache
 
@@ -154,6 +155,14 @@ def has_compiler() -> bool:
         "cunorm found no C++ compiler, so CPU arrays are normalised by the slow NumPy reference: "
         "install g++ or clang++, or point CXX at one",
         RuntimeWarning,
-        stacklevel=7,  # the caller of the public function
+        stacklevel=_level_of_caller(),
     )
     return False
+
+
+def _level_of_caller() -> int:
+    """Return the stacklevel with which a warning of the function that asks points to our user."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    return level
