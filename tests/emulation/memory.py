@@ -55,6 +55,12 @@ class Memory:
         self.arrays["sums"] = self._placed(np.empty(count, dtype), "inout")
         self.arrays["sums"].poison()
 
+    def place_workspace(self, count: int, dtype: np.dtype) -> None:
+        """Make the array in which launches hand on numbers, aligned; poison at first."""
+        place = {"role": "inout", "alignment": _WIDEST_ACCESS}
+        self.arrays["workspace"] = guarded(np.empty(count, dtype), **place)
+        self.arrays["workspace"].poison()
+
     def array(self, name: str) -> np.ndarray | None:
         """Return an array, None where the call has none of that name."""
         return self.arrays[name].array if name in self.arrays else None
