@@ -89,6 +89,9 @@ class Schedule(NamedTuple):
 # makes all passes, and of others.
 _THREADS = 256
 _KEPT_BYTES, _ONE_PASS_KEPT_BYTES, _PACKS = 128, 256, 16
+# Elements that a thread of a block that makes all passes keeps at most: in a forward, a backward,
+# and one with gelu, whose derivative takes registers too. With more, ptxas spills.
+_ONE_PASS_ELEMENTS, _BACKWARD_ELEMENTS, _GELU_ELEMENTS = 128, 32, 16
 # A block that makes all passes takes lines of at least a memory sector, and few enough channels to
 # hand on their values in shared memory.
 _SECTOR, _ONE_PASS_CHANNELS = 32, 512
@@ -263,10 +266,18 @@ def _one_pass_tiling(types: GroupTypes, where: Samples) -> tuple[Tiling, int] | 
         position_threads = _power_of_two(position_threads + 1) // 2
     position_threads = min(position_threads, _power_of_two(along))
     packs = _power_of_two(-(-along // position_threads))
-    if packs > _packs(types, pack, _ONE_PASS_KEPT_BYTES):
+    if packs > min(_packs(types, pack, _ONE_PASS_KEPT_BYTES), _one_pass_elements(types) // pack):
         return None
     threads = -(-channel_threads * position_threads // 32) * 32
     return Tiling(threads, channel_threads, position_threads, pack, packs), block_groups
+
+
+def _one_pass_elements(types: GroupTypes) -> int:
+    """Return how many elements registers leave room for."""
+    if isinstance(types, GroupForwardTypes):
+        return _ONE_PASS_ELEMENTS
+    gelu = types.activation.startswith("gelu")
+    return _GELU_ELEMENTS if gelu else _BACKWARD_ELEMENTS
 
 
 def _one_pass_groups(types: GroupTypes, where: Samples) -> int:
