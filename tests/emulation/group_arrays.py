@@ -133,7 +133,7 @@ _FIRST = {"channels_last": False, "channel_axis": 1}
 FAMILIES = {
     "last, one launch": Family(Grid(1, (9, 7), 40), 5),
     "last, one launch, groups together": Family(Grid(1, (31,), 36), 12),
-    "last, three launches": Family(Grid(1, (97,), 40), 5, _SMALL, 3),
+    "last, three launches": Family(Grid(1, (50,), 80), 16, _SMALL, 3),
     "first, one launch, in a warp": Family(Grid(1, (5,), 9, **_FIRST), 3),
     "first, one launch, in warps": Family(Grid(1, (9, 31), 6, **_FIRST), 2),
     "first, three launches, in a warp": Family(Grid(1, (15,), 6, **_FIRST), 2, _SMALL, 3),

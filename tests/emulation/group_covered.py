@@ -15,7 +15,7 @@ from cunorm import reference
 
 from .covered import ACTIVATIONS, DTYPES, OPTIONAL, _added
 from .emulator import ORDERS
-from .group_arrays import EPS, INPUT_LAYOUTS, LAYOUTS, Array, Grid, Operands, saved, small_tiling
+from .group_arrays import EPS, INPUT_LAYOUTS, LAYOUTS, Grid, Operands, saved, small_tiling
 from .group_kernels import GroupPlan, emulate_group_backward, emulate_group_forward
 
 SPATIAL = {1: (), 2: (2,), 7: (7, 1), 31: (31,), 64: (4, 8, 2), 3007: (97, 31)}
@@ -170,9 +170,3 @@ def groups_of(choice: str, channels: int) -> int:
     if choice != "some":
         return 1 if choice == "one" else channels
     return next((n for n in (32, 8, 5, 3) if channels % n == 0 and n < channels), 1)
-
-
-def rows(x: Array, grid: Grid) -> Array:
-    """Return x as [samples, channels, positions]."""
-    first = x if grid.channel_axis == 1 else x.transpose(0, -1, *range(1, x.ndim - 1))
-    return first.reshape(grid.samples, grid.channels, grid.positions)
