@@ -37,11 +37,11 @@ FORWARD = {
 BACKWARD = {
     "dy": DTYPE_NAMES,
     "x": DTYPE_NAMES,
-    "dx": [None, "float16", "bfloat16", "float64"],  # None: x's
+    "dx": [None, "float16", "float64"],  # None: x's
     **PARAMETERS,
     "activation": ACTIVATIONS,
-    "needs": [ALL, ("x",), ("weight", "bias"), ("x", "bias")],
-    "accumulate": [None, "float32", "float64"],  # onto arrays of this dtype
+    "needs": [ALL, ("x",), ("weight", "bias")],
+    "accumulate": [None, "float32"],  # onto arrays of this dtype
     **WHERE,
 }
 
