@@ -7,7 +7,6 @@ run.result.y, run.moved["group_norm_forward"].bytes["x"]
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -242,10 +241,10 @@ def _accessed(launch: Launch, memory: Memory) -> set[str]:
 
 
 def _added(moved: list[EmulationResult]) -> EmulationResult:
-    """Add up what launches moved; a byte that two of them touched counts twice as distinct."""
-    sums = (sum(map(Counter, field), Counter()) for field in zip(*map(_fields, moved), strict=True))
-    return EmulationResult(*map(dict, sums))
-
-
-def _fields(moved: EmulationResult) -> tuple[dict[str, int], ...]:
-    return moved.loaded, moved.stored, moved.distinct
+    """Add up what launches moved; distinct are the bytes of the launch that touched most."""
+    names = {name for one in moved for name in one.loaded}
+    loaded, stored, distinct = (
+        {name: count(getattr(one, field).get(name, 0) for one in moved) for name in names}
+        for field, count in (("loaded", sum), ("stored", sum), ("distinct", max))
+    )
+    return EmulationResult(loaded, stored, distinct)
