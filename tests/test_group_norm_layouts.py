@@ -158,6 +158,28 @@ def test_dy_in_another_layout_is_copied_to_that_of_x(kind, memory, channel_axis,
     assert_same_bits(other, dy)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [lambda a: a[..., ::2], lambda a: a[..., ::-1], lambda a: a[::2], lambda a: a[:, :5]],
+    ids=["every other column", "columns reversed", "every other row", "some columns"],
+)
+def test_parameters_and_statistics_of_any_strides_are_read_by_their_elements(view):
+    x, dy = (draw(name, (4, 7, 5), "float32") for name in ("x", "dy"))
+    wide = {name: draw(name, (8, 10), "float32") for name in ("weight", "bias", "mean", "rstd")}
+    of = {name: view(array)[:4, :5] for name, array in wide.items()}
+    of |= {name: of[name][0] for name in ("weight", "bias")}
+    dense = {name: array.copy() for name, array in of.items()}
+    expected, grads = (
+        cunorm.group_norm_backward(dy, x, 5, **arrays, activation="silu") for arrays in (dense, of)
+    )
+    assert_same_fields(grads, expected)
+    expected, y = (
+        cunorm.instance_norm(x, arrays["weight"], arrays["bias"], activation="silu")
+        for arrays in (dense, of)
+    )
+    assert_same_bits(y, expected)
+
+
 # --- layouts that are both ------------------------------------------------------------------------
 
 
