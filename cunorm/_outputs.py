@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -127,6 +128,22 @@ class Overlaps(NamedTuple):
             f"{self.function}: {result.argument} overlaps {other.argument}, expected memory of its "
             f"own{also if may_be_same else ''}"
         )
+
+
+class Plan(Protocol):
+    """What is settled of a call, by identity."""
+
+    @property
+    def overlaps(self) -> Overlaps:
+        """Return what is to be checked of where its arrays lie."""
+
+
+@lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
+def check_overlap(plan: Plan, pointers: tuple[int, ...], workspace: Form | None) -> None:
+    """Check that no result or workspace, whose pointer is the last, shares memory with another."""
+    overlaps = plan.overlaps
+    named = (*overlaps.operands, ("workspace", workspace))
+    overlaps._replace(operands=named).check(pointers)
 
 
 def _share_memory(a: Place, b: Place) -> bool:

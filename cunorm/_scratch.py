@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cunorm._arrays import CPU, NUMPY, Operand, contiguous_form
 from cunorm._dtypes import FLOAT64, DType
@@ -12,7 +14,7 @@ _KEPT_BYTES = 1 << 20  # at most, by a thread
 
 
 class _Kept(threading.local):
-    """What the thread keeps."""
+    """What the thread keeps, None also while it is in use."""
 
     operand: Operand | None = None
 
@@ -20,13 +22,15 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def scratch(size: int, dtype: DType) -> Operand:
-    """Return memory for `size` elements, good until the thread asks again."""
+@contextmanager
+def scratch(size: int, dtype: DType) -> Iterator[Operand]:
+    """Lend memory for `size` elements; a signal handler that asks meanwhile gets other memory."""
     needed = -(-size * dtype.itemsize // FLOAT64.itemsize)
-    operand = _kept.operand
-    if operand is not None and operand.form.shape[0] >= needed:
-        return operand
-    operand = NUMPY.allocate(contiguous_form((needed,), FLOAT64, CPU))
-    if needed * FLOAT64.itemsize <= _KEPT_BYTES:
-        _kept.operand = operand
-    return operand
+    operand, _kept.operand = _kept.operand, None
+    if operand is None or operand.form.shape[0] < needed:
+        operand = NUMPY.allocate(contiguous_form((needed,), FLOAT64, CPU))
+    try:
+        yield operand
+    finally:
+        if operand.form.shape[0] * FLOAT64.itemsize <= _KEPT_BYTES:
+            _kept.operand = operand

@@ -93,9 +93,9 @@ struct ChannelTeam {
       unrolled<B::pack>([&](int i) { sums[row][column + i] = v.item[i]; });
     __syncthreads();
     for (int i = threadIdx.x; i < columns; i += B::threads) {
-      C total = 0;
+      double total = 0;  // a long chain
       for (int other = 0; other < B::position_threads; ++other) total += sums[other][i];
-      scratch.totals[i] = total;
+      scratch.totals[i] = C(total);
     }
     __syncthreads();
     Items<B> out;

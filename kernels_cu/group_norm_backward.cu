@@ -103,7 +103,8 @@ struct Channels {
     if constexpr (B::identity)
       return dy;
     else
-      return dy * B::activation::at(affine<B>(p, factor, bias, at)).derivative;
+      return clear_outside<B>(dy * B::activation::at(affine<B>(p, factor, bias, at)).derivative,
+                              at);
   }
 };
 
@@ -127,6 +128,7 @@ struct KeptH {
 
   // Those of a line.
   __device__ Items<B>* line(const Extent<B>& extent, index_t line) {
+    if constexpr (B::kept_h == 0) return packs;
     const index_t line_packs = (extent.positions + B::pack - 1) / B::pack;
     return packs + line % extent.group_channels() * line_packs;
   }

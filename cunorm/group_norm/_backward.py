@@ -15,7 +15,6 @@ from cunorm.group_norm._backward_plan import (
     Asked,
     GroupNormBackward,
     asked,
-    check_overlap,
     planned,
 )
 from cunorm.group_norm._calls import GroupBackward
@@ -51,7 +50,9 @@ def _run(
     memory = None if workspace is None else given_workspace(function, workspace, x, plan.form)
     if any(given) or memory is not None:
         _outputs.check_writable(function, ARGUMENTS, out, given)
-        check_overlap(plan, pointers((*operands, memory)), None if memory is None else memory.form)
+        _outputs.check_overlap(
+            plan, pointers((*operands, memory)), None if memory is None else memory.form
+        )
 
     for place, form in plan.made:
         operands[place] = allocate(function, x, form)

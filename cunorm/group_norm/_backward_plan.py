@@ -128,14 +128,6 @@ def planned(asked: Asked, forms: tuple[Form | None, ...]) -> Plan:
     )
 
 
-@lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
-def check_overlap(plan: Plan, pointers: tuple[int, ...], workspace: Form | None) -> None:
-    """Check that no result or workspace, whose pointer is the last, shares memory with another."""
-    overlaps = plan.overlaps
-    named = (*overlaps.operands, ("workspace", workspace))
-    overlaps._replace(operands=named).check(pointers)
-
-
 def _check_inputs(function: str, inputs: Forms, where: GroupGeometry, compute: DType) -> None:
     check_shape(function, "dy", inputs["dy"], where.shape, "the shape of x")
     for name in ("weight", "bias"):

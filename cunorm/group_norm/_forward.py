@@ -106,7 +106,9 @@ def _run(
     memory = None if workspace is None else given_workspace(function, workspace, x, plan.form)
     if any(given) or memory is not None:
         _outputs.check_writable(function, told.names[len(_INPUTS) :], out, given)
-        _check_overlap(plan, pointers((*operands, memory)), None if memory is None else memory.form)
+        _outputs.check_overlap(
+            plan, pointers((*operands, memory)), None if memory is None else memory.form
+        )
 
     for place, form in plan.made:
         operands[place] = allocate(function, x, form)
@@ -171,14 +173,6 @@ def planned(asked: Asked, forms: OptionalForms) -> Plan:
         tuple((len(_INPUTS) + _FIELDS.index(name), form) for name, form in made.items()),
         _outputs.Overlaps(function, named, len(_INPUTS), ((asked.names[len(_INPUTS)], ("x",)),)),
     )
-
-
-@lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
-def _check_overlap(plan: Plan, pointers: tuple[int, ...], workspace: Form | None) -> None:
-    """Check that no result or workspace, whose pointer is the last, shares memory with another."""
-    overlaps = plan.overlaps
-    named = (*overlaps.operands, ("workspace", workspace))
-    overlaps._replace(operands=named).check(pointers)
 
 
 def _check_outputs(

@@ -60,7 +60,8 @@ def back(axes: tuple[int, ...]) -> tuple[int, ...]:
 def geometry(function: str, x: Form, num_groups: int | None, channel_axis: int) -> GroupGeometry:
     """Return the samples of x, None groups being as many as channels.
 
-    The memory layout is the one that the strides of x fit, else the one that channel_axis names.
+    The memory layout is the one that the strides of x fit, else the nearer one; where that is
+    either, the one that channel_axis names.
     """
     shape, ndim = x.shape, len(x.shape)
     if channel_axis not in (-1, 1):
@@ -86,13 +87,26 @@ def geometry(function: str, x: Form, num_groups: int | None, channel_axis: int) 
         _lines(in_order(x, axes), axes_are_last) is not None
         for axes, axes_are_last in ((last, True), (first, False))
     )
-    named_last = channel_axis == -1
-    channels_last = named_last if fits_last == fits_first else fits_last
-    result_axes = last if channels_last else first
-    if positions == 1 or channels == 1:  # the memory is the same: longer lines are faster
-        channels_last = positions == 1
+    if fits_last != fits_first:
+        channels_last = results_last = fits_last
+    else:
+        nearer = None if fits_last else _nearer_to_last(x, last)
+        results_last = channel_axis == -1 if nearer is None else nearer
+        # The memory of one position or of one channel is the same: longer lines are faster.
+        same = positions == 1 or channels == 1
+        channels_last = positions == 1 if same else results_last
+    result_axes = last if results_last else first
     where = Samples(shape[0], positions, channels, num_groups, channels_last)
     return GroupGeometry(shape, where, last if channels_last else first, result_axes)
+
+
+def _nearer_to_last(x: Form, last: tuple[int, ...]) -> bool | None:
+    """Whether the channels of an array that fits neither layout lie closer than its positions."""
+    (_, *sizes, _), (_, *strides, channel) = in_order(x, last)[:2]
+    closest = min(
+        (abs(s) for s, n in zip(strides, sizes, strict=True) if n > 1), default=abs(channel)
+    )
+    return None if closest == abs(channel) else abs(channel) < closest
 
 
 def _orders(ndim: int, channel_axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -105,8 +119,6 @@ def _orders(ndim: int, channel_axis: int) -> tuple[tuple[int, ...], tuple[int, .
 def _lines(form: Form, channels_last: bool) -> Lines | None:
     """Return the strides of samples and of lines, of an array in the kernel's order of axes."""
     shape, strides = form.shape, form.strides
-    if 0 in shape:
-        return 0, 0
     lines = (shape[1:-1], strides[1:-1]) if channels_last else (shape[1:2], strides[1:2])
     line = (shape[-1:], strides[-1:]) if channels_last else (shape[2:], strides[2:])
     axes = collapsed(*lines)

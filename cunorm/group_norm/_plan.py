@@ -99,10 +99,12 @@ _SECTOR, _ONE_PASS_CHANNELS = 32, 512
 _BACKWARD_PACK_BYTES = 16
 
 # Packs of a tile on a CPU: lines of 64 channels, or of a channel; both stay in a core's caches.
-_CPU_LINES, _CPU_PACKS = 512, 64
+_CPU_LINES, _CPU_PACKS = 256, 64
 # Bytes of the samples that all cores together take at a time, so that the last pass finds them in
 # the last cache; and of those of which one core makes all passes, if there are enough to share.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 8 << 20, 512 << 10, 16
+# Channels of all samples of a launch at most: small samples hand on more than they are.
+_CPU_HANDED = 1 << 17
 # Bytes of a group's h that a thread keeps from its first pass to the last.
 _CPU_KEPT_H = 256 << 10
 _CPU_SMALL = 1 << 15  # elements that one core takes in any case
@@ -130,7 +132,7 @@ def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     if written is not None:
         macros += cpu_stores(where.elements * written.itemsize, row_bytes * written.itemsize)
     sample_bytes = where.positions * where.channels * types.x.itemsize
-    chunk = max(1, min(where.samples, _CPU_CHUNK // sample_bytes))
+    chunk = max(1, min(where.samples, _CPU_CHUNK // sample_bytes, _CPU_HANDED // where.channels))
     block_groups = _cpu_block_groups(where, sample_bytes)
     if isinstance(types, GroupBackwardTypes) and _keeps_h(types, where, block_groups):
         kept_h = _CPU_KEPT_H // (CPU_PACK * types.compute.itemsize)

@@ -35,11 +35,7 @@ def run(call: GroupCall) -> Ran | None:
         with x.framework.device_scope(x.device):
             _run_on_gpu(call)
     elif _backend.has_compiler():
-        call = _with_workspace(call, schedule_of(call.form, x.device))
-        pointers = call.pointers()
-        kernels = cpu_kernels(call.form, pointers, call.numbers())
-        _again.run_all(kernels)
-        return Ran(pointers, kernels)
+        return _run_on_cpu(call)
     elif isinstance(call, GroupForward):
         _fallback.group_forward(call)
     else:
@@ -106,6 +102,17 @@ def forget() -> None:
     _again.forget()
 
 
+def _run_on_cpu(call: GroupCall) -> Ran:
+    if call.workspace is None:
+        size = workspace_elements(call.form, schedule_of(call.form, CPU))
+        with scratch(size, call.form.types.compute) as memory:
+            return _run_on_cpu(call._replace(workspace=memory))
+    pointers = call.pointers()
+    kernels = cpu_kernels(call.form, pointers, call.numbers())
+    _again.run_all(kernels)
+    return Ran(pointers, kernels)
+
+
 def _run_on_gpu(call: GroupCall) -> None:
     x, form = call.x, call.form
     schedule = schedule_of(form, x.device, call.access())
@@ -125,12 +132,9 @@ def _param_launch(form: GroupBackwardForm, device: Device) -> Launch:
 
 
 def _with_workspace(call: GroupCall, schedule: Schedule) -> GroupCall:
-    """Return the call with memory for what its kernels hand on."""
+    """Return the call with memory on its GPU for what its kernels hand on."""
     size = workspace_elements(call.form, schedule)
     if call.workspace is not None or not size:
         return call
-    x, compute = call.x, call.form.types.compute
-    if x.device.kind == "cpu":
-        return call._replace(workspace=scratch(size, compute))
-    form = contiguous_form((size,), compute, x.device)
-    return call._replace(workspace=x.framework.allocate(form))
+    form = contiguous_form((size,), call.form.types.compute, call.x.device)
+    return call._replace(workspace=call.x.framework.allocate(form))

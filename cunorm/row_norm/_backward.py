@@ -18,7 +18,6 @@ from cunorm.row_norm._backward_plan import (
     NEEDS,
     Asked,
     asked,
-    check_overlap,
     planned,
 )
 from cunorm.row_norm._variant import Numbers, Variant, checked_offset
@@ -86,7 +85,9 @@ def _run(
     sums = None if workspace is None else given_workspace(function, workspace, x, plan.form)
     if any(given) or sums is not None:
         _outputs.check_writable(function, ARGUMENTS, out, given)
-        check_overlap(plan, pointers((*operands, sums)), None if sums is None else sums.form)
+        _outputs.check_overlap(
+            plan, pointers((*operands, sums)), None if sums is None else sums.form
+        )
 
     for place, form in plan.made:
         operands[place] = allocate(function, x, form)

@@ -132,14 +132,6 @@ def planned(asked: Asked, forms: OptionalForms) -> Plan:
     )
 
 
-@lru_cache(maxsize=1024)  # where arrays lie comes again as their forms do
-def check_overlap(plan: Plan, pointers: tuple[int, ...], workspace: Form | None) -> None:
-    """Check that no result or workspace, whose pointer is the last, shares memory with another."""
-    overlaps = plan.overlaps
-    named = (*overlaps.operands, ("workspace", workspace))
-    overlaps._replace(operands=named).check(pointers)
-
-
 def _check_inputs(asked: Asked, inputs: Forms, where: Geometry) -> None:
     function = asked.function
     if asked.variant.center and inputs.mean is None:
