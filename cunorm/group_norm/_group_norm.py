@@ -85,7 +85,8 @@ def group_norm(
     The layout of the memory is read off the strides. With channels last, the channels of a position
     are contiguous and one stride leads from position to position; with channels first, the
     positions of a channel are contiguous. Both are read as they are, and y gets the same layout; x
-    with other strides is copied once, to C order.
+    with other strides is copied once, to the one of the two that its strides are nearer to; where
+    that says nothing, to that of its shape.
 
     Rounding: statistics, sums and products are float64 if x is, else float32, and y is rounded to
     its dtype once, on the store. The mean is corrected by the mean of what it leaves, so a constant
