@@ -104,7 +104,7 @@ MUTANTS = {
     ("group_norm_backward", "last, one launch"): (
         *IN_BOTH,
         ("read<B>(inputs.x, at) - of_channel<B>(mean, at)", "read<B>(inputs.x, at)"),
-        ("return dy * B::activation::at(affine<B>(p, factor, bias, at)).derivative;", "return dy;"),
+        ("dy * B::activation::at(affine<B>(p, factor, bias, at)).derivative", "dy"),
         ("bias, at)).derivative", "bias, at)).value"),
         (
             "a = weighted.item[0] / elements, b = weighted",

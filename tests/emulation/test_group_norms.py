@@ -84,24 +84,24 @@ def test_samples_that_no_block_takes_are_right_by_the_usual_plan(
 
 
 @every_family
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_groups_of_mean_10000_and_deviation_1_are_right(dtype, family):
-    for activation in (None, "silu"):
-        run_both(family.of(3), family.groups, dtype, far=True, activation=activation, **family.plan)
+@pytest.mark.parametrize(("dtype", "activation"), [("float32", "silu"), ("bfloat16", None)])
+def test_groups_of_mean_10000_and_deviation_1_are_right(dtype, activation, family):
+    run_both(family.of(3), family.groups, dtype, far=True, activation=activation, **family.plan)
 
 
 @every_family
 def test_a_group_that_begins_unlike_the_rest_is_right(family):
     make = Operands(family.of(3))
-    x = make.x("float32")
-    told = {"channel_axis": family.grid.channel_axis, "eps": EPS}
+    x, *parameters = (make.x("float32"), make.param("float32"), make.param("float32"))
     flat = x.reshape(3, -1)
     flat[0, 20:] += 1e4
     flat[1, :20] += 1e4
     flat[2] = 1e3
     flat[2, 20:] += 1e-3
-    ran = emulate_group_forward(x, family.groups, **told, plan=GroupPlan(**family.plan))
-    check_group_forward(ran.result, x, family.groups, None, None, **told)
+    told = {"activation": "silu", "channel_axis": family.grid.channel_axis, "eps": EPS}
+    operands = (x, family.groups, *parameters)
+    ran = emulate_group_forward(*operands, **told, plan=GroupPlan(**family.plan))
+    check_group_forward(ran.result, *operands, **told)
 
 
 @every_family
@@ -113,15 +113,15 @@ def test_constant_groups_give_exactly_the_activation_of_bias(dtype, family):
     x, weight, bias = make.x(dtype), make.param(dtype), make.param(dtype)
     x[...] = np.reshape(constants, (-1, *[1] * (x.ndim - 1)))
     along = (-1, *[1] * (x.ndim - 2)) if grid.channel_axis == 1 else -1
-    exact = {None: bias, "relu": np.maximum(bias, DTYPES[dtype].type(0))}
-    for activation in (None, "relu", "silu"):
+    exact = {None: bias, "relu": np.maximum(bias, DTYPES[dtype].type(0)), "silu": None}
+    for activation in exact if dtype == "float32" else ("relu",):
         told = {"activation": activation, "channel_axis": grid.channel_axis, "eps": EPS}
         plan = GroupPlan(**family.plan)
         ran = emulate_group_forward(x, family.groups, weight, bias, **told, plan=plan)
         check_group_forward(ran.result, x, family.groups, weight, bias, **told)
         y = ran.result.y
         assert_same_bits(y, np.broadcast_to(y[:1], y.shape), "y")
-        if activation in exact:
+        if exact[activation] is not None:
             np.testing.assert_array_equal(
                 y, np.broadcast_to(exact[activation].reshape(along), y.shape)
             )
@@ -133,40 +133,36 @@ def test_what_is_not_finite_stays_in_its_group(family, value):
     grid, groups = family.of(3), family.groups
     make = Operands(grid)
     x, dy = make.x("float32"), make.dy("float32")
+    parameters = (groups, make.param("float32"), make.param("float32"))
     told = {"activation": "silu", "channel_axis": grid.channel_axis}
     x.reshape(3, -1)[1, 0] = value  # of the first channel
     plan = GroupPlan(**family.plan)
-    f = emulate_group_forward(x, groups, **told, eps=EPS, plan=plan).result
+    f = emulate_group_forward(x, *parameters, **told, eps=EPS, plan=plan).result
     statistics = {"mean": f.mean, "rstd": f.rstd}
-    grads = emulate_group_backward(dy, x, groups, **told, **statistics, plan=plan).result
+    grads = emulate_group_backward(dy, x, *parameters, **told, **statistics, plan=plan).result
     poisoned = np.zeros((3, groups), bool)
     poisoned[1, 0] = True
     for name, result in (("y", f.y), ("dx", grads.dx)):
         of_groups = np.moveaxis(result, grid.channel_axis, 1).reshape(3, groups, -1)
         assert np.isfinite(of_groups[~poisoned]).all(), name
         assert not np.isfinite(of_groups[poisoned]).all(), name
-    assert (~np.isfinite(f.rstd) | (f.rstd == 0))[1, 0]
-    check_clean_samples(f, grads, x, dy, groups, told)
-
-
-def check_clean_samples(f, grads, x, dy, groups, told):
-    """Hold to the oracle the samples that are finite throughout: the first and the last."""
-    clean = [0, 2]
+    first = slice(grid.channels // groups)
+    for name, result in (("dweight", grads.dweight), ("dbias", grads.dbias)):
+        assert np.isfinite(np.delete(result, first)).all(), name
+    clean = [0, 2]  # the samples that are finite throughout
     forward = GroupNormForward(*(field[clean] for field in f))
-    check_group_forward(forward, x[clean], groups, None, None, **told, eps=EPS)
+    check_group_forward(forward, x[clean], *parameters, **told, eps=EPS)
     grads = GroupNormGrads(dx=grads.dx[clean])
-    check_group_backward(grads, dy[clean], x[clean], groups, None, None, **told, eps=EPS)
+    check_group_backward(grads, dy[clean], x[clean], *parameters, **told, eps=EPS)
 
 
 @every_family
-@pytest.mark.parametrize("samples", [1, 2, 16, 17, 33, 50])
+@pytest.mark.parametrize("samples", [1, 17, 50])
 def test_parameter_gradients_are_right_for_any_number_of_samples(family, samples):
-    run_both(family.of(samples), family.groups, "bfloat16", **family.plan)
+    run_both(family.of(samples), family.groups, **family.plan)
 
 
-@pytest.mark.parametrize("channel_axis", [-1, 1])
-def test_one_position_of_one_sample(channel_axis):
-    for channels, groups in ((1, 1), (3, 1), (3, 3), (64, 8)):
-        for plan in ({}, {"passes": 3}):
-            grid = Grid(1, (), channels, channel_axis=channel_axis)
-            run_both(grid, groups, activation="gelu", **plan)
+@pytest.mark.parametrize("passes", [None, 3])
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (64, 8)])
+def test_one_position_of_one_sample_is_right(channels, groups, passes):
+    run_both(Grid(1, (), channels), groups, activation="gelu", passes=passes)
