@@ -2,8 +2,7 @@
 """Wrong input of group norms is named, before anything is made, launched or written.
 
 Each message says the function, the argument, what it got and what it expected. What is wrong with
-arrays of any operator, as tensor subclasses are, is in test_arrays*.py; `out=` and `workspace=` are
-in test_group_norm_outputs.py.
+arrays of any operator is in test_arrays*.py, `out=` in test_group_norm_outputs.py.
 """
 
 from dataclasses import replace
@@ -23,11 +22,10 @@ from cunorm.group_norm import _backward, _forward
 
 FORWARDS = ["group_norm", "instance_norm", "group_norm_forward"]
 BACKWARD = "group_norm_backward"
-ALL = [*FORWARDS, BACKWARD]
 GROUPED = ["group_norm", "group_norm_forward", BACKWARD]
 SHAPE = (3, 5, 8)
 
-names = pytest.mark.parametrize("name", ALL)
+names = pytest.mark.parametrize("name", [*FORWARDS, BACKWARD])
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +68,6 @@ def test_x_of_less_than_two_axes_is_refused(name, shape):
 @names
 @pytest.mark.parametrize("axis", [0, 2, -2, -3, 10**30])
 def test_a_channel_axis_that_is_neither_last_nor_second_is_refused(name, axis):
-    """For three axes 2 is the last one, too; it is not among those that there are names for."""
     with raises(ValueError, f"{name}: channel_axis is {axis}, expected -1 or 1"):
         call(name, channel_axis=axis)
 
@@ -85,8 +82,8 @@ def test_a_channel_axis_that_is_no_int_is_refused(name, axis):
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize("groups", [0, -1, -8, 3, 16, 10**30])
 def test_groups_that_do_not_divide_the_channels_are_refused(name, groups):
-    text = f"num_groups is {groups}, expected a divisor of 8, the number of channels"
-    with raises(ValueError, f"{name}: {text}"):
+    expected = "expected a divisor of 8, the number of channels"
+    with raises(ValueError, f"{name}: num_groups is {groups}, {expected}"):
         call(name, num_groups=groups)
 
 
@@ -127,16 +124,14 @@ def test_2_to_the_31_channels_are_refused():
 
 
 @pytest.mark.parametrize("name", FORWARDS)
-@pytest.mark.parametrize("eps", [-1e-6, float("nan"), float("inf"), 10**400], ids=str)
-def test_eps_that_is_negative_or_not_finite_is_refused(name, eps):
-    with raises(ValueError, f"{name}: eps is {eps!r}, expected a finite number of at least 0"):
+@pytest.mark.parametrize("eps", [-1e-6, float("nan"), float("inf"), 10**400, "1", True], ids=str)
+def test_eps_other_than_a_finite_number_of_at_least_0_is_refused(name, eps):
+    is_number = type(eps) in (int, float)
+    expected = "a finite number of at least 0" if is_number else "a number"
+    with raises(
+        ValueError if is_number else TypeError, f"{name}: eps is {eps!r}, expected {expected}"
+    ):
         call(name, eps=eps)
-
-
-@pytest.mark.parametrize("eps", ["1e-6", None, 1j, True], ids=repr)
-def test_eps_that_is_no_number_is_refused(eps):
-    with raises(TypeError, f"group_norm: eps is {eps!r}, expected a number"):
-        call("group_norm", eps=eps)
 
 
 ACTIVATIONS = (
@@ -158,22 +153,16 @@ def test_an_activation_that_is_no_name_is_refused(name, activation):
         call(name, activation=activation)
 
 
-NEEDS = "expected a tuple of 'x', 'weight', 'bias'"
-
-
-@pytest.mark.parametrize("needs", [("x", "gate"), ["dx"], ("",), ({},)], ids=str)
-def test_an_unknown_name_in_needs_is_refused(needs):
-    with raises(ValueError, f"{BACKWARD}: needs is {needs!r}, {NEEDS}"):
+@pytest.mark.parametrize("needs", [("x", "gate"), ["dx"], ("",), ({},), "x", None, 1], ids=str)
+def test_needs_other_than_a_collection_of_its_names_are_refused(needs):
+    error = ValueError if isinstance(needs, tuple | list) else TypeError
+    with raises(
+        error, f"{BACKWARD}: needs is {needs!r}, expected a tuple of 'x', 'weight', 'bias'"
+    ):
         call(BACKWARD, needs=needs)
 
 
-@pytest.mark.parametrize("needs", ["x", None, 1], ids=repr)
-def test_needs_that_is_no_collection_of_names_is_refused(needs):
-    with raises(TypeError, f"{BACKWARD}: needs is {needs!r}, {NEEDS}"):
-        call(BACKWARD, needs=needs)
-
-
-@pytest.mark.parametrize("flag", [1, None, "yes", np.True_], ids=repr)
+@pytest.mark.parametrize("flag", [1, None, np.True_], ids=repr)
 def test_accumulate_must_be_a_bool(flag):
     with raises(TypeError, f"{BACKWARD}: accumulate is {flag!r}, expected True or False"):
         call(BACKWARD, accumulate=flag)
@@ -193,9 +182,9 @@ def test_parameters_must_have_an_element_for_each_channel(name, argument, shape)
 
 @names
 def test_the_channels_are_those_of_channel_axis(name):
-    groups = {} if name == "instance_norm" else {"num_groups": 5}
+    told = {"channel_axis": 1} | ({} if name == "instance_norm" else {"num_groups": 5})
     with raises(ValueError, f"{name}: weight has shape (8,), expected (5,), one for each channel"):
-        call(name, channel_axis=1, **groups)
+        call(name, **told)
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 5), (3, 5, 1), (5, 8), (3, 5, 8, 1), (1, 5, 8)], ids=str)
