@@ -48,10 +48,12 @@ EQUIVALENT = {
     "param_grad": {},
 }
 # Mutants of what no build of a kernel has; and why.
+_OF_GROUPS = {"load_each: if (inside(column, end)) {": "only group norms load by the channel"}
 UNUSED = {
-    "row_norm_forward": {},
-    "row_norm_backward": {},
+    "row_norm_forward": _OF_GROUPS,
+    "row_norm_backward": _OF_GROUPS,
     "param_grad": {
+        **_OF_GROUPS,
         "for_each_item: const bool live = inside(column, end);": "nothing it adds needs clearing",
     },
 }
