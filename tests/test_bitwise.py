@@ -9,7 +9,7 @@ from operands import DTYPES, assert_same_bits, at, draw, optional
 
 import cunorm
 from cunorm import NormForward, NormGrads
-from cunorm._layout import _collapsed
+from cunorm._layout import collapsed
 
 ROWS = 37
 WIDTHS = (1, 7, 33, 64, 129, 1000, 5003, 20480)
@@ -238,7 +238,7 @@ def test_results_ignore_how_many_strides_walk_the_rows(levels, norm):
     full = {name: draw(name, (2, 3, 2, 5, 2, 33), "float32") for name in ROW_OPERANDS}
     rows = {name: LEVELS[levels](array[..., 1, :]) for name, array in full.items()}
     strides = tuple(stride // 4 for stride in rows["x"].strides[:-1])
-    assert len(_collapsed(rows["x"].shape[:-1], strides)) == levels
+    assert len(collapsed(rows["x"].shape[:-1], strides)) == levels
     assert_same(run(rows, norm), run({name: array.copy() for name, array in rows.items()}, norm))
 
 

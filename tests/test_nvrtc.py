@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 from covers import Case, everything, pairwise
 
+from cunorm._activations import ACTIVATIONS
 from cunorm._builds import BackwardTypes, Build, Formula, ForwardTypes, ParamGradTypes
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm._plan import Walk, cuda_backward, cuda_forward, cuda_param_grad
-from cunorm.row_norm._variant import ACTIVATIONS
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from nvrtc import compile_cubin, resource_usage  # it needs CuPy
