@@ -53,10 +53,7 @@ struct ChannelTeam {
   __device__ explicit ChannelTeam(ChannelScratch<B>& scratch) : scratch(scratch) {}
 
   // Whether the thread is the one that stores what belongs to its channels.
-  __device__ bool is_first() const {
-    return (B::channels_last ? threadIdx.x / B::channel_threads
-                             : threadIdx.x % B::position_threads) == 0;
-  }
+  __device__ bool is_first() const { return position_thread<B>() == 0; }
 
   __device__ ChannelItems<B> all_reduce(const ChannelSum<B>& sum) {
     if constexpr (!B::channels_last)

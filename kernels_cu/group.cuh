@@ -148,6 +148,12 @@ __device__ inline Item<B> affine(Item<B> q, const ChannelItems<B>& factor, const
     return q * of_channel<B>(factor, at);
 }
 
+// The thread's place among those that have the same channels.
+template <class B>
+__device__ inline int position_thread() {
+  return B::channels_last ? threadIdx.x / B::channel_threads : threadIdx.x % B::position_threads;
+}
+
 // The thread's channels in a tile; with channels last, at a column. (The CPU knows of a column
 // whether its pack is whole.)
 template <class B, class Column>
@@ -157,11 +163,8 @@ struct Strip {
   Tile tile;
   Column channel;
 
-  __device__ static index_t position_thread() {
-    return B::channels_last ? threadIdx.x / B::channel_threads : threadIdx.x % B::position_threads;
-  }
   // Those left over at the end of a block have no packs; with channels first, no channels.
-  __device__ static bool has_packs() { return position_thread() < B::position_threads; }
+  __device__ static bool has_packs() { return position_thread<B>() < B::position_threads; }
   __device__ bool has_channels() const { return inside(channel, extent.channels); }
 
   // use(i, line, column, end) for each of the thread's packs; the pack is there where column < end.
@@ -172,7 +175,7 @@ struct Strip {
     if constexpr (kept<B>) {
 #pragma unroll
       for (int i = 0; i < B::packs; ++i) {
-        const index_t step = i * B::position_threads + position_thread();
+        const index_t step = i * B::position_threads + position_thread<B>();
         if constexpr (B::channels_last) {
           const index_t line = first + step;
           use(i, line, channel, has_packs() && inside(line, extent.positions) ? width : 0);

@@ -72,7 +72,7 @@ def torch_activation(torch, name):
 
 def assert_as_torch(norm, a, groups, given, activation, channel_axis):
     """Hold y and every gradient to torch's, for a `norm` of torch with channels first."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     arrays = {name: getattr(a, name) for name in ("x", *given)}
     t = {name: torch.tensor(values, requires_grad=True) for name, values in arrays.items()}
     n = norm(torch.movedim(t["x"], channel_axis, 1), t.get("weight"), t.get("bias"))
@@ -95,7 +95,7 @@ def assert_as_torch(norm, a, groups, given, activation, channel_axis):
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_group_norm_and_its_gradients_are_those_of_torch(shape, activation, channel_axis):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     *sizes, groups = shape
 
     def norm(x, weight, bias):
@@ -111,7 +111,7 @@ def test_group_norm_and_its_gradients_are_those_of_torch(shape, activation, chan
 @pytest.mark.parametrize("channel_axis", [-1, 1])
 @pytest.mark.parametrize("given", [(), ("weight", "bias")], ids=["plain", "affine"])
 def test_instance_norm_and_its_gradients_are_those_of_torch(given, channel_axis):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
     def norm(x, weight, bias):
         return torch.nn.functional.instance_norm(x, weight=weight, bias=bias, eps=EPS)

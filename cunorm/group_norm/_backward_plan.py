@@ -13,6 +13,7 @@ from cunorm._builds import ParamGradTypes
 from cunorm._dtypes import FLOAT32, FLOAT64, DType
 from cunorm._layout import WHOLE
 from cunorm._operands import optional_dtype
+from cunorm._remembered import remembered
 from cunorm.group_norm._builds import GroupBackwardTypes
 from cunorm.group_norm._calls import GroupBackwardForm
 from cunorm.group_norm._layout import GroupGeometry, geometry
@@ -77,15 +78,11 @@ def asked(norm: GroupNormBackward) -> Asked:
     if type(norm.needs) is not tuple:  # what could not be remembered, or would be as another type
         needs = tuple(sorted(_checks.names(norm.function, "needs", norm.needs, NEEDS)))
         norm = norm._replace(needs=needs)
-    try:
-        return _remembered(*norm)
-    except TypeError:  # wrong, or nothing that could be remembered
-        uncached = _remembered.__wrapped__
-    return uncached(*norm)
+    return _asked(*norm)
 
 
-@lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int
-def _remembered(
+@remembered
+def _asked(
     function: str, num_groups: Any, activation: Any, channel_axis: Any, needs: Any, accumulate: Any
 ) -> Asked:
     return Asked(

@@ -12,6 +12,7 @@ from cunorm._arrays import Form, contiguous_form, describe_all
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
 from cunorm._layout import WHOLE
 from cunorm._operands import allocate, exported, forms, optional_dtype, pointers
+from cunorm._remembered import remembered
 from cunorm.group_norm._builds import GroupForwardTypes
 from cunorm.group_norm._calls import GroupForward, GroupForwardForm, eps_bits
 from cunorm.group_norm._layout import GroupGeometry, geometry
@@ -121,15 +122,12 @@ def _run(
 
 
 def asked(norm: GroupNorm) -> Asked:
-    try:
-        return _remembered(*norm)
-    except TypeError:  # wrong, or nothing that could be remembered
-        uncached = _remembered.__wrapped__
-    return uncached(*norm)
+    """Check what the caller said by itself."""
+    return _asked(*norm)
 
 
-@lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int
-def _remembered(
+@remembered
+def _asked(
     function: str,
     num_groups: Any,
     activation: Any,

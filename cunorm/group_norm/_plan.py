@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """How the group-norm kernels are built and started, on a GPU and on a CPU.
 
-How a sample is cut into tiles depends on its shape and on the operands' dtypes alone, so that a
-sample's results depend neither on the other samples nor on alignment. Which launches go over the
-tiles may depend on anything: no result does.
+How a sample is cut into tiles, and on a GPU whether one block makes all passes, depends on its
+shape and on the operands' dtypes alone, so that a sample's results depend neither on the other
+samples nor on alignment. On a CPU the same tiles are gone over by whichever launches are quickest:
+no result depends on them.
 """
 
 from __future__ import annotations

@@ -72,6 +72,7 @@ def launches(
     samples = form.where.samples
     for first in range(0, samples, schedule.chunk):
         count = min(schedule.chunk, samples - first)
+        # The function for this form, which a union of both does not say.
         arguments = pack(form, pointers, numbers, schedule, count, first)  # type: ignore[arg-type]
         for one in schedule.passes:
             yield Launch(one.build, one.blocks * count, one.threads), arguments

@@ -14,6 +14,7 @@ from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype
 from cunorm._layout import WHOLE
 from cunorm._operands import to_copy
+from cunorm._remembered import remembered
 from cunorm.results import NormGrads
 from cunorm.row_norm._gradients import backward_form, read_inputs
 from cunorm.row_norm._variant import Variant, checked_variant
@@ -74,15 +75,10 @@ def asked(
     """Check what the caller said by itself."""
     if type(needs) is not tuple:  # what could not be remembered, or would be as another type
         needs = tuple(sorted(_checks.names(function, "needs", needs, NEEDS)))
-    said = (function, *variant, has_offset, x_dtype, needs, accumulate)
-    try:
-        return _asked(*said)
-    except TypeError:  # wrong, or nothing that could be remembered
-        uncached = _asked.__wrapped__
-    return uncached(*said)
+    return _asked(function, *variant, has_offset, x_dtype, needs, accumulate)
 
 
-@lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int
+@remembered
 def _asked(function: str, *said: Any) -> Asked:
     *variant, has_offset, x_dtype, needs, accumulate = said
     return Asked(

@@ -15,6 +15,7 @@ from cunorm._checks import Geometry
 from cunorm._dtypes import FLOAT32, FLOAT64, DType, parse_optional_dtype, promoted
 from cunorm._layout import WHOLE
 from cunorm._operands import input_layout, optional_dtype, output_layout, to_copy
+from cunorm._remembered import remembered
 from cunorm.results import NormForward
 from cunorm.row_norm._variant import Variant, checked_variant
 
@@ -81,15 +82,10 @@ class _Dtypes(NamedTuple):
 
 def asked(function: str, variant: Variant, has_offset: bool, options: Options) -> Asked:
     """Check what the caller said by itself."""
-    said = (function, *variant, has_offset, *options)
-    try:
-        return _asked(*said)
-    except TypeError:  # wrong, or nothing that could be remembered
-        uncached = _asked.__wrapped__
-    return uncached(*said)
+    return _asked(function, *variant, has_offset, *options)
 
 
-@lru_cache(maxsize=1024, typed=True)  # 1 is no bool, and True no int
+@remembered
 def _asked(function: str, *said: Any) -> Asked:
     *variant, has_offset, dtype, residual_dtype, saves, streams = said
     options = Options(

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +122,7 @@ class Family(NamedTuple):
 
     grid: Grid
     groups: int
-    plan: dict[str, Any] = {}  # noqa: RUF012
+    plan: Mapping[str, Any] = MappingProxyType({})
     passes: int = 1  # launches of a forward
 
     def of(self, samples: int) -> Grid:

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+"""What callers say by themselves, checked once for all who say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def remembered(check: Callable[..., T]) -> Callable[..., T]:
+    """Remember what a function makes of what callers say, which may be wrong or unhashable."""
+    cached = lru_cache(maxsize=1024, typed=True)(check)  # 1 is no bool, and True no int
+
+    def checked(*said: object) -> T:
+        try:
+            return cached(*said)
+        except TypeError:  # wrong, or nothing that could be remembered
+            pass
+        return check(*said)
+
+    return checked
