@@ -18,7 +18,7 @@ from cunorm._arrays import data_pointer
 _LIMIT = 1024  # calls that are remembered
 _TYPES = frozenset({np.ndarray, type(None)})
 
-Kernels = tuple[Callable[[], object], ...]
+Kernels = Callable[[], object]  # runs all that a call launches
 # An array's address, shape, strides and dtype, and whether it may be written to.
 Facts = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any], bool]
 
@@ -58,14 +58,8 @@ def ran_again(key: Key | None) -> bool:
     kernels = None if key is None else _known.get(key)
     if kernels is None:
         return False
-    run_all(kernels)
+    kernels()
     return True
-
-
-def run_all(kernels: Kernels) -> None:
-    """Run kernels, one after the other."""
-    for kernel in kernels:
-        kernel()
 
 
 def remember(key: Key | None, ran: Ran | None) -> None:

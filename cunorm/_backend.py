@@ -36,7 +36,7 @@ def run_forward(call: Forward) -> Ran | None:
     elif has_compiler():
         pointers = call.pointers()
         kernels = cpu_forward_kernels(form, pointers, call.numbers())
-        _again.run_all(kernels)
+        kernels()
         return Ran(pointers, kernels)
     else:
         _fallback.forward(call)
@@ -63,7 +63,7 @@ def run_backward(call: Backward) -> Ran | None:
             call = _with_sums(call, launch)
         pointers = call.pointers()
         kernels = cpu_backward_kernels(call.form, pointers, call.numbers())
-        _again.run_all(kernels)
+        kernels()
         return Ran(pointers, kernels)
     else:
         _fallback.backward(call)
@@ -94,26 +94,28 @@ def cpu_forward_kernels(form: ForwardForm, pointers: tuple[int, ...], numbers: b
     walk = form.where.walk
     launch = _plan.cpu_forward(form.types, walk)
     arguments = forward_arguments(form, pointers, numbers)
-    return (_cpu.runner(_cpu.library(launch.build), launch.grid, arguments, walk.elements),)
+    return _cpu.runner([_task(launch, arguments, walk.elements)])
 
 
 @lru_cache(maxsize=1024)
 def cpu_backward_kernels(form: BackwardForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
-    """Return the same of a backward; all is made ready before the first kernel empties caches."""
+    """Return the same of a backward."""
     walk = form.where.walk
     launch = _plan.cpu_backward(form.types, walk.not_empty())
-    kernels = []
+    tasks = []
     if walk.rows:
         arguments = backward_arguments(form, pointers, numbers, launch)
-        library = _cpu.library(launch.build)
-        kernels.append(_cpu.runner(library, launch.grid, arguments, walk.elements))
+        tasks.append(_task(launch, arguments, walk.elements))
     if form.parameters:
         width = walk.width * walk.groups
         params = _plan.cpu_param_grad(form.param_types, width)
         arguments = param_grad_arguments(form, pointers, launch)
-        library = _cpu.library(params.build)
-        kernels.append(_cpu.runner(library, params.grid, arguments, launch.parts * width))
-    return tuple(kernels)
+        tasks.append(_task(params, arguments, launch.parts * width))
+    return _cpu.runner(tasks)
+
+
+def _task(launch: Launch, arguments: bytes, work: int) -> _cpu.Task:
+    return _cpu.Task(_cpu.library(launch.build), launch.grid, arguments, work)
 
 
 def forget() -> None:

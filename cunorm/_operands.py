@@ -56,6 +56,8 @@ def copied(names: Iterable[str], operands: Iterable[Any], to_copy: tuple[str, ..
 
 def allocate(function: str, x: Operand, form: Form) -> Operand:
     """Make an array of the framework of x; one that it cannot have is an error."""
+    if form == x.form:
+        return x.framework.allocate_like(x)
     try:
         return x.framework.allocate(form)
     except TypeError as error:

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from cunorm._arrays import CPU, NUMPY, Operand, contiguous_form
-from cunorm._dtypes import FLOAT64, DType
+from cunorm._dtypes import FLOAT64
 
-_KEPT_BYTES = 1 << 20  # at most, by a thread
+_KEPT = 1 << 17  # elements at most, by a thread
 
 
 class _Kept(threading.local):
@@ -22,15 +20,16 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-@contextmanager
-def scratch(size: int, dtype: DType) -> Iterator[Operand]:
-    """Lend memory for `size` elements; a signal handler that asks meanwhile gets other memory."""
-    needed = -(-size * dtype.itemsize // FLOAT64.itemsize)
+def lend(size: int) -> Operand:
+    """Lend memory for `size` bytes; a signal handler that asks meanwhile gets other memory."""
+    needed = -(-size // FLOAT64.itemsize)
     operand, _kept.operand = _kept.operand, None
     if operand is None or operand.form.shape[0] < needed:
         operand = NUMPY.allocate(contiguous_form((needed,), FLOAT64, CPU))
-    try:
-        yield operand
-    finally:
-        if operand.form.shape[0] * FLOAT64.itemsize <= _KEPT_BYTES:
-            _kept.operand = operand
+    return operand
+
+
+def take_back(operand: Operand) -> None:
+    """Take back what was lent."""
+    if operand.form.shape[0] <= _KEPT:
+        _kept.operand = operand

@@ -7,9 +7,9 @@
 //   gelu_tanh  z/2 (1 + tanh u) = z s(2u),   u = sqrt(2 / pi) (z + 0.044715 z^3)
 //
 // V is float or double, on the CPU a vector of them: a build picks one of the structs by its name,
-// and the same text serves both. 1 - s(z) is no difference where it is small, so that tails keep
-// their digits; where s(z) is subnormal it may be 0. At an infinity a derivative is its limit; NaN
-// gives NaN. A caller that uses the value alone pays for that alone, once all is inlined.
+// and the same text serves both. 1 - s(z) is no difference, so that tails keep their digits; where
+// s(z) is subnormal it may be 0. At an infinity a derivative is its limit; NaN gives NaN. A caller
+// that uses the value alone pays for that alone, once all is inlined.
 #pragma once
 #include "math.cuh"
 
@@ -27,15 +27,15 @@ __device__ inline V bounded(V z) {
   return math::at_most(math::at_least(z, -1000), 1000);
 }
 
-// s(z), and 1 - s(z), which is a difference only where that is at least a half.
+// s(z), and 1 - s(z), which is no difference. It is 0 where e is infinite, as s(z) is.
 template <class V>
 struct Logistic {
   V value, complement;
 };
 template <class V>
 __device__ inline Logistic<V> logistic(V z) {
-  const V e = math::exp(-z), value = math::reciprocal(1.0f + e);
-  return {value, math::select(z < 0.0f, 1.0f - value, e * value)};
+  const V e = math::exp_minus(z), value = math::reciprocal(1.0f + e);
+  return {value, math::at_most(e, math::largest<V>)*value};
 }
 
 struct identity {

@@ -80,11 +80,21 @@ __device__ inline auto loader(const Arguments<B>& arguments, index_t sample) {
   };
 }
 
-template <class B, class Column>
-__device__ inline void prefetch_inputs(const Arguments<B>& arguments, index_t sample, index_t line,
-                                       Column column) {
-  prefetch_pack<B>(arguments.dy.at(sample, line), column);
-  prefetch_pack<B>(arguments.x.at(sample, line), column);
+// With channels first the first pass has the next group's x prefetched and the last pass its dy, so
+// that memory is busy in both; with channels last each pass what it comes to itself.
+template <class B, class Strip, class Column>
+__device__ inline void prefetch_in_first_pass(const Arguments<B>& arguments, index_t sample,
+                                              const Strip& strip, index_t line, Column column) {
+  prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
+  if constexpr (B::channels_last)
+    prefetch_pack<B>(arguments.dy.at(sample, strip.later(line)), column);
+}
+template <class B, class Strip, class Column>
+__device__ inline void prefetch_in_last_pass(const Arguments<B>& arguments, index_t sample,
+                                             const Strip& strip, index_t line, Column column) {
+  prefetch_pack<B>(arguments.dy.at(sample, strip.later(line)), column);
+  if constexpr (B::channels_last)
+    prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
 }
 
 // What p and h of a strip's channels take.
@@ -146,8 +156,7 @@ __device__ inline void find_sums(const Arguments<B>& arguments, const Extent<B>&
     packs.load_each(
         strip, loader(arguments, sample),
         [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
-          if constexpr (B::channels_last)
-            prefetch_inputs(arguments, sample, strip.later(line), column);
+          prefetch_in_first_pass(arguments, sample, strip, line, column);
           for_each_item<B>(column, end, [&](auto at) {
             const auto p = channels.p(inputs, at), h = channels.h(inputs, p, at);
             if constexpr (B::kept_h > 0) line_h[column / B::pack].item[at.index] = h;
@@ -238,7 +247,7 @@ __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& 
     const auto offset = of_group(Offset);
     packs.last_pass(strip, loader(arguments, sample),
                     [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
-                      prefetch_inputs(arguments, sample, strip.later(line), column);
+                      prefetch_in_last_pass(arguments, sample, strip, line, column);
                       OutputPack<B, typename B::dx_t> dx(arguments.dx.at(sample, line), end);
                       for_each_item<B>(column, end, [&](auto at) {
                         const auto p = channels.p(inputs, at);

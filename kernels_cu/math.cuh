@@ -13,6 +13,14 @@ using ::fabs;
 using ::tanh;
 
 template <class V>
+__device__ inline V exp_minus(V v) {
+  return exp(-v);
+}
+
+template <class V>
+inline constexpr double largest = sizeof(V) == sizeof(float) ? 0x1.fffffep127 : 0x1.fffffffffffffp1023;
+
+template <class V>
 __device__ inline V constant(double v) {
   return static_cast<V>(v);
 }

@@ -18,8 +18,7 @@ from cunorm._activations import ACTIVATIONS
 from cunorm._arrays import Device, contiguous_form
 from cunorm._dtypes import DTYPES as STORAGE
 from cunorm.group_norm import _backward_plan, _forward, _workspace_size
-from cunorm.group_norm._operands import workspace_bytes
-from cunorm.group_norm._run import schedule_of
+from cunorm.group_norm._run import schedule_of, workspace_bytes
 
 OPS = ("group_norm", "instance_norm", "group_norm_forward", "group_norm_backward")
 ALL = ("x", "weight", "bias")

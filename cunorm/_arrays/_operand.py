@@ -111,6 +111,10 @@ class Framework(ABC):
     def allocate(self, form: Form) -> Operand:
         """Make an array with nothing in it yet: dense, in C order of its axes in some order."""
 
+    def allocate_like(self, operand: Operand) -> Operand:
+        """Make an array of the form that one of this framework has, where `allocate` can."""
+        return self.allocate(operand.form)
+
     @abstractmethod
     def contiguous(self, operand: Operand) -> Operand:
         """Copy an operand of this framework into C order of the axes of its form."""

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from cunorm._cpu._compile import (
     Entry,
@@ -18,6 +20,7 @@ from cunorm._cpu._compile import (
 from cunorm._cpu._threads import available_cores, set_num_threads, thread_count
 
 __all__ = [
+    "Task",
     "available_cores",
     "cache_folder",
     "compiler",
@@ -34,8 +37,33 @@ __all__ = [
 _SERIAL_WORK = 1 << 15
 
 
-def runner(entry: Entry, grid: int, arguments: bytes, work: int) -> Callable[[], object]:
-    """Return what runs a kernel of `grid` blocks to its end; it goes through `work` elements."""
-    if work > _SERIAL_WORK and grid > 1:
-        return lambda: entry(grid, min(thread_count(), grid), arguments)
-    return partial(entry, grid, 1, arguments)
+_TASK = struct.Struct("<Qqq")  # `struct Task` of launch.h
+
+
+class Task(NamedTuple):
+    """A kernel to run."""
+
+    entry: Entry
+    grid: int  # blocks
+    arguments: bytes
+    work: int  # elements that it goes through
+
+
+def runner(tasks: Sequence[Task]) -> Callable[[], object]:
+    """Return what runs kernels to their end, one after the other."""
+    if not tasks:
+        return lambda: None
+    run, listed, count = tasks[0].entry.run, _list_of(tasks), len(tasks)
+    most = max(task.grid for task in tasks)
+    if most > 1 and any(task.work > _SERIAL_WORK for task in tasks):
+        return lambda: run(listed, count, min(thread_count(), most))
+    return partial(run, listed, count, 1)
+
+
+def _list_of(tasks: Sequence[Task]) -> bytes:
+    """Return the list that `cunorm_run` takes: the tasks, then the arguments of each."""
+    heads, place = [], len(tasks) * _TASK.size
+    for task in tasks:
+        heads.append(_TASK.pack(task.entry.blocks, task.grid, place))
+        place += len(task.arguments)
+    return b"".join((*heads, *(task.arguments for task in tasks)))

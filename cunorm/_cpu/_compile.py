@@ -32,7 +32,12 @@ _ERROR_LINES = 8
 
 TEMPORARY = "compiling-"  # how the names of folders begin that are removed after their use
 
-Entry = Callable[[int, int, bytes], None]
+
+class Entry(NamedTuple):
+    """What a library offers; see launch.h."""
+
+    run: Callable[[bytes, int, int], None]  # lists of kernels of this and other libraries
+    blocks: int  # the address of what runs blocks of its kernel
 
 
 class Compiler(NamedTuple):
@@ -55,7 +60,7 @@ def compiler() -> Compiler | None:
 
 
 def library(build: Build) -> Entry:
-    """Return the launcher of a build, compiled or from the cache on disk."""
+    """Return the entry of a build, compiled or from the cache on disk."""
     return _loaded.get(build) or _ready(build)[0]
 
 
@@ -69,7 +74,7 @@ def prepare(build: Build) -> bool:
 
 
 def _ready(build: Build) -> tuple[Entry, bool]:
-    """Return the launcher of a build, and whether the compiler was called for it here and now."""
+    """Return the entry of a build, and whether the compiler was called for it here and now."""
     return _loaded.ready(build, partial(_load, build))
 
 
@@ -88,10 +93,12 @@ def forget() -> None:
 
 def _load(build: Build) -> tuple[Entry, bool]:
     shared, was_compiled = _opened(build)
-    entry = shared.cunorm_launch
-    entry.argtypes = (ctypes.c_longlong, ctypes.c_int, ctypes.c_char_p)
-    entry.restype = None
-    return entry, was_compiled
+    run = shared.cunorm_run
+    run.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int)
+    run.restype = None
+    blocks = ctypes.cast(shared.cunorm_blocks, ctypes.c_void_p).value
+    assert blocks is not None
+    return Entry(run, blocks), was_compiled
 
 
 def _opened(build: Build, tries: int = 3) -> tuple[ctypes.CDLL, bool]:

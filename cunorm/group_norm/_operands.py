@@ -7,13 +7,13 @@ from typing import Any
 
 from cunorm import _checks
 from cunorm._activations import checked_activation
-from cunorm._arrays import Device, Form, Operand, describe_memory, in_c_order
+from cunorm._arrays import Form, Operand, describe_memory, in_c_order
 from cunorm._dtypes import DType
 from cunorm._layout import WHOLE
 from cunorm._outputs import check_own_memory
-from cunorm.group_norm._calls import GroupForm, Lines, workspace_elements
+from cunorm.group_norm._calls import GroupForm, Lines
 from cunorm.group_norm._layout import GroupGeometry, back, in_order
-from cunorm.group_norm._run import schedule_of
+from cunorm.group_norm._run import workspace_bytes
 
 ABSENT: Lines = (0, 0)
 
@@ -109,9 +109,3 @@ def given_workspace(function: str, workspace: Any, x: Operand, form: GroupForm) 
     if operand.device is not x.device:
         _checks.same_device(function, x.form, [("workspace", operand.form)])
     return operand
-
-
-def workspace_bytes(form: GroupForm, device: Device) -> int:
-    """Return the bytes that a call takes at most."""
-    elements = workspace_elements(form, schedule_of(form, device))
-    return elements * form.types.compute.itemsize

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache, partial
 
-from cunorm import _again, _backend, _cpu, _cuda, _fallback, _plan
+from cunorm import _again, _backend, _cpu, _cuda, _fallback, _plan, _scratch
 from cunorm._again import Kernels, Ran
 from cunorm._arrays import CPU, Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
-from cunorm._scratch import scratch
 from cunorm.group_norm._calls import (
     GroupBackwardForm,
     GroupCall,
@@ -64,6 +63,13 @@ def schedule_of(form: GroupForm, device: Device, access: int | None = None) -> S
     return cuda_schedule(form.types, where, access)
 
 
+@lru_cache(maxsize=1024)
+def workspace_bytes(form: GroupForm, device: Device) -> int:
+    """Return the bytes that a call takes at most."""
+    elements = workspace_elements(form, schedule_of(form, device))
+    return elements * form.types.compute.itemsize
+
+
 def launches(
     form: GroupForm, pointers: tuple[int, ...], numbers: bytes, schedule: Schedule
 ) -> Iterator[tuple[Launch, bytes]]:
@@ -85,32 +91,39 @@ def cpu_kernels(form: GroupForm, pointers: tuple[int, ...], numbers: bytes) -> K
     where = form.where
     schedule = schedule_of(form, CPU)
     work = where.elements
-    kernels = [
-        _cpu.runner(_cpu.library(launch.build), launch.grid, arguments, work)
+    tasks = [
+        _cpu.Task(_cpu.library(launch.build), launch.grid, arguments, work)
         for launch, arguments in launches(form, pointers, numbers, schedule)
     ]
     if isinstance(form, GroupBackwardForm) and form.parameters:
         launch = _plan.cpu_param_grad(form.param_types, where.channels)
         arguments = param_grad_arguments(form, pointers, schedule)
         work = where.samples * where.channels
-        kernels.append(_cpu.runner(_cpu.library(launch.build), launch.grid, arguments, work))
-    return tuple(kernels)
+        tasks.append(_cpu.Task(_cpu.library(launch.build), launch.grid, arguments, work))
+    return _cpu.runner(tasks)
 
 
 def forget() -> None:
     """Let the next call load its kernels anew."""
+    workspace_bytes.cache_clear()
     cpu_kernels.cache_clear()
     _again.forget()
 
 
 def _run_on_cpu(call: GroupCall) -> Ran:
-    if call.workspace is None:
-        size = workspace_elements(call.form, schedule_of(call.form, CPU))
-        with scratch(size, call.form.types.compute) as memory:
-            return _run_on_cpu(call._replace(workspace=memory))
-    pointers = call.pointers()
+    *pointers, workspace = call.pointers()
+    if workspace:
+        return _run_at(call, (*pointers, workspace))
+    memory = _scratch.lend(workspace_bytes(call.form, CPU))
+    try:
+        return _run_at(call, (*pointers, memory.pointer))
+    finally:
+        _scratch.take_back(memory)
+
+
+def _run_at(call: GroupCall, pointers: tuple[int, ...]) -> Ran:
     kernels = cpu_kernels(call.form, pointers, call.numbers())
-    _again.run_all(kernels)
+    kernels()
     return Ran(pointers, kernels)
 
 

@@ -12,7 +12,7 @@ from cunorm._arrays import Form, contiguous_form
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm.group_norm import _backward_plan, _forward
 from cunorm.group_norm._layout import geometry
-from cunorm.group_norm._operands import workspace_bytes
+from cunorm.group_norm._run import workspace_bytes
 
 # One that leaves a GPU's threads room for large tiles, and one that takes more registers.
 _ACTIVATIONS = ("identity", "gelu")

@@ -11,6 +11,8 @@
 // then moved to neighbours while that helped (erfc). `error` is what is left with the rounded ones,
 // relative to the function: at most an eighth of what rounding the result may cost.
 #pragma once
+#include <limits>
+
 #include "simd.h"
 
 namespace math {
@@ -34,6 +36,9 @@ struct Element<simd::Doubles> {
 };
 template <class V>
 using Integers = decltype(V{} == V{});
+
+template <class V>
+inline constexpr double largest = std::numeric_limits<typename Element<V>::type>::max();
 
 template <class V>
 inline V constant(double v) {
@@ -148,22 +153,41 @@ inline simd::Floats scaled(simd::Floats v, simd::Floats n) {
 }
 #if defined(__AVX512DQ__)
 // There n may be any number, infinite or NaN too; r, which is nonsense then, is made a small one.
-inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
+inline Reduced<simd::Floats> of_any(Reduced<simd::Floats> v) {
   constexpr int smaller_magnitude = 2;  // with the sign of the first operand
-  auto [n, r] = reduced(v);
-  r = (simd::Floats)_mm512_range_ps((__m512)r, _mm512_set1_ps(0.5f), smaller_magnitude);
-  return {n, r};
+  const __m512 r = _mm512_range_ps((__m512)v.r, _mm512_set1_ps(0.5f), smaller_magnitude);
+  return {v.n, (simd::Floats)r};
+}
+inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) { return of_any(reduced(v)); }
+// Of -v, which costs no instruction here.
+inline Reduced<simd::Floats> reduced_minus(simd::Floats v) {
+  using K = ExpConstants<float>;
+  const simd::Floats to_integer = constant<simd::Floats>(K::to_integer);
+  const simd::Floats n = fma(v, constant<simd::Floats>(-K::log2_e), to_integer) - to_integer;
+  const simd::Floats high = constant<simd::Floats>(K::ln2_high);
+  const simd::Floats rest = (simd::Floats)_mm512_fnmsub_ps((__m512)n, (__m512)high, (__m512)v);
+  return of_any({n, fma(n, constant<simd::Floats>(-K::ln2_low), rest)});
 }
 #endif
 #endif
 
 template <class V>
-inline V exp(V v) {
+inline V exp_of(const Reduced<V>& v) {
   using K = ExpConstants<typename Element<V>::type>;
-  const auto [n, r] = reduced_of_any(v);
   const V one = constant<V>(1);
-  return scaled(fma(fma(polynomial(r, K::polynomial), r, one), r, one), n);
+  return scaled(fma(fma(polynomial(v.r, K::polynomial), v.r, one), v.r, one), v.n);
 }
+template <class V>
+inline V exp(V v) {
+  return exp_of(reduced_of_any(v));
+}
+template <class V>
+inline V exp_minus(V v) {
+  return exp(-v);
+}
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+inline simd::Floats exp_minus(simd::Floats v) { return exp_of(reduced_minus(v)); }
+#endif
 
 // v + v^3 polynomial(v^2) up to |v| = 0.55, then 1 - 2 e / (1 + e), e = e^(-2 |v|).
 template <class C>
