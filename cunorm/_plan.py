@@ -71,9 +71,10 @@ class Team(NamedTuple):
 
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=0)
 
-# Bytes from which stores past a CPU's caches pay, where rows are whole cache lines; measured with
-# two cores and 32 MiB of cache.
-_LARGE_RESULT, _CACHE_LINE = 16 << 20, 64
+# Bytes from which stores past a CPU's caches pay, where rows are whole cache lines, also for who
+# reads the result next: of float32, and of 16 bits, where a store is half a line. Measured with two
+# cores and 32 MiB of cache.
+_LARGE_RESULT, _LARGE_HALVES, _CACHE_LINE = 8 << 20, 16 << 20, 64
 # Bytes of a row of x above which the backward prefetches in both of its passes; measured there too.
 _SHORT_ROW = 8 << 10
 
@@ -204,13 +205,13 @@ def cpu_param_grad(types: ParamGradTypes, width: int) -> Launch:
 
 
 def _cpu_stores(where: Walk, result: DType) -> Macros:
-    row_bytes = where.width * result.itemsize
-    return cpu_stores(where.rows * where.groups * row_bytes, row_bytes)
+    return cpu_stores(where.rows * where.groups * where.width, where.width, result.itemsize)
 
 
-def cpu_stores(result_bytes: int, row_bytes: int) -> Macros:
-    """Return the macro that sends stores past the caches, for results that no cache would hold."""
-    large = result_bytes >= _LARGE_RESULT and row_bytes % _CACHE_LINE == 0
+def cpu_stores(elements: int, row: int, itemsize: int) -> Macros:
+    """Return the macro that sends stores past the caches, for large results of whole lines."""
+    enough = _LARGE_HALVES if itemsize == 2 else _LARGE_RESULT
+    large = elements * itemsize >= enough and row * itemsize % _CACHE_LINE == 0
     return (("NON_TEMPORAL", "true"),) if large else ()
 
 

@@ -108,6 +108,25 @@ struct PartMoments {
   double count, distance, squares;
 };
 
+// Of the parts of a sample, of which only the last may be shorter.
+struct PartCounts {
+  index_t last;
+  double whole, whole_inverse, cut, cut_inverse;
+
+  template <class B>
+  __device__ explicit PartCounts(const Extent<B>& extent)
+      : last(extent.parts() - 1),
+        whole(double(extent.part_positions(0))),
+        whole_inverse(1.0 / whole),
+        cut(double(extent.part_positions(last))),
+        cut_inverse(1.0 / cut) {}
+
+  __device__ double count(index_t part) const { return part < last ? whole : cut; }
+  __device__ double inverse(index_t part) const {
+    return part < last ? whole_inverse : cut_inverse;
+  }
+};
+
 // Chan's formula, in double: a group's mean is that of its first channel's first part plus the mean
 // distance from that, so that equal elements leave no rest.
 template <class B>
@@ -117,14 +136,14 @@ __device__ inline void combine_moments(const Arguments<B>& arguments, const Exte
   using C = typename B::compute_t;
   const index_t size = extent.group_channels(), first = group * size;
   const double first_shift = handed_on.load(Shift, sample, 0, first);
-  const double first_rest =
-      handed_on.load(Sum, sample, 0, first) / double(extent.part_positions(0));
+  const PartCounts counts(extent);
+  const double first_rest = handed_on.load(Sum, sample, 0, first) * counts.inverse(0);
   const auto moments = [&](index_t part, index_t channel) {
-    const double count = double(extent.part_positions(part));
-    const double sum = handed_on.load(Sum, sample, part, channel), rest = sum / count;
+    const double sum = handed_on.load(Sum, sample, part, channel);
+    const double rest = sum * counts.inverse(part);
     const double shift = handed_on.load(Shift, sample, part, channel);
     const double squares = handed_on.load(Squares, sample, part, channel) - sum * rest;
-    return PartMoments{count, (shift - first_shift) + (rest - first_rest), squares};
+    return PartMoments{counts.count(part), (shift - first_shift) + (rest - first_rest), squares};
   };
 
   double distances = 0;

@@ -18,7 +18,8 @@ __device__ inline V exp_minus(V v) {
 }
 
 template <class V>
-inline constexpr double largest = sizeof(V) == sizeof(float) ? 0x1.fffffep127 : 0x1.fffffffffffffp1023;
+inline constexpr double largest =
+    sizeof(V) == sizeof(float) ? 0x1.fffffep127 : 0x1.fffffffffffffp1023;
 
 template <class V>
 __device__ inline V constant(double v) {

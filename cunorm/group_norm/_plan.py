@@ -128,10 +128,10 @@ def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     """Plan the launches on a CPU."""
     tiling = cpu_tiling(where)
     macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(access=1))
-    row_bytes = where.channels if where.channels_last else where.positions
+    row = where.channels if where.channels_last else where.positions
     written = types.written()
     if written is not None:
-        macros += cpu_stores(where.elements * written.itemsize, row_bytes * written.itemsize)
+        macros += cpu_stores(where.elements, row, written.itemsize)
     sample_bytes = where.positions * where.channels * types.x.itemsize
     chunk = max(1, min(where.samples, _CPU_CHUNK // sample_bytes, _CPU_HANDED // where.channels))
     block_groups = _cpu_block_groups(where, sample_bytes)
