@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 from cunorm import _again, _cpu, _cuda, _fallback, _plan
 from cunorm._again import Kernels, Ran
@@ -93,8 +93,8 @@ def cpu_forward_kernels(form: ForwardForm, pointers: tuple[int, ...], numbers: b
     """Return what to run for a call with arrays at these places."""
     walk = form.where.walk
     launch = _plan.cpu_forward(form.types, walk)
-    arguments = forward_arguments(form, pointers, numbers)
-    return _cpu.runner([_task(launch, arguments, walk.elements)])
+    run = _cpu.runner([_task(launch, 0, walk.elements)])
+    return partial(run, forward_arguments(form, pointers, numbers))
 
 
 @lru_cache(maxsize=1024)
@@ -102,20 +102,20 @@ def cpu_backward_kernels(form: BackwardForm, pointers: tuple[int, ...], numbers:
     """Return the same of a backward."""
     walk = form.where.walk
     launch = _plan.cpu_backward(form.types, walk.not_empty())
-    tasks = []
+    tasks, arguments = [], b""
     if walk.rows:
+        tasks.append(_task(launch, 0, walk.elements))
         arguments = backward_arguments(form, pointers, numbers, launch)
-        tasks.append(_task(launch, arguments, walk.elements))
     if form.parameters:
         width = walk.width * walk.groups
         params = _plan.cpu_param_grad(form.param_types, width)
-        arguments = param_grad_arguments(form, pointers, launch)
-        tasks.append(_task(params, arguments, launch.parts * width))
-    return _cpu.runner(tasks)
+        tasks.append(_task(params, len(arguments), launch.parts * width))
+        arguments += param_grad_arguments(form, pointers, launch)
+    return partial(_cpu.runner(tasks), arguments)
 
 
-def _task(launch: Launch, arguments: bytes, work: int) -> _cpu.Task:
-    return _cpu.Task(_cpu.library(launch.build), launch.grid, arguments, work)
+def _task(launch: Launch, place: int, work: int) -> _cpu.Task:
+    return _cpu.Task(_cpu.library(launch.build), launch.grid, place, work)
 
 
 def forget() -> None:

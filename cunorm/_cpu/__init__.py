@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from cunorm._cpu._compile import (
@@ -45,25 +44,18 @@ class Task(NamedTuple):
 
     entry: Entry
     grid: int  # blocks
-    arguments: bytes
+    place: int  # where, in the arguments of all, its own begin
     work: int  # elements that it goes through
 
 
-def runner(tasks: Sequence[Task]) -> Callable[[], object]:
-    """Return what runs kernels to their end, one after the other."""
+def runner(tasks: Sequence[Task]) -> Callable[[bytes], object]:
+    """Return what runs kernels to their end, one after the other, given the arguments of all."""
     if not tasks:
-        return lambda: None
-    run, listed, count = tasks[0].entry.run, _list_of(tasks), len(tasks)
-    most = max(task.grid for task in tasks)
+        return lambda arguments: None
+    run, count, most = tasks[0].entry.run, len(tasks), max(task.grid for task in tasks)
+    heads = b"".join(
+        _TASK.pack(task.entry.blocks, task.grid, count * _TASK.size + task.place) for task in tasks
+    )
     if most > 1 and any(task.work > _SERIAL_WORK for task in tasks):
-        return lambda: run(listed, count, min(thread_count(), most))
-    return partial(run, listed, count, 1)
-
-
-def _list_of(tasks: Sequence[Task]) -> bytes:
-    """Return the list that `cunorm_run` takes: the tasks, then the arguments of each."""
-    heads, place = [], len(tasks) * _TASK.size
-    for task in tasks:
-        heads.append(_TASK.pack(task.entry.blocks, task.grid, place))
-        place += len(task.arguments)
-    return b"".join((*heads, *(task.arguments for task in tasks)))
+        return lambda arguments: run(heads + arguments, count, min(thread_count(), most))
+    return lambda arguments: run(heads + arguments, count, 1)

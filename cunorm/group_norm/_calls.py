@@ -14,7 +14,7 @@ from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes
 from cunorm.group_norm._plan import Samples, Schedule
 
 # The kernels' argument structs: all fields are of eight bytes. Lines: a pointer and two strides.
-_FORWARD = struct.Struct("<" + 2 * "Q2q" + "5Q6qd")
+_FORWARD = struct.Struct("<" + 2 * "Q2q" + "5Q6q")  # and eps
 _BACKWARD = struct.Struct("<" + 3 * "Q2q" + "7Q6q")
 _PARAM_GRAD = struct.Struct("<4Q3q")
 _EPS = struct.Struct("<d")
@@ -131,7 +131,26 @@ def workspace_elements(form: GroupForm, schedule: Schedule) -> int:
     return schedule.handed_size + parameters * where.samples * where.pitch
 
 
-def forward_arguments(
+def arguments(
+    form: GroupForm,
+    pointers: tuple[int, ...],
+    numbers: bytes,
+    schedule: Schedule,
+    samples: int,
+    first_sample: int,
+) -> bytes:
+    """Return `struct Arguments` of the form's kernel; `pointers` as its call has them."""
+    if isinstance(form, GroupForwardForm):
+        return _forward_arguments(form, pointers, numbers, schedule, samples, first_sample)
+    return _backward_arguments(form, pointers, numbers, schedule, samples, first_sample)
+
+
+def arguments_size(form: GroupForm) -> int:
+    """Return the bytes of them."""
+    return _FORWARD.size + _EPS.size if isinstance(form, GroupForwardForm) else _BACKWARD.size
+
+
+def _forward_arguments(
     form: GroupForwardForm,
     pointers: tuple[int, ...],
     numbers: bytes,
@@ -139,18 +158,13 @@ def forward_arguments(
     samples: int,
     first_sample: int,
 ) -> bytes:
-    """Return `struct Arguments` of group_norm_forward.cu; `pointers` as GroupForward has them."""
-    at = dict(zip(GroupForward._fields[_BEFORE_FORWARD:], pointers, strict=True))
-    others = [at[name] for name in ("weight", "bias", "mean", "rstd", "workspace")]
-    return _FORWARD.pack(
-        *_lines([at[name] for name in _FORWARD_LINES], form.lines),
-        *others,
-        *(samples, first_sample, *_sizes(form.where, schedule)),
-        *_EPS.unpack(numbers),
-    )
+    x, weight, bias, y, mean, rstd, workspace = pointers
+    (of_x, of_y), sizes = form.lines, _sizes(form.where, schedule)
+    others = (weight, bias, mean, rstd, workspace)
+    return _FORWARD.pack(x, *of_x, y, *of_y, *others, samples, first_sample, *sizes) + numbers
 
 
-def backward_arguments(
+def _backward_arguments(
     form: GroupBackwardForm,
     pointers: tuple[int, ...],
     numbers: bytes,
@@ -158,29 +172,21 @@ def backward_arguments(
     samples: int,
     first_sample: int,
 ) -> bytes:
-    """Return `struct Arguments` of group_norm_backward.cu; `pointers` as GroupBackward has them."""
-    at = dict(zip(GroupBackward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
-    others = [at[name] for name in ("weight", "bias", "mean", "rstd")]
-    return _BACKWARD.pack(
-        *_lines([at[name] for name in _BACKWARD_LINES], form.lines),
-        *others,
-        *_sum_pointers(form, at["workspace"], schedule),
-        at["workspace"],
-        *(samples, first_sample, *_sizes(form.where, schedule)),
-    )
+    dy, x, mean, rstd, weight, bias, dx, _, _, workspace = pointers
+    (of_dy, of_x, of_dx), sizes = form.lines, _sizes(form.where, schedule)
+    sums = _sum_pointers(form, workspace, schedule)
+    others = (weight, bias, mean, rstd, *sums, workspace)
+    rows = (dy, *of_dy, x, *of_x, dx, *of_dx)
+    return _BACKWARD.pack(*rows, *others, samples, first_sample, *sizes) + numbers
 
 
 def param_grad_arguments(
     form: GroupBackwardForm, pointers: tuple[int, ...], schedule: Schedule
 ) -> bytes:
     """Return `struct Arguments` of param_grad.cu: a part is a sample."""
-    at = dict(zip(GroupBackward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
-    where = form.where
-    return _PARAM_GRAD.pack(
-        *_sum_pointers(form, at["workspace"], schedule),
-        *(at["dweight"], at["dbias"]),
-        *(where.samples, where.pitch, where.channels),
-    )
+    *_, dweight, dbias, workspace = pointers
+    sums, where = _sum_pointers(form, workspace, schedule), form.where
+    return _PARAM_GRAD.pack(*sums, dweight, dbias, where.samples, where.pitch, where.channels)
 
 
 def _sum_pointers(form: GroupBackwardForm, first: int, schedule: Schedule) -> tuple[int, int]:
@@ -189,11 +195,6 @@ def _sum_pointers(form: GroupBackwardForm, first: int, schedule: Schedule) -> tu
     dweight = first + schedule.handed_size * itemsize
     rows = form.where.samples * form.where.pitch * itemsize
     return dweight, dweight + rows if form.types.dweight else dweight
-
-
-def _lines(pointers: list[int], lines: tuple[Lines, ...]) -> list[int]:
-    """Return the fields of `struct Lines` for each operand."""
-    return [field for p, strides in zip(pointers, lines, strict=True) for field in (p, *strides)]
 
 
 def _sizes(where: Samples, schedule: Schedule) -> tuple[int, int, int, int]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 
 from cunorm import _again, _backend, _cpu, _cuda, _fallback, _plan, _scratch
@@ -15,9 +15,8 @@ from cunorm.group_norm._calls import (
     GroupCall,
     GroupForm,
     GroupForward,
-    GroupForwardForm,
-    backward_arguments,
-    forward_arguments,
+    arguments,
+    arguments_size,
     param_grad_arguments,
     workspace_elements,
 )
@@ -74,40 +73,55 @@ def launches(
     form: GroupForm, pointers: tuple[int, ...], numbers: bytes, schedule: Schedule
 ) -> Iterator[tuple[Launch, bytes]]:
     """Yield each launch of the group norm itself, and its arguments."""
-    pack = forward_arguments if isinstance(form, GroupForwardForm) else backward_arguments
-    samples = form.where.samples
-    for first in range(0, samples, schedule.chunk):
-        count = min(schedule.chunk, samples - first)
-        # The function for this form, which a union of both does not say.
-        arguments = pack(form, pointers, numbers, schedule, count, first)  # type: ignore[arg-type]
+    for count, first in _chunks(form, schedule):
+        of_chunk = arguments(form, pointers, numbers, schedule, count, first)
         for one in schedule.passes:
-            yield Launch(one.build, one.blocks * count, one.threads), arguments
+            yield Launch(one.build, one.blocks * count, one.threads), of_chunk
 
 
 # Programs call again with the arrays of before: to make ready what comes again is what takes time.
 @lru_cache(maxsize=1024)
 def cpu_kernels(form: GroupForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
-    """Return what to run for a call with arrays at these places."""
-    where = form.where
+    """Return what runs a call with arrays at these places."""
     schedule = schedule_of(form, CPU)
-    work = where.elements
-    tasks = [
-        _cpu.Task(_cpu.library(launch.build), launch.grid, arguments, work)
-        for launch, arguments in launches(form, pointers, numbers, schedule)
+    found = [
+        arguments(form, pointers, numbers, schedule, count, first)
+        for count, first in _chunks(form, schedule)
     ]
     if isinstance(form, GroupBackwardForm) and form.parameters:
+        found.append(param_grad_arguments(form, pointers, schedule))
+    return partial(cpu_runner(form), b"".join(found))
+
+
+@lru_cache(maxsize=1024)
+def cpu_runner(form: GroupForm) -> Callable[[bytes], object]:
+    """Return what runs a form of call; the passes over a chunk have the same arguments."""
+    schedule, where = schedule_of(form, CPU), form.where
+    tasks, place = [], 0
+    for count, _ in _chunks(form, schedule):
+        for one in schedule.passes:
+            library = _cpu.library(one.build)
+            tasks.append(_cpu.Task(library, one.blocks * count, place, where.elements))
+        place += arguments_size(form)
+    if isinstance(form, GroupBackwardForm) and form.parameters:
         launch = _plan.cpu_param_grad(form.param_types, where.channels)
-        arguments = param_grad_arguments(form, pointers, schedule)
         work = where.samples * where.channels
-        tasks.append(_cpu.Task(_cpu.library(launch.build), launch.grid, arguments, work))
+        tasks.append(_cpu.Task(_cpu.library(launch.build), launch.grid, place, work))
     return _cpu.runner(tasks)
 
 
 def forget() -> None:
     """Let the next call load its kernels anew."""
     workspace_bytes.cache_clear()
+    cpu_runner.cache_clear()
     cpu_kernels.cache_clear()
     _again.forget()
+
+
+def _chunks(form: GroupForm, schedule: Schedule) -> list[tuple[int, int]]:
+    """Return how many samples each chunk has, and its first."""
+    samples, chunk = form.where.samples, schedule.chunk
+    return [(min(chunk, samples - first), first) for first in range(0, samples, chunk)]
 
 
 def _run_on_cpu(call: GroupCall) -> Ran:
@@ -134,8 +148,8 @@ def _run_on_gpu(call: GroupCall) -> None:
     pointers = call.pointers()
     with joined(x.framework, call.operands(), x.device) as stream:
         start = partial(_cuda.launch, device=x.device, stream=stream)
-        for launch, arguments in launches(form, pointers, call.numbers(), schedule):
-            start(launch, arguments)
+        for launch, given in launches(form, pointers, call.numbers(), schedule):
+            start(launch, given)
         if isinstance(form, GroupBackwardForm) and form.parameters:
             start(_param_launch(form, x.device), param_grad_arguments(form, pointers, schedule))
 
