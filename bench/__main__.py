@@ -38,9 +38,9 @@ def main() -> int:
     results = []
     for number, point in enumerate(points, start=1):
         print(f"\r{number}/{len(points)} {point:60}", end="", file=sys.stderr, flush=True)
-        results.append(cpu.measure(point, options.seconds))
+        results.append(cpu.measure(point, options.seconds, options.calls))
     print(file=sys.stderr)
-    print(cpu_report.table(results, options.threads))
+    print(cpu_report.table(results, options.threads, options.calls))
     if options.out:
         cpu_report.write_csv(options.out, results)
     return 0
@@ -65,6 +65,7 @@ def _arguments() -> argparse.Namespace:
         help="ROWSxWIDTH,...; of group norms NxCxHxW",
     )
     parser.add_argument("--seconds", type=float, default=1.5, help="spent on each point")
+    parser.add_argument("--calls", type=int, default=1, help="in each contestant's turn")
     parser.add_argument("--threads", type=int, default=thread_count())
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
     parser.add_argument(

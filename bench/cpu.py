@@ -3,7 +3,8 @@
 
 Each contestant allocates its outputs with PyTorch's allocator, whose freed memory is kept, so that
 no page fault is timed. The contestants take turns, in an order drawn anew for each round, as what
-one leaves in the caches is the next one's gain; the figures are medians.
+one leaves in the caches is the next one's gain; the figures are medians. A turn is one call, whose
+code and data the others' turns have driven from the caches, or several, as in a loop.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _described(operator: Operator, dtype: str, shape: Shape) -> tuple[tuple[str,
     )
 
 
-def measure(point: Point, seconds: float) -> Result:
+def measure(point: Point, seconds: float, calls_in_turn: int = 1) -> Result:
     """Check cunorm against the oracle, then time the contestants in turn."""
     _check(point)
     operator = point.operator
@@ -146,7 +147,7 @@ def measure(point: Point, seconds: float) -> Result:
         calls["torch"] = peers.torch_backward(torch, theirs, operator, tensors)
     if operator.gate_position:
         calls["ungated"] = _ours(operator.ungated(), point.direction, tensors)
-    return Result(point, **medians(calls, seconds))
+    return Result(point, **medians(calls, seconds, calls_in_turn))
 
 
 def _ours(operator: Operator, direction: str, tensors: Operands) -> Call:
@@ -162,7 +163,7 @@ def copying(moved: int, dtype: torch.dtype) -> Call:
     return lambda: torch.empty_like(source).copy_(source)
 
 
-def medians(calls: dict[str, Call], seconds: float) -> dict[str, float]:
+def medians(calls: dict[str, Call], seconds: float, calls_in_turn: int = 1) -> dict[str, float]:
     """Return each call's median over rounds in which they take turns; seconds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -174,8 +175,9 @@ def medians(calls: dict[str, Call], seconds: float) -> dict[str, float]:
         order.shuffle(contestants)
         for name, call in contestants:
             start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
+            for _ in range(calls_in_turn):
+                call()
+            times[name].append((time.perf_counter() - start) / calls_in_turn)
     return {name: statistics.median(spent) for name, spent in times.items()}
 
 

@@ -16,12 +16,13 @@ import cunorm
 from bench.cpu import Result
 
 
-def table(results: Iterable[Result], threads: int) -> str:
+def table(results: Iterable[Result], threads: int, calls_in_turn: int) -> str:
     """Return the points as a table, and geometric means by operator, direction and dtype."""
     results = list(results)
     width = max(len(f"{result.point}") for result in results)
     lines = [
-        f"cunorm {cunorm.__version__}, torch {torch.__version__}, {threads} threads, memory warm,",
+        f"cunorm {cunorm.__version__}, torch {torch.__version__}, {threads} threads, memory warm,"
+        f" turns of {calls_in_turn},",
         "medians in ms; × torch: speed relative to it; / copy: time over a copy of as many bytes;",
         "/ ungated: time over cunorm's without the gate; NHWC: channels last in memory",
         f"{'point':{width}} {'cunorm':>8} {'torch':>8} {'copy':>8} {'ungated':>8} "

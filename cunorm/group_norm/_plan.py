@@ -99,8 +99,9 @@ _SECTOR, _ONE_PASS_CHANNELS = 32, 512
 # Bytes of a pack, once converted, in a backward, which holds several sums of each element.
 _BACKWARD_PACK_BYTES = 16
 
-# Packs of a tile on a CPU: lines of 64 channels, or of a channel; both stay in a core's caches.
-_CPU_LINES, _CPU_PACKS = 256, 64
+# Packs of a tile on a CPU: parts of lines, or of a channel; both stay in a core's caches. And bytes
+# of a line, once converted, of which sums are held in registers.
+_CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
 # Bytes of the samples that all cores together take at a time, so that the last pass finds them in
 # the last cache; and of those of which one core makes all passes, if there are enough to share.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 8 << 20, 512 << 10, 16
@@ -126,7 +127,7 @@ def cuda_schedule(types: GroupTypes, where: Samples, access: int) -> Schedule:
 @lru_cache(maxsize=4096)
 def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     """Plan the launches on a CPU."""
-    tiling = cpu_tiling(where)
+    tiling = cpu_tiling(types, where)
     macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(access=1))
     row = where.channels if where.channels_last else where.positions
     written = types.written()
@@ -149,13 +150,25 @@ def _keeps_h(types: GroupBackwardTypes, where: Samples, block_groups: int) -> bo
     return block_groups == 1 and packs * CPU_PACK * types.compute.itemsize <= _CPU_KEPT_H
 
 
-def cpu_tiling(where: Samples) -> Tiling:
-    """Return a CPU's tiles; a pack of few channels is no wider than they are."""
+def cpu_tiling(types: GroupTypes, where: Samples) -> Tiling:
+    """Return a CPU's tiles."""
     if not where.channels_last:
         return Tiling(1, 1, 1, CPU_PACK, _CPU_PACKS)
-    fitting = where.channels & -where.channels
-    pack = min(CPU_PACK, fitting) if fitting >= 16 else CPU_PACK
-    return Tiling(1, 1, 1, pack, _CPU_LINES)
+    return Tiling(1, 1, 1, _cpu_line_pack(types, where.channels), _CPU_LINES)
+
+
+def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
+    """Return how many channels of a line are taken at once: all, or as many as divide them.
+
+    A backward has more sums of each to hold.
+    """
+    longest = _CPU_LINE_BYTES // types.compute.itemsize
+    if channels % _LINE:
+        return CPU_PACK
+    if channels <= longest:
+        return channels
+    most = longest if isinstance(types, GroupForwardTypes) else CPU_PACK
+    return min(most, channels & -channels)
 
 
 def _cpu_block_groups(where: Samples, sample_bytes: int) -> int:
