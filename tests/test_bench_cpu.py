@@ -102,7 +102,7 @@ def test_geometric_means_are_those_of_the_points_named():
         cpu.Result(cpu.Point(operator, "backward", "float32", (1, 1)), *times[operator.name])
         for operator in OPERATORS[:2]
     ]
-    assert [line.split() for line in cpu_report.table(results, 1).splitlines()[-3:]] == [
+    assert [line.split() for line in cpu_report.table(results, 1, 1).splitlines()[-3:]] == [
         f"{name} backward float32 geometric mean × torch {means}".split()
         for name, means in (
             ("rms_norm", "8.00, worst 8.00, / copy 0.25"),
@@ -128,7 +128,9 @@ def test_the_ratio_to_the_ungated_is_that_of_the_gated_points():
             ("layer_norm", 1, None),
         )
     ]
-    ends = [line.split("/ copy")[-1].split() for line in cpu_report.table(results, 1).splitlines()]
+    ends = [
+        line.split("/ copy")[-1].split() for line in cpu_report.table(results, 1, 1).splitlines()
+    ]
     assert ends[-5:] == [
         end.split()
         for end in (

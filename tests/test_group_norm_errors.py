@@ -33,6 +33,7 @@ def nothing_is_made_or_launched(monkeypatch):
     """Whatever is wrong here is found before."""
     for framework in (Numpy, Torch, Jax):
         monkeypatch.setattr(framework, "allocate", None)
+        monkeypatch.setattr(framework, "allocate_like", None)
         monkeypatch.setattr(framework, "contiguous", None)
     for module in (_forward, _backward):
         monkeypatch.setattr(module, "run", None)
