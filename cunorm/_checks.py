@@ -136,6 +136,8 @@ def same_device(function: str, x: Form, operands: Iterable[tuple[str, Form | Non
 
 def epsilon(function: str, eps: object) -> float:
     """Return eps as a float."""
+    if type(eps) is float and 0.0 <= eps < math.inf:
+        return eps
     value = _number(function, "eps", eps)
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{function}: eps is {eps!r}, expected a finite number of at least 0")

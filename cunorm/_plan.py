@@ -19,7 +19,7 @@ from cunorm._builds import (
     Macros,
     ParamGradTypes,
 )
-from cunorm._dtypes import DType
+from cunorm._dtypes import FLOAT64, DType
 
 CPU_PACK = 64
 GRID_LIMIT = 2**31 - 1
@@ -72,9 +72,9 @@ class Team(NamedTuple):
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=0)
 
 # Bytes from which stores past a CPU's caches pay, where rows are whole cache lines, also for who
-# reads the result next: of float32, and of 16 bits, where a store is half a line. Measured with two
-# cores and 32 MiB of cache.
-_LARGE_RESULT, _LARGE_HALVES, _CACHE_LINE = 8 << 20, 16 << 20, 64
+# reads the result next, by the bytes of an element: of two, a store is half a line; of eight there
+# are none. Measured with two cores and 32 MiB of cache.
+_LARGE_RESULT, _CACHE_LINE = {4: 8 << 20, 2: 16 << 20}, 64
 # Bytes of a row of x above which the backward prefetches in both of its passes; measured there too.
 _SHORT_ROW = 8 << 10
 
@@ -174,7 +174,7 @@ def cuda_param_grad(types: ParamGradTypes, width: int) -> Launch:
 def cpu_forward(types: ForwardTypes, where: Walk) -> Launch:
     """Plan row_norm_forward on a CPU."""
     macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
-    macros += _cpu_stores(where, types.y)
+    macros += _cpu_stores(where, types.y, types.compute)
     return Launch(Build("row_norm_forward", macros), _cpu_blocks(where.rows) * where.groups, 1)
 
 
@@ -186,7 +186,7 @@ def cpu_backward(types: BackwardTypes, where: Walk) -> Launch:
         macros += (("LONG_PASSES", "true"),)
     largest = types.dx or types.dgate
     if largest is not None:
-        macros += _cpu_stores(where, largest)
+        macros += _cpu_stores(where, largest, types.compute)
     parts = _cpu_parts(where.rows) if types.dweight or types.dbias else _cpu_blocks(where.rows)
     build = Build("row_norm_backward", macros)
     return Launch(build, parts * where.groups, 1, parts, sums_pitch(CPU_TEAM, where))
@@ -204,15 +204,17 @@ def cpu_param_grad(types: ParamGradTypes, width: int) -> Launch:
     return Launch(Build("param_grad", macros), -(-width // CPU_PACK), 1)
 
 
-def _cpu_stores(where: Walk, result: DType) -> Macros:
-    return cpu_stores(where.rows * where.groups * where.width, where.width, result.itemsize)
+def _cpu_stores(where: Walk, result: DType, compute: DType) -> Macros:
+    return cpu_stores(where.elements, where.width, result, compute)
 
 
-def cpu_stores(elements: int, row: int, itemsize: int) -> Macros:
+def cpu_stores(elements: int, row: int, result: DType, compute: DType) -> Macros:
     """Return the macro that sends stores past the caches, for large results of whole lines."""
-    enough = _LARGE_HALVES if itemsize == 2 else _LARGE_RESULT
-    large = elements * itemsize >= enough and row * itemsize % _CACHE_LINE == 0
-    return (("NON_TEMPORAL", "true"),) if large else ()
+    itemsize = result.itemsize
+    enough = _LARGE_RESULT.get(itemsize)
+    if enough is None or compute is FLOAT64 or row * itemsize % _CACHE_LINE:
+        return ()
+    return (("NON_TEMPORAL", "true"),) if elements * itemsize >= enough else ()
 
 
 def _cpu_blocks(rows: int) -> int:

@@ -35,7 +35,7 @@ struct Logistic {
 template <class V>
 __device__ inline Logistic<V> logistic(V z) {
   const V e = math::exp_minus(z), value = math::reciprocal(1.0f + e);
-  return {value, math::at_most(e, math::largest<V>) * value};
+  return {value, math::at_most(e, math::largest_finite<V>) * value};
 }
 
 struct identity {

@@ -128,9 +128,7 @@ struct PartCounts {
 };
 
 // Chan's formula, in double: a group's mean is that of its first channel's first part plus the mean
-// distance from that, so that equal elements leave no rest. Squares are summed about the first
-// one's mean too: what is subtracted in the end is at most as many times their sum about the
-// group's as there are parts, as the first one is among them.
+// distance from that, so that equal elements leave no rest.
 template <class B>
 __device__ inline void combine_moments(const Arguments<B>& arguments, const Extent<B>& extent,
                                        Team<Combining<B>>& team, index_t sample, index_t group,
@@ -148,19 +146,23 @@ __device__ inline void combine_moments(const Arguments<B>& arguments, const Exte
     return PartMoments{counts.count(part), (shift - first_shift) + (rest - first_rest), squares};
   };
 
-  Pack<double, 2> sums = {};  // of distances, and of squares about the first one's mean
+  double distances = 0;
   for_each_part(team, extent.parts(), size, [&](index_t part, index_t channel) {
     const auto m = moments(part, first + channel);
-    const double of_distance = m.count * m.distance;
-    sums.item[0] += of_distance;
-    sums.item[1] += fma(of_distance, m.distance, m.squares);
+    distances += m.count * m.distance;
   });
-  sums = team.all_reduce(sums);
+  const double elements = double(extent.group_size());
+  const double distance = team.all_reduce(distances) / elements;
+
+  double squares = 0;
+  for_each_part(team, extent.parts(), size, [&](index_t part, index_t channel) {
+    const auto m = moments(part, first + channel);
+    const double rest = m.distance - distance;
+    squares += m.squares + m.count * rest * rest;
+  });
+  squares = team.all_reduce(squares);
   if (team.thread() > 0) return;
 
-  const double elements = double(extent.group_size());
-  const double distance = sums.item[0] / elements;
-  const double squares = sums.item[1] - distance * sums.item[0];
   const double rest = first_rest + distance, mean = first_shift + rest;
   const C shift = C(mean);
   const double rstd = 1.0 / sqrt((squares < 0 ? 0 : squares) / elements + arguments.eps);

@@ -17,8 +17,9 @@ __device__ inline V exp_minus(V v) {
   return exp(-v);
 }
 
+// The largest finite float or double.
 template <class V>
-inline constexpr double largest =
+inline constexpr double largest_finite =
     sizeof(V) == sizeof(float) ? 0x1.fffffep127 : 0x1.fffffffffffffp1023;
 
 template <class V>

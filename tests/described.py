@@ -74,13 +74,23 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
 
     def load(build: Build) -> Any:
         found.append(build)
-        return (lambda grid, threads, arguments: None), False
+        return _compile.Entry(lambda tasks, count, threads: None, 0), False
 
     monkeypatch.setattr(_compile, "_load", load)
     with_empty_caches(monkeypatch)
     monkeypatch.setattr(_cpu, "compiler", lambda: "some")
     monkeypatch.setattr(_backend, "has_compiler", lambda: True)
     return found
+
+
+def loaded_builds(macro: str) -> list[Build]:
+    """Return the builds that are loaded for a CPU and have such a macro."""
+    return [build for build in _compile._loaded if macro in dict(build.macros)]
+
+
+def stores_past_caches(build: Build) -> bool:
+    """Whether a CPU's build writes large results."""
+    return "NON_TEMPORAL" in dict(build.macros)
 
 
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:

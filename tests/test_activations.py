@@ -163,7 +163,7 @@ WRONG = [
     ("sigmoid", "s.value * s.complement", "s.value"),
     ("sigmoid", "s.value * s.complement", "s.value * (1.0f - s.value)"),
     ("sigmoid", "math::exp_minus(z)", "math::exp(z)"),
-    ("silu", "math::at_most(e, math::largest<V>)", "e"),
+    ("silu", "math::at_most(e, math::largest_finite<V>)", "e"),
     ("silu", "bounded(z)", "math::constant<V>(0)"),
     ("silu", "bounded(z)", "z"),
     ("silu", "z * s.value", "s.value"),

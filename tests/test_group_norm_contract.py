@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from bounds import check_forward
+from described import loaded_builds, stores_past_caches, with_empty_caches
 from group_bounds import check_group_forward
 from group_norm_cases import EPS, check, laid_out, run, strides
 from operands import assert_same_bits, assert_same_fields, at, draw, optional
@@ -46,6 +47,8 @@ class Case(NamedTuple):
 CASES = {
     "few, last": Case("last", 300, 40, 8, (1, 2, 3, 40)),
     "few, first": Case("first", 300, 40, 4, (1, 2, 3, 40)),
+    "whole lines, last": Case("last", 700, 48, 8, (1, 2, 3, 40)),
+    "packs of lines, last": Case("last", 700, 256, 8, (1, 3)),
     "chunks, last": Case("last", 4900, 72, 4, (1, 11)),
     "chunks, first": Case("first", 4900, 72, 1, (1, 11)),
 }
@@ -261,6 +264,36 @@ def test_a_mean_far_from_0_costs_no_digits(case, mean):
     x, dy = case.arrays(1)
     x = x + np.float32(mean)
     check(case.run(x, dy), x, dy, case.groups, case.channel_axis)
+
+
+@pytest.mark.parametrize(("positions", "channels", "groups"), [(64, 64, 4), (2048, 32, 1)])
+def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels, groups):
+    """What the others are measured from: in float64, doubles have no digits to spare."""
+    size = (2, positions, groups, channels // groups)
+    x = np.random.default_rng(0).standard_normal(size) * 1e-3
+    x[..., 0] += 1000
+    x = x.reshape(2, positions, channels)
+    f = cunorm.group_norm_forward(x, groups)
+    check_group_forward(f, x, groups, None, None, eps=EPS, channel_axis=-1)
+
+
+# Results of more than 8 MiB, of samples of less.
+LARGE = {"last": (3, 6000, 128), "first": (3, 128, 6000)}
+
+
+@pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is stored past caches")
+@pytest.mark.parametrize("memory", LARGE)
+def test_results_do_not_show_that_large_ones_are_stored_past_the_caches(memory, monkeypatch):
+    shape, channel_axis = LARGE[memory], {"last": -1, "first": 1}[memory]
+    x, dy = (draw(name, shape, "float32") for name in ("x", "dy"))
+    with_empty_caches(monkeypatch)
+    whole = run(x, dy, 32, channel_axis)
+    assert all(stores_past_caches(build) for build in loaded_builds("WRITE"))
+    for part in (slice(0, 1), slice(2, 3)):
+        results = run(x[part], dy[part], 32, channel_axis)
+        for field in OF_SAMPLES:
+            assert_same_bits(getattr(results, field), getattr(whole, field)[part], field)
+    assert not all(stores_past_caches(build) for build in loaded_builds("WRITE"))
 
 
 # --- norms that are group norms -------------------------------------------------------------------

@@ -82,7 +82,8 @@ def test_backward_takes_any_pair_of_choices(case):
 # --- sizes ----------------------------------------------------------------------------------------
 
 POSITIONS = {1: (), 2: (2,), 7: (7,), 31: (31,), 97 * 31: (97, 31), 70 * 70: (7, 10, 70)}
-GROUPS = {1: 1, 3: 1, 10: 5, 32: 8, 40: 10, 96: 32, 320: 32}  # some, for so many channels
+# Some groups, for so many channels. Up to 128 of them, of multiples of 16, are one pack on a CPU.
+GROUPS = {1: 1, 3: 1, 10: 5, 40: 10, 48: 8, 96: 32, 128: 32, 256: 32, 320: 32}
 SIZES = {
     "samples": [1, 2, 20],
     "positions": list(POSITIONS),
@@ -120,6 +121,14 @@ def test_any_pair_of_sizes_is_within_its_bounds(case):
     of_sizes = HELD | {name: case[name] for name in WHERE}
     for check in (check_forward_case, check_backward_case):
         check(of_sizes, sizes_of(case), case["mean"])
+
+
+@pytest.mark.parametrize("channels", [48, 128])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_lines_that_are_one_pack_are_within_their_bounds(dtype, channels):
+    of_dtype = HELD | {"x": dtype, "dy": dtype, "y": dtype, "memory": "last", "channel_axis": -1}
+    for check in (check_forward_case, check_backward_case):
+        check(of_dtype, Sizes(2, (37,), channels, 8))
 
 
 # --- by command -----------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def in_c_order(form: Form) -> Form:
 
 
 def fresh(pointer: int, form: Form, owner: Any, framework: Framework) -> Operand:
-    """Return the operand of memory that was just made: in C order, and ours to write."""
+    """Return the operand of memory that was just made, and ours to write."""
     return Operand(pointer, form, owner, framework, True, True)
 
 

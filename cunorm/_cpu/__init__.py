@@ -52,10 +52,11 @@ def runner(tasks: Sequence[Task]) -> Callable[[bytes], object]:
     """Return what runs kernels to their end, one after the other, given the arguments of all."""
     if not tasks:
         return lambda arguments: None
-    run, count, most = tasks[0].entry.run, len(tasks), max(task.grid for task in tasks)
+    run, count = tasks[0].entry.run, len(tasks)
+    most = max((task.grid for task in tasks if task.work > _SERIAL_WORK), default=1)
     heads = b"".join(
         _TASK.pack(task.entry.blocks, task.grid, count * _TASK.size + task.place) for task in tasks
     )
-    if most > 1 and any(task.work > _SERIAL_WORK for task in tasks):
+    if most > 1:
         return lambda arguments: run(heads + arguments, count, min(thread_count(), most))
     return lambda arguments: run(heads + arguments, count, 1)

@@ -93,12 +93,17 @@ def forget() -> None:
 
 def _load(build: Build) -> tuple[Entry, bool]:
     shared, was_compiled = _opened(build)
+    return entry_of(shared), was_compiled
+
+
+def entry_of(shared: ctypes.CDLL) -> Entry:
+    """Return what an open library offers."""
     run = shared.cunorm_run
     run.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int)
     run.restype = None
     blocks = ctypes.cast(shared.cunorm_blocks, ctypes.c_void_p).value
     assert blocks is not None
-    return Entry(run, blocks), was_compiled
+    return Entry(run, blocks)
 
 
 def _opened(build: Build, tries: int = 3) -> tuple[ctypes.CDLL, bool]:

@@ -45,7 +45,7 @@ def set_num_threads(n: int | None) -> None:
 
 
 def thread_count() -> int:
-    """Return the number of threads for the next launch."""
+    """Return the number of threads for the next call."""
     if _forked:
         return 1
     if _chosen is not None:

@@ -22,6 +22,8 @@ from cunorm.group_norm._operands import copied, given_workspace
 from cunorm.group_norm._run import run
 from cunorm.results import GroupNormGrads
 
+_NOT_GIVEN = GroupNormGrads()
+
 
 def backward(
     norm: GroupNormBackward, arrays: tuple[Any, ...], out: GroupNormGrads | None, workspace: Any
@@ -29,7 +31,7 @@ def backward(
     """Run a backward on dy, x, mean, rstd, weight and bias; `out` has an array or None for each."""
     told = asked(norm)
     if out is None or workspace is None:
-        return GroupNormGrads(*_run(told, arrays, out or GroupNormGrads(), workspace, None))
+        return GroupNormGrads(*_run(told, arrays, out or _NOT_GIVEN, workspace, None))
     key = _again.key_of(told, b"", (*arrays, *out, workspace))
     if _again.ran_again(key):
         return GroupNormGrads(*out)

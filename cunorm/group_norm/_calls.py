@@ -141,8 +141,8 @@ def arguments(
 ) -> bytes:
     """Return `struct Arguments` of the form's kernel; `pointers` as its call has them."""
     if isinstance(form, GroupForwardForm):
-        return _forward_arguments(form, pointers, numbers, schedule, samples, first_sample)
-    return _backward_arguments(form, pointers, numbers, schedule, samples, first_sample)
+        return _forward_arguments(form, pointers, schedule, samples, first_sample) + numbers
+    return _backward_arguments(form, pointers, schedule, samples, first_sample)
 
 
 def arguments_size(form: GroupForm) -> int:
@@ -153,7 +153,6 @@ def arguments_size(form: GroupForm) -> int:
 def _forward_arguments(
     form: GroupForwardForm,
     pointers: tuple[int, ...],
-    numbers: bytes,
     schedule: Schedule,
     samples: int,
     first_sample: int,
@@ -161,13 +160,12 @@ def _forward_arguments(
     x, weight, bias, y, mean, rstd, workspace = pointers
     (of_x, of_y), sizes = form.lines, _sizes(form.where, schedule)
     others = (weight, bias, mean, rstd, workspace)
-    return _FORWARD.pack(x, *of_x, y, *of_y, *others, samples, first_sample, *sizes) + numbers
+    return _FORWARD.pack(x, *of_x, y, *of_y, *others, samples, first_sample, *sizes)
 
 
 def _backward_arguments(
     form: GroupBackwardForm,
     pointers: tuple[int, ...],
-    numbers: bytes,
     schedule: Schedule,
     samples: int,
     first_sample: int,
@@ -177,7 +175,7 @@ def _backward_arguments(
     sums = _sum_pointers(form, workspace, schedule)
     others = (weight, bias, mean, rstd, *sums, workspace)
     rows = (dy, *of_dy, x, *of_x, dx, *of_dx)
-    return _BACKWARD.pack(*rows, *others, samples, first_sample, *sizes) + numbers
+    return _BACKWARD.pack(*rows, *others, samples, first_sample, *sizes)
 
 
 def param_grad_arguments(

@@ -32,6 +32,7 @@ from cunorm.results import GroupNormForward
 _INPUTS = ("x", "weight", "bias")
 _FIELDS = GroupNormForward._fields
 
+_NOT_GIVEN = GroupNormForward()
 EACH_CHANNEL: Final = object()  # in place of a number of groups: as many as channels
 
 OptionalForms = tuple[Form | None, ...]
@@ -83,9 +84,7 @@ def forward(
     eps = _checks.epsilon(norm.function, eps)
     told = asked(norm)
     if out is None or workspace is None:
-        return GroupNormForward(
-            *_run(told, eps, arrays, out or GroupNormForward(), workspace, None)
-        )
+        return GroupNormForward(*_run(told, eps, arrays, out or _NOT_GIVEN, workspace, None))
     key = _again.key_of(told, eps_bits(eps), (*arrays, *out, workspace))
     if _again.ran_again(key):
         return GroupNormForward(*out)

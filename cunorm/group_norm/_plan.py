@@ -100,7 +100,7 @@ _SECTOR, _ONE_PASS_CHANNELS = 32, 512
 _BACKWARD_PACK_BYTES = 16
 
 # Packs of a tile on a CPU: parts of lines, or of a channel; both stay in a core's caches. And bytes
-# of a line, once converted, of which sums are held in registers.
+# of a line, once converted, that are a pack: each of its sums takes 8 registers of AVX-512.
 _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
 # Bytes of the samples that all cores together take at a time, so that the last pass finds them in
 # the last cache; and of those of which one core makes all passes, if there are enough to share.
@@ -132,7 +132,7 @@ def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     row = where.channels if where.channels_last else where.positions
     written = types.written()
     if written is not None:
-        macros += cpu_stores(where.elements, row, written.itemsize)
+        macros += cpu_stores(where.elements, row, written, types.compute)
     sample_bytes = where.positions * where.channels * types.x.itemsize
     chunk = max(1, min(where.samples, _CPU_CHUNK // sample_bytes, _CPU_HANDED // where.channels))
     block_groups = _cpu_block_groups(where, sample_bytes)
@@ -158,9 +158,9 @@ def cpu_tiling(types: GroupTypes, where: Samples) -> Tiling:
 
 
 def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
-    """Return how many channels of a line are taken at once: all, or as many as divide them.
+    """Return how many channels of a line are taken at once; the last of them may be fewer.
 
-    A backward has more sums of each to hold.
+    All, where they are few. Parts of longer lines are shorter in a backward, as measured.
     """
     longest = _CPU_LINE_BYTES // types.compute.itemsize
     if channels % _LINE:

@@ -24,7 +24,7 @@ from cunorm.group_norm._plan import Schedule, cpu_schedule, cuda_schedule
 
 
 def run(call: GroupCall) -> Ran | None:
-    """Run a call; return what ran, if that was compiled for a CPU.
+    """Run a call; return what ran, if that was compiled for a CPU and is to be had again.
 
     With no samples, dweight and dbias become zeros.
     """
@@ -124,21 +124,18 @@ def _chunks(form: GroupForm, schedule: Schedule) -> list[tuple[int, int]]:
     return [(min(chunk, samples - first), first) for first in range(0, samples, chunk)]
 
 
-def _run_on_cpu(call: GroupCall) -> Ran:
-    *pointers, workspace = call.pointers()
-    if workspace:
-        return _run_at(call, (*pointers, workspace))
-    memory = _scratch.lend(workspace_bytes(call.form, CPU))
+def _run_on_cpu(call: GroupCall) -> Ran | None:
+    form, pointers, numbers = call.form, call.pointers(), call.numbers()
+    if pointers[-1]:
+        kernels = cpu_kernels(form, pointers, numbers)
+        kernels()
+        return Ran(pointers, kernels)
+    memory = _scratch.lend(workspace_bytes(form, CPU))
     try:
-        return _run_at(call, (*pointers, memory.pointer))
+        cpu_kernels(form, (*pointers[:-1], memory.pointer), numbers)()
     finally:
         _scratch.take_back(memory)
-
-
-def _run_at(call: GroupCall, pointers: tuple[int, ...]) -> Ran:
-    kernels = cpu_kernels(call.form, pointers, call.numbers())
-    kernels()
-    return Ran(pointers, kernels)
+    return None
 
 
 def _run_on_gpu(call: GroupCall) -> None:

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-// Accumulators stay in registers only where all is inlined; launch.h calls this twice.
+// Accumulators stay in registers only where all is inlined.
 #define __global__ __attribute__((flatten, noinline))
 #define __device__
 #define __shared__ thread_local static

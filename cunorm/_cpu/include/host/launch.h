@@ -23,15 +23,16 @@ struct Task {
   long long grid, arguments;
 };
 
-// One of several threads' share of each kernel; `wait` returns when all have theirs done.
+// One of several threads' share of each kernel; `wait` returns when all have done theirs. What is
+// too little to share is the first thread's, which calls.
 template <class Wait>
 inline void run_share(const char* list, int count, int thread, int threads, const Wait& wait) {
   const Task* const tasks = reinterpret_cast<const Task*>(list);
   for (int i = 0; i < count; ++i) {
-    const long long grid = tasks[i].grid, first = grid * thread / threads;
-    const long long last = grid * (thread + 1) / threads;
+    const long long grid = tasks[i].grid, first = (grid * thread + threads - 1) / threads;
+    const long long last = (grid * (thread + 1) + threads - 1) / threads;
+    if (i > 0) wait();
     if (first < last) tasks[i].blocks(grid, first, last, list + tasks[i].arguments);
-    wait();
   }
 }
 

@@ -38,7 +38,7 @@ template <class V>
 using Integers = decltype(V{} == V{});
 
 template <class V>
-inline constexpr double largest = std::numeric_limits<typename Element<V>::type>::max();
+inline constexpr double largest_finite = std::numeric_limits<typename Element<V>::type>::max();
 
 template <class V>
 inline V constant(double v) {
@@ -137,6 +137,12 @@ inline Reduced<V> reduced_of_any(V v) {
   return reduced(at_most(at_least(v, K::lowest), K::highest));
 }
 
+// Of -v, any.
+template <class V>
+inline Reduced<V> reduced_minus(V v) {
+  return reduced_of_any(-v);
+}
+
 // v 2^n, rounded once. In two steps, as 2^n alone may be subnormal or infinite.
 template <class V>
 inline V scaled(V v, V n) {
@@ -159,7 +165,7 @@ inline Reduced<simd::Floats> of_any(Reduced<simd::Floats> v) {
   return {v.n, (simd::Floats)r};
 }
 inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) { return of_any(reduced(v)); }
-// Of -v, which costs no instruction here.
+// There the sign costs no instruction.
 inline Reduced<simd::Floats> reduced_minus(simd::Floats v) {
   using K = ExpConstants<float>;
   const simd::Floats to_integer = constant<simd::Floats>(K::to_integer);
@@ -183,11 +189,8 @@ inline V exp(V v) {
 }
 template <class V>
 inline V exp_minus(V v) {
-  return exp(-v);
+  return exp_of(reduced_minus(v));
 }
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
-inline simd::Floats exp_minus(simd::Floats v) { return exp_of(reduced_minus(v)); }
-#endif
 
 // v + v^3 polynomial(v^2) up to |v| = 0.55, then 1 - 2 e / (1 + e), e = e^(-2 |v|).
 template <class C>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The CPU's memory.cuh: a pack is 64 elements of memory, used in place, and an item a SIMD vector
-// of them.
+// The CPU's memory.cuh: a pack is 16 to 128 elements of memory, used in place, and an item a SIMD
+// vector of them.
 //
 // The last pack of a row is cut by the row's end, and with it one item.
 #pragma once
