@@ -54,10 +54,15 @@ def copied(names: Iterable[str], operands: Iterable[Any], to_copy: tuple[str, ..
     ]
 
 
-def allocate(function: str, x: Operand, form: Form) -> Operand:
-    """Make an array of the framework of x; one that it cannot have is an error."""
-    if form == x.form:
-        return x.framework.allocate_like(x)
+def allocate(function: str, x: Operand, form: Form, like: Operand | None = None) -> Operand:
+    """Make an array of the framework of x; one that it cannot have is an error.
+
+    `like` is an operand whose form it probably has, by default x.
+    """
+    if like is None or like.framework is not x.framework:
+        like = x
+    if form == like.form:
+        return x.framework.allocate_like(like)
     try:
         return x.framework.allocate(form)
     except TypeError as error:

@@ -83,7 +83,7 @@ def test_backward_takes_any_pair_of_choices(case):
 
 POSITIONS = {1: (), 2: (2,), 7: (7,), 31: (31,), 97 * 31: (97, 31), 70 * 70: (7, 10, 70)}
 # Some groups, for so many channels. Up to 128 of them, of multiples of 16, are one pack on a CPU.
-GROUPS = {1: 1, 3: 1, 10: 5, 40: 10, 48: 8, 96: 32, 128: 32, 256: 32, 320: 32}
+GROUPS = {1: 1, 3: 1, 10: 5, 48: 8, 128: 32, 256: 32, 320: 32}
 SIZES = {
     "samples": [1, 2, 20],
     "positions": list(POSITIONS),

@@ -12,6 +12,7 @@ from cunorm.group_norm._backward_plan import (
     ARGUMENTS,
     FIRST_RESULT,
     NAMES,
+    OPERAND_OF,
     Asked,
     GroupNormBackward,
     asked,
@@ -57,7 +58,7 @@ def _run(
         )
 
     for place, form in plan.made:
-        operands[place] = allocate(function, x, form)
+        operands[place] = allocate(function, x, form, operands[OPERAND_OF[place]])
     if not plan.is_empty:
         read = copied(NAMES, operands, plan.to_copy, plan.where) if plan.to_copy else operands
         # As many as there are fields, which a list does not say.

@@ -33,6 +33,8 @@ _FIELDS = GroupNormGrads._fields
 ARGUMENTS = tuple(f"out.{name}" for name in _FIELDS)
 NAMES = (*_INPUTS, *ARGUMENTS)  # of all arrays, inputs and results
 FIRST_RESULT = len(_INPUTS)  # its place among them
+# Of each result, by its place, the place of an operand that may have its form.
+OPERAND_OF = {FIRST_RESULT + i: _INPUTS.index(name) for i, name in enumerate(NEEDS)}
 _IN_PLACE = (("out.dx", ("dy", "x")),)
 
 Forms = dict[str, Form | None]

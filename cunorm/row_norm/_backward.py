@@ -16,6 +16,7 @@ from cunorm.row_norm._backward_plan import (
     FIRST_RESULT,
     NAMES,
     NEEDS,
+    OPERAND_OF,
     Asked,
     asked,
     planned,
@@ -90,7 +91,7 @@ def _run(
         )
 
     for place, form in plan.made:
-        operands[place] = allocate(function, x, form)
+        operands[place] = allocate(function, x, form, operands[OPERAND_OF[place]])
     if not plan.is_empty:
         read = copied(NAMES, operands, plan.to_copy) if plan.to_copy else operands
         k = _checks.scale(numbers.c, plan.form.where.walk.width)

@@ -42,6 +42,17 @@ class Forms(NamedTuple):
 
 NAMES = (*Forms._fields, *ARGUMENTS)  # of all arrays, inputs and results
 FIRST_RESULT = len(Forms._fields)  # its place among them
+# Of each result, by its place, the place of an operand that may have its form.
+OPERAND_OF = {
+    FIRST_RESULT + FIELDS.index(result): Forms._fields.index(operand)
+    for result, operand in (
+        ("dx", "x"),
+        ("dweight", "weight"),
+        ("dbias", "bias"),
+        ("dgate", "gate"),
+        ("dresidual", "x"),
+    )
+}
 # A gradient may be exactly any input: nobody reads an element of that after it is written.
 _IN_PLACE = tuple((argument, Forms._fields) for argument in ARGUMENTS)
 
