@@ -76,6 +76,8 @@ def _arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.host and options.out:
         parser.error("--host writes no CSV for --out")
+    if options.calls < 1:
+        parser.error(f"--calls is {options.calls}, expected at least 1")
     given = {len(shape) for shape in options.shapes}
     if options.op is None:
         gated = [operator.name for operator in OPERATORS if operator.gate_position]

@@ -80,21 +80,13 @@ __device__ inline auto loader(const Arguments<B>& arguments, index_t sample) {
   };
 }
 
-// With channels first the first pass has the next group's x prefetched and the last pass its dy, so
-// that memory is busy in both; with channels last each pass what it comes to itself.
-template <class B, class Strip, class Column>
-__device__ inline void prefetch_in_first_pass(const Arguments<B>& arguments, index_t sample,
-                                              const Strip& strip, index_t line, Column column) {
-  prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
-  if constexpr (B::channels_last)
-    prefetch_pack<B>(arguments.dy.at(sample, strip.later(line)), column);
-}
-template <class B, class Strip, class Column>
-__device__ inline void prefetch_in_last_pass(const Arguments<B>& arguments, index_t sample,
-                                             const Strip& strip, index_t line, Column column) {
-  prefetch_pack<B>(arguments.dy.at(sample, strip.later(line)), column);
-  if constexpr (B::channels_last)
-    prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
+// With channels first a pass has `half` of the next group prefetched, the first its x and the last
+// its dy, so that memory is busy in both; with channels last each pass what it comes to itself.
+template <class B, class Half, class Other, class Column>
+__device__ inline void prefetch_inputs(const Half& half, const Other& other, index_t sample,
+                                       index_t line, Column column) {
+  prefetch_pack<B>(half.at(sample, line), column);
+  if constexpr (B::channels_last) prefetch_pack<B>(other.at(sample, line), column);
 }
 
 // What p and h of a strip's channels take.
@@ -156,7 +148,7 @@ __device__ inline void find_sums(const Arguments<B>& arguments, const Extent<B>&
     packs.load_each(
         strip, loader(arguments, sample),
         [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
-          prefetch_in_first_pass(arguments, sample, strip, line, column);
+          prefetch_inputs<B>(arguments.x, arguments.dy, sample, strip.later(line), column);
           for_each_item<B>(column, end, [&](auto at) {
             const auto p = channels.p(inputs, at), h = channels.h(inputs, p, at);
             if constexpr (B::kept_h > 0) line_h[column / B::pack].item[at.index] = h;
@@ -245,25 +237,25 @@ __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& 
     };
     const auto correction = of_group(Correction), factor_of_p = of_group(FactorOfP);
     const auto offset = of_group(Offset);
-    packs.last_pass(strip, loader(arguments, sample),
-                    [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
-                      prefetch_in_last_pass(arguments, sample, strip, line, column);
-                      OutputPack<B, typename B::dx_t> dx(arguments.dx.at(sample, line), end);
-                      for_each_item<B>(column, end, [&](auto at) {
-                        const auto p = channels.p(inputs, at);
-                        Item<B> h;
-                        if constexpr (B::kept_h > 0)
-                          h = line_h[column / B::pack].item[at.index];
-                        else
-                          h = channels.h(inputs, p, at);
-                        const auto q = p - of_channel<B>(correction, at);
-                        const auto rest =
-                            fma(q, of_channel<B>(factor_of_p, at), of_channel<B>(offset, at));
-                        const auto ds = fma(h, of_channel<B>(channels.factor, at), rest);
-                        if constexpr (present<typename B::dx_t>) write(dx, at, ds);
-                      });
-                      dx.store(column);
-                    });
+    packs.last_pass(
+        strip, loader(arguments, sample),
+        [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
+          prefetch_inputs<B>(arguments.dy, arguments.x, sample, strip.later(line), column);
+          OutputPack<B, typename B::dx_t> dx(arguments.dx.at(sample, line), end);
+          for_each_item<B>(column, end, [&](auto at) {
+            const auto p = channels.p(inputs, at);
+            Item<B> h;
+            if constexpr (B::kept_h > 0)
+              h = line_h[column / B::pack].item[at.index];
+            else
+              h = channels.h(inputs, p, at);
+            const auto q = p - of_channel<B>(correction, at);
+            const auto rest = fma(q, of_channel<B>(factor_of_p, at), of_channel<B>(offset, at));
+            const auto ds = fma(h, of_channel<B>(channels.factor, at), rest);
+            if constexpr (present<typename B::dx_t>) write(dx, at, ds);
+          });
+          dx.store(column);
+        });
   });
 }
 

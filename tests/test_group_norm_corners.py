@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from group_bounds import check_group_backward, check_group_forward
-from group_norm_cases import copies
+from group_norm_cases import copies, equal_terms
 from operands import draw
 
 import cunorm
@@ -18,11 +18,8 @@ EPS = 1e-5
 @pytest.mark.parametrize("channels", [2, 3, 8, 32])
 @pytest.mark.parametrize("channel_axis", [-1, 1])
 def test_sums_of_equal_terms_are_within_the_bounds(channels, channel_axis):
-    """As the gradient of a sum has: every rounding of such a sum has the same sign."""
-    shape = (1, 4096, channels) if channel_axis == -1 else (1, channels, 4096)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], shape)
-    x, dy = (signs * 1.1).astype(np.float32), np.full(shape, 1.1, np.float32)
-    weight = np.ones(channels, np.float32)
+    """As the gradient of a sum has."""
+    x, dy, weight = equal_terms(4096, channels, channel_axis)
     told = {"channel_axis": channel_axis}
     f = cunorm.group_norm_forward(x, channels, weight, weight, **told)
     check_group_forward(f, x, channels, weight, weight, eps=EPS, **told)

@@ -53,10 +53,6 @@ class Torch(Framework):
     def _torch_device(self) -> Any:
         return cache(lambda device: self._torch.device(str(device)))
 
-    @cached_property
-    def _empty_like(self) -> Any:
-        return self._torch.empty_like
-
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take Tensor and Parameter alone: any other subclass gives its memory another meaning."""
         torch = self._torch
@@ -151,7 +147,7 @@ class Torch(Framework):
 
     def allocate_like(self, operand: Operand) -> Operand:
         """Make a tensor like another; it takes a third of the time, as there is less to parse."""
-        tensor = self._empty_like(operand.owner)
+        tensor = self._torch.empty_like(operand.owner)
         return fresh(tensor.data_ptr(), operand.form, tensor, self)
 
     def contiguous(self, operand: Operand) -> Operand:
