@@ -1,75 +1,111 @@
 # SPDX-License-Identifier: MIT
 """Calls that are made again: their kernels run at once, nothing is checked or planned anew.
 
-What a call on NumPy arrays does follows from what its caller said, and from the address, shape,
-strides, dtype and writability of each array. So a call that allocated and copied nothing, as with
-`out=` and `workspace=`, runs the same kernels with the same arguments when all of that comes again.
+What a call on arrays in the CPU's memory does follows from what its caller said, and from the
+shape, strides, dtype and alignment of each array; where memory is given for results, from where all
+of them lie, too, as they may not overlap. When that comes again, so does what it did: results of
+the same forms are made, and the same kernels run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from cunorm._arrays import data_pointer
+from cunorm._arrays import Framework, Operand, framework_of
 
 _LIMIT = 1024  # calls that are remembered
-_TYPES = frozenset({np.ndarray, type(None)})
 
-Kernels = Callable[[], object]  # runs all that a call launches
-# An array's address, shape, strides and dtype, and whether it may be written to.
-Facts = tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any], bool]
+Pointers = Sequence[int]  # of arrays in the order of a call's, 0 for none
+Kernels = Callable[[Pointers], object]  # runs all that a call launches
+Key = tuple[Hashable, ...]
 
 
-class Key(NamedTuple):
-    """All that a call follows from."""
+class Call(NamedTuple):
+    """A call that was not made before, as far as it can be told from its arrays."""
 
-    asked: object  # the same one for all who say the same
-    numbers: bytes
-    arrays: tuple[Facts | None, ...]  # inputs, results, memory for partial sums
+    key: Key
+    framework: Framework
+    pointers: Pointers
 
 
 class Ran(NamedTuple):
-    """Kernels that ran, and where their arrays lie, in the order of a key's; 0 for none."""
+    """Kernels that ran, and where their arrays were."""
 
-    pointers: tuple[int, ...]
+    pointers: Pointers
     kernels: Kernels
 
 
-_known: dict[Key, Kernels] = {}
+class Made(NamedTuple):
+    """A result that a call makes: its place, what makes it, and of which array it is given."""
+
+    place: int
+    make: Callable[[Any], Any]
+    like: int
 
 
-def key_of(asked: object, numbers: bytes, arrays: tuple[Any, ...]) -> Key | None:
-    """Return what a call follows from, None where it has arrays that are not NumPy's."""
-    if not _TYPES.issuperset(map(type, arrays)):
-        return None
-    facts = [None if array is None else _facts(array) for array in arrays]
-    return Key(asked, numbers, tuple(facts))
+class _Known(NamedTuple):
+    made: tuple[Made, ...]
+    kernels: Kernels
+    pointer_of: Callable[[Any], int]
 
 
-def _facts(array: np.ndarray[Any, Any]) -> Facts:
-    return data_pointer(array), array.shape, array.strides, array.dtype, array.flags.writeable
+_known: dict[Key, _Known] = {}
 
 
-def ran_again(key: Key | None) -> bool:
-    """Run the kernels of a call that is remembered; return whether it is."""
-    kernels = None if key is None else _known.get(key)
-    if kernels is None:
-        return False
-    kernels()
-    return True
+def run_again(
+    asked: Hashable, numbers: Hashable, arrays: tuple[Any, ...], first_result: int, results: int
+) -> tuple[Call | None, list[Any] | None]:
+    """Make a call again, and return its results; or the call, where it was not made before.
+
+    `arrays` are inputs, then an array or None for each of the results, and for a workspace. Neither
+    is returned for a call that is not to be remembered.
+    """
+    framework = framework_of(arrays[0])
+    recognised = None if framework is None else framework.recognise(arrays)
+    if framework is None or recognised is None:
+        return None, None
+    facts, pointers = recognised
+    given = any(pointers[first_result:])
+    key = (asked, numbers, *facts, *pointers) if given else (asked, numbers, *facts)
+    known = _known.get(key)
+    if known is None:
+        return Call(key, framework, tuple(pointers)), None
+    end = first_result + results
+    found = [*arrays[first_result:end]]
+    made, kernels, pointer_of = known
+    for place, make, like in made:
+        array = found[place - first_result] = make(arrays[like])
+        pointers[place] = pointer_of(array)
+    kernels(pointers)
+    if given:
+        framework.mark_changed(arrays[first_result:end])
+    return None, found
 
 
-def remember(key: Key | None, ran: Ran | None) -> None:
-    """Remember what a call ran, where that was on its own arrays and no others."""
-    if key is None or ran is None:
+def remember(
+    call: Call | None, ran: Ran | None, operands: Sequence[Operand | None], made: Sequence[int]
+) -> None:
+    """Remember what a call ran, where that was on its own arrays; `made` are places of results."""
+    if call is None or ran is None:
         return
-    if ran.pointers == tuple([0 if facts is None else facts[0] for facts in key.arrays]):
-        if len(_known) >= _LIMIT:
-            _known.clear()
-        _known[key] = ran.kernels
+    if any(its and its != used for its, used in zip(call.pointers, ran.pointers, strict=True)):
+        return
+    if len(_known) >= _LIMIT:
+        _known.clear()
+    framework = call.framework
+    how_made = tuple(_made(framework, operands, place) for place in made)
+    _known[call.key] = _Known(how_made, ran.kernels, framework.pointer)
+
+
+def _made(framework: Framework, operands: Sequence[Operand | None], place: int) -> Made:
+    """Return how to make a result again: like another array, which is quicker, where one is."""
+    result = operands[place]
+    assert result is not None
+    for like, operand in enumerate(operands):
+        if operand is not None and operand.form == result.form and not operand.fresh:
+            return Made(place, framework.maker(result.form, has_model=True), like)
+    return Made(place, framework.maker(result.form, has_model=False), 0)
 
 
 def forget() -> None:

@@ -7,11 +7,14 @@ import sys
 import warnings
 from functools import cache, lru_cache, partial
 
-from cunorm import _again, _cpu, _cuda, _fallback, _plan
-from cunorm._again import Kernels, Ran
+from cunorm import _again, _cpu, _cuda, _fallback, _plan, _scratch
+from cunorm._again import Kernels, Pointers, Ran
 from cunorm._arrays import Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
 from cunorm._calls import (
+    BACKWARD_ARRAYS,
+    BACKWARD_SIZE,
+    FORWARD_ARRAYS,
     Backward,
     BackwardForm,
     Forward,
@@ -34,10 +37,7 @@ def run_forward(call: Forward) -> Ran | None:
         ):
             _cuda.launch(launch, call.arguments(), x.device, stream)
     elif has_compiler():
-        pointers = call.pointers()
-        kernels = cpu_forward_kernels(form, pointers, call.numbers())
-        kernels()
-        return Ran(pointers, kernels)
+        return _run_on_cpu(call, cpu_forward_kernels(form, call.numbers()))
     else:
         _fallback.forward(call)
     return None
@@ -58,13 +58,7 @@ def run_backward(call: Backward) -> Ran | None:
         with x.framework.device_scope(x.device):
             _backward_on_gpu(call)
     elif has_compiler():
-        if call.sums is None and call.form.parameters:
-            launch = _plan.cpu_backward(call.form.types, call.form.where.walk.not_empty())
-            call = _with_sums(call, launch)
-        pointers = call.pointers()
-        kernels = cpu_backward_kernels(call.form, pointers, call.numbers())
-        kernels()
-        return Ran(pointers, kernels)
+        return _run_on_cpu(call, cpu_backward_kernels(call.form, call.numbers()))
     else:
         _fallback.backward(call)
     return None
@@ -87,31 +81,41 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
     return [launch.build for launch in launches]
 
 
-# Programs call again with the arrays of before: to make ready what comes again is what takes time.
 @lru_cache(maxsize=1024)
-def cpu_forward_kernels(form: ForwardForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
-    """Return what to run for a call with arrays at these places."""
+def cpu_forward_kernels(form: ForwardForm, numbers: bytes) -> Kernels:
+    """Return what runs calls of a form, given where their arrays lie."""
     walk = form.where.walk
-    launch = _plan.cpu_forward(form.types, walk)
-    run = _cpu.runner([_task(launch, 0, walk.elements)])
-    return partial(run, forward_arguments(form, pointers, numbers))
+    task = _task(_plan.cpu_forward(form.types, walk), 0, walk.elements)
+    packed = partial(forward_arguments, form, numbers=numbers)
+    return _cpu.runner([task], packed, FORWARD_ARRAYS)
 
 
 @lru_cache(maxsize=1024)
-def cpu_backward_kernels(form: BackwardForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
-    """Return the same of a backward."""
+def cpu_backward_kernels(form: BackwardForm, numbers: bytes) -> Kernels:
+    """Return the same of backwards."""
     walk = form.where.walk
     launch = _plan.cpu_backward(form.types, walk.not_empty())
-    tasks, arguments = [], b""
+    tasks, size = [], 0
     if walk.rows:
         tasks.append(_task(launch, 0, walk.elements))
-        arguments = backward_arguments(form, pointers, numbers, launch)
+        size = BACKWARD_SIZE
     if form.parameters:
         width = walk.width * walk.groups
         params = _plan.cpu_param_grad(form.param_types, width)
-        tasks.append(_task(params, len(arguments), launch.parts * width))
-        arguments += param_grad_arguments(form, pointers, launch)
-    return partial(_cpu.runner(tasks), arguments)
+        tasks.append(_task(params, size, launch.parts * width))
+
+    def packed(pointers: Pointers) -> bytes:
+        found = backward_arguments(form, pointers, numbers, launch) if walk.rows else b""
+        return found + (param_grad_arguments(form, pointers, launch) if form.parameters else b"")
+
+    run = _cpu.runner(tasks, packed, BACKWARD_ARRAYS)
+    return _scratch.lent(form.parameters * launch.sums_size * form.types.compute.itemsize, run)
+
+
+def _run_on_cpu(call: Forward | Backward, kernels: Kernels) -> Ran:
+    pointers = call.pointers()
+    kernels(pointers)
+    return Ran(pointers, kernels)
 
 
 def _task(launch: Launch, place: int, work: int) -> _cpu.Task:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -19,6 +19,9 @@ _FORWARD = struct.Struct("<" + 5 * "Q5q" + "4Q3q")
 _BACKWARD = struct.Struct("<" + 7 * "Q5q" + "6Q3q")
 _FORWARD_NUMBERS, _BACKWARD_NUMBERS = struct.Struct("<3d"), struct.Struct("<2d")
 _PARAM_GRAD = struct.Struct("<4Q3q")
+
+# The bytes of a backward's, but for those of param_grad.cu.
+BACKWARD_SIZE = _BACKWARD.size + _BACKWARD_NUMBERS.size
 
 _FORWARD_ROWS = ("x", "residual", "gate", "y", "new_residual")
 _FORWARD_OTHERS = ("weight", "bias", "mean", "rstd")
@@ -76,7 +79,10 @@ class Forward(NamedTuple):
         return _access(self, _FORWARD_ROWS)
 
 
-def forward_arguments(form: ForwardForm, pointers: tuple[int, ...], numbers: bytes) -> bytes:
+FORWARD_ARRAYS = len(Forward._fields) - _BEFORE_FORWARD  # of a call, absent ones too
+
+
+def forward_arguments(form: ForwardForm, pointers: Sequence[int], numbers: bytes) -> bytes:
     """Return `struct Arguments` of row_norm_forward.cu; `pointers` as Forward has them."""
     at = dict(zip(Forward._fields[_BEFORE_FORWARD:], pointers, strict=True))
     others = [at[name] for name in _FORWARD_OTHERS]
@@ -149,8 +155,11 @@ class Backward(NamedTuple):
         return _access(self, _BACKWARD_ROWS)
 
 
+BACKWARD_ARRAYS = len(Backward._fields) - _BEFORE_BACKWARD
+
+
 def backward_arguments(
-    form: BackwardForm, pointers: tuple[int, ...], numbers: bytes, launch: Launch
+    form: BackwardForm, pointers: Sequence[int], numbers: bytes, launch: Launch
 ) -> bytes:
     """Return `struct Arguments` of row_norm_backward.cu; `pointers` as Backward has them."""
     at = dict(zip(Backward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
@@ -160,7 +169,7 @@ def backward_arguments(
     return _BACKWARD.pack(*rows, *others, *sums, *_sizes(form.where)) + numbers
 
 
-def param_grad_arguments(form: BackwardForm, pointers: tuple[int, ...], launch: Launch) -> bytes:
+def param_grad_arguments(form: BackwardForm, pointers: Sequence[int], launch: Launch) -> bytes:
     """Return `struct Arguments` of param_grad.cu; `launch` is row_norm_backward's."""
     at = dict(zip(Backward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
     rows, groups, width = _sizes(form.where)

@@ -1,29 +1,28 @@
 # SPDX-License-Identifier: MIT
-"""Memory for a while on a CPU: each thread keeps a little, as to allocate it takes longer."""
+"""Memory for a while on a CPU: a little is kept, as to allocate it takes longer."""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable, Sequence
 
 from cunorm._arrays import CPU, NUMPY, Operand, contiguous_form
 from cunorm._dtypes import FLOAT64
 
-_KEPT = 1 << 17  # elements at most, by a thread
+Kernels = Callable[[Sequence[int]], object]  # given where arrays lie
 
+_LARGEST = 1 << 17  # elements that are kept in one piece
+_PIECES = 8
 
-class _Kept(threading.local):
-    """What the thread keeps, None also while it is in use."""
-
-    operand: Operand | None = None
-
-
-_kept = _Kept()
+_kept: list[Operand] = []  # to take and to put back is one step each, whatever interrupts
 
 
 def lend(size: int) -> Operand:
-    """Lend memory for `size` bytes; a signal handler that asks meanwhile gets other memory."""
+    """Lend memory for `size` bytes."""
     needed = -(-size // FLOAT64.itemsize)
-    operand, _kept.operand = _kept.operand, None
+    try:
+        operand = _kept.pop()
+    except IndexError:
+        operand = None
     if operand is None or operand.form.shape[0] < needed:
         operand = NUMPY.allocate(contiguous_form((needed,), FLOAT64, CPU))
     return operand
@@ -31,5 +30,23 @@ def lend(size: int) -> Operand:
 
 def take_back(operand: Operand) -> None:
     """Take back what was lent."""
-    if operand.form.shape[0] <= _KEPT:
-        _kept.operand = operand
+    if operand.form.shape[0] <= _LARGEST and len(_kept) < _PIECES:
+        _kept.append(operand)
+
+
+def lent(size: int, kernels: Kernels) -> Kernels:
+    """Lend kernels memory, if they need some, whose address they take last, where that is 0."""
+    if not size:
+        return kernels
+
+    def run(pointers: Sequence[int]) -> None:
+        if pointers[-1]:
+            kernels(pointers)
+            return
+        memory = lend(size)
+        try:
+            kernels([*pointers[:-1], memory.pointer])
+        finally:
+            take_back(memory)
+
+    return run

@@ -145,8 +145,8 @@ def test_it_is_enough_for_any_activation_and_dtypes_of_the_other_operands(shape,
         enough = _workspace_size.forward_size("test", inputs, 2, axis)
         backward_enough = _workspace_size.backward_size("test", inputs, 2, axis, ALL)
         for activation, y, dx in product(ACTIVATIONS, STORAGE, STORAGE.values()):
-            norm = _forward.GroupNorm("test", 2, activation, axis, y)
-            forward = _forward.planned(_forward.asked(norm), (*inputs, None, None, None))
+            told = _forward.asked("test", 2, activation, axis, y, False)
+            forward = _forward.planned(told, (*inputs, None, None, None))
             with at(dtype, axis, other, activation, y, dx):
                 assert_enough(enough, forward.form, device)
                 plan = backward_plan(inputs, activation, axis, STORAGE[y], dx)
@@ -157,10 +157,10 @@ def backward_plan(inputs, activation, axis, dy, dx):
     x = inputs[0]
     compute = STORAGE["float64" if x.dtype is STORAGE["float64"] else "float32"]
     statistic = contiguous_form((x.shape[0], 2), compute, x.device)
-    norm = _backward_plan.GroupNormBackward("test", 2, activation, axis, ALL, False)
+    told = _backward_plan.asked("test", 2, activation, axis, ALL, False)
     like_x = [contiguous_form(x.shape, dtype, x.device) for dtype in (dy, dx)]
     arrays = (like_x[0], x, statistic, statistic, *inputs[1:], like_x[1], None, None)
-    return _backward_plan.planned(_backward_plan.asked(norm), arrays)
+    return _backward_plan.planned(told, arrays)
 
 
 def assert_enough(said, form, device):

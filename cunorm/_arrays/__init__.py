@@ -12,7 +12,7 @@ from typing import Any
 from cunorm._arrays._cupy import CUPY
 from cunorm._arrays._dlpack import DLPACK
 from cunorm._arrays._jax import JAX
-from cunorm._arrays._numpy import NUMPY, data_pointer, numpy_view
+from cunorm._arrays._numpy import NUMPY, numpy_view
 from cunorm._arrays._operand import (
     CPU,
     Device,
@@ -33,10 +33,10 @@ __all__ = [
     "Framework",
     "Operand",
     "contiguous_form",
-    "data_pointer",
     "describe",
     "describe_all",
     "describe_memory",
+    "framework_of",
     "in_c_order",
     "joined",
     "numpy_view",
@@ -109,6 +109,11 @@ def describe_memory(function: str, argument: str, array: Any, size: int) -> Oper
             f"{where} has {got} bytes, expected at least {size}, as cunorm.workspace_size says"
         )
     return operand
+
+
+def framework_of(array: Any) -> Framework | None:
+    """Return the framework of an array, None where none of its type was described before."""
+    return _FRAMEWORKS.get(type(array))
 
 
 _ALIGNMENT = 16  # bytes of a GPU's widest access

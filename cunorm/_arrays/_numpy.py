@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from cunorm._arrays._operand import (
     CPU,
+    LARGEST_ELEMENT,
     Form,
     Framework,
     Operand,
@@ -115,6 +117,32 @@ class Numpy(Framework):
         """Make an array of the right dtype."""
         array = empty_dense(form, partial(np.empty, dtype=numpy_dtype(form.dtype)))
         return fresh(data_pointer(array), form, array, self)
+
+    def recognise(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]] | None:
+        """Recognise arrays of NumPy's own type."""
+        facts: list[Any] = []
+        pointers = []
+        for array in arrays:
+            if array is None:
+                facts.append(None)
+                pointers.append(0)
+            elif type(array) is np.ndarray:
+                pointer = data_pointer(array)
+                pointers.append(pointer)
+                facts += (array.dtype, array.shape, array.strides, pointer % LARGEST_ELEMENT)
+                facts.append(array.flags.writeable)
+            else:
+                return None
+        return facts, pointers
+
+    def maker(self, form: Form, has_model: bool) -> Callable[[Any], Any]:
+        """Copy the form of a model."""
+        return np.empty_like if has_model else super().maker(form, has_model)
+
+    @property
+    def pointer(self) -> Callable[[Any], int]:
+        """Return what returns the address of an array's first element."""
+        return data_pointer
 
     def contiguous(self, operand: Operand) -> Operand:
         """Copy into C order."""

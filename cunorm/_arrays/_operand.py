@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -25,6 +25,7 @@ class Device(NamedTuple):
 
 
 CPU = Device("cpu", 0)
+LARGEST_ELEMENT = 8  # bytes, to a multiple of which every element may be aligned
 
 
 @cache
@@ -114,6 +115,26 @@ class Framework(ABC):
     def allocate_like(self, operand: Operand) -> Operand:
         """Make an array of the form that one of this framework has, where `allocate` can."""
         return self.allocate(operand.form)
+
+    def recognise(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]] | None:
+        """Return what a call on arrays follows from, and where they lie; None: describe them.
+
+        It follows from no more than that where all of them are in the CPU's memory, and nothing
+        about them is to be refused. Arrays may be None, which lie at 0.
+        """
+        return None
+
+    def maker(self, form: Form, has_model: bool) -> Callable[[Any], Any]:
+        """Return what makes an array of a form, given another, of the same form if `has_model`."""
+        return lambda model: self.allocate(form).owner
+
+    @property
+    def pointer(self) -> Callable[[Any], int]:
+        """Return what returns where an array that can be recognised lies."""
+        raise NotImplementedError(f"{self.name} recognises no arrays")
+
+    def mark_changed(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few have readers to tell
+        """Let those who read arrays before know that they were written to; None is none."""
 
     @abstractmethod
     def contiguous(self, operand: Operand) -> Operand:

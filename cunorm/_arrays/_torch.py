@@ -7,12 +7,14 @@ Attributes are read one by one: together they cost a tenth of what ``__dlpack__`
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from typing import Any
 
 from cunorm._arrays._operand import (
     CPU,
+    LARGEST_ELEMENT,
     Device,
     Form,
     Framework,
@@ -55,10 +57,9 @@ class Torch(Framework):
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take Tensor and Parameter alone: any other subclass gives its memory another meaning."""
-        torch = self._torch
-        if kind in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", None)):
+        if kind in self._plain_types:
             return True
-        if issubclass(kind, torch.Tensor):
+        if issubclass(kind, self._torch.Tensor):
             raise TypeError(
                 f"{function}: {argument} is a {kind.__module__}.{kind.__qualname__}, a tensor "
                 "subclass whose memory may not be what it stands for, expected a plain "
@@ -150,6 +151,53 @@ class Torch(Framework):
         tensor = self._torch.empty_like(operand.owner)
         return fresh(tensor.data_ptr(), operand.form, tensor, self)
 
+    @cached_property
+    def _plain_types(self) -> tuple[type, ...]:
+        """Return the types of tensors that are no more than their memory."""
+        nn = self._torch.nn
+        return (self._torch.Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
+
+    def recognise(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]] | None:
+        """Recognise plain tensors on the CPU; the same states are left out as in `describe`."""
+        plain_types, grad_enabled = self._plain_types, self._grad_enabled()
+        facts: list[Any] = []
+        pointers = []
+        try:
+            for array in arrays:
+                if array is None:
+                    facts.append(None)
+                    pointers.append(0)
+                    continue
+                if type(array) not in plain_types or not array.is_cpu or array.is_neg():
+                    return None
+                pointer = array.data_ptr()
+                if not pointer or (grad_enabled and array.requires_grad):
+                    return None
+                pointers.append(pointer)
+                facts += (array.dtype, array.shape, array.stride(), pointer % LARGEST_ELEMENT)
+        except RuntimeError:  # as in `describe`
+            return None
+        return facts, pointers
+
+    def maker(self, form: Form, has_model: bool) -> Callable[[Any], Any]:
+        """Copy the form of a model: there is less to parse."""
+        if has_model:
+            like: Callable[[Any], Any] = self._torch.empty_like
+            return like
+        return super().maker(form, has_model)
+
+    @cached_property
+    def pointer(self) -> Callable[[Any], int]:
+        """Return what returns the address of a tensor's first element."""
+        pointer: Callable[[Any], int] = self._torch.Tensor.data_ptr
+        return pointer
+
+    def mark_changed(self, arrays: Sequence[Any]) -> None:
+        """Tell autograd, which may have saved one of them."""
+        for array in arrays:
+            if array is not None:
+                self._torch.autograd.graph.increment_version(array)
+
     def contiguous(self, operand: Operand) -> Operand:
         """Copy into C order, on the current stream."""
         tensor = operand.owner.as_strided(operand.shape, operand.strides).contiguous()
@@ -158,7 +206,7 @@ class Torch(Framework):
     def export(self, operand: Operand) -> Any:
         """Return the tensor; one of `out=` is marked as changed, as autograd may have saved it."""
         if not operand.fresh:
-            self._torch.autograd.graph.increment_version(operand.owner)
+            self.mark_changed([operand.owner])
         return operand.owner
 
     def stream(self, device: Device) -> int:

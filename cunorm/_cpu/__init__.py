@@ -36,7 +36,11 @@ __all__ = [
 _SERIAL_WORK = 1 << 15
 
 
-_TASK = struct.Struct("<Qqq")  # `struct Task` of launch.h
+# `struct List`, `struct Task` and `struct Place` of launch.h.
+_LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqq"), struct.Struct("<2q")
+_WORD = 8  # bytes
+
+Pointers = Sequence[int]
 
 
 class Task(NamedTuple):
@@ -48,15 +52,33 @@ class Task(NamedTuple):
     work: int  # elements that it goes through
 
 
-def runner(tasks: Sequence[Task]) -> Callable[[bytes], object]:
-    """Return what runs kernels to their end, one after the other, given the arguments of all."""
+def runner(
+    tasks: Sequence[Task], arguments: Callable[[Pointers], bytes], arrays: int
+) -> Callable[[Pointers], None]:
+    """Return what runs kernels to their end, one after the other, given where arrays lie.
+
+    `arguments` are those of all kernels, in words of eight bytes; in each of them the address of at
+    most one of the arrays is a summand. So they are made once, and the addresses added later.
+    """
     if not tasks:
-        return lambda arguments: None
-    run, count = tasks[0].entry.run, len(tasks)
+        return lambda pointers: None
+    template = arguments([0] * arrays)
+    places = [
+        _PLACE.pack(word, array)
+        for array in range(arrays)
+        for word in _differing(template, arguments([int(i == array) for i in range(arrays)]))
+    ]
+    head = _LIST.pack(len(tasks), len(places), len(template) // _WORD)
+    packed = [_TASK.pack(task.entry.blocks, task.grid, task.place // _WORD) for task in tasks]
+    listed = b"".join((head, *packed, *places, template))
+    run, pack = tasks[0].entry.run, struct.Struct(f"<{arrays}Q").pack
     most = max((task.grid for task in tasks if task.work > _SERIAL_WORK), default=1)
-    heads = b"".join(
-        _TASK.pack(task.entry.blocks, task.grid, count * _TASK.size + task.place) for task in tasks
-    )
     if most > 1:
-        return lambda arguments: run(heads + arguments, count, min(thread_count(), most))
-    return lambda arguments: run(heads + arguments, count, 1)
+        return lambda pointers: run(listed, pack(*pointers), min(thread_count(), most))
+    return lambda pointers: run(listed, pack(*pointers), 1)
+
+
+def _differing(a: bytes, b: bytes) -> list[int]:
+    """Return which words differ."""
+    words = zip(memoryview(a).cast("q"), memoryview(b).cast("q"), strict=True)
+    return [place for place, (one, other) in enumerate(words) if one != other]

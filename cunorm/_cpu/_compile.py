@@ -36,7 +36,7 @@ TEMPORARY = "compiling-"  # how the names of folders begin that are removed afte
 class Entry(NamedTuple):
     """What a library offers; see launch.h."""
 
-    run: Callable[[bytes, int, int], None]  # lists of kernels of this and other libraries
+    run: Callable[[bytes, bytes, int], None]  # lists of kernels of this and other libraries
     blocks: int  # the address of what runs blocks of its kernel
 
 
@@ -99,7 +99,7 @@ def _load(build: Build) -> tuple[Entry, bool]:
 def entry_of(shared: ctypes.CDLL) -> Entry:
     """Return what an open library offers."""
     run = shared.cunorm_run
-    run.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int)
+    run.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
     run.restype = None
     blocks = ctypes.cast(shared.cunorm_blocks, ctypes.c_void_p).value
     assert blocks is not None

@@ -14,45 +14,27 @@ from cunorm.group_norm._backward_plan import (
     NAMES,
     OPERAND_OF,
     Asked,
-    GroupNormBackward,
-    asked,
     planned,
 )
 from cunorm.group_norm._calls import GroupBackward
 from cunorm.group_norm._operands import copied, given_workspace
 from cunorm.group_norm._run import run
-from cunorm.results import GroupNormGrads
-
-_NOT_GIVEN = GroupNormGrads()
 
 
-def backward(
-    norm: GroupNormBackward, arrays: tuple[Any, ...], out: GroupNormGrads | None, workspace: Any
-) -> GroupNormGrads:
-    """Run a backward on dy, x, mean, rstd, weight and bias; `out` has an array or None for each."""
-    told = asked(norm)
-    if out is None or workspace is None:
-        return GroupNormGrads(*_run(told, arrays, out or _NOT_GIVEN, workspace, None))
-    key = _again.key_of(told, b"", (*arrays, *out, workspace))
-    if _again.ran_again(key):
-        return GroupNormGrads(*out)
-    return GroupNormGrads(*_run(told, arrays, out, workspace, key))
+def backward(told: Asked, arrays: tuple[Any, ...]) -> list[Any]:
+    """Return the gradients; `arrays` are those of NAMES, absent ones None, and a workspace."""
+    call, results = _again.run_again(told, None, arrays, FIRST_RESULT, len(ARGUMENTS))
+    return _run(told, arrays, call) if results is None else results
 
 
-def _run(
-    told: Asked,
-    arrays: tuple[Any, ...],
-    out: GroupNormGrads,
-    workspace: Any,
-    key: _again.Key | None,
-) -> list[Any]:
-    function = told.function
-    operands = describe_all(function, NAMES, (*arrays, *out), required=4)
+def _run(told: Asked, arrays: tuple[Any, ...], as_made: _again.Call | None) -> list[Any]:
+    function, workspace, arrays = told.function, arrays[-1], arrays[:-1]
+    operands = describe_all(function, NAMES, arrays, required=4)
     plan = planned(told, forms(operands))
     x, given = operands[1], operands[FIRST_RESULT:]
     memory = None if workspace is None else given_workspace(function, workspace, x, plan.form)
     if any(given) or memory is not None:
-        _outputs.check_writable(function, ARGUMENTS, out, given)
+        _outputs.check_writable(function, ARGUMENTS, arrays[FIRST_RESULT:], given)
         _outputs.check_overlap(
             plan, pointers((*operands, memory)), None if memory is None else memory.form
         )
@@ -62,6 +44,6 @@ def _run(
     if not plan.is_empty:
         read = copied(NAMES, operands, plan.to_copy, plan.where) if plan.to_copy else operands
         # As many as there are fields, which a list does not say.
-        call = GroupBackward(plan.form, *read, memory)  # type: ignore[call-arg]
-        _again.remember(key, run(call))
+        ran = run(GroupBackward(plan.form, *read, memory))  # type: ignore[call-arg]
+        _again.remember(as_made, ran, operands, [place for place, _ in plan.made])
     return exported(operands[FIRST_RESULT:])

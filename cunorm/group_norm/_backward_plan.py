@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from cunorm import _checks, _outputs
 from cunorm._arrays import Form, contiguous_form
@@ -40,17 +40,6 @@ _IN_PLACE = (("out.dx", ("dy", "x")),)
 Forms = dict[str, Form | None]
 
 
-class GroupNormBackward(NamedTuple):
-    """Which norm's gradients are computed, as their caller asked for them."""
-
-    function: str
-    num_groups: Any
-    activation: Any
-    channel_axis: Any
-    needs: Any
-    accumulate: Any
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """What the caller said, checked by itself: one object for all who say the same."""
@@ -75,12 +64,13 @@ class Plan:
     is_empty: bool  # no gradient is wanted
 
 
-def asked(norm: GroupNormBackward) -> Asked:
+def asked(
+    function: str, num_groups: Any, activation: Any, channel_axis: Any, needs: Any, accumulate: Any
+) -> Asked:
     """Check what the caller said by itself."""
-    if type(norm.needs) is not tuple:  # what could not be remembered, or would be as another type
-        needs = tuple(sorted(_checks.names(norm.function, "needs", norm.needs, NEEDS)))
-        norm = norm._replace(needs=needs)
-    return _asked(*norm)
+    if type(needs) is not tuple:  # what could not be remembered, or would be as another type
+        needs = tuple(sorted(_checks.names(function, "needs", needs, NEEDS)))
+    return _asked(function, num_groups, activation, channel_axis, needs, accumulate)
 
 
 @remembered

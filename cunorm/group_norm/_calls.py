@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -24,6 +25,7 @@ _BACKWARD_LINES = ("dy", "x", "dx")
 _BEFORE_FORWARD: Final = 2  # the fields of a call that come before its arrays
 _BEFORE_BACKWARD: Final = 1
 
+Pointers = Sequence[int]  # of a call's arrays in the order of its fields, 0 for none
 Lines = tuple[int, int]  # the strides from sample to sample and from line to line, in elements
 
 
@@ -124,6 +126,13 @@ GroupCall = GroupForward | GroupBackward
 GroupForm = GroupForwardForm | GroupBackwardForm
 
 
+def array_count(form: GroupForm) -> int:
+    """Return how many arrays a call of the form has, absent ones and its workspace too."""
+    if isinstance(form, GroupForwardForm):
+        return len(GroupForward._fields) - _BEFORE_FORWARD
+    return len(GroupBackward._fields) - _BEFORE_BACKWARD
+
+
 def workspace_elements(form: GroupForm, schedule: Schedule) -> int:
     """Return how many elements of the compute type a call's workspace has."""
     where = form.where
@@ -133,7 +142,7 @@ def workspace_elements(form: GroupForm, schedule: Schedule) -> int:
 
 def arguments(
     form: GroupForm,
-    pointers: tuple[int, ...],
+    pointers: Pointers,
     numbers: bytes,
     schedule: Schedule,
     samples: int,
@@ -152,7 +161,7 @@ def arguments_size(form: GroupForm) -> int:
 
 def _forward_arguments(
     form: GroupForwardForm,
-    pointers: tuple[int, ...],
+    pointers: Pointers,
     schedule: Schedule,
     samples: int,
     first_sample: int,
@@ -165,7 +174,7 @@ def _forward_arguments(
 
 def _backward_arguments(
     form: GroupBackwardForm,
-    pointers: tuple[int, ...],
+    pointers: Pointers,
     schedule: Schedule,
     samples: int,
     first_sample: int,
@@ -178,9 +187,7 @@ def _backward_arguments(
     return _BACKWARD.pack(*rows, *others, samples, first_sample, *sizes)
 
 
-def param_grad_arguments(
-    form: GroupBackwardForm, pointers: tuple[int, ...], schedule: Schedule
-) -> bytes:
+def param_grad_arguments(form: GroupBackwardForm, pointers: Pointers, schedule: Schedule) -> bytes:
     """Return `struct Arguments` of param_grad.cu: a part is a sample."""
     *_, dweight, dbias, workspace = pointers
     sums, where = _sum_pointers(form, workspace, schedule), form.where

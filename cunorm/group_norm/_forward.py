@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from cunorm import _again, _checks, _outputs
 from cunorm._arrays import Form, contiguous_form, describe_all
@@ -14,7 +14,7 @@ from cunorm._layout import WHOLE
 from cunorm._operands import allocate, exported, forms, optional_dtype, pointers
 from cunorm._remembered import remembered
 from cunorm.group_norm._builds import GroupForwardTypes
-from cunorm.group_norm._calls import GroupForward, GroupForwardForm, eps_bits
+from cunorm.group_norm._calls import GroupForward, GroupForwardForm
 from cunorm.group_norm._layout import GroupGeometry, geometry
 from cunorm.group_norm._operands import (
     check_result,
@@ -32,21 +32,10 @@ from cunorm.results import GroupNormForward
 _INPUTS = ("x", "weight", "bias")
 _FIELDS = GroupNormForward._fields
 
-_NOT_GIVEN = GroupNormForward()
+_FIRST_RESULT = len(_INPUTS)  # its place among all arrays
 EACH_CHANNEL: Final = object()  # in place of a number of groups: as many as channels
 
 OptionalForms = tuple[Form | None, ...]
-
-
-class GroupNorm(NamedTuple):
-    """Which norm is computed, as its caller asked for it."""
-
-    function: str
-    num_groups: Any  # or EACH_CHANNEL
-    activation: Any = None
-    channel_axis: Any = -1
-    dtype: Any = None
-    saves: bool = False  # mean and rstd are returned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,39 +62,24 @@ class Plan:
     overlaps: _outputs.Overlaps
 
 
-def forward(
-    norm: GroupNorm,
-    eps: Any,
-    arrays: tuple[Any, Any, Any],
-    out: GroupNormForward | None,
-    workspace: Any,
-) -> GroupNormForward:
-    """Run a forward on x, weight and bias; `out` has an array or None for each result."""
-    eps = _checks.epsilon(norm.function, eps)
-    told = asked(norm)
-    if out is None or workspace is None:
-        return GroupNormForward(*_run(told, eps, arrays, out or _NOT_GIVEN, workspace, None))
-    key = _again.key_of(told, eps_bits(eps), (*arrays, *out, workspace))
-    if _again.ran_again(key):
-        return GroupNormForward(*out)
-    return GroupNormForward(*_run(told, eps, arrays, out, workspace, key))
+def forward(told: Asked, eps: Any, arrays: tuple[Any, ...]) -> list[Any]:
+    """Return y, mean and rstd; `arrays` are x, weight, bias, one or None for each, a workspace."""
+    eps = _checks.epsilon(told.function, eps)
+    call, results = _again.run_again(told, eps, arrays, _FIRST_RESULT, len(_FIELDS))
+    return _run(told, eps, arrays, call) if results is None else results
 
 
 def _run(
-    told: Asked,
-    eps: float,
-    arrays: tuple[Any, Any, Any],
-    out: GroupNormForward,
-    workspace: Any,
-    key: _again.Key | None,
+    told: Asked, eps: float, arrays: tuple[Any, ...], as_made: _again.Call | None
 ) -> list[Any]:
-    function = told.function
-    operands = describe_all(function, told.names, (*arrays, *out), required=1)
+    function, workspace, arrays = told.function, arrays[-1], arrays[:-1]
+    operands = describe_all(function, told.names, arrays, required=1)
     plan = planned(told, forms(operands))
-    x, given = operands[0], operands[len(_INPUTS) :]
+    x, given = operands[0], operands[_FIRST_RESULT:]
     memory = None if workspace is None else given_workspace(function, workspace, x, plan.form)
     if any(given) or memory is not None:
-        _outputs.check_writable(function, told.names[len(_INPUTS) :], out, given)
+        names, results = told.names[_FIRST_RESULT:], arrays[_FIRST_RESULT:]
+        _outputs.check_writable(function, names, results, given)
         _outputs.check_overlap(
             plan, pointers((*operands, memory)), None if memory is None else memory.form
         )
@@ -115,25 +89,16 @@ def _run(
     if plan.form.where.samples:
         read = copied(told.names, operands, plan.to_copy, plan.where) if plan.to_copy else operands
         # As many as there are fields, which a list does not say.
-        call = GroupForward(plan.form, eps, *read, memory)  # type: ignore[call-arg]
-        _again.remember(key, run(call))
-    return exported(operands[len(_INPUTS) :])
-
-
-def asked(norm: GroupNorm) -> Asked:
-    """Check what the caller said by itself."""
-    return _asked(*norm)
+        ran = run(GroupForward(plan.form, eps, *read, memory))  # type: ignore[call-arg]
+        _again.remember(as_made, ran, operands, [place for place, _ in plan.made])
+    return exported(operands[_FIRST_RESULT:])
 
 
 @remembered
-def _asked(
-    function: str,
-    num_groups: Any,
-    activation: Any,
-    channel_axis: Any,
-    dtype: Any,
-    saves: bool,
+def asked(
+    function: str, num_groups: Any, activation: Any, channel_axis: Any, dtype: Any, saves: bool
 ) -> Asked:
+    """Check what the caller said by itself; `num_groups` may be EACH_CHANNEL."""
     results = (f"out.{name}" if saves else "out" for name in _FIELDS)
     return Asked(
         function,
@@ -151,7 +116,7 @@ def planned(asked: Asked, forms: OptionalForms) -> Plan:
     """Settle a call; the forms are in the order of its arrays."""
     function = asked.function
     inputs = dict(zip(_INPUTS, forms, strict=False))
-    given = dict(zip(_FIELDS, forms[len(_INPUTS) :], strict=True))
+    given = dict(zip(_FIELDS, forms[_FIRST_RESULT:], strict=True))
     x = forms[0]
     assert x is not None
     where = geometry(function, x, asked.num_groups, asked.channel_axis)
@@ -167,8 +132,8 @@ def planned(asked: Asked, forms: OptionalForms) -> Plan:
         _form(asked, inputs, results, where, compute),
         where,
         tuple(name for name in _INPUTS if must_be_copied(name, inputs[name], where)),
-        tuple((len(_INPUTS) + _FIELDS.index(name), form) for name, form in made.items()),
-        _outputs.Overlaps(function, named, len(_INPUTS), ((asked.names[len(_INPUTS)], ("x",)),)),
+        tuple((_FIRST_RESULT + _FIELDS.index(name), form) for name, form in made.items()),
+        _outputs.Overlaps(function, named, _FIRST_RESULT, ((asked.names[_FIRST_RESULT], ("x",)),)),
     )
 
 
@@ -176,7 +141,7 @@ def _check_outputs(
     asked: Asked, where: GroupGeometry, given: dict[str, Form | None], compute: DType
 ) -> None:
     """Check the arrays given for results."""
-    function, argument = asked.function, asked.names[len(_INPUTS)]
+    function, argument = asked.function, asked.names[_FIRST_RESULT]
     check_result(function, argument, given["y"], where)
     _checks.agreed_dtype(function, "dtype", asked.dtype, argument, given["y"])
     for name in ("mean", "rstd"):

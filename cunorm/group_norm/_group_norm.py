@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cunorm.group_norm._forward import EACH_CHANNEL, GroupNorm, forward
-from cunorm.results import GroupNormForward
+from cunorm.group_norm._forward import EACH_CHANNEL, asked, forward
 
 
 def group_norm(
@@ -112,9 +111,8 @@ def group_norm(
     >>> cunorm.group_norm(image, 1, activation="relu", channel_axis=1)[0, 1, :, 3].round(2)
     array([0.51, 1.08, 1.66], dtype=float32)
     """
-    norm = GroupNorm("group_norm", num_groups, activation, channel_axis, dtype)
-    given = None if out is None else GroupNormForward(out)
-    return forward(norm, eps, (x, weight, bias), given, workspace).y
+    told = asked("group_norm", num_groups, activation, channel_axis, dtype, False)
+    return forward(told, eps, (x, weight, bias, out, None, None, workspace))[0]
 
 
 def instance_norm(
@@ -164,6 +162,5 @@ def instance_norm(
     array([[[-1., -1.],
             [ 1.,  1.]]], dtype=float32)
     """
-    norm = GroupNorm("instance_norm", EACH_CHANNEL, activation, channel_axis, dtype)
-    given = None if out is None else GroupNormForward(out)
-    return forward(norm, eps, (x, weight, bias), given, workspace).y
+    told = asked("instance_norm", EACH_CHANNEL, activation, channel_axis, dtype, False)
+    return forward(told, eps, (x, weight, bias, out, None, None, workspace))[0]

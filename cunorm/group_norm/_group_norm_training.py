@@ -6,10 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm import _outputs
+from cunorm.group_norm import _backward_plan, _forward
 from cunorm.group_norm._backward import backward
-from cunorm.group_norm._backward_plan import NEEDS, GroupNormBackward
-from cunorm.group_norm._forward import GroupNorm, forward
+from cunorm.group_norm._backward_plan import NEEDS
 from cunorm.results import GroupNormForward, GroupNormGrads
+
+_NO_RESULTS, _NO_GRADIENTS = GroupNormForward(), GroupNormGrads()
 
 
 def group_norm_forward(
@@ -64,9 +66,10 @@ def group_norm_forward(
     >>> saved.mean, saved.rstd.round(4)
     (array([[4.]], dtype=float32), array([[0.4472]], dtype=float32))
     """
-    norm = GroupNorm("group_norm_forward", num_groups, activation, channel_axis, dtype, saves=True)
-    _outputs.check_type(norm.function, out, GroupNormForward)
-    return forward(norm, eps, (x, weight, bias), out, workspace)
+    told = _forward.asked("group_norm_forward", num_groups, activation, channel_axis, dtype, True)
+    _outputs.check_type(told.function, out, GroupNormForward)
+    arrays = (x, weight, bias, *(out or _NO_RESULTS), workspace)
+    return GroupNormForward(*_forward.forward(told, eps, arrays))
 
 
 def group_norm_backward(
@@ -152,8 +155,9 @@ def group_norm_backward(
     >>> grads.dx[0, :, 0].round(3)
     array([ 0.204, -0.408,  0.204], dtype=float32)
     """
-    norm = GroupNormBackward(
+    told = _backward_plan.asked(
         "group_norm_backward", num_groups, activation, channel_axis, needs, accumulate
     )
-    _outputs.check_type(norm.function, out, GroupNormGrads)
-    return backward(norm, (dy, x, mean, rstd, weight, bias), out, workspace)
+    _outputs.check_type(told.function, out, GroupNormGrads)
+    arrays = (dy, x, mean, rstd, weight, bias, *(out or _NO_GRADIENTS), workspace)
+    return GroupNormGrads(*backward(told, arrays))

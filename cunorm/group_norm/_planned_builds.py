@@ -95,15 +95,15 @@ def _forward_form(layer: GroupLayer, channels: int, device: Device) -> GroupForw
         _form((channels,), layer.weight, device),
         _form((channels,), layer.bias, device),
     )
-    norm = _forward.GroupNorm(
+    told = _forward.asked(
         layer.function,
         _forward.EACH_CHANNEL if layer.num_groups is None else layer.num_groups,
         layer.activation,
         channel_axis,
         None if layer.y is None else layer.y.name,
-        saves=True,
+        True,
     )
-    return _forward.planned(_forward.asked(norm), (*inputs, None, None, None)).form
+    return _forward.planned(told, (*inputs, None, None, None)).form
 
 
 def _backward_form(
@@ -115,7 +115,7 @@ def _backward_form(
     shape = (1, *(sizes if forward.channel_axis == -1 else sizes[::-1]))
     statistic = contiguous_form((1, where.groups), types.compute, device)
     weight, bias = (_form((where.channels,), dtype, device) for dtype in (types.weight, types.bias))
-    norm = _backward_plan.GroupNormBackward(
+    told = _backward_plan.asked(
         layer.function,
         where.groups,
         layer.activation,
@@ -130,7 +130,7 @@ def _backward_form(
     ]
     dy, x = (contiguous_form(shape, dtype, device) for dtype in (types.y, types.x))
     forms = (dy, x, statistic, statistic, weight, bias, None, *given)
-    plan = _backward_plan.planned(_backward_plan.asked(norm), forms)
+    plan = _backward_plan.planned(told, forms)
     return None if plan.is_empty else plan.form
 
 

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 
 from cunorm import _again, _backend, _cpu, _cuda, _fallback, _plan, _scratch
-from cunorm._again import Kernels, Ran
+from cunorm._again import Kernels, Pointers, Ran
 from cunorm._arrays import CPU, Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
 from cunorm.group_norm._calls import (
@@ -17,6 +17,7 @@ from cunorm.group_norm._calls import (
     GroupForward,
     arguments,
     arguments_size,
+    array_count,
     param_grad_arguments,
     workspace_elements,
 )
@@ -70,7 +71,7 @@ def workspace_bytes(form: GroupForm, device: Device) -> int:
 
 
 def launches(
-    form: GroupForm, pointers: tuple[int, ...], numbers: bytes, schedule: Schedule
+    form: GroupForm, pointers: Pointers, numbers: bytes, schedule: Schedule
 ) -> Iterator[tuple[Launch, bytes]]:
     """Yield each launch of the group norm itself, and its arguments."""
     for count, first in _chunks(form, schedule):
@@ -79,41 +80,34 @@ def launches(
             yield Launch(one.build, one.blocks * count, one.threads), of_chunk
 
 
-# Programs call again with the arrays of before: to make ready what comes again is what takes time.
 @lru_cache(maxsize=1024)
-def cpu_kernels(form: GroupForm, pointers: tuple[int, ...], numbers: bytes) -> Kernels:
-    """Return what runs a call with arrays at these places."""
-    schedule = schedule_of(form, CPU)
-    found = [
-        arguments(form, pointers, numbers, schedule, count, first)
-        for count, first in _chunks(form, schedule)
+def cpu_kernels(form: GroupForm, numbers: bytes) -> Kernels:
+    """Return what runs calls of a form, given where their arrays lie."""
+    schedule, where, size = schedule_of(form, CPU), form.where, arguments_size(form)
+    chunks = _chunks(form, schedule)
+    tasks = [
+        _cpu.Task(_cpu.library(one.build), one.blocks * count, number * size, where.elements)
+        for number, (count, _) in enumerate(chunks)
+        for one in schedule.passes
     ]
     if isinstance(form, GroupBackwardForm) and form.parameters:
-        found.append(param_grad_arguments(form, pointers, schedule))
-    return partial(cpu_runner(form), b"".join(found))
-
-
-@lru_cache(maxsize=1024)
-def cpu_runner(form: GroupForm) -> Callable[[bytes], object]:
-    """Return what runs a form of call; the passes over a chunk have the same arguments."""
-    schedule, where = schedule_of(form, CPU), form.where
-    tasks, place = [], 0
-    for count, _ in _chunks(form, schedule):
-        for one in schedule.passes:
-            library = _cpu.library(one.build)
-            tasks.append(_cpu.Task(library, one.blocks * count, place, where.elements))
-        place += arguments_size(form)
-    if isinstance(form, GroupBackwardForm) and form.parameters:
         launch = _plan.cpu_param_grad(form.param_types, where.channels)
-        work = where.samples * where.channels
-        tasks.append(_cpu.Task(_cpu.library(launch.build), launch.grid, place, work))
-    return _cpu.runner(tasks)
+        library, work = _cpu.library(launch.build), where.samples * where.channels
+        tasks.append(_cpu.Task(library, launch.grid, len(chunks) * size, work))
+
+    def packed(pointers: Pointers) -> bytes:
+        of_chunks = (arguments(form, pointers, numbers, schedule, *chunk) for chunk in chunks)
+        if isinstance(form, GroupBackwardForm) and form.parameters:
+            return b"".join((*of_chunks, param_grad_arguments(form, pointers, schedule)))
+        return b"".join(of_chunks)
+
+    run = _cpu.runner(tasks, packed, array_count(form))
+    return _scratch.lent(workspace_bytes(form, CPU), run)
 
 
 def forget() -> None:
     """Let the next call load its kernels anew."""
     workspace_bytes.cache_clear()
-    cpu_runner.cache_clear()
     cpu_kernels.cache_clear()
     _again.forget()
 
@@ -124,18 +118,10 @@ def _chunks(form: GroupForm, schedule: Schedule) -> list[tuple[int, int]]:
     return [(min(chunk, samples - first), first) for first in range(0, samples, chunk)]
 
 
-def _run_on_cpu(call: GroupCall) -> Ran | None:
-    form, pointers, numbers = call.form, call.pointers(), call.numbers()
-    if pointers[-1]:
-        kernels = cpu_kernels(form, pointers, numbers)
-        kernels()
-        return Ran(pointers, kernels)
-    memory = _scratch.lend(workspace_bytes(form, CPU))
-    try:
-        cpu_kernels(form, (*pointers[:-1], memory.pointer), numbers)()
-    finally:
-        _scratch.take_back(memory)
-    return None
+def _run_on_cpu(call: GroupCall) -> Ran:
+    pointers, kernels = call.pointers(), cpu_kernels(call.form, call.numbers())
+    kernels(pointers)
+    return Ran(pointers, kernels)
 
 
 def _run_on_gpu(call: GroupCall) -> None:

@@ -25,8 +25,8 @@ def forward_size(function: str, inputs: Inputs, num_groups: int | None, channel_
     groups = _forward.EACH_CHANNEL if num_groups is None else num_groups
     sizes = []
     for y in DTYPES:
-        norm = _forward.GroupNorm(function, groups, None, channel_axis, dtype=y)
-        plan = _forward.planned(_forward.asked(norm), (*inputs, None, None, None))
+        told = _forward.asked(function, groups, None, channel_axis, y, False)
+        plan = _forward.planned(told, (*inputs, None, None, None))
         sizes.append(workspace_bytes(plan.form, inputs[0].device))
     return max(sizes)
 
@@ -40,11 +40,7 @@ def backward_size(
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
     statistic = contiguous_form(where.statistic_shape, compute, x.device)
     asked = [
-        _backward_plan.asked(
-            _backward_plan.GroupNormBackward(
-                function, num_groups, activation, channel_axis, needs, accumulate=False
-            )
-        )
+        _backward_plan.asked(function, num_groups, activation, channel_axis, needs, False)
         for activation in _ACTIVATIONS
     ]
     like_x = [where.result(dtype, x) for dtype in DTYPES.values()]

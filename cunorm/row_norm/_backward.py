@@ -24,6 +24,8 @@ from cunorm.row_norm._backward_plan import (
 from cunorm.row_norm._variant import Numbers, Variant, checked_offset
 from cunorm.row_norm._workspace import given_workspace
 
+_NOT_GIVEN = NormGrads()
+
 
 class NormBackward(NamedTuple):
     """Which norm's gradients are computed, as their caller asked for them."""
@@ -59,33 +61,21 @@ def backward(
         _checks.length(function, c), checked_offset(function, weight_offset, arrays.weight)
     )
     told = asked(function, variant, numbers.weight_offset != 0.0, x_dtype, needs, accumulate)
-    if out is None or _allocates(out, workspace):
-        return _gradients(*_run(told, numbers, arrays, out or NormGrads(), workspace, None))
-    key = _again.key_of(told, numbers.bits(), (*arrays, *out, workspace))
-    if _again.ran_again(key):
-        return _gradients(*out)
-    return _gradients(*_run(told, numbers, arrays, out, workspace, key))
-
-
-def _allocates(out: NormGrads, workspace: Any) -> bool:
-    return workspace is None and not (out.dweight is None and out.dbias is None)
+    taken = (*arrays, *(out or _NOT_GIVEN), workspace)
+    call, results = _again.run_again(told, numbers.bits(), taken, FIRST_RESULT, len(_NOT_GIVEN))
+    return _gradients(*(_run(told, numbers, taken, call) if results is None else results))
 
 
 def _run(
-    told: Asked,
-    numbers: Numbers,
-    arrays: GradArrays,
-    out: NormGrads,
-    workspace: Any,
-    key: _again.Key | None,
+    told: Asked, numbers: Numbers, arrays: tuple[Any, ...], as_made: _again.Call | None
 ) -> list[Any]:
-    function = told.function
-    operands = describe_all(function, NAMES, (*arrays, *out), required=3)
+    function, workspace, arrays = told.function, arrays[-1], arrays[:-1]
+    operands = describe_all(function, NAMES, arrays, required=3)
     plan = planned(told, forms(operands))
     x, given = operands[1], operands[FIRST_RESULT:]
     sums = None if workspace is None else given_workspace(function, workspace, x, plan.form)
     if any(given) or sums is not None:
-        _outputs.check_writable(function, ARGUMENTS, out, given)
+        _outputs.check_writable(function, ARGUMENTS, arrays[FIRST_RESULT:], given)
         _outputs.check_overlap(
             plan, pointers((*operands, sums)), None if sums is None else sums.form
         )
@@ -97,7 +87,8 @@ def _run(
         k = _checks.scale(numbers.c, plan.form.where.walk.width)
         # As many as there are fields, which a list does not say.
         call = Backward(plan.form, k, numbers.weight_offset, *read, sums)  # type: ignore[call-arg]
-        _again.remember(key, run_backward(call))
+        ran = run_backward(call)
+        _again.remember(as_made, ran, operands, [place for place, _ in plan.made])
     return exported(operands[FIRST_RESULT:])
 
 

@@ -22,6 +22,8 @@ from cunorm.row_norm._forward_plan import (
 )
 from cunorm.row_norm._variant import Numbers, Variant, checked_offset
 
+_NOT_GIVEN = NormForward()
+
 
 class Norm(NamedTuple):
     """Which norm is computed, as its caller asked for it."""
@@ -48,35 +50,33 @@ def forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward | Non
     """Run a forward; `out` has an array or None for each field of the result."""
     numbers = _numbers(norm, arrays.weight)
     told = asked(norm.function, norm.variant, numbers.weight_offset != 0.0, options)
-    if out is None:
-        return _result(told, arrays.x, *_run(norm, told, numbers, arrays, NormForward(), None))
-    key = _again.key_of(told, numbers.bits(), (*arrays, *out))
-    if _again.ran_again(key):
-        return _result(told, arrays.x, *out)
-    return _result(told, arrays.x, *_run(norm, told, numbers, arrays, out, key))
+    taken = (*arrays, *(out or _NOT_GIVEN))
+    call, results = _again.run_again(told, numbers.bits(), taken, FIRST_RESULT, len(_NOT_GIVEN))
+    if results is None:
+        results = _run(norm, told, numbers, taken, call)
+    return _result(told, arrays.x, *results)
 
 
 def _run(
     norm: Norm,
     told: Asked,
     numbers: Numbers,
-    arrays: Arrays,
-    out: NormForward,
-    key: _again.Key | None,
+    arrays: tuple[Any, ...],
+    as_made: _again.Call | None,
 ) -> list[Any]:
     function = norm.function
-    operands = describe_all(function, told.names, (*arrays, *out), required=1)
+    operands = describe_all(function, told.names, arrays, required=1)
     plan = planned(told, forms(operands))
     given = operands[FIRST_RESULT:]
     if any(given):
-        _outputs.check_writable(function, told.arguments, out, given)
+        _outputs.check_writable(function, told.arguments, arrays[FIRST_RESULT:], given)
         check_overlap(plan, pointers(operands))
 
     for place, form in plan.made:
         operands[place] = allocate(function, operands[0], form)
     if plan.form.where.walk.rows:
-        call = _call(norm, numbers, plan, told.names, operands)
-        _again.remember(key, run_forward(call))
+        ran = run_forward(_call(norm, numbers, plan, told.names, operands))
+        _again.remember(as_made, ran, operands, [place for place, _ in plan.made])
     return exported(operands[FIRST_RESULT:])
 
 

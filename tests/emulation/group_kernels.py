@@ -143,9 +143,9 @@ def emulate_group_forward(
     inputs = {"x": x, "weight": weight, "bias": bias}
     memory = _placed(plan, inputs, outputs | dict(out or {}))
 
-    norm = _forward.GroupNorm("emulation", num_groups, activation, channel_axis)
+    told = _forward.asked("emulation", num_groups, activation, channel_axis, None, False)
     names = ("x", "weight", "bias", "y", "mean", "rstd")
-    settled = _forward.planned(_forward.asked(norm), tuple(map(memory.form, names)))
+    settled = _forward.planned(told, tuple(map(memory.form, names)))
     assert not settled.to_copy, "the kernels cannot follow some strides"
     call = GroupForward(settled.form, eps, **{name: memory.operand(name) for name in names})
     result = GroupNormForward(*map(memory.array, GroupNormForward._fields))
@@ -180,11 +180,11 @@ def emulate_group_backward(
     accumulated = {name: outputs.get(name) for name in _GRADIENTS if accumulate}
     memory = _placed(plan, inputs | accumulated, outputs)
 
-    norm = _backward_plan.GroupNormBackward(
-        *("emulation", num_groups, activation, channel_axis, needs, accumulate)
+    told = _backward_plan.asked(
+        "emulation", num_groups, activation, channel_axis, needs, accumulate
     )
     names = (*inputs, *GroupNormGrads._fields)
-    settled = _backward_plan.planned(_backward_plan.asked(norm), tuple(map(memory.form, names)))
+    settled = _backward_plan.planned(told, tuple(map(memory.form, names)))
     assert not settled.to_copy, "the kernels cannot follow some strides"
     call = GroupBackward(settled.form, **{name: memory.operand(name) for name in names})
     result = GroupNormGrads(*map(memory.array, GroupNormGrads._fields))

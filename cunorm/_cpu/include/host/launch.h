@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Runs the kernel KERNEL, and lists of kernels, on several cores. Appended to the kernel's source.
+#include <vector>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -16,37 +17,50 @@ extern "C" void cunorm_blocks(long long grid, long long first, long long last,
   simd::finish_non_temporal_stores();
 }
 
-// A kernel to run: cunorm_blocks of its library, how many blocks, and where in the list its
-// arguments begin.
+// A list of kernels to run one after the other: how many tasks, places and words; then these. The
+// words are the arguments of all tasks, but for the addresses of arrays.
+struct List {
+  long long tasks, places, words;
+};
+// A kernel: cunorm_blocks of its library, how many blocks, and at which word its arguments begin.
 struct Task {
   decltype(&cunorm_blocks) blocks;
   long long grid, arguments;
+};
+// The word to which the address of an array is added.
+struct Place {
+  long long word, array;
 };
 
 // One of several threads' share of each kernel; `wait` returns when all have done theirs. What is
 // too little to share is the first thread's, which calls.
 template <class Wait>
-inline void run_share(const char* list, int count, int thread, int threads, const Wait& wait) {
-  const Task* const tasks = reinterpret_cast<const Task*>(list);
-  for (int i = 0; i < count; ++i) {
+inline void run_share(const Task* tasks, long long count, const long long* words, int thread,
+                      int threads, const Wait& wait) {
+  for (long long i = 0; i < count; ++i) {
     const long long grid = tasks[i].grid, first = (grid * thread + threads - 1) / threads;
     const long long last = (grid * (thread + 1) + threads - 1) / threads;
     if (i > 0) wait();
-    if (first < last) tasks[i].blocks(grid, first, last, list + tasks[i].arguments);
+    if (first < last) tasks[i].blocks(grid, first, last, words + tasks[i].arguments);
   }
 }
 
-// Runs kernels of any libraries one after the other. `list` begins with their tasks.
-extern "C" void cunorm_run(const char* list, int count, int threads) {
+// Runs kernels of any libraries on arrays at these addresses.
+extern "C" void cunorm_run(const List* list, const long long* addresses, int threads) {
+  const Task* const tasks = reinterpret_cast<const Task*>(list + 1);
+  const Place* const places = reinterpret_cast<const Place*>(tasks + list->tasks);
+  const long long* const first = reinterpret_cast<const long long*>(places + list->places);
+  std::vector<long long> words(first, first + list->words);
+  for (long long i = 0; i < list->places; ++i) words[places[i].word] += addresses[places[i].array];
 #ifdef _OPENMP
   // Even a parallel region of one thread would cost more than a small kernel.
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
-    run_share(list, count, omp_get_thread_num(), omp_get_num_threads(), [] {
+    run_share(tasks, list->tasks, words.data(), omp_get_thread_num(), omp_get_num_threads(), [] {
 #pragma omp barrier
     });
     return;
   }
 #endif
-  run_share(list, count, 0, 1, [] {});
+  run_share(tasks, list->tasks, words.data(), 0, 1, [] {});
 }
