@@ -9,7 +9,7 @@
 // V is float or double, on the CPU a vector of them: a build picks one of the structs by its name,
 // and the same text serves both. 1 - s(z) is no difference, so that tails keep their digits; where
 // s(z) is subnormal it may be 0. At an infinity a derivative is its limit; NaN gives NaN. A caller
-// that uses the value alone pays for that alone, once all is inlined.
+// that uses one of both pays for that alone, once all is inlined; value(z) may take fewer steps.
 #pragma once
 #include "math.cuh"
 
@@ -38,14 +38,23 @@ __device__ inline Logistic<V> logistic(V z) {
   return {value, math::at_most(e, math::largest_finite<V>) * value};
 }
 
-struct identity {
+// What takes as many steps alone as beside the derivative.
+template <class G>
+struct Activation {
+  template <class V>
+  static __device__ V value(V z) {
+    return G::at(z).value;
+  }
+};
+
+struct identity : Activation<identity> {
   template <class V>
   static __device__ Activated<V> at(V z) {
     return {z, math::constant<V>(1)};
   }
 };
 
-struct sigmoid {
+struct sigmoid : Activation<sigmoid> {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const auto s = logistic(z);
@@ -55,13 +64,17 @@ struct sigmoid {
 
 struct silu {
   template <class V>
+  static __device__ V value(V z) {
+    return math::quotient(z, 1.0f + math::exp_minus(z));
+  }
+  template <class V>
   static __device__ Activated<V> at(V z) {
     const auto s = logistic(z);
     return {z * s.value, s.value * fma(bounded(z), s.complement, math::constant<V>(1))};
   }
 };
 
-struct tanh {
+struct tanh : Activation<tanh> {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V e = math::exp(-2.0f * math::fabs(z));
@@ -71,7 +84,7 @@ struct tanh {
 };
 
 // No comparison holds for NaN.
-struct relu {
+struct relu : Activation<relu> {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V zero = math::constant<V>(0), one = math::constant<V>(1);
@@ -80,7 +93,7 @@ struct relu {
   }
 };
 
-struct gelu {
+struct gelu : Activation<gelu> {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V cumulative = 0.5f * math::erfc(z * math::constant<V>(-0.70710678118654752440));
@@ -92,7 +105,7 @@ struct gelu {
   }
 };
 
-struct gelu_tanh {
+struct gelu_tanh : Activation<gelu_tanh> {
   template <class V>
   static __device__ Activated<V> at(V z) {
     constexpr double slope = 1.5957691216057307118, cubic = 0.044715 * slope;  // of 2u

@@ -198,7 +198,8 @@ __device__ inline void write_y(const Arguments<B>& arguments, const Extent<B>& e
           for_each_item<B>(column, end, [&](auto at) {
             const auto q =
                 (read<B>(x, at) - of_channel<B>(shift, at)) - of_channel<B>(correction, at);
-            write(y, at, B::activation::at(affine<B>(q, factor, bias, at)).value);
+            const auto n = affine<B>(q, factor, bias, at);
+            write(y, at, B::activation::value(n));
           });
           y.store(column);
         });

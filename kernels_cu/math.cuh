@@ -51,6 +51,11 @@ __device__ inline float reciprocal(float v) {
   return v < 0x1p126f ? refined : approximation;
 }
 __device__ inline double reciprocal(double v) { return 1.0 / v; }
+// numerator / v for such a v.
+template <class V>
+__device__ inline V quotient(V numerator, V v) {
+  return numerator * reciprocal(v);
+}
 
 // numerator / sqrt(v), rounded about once: what rounding leaves of the root, of the numerator and
 // of the quotient is made up for. Where either is below 2^-99 these rests may be lost, as

@@ -21,7 +21,7 @@ from cunorm._sources import source_text
 pytestmark = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
 DTYPES = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
-# Both results from one call, and each of them from a call that uses it alone.
+# Both results from one call, each of them from a call that uses it alone, and the value alone.
 LOOPS = """
 #define LOOP(FUNCTION, C, ...)                                              \\
   extern "C" void FUNCTION(const C* z, C* value, C* slope, long long count) {   \\
@@ -33,6 +33,7 @@ LOOPS = """
 #define LOOPS(C)                                                            \\
   LOOP(both_##C, C, write(value + i, g.value); write(slope + i, g.derivative);) \\
   LOOP(value_##C, C, write(value + i, g.value);)                            \\
+  LOOP(alone_##C, C, write(value + i, activations::GATE_ACTIVATION::value(read(z + i)));) \\
   LOOP(slope_##C, C, write(slope + i, g.derivative);)
 LOOPS(float) LOOPS(double)
 """
@@ -104,26 +105,29 @@ def points(dtype):
 def check_finite(activation, dtype):
     """Assert that an activation holds its bounds; return what part of them it needs."""
     name, z = activation.name, points(dtype)
+    alone, _ = activation(z, "alone")
     if dtype == np.float64 and np.finfo(np.longdouble).nmant < 60:
         pytest.skip("NumPy has no type wider than float64 here")
     expected = exact(name, z)
-    limits, results = bounds(name, z, expected), activation(z)
+    of_value, of_slope = bounds(name, z, expected)
+    value, slope = activation(z)
     return [
-        assert_within(name, what, z, actual, value, limit)
-        for what, actual, value, limit in zip(
-            ("value", "derivative"), results, (expected.value, expected.slope), limits, strict=True
-        )
+        assert_within(name, "value", z, value, expected.value, of_value),
+        assert_within(name, "value alone", z, alone, expected.value, of_value),
+        assert_within(name, "derivative", z, slope, expected.slope, of_slope),
     ]
 
 
 def check_limits(activation, dtype):
     """Assert what becomes of infinities and of NaN."""
     name = activation.name
-    value, slope = activation(np.array([np.inf, -np.inf, np.nan], dtype))
+    z = np.array([np.inf, -np.inf, np.nan], dtype)
+    value, slope = activation(z)
     at_infinity = {"sigmoid": (1, 0), "tanh": (1, -1), "relu": (np.inf, 0)}
     at_infinity["identity"] = (np.inf, -np.inf)
     expected = [*at_infinity.get(name, (np.inf, np.nan)), np.nan]  # z times 0 is NaN there
     np.testing.assert_array_equal(value, expected, name)
+    np.testing.assert_array_equal(activation(z, "alone")[0], expected, name)
     limits = {"identity": (1, 1, 1), "sigmoid": (0, 0, np.nan), "tanh": (0, 0, np.nan)}
     np.testing.assert_array_equal(slope, limits.get(name, (1, 0, np.nan)), name)
 

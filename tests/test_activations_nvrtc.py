@@ -16,9 +16,14 @@ PROBE = """
 #include "activations.cuh"
 extern "C" __global__ void probe(const C* z, C* value, C* slope) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  const auto g = activations::GATE_ACTIVATION::at(z[i]);
-  if (VALUE) value[i] = g.value;
-  if (SLOPE) slope[i] = g.derivative;
+  using G = activations::GATE_ACTIVATION;
+  if (VALUE && !SLOPE) {
+    value[i] = G::value(z[i]);
+  } else {
+    const auto g = G::at(z[i]);
+    if (VALUE) value[i] = g.value;
+    if (SLOPE) slope[i] = g.derivative;
+  }
 }
 """
 SLOW_PATH = b"slowpath"  # in the name of the subroutine that ptxas adds for a division

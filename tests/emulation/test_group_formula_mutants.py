@@ -84,10 +84,7 @@ MUTANTS = {
         (" / elements + arguments.eps", " / (elements - 1) + arguments.eps"),
         ("C((first_shift - double(shift)) + rest)", "C(rest)"),
         ("arguments.mean + index, shift", "arguments.mean + index, C(first_shift)"),
-        (
-            "B::activation::at(affine<B>(q, factor, bias, at)).value",
-            "affine<B>(q, factor, bias, at)",
-        ),
+        ("B::activation::value(n)", "n"),
     ),
     ("group_norm_forward", "last, three launches"): (
         *OF_PARTS,
