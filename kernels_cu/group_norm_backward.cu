@@ -61,8 +61,8 @@ struct Arguments {
   index_t positions, channels, groups, block_groups;
 };
 
-enum ChannelSums { SumH, SumHP, SumP };               // of a channel: of h, h * p and p
-enum GroupFactors { Correction, FactorOfP, Offset };  // of a group: what dx takes of it
+enum ChannelSums { SumH, SumHP, SumP };   // of a channel: of h, h * p and p
+enum GroupFactors { FactorOfP, Offset };  // of a group: what dx takes of it
 
 template <class B>
 struct Inputs {
@@ -217,9 +217,9 @@ __device__ inline void combine_sums(const Arguments<B>& arguments, const Extent<
     weighted = team.all_reduce(weighted);
     if (team.thread() > 0) return;
     const double a = weighted.item[0] / elements, b = weighted.item[1] / elements;
-    handed_on.store_group(Correction, sample, group, C(correction));
-    handed_on.store_group(FactorOfP, sample, group, C(-rstd * rstd * b));
-    handed_on.store_group(Offset, sample, group, C(-rstd * a));
+    const double factor_of_p = -rstd * rstd * b;
+    handed_on.store_group(FactorOfP, sample, group, C(factor_of_p));
+    handed_on.store_group(Offset, sample, group, C(-rstd * a - correction * factor_of_p));
   }
 }
 
@@ -235,8 +235,7 @@ __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& 
       return strip.load_groups(
           [&](index_t group) { return handed_on.load_group(value, tile.sample, group); });
     };
-    const auto correction = of_group(Correction), factor_of_p = of_group(FactorOfP);
-    const auto offset = of_group(Offset);
+    const auto factor_of_p = of_group(FactorOfP), offset = of_group(Offset);
     packs.last_pass(
         strip, loader(arguments, sample),
         [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
@@ -249,8 +248,7 @@ __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& 
               h = line_h[column / B::pack].item[at.index];
             else
               h = channels.h(inputs, p, at);
-            const auto q = p - of_channel<B>(correction, at);
-            const auto rest = fma(q, of_channel<B>(factor_of_p, at), of_channel<B>(offset, at));
+            const auto rest = fma(p, of_channel<B>(factor_of_p, at), of_channel<B>(offset, at));
             const auto ds = fma(h, of_channel<B>(channels.factor, at), rest);
             if constexpr (present<typename B::dx_t>) write(dx, at, ds);
           });

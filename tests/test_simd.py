@@ -27,7 +27,24 @@ MACHINES = ("native", "x86-64-v3", "x86-64")
 SOURCE = """
 #include "device.h"
 #include "simd.h"
+template <class T, int count, class C>
+void store_all(T* out, const C* in) {
+  simd::Vector<C> v[count];
+  for (int i = 0; i < count; ++i) v[i] = simd::load<C>(in + i * simd::lanes<C>);
+  simd::store_all(out, v);
+}
 #define LOOPS(C, T)                                                          \\
+  extern "C" void store_all_##T##_##C(const C* in, T* out, long long count) { \\
+    constexpr int even = 64 / simd::lanes<C>, odd = even - 1;                \\
+    for (long long i = 0; i < count; i += 64) {                              \\
+      if (i % 128) {                                                         \\
+        store_all<T, even>(out + i, in + i);                                 \\
+      } else {                                                               \\
+        store_all<T, odd>(out + i, in + i);                                  \\
+        store_all<T, 1>(out + i + odd * simd::lanes<C>, in + i + odd * simd::lanes<C>); \\
+      }                                                                      \\
+    }                                                                        \\
+  }                                                                          \\
   extern "C" void load_##T##_##C(const T* in, C* out, long long count) {     \\
     for (long long i = 0; i < count; i += simd::lanes<C>)                    \\
       simd::store(out + i, simd::load<C>(in + i));                           \\
@@ -118,7 +135,9 @@ def test_stores_round_to_nearest_even_subnormals_included(convert, stored, wide)
     # In any company: an instruction may serve a whole vector only where it has no subnormal.
     for order in (values, np.sort(values), np.random.default_rng(0).permutation(values)):
         expected = nearest_even(NARROW[stored], order).view(DTYPES[STORED[stored]])
-        assert_same_values(convert(f"store_{stored}_{wide}", order, expected.dtype), expected)
+        for function in ("store", "store_all"):
+            result = convert(f"{function}_{stored}_{wide}", order, expected.dtype)
+            assert_same_values(result, expected)
 
 
 @pytest.mark.parametrize(("stored", "wide"), [(s, w) for s in ("fp32", "fp64") for w in WIDE])

@@ -195,15 +195,20 @@ struct OutputPack {
 
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
-    for_each_item<B>(column, end, [&](auto at) {
-      store_item(row + column + at.index * simd::lanes<typename B::compute_t>, at);
-    });
+    if constexpr (std::is_same_v<Column, WholeColumn> && !streams)
+      simd::store_all(row + column, value.item);
+    else
+      for_each_item<B>(column, end, [&](auto at) {
+        store_item(row + column + at.index * simd::lanes<typename B::compute_t>, at);
+      });
     return {row + column};
   }
 
  private:
+  static constexpr bool streams = non_temporal && !read_again;
+
   void store_item(T* place, WholeItem at) const {
-    if constexpr (non_temporal && !read_again)
+    if constexpr (streams)
       simd::store_non_temporal(place, value.item[at.index]);
     else
       simd::store(place, value.item[at.index]);

@@ -158,10 +158,10 @@ inline void store(fp32* p, Doubles v) {
 }
 inline HalfWords to_bf16(Floats v) {
   const Words bits = (Words)v;
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
   // The instruction takes subnormals for zeros, so it serves where there are none.
-  if (__builtin_expect(_mm512_testn_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x7f800000)) == 0,
-                       1))
+  constexpr int subnormal = 0x20;
+  if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, subnormal) == 0, 1))
     return (HalfWords)_mm512_cvtneps_pbh((__m512)v);
 #endif
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -169,6 +169,39 @@ inline HalfWords to_bf16(Floats v) {
   return __builtin_convertvector(v == v ? rounded : quiet_nan, HalfWords);
 }
 inline void store(bf16* p, Floats v) { store_bits(p, to_bf16(v)); }
+
+// store() of one vector after the other.
+template <class T, class V, int count>
+inline void store_all(T* p, const V (&v)[count]) {
+#pragma GCC unroll 32
+  for (int i = 0; i < count; ++i) store(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
+}
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+// Two of them at a time, and one look at all of them for subnormals.
+template <int pairs>
+inline void store_pairs(bf16* p, const Floats* v) {
+  constexpr int pair = 2 * lanes<float>;
+  const __m512i exponents = _mm512_set1_epi16(0x7f80);
+  __m512i rounded[pairs > 0 ? pairs : 1];
+  __mmask32 normal = ~0u;  // nor zero, so the instruction took nothing for it
+#pragma GCC unroll 32
+  for (int i = 0; i < pairs; ++i) {
+    rounded[i] = (__m512i)_mm512_cvtne2ps_pbh((__m512)v[2 * i + 1], (__m512)v[2 * i]);
+    normal = _mm512_mask_test_epi16_mask(normal, rounded[i], exponents);
+  }
+  if (__builtin_expect(normal == ~0u, 1)) {
+#pragma GCC unroll 32
+    for (int i = 0; i < pairs; ++i) store_bits(p + i * pair, rounded[i]);
+  } else {
+    for (int i = 0; i < 2 * pairs; ++i) store(p + i * lanes<float>, v[i]);
+  }
+}
+template <int count>
+inline void store_all(bf16* p, const Floats (&v)[count]) {
+  store_pairs<count / 2>(p, v);
+  if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<float>, v[count - 1]);
+}
+#endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 template <>
