@@ -100,9 +100,8 @@ def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cpu_forward_kernels", "cpu_backward_kernels"):
         uncached = getattr(_backend, name).__wrapped__
         monkeypatch.setattr(_backend, name, lru_cache(maxsize=1024)(uncached))
-    for name in ("cpu_runner", "cpu_kernels"):
-        uncached = getattr(_run, name).__wrapped__
-        monkeypatch.setattr(_run, name, lru_cache(maxsize=1024)(uncached))
+    uncached = _run.cpu_kernels.__wrapped__
+    monkeypatch.setattr(_run, "cpu_kernels", lru_cache(maxsize=1024)(uncached))
 
 
 def forget() -> None:

@@ -1,273 +1,245 @@
 # SPDX-License-Identifier: MIT
-"""Calls that are made again on the same arrays: nothing is planned, and nothing taken for granted.
+"""Calls that are made again: nothing is planned, and all comes out as if it was.
 
-Results are compared, bit for bit, with those of a call that has no `out=`, which is never
-remembered.
+Results are compared, bit for bit, with those of a call that is planned anew. What makes another
+call is in test_again_others.py; what is refused or not remembered in test_again_checks.py.
 """
-
-import struct
 
 import numpy as np
 import pytest
-from calls import BACKWARDS, FORWARDS, WIDTH, Call, given
-from operands import assert_same_bits, assert_same_fields, at, draw
+from calls import (
+    FUNCTIONS,
+    WIDTH,
+    anew,
+    arrays_of,
+    assert_same,
+    call_of,
+    change,
+    elsewhere,
+    empty_like,
+    fields,
+    given,
+    nothing_known,
+    planning_forbidden,
+    to,
+)
+from operands import assert_same_bits, at, draw
 
 import cunorm
-from cunorm import AddNorm, NormForward, NormGrads, _again, _backend
-from cunorm.row_norm import _backward, _forward
+from cunorm import AddNorm, NormForward, NormGrads
 
 SHAPE = (5, WIDTH)
+
+names = pytest.mark.parametrize("name", FUNCTIONS)
+kinds = pytest.mark.parametrize("kind", ["numpy", "torch"])
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    """Begin with no call that is remembered."""
-    calls = {}
-    monkeypatch.setattr(_again, "_known", calls)
-    return calls
+    return nothing_known(monkeypatch)
 
 
-@pytest.fixture
-def forbid_planning(monkeypatch):
-    def forbid():
-        for module in (_forward, _backward):
-            monkeypatch.setattr(module, "describe_all", None)
-
-    return forbid
+# --- results in given memory ----------------------------------------------------------------------
 
 
-def change(arrays):
-    """Put other numbers into arrays."""
-    for name, array in arrays.items():
-        if isinstance(array, np.ndarray):
-            array[...] = draw(f"another {name}", array.shape, "float32")
-
-
-def assert_same(actual, expected):
-    if isinstance(expected, tuple):
-        assert_same_fields(actual, expected)
-    else:
-        assert_same_bits(actual, expected)
-
-
-@pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
-def test_a_call_made_again_is_not_planned_and_computes_with_what_its_arrays_hold(
-    name, forbid_planning
-):
-    call = Call(name, SHAPE)
+@kinds
+@names
+def test_a_call_made_again_is_not_planned_and_computes_with_what_its_arrays_hold(name, kind):
+    call = call_of(name, kind=kind)
     call.run()
     change(call.arrays)
-    expected = call.function(**call.arrays)
-    forbid_planning()
-    actual = call.run()
+    expected = anew(call.make)
+    with planning_forbidden():
+        actual = call.run()
     assert_same(actual, expected)
-    results = actual._asdict() if isinstance(actual, tuple) else {"y": actual}
-    assert all(results[field] is array for field, array in call.out.items())
+    assert all(fields(actual)[field] is array for field, array in call.out.items())
 
 
-@pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
-def test_any_array_elsewhere_is_another_call(name):
-    """Each argument in turn gets another array, with other numbers in it."""
-    call = Call(name, SHAPE)
-    call.run()
-    for argument, array in call.arrays.items():
-        if isinstance(array, np.ndarray):
-            call.arrays[argument] = draw(f"another {argument}", array.shape, "float32")
-            with at(argument):
-                assert_same(call.run(), call.function(**call.arrays))
-    for field, array in call.out.items():
-        call.out[field] = np.full_like(array, np.nan)
-        with at(field):
-            assert_same(call.run(), call.function(**call.arrays))
-
-
-SAID = [
-    {},
-    {"eps": 0.5},
-    {"eps": 2.0},
-    {"c": 0.0},
-    {"c": -0.0},
-    {"c": 3},
-    {"center": True},
-    {"weight_offset": 1.0},
-    {"weight_offset": 2.0},
-    {"groups": 2},
-    {"axis": 0},
-    {"round_before_weight": True, "dtype": "float32"},
-    {"gate_activation": "tanh"},
-    {"gate_position": "pre"},
-]
-
-
-def test_whatever_else_is_said_is_another_call(known):
-    arrays = given()
-    for x in (arrays.x, arrays.x.astype(np.float16)):
-        out = np.empty(SHAPE, np.float32)
-        for said in [*SAID, *SAID]:
-            weight = arrays.dy if said.get("axis") == 0 else arrays.weight
-            told = {"weight": weight, "gate": arrays.gate, "dtype": "float32"} | said
-            cunorm.normalize(x, **told, out=out)
-            with at(x.dtype, said):
-                assert_same_bits(out, cunorm.normalize(x, **told))
-    assert len(known) == 2 * len(SAID)
-
-
-def test_what_a_backward_is_told_is_another_call(known):
-    call = Call("normalize_backward", SHAPE)
-    call.arrays["gate"] = given().gate
-    call.out["dgate"] = np.empty(SHAPE, np.float32)
-    said = [told for told in SAID if not told.keys() & {"eps", "groups", "axis", "dtype"}]
-    said.remove({"center": True})  # as Call says
-    for told in [*said, *said]:
-        expected = call.function(**call.arrays | told)
-        given_to = {"out": NormGrads(**call.out), "workspace": call.workspace}
-        with at(told):
-            assert_same(call.function(**call.arrays | told, **given_to), expected)
-    assert len(known) == len(said)
-
-
-def test_a_call_that_adds_is_another_than_one_that_writes(known):
-    call = Call("layer_norm_backward", SHAPE)
-    lent = {"out": NormGrads(**call.out), "workspace": call.workspace}
-    expected = call.function(**call.arrays)
-    for accumulate, times in ((False, 1), (True, 2), (True, 3), (False, 1), (True, 2)):
-        grads = call.function(**call.arrays, **lent, accumulate=accumulate)
-        np.testing.assert_allclose(grads.dweight, times * expected.dweight, rtol=1e-6)
-        assert_same_bits(grads.dx, expected.dx)
-    assert len(known) == 2
-
-
-def test_gradients_that_need_no_workspace_are_computed_again_with_one(known):
-    call = Call("rms_norm_backward", SHAPE)
-    expected = call.function(**call.arrays).dx
-    for workspace in (None, call.workspace, None, call.workspace):
-        out = NormGrads(dx=call.out["dresidual"])
-        call.function(**call.arrays, needs=("x",), out=out, workspace=workspace)
-        assert_same_bits(out.dx, expected)
-        out.dx[...] = np.nan
-    assert len(known) == 2
-
-
-# --- wrong input is refused though the memory was used before -------------------------------------
-
-
-def remembered(known):
-    """Return arrays of a call that is remembered."""
-    arrays = given()
-    out = NormForward(y=np.empty(SHAPE, np.float32), rstd=np.empty(5, np.float32))
-    cunorm.rms_norm_forward(arrays.x, arrays.weight, out=out)
-    assert len(known) == 1
-    return arrays.x, arrays.weight, out
-
-
-def test_the_same_memory_as_another_array_is_checked_again(known):
-    x, weight, out = remembered(known)
-    refused = [
-        (TypeError, x.view(np.int32), "x has dtype int32"),
-        (TypeError, np.ma.masked_array(x, copy=False), "x is a masked array"),
-        (ValueError, x.reshape(WIDTH, 5), "weight has shape (8,), expected (5,)"),
-        (ValueError, x[:4], "out.y has shape (5, 8), expected (4, 8)"),
-    ]
-    for error, array, message in refused:
-        with pytest.raises(error) as caught:
-            cunorm.rms_norm_forward(array, weight, out=out)
-        assert str(caught.value).startswith(f"rms_norm_forward: {message}")
-
-
-def test_other_strides_are_another_call():
-    memory = np.asarray(draw("x", (2 * 5, WIDTH), "float32"))
-    out = np.empty(SHAPE, np.float32)
-    for x in (memory[:5], memory[::2], memory[:5], memory[::2]):
-        assert_same_bits(cunorm.rms_norm(x, out=out), cunorm.rms_norm(x))
-
-
-def test_a_result_that_became_read_only_is_refused(known):
-    x, weight, out = remembered(known)
-    out.y.flags.writeable = False
-    with pytest.raises(ValueError, match=r"rms_norm_forward: out\.y cannot be written to in place"):
-        cunorm.rms_norm_forward(x, weight, out=out)
-
-
-def test_a_result_that_moved_over_an_input_is_refused(known):
-    _, weight, out = remembered(known)
-    memory = np.zeros((6, WIDTH), np.float32)
-    cunorm.rms_norm_forward(memory[1:], weight, out=out)
-    with pytest.raises(ValueError, match=r"rms_norm_forward: out\.y overlaps x"):
-        cunorm.rms_norm_forward(memory[1:], weight, out=out._replace(y=memory[:5]))
-
-
-def test_a_workspace_that_became_smaller_is_refused():
-    call = Call("rms_norm_backward", SHAPE)
-    call.run()
-    call.workspace = call.workspace[:8]
-    with pytest.raises(ValueError, match="rms_norm_backward: workspace has 8 bytes"):
-        call.run()
-
-
-def test_values_that_are_equal_and_of_another_type_are_refused(known):
-    x, weight, out = remembered(known)
-    for told in ({"groups": True}, {"round_before_weight": 0}, {"eps": True}):
-        cunorm.rms_norm_forward(x, weight, out=out, eps=1.0)
-        (name,) = told
-        with pytest.raises(TypeError, match=f"^rms_norm_forward: {name} is "):
-            cunorm.rms_norm_forward(x, weight, out=out, **told)
-
-
-# --- what is not remembered -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
-def test_a_call_that_allocates_is_not_remembered(name, known):
-    call = Call(name, SHAPE)
+@kinds
+@names
+def test_each_result_that_is_not_given_is_made_again(name, kind):
+    call = call_of(name, kind=kind)
     for part in call.parts():
         call.run(without=part)
-    assert not known
+        change(call.arrays, f"without {part}")
+        expected = anew(call.make)
+        with planning_forbidden(), at(part):
+            first, second = call.run(without=part), call.run(without=part)
+            assert_same(first, expected)
+            assert_same(second, expected)
+        for field in fields(first).keys() & call.out.keys():
+            assert (fields(first)[field] is fields(second)[field]) == (field != part)
 
 
-def test_a_call_that_copies_is_not_remembered(known):
-    out = np.empty(SHAPE, np.float32)
-    spread = np.asarray(draw("x", (5, 2 * WIDTH), "float32"))
-    shifted = np.zeros(4 * 5 * WIDTH + 1, np.uint8)[1:].view(np.float32).reshape(SHAPE)
-    for x in (spread[:, ::2], shifted):
-        for number in range(3):
-            x[...] = draw(f"x {number}", SHAPE, "float32")
-            assert_same_bits(cunorm.rms_norm(x, out=out), cunorm.rms_norm(x))
-    assert not known
+@kinds
+@names
+def test_any_array_elsewhere_is_another_call_in_given_memory(name, kind, known):
+    """Each argument in turn gets another array, with other numbers in it."""
+    call = call_of(name, kind=kind)
+    call.run()
+    for argument in arrays_of(call.arrays):
+        call.arrays[argument] = elsewhere(call.arrays[argument])
+        with at(argument):
+            assert_same(call.run(), anew(call.make))
+    for field, array in call.out.items():
+        call.out[field] = elsewhere(array)
+        with at(field):
+            assert_same(call.run(), anew(call.make))
+            assert fields(call.run())[field] is call.out[field]
+    assert len(known) == 1 + len(arrays_of(call.arrays)) + len(call.out)
 
 
-def test_a_call_on_other_frameworks_arrays_is_not_remembered(known):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    x, out = torch.ones(SHAPE), np.empty(SHAPE, np.float32)
-    cunorm.rms_norm(x, out=out)
-    cunorm.rms_norm(x, out=torch.empty(SHAPE))
-    assert not known
+@kinds
+@names
+def test_calls_that_make_results_and_calls_that_are_given_memory_do_not_mix(name, kind, known):
+    call = call_of(name, kind=kind)
+    expected = anew(call.make)
+    for _ in range(3):
+        made, given_to = call.make(), call.run()
+        assert_same(made, expected)
+        assert_same(given_to, expected)
+        for field, array in call.out.items():
+            assert fields(given_to)[field] is array
+            assert fields(made)[field] is not array
+            array[...] = np.nan
+    assert len(known) == 2
 
 
-def test_calls_are_forgotten_with_their_kernels_and_when_they_are_too_many(known, monkeypatch):
-    monkeypatch.setattr(_again, "_LIMIT", 3)
-    x, weight, out = remembered(known)
-    for number in range(1, 8):
-        cunorm.rms_norm_forward(x, weight, out=out, eps=number)
-        assert 1 <= len(known) <= 3
-        assert any(key.numbers.endswith(struct.pack("<d", number)) for key in known)
-    _backend.forget()
-    assert not known
+@kinds
+def test_a_call_in_place_is_made_again(kind, known):
+    x, numbers = (to(kind, draw("x", SHAPE, "float32")) for _ in range(2))
+    expected = anew(cunorm.rms_norm, numbers)
+    for _ in range(3):
+        x[...] = numbers
+        assert cunorm.rms_norm(x, out=x) is x
+        assert_same(x, expected)
+    assert len(known) == 1
+
+
+# --- results that a call makes --------------------------------------------------------------------
+
+
+@kinds
+@names
+def test_results_are_made_anew_each_time_without_planning(name, kind):
+    call = call_of(name, kind=kind)
+    made = [call.make()]
+    for turn in range(3):
+        change(call.arrays, f"turn {turn}")
+        expected = anew(call.make)
+        with planning_forbidden():
+            made.append(call.make())
+        assert_same(made[-1], expected)
+    arrays = [*arrays_of(call.arrays).values()]
+    for result in made:
+        arrays += {id(array): array for array in fields(result).values()}.values()
+    for number, array in enumerate(arrays):
+        assert not any(np.shares_memory(array, other) for other in arrays[:number])
+
+
+@kinds
+@names
+def test_arrays_elsewhere_make_the_same_call(name, kind, known):
+    call = call_of(name, kind=kind)
+    call.make()
+    kept = []  # so that nothing is made where they lie
+    for argument in arrays_of(call.arrays):
+        kept.append(call.arrays[argument])
+        call.arrays[argument] = elsewhere(call.arrays[argument])
+        expected = anew(call.make)
+        with planning_forbidden(), at(argument):
+            assert_same(call.make(), expected)
+    assert len(known) == 1
+
+
+ROWS = {
+    "dense": lambda: draw("x", (3, 5, WIDTH), "float32"),
+    "part of each sample": lambda: draw("x", (3, 7, WIDTH), "float32")[:, 1:6],
+    "every other sample": lambda: draw("x", (6, 5, WIDTH), "float32")[::2],
+    "wider rows": lambda: draw("x", (3, 5, 2 * WIDTH), "float32")[..., :WIDTH],
+    "turned axes": lambda: draw("x", (5, 3, WIDTH), "float32").swapaxes(0, 1),
+    "halves": lambda: draw("x", (3, 5, WIDTH), "float16"),
+}
+# Of images, with the axis of their channels.
+IMAGES = {
+    "channels last": (lambda: draw("x", (2, 5, 4, WIDTH), "float32"), -1),
+    "channels first": (lambda: draw("x", (2, WIDTH, 5, 4), "float32"), 1),
+    "channels_last": (lambda: draw("x", (2, 5, 4, WIDTH), "float32").transpose(0, 3, 1, 2), 1),
+    "a crop": (lambda: draw("x", (2, 7, 4, WIDTH), "float32")[:, :5].transpose(0, 3, 1, 2), 1),
+    "every other sample": (lambda: draw("x", (4, WIDTH, 5, 4), "float32")[::2], 1),
+    "halves": (lambda: draw("x", (2, 5, 4, WIDTH), "float16").transpose(0, 3, 1, 2), 1),
+    "one line": (lambda: draw("x", (1, 1, 4, WIDTH), "float32").transpose(0, 3, 1, 2), 1),
+}
+
+
+def assert_made_alike(function, x, *rest, **more):
+    """Compare what a call makes again with what it makes when it is planned."""
+    function(x, *rest, **more)
+    change({"x": x})
+    expected = anew(function, x, *rest, **more)
+    with planning_forbidden():
+        assert_same(function(x, *rest, **more), expected)
+    return expected
+
+
+@kinds
+@pytest.mark.parametrize("layout", ROWS)
+def test_results_of_rows_of_any_layout_are_made_as_when_planned(layout, kind):
+    x, dy = (to(kind, ROWS[layout]()) for _ in range(2))
+    residual = to(kind, ROWS[layout]().astype("float32"))
+    weight = to(kind, draw("weight", WIDTH, "float32"))
+    for told in ({}, {"dtype": "float64"}, {"residual": residual, "dtype": "float32"}):
+        f = assert_made_alike(cunorm.layer_norm_forward, x, weight, **told)
+    for told in ({}, {"x_dtype": "float16"}):
+        saved = {"rstd": f.rstd, "mean": f.mean}
+        assert_made_alike(cunorm.layer_norm_backward, dy, x, weight, weight, **saved, **told)
+
+
+@kinds
+@pytest.mark.parametrize("layout", IMAGES)
+def test_results_of_images_of_any_layout_are_made_as_when_planned(layout, kind):
+    make, channel_axis = IMAGES[layout]
+    x, dy, weight = to(kind, make()), to(kind, make()), to(kind, draw("w", WIDTH, "float32"))
+    axis = {"channel_axis": channel_axis}
+    for told in ({}, {"dtype": "float64"}):
+        f = assert_made_alike(cunorm.group_norm_forward, x, 4, weight, **told, **axis)
+    saved = {"rstd": f.rstd, "mean": f.mean}
+    assert_made_alike(cunorm.group_norm_backward, dy, x, 4, weight, weight, **saved, **axis)
+
+
+@kinds
+def test_a_result_may_be_made_like_one_that_is_given(kind):
+    x, y = to(kind, draw("x", SHAPE, "float16")), to(kind, np.empty(SHAPE, np.float32))
+    out, told = NormForward(y=y), {"residual_dtype": "float32"}
+    made = [cunorm.rms_norm_forward(x, **told, out=out).residual for _ in range(2)]
+    assert made[0] is not made[1]
+    assert all(residual is not y for residual in made)
+    for residual in made:
+        assert_same_bits(residual, anew(cunorm.rms_norm_forward, x, **told).residual)
+
+
+def test_gradients_of_no_rows_are_made_again():
+    arrays = {"rstd": np.empty(0, np.float32), "weight": given().weight}
+    x = np.empty((0, WIDTH), np.float32)
+    assert_made_alike(cunorm.rms_norm_backward, x, x, **arrays)
 
 
 # --- the stream -----------------------------------------------------------------------------------
 
 
-def test_a_stream_that_is_x_itself_is_returned_again(known):
-    x = given().x
-    y = np.empty(SHAPE, np.float32)
+@kinds
+def test_a_stream_that_is_x_itself_is_returned_again(kind, known):
+    x = to(kind, given().x)
+    y = empty_like(x)
     for _ in range(2):
         assert cunorm.add_rms_norm(x, None, out=AddNorm(y=y)).residual is x
-    assert len(known) == 1
-    out = NormForward(y=y, rstd=np.empty(5, np.float32))
+        assert cunorm.add_rms_norm(x, None).residual is x
+    assert len(known) == 2
+    out = NormForward(y=y, rstd=to(kind, np.empty(5, np.float32)))
     for _ in range(2):
         assert cunorm.rms_norm_forward(x, residual_dtype="float32", out=out).residual is x
         assert cunorm.rms_norm_forward(x, out=out).residual is None
-    assert len(known) == 3
+    assert len(known) == 4
 
 
 def test_dx_and_dresidual_stand_for_one_another_again(known):
@@ -279,3 +251,7 @@ def test_dx_and_dresidual_stand_for_one_another_again(known):
             assert grads.dx is array
             assert grads.dresidual is array
     assert len(known) == 2
+    for _ in range(2):
+        grads = cunorm.rms_norm_backward(arrays.dy, arrays.x, rstd=arrays.rstd)
+        assert grads.dx is grads.dresidual
+    assert len(known) == 3

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
+
 import numpy as np
 import pytest
+from calls import anew, nothing_known, planning_forbidden
 from group_bounds import check_group_backward, check_group_forward
 from group_norm_cases import copies, equal_terms
-from operands import draw
+from operands import assert_same_bits, draw
 
 import cunorm
-from cunorm.group_norm import _run
+from cunorm import _scratch
+from cunorm._arrays import numpy_view
 
 EPS = 1e-5
 
@@ -42,21 +47,31 @@ def test_an_infinite_weight_poisons_no_sum_beyond_the_sample(positions):
     np.testing.assert_array_equal(np.isnan(grads.dweight), np.isnan(exact.dweight))
 
 
-def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch):
+@pytest.mark.parametrize("side", [12, 24, 48])
+@pytest.mark.parametrize("is_known", [False, True], ids=["planned", "again"])
+def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_known, side):
     """A signal's handler may call while a call of its own thread has lent memory."""
-    x, other = draw("x", (1, 24, 24, 64), "float32"), draw("dy", (1, 24, 24, 64), "float32")
-    expected = cunorm.group_norm(x, 4)
-    handled = []
+    nothing_known(monkeypatch)
+    x, other = draw("x", (1, 24, 24, 64), "float32"), draw("dy", (1, side, 24, 64), "float32")
+    expected, of_other = (anew(cunorm.group_norm, array, 4) for array in (x, other))
+    call, lend, handled = partial(anew, cunorm.group_norm), _scratch.lend, []
+    if is_known:
+        call = cunorm.group_norm
+        call(x, 4)
+        call(other, 4)
 
-    def with_a_signal(*call):
+    def with_a_signal(size):
+        memory = lend(size)
         if not handled:
             handled.append(True)
-            cunorm.group_norm(other, 4)
-        return cpu_kernels(*call)
+            numpy_view(memory)[...] = 7
+            assert_same_bits(call(other, 4), of_other)
+            assert (numpy_view(memory) == 7).all()
+        return memory
 
-    cpu_kernels = _run.cpu_kernels
-    monkeypatch.setattr(_run, "cpu_kernels", with_a_signal)
-    np.testing.assert_array_equal(cunorm.group_norm(x, 4), expected)
+    monkeypatch.setattr(_scratch, "lend", with_a_signal)
+    with planning_forbidden() if is_known else nullcontext():
+        assert_same_bits(call(x, 4), expected)
     assert handled
 
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
-from calls import BACKWARDS, FORWARDS, Call
+from calls import BACKWARDS, FORWARDS, Call, anew
 
-from cunorm import _again
+from cunorm import _again, _scratch
 from cunorm._arrays import Framework
 
 KIB = 1 << 10
@@ -34,6 +34,7 @@ def peak_of(run):
 def _peak_of_one(run, forgets):
     if forgets:
         _again.forget()  # the call is planned, not just repeated
+    _scratch._kept.clear()  # what is lent is allocated
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -50,17 +51,41 @@ def frameworks(kind=Framework):
         yield from frameworks(sub)
 
 
-@contextmanager
-def no_framework_allocates(monkeypatch):
-    def refuse(self, *asked):
-        raise MemoryError(f"{self.name} was asked for {asked}")
+def refuse(framework, *asked):
+    raise MemoryError(f"{framework.name} was asked for {asked}")
 
-    with monkeypatch.context() as patch:
-        for framework in frameworks():
-            for name in ("allocate", "allocate_like", "contiguous"):
-                if name in vars(framework):
-                    patch.setattr(framework, name, refuse)
+
+WHEN_PLANNED = dict.fromkeys(("allocate", "allocate_like", "contiguous"), refuse)
+WHEN_MADE_AGAIN = {"maker": lambda framework, form, has_model: partial(refuse, framework, form)}
+
+
+@contextmanager
+def frameworks_that(ways):
+    """Let all frameworks do something else, and nothing be kept to lend."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_scratch, "_kept", [])
+        for framework in (Framework, *frameworks()):
+            for way in ways.keys() & vars(framework).keys():
+                patch.setattr(framework, way, ways[way])
         yield
+
+
+def check_what_frameworks_are_asked_for(call, kind):
+    """Check that it is nothing but what is left out, when a call is planned and when made again."""
+    _again.forget()
+    with frameworks_that(WHEN_PLANNED | WHEN_MADE_AGAIN):
+        for _ in range(3):
+            call.run()
+        for part in call.parts():  # a workspace is of NumPy for all
+            asked = "numpy" if part == "workspace" else kind
+            with pytest.raises(MemoryError, match=f"^{asked} was asked for"):
+                anew(call.run, without=part)
+    with frameworks_that(WHEN_MADE_AGAIN):
+        for part in call.out:
+            call.run(without=part)
+            with pytest.raises(MemoryError, match=f"^{kind} was asked for"):
+                call.run(without=part)
+    _again.forget()
 
 
 @pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
@@ -80,13 +105,8 @@ def test_numpy_allocates_what_is_left_out(name):
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
-def test_no_framework_is_asked_for_memory(monkeypatch, name, kind):
-    call = Call(name, (5, 8), kind)
-    with no_framework_allocates(monkeypatch):
-        call.run()
-        for part in call.parts():
-            with pytest.raises(MemoryError, match=f"^{kind} was asked for"):
-                call.run(without=part)
+def test_no_framework_is_asked_for_memory(name, kind):
+    check_what_frameworks_are_asked_for(Call(name, (5, 8), kind), kind)
 
 
 @pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
@@ -104,11 +124,15 @@ def test_torch_runs_no_operation_that_allocates(name):
             self.names.add(operation.overloadpacket.__name__)
             return operation(*args, **kwargs or {})
 
+    def operations(run):
+        with Operations() as seen:
+            run()
+        return seen.names
+
     call = Call(name, (5, 8), "torch")
-    with Operations() as operations:
-        call.run()
-    assert operations.names <= {"view", "slice", "detach"}
-    for part in call.parts():
-        with Operations() as operations:
-            call.run(without=part)
-        assert operations.names & {"empty_strided", "empty_like"}, part
+    for run in (partial(anew, call.run), call.run, call.run):
+        assert operations(run) <= {"view", "slice", "detach"}
+    for part in call.out:
+        makes = partial(call.run, without=part)
+        for run in (partial(anew, makes), makes, makes):
+            assert operations(run) & {"empty_strided", "empty_like"}, part

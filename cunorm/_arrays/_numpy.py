@@ -25,6 +25,7 @@ from cunorm._arrays._operand import (
     in_c_order,
     in_elements,
     known_form,
+    memory_axes,
     memory_form,
 )
 from cunorm._dtypes import BFLOAT16, dtype_of, known_dtype, numpy_dtype
@@ -136,8 +137,9 @@ class Numpy(Framework):
         return facts, pointers
 
     def maker(self, form: Form, has_model: bool) -> Callable[[Any], Any]:
-        """Copy the form of a model."""
-        return np.empty_like if has_model else super().maker(form, has_model)
+        """Copy the form of a model, where NumPy keeps the strides of axes of one element, too."""
+        in_order = memory_axes(form) is None
+        return np.empty_like if has_model and in_order else super().maker(form, has_model)
 
     @property
     def pointer(self) -> Callable[[Any], int]:
