@@ -13,11 +13,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from cunorm._arrays import Framework, Operand, framework_of
+from cunorm._cpu import Kernels, Pointers
 
 _LIMIT = 1024  # calls that are remembered
 
-Pointers = Sequence[int]  # of arrays in the order of a call's, 0 for none
-Kernels = Callable[[Pointers], object]  # runs all that a call launches
 Key = tuple[Hashable, ...]
 
 
@@ -59,7 +58,7 @@ def run_again(
     """Make a call again, and return its results; or the call, where it was not made before.
 
     `arrays` are inputs, then an array or None for each of the results, and for a workspace. Neither
-    is returned for a call that is not to be remembered.
+    is returned for a call that is not to be remembered, as the first on a type of array.
     """
     framework = framework_of(arrays[0])
     recognised = None if framework is None else framework.recognise(arrays)
@@ -81,6 +80,12 @@ def run_again(
     if given:
         framework.mark_changed(arrays[first_result:end])
     return None, found
+
+
+def run(kernels: Kernels, pointers: Pointers) -> Ran:
+    """Run the kernels of a call that was not made before."""
+    kernels(pointers)
+    return Ran(pointers, kernels)
 
 
 def remember(

@@ -8,7 +8,7 @@ import warnings
 from functools import cache, lru_cache, partial
 
 from cunorm import _again, _cpu, _cuda, _fallback, _plan, _scratch
-from cunorm._again import Kernels, Pointers, Ran
+from cunorm._again import Ran
 from cunorm._arrays import Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
 from cunorm._calls import (
@@ -23,6 +23,7 @@ from cunorm._calls import (
     forward_arguments,
     param_grad_arguments,
 )
+from cunorm._cpu import Kernels, Pointers
 
 
 def run_forward(call: Forward) -> Ran | None:
@@ -37,7 +38,7 @@ def run_forward(call: Forward) -> Ran | None:
         ):
             _cuda.launch(launch, call.arguments(), x.device, stream)
     elif has_compiler():
-        return _run_on_cpu(call, cpu_forward_kernels(form, call.numbers()))
+        return _again.run(cpu_forward_kernels(form, call.numbers()), call.pointers())
     else:
         _fallback.forward(call)
     return None
@@ -58,7 +59,7 @@ def run_backward(call: Backward) -> Ran | None:
         with x.framework.device_scope(x.device):
             _backward_on_gpu(call)
     elif has_compiler():
-        return _run_on_cpu(call, cpu_backward_kernels(call.form, call.numbers()))
+        return _again.run(cpu_backward_kernels(call.form, call.numbers()), call.pointers())
     else:
         _fallback.backward(call)
     return None
@@ -110,12 +111,6 @@ def cpu_backward_kernels(form: BackwardForm, numbers: bytes) -> Kernels:
 
     run = _cpu.runner(tasks, packed, BACKWARD_ARRAYS)
     return _scratch.lent(form.parameters * launch.sums_size * form.types.compute.itemsize, run)
-
-
-def _run_on_cpu(call: Forward | Backward, kernels: Kernels) -> Ran:
-    pointers = call.pointers()
-    kernels(pointers)
-    return Ran(pointers, kernels)
 
 
 def _task(launch: Launch, place: int, work: int) -> _cpu.Task:

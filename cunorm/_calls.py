@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -12,6 +12,7 @@ from cunorm import _plan
 from cunorm._arrays import Operand
 from cunorm._builds import BackwardTypes, ForwardTypes, Launch, ParamGradTypes
 from cunorm._checks import Geometry
+from cunorm._cpu import Pointers
 from cunorm._layout import RowLayout
 
 # The kernels' argument structs: all fields are of eight bytes. Rows: a pointer and a layout.
@@ -82,7 +83,7 @@ class Forward(NamedTuple):
 FORWARD_ARRAYS = len(Forward._fields) - _BEFORE_FORWARD  # of a call, absent ones too
 
 
-def forward_arguments(form: ForwardForm, pointers: Sequence[int], numbers: bytes) -> bytes:
+def forward_arguments(form: ForwardForm, pointers: Pointers, numbers: bytes) -> bytes:
     """Return `struct Arguments` of row_norm_forward.cu; `pointers` as Forward has them."""
     at = dict(zip(Forward._fields[_BEFORE_FORWARD:], pointers, strict=True))
     others = [at[name] for name in _FORWARD_OTHERS]
@@ -159,7 +160,7 @@ BACKWARD_ARRAYS = len(Backward._fields) - _BEFORE_BACKWARD
 
 
 def backward_arguments(
-    form: BackwardForm, pointers: Sequence[int], numbers: bytes, launch: Launch
+    form: BackwardForm, pointers: Pointers, numbers: bytes, launch: Launch
 ) -> bytes:
     """Return `struct Arguments` of row_norm_backward.cu; `pointers` as Backward has them."""
     at = dict(zip(Backward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
@@ -169,7 +170,7 @@ def backward_arguments(
     return _BACKWARD.pack(*rows, *others, *sums, *_sizes(form.where)) + numbers
 
 
-def param_grad_arguments(form: BackwardForm, pointers: Sequence[int], launch: Launch) -> bytes:
+def param_grad_arguments(form: BackwardForm, pointers: Pointers, launch: Launch) -> bytes:
     """Return `struct Arguments` of param_grad.cu; `launch` is row_norm_backward's."""
     at = dict(zip(Backward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
     rows, groups, width = _sizes(form.where)

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from cunorm._arrays import CPU, NUMPY, Operand, contiguous_form
+from cunorm._cpu import Kernels, Pointers
 from cunorm._dtypes import FLOAT64
-
-Kernels = Callable[[Sequence[int]], object]  # given where arrays lie
 
 _LARGEST = 1 << 17  # elements that are kept in one piece
 _PIECES = 8
@@ -39,7 +36,7 @@ def lent(size: int, kernels: Kernels) -> Kernels:
     if not size:
         return kernels
 
-    def run(pointers: Sequence[int]) -> None:
+    def run(pointers: Pointers) -> None:
         if pointers[-1]:
             kernels(pointers)
             return

@@ -138,8 +138,9 @@ class Numpy(Framework):
 
     def maker(self, form: Form, has_model: bool) -> Callable[[Any], Any]:
         """Copy the form of a model, where NumPy keeps the strides of axes of one element, too."""
-        in_order = memory_axes(form) is None
-        return np.empty_like if has_model and in_order else super().maker(form, has_model)
+        if has_model and memory_axes(form) is None:
+            return partial(np.empty_like, dtype=numpy_dtype(form.dtype))  # without its metadata
+        return super().maker(form, has_model)
 
     @property
     def pointer(self) -> Callable[[Any], int]:

@@ -19,6 +19,8 @@ from cunorm._cpu._compile import (
 from cunorm._cpu._threads import available_cores, set_num_threads, thread_count
 
 __all__ = [
+    "Kernels",
+    "Pointers",
     "Task",
     "available_cores",
     "cache_folder",
@@ -40,7 +42,8 @@ _SERIAL_WORK = 1 << 15
 _LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqq"), struct.Struct("<2q")
 _WORD = 8  # bytes
 
-Pointers = Sequence[int]
+Pointers = Sequence[int]  # of arrays in the order of a call's, 0 for none
+Kernels = Callable[[Pointers], object]  # runs all that a call launches
 
 
 class Task(NamedTuple):
@@ -52,9 +55,7 @@ class Task(NamedTuple):
     work: int  # elements that it goes through
 
 
-def runner(
-    tasks: Sequence[Task], arguments: Callable[[Pointers], bytes], arrays: int
-) -> Callable[[Pointers], None]:
+def runner(tasks: Sequence[Task], arguments: Callable[[Pointers], bytes], arrays: int) -> Kernels:
     """Return what runs kernels to their end, one after the other, given where arrays lie.
 
     `arguments` are those of all kernels, in words of eight bytes; in each of them the address of at

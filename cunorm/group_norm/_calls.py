@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cunorm import _plan
 from cunorm._arrays import Operand
 from cunorm._builds import ParamGradTypes
+from cunorm._cpu import Pointers
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes
 from cunorm.group_norm._plan import Samples, Schedule
 
@@ -25,7 +25,6 @@ _BACKWARD_LINES = ("dy", "x", "dx")
 _BEFORE_FORWARD: Final = 2  # the fields of a call that come before its arrays
 _BEFORE_BACKWARD: Final = 1
 
-Pointers = Sequence[int]  # of a call's arrays in the order of its fields, 0 for none
 Lines = tuple[int, int]  # the strides from sample to sample and from line to line, in elements
 
 

@@ -63,7 +63,10 @@ class Plan:
 
 
 def forward(told: Asked, eps: Any, arrays: tuple[Any, ...]) -> list[Any]:
-    """Return y, mean and rstd; `arrays` are x, weight, bias, one or None for each, a workspace."""
+    """Return y, mean and rstd; `arrays` are x, weight, bias, one or None for each, a workspace.
+
+    Calls with an eps of 0.0 and -0.0 are the same call, as no variance is -0.0.
+    """
     eps = _checks.epsilon(told.function, eps)
     call, results = _again.run_again(told, eps, arrays, _FIRST_RESULT, len(_FIELDS))
     return _run(told, eps, arrays, call) if results is None else results

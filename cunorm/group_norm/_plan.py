@@ -17,7 +17,7 @@ from cunorm._builds import Build, Macros
 from cunorm._plan import ACCESS_BYTES, CPU_PACK, GRID_LIMIT, PACK_BYTES, cpu_stores
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes, GroupTypes
 
-VALUES = 3  # that a pass hands on, of each channel of a part and of each group
+VALUES = 3  # that a pass hands on at most, of each channel of a part and of each group
 _LINE = 16  # elements to which rows of channels are padded
 
 

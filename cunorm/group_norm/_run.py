@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 
 from cunorm import _again, _backend, _cpu, _cuda, _fallback, _plan, _scratch
-from cunorm._again import Kernels, Pointers, Ran
+from cunorm._again import Ran
 from cunorm._arrays import CPU, Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
+from cunorm._cpu import Kernels, Pointers
 from cunorm.group_norm._calls import (
     GroupBackwardForm,
     GroupCall,
@@ -34,7 +35,7 @@ def run(call: GroupCall) -> Ran | None:
         with x.framework.device_scope(x.device):
             _run_on_gpu(call)
     elif _backend.has_compiler():
-        return _run_on_cpu(call)
+        return _again.run(cpu_kernels(call.form, call.numbers()), call.pointers())
     elif isinstance(call, GroupForward):
         _fallback.group_forward(call)
     else:
@@ -116,12 +117,6 @@ def _chunks(form: GroupForm, schedule: Schedule) -> list[tuple[int, int]]:
     """Return how many samples each chunk has, and its first."""
     samples, chunk = form.where.samples, schedule.chunk
     return [(min(chunk, samples - first), first) for first in range(0, samples, chunk)]
-
-
-def _run_on_cpu(call: GroupCall) -> Ran:
-    pointers, kernels = call.pointers(), cpu_kernels(call.form, call.numbers())
-    kernels(pointers)
-    return Ran(pointers, kernels)
 
 
 def _run_on_gpu(call: GroupCall) -> None:

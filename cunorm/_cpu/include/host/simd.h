@@ -158,7 +158,7 @@ inline void store(fp32* p, Doubles v) {
 }
 inline HalfWords to_bf16(Floats v) {
   const Words bits = (Words)v;
-#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
   // The instruction takes subnormals for zeros, so it serves where there are none.
   constexpr int subnormal = 0x20;
   if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, subnormal) == 0, 1))
