@@ -26,6 +26,7 @@ class Call(NamedTuple):
     key: Key
     framework: Framework
     pointers: Pointers
+    known: dict[Key, _Known]  # of its time: another after `forget`
 
 
 class Ran(NamedTuple):
@@ -69,7 +70,7 @@ def run_again(
     key = (asked, numbers, *facts, *pointers) if given else (asked, numbers, *facts)
     known = _known.get(key)
     if known is None:
-        return Call(key, framework, tuple(pointers)), None
+        return Call(key, framework, tuple(pointers), _known), None
     end = first_result + results
     found = [*arrays[first_result:end]]
     made, kernels, pointer_of = known
@@ -96,11 +97,12 @@ def remember(
         return
     if any(its and its != used for its, used in zip(call.pointers, ran.pointers, strict=True)):
         return
-    if len(_known) >= _LIMIT:
-        _known.clear()
+    known = call.known
+    if len(known) >= _LIMIT:
+        known.clear()
     framework = call.framework
     how_made = tuple(_made(framework, operands, place) for place in made)
-    _known[call.key] = _Known(how_made, ran.kernels, framework.pointer)
+    known[call.key] = _Known(how_made, ran.kernels, framework.pointer)
 
 
 def _made(framework: Framework, operands: Sequence[Operand | None], place: int) -> Made:
@@ -114,5 +116,7 @@ def _made(framework: Framework, operands: Sequence[Operand | None], place: int) 
 
 
 def forget() -> None:
-    """Let the next call of every kind be checked and planned anew."""
-    _known.clear()
+    """Let the next call of every kind be checked and planned anew; one in progress is not kept."""
+    global _known
+    before, _known = _known, {}
+    before.clear()
