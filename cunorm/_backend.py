@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 
 from cunorm import _again, _cpu, _cuda, _fallback, _plan, _scratch
 from cunorm._again import Ran
@@ -24,6 +24,7 @@ from cunorm._calls import (
     param_grad_arguments,
 )
 from cunorm._cpu import Kernels, Pointers
+from cunorm._loaded import Cached
 
 
 def run_forward(call: Forward) -> Ran | None:
@@ -82,7 +83,7 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
     return [launch.build for launch in launches]
 
 
-@lru_cache(maxsize=1024)
+@Cached
 def cpu_forward_kernels(form: ForwardForm, numbers: bytes) -> Kernels:
     """Return what runs calls of a form, given where their arrays lie."""
     walk = form.where.walk
@@ -91,7 +92,7 @@ def cpu_forward_kernels(form: ForwardForm, numbers: bytes) -> Kernels:
     return _cpu.runner([task], packed, FORWARD_ARRAYS)
 
 
-@lru_cache(maxsize=1024)
+@Cached
 def cpu_backward_kernels(form: BackwardForm, numbers: bytes) -> Kernels:
     """Return the same of backwards."""
     walk = form.where.walk

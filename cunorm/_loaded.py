@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterator
+from functools import lru_cache
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+_LIMIT = 1024  # results that a `Cached` keeps
 
 
 class Loaded(Generic[K, V]):
@@ -47,3 +49,26 @@ class Loaded(Generic[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         return iter(tuple(self._values))
+
+
+class Cached(Generic[V]):
+    """A function with an `lru_cache`; `cache_clear` drops what is being made, too.
+
+    An `lru_cache` would keep that, though it was made of what is forgotten.
+    """
+
+    def __init__(self, function: Callable[..., V]) -> None:
+        self.__wrapped__ = function
+        self.cache_clear()
+
+    def __call__(self, *arguments: Hashable) -> V:
+        """Return what the function made of the arguments, now or before."""
+        return self._cached(*arguments)
+
+    def cache_clear(self) -> None:
+        """Let everything be made anew."""
+        self._cached = lru_cache(maxsize=_LIMIT)(self.__wrapped__)
+
+    def cache_info(self) -> Any:
+        """Return what `lru_cache` says of itself."""
+        return self._cached.cache_info()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import cunorm
 from cunorm import _again, _backend, _cpu
 from cunorm._builds import Build
 from cunorm._cpu import _compile
-from cunorm._loaded import Loaded
+from cunorm._loaded import Cached, Loaded
 from cunorm.group_norm import _run
 
 Make = Callable[[tuple[int, ...], str], Any]
@@ -97,11 +96,9 @@ def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing be loaded before a test, and nothing of it remain."""
     monkeypatch.setattr(_compile, "_loaded", Loaded())
     monkeypatch.setattr(_again, "_known", {})
-    for name in ("cpu_forward_kernels", "cpu_backward_kernels"):
-        uncached = getattr(_backend, name).__wrapped__
-        monkeypatch.setattr(_backend, name, lru_cache(maxsize=1024)(uncached))
-    uncached = _run.cpu_kernels.__wrapped__
-    monkeypatch.setattr(_run, "cpu_kernels", lru_cache(maxsize=1024)(uncached))
+    kernels = [(_backend, "cpu_forward_kernels"), (_backend, "cpu_backward_kernels")]
+    for module, name in (*kernels, (_run, "cpu_kernels")):
+        monkeypatch.setattr(module, name, Cached(getattr(module, name).__wrapped__))
 
 
 def forget() -> None:

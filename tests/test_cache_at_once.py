@@ -12,6 +12,7 @@ from pathlib import Path
 import described
 import numpy as np
 import pytest
+from calls import call_of, nothing_known
 from processes import in_process
 from test_cpu_build import ANSWERS, posix, script
 
@@ -133,6 +134,24 @@ def test_threads_that_call_while_another_clears_get_right_answers(folder):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "rms_norm_backward", "group_norm"])
+def test_kernels_that_were_made_while_another_clears_are_not_used_again(name, folder, monkeypatch):
+    runner, made, call = _cpu.runner, [], call_of(name)
+
+    def clear_meanwhile(*arguments):
+        made.append(runner(*arguments))
+        if len(made) == 1:
+            described.forget()  # and not yet what was planned, as in the midst of `clear_cache`
+        return made[-1]
+
+    nothing_known(monkeypatch)
+    described.forget()
+    monkeypatch.setattr(_cpu, "runner", clear_meanwhile)
+    for times in (1, 2, 2):
+        call.make()
+        assert len(made) == times
 
 
 @posix

@@ -11,6 +11,7 @@ from cunorm._again import Ran
 from cunorm._arrays import CPU, Device, contiguous_form, joined
 from cunorm._builds import Build, Launch
 from cunorm._cpu import Kernels, Pointers
+from cunorm._loaded import Cached
 from cunorm.group_norm._calls import (
     GroupBackwardForm,
     GroupCall,
@@ -81,7 +82,7 @@ def launches(
             yield Launch(one.build, one.blocks * count, one.threads), of_chunk
 
 
-@lru_cache(maxsize=1024)
+@Cached
 def cpu_kernels(form: GroupForm, numbers: bytes) -> Kernels:
     """Return what runs calls of a form, given where their arrays lie."""
     schedule, where, size = schedule_of(form, CPU), form.where, arguments_size(form)
