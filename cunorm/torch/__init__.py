@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+"""cunorm for PyTorch: the norms as differentiable functions and as modules.
+
+The functions take the arguments of their namesakes in `cunorm` but for `out` and `workspace`, on
+tensors of the CPU and of CUDA. They are recorded by autograd, traced by torch.compile, and
+transformed by torch.func; a second derivative is computed by torch's own operations.
+"""
+
+from cunorm.results import AddNorm
+from cunorm.torch._group_norm import group_norm, instance_norm
+from cunorm.torch._layer_norm import add_layer_norm, layer_norm
+from cunorm.torch._normalize import add_normalize, normalize
+from cunorm.torch._rms_norm import add_rms_norm, l2_norm, rms_norm
+
+__all__ = [
+    "AddNorm",
+    "add_layer_norm",
+    "add_normalize",
+    "add_rms_norm",
+    "group_norm",
+    "instance_norm",
+    "l2_norm",
+    "layer_norm",
+    "normalize",
+    "rms_norm",
+]
