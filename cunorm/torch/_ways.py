@@ -25,16 +25,16 @@ class Way(Enum):
 
 
 def way_of(function: str, names: Iterable[str], arrays: tuple[Any, ...]) -> Way:
-    """Return how to make a call on tensors, some of them None but not the first."""
+    """Return how to make a call on tensors, some of which are None, but x."""
     if torch.compiler.is_compiling():
         return Way.OPERATOR
     if torch._C._are_functorch_transforms_active():
         return Way.TRANSFORMED
     way = Way.PLAIN
     for name, array in zip(names, arrays, strict=True):
-        if array is None and array is not arrays[0]:
-            continue
         if type(array) not in _PLAIN:
+            if array is None and name != "x":
+                continue
             if not isinstance(array, torch.Tensor):
                 got = "None" if array is None else f"a {type(array).__qualname__}"
                 raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor")
@@ -48,6 +48,7 @@ def way_of(function: str, names: Iterable[str], arrays: tuple[Any, ...]) -> Way:
     return Way.PLAIN if way is Way.RECORDED and not torch.is_grad_enabled() else way
 
 
+@torch.compiler.assume_constant_result  # which torch.compile could not follow
 def torch_dtype(function: str, argument: str, spec: Any) -> torch.dtype | None:
     """Return torch's dtype of that name, or of that dtype of any framework's."""
     if spec is None or isinstance(spec, torch.dtype):
