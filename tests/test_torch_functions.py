@@ -26,6 +26,37 @@ def test_gradients_and_second_derivatives_are_those_of_differences(name):
     assert torch.autograd.gradgradcheck(call, tensors, rtol=1e-5, atol=1e-6, fast_mode=True)
 
 
+def gradients(call, tensors, **how):
+    """Return gradients of a sum of all results, each times numbers of its own."""
+    results = call(*tensors)
+    results = results if isinstance(results, tuple) else (results,)
+    factors = [torch.from_numpy(draw("dy", tuple(one.shape), "float64")) for one in results]
+    return torch.autograd.grad(results, tensors, factors, **how)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_gradients_to_be_differentiated_are_those_of_the_kernels(name):
+    call, tensors = cases.case(name)
+    recorded = gradients(call, tensors, create_graph=True)
+    for mine, kernels in zip(recorded, gradients(call, tensors), strict=True):
+        np.testing.assert_allclose(mine.detach(), kernels, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["add_normalize, gated", "group_norm"])
+def test_the_gradient_of_one_operand_alone_is_that_among_all(name):
+    call, tensors = cases.case(name)
+    expected = gradients(call, tensors)
+    for place, one in enumerate(tensors):
+        others = [other.detach() for other in tensors]
+
+        def of_one(one, place=place, others=others):
+            return call(*others[:place], one, *others[place + 1 :])
+
+        assert torch.equal(*gradients(of_one, (one,)), expected[place])
+        with cases.Watch():
+            assert torch.equal(*gradients(of_one, (one,)), expected[place])
+
+
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_torch_func_finds_the_same_gradients(name):
     call, tensors = cases.case(name)
@@ -77,6 +108,19 @@ def test_a_tensor_that_is_two_operands_gets_both_gradients():
     scaled = again / (again.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     (scaled * functional.silu(again)).sum().backward()
     np.testing.assert_allclose(x.grad, again.grad, rtol=1e-12, atol=1e-12)
+    (to_differentiate,) = torch.autograd.grad(ct.rms_norm(x, gate=x).sum(), x, create_graph=True)
+    np.testing.assert_allclose(to_differentiate.detach(), again.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_a_gradient_that_is_a_negated_view_is_read_as_such():
+    x = tensor("x", 4, 8)
+    numbers = torch.complex(tensor("re", 4, 8, grad=False), tensor("im", 4, 8, grad=False))
+    dy = numbers.conj().imag
+    assert dy.is_neg()
+    for norm in (ct.rms_norm, lambda x: ct.group_norm(x, 2)):
+        (found,) = torch.autograd.grad(norm(x), x, dy)
+        (expected,) = torch.autograd.grad(norm(x), x, -numbers.imag)
+        assert torch.equal(found, expected)
 
 
 def test_only_gradients_that_are_required_are_computed(monkeypatch):

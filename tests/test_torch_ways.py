@@ -12,19 +12,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 ct = pytest.importorskip("cunorm.torch")
 cases = pytest.importorskip("torch_cases")
 tensor = cases.tensor
-python_dispatch = pytest.importorskip("torch.utils._python_dispatch")
-
-
-class Watch(python_dispatch.TorchDispatchMode):
-    """Sees which operators are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.seen.append(operator.name())
-        return operator(*args, **kwargs or {})
 
 
 def several(results):
@@ -40,7 +27,7 @@ def test_every_way_of_a_call_gives_the_same_bits(name):
     call, tensors = cases.case(name)
     recorded = several(call(*tensors))
     gradients = torch.autograd.grad(sum(one.sum() for one in recorded), tensors)
-    with Watch() as watch:
+    with cases.Watch() as watch:
         watched = several(call(*tensors))
         seen = torch.autograd.grad(sum(one.sum() for one in watched), tensors)
     family = "group_norm" if name in cases.GROUP_NORMS else "row_norm"
@@ -100,7 +87,7 @@ def test_second_derivatives_that_there_are_not_are_an_error(name):
     first = torch.func.grad(lambda *tensors: call(*tensors).square().sum())
     with pytest.raises(RuntimeError, match=r"no second derivatives under torch\.func"):
         torch.func.grad(lambda *tensors: first(*tensors).square().sum())(*detached(tensors))
-    with Watch():
+    with cases.Watch():
         y = call(*tensors).square().sum()
         (gradient,) = torch.autograd.grad(y, tensors[0], create_graph=True)
         with pytest.raises(RuntimeError, match="no autograd formula was registered"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from operands import draw
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cunorm.torch as ct
 
@@ -101,3 +102,15 @@ NAMES = [*ROW_NORMS, *GROUP_NORMS]
 def case(name):
     """Return a function of tensors, and these."""
     return (_group_norm if name in GROUP_NORMS else _row_norm)(name)
+
+
+class Watch(TorchDispatchMode):
+    """Sees which operators are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.seen.append(operator.name())
+        return operator(*args, **kwargs or {})

@@ -22,7 +22,7 @@ _NEEDS = ("x", "x", "gate", "weight", "bias")
 def row_norm(
     norm: Norm, arrays: Arrays, dtype: Any, residual_dtype: Any = None, *, streams: bool = False
 ) -> AddNorm:
-    """Return y and, if there are streams, the new residual stream, x itself where it is that."""
+    """Return y and, if that is asked for, the new residual stream, x itself where it is that."""
     way = way_of(norm.function, Arrays._fields, arrays)
     if way is Way.PLAIN:
         result = forward(norm, arrays, Options(dtype, residual_dtype, streams=streams), None)
@@ -35,7 +35,7 @@ def row_norm(
         asked_residual = torch_dtype(norm.function, "residual_dtype", residual_dtype)
         run = operator.transformed if way is Way.TRANSFORMED else operator.forward_operator
         y, stream = operator.row_norm(run, norm, arrays, asked, asked_residual)
-    return AddNorm(y, arrays.x if stream is None and streams else stream)
+    return AddNorm(y, arrays.x if stream is None else stream)
 
 
 class _RowNorm(torch.autograd.Function):
