@@ -44,7 +44,8 @@ def rms_norm(
     weight : array, optional
         Of the row's shape, ``x.shape[axis:]``, of its own dtype of the four.
     eps : float, optional
-        At least 0, in the unit of x squared. PyTorch's default is ``torch.finfo(x.dtype).eps``.
+        At least 0, in the unit of x squared. PyTorch's default is the machine epsilon of the type
+        that it computes in, float32's for half precision.
     axis : int, optional
         The first axis of a row, as for `normalize`; not PyTorch's ``dim=``.
     groups, weight_offset, round_before_weight : int, float and bool, optional

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: MIT
+"""replace_norms on models of transformers, small ones with random weights.
+
+How far results of a model may be off is found, not guessed, as it depends on how a model amplifies
+errors. In float32, each norm's results and gradients are moved by as much as the documentation of
+`replace_norms` allows, 2**-20 of the largest of a row: what this makes of the model's is the bound.
+In half precision, results have the same bits but for ties, and the gradients, which PyTorch rounds
+at every step and cunorm once, are as near to those of the model in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from cunorm.torch import replace_norms, restore_norms  # noqa: E402
+
+ALLOWED = 2.0**-20
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 40,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEADS = SMALL | {"head_dim": 8}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 40}
+MAMBA = {
+    "hidden_size": 32,
+    "num_heads": 8,
+    "head_dim": 8,
+    "n_groups": 2,
+    "state_size": 8,
+    "num_hidden_layers": 2,
+    "vocab_size": 40,
+    "chunk_size": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+LLAMA_RUNS, GEMMA_RUNS = "round_before_weight=True", "weight_offset=1.0"
+# name: its class, that of its configuration and this, the number of norms and what they run
+MODELS = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", SMALL, 5, LLAMA_RUNS),
+    "mistral": ("MistralForCausalLM", "MistralConfig", HEADS, 5, LLAMA_RUNS),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", SMALL, 5, LLAMA_RUNS),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", HEADS, 9, LLAMA_RUNS),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", HEADS, 5, GEMMA_RUNS),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", HEADS, 9, GEMMA_RUNS),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", HEADS, 13, GEMMA_RUNS),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", SMALL, 9, "rms_norm(eps=1e-05)"),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5, 12, LLAMA_RUNS),
+    "mamba2": ("Mamba2ForCausalLM", "Mamba2Config", MAMBA, 5, LLAMA_RUNS),
+}
+
+
+def made(name, dtype=torch.float32):
+    """Return a model with random weights, those of the norms too: about 0, and not about 1."""
+    kind, config, options, *_ = MODELS[name]
+    try:
+        package = f"transformers.models.{name}"
+        configuration = importlib.import_module(f"{package}.configuration_{name}")
+        modeling = importlib.import_module(f"{package}.modeling_{name}")
+    except ImportError as error:
+        pytest.skip(f"this version of transformers has no {name}: {error}")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(modeling, kind)(getattr(configuration, config)(**options)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                size = 1.0 if parameter.dim() == 1 else 0.1
+                # Of bfloat16, so that it is the same model in either dtype.
+                parameter.copy_((size * torch.randn_like(parameter)).bfloat16())
+    return model.to(dtype)
+
+
+def norms(model):
+    """Return the modules that are norms, found by what they were, not by what is replaced."""
+    return {n: m for n, m in model.named_modules() if "norm" in type(m).__name__.lower()}
+
+
+def results(model):
+    """Return logits and the gradients of all parameters by their names."""
+    ids = torch.arange(18).reshape(2, 9) % 7
+    decoder = {"decoder_input_ids": ids + 3} if model.config.is_encoder_decoder else {}
+    model.zero_grad()
+    logits = model(input_ids=ids, **decoder).logits
+    dy = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    logits.backward(dy.to(logits.dtype))
+    grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    assert len(grads) > 10
+    return {"logits": logits.detach(), **grads}
+
+
+def moved(values, seed):
+    """Move numbers by what they may be off, up or down."""
+    signs = torch.rand(values.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    largest = values.detach().abs().amax(-1, keepdim=True)
+    return values + ALLOWED * largest * (2.0 * signs - 1.0)
+
+
+def amplified(model, exact):
+    """Return how far results come to be off if those of each norm are as far as they may be."""
+    worst = dict.fromkeys(exact, 0.0)
+    for seed in range(2):
+        perturbed = copy.deepcopy(model)
+        for number, norm in enumerate(norms(perturbed).values()):
+            key = 1000 * seed + 2 * number
+            norm.register_forward_hook(lambda _m, _x, y, key=key: moved(y, key))
+            norm.register_full_backward_hook(
+                lambda _m, dx, _dy, key=key: tuple(
+                    None if d is None else moved(d, key + 1) for d in dx
+                )
+            )
+        for name, off in differences(results(perturbed), exact).items():
+            worst[name] = max(worst[name], off)
+    return worst
+
+
+def differences(found, expected):
+    assert list(found) == list(expected)
+    return {name: float((found[name] - expected[name]).abs().max()) for name in expected}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_norm_of_a_model_is_replaced(name):
+    *_, count, runs = MODELS[name]
+    model = made(name)
+    done = replace_norms(model)
+    assert len(done.replaced) == count == len(norms(model))
+    assert not done.left
+    assert all(runs in norm.runs for norm in done.replaced)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_in_float32_are_as_near_as_documented(name):
+    model = made(name)
+    expected = results(model)
+    allowed = amplified(model, expected)
+    replace_norms(model)
+    for what, off in differences(results(model), expected).items():
+        assert off <= allowed[what], what
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_norm_in_bfloat16_gives_the_bits_of_the_models_own_but_for_ties(name):
+    """Within 2**-20 of its row's largest of a tie is a number of bfloat16 once in some hundreds."""
+    model = made(name, torch.bfloat16)
+    seen = []
+    for module in norms(model).values():
+        module.register_forward_hook(lambda *told: seen.append(told))
+    results(model)
+    calls = list(seen)
+    replace_norms(model)
+    for module, given, expected in calls:
+        y = module(*given)
+        assert y.dtype == expected.dtype
+        off, size = (y.double() - expected.double()).abs(), expected.double().abs()
+        if y.dtype == torch.float32:  # the stream of Mamba-2
+            assert (off <= 2 * ALLOWED * size.amax(-1, keepdim=True)).all()
+        else:
+            assert (off <= 2.0**-7 * size).all()
+            assert (off > 0).sum() <= 0.01 * off.numel()
+    assert len(calls) >= len(norms(model))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_in_bfloat16_are_as_near_to_float32s_as_before(name):
+    exact = results(made(name))
+    model = made(name, torch.bfloat16)
+    before = off_by(results(model), exact)
+    replace_norms(model)
+    after = off_by(results(model), exact)
+    # What is rounding alone says nothing: keys' biases, which the softmax cancels.
+    told = [what for what in before if before[what] < 0.5]
+    assert len(told) > 0.8 * len(before)
+    # Errors are random: those of one tensor may be larger now, those of all are not.
+    assert sum(after[what] for what in told) <= 1.1 * sum(before[what] for what in told)
+    assert all(after[what] <= 1.5 * before[what] + 2.0**-9 for what in told)
+
+
+def off_by(found, exact):
+    """Return relative errors, by Euclidean norms."""
+    return {
+        what: float((found[what].float() - exact[what]).norm() / exact[what].norm())
+        for what in exact
+    }
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_restored_model_gives_the_bits_that_it_gave(name):
+    model = made(name)
+    kinds = [type(module) for module in model.modules()]
+    expected = results(model)
+    replace_norms(model)
+    results(model)
+    assert restore_norms(model) == MODELS[name][3]
+    assert [type(module) for module in model.modules()] == kinds
+    assert all(torch.equal(found, expected[what]) for what, found in results(model).items())
+
+
+def test_a_model_that_is_saved_and_loaded_after_replacing_is_what_it_was(tmp_path):
+    model = made("llama")
+    expected = results(model)["logits"]
+    replace_norms(model)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert torch.equal(results(again.eval())["logits"], expected)
+    assert type(again.model.norm).__name__ == "LlamaRMSNorm"

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""Norms as they are written all over, in plain PyTorch, and what to give them. It needs torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+WIDTH, EPS = 32, 1e-5
+
+
+def drawn(*shape, seed=0, dtype=F32):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) + 0.25).to(dtype)
+
+
+def rms(x, eps=EPS):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+class Formula(nn.Module):
+    """A norm with parameters of one axis and an eps, as they are written all over."""
+
+    def __init__(self, width=WIDTH, eps=EPS, bias=False):
+        super().__init__()
+        self.weight = nn.Parameter(drawn(width, seed=1))
+        if bias:
+            self.bias = nn.Parameter(drawn(width, seed=2))
+        self.eps = eps
+
+
+class LlamaNorm(Formula):
+    def forward(self, x):
+        return self.weight * rms(x.float(), self.eps).to(x.dtype)
+
+
+class Scale(nn.Module):
+    """That of torchtune: another name for everything, and none that says what it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(drawn(WIDTH, seed=1))
+        self.epsilon = EPS
+
+    def forward(self, hidden):
+        return rms(hidden.float(), self.epsilon).type_as(hidden) * self.scale
+
+
+class GemmaNorm(Formula):
+    def forward(self, x):
+        return (rms(x.float(), self.eps) * (1.0 + self.weight.float())).type_as(x)
+
+
+class RoundedFactorNorm(Formula):
+    def forward(self, x):
+        return (rms(x.float(), self.eps) * (1.0 + self.weight).float()).type_as(x)
+
+
+class T5Norm(Formula):
+    def forward(self, x):
+        y = x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
+        y = y.to(self.weight.dtype) if self.weight.dtype in (F16, BF16) else y
+        return self.weight * y
+
+
+class Weightless(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.eps = EPS
+
+    def forward(self, x):
+        return rms(x.float(), self.eps).type_as(x)
+
+
+class CenteredNorm(Formula):
+    def forward(self, x):
+        wide = x.float() - x.float().mean(-1, keepdim=True)
+        return (self.weight.float() * rms(wide, self.eps)).to(x.dtype)
+
+
+class LastAxis(nn.LayerNorm):
+    """As in many a vision model: a LayerNorm with a choice, here of the usual."""
+
+    def __init__(self, first=False):
+        super().__init__(WIDTH)
+        self.first = first
+        with torch.no_grad():
+            self.weight.copy_(drawn(WIDTH, seed=1))
+            self.bias.copy_(drawn(WIDTH, seed=2))
+
+    def forward(self, x):
+        if self.first:
+            return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return super().forward(x)
+
+
+class Gated(Formula):
+    def __init__(self, group_size=WIDTH, before=True):
+        super().__init__()
+        self.group_size, self.before = group_size, before
+
+    def forward(self, x, gate=None):
+        g = 1.0 if gate is None else nn.functional.silu(gate.float())
+        wide = x.float() if self.before else x.float() * g
+        wide = rms(wide.unflatten(-1, (-1, self.group_size)), self.eps).flatten(-2)
+        return (self.weight * wide * (g if self.before else 1.0)).to(x.dtype)
+
+
+class GateRequiredNorm(Formula):
+    """That of Qwen3-Next: it also rounds its product with weight."""
+
+    def forward(self, hidden_states, gate):
+        y = self.weight * rms(hidden_states.float(), self.eps).to(hidden_states.dtype)
+        return (y * nn.functional.silu(gate.float())).to(hidden_states.dtype)
+
+
+class Identity(nn.Module):
+    def forward(self, x):
+        return x
+
+
+# kind: a module, and what it runs in float32 parameters
+KNOWN = {
+    "Llama's": (LlamaNorm, "rms_norm(eps=1e-05, round_before_weight=True)"),
+    "torchtune's": (Scale, "rms_norm(eps=1e-05, round_before_weight=True)"),
+    "Gemma's": (GemmaNorm, "rms_norm(eps=1e-05, weight_offset=1.0)"),
+    "a rounded 1 + weight": (
+        RoundedFactorNorm,
+        "rms_norm(eps=1e-05, weight_offset=1.0), weight + weight_offset rounded",
+    ),
+    "T5's": (
+        T5Norm,
+        "rms_norm(eps=1e-05, round_before_weight=True); "
+        "rms_norm(eps=1e-05, dtype=float32) for bfloat16/float32, float16/float32",
+    ),
+    "without weight": (Weightless, "rms_norm(eps=1e-05)"),
+    "Cohere's": (CenteredNorm, "layer_norm(eps=1e-05)"),
+    "channels last": (LastAxis, "layer_norm(eps=1e-05)"),
+    "Mamba-2's": (
+        lambda: Gated(8, before=False),
+        "rms_norm(eps=1e-05, groups=4); rms_norm(eps=1e-05, groups=4, gate=silu pre)",
+    ),
+    "a gate after": (Gated, "rms_norm(eps=1e-05); rms_norm(eps=1e-05, gate=silu post)"),
+    "Qwen3-Next's": (
+        GateRequiredNorm,
+        "rms_norm(eps=1e-05, round_before_weight=True, gate=silu post, dtype=x's) "
+        "within a unit in the last place in bfloat16, float16",
+    ),
+}
+TORCHS = {
+    "RMSNorm": (lambda: nn.RMSNorm(WIDTH), "rms_norm(eps=None)"),
+    "RMSNorm of two axes": (lambda: nn.RMSNorm((8, WIDTH), eps=EPS), "rms_norm(eps=1e-05)"),
+    "LayerNorm": (lambda: nn.LayerNorm(WIDTH), "layer_norm(eps=1e-05)"),
+    "LayerNorm without bias": (lambda: nn.LayerNorm(WIDTH, bias=False), "layer_norm(eps=1e-05)"),
+    "GroupNorm": (lambda: nn.GroupNorm(4, 8), "group_norm(4, eps=1e-05)"),
+}
+EVERY = KNOWN | TORCHS
+
+
+def x_of(dtype=F32):
+    return drawn(4, 8, WIDTH, seed=3, dtype=dtype)
+
+
+def arguments(name, dtype=F32):
+    gated = name in ("Mamba-2's", "a gate after", "Qwen3-Next's")
+    return (x_of(dtype), drawn(4, 8, WIDTH, seed=4, dtype=dtype)) if gated else (x_of(dtype),)
+
+
+def results(module, *given):
+    """Return y and the gradients of all that it depends on."""
+    given = [x.detach().clone().requires_grad_() for x in given]
+    y = module(*given)
+    leaves = [*given, *module.parameters()]
+    grads = torch.autograd.grad(y, leaves, drawn(*y.shape, seed=5, dtype=y.dtype))
+    return [y.detach(), *grads]
