@@ -62,6 +62,9 @@ def run_again(
     is returned for a call that is not to be remembered, as the first on a type of array.
     """
     framework = framework_of(arrays[0])
+    found = None if framework is None else framework.call(asked, numbers, arrays, first_result)
+    if found is not None:
+        return None, found
     recognised = None if framework is None else framework.recognise(arrays)
     if framework is None or recognised is None:
         return None, None

@@ -181,6 +181,11 @@ def device_limits(device: Device) -> DeviceLimits:
     )
 
 
+def require() -> None:
+    """Raise an ImportError where CuPy, without which nothing runs on a GPU, is not installed."""
+    _cupy()
+
+
 @lru_cache(maxsize=1)
 def _cupy() -> Any:
     try:

@@ -94,6 +94,9 @@ _STREAMED_THREADS = 512
 PACK_BYTES = 32
 # Blocks of the backward on each multiprocessor, by the greatest width they serve.
 _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
+# Multiprocessors that a backward keeps busy at most: no GPU had more when this was written, and
+# so memory for partial sums can be planned before it is known on which one they are taken.
+MOST_SMS = 256
 
 
 def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
@@ -153,7 +156,7 @@ def cuda_backward(types: BackwardTypes, where: Walk, access: int, sm_count: int)
 def _cuda_parts(where: Walk, sm_count: int) -> int:
     """Return how many blocks of each group keep a GPU busy."""
     blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if where.width <= limit), 1)
-    return max(1, sm_count * blocks_per_sm // where.groups)
+    return max(1, min(sm_count, MOST_SMS) * blocks_per_sm // where.groups)
 
 
 @lru_cache(maxsize=1024)

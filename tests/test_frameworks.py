@@ -124,7 +124,7 @@ def calls(monkeypatch):
     return launched(monkeypatch)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "jax"])  # XLA makes its calls
 def test_kernels_read_and_write_the_arrays_own_memory(calls, kind):
     names = ("x", "residual", "dy", "d_residual")
     arrays = {name: to(kind, draw(name, SHAPE, "float32")) for name in names}

@@ -17,14 +17,14 @@ PRINTED = re.compile(r"^print\(.*\)  # (.+)$", re.M)
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.split("\n\n")[0].split()[1])
 def test_an_example_prints_what_it_says(code, capsys):
-    for module in re.findall(r"^import (torch|ml_dtypes)$", code, re.M):
-        pytest.importorskip(module)
+    for module in re.findall(r"^import (torch|ml_dtypes|jax)\b", code, re.M):
+        pytest.importorskip(module, reason=f"{module} is not installed")
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out.splitlines() == PRINTED.findall(code)
 
 
 def test_there_are_examples_and_each_prints_something():
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 10
     assert all(PRINTED.search(code) for code in EXAMPLES)
 
 

@@ -112,8 +112,15 @@ def describe_memory(function: str, argument: str, array: Any, size: int) -> Oper
 
 
 def framework_of(array: Any) -> Framework | None:
-    """Return the framework of an array, None where none of its type was described before."""
-    return _FRAMEWORKS.get(type(array))
+    """Return the framework of an array, None where none of its type was described before.
+
+    JAX's is known from the first, as it makes calls itself.
+    """
+    kind = type(array)
+    found = _FRAMEWORKS.get(kind)
+    if found is None and kind.__module__.partition(".")[0] == "jaxlib":
+        return JAX if JAX.accepts("", "", kind) else None
+    return found
 
 
 _ALIGNMENT = 16  # bytes of a GPU's widest access

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: MIT
 """JAX arrays, on the CPU and on CUDA.
 
-JAX computes in the background and its arrays are immutable, so both directions go through DLPack:
-an input's capsule waits for its values (or orders our stream after them), and an output is a
-buffer of ours, filled first and handed to JAX after. A bare buffer pointer would show stale data.
+A call on JAX arrays alone is XLA's to make, which allocates and orders: `cunorm.jax` has it. Where
+there are arrays of other frameworks too, both directions go through DLPack, as JAX computes in the
+background and its arrays are immutable: an input's capsule waits for its values (or orders our
+stream after them), and an output is a buffer of ours, filled first and handed to JAX after. A bare
+buffer pointer would show stale data.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -38,6 +41,13 @@ class Jax(DLPack):
                 "array with values: use cunorm.jax there"
             )
         return issubclass(kind, jax.Array)
+
+    def call(
+        self, asked: Any, numbers: Any, arrays: tuple[Any, ...], first_result: int
+    ) -> list[Any] | None:
+        """Let XLA make the call, which allocates and orders, where all arrays are JAX's."""
+        found: list[Any] | None = _eager().run(asked, numbers, arrays, first_result)
+        return found
 
     def describe(self, function: str, argument: str, array: Any) -> Operand:
         """Describe an array of one device, once its values are there or ordered."""
@@ -82,6 +92,11 @@ class Jax(DLPack):
         """Hand a filled buffer to JAX, which keeps it alive. On CUDA its stream waits for ours."""
         with self.device_scope(operand.device):
             return import_module("jax.dlpack").from_dlpack(_Exporter(operand))
+
+
+@cache
+def _eager() -> Any:
+    return import_module("cunorm.jax._eager")
 
 
 class _Exporter:

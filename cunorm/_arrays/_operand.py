@@ -124,6 +124,15 @@ class Framework(ABC):
         """
         return None
 
+    def call(
+        self, asked: Any, numbers: Any, arrays: tuple[Any, ...], first_result: int
+    ) -> list[Any] | None:
+        """Return the results of a call that the library itself makes, of arrays that are its own.
+
+        None: describe them, and run the kernels.
+        """
+        return None
+
     def maker(self, form: Form, has_model: bool) -> Callable[[Any], Any]:
         """Return what makes an array of a form, given another, of the same form if `has_model`."""
         return lambda model: self.allocate(form).owner

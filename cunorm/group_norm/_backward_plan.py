@@ -28,13 +28,13 @@ from cunorm.group_norm._operands import (
 from cunorm.results import GroupNormGrads
 
 NEEDS = ("x", "weight", "bias")
-_INPUTS = ("dy", "x", "mean", "rstd", "weight", "bias")
-_FIELDS = GroupNormGrads._fields
-ARGUMENTS = tuple(f"out.{name}" for name in _FIELDS)
-NAMES = (*_INPUTS, *ARGUMENTS)  # of all arrays, inputs and results
-FIRST_RESULT = len(_INPUTS)  # its place among them
+INPUTS = ("dy", "x", "mean", "rstd", "weight", "bias")
+FIELDS = GroupNormGrads._fields
+ARGUMENTS = tuple(f"out.{name}" for name in FIELDS)
+NAMES = (*INPUTS, *ARGUMENTS)  # of all arrays, inputs and results
+FIRST_RESULT = len(INPUTS)  # its place among them
 # Of each result, by its place, the place of an operand that may have its form.
-OPERAND_OF = {FIRST_RESULT + i: _INPUTS.index(name) for i, name in enumerate(NEEDS)}
+OPERAND_OF = {FIRST_RESULT + i: INPUTS.index(name) for i, name in enumerate(NEEDS)}
 _IN_PLACE = (("out.dx", ("dy", "x")),)
 
 Forms = dict[str, Form | None]
@@ -91,8 +91,8 @@ def _asked(
 def planned(asked: Asked, forms: tuple[Form | None, ...]) -> Plan:
     """Settle a call; the forms are in the order of NAMES."""
     function = asked.function
-    inputs: Forms = dict(zip(_INPUTS, forms, strict=False))
-    given: Forms = dict(zip(_FIELDS, forms[FIRST_RESULT:], strict=True))
+    inputs: Forms = dict(zip(INPUTS, forms, strict=False))
+    given: Forms = dict(zip(FIELDS, forms[FIRST_RESULT:], strict=True))
     x = forms[1]
     assert x is not None
     where = geometry(function, x, asked.num_groups, asked.channel_axis)
@@ -111,7 +111,7 @@ def planned(asked: Asked, forms: tuple[Form | None, ...]) -> Plan:
         form,
         where,
         tuple(name for name, read in reads.items() if must_be_copied(name, read, where)),
-        tuple((FIRST_RESULT + _FIELDS.index(name), form) for name, form in made.items()),
+        tuple((FIRST_RESULT + FIELDS.index(name), form) for name, form in made.items()),
         _outputs.Overlaps(function, named, FIRST_RESULT, _IN_PLACE),
         not any(results.values()),
     )
@@ -128,7 +128,7 @@ def _check_inputs(function: str, inputs: Forms, where: GroupGeometry, compute: D
 def _check_outputs(asked: Asked, inputs: Forms, where: GroupGeometry, given: Forms) -> None:
     """Check that there are such gradients, and that they can be written there."""
     function = asked.function
-    for name, operand in zip(_FIELDS, NEEDS, strict=True):
+    for name, operand in zip(FIELDS, NEEDS, strict=True):
         if operand not in asked.needs or inputs[operand] is None:
             reason = "its operand is absent or not in needs"
             _outputs.refuse(function, f"out.{name}", given[name], reason)

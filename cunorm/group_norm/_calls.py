@@ -33,6 +33,12 @@ def eps_bits(eps: float) -> bytes:
     return _EPS.pack(eps)
 
 
+def eps_of(bits: bytes) -> float:
+    """Return the eps whose bits these are."""
+    eps: float = _EPS.unpack(bits)[0]
+    return eps
+
+
 @dataclass(frozen=True, slots=True, eq=False)  # a key that is compared by identity
 class GroupForwardForm:
     """All of a call of group_norm_forward but eps and where its arrays lie."""

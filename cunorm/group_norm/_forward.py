@@ -29,10 +29,10 @@ from cunorm.group_norm._operands import (
 from cunorm.group_norm._run import run
 from cunorm.results import GroupNormForward
 
-_INPUTS = ("x", "weight", "bias")
-_FIELDS = GroupNormForward._fields
+INPUTS = ("x", "weight", "bias")
+FIELDS = GroupNormForward._fields
 
-_FIRST_RESULT = len(_INPUTS)  # its place among all arrays
+_FIRST_RESULT = len(INPUTS)  # its place among all arrays
 EACH_CHANNEL: Final = object()  # in place of a number of groups: as many as channels
 
 OptionalForms = tuple[Form | None, ...]
@@ -68,7 +68,7 @@ def forward(told: Asked, eps: Any, arrays: tuple[Any, ...]) -> list[Any]:
     Calls with an eps of 0.0 and -0.0 are the same call, as no variance is -0.0.
     """
     eps = _checks.epsilon(told.function, eps)
-    call, results = _again.run_again(told, eps, arrays, _FIRST_RESULT, len(_FIELDS))
+    call, results = _again.run_again(told, eps, arrays, _FIRST_RESULT, len(FIELDS))
     return _run(told, eps, arrays, call) if results is None else results
 
 
@@ -102,7 +102,7 @@ def asked(
     function: str, num_groups: Any, activation: Any, channel_axis: Any, dtype: Any, saves: bool
 ) -> Asked:
     """Check what the caller said by itself; `num_groups` may be EACH_CHANNEL."""
-    results = (f"out.{name}" if saves else "out" for name in _FIELDS)
+    results = (f"out.{name}" if saves else "out" for name in FIELDS)
     return Asked(
         function,
         None if num_groups is EACH_CHANNEL else _checks.integer(function, "num_groups", num_groups),
@@ -110,7 +110,7 @@ def asked(
         _checks.integer(function, "channel_axis", channel_axis),
         parse_optional_dtype(function, "dtype", dtype),
         saves,
-        (*_INPUTS, *results),
+        (*INPUTS, *results),
     )
 
 
@@ -118,8 +118,8 @@ def asked(
 def planned(asked: Asked, forms: OptionalForms) -> Plan:
     """Settle a call; the forms are in the order of its arrays."""
     function = asked.function
-    inputs = dict(zip(_INPUTS, forms, strict=False))
-    given = dict(zip(_FIELDS, forms[_FIRST_RESULT:], strict=True))
+    inputs = dict(zip(INPUTS, forms, strict=False))
+    given = dict(zip(FIELDS, forms[_FIRST_RESULT:], strict=True))
     x = forms[0]
     assert x is not None
     where = geometry(function, x, asked.num_groups, asked.channel_axis)
@@ -134,8 +134,8 @@ def planned(asked: Asked, forms: OptionalForms) -> Plan:
     return Plan(
         _form(asked, inputs, results, where, compute),
         where,
-        tuple(name for name in _INPUTS if must_be_copied(name, inputs[name], where)),
-        tuple((_FIRST_RESULT + _FIELDS.index(name), form) for name, form in made.items()),
+        tuple(name for name in INPUTS if must_be_copied(name, inputs[name], where)),
+        tuple((_FIRST_RESULT + FIELDS.index(name), form) for name, form in made.items()),
         _outputs.Overlaps(function, named, _FIRST_RESULT, ((asked.names[_FIRST_RESULT], ("x",)),)),
     )
 

@@ -63,7 +63,7 @@ def backward(
     told = asked(function, variant, numbers.weight_offset != 0.0, x_dtype, needs, accumulate)
     taken = (*arrays, *(out or _NOT_GIVEN), workspace)
     call, results = _again.run_again(told, numbers.bits(), taken, FIRST_RESULT, len(_NOT_GIVEN))
-    return _gradients(*(_run(told, numbers, taken, call) if results is None else results))
+    return gradients(*(_run(told, numbers, taken, call) if results is None else results))
 
 
 def _run(
@@ -92,7 +92,7 @@ def _run(
     return exported(operands[FIRST_RESULT:])
 
 
-def _gradients(dx: Any, dweight: Any, dbias: Any, dgate: Any, dresidual: Any) -> NormGrads:
+def gradients(dx: Any, dweight: Any, dbias: Any, dgate: Any, dresidual: Any) -> NormGrads:
     """Return the gradients; one of dx and dresidual stands for both where only it was written."""
     if dx is None:
         dx = dresidual

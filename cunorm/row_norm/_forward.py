@@ -93,6 +93,7 @@ def _numbers(norm: Norm, weight: Any) -> Numbers:
         _checks.length(function, norm.c),
         checked_offset(function, norm.weight_offset, weight),
         _checks.epsilon(function, norm.eps),
+        norm.eps_of_sum,
     )
 
 

@@ -14,7 +14,7 @@ from cunorm._builds import Formula
 from cunorm._dtypes import DType
 
 _POSITIONS = ("pre", "post")
-_BITS = struct.Struct("<3d")
+_BITS = struct.Struct("<3d?")
 
 
 class Variant(NamedTuple):
@@ -46,11 +46,18 @@ class Numbers(NamedTuple):
     c: float | None
     weight_offset: float
     eps: float = 0.0
+    eps_of_sum: bool = False  # eps is added to the sum of squares, not to their mean
 
     def bits(self) -> bytes:
         """Return them as bits: 0.0 is not -0.0. None is NaN, which no number here may be."""
         c = math.nan if self.c is None else self.c
-        return _BITS.pack(c, self.weight_offset, self.eps)
+        return _BITS.pack(c, self.weight_offset, self.eps, self.eps_of_sum)
+
+    @staticmethod
+    def of_bits(bits: bytes) -> Numbers:
+        """Return the numbers whose bits these are."""
+        c, *others = _BITS.unpack(bits)
+        return Numbers(None if math.isnan(c) else c, *others)
 
 
 def checked_variant(function: str, variant: Variant) -> Variant:

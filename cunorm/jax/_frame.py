@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT
+"""The structs of XLA's foreign function interface that a handler reads and writes, version 0.3.
+
+Source: ``xla/ffi/api/c_api.h``, which jaxlib brings along. Fields are only ever added to the end of
+a struct without a new major version, so later minor versions are read alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+KNOWN = (0, 3)  # major and minor version
+_METADATA, _BUFFER, _STRING = 1, 1, 4  # kinds of extensions, of arguments, of attributes
+_INTERNAL = 13  # an error's code
+_Address = ctypes.c_void_p
+
+
+# What every struct begins with.
+_HEAD = (("struct_size", ctypes.c_size_t), ("extension", _Address))
+
+
+class _Extension(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("next", _Address),
+        ("metadata", _Address),  # of an extension of that type
+    )
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (*_HEAD, ("major", ctypes.c_int), ("minor", ctypes.c_int))
+
+
+class _Metadata(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("version", _Version),
+        ("traits", ctypes.c_uint32),
+    )
+
+
+class _Api(ctypes.Structure):
+    _fields_ = (
+        *_HEAD,
+        ("version", _Version),
+        ("internal", _Address),
+        ("error_create", _Address),
+        ("error_get_message", _Address),
+        ("error_destroy", _Address),
+        ("handler_register", _Address),
+        ("stream_get", _Address),
+    )
+
+
+class _Arrays(ctypes.Structure):
+    """Arguments or results."""
+
+    _fields_ = (*_HEAD, ("size", ctypes.c_int64), ("types", _Address), ("values", _Address))
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = (
+        *_HEAD,
+        ("size", ctypes.c_int64),
+        ("types", _Address),
+        ("names", _Address),
+        ("values", _Address),
+    )
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (
+        *_HEAD,
+        ("dtype", ctypes.c_int),
+        ("data", _Address),
+        ("rank", ctypes.c_int64),
+        ("dims", _Address),
+    )
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("start", _Address), ("length", ctypes.c_size_t))
+
+
+class Frame(ctypes.Structure):
+    """A call of a handler."""
+
+    _fields_ = (
+        *_HEAD,
+        ("api", _Address),
+        ("context", _Address),
+        ("stage", ctypes.c_int),
+        ("arguments", _Arrays),
+        ("results", _Arrays),
+        ("attributes", _Attributes),
+    )
+
+
+class _ErrorCreate(ctypes.Structure):
+    _fields_ = (*_HEAD, ("message", ctypes.c_char_p), ("code", ctypes.c_int))
+
+
+class _StreamGet(ctypes.Structure):
+    _fields_ = (*_HEAD, ("context", _Address), ("stream", _Address))
+
+
+_Function = ctypes.CFUNCTYPE(_Address, _Address)  # of the api: takes a struct, returns an error
+_DATA = _Buffer.data.offset
+
+
+def library_version(include: str) -> tuple[int, int]:
+    """Return the version that the header in a folder of jaxlib's is of; (-1, -1) without one."""
+    header = Path(include) / "xla" / "ffi" / "api" / "c_api.h"
+    try:
+        text = header.read_text()
+    except OSError:
+        return (-1, -1)
+    found = dict(re.findall(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)$", text, re.M))
+    return int(found.get("MAJOR", -1)), int(found.get("MINOR", -1))
+
+
+def is_known(version: tuple[int, int]) -> bool:
+    """Whether the structs of a version are read as those of the known one."""
+    return version[0] == KNOWN[0] and version[1] >= KNOWN[1]
+
+
+def answered(frame: Frame) -> bool:
+    """Say of which version the handler is, if that is all that XLA asks for."""
+    place = frame.extension
+    while place:
+        extension = _Extension.from_address(place)
+        if extension.type == _METADATA:
+            metadata = _Metadata.from_address(extension.metadata)
+            metadata.version.major, metadata.version.minor = KNOWN
+            metadata.traits = 0
+            return True
+        place = extension.next
+    return False
+
+
+def check(frame: Frame) -> None:
+    """Refuse a frame whose structs are not those above."""
+    version = _Api.from_address(frame.api).version
+    got = (version.major, version.minor)
+    if not is_known(got) or frame.struct_size < ctypes.sizeof(Frame):
+        raise RuntimeError(refusal(got))
+
+
+def refusal(version: tuple[int, int]) -> str:
+    """Return the text of the error for a version that is not known."""
+    return (
+        f"this JAX's foreign function interface (XLA FFI) is of version {version[0]}."
+        f"{version[1]}, expected {KNOWN[0]}.{KNOWN[1]} or a later {KNOWN[0]}.x: install another "
+        "JAX (pip install -U jax) or another cunorm"
+    )
+
+
+def addresses(arrays: Any) -> list[int]:
+    """Return where the buffers of arguments, or of results, lie; 0 for one without elements."""
+    places = (ctypes.c_size_t * arrays.size).from_address(arrays.values) if arrays.size else ()
+    return [ctypes.c_size_t.from_address(place + _DATA).value for place in places]
+
+
+def attribute(attributes: Any) -> bytes:
+    """Return the only attribute, a string."""
+    span = _Span.from_address(_Address.from_address(attributes.values).value or 0)
+    return ctypes.string_at(span.start or 0, span.length)
+
+
+def stream_of(frame: Frame) -> int:
+    """Return the CUDA stream that the call is to be ordered on."""
+    given = _StreamGet(_size(_StreamGet, "stream"), None, frame.context, None)
+    error = _Function(_Api.from_address(frame.api).stream_get)(ctypes.addressof(given))
+    if error:
+        raise RuntimeError("XLA gives no stream")
+    return given.stream or 0
+
+
+def error(frame: Frame, message: str) -> int:
+    """Make XLA's error of a message; XLA frees it."""
+    text = message.encode(errors="replace")
+    given = _ErrorCreate(_size(_ErrorCreate, "code"), None, text, _INTERNAL)
+    made: int = _Function(_Api.from_address(frame.api).error_create)(ctypes.addressof(given))
+    return made
+
+
+def _size(struct: type[ctypes.Structure], last: str) -> int:
+    """Return what XLA calls the size of a struct: without padding at its end."""
+    field = getattr(struct, last)
+    size: int = field.offset + field.size
+    return size

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""Differentiable group norm and instance norm of JAX arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cunorm.group_norm._forward import EACH_CHANNEL
+from cunorm.jax import _groups
+
+
+def group_norm(
+    x: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    dtype: Any = None,
+) -> Any:
+    """Shift and scale each group of channels of each sample to mean 0 and variance 1.
+
+    With the mean over the positions and channels of a group, and g the activation::
+
+        n = (x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias
+        y = g(n)
+
+    Source: Y. Wu and K. He, "Group Normalization", arXiv:1803.08494; the formulas fused with an
+    activation are those of "GroupNorm Chronicles" (channels-last-groupnorm).
+
+    Parameters
+    ----------
+    x, weight, bias : array
+        As of `cunorm.group_norm`, of JAX or NumPy: x of shape ``(N, ..., C)`` or, with channel_axis
+        1, ``(N, C, ...)``; weight and bias of ``(C,)``, and optional.
+    num_groups, eps, activation, channel_axis, dtype : optional but for num_groups
+        As of `cunorm.group_norm`, and static: no tracers.
+
+    Returns
+    -------
+    Array
+        y, of x's shape. Saved for its gradients: x, the parameters, and two numbers for each group
+        of each sample; what is activated is computed again.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, ImportError
+        As `cunorm.group_norm` does when the call is traced, and as `normalize` does.
+
+    Notes
+    -----
+    y is rounded where `cunorm.group_norm` rounds it, each gradient once, to its operand's dtype.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpy as np
+    >>> import cunorm.jax
+    >>> x = jnp.arange(8.0).reshape(1, 2, 4)  # a sample of two positions, of four channels
+    >>> np.asarray(cunorm.jax.group_norm(x, 2, activation="relu")).round(2)
+    array([[[0.  , 0.  , 0.  , 0.  ],
+            [0.73, 1.21, 0.73, 1.21]]], dtype=float32)
+    """
+    arrays = _groups.Arrays(x, weight, bias)
+    return _groups.group_norm(
+        "group_norm", arrays, num_groups, activation, channel_axis, eps, dtype
+    )
+
+
+def instance_norm(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    dtype: Any = None,
+) -> Any:
+    """Apply `group_norm` with each channel a group of its own.
+
+    With the mean over the positions of one channel of one sample, and g the activation::
+
+        n = (x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias
+        y = g(n)
+
+    Source: D. Ulyanov, A. Vedaldi and V. Lempitsky, "Instance Normalization: The Missing Ingredient
+    for Fast Stylization", arXiv:1607.08022.
+
+    Parameters
+    ----------
+    x, weight, bias, eps, activation, channel_axis, dtype : optional but for x
+        As for `group_norm`.
+
+    Returns
+    -------
+    Array
+        y, as from `group_norm`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, ImportError
+        As `group_norm` does.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpy as np
+    >>> import cunorm.jax
+    >>> np.asarray(cunorm.jax.instance_norm(jnp.array([[[1.0, 10.0], [3.0, 70.0]]]))).round(4)
+    array([[[-1., -1.],
+            [ 1.,  1.]]], dtype=float32)
+    """
+    arrays = _groups.Arrays(x, weight, bias)
+    return _groups.group_norm(
+        "instance_norm", arrays, EACH_CHANNEL, activation, channel_axis, eps, dtype
+    )

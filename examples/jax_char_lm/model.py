@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""The model, its loss, and a step of Adam, all of them pure functions of JAX."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_char_lm.norms import Norms
+
+Parameters = dict[str, Any]
+
+BETAS, TINY = (0.9, 0.99), 1e-8  # of Adam
+
+
+class Shape(NamedTuple):
+    """The sizes of a model."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    context: int
+
+
+class State(NamedTuple):
+    """What a step of training changes."""
+
+    parameters: Parameters
+    means: Parameters  # of the gradients, and of their squares
+    squares: Parameters
+    step: Any
+
+
+def initial(shape: Shape, seed: int) -> State:
+    """Draw the parameters."""
+    width, hidden = shape.width, 4 * shape.width
+    shapes = {"embedding": (shape.vocabulary, width), "positions": (shape.context, width)}
+    for layer in range(shape.layers):
+        shapes |= {f"{layer}.qkv": (width, 3 * width), f"{layer}.out": (width, width)}
+        shapes |= {f"{layer}.up": (width, hidden), f"{layer}.down": (hidden, width)}
+    rng = np.random.default_rng(seed)
+    drawn = {
+        name: rng.standard_normal(size) * (size[0] if "." in name else 50) ** -0.5
+        for name, size in shapes.items()
+    }
+    norms = [f"{layer}.{name}" for layer in range(shape.layers) for name in ("norm", "mlp_norm")]
+    norms += ["norm", *(f"{i}.{name}" for i in range(shape.layers) for name in ("q", "k"))]
+    for name in norms:
+        of_head = name.endswith((".q", ".k"))
+        drawn[name] = np.ones(width // shape.heads if of_head else width)
+    zeros = {name: np.zeros_like(array) for name, array in drawn.items()}
+    parameters, means, squares = (
+        {name: jnp.asarray(array.astype(np.float32)) for name, array in arrays.items()}
+        for arrays in (drawn, zeros, zeros)
+    )
+    return State(parameters, means, squares, jnp.asarray(np.int32(0)))
+
+
+def loss(norms: Norms, shape: Shape, parameters: Parameters, inputs: Any, targets: Any) -> Any:
+    """Return the mean cross-entropy, in nats per character."""
+    branch = parameters["embedding"][inputs] + parameters["positions"][: inputs.shape[1]]
+    stream = None
+    for layer in range(shape.layers):
+        own = {name: parameters[f"{layer}.{name}"] for name in _LAYER}
+        y, stream = norms.add_rms_norm(branch, stream, own["norm"])
+        branch = attention(norms, shape, own, y)
+        y, stream = norms.add_rms_norm(branch, stream, own["mlp_norm"])
+        branch = jax.nn.gelu(y @ own["up"]) @ own["down"]
+    y, _ = norms.add_rms_norm(branch, stream, parameters["norm"])
+    scores = jax.nn.log_softmax(y @ parameters["embedding"].T)
+    return -jnp.mean(jnp.take_along_axis(scores, targets[..., None], axis=-1))
+
+
+_LAYER = ("norm", "qkv", "q", "k", "out", "mlp_norm", "up", "down")
+
+
+def attention(norms: Norms, shape: Shape, own: Parameters, y: Any) -> Any:
+    """Return causal attention, of queries and keys that are normalised head by head."""
+    batch, length, width = y.shape
+    heads = (batch, length, shape.heads, width // shape.heads)
+    q, k, v = (part.reshape(heads) for part in jnp.split(y @ own["qkv"], 3, axis=-1))
+    q, k = norms.rms_norm(q, own["q"]), norms.rms_norm(k, own["k"])
+    mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    return mixed.reshape(batch, length, width) @ own["out"]
+
+
+def step(
+    norms: Norms, shape: Shape, rate: float, state: State, inputs: Any, targets: Any
+) -> tuple[State, Any]:
+    """Return the state after a step of Adam, and the loss before it."""
+    value, grads = jax.value_and_grad(loss, argnums=2)(
+        norms, shape, state.parameters, inputs, targets
+    )
+    count = state.step + 1
+    first, second = BETAS
+    means = jax.tree.map(lambda m, g: first * m + (1 - first) * g, state.means, grads)
+    squares = jax.tree.map(lambda s, g: second * s + (1 - second) * g * g, state.squares, grads)
+
+    def moved(parameter: Any, mean: Any, square: Any) -> Any:
+        root = jnp.sqrt(square / (1 - second**count))
+        return parameter - rate * (mean / (1 - first**count)) / (root + TINY)
+
+    parameters = jax.tree.map(moved, state.parameters, means, squares)
+    return State(parameters, means, squares, count), value
