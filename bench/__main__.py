@@ -23,6 +23,8 @@ def main() -> int:
     cpu.keep_freed_memory()
     if options.host:
         print(host.table([operator for operator in OPERATORS if operator.name in options.op]))
+        if "rms_norm" in options.op:
+            print(f"\n{host.autograd_table()}")
         return 0
     points = [
         cpu.Point(operator, direction, dtype, shape)

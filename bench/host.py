@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What small calls cost the host on the CPU: cunorm on NumPy arrays and tensors, beside torch.
 
-A call is made again and again on the same arrays.
+A call is made again and again on the same arrays. `autograd_table` is of calls that autograd may
+record, beside one that does nothing but be recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import cunorm
+import cunorm.torch
 from bench import cases, peers
 from bench.cases import Call, Operands, Operator
 from bench.cpu import tensor
@@ -24,6 +25,9 @@ from bench.cpu import tensor
 SHAPES = {2: ((1, 64), (4, 64)), 4: ((1, 64, 2, 2), (4, 64, 2, 2))}  # by axes; channels on axis 1
 CALLS = 1000
 RUNS = 15
+
+AUTOGRAD_SHAPE = (4, 64)
+EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
 
 Key = tuple[str, str, str]  # the call, the shape, the kind of its arrays
 
@@ -86,9 +90,9 @@ def _theirs(operator: Operator, tensors: Operands, width: int) -> dict[str, Call
     }
 
 
-def _microseconds(calls: dict[Key, Call], runs: int) -> dict[Key, list[float]]:
+def _microseconds(calls: dict[Any, Call], runs: int) -> dict[Any, list[float]]:
     """Return for each call what it took in each run, in an order drawn anew for each round."""
-    times: dict[Key, list[float]] = {key: [] for key in calls}
+    times: dict[Any, list[float]] = {key: [] for key in calls}
     contestants = list(calls.items())
     order = random.Random(0)
     for _ in range(runs + 1):
@@ -105,10 +109,16 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def _title(what: str, runs: int) -> str:
+    return (
+        f"host cost of a call {what}, µs: {runs} runs of {CALLS} calls; cunorm "
+        f"{cunorm.__version__}, NumPy {np.__version__}, torch {torch.__version__}"
+    )
+
+
 def _heading(runs: int) -> list[str]:
     return [
-        f"host cost of a call on float32, µs: {runs} runs of {CALLS} calls; cunorm "
-        f"{cunorm.__version__}, NumPy {np.__version__}, torch {torch.__version__}",
+        _title("on float32", runs),
         f"{'':50} {'':>13} {'NumPy arrays':>17} {'torch tensors':>17}",
         f"{'call':50} {'shape':>13}" + f" {'median':>8} {'minimum':>8}" * 2,
     ]
@@ -122,3 +132,78 @@ def _lines(times: dict[Key, list[float]]) -> Iterable[str]:
             cells = ("", "") if spent is None else (statistics.median(spent), min(spent))
             line += "".join(f" {cell if cell == '' else format(cell, '.1f'):>8}" for cell in cells)
         yield line.rstrip()
+
+
+# --- under autograd -------------------------------------------------------------------------------
+
+
+class _Empty(torch.autograd.Function):
+    """Allocates a result and a gradient, and does nothing else: what autograd itself costs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(dy)
+
+
+def autograd_table(runs: int = RUNS) -> str:
+    """Time RMSNorm where nothing is recorded, recorded, and with its backward; return a table."""
+    with torch.no_grad():
+        columns = {"no_grad": _microseconds(_forwards(), runs)}
+    columns["forward"] = _microseconds(_forwards(), runs)
+    columns["forward, backward"] = _microseconds(_with_backwards(), runs)
+    shape = "x".join(map(str, AUTOGRAD_SHAPE))
+    lines = [
+        _title(f"under autograd, float32 {shape}", runs),
+        f"{'':50}" + "".join(f" {name:>17}" for name in columns),
+        f"{'call':50}" + f" {'median':>8} {'minimum':>8}" * len(columns),
+    ]
+    for call in columns["no_grad"]:
+        lines.append(f"{call:50}" + _cells(_median_and_minimum(t[call]) for t in columns.values()))
+    more = (
+        [ours - empty for ours, empty in zip(*map(_median_and_minimum, both), strict=True)]
+        for both in ((times[OURS], times[EMPTY]) for times in columns.values())
+    )
+    return "\n".join([*lines, f"{f'{OURS}, more than empty':50}" + _cells(more)])
+
+
+def _contestants() -> dict[str, tuple[Call, list[torch.Tensor]]]:
+    """Return functions of tensors, and for each its own, which require gradients."""
+    operator = next(one for one in cases.OPERATORS if one.name == "rms_norm")
+    theirs = peers.torch_function(torch, operator, AUTOGRAD_SHAPE[1])
+
+    def leaves(*names: str) -> list[torch.Tensor]:
+        drawn = cases.host_operands(operator, "float32", AUTOGRAD_SHAPE)
+        return [tensor(drawn[name]).requires_grad_() for name in names]
+
+    return {
+        EMPTY: (_Empty.apply, leaves("x")),
+        OURS: (partial(cunorm.torch.rms_norm, eps=operator.eps), leaves("x", "weight")),
+        "torch's rms_norm": (
+            lambda x, weight: theirs(x, weight=weight),
+            leaves("x", "weight"),
+        ),
+    }
+
+
+def _forwards() -> dict[str, Call]:
+    return {name: partial(call, *leaves) for name, (call, leaves) in _contestants().items()}
+
+
+def _with_backwards() -> dict[str, Call]:
+    def both(call: Callable[..., Any], leaves: list[torch.Tensor]) -> Call:
+        dy = torch.ones(AUTOGRAD_SHAPE)
+        return lambda: torch.autograd.grad(call(*leaves), leaves, dy)
+
+    return {name: both(*contestant) for name, contestant in _contestants().items()}
+
+
+def _median_and_minimum(spent: list[float]) -> tuple[float, float]:
+    return statistics.median(spent), min(spent)
+
+
+def _cells(pairs: Iterable[Iterable[float]]) -> str:
+    return "".join(f" {time:8.1f}" for pair in pairs for time in pair)

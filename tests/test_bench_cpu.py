@@ -93,6 +93,35 @@ def test_bench_prints_what_small_calls_cost_the_host():
     assert sum("_backward, out=, workspace=" in line for line in lines) == 8
 
 
+def test_bench_prints_what_autograd_costs_a_small_call():
+    from bench import host
+
+    *_, empty, ours, torchs, more = host.autograd_table(runs=1).splitlines()
+    assert (empty[:5], ours[:6], torchs[:5], more[:6]) == ("an em", "cunorm", "torch", "cunorm")
+    assert len(torchs.split()) == 2 + 6
+    of_ours, of_empty, differences = (
+        [float(time) for time in line.split()[-6:]] for line in (ours, empty, more)
+    )
+    for cost, other, difference in zip(of_ours, of_empty, differences, strict=True):
+        assert cost > 0 < other
+        assert abs(difference - (cost - other)) < 0.16  # each is rounded to a tenth
+
+
+def test_norms_that_are_timed_under_autograd_are_recorded_and_equal():
+    import torch
+
+    from bench import cases, host
+
+    empty, *norms = (call(*leaves) for call, leaves in host._contestants().values())
+    assert all(y.requires_grad and y.shape == (4, 64) for y in (empty, *norms))
+    ours, theirs = norms
+    torch.testing.assert_close(ours, theirs, rtol=cases.TOLERANCE["float32"], atol=0)
+    with torch.no_grad():
+        assert not any(call().requires_grad for call in host._forwards().values())
+    for call, count in zip(host._with_backwards().values(), (1, 2, 2), strict=True):
+        assert len(call()) == count
+
+
 def test_geometric_means_are_those_of_the_points_named():
     from bench import cpu, cpu_report
     from bench.cases import OPERATORS
