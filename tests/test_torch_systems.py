@@ -16,6 +16,7 @@ from torch.utils.checkpoint import (  # noqa: E402
     create_selective_checkpoint_contexts,
 )
 
+import cunorm  # noqa: E402
 import cunorm.torch as ct  # noqa: E402
 from cunorm.torch import (  # noqa: E402
     _group_norm_function,
@@ -161,6 +162,20 @@ CALLS = {
     "add_normalize": lambda x, w: ct.add_normalize(x, None, w, residual_dtype=torch.float64),
     "group_norm": lambda x, w: ct.group_norm(x.mT, 4, w, w, activation="relu", channel_axis=1),
 }
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_plain_functions_and_recorded_backwards_are_refused_where_results_would_be_fake(times):
+    x, leaf = torch.ones(3, 8), torch.ones(3, 8, requires_grad=True)
+    for _ in range(times):  # so that both are remembered, or not
+        y = ct.rms_norm(leaf)
+        cunorm.rms_norm(x)
+        torch.autograd.grad(y, leaf, x, retain_graph=True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with pytest.raises(TypeError, match=r"^rms_norm: x is used where torch .*\(FakeTensorMode"):
+            cunorm.rms_norm(x)
+        with pytest.raises(TypeError, match=r"^rms_norm: dy is used where torch makes tensors wit"):
+            torch.autograd.grad(y, leaf, x)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -52,6 +52,11 @@ class Torch(Framework):
         return self._torch.is_grad_enabled
 
     @cached_property
+    def _dispatch_modes(self) -> Any:
+        """Return what counts the modes that see every operation of torch's."""
+        return self._torch._C._len_torch_dispatch_stack
+
+    @cached_property
     def _torch_device(self) -> Any:
         return cache(lambda device: self._torch.device(str(device)))
 
@@ -70,6 +75,11 @@ class Torch(Framework):
 
     def describe(self, function: str, argument: str, array: Any) -> Operand:
         """Describe a plain tensor; one that stands for something other than its memory raises."""
+        if self._dispatch_modes() and type(self._torch.empty(0)) is not self._torch.Tensor:
+            raise TypeError(
+                f"{function}: {argument} is used where torch makes tensors without memory "
+                "(FakeTensorMode), expected real ones: use cunorm.torch there"
+            )
         dtype = self._dtypes.get(array.dtype)
         if dtype is None or array.is_neg() or (array.requires_grad and self._grad_enabled()):
             raise self._refusal(function, argument, array)
@@ -159,6 +169,8 @@ class Torch(Framework):
 
     def recognise(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]] | None:
         """Recognise plain tensors on the CPU; the same states are left out as in `describe`."""
+        if self._dispatch_modes():
+            return None
         plain_types, grad_enabled = self._plain_types, self._grad_enabled()
         facts: list[Any] = []
         pointers = []
