@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from calls import launched
@@ -30,6 +32,7 @@ def gradients(call, tensors, **how):
     """Return gradients of a sum of all results, each times numbers of its own."""
     results = call(*tensors)
     results = results if isinstance(results, tuple) else (results,)
+    results = [one for one in results if one.requires_grad]
     factors = [torch.from_numpy(draw("dy", tuple(one.shape), "float64")) for one in results]
     return torch.autograd.grad(results, tensors, factors, **how)
 
@@ -110,6 +113,56 @@ def test_a_tensor_that_is_two_operands_gets_both_gradients():
     np.testing.assert_allclose(x.grad, again.grad, rtol=1e-12, atol=1e-12)
     (to_differentiate,) = torch.autograd.grad(ct.rms_norm(x, gate=x).sum(), x, create_graph=True)
     np.testing.assert_allclose(to_differentiate.detach(), again.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_the_gradient_of_x_is_not_rounded_to_the_streams_dtype_on_the_way():
+    x, residual = tensor("x", 4, 64, dtype="float32"), tensor("r", 4, 64, dtype="float16")
+    small = (x.detach() / 1000).requires_grad_()
+    y, stream = ct.add_rms_norm(small, residual * 0, eps=1e-12)
+    factors = [100 * torch.ones_like(y), torch.ones_like(stream)]
+    (kernels,) = torch.autograd.grad((y, stream), small, factors, retain_graph=True)
+    (recorded,) = torch.autograd.grad((y, stream), small, factors, create_graph=True)
+    assert kernels.abs().max() > torch.finfo(torch.float16).max / 8
+    error = (kernels - recorded.detach()).abs().max() / kernels.abs().max()
+    assert error < 64 * 2**-24  # some float32 roundings, none of float16
+
+
+def test_a_stream_of_operands_without_gradients_has_none():
+    x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
+    for watch in (nullcontext(), cases.Watch()):
+        with watch:
+            y, stream = ct.add_rms_norm(x.detach(), residual.detach(), weight)
+            assert (y.requires_grad, stream.requires_grad) == (True, False)
+            assert ct.add_rms_norm(x.detach(), residual, weight).residual.requires_grad
+
+
+@pytest.mark.parametrize("name", ["add_normalize, gated", "layer_norm", "group_norm and silu"])
+def test_a_batch_of_gradients_is_as_its_items(name):
+    """As torch.autograd.functional.jacobian(vectorize=True) asks for it."""
+    call, tensors = cases.case(name)
+    results = call(*tensors)
+    results = results if isinstance(results, tuple) else (results,)
+    batches = [torch.stack([one.detach().cos(), one.detach().sin()]) for one in results]
+    how = {"retain_graph": True}
+    found = torch.autograd.grad(results, tensors, batches, is_grads_batched=True, **how)
+    for item in range(2):
+        one = [batch[item] for batch in batches]
+        expected = torch.autograd.grad(results, tensors, one, **how)
+        assert all(torch.equal(mine[item], its) for mine, its in zip(found, expected, strict=True))
+
+
+def test_gradients_that_are_negated_views_are_read_as_such():
+    x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
+    factor = torch.complex(tensor("re", 4, 8, grad=False), tensor("im", 4, 8, grad=False))
+    for watch in (nullcontext(), cases.Watch()):
+        with watch:
+            y, stream = ct.add_rms_norm(x, residual, weight)
+            for pair in ((y, stream), (stream, y)):
+                conjugate = (torch.complex(*pair).conj() * factor).real.sum()
+                (found,) = torch.autograd.grad(conjugate, x, retain_graph=True)
+                total = (pair[0] * factor.real + pair[1] * factor.imag).sum()
+                (expected,) = torch.autograd.grad(total, x, retain_graph=True)
+                np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_a_gradient_that_is_a_negated_view_is_read_as_such():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from operands import draw
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -96,7 +97,15 @@ def _group_norm(name):
     return call, tensors
 
 
-NAMES = [*ROW_NORMS, *GROUP_NORMS]
+# Each activation has a gate before the norm or after it; the other half is left to `-m exhaustive`.
+_MORE = {
+    f"{activation} gate {'post' if place % 2 else 'pre'}"
+    for place, activation in enumerate(ACTIVATIONS)
+}
+NAMES = [
+    pytest.param(name, marks=pytest.mark.exhaustive if name in _MORE else ())
+    for name in (*ROW_NORMS, *GROUP_NORMS)
+]
 
 
 def case(name):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 from cunorm._arrays._operand import (
@@ -52,9 +52,10 @@ class Torch(Framework):
         return self._torch.is_grad_enabled
 
     @cached_property
-    def _dispatch_modes(self) -> Any:
-        """Return what counts the modes that see every operation of torch's."""
-        return self._torch._C._len_torch_dispatch_stack
+    def _fake_mode(self) -> Callable[[], Any]:
+        """Return what returns the FakeTensorMode in which this is called, or None."""
+        native = self._torch._C
+        return partial(native._get_dispatch_mode, native._TorchDispatchModeKey.FAKE)
 
     @cached_property
     def _torch_device(self) -> Any:
@@ -75,7 +76,7 @@ class Torch(Framework):
 
     def describe(self, function: str, argument: str, array: Any) -> Operand:
         """Describe a plain tensor; one that stands for something other than its memory raises."""
-        if self._dispatch_modes() and type(self._torch.empty(0)) is not self._torch.Tensor:
+        if self._fake_mode() is not None:
             raise TypeError(
                 f"{function}: {argument} is used where torch makes tensors without memory "
                 "(FakeTensorMode), expected real ones: use cunorm.torch there"
@@ -169,7 +170,7 @@ class Torch(Framework):
 
     def recognise(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]] | None:
         """Recognise plain tensors on the CPU; the same states are left out as in `describe`."""
-        if self._dispatch_modes():
+        if self._fake_mode() is not None:
             return None
         plain_types, grad_enabled = self._plain_types, self._grad_enabled()
         facts: list[Any] = []

@@ -24,6 +24,7 @@ from cunorm.torch._batches import (
     one_by_one,
     transformable,
 )
+from cunorm.torch._ways import resolved
 
 # What is said of both, in this order. num_groups None is EACH_CHANNEL.
 _SAID = "str function, int? num_groups, str? activation, int channel_axis"
@@ -121,7 +122,7 @@ def gradients(arrays: tuple[Any, ...], said: tuple[Any, ...], needs: tuple[str, 
     dy, x, *others = arrays
     groups = x.shape[channel_axis] if num_groups is None else num_groups
     told = _backward_plan.asked(function, groups, activation, channel_axis, needs, False)
-    return backward(told, (dy.resolve_neg(), x, *others, None, None, None, None))
+    return backward(told, (resolved(dy), x, *others, None, None, None, None))
 
 
 @backward_operator.register_fake

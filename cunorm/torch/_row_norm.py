@@ -13,7 +13,7 @@ from cunorm.row_norm._forward import Arrays, Norm, forward
 from cunorm.row_norm._forward_plan import Options
 from cunorm.torch import _row_norm_operator as operator
 from cunorm.torch._row_norm_formula import differentiable_gradients
-from cunorm.torch._ways import Way, torch_dtype, way_of
+from cunorm.torch._ways import Way, is_batched, resolved, torch_dtype, way_of
 
 # What each operand's gradient is called in `needs`: the two of x and residual are one.
 _NEEDS = ("x", "x", "gate", "weight", "bias")
@@ -48,6 +48,8 @@ class _RowNorm(torch.autograd.Function):
         y, stream, mean, rstd = forward(norm, Arrays(*arrays), options, None)
         if stream is x:
             stream = None
+        elif stream is not None and not any(ctx.needs_input_grad[2:4]):
+            ctx.mark_non_differentiable(stream)
         normalised = x if stream is None else stream
         ctx.norm, ctx.dtypes, ctx.has_residual = norm, (x.dtype, y.dtype), residual is not None
         ctx.set_materialize_grads(False)
@@ -74,7 +76,11 @@ def _gradients(ctx: Any, wanted: tuple[bool, ...], dy: Any, d_residual: Any) -> 
     norm: Norm = ctx.norm
     x_dtype = ctx.dtypes[0]
     needs = tuple({name for name, want in zip(_NEEDS, wanted, strict=True) if want})
+    arrays = GradArrays(
+        resolved(dy), normalised, rstd, mean, resolved(d_residual), gate, weight, bias
+    )
+    if is_batched(dy, d_residual):
+        return operator.gradients(operator.backward_operator, norm, arrays, x_dtype, needs)
     asked = NormBackward(norm.function, norm.variant, norm.c, norm.weight_offset, x_dtype, needs)
-    arrays = GradArrays(dy.resolve_neg(), normalised, rstd, mean, d_residual, gate, weight, bias)
     grads = backward(asked, arrays, None, None)
     return (grads.dx, grads.dresidual, grads.dgate, grads.dweight, grads.dbias)

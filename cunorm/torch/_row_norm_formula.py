@@ -32,20 +32,26 @@ def differentiable_gradients(
     `dtypes` are those of x and y; dy or d_residual is None where it is zero.
     """
     normalised, _, _, gate, weight, bias = saved
-    ds = d_residual
+    wide = normalised.to(_compute_type(dtypes[0], normalised.dtype))
+    ds = None if d_residual is None else d_residual.to(wide.dtype)
     dgate = dweight = dbias = None
     if dy is not None:
-        operands = (normalised, gate, weight, bias)
-        ds, dgate, dweight, dbias = recorded_gradients(partial(_y, norm, dtypes), operands, dy)
-        ds = d_residual if ds is None else ds if d_residual is None else ds + d_residual
-    dx = None if ds is None else ds.to(dtypes[0])
-    return (dx, ds, dgate, dweight, dbias)
+        y = partial(_y, norm, dtypes)
+        of_y, dgate, dweight, dbias = recorded_gradients(y, (wide, gate, weight, bias), dy)
+        ds = ds if of_y is None else of_y if ds is None else of_y + ds
+    if ds is None:
+        return (None, None, dgate, dweight, dbias)
+    return (ds.to(dtypes[0]), ds.to(normalised.dtype), dgate, dweight, dbias)
+
+
+def _compute_type(*dtypes: torch.dtype) -> torch.dtype:
+    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def _y(norm: Norm, dtypes: tuple[Any, Any], s: Any, gate: Any, weight: Any, bias: Any) -> Any:
-    """Return y of what is normalised: the formula of `cunorm.normalize`."""
+    """Return y of what is normalised, in the compute type: the formula of `cunorm.normalize`."""
     variant, (x_dtype, y_dtype) = norm.variant, dtypes
-    compute = torch.float64 if torch.float64 in (x_dtype, s.dtype) else torch.float32
+    compute = s.dtype
     leading, width = s.shape[: variant.axis], s.shape[variant.axis :].numel() // variant.groups
 
     def of_row(operand: Any) -> Any:

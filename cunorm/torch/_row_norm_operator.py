@@ -25,6 +25,7 @@ from cunorm.torch._batches import (
     one_by_one,
     transformable,
 )
+from cunorm.torch._ways import resolved
 
 # Of `said`, as which a Norm travels: its variant follows the function's name.
 _SAID = (
@@ -110,7 +111,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     writes_stream = _writes_stream(x, residual, residual_dtype)
     ctx.said, ctx.x_dtype, ctx.has_residual = said, x.dtype, residual is not None
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(mean, rstd, *(() if writes_stream else (stream,)))
+    has_gradient = writes_stream and any(ctx.needs_input_grad[:2])
+    ctx.mark_non_differentiable(mean, rstd, *(() if has_gradient else (stream,)))
     normalised = stream if writes_stream else x
     mean = mean if _norm(said).variant.center else None
     ctx.save_for_backward(normalised, rstd, mean, gate, weight, bias)
@@ -128,12 +130,18 @@ def _gradients(
     needs = [name for name, want in zip(names, wanted, strict=True) if want]
     needs += ["x"] if x_wanted or residual_wanted else []
     arrays = GradArrays(dy, normalised, rstd, mean, d_residual, *others)
-    dx, dweight, dbias, dgate, dresidual = run(*arrays, *ctx.said, ctx.x_dtype, needs)
-    if normalised.dtype == ctx.x_dtype:
-        dresidual = dx
-    gradients = (dx, dresidual, dgate, dweight, dbias)
+    made = gradients(run, _norm(ctx.said), arrays, ctx.x_dtype, needs)
     wants = (x_wanted, residual_wanted, *wanted)
-    return (*(g if want else None for g, want in zip(gradients, wants, strict=True)), *no_more)
+    return (*(g if want else None for g, want in zip(made, wants, strict=True)), *no_more)
+
+
+def gradients(
+    run: Callable[..., Any], norm: Norm, arrays: GradArrays, x_dtype: torch.dtype, needs: Any
+) -> tuple[Any, ...]:
+    """Return gradients in the order of Arrays, by the backward's operator."""
+    made = run(*arrays, *_said(norm), x_dtype, list(needs))
+    dx, dweight, dbias, dgate, dresidual = made
+    return (dx, dx if arrays.x.dtype == x_dtype else dresidual, dgate, dweight, dbias)
 
 
 @forward_operator.register_vmap
@@ -173,12 +181,13 @@ def _with_batch(results: tuple[Any, ...], batch: int) -> Batched:
 )
 def backward_operator(*arguments: Any) -> tuple[Any, ...]:
     """Return dx, dweight, dbias, dgate and dresidual, which is absent where dx stands for it."""
-    (dy, x, *others), said, (x_dtype, needs) = _grads_taken_apart(arguments)
-    norm = _norm(said)
+    arrays, said, (x_dtype, needs) = _grads_taken_apart(arguments)
+    arrays = arrays._replace(dy=resolved(arrays.dy), d_residual=resolved(arrays.d_residual))
+    x, norm = arrays.x, _norm(said)
     asked = NormBackward(
         norm.function, norm.variant, norm.c, norm.weight_offset, x_dtype, tuple(needs)
     )
-    grads = backward(asked, GradArrays(dy.resolve_neg(), x, *others), None, None)
+    grads = backward(asked, arrays, None, None)
     if grads.dresidual is grads.dx:
         grads = grads._replace(dresidual=None)
     return tuple(x.new_empty(0) if one is None else one for one in grads)

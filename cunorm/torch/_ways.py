@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The three ways in which a call can go, and which one a call takes."""
+"""The ways in which a call can be made, and which one a call takes."""
 
 from __future__ import annotations
 
@@ -55,3 +55,16 @@ def torch_dtype(function: str, argument: str, spec: Any) -> torch.dtype | None:
         return spec
     dtype: torch.dtype = getattr(torch, str(parse_optional_dtype(function, argument, spec)))
     return dtype
+
+
+def resolved(gradient: Any) -> Any:
+    """Return a gradient that may be None, as plain values: autograd may bring a negated view."""
+    return None if gradient is None else gradient.resolve_neg()
+
+
+def is_batched(*gradients: Any) -> bool:
+    """Whether gradients come as batches, as for a vectorised Jacobian."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    is_legacy = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched
+    return any(one is not None and is_legacy(one) for one in gradients)
