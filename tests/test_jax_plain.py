@@ -112,3 +112,16 @@ def test_a_kernel_that_does_not_compile_is_an_error_with_the_compilers_words(mon
         jax.block_until_ready(cunorm.rms_norm(jnp.ones((3, 11)), eps=0.125))
     monkeypatch.undo()
     assert jnp.isfinite(cunorm.rms_norm(jnp.ones((3, 11)), eps=0.125)).all()
+
+
+def test_a_call_on_arrays_with_values_is_made_at_once_inside_what_jax_traces():
+    x = jnp.arange(24.0).reshape(3, 8)
+    expected = cunorm.rms_norm(cunorm.rms_norm(x))
+
+    def add(z):
+        twice = cunorm.rms_norm(cunorm.rms_norm(x))
+        assert np.array_equal(np.asarray(twice), np.asarray(expected))
+        return z + twice
+
+    for transformed in (jax.jit(add), jax.vmap(add, None, axis_size=2, out_axes=None)):
+        assert np.array_equal(np.asarray(transformed(x)), np.asarray(x + expected))

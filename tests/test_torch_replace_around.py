@@ -160,3 +160,26 @@ def test_a_model_on_meta_is_replaced_before_it_has_numbers():
 def test_a_model_that_is_none_is_an_error(function):
     with pytest.raises(TypeError, match=f"{function.__name__}: model is a list, expected a torch"):
         function([nn.LayerNorm(2)])
+
+
+class ChannelsFirst(torch.nn.Module):
+    """As in ConvNeXt, over axis 1 of an x of four axes, or of five; else over the last."""
+
+    def __init__(self, axes):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(16))
+        self.bias = torch.nn.Parameter(torch.rand(16))
+        self.eps, self.axes = 1e-6, axes
+
+    def forward(self, x):
+        first = x.movedim(1, -1) if x.dim() == self.axes else x
+        y = torch.nn.functional.layer_norm(first, (16,), self.weight, self.bias, self.eps)
+        return y.movedim(-1, 1) if x.dim() == self.axes else y
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 5, 16), (2, 16, 5, 7), (2, 16, 3, 5, 16), (3, 16)])
+def test_with_a_number_of_axes_that_is_not_known_a_modules_own_forward_runs(shape):
+    module, x = ChannelsFirst(max(len(shape), 4)), torch.randn(shape)
+    own = module(x)
+    assert replace_norms(module).replaced
+    assert (module(x) - own).abs().max() <= 16 * 2**-23 * own.abs().max()

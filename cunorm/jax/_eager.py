@@ -54,7 +54,8 @@ def run(told: Asked, numbers: Any, arrays: tuple[Any, ...], first_result: int) -
             return None
     call = _compiled(told, numbers, x.platform() == "cpu")
     try:
-        return call(inputs)
+        with jax.ensure_compile_time_eval():  # inside a jit, too, where the call is not traced
+            return call(inputs)
     except (TypeError, ValueError):  # said again, without a word of JAX's tracing
         return None
 

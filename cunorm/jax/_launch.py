@@ -40,12 +40,20 @@ def run(op: Op, arrays: Arrays) -> list[Any]:
 
 
 def alike(arrays: Sequence[Any]) -> list[Any]:
-    """Return the arrays; in a `shard_map`, one that is the same everywhere as if it varied too.
+    """Return the arrays, whole, and as if they all varied on the devices of a `shard_map`.
 
-    What depends on all of them varies where one does; and the transpose of this sums gradients.
+    What depends on all of them varies where one does. The transpose of this sums gradients, and
+    brings those of arrays that are spread over an explicit mesh back to where these lie.
     """
     axes = frozenset().union(*(_varying(array) for array in arrays if array is not None))
-    return [None if array is None else _varied(array, axes) for array in arrays]
+    return [None if array is None else _varied(_whole(array), axes) for array in arrays]
+
+
+def _whole(array: Any) -> Any:
+    where = jax.typeof(array).sharding
+    if all(axis is None for axis in where.spec):
+        return array
+    return jax.reshard(array, jax.NamedSharding(where.mesh, jax.P(*(None,) * array.ndim)))
 
 
 def _varied(array: Any, axes: frozenset[Any]) -> Any:

@@ -41,6 +41,8 @@ class Plan:
         Without a gate, and with one of x's dtype. Other pairs run the module's own forward.
     inexact : tuple of Pair
         Where the recipe is within one unit in the last place, and not the same but for ties.
+    axes : frozenset of int
+        How many x may have; with others the module's own forward runs.
     under_autocast : bool
         Whether all this holds under ``torch.autocast``: torch's own norms then change their dtype.
     """
@@ -51,6 +53,7 @@ class Plan:
     recipes: _Recipes = ()
     gated: _Recipes = ()
     inexact: tuple[Pair, ...] = ()
+    axes: frozenset[int] = frozenset()
     under_autocast: bool = True
 
     def told(self, eps: float, dtype: torch.dtype) -> str:
@@ -92,12 +95,15 @@ def probe(module: Any, *, exact: bool = False) -> Plan:
     found: dict[bool, _Recipes] = {False: (), True: ()}
     inexact: dict[Pair, None] = {}
     unknown = None
+    axes: list[frozenset[int]] = []
     for gated in filter(trial.takes, found):
         try:
-            matched = _match(trial, gated, 0.0 if exact else 1.0)
+            recipe, its_axes = _in_float32(trial, gated)
+            matched = _match(trial, gated, recipe, 0.0 if exact else 1.0)
         except Unknown as reason:
             unknown = reason
         else:
+            axes.append(its_axes)
             found[gated] = tuple((pair, recipe) for pair, recipe, _ in matched)
             inexact |= {pair: None for pair, _, distance in matched if distance > 0}
     if unknown is not None and not any(found.values()):
@@ -109,13 +115,16 @@ def probe(module: Any, *, exact: bool = False) -> Plan:
         found[False],
         found[True],
         tuple(inexact),
+        frozenset.intersection(*axes),
         under_autocast=not trial.calls_torch,
     )
 
 
-def _match(trial: Trial, gated: bool, allowed: float) -> list[tuple[Pair, Recipe, float]]:
+def _match(
+    trial: Trial, gated: bool, recipe: Recipe, allowed: float
+) -> list[tuple[Pair, Recipe, float]]:
     """Return the recipe of each pair of dtypes that has one, and how far off it is."""
-    alike = list(variants(_in_float32(trial, gated), bool(trial.parameters)))
+    alike = list(variants(recipe, bool(trial.parameters)))
     samples = dict(_one_for_each_pair(trial, gated))
     own = (trial.dtype, trial.dtype if trial.parameters else None)
     if own not in samples:
@@ -134,8 +143,8 @@ def _match(trial: Trial, gated: bool, allowed: float) -> list[tuple[Pair, Recipe
     return [found for found in chosen if found[-1] <= allowed]
 
 
-def _in_float32(trial: Trial, gated: bool) -> Recipe:
-    """Return the recipe that agrees in float32, where it does not matter which of its variants."""
+def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
+    """Return a recipe that agrees in float32, where variants do too, and for how many axes of x."""
     pair = (torch.float32, torch.float32 if trial.parameters else None)
     samples = list(trial.samples(pair, gated, everywhere=True))
     distances = {
@@ -147,7 +156,7 @@ def _in_float32(trial: Trial, gated: bool) -> Recipe:
         raise _far(torch.float32, best, distances[best])
     if not samples[0].has_gradients(best):
         raise Unknown(f"it gives the results of {best}, but not its gradients")
-    return best
+    return best, frozenset(sample.axes for sample in samples)
 
 
 def _one_for_each_pair(trial: Trial, gated: bool) -> Iterator[tuple[Pair, Sample]]:

@@ -74,7 +74,10 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     `exact` refuses it.
 
     What has not been found to agree runs the module's own forward, in a replaced module too: other
-    pairs of dtypes, further arguments, or ``torch.autocast`` where that changes the dtypes.
+    pairs of dtypes, another number of axes (2 to 5 are tried), further arguments, or
+    ``torch.autocast`` where that changes the dtypes. What is found is a formula, as the module is
+    then: one that changes with another attribute than eps, or with the size of numbers, as a clamp
+    makes it, is not followed.
 
     Left alone are modules with a forward of their own instance (as accelerate's hooks make),
     parametrized or scripted ones, and parameters that are not plain tensors (DTensor, quantized).

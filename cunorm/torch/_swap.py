@@ -72,7 +72,7 @@ def _forward(self: Any, *args: Any, **named: Any) -> Any:
         (x,), gate = args, None
     else:
         x, gate = _operands(plan.arguments, args, named)
-    if x is None or not (plan.under_autocast or not torch.is_autocast_enabled(x.device.type)):
+    if x is None or x.dim() not in plan.axes or _is_changed_by_autocast(plan, x):
         return self._cunorm_kind.forward(self, *args, **named)
     parameters = [getattr(self, name) for name in plan.parameters]
     weight = parameters[0] if parameters else None
@@ -90,6 +90,10 @@ def _forward(self: Any, *args: Any, **named: Any) -> Any:
         parameters[0] = parameters[0] + call.offset
     eps = getattr(self, plan.eps)
     return call.function(x, *parameters, eps=eps, **operands, **call.options)
+
+
+def _is_changed_by_autocast(plan: Plan, x: Any) -> bool:
+    return not plan.under_autocast and torch.is_autocast_enabled(x.device.type)
 
 
 def _operands(

@@ -38,6 +38,7 @@ class Sample:
 
     operands: tuple[Any, ...]
     y: Tensor
+    axes: int  # that x had
 
     def distance(self, recipe: Recipe) -> float:
         """Return how far y is from what a recipe may give, in y's units in the last place."""
@@ -116,10 +117,12 @@ class Trial:
         rows = 3, max(1, _ELEMENTS // self.width)
         rows = (rows[0], rows[1] + (rows[1] == self.width))  # no other axis may pass for the last
         operands = self._operands(pair, gated, (*rows, self.width))
-        yield Sample(operands, self._run(operands, rows, training=True))
-        for shape in (rows, (1, *rows), (math.prod(rows),)) if everywhere else ():
+        yield Sample(operands, self._run(operands, rows, training=True), len(rows) + 1)
+        shapes = ((math.prod(rows),), rows, (1, *rows), (1, 1, *rows))
+        for shape in shapes if everywhere else ():
             try:
-                yield Sample(operands, self._run(operands, shape, training=False))
+                y = self._run(operands, shape, training=False)
+                yield Sample(operands, y, len(shape) + 1)
             except Unknown:
                 continue
 
