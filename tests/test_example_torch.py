@@ -36,11 +36,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def torch_train(monkeypatch):
-    """Import the example as it imports its own modules, and let threads be as they are."""
-    for module in (torch, cunorm):
-        monkeypatch.setattr(module, "set_num_threads", lambda threads: None)  # it would last
+    """Import the example as it imports its own modules; its numbers of threads do not last."""
+    threads = torch.get_num_threads()
     monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module("torch_train")
+    yield importlib.import_module("torch_train")
+    torch.set_num_threads(threads)
+    cunorm.set_num_threads(None)
 
 
 def difference(printed):
