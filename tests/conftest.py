@@ -30,6 +30,19 @@ def why_no_gpu() -> str | None:
     return None
 
 
+@pytest.fixture(scope="module")
+def quick_compiles() -> Iterator[None]:
+    """Compile without optimisation, which takes a third of the time: for what is around kernels."""
+    import described
+
+    from cunorm._cpu import _compile
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_compile, "_OPTIONS", (*_compile._OPTIONS, "-O0"))
+        described.with_empty_caches(patch)
+        yield
+
+
 @pytest.fixture
 def record_builds(record_property: Callable[[str, object], None]) -> Iterator[None]:
     """Note which builds the test was the first in its process to load, for the summary's count."""

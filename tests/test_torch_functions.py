@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
 ct = pytest.importorskip("cunorm.torch")
 cases = pytest.importorskip("torch_cases")
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 tensor = cases.tensor
 
 # --- gradients ------------------------------------------------------------------------------------

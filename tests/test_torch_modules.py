@@ -16,6 +16,8 @@ from torch_modules import BF16, F16, F32, F64, assert_near, drawn, with_random_p
 
 from cunorm.torch import AddRMSNorm, GatedRMSNorm, GroupNorm, LayerNorm, RMSNorm  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 ROWS, IMAGES = (6, 5, 3, 8), (3, 12, 4, 5)
 
 # name: the module's class, its arguments and x's shape

@@ -15,6 +15,8 @@ from torch_modules import BF16, F32, F64, assert_near, drawn, with_random_parame
 import cunorm.torch  # noqa: E402
 from cunorm.torch import AddRMSNorm, GatedRMSNorm, GroupNorm, RMSNorm  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 IMAGES = (3, 12, 4, 5)
 
 

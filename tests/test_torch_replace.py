@@ -33,6 +33,8 @@ from torch_norms import (  # noqa: E402
 
 from cunorm.torch import replace_norms  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_norm_runs_the_kernels_that_its_formula_is(name, monkeypatch):

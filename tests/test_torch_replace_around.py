@@ -25,6 +25,8 @@ from torch_norms import (  # noqa: E402
 
 from cunorm.torch import replace_norms, restore_norms  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 class Model(nn.Module):
     def __init__(self):

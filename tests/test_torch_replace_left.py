@@ -26,6 +26,8 @@ from torch_norms import (  # noqa: E402
 import cunorm.torch  # noqa: E402
 from cunorm.torch import replace_norms  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 class DetachedNorm(Formula):
     """Of the right results and other gradients."""

@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 ct = pytest.importorskip("cunorm.torch")
 cases = pytest.importorskip("torch_cases")
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 tensor = cases.tensor
 
 
