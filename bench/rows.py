@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""The CSV of the timings: one line for each point and provider."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one provider took at one point, and what it was measured on; None is an empty cell."""
+
+    date: str
+    commit: str  # with a plus if the tree had changes
+    device: str  # the CPU's model and the cores that were used, or the GPU
+    driver: str  # the CUDA driver's version; empty on a CPU
+    versions: str  # "cunorm 0.1.0; torch 2.13.0; ..."
+    threads: int
+    operator: str
+    memory: str  # of a group norm, NHWC or NCHW
+    direction: str
+    dtype: str
+    shape: str  # "4096x4096"
+    provider: str
+    bytes: int  # that must be read and written
+    p20_us: float
+    p50_us: float
+    p80_us: float
+    gb_per_s: float
+    of_copy: float  # the copy's p50 over this one
+    host_us: float | None  # what a call costs the host
+    error: float | None  # against the float64 oracle, relative to the largest value; not of copies
+
+    @property
+    def point(self) -> tuple[str, str, str, str, str]:
+        """What all providers of one point have in common."""
+        return self.operator, self.memory, self.direction, self.dtype, self.shape
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+_DIGITS = {"p20_us": 7, "p50_us": 7, "p80_us": 7, "gb_per_s": 5, "of_copy": 4, "host_us": 4}
+_READ = {"threads": int, "bytes": int, **dict.fromkeys([*_DIGITS, "error"], float)}
+
+
+def write_csv(path: Path, rows: Iterable[Row]) -> None:
+    """Write one line for each row, after the names of the columns."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in rows:
+            writer.writerow([_cell(name, getattr(row, name)) for name in COLUMNS])
+
+
+def read_csv(path: Path) -> list[Row]:
+    """Read what `write_csv` wrote; ValueError where the columns are others."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(f"{path}: columns {reader.fieldnames}, expected {list(COLUMNS)}")
+        return [Row(**{name: _value(name, cell) for name, cell in line.items()}) for line in reader]
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name == "error":
+        return f"{value:.1e}"
+    return f"{value:.{_DIGITS[name]}g}" if name in _DIGITS else str(value)
+
+
+def _value(name: str, cell: str) -> Any:
+    if name not in _READ:
+        return cell
+    return _READ[name](cell) if cell else None
