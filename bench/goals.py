@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""The goals for the speed on a CPU, and whether the rows of a CSV meet them.
+
+All are of points whose x has 1 MiB or more. A goal without points is not met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.ratios import Ratio, geometric_mean, points_without, ratios
+from bench.rows import Row
+
+SMALLEST = 2**20  # bytes of x; the time of fewer is mostly the host's
+SLOWEST_POINT = 0.97  # × torch
+DTYPES = ("float32", "bfloat16")
+BOTH = ("forward", "backward")
+
+# Of geometric means of torch's time over cunorm's: an operator or a kind of norms, the
+# directions, and what is wanted at least in each of DTYPES.
+SPEED = (
+    ("layer_norm", ("forward",), (1.05, 1.5)),
+    ("layer_norm", ("backward",), (1.4, 2.0)),
+    ("rms_norm", ("forward",), (3.0, 6.0)),
+    ("rms_norm", ("backward",), (6.0, 12.0)),
+    ("gated norms", BOTH, (4.0, 4.0)),
+    ("group_norm+silu", BOTH, (2.5, 2.5)),
+)
+# Likewise of cunorm's time over a copy's and over that without the gate, wanted at most.
+OVER_COPY = tuple(("ungated norms", (direction,), (1.25, 2.0)) for direction in BOTH)
+OVER_UNGATED = tuple(("gated norms", (direction,), (2.0, 2.0)) for direction in BOTH)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One figure, what is wanted of it, and the point it comes from if it is of one alone."""
+
+    text: str
+    wanted: float
+    figure: float | None  # None where there are no points for it
+    at_least: bool
+    point: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether there is a figure and it is good enough."""
+        if self.figure is None:
+            return False
+        return self.figure >= self.wanted if self.at_least else self.figure <= self.wanted
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """Return every goal with its figure; ValueError for timings that are not of a CPU."""
+    if rows[0].driver:
+        raise ValueError(f"the goals are for a CPU, and these timings of {rows[0].device}")
+    speeds = _large(ratios(rows, "torch", "cunorm"))
+    over_copy = _large(ratios(rows, "cunorm", "copy"))
+    over_ungated = _large(ratios(rows, "cunorm", "cunorm-ungated"))
+    return [
+        *_means(speeds, SPEED, "× torch", at_least=True),
+        _slowest(speeds),
+        *_means(over_copy, OVER_COPY, "time / copy", at_least=False),
+        *_means(over_ungated, OVER_UNGATED, "time / ungated", at_least=False),
+        _left_out(rows),
+    ]
+
+
+def table(checked: Iterable[Goal]) -> str:
+    """Return the goals as a Markdown table."""
+    lines = ["| goal | wanted | figure | met |", "|---|---|---|---|"]
+    for goal in checked:
+        wanted = f"{'≥' if goal.at_least else '≤'} {goal.wanted:g}"
+        figure = "no points" if goal.figure is None else f"{goal.figure:.3f}"
+        figure += f" at {goal.point}" if goal.point else ""
+        lines.append(f"| {goal.text} | {wanted} | {figure} | {'yes' if goal.met else 'no'} |")
+    return "\n".join(lines)
+
+
+def _large(found: Iterable[Ratio]) -> list[Ratio]:
+    return [ratio for ratio in found if ratio.x_bytes >= SMALLEST]
+
+
+def _means(
+    found: Sequence[Ratio],
+    wanted: Iterable[tuple[str, tuple[str, ...], tuple[float, float]]],
+    what: str,
+    *,
+    at_least: bool,
+) -> Iterator[Goal]:
+    for norms, directions, bounds in wanted:
+        for dtype, bound in zip(DTYPES, bounds, strict=True):
+            chosen = [
+                ratio
+                for ratio in found
+                if norms in (ratio.operator, ratio.kind)
+                and ratio.direction in directions
+                and ratio.dtype == dtype
+            ]
+            figure = geometric_mean(chosen) if chosen else None
+            text = f"{norms} {' and '.join(directions)}, {dtype}: {what}, mean"
+            yield Goal(text, bound, figure, at_least)
+
+
+def _slowest(speeds: Sequence[Ratio]) -> Goal:
+    text = "every point: × torch"
+    if not speeds:
+        return Goal(text, SLOWEST_POINT, None, at_least=True)
+    worst = min(speeds, key=lambda ratio: ratio.value)
+    return Goal(text, SLOWEST_POINT, worst.value, at_least=True, point=worst.point)
+
+
+def _left_out(rows: Sequence[Row]) -> Goal:
+    """Return that no point is without cunorm: a wrong result is not timed, and not missed."""
+    points = points_without(rows, "cunorm")
+    text = "points where others were timed and cunorm was not"
+    return Goal(text, 0, len(points), at_least=False, point=", ".join(points))

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""`python -m bench table`: how cunorm compares with others, as Markdown, from a CSV of timings."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench import goals
+from bench.ratios import Ratio, geometric_mean, label, load, points_without, ratios
+from bench.rows import Row
+
+_BLOCK = re.compile(r"(<!-- cpu-table: (\S+) -->\n).*?(<!-- end -->)", re.S)
+_START = "<!-- cpu-table:"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, or put it into a README; 1 if a goal is not met or the README differs."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if (options.csv is None) == (options.readme is None):
+        parser.error("expected either a CSV or --readme, whose markers name one")
+    if options.readme and options.goals:
+        parser.error("--goals is for a CSV")
+    if options.check and not options.readme:
+        parser.error("--check is for --readme")
+    try:
+        if options.readme:
+            return _write(options.readme, options.peer, only_compare=options.check)
+        return _print(options.csv, options.peer, with_goals=options.goals)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench table", description=__doc__)
+    parser.add_argument("csv", type=Path, nargs="?", metavar="CSV", help="of `python -m bench`")
+    parser.add_argument("--peer", default="torch", help="the provider to compare with")
+    parser.add_argument(
+        "--goals", action="store_true", help="also compare with the goals for a CPU; 1 if not met"
+    )
+    parser.add_argument(
+        "--readme",
+        type=Path,
+        help="instead of printing, rewrite what is between <!-- cpu-table: CSV --> and "
+        "<!-- end --> in this file; the CSV's path is relative to the file's folder",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="with --readme: change nothing, 1 if it differs"
+    )
+    return parser
+
+
+def _print(path: Path, peer: str, *, with_goals: bool) -> int:
+    rows = load(path)
+    print(markdown(rows, peer))
+    if not with_goals:
+        return 0
+    checked = goals.goals(rows)
+    print(f"\n{goals.table(checked)}")
+    return 0 if all(goal.met for goal in checked) else 1
+
+
+def _write(path: Path, peer: str, *, only_compare: bool) -> int:
+    old = path.read_text(encoding="utf-8")
+    new = rewritten(old, path.parent, peer)
+    if only_compare:
+        lines = old.splitlines(keepends=True), new.splitlines(keepends=True)
+        sys.stdout.writelines(difflib.unified_diff(*lines, "what is there", "of the CSV"))
+        return 0 if old == new else 1
+    path.write_text(new, encoding="utf-8")
+    return 0
+
+
+def rewritten(text: str, folder: Path, peer: str = "torch") -> str:
+    """Return a README's text with every table as its CSV in that folder gives it."""
+    if not text.count(_START) == len(_BLOCK.findall(text)) > 0:
+        raise ValueError(f"expected {_START} CSV -->, each on a line, and <!-- end --> after it")
+    return _BLOCK.sub(
+        lambda found: f"{found[1]}{markdown(load(folder / found[2]), peer)}\n{found[3]}", text
+    )
+
+
+def markdown(rows: Sequence[Row], peer: str = "torch") -> str:
+    """Return a table of means and worst points, then what it says and what was measured."""
+    speeds = ratios(rows, peer, "cunorm")
+    if not speeds:
+        providers = sorted({row.provider for row in rows})
+        raise ValueError(f"no point has both cunorm and {peer}; there are {', '.join(providers)}")
+    over_copy = ratios(rows, "cunorm", "copy")
+    over_ungated = ratios(rows, "cunorm", "cunorm-ungated")
+    dtypes = list(dict.fromkeys(row.dtype for row in rows))
+    columns = [(f"× {peer}", speeds, _speed_cell), ("/ copy", over_copy, _time_cell)]
+    if over_ungated:
+        columns.append(("/ ungated", over_ungated, _time_cell))
+    heads = [f"{name}, {dtype}" for name, _, _ in columns for dtype in dtypes]
+    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    for name, direction in _norms(rows):
+        cells = [
+            cell(_chosen(found, name, direction, dtype))
+            for _, found, cell in columns
+            for dtype in dtypes
+        ]
+        lines.append(f"| {name} {direction} | {' | '.join(cells)} |")
+    notes = [_legend(peer, with_gates=bool(over_ungated)), _measured(rows)]
+    return "\n".join([*lines, "", *textwrap.wrap(" ".join(notes), width=120)])
+
+
+def _norms(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """Return operators and directions in the order of the table."""
+    names = dict.fromkeys(label(row.operator, row.memory) for row in rows)
+    there = {(label(row.operator, row.memory), row.direction) for row in rows}
+    both = ((name, direction) for name in names for direction in ("forward", "backward"))
+    return [norm for norm in both if norm in there]
+
+
+def _chosen(found: Iterable[Ratio], name: str, direction: str, dtype: str) -> list[Ratio]:
+    wanted = (name, direction, dtype)
+    return [ratio for ratio in found if (ratio.label, ratio.direction, ratio.dtype) == wanted]
+
+
+def _speed_cell(chosen: Sequence[Ratio]) -> str:
+    if not chosen:
+        return "–"
+    worst = min(chosen, key=lambda ratio: ratio.value)
+    return f"{geometric_mean(chosen):.2f} ({worst.value:.2f} at {worst.shape})"
+
+
+def _time_cell(chosen: Sequence[Ratio]) -> str:
+    if not chosen:
+        return "–"
+    return f"{geometric_mean(chosen):.2f} ({max(ratio.value for ratio in chosen):.2f})"
+
+
+def _legend(peer: str, *, with_gates: bool) -> str:
+    ungated = "; / ungated: the same over the norm without its gate" if with_gates else ""
+    return (
+        f"× {peer}: how many times as fast as {peer}, as a geometric mean over the points, and the "
+        "slowest point in brackets; / copy: time over that of a plain copy of as many bytes, mean "
+        f"and worst{ungated}."
+    )
+
+
+def _measured(rows: Sequence[Row]) -> str:
+    """Return what was measured, on what, and what is missing."""
+    said = {
+        name: " and ".join(dict.fromkeys(str(getattr(row, name)) for row in rows))
+        for name in ("device", "threads", "versions", "commit")
+    }
+    dates = sorted({row.date for row in rows})
+    text = (
+        f"Medians at {len({row.point for row in rows})} points; {said['device']}, "
+        f"{said['threads']} threads; {said['versions']}; commit {said['commit']}, "
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
+    )
+    if left_out := points_without(rows, "cunorm"):
+        text += f" Without cunorm: {', '.join(left_out)}."
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: MIT
+"""The tables of timings say what the CSV says, and the goals are compared with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench_rows import row, rows_of_a_run
+
+from bench import goals, tables
+from bench.rows import write_csv
+
+ROOT = Path(__file__).parent.parent
+# × torch 2 and 8, geometric mean 4; over a copy 2 and 0.5, mean 1; over the ungated 1.25 and 5.
+KNOWN = [
+    *(row(name, time) for name, time in (("cunorm", 100), ("torch", 200), ("copy", 50))),
+    *(
+        row(name, time, shape="65536x256")
+        for name, time in (("copy", 200), ("torch", 800), ("cunorm", 100))
+    ),
+    *(
+        row(name, time, "rms_norm+pre_gate", "backward", "bfloat16", shape)
+        for shape, ungated in (("4096x4096", 80), ("8x96", 20))
+        for name, time in (
+            ("cunorm", 100),
+            ("torch", 90),
+            ("copy", 10),
+            ("cunorm-ungated", ungated),
+        )
+    ),
+]
+GOOD = rows_of_a_run(torch=1300, copy=90, ungated=60)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.fixture
+def csv(tmp_path):
+    path = tmp_path / "cpu.csv"
+
+    def write(rows):
+        write_csv(path, rows)
+        return path
+
+    return write
+
+
+def test_means_and_worst_points_are_those_of_the_points(csv, capsys):
+    assert tables.main([str(csv(KNOWN))]) == 0
+    head, _, plain, gated, *_ = capsys.readouterr().out.splitlines()
+    assert dict(zip(cells(head), cells(plain), strict=True)) == {
+        "": "rms_norm forward",
+        "× torch, float32": "4.00 (2.00 at 4096x4096)",
+        "× torch, bfloat16": "–",
+        "/ copy, float32": "1.00 (2.00)",
+        "/ copy, bfloat16": "–",
+        "/ ungated, float32": "–",
+        "/ ungated, bfloat16": "–",
+    }
+    assert cells(gated) == [
+        "rms_norm+pre_gate backward",
+        "–",
+        "0.90 (0.90 at 4096x4096)",
+        "–",
+        "10.00 (10.00)",
+        "–",
+        "2.50 (5.00)",
+    ]
+
+
+def test_the_table_names_what_was_measured_on_what():
+    text = " ".join(
+        tables.markdown([*KNOWN, replace(KNOWN[0], shape="1x1", date="2026-11-22")]).split()
+    )
+    assert "Medians at 5 points; A CPU, 2 cores, 2 threads; cunorm 0.1.0; torch 2.13.0;" in text
+    assert "commit abc1234, 2026-11-20 to 2026-11-22." in text
+
+
+def test_directions_and_orders_of_axes_are_lines_of_their_own():
+    lines = tables.markdown(GOOD).splitlines()[2:14]
+    assert [cells(line)[0] for line in lines] == [
+        f"{name} {direction}"
+        for name in (
+            *("rms_norm", "layer_norm", "rms_norm+post_gate", "rms_norm+pre_gate"),
+            *("group_norm+silu NHWC", "group_norm+silu NCHW"),
+        )
+        for direction in ("forward", "backward")
+    ]
+
+
+def test_another_peer_is_compared_at_the_points_it_has(csv, capsys):
+    path = csv([*KNOWN, row("liger", 300)])
+    assert tables.main([str(path), "--peer", "liger"]) == 0
+    head, _, plain, *_ = capsys.readouterr().out.splitlines()
+    assert cells(head)[1] == "× liger, float32"
+    assert cells(plain)[1] == "3.00 (3.00 at 4096x4096)"
+    with pytest.raises(SystemExit):
+        tables.main([str(path), "--peer", "quack"])
+    message = capsys.readouterr().err
+    assert "quack" in message
+    assert "liger" in message
+
+
+def test_a_table_without_gates_has_no_column_for_them():
+    assert "ungated" not in tables.markdown(KNOWN[:6])
+
+
+def test_a_point_without_cunorm_is_named():
+    text = tables.markdown([*KNOWN, row("torch", 1, "layer_norm", shape="3x5")])
+    assert " ".join(text.split()).endswith("Without cunorm: layer_norm forward float32 3x5.")
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([], "no rows"),
+        ([*KNOWN, KNOWN[0]], "two rows of cunorm at rms_norm"),
+        ([*KNOWN, row("cunorm", 1, "layer_norm", device="Another CPU")], "Another CPU"),
+    ],
+)
+def test_rows_that_cannot_be_compared_are_an_error(rows, named, csv, capsys):
+    with pytest.raises(SystemExit):
+        tables.main([str(csv(rows))])
+    assert named in capsys.readouterr().err
+
+
+def unmet(rows) -> set[str]:
+    return {goal.text for goal in goals.goals(rows) if not goal.met}
+
+
+def test_goals_that_are_met_end_in_status_0(csv, capsys):
+    assert unmet(GOOD) == set()
+    assert tables.main([str(csv(GOOD)), "--goals"]) == 0
+    lines = capsys.readouterr().out.split("| met |")[1].splitlines()[2:]
+    assert len(lines) == 12 + 1 + 4 + 4 + 1
+    assert "| rms_norm backward, bfloat16: × torch, mean | ≥ 12 | 13.000 | yes |" in lines
+
+
+def test_a_goal_that_is_not_met_is_shown_with_its_figure_and_ends_in_status_1(csv, capsys):
+    assert tables.main([str(csv(rows_of_a_run(torch=300, copy=70, ungated=40))), "--goals"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    for line in (
+        "| rms_norm forward, float32: × torch, mean | ≥ 3 | 3.000 | yes |",
+        "| rms_norm forward, bfloat16: × torch, mean | ≥ 6 | 3.000 | no |",
+        "| gated norms forward and backward, float32: × torch, mean | ≥ 4 | 3.000 | no |",
+        "| group_norm+silu forward and backward, bfloat16: × torch, mean | ≥ 2.5 | 3.000 | yes |",
+        "| ungated norms backward, float32: time / copy, mean | ≤ 1.25 | 1.429 | no |",
+        "| ungated norms backward, bfloat16: time / copy, mean | ≤ 2 | 1.429 | yes |",
+        "| gated norms forward, float32: time / ungated, mean | ≤ 2 | 2.500 | no |",
+    ):
+        assert line in lines
+
+
+def change(time: float, **chosen: str):
+    """Return GOOD with another time of torch at the rows chosen."""
+    return [
+        replace(r, p50_us=time)
+        if r.provider == "torch" and all(getattr(r, name) == v for name, v in chosen.items())
+        else r
+        for r in GOOD
+    ]
+
+
+def test_every_mean_is_of_its_own_rows():
+    of_rms = {"operator": "rms_norm", "direction": "backward", "dtype": "float32"}
+    assert unmet(change(599, **of_rms)) == {"rms_norm backward, float32: × torch, mean"}
+    assert unmet(change(600, **of_rms)) == set()
+    for dtype in ("float32", "bfloat16"):
+        assert unmet(change(249, operator="group_norm+silu", dtype=dtype)) == {
+            f"group_norm+silu forward and backward, {dtype}: × torch, mean"
+        }
+
+
+def test_one_slow_point_is_enough_and_is_named():
+    slow = change(
+        96, operator="layer_norm", direction="forward", dtype="float32", shape="4096x4096"
+    )
+    (goal,) = (goal for goal in goals.goals(slow) if not goal.met)
+    assert (goal.figure, goal.point) == (0.96, "layer_norm forward float32 4096x4096")
+
+
+def test_points_of_less_than_a_mebibyte_count_for_no_goal():
+    assert (
+        unmet([*GOOD, row("cunorm", 9, shape="512x512"), row("torch", 1, shape="512x512")]) != set()
+    )
+    assert (
+        unmet([*GOOD, row("cunorm", 9, shape="511x512"), row("torch", 1, shape="511x512")]) == set()
+    )
+
+
+def test_a_goal_without_points_is_not_met():
+    kept = [r for r in GOOD if not r.operator.startswith("group_norm")]
+    assert unmet(kept) == {
+        f"group_norm+silu forward and backward, {dtype}: × torch, mean"
+        for dtype in ("float32", "bfloat16")
+    }
+
+
+def test_a_point_that_cunorm_alone_lacks_is_a_goal_not_met():
+    rows = [*GOOD, row("torch", 1, "layer_norm", shape="3x5")]
+    (goal,) = (goal for goal in goals.goals(rows) if not goal.met)
+    assert (goal.figure, goal.point) == (1, "layer_norm forward float32 3x5")
+
+
+def test_the_goals_are_for_a_cpu(csv, capsys):
+    with pytest.raises(SystemExit):
+        tables.main([str(csv([replace(r, driver="13.0") for r in GOOD])), "--goals"])
+    assert "the goals are for a CPU" in capsys.readouterr().err
+
+
+README = "before\n<!-- cpu-table: {} -->\nold\n<!-- end -->\nafter\n"
+
+
+def test_a_readme_is_rewritten_between_the_markers_and_then_stays(csv, tmp_path, capsys):
+    csv(KNOWN)
+    path = tmp_path / "README.md"
+    path.write_text(README.format("cpu.csv"), encoding="utf-8")
+    assert tables.main(["--readme", str(path), "--check"]) == 1
+    assert "-old" in capsys.readouterr().out
+    assert path.read_text(encoding="utf-8") == README.format("cpu.csv")
+    assert tables.main(["--readme", str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert text == README.format("cpu.csv").replace("old", tables.markdown(KNOWN))
+    assert tables.main(["--readme", str(path), "--check"]) == 0
+    assert tables.main(["--readme", str(path)]) == 0
+    assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("text", ["no markers", "<!-- cpu-table: cpu.csv -->\nno end"])
+def test_a_readme_without_both_markers_is_an_error(text, csv, tmp_path, capsys):
+    csv(KNOWN)
+    path = tmp_path / "README.md"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SystemExit):
+        tables.main(["--readme", str(path)])
+    assert "<!-- end -->" in capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["x.csv", "--readme", "README.md"],
+        ["x.csv", "--check"],
+        ["--readme", "README.md", "--goals"],
+        ["not-there.csv"],
+    ],
+)
+def test_arguments_that_say_nothing_together_are_an_error(arguments):
+    with pytest.raises(SystemExit) as ended:
+        tables.main(arguments)
+    assert ended.value.code == 2
+
+
+def test_the_readme_is_what_the_committed_timings_give():
+    readme = ROOT / "README.md"
+    if "<!-- cpu-table:" not in readme.read_text(encoding="utf-8"):
+        pytest.skip("the README has no table that is drawn from timings yet")
+    assert tables.main(["--readme", str(readme), "--check"]) == 0
