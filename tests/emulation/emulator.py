@@ -39,8 +39,9 @@ __all__ = [
     "unavailable",
 ]
 
-ORDERS = ("forward", "reverse", "random")  # as scheduler.cpp counts them
+ORDERS = ("forward", "reverse", "random")  # as launch.h counts them
 _MAX_GRID, _MAX_BLOCK, _WARP = 2**31 - 1, 1024, 32
+_MAX_CLUSTER, _MAX_CLUSTER_THREADS = 16, 16 * 512
 _one_launch_at_a_time = threading.Lock()
 
 Order = Literal["forward", "reverse", "random"]
@@ -84,6 +85,7 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.c_void_p),
         ("grid", ctypes.c_longlong),
         ("block", ctypes.c_longlong),
+        ("cluster", ctypes.c_longlong),
         ("order", ctypes.c_longlong),
         ("seed", ctypes.c_ulonglong),
         ("ranges", ctypes.c_void_p),
@@ -112,6 +114,7 @@ class EmulatedKernel:
         block: int,
         arguments: bytes,
         *,
+        cluster: int = 1,
         order: Order = "forward",
         seed: int = 0,
         ranges: Mapping[str, GuardedArray] | None = None,
@@ -124,9 +127,12 @@ class EmulatedKernel:
             Blocks, and threads per block: whole warps.
         arguments : bytes
             The kernel's one parameter.
+        cluster : int
+            How many blocks, each with shared memory of its own, form a cluster and run together.
         order : {"forward", "reverse", "random"}
             In which order blocks, warps and lanes run; random order, drawn from `seed`, is drawn
-            anew whenever a warp continues.
+            anew whenever a warp continues. The blocks of a cluster run up to the next cluster
+            barrier one after the other; in random order they take turns with each step of a warp.
         ranges : mapping of str to GuardedArray
             The arrays that the kernel may access, by operand. Outputs are poisoned first. Without
             any, accesses are neither counted nor held against them.
@@ -135,10 +141,11 @@ class EmulatedKernel:
         ------
         EmulationError
             Threads part ways at a barrier or shuffle; an access outside the ranges, misaligned, or
-            where there is no memory. The arrays hold what was stored until then.
+            where there is no memory; a load from a block that does not run; an asynchronous copy
+            that is never waited for. The arrays hold what was stored until then.
         """
         ranges = dict(ranges or {})
-        self._check(grid, block, arguments, order, ranges)
+        self._check(grid, block, cluster, arguments, order, ranges)
         for array in ranges.values():
             if array.role == "output":
                 array.poison()
@@ -154,6 +161,7 @@ class EmulatedKernel:
             arguments=ctypes.addressof(text := ctypes.create_string_buffer(arguments)),
             grid=grid,
             block=block,
+            cluster=cluster,
             order=ORDERS.index(order),
             seed=seed,
             ranges=ctypes.addressof(counted),
@@ -162,7 +170,8 @@ class EmulatedKernel:
         with _one_launch_at_a_time:
             self._run(ctypes.byref(launch))
         del text
-        where = f"{self.name}<<<{grid}, {block}>>> in {order} order: "
+        clusters = f" in clusters of {cluster}" if cluster > 1 else ""
+        where = f"{self.name}<<<{grid}, {block}>>>{clusters} in {order} order: "
         raise_for_report(where, launch.report, ranges)
         raise_for_disturbance(where, ranges)
         return EmulationResult(
@@ -175,6 +184,7 @@ class EmulatedKernel:
         self,
         grid: int,
         block: int,
+        cluster: int,
         arguments: bytes,
         order: str,
         ranges: dict[str, GuardedArray],
@@ -184,6 +194,16 @@ class EmulatedKernel:
         if block % _WARP != 0 or not _WARP <= block <= _MAX_BLOCK:
             raise ValueError(
                 f"{self.name}: block is {block}, expected a multiple of {_WARP} up to {_MAX_BLOCK}"
+            )
+        if not 1 <= cluster <= _MAX_CLUSTER or grid % cluster != 0:
+            raise ValueError(
+                f"{self.name}: cluster is {cluster}, expected 1 to {_MAX_CLUSTER} blocks "
+                f"and a divisor of the grid's {grid}"
+            )
+        if cluster * block > _MAX_CLUSTER_THREADS:
+            raise ValueError(
+                f"{self.name}: a cluster of {cluster} blocks of {block} threads, "
+                f"expected up to {_MAX_CLUSTER_THREADS} threads"
             )
         if len(arguments) != self._kernel.argument_bytes:
             raise ValueError(
@@ -211,7 +231,7 @@ def compile_emulated(
     Parameters
     ----------
     source_text : str
-        The source with its local includes in place, `include/access.cuh` among them.
+        The source with its local includes in place, the headers of `include/` among them.
     kernel : str
         The name of its entry, ``extern "C" __global__ void name(const Arguments arguments)``.
     macros : tuple of (name, value)

@@ -8,15 +8,21 @@ import signal
 
 from .guarded import GuardedArray
 
-# As scheduler.cpp counts them.
+# As launch.h counts them.
 _PROBLEMS = (
     "none",
     "lanes diverge",
     "warps diverge",
+    "blocks diverge",
     "partial mask",
     "bad distance",
+    "bad rank",
+    "not running",
     "misaligned",
     "outside",
+    "outside shared",
+    "source changed",
+    "never waited for",
     "stack overflow",
     "signal",
     "no memory",
@@ -26,7 +32,14 @@ _STATES = (
     "waits at a shuffle",
     "waits at __syncwarp",
     "waits at __syncthreads",
+    "waits at a cluster barrier",
     "has ended",
+)
+_ACCESSES = (
+    "loads {} bytes at {}",
+    "stores {} bytes at {}",
+    "loads {} bytes of another block's shared memory, at {} in its own",
+    "copies {} bytes to {}",
 )
 
 
@@ -36,8 +49,9 @@ class EmulationError(RuntimeError):
     Attributes
     ----------
     kind : str
-        "lanes diverge", "warps diverge", "partial mask", "bad distance", "misaligned", "outside",
-        "stack overflow", "signal" or "no memory".
+        "lanes diverge", "warps diverge", "blocks diverge", "partial mask", "bad distance",
+        "bad rank", "not running", "misaligned", "outside", "outside shared", "source changed",
+        "never waited for", "stack overflow", "signal" or "no memory".
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -52,12 +66,14 @@ class Report(ctypes.Structure):
         ("problem", ctypes.c_longlong),
         ("block", ctypes.c_longlong),
         ("thread", ctypes.c_longlong),
+        ("other_block", ctypes.c_longlong),
         ("other_thread", ctypes.c_longlong),
         ("state", ctypes.c_longlong),
         ("other_state", ctypes.c_longlong),
+        ("access", ctypes.c_longlong),
         ("address", ctypes.c_ulonglong),
         ("bytes", ctypes.c_longlong),
-        ("is_store", ctypes.c_longlong),
+        ("rank", ctypes.c_longlong),
         ("signal", ctypes.c_longlong),
     )
 
@@ -65,31 +81,44 @@ class Report(ctypes.Structure):
 def raise_for_report(where: str, report: Report, ranges: dict[str, GuardedArray]) -> None:
     """Raise EmulationError unless the launch went well."""
     kind = _PROBLEMS[report.problem]
-    thread = f"thread {report.thread} of block {report.block}"
-    place = _place(report.address, ranges)
-    access = f"{'stores' if report.is_store else 'loads'} {report.bytes} bytes at {place}"
     if kind == "none":
         return
-    if kind in ("lanes diverge", "warps diverge"):
-        state, other_state = _STATES[report.state], _STATES[report.other_state]
-        if state == other_state:
-            other_state += " of another type or distance"
-        text = f"{kind}: {thread} {state}, thread {report.other_thread} {other_state}"
-    elif kind == "partial mask":
-        text = f"{thread} calls with a mask that is not 0xffffffff"
-    elif kind == "bad distance":
-        text = f"{thread} shuffles over a distance that is not 0 to 31"
-    elif kind == "misaligned":
-        text = f"misaligned: {thread} {access}"
-    elif kind == "outside":
-        text = f"outside every array: {thread} {access}"
+    thread = f"thread {report.thread} of block {report.block}"
+    place = _place(report.address, ranges)
+    access = _ACCESSES[report.access].format(report.bytes, place)
+    if kind.endswith("diverge"):
+        text = f"{kind}: {_divergence(report, thread)}"
     elif kind == "signal":
         text = f"{signal.Signals(report.signal).name}: {thread}, at {place}"
-    elif kind == "stack overflow":
-        text = f"stack overflow: {thread}"
     else:
-        text = "no memory for the stacks of the threads"
+        text = {
+            "partial mask": f"{thread} calls with a mask that is not 0xffffffff",
+            "bad distance": f"{thread} shuffles over a distance that is not 0 to 31",
+            "bad rank": f"{thread} loads from rank {report.rank}, which its cluster does not have",
+            "not running": f"{thread} loads from the shared memory of block {report.other_block}, "
+            f"which {_STATES[report.other_state]}",
+            "misaligned": f"misaligned: {thread} {access}",
+            "outside": f"outside every array: {thread} {access}",
+            "outside shared": f"outside the __shared__ arrays: {thread} {access}",
+            "source changed": f"{thread} waits for a copy whose source was written in the "
+            f"meantime, {report.bytes} bytes at {place}",
+            "never waited for": f"{thread} has ended and never waited for its copy of "
+            f"{report.bytes} bytes at {place}",
+            "stack overflow": f"stack overflow: {thread}",
+            "no memory": "no memory for the stacks of the threads",
+        }[kind]
     raise EmulationError(kind, where + text)
+
+
+def _divergence(report: Report, thread: str) -> str:
+    """Return what the threads wait for that part ways."""
+    other = f"thread {report.other_thread}"
+    if report.other_block != report.block:
+        other += f" of block {report.other_block}"
+    state, other_state = _STATES[report.state], _STATES[report.other_state]
+    if state == other_state:
+        other_state += " of another type or distance"
+    return f"{thread} {state}, {other} {other_state}"
 
 
 def raise_for_disturbance(where: str, ranges: dict[str, GuardedArray]) -> None:

@@ -1,108 +1,65 @@
 // SPDX-License-Identifier: MIT
-// Runs the blocks of a kernel one after the other, every CUDA thread a fiber.
+// Runs the clusters of a kernel one after the other, every CUDA thread a fiber.
 //
 // A warp advances in steps: each lane in turn runs until it waits at a shuffle or barrier, or ends,
 // and then all lanes must wait for the same thing. A block advances from barrier to barrier, which
-// all of its warps must reach. Anything else is a divergence and ends the launch with a report, as
-// do an access outside the arrays and a signal such as SIGSEGV: the fibers are left as they are and
-// the next launch starts them anew, so that the process lives on. One launch at a time.
+// all of its warps must reach, and a cluster from cluster barrier to cluster barrier, which all of
+// its blocks must reach. Anything else is a divergence and ends the launch with a report, as do an
+// access outside the arrays and a signal such as SIGSEGV: the fibers are left as they are and the
+// next launch starts them anew, so that the process lives on. One launch at a time.
 #include <cstring>
-#include <numeric>
 #include <utility>
 #include <vector>
 
-#include "emulation.h"
+#include "copy_queue.h"
 #include "fiber.h"
+#include "launch.h"
+#include "shared_memory.h"
 #include "signal_guard.h"
+#include "turns.h"
 
 namespace {
 
-constexpr int warp_size = 32, max_threads = Stacks::count;
-
-// The enumerations are repeated in emulator.py.
-enum Order : long long { forward, reversed, random_order };
-enum Problem : long long {
-  none,
-  lanes_diverge,
-  warps_diverge,
-  partial_mask,
-  bad_distance,
-  misaligned,
-  outside_arrays,
-  stack_overflow,
-  signalled,
-  no_memory,
-};
-enum State : long long { at_start, at_shuffle, at_warp_barrier, at_block_barrier, at_end };
-
-// Passed from and to Python: all fields are 8 bytes wide.
-struct Range {
-  const char* begin;
-  long long bytes;
-  unsigned char* touched;  // one flag for each of the bytes
-  long long loaded, stored;
-};
-struct Report {
-  Problem problem = none;
-  long long block = 0, thread = 0, other_thread = 0;
-  State state = at_start, other_state = at_start;
-  unsigned long long address = 0;
-  long long bytes = 0;  // of the access
-  long long is_store = 0, signal = 0;
-};
-struct Launch {
-  const EmulationKernel* kernel;
-  const void* arguments;
-  long long grid, block;
-  Order order;
-  unsigned long long seed;
-  Range* ranges;
-  long long range_count;
-  Report report;
-};
+constexpr int warp_size = 32, max_warps = 32, max_cluster = 16;
 
 struct Fiber {
   Context context;
   State state;
   unsigned detail;  // what the state's meeting must agree on
   int turn;         // which half of the exchange this fiber uses next
+  CopyQueue copies;
+};
+
+struct Block {
+  int warps[max_warps];  // those that have yet to reach the block's next barrier or its end
+  int left;              // how many they are
+  bool started, ended;
 };
 
 Stacks stacks;
-Fiber fibers[max_threads];
-Context host;      // the thread that called emulation_run
-Launch* launch;    // null outside a launch
-int running = -1;  // the fiber that runs; -1 on the host
+Fiber fibers[Stacks::max_count];  // the threads of a cluster, block by block
+Block blocks[max_cluster];
+Turns turns;
+SharedMemory shared;    // the block that has its turn is the one selected there
+long long first_block;  // of the cluster
+int first_fiber;        // of the block that has its turn
+Context host;           // the thread that called emulation_run
+Launch* launch;         // null outside a launch
+int running = -1;       // the fiber that runs; -1 on the host
 
 // What lanes hand over in a shuffle. Two halves used in turn: a lane may write its next value while
 // another has not read the last one, so that one meeting a shuffle is enough.
-unsigned long long exchange[2][max_threads];
-
-unsigned long long random_state;
-unsigned random_below(unsigned bound) {  // splitmix64
-  unsigned long long z = random_state += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return static_cast<unsigned>(((z ^ (z >> 31)) >> 32) * bound >> 32);
-}
-template <class T>
-void shuffle(T* items, int count) {
-  for (int i = count - 1; i > 0; --i) std::swap(items[i], items[random_below(i + 1)]);
-}
-template <class T>
-void arrange(T* items, int count, Order order) {
-  std::iota(items, items + count, T(0));
-  if (order == reversed)
-    for (int i = 0; i < count / 2; ++i) std::swap(items[i], items[count - 1 - i]);
-  if (order == random_order) shuffle(items, count);
-}
+unsigned long long exchange[2][Stacks::max_count];
 
 bool failed() { return launch->report.problem != none; }
 
-// The first problem ends the launch; from a fiber, without return.
+// The first problem ends the launch; from a fiber, without return. Threads are given as fibers.
 void fail(Report report) {
-  report.block = launch->kernel->block_index->x;
   if (running >= 0) report.thread = running;
+  report.block = first_block + report.thread / launch->block;
+  report.thread %= launch->block;
+  report.other_block = first_block + report.other_thread / launch->block;
+  report.other_thread %= launch->block;
   launch->report = report;
   if (running >= 0) switch_context(fibers[std::exchange(running, -1)].context, host);
 }
@@ -115,16 +72,26 @@ void wait(State state, unsigned detail = 0) {
   switch_context(self.context, host);
 }
 
-void resume(int thread) {
-  launch->kernel->thread_index->x = static_cast<unsigned>(thread);
-  running = thread;
-  switch_context(host, fibers[thread].context);
+void resume(int fiber) {
+  launch->kernel->thread_index->x = static_cast<unsigned>(fiber - first_fiber);
+  running = fiber;
+  switch_context(host, fibers[fiber].context);
   running = -1;
 }
 
+void expect_nothing_under_way() {
+  const CopyQueue::Copy* copy = fibers[running].copies.oldest();
+  if (copy == nullptr) return;
+  Report report = {never_waited_for};
+  report.address = reinterpret_cast<unsigned long long>(copy->from);
+  report.bytes = copy->bytes;
+  fail(report);
+}
+
 void run_fiber() {
-  for (;;) {  // a turn for each block
+  for (;;) {  // a turn for each cluster
     launch->kernel->run_thread(launch->arguments);
+    expect_nothing_under_way();
     wait(at_end);
   }
 }
@@ -132,15 +99,18 @@ void run_fiber() {
 void expect_same_state(Problem problem, int first, int other) {
   const Fiber &a = fibers[first], &b = fibers[other];
   if (a.state == b.state && a.detail == b.detail) return;
-  Report report = {problem, 0, first, other, a.state, b.state};
+  Report report = {problem};
+  report.thread = first;
+  report.other_thread = other;
+  report.state = a.state;
+  report.other_state = b.state;
   fail(report);
 }
 
 // Lets each lane of the warp run to its next meeting, which must be the same for all.
-State step_warp(int warp) {
+State step_warp(int first) {
   static int lanes[warp_size];
-  const int first = warp * warp_size;
-  arrange(lanes, warp_size, launch->order);
+  turns.arrange(lanes, warp_size);
   for (int lane : lanes) {
     resume(first + lane);
     if (failed()) return at_end;
@@ -150,44 +120,84 @@ State step_warp(int warp) {
   return fibers[first].state;
 }
 
-// Runs every warp up to the next block barrier or its end: one after the other, or in random order
-// in turns of a step.
-void advance_warps() {
-  int warps[max_threads / warp_size];
-  int left = static_cast<int>(launch->block / warp_size);
-  arrange(warps, left, launch->order);
+void start_interval(Block& block) {
+  block.left = static_cast<int>(launch->block / warp_size);
+  turns.arrange(block.warps, block.left);
+}
+
+// Runs a warp of the block for a step.
+void step_block(Block& block) {
+  const int turn = turns.next(block.left);
+  const State state = step_warp(first_fiber + block.warps[turn] * warp_size);
+  if (failed()) return;
+  if (state == at_block_barrier || state == at_cluster_barrier || state == at_end)
+    remove(block.warps, block.left, turn);
+}
+
+void select_block(int rank) {
+  shared.select(rank);
+  first_fiber = rank * static_cast<int>(launch->block);
+  launch->kernel->block_index->x = static_cast<unsigned>(first_block + rank);
+}
+
+// Runs a block up to the next cluster barrier or its end, one warp after the other; in random order
+// warps take turns of a step, and so do the blocks of a cluster. Returns whether the block is
+// there.
+bool run_turn(int rank) {
+  select_block(rank);
+  Block& block = blocks[rank];
+  block.started = true;
+  do {
+    step_block(block);
+    if (failed()) return true;
+    if (block.left > 0) continue;
+    for (int other = warp_size; other < launch->block && !failed(); other += warp_size)
+      expect_same_state(warps_diverge, first_fiber, first_fiber + other);
+    const State state = fibers[first_fiber].state;
+    block.ended = state == at_end;
+    if (failed() || state != at_block_barrier) return true;
+    start_interval(block);
+  } while (!turns.interleaved() || launch->cluster == 1);
+  return false;
+}
+
+// Runs every block up to the next cluster barrier or its end.
+void advance_blocks() {
+  int ranks[max_cluster];
+  int left = static_cast<int>(launch->cluster);
+  turns.arrange(ranks, left);
+  for (int i = 0; i < left; ++i) start_interval(blocks[i]);
   while (left > 0) {
-    const int turn = launch->order == random_order ? static_cast<int>(random_below(left)) : 0;
-    const State state = step_warp(warps[turn]);
+    const int turn = turns.next(left);
+    if (run_turn(ranks[turn])) remove(ranks, left, turn);
     if (failed()) return;
-    if (state != at_block_barrier && state != at_end) continue;
-    std::memmove(warps + turn, warps + turn + 1, (--left - turn) * sizeof(int));
   }
 }
 
-void run_block(long long block) {
-  const EmulationKernel& kernel = *launch->kernel;
-  kernel.block_index->x = static_cast<unsigned>(block);
-  if (kernel.shared_begin != nullptr)
-    std::memset(kernel.shared_begin, 0xff, kernel.shared_end - kernel.shared_begin);
+void run_cluster(long long cluster) {
+  const int size = static_cast<int>(launch->cluster), threads = static_cast<int>(launch->block);
+  first_block = cluster * size;
+  for (int rank = 0; rank < size; ++rank) blocks[rank].started = blocks[rank].ended = false;
+  shared.start(launch->kernel->shared_begin, launch->kernel->shared_end, size);
   do {
-    advance_warps();
-    for (int other = warp_size; other < launch->block && !failed(); other += warp_size)
-      expect_same_state(warps_diverge, 0, other);
+    advance_blocks();
+    for (int rank = 1; rank < size && !failed(); ++rank)
+      expect_same_state(blocks_diverge, 0, rank * threads);
   } while (!failed() && fibers[0].state != at_end);
 }
 
 void run_grid() {
   *launch->kernel->grid_dim = {static_cast<unsigned>(launch->grid), 1, 1};
   *launch->kernel->block_dim = {static_cast<unsigned>(launch->block), 1, 1};
-  for (int i = 0; i < launch->block; ++i) {
+  for (int i = 0; i < launch->cluster * launch->block; ++i) {
     fibers[i].turn = 0;
+    fibers[i].copies.clear();
     start_context(fibers[i].context, stacks[i], Stacks::size, run_fiber);
   }
-  std::vector<long long> blocks(launch->grid);
-  arrange(blocks.data(), static_cast<int>(blocks.size()), launch->order);
-  for (long long block : blocks) {
-    run_block(block);
+  std::vector<long long> clusters(launch->grid / launch->cluster);
+  turns.arrange(clusters.data(), static_cast<int>(clusters.size()));
+  for (long long cluster : clusters) {
+    run_cluster(cluster);
     if (failed()) return;
   }
 }
@@ -205,14 +215,48 @@ void meet(unsigned mask, State state, unsigned detail) {
   wait(state, detail);
 }
 
+Report report_of(Access access, const void* address, unsigned size) {
+  Report report = {};
+  report.access = access;
+  report.address = reinterpret_cast<unsigned long long>(address);
+  report.bytes = size;
+  return report;
+}
+
+void expect_aligned(Report report, unsigned alignment) {
+  if (report.address % alignment == 0) return;
+  report.problem = misaligned;
+  fail(report);
+}
+
+void expect_shared(Report report, const void* address) {
+  if (shared.contains(address, report.bytes)) return;
+  report.problem = outside_shared;
+  fail(report);
+}
+
+void expect_running(int rank) {
+  Report report = {};
+  report.rank = rank;
+  if (rank < 0 || rank >= launch->cluster) {
+    report.problem = bad_rank;
+    fail(report);
+  }
+  if (blocks[rank].started && !blocks[rank].ended) return;
+  report.problem = not_running;
+  report.other_thread = rank * launch->block;
+  report.other_state = blocks[rank].ended ? at_end : at_start;
+  fail(report);
+}
+
 }  // namespace
 
 extern "C" {
 
 __attribute__((visibility("default"))) void emulation_run(Launch* request) {
   launch = request;
-  if (stacks.map()) {
-    random_state = launch->seed;
+  if (stacks.map(static_cast<int>(launch->cluster * launch->block))) {
+    turns = {launch->order, launch->seed};
     SignalGuard guard(claim_signal);
     run_grid();
   } else {
@@ -237,14 +281,8 @@ unsigned long long emulation_shuffle_xor(unsigned mask, unsigned long long bits,
 }
 
 void emulation_access(const void* address, unsigned size, unsigned alignment, bool is_store) {
-  Report report = {};
-  report.address = reinterpret_cast<unsigned long long>(address);
-  report.bytes = size;
-  report.is_store = is_store;
-  if (report.address % alignment != 0) {
-    report.problem = misaligned;
-    fail(report);
-  }
+  Report report = report_of(is_store ? store : load, address, size);
+  expect_aligned(report, alignment);
   for (Range* range = launch->ranges; range != launch->ranges + launch->range_count; ++range) {
     const auto offset = static_cast<const char*>(address) - range->begin;
     if (offset < 0 || offset + size > range->bytes) continue;
@@ -256,5 +294,35 @@ void emulation_access(const void* address, unsigned size, unsigned alignment, bo
     report.problem = outside_arrays;
     fail(report);
   }
+}
+
+int emulation_cluster_rank() { return shared.selected(); }
+
+void emulation_cluster_barrier() { wait(at_cluster_barrier); }
+
+void emulation_cluster_load(void* value, const void* address, unsigned size, int rank) {
+  expect_running(rank);
+  const Report report = report_of(load_from_block, address, size);
+  expect_aligned(report, size);
+  expect_shared(report, address);
+  std::memcpy(value, shared.of_block(rank, address), size);
+}
+
+void emulation_async_copy(void* to, const void* from, unsigned size) {
+  emulation_access(from, size, size, false);
+  const Report report = report_of(copy_to_shared, to, size);
+  expect_aligned(report, size);
+  expect_shared(report, to);
+  fibers[running].copies.add(to, from, size);
+}
+
+void emulation_async_commit() { fibers[running].copies.commit(); }
+
+void emulation_async_wait(unsigned pending) {
+  const CopyQueue::Copy* changed = fibers[running].copies.wait(pending);
+  if (changed == nullptr) return;
+  Report report = report_of(load, changed->from, changed->bytes);
+  report.problem = source_changed;
+  fail(report);
 }
 }

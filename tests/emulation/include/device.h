@@ -2,18 +2,24 @@
 // CUDA's built-ins for a kernel under emulation; included before the kernel's source.
 //
 // Every CUDA thread is a fiber of its own. The lanes of a warp wait for each other at shuffles, the
-// threads of a block at barriers, and between two such meetings a thread runs undisturbed. What
-// this proves: indices, reductions, tails, barriers that are needed and missing, barriers that not
-// all threads reach, accesses outside an array, bytes moved.
+// threads of a block at barriers, the blocks of a cluster at cluster barriers, and between two such
+// meetings a thread runs undisturbed. What this proves: indices, reductions, tails, barriers that
+// are needed and missing, barriers that not all threads reach, accesses outside an array, bytes
+// moved. Of clusters: that no block reads the shared memory of one that has not started, has ended
+// or is of another cluster. Of asynchronous copies: that each is waited for by the thread that made
+// it, before that reads the destination, and that nothing writes the source in the meantime.
 //
 // What it does not prove: the memory model (no two threads ever run at once, so that a store is
 // seen by all the others at once and in order, and a race shows only where one of the orders tried
-// changes the result); the alignment of accesses that do not go through access.cuh; asynchronous
-// copies; that the kernel ends (nothing stops an endless loop) or fits a GPU's registers and shared
-// memory; speed.
+// changes the result); that a barrier stands between a thread's wait for a copy and another's use
+// of it, as the wait shows the data to all (again, an order may); that a block reads another's
+// shared memory by cluster_load alone; the alignment of accesses that do not go through access.cuh,
+// cluster.cuh and async_copy.cuh; that the kernel ends (nothing stops an endless loop) or fits a
+// GPU's registers and shared memory, or that a cluster of its size can run; speed.
 //
 // A __shared__ array must be declared in a function that is not a template, as the arrays share a
-// linker section: the scheduler fills it with NaN bytes before each block.
+// linker section: the scheduler fills it with NaN bytes before each block
+// and keeps a copy for each block of a cluster.
 #pragma once
 #include <cstring>
 

@@ -28,5 +28,13 @@ unsigned long long emulation_shuffle_xor(unsigned mask, unsigned long long bits,
                                          unsigned size);
 // Checks and counts an access to global memory that is about to happen.
 void emulation_access(const void* address, unsigned size, unsigned alignment, bool is_store);
+int emulation_cluster_rank();
+void emulation_cluster_barrier();
+// Reads a __shared__ variable as the block of that rank has it.
+void emulation_cluster_load(void* value, const void* address, unsigned size, int rank);
+// Copies of `size` bytes, checked and counted when they are made, that arrive at a wait.
+void emulation_async_copy(void* shared, const void* global, unsigned size);
+void emulation_async_commit();
+void emulation_async_wait(unsigned pending);
 }
 #pragma GCC visibility pop

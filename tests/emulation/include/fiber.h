@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Fibers: stacks of their own for up to 1024 CUDA threads, and the switch from one to another.
+// Fibers: stacks of their own for up to 8192 CUDA threads, and the switch from one to another.
 //
 // A switch on x86-64 saves the registers that a function call must preserve: a few nanoseconds.
 // Elsewhere, or with EMULATION_UCONTEXT, it is swapcontext, which also asks the kernel for the
@@ -71,20 +71,23 @@ inline void start_context(Context& context, char* stack, std::size_t size, void 
 
 #endif
 
-// The fibers' stacks, mapped once and kept. Below each lies a page without access, so that an
-// overflow faults instead of running into the neighbour.
+// The fibers' stacks, made accessible as they are asked for and kept. Below each lies a page
+// without access, so that an overflow faults instead of running into the neighbour.
 class Stacks {
  public:
-  static constexpr int count = 1024;
+  static constexpr int max_count = 16 * 512;
   static constexpr std::size_t size = 64 << 10;
 
-  bool map() {
-    if (memory_ != nullptr) return true;
-    void* memory = mmap(nullptr, count * stride_, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return false;
-    memory_ = static_cast<char*>(memory);
-    for (int i = 0; i < count; ++i) mprotect(memory_ + i * stride_, page_, PROT_NONE);
+  // Makes the first `count` stacks accessible.
+  bool map(int count) {
+    if (memory_ == nullptr) {
+      void* memory = mmap(nullptr, max_count * stride_, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (memory == MAP_FAILED) return false;
+      memory_ = static_cast<char*>(memory);
+    }
+    for (; mapped_ < count; ++mapped_)
+      if (mprotect((*this)[mapped_], size, PROT_READ | PROT_WRITE) != 0) return false;
     return true;
   }
 
@@ -92,11 +95,12 @@ class Stacks {
 
   bool in_guard_page(const void* address) const {
     const auto offset = static_cast<std::size_t>(static_cast<const char*>(address) - memory_);
-    return offset < count * stride_ && offset % stride_ < page_;
+    return offset < max_count * stride_ && offset % stride_ < page_;
   }
 
  private:
   const std::size_t page_ = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::size_t stride_ = page_ + size;
   char* memory_ = nullptr;
+  int mapped_ = 0;
 };
