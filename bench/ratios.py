@@ -73,6 +73,20 @@ def load(path: Path) -> list[Row]:
     return rows
 
 
+def measured(rows: Sequence[Row]) -> str:
+    """Return a sentence that says what was measured, on what and when."""
+    said = {
+        name: " and ".join(dict.fromkeys(str(getattr(row, name)) for row in rows))
+        for name in ("device", "threads", "versions", "commit")
+    }
+    dates = sorted({row.date for row in rows})
+    return (
+        f"Medians at {len({row.point for row in rows})} points; {said['device']}, "
+        f"{said['threads']} threads; {said['versions']}; commit {said['commit']}, "
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
+    )
+
+
 def ratios(rows: Iterable[Row], numerator: str, denominator: str) -> list[Ratio]:
     """Return the medians of one provider over those of another, at all points that have both."""
     points: dict[tuple[str, str, str, str, str], dict[str, float]] = {}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench import goals
-from bench.ratios import Ratio, geometric_mean, label, load, points_without, ratios
+from bench.ratios import Ratio, geometric_mean, label, load, measured, points_without, ratios
 from bench.rows import Row
 
 _BLOCK = re.compile(r"(<!-- cpu-table: (\S+) -->\n).*?(<!-- end -->)", re.S)
@@ -107,7 +107,9 @@ def markdown(rows: Sequence[Row], peer: str = "torch") -> str:
             for dtype in dtypes
         ]
         lines.append(f"| {name} {direction} | {' | '.join(cells)} |")
-    notes = [_legend(peer, with_gates=bool(over_ungated)), _measured(rows)]
+    notes = [_legend(peer, with_gates=bool(over_ungated)), measured(rows)]
+    if left_out := points_without(rows, "cunorm"):
+        notes.append(f"Without cunorm: {', '.join(left_out)}.")
     return "\n".join([*lines, "", *textwrap.wrap(" ".join(notes), width=120)])
 
 
@@ -144,23 +146,6 @@ def _legend(peer: str, *, with_gates: bool) -> str:
         "slowest point in brackets; / copy: time over that of a plain copy of as many bytes, mean "
         f"and worst{ungated}."
     )
-
-
-def _measured(rows: Sequence[Row]) -> str:
-    """Return what was measured, on what, and what is missing."""
-    said = {
-        name: " and ".join(dict.fromkeys(str(getattr(row, name)) for row in rows))
-        for name in ("device", "threads", "versions", "commit")
-    }
-    dates = sorted({row.date for row in rows})
-    text = (
-        f"Medians at {len({row.point for row in rows})} points; {said['device']}, "
-        f"{said['threads']} threads; {said['versions']}; commit {said['commit']}, "
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
-    )
-    if left_out := points_without(rows, "cunorm"):
-        text += f" Without cunorm: {', '.join(left_out)}."
-    return text
 
 
 if __name__ == "__main__":

@@ -170,6 +170,10 @@ def test_every_mean_is_of_its_own_rows():
     assert unmet(change(599, **of_rms)) == {"rms_norm backward, float32: × torch, mean"}
     assert unmet(change(600, **of_rms)) == set()
     for dtype in ("float32", "bfloat16"):
+        for gated in ("rms_norm+post_gate", "rms_norm+pre_gate"):  # √(13 · 1.2) < 4
+            assert unmet(change(120, operator=gated, dtype=dtype)) == {
+                f"gated norms forward and backward, {dtype}: × torch, mean"
+            }
         assert unmet(change(249, operator="group_norm+silu", dtype=dtype)) == {
             f"group_norm+silu forward and backward, {dtype}: × torch, mean"
         }
