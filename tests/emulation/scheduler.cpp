@@ -8,27 +8,17 @@
 // access outside the arrays and a signal such as SIGSEGV: the fibers are left as they are and the
 // next launch starts them anew, so that the process lives on. One launch at a time.
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "copy_queue.h"
-#include "fiber.h"
-#include "launch.h"
 #include "shared_memory.h"
 #include "signal_guard.h"
+#include "threads.h"
 #include "turns.h"
 
 namespace {
 
 constexpr int warp_size = 32, max_warps = 32, max_cluster = 16;
-
-struct Fiber {
-  Context context;
-  State state;
-  unsigned detail;  // what the state's meeting must agree on
-  int turn;         // which half of the exchange this fiber uses next
-  CopyQueue copies;
-};
 
 struct Block {
   int warps[max_warps];  // those that have yet to reach the block's next barrier or its end
@@ -36,51 +26,17 @@ struct Block {
   bool started, ended;
 };
 
-Stacks stacks;
-Fiber fibers[Stacks::max_count];  // the threads of a cluster, block by block
+CopyQueue copies[Stacks::max_count];  // by fiber; not in Fiber, which every step touches
 Block blocks[max_cluster];
 Turns turns;
-SharedMemory shared;    // the block that has its turn is the one selected there
-long long first_block;  // of the cluster
-int first_fiber;        // of the block that has its turn
-Context host;           // the thread that called emulation_run
-Launch* launch;         // null outside a launch
-int running = -1;       // the fiber that runs; -1 on the host
+SharedMemory shared;  // the block that has its turn is the one selected there
 
 // What lanes hand over in a shuffle. Two halves used in turn: a lane may write its next value while
 // another has not read the last one, so that one meeting a shuffle is enough.
 unsigned long long exchange[2][Stacks::max_count];
 
-bool failed() { return launch->report.problem != none; }
-
-// The first problem ends the launch; from a fiber, without return. Threads are given as fibers.
-void fail(Report report) {
-  if (running >= 0) report.thread = running;
-  report.block = first_block + report.thread / launch->block;
-  report.thread %= launch->block;
-  report.other_block = first_block + report.other_thread / launch->block;
-  report.other_thread %= launch->block;
-  launch->report = report;
-  if (running >= 0) switch_context(fibers[std::exchange(running, -1)].context, host);
-}
-
-// Back to the scheduler, until it resumes this fiber.
-void wait(State state, unsigned detail = 0) {
-  Fiber& self = fibers[running];
-  self.state = state;
-  self.detail = detail;
-  switch_context(self.context, host);
-}
-
-void resume(int fiber) {
-  launch->kernel->thread_index->x = static_cast<unsigned>(fiber - first_fiber);
-  running = fiber;
-  switch_context(host, fibers[fiber].context);
-  running = -1;
-}
-
 void expect_nothing_under_way() {
-  const CopyQueue::Copy* copy = fibers[running].copies.oldest();
+  const CopyQueue::Copy* copy = copies[running].oldest();
   if (copy == nullptr) return;
   Report report = {never_waited_for};
   report.address = reinterpret_cast<unsigned long long>(copy->from);
@@ -191,7 +147,7 @@ void run_grid() {
   *launch->kernel->block_dim = {static_cast<unsigned>(launch->block), 1, 1};
   for (int i = 0; i < launch->cluster * launch->block; ++i) {
     fibers[i].turn = 0;
-    fibers[i].copies.clear();
+    copies[i].clear();
     start_context(fibers[i].context, stacks[i], Stacks::size, run_fiber);
   }
   std::vector<long long> clusters(launch->grid / launch->cluster);
@@ -313,13 +269,13 @@ void emulation_async_copy(void* to, const void* from, unsigned size) {
   const Report report = report_of(copy_to_shared, to, size);
   expect_aligned(report, size);
   expect_shared(report, to);
-  fibers[running].copies.add(to, from, size);
+  copies[running].add(to, from, size);
 }
 
-void emulation_async_commit() { fibers[running].copies.commit(); }
+void emulation_async_commit() { copies[running].commit(); }
 
 void emulation_async_wait(unsigned pending) {
-  const CopyQueue::Copy* changed = fibers[running].copies.wait(pending);
+  const CopyQueue::Copy* changed = copies[running].wait(pending);
   if (changed == nullptr) return;
   Report report = report_of(load, changed->from, changed->bytes);
   report.problem = source_changed;
