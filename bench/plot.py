@@ -97,10 +97,15 @@ def write_svg(path: Path, rows: Sequence[Row]) -> None:
 
 def _smaller(svg: str) -> str:
     """Return the picture in fewer bytes: hundredths of a point, and nothing without effect."""
-    svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", svg)
+    svg = re.sub(r"<[^>]+>", _rounded, svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
     return re.sub(r"\s*\n\s*", "\n", svg)
+
+
+def _rounded(tag: re.Match[str]) -> str:
+    """Return a tag with shorter numbers; what is between tags may be versions."""
+    return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])
 
 
 def _figure(rows: Sequence[Row]) -> Figure:
@@ -152,7 +157,7 @@ def _empty_figure(rows: Sequence[Row], lines: int, columns: int) -> tuple[Figure
 
 
 def _draw(panel: Axes, rows: Sequence[Row]) -> None:
-    """Draw one operator, direction and dtype: for each provider dots and a line."""
+    """Draw one operator, direction and dtype: for each provider a line."""
     for provider in _providers(rows):
         by_size: dict[int, list[float]] = {}
         for row in rows:

@@ -50,9 +50,9 @@ def test_every_operator_direction_and_dtype_is_a_panel(tmp_path):
 
 
 def test_the_picture_names_axes_and_what_was_measured(tmp_path):
-    shown = texts(drawn(tmp_path, ROWS))
-    assert {"GB/s", "size of x", "32 MiB"} <= set(shown)
-    assert "A CPU, 2 cores, 2 threads" in " ".join(shown)
+    shown = texts(drawn(tmp_path, [row("cunorm", 9.0, versions="cunorm 0.1.0; xla 0.20261; b")]))
+    assert {"GB/s", "size of x", "64 MiB"} <= set(shown)
+    assert "A CPU, 2 cores, 2 threads; cunorm 0.1.0; xla 0.20261; b;" in " ".join(shown)
 
 
 def test_a_line_goes_through_the_geometric_means_of_each_size():
