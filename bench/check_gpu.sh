@@ -7,7 +7,7 @@
 # Results are files in OUT_DIR; summary.txt says how each part ended. Every part runs, each within
 # its own time; the exit status is 1 if one failed. $PYTHON is the interpreter (default: python3),
 # which needs cunorm's `cuda13` or `cuda12` extra and pytest; with torch it also times torch, and
-# against torch.compile the gated norms and group norm + silu.
+# with Triton what there is of torch.compile, Liger-Kernel, fla-core and QuACK.
 set -uo pipefail
 
 usage() { sed -n '2,10s/^# \{0,1\}//p' "$0"; }
@@ -81,14 +81,7 @@ sanitize() { # TOOL: one tool of compute-sanitizer, where it is installed and kn
 }
 
 $dry_run || : >"$summary"
-part device 30 "$python" -c '
-import cupy
-from bench import gpu_report
-try:
-    import torch
-except ImportError:
-    torch = None
-print(gpu_report.versions(cupy, torch))'
+part device 30 "$python" -c 'from bench import gpu_timer, machine; print(machine.facts(gpu_timer.find()))'
 
 workers=()
 if "$python" -c "import xdist" 2>/dev/null; then
@@ -99,12 +92,15 @@ fi
 part tests 165 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
 sanitize memcheck
 sanitize racecheck
-part timings 90 "$python" -m bench.gpu_timing "$out/timings.csv" --seconds 65
+part timings 90 "$python" -m bench --device cuda --seconds-total 65 --seconds 0.2 \
+  --providers cunorm-cupy,cunorm,torch --out "$out/timings.csv"
 if "$python" -c "import torch, triton" 2>/dev/null; then
-  part compiled 55 "$python" -m bench.gpu_timing "$out/compiled.csv" --seconds 25 --compile \
-    --op rms_norm+post_gate,rms_norm+pre_gate,group_norm+silu
+  # Their kernels are compiled and tuned for each shape: few points in this time.
+  part peers 55 "$python" -m bench --device cuda --seconds-total 25 --seconds 0.2 \
+    --providers cunorm,torch.compile,liger,fla,quack --dtype bfloat16 \
+    --op rms_norm,rms_norm+post_gate,group_norm+silu --out "$out/peers.csv"
 else
-  say "compiled: skipped, torch or triton is not installed"
+  say "peers: skipped, torch or triton is not installed"
 fi
 
 $dry_run && exit 0

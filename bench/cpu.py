@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Times cunorm against PyTorch on the CPU: the same tensors, threads and process.
+"""A CPU as the timings use it: operands, copies and a timer.
 
-Each contestant allocates its outputs with PyTorch's allocator, whose freed memory is kept, so that
-no page fault is timed. The contestants take turns, in an order drawn anew for each round, as what
-one leaves in the caches is the next one's gain; the figures are medians. A turn is one call, whose
-code and data the others' turns have driven from the caches, or several, as in a loop.
+Everyone allocates results with an allocator that keeps freed memory, so that no page fault is
+timed. A turn is one call, whose code and data the others' turns have driven from the caches, or
+several, as in a loop.
 """
 
 from __future__ import annotations
@@ -12,68 +11,83 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
-import random
-import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import cunorm
-from bench import cases, peers
-from bench.cases import Call, Operands, Operator, Shape
+from bench.arrays import upload
+from bench.cases import CHECKED_ELEMENTS, DTYPES, Call, Operands, Operator, Shape, drawn, fewer
+from bench.grid import Point
+from bench.turns import Turn
 from cunorm._cpu import available_cores
 
-_CHECKED_ROWS = 64
-_CHECKED_ELEMENTS = 1 << 21  # of group norms, whose samples are large
 
+class Cpu:
+    """The machine's CPU, with as many threads for everyone."""
 
-@dataclass(frozen=True)
-class Point:
-    """What is timed."""
+    kind = "cpu"
+    driver = ""
+    note = "freed memory is kept, so that no page fault is timed"
 
-    operator: Operator
-    direction: str
-    dtype: str
-    shape: Shape
-
-    @property
-    def shape_text(self) -> str:
-        """The shape as the command line has it."""
-        return "x".join(map(str, self.shape))
-
-    def __format__(self, spec: str) -> str:
-        text = f"{self.operator.label} {self.direction} {self.dtype} {self.shape_text}"
-        return format(text, spec)
-
-
-@dataclass(frozen=True)
-class Result:
-    """Median seconds of a call, and of a copy that moves as many bytes."""
-
-    point: Point
-    cunorm: float
-    torch: float
-    copy: float
-    ungated: float | None = None  # of cunorm, where the operator has a gate
+    def __init__(self, threads: int, calls_in_turn: int = 1) -> None:
+        self.threads = threads
+        self._calls_in_turn = calls_in_turn
+        keep_freed_memory()
+        torch.set_num_threads(threads)
+        cunorm.set_num_threads(threads)
 
     @property
-    def speedup(self) -> float:
-        """How many times faster than torch."""
-        return self.torch / self.cunorm
+    def name(self) -> str:
+        """The CPU's model and how many cores are used."""
+        return f"{_model()}, {self.threads} of {available_cores()} cores"
 
     @property
-    def over_copy(self) -> float:
-        """How many times a copy of the same bytes the call takes."""
-        return self.cunorm / self.copy
+    def versions(self) -> dict[str, str]:
+        """What is timed beside cunorm and the providers; nothing here."""
+        return {}
 
-    @property
-    def over_ungated(self) -> float | None:
-        """How many times the call without its gate it takes."""
-        return self.cunorm / self.ungated if self.ungated else None
+    def fitting(self, point: Point, contestants: int) -> Point:
+        """Return the point as it is: points of the CPU's grid fit any memory."""
+        return point
+
+    def operands(self, point: Point) -> list[Operands]:
+        """Return one set of operands; rows repeat, as drawing them all would take long."""
+        host, repeats = drawn(point.operator, point.dtype, point.shape)
+        return [{name: upload(np, array, repeats) for name, array in host.items()}]
+
+    def upload(self, host: Operands) -> Operands:
+        """Return the host's arrays themselves."""
+        return host
+
+    def copies(self, point: Point) -> list[Call]:
+        """Return a copy that reads and writes as many bytes in all."""
+        return [copying(point.bytes, DTYPES[point.dtype].itemsize)]
+
+    def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
+        """Warm up, and return the turns of the one call."""
+        (call,) = calls
+        if wait is not None:
+            call = partial(_waited, call, wait)
+        call()
+        return Turn(partial(_seconds, call, self._calls_in_turn))
+
+    def prepare(self, points: Iterable[Point]) -> None:
+        """Compile what cunorm needs for the points and their checks, several builds at once."""
+        needs = {
+            (operator.base, *_described(operator, point.dtype, shape))
+            for point in points
+            for operator in (point.operator, point.operator.ungated())
+            for shape in (point.shape, fewer(point.shape, CHECKED_ELEMENTS))
+        }
+        with ThreadPoolExecutor(available_cores()) as pool:
+            list(pool.map(_compile, sorted(needs, key=str)))
 
 
 def keep_freed_memory() -> None:
@@ -85,28 +99,36 @@ def keep_freed_memory() -> None:
         libc.mallopt(mmap_max, 0)
 
 
-def use_threads(threads: int) -> None:
-    """Give both sides the same number of threads."""
-    torch.set_num_threads(threads)
-    cunorm.set_num_threads(threads)
+def copying(moved: int, itemsize: int) -> Call:
+    """Return torch's copy that reads and writes so many bytes in all."""
+    dtype = {2: torch.int16, 4: torch.int32}[itemsize]
+    source = torch.ones(moved // (2 * itemsize), dtype=dtype)
+    return lambda: torch.empty_like(source).copy_(source)
 
 
-def compile_ahead(points: Iterable[Point]) -> None:
-    """Compile what the points need, and their checks, several builds at once."""
-    needs = {
-        (operator.base, *_described(operator, point.dtype, shape))
-        for point in points
-        for operator in (point.operator, point.operator.ungated())
-        for shape in (point.shape, _checked_shape(point))
-    }
+def _waited(call: Call, wait: Callable[[Any], Any]) -> Any:
+    return wait(call())
 
-    def compile_one(need: tuple[Any, ...]) -> None:
-        base, options = need[0], dict(need[1:])
-        functions = [f"{base}_forward", f"{base}_backward"]
-        cunorm.warmup(functions, **options, device="cpu", workers=1, progress=False)
 
-    with ThreadPoolExecutor(available_cores()) as pool:
-        list(pool.map(compile_one, sorted(needs, key=str)))
+def _seconds(call: Call, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+def _model() -> str:
+    if platform.system() == "Linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _compile(need: tuple[Any, ...]) -> None:
+    base, options = need[0], dict(need[1:])
+    functions = [f"{base}_forward", f"{base}_backward"]
+    cunorm.warmup(functions, **options, device="cpu", workers=1, progress=False)
 
 
 def _described(operator: Operator, dtype: str, shape: Shape) -> tuple[tuple[str, Any], ...]:
@@ -129,79 +151,3 @@ def _described(operator: Operator, dtype: str, shape: Shape) -> tuple[tuple[str,
         *operands.items(),
         *options.items(),
     )
-
-
-def measure(point: Point, seconds: float, calls_in_turn: int = 1) -> Result:
-    """Check cunorm against the oracle, then time the contestants in turn."""
-    _check(point)
-    operator = point.operator
-    host = cases.host_operands(operator, point.dtype, point.shape)
-    tensors = {name: tensor(array) for name, array in host.items()}
-    x = tensors["x"]
-    moved = cases.bytes_moved(operator, point.direction, point.shape, x.itemsize)
-    theirs = peers.torch_function(torch, operator, point.shape[1])
-    calls = {"copy": copying(moved, x.dtype), "cunorm": _ours(operator, point.direction, tensors)}
-    if point.direction == "forward":
-        calls["torch"] = peers.torch_forward(theirs, operator, tensors)
-    else:
-        calls["torch"] = peers.torch_backward(torch, theirs, operator, tensors)
-    if operator.gate_position:
-        calls["ungated"] = _ours(operator.ungated(), point.direction, tensors)
-    return Result(point, **medians(calls, seconds, calls_in_turn))
-
-
-def _ours(operator: Operator, direction: str, tensors: Operands) -> Call:
-    if direction == "forward":
-        return cases.forward(cunorm, operator, tensors)
-    saved = cases.training_forward(cunorm, operator, tensors)()
-    return cases.backward(cunorm, operator, tensors, saved)
-
-
-def copying(moved: int, dtype: torch.dtype) -> Call:
-    """Return a copy that reads and writes as many bytes in all."""
-    source = torch.ones(moved // (2 * dtype.itemsize), dtype=dtype)
-    return lambda: torch.empty_like(source).copy_(source)
-
-
-def medians(calls: dict[str, Call], seconds: float, calls_in_turn: int = 1) -> dict[str, float]:
-    """Return each call's median over rounds in which they take turns; seconds."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    contestants = list(calls.items())
-    order = random.Random(0)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[contestants[0][0]]) < 5:
-        order.shuffle(contestants)
-        for name, call in contestants:
-            start = time.perf_counter()
-            for _ in range(calls_in_turn):
-                call()
-            times[name].append((time.perf_counter() - start) / calls_in_turn)
-    return {name: statistics.median(spent) for name, spent in times.items()}
-
-
-def _check(point: Point) -> None:
-    """Compare a few rows of the same width, or samples of the same channels, with the oracle."""
-    shape = _checked_shape(point)
-    error = cases.check(point.operator, point.dtype, shape, tensor, _array)
-    if not error <= cases.TOLERANCE[point.dtype]:
-        raise RuntimeError(f"{point}: error {error:.1e}, nothing is timed")
-
-
-def _checked_shape(point: Point) -> Shape:
-    if point.operator.of_channels:
-        return cases.fewer(point.shape, _CHECKED_ELEMENTS)
-    rows, width = point.shape
-    return min(rows, _CHECKED_ROWS), width
-
-
-def tensor(array: Any) -> torch.Tensor:
-    """Return the tensor of a NumPy array's memory, with its strides."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    return tensor.double().numpy()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from bench.arrays import upload
 from bench.cases import OPERATORS, TOLERANCE, Operator, Shape, check
-from bench.gpu_timer import upload
 
 # An odd tail, rows in registers, rows that are streamed.
 POINTS = (

@@ -8,20 +8,28 @@ is queued, so that the host's time stays out.
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from bench.cases import DTYPES, Operands, Operator, Shape, bytes_moved, host_operands
+from bench.arrays import upload
+from bench.cases import DTYPES, Call, Operands, drawn
+from bench.grid import Point
+from bench.turns import Turn
+from cunorm import _cuda
 
-DRAWN_ELEMENTS = 1 << 20  # or one sample; a power of two, as most of the shapes' axes are
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far
 BATCH_SECONDS = 2e-3
-ROUNDS = 7
+# Arrays as large as x that are alive at once, for each set: operands and copies, and results with
+# what was saved for a backward.
+OPERAND_ARRAYS = 10
+ARRAYS_OF_ONE = 8
+
+Queued = Callable[[int], Any]  # a call on the set of an index
 
 _SPIN = """
 extern "C" __global__ void spin(long long nanoseconds) {
@@ -34,142 +42,152 @@ extern "C" __global__ void spin(long long nanoseconds) {
 """
 
 
-@dataclass(frozen=True)
-class Point:
-    """What is timed: an operator in one direction, on one shape and dtype."""
-
-    operator: Operator
-    direction: str
-    dtype: str
-    shape: Shape
-
-    def __str__(self) -> str:
-        shape = "×".join(map(str, self.shape))
-        return f"{self.operator.label} {self.direction} {self.dtype} {shape}"
-
-    @property
-    def bytes(self) -> int:
-        """The bytes that must be read and written."""
-        itemsize = DTYPES[self.dtype].itemsize
-        return bytes_moved(self.operator, self.direction, self.shape, itemsize)
-
-    @property
-    def sets(self) -> int:
-        """How many sets of operands keep each other out of L2."""
-        return max(2, min(64, -(-ROTATED_BYTES // self.bytes)))
-
-
 class Gpu:
-    """The current device; everything is timed on its default stream, which is CuPy's and torch's.
+    """The current device; all but JAX is timed on its default stream, which is CuPy's and torch's.
 
     `torch` is None where torch is not installed or has no CUDA.
     """
 
+    kind = "cuda"
+    threads = 1  # that call
+    note = "buffers rotate, so that L2 is cold, and the host's time stays out"
+
     def __init__(self, cupy: Any, torch: Any | None) -> None:
-        self.cupy: Any = cupy
-        self.torch: Any = torch
+        self._cupy: Any = cupy
+        self._torch: Any = torch
         self._spin = cupy.RawKernel(_SPIN, "spin", ("-std=c++17",))
+
+    @property
+    def name(self) -> str:
+        """The GPU."""
+        return str(self._cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
+
+    @property
+    def driver(self) -> str:
+        """The CUDA version of the driver."""
+        version = self._cupy.cuda.runtime.driverGetVersion()
+        return f"{version // 1000}.{version % 1000 // 10}"
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What is timed beside cunorm and the providers."""
+        nvrtc = ".".join(map(str, _cuda.nvrtc_version()))
+        return {"NVRTC": nvrtc, "cupy": self._cupy.__version__}
+
+    def fitting(self, point: Point, contestants: int) -> Point:
+        """Halve the rows or samples until everything at a point fits the memory."""
+        rows, *row = point.shape
+        arrays = OPERAND_ARRAYS + ARRAYS_OF_ONE * contestants
+        itemsize = DTYPES[point.dtype].itemsize
+        free = self.free_memory()
+        while rows > 1 and arrays * _sets(point) * itemsize * rows * math.prod(row) > free:
+            rows //= 2
+            point = replace(point, shape=(rows, *row))
+        return point
 
     def operands(self, point: Point) -> list[Operands]:
         """Return the point's sets of operands; rows repeat, as drawing them all would take long."""
-        rows, *row = point.shape
-        drawn = math.gcd(rows, max(1, DRAWN_ELEMENTS // math.prod(row)))
-        host = host_operands(point.operator, point.dtype, (drawn, *row))
+        host, repeats = drawn(point.operator, point.dtype, point.shape)
         return [
-            {name: upload(self.cupy, array, rows // drawn) for name, array in host.items()}
-            for _ in range(point.sets)
+            {name: upload(self._cupy, array, repeats) for name, array in host.items()}
+            for _ in range(_sets(point))
         ]
 
-    def tensors(self, operands: Operands) -> Operands:
-        """Return the same memory as torch tensors."""
-        return {name: self._tensor(array) for name, array in operands.items()}
+    def upload(self, host: Operands) -> Operands:
+        """Put the host's arrays on the GPU."""
+        return {name: upload(self._cupy, array) for name, array in host.items()}
 
-    def _tensor(self, array: Any) -> Any:
-        bits = self.torch.as_tensor(array.view(f"i{array.dtype.itemsize}"), device="cuda")
-        return bits.view(getattr(self.torch, array.dtype.name))
-
-    def copies(self, point: Point) -> list[Callable[[], Any]]:
+    def copies(self, point: Point) -> list[Call]:
         """Return device-to-device copies, each of which reads and writes as many bytes in all."""
-        runtime, size = self.cupy.cuda.runtime, point.bytes // 2
+        runtime, size = self._cupy.cuda.runtime, point.bytes // 2
         kind = runtime.memcpyDeviceToDevice
 
-        def copy(source: Any, target: Any) -> Callable[[], Any]:
+        def copy(source: Any, target: Any) -> Call:
             return lambda: runtime.memcpyAsync(target.data.ptr, source.data.ptr, size, kind, 0)
 
-        empty = self.cupy.empty
-        return [copy(empty(size, np.uint8), empty(size, np.uint8)) for _ in range(point.sets)]
+        empty = self._cupy.empty
+        return [copy(empty(size, np.uint8), empty(size, np.uint8)) for _ in range(_sets(point))]
 
-    def queue_seconds(self, call: Callable[[int], Any], calls: int) -> float:
+    def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
+        """Warm up, and return turns of a batch of calls on one set of operands after the other.
+
+        With `wait`, the calls are on a stream of their own: they are timed from the first to the
+        end of the last by the host's clock.
+        """
+        call = _rotating(calls)
+        self._queue_seconds(call, 2 * len(calls), wait)  # compiles, and fills the allocators
+        per_call = self._seconds(call, 4, wait, self._queue_seconds(call, 4, wait))
+        batch = max(4, min(64, int(BATCH_SECONDS / per_call)))
+        queue = self._queue_seconds(call, batch, wait)
+        return Turn(partial(self._seconds, call, batch, wait, queue), queue / batch)
+
+    def prepare(self, points: Iterable[Point]) -> None:
+        """Do nothing: the first call of a kernel compiles it, and is not timed."""
+
+    def _queue_seconds(self, call: Queued, calls: int, wait: Callable[[Any], Any] | None) -> float:
         """Return how long the host takes for a batch of calls."""
-        self.cupy.cuda.runtime.deviceSynchronize()
+        self._cupy.cuda.runtime.deviceSynchronize()
         start = time.perf_counter()
         for index in range(calls):
-            call(index)
+            result = call(index)
         seconds = time.perf_counter() - start
-        self.cupy.cuda.runtime.deviceSynchronize()
+        if wait is not None:
+            wait(result)
+        self._cupy.cuda.runtime.deviceSynchronize()
         return seconds
 
-    def seconds(self, call: Callable[[int], Any], calls: int, queue_seconds: float) -> float:
-        """Time a batch of calls on the GPU alone; seconds per call."""
-        cuda = self.cupy.cuda
-        start, stop = cuda.Event(), cuda.Event()
+    def _seconds(
+        self, call: Queued, calls: int, wait: Callable[[Any], Any] | None, queue_seconds: float
+    ) -> float:
+        """Return the seconds of a call, in a batch."""
+        if wait is not None:
+            start = time.perf_counter()
+            for index in range(calls):
+                result = call(index)
+            wait(result)
+            return (time.perf_counter() - start) / calls
+        cuda = self._cupy.cuda
+        before, after = cuda.Event(), cuda.Event()
         hold = min(1.5 * queue_seconds + 50e-6, 0.1)
         self._spin((1,), (1,), (np.int64(hold * 1e9),))
-        start.record()
+        before.record()
         for index in range(calls):
             call(index)
-        stop.record()
-        stop.synchronize()
-        return 1e-3 * float(cuda.get_elapsed_time(start, stop)) / calls
-
-    def medians(self, contestants: dict[str, Callable[[int], Any]], sets: int) -> dict[str, float]:
-        """Return each contestant's median over rounds in which they take turns; seconds a call."""
-        batches, queues = {}, {}
-        for name, call in contestants.items():
-            self.queue_seconds(call, 2 * sets)  # compiles, and fills the allocators
-            per_call = self.seconds(call, 4, self.queue_seconds(call, 4))
-            batches[name] = max(4, min(64, int(BATCH_SECONDS / per_call)))
-            queues[name] = self.queue_seconds(call, batches[name])
-        times: dict[str, list[float]] = {name: [] for name in contestants}
-        for turn in range(ROUNDS):
-            first = turn % len(times)
-            for name in [*times][first:] + [*times][:first]:
-                times[name].append(self.seconds(contestants[name], batches[name], queues[name]))
-        return {name: statistics.median(values) for name, values in times.items()}
-
-    def host_seconds(self, call: Callable[[int], Any], calls: int = 100, rounds: int = 5) -> float:
-        """Return what a call costs the host, the median over rounds."""
-        self.queue_seconds(call, calls)
-        return statistics.median(self.queue_seconds(call, calls) for _ in range(rounds)) / calls
+        after.record()
+        after.synchronize()
+        return 1e-3 * float(cuda.get_elapsed_time(before, after)) / calls
 
     def free_memory(self) -> int:
         """Give cached memory back; the bytes that are free then."""
-        self.cupy.get_default_memory_pool().free_all_blocks()
-        if self.torch is not None:
-            self.torch.cuda.empty_cache()
-        return int(self.cupy.cuda.runtime.memGetInfo()[0])
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        if self._torch is not None:
+            self._torch.cuda.empty_cache()
+        return int(self._cupy.cuda.runtime.memGetInfo()[0])
 
 
-def upload(cupy: Any, host: Any, repeats: int = 1) -> Any:
-    """Put an array on the GPU as bits, which CuPy always has, and in the order of its memory.
+def find() -> Gpu:
+    """Return the current device; ImportError without CuPy."""
+    import cupy
 
-    One that has rows is put there `repeats` times over.
-    """
-    by_memory = sorted(range(host.ndim), key=lambda axis: -host.strides[axis])
-    bits = cupy.asarray(host.transpose(by_memory).view(f"i{host.itemsize}"))
-    if bits.ndim > 1 and repeats > 1:
-        whole = cupy.empty((repeats, *bits.shape), bits.dtype)
-        whole[...] = bits
-        bits = whole.reshape(-1, *bits.shape[1:])
-    return bits.view(host.dtype).transpose(np.argsort(by_memory).tolist())
+    try:
+        import torch
+    except ImportError:
+        return Gpu(cupy, None)
+    return Gpu(cupy, torch if torch.cuda.is_available() else None)
 
 
-def rotating(calls: list[Callable[[], Any]]) -> Callable[[int], None]:
+def _sets(point: Point) -> int:
+    """Return how many sets of operands keep each other out of L2."""
+    return max(2, min(64, -(-ROTATED_BYTES // point.bytes)))
+
+
+def _rotating(calls: list[Call]) -> Queued:
     """Call one after the other, keeping as many results, so that outputs rotate as inputs do."""
     kept: list[Any] = [None] * len(calls)
 
-    def call(index: int) -> None:
+    def call(index: int) -> Any:
         turn = index % len(calls)
         kept[turn] = calls[turn]()
+        return kept[turn]
 
     return call

@@ -7,20 +7,25 @@ record, beside one that does nothing but be recorded.
 
 from __future__ import annotations
 
+import csv
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import cunorm.torch
-from bench import cases, peers
+from bench import cases, machine, peers
+from bench.arrays import as_torch
 from bench.cases import Call, Operands, Operator
-from bench.cpu import tensor
+from bench.cpu import Cpu
+from bench.machine import Facts
+from bench.providers import autograd
 
 SHAPES = {2: ((1, 64), (4, 64)), 4: ((1, 64, 2, 2), (4, 64, 2, 2))}  # by axes; channels on axis 1
 CALLS = 1000
@@ -29,23 +34,58 @@ RUNS = 15
 AUTOGRAD_SHAPE = (4, 64)
 EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
 
+_COLUMNS = ("date", "commit", "device", "versions", "call", "shape", "kind")
+COLUMNS = (*_COLUMNS, "median_us", "minimum_us")
+
 Key = tuple[str, str, str]  # the call, the shape, the kind of its arrays
 
 
-def table(operators: Iterable[Operator], runs: int = RUNS) -> str:
-    """Time runs of 1000 calls, in turn, and return a table of their medians and minima."""
+def run(operators: Sequence[Operator], device: Cpu, out: Path | None) -> int:
+    """Time the calls, print the tables, and write a CSV."""
+    found = times(operators)
+    print(table(found))
+    rows = [(*key, spent) for key, spent in found.items()]
+    if any(operator.name == "rms_norm" for operator in operators):
+        columns = autograd_times()
+        print(f"\n{autograd_table(columns)}")
+        shape = "x".join(map(str, AUTOGRAD_SHAPE))
+        for mode, by_call in columns.items():
+            rows += [(call, shape, f"torch, {mode}", spent) for call, spent in by_call.items()]
+    if out is not None:
+        write_csv(out, machine.facts(device, [autograd.Torch()]), rows)
+    return 0
+
+
+def write_csv(path: Path, facts: Facts, rows: Iterable[tuple[str, str, str, list[float]]]) -> None:
+    """Write a line for each call, shape and kind of arrays."""
+    told = (facts.date, facts.commit, facts.device, facts.versions)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for *what, spent in rows:
+            figures = (f"{us:.2f}" for us in _median_and_minimum(spent))
+            writer.writerow([*told, *what, *figures])
+
+
+def times(operators: Iterable[Operator], runs: int = RUNS) -> dict[Key, list[float]]:
+    """Time runs of 1000 calls, in turn; µs a call."""
     found: dict[Key, Call] = {}
     for operator in operators:
         for sizes in SHAPES[operator.axes]:
             host = cases.host_operands(operator, "float32", sizes)
-            tensors = {name: tensor(array) for name, array in host.items()}
+            tensors = {name: as_torch(array) for name, array in host.items()}
             shape = f"{operator.memory} {'x'.join(map(str, sizes))}".lstrip()
             for kind, operands in (("NumPy", host), ("torch", tensors)):
                 for what, call in _ours(operator, operands).items():
                     found[f"cunorm {operator.name}{what}", shape, kind] = call
             for what, call in _theirs(operator, tensors, sizes[1]).items():
                 found[f"torch's {operator.name}{what}", shape, "torch"] = call
-    return "\n".join([*_heading(runs), *_lines(_microseconds(found, runs))])
+    return _microseconds(found, runs)
+
+
+def table(found: dict[Key, list[float]]) -> str:
+    """Return a table of the medians and minima."""
+    return "\n".join([*_heading(len(next(iter(found.values())))), *_lines(found)])
 
 
 def _ours(operator: Operator, operands: Operands) -> dict[str, Call]:
@@ -79,7 +119,7 @@ def _workspace(operator: Operator, operands: Operands, what: str) -> Any:
         options = {"num_groups": options["groups"], "channel_axis": 1}
     size = cunorm.workspace_size(f"{operator.base}{what}", x, **parameters, **options)
     workspace = np.empty(size, np.uint8)
-    return workspace if isinstance(x, np.ndarray) else tensor(workspace)
+    return workspace if isinstance(x, np.ndarray) else as_torch(workspace)
 
 
 def _theirs(operator: Operator, tensors: Operands, width: int) -> dict[str, Call]:
@@ -149,15 +189,23 @@ class _Empty(torch.autograd.Function):
         return torch.empty_like(dy)
 
 
-def autograd_table(runs: int = RUNS) -> str:
-    """Time RMSNorm where nothing is recorded, recorded, and with its backward; return a table."""
+Columns = dict[str, dict[str, list[float]]]  # by what autograd does, and by call
+
+
+def autograd_times(runs: int = RUNS) -> Columns:
+    """Time RMSNorm where nothing is recorded, recorded, and with its backward; µs a call."""
     with torch.no_grad():
         columns = {"no_grad": _microseconds(_forwards(), runs)}
     columns["forward"] = _microseconds(_forwards(), runs)
     columns["forward, backward"] = _microseconds(_with_backwards(), runs)
+    return columns
+
+
+def autograd_table(columns: Columns) -> str:
+    """Return a table of the medians and minima, and how much more they are than nothing's."""
     shape = "x".join(map(str, AUTOGRAD_SHAPE))
     lines = [
-        _title(f"under autograd, float32 {shape}", runs),
+        _title(f"under autograd, float32 {shape}", len(columns["no_grad"][OURS])),
         f"{'':50}" + "".join(f" {name:>17}" for name in columns),
         f"{'call':50}" + f" {'median':>8} {'minimum':>8}" * len(columns),
     ]
@@ -177,7 +225,7 @@ def _contestants() -> dict[str, tuple[Call, list[torch.Tensor]]]:
 
     def leaves(*names: str) -> list[torch.Tensor]:
         drawn = cases.host_operands(operator, "float32", AUTOGRAD_SHAPE)
-        return [tensor(drawn[name]).requires_grad_() for name in names]
+        return [as_torch(drawn[name]).requires_grad_() for name in names]
 
     return {
         EMPTY: (_Empty.apply, leaves("x")),

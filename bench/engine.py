@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""Checks and times providers at a point, on either device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from bench.arrays import as_host
+from bench.cases import (
+    CHECKED_ELEMENTS,
+    TOLERANCE,
+    Call,
+    Operands,
+    fewer,
+    host_operands,
+    oracle,
+    worst_error,
+)
+from bench.grid import Point
+from bench.machine import Facts
+from bench.providers import Provider
+from bench.providers.base import VIEWS
+from bench.rows import Row
+from bench.turns import Turn, take_turns
+
+COPY = "copy"
+HOST_ELEMENTS = 1 << 14  # up to here a call on a CPU is its host cost
+
+
+class Device(Protocol):
+    """A CPU or a GPU, which holds operands and times calls."""
+
+    kind: str
+    note: str
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """The model."""
+
+    @property
+    def driver(self) -> str:
+        """The version of CUDA's driver; empty on a CPU."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What it uses beside cunorm and the providers."""
+
+    def prepare(self, points: Iterable[Point]) -> None:
+        """Compile ahead what the points need."""
+
+    def fitting(self, point: Point, contestants: int) -> Point:
+        """Return the point, or one with fewer rows, so that all fits the memory."""
+
+    def operands(self, point: Point) -> list[Operands]:
+        """Return as many sets of operands as calls are to rotate through."""
+
+    def upload(self, host: Operands) -> Operands:
+        """Put arrays of the host's on the device."""
+
+    def copies(self, point: Point) -> list[Call]:
+        """Return copies of as many bytes, as many as there are sets."""
+
+    def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
+        """Warm up, and return what times turns of the calls."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A provider that could not be timed at a point, and why."""
+
+    point: Point
+    provider: str
+    error: Exception
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is cunorm that failed, or the engine, and not another library."""
+        return self.provider == COPY or self.provider.startswith("cunorm")
+
+    def __str__(self) -> str:
+        text = " ".join(str(self.error).split())[:300]
+        return f"FAILED {self.point}, {self.provider}: {type(self.error).__name__}: {text}"
+
+
+def time_point(
+    device: Device, point: Point, providers: Sequence[Provider], facts: Facts, seconds: float
+) -> tuple[list[Row], list[Failure]]:
+    """Check every provider at a point and time, in turns, those that are right."""
+    errors, failures = check(device, point, providers)
+    able = [provider for provider in providers if provider.name in errors]
+    point = device.fitting(point, 1 + len(able))
+    sets = device.operands(point)
+    turns = {COPY: device.turn(device.copies(point))}
+    for provider in able:
+        try:
+            calls = provider.calls(point.operator, point.direction, viewed(provider, sets))
+            turns[provider.name] = device.turn(calls, provider.wait)
+        except Exception as error:  # of any kind, as it is another library's
+            failures.append(Failure(point, provider.name, error))
+    times = take_turns(turns, seconds)
+    by_name = {provider.name: provider for provider in able}
+    rate = point.bytes / float(np.median(times[COPY]))
+    rows = []
+    for name, spent in times.items():
+        timed = point.of(by_name[name].computes(point.operator)) if name in by_name else point
+        rows.append(_row(facts, point, name, timed.bytes, spent, turns[name], rate))
+    return [replace(row, error=errors.get(row.provider)) for row in rows], failures
+
+
+def check(
+    device: Device, point: Point, providers: Iterable[Provider]
+) -> tuple[dict[str, float], list[Failure]]:
+    """Return the errors of the providers that are right on some of the point's rows or samples."""
+    small = replace(point, shape=fewer(point.shape, CHECKED_ELEMENTS))
+    host = host_operands(small.operator, small.dtype, small.shape)
+    errors: dict[str, float] = {}
+    failures = []
+    expected: dict[str, dict[str, Any]] = {}
+    for provider in providers:
+        if not provider.supports(small.operator, small.direction, small.dtype):
+            continue
+        try:
+            error = _error(device, small, provider, host, expected)
+            if not error <= TOLERANCE[small.dtype]:
+                raise ArithmeticError(f"wrong by {error:.1e} of the largest value")
+            errors[provider.name] = error
+        except Exception as error:  # of any kind, as it is another library's
+            failures.append(Failure(point, provider.name, error))
+    return errors, failures
+
+
+def _error(
+    device: Device,
+    point: Point,
+    provider: Provider,
+    host: Operands,
+    expected: dict[str, dict[str, Any]],
+) -> float:
+    """Return a provider's error; `expected` holds what the oracle said before."""
+    computed, direction = provider.computes(point.operator), point.direction
+    if computed.name not in expected:
+        expected[computed.name] = oracle(computed, direction, host)
+    (call,) = provider.calls(point.operator, direction, viewed(provider, [device.upload(host)]))
+    named = provider.named(computed, direction, call())
+    results = {name: as_host(array) for name, array in named.items()}
+    return worst_error(results, expected[computed.name])
+
+
+def viewed(provider: Provider, sets: Iterable[Operands]) -> list[Operands]:
+    """Return sets of operands as the arrays that a provider takes."""
+    view = VIEWS[provider.arrays]
+    return [{name: view(array) for name, array in operands.items()} for operands in sets]
+
+
+def _row(
+    facts: Facts,
+    point: Point,
+    provider: str,
+    moved: int,
+    spent: Sequence[float],
+    turn: Turn,
+    copied_per_second: float,
+) -> Row:
+    low, median, high = (float(t) for t in np.quantile(spent, (0.2, 0.5, 0.8)))
+    host = turn.host_seconds
+    if host is None and point.elements <= HOST_ELEMENTS:
+        host = median
+    return Row(
+        **asdict(facts),
+        operator=point.operator.name,
+        memory=point.operator.memory,
+        direction=point.direction,
+        dtype=point.dtype,
+        shape=point.shape_text,
+        provider=provider,
+        bytes=moved,
+        p20_us=1e6 * low,
+        p50_us=1e6 * median,
+        p80_us=1e6 * high,
+        gb_per_s=1e-9 * moved / median,
+        of_copy=moved / median / copied_per_second,
+        host_us=None if host is None else 1e6 * host,
+        error=None,
+    )

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""What a measurement was made with: the date, the commit, the device and the versions."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cunorm
+from bench.providers import Provider
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The columns of a row that are one measurement's."""
+
+    date: str
+    commit: str
+    device: str
+    driver: str
+    versions: str
+    threads: int
+
+    def __str__(self) -> str:
+        driver = f", CUDA driver {self.driver}" if self.driver else ""
+        return f"{self.device}{driver}\n{self.versions}\n{self.date}, commit {self.commit}"
+
+
+def facts(device: Any, providers: Iterable[Provider] = ()) -> Facts:
+    """Return what is known of a device and of the software."""
+    versions = {"cunorm": cunorm.__version__, "numpy": np.__version__} | device.versions
+    for provider in providers:
+        if provider.distribution:
+            versions[provider.distribution] = _version(provider.distribution)
+    return Facts(
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        commit=commit(),
+        device=device.name,
+        driver=device.driver,
+        versions="; ".join(f"{name} {version}" for name, version in versions.items()),
+        threads=device.threads,
+    )
+
+
+def commit() -> str:
+    """Return the source tree's commit, with a plus where tracked files have changed.
+
+    $CUNORM_COMMIT tells it of a tree that came without its history.
+    """
+    if told := os.environ.get("CUNORM_COMMIT"):
+        return told
+    found = _git("rev-parse", "--short=10", "HEAD")
+    return found + "+" if found and _git("status", "--porcelain", "-uno") else found or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    program = shutil.which("git")
+    if program is None:
+        return ""
+    command = [program, "-C", str(Path(__file__).parent), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    return run.stdout.strip() if run.returncode == 0 else ""
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # installed in another way
+        return "unknown"

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Torch's own operations, eager and compiled, and what else is called through its autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from bench import peers
+from bench.cases import Call, Operands, Operator
+from bench.peers import Function
+from bench.providers.base import Provider
+
+
+class Autograd(Provider):
+    """Functions of tensors by name; backward is that of a forward which was recorded once."""
+
+    arrays = "torch"
+
+    def function(self, operator: Operator, width: int) -> Function:
+        """Return the operator for rows of a width, or so many channels."""
+        raise NotImplementedError
+
+    def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
+        """Return the function's calls, or `torch.autograd.grad` of what was recorded of them."""
+        function = self.function(operator, sets[0]["x"].shape[1])
+        if direction == "forward":
+            return [peers.torch_forward(function, operator, operands) for operands in sets]
+        return [peers.torch_backward(torch, function, operator, operands) for operands in sets]
+
+
+class Torch(Autograd):
+    """Torch's eager operations."""
+
+    name = "torch"
+    distribution = "torch"
+
+    def function(self, operator: Operator, width: int) -> Function:
+        """Return the operator in torch's operations."""
+        return peers.torch_function(torch, operator, width)
+
+
+class TorchCompile(Torch):
+    """The same, as torch.compile has it."""
+
+    name = "torch.compile"
+
+    def function(self, operator: Operator, width: int) -> Function:
+        """Return what torch.compile makes of the operator."""
+        return peers.compiled(torch, super().function(operator, width))

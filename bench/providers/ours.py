@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""cunorm's plain functions, from the arrays of each framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cunorm
+from bench import cases
+from bench.cases import Call, Operands, Operator
+from bench.providers.base import Provider
+
+
+class Cunorm(Provider):
+    """cunorm called on arrays of one kind."""
+
+    def __init__(self, name: str, arrays: str) -> None:
+        self.name = name
+        self.arrays = arrays
+
+    def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
+        """Return the plain form, or the backward of what the `_forward` form kept."""
+        if direction == "forward":
+            return [cases.forward(cunorm, operator, operands) for operands in sets]
+        saved = [cases.training_forward(cunorm, operator, operands)() for operands in sets]
+        pairs = zip(sets, saved, strict=True)
+        return [cases.backward(cunorm, operator, operands, kept) for operands, kept in pairs]
+
+    def named(self, operator: Operator, direction: str, result: Any) -> dict[str, Any]:
+        """Return the fields of the result."""
+        return cases.fields(result)
+
+
+class Ungated(Cunorm):
+    """cunorm without the gate, of operators that have one: what the gate costs."""
+
+    def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
+        """Whether there is a gate."""
+        return operator.gate_position is not None
+
+    def computes(self, operator: Operator) -> Operator:
+        """Return the operator without its gate."""
+        return operator.ungated()
+
+    def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
+        """Return the calls of the operator without its gate."""
+        return super().calls(operator.ungated(), direction, sets)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""What the timings are on the screen: a table of the points, and geometric means."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from bench.cases import OPERATORS
+from bench.rows import Row
+
+Timed = dict[str, Row]  # one point's rows by provider
+
+_GLUE = "\N{NO-BREAK SPACE}"  # lines are not broken within a figure
+_NOT_PEERS = ("copy", "cunorm-ungated")
+_PLACES = {(operator.name, operator.memory): place for place, operator in enumerate(OPERATORS)}
+_GATED = {operator.name for operator in OPERATORS if operator.gate_position}
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """Return rows by operator and direction, then as they are."""
+    return sorted(
+        rows, key=lambda row: (_PLACES[row.operator, row.memory], row.direction[0] == "b")
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return a line for each point, then the geometric means over groups of them."""
+    rows = in_order(rows)
+    providers = list(dict.fromkeys(row.provider for row in rows))
+    base = next((name for name in providers if name.startswith("cunorm")), None)
+    points: dict[tuple[str, ...], Timed] = {}
+    for row in rows:
+        points.setdefault(row.point, {})[row.provider] = row
+    timed = [found for found in points.values() if base in found]
+    if base is None or not timed:
+        return "no point of cunorm's was timed"
+    peers = [name for name in providers if name not in (base, *_NOT_PEERS)]
+    lines = [_heading(base, peers), *(_line(found, base, peers) for found in timed)]
+    lines += ["", "geometric means (worst points):"]
+    for names, group in _groups(timed).items():
+        line = f"{' '.join(names):44}".replace(" ", _GLUE) + f" {_means(group, base, peers)}"
+        lines.append(_wrapped(line))
+    return "\n".join(lines)
+
+
+def _wrapped(line: str) -> str:
+    """Return a line in pieces of no more than the screen's width, broken between figures."""
+    indent = 45 * " "
+    pieces = textwrap.wrap(line, 120, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(pieces).replace(_GLUE, " ")
+
+
+def _heading(base: str, peers: Sequence[str]) -> str:
+    names = "".join(f" {'× ' + name:>{_width(name)}}" for name in peers)
+    return (
+        f"{base}: p50 in µs, GB/s and of a copy's speed; then how many times its time the others\n"
+        f"take, and its own over that without the gate; NHWC: channels last in memory\n"
+        f"{'operator':22} {'direction':9} {'dtype':8} {'shape':>14} {'µs':>10} {'GB/s':>7}"
+        f" {'of copy':>7}{names} {'/ ungated':>9}".rstrip()
+    )
+
+
+def _width(name: str) -> int:
+    return max(7, len(name) + 2)
+
+
+def _line(found: Timed, base: str, peers: Sequence[str]) -> str:
+    row = next(iter(found.values()))
+    ours = found[base]
+    cells = "".join(f" {_ratio(found, name, base):>{_width(name)}}" for name in peers)
+    operator = f"{row.operator} {row.memory}".rstrip()
+    return (
+        f"{operator:22} {row.direction:9} {row.dtype:8} {row.shape:>14} {ours.p50_us:10.1f}"
+        f" {ours.gb_per_s:7.1f} {ours.of_copy:7.2f}{cells}"
+        f" {_ratio(found, base, 'cunorm-ungated'):>9}".rstrip()
+    )
+
+
+def _ratio(found: Timed, name: str, other: str) -> str:
+    """Return how many times the other's time one takes; empty where one was not timed."""
+    if name not in found or other not in found:
+        return ""
+    return f"{found[name].p50_us / found[other].p50_us:.2f}"
+
+
+def _groups(timed: Iterable[Timed]) -> dict[tuple[str, str, str], list[Timed]]:
+    """Return the points of each operator, direction and dtype, then those of all operators.
+
+    Those with a gate are taken by themselves, as their goals are others, and so is each group norm,
+    in both orders of its axes in memory.
+    """
+    groups: dict[tuple[str, str, str], list[Timed]] = {}
+    of_all: dict[tuple[str, str, str], list[Timed]] = {}
+    for found in timed:
+        row = next(iter(found.values()))
+        label = f"{row.operator} {row.memory}".rstrip()
+        groups.setdefault((label, row.direction, row.dtype), []).append(found)
+        if row.memory:
+            which = f"{row.operator} both"
+        else:
+            which = "all gated" if row.operator in _GATED else "all ungated"
+        of_all.setdefault((which, row.direction, row.dtype), []).append(found)
+    return groups | of_all
+
+
+def _means(group: Sequence[Timed], base: str, peers: Sequence[str]) -> str:
+    """Return a group's geometric means, each with its worst point."""
+    of_copy = [(found[base].of_copy, found[base].shape) for found in group]
+    parts = [f"of copy {_mean_and_worst(of_copy, min)}"]
+    for name in peers:
+        if ratios := _ratios(group, name, base):
+            parts.append(f"× {name} {_mean_and_worst(ratios, min)}")
+    if ratios := _ratios(group, base, "cunorm-ungated"):
+        parts.append(f"/ ungated {_mean_and_worst(ratios, max)}")
+    return "; ".join(part.replace(" ", _GLUE) for part in parts)
+
+
+def _ratios(group: Iterable[Timed], name: str, other: str) -> list[tuple[float, str]]:
+    both = [found for found in group if name in found and other in found]
+    return [(found[name].p50_us / found[other].p50_us, found[other].shape) for found in both]
+
+
+def _mean_and_worst(ratios: Sequence[tuple[float, str]], worst: Callable[..., Any]) -> str:
+    mean = statistics.geometric_mean(ratio for ratio, _ in ratios)
+    ratio, shape = worst(ratios)
+    return f"{mean:.2f} ({ratio:.2f} at {shape})"
