@@ -67,8 +67,9 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def table(checked: Iterable[Goal]) -> str:
-    """Return the goals as a Markdown table."""
-    lines = ["| goal | wanted | figure | met |", "|---|---|---|---|"]
+    """Return the goals as a Markdown table, after a line that says of which points they are."""
+    lines = ["At the points whose x has 1 MiB or more:", ""]
+    lines += ["| goal | wanted | figure | met |", "|---|---|---|---|"]
     for goal in checked:
         wanted = f"{'≥' if goal.at_least else '≤'} {goal.wanted:g}"
         figure = "no points" if goal.figure is None else f"{goal.figure:.3f}"
