@@ -189,10 +189,10 @@ def _providers(rows: Iterable[Row]) -> list[str]:
 
 
 def _size_axis(lowest: Sequence[Axes], rows: Iterable[Row]) -> None:
-    """Make the axis of sizes logarithmic, with at most six names of powers of two."""
+    """Make the axis of sizes logarithmic, with at most four names of powers of two."""
     sizes = [x_bytes(row.shape, row.dtype) for row in rows]
     first, last = math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes)))
-    ticks = [2**power for power in range(first, last + 1, max(1, math.ceil((last - first) / 5)))]
+    ticks = [2**power for power in range(first, last + 1, max(1, math.ceil((last - first) / 3)))]
     for panel in lowest:
         panel.set_xscale("log", base=2)
         panel.set_xticks(ticks, [_size(tick) for tick in ticks])
