@@ -62,11 +62,13 @@ def run_again(
     is returned for a call that is not to be remembered, as the first on a type of array.
     """
     framework = framework_of(arrays[0])
-    found = None if framework is None else framework.call(asked, numbers, arrays, first_result)
+    if framework is None:
+        return None, None
+    found = framework.call(asked, numbers, arrays, first_result)
     if found is not None:
         return None, found
-    recognised = None if framework is None else framework.recognise(arrays)
-    if framework is None or recognised is None:
+    recognised = framework.recognise(arrays)
+    if recognised is None:
         return None, None
     facts, pointers = recognised
     given = any(pointers[first_result:])
@@ -74,15 +76,15 @@ def run_again(
     known = _known.get(key)
     if known is None:
         return Call(key, framework, tuple(pointers), _known), None
-    end = first_result + results
-    found = [*arrays[first_result:end]]
     made, kernels, pointer_of = known
+    results_given = arrays[first_result : first_result + results]
+    found = [*results_given]
     for place, make, like in made:
         array = found[place - first_result] = make(arrays[like])
         pointers[place] = pointer_of(array)
     kernels(pointers)
     if given:
-        framework.mark_changed(arrays[first_result:end])
+        framework.mark_changed(results_given)
     return None, found
 
 

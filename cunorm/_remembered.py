@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+Spelled = tuple[Any, str] | None
 
 
 def remembered(check: Callable[..., T]) -> Callable[..., T]:
@@ -22,3 +24,8 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
         return check(*said)
 
     return checked
+
+
+def spelled(number: Any) -> Spelled:
+    """Return a number, which may be None, as what is remembered by its sign: 0.0 equals -0.0."""
+    return None if number is None else (number, str(number))

@@ -77,6 +77,16 @@ def test_values_that_are_equal_and_of_another_type_are_refused(known, has_out):
         refused(TypeError, f"{name} is ", x, weight, **told, **said)
 
 
+def test_a_weight_offset_that_was_met_with_a_weight_is_refused_without_one(known):
+    arrays, told = given(), {"weight_offset": 1.0}
+    cunorm.rms_norm_forward(arrays.x, arrays.weight, **told)
+    refused(ValueError, "weight_offset is 1.0, expected 0 without a weight", arrays.x, **told)
+    backward, statistics = cunorm.rms_norm_backward, {"rstd": arrays.rstd}
+    backward(arrays.dy, arrays.x, arrays.weight, **statistics, **told)
+    call = partial(backward, arrays.dy, arrays.x, **statistics, **told)
+    assert_refused(call, ValueError, "rms_norm_backward: weight_offset is 1.0")
+
+
 def test_a_result_that_became_read_only_is_refused(known):
     x, weight, told = remembered(known)
     told["out"].y.flags.writeable = False

@@ -130,8 +130,8 @@ class Numpy(Framework):
             elif type(array) is np.ndarray:
                 pointer = data_pointer(array)
                 pointers.append(pointer)
-                facts += (array.dtype, array.shape, array.strides, pointer % LARGEST_ELEMENT)
-                facts.append(array.flags.writeable)
+                form = (array.dtype, array.shape, array.strides, array.flags.writeable)
+                facts.append((form, pointer % LARGEST_ELEMENT))
             else:
                 return None
         return facts, pointers

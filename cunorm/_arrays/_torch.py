@@ -163,6 +163,11 @@ class Torch(Framework):
         return fresh(tensor.data_ptr(), operand.form, tensor, self)
 
     @cached_property
+    def _increment_version(self) -> Callable[[Any], None]:
+        increment: Callable[[Any], None] = self._torch.autograd.graph.increment_version
+        return increment
+
+    @cached_property
     def _plain_types(self) -> tuple[type, ...]:
         """Return the types of tensors that are no more than their memory."""
         nn = self._torch.nn
@@ -209,7 +214,7 @@ class Torch(Framework):
         """Tell autograd, which may have saved one of them."""
         for array in arrays:
             if array is not None:
-                self._torch.autograd.graph.increment_version(array)
+                self._increment_version(array)
 
     def contiguous(self, operand: Operand) -> Operand:
         """Copy into C order, on the current stream."""

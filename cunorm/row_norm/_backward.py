@@ -10,6 +10,7 @@ from cunorm._arrays import describe_all
 from cunorm._backend import run_backward
 from cunorm._calls import Backward
 from cunorm._operands import allocate, copied, exported, forms, pointers
+from cunorm._remembered import Spelled, remembered, spelled
 from cunorm.results import NormGrads
 from cunorm.row_norm._backward_plan import (
     ARGUMENTS,
@@ -52,18 +53,54 @@ class GradArrays(NamedTuple):
     bias: Any = None
 
 
+class Said(NamedTuple):
+    """What the caller said by itself, checked."""
+
+    told: Asked
+    numbers: Numbers
+    bits: bytes  # of the numbers
+
+
 def backward(
     norm: NormBackward, arrays: GradArrays, out: NormGrads | None, workspace: Any
 ) -> NormGrads:
     """Run a backward; `out` has an array or None for each field of the result."""
     function, variant, c, weight_offset, x_dtype, needs, accumulate = norm
+    has_weight = arrays.weight is not None
+    more = (spelled(c), weight_offset, has_weight, x_dtype, needs, accumulate)
+    said = said_of(function, *variant, *more)
+    return gradients(*run(said, (*arrays, *(out or _NOT_GIVEN), workspace)))
+
+
+def run(said: Said, arrays: tuple[Any, ...]) -> list[Any]:
+    """Run a backward; `arrays` are inputs, an array or None for each result, and a workspace."""
+    told, numbers, bits = said
+    call, results = _again.run_again(told, bits, arrays, FIRST_RESULT, len(_NOT_GIVEN))
+    return _run(told, numbers, arrays, call) if results is None else results
+
+
+@remembered
+def said_of(
+    function: str,
+    center: Any,
+    axis: Any,
+    groups: Any,
+    round_before_weight: Any,
+    gate_activation: Any,
+    gate_position: Any,
+    c: Spelled,
+    weight_offset: Any,
+    has_weight: bool,
+    *rest: Any,
+) -> Said:
+    """Check what the caller said by itself; the rest are x_dtype, needs and accumulate."""
     numbers = Numbers(
-        _checks.length(function, c), checked_offset(function, weight_offset, arrays.weight)
+        _checks.length(function, c and c[0]),
+        checked_offset(function, weight_offset, has_weight or None) + 0.0,  # -0.0 equals 0.0
     )
-    told = asked(function, variant, numbers.weight_offset != 0.0, x_dtype, needs, accumulate)
-    taken = (*arrays, *(out or _NOT_GIVEN), workspace)
-    call, results = _again.run_again(told, numbers.bits(), taken, FIRST_RESULT, len(_NOT_GIVEN))
-    return gradients(*(_run(told, numbers, taken, call) if results is None else results))
+    variant = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    told = asked(function, Variant(*variant), numbers.weight_offset != 0.0, *rest)
+    return Said(told, numbers, numbers.bits())
 
 
 def _run(
