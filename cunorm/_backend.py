@@ -32,7 +32,8 @@ def run_forward(call: Forward) -> Ran | None:
     x, form = call.x, call.form
     walk = form.where.walk
     if x.device.kind == "cuda":
-        launch = _plan.cuda_forward(form.types, walk, call.access())
+        features = _cuda.device_limits(x.device).features
+        launch = _plan.cuda_forward(form.types, walk, call.access(), features)
         with (
             x.framework.device_scope(x.device),
             joined(x.framework, call.operands(), x.device) as stream,
@@ -49,7 +50,9 @@ def forward_builds(form: ForwardForm, device: Device) -> list[Build]:
     """Return what `run_forward` needs for a form of call whose arrays are aligned."""
     walk = form.where.walk
     if device.kind == "cuda":
-        return [_plan.cuda_forward(form.types, walk, _plan.common_access(walk.width, [])).build]
+        features = _cuda.device_limits(device).features
+        access = _plan.common_access(walk.width, [])
+        return [_plan.cuda_forward(form.types, walk, access, features).build]
     return [_plan.cpu_forward(form.types, walk).build]
 
 
@@ -71,9 +74,9 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
     walk = form.where.walk
     width = walk.width * walk.groups
     if device.kind == "cuda":
-        sm_count = _cuda.device_limits(device).sm_count
-        access = _plan.common_access(walk.width, [])
-        launches = [_plan.cuda_backward(form.types, walk.not_empty(), access, sm_count)]
+        limits = _cuda.device_limits(device)
+        sizes = (walk.not_empty(), _plan.common_access(walk.width, []))
+        launches = [_plan.cuda_backward(form.types, *sizes, limits.sm_count, limits.features)]
         params = _plan.cuda_param_grad(form.param_types, width)
     else:
         launches = [_plan.cpu_backward(form.types, walk.not_empty())]
@@ -130,8 +133,9 @@ def forget() -> None:
 def _backward_on_gpu(call: Backward) -> None:
     x, form = call.x, call.form
     walk = form.where.walk
-    sm_count = _cuda.device_limits(x.device).sm_count
-    launch = _plan.cuda_backward(form.types, walk.not_empty(), call.access(), sm_count)
+    limits = _cuda.device_limits(x.device)
+    sizes = (walk.not_empty(), call.access())
+    launch = _plan.cuda_backward(form.types, *sizes, limits.sm_count, limits.features)
     if call.sums is None and form.parameters:
         call = _with_sums(call, launch)
     with joined(x.framework, call.operands(), x.device) as stream:

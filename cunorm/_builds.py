@@ -28,6 +28,11 @@ class Build:
     def __reduce__(self) -> tuple[type[Build], tuple[str, Macros]]:
         return Build, (self.kernel, self.macros)  # another process hashes otherwise
 
+    @property
+    def cluster(self) -> int:
+        """Return how many blocks form a cluster."""
+        return int(dict(self.macros).get("CLUSTER", 1))
+
     def __str__(self) -> str:
         return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from cunorm._features import Features, features_of
 from cunorm._loaded import Loaded
 from cunorm._sources import source_text
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
 _ERROR_LINES = 8  # of a compiler's log, in an error message
+# Blocks of a cluster that every GPU with clusters takes, and the driver's name for more.
+_PORTABLE_CLUSTER, _NON_PORTABLE_CLUSTER_ALLOWED = 8, 14
 
 
 class DeviceLimits(NamedTuple):
@@ -33,6 +36,7 @@ class DeviceLimits(NamedTuple):
     compute_capability: str  # "90" is 9.0
     max_threads_per_sm: int
     shared_memory_per_block: int  # bytes, static
+    features: Features
 
 
 class _Stream(NamedTuple):
@@ -101,6 +105,8 @@ def _load(build: Build) -> Any:
         kernel.compile()
     except cupy.cuda.compiler.CompileException as error:
         raise RuntimeError(compile_error_text(build, options, str(error))) from None
+    if build.cluster > _PORTABLE_CLUSTER:
+        cupy.cuda.driver.funcSetAttribute(kernel.kernel.ptr, _NON_PORTABLE_CLUSTER_ALLOWED, 1)
     return kernel
 
 
@@ -178,6 +184,7 @@ def device_limits(device: Device) -> DeviceLimits:
         compute_capability=gpu.compute_capability,
         max_threads_per_sm=attributes["MaxThreadsPerMultiProcessor"],
         shared_memory_per_block=attributes["MaxSharedMemoryPerBlock"],
+        features=features_of(gpu.compute_capability),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cunorm
-from cunorm import _cache, _cpu, _cuda
+from cunorm import _cache, _cpu, _cuda, _features
 from cunorm._sources import kernel_folder
 
 # Asked for by name, as importing torch or JAX takes seconds and memory.
@@ -31,7 +31,7 @@ def report() -> str:
     sections: dict[str, Lines] = {
         "versions": _versions(),
         "CPU": _cpu_lines(),
-        "CUDA": _cuda_lines(),
+        "CUDA": (*_cuda_lines(), *_feature_lines()),
         "compilers": _compilers(),
         "caches": _caches(),
     }
@@ -111,6 +111,11 @@ def _cuda_lines() -> Lines:
             f"{properties['multiProcessorCount']} multiprocessors, "
             f"{properties['totalGlobalMem'] / 2**30:.1f} GiB",
         )
+
+
+def _feature_lines() -> Lines:
+    for name in _features.Features._fields:
+        yield name, _features.described(name)
 
 
 def _properties(index: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from cunorm._builds import (
     ParamGradTypes,
 )
 from cunorm._dtypes import FLOAT64, DType
+from cunorm._features import NONE, Features
 
 CPU_PACK = 64
 GRID_LIMIT = 2**31 - 1
@@ -46,15 +47,20 @@ class Walk(NamedTuple):
 class Team(NamedTuple):
     """How threads share the rows: the constants of `struct Team` in row.cuh."""
 
-    threads: int
-    threads_per_row: int
+    threads: int  # of a block
+    threads_per_row: int  # more: those of a cluster of blocks
     pack: int
     packs: int  # 0: streamed
 
     @property
     def rows_per_block(self) -> int:
-        """Return how many rows a block takes at a time."""
-        return self.threads // self.threads_per_row
+        """Return how many rows a block, or a cluster of blocks, takes at a time."""
+        return max(1, self.threads // self.threads_per_row)
+
+    @property
+    def cluster(self) -> int:
+        """Return how many blocks share a row."""
+        return max(1, self.threads_per_row // self.threads)
 
     def macros(self, width: int, groups: int, access: int) -> Macros:
         """Return the part of the build that says how rows are walked; 0: known at run time."""
@@ -66,6 +72,7 @@ class Team(NamedTuple):
             ("PACK", str(self.pack)),
             ("PACKS", str(self.packs)),
             ("ACCESS", str(access)),
+            *((("CLUSTER", str(self.cluster)),) if self.cluster > 1 else ()),
         )
 
 
@@ -92,6 +99,9 @@ _GATED_ELEMENTS, _GATED_BACKWARD_ELEMENTS, _GATED_BACKWARD_PACK_BYTES = 64, 24, 
 _STREAMED_THREADS = 512
 # Bytes of a pack once converted, of which a thread has several in registers at a time.
 PACK_BYTES = 32
+# Blocks of a cluster: threads of each, bytes of a row that it keeps in a forward, elements that it
+# keeps in a backward, and how many there are at most.
+_CLUSTER_THREADS, _CLUSTER_BYTES, _CLUSTER_ELEMENTS, _MOST_BLOCKS = 256, 32 << 10, 8 << 10, 16
 # Blocks of the backward on each multiprocessor, by the greatest width they serve.
 _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
 # Multiprocessors that a backward keeps busy at most: no GPU had more when this was written, and
@@ -99,10 +109,22 @@ _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
 MOST_SMS = 256
 
 
-def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
+def cuda_team(types: ForwardTypes | BackwardTypes, width: int, features: Features = NONE) -> Team:
     """Return how a GPU's threads share rows of a width."""
     itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
     pack = min(ACCESS_BYTES // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width)
+    team = _block_team(types, width, pack)
+    if features.clusters and (team is None or width > _block_share(types)):
+        team = _cluster_team(types, width, pack)
+    if team is not None:
+        return team
+    if isinstance(types, BackwardTypes) and types.gate is not None:
+        pack = min(pack, _GATED_BACKWARD_PACK_BYTES // types.compute.itemsize)
+    return Team(_STREAMED_THREADS, _STREAMED_THREADS, pack, packs=0)
+
+
+def _block_team(types: ForwardTypes | BackwardTypes, width: int, pack: int) -> Team | None:
+    """Return how a block, or a part of one, keeps a row; None where it is too long."""
     teams = _FORWARD_TEAMS if isinstance(types, ForwardTypes) else _BACKWARD_TEAMS
     threads_per_row = next((threads for limit, threads in teams if width <= limit), None)
     while threads_per_row is not None and threads_per_row in _KEPT_BYTES:
@@ -111,9 +133,28 @@ def cuda_team(types: ForwardTypes | BackwardTypes, width: int) -> Team:
             threads = max(threads_per_row, 128) if threads_per_row <= 32 else threads_per_row
             return Team(threads, threads_per_row, pack, packs)
         threads_per_row *= 2
-    if isinstance(types, BackwardTypes) and types.gate is not None:
-        pack = min(pack, _GATED_BACKWARD_PACK_BYTES // types.compute.itemsize)
-    return Team(_STREAMED_THREADS, _STREAMED_THREADS, pack, packs=0)
+    return None
+
+
+def _block_share(types: ForwardTypes | BackwardTypes) -> int:
+    """Return how many elements of a row a block of a cluster takes, rather than more."""
+    if isinstance(types, ForwardTypes):
+        return _CLUSTER_BYTES // types.kept_bytes()
+    return _CLUSTER_ELEMENTS
+
+
+def _cluster_team(types: ForwardTypes | BackwardTypes, width: int, pack: int) -> Team | None:
+    """Return how a cluster keeps a row; None where it is too long: in a backward, ptxas spills."""
+    forward = isinstance(types, ForwardTypes)
+    share, blocks = _block_share(types), 2
+    while blocks <= _MOST_BLOCKS:
+        threads = blocks * _CLUSTER_THREADS
+        packs = -(-width // (threads * pack))
+        short = width <= blocks * share or (forward and blocks == _MOST_BLOCKS)
+        if short and _fits(types, _CLUSTER_THREADS, packs * pack):
+            return Team(_CLUSTER_THREADS, threads, pack, packs)
+        blocks *= 2
+    return None
 
 
 def _fits(types: ForwardTypes | BackwardTypes, threads: int, elements: int) -> bool:
@@ -127,26 +168,30 @@ def _fits(types: ForwardTypes | BackwardTypes, threads: int, elements: int) -> b
 
 
 @lru_cache(maxsize=4096)
-def cuda_forward(types: ForwardTypes, where: Walk, access: int) -> Launch:
+def cuda_forward(
+    types: ForwardTypes, where: Walk, access: int, features: Features = NONE
+) -> Launch:
     """Plan row_norm_forward on a GPU; `access` is what alignment allows (see `common_access`)."""
-    team = cuda_team(types, where.width)
+    team = cuda_team(types, where.width, features)
     macros = types.macros() + team.macros(where.width, where.groups, min(access, team.pack))
-    limit = GRID_LIMIT // where.groups
-    blocks = min(-(-where.rows // team.rows_per_block), limit)
-    return Launch(Build("row_norm_forward", macros), blocks * where.groups, team.threads)
+    blocks_of_all = where.groups * team.cluster
+    parts = min(-(-where.rows // team.rows_per_block), GRID_LIMIT // blocks_of_all)
+    return Launch(Build("row_norm_forward", macros), parts * blocks_of_all, team.threads)
 
 
 @lru_cache(maxsize=4096)
-def cuda_backward(types: BackwardTypes, where: Walk, access: int, sm_count: int) -> Launch:
+def cuda_backward(
+    types: BackwardTypes, where: Walk, access: int, sm_count: int, features: Features = NONE
+) -> Launch:
     """Plan row_norm_backward on a GPU with `sm_count` multiprocessors."""
-    team = cuda_team(types, where.width)
+    team = cuda_team(types, where.width, features)
     macros = types.macros() + team.macros(where.width, where.groups, min(access, team.pack))
     sums = types.dweight or types.dbias
-    limit = _cuda_parts(where, sm_count) if sums else GRID_LIMIT // where.groups
-    parts = min(-(-where.rows // team.rows_per_block), limit)
+    blocks = _cuda_parts(where, sm_count) if sums else GRID_LIMIT // where.groups
+    parts = min(-(-where.rows // team.rows_per_block), max(1, blocks // team.cluster))
     return Launch(
         Build("row_norm_backward", macros),
-        parts * where.groups,
+        parts * where.groups * team.cluster,
         team.threads,
         parts,
         sums_pitch(team, where),

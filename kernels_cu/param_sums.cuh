@@ -3,8 +3,9 @@
 //
 // Rows are added up sixteen at a time (the recent sums), and those sums added to the block's row of
 // partial sums in memory, so that no chain of additions is long. Recent sums are kept in registers
-// where the row is, else in memory, in a row that follows the block's partial sums. Blocks of
-// different groups of columns write the same rows of sums, each its own columns.
+// where the row is, else in memory: in a row that follows the block's partial sums, or, of a block
+// with sixteen rows at most, in place of those. Blocks of different groups of columns write the
+// same rows of sums, each its own columns.
 #pragma once
 #include "row.cuh"
 
@@ -31,11 +32,11 @@ struct OpenSums : Adder<Items<B>> {
   Column column;
   index_t width;
 
-  __device__ OpenSums(C* row, Column column, index_t width)
-      : Adder<Items<B>>{load_items<B>(row, column, width)},
-        row(row),
-        column(column),
-        width(width) {}
+  // Without `begun`, the row holds no sums yet.
+  __device__ OpenSums(C* row, Column column, index_t width, bool begun)
+      : Adder<Items<B>>{}, row(row), column(column), width(width) {
+    if (begun) this->sums = load_items<B>(row, column, width);
+  }
   __device__ void store() const { store_items<B>(row, column, width, this->sums); }
 };
 
@@ -70,17 +71,13 @@ struct ColumnSums {
   C* recent_row;
   index_t width;
   Pack<C, B::pack> recent[wanted && in_registers ? B::packs : 1] = {};
-  bool first_flush = true;
+  bool begun = false, recent_begun = false;
 
-  __device__ ColumnSums(C* all_sums, const BlockShare& share, index_t width)
+  __device__ ColumnSums(C* all_sums, const BlockShare& share, index_t width, bool few_rows)
       : sums(all_sums + share.block * (in_registers ? 1 : 2) * sum_pitch(width * share.groups) +
              share.group * width),
-        recent_row(sums + sum_pitch(width * share.groups)),
+        recent_row(few_rows ? sums : sums + sum_pitch(width * share.groups)),
         width(width) {}
-
-  __device__ void start(const Team<B>& team) {
-    if constexpr (!in_registers) for_each_column(team, [&](auto column) { clear_recent(column); });
-  }
 
   template <class Column>
   __device__ auto open(int pack, Column column) {
@@ -89,8 +86,11 @@ struct ColumnSums {
     else if constexpr (in_registers)
       return OpenRegisters<B>{{recent[pack]}};
     else
-      return OpenSums<B, Column>(recent_row, column, width);
+      return OpenSums<B, Column>(recent_row, column, width, recent_begun);
   }
+
+  // After the columns of some rows.
+  __device__ void end_rows() { recent_begun = true; }
 
   // Moves the recent sums to the block's row.
   __device__ void flush(const Team<B>& team, Scratch& scratch) {
@@ -101,39 +101,22 @@ struct ColumnSums {
         if (team.index() == 0) add_to_sums(team.column(i), recent[i]);
         recent[i] = {};
       }
-    } else {
-      for_each_column(team, [&](auto column) {
-        add_to_sums(column, load_pack<B>(recent_row, column, width));
-        clear_recent(column);
-      });
+    } else if (recent_row != sums) {
+      for_each_column<B>(
+          team.column(0), Team<B>::threads * B::pack, width,
+          [&](auto column) { add_to_sums(column, load_pack<B>(recent_row, column, width)); },
+          NoEndRun{});
     }
-    first_flush = false;
+    begun = true;
+    recent_begun = false;
   }
 
  private:
-  template <class F>
-  __device__ void for_each_column(const Team<B>& team, F f) {
-    ::for_each_column<B>(team.column(0), Team<B>::threads * B::pack, width, f, NoEndRun{});
-  }
-
-  template <class Column>
-  __device__ void clear_recent(Column column) {
-    OutputPack<B, C, true> output(recent_row, width);
-    for_each_item<B>(column, width, [&](auto at) { write(output, at, Item<B>{}); });
-    output.store(column);
-  }
-
   template <class Column, class P>
   __device__ void add_to_sums(Column column, const P& v) {
-    if (first_flush) {
-      OutputPack<B, C, true> output(sums, width);
-      for_each_item<B>(column, width, [&](auto at) { write(output, at, read<B>(v, at)); });
-      output.store(column);
-    } else {
-      OpenSums<B, Column> open(sums, column, width);
-      for_each_item<B>(column, width, [&](auto at) { open.add(at, read<B>(v, at)); });
-      open.store();
-    }
+    OpenSums<B, Column> open(sums, column, width, begun);
+    for_each_item<B>(column, width, [&](auto at) { open.add(at, read<B>(v, at)); });
+    open.store();
   }
 
   // The block's teams add their recent sums one after the other; the first team gets the result.
@@ -170,23 +153,26 @@ struct ParamSums {
     typename Bias::Scratch dbias;
   };
 
+  static constexpr int most_recent = 16;
+
   Weight dweight;
   Bias dbias;
   Scratch& scratch;
   int recent_rows = 0;
 
-  __device__ ParamSums(const Team<B>& team, const BlockShare& share, C* dweight_sums, C* dbias_sums,
+  __device__ ParamSums(const BlockShare& share, C* dweight_sums, C* dbias_sums, index_t rows,
                        index_t width, Scratch& scratch)
-      : dweight(dweight_sums, share, width), dbias(dbias_sums, share, width), scratch(scratch) {
-    if constexpr (B::dweight) dweight.start(team);
-    if constexpr (B::dbias) dbias.start(team);
-  }
+      : dweight(dweight_sums, share, width, few(share, rows)),
+        dbias(dbias_sums, share, width, few(share, rows)),
+        scratch(scratch) {}
 
   // After `count` rows.
   __device__ void end_rows(const Team<B>& team, int count) {
-    static_assert(16 % max_rows_at_once == 0, "the recent rows are sixteen");
+    static_assert(most_recent % max_rows_at_once == 0, "rows that are taken at once are recent");
+    dweight.end_rows();
+    dbias.end_rows();
     recent_rows += count;
-    if (recent_rows == 16) flush(team);
+    if (recent_rows == most_recent) flush(team);
   }
 
   __device__ void finish(const Team<B>& team) {
@@ -194,6 +180,11 @@ struct ParamSums {
   }
 
  private:
+  // Whether all rows that a block walks are recent.
+  static __device__ bool few(const BlockShare& share, index_t rows) {
+    return rows <= share.blocks * Team<B>::per_block * most_recent;
+  }
+
   __device__ void flush(const Team<B>& team) {
     if constexpr (B::dweight) dweight.flush(team, scratch.dweight);
     if constexpr (B::dbias) dbias.flush(team, scratch.dbias);

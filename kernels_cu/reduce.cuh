@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Sums in a fixed order: over a thread's packs, over the lanes of a warp, over the warps of a
-// block.
+// block, over the blocks of a cluster.
 #pragma once
+#include "cluster.cuh"
 #include "items.cuh"
 
 // One thread's sum over its packs. Item i of every pack is added to sum i; after a run of at most
@@ -64,21 +65,44 @@ struct BlockScratch {
   C sums[2][warps][max_sums];
 };
 
-// Every thread of the block gets the sums over the block. `turn` counts this thread's calls.
+// Leaves each warp's sums where the other warps find them, behind a barrier.
 template <int warps, class C, int n>
-__device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
-                                              int& turn) {
+__device__ inline auto& share_sums(Pack<C, n> v, BlockScratch<C, warps>& scratch, int& turn) {
   static_assert(warps <= 32 && n <= BlockScratch<C, warps>::max_sums,
                 "scratch holds a few sums of up to 32 warps");
   v = warp_all_reduce<32>(v);
   auto& sums = scratch.sums[turn++ % 2];
-  const int warp = threadIdx.x / 32;
   if (threadIdx.x % 32 == 0) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) sums[warp][i] = v.item[i];
+    for (int i = 0; i < n; ++i) sums[threadIdx.x / 32][i] = v.item[i];
   }
+  return sums;
+}
+
+// Every thread of the block gets the sums over the block. `turn` counts this thread's calls.
+template <int warps, class C, int n>
+__device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
+                                              int& turn) {
+  const auto& sums = share_sums(v, scratch, turn);
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < n; ++i) v.item[i] = sums[threadIdx.x % warps][i];
   return warp_all_reduce<warps>(v);
+}
+
+// The same over the blocks of a cluster. A block must not end before all have read its scratch.
+template <int warps, int blocks, class C, int n>
+__device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
+                                                int& turn) {
+  constexpr int shared_sums = warps * blocks, lanes = shared_sums < 32 ? shared_sums : 32;
+  const auto& sums = share_sums(v, scratch, turn);
+  cluster_barrier();
+  v = {};
+#pragma unroll
+  for (int first = 0; first < shared_sums; first += lanes) {
+    const int warp = first + threadIdx.x % lanes;
+#pragma unroll
+    for (int i = 0; i < n; ++i) v.item[i] += cluster_load(&sums[warp % warps][i], warp / warps);
+  }
+  return warp_all_reduce<lanes>(v);
 }

@@ -2,10 +2,11 @@
 // A row and the team of threads that shares it.
 //
 // A team is threads_per_row threads. Up to a warp's worth, a block holds several teams and each
-// takes its own row; beyond that the block is one team. Thread t of a team owns the packs t, t +
-// threads_per_row, ... of the row. It keeps them in registers (B::packs of them), or, where
-// B::packs is 0, reads them again in each pass ("streamed"). The CPU build is a team of one thread:
-// its rows stay in the cache, so that it streams.
+// takes its own row; beyond that the block is one team, or the cluster of blocks is, for long rows.
+// Thread t of a team owns the packs t, t + threads_per_row, ... of the row. It keeps them in
+// registers (B::packs of them), or, where B::packs is 0, reads them again in each pass
+// ("streamed"). The CPU build is a team of one thread: its rows stay in the cache, so that it
+// streams.
 //
 // Where a row of x falls into groups with statistics of their own, each group's columns are rows
 // for themselves: `row` below is such a one. A block stays with one group, and so with one part of
@@ -43,15 +44,16 @@ __device__ inline index_t row_groups(const Arguments<B>& arguments) {
   return B::groups > 0 ? B::groups : arguments.groups;
 }
 
-// A block's group of columns, and its place among the blocks that have the same.
+// The group of columns that a block, or a cluster of them, has, and its place among the blocks, or
+// clusters, that have the same.
 struct BlockShare {
   index_t groups, group, block, blocks;
 
-  __device__ explicit BlockShare(index_t groups)
+  __device__ BlockShare(index_t groups, int cluster)
       : groups(groups),
-        group(blockIdx.x % groups),
-        block(blockIdx.x / groups),
-        blocks(gridDim.x / groups) {}
+        group(blockIdx.x / cluster % groups),
+        block(blockIdx.x / cluster / groups),
+        blocks(gridDim.x / cluster / groups) {}
 
   // The number, among the rows of all groups, of a row of the block's group.
   __device__ index_t row_index(index_t row) const { return row * groups + group; }
@@ -61,8 +63,9 @@ template <class B>
 struct Team {
   using C = typename B::compute_t;
   static constexpr int threads = B::threads_per_row;
-  static constexpr int warps = threads > 32 ? threads / 32 : 1;
-  static constexpr int per_block = B::threads / threads;
+  static constexpr int blocks = threads > B::threads ? threads / B::threads : 1;  // of its cluster
+  static constexpr int warps = threads > 32 ? threads / blocks / 32 : 1;          // of a block
+  static constexpr int per_block = blocks > 1 ? 1 : B::threads / threads;
   using Scratch = BlockScratch<C, warps>;
 
   Scratch& scratch;
@@ -71,7 +74,12 @@ struct Team {
   __device__ explicit Team(Scratch& scratch) : scratch(scratch) {}
 
   __device__ int index() const { return threadIdx.x / threads; }
-  __device__ int thread() const { return threadIdx.x % threads; }
+  __device__ int thread() const {
+    if constexpr (blocks > 1)
+      return cluster_rank() * B::threads + threadIdx.x;
+    else
+      return threadIdx.x % threads;
+  }
   // A block of one team takes rows that there are; of several teams, the last may find none left.
   static __device__ bool has_row(index_t row, index_t rows) {
     if constexpr (per_block == 1)
@@ -89,11 +97,18 @@ struct Team {
       return v;
     } else if constexpr (threads <= 32) {
       return warp_all_reduce<threads>(v);
-    } else {
+    } else if constexpr (blocks == 1) {
       return block_all_reduce<warps>(v, scratch, turn);
+    } else {
+      return cluster_all_reduce<warps, blocks>(v, scratch, turn);
     }
   }
   __device__ C all_reduce(C v) { return all_reduce(Pack<C, 1>{{v}}).item[0]; }
+
+  // After the last sums.
+  __device__ void end() const {
+    if constexpr (blocks > 1) cluster_barrier();
+  }
 };
 
 // use(first, count) for those of a group's rows that the team takes, up to `at_once` at a time. One

@@ -50,7 +50,7 @@ struct Build {
   static constexpr index_t width = WIDTH;               // 0: known only at run time
   static constexpr index_t groups = GROUPS;             // the same
   static constexpr int threads = THREADS;               // of a block
-  static constexpr int threads_per_row = THREADS_PER_ROW;
+  static constexpr int threads_per_row = THREADS_PER_ROW;  // more: a cluster's
   static constexpr int pack = PACK;                     // elements a thread handles at a time
   static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
   static constexpr int access = ACCESS;                 // elements in one access, by alignment
@@ -289,15 +289,15 @@ __device__ inline void differentiate_rows(const Arguments<B>& arguments, Team<B>
   });
 }
 
-extern "C" __global__ void __launch_bounds__(Build::threads, 1)
+extern "C" __global__ void __launch_bounds__(Build::threads, 1) CLUSTER_LAUNCH
     row_norm_backward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   __shared__ ParamSums<Build>::Scratch param_scratch;
   Team<Build> team(scratch);
-  const BlockShare share(row_groups(arguments));
+  const BlockShare share(row_groups(arguments), Team<Build>::blocks);
   const index_t width = row_width(arguments);
-  ParamSums<Build> param_sums(team, share, arguments.dweight_sums, arguments.dbias_sums, width,
-                              param_scratch);
+  ParamSums<Build> param_sums(share, arguments.dweight_sums, arguments.dbias_sums, arguments.rows,
+                              width, param_scratch);
   using Row = first_present<Build::x_t, Build::dy_t>;
   const int at_once = rows_at_once<Row>(width);
   const index_t ahead = rows_ahead<Row>(width);
@@ -306,4 +306,5 @@ extern "C" __global__ void __launch_bounds__(Build::threads, 1)
     param_sums.end_rows(team, count);
   });
   param_sums.finish(team);
+  team.end();
 }

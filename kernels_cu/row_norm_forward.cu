@@ -35,7 +35,7 @@ struct Build {
   static constexpr index_t width = WIDTH;               // 0: known only at run time
   static constexpr index_t groups = GROUPS;             // the same
   static constexpr int threads = THREADS;               // of a block
-  static constexpr int threads_per_row = THREADS_PER_ROW;
+  static constexpr int threads_per_row = THREADS_PER_ROW;  // more: a cluster's
   static constexpr int pack = PACK;                     // elements a thread handles at a time
   static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
   static constexpr int access = ACCESS;                 // elements in one access, by alignment
@@ -201,13 +201,14 @@ __device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& tea
   save_statistics(arguments, team, share.row_index(row_of_group), row);
 }
 
-extern "C" __global__ void __launch_bounds__(Build::threads, 1)
+extern "C" __global__ void __launch_bounds__(Build::threads, 1) CLUSTER_LAUNCH
     row_norm_forward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   Team<Build> team(scratch);
-  const BlockShare share(row_groups(arguments));
+  const BlockShare share(row_groups(arguments), Team<Build>::blocks);
   const index_t ahead = rows_ahead<Build::x_t>(row_width(arguments));
   for_each_rows(team, share, arguments.rows, 1, [&](index_t row_of_group, int) {
     normalize_row(arguments, team, share, row_of_group, ahead);
   });
+  team.end();
 }

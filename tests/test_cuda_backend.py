@@ -15,6 +15,7 @@ from nvrtc import CUPY_OPTIONS, ResourceUsage, compile_cubin, resource_usage
 from cunorm import _cuda
 from cunorm._arrays import Device
 from cunorm._builds import Build, Launch
+from cunorm._features import Features
 from cunorm._loaded import Loaded
 
 PROBE = """
@@ -80,6 +81,9 @@ class FakeCupy:
             runtime=SimpleNamespace(getDevice=lambda: fake.current),
             nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
             get_cuda_path=lambda: None,
+            driver=SimpleNamespace(
+                funcSetAttribute=lambda *what: self.diary.append(("attribute", *what))
+            ),
             compiler=SimpleNamespace(CompileException=CompileException),
         )
 
@@ -95,7 +99,11 @@ class FakeCupy:
             assert argument.size == 1  # all that CuPy passes by value
             self.diary.append(("launch", grid, block, argument.tobytes(), stream.ptr, self.current))
 
-        members = {"compile": staticmethod(compile_it), "__call__": staticmethod(start)}
+        members = {
+            "compile": staticmethod(compile_it),
+            "__call__": staticmethod(start),
+            "kernel": SimpleNamespace(ptr=0xF),
+        }
         return type("Kernel", (), members)()
 
 
@@ -169,9 +177,16 @@ def test_without_nvrtc_the_error_says_what_to_install(fake):
 
 def test_device_limits_are_asked_once(fake):
     limits = _cuda.device_limits(Device("cuda", 2))
-    assert limits == (132, "90", 2048, 49152)
+    assert limits == (132, "90", 2048, 49152, Features())
     assert _cuda.device_limits(Device("cuda", 2)) is limits
     assert fake.diary == [("device", 2)]
+
+
+@pytest.mark.parametrize(("blocks", "attributes"), [(1, []), (8, []), (16, [(14, 1)])])
+def test_clusters_that_are_not_portable_are_allowed(fake, blocks, attributes):
+    build = Build("probe", (("STEP", "3"), ("CLUSTER", str(blocks))))
+    _cuda.launch(Launch(build, 16, 64), ARGUMENTS, Device("cuda", 0), 0)
+    assert [entry[2:] for entry in fake.diary if entry[0] == "attribute"] == attributes
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 
 from cunorm import _backend, _cuda, reference  # noqa: E402
 from cunorm._arrays import Device  # noqa: E402
+from cunorm._features import NONE  # noqa: E402
 from cunorm._plan import MOST_SMS  # noqa: E402
 from cunorm.group_norm import _run  # noqa: E402
 from cunorm.jax import _frame, _handler, _target  # noqa: E402
@@ -209,7 +210,7 @@ def gpu(monkeypatch):
     def launch(launch, arguments, device, stream):
         launches.append((launch, arguments, device, stream))
 
-    limits = _cuda.DeviceLimits(132, "90", 2048, 48 << 10)
+    limits = _cuda.DeviceLimits(132, "90", 2048, 48 << 10, NONE)
     monkeypatch.setattr(_cuda, "launch", launch)
     monkeypatch.setattr(_cuda, "device_limits", lambda device: limits)
     monkeypatch.setattr(_handler, "_device", lambda pointer: Device("cuda", 1))

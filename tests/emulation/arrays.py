@@ -23,6 +23,7 @@ EPS = 1e-5
 FAMILIES = {
     "warp teams": (100, None),
     "block team": (3100, None),
+    "cluster": (3100, Team(threads=64, threads_per_row=256, pack=4, packs=4)),
     "streamed": (3100, Team(threads=128, threads_per_row=128, pack=4, packs=0)),
 }
 

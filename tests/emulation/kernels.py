@@ -125,7 +125,8 @@ def emulate_forward(
         weight_offset=norm.weight_offset,
         **{name: memory.operand(name) for name in (*FORWARD_OPERANDS, "mean", "rstd")},
     )
-    launch = plan.adapted(_plan.cuda_forward(form.types, where.walk, call.access()), call)
+    planned = _plan.cuda_forward(form.types, where.walk, call.access(), plan.features)
+    launch = plan.adapted(planned, call)
     moved = plan.run(launch, call.arguments(), memory, {*inputs, *outputs})
     names = ("y", "new_residual", "mean", "rstd")
     name = launch.build.kernel
@@ -226,7 +227,7 @@ def _run_backward(
 ) -> tuple[dict[str, Launch], dict[str, EmulationResult]]:
     """Launch both kernels, with partial sums of their own between them."""
     types, walk = call.form.types, call.form.where.walk
-    planned = _plan.cuda_backward(types, walk, call.access(), plan.sm_count)
+    planned = _plan.cuda_backward(types, walk, call.access(), plan.sm_count, plan.features)
     launch = plan.adapted(planned, call)
     parameters = (call.dweight is not None) + (call.dbias is not None)
     if parameters:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from cunorm._builds import Build, Launch
 from cunorm._calls import Backward, Forward
+from cunorm._features import NONE, Features
 from cunorm._plan import Team, sums_pitch
 from cunorm._sources import source_text
 
@@ -35,8 +36,11 @@ class Plan:
         In which order blocks, warps and lanes run.
     sm_count : int
         Multiprocessors of the GPU.
+    features : Features
+        What the GPU's plan may use.
     grid : int or None
-        Blocks of the row norm for each group of columns, in place of the GPU's own number of them.
+        Blocks, or clusters, of the row norm for each group of columns, in place of the GPU's own
+        number of them.
     team : Team or None
         How threads share the rows, in place of the GPU's own way.
     sources : mapping of str to str
@@ -48,6 +52,7 @@ class Plan:
     order: Order = "forward"
     seed: int = 0
     sm_count: int = H200_SM_COUNT
+    features: Features = NONE
     grid: int | None = None
     team: Team | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -61,13 +66,14 @@ class Plan:
             parts = -(-walk.rows // team.rows_per_block)
             launch = Launch(
                 Build(launch.build.kernel, macros),
-                parts * walk.groups,
+                parts * walk.groups * team.cluster,
                 team.threads,
                 parts,
                 sums_pitch(team, walk),
             )
         if self.grid is not None:
-            launch = replace(launch, grid=self.grid * walk.groups, parts=self.grid)
+            blocks = self.grid * walk.groups * launch.build.cluster
+            launch = replace(launch, grid=blocks, parts=self.grid)
         return launch
 
     def run(
@@ -80,6 +86,7 @@ class Plan:
             launch.grid,
             launch.block,
             arguments,
+            cluster=launch.build.cluster,
             order=self.order,
             seed=self.seed,
             ranges=memory.ranges(names),
@@ -105,4 +112,6 @@ def family(launch: Launch) -> str:
     team = team_of(launch)
     if team.packs == 0:
         return "streamed"
+    if team.cluster > 1:
+        return "cluster"
     return "warp teams" if team.threads_per_row <= 32 else "block team"
