@@ -30,7 +30,8 @@ def table(rows: Sequence[Row]) -> str:
     """Return a line for each point, then the geometric means over groups of them."""
     rows = in_order(rows)
     providers = list(dict.fromkeys(row.provider for row in rows))
-    base = next((name for name in providers if name.startswith("cunorm")), None)
+    ours = [name for name in providers if name.startswith("cunorm")]
+    base = "cunorm" if "cunorm" in ours else next(iter(ours), None)
     points: dict[tuple[str, ...], Timed] = {}
     for row in rows:
         points.setdefault(row.point, {})[row.provider] = row

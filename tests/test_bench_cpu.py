@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench` runs, checks before it times, and says what it was asked for."""
 
-import csv
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from bench import __main__ as bench_main
+from bench import grid, machine, providers, timing
+from bench.cases import DTYPES, OPERATORS
+from bench.rows import read_csv
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
 
 ROOT = Path(__file__).parent.parent
-SMALL = ("--shapes", "64x64", "--seconds", "0.01", "--threads", "1")
+SMALL = ("--seconds", "0.01", "--threads", "1")
 
 
 def bench(*options):
@@ -21,71 +26,110 @@ def bench(*options):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_bench_prints_every_point_and_writes_it(tmp_path):
-    table = tmp_path / "table.csv"
-    ran = bench(*SMALL, "--op", "rms_norm,add_layer_norm", "--dtype", "float32", "--out", table)
+def test_bench_prints_every_point_and_writes_every_provider(tmp_path):
+    out = tmp_path / "table.csv"
+    options = ("--shapes", "64x64,2x64x5x3", "--op", "rms_norm+post_gate,group_norm+silu")
+    ran = bench(*SMALL, *options, "--dtype", "float32", "--out", out)
     assert ran.returncode == 0, ran.stderr
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    points = {(row["operator"], row["direction"]) for row in rows}
-    operators, directions = ("rms_norm", "add_layer_norm"), ("forward", "backward")
-    assert points == {(operator, way) for operator in operators for way in directions}
-    assert all(float(row["cunorm_ms"]) > 0 < float(row["copy_ms"]) for row in rows)
-    assert {row["ungated_ms"] for row in rows} == {""}
-    assert ran.stdout.count("geometric mean") == 6  # of each operator, and of both
+    rows = read_csv(out)
+    named = ["copy", "cunorm", "torch"]
+    points = {row.point: [] for row in rows}
+    for row in rows:
+        points[row.point].append(row.provider)
+    assert points == {
+        ("rms_norm+post_gate", "", "forward", "float32", "64x64"): [*named, "cunorm-ungated"],
+        ("rms_norm+post_gate", "", "backward", "float32", "64x64"): [*named, "cunorm-ungated"],
+        ("group_norm+silu", "NHWC", "forward", "float32", "2x64x5x3"): named,
+        ("group_norm+silu", "NHWC", "backward", "float32", "2x64x5x3"): named,
+        ("group_norm+silu", "NCHW", "forward", "float32", "2x64x5x3"): named,
+        ("group_norm+silu", "NCHW", "backward", "float32", "2x64x5x3"): named,
+    }
+    assert all(row.host_us == row.p50_us > 0 for row in rows)  # small points are all host
+    assert all((row.error is None) == (row.provider == "copy") for row in rows)
+    assert {(row.threads, row.driver) for row in rows} == {(1, "")}
+    assert all("1 of " in row.device and "torch" in row.versions for row in rows)
+    assert "freed memory is kept" in ran.stdout
+    for what in ("rms_norm+post_gate", "all gated", "group_norm+silu NHWC", "group_norm+silu both"):
+        assert re.search(rf"^{re.escape(what)} forward float32 +of copy", ran.stdout, re.MULTILINE)
 
 
-def test_bench_times_gated_norms_beside_the_ungated(tmp_path):
-    table = tmp_path / "table.csv"
-    names = ["rms_norm", "layer_norm", "rms_norm+post_gate", "rms_norm+pre_gate"]
-    ran = bench(*SMALL, "--dtype", "bfloat16", "--direction", "forward", "--out", table)
+def test_large_points_have_no_host_cost_and_other_providers_are_asked_for(tmp_path):
+    pytest.importorskip("jax", reason="without JAX it is no provider")
+    out = tmp_path / "table.csv"
+    options = ("--shapes", "130x130", "--op", "rms_norm", "--dtype", "float32")
+    ran = bench(*SMALL, *options, "--providers", "jax,cunorm-numpy", "--out", out)
     assert ran.returncode == 0, ran.stderr
-    with table.open(newline="") as file:
-        rows = {row["operator"]: row for row in csv.DictReader(file)}
-    assert [*rows] == names
-    assert [float(row["ungated_ms"] or 0) > 0 for row in rows.values()] == [False] * 2 + [True] * 2
-    assert ran.stdout.count("/ ungated") == 2 + 3  # the heading, each operator, and both
-    assert "all gated forward bfloat16" in ran.stdout
+    rows = read_csv(out)
+    assert [row.provider for row in rows] == ["copy", "jax", "cunorm-numpy"] * 2
+    assert {row.host_us for row in rows} == {None}
 
 
-def test_bench_times_group_norms_in_both_memory_orders(tmp_path):
-    table = tmp_path / "table.csv"
-    shapes = ("--shapes", "64x64,2x64x5x3,1x32x2x2")  # the first is no group norm's
-    ran = bench(*SMALL, *shapes, "--op", "group_norm+silu,rms_norm", "--out", table)
-    assert ran.returncode == 0, ran.stderr
-    with table.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["operator"] == "group_norm+silu"]
-    found = [(row["memory"], row["direction"], row["dtype"], row["shape"]) for row in rows]
-    assert found == [
-        (memory, direction, dtype, shape)
-        for memory in ("NHWC", "NCHW")
-        for direction in ("forward", "backward")
-        for dtype in ("float32", "bfloat16")
-        for shape in ("2x64x5x3", "1x32x2x2")
+def test_the_cpu_grid_is_the_one_of_the_goals():
+    points = list(grid.default_points("cpu", grid.DEFAULT_OPERATORS))
+    assert len(points) == (7 * 10 + 2 * 5) * 2 * 2  # operators, shapes; directions and dtypes
+    sizes = {dtype: [] for dtype in ("float32", "bfloat16")}
+    for point in points:
+        sizes[point.dtype].append(point.elements * DTYPES[point.dtype].itemsize / 2**20)
+    assert (min(sizes["float32"]), max(sizes["float32"])) == (1, 64)
+    assert (min(sizes["bfloat16"]), max(sizes["bfloat16"])) == (0.5, 32)
+    small = {point.shape for point in points if point.shape[-1] == 256}
+    assert small == {(1024, 256), (2048, 256), (65536, 256)}
+    quick = list(grid.default_points("cpu", grid.QUICK_OPERATORS, quick=True))
+    assert {point.shape for point in quick} == {(4096, 4096), (3000, 1003), (2, 320, 64, 64)}
+
+
+def test_what_is_asked_for_fills_in_the_rest():
+    assert timing.parse([]).providers == ["cunorm", "torch", "cunorm-ungated"]
+    assert timing.parse(["--providers", "jax,cunorm"]).providers == [
+        "jax",
+        "cunorm",
+        "cunorm-ungated",
     ]
-    assert all(float(row["cunorm_ms"]) > 0 < float(row["torch_ms"]) for row in rows)
-    # Of each order and of both, each direction and dtype; and of rows, which are all.
-    assert len(re.findall("group_norm.silu (NHWC|NCHW|both).*geometric mean", ran.stdout)) == 3 * 4
-    assert ran.stdout.count("geometric mean") == 3 * 4 + 2 * 4
+    assert timing.parse(["--shapes", "1x32x2x2"]).op == ["group_norm+silu"]
+    assert timing.parse(["--quick"]).seconds < timing.parse([]).seconds
+    assert timing.parse(["--device", "cuda"]).providers == list(providers.LOADERS["cuda"])
 
 
-def test_shapes_choose_among_the_operators_of_the_default():
-    ran = bench(*SMALL, "--shapes", "1x32x2x2", "--dtype", "float32", "--direction", "forward")
-    assert ran.returncode == 0, ran.stderr
-    points = [line.split()[:2] for line in ran.stdout.splitlines() if "1x32x2x2" in line]
-    assert points == [["group_norm+silu", "NHWC"], ["group_norm+silu", "NCHW"]]
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--op", "group"),
+        ("--dtype", "int8"),
+        ("--shapes", "64"),
+        ("--op", "group_norm"),
+        ("--providers", "liger"),
+    ],
+)
+def test_bench_names_what_it_does_not_know(option, value, capsys):
+    with pytest.raises(SystemExit):
+        timing.parse(["--shapes", "64x64", option, value])
+    said = capsys.readouterr().err
+    assert option in said
+    assert value in said
+
+
+def test_the_first_word_is_a_command_and_time_without_one(monkeypatch):
+    ran = []
+    for command, name in bench_main.COMMANDS.items():
+        module = SimpleNamespace(
+            main=lambda argv, command=command: ran.append((command, argv)) or 0
+        )
+        monkeypatch.setitem(sys.modules, name, module)
+    assert bench_main.main(["table", "a.csv"]) == 0
+    assert bench_main.main(["--quick"]) == 0
+    assert bench_main.main([]) == 0
+    assert ran == [("table", ["a.csv"]), ("time", ["--quick"]), ("time", [])]
 
 
 def test_bench_prints_what_small_calls_cost_the_host(monkeypatch):
     from bench import host
-    from bench.cases import OPERATORS
 
     monkeypatch.setattr(host, "CALLS", 20)
     operators = [
         operator for operator in OPERATORS if operator.name in ("rms_norm", "add_rms_norm")
     ]
     operators += [operator for operator in OPERATORS if operator.name == "group_norm"]
-    lines = host.table(operators, runs=1).splitlines()[3:]
+    lines = host.table(host.times(operators, runs=1)).splitlines()[3:]
     shapes = [line.split()[-5 if line.startswith("cunorm") else -3] for line in lines]
     assert set(shapes) == {"1x64", "4x64", "1x64x2x2", "4x64x2x2"}
     # Operators, shapes, calls of cunorm's, those of group norms with a workspace too, and torch's.
@@ -98,7 +142,7 @@ def test_bench_prints_what_autograd_costs_a_small_call(monkeypatch):
     from bench import host
 
     monkeypatch.setattr(host, "CALLS", 20)
-    *_, empty, ours, torchs, more = host.autograd_table(runs=1).splitlines()
+    *_, empty, ours, torchs, more = host.autograd_table(host.autograd_times(runs=1)).splitlines()
     assert (empty[:5], ours[:6], torchs[:5], more[:6]) == ("an em", "cunorm", "torch", "cunorm")
     assert len(torchs.split()) == 2 + 6
     of_ours, of_empty, differences = (
@@ -107,6 +151,17 @@ def test_bench_prints_what_autograd_costs_a_small_call(monkeypatch):
     for cost, other, difference in zip(of_ours, of_empty, differences, strict=True):
         assert cost > 0 < other
         assert abs(difference - (cost - other)) < 0.16  # each is rounded to a tenth
+
+
+def test_host_costs_are_written_with_what_they_were_measured_on(tmp_path):
+    from bench import host
+
+    facts = machine.Facts("2026-01-02", "0123456", "a CPU, 2 of 2 cores", "", "cunorm 0", 2)
+    host.write_csv(tmp_path / "host.csv", facts, [("cunorm rms_norm", "4x64", "torch", [9, 7, 8])])
+    assert (tmp_path / "host.csv").read_text().splitlines() == [
+        "date,commit,device,versions,call,shape,kind,median_us,minimum_us",
+        '2026-01-02,0123456,"a CPU, 2 of 2 cores",cunorm 0,cunorm rms_norm,4x64,torch,8.00,7.00',
+    ]
 
 
 def test_norms_that_are_timed_under_autograd_are_recorded_and_equal():
@@ -124,108 +179,32 @@ def test_norms_that_are_timed_under_autograd_are_recorded_and_equal():
         assert len(call()) == count
 
 
-def test_geometric_means_are_those_of_the_points_named():
-    from bench import cpu, cpu_report
-    from bench.cases import OPERATORS
-
-    times = {"rms_norm": (1.0, 8.0, 4.0), "layer_norm": (2.0, 4.0, 1.0)}
-    results = [
-        cpu.Result(cpu.Point(operator, "backward", "float32", (1, 1)), *times[operator.name])
-        for operator in OPERATORS[:2]
-    ]
-    assert [line.split() for line in cpu_report.table(results, 1, 1).splitlines()[-3:]] == [
-        f"{name} backward float32 geometric mean × torch {means}".split()
-        for name, means in (
-            ("rms_norm", "8.00, worst 8.00, / copy 0.25"),
-            ("layer_norm", "2.00, worst 2.00, / copy 2.00"),
-            ("all ungated", "4.00, worst 2.00, / copy 0.71"),
-        )
-    ]
-
-
-def test_the_ratio_to_the_ungated_is_that_of_the_gated_points():
-    from bench import cpu, cpu_report
-    from bench.cases import OPERATORS
-
-    by_name = {operator.name: operator for operator in OPERATORS}
-    results = [
-        cpu.Result(
-            cpu.Point(by_name[name], "forward", "float32", (rows, 1)), 2.0, 8.0, 1.0, ungated
-        )
-        for name, rows, ungated in (
-            ("rms_norm+post_gate", 1, 1.0),
-            ("rms_norm+post_gate", 2, 0.5),
-            ("rms_norm+pre_gate", 1, 2.0),
-            ("layer_norm", 1, None),
-        )
-    ]
-    ends = [
-        line.split("/ copy")[-1].split() for line in cpu_report.table(results, 1, 1).splitlines()
-    ]
-    assert ends[-5:] == [
-        end.split()
-        for end in (
-            "2.00, / ungated 2.83, worst 4.00",
-            "2.00, / ungated 1.00, worst 1.00",
-            "2.00",
-            "2.00, / ungated 2.00, worst 4.00",
-            "2.00",
-        )
-    ]
-
-
 def test_the_copy_moves_as_many_bytes():
-    import torch
-
     from bench import cpu
 
-    for dtype in (torch.float32, torch.bfloat16):
-        assert 2 * cpu.copying(1200, dtype)().nbytes == 1200
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--op", "group"), ("--dtype", "int8"), ("--shapes", "64"), ("--op", "group_norm")],
-)
-def test_bench_names_what_it_does_not_know(option, value):
-    ran = bench(*SMALL, option, value)
-    assert ran.returncode == 2
-    assert option in ran.stderr
-    assert value in ran.stderr
+    for itemsize in (4, 2):
+        assert 2 * cpu.copying(1200, itemsize)().nbytes == 1200
 
 
 def test_all_that_is_called_is_compiled_ahead():
     code = """
         import cunorm
-        from bench import cpu
-        from bench.cases import OPERATORS
+        from bench import cpu, engine, grid, machine, providers
 
         names = ["rms_norm+groups", "add_layer_norm", "rms_norm+pre_gate", "l2_norm", "normalize"]
-        names.append("group_norm+silu")
-        shapes = {2: [(70, 96)], 4: [(2, 32, 3, 5), (3, 64, 150, 120)]}
-        points = [
-            cpu.Point(operator, direction, "bfloat16", shape)
-            for operator in OPERATORS
-            if operator.name in names
-            for shape in shapes[operator.axes]
-            for direction in ("forward", "backward")
-        ]
-        cpu.compile_ahead(points)
+        shapes = [(70, 96), (5000, 128), (2, 32, 3, 5), (3, 64, 150, 120)]
+        points = list(grid.points(shapes, [*names, "group_norm+silu"], dtypes=["bfloat16"]))
+        device = cpu.Cpu(threads=2)
+        device.prepare(points)
         loaded = cunorm.cache_info().loaded
+        found, _ = providers.load("cpu", ["cunorm", "cunorm-ungated"])
         for point in points:
-            cpu.measure(point, seconds=0.01)
+            rows, failures = engine.time_point(device, point, found, machine.facts(device), 0.01)
+            assert not failures and len(rows) >= 2
         print(loaded, cunorm.cache_info().loaded)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
     before, after = ran.stdout.split()
     assert int(before) == int(after) >= 2 * 5
-
-
-def test_bench_does_not_time_a_wrong_result(monkeypatch):
-    from bench import cases, cpu
-
-    monkeypatch.setitem(cases.TOLERANCE, "float32", 0.0)
-    point = cpu.Point(cases.OPERATORS[0], "forward", "float32", (64, 64))
-    with pytest.raises(RuntimeError, match="nothing is timed"):
-        cpu.measure(point, seconds=0.01)

@@ -47,7 +47,7 @@ LOADERS: dict[str, dict[str, Callable[[], Provider]]] = {
     }
     | _ON_BOTH,
 }
-DEFAULT = {"cpu": ("cunorm", "cunorm-ungated", "torch"), "cuda": tuple(LOADERS["cuda"])}
+DEFAULT = {"cpu": ("cunorm", "torch", "cunorm-ungated"), "cuda": tuple(LOADERS["cuda"])}
 
 
 def load(device: str, names: Iterable[str]) -> tuple[list[Provider], dict[str, Exception]]:
