@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""`python -m bench static`: what NVRTC makes of the GPU plans, and a gate for it, without a GPU.
+
+The exit status is 1 where a plan spills, has a stack frame, or accesses arrays as large as x by
+less at a time than alignment and the plan's pack allow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from bench.static_occupancy import ARCHITECTURES
+from bench.static_plans import Plan, grid
+from bench.static_rows import (
+    KEY,
+    PLANNED,
+    Row,
+    measured,
+    nvrtc_version,
+    planned,
+    read_csv,
+    write_csv,
+)
+
+# What the gate lets pass, with the reason.
+EXCEPTIONS: dict[str, Callable[[Row], bool]] = {
+    "NVRTC 13 splits the stores of group norms up to sm_90, and only there": lambda row: (
+        row.kernel.startswith("group_norm")
+        and int(row.arch.removeprefix("sm_")) <= 90
+        and len(row.faults()) == 1
+        and bool(row.narrowed)
+        and {name.partition(":")[0] for name in row.narrowed.split()} <= {"y", "dx"}
+    ),
+}
+# Of a plan that is checked against a table: how far its registers may be from those there, as the
+# same version of NVRTC comes in several builds; all else must be the same.
+_REGISTERS = 8
+_SAME = ("spill_stores", "spill_loads", "stack", "planned_bytes", "narrowest_bytes", "narrowed")
+_SAMPLE, _SEED = 60, 1
+
+
+def main(argv: list[str]) -> int:
+    """Make the table or check one; return 1 if something is wrong."""
+    options = _arguments(argv)
+    plans = grid(options.arch)
+    if options.check:
+        faults = list(differences(read_csv(options.check), plans, options.sample, options.jobs))
+        print(
+            "\n".join(faults) or f"{options.check}: {options.sample} lines compiled, as they were"
+        )
+        return bool(faults)
+    rows = list(_measured(plans, options.jobs))
+    if options.out:
+        write_csv(options.out, rows)
+    print(summary(rows))
+    return report(rows)
+
+
+def report(rows: list[Row]) -> int:
+    """Print what the gate holds against the rows; return 1 if there is anything."""
+    faulty = {row: found for row in rows if (found := row.faults())}
+    for reason, is_known in EXCEPTIONS.items():
+        known = [row for row in faulty if is_known(row)]
+        print(f"\n{len(known)} launches excepted: {reason}")
+        for row in known:
+            del faulty[row]
+    if faulty:
+        print(f"\n{len(faulty)} launches do not pass:")
+    for row, found in faulty.items():
+        print(f"{' '.join(filter(None, row.key))}: {'; '.join(found)}")
+    return bool(faulty)
+
+
+def summary(rows: list[Row]) -> str:
+    """Return the most registers, and the least occupancy, by architecture and regime."""
+    columns = f"{'plans':>6}{'registers':>10}{'warps/SM':>9}{'narrow':>7}{'by plan':>8}"
+    lines = [f"{'':8}{'regime':24}{columns}"]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.arch, row.regime), []).append(row)
+    for (architecture, regime), group in groups.items():
+        narrow = sum(0 < row.narrowest_bytes < 16 for row in group)
+        by_plan = sum(row.planned_bytes < row.aligned_bytes for row in group)
+        lines.append(
+            f"{architecture:8}{regime:24}{len(group):6}{max(row.registers for row in group):10}"
+            f"{min(row.warps_per_sm for row in group):9}{narrow:7}{by_plan:8}"
+        )
+    lines += [
+        "",
+        f"NVRTC {nvrtc_version()}. registers: the most; warps/SM: the least; narrow: launches that",
+        "access some array as large as x by less than 16 bytes; by plan: those of packs that are",
+        "smaller than alignment allows, as registers want it.",
+    ]
+    return "\n".join(lines)
+
+
+def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> Iterator[str]:
+    """Yield what is not as a table says: any plan, and what NVRTC makes of some of them.
+
+    Where the table is another NVRTC's, plans alone are compared.
+    """
+    table = {row.key: row for row in rows if row.arch in {f"sm_{p.architecture}" for p in plans}}
+    now = {tuple(str(planned(plan)[name]) for name in KEY): plan for plan in plans}
+    for key in table.keys() ^ now.keys():
+        where = "the table" if key in table else "the plans"
+        yield f"{' '.join(filter(None, key))}: only in {where}"
+    known = [key for key in now if key in table]
+    for key in known:
+        columns = planned(now[key])
+        yield from _unlike(table[key], {name: columns[name] for name in PLANNED}, {})
+    if {table[key].nvrtc for key in known} == {nvrtc_version()}:
+        chosen = _chosen(known, sample)
+        for row in _measured([now[key] for key in chosen], jobs):
+            same = {name: getattr(row, name) for name in _SAME}
+            yield from _unlike(table[row.key], same, {"registers": row.registers})
+
+
+def _unlike(old: Row, same: dict[str, int | str], near: dict[str, int]) -> Iterator[str]:
+    name = " ".join(filter(None, old.key))
+    for column, value in same.items():
+        if getattr(old, column) != value:
+            yield f"{name}: {column} is {value}, the table has {getattr(old, column)}"
+    for column, number in near.items():
+        if abs(getattr(old, column) - number) > _REGISTERS:
+            yield f"{name}: {column} is {number}, the table has {getattr(old, column)}"
+
+
+def _chosen(keys: list[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
+    """Draw keys, as many of each architecture; always the same."""
+    draw = random.Random(_SEED)
+    by_architecture: dict[str, list[tuple[str, ...]]] = {}
+    for key in keys:
+        by_architecture.setdefault(key[KEY.index("arch")], []).append(key)
+    share = -(-count // max(1, len(by_architecture)))
+    return [
+        key
+        for group in by_architecture.values()
+        for key in draw.sample(group, min(share, len(group)))
+    ]
+
+
+def _measured(plans: list[Plan], jobs: int) -> Iterator[Row]:
+    """Yield the rows of plans in their order, and say on stderr how far that is."""
+    if jobs == 1 or len(plans) < 2 * jobs:
+        yield from _counted(map(measured, plans), len(plans))
+        return
+    # Spawned, as a fork of a process with threads, such as those of tests, may hang.
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield from _counted(pool.map(measured, plans, chunksize=8), len(plans))
+
+
+def _counted(rows: Iterable[Row], total: int) -> Iterator[Row]:
+    for number, row in enumerate(rows, start=1):
+        print(f"\r{number}/{total} compiled", end="", file=sys.stderr, flush=True)
+        yield row
+    print(file=sys.stderr)
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench static", description=__doc__)
+    names = [f"sm_{number}" for number in ARCHITECTURES]
+    parser.add_argument(
+        "--arch", type=_architectures, default=tuple(ARCHITECTURES), help=f"of {', '.join(names)}"
+    )
+    parser.add_argument("--out", type=Path, help="write a CSV here as well")
+    parser.add_argument(
+        "--check", type=Path, help="compare plans, and a sample compiled, with such a CSV instead"
+    )
+    parser.add_argument("--sample", type=int, default=_SAMPLE, help="lines that --check compiles")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that compile")
+    return parser.parse_args(argv)
+
+
+def _architectures(text: str) -> tuple[str, ...]:
+    given = tuple(name.removeprefix("sm_") for name in text.split(","))
+    if unknown := [name for name in given if name not in ARCHITECTURES]:
+        raise argparse.ArgumentTypeError(
+            f"sm_{unknown[0]}, expected of sm_{', sm_'.join(ARCHITECTURES)}"
+        )
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: MIT
+"""A line of the static table: what NVRTC makes of a plan, and what is wrong with that."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+
+from bench.static_from_tests import from_tests
+from bench.static_occupancy import ARCHITECTURES, occupancy
+from bench.static_plans import Plan
+from bench.static_ptx import WIDE, Access, accesses
+from cunorm import _cuda
+from cunorm._builds import Build
+from cunorm._sources import source_text
+
+KEY = ("arch", "features", "operator", "memory", "direction", "dtype", "shape", "kernel", "step")
+# What is the plan's own and known without compiling.
+PLANNED = (
+    *("regime", "threads", "threads_per_row", "pack", "packs"),
+    *("aligned_bytes", "planned_bytes"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One launch of a call on one architecture; sizes in bytes, accesses as they stand in the PTX.
+
+    Attributes
+    ----------
+    aligned_bytes, planned_bytes, narrowest_bytes
+        The narrowest access to an array as large as x: as alignment allows, as the plan's pack does
+        too, which width and registers limit, and as it is. 0: the launch accesses none.
+    narrowed
+        Accesses to such arrays that are narrower than planned, as "operand:bytes".
+    """
+
+    nvrtc: str
+    arch: str
+    features: str
+    operator: str
+    memory: str
+    direction: str
+    dtype: str
+    shape: str
+    kernel: str
+    step: str
+    regime: str
+    threads: int
+    threads_per_row: int
+    pack: int
+    packs: int
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    shared: int
+    blocks_per_sm: int
+    warps_per_sm: int
+    loads_16: int
+    loads_narrow: int
+    stores_16: int
+    stores_narrow: int
+    aligned_bytes: int
+    planned_bytes: int
+    narrowest_bytes: int
+    narrowed: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What names the launch."""
+        return tuple(getattr(self, name) for name in KEY)
+
+    def faults(self) -> list[str]:
+        """Return what the gate holds against it."""
+        found = []
+        if self.spill_stores or self.spill_loads:
+            found.append(f"spills {self.spill_stores} bytes and loads {self.spill_loads}")
+        if self.stack:
+            found.append(f"has a stack frame of {self.stack} bytes")
+        if self.narrowed:
+            found.append(f"accesses are narrower than {self.planned_bytes} bytes: {self.narrowed}")
+        if not self.blocks_per_sm:
+            found.append("a multiprocessor has not room for one block")
+        return found
+
+
+def measured(plan: Plan) -> Row:
+    """Compile a plan and return its line."""
+    log, ptx = compiled(plan.build, plan.architecture)
+    usage = from_tests("nvrtc").resource_usage(log)
+    counted = accesses(ptx, plan.pointers())
+    threads = plan.threads
+    limits = ARCHITECTURES[plan.architecture]
+    blocks = occupancy(limits, threads, usage.registers, usage.shared)
+    widths = _widths(plan, counted)
+    return Row(
+        **planned(plan),
+        nvrtc=nvrtc_version(),
+        registers=usage.registers,
+        spill_stores=usage.spill_stores,
+        spill_loads=usage.spill_loads,
+        stack=usage.stack,
+        shared=usage.shared,
+        blocks_per_sm=blocks,
+        warps_per_sm=blocks * -(-threads // 32),
+        loads_16=_count(counted, "ld", wide=True),
+        loads_narrow=_count(counted, "ld", wide=False),
+        stores_16=_count(counted, "st", wide=True),
+        stores_narrow=_count(counted, "st", wide=False),
+        narrowest_bytes=min((size for _, size, _ in widths), default=0),
+        narrowed=" ".join(
+            sorted({f"{name}:{size}" for name, size, wanted in widths if size < wanted})
+        ),
+    )
+
+
+def planned(plan: Plan) -> dict[str, str | int]:
+    """Return the columns that are known of a plan without compiling it."""
+    itemsizes = [dtype.itemsize for _, dtype in plan.row_operands().values()]
+    pack = plan.number("PACK")
+    return {
+        "arch": f"sm_{plan.architecture}",
+        "features": plan.features,
+        "operator": plan.operator,
+        "memory": plan.memory,
+        "direction": plan.direction,
+        "dtype": plan.dtype,
+        "shape": plan.shape,
+        "kernel": plan.build.kernel,
+        "step": plan.step,
+        "regime": plan.regime,
+        "threads": plan.threads,
+        "threads_per_row": plan.number("THREADS_PER_ROW", 0),
+        "pack": pack,
+        "packs": plan.number("PACKS"),
+        "aligned_bytes": min(map(plan.aligned_bytes, itemsizes), default=0),
+        "planned_bytes": min(map(plan.access_bytes, itemsizes), default=0),
+    }
+
+
+def _widths(plan: Plan, counted: Iterable[Access]) -> list[tuple[str, int, int]]:
+    """Return of each access to an array as large as x the array, the bytes, and those planned."""
+    operands = plan.row_operands()
+    found = [
+        (access, operands[access.argument]) for access in counted if access.argument in operands
+    ]
+    return [
+        (name, access.bytes, plan.access_bytes(dtype.itemsize)) for access, (name, dtype) in found
+    ]
+
+
+def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
+    return sum(
+        count
+        for access, count in counted.items()
+        if access.kind == kind and (access.bytes >= WIDE) == wide
+    )
+
+
+@lru_cache(maxsize=4096)
+def compiled(build: Build, architecture: str) -> tuple[str, str]:
+    """Compile a build as the launcher does; return ptxas's log and the PTX."""
+    from cupy.cuda import nvrtc
+
+    options = (
+        *_cuda.compile_options(build),
+        *from_tests("nvrtc").CUPY_OPTIONS,
+        f"--gpu-architecture=sm_{architecture}",
+        "--ptxas-options=-v",
+    )
+    program = nvrtc.createProgram(source_text(build.kernel), f"{build.kernel}.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, options)
+        ptx = nvrtc.getPTX(program)
+        return nvrtc.getProgramLog(program), ptx.decode() if isinstance(ptx, bytes) else ptx
+    except nvrtc.NVRTCError:
+        log = nvrtc.getProgramLog(program)
+        raise RuntimeError(_cuda.compile_error_text(build, options, log)) from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def nvrtc_version() -> str:
+    """Return the version of the NVRTC that compiles here."""
+    return ".".join(map(str, _cuda.nvrtc_version()))
+
+
+def write_csv(path: Path, rows: Iterable[Row]) -> None:
+    """Write one line for each row."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def read_csv(path: Path) -> list[Row]:
+    """Read what `write_csv` wrote."""
+    numbers = {field.name for field in fields(Row) if field.type == "int"}
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Row(**{name: int(text) if name in numbers else text for name, text in line.items()})
+            for line in csv.DictReader(file)
+        ]

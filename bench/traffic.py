@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""`python -m bench bytes`: the bytes that calls move by a GPU's plans, counted without a GPU.
+
+The kernels run under the tests' emulation, which counts every access to the arrays as large as x.
+The exit status is 1 where they move more than 1.02 times what they must.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+from bench.cases import OPERATORS
+from bench.static_plans import DIRECTIONS
+from bench.traffic_calls import Call, calls, count
+
+LIMIT = 1.02
+_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one call moves, in bytes.
+
+    Attributes
+    ----------
+    minimum
+        Arrays as large as x, each once.
+    read_again
+        Those that the regime reads a second time, as they are not kept.
+    moved, ratio
+        Arrays as large as x, each access counted; and over the two above.
+    others
+        Parameters, statistics, partial sums and what launches hand on, each byte counted once.
+    """
+
+    operator: str
+    memory: str
+    direction: str
+    dtype: str
+    regime: str
+    shape: str
+    minimum: int
+    read_again: int
+    moved: int
+    ratio: str
+    others: int
+
+    def fault(self) -> str:
+        """Return what is wrong with it, if anything is."""
+        if float(self.ratio) > LIMIT:
+            return f"moves {self.ratio} times what it must, the limit is {LIMIT}"
+        return "" if float(self.ratio) >= 0.999 else f"moves {self.ratio} of what it must"
+
+
+def main(argv: list[str]) -> int:
+    """Make the table; return 1 if a call moves too much."""
+    options = _arguments(argv)
+    chosen = [
+        call
+        for operator, direction, dtype in product(OPERATORS, DIRECTIONS, _DTYPES)
+        if operator.name in options.op
+        for call in calls(operator, direction, dtype)
+    ]
+    rows = list(_counted(chosen, options.jobs))
+    if options.out:
+        write_csv(options.out, rows)
+    print(*table(rows), sep="\n")
+    return int(any(row.fault() for row in rows))
+
+
+def counted(call: Call) -> Row:
+    """Emulate a call and return its line."""
+    found = count(call)
+    ratio = found.moved / (found.minimum + found.read_again)
+    return Row(
+        call.operator.name,
+        call.operator.memory,
+        call.direction,
+        call.dtype,
+        call.regime,
+        "x".join(map(str, call.shape)),
+        found.minimum,
+        found.read_again,
+        found.moved,
+        f"{ratio:.4f}",
+        found.others,
+    )
+
+
+def table(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield a line for every call."""
+    yield (
+        f"{'operator':22}{'direction':10}{'dtype':10}{'regime':22}{'shape':>14}"
+        f"{'minimum':>10}{'again':>10}{'moved':>10}{'ratio':>8}{'others':>10}"
+    )
+    for row in rows:
+        yield (
+            f"{f'{row.operator} {row.memory}':22}{row.direction:10}{row.dtype:10}{row.regime:22}"
+            f"{row.shape:>14}{row.minimum:10}{row.read_again:10}{row.moved:10}{row.ratio:>8}"
+            f"{row.others:10}  {row.fault()}".rstrip()
+        )
+
+
+def write_csv(path: Path, rows: Iterable[Row]) -> None:
+    """Write one line for each row."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def read_csv(path: Path) -> list[Row]:
+    """Read what `write_csv` wrote."""
+    numbers = {field.name for field in fields(Row) if field.type == "int"}
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Row(**{name: int(text) if name in numbers else text for name, text in line.items()})
+            for line in csv.DictReader(file)
+        ]
+
+
+def _counted(chosen: list[Call], jobs: int) -> Iterator[Row]:
+    """Yield the rows of calls in their order, and say on stderr how far that is."""
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for number, row in enumerate(pool.map(counted, chosen), start=1):
+            print(f"\r{number}/{len(chosen)} emulated", end="", file=sys.stderr, flush=True)
+            yield row
+    print(file=sys.stderr)
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench bytes", description=__doc__)
+    names = list(dict.fromkeys(operator.name for operator in OPERATORS))
+    parser.add_argument(
+        "--op", nargs="+", choices=names, default=names, metavar="OP", help=", ".join(names)
+    )
+    parser.add_argument("--out", type=Path, help="write a CSV here as well")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that emulate")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

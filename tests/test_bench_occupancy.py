@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""The occupancies of `python -m bench static` are CUDA's own."""
+
+from __future__ import annotations
+
+import subprocess
+from itertools import product
+
+import pytest
+
+from bench.static_occupancy import ARCHITECTURES, occupancy
+
+THREADS, REGISTERS = (32, 96, 128, 256, 320, 512, 1024), (16, 24, 33, 40, 64, 65, 128, 168, 255)
+SHARED = (0, 1, 1028, 4095, 12_345, 49_152)
+
+
+def test_occupancy_is_that_of_the_best_practices_guide():
+    # "Calculating Occupancy", for a multiprocessor of 64 Ki registers and 2048 threads.
+    limits = ARCHITECTURES["80"]
+    assert occupancy(limits, 128, 37, 0) * 4 / limits.warps == 0.75
+    assert occupancy(limits, 320, 37, 0) == 4
+    assert occupancy(limits, 1024, 32, 0) * 32 == limits.warps
+
+
+def test_a_block_that_has_no_room_is_none():
+    assert occupancy(ARCHITECTURES["90"], 512, 255, 0) == 0
+    assert occupancy(ARCHITECTURES["90"], 256, 255, 0) == 1
+
+
+# Reads cases from its input: a compute capability, limits, and a kernel.
+PROGRAM = """
+#include <cstddef>
+#include <cstdio>
+#include <cuda_occupancy.h>
+
+int main() {
+  int capability, warps, shared, reserved, threads, registers, of_block;
+  while (std::scanf("%d %d %d %d %d %d %d", &capability, &warps, &shared, &reserved, &threads,
+                    &registers, &of_block) == 7) {
+    cudaOccDeviceProp gpu;
+    gpu.computeMajor = capability / 10;
+    gpu.computeMinor = capability % 10;
+    gpu.maxThreadsPerBlock = 1024;
+    gpu.maxThreadsPerMultiprocessor = 32 * warps;
+    gpu.regsPerBlock = gpu.regsPerMultiprocessor = 65536;
+    gpu.warpSize = 32;
+    gpu.sharedMemPerBlock = 49152;
+    gpu.sharedMemPerMultiprocessor = shared;
+    gpu.numSms = 1;
+    gpu.sharedMemPerBlockOptin = shared - reserved;
+    gpu.reservedSharedMemPerBlock = reserved;
+    cudaOccFuncAttributes kernel;
+    kernel.maxThreadsPerBlock = 1024;
+    kernel.numRegs = registers;
+    kernel.sharedSizeBytes = of_block;
+    cudaOccDeviceState state;
+    cudaOccResult result;
+    if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &gpu, &kernel, &state, threads, 0))
+      return 1;
+    std::printf("%d\\n", result.activeBlocksPerMultiprocessor);
+  }
+}
+"""
+
+
+def test_occupancy_is_that_of_cuda_occupancy_h(tmp_path):
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    from cunorm import _cuda
+    from cunorm._cpu import compiler
+
+    found = compiler()
+    folders = [f for f in _cuda.cuda_include_folders() if (f / "cuda_occupancy.h").is_file()]
+    if not folders or found is None:
+        pytest.skip("needs cuda_occupancy.h of the CUDA runtime and a C++ compiler")
+    cases = list(product(ARCHITECTURES, THREADS, REGISTERS, SHARED))
+    text = ""
+    for number, threads, registers, shared in cases:
+        limits = ARCHITECTURES[number]
+        of_gpu = (number, limits.warps, limits.shared, limits.reserved)
+        text += " ".join(map(str, (*of_gpu, threads, registers, shared))) + "\n"
+    (tmp_path / "program.cpp").write_text(PROGRAM)
+    command = [*found.command, "-w", f"-I{folders[0]}", "program.cpp", "-o", "program"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    run = subprocess.run(
+        [tmp_path / "program"], input=text, capture_output=True, text=True, check=True
+    )
+    expected = dict(zip(cases, map(int, run.stdout.split()), strict=True))
+    got = {
+        case: occupancy(ARCHITECTURES[number], *sizes)
+        for case in cases
+        for number, *sizes in [case]
+    }
+    assert got == expected
+    assert {0, 1, 2, 16, 24, 32} <= set(got.values())
