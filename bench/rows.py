@@ -42,7 +42,7 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-_DIGITS = {"p20_us": 7, "p50_us": 7, "p80_us": 7, "gb_per_s": 5, "of_copy": 4, "host_us": 4}
+_DIGITS = {"p20_us": 7, "p50_us": 7, "p80_us": 7, "gb_per_s": 5, "of_copy": 4, "host_us": 7}
 _READ = {"threads": int, "bytes": int, **dict.fromkeys([*_DIGITS, "error"], float)}
 
 
