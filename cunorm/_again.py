@@ -24,6 +24,7 @@ class Call(NamedTuple):
     """A call that was not made before, as far as it can be told from its arrays."""
 
     key: Key
+    facts: Sequence[Any]
     framework: Framework
     pointers: Pointers
     known: dict[Key, _Known]  # of its time: another after `forget`
@@ -45,6 +46,7 @@ class Made(NamedTuple):
 
 
 class _Known(NamedTuple):
+    facts: Sequence[Any]
     made: tuple[Made, ...]
     kernels: Kernels
     pointer_of: Callable[[Any], int]
@@ -72,11 +74,14 @@ def run_again(
         return None, None
     facts, pointers = recognised
     given = any(pointers[first_result:])
-    key = (asked, numbers, *facts, *pointers) if given else (asked, numbers, *facts)
+    key = (asked, numbers, *(pointers if given else facts))
     known = _known.get(key)
+    if given and known is not None and known.facts != facts:  # quicker than as a part of the key
+        key = (*key, *facts)
+        known = _known.get(key)
     if known is None:
-        return Call(key, framework, tuple(pointers), _known), None
-    made, kernels, pointer_of = known
+        return Call(key, facts, framework, tuple(pointers), _known), None
+    _, made, kernels, pointer_of = known
     results_given = arrays[first_result : first_result + results]
     found = [*results_given]
     for place, make, like in made:
@@ -107,7 +112,7 @@ def remember(
         known.clear()
     framework = call.framework
     how_made = tuple(_made(framework, operands, place) for place in made)
-    known[call.key] = _Known(how_made, ran.kernels, framework.pointer)
+    known[call.key] = _Known(call.facts, how_made, ran.kernels, framework.pointer)
 
 
 def _made(framework: Framework, operands: Sequence[Operand | None], place: int) -> Made:

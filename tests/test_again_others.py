@@ -13,6 +13,7 @@ from calls import (
     elsewhere,
     given,
     nothing_known,
+    planning_forbidden,
     to,
 )
 from operands import assert_same_bits, at, draw
@@ -58,6 +59,21 @@ def test_any_fact_of_an_array_that_differs_makes_another_call(kind, known):
             with at(fact):
                 assert_same(cunorm.rms_norm_forward(x), anew(cunorm.rms_norm_forward, x))
     assert len(known) == len(views)
+
+
+@kinds
+def test_arrays_of_other_shapes_at_the_same_places_make_another_call(kind, known):
+    """Each shape in turn, both of them planned once."""
+    memory, results = (to(kind, draw(name, 2 * 5 * WIDTH, "float32")) for name in ("x", "y"))
+    pairs = [tuple(m.reshape(shape) for m in (memory, results)) for shape in ((10, 8), (5, 16))]
+    expected = [anew(cunorm.rms_norm, x) for x, _ in pairs]
+    for x, out in pairs:
+        cunorm.rms_norm(x, out=out)
+    with planning_forbidden():
+        for _ in range(2):
+            for (x, out), right in zip(pairs, expected, strict=True):
+                assert_same_bits(cunorm.rms_norm(x, out=out), right)
+    assert len(known) == 2
 
 
 @kinds

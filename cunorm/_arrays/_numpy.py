@@ -138,9 +138,12 @@ class Numpy(Framework):
 
     def maker(self, form: Form, has_model: bool) -> Callable[[Any], Any]:
         """Copy the form of a model, where NumPy keeps the strides of axes of one element, too."""
-        if has_model and memory_axes(form) is None:
-            return partial(np.empty_like, dtype=numpy_dtype(form.dtype))  # without its metadata
-        return super().maker(form, has_model)
+        if memory_axes(form) is not None:
+            return super().maker(form, has_model)
+        shape, dtype = form.shape, numpy_dtype(form.dtype)
+        if has_model:
+            return partial(np.empty_like, dtype=dtype)  # without its metadata
+        return lambda model: np.empty(shape, dtype)
 
     @property
     def pointer(self) -> Callable[[Any], int]:

@@ -68,7 +68,7 @@ def backward(
     function, variant, c, weight_offset, x_dtype, needs, accumulate = norm
     has_weight = arrays.weight is not None
     more = (spelled(c), weight_offset, has_weight, x_dtype, needs, accumulate)
-    said = said_of(function, *variant, *more)
+    said = said_backward(function, *variant, *more)
     return gradients(*run(said, (*arrays, *(out or _NOT_GIVEN), workspace)))
 
 
@@ -80,7 +80,7 @@ def run(said: Said, arrays: tuple[Any, ...]) -> list[Any]:
 
 
 @remembered
-def said_of(
+def said_backward(
     function: str,
     center: Any,
     axis: Any,

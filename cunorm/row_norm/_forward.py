@@ -58,8 +58,8 @@ class Said(NamedTuple):
 def forward(norm: Norm, arrays: Arrays, options: Options, out: NormForward | None) -> NormForward:
     """Run a forward; `out` has an array or None for each field of the result."""
     function, variant, eps, c, weight_offset, eps_of_sum = norm
-    numbers = (eps, spelled(c), weight_offset, eps_of_sum)
-    said = said_of(function, *variant, *numbers, arrays.weight is not None, *options)
+    numbers = (eps, spelled(c), weight_offset, arrays.weight is not None, eps_of_sum)
+    said = said_forward(function, *variant, *numbers, *options)
     return NormForward(*run(said, (*arrays, *(out or _NOT_GIVEN))))
 
 
@@ -78,7 +78,7 @@ def run(said: Said, arrays: tuple[Any, ...]) -> list[Any]:
 
 
 @remembered
-def said_of(
+def said_forward(
     function: str,
     center: Any,
     axis: Any,
@@ -89,8 +89,8 @@ def said_of(
     eps: Any,
     c: Spelled,
     weight_offset: Any,
-    eps_of_sum: bool,
     has_weight: bool,
+    eps_of_sum: bool,
     *options: Any,
 ) -> Said:
     """Check what the caller said by itself; options are those of Options."""
