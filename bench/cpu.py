@@ -23,7 +23,7 @@ import torch
 
 import cunorm
 from bench.arrays import upload
-from bench.cases import CHECKED_ELEMENTS, DTYPES, Call, Operands, Operator, Shape, drawn, fewer
+from bench.cases import DTYPES, Call, Operands, Operator, Shape, checked_shape, drawn
 from bench.grid import Point
 from bench.turns import Turn
 from cunorm._cpu import available_cores
@@ -84,7 +84,7 @@ class Cpu:
             (operator.base, *_described(operator, point.dtype, shape))
             for point in points
             for operator in (point.operator, point.operator.ungated())
-            for shape in (point.shape, fewer(point.shape, CHECKED_ELEMENTS))
+            for shape in (point.shape, checked_shape(point.shape))
         }
         with ThreadPoolExecutor(available_cores()) as pool:
             list(pool.map(_compile, sorted(needs, key=str)))

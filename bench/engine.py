@@ -11,11 +11,10 @@ import numpy as np
 
 from bench.arrays import as_host
 from bench.cases import (
-    CHECKED_ELEMENTS,
     TOLERANCE,
     Call,
     Operands,
-    fewer,
+    checked_shape,
     host_operands,
     oracle,
     worst_error,
@@ -116,7 +115,7 @@ def check(
     device: Device, point: Point, providers: Iterable[Provider]
 ) -> tuple[dict[str, float], list[Failure]]:
     """Return the errors of the providers that are right on some of the point's rows or samples."""
-    small = replace(point, shape=fewer(point.shape, CHECKED_ELEMENTS))
+    small = replace(point, shape=checked_shape(point.shape))
     host = host_operands(small.operator, small.dtype, small.shape)
     errors: dict[str, float] = {}
     failures = []

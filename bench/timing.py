@@ -153,7 +153,8 @@ def _choose(options: argparse.Namespace) -> None:
     elif "cunorm" in options.providers:  # what a gate costs, where there is one
         options.providers = list(dict.fromkeys([*options.providers, "cunorm-ungated"]))
     if options.seconds is None:
-        options.seconds = 0.5 if options.quick or options.device == "cuda" else 1.5
+        on_cpu = 1.0 if options.quick else 1.5
+        options.seconds = on_cpu if options.device == "cpu" else 0.5
 
 
 def _list_of(allowed: Iterable[str]) -> Callable[[str], list[str]]:

@@ -17,6 +17,7 @@ from bench.cases import (
     TOLERANCE,
     bytes_moved,
     check,
+    checked_shape,
     fewer,
     host_operands,
     oracle,
@@ -124,6 +125,13 @@ def test_torch_sees_channels_last_where_they_are():
         x = torch.from_numpy(host_operands(operator, "float32", (2, 32, 5, 3))["x"])
         is_last = x.is_contiguous(memory_format=torch.channels_last)
         assert (is_last, x.is_contiguous()) == (operator.memory == "NHWC", not is_last)
+
+
+def test_the_checked_part_of_a_shape_is_small():
+    assert checked_shape((4096, 256)) == (64, 256)
+    assert checked_shape((64, 1 << 18)) == (2, 1 << 18)
+    assert checked_shape((8, 256, 32, 32)) == (2, 256, 32, 32)
+    assert checked_shape((5, 33)) == (5, 33)
 
 
 def test_fewer_elements_are_fewer_rows_then_less_height():
