@@ -3,66 +3,82 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-_BARRIER = re.compile(r"__sync(?:threads|warp)\([^()]*\);")
+# Between threads of a block, of a warp, of a cluster, and of a thread for its own copies.
+_BARRIER = re.compile(
+    r"__sync(?:threads|warp)\([^()]*\);|\bcluster_barrier\(\);|\basync_wait<[^;{}]*>\(\);"
+)
 _GUARD = re.compile(r"(?<!bool )\binside\(")  # a use of it, not its definition
 _FUNCTION = re.compile(r"__(?:device|global)__[^;{}]*?(\w+)\([^()]*\)[^;{}()]*\{")
 
-
-class Mutant(NamedTuple):
-    """A text and what is missing in it: "function: line"."""
-
-    name: str
-    text: str
-
-
-def mutants(text: str) -> Iterator[Mutant]:
-    """Yield each mutant of a kernel's text, its local includes in place."""
-    code = re.sub(r"//.*", lambda comment: " " * len(comment[0]), text)
-    for barrier in _BARRIER.finditer(code):
-        yield _mutant(text, barrier.start(), barrier.end(), ";")
-    for guard in _GUARD.finditer(code):
-        yield _mutant(text, guard.start(), _closing(code, guard.end()), "true")
-
-
-_SWITCH = """
-extern "C" {
+_MOST = 256
+_SWITCH = f"""
+extern "C" {{
 __attribute__((visibility("default"))) int mutant = -1;
-__attribute__((visibility("default"))) bool mutant_reached[256];
-}
-inline bool without(int number) {
+__attribute__((visibility("default"))) bool mutant_reached[{_MOST}];
+}}
+inline bool without(int number) {{
   mutant_reached[number] = true;
   return mutant == number;
-}
+}}
 """
 
 
 def switched(text: str) -> tuple[str, list[str]]:
-    """Return a text that is all mutants of a kernel's text, and their names.
+    """Return a text that is all mutants of a kernel's text, and their names: "function: line".
 
-    Once compiled, the int `mutant` says which one it is, -1 for the kernel itself; where what is
-    missing in mutant i is met, `mutant_reached[i]` becomes true.
+    The text has its local includes in place. Once compiled, the int `mutant` says which one it is,
+    -1 for the kernel itself; where what is missing in mutant i is met, `mutant_reached[i]` becomes
+    true: a `Switch` sets the one and reads the other.
     """
     code = re.sub(r"//.*", lambda comment: " " * len(comment[0]), text)
     places = [(b.start(), b.end(), "{{ if (!without({})) {} }}") for b in _BARRIER.finditer(code)]
     for guard in _GUARD.finditer(code):
         end = _closing(code, guard.end())
         places.append((guard.start(), end, "(without({}) || {})"))
-    names = [_mutant(text, begin, end, "").name for begin, end, _ in places]
+    if len(places) > _MOST:
+        raise ValueError(f"{len(places)} mutants, expected at most {_MOST}")
+    names = [_name(text, begin, end) for begin, end, _ in places]
     numbered = sorted(enumerate(places), key=lambda place: -place[1][0])
     for number, (begin, end, change) in numbered:
         text = text[:begin] + change.format(number, text[begin:end]) + text[end:]
     return _SWITCH + text, names
 
 
-def _mutant(text: str, begin: int, end: int, replacement: str) -> Mutant:
-    """Replace a part; name it by the function that it is in, and by its line."""
+class Switch:
+    """Says in all libraries of a switched text which mutant they are."""
+
+    def __init__(self, libraries: Iterable[ctypes.CDLL]) -> None:
+        self._libraries = list(libraries)
+
+    def reached(self, number: int) -> bool:
+        """Return whether a run met what the mutant lacks."""
+        flags = ctypes.c_bool * _MOST
+        return any(flags.in_dll(one, "mutant_reached")[number] for one in self._libraries)
+
+    @contextmanager
+    def at(self, number: int) -> Iterator[None]:
+        """Be this mutant for a while."""
+        self._set(number)
+        try:
+            yield
+        finally:
+            self._set(-1)
+
+    def _set(self, number: int) -> None:
+        for library in self._libraries:
+            ctypes.c_int.in_dll(library, "mutant").value = number
+
+
+def _name(text: str, begin: int, end: int) -> str:
+    """Return the function that a part is in, and its line."""
     *_, function = _FUNCTION.finditer(text, 0, begin)
     line = text[text.rfind("\n", 0, begin) + 1 : text.index("\n", end)]
-    return Mutant(f"{function[1]}: {line.strip()}", text[:begin] + replacement + text[end:])
+    return f"{function[1]}: {line.strip()}"
 
 
 def _closing(code: str, begin: int) -> int:

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: MIT
 """Without any one of its barriers and guards, a kernel fails.
 
-Each mutant is run with every kind of team, in blocks that walk three rows and more, in three orders
-of blocks, warps and lanes, with every operand, by two norms: with center and without, a gate before
-the norm and after it, one of groups of columns. In one of these runs it must give a wrong answer or
-an EmulationError. Where a mutant compiles to the kernel's own code, its build does not have what is
-mutated, and the mutant is not run.
+Each mutant is run with every kind of team, in blocks, or clusters of them, that walk three rows and
+more, in three orders of blocks, warps and lanes, with every operand, by two norms: with center and
+without, a gate before the norm and after it, one of groups of columns. In one of these runs it must
+give a wrong answer or an EmulationError. A mutant is run where the kernel itself meets what it
+lacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -18,13 +20,12 @@ import numpy as np
 import pytest
 from bounds import check_backward, check_forward
 
-from cunorm._plan import Team
+from cunorm._builds import Build
 
 from .arrays import EPS, FAMILIES, Operands, saved
-from .build import compile_kernel, compile_scheduler
-from .emulator import ORDERS, EmulationError, unavailable
+from .emulator import ORDERS, EmulationError, Order, compile_emulated, unavailable
 from .kernels import Emulated, emulate_backward, emulate_forward
-from .mutants import Mutant, mutants
+from .mutants import Switch, switched
 from .plans import Plan, emulated_source, team_of
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 KINDS = {
     "warp teams": (FAMILIES["warp teams"],),
     "block team": (FAMILIES["block team"],),
+    "cluster": (FAMILIES["cluster"],),
     "streamed": (FAMILIES["streamed"], (300, FAMILIES["streamed"][1])),
 }
 # Mutants that no run can tell from the kernel, by kind of team and by name; and why.
@@ -45,17 +47,19 @@ EQUIVALENT = {
         ("streamed", "store: if (inside(column, end)) {"): _IN_THE_LOOP,
         ("streamed", "for_each_item: const bool live = inside(column, end);"): _IN_THE_LOOP,
     },
-    "param_grad": {},
+    "param_grad": {
+        (
+            "warp teams",
+            "for_each_item: const bool live = inside(column, end);",
+        ): "nothing it adds needs clearing",
+    },
 }
-# Mutants of what no build of a kernel has; and why.
+# Mutants of what no run of a kernel meets; and why.
 _OF_GROUPS = {"load_each: if (inside(column, end)) {": "only group norms load by the channel"}
 UNUSED = {
     "row_norm_forward": _OF_GROUPS,
     "row_norm_backward": _OF_GROUPS,
-    "param_grad": {
-        **_OF_GROUPS,
-        "for_each_item: const bool live = inside(column, end);": "nothing it adds needs clearing",
-    },
+    "param_grad": _OF_GROUPS,
 }
 
 
@@ -105,56 +109,70 @@ KERNELS = {
 
 
 class Setting(NamedTuple):
-    """How a kernel is run."""
+    """How the text that is all mutants of a kernel is run, and as which build."""
 
-    kernel: str
-    width: int  # of a group
-    team: Team | None
+    run_call: Callable[..., Emulated]
+    make: Operands
     norm: dict[str, Any]
+    plan: Plan
+    build: Build
 
-    def run(self, **plan) -> Emulated:
-        """Run in blocks that walk four times over their teams' rows, some of them three."""
-        run_call, _, grid = KERNELS[self.kernel]
-        width = self.width * self.norm.get("groups", 1)
-        alone = run_call(Operands((1, 1, 1, width)), self.norm, Plan(team=self.team))
-        teams = grid * team_of(alone.launch).rows_per_block
-        make = Operands((1, 1, 4 * teams - teams // 2 - 1, width))
-        return run_call(make, self.norm, Plan(team=self.team, grid=grid, **plan))
+    def run(self, order: Order) -> Emulated:
+        return self.run_call(self.make, self.norm, replace(self.plan, order=order))
+
+    def fails(self) -> bool:
+        """Whether one of the orders shows a wrong answer or an EmulationError."""
+        for order in ORDERS:
+            try:
+                self.run(order)
+            except (AssertionError, EmulationError):
+                return True
+        return False
 
 
 def settings(kernel: str, kind: str) -> Iterator[Setting]:
-    """Yield how a kernel is run by a kind of team."""
-    for (width, team), norm in product(KERNELS[kernel][1][kind], NORMS.values()):
-        yield Setting(kernel, width, team, norm)
+    """Yield how a kernel is run: its blocks walk four times over their rows, some of them three."""
+    run_call, kinds, grid = KERNELS[kernel]
+    for (width, team), norm in product(kinds[kind], NORMS.values()):
+        columns = width * norm.get("groups", 1)
+        plan = Plan(team=team, sources={kernel: text_and_names(kernel)[0]})
+        alone = run_call(Operands((1, 1, 1, columns)), norm, plan)
+        teams = grid * team_of(alone.launch).rows_per_block
+        make = Operands((1, 1, 4 * teams - teams // 2 - 1, columns))
+        build = alone.launches[kernel].build
+        yield Setting(run_call, make, norm, replace(plan, grid=grid), build)
 
 
-def outcome(kernel: str, kind: str, mutant: Mutant) -> str:
-    """Return whether the mutant is "killed", has "survived" or is "unused"."""
-    result = "unused"
+@cache
+def text_and_names(kernel: str) -> tuple[str, list[str]]:
+    """Return the text that is all mutants of a kernel, and their names."""
+    return switched(emulated_source(kernel))
+
+
+def outcomes(kernel: str, kind: str) -> list[str]:
+    """Return whether each mutant is "killed", has "survived" or is "unused"."""
+    text, names = text_and_names(kernel)
+    result = ["unused" for _ in names]
     for setting in settings(kernel, kind):
-        macros = setting.run().launches[kernel].build.macros
-        texts = (emulated_source(kernel), mutant.text)
-        builds = [compile_kernel(text, kernel, macros, compile_scheduler()) for text in texts]
-        if builds[0].read_bytes() == builds[1].read_bytes():
-            continue
-        result = "survived"
-        for order in ORDERS:
-            try:
-                setting.run(order=order, sources={kernel: mutant.text})
-            except (AssertionError, EmulationError):
-                return "killed"
+        switch = Switch([compile_emulated(text, kernel, setting.build.macros)._library])
+        setting.run("forward")
+        for number, known in enumerate(result):
+            if known != "killed" and switch.reached(number):
+                with switch.at(number):
+                    result[number] = "killed" if setting.fails() else "survived"
     return result
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_mutant_fails_but_those_that_are_listed(kernel):
-    survivors, nowhere = [], []
-    for mutant in mutants(emulated_source(kernel)):
-        outcomes = {kind: outcome(kernel, kind, mutant) for kind in KERNELS[kernel][1]}
-        survivors += [(kind, mutant.name) for kind in outcomes if outcomes[kind] == "survived"]
-        nowhere += [mutant.name] if set(outcomes.values()) == {"unused"} else []
+    _, names = text_and_names(kernel)
+    survivors, unused = [], set(range(len(names)))
+    for kind in KERNELS[kernel][1]:
+        found = outcomes(kernel, kind)
+        survivors += [(kind, names[n]) for n, is_ in enumerate(found) if is_ == "survived"]
+        unused &= {n for n, is_ in enumerate(found) if is_ == "unused"}
     assert sorted(survivors) == sorted(EQUIVALENT[kernel])
-    assert sorted(nowhere) == sorted(UNUSED[kernel])
+    assert sorted(names[n] for n in unused) == sorted(UNUSED[kernel])
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -162,12 +180,13 @@ def test_every_mutant_fails_but_those_that_are_listed(kernel):
 def test_the_kernel_itself_passes_where_its_mutants_must_fail(kernel, order):
     for kind in KERNELS[kernel][1]:
         for setting in settings(kernel, kind):
-            setting.run(order=order)
+            setting.run(order)
 
 
 SOURCE = """
 // Of a comment with inside(a, b) and __syncthreads(); there are no mutants.
 __device__ inline bool inside(int index, int count) { return index < count; }
+__device__ inline void cluster_barrier() { emulation_cluster_barrier(); }
 template <class T>
 __device__ inline int look(const T* t, int i,
                            int n) {
@@ -175,21 +194,24 @@ __device__ inline int look(const T* t, int i,
 }
 extern "C" __global__ void kernel(const Arguments a) {
   __syncwarp(0xffffffffu); __syncthreads();
+  if (n > 0) cluster_barrier(); async_wait<(n > 1) ? 1 : 0>();
 }
 """
 
 
 def test_mutants_lack_one_barrier_or_guard_each():
-    found = list(mutants(SOURCE))
-    line = "return inside(f(i), (n)) && inside(i, n) ? t[i] : 0;  // if inside(...)"
-    barriers = "__syncwarp(0xffffffffu); __syncthreads();"
-    names = [f"kernel: {barriers}"] * 2 + [f"look: {line}"] * 2
-    assert [mutant.name for mutant in found] == names
-    changes = [
-        (barriers, "; __syncthreads();"),
-        (barriers, "__syncwarp(0xffffffffu); ;"),
-        ("inside(f(i), (n)) &&", "true &&"),
-        ("&& inside(i, n)", "&& true"),
-    ]
-    for mutant, (before, after) in zip(found, changes, strict=True):
-        assert mutant.text == SOURCE.replace(before, after)
+    text, names = switched(SOURCE)
+    guards = ["inside(f(i), (n))", "inside(i, n)"]
+    barriers = ["__syncwarp(0xffffffffu);", "__syncthreads();"]
+    barriers += ["cluster_barrier();", "async_wait<(n > 1) ? 1 : 0>();"]
+    lines = ["__syncwarp(0xffffffffu); __syncthreads();"] * 2
+    lines += ["if (n > 0) cluster_barrier(); async_wait<(n > 1) ? 1 : 0>();"] * 2
+    looks = "look: return inside(f(i), (n)) && inside(i, n) ? t[i] : 0;  // if inside(...)"
+    assert names == [*(f"kernel: {line}" for line in lines), looks, looks]
+    changes = [f"{{ if (!without({n})) {barrier} }}" for n, barrier in enumerate(barriers)]
+    changes += [f"(without({n}) || {guard})" for n, guard in enumerate(guards, len(barriers))]
+    _, rest = text.split("\n\n", 1)
+    for change, part in zip(changes, barriers + guards, strict=True):
+        assert rest.count(change) == 1
+        rest = rest.replace(change, part)
+    assert rest == SOURCE[1:]
