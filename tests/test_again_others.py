@@ -19,7 +19,7 @@ from calls import (
 from operands import assert_same_bits, at, draw
 
 import cunorm
-from cunorm import NormGrads
+from cunorm import NormForward, NormGrads
 
 SHAPE = (5, WIDTH)
 
@@ -73,6 +73,18 @@ def test_arrays_of_other_shapes_at_the_same_places_make_another_call(kind, known
         for _ in range(2):
             for (x, out), right in zip(pairs, expected, strict=True):
                 assert_same_bits(cunorm.rms_norm(x, out=out), right)
+    assert len(known) == 2
+
+
+def test_an_array_and_a_tensor_of_the_same_memory_make_different_calls(known):
+    x, out = draw("x", SHAPE, "float32"), np.empty(SHAPE, np.float32)
+    expected, pairs = anew(cunorm.rms_norm, x), [(x, out), (to("torch", x), to("torch", out))]
+    for x, out in 2 * pairs:
+        saved = cunorm.rms_norm_forward(x, out=NormForward(y=out))
+        assert saved.y is out
+        assert type(saved.rstd) is type(x)
+        assert_same_bits(np.asarray(out), expected)
+        out[...] = np.nan
     assert len(known) == 2
 
 
