@@ -53,6 +53,8 @@ def forward_builds(form: ForwardForm, device: Device) -> list[Build]:
         features = _cuda.device_limits(device).features
         access = _plan.common_access(walk.width, [])
         return [_plan.cuda_forward(form.types, walk, access, features).build]
+    if _plan.cpu_shared_parts(walk):
+        return [_plan.cpu_shared_forward(form.types, walk).build]
     return [_plan.cpu_forward(form.types, walk).build]
 
 
@@ -90,9 +92,36 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
 def cpu_forward_kernels(form: ForwardForm, numbers: bytes) -> Kernels:
     """Return what runs calls of a form, given where their arrays lie."""
     walk = form.where.walk
+    parts = _plan.cpu_shared_parts(walk)
+    if parts:
+        return _shared_forward_kernels(form, numbers, parts)
     task = _task(_plan.cpu_forward(form.types, walk), 0, walk.elements)
     packed = partial(forward_arguments, form, numbers=numbers)
     return _cpu.runner([task], packed, FORWARD_ARRAYS)
+
+
+def _shared_forward_kernels(form: ForwardForm, numbers: bytes, parts: int) -> Kernels:
+    """Return what makes the passes of row_parts.cuh, one after the other."""
+    walk = form.where.walk
+    launch = _plan.cpu_shared_forward(form.types, walk)
+    passes = [
+        row_pass
+        for row_pass, needed in enumerate(
+            (form.types.new_residual is not None, True, form.types.formula.center, True)
+        )
+        if needed
+    ]
+
+    def packed(pointers: Pointers) -> bytes:
+        *arrays, sums = pointers
+        return b"".join(forward_arguments(form, arrays, numbers, one, sums) for one in passes)
+
+    size = len(packed([0] * (FORWARD_ARRAYS + 1))) // len(passes)
+    tasks = [_task(launch, place * size, walk.elements) for place in range(len(passes))]
+    run = _cpu.runner(tasks, packed, FORWARD_ARRAYS + 1)
+    shift_and_sums, times = 3, 2
+    numbers_of_parts = walk.rows * walk.groups * parts * times * shift_and_sums
+    return _scratch.lent_last(numbers_of_parts * form.types.compute.itemsize, run)
 
 
 @Cached

@@ -16,7 +16,7 @@ from cunorm._cpu import Pointers
 from cunorm._layout import RowLayout
 
 # The kernels' argument structs: all fields are of eight bytes. Rows: a pointer and a layout.
-_FORWARD = struct.Struct("<" + 5 * "Q5q" + "4Q3q")
+_FORWARD = struct.Struct("<" + 5 * "Q5q" + "5Q4q")
 _BACKWARD = struct.Struct("<" + 7 * "Q5q" + "6Q3q")
 _FORWARD_NUMBERS, _BACKWARD_NUMBERS = struct.Struct("<3d"), struct.Struct("<2d")
 _PARAM_GRAD = struct.Struct("<4Q3q")
@@ -83,12 +83,17 @@ class Forward(NamedTuple):
 FORWARD_ARRAYS = len(Forward._fields) - _BEFORE_FORWARD  # of a call, absent ones too
 
 
-def forward_arguments(form: ForwardForm, pointers: Pointers, numbers: bytes) -> bytes:
-    """Return `struct Arguments` of row_norm_forward.cu; `pointers` as Forward has them."""
+def forward_arguments(
+    form: ForwardForm, pointers: Pointers, numbers: bytes, row_pass: int = 0, part_sums: int = 0
+) -> bytes:
+    """Return `struct Arguments` of row_norm_forward.cu; `pointers` as Forward has them.
+
+    The last two are of rows that blocks share: which pass it is, and the pointer of their sums.
+    """
     at = dict(zip(Forward._fields[_BEFORE_FORWARD:], pointers, strict=True))
-    others = [at[name] for name in _FORWARD_OTHERS]
+    others = [*(at[name] for name in _FORWARD_OTHERS), part_sums]
     rows = _rows([at[name] for name in _FORWARD_ROWS], form.layouts)
-    return _FORWARD.pack(*rows, *others, *_sizes(form.where)) + numbers
+    return _FORWARD.pack(*rows, *others, *_sizes(form.where), row_pass) + numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

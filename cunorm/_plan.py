@@ -76,6 +76,7 @@ class Team(NamedTuple):
         )
 
 
+ASYNC_COPIES: Macros = (("ASYNC_COPIES", "true"),)
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=0)
 
 # Bytes from which stores past a CPU's caches pay, where rows are whole cache lines, also for who
@@ -84,6 +85,11 @@ CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=0)
 _LARGE_RESULT, _CACHE_LINE = {4: 8 << 20, 2: 16 << 20}, 64
 # Bytes of a row of x above which the backward prefetches in both of its passes; measured there too.
 _SHORT_ROW = 8 << 10
+
+# Columns of the parts of a row that a CPU's cores share, as `RowPart` has them. They share rows that
+# are wide, and too few for each core to have some.
+_FIRST_PART, _PART = (512 - 15) * CPU_PACK, 512 * CPU_PACK
+_CPU_SHARED_WIDTH, _CPU_SHARED_ROWS = 1 << 16, 16
 
 # Threads that share a row, by the greatest width they serve.
 _FORWARD_TEAMS = ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128), (32768, 256))
@@ -104,6 +110,9 @@ PACK_BYTES = 32
 _CLUSTER_THREADS, _CLUSTER_BYTES, _CLUSTER_ELEMENTS, _MOST_BLOCKS = 256, 32 << 10, 8 << 10, 16
 # Blocks of the backward on each multiprocessor, by the greatest width they serve.
 _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
+# Bytes of shared memory for rows that are copied while others are computed: a block has 48 KiB, and
+# sums take some. An asynchronous copy is of so many bytes at least.
+_STAGES, _STAGED_BYTES, _LEAST_COPY = 2, 40 << 10, 4
 # Multiprocessors that a backward keeps busy at most: no GPU had more when this was written, and
 # so memory for partial sums can be planned before it is known on which one they are taken.
 MOST_SMS = 256
@@ -189,12 +198,25 @@ def cuda_backward(
     sums = types.dweight or types.dbias
     blocks = _cuda_parts(where, sm_count) if sums else GRID_LIMIT // where.groups
     parts = min(-(-where.rows // team.rows_per_block), max(1, blocks // team.cluster))
+    if features.async_copies and copies_rows(types, where.rows, team, access, parts):
+        macros += ASYNC_COPIES
     return Launch(
         Build("row_norm_backward", macros),
         parts * where.groups * team.cluster,
         team.threads,
         parts,
         sums_pitch(team, where),
+    )
+
+
+def copies_rows(types: BackwardTypes, rows: int, team: Team, access: int, parts: int) -> bool:
+    """Whether each team of a backward copies its next row to shared memory: one of several."""
+    itemsizes = [dtype.itemsize for dtype in (types.dy, types.x, types.gate) if dtype is not None]
+    staged = _STAGES * team.threads * team.packs * team.pack * sum(itemsizes)
+    return (
+        rows > parts * team.rows_per_block
+        and 0 < staged <= _STAGED_BYTES
+        and min(access, team.pack) * min(itemsizes) >= _LEAST_COPY
     )
 
 
@@ -224,6 +246,21 @@ def cpu_forward(types: ForwardTypes, where: Walk) -> Launch:
     macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
     macros += _cpu_stores(where, types.y, types.compute)
     return Launch(Build("row_norm_forward", macros), _cpu_blocks(where.rows) * where.groups, 1)
+
+
+def cpu_shared_parts(where: Walk) -> int:
+    """Return into how many parts rows are cut, of few and long ones that blocks share; else 0."""
+    if where.width <= _CPU_SHARED_WIDTH or where.rows * where.groups >= _CPU_SHARED_ROWS:
+        return 0
+    return 1 + -(-(where.width - _FIRST_PART) // _PART)
+
+
+@lru_cache(maxsize=4096)
+def cpu_shared_forward(types: ForwardTypes, where: Walk) -> Launch:
+    """Plan one pass of row_norm_forward on a CPU over rows that blocks share."""
+    launch = cpu_forward(types, where)
+    build = Build(launch.build.kernel, (*launch.build.macros, ("SHARED_ROWS", "true")))
+    return Launch(build, cpu_shared_parts(where) * where.rows * where.groups, 1)
 
 
 @lru_cache(maxsize=4096)

@@ -52,6 +52,9 @@ __device__ inline int rows_at_once(index_t) {
   return 1;
 }
 
+// Whether several blocks share a row (row_parts.cuh); only the CPU's do.
+inline constexpr bool shared_rows = false;
+
 // How many rows ahead to prefetch, whether to do so in each pass over the rows or in the last
 // alone, and hints that a pack will soon be loaded, or stored; only the CPU takes them.
 inline constexpr bool long_passes = false;

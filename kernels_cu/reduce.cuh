@@ -12,6 +12,7 @@ template <class B>
 struct LaneSum {
   using C = typename B::compute_t;
   static constexpr int items = items_per_pack<B>;
+  static constexpr int recent_packs = 16 * 32;  // after which the sum moves on
   Items<B> run = {};
   C recent_runs = 0, total = 0;
   int runs = 0;

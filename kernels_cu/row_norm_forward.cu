@@ -14,7 +14,7 @@
 #include "activations.cuh"
 #include "affine.cuh"
 #include "math.cuh"
-#include "moments.cuh"
+#include "row_parts.cuh"
 
 // clang-format off
 struct Build {
@@ -51,9 +51,11 @@ struct Arguments {
   Rows<typename B::new_residual_t> new_residual;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
-  typename B::compute_t* mean;  // null: not wanted
-  typename B::compute_t* rstd;  // null: not wanted
-  index_t rows, groups, width;  // rows of each group
+  typename B::compute_t* mean;                 // null: not wanted
+  typename B::compute_t* rstd;                 // null: not wanted
+  PartSums<typename B::compute_t>* part_sums;  // of shared rows
+  index_t rows, groups, width;                 // rows of each group
+  index_t pass;                                // over shared rows
   double k, eps, weight_offset;
 };
 
@@ -125,12 +127,10 @@ struct ForwardRow {
   }
 };
 
-// The first pass: the row's moments.
 template <class B>
-__device__ inline void find_moments(const Arguments<B>& arguments, Team<B>& team,
-                                    const BlockShare& share, index_t row_of_group, index_t ahead,
-                                    ForwardRow<B>& row) {
-  using C = typename B::compute_t;
+__device__ inline void open_row(const Arguments<B>& arguments, const Team<B>& team,
+                                const BlockShare& share, index_t row_of_group, index_t ahead,
+                                ForwardRow<B>& row) {
   const index_t width = row_width(arguments), rows = arguments.rows;
   const index_t index = share.row_index(row_of_group);
   const index_t later = row_of_group + ahead < rows ? share.row_index(row_of_group + ahead) : index;
@@ -143,14 +143,12 @@ __device__ inline void find_moments(const Arguments<B>& arguments, Team<B>& team
   row.later_gate = arguments.gate.at(later);
   row.new_residual = arguments.new_residual.at(index);
   row.y = arguments.y.at(index);
+}
 
-  const auto load = [&](auto column) {
-    prefetch_output<B>(row.y, column);
-    return row.load(column);
-  };
-  const auto reload = [&](auto column) { return row.reload(column); };
-  row.packs.start(team, load);
-  row.moments = row_moments(team, row.packs, row.end, width, load, reload);
+// What multiplies the row.
+template <class B>
+__device__ inline void find_factors(const Arguments<B>& arguments, ForwardRow<B>& row) {
+  using C = typename B::compute_t;
   const C square = row.moments.variance + C(arguments.eps);
   row.rstd = math::over_root(1.0, square);
   if constexpr (present<typename B::rounded_t>)
@@ -159,10 +157,24 @@ __device__ inline void find_moments(const Arguments<B>& arguments, Team<B>& team
     row.k_rstd = math::over_root(arguments.k, square);
 }
 
+// The first pass: the row's moments.
+template <class B>
+__device__ inline void find_moments(const Arguments<B>& arguments, Team<B>& team,
+                                    ForwardRow<B>& row) {
+  const auto load = [&](auto column) {
+    prefetch_output<B>(row.y, column);
+    return row.load(column);
+  };
+  const auto reload = [&](auto column) { return row.reload(column); };
+  row.packs.start(team, load);
+  row.moments = row_moments(team, row.packs, row.end, row_width(arguments), load, reload);
+  find_factors(arguments, row);
+}
+
 // The second pass, for one pack.
 template <class B, class Column, class Factors, class Bias>
-__device__ inline void write_y(const ForwardRow<B>& row, int pack, Column column,
-                               const Factors& factors, const Bias& bias) {
+__device__ inline void write_pack(const ForwardRow<B>& row, int pack, Column column,
+                                  const Factors& factors, const Bias& bias) {
   const auto p = row.packs.pack(pack, column, [&](auto column) { return row.reload(column); });
   prefetch_pack<B>(row.later_x, column);
   prefetch_pack<B>(row.later_residual, column);
@@ -179,6 +191,20 @@ __device__ inline void write_y(const ForwardRow<B>& row, int pack, Column column
   y.store(column);
 }
 
+// The second pass over the row, from a pack of it on.
+template <class B>
+__device__ inline void write_row(const Arguments<B>& arguments, const Team<B>& team,
+                                 const BlockShare& share, const ForwardRow<B>& row, int first = 0) {
+  const Affine<B> parameters(arguments, share);
+  for_each_pack(
+      team, row.end,
+      [&](int pack, auto column) {
+        const auto factors = parameters.load_factors(column, row.end);
+        write_pack(row, pack, column, factors, parameters.load_bias(column, row.end));
+      },
+      NoEndRun{}, first);
+}
+
 template <class B>
 __device__ inline void save_statistics(const Arguments<B>& arguments, const Team<B>& team,
                                        index_t index, const ForwardRow<B>& row) {
@@ -192,23 +218,76 @@ template <class B>
 __device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& team,
                                      const BlockShare& share, index_t row_of_group, index_t ahead) {
   ForwardRow<B> row;
-  find_moments(arguments, team, share, row_of_group, ahead, row);
-  const Affine<B> parameters(arguments, share);
-  for_each_pack(team, row.end, [&](int pack, auto column) {
-    const auto factors = parameters.load_factors(column, row.end);
-    write_y(row, pack, column, factors, parameters.load_bias(column, row.end));
-  });
+  open_row(arguments, team, share, row_of_group, ahead, row);
+  find_moments(arguments, team, row);
+  write_row(arguments, team, share, row);
   save_statistics(arguments, team, share.row_index(row_of_group), row);
+}
+
+// One pass over the block's part of a row that several blocks share.
+template <class B>
+__device__ inline void pass_over_part(const Arguments<B>& arguments, Team<B>& team) {
+  using C = typename B::compute_t;
+  using Kept = typename ForwardRow<B>::Kept;
+  const index_t width = row_width(arguments);
+  const RowPart<B> part(width);
+  const BlockShare share(row_groups(arguments), static_cast<int>(part.parts));
+  const index_t index = share.row_index(share.block);
+  const SharedSums<B> sums{arguments.part_sums + 2 * index * part.parts, part.parts};
+  ForwardRow<B> row;
+  open_row(arguments, team, share, share.block, 0, row);
+  row.end = part.end;
+  const auto reload = [&](auto column) { return row.reload(column); };
+  const auto find = [&](Pass pass, C shift) {
+    const auto over_part = [&](auto use, auto end_run) {
+      if (part.number == 0)
+        row.packs.first_pass(team, part.end, reload, use, end_run);
+      else
+        for_each_pack(
+            team, part.end, [&](int, auto column) { use(column, reload(column)); }, end_run,
+            part.first);
+    };
+    sums.store(pass, part.number, {shift, part_sums<B, Kept>(shift, part.end, over_part)});
+  };
+
+  if (arguments.pass == add_residual) {
+    for_each_pack(
+        team, part.end, [&](int, auto column) { row.load(column); }, NoEndRun{}, part.first);
+  } else if (arguments.pass == find_sums) {
+    row.packs.start(team, reload);
+    find(find_sums, first_mean(team, row.packs, width, width));
+  } else {
+    row.moments = sums.moments(find_sums, width);
+    const bool again = B::center && is_far(row.moments);
+    if (again && arguments.pass == find_sums_again) {
+      row.packs.start(team, reload);
+      find(find_sums_again, row.moments.shift + row.moments.correction);
+    }
+    if (arguments.pass != write_y) return;
+    if (again) row.moments = sums.moments(find_sums_again, width);
+    find_factors(arguments, row);
+    write_row(arguments, team, share, row, part.first);
+    if (part.number == 0) save_statistics(arguments, team, index, row);
+  }
+}
+
+template <class B>
+__device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team) {
+  if constexpr (shared_rows) {
+    pass_over_part(arguments, team);
+  } else {
+    const BlockShare share(row_groups(arguments), Team<B>::blocks);
+    const index_t ahead = rows_ahead<typename B::x_t>(row_width(arguments));
+    for_each_rows(team, share, arguments.rows, 1, [&](index_t row_of_group, int) {
+      normalize_row(arguments, team, share, row_of_group, ahead);
+    });
+    team.end();
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(Build::threads, 1) CLUSTER_LAUNCH
     row_norm_forward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   Team<Build> team(scratch);
-  const BlockShare share(row_groups(arguments), Team<Build>::blocks);
-  const index_t ahead = rows_ahead<Build::x_t>(row_width(arguments));
-  for_each_rows(team, share, arguments.rows, 1, [&](index_t row_of_group, int) {
-    normalize_row(arguments, team, share, row_of_group, ahead);
-  });
-  team.end();
+  normalize(arguments, team);
 }

@@ -25,6 +25,13 @@ inline constexpr bool long_passes = true;
 inline constexpr bool long_passes = false;
 #endif
 
+// Several blocks share a row, and a launch makes one pass.
+#ifdef SHARED_ROWS
+inline constexpr bool shared_rows = true;
+#else
+inline constexpr bool shared_rows = false;
+#endif
+
 inline constexpr int cache_line = 64;
 
 inline bool inside(index_t index, index_t count) { return index < count; }
