@@ -11,7 +11,7 @@ from cunorm.group_norm._backward_plan import NEEDS
 from cunorm.group_norm._forward import EACH_CHANNEL, Asked, asked, forward
 from cunorm.torch import _group_norm_operator as operator
 from cunorm.torch._group_norm_formula import differentiable_gradients
-from cunorm.torch._ways import Way, is_batched, torch_dtype, way_of
+from cunorm.torch._ways import Way, any_batched, torch_dtype, way_of
 
 
 def group_norm_of(
@@ -58,7 +58,7 @@ class _GroupNorm(torch.autograd.Function):
         else:
             needs = tuple(name for name, want in zip(NEEDS, wanted, strict=True) if want)
             arrays = (dy, *ctx.saved_tensors)
-            if is_batched(dy):
+            if any_batched(dy):
                 made = operator.backward_operator(*arrays, told.function, *said, list(needs))
             else:
                 made = operator.gradients(arrays, (told.function, *said), needs)

@@ -13,7 +13,7 @@ from cunorm.row_norm._forward import Arrays, Norm, forward
 from cunorm.row_norm._forward_plan import Options
 from cunorm.torch import _row_norm_operator as operator
 from cunorm.torch._row_norm_formula import differentiable_gradients
-from cunorm.torch._ways import Way, is_batched, resolved, torch_dtype, way_of
+from cunorm.torch._ways import Way, any_batched, resolved, torch_dtype, way_of
 
 # What each operand's gradient is called in `needs`: the two of x and residual are one.
 _NEEDS = ("x", "x", "gate", "weight", "bias")
@@ -79,7 +79,7 @@ def _gradients(ctx: Any, wanted: tuple[bool, ...], dy: Any, d_residual: Any) -> 
     arrays = GradArrays(
         resolved(dy), normalised, rstd, mean, resolved(d_residual), gate, weight, bias
     )
-    if is_batched(dy, d_residual):
+    if any_batched(dy, d_residual):
         return operator.gradients(operator.backward_operator, norm, arrays, x_dtype, needs)
     asked = NormBackward(norm.function, norm.variant, norm.c, norm.weight_offset, x_dtype, needs)
     grads = backward(asked, arrays, None, None)

@@ -19,7 +19,7 @@ class Way(Enum):
     """How a call is made."""
 
     PLAIN = auto()  # the function of cunorm's: no gradient is recorded
-    RECORDED = auto()  # by an `autograd.Function`, which costs a third of what an operator does
+    RECORDED = auto()  # by an `autograd.Function`, which costs a sixth of what an operator does
     OPERATOR = auto()  # by an operator of torch's dispatcher, which others than autograd can see
     TRANSFORMED = auto()  # by one inside a function that torch.func knows how to transform
 
@@ -62,7 +62,7 @@ def resolved(gradient: Any) -> Any:
     return None if gradient is None else gradient.resolve_neg()
 
 
-def is_batched(*gradients: Any) -> bool:
+def any_batched(*gradients: Any) -> bool:
     """Whether gradients come as batches, as for a vectorised Jacobian."""
     if torch._C._are_functorch_transforms_active():
         return True
