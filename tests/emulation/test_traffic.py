@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from .emulator import unavailable
-from .traffic import CALLS, OPERANDS, calls, traffic
+from .traffic import CALLS, OPERANDS, WITH_CLUSTERS, calls, calls_in_clusters, traffic
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -36,3 +36,22 @@ def test_rows_are_moved_once(norm, call, width):
     assert 0.999 <= moved.rows / moved.rows_limit <= 1.02
     if width <= 4096:
         assert moved.family != "streamed"
+
+
+IN_CI = {
+    "forward + residual mixed",
+    "forward + residual + gate bfloat16",
+    "backward + d_residual mixed",
+    "backward + d_residual + gate float32",
+}
+in_clusters = [
+    pytest.param(*case, marks=() if case[1] in IN_CI else pytest.mark.exhaustive)
+    for case in calls_in_clusters()
+]
+
+
+@pytest.mark.parametrize(("norm", "call", "width"), in_clusters)
+def test_rows_that_clusters_share_are_moved_once(norm, call, width):
+    moved = traffic(norm, call, width, WITH_CLUSTERS)
+    assert moved.family == "cluster"
+    assert 0.999 <= moved.rows / moved.rows_limit <= 1.02

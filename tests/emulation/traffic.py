@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from operands import DTYPES
 
+from cunorm._features import NONE, Features
+
 from .arrays import Operands, saved
 from .kernels import Emulated, emulate_backward, emulate_forward
-from .plans import family
+from .plans import Plan, family
 
 WIDTHS = (1000, 4096, 16384, 65536)
+WITH_CLUSTERS, WIDTHS_OF_CLUSTERS = Features(clusters=True), (32768, 65536)
 # Arguments of cunorm.normalize.
 NORMS: dict[str, dict[str, Any]] = {
     "rms_norm": {},
@@ -106,12 +109,19 @@ def calls() -> Iterator[tuple[str, str, int]]:
                 yield norm, call, WIDTHS[0]
 
 
-def traffic(norm: str, call: str, width: int) -> Traffic:
-    """Run a call and count."""
+def calls_in_clusters() -> Iterator[tuple[str, str, int]]:
+    """Yield each call once, to be run where clusters are used: norms and widths take turns."""
+    for turn, (call, dtypes) in enumerate(CALLS.items()):
+        norms = list(GATED_NORMS if "gate" in dtypes else NORMS)
+        yield norms[turn % 2], call, WIDTHS_OF_CLUSTERS[turn // 2 % 2]
+
+
+def traffic(norm: str, call: str, width: int, features: Features = NONE) -> Traffic:
+    """Run a call by a plan that may use these features, and count."""
     dtypes, options = CALLS[call], (NORMS | GATED_NORMS | GROUPED_NORMS)[norm]
     make = Operands((1, 1, max(2, 16_000 // width), width * options.get("groups", 1)))
     run = _forward if "y" in dtypes else _backward
-    ran = run(make, dtypes, options)
+    ran = run(make, dtypes, options, Plan(features=features))
     moved = next(iter(ran.moved.values()))
     sizes = {name: DTYPES[dtype].itemsize for name, dtype in dtypes.items()}
     must = sum(sizes.values())
@@ -137,28 +147,34 @@ def _read_again(dtypes: dict[str, str], options: dict[str, Any]) -> set[str]:
     return {stream, "gate"} if options.get("gate_position") == "pre" else {stream}
 
 
-def _forward(make: Operands, dtypes: dict[str, str], options: dict[str, Any]) -> Emulated:
+def _forward(
+    make: Operands, dtypes: dict[str, str], options: dict[str, Any], plan: Plan
+) -> Emulated:
     rows = {name: make.rows(dtypes[name]) for name in ("residual", "gate") if name in dtypes}
     x, weight = make.rows(dtypes["x"]), make.param(dtypes["x"])
     bias = make.param(dtypes["x"]) if "center" in options else None
-    return emulate_forward(x, weight, bias, **rows, **options)
+    return emulate_forward(x, weight, bias, **rows, **options, plan=plan)
 
 
-def _backward(make: Operands, dtypes: dict[str, str], options: dict[str, Any]) -> Emulated:
+def _backward(
+    make: Operands, dtypes: dict[str, str], options: dict[str, Any], plan: Plan
+) -> Emulated:
     rows = {name: make.rows(dtypes[name]) for name in ("d_residual", "gate") if name in dtypes}
     dy, x, weight = make.rows(dtypes["dy"]), make.rows(dtypes["x"]), make.param(dtypes["dy"])
     bias = make.param(dtypes["dy"]) if "center" in options else None
     statistics = saved(x, gate=rows.get("gate"), **options)
     return emulate_backward(
-        dy, x, weight, bias, x_dtype=dtypes["dx"], **rows, **options, **statistics
+        dy, x, weight, bias, x_dtype=dtypes["dx"], **rows, **options, **statistics, plan=plan
     )
 
 
 def table() -> Iterator[str]:
     """Yield a line for every call, norm and width."""
     yield f"{'norm':27}{'call':37}{'width':>5}  {'team':12}{'moved / must':14}others, distinct KB"
-    for norm, call, width in calls():
-        t = traffic(norm, call, width)
+    every = [(*one, NONE) for one in calls()]
+    every += [(*one, WITH_CLUSTERS) for one in calls_in_clusters()]
+    for norm, call, width, features in every:
+        t = traffic(norm, call, width, features)
         others = ", ".join(f"{name} {count / 1e3:.1f}" for name, count in t.others.items())
         share = f"{t.rows / t.rows_limit:.4f}"
         yield f"{norm:27}{call:37}{width:5}  {t.family:12}{share:14}{others}"

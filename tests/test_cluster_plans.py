@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Which rows are shared by clusters of blocks, and on which GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+
+from cunorm._builds import BackwardTypes, Formula, ForwardTypes, Launch
+from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
+from cunorm._features import NONE, VARIABLE, Features, features_of
+from cunorm._plan import GRID_LIMIT, Walk, cuda_backward, cuda_forward, workspace_size
+
+WITH_CLUSTERS = Features(clusters=True)
+WIDTHS = (64, 1000, 8192, 8193, 16384, 20001, 32768, 65536, 100003, 131072, 262144, 2**20)
+SM_COUNT = 132
+
+
+def walks() -> Iterator[Walk]:
+    """Yield few rows and many, of every width, in one group and several."""
+    for rows, width, groups in product((1, 5000, 2**31), WIDTHS, (1, 3)):
+        yield Walk(rows, width, groups)
+
+
+def launches(features: Features) -> Iterator[tuple[Walk, Launch]]:
+    """Yield the plans of forwards and backwards of every dtype, gated and not."""
+    for dtype, gated, walk in product(DTYPES.values(), (False, True), walks()):
+        compute = FLOAT64 if dtype is FLOAT64 else FLOAT32
+        gate, formula = (dtype, Formula(activation="silu")) if gated else (None, Formula())
+        forward = ForwardTypes(compute, x=dtype, y=dtype, gate=gate, formula=formula)
+        yield walk, cuda_forward(forward, walk, 16, features)
+        backward = BackwardTypes(
+            compute, dy=dtype, x=dtype, dx=dtype, gate=gate, dweight=True, formula=formula
+        )
+        yield walk, cuda_backward(backward, walk, 16, SM_COUNT, features)
+
+
+@pytest.mark.parametrize("features", [NONE, Features(async_copies=True)])
+def test_no_clusters_are_planned_where_they_are_off(features):
+    for _, launch in launches(features):
+        assert launch.build.cluster == 1
+        assert "CLUSTER" not in dict(launch.build.macros)
+
+
+@pytest.mark.parametrize("compute_capability", ["75", "80", "86", "89"])
+def test_no_clusters_are_planned_for_a_gpu_that_has_none(compute_capability, monkeypatch):
+    monkeypatch.setenv(VARIABLE, ",".join(Features._fields))
+    features = features_of(compute_capability)
+    assert {launch.build.cluster for _, launch in launches(features)} == {1}
+
+
+def test_a_grid_is_whole_clusters_of_every_group_and_no_more_than_there_are_rows():
+    sizes = set()
+    for walk, launch in launches(WITH_CLUSTERS):
+        cluster = launch.build.cluster
+        sizes.add(cluster)
+        clusters, left = divmod(launch.grid, cluster * walk.groups)
+        assert left == 0
+        assert 1 <= clusters <= walk.rows
+        assert launch.grid <= GRID_LIMIT
+        if launch.build.kernel == "row_norm_backward":
+            assert launch.parts == clusters
+    assert sizes == {1, 2, 4, 8, 16}
+
+
+def test_partial_sums_of_clusters_fit_the_workspace():
+    for walk, launch in launches(WITH_CLUSTERS):
+        if launch.build.kernel == "row_norm_backward" and launch.build.cluster > 1:
+            size = workspace_size(FLOAT32, walk, SM_COUNT)
+            assert launch.sums_size * FLOAT32.itemsize <= size
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(FLOAT32, 8192), (BFLOAT16, 16384)])
+def test_a_forward_doubles_its_cluster_with_the_width_up_to_16_blocks(dtype, least):
+    types = ForwardTypes(FLOAT32, x=dtype, y=dtype)
+
+    def blocks(width: int) -> int:
+        return cuda_forward(types, Walk(5000, width), 16, WITH_CLUSTERS).build.cluster
+
+    full = [least * size for size in (1, 2, 4, 8, 16)]
+    assert [blocks(width) for width in full] == [1, 2, 4, 8, 16]
+    assert [blocks(width + 1) for width in full] == [2, 4, 8, 16, 16]
