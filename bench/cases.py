@@ -254,7 +254,7 @@ def oracle(operator: Operator, direction: str, host: Operands) -> dict[str, Any]
 
 def fields(result: Any) -> dict[str, Any]:
     """Return the arrays of a result of cunorm's by name: y where there is but one."""
-    return result._asdict() if hasattr(result, "_asdict") else {"y": result}
+    return dict(result._asdict()) if hasattr(result, "_asdict") else {"y": result}
 
 
 def worst_error(results: dict[str, Any], expected: dict[str, Any]) -> float:

@@ -166,9 +166,13 @@ class Gpu:
 
 
 def find() -> Gpu:
-    """Return the current device; ImportError without CuPy."""
+    """Return the current device; ImportError without CuPy, RuntimeError without a GPU."""
     import cupy
 
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise RuntimeError(f"there is no GPU to time: {error}") from error
     try:
         import torch
     except ImportError:

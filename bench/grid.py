@@ -44,7 +44,7 @@ _CPU_CHANNELS = (
     (1, 512, 64, 64),
     (8, 256, 32, 32),
 )
-_IN_HALF = {(1024, 256): (2048, 256)}  # as many bytes in two a piece
+_IN_HALF: dict[Shape, Shape] = {(1024, 256): (2048, 256)}  # as many bytes in two a piece
 
 _GPU_LEADING = ((16384, 4096), (131072, 256), (65536, 1024), (4096, 16384), (1024, 65536))
 _GPU_ROWS = (131072, 16384, 4096, 512, 64, 8, 1)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bench.engine import Device, Failure
     from bench.rows import Row
 
+_EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
 _AXES = {operator.name: operator.axes for operator in OPERATORS}
 
 
@@ -79,12 +80,16 @@ def _run(device: Device, found: list[providers.Provider], options: argparse.Name
 
 
 def _device(options: argparse.Namespace) -> Device:
-    if options.device == "cuda":
-        from bench import gpu_timer
+    try:
+        if options.device == "cuda":
+            from bench import gpu_timer
 
-        return gpu_timer.find()
-    from bench import cpu
-
+            return gpu_timer.find()
+        from bench import cpu
+    except ImportError as error:
+        raise SystemExit(
+            f"{error}: timings need cunorm's extra {_EXTRAS[options.device]}"
+        ) from error
     return cpu.Cpu(options.threads, options.calls)
 
 
@@ -144,8 +149,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _choose(options: argparse.Namespace) -> None:
     """Fill in what was not asked for."""
     if options.op is None:
-        names = grid.QUICK_OPERATORS if options.quick else grid.DEFAULT_OPERATORS
-        names = ("rms_norm", "layer_norm") if options.host else names
+        names: Sequence[str] = grid.QUICK_OPERATORS if options.quick else grid.DEFAULT_OPERATORS
+        if options.host:
+            names = ("rms_norm", "layer_norm")
         given = {len(shape) for shape in options.shapes or ()} or {2, 4}
         options.op = [name for name in names if _AXES[name] in given]
     if options.providers is None:

@@ -191,8 +191,8 @@ def test_all_that_is_called_is_compiled_ahead():
         import cunorm
         from bench import cpu, engine, grid, machine, providers
 
-        names = ["rms_norm+groups", "add_layer_norm", "rms_norm+pre_gate", "l2_norm", "normalize"]
-        shapes = [(70, 96), (5000, 128), (2, 32, 3, 5), (3, 64, 150, 120)]
+        names = ["add_layer_norm", "rms_norm+pre_gate", "l2_norm", "normalize"]
+        shapes = [(70, 96), (1, 64, 300, 240)]
         points = list(grid.points(shapes, [*names, "group_norm+silu"], dtypes=["bfloat16"]))
         device = cpu.Cpu(threads=2)
         device.prepare(points)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 from fake_gpu import fake_cupy
@@ -41,11 +42,9 @@ def test_gpu_timings_write_every_provider_and_what_they_were_measured_on(gpu, tm
     assert all("NVRTC 13.3; cupy 14.2; torch" in row.versions for row in rows)
     assert all(row.host_us > 0 for row in rows)  # of every call, as it is queued
     assert all(row.p20_us <= row.p50_us <= row.p80_us for row in rows)
-    assert gpu._cupy.copied[0] == Point(BY_LABEL["rms_norm+post_gate"], *_POINT).bytes // 2
+    point = Point(BY_LABEL["rms_norm+post_gate"], "forward", "bfloat16", (64, 96))
+    assert gpu._cupy.copied[0] == point.bytes // 2
     assert "/ ungated" in capsys.readouterr().out
-
-
-_POINT = ("forward", "bfloat16", (64, 96))
 
 
 def test_what_has_a_stream_of_its_own_is_timed_to_the_end_of_its_last_call(gpu):
@@ -95,3 +94,9 @@ def test_no_point_is_begun_when_the_time_is_over(gpu, tmp_path, capsys):
     assert timing.main([*SMALL, "--seconds-total", "1e-9", *options]) == 0
     assert read_csv(out) == []
     assert "points were left out" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(SystemExit, match="cuda13"):
+        timing.main(SMALL)
