@@ -87,9 +87,10 @@ def _device(options: argparse.Namespace) -> Device:
             return gpu_timer.find()
         from bench import cpu
     except ImportError as error:
-        raise SystemExit(
-            f"{error}: timings need cunorm's extra {_EXTRAS[options.device]}"
-        ) from error
+        needed = "cunorm's extra " + _EXTRAS[options.device]
+        raise SystemExit(f"{error}: timings need {needed}") from error
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from error
     return cpu.Cpu(options.threads, options.calls)
 
 
