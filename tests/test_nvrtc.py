@@ -15,6 +15,7 @@ from covers import Case, everything, pairwise
 from cunorm._activations import ACTIVATIONS
 from cunorm._builds import BackwardTypes, Build, Formula, ForwardTypes, ParamGradTypes
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
+from cunorm._features import LEAST_CAPABILITY, NONE, Features
 from cunorm._plan import Walk, cuda_backward, cuda_forward, cuda_param_grad
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
@@ -25,6 +26,8 @@ ROWS, SM_COUNT = 4096, 132
 # One width or more of each kind of plan: teams within a warp, of a block, streamed; odd ones too.
 WIDTHS = (1, 100, 1000, 5003, 8192, 65536)
 MORE_WIDTHS = (256, 3072, 4096, 16384, 32768)
+# Of rows that clusters share: of each size, full and less than that, and odd ones.
+CLUSTER_WIDTHS = (16384, 20001, 32768, 65536, 100003, 131072, 262144)
 
 # What both kernels have. An operand has x's dtype ("x"), float32, another of them, or is absent
 # (None).
@@ -90,7 +93,7 @@ def forward_build(case: Case) -> Build:
         formula=_formula(case, compute),
     )
     walk = Walk(ROWS, case["width"], case["groups"])
-    return cuda_forward(types, walk, case["access"]).build
+    return cuda_forward(types, walk, case["access"], case.get("features", NONE)).build
 
 
 def backward_build(case: Case) -> Build:
@@ -118,7 +121,8 @@ def backward_build(case: Case) -> Build:
         formula=formula,
     )
     walk = Walk(ROWS, case["width"], case["groups"])
-    return cuda_backward(types, walk, case["access"], SM_COUNT).build
+    features = case.get("features", NONE)
+    return cuda_backward(types, walk, case["access"], SM_COUNT, features).build
 
 
 def param_grad_build(case: Case) -> Build:
@@ -158,6 +162,14 @@ def all_builds() -> Iterator[Build]:
     yield from map(param_grad_build, everything(PARAM_GRAD))
 
 
+def cluster_cover() -> list[Build]:
+    """Return builds in which clusters share rows, with the same property."""
+    told = {"width": CLUSTER_WIDTHS, "features": (Features(clusters=True),)}
+    builds = [forward_build(case) for case in pairwise(FORWARD | told)]
+    builds += [backward_build(case) for case in pairwise(BACKWARD | told)]
+    return [build for build in dict.fromkeys(builds) if build.cluster > 1]
+
+
 def spilling(builds: list[Build], architecture: str) -> list[str]:
     """Compile builds and return those whose registers do not hold what they need."""
     found = []
@@ -192,6 +204,25 @@ def test_a_cover_of_the_builds_compiles_for_every_architecture(architecture, sha
     spills = spilling(builds, architecture)
     if architecture == "90":
         assert not spills
+
+
+CLUSTER_SHARES = 38
+
+
+def cluster_shares():
+    """Yield architectures with clusters and shares of their cover: in CI two builds of each."""
+    with_clusters = [one for one in ARCHITECTURES if int(one) >= LEAST_CAPABILITY["clusters"]]
+    for place, architecture in enumerate(with_clusters):
+        for share in range(CLUSTER_SHARES):
+            marks = () if share == place else pytest.mark.exhaustive
+            yield pytest.param(architecture, share, marks=marks)
+
+
+@pytest.mark.parametrize(("architecture", "share"), list(cluster_shares()))
+def test_a_cover_of_the_builds_with_clusters_compiles_and_none_spills(architecture, share):
+    builds = cluster_cover()[share::CLUSTER_SHARES]
+    assert builds
+    assert not spilling(builds, architecture)
 
 
 @pytest.mark.exhaustive

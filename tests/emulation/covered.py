@@ -15,6 +15,7 @@ from bounds import check_backward, check_forward, ulp
 from operands import WIDTHS
 
 from cunorm import reference
+from cunorm._features import Features
 
 from .arrays import EPS, Array, Operands, empty, input_layouts, saved
 from .kernels import emulate_backward, emulate_forward
@@ -23,6 +24,9 @@ from .plans import H200_SM_COUNT, SM_75_SM_COUNT, Plan
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 OPTIONAL = (None, *DTYPES)
 ACTIVATIONS = ("identity", "sigmoid", "silu", "tanh", "relu", "gelu", "gelu_tanh")
+
+# Clusters share wider rows than these; of float64, and of gated backwards, some that are not.
+MOST_OF_A_BLOCK = 8192
 
 # Which norm it is. `width` is that of a group.
 NORM = {
@@ -36,7 +40,7 @@ NORM = {
 }
 # What both kernels' cases have: how operands lie in memory, and how kernels are launched. `far`
 # rows have mean 1e4 and deviation 1. `layouts` is the number of the first operand's layout, the
-# others have those that follow; None: all are contiguous.
+# others have those that follow; None: all are contiguous. `features` are those that plans may use.
 ARRANGEMENT = {
     "rows": ("several", "one"),
     "far": (False, True),
@@ -44,6 +48,7 @@ ARRANGEMENT = {
     "place": (("end", None), ("start", None), ("end", 1), ("start", 2), ("end", 4)),
     "grid": (None, 1),
     "order": ("forward", "reverse", "random"),
+    "features": ("", "clusters"),
 }
 FORWARD = {
     "width": WIDTHS,
@@ -83,6 +88,8 @@ Case = dict[str, Any]
 def telling(case: Case) -> Case:
     """Return what of a case makes a difference: not, say, the activation of no gate."""
     idle = set()
+    if case["width"] <= MOST_OF_A_BLOCK:
+        idle |= {"features"}
     if case["gate"] is None:
         idle |= {"gate_activation", "gate_position", "dgate"}
     if case["weight"] is None:
@@ -184,6 +191,7 @@ class _Operands(Operands):
             offset=offset,
             order=case["order"],
             seed=case["width"],
+            features=Features(**dict.fromkeys(case["features"].split(), True)),
             grid=case["grid"],
             sm_count=case.get("sm_count", H200_SM_COUNT),
         )

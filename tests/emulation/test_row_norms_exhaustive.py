@@ -39,6 +39,8 @@ pytestmark = [
 
 # Where dx and dresidual are asked for, and of which dtype; None: x's.
 OUTPUTS = (("", None), ("dx", None), ("dresidual", None), *product(["dx dresidual"], DTYPES))
+# Widths of rows that clusters share, odd ones too.
+OF_CLUSTERS = (8193, 16384, 20001, 32768, 65536, 100003, 131072, 262144)
 NO_GATE = {"gate": (None,), "gate_activation": (None,), "gate_position": (None,)}
 
 
@@ -152,15 +154,23 @@ def test_backward_is_right_for_every_combination_of_dtypes(dy, x, outputs, dx):
     run_in_a_process(check_backward_case, list(cases))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    ("width", "features"),
+    [
+        *((width, FORWARD["features"]) for width in WIDTHS),
+        *((w, ("clusters",)) for w in OF_CLUSTERS),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_set_of_operands_is_right_at_every_width(dtype, width):
+def test_every_set_of_operands_is_right_at_every_width(dtype, width, features):
     one = {"width": (width,), "center": (False, True), "gate": (None, dtype)}
+    told = {"features": features}
     optional = dict.fromkeys(("weight", "bias"), (None, dtype))
     forward = everything(
         {"x": (dtype,), "y": (dtype,), "stream": (None, f"+ {dtype}"), **optional, **one}
     )
-    run_in_a_process(check_forward_case, list(arranged(forward, width, FORWARD)))
+    run_in_a_process(check_forward_case, list(arranged(forward, width, FORWARD | told)))
     backward = (
         case
         for case in everything(
@@ -174,7 +184,7 @@ def test_every_set_of_operands_is_right_at_every_width(dtype, width):
         )
         if case["gate"] is None or case["outputs"] == "dx"
     )
-    run_in_a_process(check_backward_case, list(arranged(backward, width, BACKWARD)))
+    run_in_a_process(check_backward_case, list(arranged(backward, width, BACKWARD | told)))
 
 
 @pytest.mark.parametrize("position", NORM["gate_position"])
