@@ -99,8 +99,7 @@ def _load(build: Build) -> tuple[Entry, bool]:
 def entry_of(shared: ctypes.CDLL) -> Entry:
     """Return what an open library offers."""
     run = shared.cunorm_run
-    run.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
-    run.restype = None
+    run.restype = None  # bytes and an int are passed as they are, which argtypes would ask again
     blocks = ctypes.cast(shared.cunorm_blocks, ctypes.c_void_p).value
     assert blocks is not None
     return Entry(run, blocks)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from cunorm._remembered import spelled
 from cunorm.results import NormForward, NormGrads
-from cunorm.row_norm._backward import GradArrays, NormBackward
-from cunorm.row_norm._forward import Arrays, Norm
-from cunorm.row_norm._forward_plan import Options
+from cunorm.row_norm._backward import said_backward
+from cunorm.row_norm._backward_plan import NEEDS
+from cunorm.row_norm._forward import said_forward
 from cunorm.row_norm._results import norm_forward, norm_grads, y_alone
-from cunorm.row_norm._variant import Variant
+
+_LENGTH = spelled(1.0)
 
 
 def l2_norm(
@@ -72,9 +74,8 @@ def l2_norm(
     >>> cunorm.l2_norm(x + 3, groups=2).round(4)
     array([[0.6508, 0.7593, 0.7071, 0.7071]], dtype=float32)
     """
-    norm = Norm("l2_norm", Variant(axis=axis, groups=groups), eps, 1.0, eps_of_sum=True)
-    arrays = Arrays(x)
-    return y_alone(norm, arrays, Options(dtype), out)
+    said = said_forward("l2_norm", *_variant(axis, groups), *_numbers(eps), dtype)
+    return y_alone(said, (x, None, None, None, None), out)
 
 
 def l2_norm_forward(
@@ -133,9 +134,9 @@ def l2_norm_forward(
     >>> saved.y.round(4), saved.rstd.round(4)
     (array([[0.5, 0.5, 0.5, 0.5]], dtype=float32), array([0.2], dtype=float32))
     """
-    norm = Norm("l2_norm_forward", Variant(axis=axis, groups=groups), eps, 1.0, eps_of_sum=True)
-    arrays = Arrays(x)
-    return norm_forward(norm, arrays, Options(dtype, saves=True, streams=None), out)
+    options = (dtype, None, True, None)  # no stream
+    said = said_forward("l2_norm_forward", *_variant(axis, groups), *_numbers(eps), *options)
+    return norm_forward(said, (x, None, None, None, None), out)
 
 
 def l2_norm_backward(
@@ -186,6 +187,15 @@ def l2_norm_backward(
     >>> cunorm.l2_norm_backward(dy, x, rstd=saved.rstd).dx.round(4)
     array([[ 0.128, -0.096]], dtype=float32)
     """
-    norm = NormBackward("l2_norm_backward", Variant(axis=axis, groups=groups), 1.0)
-    arrays = GradArrays(dy, x, rstd)
-    return norm_grads(norm, arrays, out)
+    more = (_LENGTH, 0.0, False, None, NEEDS, False)
+    said = said_backward("l2_norm_backward", *_variant(axis, groups), *more)
+    return norm_grads(said, (dy, x, rstd, None, None, None, None, None), out)
+
+
+def _variant(axis: int, groups: int) -> tuple[Any, ...]:
+    return (False, axis, groups, False, "silu", "post")
+
+
+def _numbers(eps: float) -> tuple[Any, ...]:
+    """Return the numbers of a forward: eps is added to the sum of squares, not to their mean."""
+    return (eps, _LENGTH, 0.0, False, True)

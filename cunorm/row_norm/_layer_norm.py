@@ -6,12 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm.results import AddNorm, NormForward, NormGrads
-from cunorm.row_norm._backward import GradArrays, NormBackward
+from cunorm.row_norm._backward import said_backward
 from cunorm.row_norm._backward_plan import NEEDS
-from cunorm.row_norm._forward import Arrays, Norm
-from cunorm.row_norm._forward_plan import Options
-from cunorm.row_norm._results import add_norm, norm_forward, norm_grads, y_alone
-from cunorm.row_norm._variant import Variant
+from cunorm.row_norm._forward import said_forward
+from cunorm.row_norm._results import ADDING, SAVING, add_norm, norm_forward, norm_grads, y_alone
 
 
 def layer_norm(
@@ -90,10 +88,10 @@ def layer_norm(
     >>> cunorm.layer_norm(x, gate=gate, gate_activation="sigmoid", groups=2).round(3)
     array([[-0.5  ,  0.731,  0.881, -0.953]], dtype=float32)
     """
-    variant = Variant(True, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = Norm("layer_norm", variant, eps, weight_offset=weight_offset)
-    arrays = Arrays(x, gate=gate, weight=weight, bias=bias)
-    return y_alone(norm, arrays, Options(dtype), out)
+    variant = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    numbers = (eps, None, weight_offset, weight is not None, False)
+    said = said_forward("layer_norm", *variant, *numbers, dtype)
+    return y_alone(said, (x, None, gate, weight, bias), out)
 
 
 def add_layer_norm(
@@ -153,10 +151,11 @@ def add_layer_norm(
     >>> result.y.round(4), stream
     (array([[-1.,  1.]], dtype=float32), array([[5., 9.]], dtype=float32))
     """
-    variant = Variant(True, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = Norm("add_layer_norm", variant, eps, weight_offset=weight_offset)
-    arrays = Arrays(x, residual, gate=gate, weight=weight, bias=bias)
-    return add_norm(norm, arrays, Options(dtype, residual_dtype, streams=True), out)
+    variant = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    numbers = (eps, None, weight_offset, weight is not None, False)
+    options = (dtype, residual_dtype, *ADDING)
+    said = said_forward("add_layer_norm", *variant, *numbers, *options)
+    return add_norm(said, (x, residual, gate, weight, bias), out)
 
 
 def layer_norm_forward(
@@ -215,10 +214,11 @@ def layer_norm_forward(
     >>> saved.y.round(4), saved.mean, saved.rstd.round(4)
     (array([[-1.,  1.]], dtype=float32), array([5.], dtype=float32), array([0.5], dtype=float32))
     """
-    variant = Variant(True, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = Norm("layer_norm_forward", variant, eps, weight_offset=weight_offset)
-    arrays = Arrays(x, residual, gate=gate, weight=weight, bias=bias)
-    return norm_forward(norm, arrays, Options(dtype, residual_dtype, saves=True), out)
+    variant = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    numbers = (eps, None, weight_offset, weight is not None, False)
+    options = (dtype, residual_dtype, *SAVING)
+    said = said_forward("layer_norm_forward", *variant, *numbers, *options)
+    return norm_forward(said, (x, residual, gate, weight, bias), out)
 
 
 def layer_norm_backward(
@@ -286,11 +286,7 @@ def layer_norm_backward(
     >>> grads.dx.round(3)
     array([[ 0.204, -0.408,  0.204]], dtype=float32)
     """
-    variant = Variant(True, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = NormBackward(
-        "layer_norm_backward", variant, None, weight_offset, x_dtype, needs, accumulate
-    )
-    arrays = GradArrays(
-        dy, x, rstd, mean=mean, d_residual=d_residual, gate=gate, weight=weight, bias=bias
-    )
-    return norm_grads(norm, arrays, out, workspace)
+    variant = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    more = (None, weight_offset, weight is not None, x_dtype, needs, accumulate)
+    said = said_backward("layer_norm_backward", *variant, *more)
+    return norm_grads(said, (dy, x, rstd, mean, d_residual, gate, weight, bias), out, workspace)

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cunorm._remembered import spelled
 from cunorm.results import AddNorm
-from cunorm.row_norm._forward import Arrays, Norm
-from cunorm.row_norm._forward_plan import Options
-from cunorm.row_norm._results import add_norm, y_alone
-from cunorm.row_norm._variant import Variant
+from cunorm.row_norm._forward import said_forward
+from cunorm.row_norm._results import ADDING, add_norm, y_alone
 
 
 def normalize(
@@ -145,10 +144,10 @@ def normalize(
     array([[ 0.6,  0. ],
            [-1.2,  2.4]], dtype=float32)
     """
-    variant = Variant(center, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = Norm("normalize", variant, eps, c, weight_offset=weight_offset)
-    arrays = Arrays(x, gate=gate, weight=weight, bias=bias)
-    return y_alone(norm, arrays, Options(dtype), out)
+    variant = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    numbers = (eps, spelled(c), weight_offset, weight is not None, False)
+    said = said_forward("normalize", *variant, *numbers, dtype)
+    return y_alone(said, (x, None, gate, weight, bias), out)
 
 
 def add_normalize(
@@ -242,7 +241,8 @@ def add_normalize(
     >>> y, stream
     (array([[0.6, 0.8]], dtype=float16), array([[3., 4.]], dtype=float32))
     """
-    variant = Variant(center, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = Norm("add_normalize", variant, eps, c, weight_offset=weight_offset)
-    arrays = Arrays(x, residual, gate=gate, weight=weight, bias=bias)
-    return add_norm(norm, arrays, Options(dtype, residual_dtype, streams=True), out)
+    variant = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    numbers = (eps, spelled(c), weight_offset, weight is not None, False)
+    options = (dtype, residual_dtype, *ADDING)
+    said = said_forward("add_normalize", *variant, *numbers, *options)
+    return add_norm(said, (x, residual, gate, weight, bias), out)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from cunorm._remembered import spelled
 from cunorm.results import NormForward, NormGrads
-from cunorm.row_norm._backward import GradArrays, NormBackward
+from cunorm.row_norm._backward import said_backward
 from cunorm.row_norm._backward_plan import NEEDS
-from cunorm.row_norm._forward import Arrays, Norm
-from cunorm.row_norm._forward_plan import Options
-from cunorm.row_norm._results import norm_forward, norm_grads
-from cunorm.row_norm._variant import Variant
+from cunorm.row_norm._forward import said_forward
+from cunorm.row_norm._results import SAVING, norm_forward, norm_grads
 
 
 def normalize_forward(
@@ -108,10 +107,11 @@ def normalize_forward(
     >>> saved.mean, saved.rstd.round(4)
     (array([3., 5.], dtype=float32), array([1. , 0.5], dtype=float32))
     """
-    variant = Variant(center, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = Norm("normalize_forward", variant, eps, c, weight_offset=weight_offset)
-    arrays = Arrays(x, residual, gate=gate, weight=weight, bias=bias)
-    return norm_forward(norm, arrays, Options(dtype, residual_dtype, saves=True), out)
+    variant = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    numbers = (eps, spelled(c), weight_offset, weight is not None, False)
+    options = (dtype, residual_dtype, *SAVING)
+    said = said_forward("normalize_forward", *variant, *numbers, *options)
+    return norm_forward(said, (x, residual, gate, weight, bias), out)
 
 
 def normalize_backward(
@@ -245,17 +245,7 @@ def normalize_backward(
     >>> out.dweight.round(4), grads.dx is None
     (array([10.6, 10. ], dtype=float32), True)
     """
-    variant = Variant(center, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = NormBackward(
-        "normalize_backward",
-        variant,
-        c,
-        weight_offset=weight_offset,
-        x_dtype=x_dtype,
-        needs=needs,
-        accumulate=accumulate,
-    )
-    arrays = GradArrays(
-        dy, x, rstd, mean=mean, d_residual=d_residual, gate=gate, weight=weight, bias=bias
-    )
-    return norm_grads(norm, arrays, out, workspace)
+    variant = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    more = (spelled(c), weight_offset, weight is not None, x_dtype, needs, accumulate)
+    said = said_backward("normalize_backward", *variant, *more)
+    return norm_grads(said, (dy, x, rstd, mean, d_residual, gate, weight, bias), out, workspace)

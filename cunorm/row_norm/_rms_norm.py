@@ -6,12 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm.results import AddNorm, NormForward, NormGrads
-from cunorm.row_norm._backward import GradArrays, NormBackward
+from cunorm.row_norm._backward import said_backward
 from cunorm.row_norm._backward_plan import NEEDS
-from cunorm.row_norm._forward import Arrays, Norm
-from cunorm.row_norm._forward_plan import Options
-from cunorm.row_norm._results import add_norm, norm_forward, norm_grads, y_alone
-from cunorm.row_norm._variant import Variant
+from cunorm.row_norm._forward import said_forward
+from cunorm.row_norm._results import ADDING, SAVING, add_norm, norm_forward, norm_grads, y_alone
 
 
 def rms_norm(
@@ -105,10 +103,10 @@ def rms_norm(
     >>> cunorm.rms_norm(q, weight, out=q)[0, 1].round(3), qkv[0, 1, 1]
     (array([ 1., 10.], dtype=float32), array([5., 5.], dtype=float32))
     """
-    variant = Variant(False, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = Norm("rms_norm", variant, eps, weight_offset=weight_offset)
-    arrays = Arrays(x, gate=gate, weight=weight)
-    return y_alone(norm, arrays, Options(dtype), out)
+    variant = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    numbers = (eps, None, weight_offset, weight is not None, False)
+    said = said_forward("rms_norm", *variant, *numbers, dtype)
+    return y_alone(said, (x, None, gate, weight, None), out)
 
 
 def add_rms_norm(
@@ -167,10 +165,11 @@ def add_rms_norm(
     >>> stream is x, y.round(4)
     (True, array([[0.2, 1.4]], dtype=float32))
     """
-    variant = Variant(False, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = Norm("add_rms_norm", variant, eps, weight_offset=weight_offset)
-    arrays = Arrays(x, residual, gate=gate, weight=weight)
-    return add_norm(norm, arrays, Options(dtype, residual_dtype, streams=True), out)
+    variant = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    numbers = (eps, None, weight_offset, weight is not None, False)
+    options = (dtype, residual_dtype, *ADDING)
+    said = said_forward("add_rms_norm", *variant, *numbers, *options)
+    return add_norm(said, (x, residual, gate, weight, None), out)
 
 
 def rms_norm_forward(
@@ -227,10 +226,11 @@ def rms_norm_forward(
     >>> saved.y.round(4), saved.rstd.round(4)
     (array([[0.2, 1.4]], dtype=float32), array([0.2], dtype=float32))
     """
-    variant = Variant(False, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = Norm("rms_norm_forward", variant, eps, weight_offset=weight_offset)
-    arrays = Arrays(x, residual, gate=gate, weight=weight)
-    return norm_forward(norm, arrays, Options(dtype, residual_dtype, saves=True), out)
+    variant = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    numbers = (eps, None, weight_offset, weight is not None, False)
+    options = (dtype, residual_dtype, *SAVING)
+    said = said_forward("rms_norm_forward", *variant, *numbers, *options)
+    return norm_forward(said, (x, residual, gate, weight, None), out)
 
 
 def rms_norm_backward(
@@ -293,9 +293,7 @@ def rms_norm_backward(
     >>> cunorm.rms_norm_backward(dy, x, rstd=saved.rstd).dx.round(4)
     array([[ 0.196, -0.028]], dtype=float32)
     """
-    variant = Variant(False, axis, groups, round_before_weight, gate_activation, gate_position)
-    norm = NormBackward(
-        "rms_norm_backward", variant, None, weight_offset, x_dtype, needs, accumulate
-    )
-    arrays = GradArrays(dy, x, rstd, d_residual=d_residual, gate=gate, weight=weight)
-    return norm_grads(norm, arrays, out, workspace)
+    variant = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    more = (None, weight_offset, weight is not None, x_dtype, needs, accumulate)
+    said = said_backward("rms_norm_backward", *variant, *more)
+    return norm_grads(said, (dy, x, rstd, None, d_residual, gate, weight, None), out, workspace)
