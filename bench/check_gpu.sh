@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in under eight minutes: the tests marked gpu, compute-sanitizer on a
-# small set where it is installed, and first timings. From a source tree, with no install:
+# Everything that needs a GPU, in under eight minutes: the tests marked gpu, those of the row norms
+# again with every feature of cunorm/_features.py, compute-sanitizer on a small set where it is
+# installed, and first timings. From a source tree, with no install:
 #
 #   bench/check_gpu.sh [--dry-run] OUT_DIR
 #
@@ -10,7 +11,7 @@
 # with Triton what there is of torch.compile, Liger-Kernel, fla-core and QuACK.
 set -uo pipefail
 
-usage() { sed -n '2,10s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
 
 dry_run=false
 if [[ ${1-} == --dry-run ]]; then
@@ -81,7 +82,7 @@ sanitize() { # TOOL: one tool of compute-sanitizer, where it is installed and kn
 }
 
 $dry_run || : >"$summary"
-part device 30 "$python" -c 'from bench import gpu_timer, machine; print(machine.facts(gpu_timer.find()))'
+part device 20 "$python" -c 'from bench import gpu_timer, machine; print(machine.facts(gpu_timer.find()))'
 
 workers=()
 if "$python" -c "import xdist" 2>/dev/null; then
@@ -89,10 +90,14 @@ if "$python" -c "import xdist" 2>/dev/null; then
   workers=(-n "$((cores < 8 ? cores : 8))")
 fi
 # Other versions of the frameworks than CI's may warn; that is no reason to fail here.
-part tests 165 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
+part tests 135 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
+# What no GPU has proven is off by default: whether it passes is a result of its own.
+part features 60 env CUNORM_FEATURES=clusters,async_copies \
+  "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}" \
+  tests/test_gpu_clusters.py tests/test_gpu_row_norms.py tests/test_gpu_row_norm_variants.py
 sanitize memcheck
 sanitize racecheck
-part timings 90 "$python" -m bench --device cuda --seconds-total 65 --seconds 0.2 \
+part timings 75 "$python" -m bench --device cuda --seconds-total 50 --seconds 0.2 \
   --providers cunorm-cupy,cunorm,torch --out "$out/timings.csv"
 if "$python" -c "import torch, triton" 2>/dev/null; then
   # Their kernels are compiled and tuned for each shape: few points in this time.

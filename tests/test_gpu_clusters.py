@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -41,7 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Build]]:
         builds.append(what.build)
         launch(what, *rest)
 
-    monkeypatch.setenv(VARIABLE, "clusters")
+    monkeypatch.setenv(VARIABLE, f"{os.environ.get(VARIABLE, '')},clusters")
     monkeypatch.setattr(_cuda, "launch", noted)
     _cuda.device_limits.cache_clear()
     yield builds
