@@ -25,6 +25,7 @@ CASE = {
     **{"width": 33, "groups": 3, "rows": "several", "far": False, "layouts": None},
     **{"center": True, "c": 1.0, "weight_offset": 1.0},
     **{"gate_activation": "silu", "place": ("end", None), "grid": 2, "order": "forward"},
+    "features": "",
 }
 FORWARD = {**CASE, "x": "bfloat16", "stream": "+ float32", "y": "float32"}
 BACKWARD = {
@@ -45,8 +46,8 @@ WHERE = {  # the gate is
 
 # What stands in a kernel, and what in its place.
 IN_BOTH = (
-    ("group(blockIdx.x % groups)", "group(0)"),
-    ("block(blockIdx.x / groups)", "block(blockIdx.x)"),
+    ("group(blockIdx.x / cluster % groups)", "group(0)"),
+    ("block(blockIdx.x / cluster / groups)", "block(blockIdx.x / cluster)"),
     ("weight(arguments.weight + share.group * row_width(arguments))", "weight(arguments.weight)"),
     ("bias(arguments.bias + share.group * row_width(arguments))", "bias(arguments.bias)"),
     ("return w + offset;", "return w;"),
