@@ -80,7 +80,7 @@ def report(rows: list[Row]) -> int:
 def summary(rows: list[Row]) -> str:
     """Return the most registers, and the least occupancy, by architecture and regime."""
     columns = f"{'plans':>6}{'registers':>10}{'warps/SM':>9}{'narrow':>7}{'by plan':>8}"
-    lines = [f"{'':8}{'regime':24}{columns}"]
+    lines = [f"{'':8}{'regime':36}{columns}"]
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.arch, row.regime), []).append(row)
@@ -88,7 +88,7 @@ def summary(rows: list[Row]) -> str:
         narrow = sum(0 < row.narrowest_bytes < 16 for row in group)
         by_plan = sum(row.planned_bytes < row.aligned_bytes for row in group)
         lines.append(
-            f"{architecture:8}{regime:24}{len(group):6}{max(row.registers for row in group):10}"
+            f"{architecture:8}{regime:36}{len(group):6}{max(row.registers for row in group):10}"
             f"{min(row.warps_per_sm for row in group):9}{narrow:7}{by_plan:8}"
         )
     lines += [

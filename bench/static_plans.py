@@ -26,6 +26,7 @@ from cunorm.row_norm._backward_plan import NEEDS
 from cunorm.row_norm._variant import Variant
 
 STREAMED, SEVERAL_ROWS, ONE_ROW = "streamed", "several rows a block", "one row a block"
+COPIED_AHEAD = " copied ahead"  # rows, to shared memory
 ONE_LAUNCH, THREE_LAUNCHES = "one launch", "three launches"
 PARAM_GRAD, ANY_SHAPE = "param_grad", "any"
 
@@ -38,7 +39,7 @@ GRID = (
     "group_norm+silu",
 )
 _DTYPES = ("float32", "bfloat16")
-_ROWS = 4096
+_ROWS = 65536  # enough for every GPU to have several for each block
 _SHARED_MEMORY = 48 << 10  # of a block, static
 _TYPES = {dtype.cuda: dtype for dtype in DTYPES.values()}
 _PASSES = ("find", "combine", "write")
@@ -130,6 +131,11 @@ def regime(build: Build) -> str:
     if build.kernel.startswith("group_norm"):
         one = macros["FIND"] == macros["COMBINE"] == "true"
         return ONE_LAUNCH if one else THREE_LAUNCHES
+    ahead = COPIED_AHEAD if macros.get("ASYNC_COPIES") == "true" else ""
+    return _sharing(macros) + ahead
+
+
+def _sharing(macros: dict[str, str]) -> str:
     threads, of_row = int(macros["THREADS"]), int(macros["THREADS_PER_ROW"])
     if macros["PACKS"] == "0":
         return STREAMED

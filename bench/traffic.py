@@ -98,12 +98,12 @@ def counted(call: Call) -> Row:
 def table(rows: Iterable[Row]) -> Iterator[str]:
     """Yield a line for every call."""
     yield (
-        f"{'operator':22}{'direction':10}{'dtype':10}{'regime':22}{'shape':>14}"
+        f"{'operator':22}{'direction':10}{'dtype':10}{'regime':36}{'shape':>14}"
         f"{'minimum':>10}{'again':>10}{'moved':>10}{'ratio':>8}{'others':>10}"
     )
     for row in rows:
         yield (
-            f"{f'{row.operator} {row.memory}':22}{row.direction:10}{row.dtype:10}{row.regime:22}"
+            f"{f'{row.operator} {row.memory}':22}{row.direction:10}{row.dtype:10}{row.regime:36}"
             f"{row.shape:>14}{row.minimum:10}{row.read_again:10}{row.moved:10}{row.ratio:>8}"
             f"{row.others:10}  {row.fault()}".rstrip()
         )

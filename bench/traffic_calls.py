@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
 from bench.cases import DTYPES, Operands, Operator, Shape, host_operands, training_forward
 from bench.static_from_tests import from_tests
 from bench.static_plans import (
+    COPIED_AHEAD,
     PARAM_GRAD,
     STREAMED,
     THREE_LAUNCHES,
@@ -65,8 +67,10 @@ def calls(operator: Operator, direction: str, dtype: str) -> Iterator[Call]:
         planned = next(plan.regime for plan in made if plan.regime != PARAM_GRAD)
         if planned not in found:
             found.add(planned)
-            shape = (1, *size) if operator.of_channels else (max(2, _ELEMENTS // size[0]), *size)
-            yield Call(operator, direction, dtype, shape, planned, features)
+            rows = 1 if operator.of_channels else max(2, _ELEMENTS // size[0])
+            if COPIED_AHEAD in planned:
+                rows *= 3  # so that each block has some more
+            yield Call(operator, direction, dtype, (rows, *size), planned, features)
 
 
 def count(call: Call) -> Count:
@@ -118,7 +122,8 @@ def _emulate_rows(call: Call) -> Any:
     operands = host_operands(operator, call.dtype, call.shape)
     told = {name: value for name, value in operator.options.items() if name != "groups"}
     told |= {"groups": operator.groups(call.shape[1]), "center": operator.center}
-    told["plan"] = from_tests("emulation.plans").Plan(features=call.features)
+    emulated = from_tests("emulation.plans").Plan(features=call.features)
+    told["plan"] = replace(emulated, sm_count=1) if COPIED_AHEAD in call.regime else emulated
     if operator.gate_position:
         told["gate"] = operands["gate"]
     parameters = [operands.get(name) for name in ("weight", "bias")]
