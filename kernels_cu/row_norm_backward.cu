@@ -23,6 +23,11 @@
 #include "activations.cuh"
 #include "affine.cuh"
 #include "param_sums.cuh"
+#include "staged_rows.cuh"
+
+#ifndef ASYNC_COPIES
+#define ASYNC_COPIES false
+#endif
 
 // clang-format off
 struct Build {
@@ -54,6 +59,7 @@ struct Build {
   static constexpr int pack = PACK;                     // elements a thread handles at a time
   static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
   static constexpr int access = ACCESS;                 // elements in one access, by alignment
+  static constexpr bool async_copies = ASYNC_COPIES;    // of each team's next row
 };
 // clang-format on
 
@@ -173,14 +179,31 @@ __device__ inline void open_row(const Arguments<B>& arguments, const Team<B>& te
   row.correction = row.r_factor = row.offset = 0;
 }
 
+// Starts the copies of a row to come, if there is one. Results may lie over the inputs even so: a row
+// is written by the team that copied it alone, and after it was taken.
+template <class B>
+__device__ inline void copy_row(const Arguments<B>& arguments, const Team<B>& team,
+                                const BlockShare& share, index_t row_of_group,
+                                StagedRows<B>& staged) {
+  if constexpr (B::async_copies) {
+    const index_t index = share.row_index(row_of_group);
+    const index_t end = inside(row_of_group, arguments.rows) ? row_width(arguments) : 0;
+    staged.copy(team, end, arguments.dy.at(index), arguments.x.at(index), arguments.gate.at(index));
+  }
+}
+
 // The first pass: the row's sums, and from them the correction and the factors of dp.
 template <class B>
 __device__ inline void find_factors(const Arguments<B>& arguments, Team<B>& team,
-                                    const Affine<B>& parameters, BackwardRow<B>& row) {
+                                    const Affine<B>& parameters, const StagedRows<B>& staged,
+                                    BackwardRow<B>& row) {
   using C = typename B::compute_t;
   const index_t end = row.end;
   const auto load = [&](index_t column) { return row.load(column); };
-  if constexpr (B::packs > 0) row.packs.start(team, load);
+  if constexpr (B::async_copies)
+    staged.take(team, end, row.packs);
+  else if constexpr (B::packs > 0)
+    row.packs.start(team, load);
   if constexpr (B::center || B::dp) {
     LaneSum<B> sum_p, sum_dr, sum_p_dr;  // of p - mean and of dr / k
     const auto add = [&](auto column, const RowInputs<B>& kept) {
@@ -268,12 +291,14 @@ __device__ inline void write_gradients(const BackwardRow<B>& row, int pack, Colu
 template <class B>
 __device__ inline void differentiate_rows(const Arguments<B>& arguments, Team<B>& team,
                                           const BlockShare& share, index_t first, int count,
-                                          index_t ahead, ParamSums<B>& param_sums) {
+                                          index_t ahead, StagedRows<B>& staged,
+                                          ParamSums<B>& param_sums) {
   BackwardRow<B> rows[max_rows_at_once];
   const Affine<B> parameters(arguments, share);
   for (int i = 0; i < count; ++i) {
+    copy_row(arguments, team, share, first + i + share.blocks * Team<B>::per_block, staged);
     open_row(arguments, team, share, first + i, ahead, rows[i]);
-    find_factors(arguments, team, parameters, rows[i]);
+    find_factors(arguments, team, parameters, staged, rows[i]);
   }
 
   const index_t end = rows[0].end;
@@ -293,16 +318,19 @@ extern "C" __global__ void __launch_bounds__(Build::threads, 1) CLUSTER_LAUNCH
     row_norm_backward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   __shared__ ParamSums<Build>::Scratch param_scratch;
+  __shared__ StagedRows<Build>::Storage staged_storage;
   Team<Build> team(scratch);
   const BlockShare share(row_groups(arguments), Team<Build>::blocks);
   const index_t width = row_width(arguments);
   ParamSums<Build> param_sums(share, arguments.dweight_sums, arguments.dbias_sums, arguments.rows,
                               width, param_scratch);
+  StagedRows<Build> staged(staged_storage);
+  copy_row(arguments, team, share, share.block * Team<Build>::per_block + team.index(), staged);
   using Row = first_present<Build::x_t, Build::dy_t>;
   const int at_once = rows_at_once<Row>(width);
   const index_t ahead = rows_ahead<Row>(width);
   for_each_rows(team, share, arguments.rows, at_once, [&](index_t first, int count) {
-    differentiate_rows(arguments, team, share, first, count, ahead, param_sums);
+    differentiate_rows(arguments, team, share, first, count, ahead, staged, param_sums);
     param_sums.end_rows(team, count);
   });
   param_sums.finish(team);

@@ -13,7 +13,7 @@ from typing import Literal
 from cunorm._builds import Build, Launch
 from cunorm._calls import Backward, Forward
 from cunorm._features import NONE, Features
-from cunorm._plan import Team, sums_pitch
+from cunorm._plan import ASYNC_COPIES, Team, copies_rows, sums_pitch
 from cunorm._sources import source_text
 
 from .build import INCLUDE
@@ -74,7 +74,19 @@ class Plan:
         if self.grid is not None:
             blocks = self.grid * walk.groups * launch.build.cluster
             launch = replace(launch, grid=blocks, parts=self.grid)
-        return launch
+        return self._with_copies(launch, call)
+
+    def _with_copies(self, launch: Launch, call: Forward | Backward) -> Launch:
+        """Return the launch with asynchronous copies where a plan of its own would have them."""
+        if not isinstance(call, Backward):
+            return launch
+        rows, access = call.form.where.walk.rows, call.access()
+        macros = tuple(macro for macro in launch.build.macros if macro not in ASYNC_COPIES)
+        if self.features.async_copies and copies_rows(
+            call.form.types, rows, team_of(launch), access, launch.parts
+        ):
+            macros += ASYNC_COPIES
+        return replace(launch, build=Build(launch.build.kernel, macros))
 
     def run(
         self, launch: Launch, arguments: bytes, memory: Memory, names: set[str]
