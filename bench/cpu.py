@@ -2,8 +2,8 @@
 """A CPU as the timings use it: operands, copies and a timer.
 
 Everyone allocates results with an allocator that keeps freed memory, so that no page fault is
-timed. A turn is one call, whose code and data the others' turns have driven from the caches, or
-several, as in a loop.
+timed. A turn is as many calls as take a millisecond, as in a loop, and ten at most; or so many as
+asked for. Of a turn of one short call, code and data were driven from the caches by the others.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from bench.grid import Point
 from bench.turns import Turn
 from cunorm._cpu import available_cores
 
+_TURN_SECONDS, _MOST_CALLS = 1e-3, 10
+
 
 class Cpu:
     """The machine's CPU, with as many threads for everyone."""
@@ -36,7 +38,7 @@ class Cpu:
     driver = ""
     note = "freed memory is kept, so that no page fault is timed"
 
-    def __init__(self, threads: int, calls_in_turn: int = 1) -> None:
+    def __init__(self, threads: int, calls_in_turn: int | None = None) -> None:
         self.threads = threads
         self._calls_in_turn = calls_in_turn
         keep_freed_memory()
@@ -75,8 +77,8 @@ class Cpu:
         (call,) = calls
         if wait is not None:
             call = partial(_waited, call, wait)
-        call()
-        return Turn(partial(_seconds, call, self._calls_in_turn))
+        calls_in_turn = self._calls_in_turn or _calls_in_turn(call)
+        return Turn(partial(_seconds, call, calls_in_turn))
 
     def prepare(self, points: Iterable[Point]) -> None:
         """Compile what cunorm needs for the points and their checks, several builds at once."""
@@ -108,6 +110,13 @@ def copying(moved: int, itemsize: int) -> Call:
 
 def _waited(call: Call, wait: Callable[[Any], Any]) -> Any:
     return wait(call())
+
+
+def _calls_in_turn(call: Call) -> int:
+    """Warm up, and return how many calls a turn takes."""
+    call()
+    fastest = min(_seconds(call, 1) for _ in range(3))
+    return max(1, min(_MOST_CALLS, round(_TURN_SECONDS / fastest)))
 
 
 def _seconds(call: Call, calls: int) -> float:

@@ -129,12 +129,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--quick", action="store_true", help="a part of the grid, in about two minutes")
     add("--seconds", type=float, help="spent on each point")
     add("--seconds-total", type=float, help="after which no point is begun")
-    add("--calls", type=int, default=1, help="in each turn on a CPU")
+    add("--calls", type=int, help="in each turn on a CPU; default: as many as take 1 ms, up to 10")
     add("--threads", type=int, default=thread_count(), help="of a CPU")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
     add("--host", action="store_true", help="instead, what small calls cost the host on a CPU")
     options = parser.parse_args(argv)
-    if options.calls < 1:
+    if options.calls is not None and options.calls < 1:
         parser.error(f"--calls is {options.calls}, expected at least 1")
     _choose(options)
     for name in options.op if options.shapes else ():

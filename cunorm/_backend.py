@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from functools import cache, partial
+from functools import cache
 
 from cunorm import _again, _cpu, _cuda, _fallback, _plan, _scratch
 from cunorm._again import Ran
@@ -15,6 +15,7 @@ from cunorm._calls import (
     BACKWARD_ARRAYS,
     BACKWARD_SIZE,
     FORWARD_ARRAYS,
+    FORWARD_SIZE,
     Backward,
     BackwardForm,
     Forward,
@@ -53,9 +54,7 @@ def forward_builds(form: ForwardForm, device: Device) -> list[Build]:
         features = _cuda.device_limits(device).features
         access = _plan.common_access(walk.width, [])
         return [_plan.cuda_forward(form.types, walk, access, features).build]
-    if _plan.cpu_shared_parts(walk):
-        return [_plan.cpu_shared_forward(form.types, walk).build]
-    return [_plan.cpu_forward(form.types, walk).build]
+    return [_forward_on_cpu(form)[0].build]
 
 
 def run_backward(call: Backward) -> Ran | None:
@@ -81,7 +80,7 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
         launches = [_plan.cuda_backward(form.types, *sizes, limits.sm_count, limits.features)]
         params = _plan.cuda_param_grad(form.param_types, width)
     else:
-        launches = [_plan.cpu_backward(form.types, walk.not_empty())]
+        launches = [_backward_on_cpu(form)[0]]
         params = _plan.cpu_param_grad(form.param_types, width)
     if form.types.dweight or form.types.dbias:
         launches.append(params)
@@ -91,59 +90,68 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
 @Cached
 def cpu_forward_kernels(form: ForwardForm, numbers: bytes) -> Kernels:
     """Return what runs calls of a form, given where their arrays lie."""
-    walk = form.where.walk
-    parts = _plan.cpu_shared_parts(walk)
-    if parts:
-        return _shared_forward_kernels(form, numbers, parts)
-    task = _task(_plan.cpu_forward(form.types, walk), 0, walk.elements)
-    packed = partial(forward_arguments, form, numbers=numbers)
-    return _cpu.runner([task], packed, FORWARD_ARRAYS)
-
-
-def _shared_forward_kernels(form: ForwardForm, numbers: bytes, parts: int) -> Kernels:
-    """Return what makes the passes of row_parts.cuh, one after the other."""
-    walk = form.where.walk
-    launch = _plan.cpu_shared_forward(form.types, walk)
-    passes = [
-        row_pass
-        for row_pass, needed in enumerate(
-            (form.types.new_residual is not None, True, form.types.formula.center, True)
-        )
-        if needed
-    ]
+    launch, parts = _forward_on_cpu(form)
+    passes = form.passes if parts else (0,)
+    tasks = _tasks_of_passes(launch, form, len(passes), FORWARD_SIZE)
 
     def packed(pointers: Pointers) -> bytes:
-        *arrays, sums = pointers
-        return b"".join(forward_arguments(form, arrays, numbers, one, sums) for one in passes)
+        *arrays, part_sums = pointers
+        return b"".join(forward_arguments(form, arrays, numbers, one, part_sums) for one in passes)
 
-    size = len(packed([0] * (FORWARD_ARRAYS + 1))) // len(passes)
-    tasks = [_task(launch, place * size, walk.elements) for place in range(len(passes))]
     run = _cpu.runner(tasks, packed, FORWARD_ARRAYS + 1)
-    shift_and_sums, times = 3, 2
-    numbers_of_parts = walk.rows * walk.groups * parts * times * shift_and_sums
-    return _scratch.lent_last(numbers_of_parts * form.types.compute.itemsize, run)
+    return _scratch.lent_last(_part_sums_size(form, parts), run)
+
+
+def _forward_on_cpu(form: ForwardForm) -> tuple[Launch, int]:
+    """Return a launch, and into how many parts it cuts rows that blocks share."""
+    walk = form.where.walk
+    launch, parts = _plan.cpu_forward(form.types, walk), _plan.cpu_forward_parts(walk)
+    return (_plan.cpu_shared(launch, walk, parts) if parts else launch), parts
 
 
 @Cached
 def cpu_backward_kernels(form: BackwardForm, numbers: bytes) -> Kernels:
     """Return the same of backwards."""
     walk = form.where.walk
-    launch = _plan.cpu_backward(form.types, walk.not_empty())
-    tasks, size = [], 0
-    if walk.rows:
-        tasks.append(_task(launch, 0, walk.elements))
-        size = BACKWARD_SIZE
+    launch, parts = _backward_on_cpu(form)
+    passes = () if not walk.rows else form.passes if parts else (0,)
+    tasks = _tasks_of_passes(launch, form, len(passes), BACKWARD_SIZE)
     if form.parameters:
         width = walk.width * walk.groups
         params = _plan.cpu_param_grad(form.param_types, width)
-        tasks.append(_task(params, size, launch.parts * width))
+        tasks.append(_task(params, len(passes) * BACKWARD_SIZE, launch.parts * width))
 
     def packed(pointers: Pointers) -> bytes:
-        found = backward_arguments(form, pointers, numbers, launch) if walk.rows else b""
-        return found + (param_grad_arguments(form, pointers, launch) if form.parameters else b"")
+        *arrays, part_sums = pointers
+        found = b"".join(
+            backward_arguments(form, arrays, numbers, launch, one, part_sums) for one in passes
+        )
+        return found + (param_grad_arguments(form, arrays, launch) if form.parameters else b"")
 
-    run = _cpu.runner(tasks, packed, BACKWARD_ARRAYS)
+    run = _cpu.runner(tasks, packed, BACKWARD_ARRAYS + 1)
+    run = _scratch.lent_last(_part_sums_size(form, parts), run)
     return _scratch.lent(form.parameters * launch.sums_size * form.types.compute.itemsize, run)
+
+
+def _backward_on_cpu(form: BackwardForm) -> tuple[Launch, int]:
+    """Return the same of a backward."""
+    walk = form.where.walk
+    launch = _plan.cpu_backward(form.types, walk.not_empty())
+    parts = _plan.cpu_backward_parts(walk)
+    return (_plan.cpu_shared(launch, walk, parts) if parts else launch), parts
+
+
+def _part_sums_size(form: ForwardForm | BackwardForm, parts: int) -> int:
+    """Return the bytes of what passes over shared rows hand on: three sums, found twice at most."""
+    walk = form.where.walk
+    return 2 * 3 * walk.rows * walk.groups * parts * form.types.compute.itemsize
+
+
+def _tasks_of_passes(
+    launch: Launch, form: ForwardForm | BackwardForm, passes: int, size: int
+) -> list[_cpu.Task]:
+    elements = form.where.walk.elements
+    return [_task(launch, number * size, elements) for number in range(passes)]
 
 
 def _task(launch: Launch, place: int, work: int) -> _cpu.Task:

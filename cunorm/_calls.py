@@ -17,17 +17,20 @@ from cunorm._layout import RowLayout
 
 # The kernels' argument structs: all fields are of eight bytes. Rows: a pointer and a layout.
 _FORWARD = struct.Struct("<" + 5 * "Q5q" + "5Q4q")
-_BACKWARD = struct.Struct("<" + 7 * "Q5q" + "6Q3q")
+_BACKWARD = struct.Struct("<" + 7 * "Q5q" + "7Q4q")
 _FORWARD_NUMBERS, _BACKWARD_NUMBERS = struct.Struct("<3d"), struct.Struct("<2d")
 _PARAM_GRAD = struct.Struct("<4Q3q")
 
-# The bytes of a backward's, but for those of param_grad.cu.
+# The bytes of a forward's, and of a backward's but for those of param_grad.cu.
+FORWARD_SIZE = _FORWARD.size + _FORWARD_NUMBERS.size
 BACKWARD_SIZE = _BACKWARD.size + _BACKWARD_NUMBERS.size
 
 _FORWARD_ROWS = ("x", "residual", "gate", "y", "new_residual")
 _FORWARD_OTHERS = ("weight", "bias", "mean", "rstd")
 _BACKWARD_ROWS = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
 _BACKWARD_OTHERS = ("weight", "bias", "mean", "rstd")
+# Passes over rows that blocks share, as row_parts.cuh counts them.
+_ADD_RESIDUAL, _FIND_SUMS, _FIND_SUMS_AGAIN, _WRITE_RESULTS = range(4)
 # The fields of a call that come before its arrays: form and numbers.
 _BEFORE_FORWARD: Final = 4
 _BEFORE_BACKWARD: Final = 3
@@ -40,6 +43,13 @@ class ForwardForm:
     where: Geometry
     types: ForwardTypes
     layouts: tuple[RowLayout, ...]  # of the operands with rows, in the kernel's order
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """Return the passes that are made over rows that blocks share."""
+        first = (_ADD_RESIDUAL,) if self.types.new_residual is not None else ()
+        again = (_FIND_SUMS_AGAIN,) if self.types.formula.center else ()
+        return (*first, _FIND_SUMS, *again, _WRITE_RESULTS)
 
 
 class Forward(NamedTuple):
@@ -110,6 +120,11 @@ class BackwardForm:
         """Return for how many parameters a gradient is wanted."""
         return self.types.dweight + self.types.dbias
 
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """Return the passes that are made over rows that blocks share."""
+        return (_FIND_SUMS, _WRITE_RESULTS)
+
 
 class Backward(NamedTuple):
     """A call of row_norm_backward, and of param_grad where a parameter's gradient is wanted.
@@ -165,14 +180,23 @@ BACKWARD_ARRAYS = len(Backward._fields) - _BEFORE_BACKWARD
 
 
 def backward_arguments(
-    form: BackwardForm, pointers: Pointers, numbers: bytes, launch: Launch
+    form: BackwardForm,
+    pointers: Pointers,
+    numbers: bytes,
+    launch: Launch,
+    row_pass: int = 0,
+    part_sums: int = 0,
 ) -> bytes:
-    """Return `struct Arguments` of row_norm_backward.cu; `pointers` as Backward has them."""
+    """Return `struct Arguments` of row_norm_backward.cu; `pointers` as Backward has them.
+
+    The last two are as in `forward_arguments`.
+    """
     at = dict(zip(Backward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
     others = [at[name] for name in _BACKWARD_OTHERS]
     sums = _sum_pointers(form, at["sums"], launch)
     rows = _rows([at[name] for name in _BACKWARD_ROWS], form.layouts)
-    return _BACKWARD.pack(*rows, *others, *sums, *_sizes(form.where)) + numbers
+    sizes = _sizes(form.where)
+    return _BACKWARD.pack(*rows, *others, *sums, part_sums, *sizes, row_pass) + numbers
 
 
 def param_grad_arguments(form: BackwardForm, pointers: Pointers, launch: Launch) -> bytes:

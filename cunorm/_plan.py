@@ -8,6 +8,7 @@ depend on the rows around it, nor on alignment.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -86,10 +87,10 @@ _LARGE_RESULT, _CACHE_LINE = {4: 8 << 20, 2: 16 << 20}, 64
 # Bytes of a row of x above which the backward prefetches in both of its passes; measured there too.
 _SHORT_ROW = 8 << 10
 
-# Columns of the parts of a row that a CPU's cores share, as `RowPart` has them. They share rows that
-# are wide, and too few for each core to have some.
+# Columns of the parts of a row that a CPU's cores share, as `RowPart` has them: the first of a
+# forward's is shorter. They share rows wider than this, where there are so many at most.
 _FIRST_PART, _PART = (512 - 15) * CPU_PACK, 512 * CPU_PACK
-_CPU_SHARED_WIDTH, _CPU_SHARED_ROWS = 1 << 16, 16
+_CPU_SHARED_WIDTH, _CPU_SHARED_ROWS = 1 << 16, 15
 
 # Threads that share a row, by the greatest width they serve.
 _FORWARD_TEAMS = ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128), (32768, 256))
@@ -248,19 +249,26 @@ def cpu_forward(types: ForwardTypes, where: Walk) -> Launch:
     return Launch(Build("row_norm_forward", macros), _cpu_blocks(where.rows) * where.groups, 1)
 
 
-def cpu_shared_parts(where: Walk) -> int:
+def cpu_forward_parts(where: Walk) -> int:
     """Return into how many parts rows are cut, of few and long ones that blocks share; else 0."""
-    if where.width <= _CPU_SHARED_WIDTH or where.rows * where.groups >= _CPU_SHARED_ROWS:
-        return 0
-    return 1 + -(-(where.width - _FIRST_PART) // _PART)
+    return 1 + -(-(where.width - _FIRST_PART) // _PART) if _is_shared(where) else 0
 
 
-@lru_cache(maxsize=4096)
-def cpu_shared_forward(types: ForwardTypes, where: Walk) -> Launch:
-    """Plan one pass of row_norm_forward on a CPU over rows that blocks share."""
-    launch = cpu_forward(types, where)
+def cpu_backward_parts(where: Walk) -> int:
+    """Return the same of a backward, where each row has partial sums of its own."""
+    is_shared = _is_shared(where) and where.rows == _cpu_parts(where.rows)
+    return -(-where.width // _PART) if is_shared else 0
+
+
+def _is_shared(where: Walk) -> bool:
+    few = 0 < where.rows * where.groups <= _CPU_SHARED_ROWS
+    return few and where.width > _CPU_SHARED_WIDTH
+
+
+def cpu_shared(launch: Launch, where: Walk, parts: int) -> Launch:
+    """Plan one pass over rows that blocks share, where one block would have whole rows."""
     build = Build(launch.build.kernel, (*launch.build.macros, ("SHARED_ROWS", "true")))
-    return Launch(build, cpu_shared_parts(where) * where.rows * where.groups, 1)
+    return replace(launch, build=build, grid=parts * where.rows * where.groups)
 
 
 @lru_cache(maxsize=4096)

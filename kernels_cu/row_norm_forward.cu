@@ -14,6 +14,7 @@
 #include "activations.cuh"
 #include "affine.cuh"
 #include "math.cuh"
+#include "moments.cuh"
 #include "row_parts.cuh"
 
 // clang-format off
@@ -51,11 +52,11 @@ struct Arguments {
   Rows<typename B::new_residual_t> new_residual;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
-  typename B::compute_t* mean;                 // null: not wanted
-  typename B::compute_t* rstd;                 // null: not wanted
-  PartSums<typename B::compute_t>* part_sums;  // of shared rows
-  index_t rows, groups, width;                 // rows of each group
-  index_t pass;                                // over shared rows
+  typename B::compute_t* mean;                // null: not wanted
+  typename B::compute_t* rstd;                // null: not wanted
+  Pack<typename B::compute_t, 3>* part_sums;  // of shared rows
+  index_t rows, groups, width;                // rows of each group
+  index_t pass;                               // over shared rows
   double k, eps, weight_offset;
 };
 
@@ -230,10 +231,10 @@ __device__ inline void pass_over_part(const Arguments<B>& arguments, Team<B>& te
   using C = typename B::compute_t;
   using Kept = typename ForwardRow<B>::Kept;
   const index_t width = row_width(arguments);
-  const RowPart<B> part(width);
+  const RowPart<B, 1> part(width);  // the first pack is loaded before the others
   const BlockShare share(row_groups(arguments), static_cast<int>(part.parts));
   const index_t index = share.row_index(share.block);
-  const SharedSums<B> sums{arguments.part_sums + 2 * index * part.parts, part.parts};
+  const SharedSums<C> sums(arguments.part_sums, index, part.parts);
   ForwardRow<B> row;
   open_row(arguments, team, share, share.block, 0, row);
   row.end = part.end;
@@ -247,7 +248,15 @@ __device__ inline void pass_over_part(const Arguments<B>& arguments, Team<B>& te
             team, part.end, [&](int, auto column) { use(column, reload(column)); }, end_run,
             part.first);
     };
-    sums.store(pass, part.number, {shift, part_sums<B, Kept>(shift, part.end, over_part)});
+    const auto found = part_sums<B, Kept>(shift, part.end, over_part);
+    sums.store(pass, part.number, {{found.item[0], found.item[1], shift}});
+  };
+  const auto moments = [&](Pass pass) {
+    const auto total = sums.total(pass);
+    if constexpr (B::center)
+      return moments_of<B>(sums.load(pass, 0).item[2], {{total.item[0], total.item[1]}}, width);
+    else
+      return moments_of<B>(total.item[0], width);
   };
 
   if (arguments.pass == add_residual) {
@@ -257,14 +266,14 @@ __device__ inline void pass_over_part(const Arguments<B>& arguments, Team<B>& te
     row.packs.start(team, reload);
     find(find_sums, first_mean(team, row.packs, width, width));
   } else {
-    row.moments = sums.moments(find_sums, width);
+    row.moments = moments(find_sums);
     const bool again = B::center && is_far(row.moments);
     if (again && arguments.pass == find_sums_again) {
       row.packs.start(team, reload);
       find(find_sums_again, row.moments.shift + row.moments.correction);
     }
-    if (arguments.pass != write_y) return;
-    if (again) row.moments = sums.moments(find_sums_again, width);
+    if (arguments.pass != write_results) return;
+    if (again) row.moments = moments(find_sums_again);
     find_factors(arguments, row);
     write_row(arguments, team, share, row, part.first);
     if (part.number == 0) save_statistics(arguments, team, index, row);

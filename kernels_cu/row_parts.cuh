@@ -2,19 +2,23 @@
 // Rows that several blocks share, each with a part of the columns: those of a CPU, where rows are
 // few and long. A launch makes one pass over all parts, and finds what the one before has left:
 //
-//   add_residual      s, where there is a residual: the others read that
+//   add_residual      s, where a forward has a residual: the others read that
 //   find_sums         each part's sums
-//   find_sums_again   about a better shift, of rows whose beginning is unlike the rest; if centered
-//   write_y
+//   find_sums_again   about a better shift, of rows whose beginning is unlike the rest: of a
+//   forward
+//                     that centers
+//   write_results
 //
 // A part is as long as what LaneSum adds up before it moves on, and parts are added in its order:
 // no result depends on whether rows are shared.
 #pragma once
-#include "moments.cuh"
+#include "row.cuh"
 
-enum Pass : index_t { add_residual, find_sums, find_sums_again, write_y };
+enum Pass : index_t { add_residual, find_sums, find_sums_again, write_results };
 
-template <class B>
+// The block's part of a row. Where the row's first run of packs is of `first_run`, so is the
+// part's.
+template <class B, int first_run = 16>
 struct RowPart {
   index_t parts, number;
   int first;    // pack
@@ -29,44 +33,37 @@ struct RowPart {
  private:
   static constexpr int packs = LaneSum<B>::recent_packs;
 
-  // The first of a row's runs is of one pack, the one that is loaded before the others.
   static __device__ int first_pack(index_t part) {
-    return part == 0 ? 0 : static_cast<int>(part) * packs - 15;
+    return part == 0 ? 0 : static_cast<int>(part) * packs - (16 - first_run);
   }
 };
 
-// A part's sums: of squares or, about the shift, of t and t * t.
+// The sums of the parts of a row, for each time that a forward finds them.
 template <class C>
-struct PartSums {
-  C shift;
-  Pack<C, 2> sums;
-};
-
-// The sums of a row's parts, of each time that they are found.
-template <class B>
 struct SharedSums {
-  using C = typename B::compute_t;
-  PartSums<C>* row;
+  using Sums = Pack<C, 3>;
+  Sums* row;
   index_t parts;
 
-  __device__ void store(Pass pass, index_t part, const PartSums<C>& sums) const {
+  __device__ SharedSums(Sums* all_rows, index_t row_index, index_t parts)
+      : row(all_rows + 2 * row_index * parts), parts(parts) {}
+
+  __device__ void store(Pass pass, index_t part, const Sums& sums) const {
     global_store(place(pass, part), sums);
   }
+  __device__ Sums load(Pass pass, index_t part) const { return global_load(place(pass, part)); }
 
-  __device__ Moments<B> moments(Pass pass, index_t width) const {
-    Pack<C, 2> total = {};
+  __device__ Sums total(Pass pass) const {
+    Sums total = {};
     for (index_t part = 0; part < parts; ++part) {
-      const auto sums = global_load(place(pass, part)).sums;
-      for (int i = 0; i < 2; ++i) total.item[i] += sums.item[i];
+      const Sums sums = load(pass, part);
+      for (int i = 0; i < 3; ++i) total.item[i] += sums.item[i];
     }
-    if constexpr (B::center)
-      return moments_of<B>(global_load(place(pass, 0)).shift, total, width);
-    else
-      return moments_of<B>(total.item[0], width);
+    return total;
   }
 
  private:
-  __device__ PartSums<C>* place(Pass pass, index_t part) const {
+  __device__ Sums* place(Pass pass, index_t part) const {
     return row + (pass == find_sums ? 0 : parts) + part;
   }
 };

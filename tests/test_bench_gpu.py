@@ -165,6 +165,6 @@ def test_check_gpu_says_what_it_would_run_in_under_eight_minutes(tmp_path):
     limits += 2 * [60] if "compute-sanitizer is not installed" in run.stdout else []
     limits += [55] if "torch or triton is not installed" in run.stdout else []
     (until_killed,) = map(int, re.findall(r"--kill-after=(\d+)", SCRIPT.read_text()))
-    assert len(limits) == 6
+    assert len(limits) == 7
     assert sum(limits) + len(limits) * until_killed < 8 * 60
     assert list(tmp_path.iterdir()) == []

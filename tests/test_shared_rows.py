@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bounds import check_forward
-from described import loaded_builds, with_empty_caches
+from bounds import check_backward, check_forward
+from described import forget, loaded_builds, with_empty_caches
 from operands import DTYPES, assert_same_bits, draw
 
 import cunorm
-from cunorm import NormForward, _plan
+from cunorm import NormForward, NormGrads, _plan
 from cunorm._cpu import compiler
 
 pytestmark = [
@@ -102,6 +102,68 @@ def test_shared_rows_may_be_written_over_their_inputs(name):
             assert_same_bits(one, other, field)
 
 
+def differentiate(name, rows, width, **more):
+    """Return a backward's results, its arguments by position, and by keyword."""
+    x, weight, bias, given = operands(name, width, beginning=1000.0)
+    x, given = x[:rows].copy(), first(rows, given)
+    residual = given.pop("residual", None)
+    saved = cunorm.normalize_forward(x, weight, bias, residual=residual, **given)
+    if residual is not None:
+        x = saved.residual
+        given["d_residual"] = draw("d_residual", x.shape, CASES[name][0])
+    arrays = (draw("dy", x.shape, CASES[name][0]), x, weight, bias)
+    statistics = {"rstd": saved.rstd, "mean": saved.mean}
+    result = cunorm.normalize_backward(*arrays, **statistics, **given, **more)
+    return result, arrays, given | statistics
+
+
+@every_case
+def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, monkeypatch):
+    for width in (2 * _plan._PART + 1, 100_003):
+        for rows in (1, 3):
+            shared, _, _ = differentiate(name, rows, width)
+            assert shared_builds()
+            with monkeypatch.context() as patch:
+                patch.setattr(_plan, "_CPU_SHARED_ROWS", 0)
+                forget()
+                alone, _, _ = differentiate(name, rows, width)
+                assert not shared_builds()
+            forget()
+            for field, one, other in zip(shared._fields, shared, alone, strict=True):
+                if other is not None:
+                    assert_same_bits(one, other, field)
+
+
+@every_case
+def test_the_gradients_of_shared_rows_are_right(name):
+    result, arrays, given = differentiate(name, 2, WIDTHS[1])
+    assert shared_builds()
+    options = {key: value for key, value in given.items() if key not in ("rstd", "mean")}
+    check_backward(result, *arrays, eps=1e-6, **options)
+
+
+@every_case
+def test_the_gradients_of_shared_rows_may_be_written_over_their_inputs(name):
+    expected, arrays, given = differentiate(name, 2, WIDTHS[1])
+    dy, *others = (array.copy() for array in arrays)
+    given = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
+    out = NormGrads(dx=dy, dgate=given.get("gate"), dweight=others[1])
+    result = cunorm.normalize_backward(dy, *others, out=out, **given)
+    assert result.dx is dy
+    for field in ("dx", "dweight", "dbias", "dgate"):
+        if getattr(expected, field) is not None:
+            assert_same_bits(getattr(result, field), getattr(expected, field), field)
+
+
+@pytest.mark.parametrize("needs", [("weight",), ("bias",), ("x",), ("gate",)])
+def test_a_gradient_of_shared_rows_alone_is_that_among_others(needs):
+    name = "centred, a gate after, a stream"
+    field = f"d{needs[0]}"
+    expected, _, _ = differentiate(name, 2, WIDTHS[1])
+    result, _, _ = differentiate(name, 2, WIDTHS[1], needs=needs)
+    assert_same_bits(getattr(result, field), getattr(expected, field), field)
+
+
 def test_shared_rows_in_groups_give_the_bits_of_rows_of_their_own():
     width = WIDTHS[1]
     x, weight = draw("x", (2, 3 * width), "float32"), draw("weight", (3 * width,), "float32")
@@ -130,5 +192,15 @@ def test_shared_rows_ignore_the_number_of_threads(threads):
 
 def test_rows_are_shared_where_they_are_few_and_long():
     width = WIDTHS[1]
-    for rows, columns, shared in ((1, width, 1), (15, width, 1), (16, width, 0), (1, 65536, 0)):
-        assert bool(_plan.cpu_shared_parts(_plan.Walk(rows, columns))) == bool(shared)
+    for rows, columns, forward, backward in (
+        (0, width, False, False),
+        (1, 65536, False, False),
+        (1, 65537, True, True),
+        (4, width, True, True),
+        (5, width, True, False),
+        (15, width, True, False),
+        (16, width, False, False),
+    ):
+        walk = _plan.Walk(rows, columns)
+        assert bool(_plan.cpu_forward_parts(walk)) == forward
+        assert bool(_plan.cpu_backward_parts(walk)) == backward
