@@ -230,10 +230,18 @@ def fails(run: Run, rows: int, order: Order, text: str) -> bool:
     return False
 
 
+# Of a cover of all backwards, few would have copies.
+NARROW = BACKWARD | {
+    **{"width": (4, 64, 100, 256, 1000), "rows": ("several",), "grid": (1,)},
+    **{"features": ("async_copies",), "weight": (None, "float32")},
+    "place": (("start", None), ("start", 2), ("end", 0), ("end", 4)),
+}
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", mixed(BACKWARD, telling), ids=label)
+@pytest.mark.parametrize("case", mixed(NARROW, telling), ids=label)
 def test_backward_with_copies_is_right_for_every_pair_of_choices(case):
-    check_backward_case(case, features=COPIES, grid=1)
+    check_backward_case(case)
 
 
 def types(dtype: str = "float32", *, gate: bool = False) -> BackwardTypes:
