@@ -88,7 +88,7 @@ MUTANTS = {
         ("dr *= parameters.factor(weight, at);", "dr *= read<B>(weight, at);"),
         ("dp *= factors.item[at.index];", ";"),
         ("row.offset = -rstd * mean_dr;", ";"),
-        ("const C mean_dr = k * sums", "const C mean_dr = sums"),
+        ("mean_dr = C(arguments.k) * sums", "mean_dr = sums"),
         ("fma(k_r, r_factor, offset)", "offset"),
         ("fma(k_r, r_factor, offset)", "fma(rounded, r_factor, offset)"),
         ("share.group * width)", "0)"),
