@@ -29,15 +29,7 @@ from bench.static_rows import (
 )
 
 # What the gate lets pass, with the reason.
-EXCEPTIONS: dict[str, Callable[[Row], bool]] = {
-    "NVRTC 13 splits the stores of group norms up to sm_90, and only there": lambda row: (
-        row.kernel.startswith("group_norm")
-        and int(row.arch.removeprefix("sm_")) <= 90
-        and len(row.faults()) == 1
-        and bool(row.narrowed)
-        and {name.partition(":")[0] for name in row.narrowed.split()} <= {"y", "dx"}
-    ),
-}
+EXCEPTIONS: dict[str, Callable[[Row], bool]] = {}
 # Of a plan that is checked against a table: how far its registers may be from those there, as the
 # same version of NVRTC comes in several builds; all else must be the same.
 _REGISTERS = 8

@@ -18,8 +18,8 @@ from cunorm._arrays import Device
 from cunorm._builds import Build
 from cunorm._dtypes import DTYPES, DType
 from cunorm._features import LEAST_CAPABILITY, NONE, PROVEN, Features
-from cunorm._plan import ACCESS_BYTES
 from cunorm._planned_builds import Layer
+from cunorm._teams import ACCESS_BYTES
 from cunorm.group_norm import _calls as _group_calls
 from cunorm.group_norm._planned_builds import GroupLayer
 from cunorm.row_norm._backward_plan import NEEDS
@@ -61,8 +61,8 @@ _ROW_OPERANDS = {
     "param_grad": Rows((), 0),
 }
 _OTHER_POINTERS = {
-    "row_norm_forward": 4,
-    "row_norm_backward": 6,
+    "row_norm_forward": 5,
+    "row_norm_backward": 7,
     "group_norm_forward": 5,
     "group_norm_backward": 7,
     "param_grad": 4,

@@ -22,10 +22,10 @@ from cunorm._builds import (
 )
 from cunorm._dtypes import FLOAT64, DType
 from cunorm._features import NONE, Features
+from cunorm._teams import ACCESS_BYTES, Team, cuda_team
 
 CPU_PACK = 64
 GRID_LIMIT = 2**31 - 1
-ACCESS_BYTES = 16
 
 
 class Walk(NamedTuple):
@@ -45,38 +45,6 @@ class Walk(NamedTuple):
         return self if self.rows else self._replace(rows=1)
 
 
-class Team(NamedTuple):
-    """How threads share the rows: the constants of `struct Team` in row.cuh."""
-
-    threads: int  # of a block
-    threads_per_row: int  # more: those of a cluster of blocks
-    pack: int
-    packs: int  # 0: streamed
-
-    @property
-    def rows_per_block(self) -> int:
-        """Return how many rows a block, or a cluster of blocks, takes at a time."""
-        return max(1, self.threads // self.threads_per_row)
-
-    @property
-    def cluster(self) -> int:
-        """Return how many blocks share a row."""
-        return max(1, self.threads_per_row // self.threads)
-
-    def macros(self, width: int, groups: int, access: int) -> Macros:
-        """Return the part of the build that says how rows are walked; 0: known at run time."""
-        return (
-            ("WIDTH", str(width)),
-            ("GROUPS", str(groups)),
-            ("THREADS", str(self.threads)),
-            ("THREADS_PER_ROW", str(self.threads_per_row)),
-            ("PACK", str(self.pack)),
-            ("PACKS", str(self.packs)),
-            ("ACCESS", str(access)),
-            *((("CLUSTER", str(self.cluster)),) if self.cluster > 1 else ()),
-        )
-
-
 ASYNC_COPIES: Macros = (("ASYNC_COPIES", "true"),)
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=0)
 
@@ -92,23 +60,6 @@ _SHORT_ROW = 8 << 10
 _FIRST_PART, _PART = (512 - 15) * CPU_PACK, 512 * CPU_PACK
 _CPU_SHARED_WIDTH, _CPU_SHARED_ROWS = 1 << 16, 15
 
-# Threads that share a row, by the greatest width they serve.
-_FORWARD_TEAMS = ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128), (32768, 256))
-_BACKWARD_TEAMS = ((64, 8), (128, 16), (256, 32), (512, 64), (4096, 128), (16384, 256))
-# Bytes of a row that a thread may keep in registers, by threads of the block: a block has 64 Ki
-# registers, a thread at most 255.
-_KEPT_BYTES = {8: 512, 16: 512, 32: 512, 64: 512, 128: 512, 256: 512, 512: 256, 1024: 64}
-# Activations take registers too, and with more than this of what is kept ptxas spills: threads of a
-# row, bytes that are left to a thread, its elements in a gated forward and a gated backward, and
-# bytes of a pack, once converted, of a gated backward that streams.
-_GATED_THREADS, _GATED_SPARE = 256, 32
-_GATED_ELEMENTS, _GATED_BACKWARD_ELEMENTS, _GATED_BACKWARD_PACK_BYTES = 64, 24, 16
-_STREAMED_THREADS = 512
-# Bytes of a pack once converted, of which a thread has several in registers at a time.
-PACK_BYTES = 32
-# Blocks of a cluster: threads of each, bytes of a row that it keeps in a forward, elements that it
-# keeps in a backward, and how many there are at most.
-_CLUSTER_THREADS, _CLUSTER_BYTES, _CLUSTER_ELEMENTS, _MOST_BLOCKS = 256, 32 << 10, 8 << 10, 16
 # Blocks of the backward on each multiprocessor, by the greatest width they serve.
 _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
 # Bytes of shared memory for rows that are copied while others are computed: a block has 48 KiB, and
@@ -117,64 +68,6 @@ _STAGES, _STAGED_BYTES, _LEAST_COPY = 2, 40 << 10, 4
 # Multiprocessors that a backward keeps busy at most: no GPU had more when this was written, and
 # so memory for partial sums can be planned before it is known on which one they are taken.
 MOST_SMS = 256
-
-
-def cuda_team(types: ForwardTypes | BackwardTypes, width: int, features: Features = NONE) -> Team:
-    """Return how a GPU's threads share rows of a width."""
-    itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
-    pack = min(ACCESS_BYTES // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width)
-    team = _block_team(types, width, pack)
-    if features.clusters and (team is None or width > _block_share(types)):
-        team = _cluster_team(types, width, pack)
-    if team is not None:
-        return team
-    if isinstance(types, BackwardTypes) and types.gate is not None:
-        pack = min(pack, _GATED_BACKWARD_PACK_BYTES // types.compute.itemsize)
-    return Team(_STREAMED_THREADS, _STREAMED_THREADS, pack, packs=0)
-
-
-def _block_team(types: ForwardTypes | BackwardTypes, width: int, pack: int) -> Team | None:
-    """Return how a block, or a part of one, keeps a row; None where it is too long."""
-    teams = _FORWARD_TEAMS if isinstance(types, ForwardTypes) else _BACKWARD_TEAMS
-    threads_per_row = next((threads for limit, threads in teams if width <= limit), None)
-    while threads_per_row is not None and threads_per_row in _KEPT_BYTES:
-        packs = -(-width // (threads_per_row * pack))
-        if _fits(types, threads_per_row, packs * pack):
-            threads = max(threads_per_row, 128) if threads_per_row <= 32 else threads_per_row
-            return Team(threads, threads_per_row, pack, packs)
-        threads_per_row *= 2
-    return None
-
-
-def _block_share(types: ForwardTypes | BackwardTypes) -> int:
-    """Return how many elements of a row a block of a cluster takes, rather than more."""
-    if isinstance(types, ForwardTypes):
-        return _CLUSTER_BYTES // types.kept_bytes()
-    return _CLUSTER_ELEMENTS
-
-
-def _cluster_team(types: ForwardTypes | BackwardTypes, width: int, pack: int) -> Team | None:
-    """Return how a cluster keeps a row; None where it is too long: in a backward, ptxas spills."""
-    forward = isinstance(types, ForwardTypes)
-    share, blocks = _block_share(types), 2
-    while blocks <= _MOST_BLOCKS:
-        threads = blocks * _CLUSTER_THREADS
-        packs = -(-width // (threads * pack))
-        short = width <= blocks * share or (forward and blocks == _MOST_BLOCKS)
-        if short and _fits(types, _CLUSTER_THREADS, packs * pack):
-            return Team(_CLUSTER_THREADS, threads, pack, packs)
-        blocks *= 2
-    return None
-
-
-def _fits(types: ForwardTypes | BackwardTypes, threads: int, elements: int) -> bool:
-    """Whether a thread's registers hold so many elements of a row, beside what is computed."""
-    kept = elements * types.kept_bytes()
-    if types.gate is None:
-        return kept <= _KEPT_BYTES[threads]
-    limit = _GATED_ELEMENTS if isinstance(types, ForwardTypes) else _GATED_BACKWARD_ELEMENTS
-    within = elements <= limit and threads <= _GATED_THREADS
-    return within and kept + _GATED_SPARE <= _KEPT_BYTES[threads]
 
 
 @lru_cache(maxsize=4096)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The two functions through which every byte of global memory goes.
+// The functions through which every byte of global memory goes.
 #pragma once
 
 template <class A>

@@ -45,6 +45,9 @@ struct Build {
 };
 // clang-format on
 
+template <>
+inline constexpr bool stores_whole<Build> = true;
+
 template <class B>
 struct Arguments {
   Lines<const typename B::dy_t> dy;

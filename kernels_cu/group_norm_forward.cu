@@ -37,6 +37,9 @@ struct Build {
 };
 // clang-format on
 
+template <>
+inline constexpr bool stores_whole<Build> = true;
+
 template <class B>
 struct Arguments {
   Lines<const typename B::x_t> x;

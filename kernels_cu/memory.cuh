@@ -8,6 +8,7 @@
 #pragma once
 #include "access.cuh"
 #include "vec.cuh"
+#include "whole_store.cuh"
 
 // The one test that stands before an access to global memory.
 __device__ inline bool inside(index_t index, index_t count) { return index < count; }
@@ -67,6 +68,11 @@ __device__ inline void prefetch_pack(const T*, index_t) {}
 template <class B, class T>
 __device__ inline void prefetch_output(T*, index_t) {}
 
+// Whether a kernel must say that an access is not to be cut up: NVRTC 13.5 stores items of group
+// norms one by one otherwise. (Row norms are stored well, and would take more registers.)
+template <class B>
+inline constexpr bool stores_whole = false;
+
 // A pack to be written: write() its items, then store() it at a column, which gives it as if
 // loaded. read_again: the kernel will soon load it.
 template <class B, class T, bool read_again = false>
@@ -85,7 +91,11 @@ struct OutputPack {
         Access<T, count> piece;
 #pragma unroll
         for (int j = 0; j < count; ++j) piece.item[j] = value.item[i + j];
-        global_store(reinterpret_cast<Access<T, count>*>(row + column + i), piece);
+        auto* place = reinterpret_cast<Access<T, count>*>(row + column + i);
+        if constexpr (stores_whole<B>)
+          global_store_whole(place, piece);
+        else
+          global_store(place, piece);
       }
     }
     return value;

@@ -14,7 +14,8 @@ from math import prod
 from typing import NamedTuple
 
 from cunorm._builds import Build, Macros
-from cunorm._plan import ACCESS_BYTES, CPU_PACK, GRID_LIMIT, PACK_BYTES, cpu_stores
+from cunorm._plan import CPU_PACK, GRID_LIMIT, cpu_stores
+from cunorm._teams import ACCESS_BYTES, PACK_BYTES
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes, GroupTypes
 
 VALUES = 3  # that a pass hands on at most, of each channel of a part and of each group

@@ -10,7 +10,7 @@ from operands import DTYPES
 
 from cunorm import reference
 from cunorm._dtypes import numpy_dtype
-from cunorm._plan import Team
+from cunorm._teams import Team
 
 from .kernels import compute_type
 

@@ -13,8 +13,9 @@ from typing import Literal
 from cunorm._builds import Build, Launch
 from cunorm._calls import Backward, Forward
 from cunorm._features import NONE, Features
-from cunorm._plan import ASYNC_COPIES, Team, copies_rows, sums_pitch
+from cunorm._plan import ASYNC_COPIES, copies_rows, sums_pitch
 from cunorm._sources import source_text
+from cunorm._teams import Team
 
 from .build import INCLUDE
 from .emulator import EmulationResult, Order, compile_emulated

@@ -17,7 +17,8 @@ from operands import assert_same_bits
 from cunorm._builds import BackwardTypes
 from cunorm._dtypes import DTYPES, FLOAT32
 from cunorm._features import NONE, Features
-from cunorm._plan import Team, Walk, copies_rows, cuda_backward
+from cunorm._plan import Walk, copies_rows, cuda_backward
+from cunorm._teams import Team
 
 from .arrays import EPS, LAYOUTS, Operands, empty, saved
 from .covered import BACKWARD, check_backward_case, telling

@@ -56,9 +56,19 @@ EQUIVALENT = {
 }
 # Mutants of what no run of a kernel meets; and why.
 _OF_GROUPS = {"load_each: if (inside(column, end)) {": "only group norms load by the channel"}
+_OF_COPIES = dict.fromkeys(
+    (
+        "take: async_wait<1>();",
+        "copy: if (!inside(column, end)) continue;",
+        "take: if (inside(team.column(i), end))",
+        "copy_row: const index_t end = inside(row_of_group, arguments.rows) ? row_width(arguments) "
+        ": 0;",
+    ),
+    "no run here copies rows ahead; test_async_copies.py has these",
+)
 UNUSED = {
     "row_norm_forward": _OF_GROUPS,
-    "row_norm_backward": _OF_GROUPS,
+    "row_norm_backward": _OF_GROUPS | _OF_COPIES,
     "param_grad": _OF_GROUPS,
 }
 

@@ -9,7 +9,7 @@ from bounds import check_backward, check_forward
 from operands import assert_same_bits
 
 from cunorm._features import Features
-from cunorm._plan import Team
+from cunorm._teams import Team
 
 from .arrays import EPS, Operands, saved
 from .emulator import EmulationError, unavailable

@@ -190,6 +190,9 @@ inline Item<B> read(const Pack<Item<B>, items_per_pack<B>>& items, At at) {
   return items.item[at.index];
 }
 
+template <class B>
+inline constexpr bool stores_whole = false;
+
 // The items are stored together at the end: stores in between, which may branch, would keep the
 // compiler from computing on all items at a time.
 template <class B, class T, bool read_again = false>
