@@ -28,7 +28,8 @@ class CopyQueue {
   void commit() { ++group_; }
 
   // Delivers all but the newest `pending` of the groups that have ended; what was added since the
-  // last commit is in none of them. Returns a copy whose source has changed, null if none has.
+  // last commit is in none of them. Where copies that are still under way go, there is poison
+  // again. Returns a copy whose source has changed, null if none has.
   const Copy* wait(unsigned pending) {
     std::size_t count = 0;
     for (; count < copies_.size() && copies_[count].group < group_ - pending; ++count) {
@@ -37,6 +38,7 @@ class CopyQueue {
       std::memcpy(copy.to, copy.source_before, copy.bytes);
     }
     copies_.erase(copies_.begin(), copies_.begin() + count);
+    for (const Copy& copy : copies_) std::memset(copy.to, 0xff, copy.bytes);
     return nullptr;
   }
 
