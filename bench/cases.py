@@ -140,15 +140,21 @@ OPERATORS = (
 
 
 def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -> Operands:
-    """Draw the operands of forward and backward on the host, all of one dtype."""
+    """Draw the operands of forward and backward on the host, all of one dtype.
+
+    x has a deviation and a mean, dy something of x, and weight a mean, so that no term of a formula
+    is next to nothing, and who leaves one out is found wrong.
+    """
     rng = np.random.default_rng(seed)
     row_sized = ["x", "dy", *(("residual", "d_residual") if operator.has_residual else ())]
     row_sized += ["gate"] if operator.gate_position else []
     shapes = dict.fromkeys(row_sized, shape) | dict.fromkeys(operator.parameters, shape[1:2])
-    operands = {
-        name: rng.standard_normal(shape, dtype=np.float32).astype(DTYPES[dtype])
-        for name, shape in shapes.items()
-    }
+    values = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+    values["x"] = 1.5 * values["x"] + 0.75
+    values["dy"] += values["x"] / 2
+    if "weight" in values:
+        values["weight"] = 1 + values["weight"] / 2
+    operands = {name: value.astype(DTYPES[dtype]) for name, value in values.items()}
     if operator.memory == "NHWC":
         for name in row_sized:
             operands[name] = _channels_last(operands[name])

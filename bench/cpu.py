@@ -2,8 +2,9 @@
 """A CPU as the timings use it: operands, copies and a timer.
 
 Everyone allocates results with an allocator that keeps freed memory, so that no page fault is
-timed. A turn is as many calls as take a millisecond, as in a loop, and ten at most; or so many as
-asked for. Of a turn of one short call, code and data were driven from the caches by the others.
+timed. A turn is as many calls as a copy of the bytes takes to fill a millisecond, and ten at most:
+as many for everyone at a point; or so many as asked for. Of a turn of one short call, code and data
+were driven from the caches by the others.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Cpu:
 
     def __init__(self, threads: int, calls_in_turn: int | None = None) -> None:
         self.threads = threads
-        self._calls_in_turn = calls_in_turn
+        self._calls_asked_for = calls_in_turn
+        self._calls_in_turn = 1
         keep_freed_memory()
         torch.set_num_threads(threads)
         cunorm.set_num_threads(threads)
@@ -69,16 +71,21 @@ class Cpu:
         return host
 
     def copies(self, point: Point) -> list[Call]:
-        """Return a copy that reads and writes as many bytes in all."""
-        return [copying(point.bytes, DTYPES[point.dtype].itemsize)]
+        """Return a copy that reads and writes as many bytes in all.
+
+        From then on a turn has as many calls as are right for it.
+        """
+        copy = copying(point.bytes, DTYPES[point.dtype].itemsize)
+        self._calls_in_turn = self._calls_asked_for or _calls_in_turn(copy)
+        return [copy]
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
         """Warm up, and return the turns of the one call."""
         (call,) = calls
         if wait is not None:
             call = partial(_waited, call, wait)
-        calls_in_turn = self._calls_in_turn or _calls_in_turn(call)
-        return Turn(partial(_seconds, call, calls_in_turn))
+        call()
+        return Turn(partial(_seconds, call, self._calls_in_turn))
 
     def prepare(self, points: Iterable[Point]) -> None:
         """Compile what cunorm needs for the points and their checks, several builds at once."""

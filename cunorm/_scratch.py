@@ -7,8 +7,8 @@ from cunorm._arrays import CPU, NUMPY, Operand, contiguous_form
 from cunorm._cpu import Kernels, Pointers
 from cunorm._dtypes import FLOAT64
 
-_LARGEST = 1 << 17  # elements that are kept in one piece
-_PIECES = 8
+_LARGEST = 1 << 20  # elements that are kept in one piece
+_PIECES = 4
 
 _kept: list[Operand] = []  # to take and to put back is one step each, whatever interrupts
 

@@ -55,15 +55,17 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
     for (int other = 1; other < B::part_threads; ++other)
       for (int i = 0; i < B::pack; ++i) sum.item[i] += scratch.sums[other][column_thread][i];
   }
-  if constexpr (B::accumulate) {
-    const auto before = load_pack<B, T>(gradient, column, arguments.width);
+  with_column<B>(column, arguments.width, [&](auto column) {
+    if constexpr (B::accumulate) {
+      const auto before = load_pack<B, T>(gradient, column, arguments.width);
+      for_each_item<B>(column, arguments.width,
+                       [&](auto at) { sum.item[at.index] += read<B>(before, at); });
+    }
+    OutputPack<B, T> output(gradient, arguments.width);
     for_each_item<B>(column, arguments.width,
-                     [&](auto at) { sum.item[at.index] += read<B>(before, at); });
-  }
-  OutputPack<B, T> output(gradient, arguments.width);
-  for_each_item<B>(column, arguments.width,
-                   [&](auto at) { write(output, at, sum.item[at.index]); });
-  output.store(column);
+                     [&](auto at) { write(output, at, sum.item[at.index]); });
+    output.store(column);
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads)

@@ -8,10 +8,11 @@ import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bench import __main__ as bench_main
-from bench import grid, machine, providers, timing
+from bench import cases, grid, machine, providers, timing
 from bench.cases import DTYPES, OPERATORS
 from bench.rows import read_csv
 
@@ -208,3 +209,22 @@ def test_all_that_is_called_is_compiled_ahead():
     assert ran.returncode == 0, ran.stderr
     before, after = ran.stdout.split()
     assert int(before) == int(after) >= 2 * 5
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_a_provider_that_leaves_out_a_term_of_the_formula_is_wrong_by_more_than_the_tolerance(name):
+    operator = next(one for one in cases.OPERATORS if one.name == name)
+    host = cases.host_operands(operator, "bfloat16", (2, 1 << 18))
+    y = cases.oracle(operator, "forward", host)["y"]
+    dx = cases.oracle(operator, "backward", host)["dx"]
+    x, dy, weight = (host[key].astype(np.float64) for key in ("x", "dy", "weight"))
+    bias = host["bias"].astype(np.float64) if operator.center else 0.0
+    of_squares = np.sqrt((x * x).mean(-1, keepdims=True))
+    divisor = x.std(-1, keepdims=True) if operator.center else of_squares
+    wrong = {"no norm": x * weight + bias, "no mean": x / of_squares * weight + bias}
+    if not operator.center:
+        del wrong["no mean"]
+    for result in wrong.values():
+        assert cases.worst_error({"y": result}, {"y": y}) > cases.TOLERANCE["bfloat16"]
+    no_means = {"dx": dy * weight / divisor}
+    assert cases.worst_error(no_means, {"dx": dx}) > cases.TOLERANCE["bfloat16"]
