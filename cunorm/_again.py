@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Calls that are made again: their kernels run at once, nothing is checked or planned anew.
 
-What a call on arrays in the CPU's memory does follows from what its caller said, and from the
-shape, strides, dtype and alignment of each array; where memory is given for results, from where all
-of them lie, too, as they may not overlap. When that comes again, so does what it did: results of
-the same forms are made, and the same kernels run.
+What a call does follows from what its caller said, and from the shape, strides, dtype, device and
+alignment of each array; where memory is given for results, from where all of them lie, too, as they
+may not overlap. When that comes again, so does what it did: results of the same forms are made, and
+the same kernels run, on a GPU on the stream that is current then.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+from cunorm._arguments import Kernels, Pointers
 from cunorm._arrays import Framework, Operand, framework_of
-from cunorm._cpu import Kernels, Pointers
 
 _LIMIT = 1024  # calls that are remembered
 

@@ -7,9 +7,10 @@ import sys
 import warnings
 from functools import cache
 
-from cunorm import _again, _cpu, _cuda, _fallback, _plan, _scratch
+from cunorm import _again, _cpu, _cuda, _cuda_calls, _fallback, _plan, _scratch
 from cunorm._again import Ran
-from cunorm._arrays import Device, contiguous_form, joined
+from cunorm._arguments import Kernels, Pointers
+from cunorm._arrays import Device, contiguous_form
 from cunorm._builds import Build, Launch
 from cunorm._calls import (
     BACKWARD_ARRAYS,
@@ -24,26 +25,20 @@ from cunorm._calls import (
     forward_arguments,
     param_grad_arguments,
 )
-from cunorm._cpu import Kernels, Pointers
+from cunorm._cuda_calls import Launches, Start
 from cunorm._loaded import Cached
 
 
 def run_forward(call: Forward) -> Ran | None:
-    """Run the forward, of at least one row; return what ran, if that was compiled for a CPU."""
-    x, form = call.x, call.form
-    walk = form.where.walk
-    if x.device.kind == "cuda":
-        features = _cuda.device_limits(x.device).features
-        launch = _plan.cuda_forward(form.types, walk, call.access(), features)
-        with (
-            x.framework.device_scope(x.device),
-            joined(x.framework, call.operands(), x.device) as stream,
-        ):
-            _cuda.launch(launch, call.arguments(), x.device, stream)
-    elif has_compiler():
+    """Run the forward, of at least one row; return what ran, if that was compiled."""
+    form, device = call.form, call.x.device
+    if device.kind == "cuda":
+        features = _cuda.device_limits(device).features
+        launch = _plan.cuda_forward(form.types, form.where.walk, call.access(), features)
+        return _cuda_calls.run(call, _forward_starter(form, call.numbers(), launch, device), None)
+    if has_compiler():
         return _again.run(cpu_forward_kernels(form, call.numbers()), call.pointers())
-    else:
-        _fallback.forward(call)
+    _fallback.forward(call)
     return None
 
 
@@ -59,14 +54,17 @@ def forward_builds(form: ForwardForm, device: Device) -> list[Build]:
 
 def run_backward(call: Backward) -> Ran | None:
     """Run the backward, as `run_forward`; with zero rows, dweight and dbias become zeros."""
-    x = call.x
-    if x.device.kind == "cuda":
-        with x.framework.device_scope(x.device):
-            _backward_on_gpu(call)
-    elif has_compiler():
-        return _again.run(cpu_backward_kernels(call.form, call.numbers()), call.pointers())
-    else:
-        _fallback.backward(call)
+    form, device = call.form, call.x.device
+    if device.kind == "cuda":
+        limits = _cuda.device_limits(device)
+        sizes = (form.where.walk.not_empty(), call.access())
+        launch = _plan.cuda_backward(form.types, *sizes, limits.sm_count, limits.features)
+        size = form.parameters * launch.sums_size
+        sums = contiguous_form((size,), form.types.compute, device) if size else None
+        return _cuda_calls.run(call, _backward_starter(form, call.numbers(), launch, device), sums)
+    if has_compiler():
+        return _again.run(cpu_backward_kernels(form, call.numbers()), call.pointers())
+    _fallback.backward(call)
     return None
 
 
@@ -158,36 +156,37 @@ def _task(launch: Launch, place: int, work: int) -> _cpu.Task:
     return _cpu.Task(_cpu.library(launch.build), launch.grid, place, work)
 
 
+@Cached
+def _forward_starter(form: ForwardForm, numbers: bytes, launch: Launch, device: Device) -> Start:
+    def launches(pointers: Pointers) -> Launches:
+        return [(launch, forward_arguments(form, pointers, numbers))]
+
+    return _cuda_calls.starter(launches, FORWARD_ARRAYS, device)
+
+
+@Cached
+def _backward_starter(form: BackwardForm, numbers: bytes, launch: Launch, device: Device) -> Start:
+    walk = form.where.walk
+    params = _plan.cuda_param_grad(form.param_types, walk.width * walk.groups)
+
+    def launches(pointers: Pointers) -> Launches:
+        found = []
+        if walk.rows:
+            found.append((launch, backward_arguments(form, pointers, numbers, launch)))
+        if form.parameters:
+            found.append((params, param_grad_arguments(form, pointers, launch)))
+        return found
+
+    return _cuda_calls.starter(launches, BACKWARD_ARRAYS, device)
+
+
 def forget() -> None:
     """Let the next call load its kernels anew."""
     _cpu.forget()
     _cuda.forget()
-    cpu_forward_kernels.cache_clear()
-    cpu_backward_kernels.cache_clear()
+    for kernels in (cpu_forward_kernels, cpu_backward_kernels, _forward_starter, _backward_starter):
+        kernels.cache_clear()
     _again.forget()
-
-
-def _backward_on_gpu(call: Backward) -> None:
-    x, form = call.x, call.form
-    walk = form.where.walk
-    limits = _cuda.device_limits(x.device)
-    sizes = (walk.not_empty(), call.access())
-    launch = _plan.cuda_backward(form.types, *sizes, limits.sm_count, limits.features)
-    if call.sums is None and form.parameters:
-        call = _with_sums(call, launch)
-    with joined(x.framework, call.operands(), x.device) as stream:
-        if walk.rows:
-            _cuda.launch(launch, call.arguments(launch), x.device, stream)
-        if form.parameters:
-            params = _plan.cuda_param_grad(form.param_types, walk.width * walk.groups)
-            _cuda.launch(params, call.param_arguments(launch), x.device, stream)
-
-
-def _with_sums(call: Backward, launch: Launch) -> Backward:
-    """Return the call with memory for its partial sums."""
-    size = call.form.parameters * launch.sums_size
-    sums = contiguous_form((size,), call.form.types.compute, call.x.device)
-    return call._replace(sums=call.x.framework.allocate(sums))
 
 
 @cache

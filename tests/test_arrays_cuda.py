@@ -72,6 +72,7 @@ class FakeCuda:
         self.current = SimpleNamespace(ptr=0)
         self.done = False
         self.runtime = SimpleNamespace(
+            getDevice=lambda: 0,
             eventRecord=lambda event, stream: self.log.append(("record", stream)),
             streamWaitEvent=lambda stream, event: self.log.append(("wait", stream)),
         )

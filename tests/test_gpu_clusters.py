@@ -12,7 +12,7 @@ from gpu_arrays import OnCupy, get_all, put_all
 from operands import assert_same_bits, at, draw
 
 import cunorm
-from cunorm import _cuda
+from cunorm import _again, _cuda
 from cunorm._builds import Build, Launch
 from cunorm._features import LEAST_CAPABILITY, VARIABLE
 
@@ -45,8 +45,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Build]]:
     monkeypatch.setenv(VARIABLE, f"{os.environ.get(VARIABLE, '')},clusters")
     monkeypatch.setattr(_cuda, "launch", noted)
     _cuda.device_limits.cache_clear()
+    _again.forget()  # what runs without clusters
     yield builds
     _cuda.device_limits.cache_clear()
+    _again.forget()
 
 
 def cluster(builds: list[Build], kernel: str) -> int:

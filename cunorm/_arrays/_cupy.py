@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from cunorm._arrays._operand import (
+    WIDEST_ACCESS,
     Device,
     Form,
     Framework,
@@ -21,10 +23,13 @@ from cunorm._arrays._operand import (
     in_c_order,
     in_elements,
     known_form,
+    memory_axes,
     memory_form,
     unaligned,
 )
 from cunorm._dtypes import dtype_of, numpy_dtype
+
+_NOTHING = nullcontext()
 
 
 def cupy() -> Any:
@@ -64,6 +69,42 @@ class Cupy(Framework):
             array = empty_dense(form, partial(cupy().empty, dtype=numpy_dtype(form.dtype)))
         return fresh(array.data.ptr, form, array, self)
 
+    def recognise(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]] | None:
+        """Recognise arrays of CuPy's own type."""
+        facts: list[Any] = []
+        pointers = []
+        own = cupy().ndarray
+        for array in arrays:
+            if array is None:
+                facts.append(None)
+                pointers.append(0)
+                continue
+            if type(array) is not own:
+                return None
+            data = array.data
+            pointer = data.ptr
+            pointers.append(pointer)
+            facts += (array.dtype, array.shape, array.strides, pointer % WIDEST_ACCESS)
+            facts.append(data.device_id)
+        return facts, pointers
+
+    def maker(self, form: Form, has_model: bool) -> Callable[[Any], Any]:
+        """Allocate without making an operand of it; the form says more than a model's strides."""
+        if memory_axes(form) is not None:
+            return super().maker(form, has_model)
+        empty, shape, dtype = cupy().empty, form.shape, numpy_dtype(form.dtype)
+
+        def make(model: Any) -> Any:
+            with self.device_scope(form.device):
+                return empty(shape, dtype)
+
+        return make
+
+    @property
+    def pointer(self) -> Callable[[Any], int]:
+        """Return what returns the address of an array's first element."""
+        return _pointer
+
     def contiguous(self, operand: Operand) -> Operand:
         """Copy into C order, on the current stream."""
         return copied_on_device(operand)
@@ -74,9 +115,17 @@ class Cupy(Framework):
         return pointer
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Make `device` current."""
-        scope: AbstractContextManager[object] = cupy().cuda.Device(device.index)
+        """Make `device` current, where it is not."""
+        cuda = cupy().cuda
+        if cuda.runtime.getDevice() == device.index:
+            return _NOTHING
+        scope: AbstractContextManager[object] = cuda.Device(device.index)
         return scope
+
+
+def _pointer(array: Any) -> int:
+    pointer: int = array.data.ptr
+    return pointer
 
 
 CUPY = Cupy()

@@ -26,6 +26,7 @@ class Device(NamedTuple):
 
 CPU = Device("cpu", 0)
 LARGEST_ELEMENT = 8  # bytes, to a multiple of which every element may be aligned
+WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, if arrays are aligned to as many
 
 
 @cache
@@ -119,8 +120,8 @@ class Framework(ABC):
     def recognise(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]] | None:
         """Return what a call on arrays follows from, and where they lie; None: describe them.
 
-        It follows from no more than that where all of them are in the CPU's memory, and nothing
-        about them is to be refused. Arrays may be None, which lie at 0.
+        It follows from no more than that where all of them are this library's, so that one stream
+        orders them, and nothing about them is to be refused. Arrays may be None, which lie at 0.
         """
         return None
 

@@ -15,6 +15,7 @@ from typing import Any
 from cunorm._arrays._operand import (
     CPU,
     LARGEST_ELEMENT,
+    WIDEST_ACCESS,
     Device,
     Form,
     Framework,
@@ -175,7 +176,7 @@ class Torch(Framework):
         return (self._torch.Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
 
     def recognise(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]] | None:
-        """Recognise plain tensors on the CPU; the same states are left out as in `describe`."""
+        """Recognise plain tensors; the same states are left out as in `describe`."""
         if self._fake_mode() is not None:
             return None
         plain_types, grad_enabled = self._plain_types, self._grad_enabled()
@@ -187,13 +188,19 @@ class Torch(Framework):
                     facts.append(None)
                     pointers.append(0)
                     continue
-                if type(array) not in plain_types or not array.is_cpu or array.is_neg():
+                if type(array) not in plain_types or array.is_neg():
                     return None
                 pointer = array.data_ptr()
-                if not pointer or (grad_enabled and array.requires_grad):
+                if (not pointer and array.numel()) or (grad_enabled and array.requires_grad):
                     return None
                 pointers.append(pointer)
-                facts += (array.dtype, array.shape, array.stride(), pointer % LARGEST_ELEMENT)
+                if array.is_cpu:
+                    facts += (array.dtype, array.shape, array.stride(), pointer % LARGEST_ELEMENT)
+                elif array.is_cuda:
+                    facts += (array.dtype, array.shape, array.stride(), pointer % WIDEST_ACCESS)
+                    facts.append(array.get_device())
+                else:
+                    return None
         except RuntimeError:  # as in `describe`
             return None
         return facts, pointers
@@ -229,10 +236,15 @@ class Torch(Framework):
             self.mark_changed([operand.owner])
         return operand.owner
 
+    @cached_property
+    def _raw_stream(self) -> Callable[[int], int]:
+        """Return what returns a stream as torch's own compiler asks for it: without an object."""
+        raw: Callable[[int], int] = self._torch._C._cuda_getCurrentRawStream
+        return raw
+
     def stream(self, device: Device) -> int:
         """Return torch's current stream on `device`."""
-        pointer: int = self._torch.cuda.current_stream(device.index).cuda_stream
-        return pointer
+        return self._raw_stream(device.index)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
         """Make a CUDA device current."""

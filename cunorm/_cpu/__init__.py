@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from cunorm._arguments import WORD, Kernels, Pointers, template
 from cunorm._cpu._compile import (
     Entry,
     cache_folder,
@@ -40,10 +41,6 @@ _SERIAL_WORK = 1 << 15
 
 # `struct List`, `struct Task` and `struct Place` of launch.h.
 _LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqq"), struct.Struct("<2q")
-_WORD = 8  # bytes
-
-Pointers = Sequence[int]  # of arrays in the order of a call's, 0 for none
-Kernels = Callable[[Pointers], object]  # runs all that a call launches
 
 
 class Task(NamedTuple):
@@ -58,28 +55,16 @@ class Task(NamedTuple):
 def runner(tasks: Sequence[Task], arguments: Callable[[Pointers], bytes], arrays: int) -> Kernels:
     """Return what runs kernels to their end, one after the other, given where arrays lie.
 
-    `arguments` are those of all kernels, in words of eight bytes; in each of them the address of at
-    most one of the arrays is a summand. So they are made once, and the addresses added later.
+    `arguments` are those of all kernels, as `template` takes them.
     """
     if not tasks:
         return lambda pointers: None
-    template = arguments([0] * arrays)
-    places = [
-        _PLACE.pack(word, array)
-        for array in range(arrays)
-        for word in _differing(template, arguments([int(i == array) for i in range(arrays)]))
-    ]
-    head = _LIST.pack(len(tasks), len(places), len(template) // _WORD)
-    packed = [_TASK.pack(task.entry.blocks, task.grid, task.place // _WORD) for task in tasks]
-    listed = b"".join((head, *packed, *places, template))
+    plain, places = template(arguments, arrays)
+    head = _LIST.pack(len(tasks), len(places), len(plain) // WORD)
+    packed = [_TASK.pack(task.entry.blocks, task.grid, task.place // WORD) for task in tasks]
+    listed = b"".join((head, *packed, *(_PLACE.pack(*place) for place in places), plain))
     run, pack = tasks[0].entry.run, struct.Struct(f"<{arrays}Q").pack
     most = max((task.grid for task in tasks if task.work > _SERIAL_WORK), default=1)
     if most > 1:
         return lambda pointers: run(listed, pack(*pointers), min(thread_count(), most))
     return lambda pointers: run(listed, pack(*pointers), 1)
-
-
-def _differing(a: bytes, b: bytes) -> list[int]:
-    """Return which words differ."""
-    words = zip(memoryview(a).cast("q"), memoryview(b).cast("q"), strict=True)
-    return [place for place, (one, other) in enumerate(words) if one != other]

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 
-from cunorm import _again, _backend, _cpu, _cuda, _fallback, _plan, _scratch
+from cunorm import _again, _backend, _cpu, _cuda_calls, _fallback, _plan, _scratch
 from cunorm._again import Ran
-from cunorm._arrays import CPU, Device, contiguous_form, joined
+from cunorm._arguments import Kernels, Pointers
+from cunorm._arrays import CPU, Device, contiguous_form
 from cunorm._builds import Build, Launch
-from cunorm._cpu import Kernels, Pointers
+from cunorm._cuda_calls import Launches, Start
 from cunorm._loaded import Cached
 from cunorm.group_norm._calls import (
     GroupBackwardForm,
@@ -27,17 +28,19 @@ from cunorm.group_norm._plan import Schedule, cpu_schedule, cuda_schedule
 
 
 def run(call: GroupCall) -> Ran | None:
-    """Run a call; return what ran, if that was compiled for a CPU and is to be had again.
+    """Run a call; return what ran, if that was compiled.
 
     With no samples, dweight and dbias become zeros.
     """
-    x = call.x
-    if x.device.kind == "cuda":
-        with x.framework.device_scope(x.device):
-            _run_on_gpu(call)
-    elif _backend.has_compiler():
-        return _again.run(cpu_kernels(call.form, call.numbers()), call.pointers())
-    elif isinstance(call, GroupForward):
+    form, device = call.form, call.x.device
+    if device.kind == "cuda":
+        schedule = schedule_of(form, device, call.access())
+        size = workspace_elements(form, schedule)
+        memory = contiguous_form((size,), form.types.compute, device) if size else None
+        return _cuda_calls.run(call, _starter(form, call.numbers(), schedule, device), memory)
+    if _backend.has_compiler():
+        return _again.run(cpu_kernels(form, call.numbers()), call.pointers())
+    if isinstance(call, GroupForward):
         _fallback.group_forward(call)
     else:
         _fallback.group_backward(call)
@@ -111,6 +114,7 @@ def forget() -> None:
     """Let the next call load its kernels anew."""
     workspace_bytes.cache_clear()
     cpu_kernels.cache_clear()
+    _starter.cache_clear()
     _again.forget()
 
 
@@ -120,28 +124,20 @@ def _chunks(form: GroupForm, schedule: Schedule) -> list[tuple[int, int]]:
     return [(min(chunk, samples - first), first) for first in range(0, samples, chunk)]
 
 
-def _run_on_gpu(call: GroupCall) -> None:
-    x, form = call.x, call.form
-    schedule = schedule_of(form, x.device, call.access())
-    call = _with_workspace(call, schedule)
-    pointers = call.pointers()
-    with joined(x.framework, call.operands(), x.device) as stream:
-        start = partial(_cuda.launch, device=x.device, stream=stream)
-        for launch, given in launches(form, pointers, call.numbers(), schedule):
-            start(launch, given)
+@Cached
+def _starter(form: GroupForm, numbers: bytes, schedule: Schedule, device: Device) -> Start:
+    """Return what starts calls of a form, given where their arrays lie."""
+
+    def all_launches(pointers: Pointers) -> Launches:
+        found = [*launches(form, pointers, numbers, schedule)]
         if isinstance(form, GroupBackwardForm) and form.parameters:
-            start(_param_launch(form, x.device), param_grad_arguments(form, pointers, schedule))
+            params = param_grad_arguments(form, pointers, schedule)
+            found.append((_param_launch(form, device), params))
+        return found
+
+    return _cuda_calls.starter(all_launches, array_count(form), device)
 
 
 def _param_launch(form: GroupBackwardForm, device: Device) -> Launch:
     plan = _plan.cpu_param_grad if device.kind == "cpu" else _plan.cuda_param_grad
     return plan(form.param_types, form.where.channels)
-
-
-def _with_workspace(call: GroupCall, schedule: Schedule) -> GroupCall:
-    """Return the call with memory on its GPU for what its kernels hand on."""
-    size = workspace_elements(call.form, schedule)
-    if call.workspace is not None or not size:
-        return call
-    form = contiguous_form((size,), call.form.types.compute, call.x.device)
-    return call._replace(workspace=call.x.framework.allocate(form))
