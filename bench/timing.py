@@ -8,22 +8,33 @@ the standard output, the rows to a CSV.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bench import grid, providers
-from bench.cases import DTYPES, OPERATORS, Shape
+from bench import arguments, grid, providers
+from bench.cases import DTYPES, OPERATORS
 from cunorm._cpu import thread_count
 
 if TYPE_CHECKING:
     from bench.engine import Device, Failure
+    from bench.machine import Facts
     from bench.rows import Row
 
 _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
 _AXES = {operator.name: operator.axes for operator in OPERATORS}
+_COMMANDS = (
+    "other commands, each with its own --help: static and bytes judge the GPU plans without a GPU, "
+    "table and plot draw from the CSV"
+)
+_NOT_OF_HOST = (
+    *("device", "dtype", "direction", "shapes", "providers"),
+    *("quick", "seconds", "seconds_total", "calls"),
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(device: Device, found: list[providers.Provider], options: argparse.Namespace) -> int:
-    from bench import engine, machine, report, rows
+    from bench import machine, report, rows
 
     points = _points(options)
     facts = machine.facts(device, found)
@@ -51,32 +62,79 @@ def _run(device: Device, found: list[providers.Provider], options: argparse.Name
     device.prepare(points)
     timed: list[Row] = []
     failures: list[Failure] = []
-    deadline = time.monotonic() + (options.seconds_total or float("inf"))
     left = len(points)
-    try:
-        for point in points:
-            if time.monotonic() > deadline:
-                break
-            _progress(f"{len(points) - left + 1}/{len(points)} {point}")
-            left -= 1
-            try:
-                new, failed = engine.time_point(device, point, found, facts, options.seconds)
-            except Exception as error:  # of one point; the others are still wanted
-                new, failed = [], [engine.Failure(point, engine.COPY, error)]
-            timed += new
-            failures += failed
-            for failure in failed:
-                _progress(f"{failure}\n")
-    finally:  # where it is interrupted, what there is
-        _progress("")
-        if options.out:
-            rows.write_csv(options.out, report.in_order(timed))
+    with _sigterm_as_exit():
+        try:
+            for new, failed in _timed(device, points, found, facts, options):
+                left -= 1
+                timed += new
+                failures += failed
+        finally:  # where it is interrupted, what there is
+            _progress("")
+            if options.out:
+                rows.write_csv(options.out, report.in_order(timed))
     print(report.table(timed))
     if left:
         print(f"{left} points were left out: {options.seconds_total:.0f} s were over.")
     if failures:
         print("", *failures, sep="\n")
     return 1 if any(failure.is_ours for failure in failures) else 0
+
+
+def _timed(
+    device: Device,
+    points: Sequence[grid.Point],
+    found: Sequence[providers.Provider],
+    facts: Facts,
+    options: argparse.Namespace,
+) -> Iterator[tuple[list[Row], list[Failure]]]:
+    """Yield the rows and failures of one point after the other, until the time is over.
+
+    Points that become the same where the memory is too small for them are timed once.
+    """
+    from bench import engine
+
+    deadline = time.monotonic() + (options.seconds_total or float("inf"))
+    seen: set[str] = set()
+    for number, point in enumerate(points, start=1):
+        if time.monotonic() > deadline:
+            return
+        _progress(f"{number}/{len(points)} {point}")
+        new: list[Row] = []
+        failed: list[Failure] = []
+        try:
+            able = [p for p in found if p.supports(point.operator, point.direction, point.dtype)]
+            point = device.fitting(point, 1 + len(able))
+            if str(point) not in seen:
+                new, failed = engine.time_point(device, point, found, facts, options.seconds)
+        except Exception as error:  # of one point; the others are still wanted
+            failed = [engine.Failure(point, engine.COPY, error)]
+        # Less memory may be free than before: a point may have become another after all.
+        new = [row for row in new if _name(row) not in seen]
+        seen |= {str(point), *map(_name, new)}
+        for failure in failed:
+            _progress(f"{failure}\n")
+        yield new, failed
+
+
+def _name(row: Row) -> str:
+    """Return what a row's point is as text."""
+    return " ".join(filter(None, row.point))
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Let SIGTERM end the run as SystemExit, so that what was timed is written."""
+
+    def end(number: int, _frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _device(options: argparse.Namespace) -> Device:
@@ -116,35 +174,50 @@ def _progress(text: str) -> None:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return what the command line asks for, with the defaults of its device."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, epilog=_COMMANDS)
     add = parser.add_argument
     add("--device", choices=["cpu", "cuda"], default="cpu")
-    add("--op", type=_list_of(_AXES), help=f"some of {', '.join(_AXES)}")
-    add("--dtype", type=_list_of(DTYPES), default=list(grid.DEFAULT_DTYPES))
+    add("--op", type=arguments.list_of(_AXES), help=f"some of {', '.join(_AXES)}")
+    add("--dtype", type=arguments.list_of(DTYPES), default=list(grid.DEFAULT_DTYPES))
     directions = list(grid.DIRECTIONS)
-    add("--direction", type=_list_of(directions), default=directions)
-    add("--shapes", type=_shapes, help="ROWSxWIDTH,...; of group norms NxCxHxW; default: the grid")
+    add("--direction", type=arguments.list_of(directions), default=directions)
+    shapes_help = "ROWSxWIDTH,...; of group norms NxCxHxW; default: the grid"
+    add("--shapes", type=arguments.shapes, help=shapes_help)
     known = dict.fromkeys(name for found in providers.LOADERS.values() for name in found)
-    add("--providers", type=_list_of(known), help=f"some of {', '.join(known)}; copy is always one")
+    providers_help = f"some of {', '.join(known)}; copy is always one"
+    add("--providers", type=arguments.list_of(known), help=providers_help)
     add("--quick", action="store_true", help="a part of the grid, in about two minutes")
-    add("--seconds", type=float, help="spent on each point")
-    add("--seconds-total", type=float, help="after which no point is begun")
-    add("--calls", type=int, help="in each turn on a CPU; default: as many as take 1 ms, up to 10")
-    add("--threads", type=int, default=thread_count(), help="of a CPU")
+    add("--seconds", type=arguments.seconds, help="spent on each point")
+    add("--seconds-total", type=arguments.seconds, help="after which no point is begun")
+    add(
+        "--calls",
+        type=arguments.count,
+        help="in each turn on a CPU; default: as many as take 1 ms, up to 10",
+    )
+    add("--threads", type=arguments.count, default=thread_count(), help="of a CPU")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
     add("--host", action="store_true", help="instead, what small calls cost the host on a CPU")
     options = parser.parse_args(argv)
-    if options.calls is not None and options.calls < 1:
-        parser.error(f"--calls is {options.calls}, expected at least 1")
+    ignored = [name for name in _NOT_OF_HOST if getattr(options, name) != parser.get_default(name)]
+    if options.host and ignored:
+        parser.error(f"--host takes no --{ignored[0].replace('_', '-')}")
     _choose(options)
+    if fault := _fault(options):
+        parser.error(fault)
+    return options
+
+
+def _fault(options: argparse.Namespace) -> str | None:
+    """Return why what was asked for cannot be done together, if it cannot."""
     for name in options.op if options.shapes else ():
         if _AXES[name] not in {len(shape) for shape in options.shapes}:
-            parser.error(f"--shapes has none of {_AXES[name]} sizes, which --op {name} takes")
-    of_device = providers.LOADERS[options.device]
+            return f"--shapes has none of {_AXES[name]} sizes, which --op {name} takes"
     for name in options.providers:
-        if name not in of_device:
-            parser.error(f"--providers: {name} is not for --device {options.device}")
-    return options
+        if name not in providers.LOADERS[options.device]:
+            return f"--providers: {name} is not for --device {options.device}"
+    if options.out and not options.out.parent.is_dir():
+        return f"--out: there is no folder {options.out.parent}"
+    return None
 
 
 def _choose(options: argparse.Namespace) -> None:
@@ -162,25 +235,3 @@ def _choose(options: argparse.Namespace) -> None:
     if options.seconds is None:
         on_cpu = 1.0 if options.quick else 1.5
         options.seconds = on_cpu if options.device == "cpu" else 0.5
-
-
-def _list_of(allowed: Iterable[str]) -> Callable[[str], list[str]]:
-    choices = list(allowed)
-
-    def parse(text: str) -> list[str]:
-        given = text.split(",")
-        if unknown := [name for name in given if name not in choices]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r}, expected some of {choices}")
-        return given
-
-    return parse
-
-
-def _shapes(text: str) -> list[Shape]:
-    try:
-        shapes = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
-    except ValueError:
-        shapes = [()]
-    if not {len(shape) for shape in shapes} <= {2, 4}:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected ROWSxWIDTH,... or NxCxHxW,...")
-    return shapes

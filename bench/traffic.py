@@ -17,6 +17,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
+from bench.arguments import list_of
 from bench.cases import OPERATORS
 from bench.static_plans import DIRECTIONS
 from bench.traffic_calls import Call, calls, count
@@ -140,7 +141,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench bytes", description=__doc__)
     names = list(dict.fromkeys(operator.name for operator in OPERATORS))
     parser.add_argument(
-        "--op", nargs="+", choices=names, default=names, metavar="OP", help=", ".join(names)
+        "--op", type=list_of(names), default=names, help=f"some of {', '.join(names)}"
     )
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
     parser.add_argument("--jobs", type=int, default=2, help="processes that emulate")

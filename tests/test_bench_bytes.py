@@ -113,6 +113,13 @@ def test_the_exit_status_says_whether_too_much_is_moved(tmp_path, monkeypatch, c
     assert "moves 0.9980 of what it must" in capsys.readouterr().out
 
 
+def test_operators_are_named_with_commas(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(traffic, "_counted", lambda calls, jobs: chosen.extend(calls) or iter([]))
+    assert main(["--op", "l2_norm,rms_norm"]) == 0
+    assert {call.operator.name for call in chosen} == {"l2_norm", "rms_norm"}
+
+
 def test_a_table_is_read_as_it_was_written(tmp_path):
     rows = read_csv(TABLE)
     write_csv(tmp_path / "again.csv", rows)

@@ -97,6 +97,14 @@ def test_what_is_asked_for_fills_in_the_rest():
         ("--op", "group"),
         ("--dtype", "int8"),
         ("--shapes", "64"),
+        ("--shapes", "0x64"),
+        ("--shapes", "4x-3"),
+        ("--threads", "0"),
+        ("--threads", "two"),
+        ("--calls", "0"),
+        ("--seconds", "-1"),
+        ("--seconds", "nan"),
+        ("--seconds-total", "0"),
         ("--op", "group_norm"),
         ("--providers", "liger"),
     ],
@@ -107,6 +115,47 @@ def test_bench_names_what_it_does_not_know(option, value, capsys):
     said = capsys.readouterr().err
     assert option in said
     assert value in said
+
+
+def test_what_is_named_twice_is_taken_once():
+    options = timing.parse(["--shapes", "64x64,2x96,64x64", "--dtype", "float32,float32"])
+    assert (options.shapes, options.dtype) == ([(64, 64), (2, 96)], ["float32"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--device", "cuda"),
+        ("--dtype", "float32"),
+        ("--direction", "forward"),
+        ("--shapes", "4x64"),
+        ("--providers", "torch"),
+        ("--quick",),
+        ("--seconds", "1"),
+        ("--seconds-total", "1"),
+        ("--calls", "1"),
+    ],
+)
+def test_host_refuses_what_it_would_ignore(options, capsys):
+    with pytest.raises(SystemExit):
+        timing.parse(["--host", *options])
+    assert f"--host takes no {options[0]}\n" in capsys.readouterr().err
+    timing.parse(["--host", "--op", "l2_norm", "--threads", "1"])
+
+
+def test_a_csv_in_no_folder_is_refused_before_anything_is_timed(tmp_path, capsys):
+    missing = tmp_path / "not" / "there.csv"
+    with pytest.raises(SystemExit):
+        timing.parse(["--out", str(missing)])
+    assert str(missing.parent) in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit):
+        bench_main.main(["--help"])
+    said = capsys.readouterr().out.partition("other commands")[2]
+    for command in bench_main.COMMANDS:
+        assert command == "time" or re.search(rf"\b{command}\b", said)
 
 
 def test_the_first_word_is_a_command_and_time_without_one(monkeypatch):
