@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The goals for the speed on a CPU, and whether the rows of a CSV meet them.
 
-All are of points whose x has 1 MiB or more. A goal without points is not met.
+All are of points whose x has 1 MiB or more. A goal without points is not met, and a CSV must have
+every point of the default grid.
+
+The project's other goals are not checked here: what small calls cost the host
+(`python -m bench --host`), the speed beside JAX on a CPU (`python -m bench table --peer jax`), the
+time to compile and to import, and all that is measured on a GPU.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from bench import grid
 from bench.ratios import Ratio, geometric_mean, points_without, ratios
 from bench.rows import Row
 
@@ -16,6 +22,7 @@ SMALLEST = 2**20  # bytes of x; the time of fewer is mostly the host's
 SLOWEST_POINT = 0.97  # × torch
 DTYPES = ("float32", "bfloat16")
 BOTH = ("forward", "backward")
+NAMED = 10  # points that are missing; of more, how many
 
 # Of geometric means of torch's time over cunorm's: an operator or a kind of norms, the
 # directions, and what is wanted at least in each of DTYPES.
@@ -63,6 +70,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         *_means(over_copy, OVER_COPY, "time / copy", at_least=False),
         *_means(over_ungated, OVER_UNGATED, "time / ungated", at_least=False),
         _left_out(rows),
+        _missing(rows),
     ]
 
 
@@ -116,3 +124,20 @@ def _left_out(rows: Sequence[Row]) -> Goal:
     points = points_without(rows, "cunorm")
     text = "points where others were timed and cunorm was not"
     return Goal(text, 0, len(points), at_least=False, point=", ".join(points))
+
+
+def _missing(rows: Sequence[Row]) -> Goal:
+    """Return that the default grid was timed, by all whose times the goals compare."""
+    has: dict[str, set[str]] = {}
+    for row in rows:
+        has.setdefault(" ".join(filter(None, row.point)), set()).add(row.provider)
+    points = []
+    for point in grid.default_points("cpu", grid.DEFAULT_OPERATORS):
+        gated = {"cunorm-ungated"} if point.operator.gate_position else set()
+        if not {"cunorm", "torch", "copy"} | gated <= has.get(str(point), set()):
+            points.append(str(point))
+    named = points[:NAMED]
+    if more := len(points) - len(named):
+        named.append(f"and {more} more")
+    text = "points of the default grid that were not timed"
+    return Goal(text, 0, len(points), at_least=False, point=", ".join(named))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.rows import Row, read_csv
 
+_OF_A_RUN = ("device", "driver", "threads", "versions", "commit")
 _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -63,8 +64,10 @@ def load(path: Path) -> list[Row]:
     rows = read_csv(path)
     if not rows:
         raise ValueError(f"{path} has no rows")
-    if len(devices := {row.device for row in rows}) > 1:
-        raise ValueError(f"{path} has rows of {len(devices)} devices: {sorted(devices)}")
+    for name in _OF_A_RUN:
+        found = dict.fromkeys(getattr(row, name) for row in rows)
+        if len(found) > 1:
+            raise ValueError(f"{path} has rows of more than one {name}: {list(found)}")
     seen = set()
     for row in rows:
         if (key := (row.point, row.provider)) in seen:
@@ -75,14 +78,11 @@ def load(path: Path) -> list[Row]:
 
 def measured(rows: Sequence[Row]) -> str:
     """Return a sentence that says what was measured, on what and when."""
-    said = {
-        name: " and ".join(dict.fromkeys(str(getattr(row, name)) for row in rows))
-        for name in ("device", "threads", "versions", "commit")
-    }
+    of = rows[0]  # as `load` has it, the others are of the same run
     dates = sorted({row.date for row in rows})
     return (
-        f"Medians at {len({row.point for row in rows})} points; {said['device']}, "
-        f"{said['threads']} threads; {said['versions']}; commit {said['commit']}, "
+        f"Medians at {len({row.point for row in rows})} points; {of.device}, "
+        f"{of.threads} threads; {of.versions}; commit {of.commit}, "
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
     )
 

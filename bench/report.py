@@ -40,6 +40,8 @@ def table(rows: Sequence[Row]) -> str:
         return "no point of cunorm's was timed"
     peers = [name for name in providers if name not in (base, *_NOT_PEERS)]
     lines = [_heading(base, peers), *(_line(found, base, peers) for found in timed)]
+    if late := list(dict.fromkeys(row.provider for row in rows if row.by_host_clock)):
+        lines.append(f"The times of {' and '.join(late)} have the host's in them, others have not.")
     lines += ["", "geometric means (worst points):"]
     for names, group in _groups(timed).items():
         line = f"{' '.join(names):44}".replace(" ", _GLUE) + f" {_means(group, base, peers)}"

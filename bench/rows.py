@@ -31,7 +31,9 @@ class Row:
     p50_us: float
     p80_us: float
     gb_per_s: float
-    of_copy: float  # the copy's p50 over this one
+    # Its bytes per second over the copy's: the copy's p50 over this one, but of cunorm-ungated,
+    # which has fewer bytes than the copy of its point.
+    of_copy: float
     host_us: float | None  # what a call costs the host
     error: float | None  # against the float64 oracle, relative to the largest value; not of copies
 
@@ -40,7 +42,13 @@ class Row:
         """What all providers of one point have in common."""
         return self.operator, self.memory, self.direction, self.dtype, self.shape
 
+    @property
+    def by_host_clock(self) -> bool:
+        """Whether its times have the host's in them and those of its peers have not."""
+        return bool(self.driver) and self.provider in _ON_OWN_STREAMS
 
+
+_ON_OWN_STREAMS = ("jax", "cunorm-jax")  # on a GPU, where events time all others
 COLUMNS = tuple(field.name for field in fields(Row))
 _DIGITS = {"p20_us": 7, "p50_us": 7, "p80_us": 7, "gb_per_s": 5, "of_copy": 4, "host_us": 7}
 _READ = {"threads": int, "bytes": int, **dict.fromkeys([*_DIGITS, "error"], float)}

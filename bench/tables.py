@@ -17,6 +17,7 @@ from bench.rows import Row
 
 _BLOCK = re.compile(r"(<!-- cpu-table: (\S+) -->\n).*?(<!-- end -->)", re.S)
 _START = "<!-- cpu-table:"
+_UNDER_AUTOGRAD = ("torch", "torch.compile", "liger", "fla", "quack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +108,10 @@ def markdown(rows: Sequence[Row], peer: str = "torch") -> str:
             for dtype in dtypes
         ]
         lines.append(f"| {name} {direction} | {' | '.join(cells)} |")
-    notes = [_legend(peer, with_gates=bool(over_ungated)), measured(rows)]
+    notes = [_legend(peer, with_gates=bool(over_ungated))]
+    if any(row.provider == peer and row.by_host_clock for row in rows):
+        notes.append(f"The times of {peer} have the host's in them, cunorm's have not.")
+    notes.append(measured(rows))
     if left_out := points_without(rows, "cunorm"):
         notes.append(f"Without cunorm: {', '.join(left_out)}.")
     return "\n".join([*lines, "", *textwrap.wrap(" ".join(notes), width=120)])
@@ -141,11 +145,17 @@ def _time_cell(chosen: Sequence[Ratio]) -> str:
 
 def _legend(peer: str, *, with_gates: bool) -> str:
     ungated = "; / ungated: the same over the norm without its gate" if with_gates else ""
-    return (
+    text = (
         f"× {peer}: how many times as fast as {peer}, as a geometric mean over the points, and the "
         "slowest point in brackets; / copy: time over that of a plain copy of as many bytes, mean "
         f"and worst{ungated}."
     )
+    if peer in _UNDER_AUTOGRAD:
+        text += (
+            f" A backward of {peer} goes through autograd, as its users call it; cunorm's is the "
+            "plain function."
+        )
+    return text
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from bench import grid
 from bench.rows import Row
 
 PLAIN = ("rms_norm", "layer_norm")
@@ -63,4 +64,16 @@ def rows_of_a_run(torch: float, copy: float, ungated: float) -> list[Row]:
                 row(provider, time, operator, direction, dtype, shape, memory)
                 for provider, time in times.items()
             ]
+    return rows
+
+
+def rows_of_the_grid(torch: float, copy: float, ungated: float) -> list[Row]:
+    """Return the whole default grid of a CPU, with such times."""
+    rows = []
+    for point in grid.default_points("cpu", grid.DEFAULT_OPERATORS):
+        times = {"cunorm": 100.0, "torch": torch, "copy": copy}
+        if point.operator.gate_position:
+            times["cunorm-ungated"] = ungated
+        what = point.operator.name, point.direction, point.dtype, point.shape_text
+        rows += [row(name, time, *what, point.operator.memory) for name, time in times.items()]
     return rows

@@ -72,6 +72,12 @@ def test_ratios_are_to_cunorm_on_tensors_where_that_was_timed():
     assert "× cunorm-cupy 0.50" in report.table(rows)
 
 
+def test_on_a_gpu_the_table_says_that_jax_is_timed_with_the_host():
+    said = "The times of jax have the host's in them"
+    assert said not in report.table(ROWS)
+    assert said in report.table([replace(row, driver="13.1") for row in ROWS])
+
+
 def test_rows_are_in_the_order_of_the_operators():
     names = [row.operator for row in report.in_order(ROWS)]
     assert list(dict.fromkeys(names)) == ["rms_norm", "layer_norm", "rms_norm+post_gate"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench_rows import row, rows_of_a_run
+from bench_rows import row, rows_of_a_run, rows_of_the_grid
 
 from bench import goals, tables
 from bench.rows import write_csv
@@ -31,7 +31,7 @@ KNOWN = [
         )
     ),
 ]
-GOOD = rows_of_a_run(torch=1300, copy=90, ungated=60)
+GOOD = rows_of_the_grid(torch=1300, copy=90, ungated=60)
 
 
 def cells(line: str) -> list[str]:
@@ -81,7 +81,8 @@ def test_the_table_names_what_was_measured_on_what():
 
 
 def test_directions_and_orders_of_axes_are_lines_of_their_own():
-    lines = tables.markdown(GOOD).splitlines()[2:14]
+    run = rows_of_a_run(torch=1300, copy=90, ungated=60)
+    lines = tables.markdown(run).splitlines()[2:14]
     assert [cells(line)[0] for line in lines] == [
         f"{name} {direction}"
         for name in (
@@ -119,13 +120,28 @@ def test_a_point_without_cunorm_is_named():
     [
         ([], "no rows"),
         ([*KNOWN, KNOWN[0]], "two rows of cunorm at rms_norm"),
-        ([*KNOWN, row("cunorm", 1, "layer_norm", device="Another CPU")], "Another CPU"),
+        *(
+            (
+                [*KNOWN, row("cunorm", 1, "layer_norm", **{name: other})],
+                f"more than one {name}: [{getattr(KNOWN[0], name)!r}, {other!r}]",
+            )
+            for name, other in (
+                ("device", "Another CPU"),
+                ("driver", "13.0"),
+                ("threads", 1),
+                ("versions", "cunorm 0.2.0"),
+                ("commit", "def5678+"),
+            )
+        ),
     ],
 )
 def test_rows_that_cannot_be_compared_are_an_error(rows, named, csv, capsys):
     with pytest.raises(SystemExit):
         tables.main([str(csv(rows))])
     assert named in capsys.readouterr().err
+
+
+MISSING = "points of the default grid that were not timed"
 
 
 def unmet(rows) -> set[str]:
@@ -136,12 +152,13 @@ def test_goals_that_are_met_end_in_status_0(csv, capsys):
     assert unmet(GOOD) == set()
     assert tables.main([str(csv(GOOD)), "--goals"]) == 0
     lines = capsys.readouterr().out.split("| met |")[1].splitlines()[2:]
-    assert len(lines) == 12 + 1 + 4 + 4 + 1
+    assert len(lines) == 12 + 1 + 4 + 4 + 1 + 1
     assert "| rms_norm backward, bfloat16: × torch, mean | ≥ 12 | 13.000 | yes |" in lines
 
 
 def test_a_goal_that_is_not_met_is_shown_with_its_figure_and_ends_in_status_1(csv, capsys):
-    assert tables.main([str(csv(rows_of_a_run(torch=300, copy=70, ungated=40))), "--goals"]) == 1
+    rows = rows_of_the_grid(torch=300, copy=70, ungated=40)
+    assert tables.main([str(csv(rows)), "--goals"]) == 1
     lines = capsys.readouterr().out.splitlines()
     for line in (
         "| rms_norm forward, float32: × torch, mean | ≥ 3 | 3.000 | yes |",
@@ -201,7 +218,28 @@ def test_a_goal_without_points_is_not_met():
     assert unmet(kept) == {
         f"group_norm+silu forward and backward, {dtype}: × torch, mean"
         for dtype in ("float32", "bfloat16")
-    }
+    } | {MISSING}
+
+
+def test_a_point_of_the_default_grid_that_was_not_timed_is_a_goal_not_met():
+    def lacks(operator, provider):
+        what = (operator, "forward", "float32", "4096x4096", provider)
+        kept = [r for r in GOOD if (r.operator, r.direction, r.dtype, r.shape, r.provider) != what]
+        assert len(kept) == len(GOOD) - 1
+        return next(goal for goal in goals.goals(kept) if goal.text == MISSING)
+
+    for operator, provider in (
+        ("l2_norm", "cunorm"),
+        ("l2_norm", "torch"),
+        ("l2_norm", "copy"),
+        ("rms_norm+post_gate", "cunorm-ungated"),
+    ):
+        goal = lacks(operator, provider)
+        assert (goal.met, goal.figure) == (False, 1)
+        assert goal.point == f"{operator} forward float32 4096x4096"
+    few = goals.goals(rows_of_a_run(torch=1300, copy=90, ungated=60))[-1]
+    assert few.point.endswith(f", and {few.figure - 10} more")
+    assert not few.met
 
 
 def test_a_point_that_cunorm_alone_lacks_is_a_goal_not_met():
@@ -214,6 +252,24 @@ def test_the_goals_are_for_a_cpu(csv, capsys):
     with pytest.raises(SystemExit):
         tables.main([str(csv([replace(r, driver="13.0") for r in GOOD])), "--goals"])
     assert "the goals are for a CPU" in capsys.readouterr().err
+
+
+def test_the_legend_says_how_a_peers_backward_is_called():
+    assert "A backward of torch goes through autograd" in " ".join(tables.markdown(KNOWN).split())
+    assert "autograd" not in tables.markdown([*KNOWN, row("jax", 300)], "jax")
+
+
+def test_the_table_says_where_a_peers_times_have_the_hosts_in_them():
+    rows = [*KNOWN, row("jax", 300)]
+    of_gpu = [replace(r, driver="13.1") for r in rows]
+
+    def says_so(rows, peer):
+        text = " ".join(tables.markdown(rows, peer).split())
+        return f"The times of {peer} have the host's in them, cunorm's have not." in text
+
+    assert says_so(of_gpu, "jax")
+    assert not says_so(rows, "jax")
+    assert not says_so(of_gpu, "torch")
 
 
 README = "before\n<!-- cpu-table: {} -->\nold\n<!-- end -->\nafter\n"
