@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,8 +28,6 @@ from bench.static_rows import (
     write_csv,
 )
 
-# What the gate lets pass, with the reason.
-EXCEPTIONS: dict[str, Callable[[Row], bool]] = {}
 # Of a plan that is checked against a table: how far its registers may be from those there, as the
 # same version of NVRTC comes in several builds; all else must be the same.
 _REGISTERS = 8
@@ -57,11 +55,6 @@ def main(argv: list[str]) -> int:
 def report(rows: list[Row]) -> int:
     """Print what the gate holds against the rows; return 1 if there is anything."""
     faulty = {row: found for row in rows if (found := row.faults())}
-    for reason, is_known in EXCEPTIONS.items():
-        known = [row for row in faulty if is_known(row)]
-        print(f"\n{len(known)} launches excepted: {reason}")
-        for row in known:
-            del faulty[row]
     if faulty:
         print(f"\n{len(faulty)} launches do not pass:")
     for row, found in faulty.items():
