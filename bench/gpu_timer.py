@@ -2,12 +2,15 @@
 """A GPU as the timings use it: rotating operands, device-to-device copies and a timer.
 
 Buffers rotate, so that L2 is cold, and a spinning kernel holds the GPU back until a batch of calls
-is queued, so that the host's time stays out.
+is queued, so that the host's time stays out: of all but JAX, which has streams of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -23,13 +26,14 @@ from bench.turns import Turn
 from cunorm import _cuda
 
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far
+MOST_SETS = 2048  # so many of the grid's smallest points have as many bytes
+MEMORY_SHARE = 64  # of what is free, this part at most is rotated; results and copies take more
 BATCH_SECONDS = 2e-3
+HOST_BATCHES, HOST_CALLS = 9, 8  # no more calls at once, as those that fill the GPU's queue wait
 # Arrays as large as x that are alive at once, for each set: operands and copies, and results with
 # what was saved for a backward.
 OPERAND_ARRAYS = 10
 ARRAYS_OF_ONE = 8
-
-Queued = Callable[[int], Any]  # a call on the set of an index
 
 _SPIN = """
 extern "C" __global__ void spin(long long nanoseconds) {
@@ -50,12 +54,17 @@ class Gpu:
 
     kind = "cuda"
     threads = 1  # that call
-    note = "buffers rotate, so that L2 is cold, and the host's time stays out"
+    note = (
+        "buffers rotate, so that L2 is cold, and the host's time stays out; but JAX has streams of "
+        "its own and is timed by the host's clock"
+    )
 
     def __init__(self, cupy: Any, torch: Any | None) -> None:
         self._cupy: Any = cupy
         self._torch: Any = torch
         self._spin = cupy.RawKernel(_SPIN, "spin", ("-std=c++17",))
+        # One for all: each call is on the set that was used least recently, whoever used it.
+        self._next_set = itertools.count()
 
     @property
     def name(self) -> str:
@@ -80,7 +89,7 @@ class Gpu:
         arrays = OPERAND_ARRAYS + ARRAYS_OF_ONE * contestants
         itemsize = DTYPES[point.dtype].itemsize
         free = self.free_memory()
-        while rows > 1 and arrays * _sets(point) * itemsize * rows * math.prod(row) > free:
+        while rows > 1 and arrays * _sets(point, free) * itemsize * rows * math.prod(row) > free:
             rows //= 2
             point = replace(point, shape=(rows, *row))
         return point
@@ -90,7 +99,7 @@ class Gpu:
         host, repeats = drawn(point.operator, point.dtype, point.shape)
         return [
             {name: upload(self._cupy, array, repeats) for name, array in host.items()}
-            for _ in range(_sets(point))
+            for _ in range(_sets(point, self.free_memory()))
         ]
 
     def upload(self, host: Operands) -> Operands:
@@ -105,8 +114,8 @@ class Gpu:
         def copy(source: Any, target: Any) -> Call:
             return lambda: runtime.memcpyAsync(target.data.ptr, source.data.ptr, size, kind, 0)
 
-        empty = self._cupy.empty
-        return [copy(empty(size, np.uint8), empty(size, np.uint8)) for _ in range(_sets(point))]
+        empty, sets = self._cupy.empty, _sets(point, self.free_memory())
+        return [copy(empty(size, np.uint8), empty(size, np.uint8)) for _ in range(sets)]
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
         """Warm up, and return turns of a batch of calls on one set of operands after the other.
@@ -114,22 +123,34 @@ class Gpu:
         With `wait`, the calls are on a stream of their own: they are timed from the first to the
         end of the last by the host's clock.
         """
-        call = _rotating(calls)
+        call = self._rotating(calls)
         self._queue_seconds(call, 2 * len(calls), wait)  # compiles, and fills the allocators
         per_call = self._seconds(call, 4, wait, self._queue_seconds(call, 4, wait))
         batch = max(4, min(64, int(BATCH_SECONDS / per_call)))
-        queue = self._queue_seconds(call, batch, wait)
-        return Turn(partial(self._seconds, call, batch, wait, queue), queue / batch)
+        queues = [self._queue_seconds(call, HOST_CALLS, wait) for _ in range(HOST_BATCHES)]
+        host = statistics.median(queues) / HOST_CALLS
+        return Turn(partial(self._seconds, call, batch, wait, host * batch), host)
 
     def prepare(self, points: Iterable[Point]) -> None:
         """Do nothing: the first call of a kernel compiles it, and is not timed."""
 
-    def _queue_seconds(self, call: Queued, calls: int, wait: Callable[[Any], Any] | None) -> float:
+    def _rotating(self, calls: list[Call]) -> Call:
+        """Call one after the other; as many results are kept, so that outputs rotate, too."""
+        kept: list[Any] = [None] * len(calls)
+
+        def call() -> Any:
+            turn = next(self._next_set) % len(calls)
+            kept[turn] = calls[turn]()
+            return kept[turn]
+
+        return call
+
+    def _queue_seconds(self, call: Call, calls: int, wait: Callable[[Any], Any] | None) -> float:
         """Return how long the host takes for a batch of calls."""
         self._cupy.cuda.runtime.deviceSynchronize()
         start = time.perf_counter()
-        for index in range(calls):
-            result = call(index)
+        for _ in range(calls):
+            result = call()
         seconds = time.perf_counter() - start
         if wait is not None:
             wait(result)
@@ -137,13 +158,13 @@ class Gpu:
         return seconds
 
     def _seconds(
-        self, call: Queued, calls: int, wait: Callable[[Any], Any] | None, queue_seconds: float
+        self, call: Call, calls: int, wait: Callable[[Any], Any] | None, queue_seconds: float
     ) -> float:
         """Return the seconds of a call, in a batch."""
         if wait is not None:
             start = time.perf_counter()
-            for index in range(calls):
-                result = call(index)
+            for _ in range(calls):
+                result = call()
             wait(result)
             return (time.perf_counter() - start) / calls
         cuda = self._cupy.cuda
@@ -151,8 +172,8 @@ class Gpu:
         hold = min(1.5 * queue_seconds + 50e-6, 0.1)
         self._spin((1,), (1,), (np.int64(hold * 1e9),))
         before.record()
-        for index in range(calls):
-            call(index)
+        for _ in range(calls):
+            call()
         after.record()
         after.synchronize()
         return 1e-3 * float(cuda.get_elapsed_time(before, after)) / calls
@@ -169,6 +190,8 @@ def find() -> Gpu:
     """Return the current device; ImportError without CuPy, RuntimeError without a GPU."""
     import cupy
 
+    # JAX, which is imported later, would take most of the memory for itself.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -180,18 +203,7 @@ def find() -> Gpu:
     return Gpu(cupy, torch if torch.cuda.is_available() else None)
 
 
-def _sets(point: Point) -> int:
-    """Return how many sets of operands keep each other out of L2."""
-    return max(2, min(64, -(-ROTATED_BYTES // point.bytes)))
-
-
-def _rotating(calls: list[Call]) -> Queued:
-    """Call one after the other, keeping as many results, so that outputs rotate as inputs do."""
-    kept: list[Any] = [None] * len(calls)
-
-    def call(index: int) -> Any:
-        turn = index % len(calls)
-        kept[turn] = calls[turn]()
-        return kept[turn]
-
-    return call
+def _sets(point: Point, free: int) -> int:
+    """Return how many sets of operands keep each other out of L2, as far as memory allows."""
+    rotated = min(ROTATED_BYTES, free // MEMORY_SHARE)
+    return max(2, min(MOST_SETS, -(-rotated // point.bytes)))

@@ -41,7 +41,7 @@ def fake_cupy(free_bytes=1 << 30):
     return SimpleNamespace(
         __version__="14.2",
         RawKernel=lambda *_: lambda *_: None,
-        asarray=np.asarray,
+        asarray=np.array,  # a copy, as of the host's arrays there
         empty=empty,
         cuda=cuda,
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import sys
 
+import numpy as np
 import pytest
 from fake_gpu import fake_cupy
 
-from bench import gpu_timer, grid, timing
+from bench import engine, gpu_timer, grid, providers, timing
 from bench.cases import OPERATORS
 from bench.grid import Point
 from bench.rows import read_csv
@@ -25,6 +28,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(gpu_timer._cuda, "nvrtc_version", lambda: (13, 3))
     device = gpu_timer.Gpu(fake_cupy(), None)
     monkeypatch.setattr(gpu_timer, "find", lambda: device)
+    monkeypatch.setattr(providers, "require_gpu", lambda arrays: None)
     return device
 
 
@@ -59,7 +63,65 @@ def test_operands_rotate_and_repeat(gpu):
     first, second = gpu.operands(Point(BY_LABEL["rms_norm"], "forward", "float32", (1 << 12, 512)))
     assert first["x"].shape == (1 << 12, 512)
     assert (first["x"][: 1 << 11] == first["x"][1 << 11 :]).all()
-    assert not any((first[name] is second[name]) for name in first)
+    assert not any(np.shares_memory(first[name], second[name]) for name in first)
+
+
+def test_small_points_rotate_through_more_than_any_l2_as_far_as_memory_allows():
+    point = Point(BY_LABEL["l2_norm"], "forward", "bfloat16", (1, 1 << 16))
+    assert gpu_timer._sets(point, 1 << 40) * point.bytes >= 512 << 20
+    assert gpu_timer._sets(point, 16 << 30) * point.bytes == 256 << 20
+    assert gpu_timer._sets(point, 0) == 2
+    tiny = Point(BY_LABEL["l2_norm"], "forward", "bfloat16", (1, 64))
+    assert gpu_timer._sets(tiny, 1 << 40) == gpu_timer.MOST_SETS
+    # However many are timed, rows are halved for want of memory and not for many sets.
+    for free in (1 << 30, 8 << 30, 1 << 37):
+        assert gpu_timer.Gpu(fake_cupy(free), None).fitting(point, 10) == point
+
+
+def test_turns_go_on_with_the_set_that_was_used_least_recently(gpu):
+    used = []
+    calls = [[lambda name=name, i=i: used.append((name, i)) for i in range(11)] for name in "ab"]
+    turns = [gpu.turn(some) for some in calls]
+    used.clear()
+    for _ in range(4):
+        for turn in turns:
+            turn.seconds()  # four calls
+    assert {name for name, _ in used} == {"a", "b"}
+    sets = [index for _, index in used]
+    assert sets == [(sets[0] + place) % 11 for place in range(32)]
+
+
+def test_the_hosts_time_is_a_median_over_small_batches(gpu, monkeypatch):
+    batches = []
+
+    def queue_seconds(call, calls, wait):
+        batches.append(calls)
+        return 1.0 if len(batches) == 5 else calls * 2e-6  # one is interrupted
+
+    monkeypatch.setattr(gpu, "_queue_seconds", queue_seconds)
+    monkeypatch.setattr(gpu, "_seconds", lambda call, calls, wait, queue: 1e-9)
+    monkeypatch.setattr(gpu_timer, "BATCH_SECONDS", 1.0)  # 64 calls a batch
+    assert gpu.turn([lambda: None]).host_seconds == pytest.approx(2e-6)
+    assert len(batches) > 5
+    assert max(batches) <= 16
+
+
+def test_the_note_says_how_jax_is_timed(gpu):
+    assert "JAX" in gpu.note
+
+
+@pytest.mark.parametrize("told", [None, "true"])
+def test_jax_leaves_memory_to_the_others_unless_told_otherwise(monkeypatch, told):
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    monkeypatch.setenv(name, "before")  # so that it is as it was after the test
+    monkeypatch.delenv(name) if told is None else monkeypatch.setenv(name, told)
+    cupy = fake_cupy()
+    cupy.cuda.runtime.getDeviceCount = lambda: 1
+    cupy.cuda.runtime.CUDARuntimeError = RuntimeError
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    gpu_timer.find()
+    assert os.environ[name] == (told or "false")
 
 
 def test_rows_are_halved_until_everything_fits_the_memory():
@@ -94,6 +156,64 @@ def test_no_point_is_begun_when_the_time_is_over(gpu, tmp_path, capsys):
     assert timing.main([*SMALL, "--seconds-total", "1e-9", *options]) == 0
     assert read_csv(out) == []
     assert "points were left out" in capsys.readouterr().out
+
+
+def test_points_that_memory_makes_the_same_are_timed_once(gpu, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="the bench compares with PyTorch")
+
+    def fitting(point, contestants):
+        assert contestants == 2  # the copy and cunorm
+        return Point(point.operator, point.direction, point.dtype, (64, 96))
+
+    monkeypatch.setattr(gpu, "fitting", fitting)
+    out = tmp_path / "gpu.csv"
+    options = ("--op", "rms_norm", "--dtype", "float32", "--providers", "cunorm-cupy")
+    shapes = ("--shapes", "256x96,64x96,128x96,256x96", "--out", str(out))
+    assert timing.main([*SMALL, *options, *shapes]) == 0
+    assert [(row.shape, row.direction, row.provider) for row in read_csv(out)] == [
+        ("64x96", direction, name)
+        for direction in ("forward", "backward")
+        for name in ("copy", "cunorm-cupy")
+    ]
+
+
+def test_points_that_become_the_same_while_they_are_timed_have_one_row(gpu, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="the bench compares with PyTorch")
+    time_point = engine.time_point
+
+    def smaller(device, point, *rest):
+        return time_point(
+            device, Point(point.operator, point.direction, point.dtype, (64, 96)), *rest
+        )
+
+    monkeypatch.setattr(engine, "time_point", smaller)
+    out = tmp_path / "gpu.csv"
+    options = ("--op", "rms_norm", "--dtype", "float32", "--direction", "forward")
+    shapes = ("--providers", "cunorm-cupy", "--shapes", "256x96,128x96", "--out", str(out))
+    assert timing.main([*SMALL, *options, *shapes]) == 0
+    assert [row.provider for row in read_csv(out)] == ["copy", "cunorm-cupy"]
+
+
+def test_what_was_timed_is_written_where_the_run_is_terminated(gpu, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="the bench compares with PyTorch")
+    time_point, before = engine.time_point, signal.getsignal(signal.SIGTERM)
+
+    def terminated(device, point, *rest):
+        if point.direction == "backward":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return time_point(device, point, *rest)
+
+    monkeypatch.setattr(engine, "time_point", terminated)
+    out = tmp_path / "gpu.csv"
+    options = ("--op", "rms_norm", "--dtype", "float32", "--providers", "cunorm-cupy")
+    with pytest.raises(SystemExit) as ended:
+        timing.main([*SMALL, *options, "--shapes", "64x96", "--out", str(out)])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert [(row.direction, row.provider) for row in read_csv(out)] == [
+        ("forward", "copy"),
+        ("forward", "cunorm-cupy"),
+    ]
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_what_is_missing_is_named(monkeypatch):

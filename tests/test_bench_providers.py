@@ -14,11 +14,17 @@ from bench import engine, gpu_timer, providers
 from bench.cases import OPERATORS, TOLERANCE
 from bench.grid import Point
 from bench.machine import Facts
+from bench.providers.base import require_gpu
 
 torch = pytest.importorskip("torch", reason="the bench compares with PyTorch")
 
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
 FACTS = Facts("2026-01-02", "0123456", "a GPU", "13.1", "cunorm 0", 1)
+
+
+@pytest.fixture(autouse=True)
+def any_framework_will_do(monkeypatch):
+    monkeypatch.setattr(providers, "require_gpu", lambda arrays: None)
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +213,45 @@ def test_a_library_that_is_not_there_is_named(monkeypatch):
     found, failures = providers.load("cuda", ["liger", "cunorm-cupy"])
     assert [provider.name for provider in found] == ["cunorm-cupy"]
     assert isinstance(failures["liger"], ImportError)
+
+
+def test_a_torch_without_cuda_is_left_out_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(providers, "require_gpu", require_gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found, failures = providers.load("cuda", ["cunorm", "cunorm-cupy", "torch"])
+    assert [provider.name for provider in found] == ["cunorm-cupy"]
+    assert list(failures) == ["cunorm", "torch"]
+    for error in failures.values():
+        assert isinstance(error, ImportError)
+        assert "without CUDA" in str(error)
+    assert providers.load("cpu", ["torch"])[0]
+
+
+def test_a_jax_without_cuda_is_left_out_on_a_gpu(monkeypatch):
+    jax = pytest.importorskip("jax", reason="without JAX it is no provider")
+
+    def devices(backend):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(providers, "require_gpu", require_gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(jax, "devices", devices)
+    found, failures = providers.load("cuda", ["jax", "torch"])
+    assert [provider.name for provider in found] == ["torch"]
+    assert isinstance(failures["jax"], ImportError)
+    assert "Unknown backend cuda" in str(failures["jax"])
+
+
+def test_a_quack_without_a_layer_norm_backward_is_reported_for_that_alone(monkeypatch, gpu):
+    stand_in_for_quack(monkeypatch)
+    del sys.modules["quack.rmsnorm"].layernorm_bwd
+    found, _ = providers.load("cuda", ["quack"])
+    failed = []
+    for point in points_of(*found):
+        failed += engine.check(gpu, point, found)[1]
+    assert [(f.point.operator.name, f.point.direction) for f in failed] == [
+        ("layer_norm", "backward")
+    ]
 
 
 def test_the_ungated_has_its_own_bytes_and_the_copy_those_of_the_gated(monkeypatch, gpu):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from importlib import import_module
 
-from bench.providers.base import Provider
+from bench.providers.base import Provider, require_gpu
 from bench.providers.ours import Cunorm, Ungated
 
 
@@ -55,7 +55,10 @@ def load(device: str, names: Iterable[str]) -> tuple[list[Provider], dict[str, E
     found, failures = [], {}
     for name in names:
         try:
-            found.append(LOADERS[device][name]())
+            provider = LOADERS[device][name]()
+            if device == "cuda":
+                require_gpu(provider.arrays)
+            found.append(provider)
         except Exception as error:  # of any kind, as it is another library's
             failures[name] = error
     return found, failures

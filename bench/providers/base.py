@@ -17,6 +17,22 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def require_gpu(arrays: str) -> None:
+    """Raise ImportError where the framework of one of VIEWS cannot use a GPU."""
+    if arrays in ("torch", "jax"):  # JAX is handed CuPy's arrays by torch
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ImportError("torch is built without CUDA, or finds no GPU")
+    if arrays == "jax":
+        import jax
+
+        try:
+            jax.devices("cuda")
+        except RuntimeError as error:
+            raise ImportError(f"JAX has no CUDA backend: {error}") from error
+
+
 class Provider:
     """One way to compute the operators."""
 

@@ -45,10 +45,11 @@ class Quack(Autograd):
 
     def _layer_norm(self, operator: Operator, direction: str, operands: Operands) -> Call:
         x, weight, bias = operands["x"], operands["weight"].float(), operands["bias"].float()
-        forward, backward = self._norms.layernorm_fwd, self._norms.layernorm_bwd
+        forward = self._norms.layernorm_fwd
         if direction == "forward":
             return lambda: forward(x, weight, bias, eps=operator.eps)
         _, rstd, mean = forward(
             x, weight, bias, eps=operator.eps, return_rstd=True, return_mean=True
         )
+        backward = self._norms.layernorm_bwd  # which older versions have not
         return lambda: backward(x, weight, operands["dy"], rstd, mean, has_bias=True)
