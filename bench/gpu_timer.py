@@ -124,7 +124,7 @@ class Gpu:
         end of the last by the host's clock.
         """
         call = self._rotating(calls)
-        self._queue_seconds(call, 2 * len(calls), wait)  # compiles, and fills the allocators
+        self._queue_seconds(call, len(calls) + 2, wait)  # compiles, and fills the allocators
         per_call = self._seconds(call, 4, wait, self._queue_seconds(call, 4, wait))
         batch = max(4, min(64, int(BATCH_SECONDS / per_call)))
         queues = [self._queue_seconds(call, HOST_CALLS, wait) for _ in range(HOST_BATCHES)]

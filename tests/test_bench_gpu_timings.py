@@ -165,6 +165,10 @@ def test_points_that_memory_makes_the_same_are_timed_once(gpu, tmp_path, monkeyp
         assert contestants == 2  # the copy and cunorm
         return Point(point.operator, point.direction, point.dtype, (64, 96))
 
+    time_point, begun = engine.time_point, []
+    monkeypatch.setattr(
+        engine, "time_point", lambda *args: begun.append(args[1]) or time_point(*args)
+    )
     monkeypatch.setattr(gpu, "fitting", fitting)
     out = tmp_path / "gpu.csv"
     options = ("--op", "rms_norm", "--dtype", "float32", "--providers", "cunorm-cupy")
@@ -175,6 +179,7 @@ def test_points_that_memory_makes_the_same_are_timed_once(gpu, tmp_path, monkeyp
         for direction in ("forward", "backward")
         for name in ("copy", "cunorm-cupy")
     ]
+    assert len(begun) == 2
 
 
 def test_points_that_become_the_same_while_they_are_timed_have_one_row(gpu, tmp_path, monkeypatch):
