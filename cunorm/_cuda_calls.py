@@ -91,6 +91,8 @@ def _lent(start: Start, framework: Framework, memory: Form) -> Start:
 
 
 def _on_current_stream(start: Start, framework: Framework, device: Device) -> Kernels:
+    """Return what enters the device where it is not current, which takes some time in PyTorch."""
+
     def kernels(pointers: Pointers) -> None:
         if _cuda.current_device() == device.index:
             start(pointers, framework.stream(device))

@@ -41,7 +41,7 @@ class FakeCuda:
         self.current = 0
         self.streams: dict[int, int] = {}  # of each device; others have 0
         self.launches: list[Launched] = []
-        self.entered: list[int] = []
+        self.entered: list[tuple[str, int]] = []  # by which library, and the device
         self.allocated: list[Operand] = []  # kept, so that addresses differ
 
     def taken(self) -> list[Launched]:
@@ -52,8 +52,8 @@ class FakeCuda:
     def stream(self, index: int = -1) -> int:
         return self.streams.get(index, 0)
 
-    def scope(self, index: int) -> Any:
-        return _Scope(self, index)
+    def scope(self, index: int, library: str = "cupy") -> Any:
+        return _Scope(self, index, library)
 
     def raw_kernel(self, source: str, name: str, options: Any) -> Any:
         def start(grid, block, arguments, *, stream):
@@ -70,11 +70,11 @@ class FakeCuda:
 class _Scope:
     compute_capability = "90"
 
-    def __init__(self, fake: FakeCuda, index: int) -> None:
-        self.fake, self.index = fake, index
+    def __init__(self, fake: FakeCuda, index: int, library: str) -> None:
+        self.fake, self.index, self.library = fake, index, library
 
     def __enter__(self) -> None:
-        self.fake.entered.append(self.index)
+        self.fake.entered.append((self.library, self.index))
         self.before, self.fake.current = self.fake.current, self.index
 
     def __exit__(self, *_: object) -> None:
@@ -130,7 +130,9 @@ def _fake_torch(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
     patch.setattr(torch.Tensor, "get_device", lambda self: getattr(self, "gpu", 0), raising=False)
     patch.setitem(vars(TORCH), "_torch_device", lambda device: torch.device("cpu"))
     patch.setitem(vars(TORCH), "_raw_stream", fake.stream)
-    patch.setattr(type(TORCH), "device_scope", lambda self, device: fake.scope(device.index))
+    patch.setattr(
+        type(TORCH), "device_scope", lambda self, device: fake.scope(device.index, "torch")
+    )
 
 
 def on_cupy(array: np.ndarray, gpu: int = 0) -> Any:

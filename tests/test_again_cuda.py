@@ -282,6 +282,7 @@ def test_an_alignment_stride_dtype_or_device_that_is_another_is_planned_anew(kin
 @kinds
 @names
 def test_a_call_enters_its_device_where_that_is_not_current_and_leaves_it(name, kind, gpu):
+    """By the library whose arrays they are: CuPy would leave a context on the one before."""
     call = on_gpu(name, kind, OTHER_GPU)
     for run in (call.run, call.make):
         for current in (0, OTHER_GPU, 0):
@@ -291,7 +292,7 @@ def test_a_call_enters_its_device_where_that_is_not_current_and_leaves_it(name, 
             gpu.entered.clear()
             with planning_forbidden():
                 assert {one.device for one in launched(gpu, run, {})} == {OTHER_GPU}
-            assert set(gpu.entered) == ({OTHER_GPU} if current == 0 else set())
+            assert set(gpu.entered) == ({(kind, OTHER_GPU)} if current == 0 else set())
             assert gpu.current == current
 
 
