@@ -115,7 +115,10 @@ def _cuda_lines() -> Lines:
 
 def _feature_lines() -> Lines:
     for name in _features.Features._fields:
-        yield name, _features.described(name)
+        try:
+            yield name, _features.described(name)
+        except ValueError as error:  # of the environment, which is what one looks for here
+            yield name, str(error)
 
 
 def _properties(index: int) -> dict[str, Any]:

@@ -55,10 +55,10 @@ _LARGE_RESULT, _CACHE_LINE = {4: 8 << 20, 2: 16 << 20}, 64
 # Bytes of a row of x above which the backward prefetches in both of its passes; measured there too.
 _SHORT_ROW = 8 << 10
 
-# Columns of the parts of a row that a CPU's cores share, as `RowPart` has them: the first of a
-# forward's is shorter. They share rows wider than this, where there are so many at most.
-_FIRST_PART, _PART = (512 - 15) * CPU_PACK, 512 * CPU_PACK
-_CPU_SHARED_WIDTH, _CPU_SHARED_ROWS = 1 << 16, 15
+# Packs of a run, and runs of a part of a row that a CPU's cores share, as `RowPart` has them. They
+# share rows wider than this, where there are so many at most.
+_RUN, _PART_RUNS = 16, 32
+_CPU_SHARED_WIDTH, CPU_SHARED_ROWS = 1 << 16, 15
 
 # Blocks of the backward on each multiprocessor, by the greatest width they serve.
 _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
@@ -144,17 +144,24 @@ def cpu_forward(types: ForwardTypes, where: Walk) -> Launch:
 
 def cpu_forward_parts(where: Walk) -> int:
     """Return into how many parts rows are cut, of few and long ones that blocks share; else 0."""
-    return 1 + -(-(where.width - _FIRST_PART) // _PART) if _is_shared(where) else 0
+    return _parts(where.width, first_run=1) if _is_shared(where) else 0
 
 
 def cpu_backward_parts(where: Walk) -> int:
     """Return the same of a backward, where each row has partial sums of its own."""
     is_shared = _is_shared(where) and where.rows == _cpu_parts(where.rows)
-    return -(-where.width // _PART) if is_shared else 0
+    return _parts(where.width, first_run=_RUN) if is_shared else 0
+
+
+def _parts(width: int, first_run: int) -> int:
+    """Return what `RowPart` counts."""
+    packs, cut = divmod(width, CPU_PACK)
+    runs = -(-(packs + _RUN - first_run) // _RUN) + bool(cut)
+    return -(-runs // _PART_RUNS)
 
 
 def _is_shared(where: Walk) -> bool:
-    few = 0 < where.rows * where.groups <= _CPU_SHARED_ROWS
+    few = 0 < where.rows * where.groups <= CPU_SHARED_ROWS
     return few and where.width > _CPU_SHARED_WIDTH
 
 

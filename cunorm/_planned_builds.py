@@ -10,13 +10,16 @@ from cunorm._arrays import Device, Form, contiguous_form
 from cunorm._builds import Build
 from cunorm._calls import BackwardForm, ForwardForm
 from cunorm._dtypes import DType
+from cunorm._plan import CPU_SHARED_ROWS
 from cunorm.group_norm import _planned_builds as _of_groups
 from cunorm.group_norm._planned_builds import GroupLayer
 from cunorm.row_norm import _backward_plan, _forward_plan
 from cunorm.row_norm._variant import Variant, checked_offset
 
-# Where nothing is said of rows: a CPU has builds for results that its caches hold, and for larger.
-_ROWS = [1, 1 << 31]
+# Where nothing is said of rows: a CPU has builds for results that its caches hold, and for larger,
+# and of long rows for few of them: the fewest, and the most that its cores share in a backward and
+# in a forward, and one more.
+_ROWS = [1, 4, 5, CPU_SHARED_ROWS, CPU_SHARED_ROWS + 1, 1 << 31]
 
 
 class Layer(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-Spelled = tuple[Any, str] | None
+Spelled = tuple[Any, type, str] | None
 
 
 def remembered(check: Callable[..., T]) -> Callable[..., T]:
@@ -27,5 +27,8 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
 
 
 def spelled(number: Any) -> Spelled:
-    """Return a number, which may be None, as what is remembered by its sign: 0.0 equals -0.0."""
-    return None if number is None else (number, str(number))
+    """Return a number, which may be None, as what is remembered by its type and sign, too.
+
+    0.0 equals -0.0, and 2 a Decimal.
+    """
+    return None if number is None else (number, type(number), str(number))

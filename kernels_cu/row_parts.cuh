@@ -4,20 +4,20 @@
 //
 //   add_residual      s, where a forward has a residual: the others read that
 //   find_sums         each part's sums
-//   find_sums_again   about a better shift, of rows whose beginning is unlike the rest: of a
+//   find_sums_again   about a better shift, where a row's beginning is unlike the rest: of a
 //   forward
 //                     that centers
 //   write_results
 //
-// A part is as long as what LaneSum adds up before it moves on, and parts are added in its order:
+// A part has the packs that LaneSum adds up before it moves on, and parts are added in its order:
 // no result depends on whether rows are shared.
 #pragma once
 #include "row.cuh"
 
 enum Pass : index_t { add_residual, find_sums, find_sums_again, write_results };
 
-// The block's part of a row. Where the row's first run of packs is of `first_run`, so is the
-// part's.
+// The block's part of a row. Runs are of 16 packs, but the first, of `first_run`, the last, and
+// after that the pack that the row's end cuts, which is one for itself.
 template <class B, int first_run = 16>
 struct RowPart {
   index_t parts, number;
@@ -25,16 +25,24 @@ struct RowPart {
   index_t end;  // the column after the last
 
   __device__ explicit RowPart(index_t width)
-      : parts((width - first_pack(1) * B::pack + packs * B::pack - 1) / (packs * B::pack) + 1),
+      : parts(count(width)),
         number(blockIdx.x % parts),
-        first(first_pack(number)),
-        end(number + 1 < parts ? index_t(first_pack(number + 1)) * B::pack : width) {}
+        first(first_pack(number, width)),
+        end(number + 1 < parts ? index_t(first_pack(number + 1, width)) * B::pack : width) {}
 
  private:
-  static constexpr int packs = LaneSum<B>::recent_packs;
+  static constexpr int run = 16, runs = LaneSum<B>::recent_packs / run;  // of a part
 
-  static __device__ int first_pack(index_t part) {
-    return part == 0 ? 0 : static_cast<int>(part) * packs - (16 - first_run);
+  static __device__ index_t count(index_t width) {
+    const index_t whole = width / B::pack;
+    const index_t of_row =
+        (whole + run - first_run + run - 1) / run + (whole * B::pack < width ? 1 : 0);
+    return (of_row + runs - 1) / runs;
+  }
+  static __device__ int first_pack(index_t part, index_t width) {
+    const index_t pack = part == 0 ? 0 : part * runs * run - (run - first_run);
+    const index_t whole = width / B::pack;
+    return static_cast<int>(pack < whole ? pack : whole);
   }
 };
 

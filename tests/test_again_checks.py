@@ -4,6 +4,7 @@
 And what a call does that copies, or is none of one framework's plain arrays, is not remembered.
 """
 
+from decimal import Decimal
 from functools import partial
 
 import numpy as np
@@ -75,6 +76,13 @@ def test_values_that_are_equal_and_of_another_type_are_refused(known, has_out):
     for said in ({"groups": True}, {"round_before_weight": 0}, {"eps": True}):
         (name,) = said
         refused(TypeError, f"{name} is ", x, weight, **told, **said)
+
+
+def test_a_constant_of_a_type_that_is_refused_is_so_after_an_equal_one(known):
+    x = given().x
+    cunorm.normalize(x, c=2)
+    with pytest.raises(TypeError, match="c is "):
+        cunorm.normalize(x, c=Decimal("2"))
 
 
 def test_a_weight_offset_that_was_met_with_a_weight_is_refused_without_one(known):

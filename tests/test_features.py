@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from cunorm import _features
+from cunorm import _features, _info
 from cunorm._features import Features, described, features_of
 
 
@@ -34,6 +34,8 @@ def test_info_says_which_features_are_used_and_how_to_turn_them_on(monkeypatch):
     assert "CUNORM_FEATURES=clusters" in described("clusters")
     monkeypatch.setenv("CUNORM_FEATURES", "clusters")
     assert described("clusters").startswith("used from compute capability 9.0 on")
+    monkeypatch.setenv("CUNORM_FEATURES", "cluster")
+    assert "CUNORM_FEATURES names 'cluster', expected" in _info.report()
     monkeypatch.delenv("CUNORM_FEATURES")
     monkeypatch.setitem(_features.PROVEN, "90", Features(clusters=True))
     assert described("clusters") == "used with compute capability 9.0"

@@ -21,8 +21,11 @@ pytestmark = [
 ]
 
 MANY = 16  # rows: so many are not shared
-FIRST = _plan._FIRST_PART
-WIDTHS = (FIRST + 2 * _plan._PART, FIRST + 2 * _plan._PART + 1, 100_003)
+# Columns of the first part of a forward's rows, and of any other. Of the last part, all are there,
+# or one; or all its runs are of whole packs, so that the cut pack is a part for itself.
+FIRST, PART = 497 * 64, 512 * 64
+WIDTHS = (FIRST + 2 * PART, FIRST + 2 * PART + 1, FIRST + PART + 500 * 64 + 1)
+BACKWARD_WIDTHS = (2 * PART + 1, 2 * PART + 500 * 64 + 1)
 CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "rms": ("float32", {"center": False}, False),
     "rms, a gate before, a stream": ("float16", {"center": False, "gate_position": "pre"}, True),
@@ -119,12 +122,12 @@ def differentiate(name, rows, width, **more):
 
 @every_case
 def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, monkeypatch):
-    for width in (2 * _plan._PART + 1, 100_003):
+    for width in BACKWARD_WIDTHS:
         for rows in (1, 3):
             shared, _, _ = differentiate(name, rows, width)
             assert shared_builds()
             with monkeypatch.context() as patch:
-                patch.setattr(_plan, "_CPU_SHARED_ROWS", 0)
+                patch.setattr(_plan, "CPU_SHARED_ROWS", 0)
                 forget()
                 alone, _, _ = differentiate(name, rows, width)
                 assert not shared_builds()

@@ -65,6 +65,18 @@ def test_a_warmup_that_is_told_no_rows_serves_any_number_of_them(case, loads):
     assert len(loads) == warmed
 
 
+@pytest.mark.parametrize("width", [65_600, 1 << 18])
+def test_a_warmup_that_is_told_no_rows_serves_few_long_rows_and_many(width, loads):
+    cunorm.warmup(["rms_norm_forward", "rms_norm_backward"], width, "float32", progress=False)
+    warmed = len(loads)
+    for rows in (1, 4, 5, 15, 16):
+        x = np.ones((rows, width), np.float32)
+        weight = np.ones(width, np.float32)
+        saved = cunorm.rms_norm_forward(x, weight)
+        cunorm.rms_norm_backward(x, x, weight, rstd=saved.rstd)
+    assert len(loads) == warmed
+
+
 def test_several_are_crossed_and_what_they_share_is_loaded_once(loads):
     options = {"device": "cpu", "rows": 8, "progress": False}
     once = cunorm.warmup(RMS, 256, "float32", **options).builds
