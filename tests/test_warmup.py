@@ -67,7 +67,8 @@ def test_a_warmup_that_is_told_no_rows_serves_any_number_of_them(case, loads):
 
 @pytest.mark.parametrize("width", [65_600, 1 << 18])
 def test_a_warmup_that_is_told_no_rows_serves_few_long_rows_and_many(width, loads):
-    cunorm.warmup(["rms_norm_forward", "rms_norm_backward"], width, "float32", progress=False)
+    functions = ["rms_norm_forward", "rms_norm_backward"]
+    cunorm.warmup(functions, width, "float32", device="cpu", progress=False)
     warmed = len(loads)
     for rows in (1, 4, 5, 15, 16):
         x = np.ones((rows, width), np.float32)
