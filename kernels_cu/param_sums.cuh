@@ -114,9 +114,15 @@ struct ColumnSums {
  private:
   template <class Column, class P>
   __device__ void add_to_sums(Column column, const P& v) {
-    OpenSums<B, Column> open(sums, column, width, begun);
-    for_each_item<B>(column, width, [&](auto at) { open.add(at, read<B>(v, at)); });
-    open.store();
+    if (begun) {
+      OpenSums<B, Column> open(sums, column, width, begun);
+      for_each_item<B>(column, width, [&](auto at) { open.add(at, read<B>(v, at)); });
+      open.store();
+    } else {
+      OutputPack<B, C, true> output(sums, width);
+      for_each_item<B>(column, width, [&](auto at) { write(output, at, read<B>(v, at)); });
+      output.store(column);
+    }
   }
 
   // The block's teams add their recent sums one after the other; the first team gets the result.

@@ -28,6 +28,8 @@ from test_frameworks import Foreign
 import cunorm
 from cunorm import NormForward, _again, _backend
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SHAPE = (5, WIDTH)
 
 names = pytest.mark.parametrize("name", FUNCTIONS)

@@ -21,6 +21,8 @@ from operands import assert_same_bits, at, draw
 import cunorm
 from cunorm import NormForward, NormGrads
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SHAPE = (5, WIDTH)
 
 names = pytest.mark.parametrize("name", FUNCTIONS)

@@ -24,6 +24,8 @@ from test_no_allocation import KIB, check_what_frameworks_are_asked_for, peak_of
 
 from cunorm import GroupNormGrads
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 # Of several launches on a CPU, for all samples at once or for some after others.
 SEVERAL = {"passes": (2, 4900, 8), "chunks": (9, 30_000, 8)}
 WIDE, TALL = (2, 3, 16 << 10), (16 << 10, 2, 4)  # dweight has 64 KiB, or mean

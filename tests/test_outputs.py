@@ -11,6 +11,8 @@ import cunorm
 from cunorm import AddNorm, NormForward, NormGrads
 from cunorm._arrays._numpy import Numpy
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 ROWS = 5
 SHAPE = (ROWS, WIDTH)
 

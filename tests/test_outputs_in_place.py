@@ -13,6 +13,8 @@ from operands import assert_same_bits, assert_same_fields, at, bits, draw
 import cunorm
 from cunorm import AddNorm, NormForward, NormGrads
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SIZES = [
     (rows, width, groups)
     for rows in (1, 50)

@@ -46,7 +46,11 @@ EQUIVALENT = {
     ("first, three launches, in warps", _HAS_CHANNELS): _ONE_CHANNEL,
 }
 # Mutants of what no plan reaches; and why.
-UNUSED = {"has_row: return inside(row, rows);": "group norms have no rows"}
+UNUSED = {
+    "has_row: return inside(row, rows);": "group norms have no rows",
+    "cluster_all_reduce: cluster_barrier();": "nor clusters",
+    "end: if constexpr (blocks > 1) cluster_barrier();": "nor clusters",
+}
 
 
 def run_forward(family: Family, plan: GroupPlan) -> Emulated:
