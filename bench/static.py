@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from bench.records import read_csv, write_csv
 from bench.static_occupancy import ARCHITECTURES
 from bench.static_plans import Plan, grid
 from bench.static_rows import (
@@ -24,8 +25,6 @@ from bench.static_rows import (
     measured,
     nvrtc_version,
     planned,
-    read_csv,
-    write_csv,
 )
 
 # Of a plan that is checked against a table: how far its registers may be from those there, as the
@@ -40,14 +39,15 @@ def main(argv: list[str]) -> int:
     options = _arguments(argv)
     plans = grid(options.arch)
     if options.check:
-        faults = list(differences(read_csv(options.check), plans, options.sample, options.jobs))
+        table = read_csv(options.check, Row)
+        faults = list(differences(table, plans, options.sample, options.jobs))
         print(
             "\n".join(faults) or f"{options.check}: {options.sample} lines compiled, as they were"
         )
         return bool(faults)
     rows = list(_measured(plans, options.jobs))
     if options.out:
-        write_csv(options.out, rows)
+        write_csv(options.out, Row, rows)
     print(summary(rows))
     return report(rows)
 

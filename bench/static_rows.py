@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from bench.static_from_tests import from_tests
 from bench.static_occupancy import ARCHITECTURES, occupancy
@@ -15,7 +13,6 @@ from bench.static_plans import Plan
 from bench.static_ptx import WIDE, Access, accesses
 from cunorm import _cuda
 from cunorm._builds import Build
-from cunorm._sources import source_text
 
 KEY = ("arch", "features", "operator", "memory", "direction", "dtype", "shape", "kernel", "step")
 # What is the plan's own and known without compiling.
@@ -164,44 +161,10 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
 @lru_cache(maxsize=4096)
 def compiled(build: Build, architecture: str) -> tuple[str, str]:
     """Compile a build as the launcher does; return ptxas's log and the PTX."""
-    from cupy.cuda import nvrtc
-
-    options = (
-        *_cuda.compile_options(build),
-        *from_tests("nvrtc").CUPY_OPTIONS,
-        f"--gpu-architecture=sm_{architecture}",
-        "--ptxas-options=-v",
-    )
-    program = nvrtc.createProgram(source_text(build.kernel), f"{build.kernel}.cu", (), ())
-    try:
-        nvrtc.compileProgram(program, options)
-        ptx = nvrtc.getPTX(program)
-        return nvrtc.getProgramLog(program), ptx.decode() if isinstance(ptx, bytes) else ptx
-    except nvrtc.NVRTCError:
-        log = nvrtc.getProgramLog(program)
-        raise RuntimeError(_cuda.compile_error_text(build, options, log)) from None
-    finally:
-        nvrtc.destroyProgram(program)
+    found = from_tests("nvrtc").compile_build(build, architecture)
+    return found.log, found.ptx
 
 
 def nvrtc_version() -> str:
     """Return the version of the NVRTC that compiles here."""
     return ".".join(map(str, _cuda.nvrtc_version()))
-
-
-def write_csv(path: Path, rows: Iterable[Row]) -> None:
-    """Write one line for each row."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-
-
-def read_csv(path: Path) -> list[Row]:
-    """Read what `write_csv` wrote."""
-    numbers = {field.name for field in fields(Row) if field.type == "int"}
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Row(**{name: int(text) if name in numbers else text for name, text in line.items()})
-            for line in csv.DictReader(file)
-        ]

@@ -8,17 +8,17 @@ The exit status is 1 where they move more than 1.02 times what they must.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
 from bench.arguments import list_of
 from bench.cases import OPERATORS
+from bench.records import write_csv
 from bench.static_plans import DIRECTIONS
 from bench.traffic_calls import Call, calls, count
 
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
     ]
     rows = list(_counted(chosen, options.jobs))
     if options.out:
-        write_csv(options.out, rows)
+        write_csv(options.out, Row, rows)
     print(*table(rows), sep="\n")
     return int(any(row.fault() for row in rows))
 
@@ -108,24 +108,6 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
             f"{row.shape:>14}{row.minimum:10}{row.read_again:10}{row.moved:10}{row.ratio:>8}"
             f"{row.others:10}  {row.fault()}".rstrip()
         )
-
-
-def write_csv(path: Path, rows: Iterable[Row]) -> None:
-    """Write one line for each row."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-
-
-def read_csv(path: Path) -> list[Row]:
-    """Read what `write_csv` wrote."""
-    numbers = {field.name for field in fields(Row) if field.type == "int"}
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Row(**{name: int(text) if name in numbers else text for name, text in line.items()})
-            for line in csv.DictReader(file)
-        ]
 
 
 def _counted(chosen: list[Call], jobs: int) -> Iterator[Row]:

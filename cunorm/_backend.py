@@ -93,10 +93,10 @@ def cpu_forward_kernels(form: ForwardForm, numbers: bytes) -> Kernels:
     tasks = _tasks_of_passes(launch, form, len(passes), FORWARD_SIZE)
 
     def packed(pointers: Pointers) -> bytes:
-        *arrays, part_sums = pointers
-        return b"".join(forward_arguments(form, arrays, numbers, one, part_sums) for one in passes)
+        arrays, sums = pointers[:FORWARD_ARRAYS], pointers[FORWARD_ARRAYS:]
+        return b"".join(forward_arguments(form, arrays, numbers, one, *sums) for one in passes)
 
-    run = _cpu.runner(tasks, packed, FORWARD_ARRAYS + 1)
+    run = _cpu.runner(tasks, packed, FORWARD_ARRAYS + bool(parts))
     return _scratch.lent_last(_part_sums_size(form, parts), run)
 
 
@@ -120,13 +120,13 @@ def cpu_backward_kernels(form: BackwardForm, numbers: bytes) -> Kernels:
         tasks.append(_task(params, len(passes) * BACKWARD_SIZE, launch.parts * width))
 
     def packed(pointers: Pointers) -> bytes:
-        *arrays, part_sums = pointers
+        arrays, sums = pointers[:BACKWARD_ARRAYS], pointers[BACKWARD_ARRAYS:]
         found = b"".join(
-            backward_arguments(form, arrays, numbers, launch, one, part_sums) for one in passes
+            backward_arguments(form, arrays, numbers, launch, one, *sums) for one in passes
         )
         return found + (param_grad_arguments(form, arrays, launch) if form.parameters else b"")
 
-    run = _cpu.runner(tasks, packed, BACKWARD_ARRAYS + 1)
+    run = _cpu.runner(tasks, packed, BACKWARD_ARRAYS + bool(parts))
     run = _scratch.lent_last(_part_sums_size(form, parts), run)
     return _scratch.lent(form.parameters * launch.sums_size * form.types.compute.itemsize, run)
 

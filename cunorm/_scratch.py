@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory for a while on a CPU: a little is kept, as to allocate it takes longer."""
+"""Memory for a while on a CPU: a few MiB are kept, as to allocate them takes longer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def take_back(operand: Operand) -> None:
 def lent_last(size: int, kernels: Kernels) -> Kernels:
     """Lend kernels memory, if they need some, whose address they take after those of arrays."""
     if not size:
-        return lambda pointers: kernels([*pointers, 0])
+        return kernels
 
     def run(pointers: Pointers) -> None:
         memory = lend(size)

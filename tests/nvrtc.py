@@ -26,8 +26,22 @@ class ResourceUsage(NamedTuple):
     stack: int
 
 
+class Compiled(NamedTuple):
+    """What NVRTC makes of a build, and what ptxas says of it."""
+
+    cubin: bytes
+    ptx: str
+    log: str
+
+
 def compile_cubin(build: Build, architecture: str) -> tuple[bytes, str]:
-    """Compile a build with the launcher's own options for "90" and the like; the cubin, the log."""
+    """Return the cubin of a build for "90" and the like, and the log."""
+    compiled = compile_build(build, architecture)
+    return compiled.cubin, compiled.log
+
+
+def compile_build(build: Build, architecture: str) -> Compiled:
+    """Compile a build with the launcher's own options."""
     from cupy.cuda import nvrtc
 
     options = (
@@ -39,7 +53,9 @@ def compile_cubin(build: Build, architecture: str) -> tuple[bytes, str]:
     program = nvrtc.createProgram(source_text(build.kernel), f"{build.kernel}.cu", (), ())
     try:
         nvrtc.compileProgram(program, options)
-        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+        ptx = nvrtc.getPTX(program)
+        text = ptx.decode() if isinstance(ptx, bytes) else ptx
+        return Compiled(nvrtc.getCUBIN(program), text, nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
         raise RuntimeError(_cuda.compile_error_text(build, options, log)) from None

@@ -28,8 +28,8 @@ from cunorm._arrays import Device, describe
 from cunorm._builds import Build, Launch
 from cunorm.group_norm import _run
 
-torch = pytest.importorskip("torch")
-cupy = pytest.importorskip("cupy")
+torch = pytest.importorskip("torch", reason="its tensors stand in for those of a GPU")
+cupy = pytest.importorskip("cupy", reason="its arrays are given memory of the host")
 
 names = pytest.mark.parametrize("name", FUNCTIONS)
 kinds = pytest.mark.parametrize("kind", ["cupy", "torch"])

@@ -12,6 +12,7 @@ from emulation.emulator import unavailable
 
 from bench import traffic
 from bench.cases import OPERATORS
+from bench.records import read_csv, write_csv
 from bench.static_plans import (
     COPIED_AHEAD,
     DIRECTIONS,
@@ -21,7 +22,7 @@ from bench.static_plans import (
     STREAMED,
     THREE_LAUNCHES,
 )
-from bench.traffic import Row, counted, main, read_csv, write_csv
+from bench.traffic import Row, counted, main
 from bench.traffic_calls import Call, calls
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
@@ -62,11 +63,11 @@ def call_of(label: str, direction: str, dtype: str, regime: str) -> Call:
 @pytest.mark.parametrize("facts", SAMPLE, ids=lambda facts: "-".join(facts))
 def test_a_call_moves_the_bytes_of_the_committed_table(facts):
     row = counted(call_of(*facts))
-    assert row == {key(row): row for row in read_csv(TABLE)}[key(row)]
+    assert row == {key(row): row for row in read_csv(TABLE, Row)}[key(row)]
 
 
 def test_the_committed_table_has_every_operator_and_regime_and_no_fault():
-    rows = read_csv(TABLE)
+    rows = read_csv(TABLE, Row)
     assert not [row for row in rows if row.fault()]
     chosen = product(OPERATORS, DIRECTIONS, ("float32", "bfloat16"))
     expected = {
@@ -83,7 +84,7 @@ def size(call: Call) -> str:
 
 
 def test_the_minimum_is_that_of_the_design():
-    rows = {key(row): row for row in read_csv(TABLE)}
+    rows = {key(row): row for row in read_csv(TABLE, Row)}
     for label, arrays in ARRAYS.items():
         for direction, count in zip(DIRECTIONS, arrays, strict=True):
             for call in calls(BY_LABEL[label], direction, "bfloat16"):
@@ -96,20 +97,20 @@ def test_the_minimum_is_that_of_the_design():
 
 
 def test_what_is_not_kept_is_read_twice_and_nothing_else():
-    again = Counter((row.regime, row.read_again > 0) for row in read_csv(TABLE))
+    again = Counter((row.regime, row.read_again > 0) for row in read_csv(TABLE, Row))
     assert set(again) >= {(STREAMED, True), (THREE_LAUNCHES, True), (ONE_ROW, False)}
     assert {regime for regime, is_read in again if is_read} == {STREAMED, THREE_LAUNCHES}
     assert not {(STREAMED, False), (THREE_LAUNCHES, False)} & set(again)
 
 
 def test_the_exit_status_says_whether_too_much_is_moved(tmp_path, monkeypatch, capsys):
-    good = read_csv(TABLE)[0]
+    good = read_csv(TABLE, Row)[0]
     assert good.fault() == ""
     for ratio, status in (("1.0200", 0), ("1.0201", 1), ("0.9980", 1)):
         row = Row(**{**vars(good), "ratio": ratio})
         monkeypatch.setattr(traffic, "_counted", lambda calls, jobs, row=row: iter([row]))
         assert main(["--op", "rms_norm", "--out", str(tmp_path / "bytes.csv")]) == status
-        assert read_csv(tmp_path / "bytes.csv") == [row]
+        assert read_csv(tmp_path / "bytes.csv", Row) == [row]
     assert "moves 0.9980 of what it must" in capsys.readouterr().out
 
 
@@ -121,6 +122,6 @@ def test_operators_are_named_with_commas(monkeypatch):
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
-    rows = read_csv(TABLE)
-    write_csv(tmp_path / "again.csv", rows)
+    rows = read_csv(TABLE, Row)
+    write_csv(tmp_path / "again.csv", Row, rows)
     assert (tmp_path / "again.csv").read_bytes() == TABLE.read_bytes()

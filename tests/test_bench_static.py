@@ -25,8 +25,9 @@ from bench.static_ptx import Access, accesses
 from cunorm._builds import Build
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
+from bench.records import read_csv, write_csv
 from bench.static import differences, main, report
-from bench.static_rows import Row, measured, read_csv, write_csv
+from bench.static_rows import Row, measured
 
 TABLE = Path(__file__).parents[1] / "bench" / "results" / "static.csv"
 
@@ -50,7 +51,7 @@ def test_the_committed_table_is_what_nvrtc_makes_of_the_plans():
 
 
 def test_the_committed_table_passes_the_gate_and_is_small():
-    assert report(read_csv(TABLE)) == 0
+    assert report(read_csv(TABLE, Row)) == 0
     assert TABLE.stat().st_size < 1 << 20
 
 
@@ -120,8 +121,8 @@ def test_a_table_that_is_not_so_is_said_to_be_wrong(plans, tmp_path):
     few = [plan for plan in plans if plan.operator == "rms_norm" and plan.direction == "forward"]
     few = few[:4]
     rows = [measured(plan) for plan in few]
-    write_csv(tmp_path / "table.csv", rows)
-    assert read_csv(tmp_path / "table.csv") == rows
+    write_csv(tmp_path / "table.csv", Row, rows)
+    assert read_csv(tmp_path / "table.csv", Row) == rows
     assert not list(differences(rows, few, 4, 1))
 
     def wrong(**columns: object) -> list[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -18,9 +19,9 @@ class Autograd(Provider):
 
     arrays = "torch"
 
+    @abstractmethod
     def function(self, operator: Operator, width: int) -> Function:
         """Return the operator for rows of a width, or so many channels."""
-        raise NotImplementedError
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the function's calls, or `torch.autograd.grad` of what was recorded of them."""

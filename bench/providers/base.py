@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def require_gpu(arrays: str) -> None:
             raise ImportError(f"JAX has no CUDA backend: {error}") from error
 
 
-class Provider:
+class Provider(ABC):
     """One way to compute the operators."""
 
     name = ""
@@ -49,9 +50,9 @@ class Provider:
         """Return what it computes in an operator's place."""
         return operator
 
+    @abstractmethod
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the call on each set of operands, all of one shape and dtype."""
-        raise NotImplementedError
 
     def named(self, operator: Operator, direction: str, result: Any) -> dict[str, Any]:
         """Return the arrays of a call's result by the names of `Operator.outputs`."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,9 +26,9 @@ class Traced(Provider):
         """Whether JAX can be given it: its arrays have one order of axes in memory."""
         return operator.memory != "NHWC"
 
+    @abstractmethod
     def function(self, operator: Operator) -> Callable[..., Any]:
         """Return the operator as a function of `Operator.leaves` by position."""
-        raise NotImplementedError
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the calls of what jit makes of the function, or of its pullback."""

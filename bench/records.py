@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+"""CSV files of dataclasses whose fields are texts and whole numbers."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def write_csv(path: Path, kind: type[Any], records: Iterable[Any]) -> None:
+    """Write one line for each record of a kind."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(kind)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(record) for record in records)
+
+
+def read_csv(path: Path, kind: type[T]) -> list[T]:
+    """Read what `write_csv` wrote."""
+    numbers = {field.name for field in fields(kind) if field.type == "int"}  # type: ignore[arg-type]
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            kind(**{name: int(text) if name in numbers else text for name, text in line.items()})
+            for line in csv.DictReader(file)
+        ]
