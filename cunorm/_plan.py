@@ -20,6 +20,7 @@ from cunorm._builds import (
     Macros,
     ParamGradTypes,
 )
+from cunorm._cpu import last_cache_bytes
 from cunorm._dtypes import FLOAT64, DType
 from cunorm._features import NONE, Features
 from cunorm._teams import ACCESS_BYTES, Team, cuda_team
@@ -48,11 +49,13 @@ class Walk(NamedTuple):
 ASYNC_COPIES: Macros = (("ASYNC_COPIES", "true"),)
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=0)
 
-# Bytes from which stores past a CPU's caches pay, where rows are whole cache lines, also for who
-# reads the result next, by the bytes of an element: of two, a store is half a line; of eight there
-# are none. Measured with two cores and 32 MiB of cache.
-_LARGE_RESULT, _CACHE_LINE = {4: 8 << 20, 2: 16 << 20}, 64
-# Bytes of a row of x above which the backward prefetches in both of its passes; measured there too.
+# Stores past a CPU's caches pay, also for who reads the result next, where rows are whole cache
+# lines and the result has such a share of the last cache, by the bytes of an element (of two, a
+# store is half a line; of eight there are none), or so many bytes in any case. Measured with two
+# cores and 32 MiB of cache, and with 480 MiB.
+_LARGE_SHARE, _LARGE_RESULT, _CACHE_LINE = {4: 4, 2: 2}, 32 << 20, 64
+# Bytes of a row of x above which the backward prefetches in both of its passes; measured with the
+# former.
 _SHORT_ROW = 8 << 10
 
 # Packs of a run, and runs of a part of a row that a CPU's cores share, as `RowPart` has them. They
@@ -204,10 +207,11 @@ def _cpu_stores(where: Walk, result: DType, compute: DType) -> Macros:
 def cpu_stores(elements: int, row: int, result: DType, compute: DType) -> Macros:
     """Return the macro that sends stores past the caches, for large results of whole lines."""
     itemsize = result.itemsize
-    enough = _LARGE_RESULT.get(itemsize)
-    if enough is None or compute is FLOAT64 or row * itemsize % _CACHE_LINE:
+    share = _LARGE_SHARE.get(itemsize)
+    if share is None or compute is FLOAT64 or row * itemsize % _CACHE_LINE:
         return ()
-    return (("NON_TEMPORAL", "true"),) if elements * itemsize >= enough else ()
+    large = min(_LARGE_RESULT, last_cache_bytes() // share)
+    return (("NON_TEMPORAL", "true"),) if elements * itemsize >= large else ()
 
 
 def _cpu_blocks(rows: int) -> int:

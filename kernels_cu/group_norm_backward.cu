@@ -86,8 +86,8 @@ __device__ inline auto loader(const Arguments<B>& arguments, index_t sample) {
 // With channels first a pass has `half` of the next group prefetched, the first its x and the last
 // its dy, so that memory is busy in both; with channels last each pass what it comes to itself.
 template <class B, class Half, class Other, class Column>
-__device__ inline void prefetch_inputs(const Half& half, const Other& other, index_t sample,
-                                       index_t line, Column column) {
+__device__ __forceinline__ void prefetch_inputs(const Half& half, const Other& other,
+                                                index_t sample, index_t line, Column column) {
   prefetch_pack<B>(half.at(sample, line), column);
   if constexpr (B::channels_last) prefetch_pack<B>(other.at(sample, line), column);
 }

@@ -119,9 +119,9 @@ def test_results_ignore_the_order_number_and_position_of_rows(dtype, norm):
 )
 @pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is stored past caches")
 def test_results_do_not_show_that_large_ones_are_stored_past_the_caches(dtype, norm, monkeypatch):
-    """More than 16 MiB of results, whose build stores them otherwise than that of a few rows."""
+    """More than 32 MiB of results, whose build stores them otherwise than that of a few rows."""
     width, few = 1024, slice(300, 340)
-    rows = draw_rows(width, dtype, norm, rows=9000 if dtype == "bfloat16" else 4500)
+    rows = draw_rows(width, dtype, norm, rows=17000 if dtype == "bfloat16" else 8500)
     with_empty_caches(monkeypatch)
     expected = run(rows, norm)
     assert all(stores_past_caches(build) for build in loaded_builds("X_T"))

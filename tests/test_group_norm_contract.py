@@ -277,8 +277,8 @@ def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels
     check_group_forward(f, x, groups, None, None, eps=EPS, channel_axis=-1)
 
 
-# Results of more than 8 MiB, of samples of less.
-LARGE = {"last": (3, 6000, 128), "first": (3, 128, 6000)}
+# Results of more than 32 MiB, of samples of less.
+LARGE = {"last": (3, 24000, 128), "first": (3, 128, 24000)}
 
 
 @pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is stored past caches")

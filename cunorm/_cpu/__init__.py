@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cunorm._arguments import WORD, Kernels, Pointers, template
+from cunorm._cpu._caches import last_cache_bytes
 from cunorm._cpu._compile import (
     Entry,
     cache_folder,
@@ -27,6 +28,7 @@ __all__ = [
     "cache_folder",
     "compiler",
     "forget",
+    "last_cache_bytes",
     "library",
     "loaded_count",
     "prepare",

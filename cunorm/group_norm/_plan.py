@@ -103,9 +103,10 @@ _BACKWARD_PACK_BYTES = 16
 # Packs of a tile on a CPU: parts of lines, or of a channel; both stay in a core's caches. And bytes
 # of a line, once converted, that are a pack: each of its sums takes 8 registers of AVX-512.
 _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
-# Bytes of the samples that all cores together take at a time, so that the last pass finds them in
-# the last cache; and of those of which one core makes all passes, if there are enough to share.
-_CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 8 << 20, 512 << 10, 16
+# Bytes of the samples that all cores together take at a time where each pass is a launch, so that
+# the last pass finds them in the cores' caches; and of those of which one core makes all passes, if
+# there are enough to share.
+_CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 2 << 20, 512 << 10, 16
 # Channels of all samples of a launch at most: small samples hand on more than they are.
 _CPU_HANDED = 1 << 17
 # Bytes of a group's h that a thread keeps from its first pass to the last.
@@ -135,8 +136,9 @@ def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     if written is not None:
         macros += cpu_stores(where.elements, row, written, types.compute)
     sample_bytes = where.positions * where.channels * types.x.itemsize
-    chunk = max(1, min(where.samples, _CPU_CHUNK // sample_bytes, _CPU_HANDED // where.channels))
     block_groups = _cpu_block_groups(where, sample_bytes)
+    chunk = where.samples if block_groups else _CPU_CHUNK // sample_bytes
+    chunk = max(1, min(where.samples, chunk, _CPU_HANDED // where.channels))
     if isinstance(types, GroupBackwardTypes) and _keeps_h(types, where, block_groups):
         kept_h = _CPU_KEPT_H // (CPU_PACK * types.compute.itemsize)
         return _schedule(types, where, tiling, macros, block_groups, chunk, kept_h)

@@ -29,6 +29,7 @@ using std::memcpy;
 
 #define __global__
 #define __device__
+#define __forceinline__ inline
 #define __launch_bounds__(...)
 // `used` keeps the compiler from reasoning that nobody else reads or writes the array.
 #define __shared__ static __attribute__((used, section("cunorm_shared")))

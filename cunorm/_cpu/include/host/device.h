@@ -8,6 +8,7 @@
 // Accumulators stay in registers only where all is inlined.
 #define __global__ __attribute__((flatten, noinline))
 #define __device__
+#define __forceinline__ __attribute__((always_inline)) inline
 #define __shared__ thread_local static
 #define __launch_bounds__(...)
 

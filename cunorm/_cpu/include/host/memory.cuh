@@ -79,8 +79,10 @@ inline index_t rows_ahead(index_t width) {
   return std::max<index_t>(rows_at_once<T>(width), (1 << 16) / row_bytes);
 }
 
+// GCC takes what only prefetches for something without an effect, and drops calls that it does not
+// inline at once.
 template <class B, class T>
-inline void prefetch_pack(const T* row, index_t column) {
+__forceinline__ void prefetch_pack(const T* row, index_t column) {
   constexpr int to_read = 0, to_second_level = 2;
   for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
     __builtin_prefetch(row + column + i, to_read, to_second_level);
@@ -89,7 +91,7 @@ template <class B>
 inline void prefetch_pack(const absent*, index_t) {}
 
 template <class B, class T>
-inline void prefetch_output(T* row, index_t column) {
+__forceinline__ void prefetch_output(T* row, index_t column) {
   constexpr int to_write = 1, to_first_level = 3;
   if constexpr (non_temporal && simd::can_stream<T, typename B::compute_t>) return;
   for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
@@ -281,4 +283,12 @@ inline auto first_of(V v) {
 template <class V>
 inline auto item_sum(V v) {
   return simd::sum(v);
+}
+
+// Whether a comparison holds anywhere.
+template <class V>
+inline bool any(V condition) {
+  for (int i = 0; i < int(sizeof(V) / sizeof(condition[0])); ++i)
+    if (condition[i]) return true;
+  return false;
 }

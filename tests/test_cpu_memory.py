@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""What a CPU's kernels ask of its caches: that lines come early, and how large the last one is."""
+
+import os
+import platform
+import subprocess
+
+import numpy as np
+import pytest
+from described import loads
+
+import cunorm
+from cunorm import _cpu
+from cunorm._cpu import _caches, _compile
+
+COMPILER = _cpu.compiler()
+PREFETCHES = ("prefetcht", "prefetchw", "prfm")
+
+
+def assembly(build, folder):
+    source = folder / "kernel.cpp"
+    source.write_text(_compile._translation_unit(build))
+    includes = [f"-I{_compile._HOST}", f"-I{_compile._INCLUDE}"]
+    macros = [f"-D{name}={value}" for name, value in build.macros]
+    options = [*_compile._OPTIONS, *_compile._optional()[0], *includes, *macros]
+    command = [*COMPILER.command, *options, "-S", os.fspath(source), "-o", "-"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def row_norm(x):
+    forward = cunorm.layer_norm_forward(x)
+    cunorm.layer_norm_backward(x, x, mean=forward.mean, rstd=forward.rstd)
+
+
+def group_norm(x, memory):
+    axis = {"last": -1, "first": 1}[memory]
+    forward = cunorm.group_norm_forward(x, 4, activation="silu", channel_axis=axis)
+    statistics = {"mean": forward.mean, "rstd": forward.rstd}
+    cunorm.group_norm_backward(x, x, 4, activation="silu", channel_axis=axis, **statistics)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64", "aarch64", "arm64"),
+    reason="it is not known what prefetches are called there",
+)
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (row_norm, (8, 4096)),
+        (lambda x: group_norm(x, "last"), (2, 4096, 64)),
+        (lambda x: group_norm(x, "first"), (2, 64, 4096)),
+        (lambda x: group_norm(x, "first"), (20, 64, 4096)),
+    ],
+    ids=["rows", "channels last", "channels first", "samples"],
+)
+def test_every_pass_over_memory_prefetches(call, shape, monkeypatch, tmp_path):
+    """GCC may take a function that only prefetches for one that does nothing."""
+    builds = loads(monkeypatch)
+    call(np.zeros(shape, dtype=np.float32))
+    passes = [build for build in builds if reads_memory(build)]
+    assert len(passes) >= 2
+    for build in passes:
+        assert any(name in assembly(build, tmp_path) for name in PREFETCHES), build
+
+
+def reads_memory(build):
+    """Whether a build goes over x, and not only over sums."""
+    macros = dict(build.macros)
+    combines_only = macros.get("FIND") == "false" and macros.get("WRITE") == "false"
+    first_of_many = macros.get("CHANNELS_LAST") == "false" and macros.get("WRITE") == "false"
+    return "X_T" in macros and not combines_only and not first_of_many
+
+
+@pytest.mark.parametrize(
+    ("said", "size"), [("32768K", 32 << 20), ("480M", 480 << 20), ("", 32 << 20), ("?", 32 << 20)]
+)
+def test_the_size_of_the_last_cache_is_read(said, size, monkeypatch, tmp_path):
+    (tmp_path / "size").write_text(said + "\n")
+    monkeypatch.setattr(_caches, "_SIZE", tmp_path / "size")
+    assert _caches.last_cache_bytes.__wrapped__() == size
+
+
+def test_a_system_that_does_not_say_has_a_cache_as_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(_caches, "_SIZE", tmp_path / "nothing")
+    assert _caches.last_cache_bytes.__wrapped__() == 32 << 20
