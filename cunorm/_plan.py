@@ -57,6 +57,9 @@ _LARGE_SHARE, _LARGE_RESULT, _CACHE_LINE = {4: 4, 2: 2}, 32 << 20, 64
 # Bytes of a row of x above which the backward prefetches in both of its passes; measured with the
 # former.
 _SHORT_ROW = 8 << 10
+# Bytes of a row of x above which nothing is prefetched of rows to come, by the bytes of an element:
+# of two inputs without a gate, and otherwise. Measured with the latter.
+_WIDE_ROW = {True: {2: 512 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
 
 # Packs of a run, and runs of a part of a row that a CPU's cores share, as `RowPart` has them. They
 # share rows wider than this, where there are so many at most.
@@ -141,6 +144,7 @@ def cuda_param_grad(types: ParamGradTypes, width: int) -> Launch:
 def cpu_forward(types: ForwardTypes, where: Walk) -> Launch:
     """Plan row_norm_forward on a CPU."""
     macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
+    macros += _cpu_rows(where, types.x, types.gate is None and types.residual is not None)
     macros += _cpu_stores(where, types.y, types.compute)
     return Launch(Build("row_norm_forward", macros), _cpu_blocks(where.rows) * where.groups, 1)
 
@@ -177,8 +181,10 @@ def cpu_shared(launch: Launch, where: Walk, parts: int) -> Launch:
 @lru_cache(maxsize=4096)
 def cpu_backward(types: BackwardTypes, where: Walk) -> Launch:
     """Plan row_norm_backward on a CPU."""
+    row = types.x or types.dy
     macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
-    if where.width * (types.x or types.dy).itemsize > _SHORT_ROW:
+    macros += _cpu_rows(where, row, types.gate is None)
+    if where.width * row.itemsize > _SHORT_ROW:
         macros += (("LONG_PASSES", "true"),)
     largest = types.dx or types.dgate
     if largest is not None:
@@ -198,6 +204,13 @@ def cpu_param_grad(types: ParamGradTypes, width: int) -> Launch:
         ("PACK", str(CPU_PACK)),
     )
     return Launch(Build("param_grad", macros), -(-width // CPU_PACK), 1)
+
+
+def _cpu_rows(where: Walk, row: DType, two_inputs: bool) -> Macros:
+    """Return the macro of rows so wide that none of those to come is prefetched."""
+    widest = _WIDE_ROW[two_inputs].get(row.itemsize)
+    is_wide = widest is not None and where.width * row.itemsize > widest
+    return (("WIDE_ROWS", "true"),) if is_wide else ()
 
 
 def _cpu_stores(where: Walk, result: DType, compute: DType) -> Macros:

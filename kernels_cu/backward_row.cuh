@@ -148,7 +148,7 @@ __device__ inline Pack<typename B::compute_t, 3> find_sums_of(const Affine<B>& p
   LaneSum<B> sum_p, sum_dr, sum_p_dr;
   const auto add = [&](auto column, const RowInputs<B>& kept) {
     const auto weight = load_pack<B>(only_if<B::dp>(parameters.weight), column, end);
-    if constexpr (long_passes) prefetch_pack<B>(row.later_x, column);
+    if constexpr (long_passes) prefetch_later<B>(row.later_x, column);
     prefetch_output<B>(row.dx, column);
     prefetch_output<B>(row.dresidual, column);
     prefetch_output<B>(row.dgate, column);
@@ -220,9 +220,9 @@ __device__ inline void write_gradients(const BackwardRow<B>& row, int pack, Colu
   const index_t end = row.end;
   const auto kept = row.packs.pack(pack, column, [&](index_t column) { return row.load(column); });
   const auto d_residual = load_pack<B>(row.d_residual, column, end);
-  prefetch_pack<B>(row.later_dy, column);
-  if constexpr (!long_passes) prefetch_pack<B>(row.later_x, column);
-  prefetch_pack<B>(row.later_gate, column);
+  prefetch_later<B>(row.later_dy, column);
+  if constexpr (!long_passes) prefetch_later<B>(row.later_x, column);
+  prefetch_later<B>(row.later_gate, column);
   const auto k_rstd = spread<B>(row.k_rstd);
   const auto r_factor = spread<B>(row.r_factor), offset = spread<B>(row.offset);
   OutputPack<B, typename B::dx_t> dx(row.dx, end);

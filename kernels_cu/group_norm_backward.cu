@@ -152,13 +152,15 @@ __device__ inline void find_sums(const Arguments<B>& arguments, const Extent<B>&
         strip, loader(arguments, sample),
         [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
           prefetch_inputs<B>(arguments.x, arguments.dy, sample, strip.later(line), column);
+          Items<B> pack_h;  // stored together at the end, as results are
           for_each_item<B>(column, end, [&](auto at) {
             const auto p = channels.p(inputs, at), h = channels.h(inputs, p, at);
-            if constexpr (B::kept_h > 0) line_h[column / B::pack].item[at.index] = h;
+            pack_h.item[at.index] = h;
             sum_h.add(at, h);
             sum_h_p.add_product(at, h, p);
             sum_p.add(at, p);
           });
+          if constexpr (B::kept_h > 0) line_h[column / B::pack] = pack_h;
         },
         [&] {
           sum_h.end_run();

@@ -66,6 +66,8 @@ __device__ inline index_t rows_ahead(index_t) {
 template <class B, class T>
 __device__ inline void prefetch_pack(const T*, index_t) {}
 template <class B, class T>
+__device__ inline void prefetch_later(const T*, index_t) {}
+template <class B, class T>
 __device__ inline void prefetch_output(T*, index_t) {}
 
 // Whether a kernel must say that an access is not to be cut up: NVRTC 13.5 stores items of group

@@ -177,9 +177,9 @@ template <class B, class Column, class Factors, class Bias>
 __device__ inline void write_pack(const ForwardRow<B>& row, int pack, Column column,
                                   const Factors& factors, const Bias& bias) {
   const auto p = row.packs.pack(pack, column, [&](auto column) { return row.reload(column); });
-  prefetch_pack<B>(row.later_x, column);
-  prefetch_pack<B>(row.later_residual, column);
-  prefetch_pack<B>(row.later_gate, column);
+  prefetch_later<B>(row.later_x, column);
+  prefetch_later<B>(row.later_residual, column);
+  prefetch_later<B>(row.later_gate, column);
   const auto gate = load_pack<B>(only_if<B::post_gate>(row.gate), column, row.end);
   const auto k_rstd = spread<B>(row.k_rstd);
   OutputPack<B, typename B::y_t> y(row.y, row.end);

@@ -17,6 +17,8 @@ from row_errors import Options, rows_of
 import cunorm
 from cunorm import NormGrads, _again, _backend, reference
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 EPS = 1e-5
 SHAPES = [((1, 5), 1), ((50, 64), 4), ((3, 7, 33), 1), ((3000, 8), 2), ((9, 1003), 1)]
 

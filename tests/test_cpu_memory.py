@@ -39,7 +39,10 @@ def group_norm(x, memory):
     cunorm.group_norm_backward(x, x, 4, activation="silu", channel_axis=axis, **statistics)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+compiles = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+
+
+@compiles
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64", "aarch64", "arm64"),
     reason="it is not known what prefetches are called there",
@@ -62,6 +65,18 @@ def test_every_pass_over_memory_prefetches(call, shape, monkeypatch, tmp_path):
     assert len(passes) >= 2
     for build in passes:
         assert any(name in assembly(build, tmp_path) for name in PREFETCHES), build
+
+
+@compiles
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="looks for x86's names")
+@pytest.mark.parametrize(("width", "count"), [(4096, True), (65536, False)])
+def test_nothing_is_prefetched_of_rows_to_come_where_one_fills_the_caches(
+    width, count, monkeypatch, tmp_path
+):
+    builds = loads(monkeypatch)
+    row_norm(np.zeros((20, width), dtype=np.float32))
+    for build in (build for build in builds if reads_memory(build)):
+        assert ("prefetcht" in assembly(build, tmp_path)) == count, build
 
 
 def reads_memory(build):

@@ -13,6 +13,8 @@ import cunorm
 from cunorm import NormForward, NormGrads
 from cunorm._arrays import numpy_view
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SHAPE = (12, 96)
 KINDS = ["numpy", "torch", "jax", "dlpack"]
 NARROW_AND_WIDE = ["float16", "bfloat16", "float32"]  # JAX has float64 only when it is switched on

@@ -11,6 +11,8 @@ from operands import assert_same_bits, assert_same_fields, at, bits, draw, optio
 import cunorm
 from cunorm import GroupNormForward, GroupNormGrads
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 GROUPS, CHANNELS = 5, 10
 MEMORIES = [(-1, "last"), (1, "last"), (1, "first"), (-1, "first")]
 # Positions of which all passes are one launch on a CPU, and several.

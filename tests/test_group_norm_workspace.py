@@ -20,6 +20,8 @@ from cunorm._dtypes import DTYPES as STORAGE
 from cunorm.group_norm import _backward_plan, _forward, _workspace_size
 from cunorm.group_norm._run import schedule_of, workspace_bytes
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 OPS = ("group_norm", "instance_norm", "group_norm_forward", "group_norm_backward")
 ALL = ("x", "weight", "bias")
 # Samples, height, width, channels and groups of what is one launch on a CPU, and of several.

@@ -14,6 +14,8 @@ import cunorm
 from cunorm import reference
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 jnp = jax.numpy
 
 from jax.test_util import check_grads  # noqa: E402

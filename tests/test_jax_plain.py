@@ -9,6 +9,8 @@ from calls import FUNCTIONS, arrays_of, call_of, fields
 from operands import draw
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 jnp = jax.numpy
 
 import cunorm  # noqa: E402

@@ -12,6 +12,8 @@ from jax_formulas import FORMULAS, group_norm, leaves, normalize, rms_norm
 from operands import draw
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 jnp = jax.numpy
 
 import cunorm.jax  # noqa: E402

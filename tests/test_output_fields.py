@@ -9,6 +9,8 @@ from operands import assert_same_bits
 import cunorm
 from cunorm import AddNorm, NormForward, NormGrads
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 ROWS = 5
 SHAPE = (ROWS, WIDTH)
 

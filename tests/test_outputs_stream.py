@@ -10,6 +10,8 @@ from processes import SETUP, in_process
 import cunorm
 from cunorm import AddNorm, NormForward
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 ROWS = 5
 WIDTHS = (1, 7, 64, 1003, 16384, 20000, 40001)
 OWN = "expected memory of its own"

@@ -16,7 +16,10 @@ from cunorm import GroupNormForward, GroupNormGrads, NormForward, NormGrads  # n
 from cunorm._arrays import describe, numpy_view  # noqa: E402
 
 # torch's own, when inductor is imported
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("quick_compiles"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
+]
 
 WIDTH, GROUPS = 96, 4
 IMAGE = {"num_groups": GROUPS, "activation": "silu", "channel_axis": 1}

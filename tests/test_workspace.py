@@ -10,6 +10,8 @@ from operands import DTYPES, assert_same_bits, assert_same_fields, at, draw
 import cunorm
 from cunorm import NormGrads
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 NAME = "layer_norm_backward"
 ALL = ("x", "weight", "bias", "gate")
 NEEDS = (ALL, ("weight",), ("bias",), ("weight", "bias"), ("x",))

@@ -25,6 +25,13 @@ inline constexpr bool long_passes = true;
 inline constexpr bool long_passes = false;
 #endif
 
+// One row and its results fill a core's caches.
+#ifdef WIDE_ROWS
+inline constexpr bool wide_rows = true;
+#else
+inline constexpr bool wide_rows = false;
+#endif
+
 // Several blocks share a row, and a launch makes one pass.
 #ifdef SHARED_ROWS
 inline constexpr bool shared_rows = true;
@@ -89,6 +96,12 @@ __forceinline__ void prefetch_pack(const T* row, index_t column) {
 }
 template <class B>
 inline void prefetch_pack(const absent*, index_t) {}
+
+// Of a row to come.
+template <class B, class T>
+__forceinline__ void prefetch_later(const T* row, index_t column) {
+  if constexpr (!wide_rows) prefetch_pack<B>(row, column);
+}
 
 template <class B, class T>
 __forceinline__ void prefetch_output(T* row, index_t column) {
