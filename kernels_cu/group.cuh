@@ -162,14 +162,6 @@ struct Strip {
   const Extent<B>& extent;
   Tile tile;
   Column channel;
-  index_t positions;  // of the tile that are gone over
-
-  // The first quarter of them; where threads keep their packs, all.
-  __device__ Strip beginning() const {
-    constexpr index_t unit = B::channels_last ? 1 : B::pack;
-    const index_t quarter = (positions + 4 * unit - 1) / (4 * unit) * unit;
-    return {extent, tile, channel, kept<B> || positions < quarter ? positions : quarter};
-  }
 
   // Those left over at the end of a block have no packs; with channels first, no channels.
   __device__ static bool has_packs() { return position_thread<B>() < B::position_threads; }
@@ -193,7 +185,7 @@ struct Strip {
         if (i % 16 == 15 || i == B::packs - 1) end_run();
       }
     } else if constexpr (B::channels_last) {
-      const index_t end = first + positions;
+      const index_t end = first + extent.part_positions(tile.part);
       for (index_t run = first; run < end; run += 16) {
         for (index_t line = run; line < end && line < run + 16; ++line)
           use(0, line, channel, width);
@@ -201,7 +193,7 @@ struct Strip {
       }
     } else {
       for_each_column<B>(
-          first, B::pack, first + positions,
+          first, B::pack, first + extent.part_positions(tile.part),
           [&](auto column) { use(0, index_t(channel), column, width); }, end_run);
     }
   }
@@ -241,7 +233,7 @@ struct Strip {
 template <class B, class Use>
 __device__ inline void with_strip(const Extent<B>& extent, const Tile& tile, Use use) {
   const auto with_channel = [&](auto channel) {
-    use(Strip<B, decltype(channel)>{extent, tile, channel, extent.part_positions(tile.part)});
+    use(Strip<B, decltype(channel)>{extent, tile, channel});
   };
   if constexpr (!B::channels_last) {
     const index_t thread = threadIdx.x / B::position_threads;

@@ -60,77 +60,48 @@ enum GroupMoment { Mean, Correction, Rstd };
 template <class B>
 using Packs = TilePacks<B, LoadedPack<B, typename B::x_t>>;
 
-// Of each channel of a strip, sums of t = x - shift and of t * t.
-template <class B>
-struct ShiftedSums {
-  ChannelItems<B> t, tt;
-
-  // Whether a shift is more than half a deviation from its channel's mean: moments.cuh says why.
-  __device__ bool are_far(typename B::compute_t count) const {
-    bool far = false;
-    unrolled<int(sizeof(t) / sizeof(t.item[0]))>(
-        [&](int i) { far |= any(5.0f * t.item[i] * t.item[i] > count * tt.item[i]); });
-    return far;
-  }
-};
-
-template <class B, class Strip, class Load>
-__device__ inline ShiftedSums<B> shifted_sums(const ChannelItems<B>& shift, const Strip& strip,
-                                              const Packs<B>& packs, ChannelTeam<B>& team,
-                                              Load load) {
-  ChannelSum<B> sum_t, sum_tt;
-  packs.next_pass(
-      strip, load,
-      [&](index_t, auto column, index_t end, const auto& x) {
-        for_each_item<B>(column, end, [&](auto at) {
-          const auto t = clear_outside<B>(read<B>(x, at) - of_channel<B>(shift, at), at);
-          sum_t.add(at, t);
-          sum_tt.add_product(at, t, t);
-        });
-      },
-      [&] {
-        sum_t.end_run();
-        sum_tt.end_run();
-      });
-  return {team.all_reduce(sum_t), team.all_reduce(sum_tt)};
-}
-
-// The shift is the mean of the strip's beginning. On the CPU that may be unlike the rest; then
-// another pass has a shift that is right.
 template <class B>
 __device__ inline void find_moments(const Arguments<B>& arguments, const Extent<B>& extent,
                                     const Tile& tile, Packs<B>& packs, ChannelTeam<B>& team,
                                     const HandedOn<B>& handed_on) {
   using C = typename B::compute_t;
   const index_t sample = extent.first_sample + tile.sample;
+  const auto load = [&](index_t line, auto column, index_t end) {
+    return load_pack<B>(arguments.x.at(sample, line), column, end);
+  };
   with_strip(extent, tile, [&](const auto& strip) {
-    const auto load = [&](index_t line, auto column, index_t end) {
-      if constexpr (B::channels_last)
-        prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
-      return load_pack<B>(arguments.x.at(sample, line), column, end);
-    };
-    const auto beginning = strip.beginning();
     ChannelSum<B> sum;
     packs.load_each(
-        beginning, load,
-        [&](index_t, auto column, index_t end, const auto& x) {
+        strip, load,
+        [&](index_t line, auto column, index_t end, const auto& x) {
+          if constexpr (B::channels_last)
+            prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
           for_each_item<B>(column, end, [&](auto at) { sum.add(at, read<B>(x, at)); });
         },
         [&] { sum.end_run(); });
-    const auto first_sums = team.all_reduce(sum);
-    const C first_count = C(beginning.positions), count = C(strip.positions);
-    auto shift = for_channels<B>([&](int i) { return first_sums.item[i] / first_count; });
-    auto sums = shifted_sums<B>(shift, strip, packs, team, load);
-    if constexpr (!kept<B>) {
-      if (sums.are_far(count)) {
-        shift = for_channels<B>([&](int i) { return shift.item[i] + sums.t.item[i] / count; });
-        sums = shifted_sums<B>(shift, strip, packs, team, load);
-      }
-    }
+    const auto sums = team.all_reduce(sum);
+    const C count = C(extent.part_positions(tile.part));
+    const auto shift = for_channels<B>([&](int i) { return sums.item[i] / count; });
+
+    ChannelSum<B> sum_t, sum_tt;
+    packs.next_pass(
+        strip, load,
+        [&](index_t, auto column, index_t end, const auto& x) {
+          for_each_item<B>(column, end, [&](auto at) {
+            const auto t = clear_outside<B>(read<B>(x, at) - of_channel<B>(shift, at), at);
+            sum_t.add(at, t);
+            sum_tt.add_product(at, t, t);
+          });
+        },
+        [&] {
+          sum_t.end_run();
+          sum_tt.end_run();
+        });
+    const auto sums_t = team.all_reduce(sum_t), sums_tt = team.all_reduce(sum_tt);
     if (!team.is_first()) return;
     handed_on.store(Shift, strip, shift);
-    handed_on.store(Sum, strip, sums.t);
-    handed_on.store(Squares, strip, sums.tt);
+    handed_on.store(Sum, strip, sums_t);
+    handed_on.store(Squares, strip, sums_tt);
   });
 }
 

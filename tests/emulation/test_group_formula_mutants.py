@@ -70,8 +70,8 @@ OF_GROUPS = (
 MUTANTS = {
     ("group_norm_forward", "last, one launch"): (
         *IN_BOTH,
-        ("first_sums.item[i] / first_count", "first_sums.item[i]"),
-        ("first_sums.item[i] / first_count", "C(0)"),
+        ("sums.item[i] / count", "sums.item[i]"),
+        ("sums.item[i] / count", "C(0)"),
         ("of_channel<B>(shift, at)) - of_channel<B>(correction, at)", "of_channel<B>(shift, at))"),
         ("(rest - first_rest)", "0"),
         ("rest = first_rest + distance", "rest = distance"),
@@ -95,7 +95,7 @@ MUTANTS = {
         ("{counts.count(part)", "{counts.count(0)"),
     ),
     ("group_norm_forward", "first, three launches, in warps"): (
-        ("C(beginning.positions)", "C(extent.tile_positions)"),
+        ("C(extent.part_positions(tile.part))", "C(extent.tile_positions)"),
         ("block % parts, rest % tiles", "0, rest % tiles"),
     ),
     ("group_norm_forward", "last, one launch, groups together"): OF_GROUPS,

@@ -297,11 +297,3 @@ template <class V>
 inline auto item_sum(V v) {
   return simd::sum(v);
 }
-
-// Whether a comparison holds anywhere.
-template <class V>
-inline bool any(V condition) {
-  for (int i = 0; i < int(sizeof(V) / sizeof(condition[0])); ++i)
-    if (condition[i]) return true;
-  return false;
-}
