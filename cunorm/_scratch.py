@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory for a while on a CPU: a few MiB are kept, as to allocate them takes longer."""
+"""Memory for a while on a CPU: some MiB are kept, as to allocate them takes longer."""
 
 from __future__ import annotations
 

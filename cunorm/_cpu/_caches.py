@@ -13,7 +13,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 @cache
 def last_cache_bytes() -> int:
-    """Return the size of the cache that all cores share; 32 MiB where the system does not say."""
+    """Return the size of the first core's last cache; 32 MiB where the system does not say."""
     try:
         text = _SIZE.read_text(encoding="utf-8").strip()
     except OSError:

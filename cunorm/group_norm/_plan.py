@@ -107,7 +107,7 @@ _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
 # the last pass finds them in the cores' caches; and of those of which one core makes all passes, if
 # there are enough to share.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 2 << 20, 512 << 10, 16
-# Channels of all samples of a launch at most: small samples hand on more than they are.
+# Channels, of all parts of the samples of a launch, at most: each hands on some values.
 _CPU_HANDED = 1 << 17
 # Bytes of a group's h that a thread keeps from its first pass to the last.
 _CPU_KEPT_H = 256 << 10
@@ -138,7 +138,8 @@ def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     sample_bytes = where.positions * where.channels * types.x.itemsize
     block_groups = _cpu_block_groups(where, sample_bytes)
     chunk = where.samples if block_groups else _CPU_CHUNK // sample_bytes
-    chunk = max(1, min(where.samples, chunk, _CPU_HANDED // where.channels))
+    handed = _parts(tiling, where) * where.pitch
+    chunk = max(1, min(where.samples, chunk, _CPU_HANDED // handed))
     if isinstance(types, GroupBackwardTypes) and _keeps_h(types, where, block_groups):
         kept_h = _CPU_KEPT_H // (CPU_PACK * types.compute.itemsize)
         return _schedule(types, where, tiling, macros, block_groups, chunk, kept_h)
@@ -196,8 +197,8 @@ def _schedule(
     """Return the launches: one where blocks have whole groups, else one for each pass."""
     if isinstance(types, GroupBackwardTypes):
         macros += (("KEPT_H", str(kept_h)),)
-    positions, channels = tiling.tile(where.channels_last)
-    parts, tiles = -(-where.positions // positions), -(-where.channels // channels)
+    channels = tiling.tile(where.channels_last)[1]
+    parts, tiles = _parts(tiling, where), -(-where.channels // channels)
     writes = types.written() is not None
     handed = VALUES * (parts * where.pitch + where.groups)
     if block_groups:
@@ -224,6 +225,11 @@ def _schedule(
         block_groups or 1,
         -(-handed * chunk // _LINE) * _LINE,
     )
+
+
+def _parts(tiling: Tiling, where: Samples) -> int:
+    """Return how many parts the positions of a sample are summed in."""
+    return -(-where.positions // tiling.tile(where.channels_last)[0])
 
 
 def _macros(types: GroupTypes, where: Samples, channels: int, groups: int) -> Macros:
