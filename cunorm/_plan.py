@@ -61,6 +61,10 @@ _SHORT_ROW = 8 << 10
 # of two inputs without a gate, and otherwise. Measured with the latter.
 _WIDE_ROW = {True: {2: 512 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
 
+# Bytes of a row that a CPU's thread keeps in one pass for the next, and activations that take no
+# longer to compute than to load. (A row that threads share is wider.)
+_KEPT_BYTES, _QUICK = 128 << 10, ("identity", "relu")
+
 # Packs of a run, and runs of a part of a row that a CPU's cores share, as `RowPart` has them. They
 # share rows wider than this, where there are so many at most.
 _RUN, _PART_RUNS = 16, 32
@@ -146,6 +150,8 @@ def cpu_forward(types: ForwardTypes, where: Walk) -> Launch:
     macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
     macros += _cpu_rows(where, types.x, types.gate is None and types.residual is not None)
     macros += _cpu_stores(where, types.y, types.compute)
+    if types.formula.pre_gate:
+        macros += _cpu_kept(types, where, types.compute.itemsize)
     return Launch(Build("row_norm_forward", macros), _cpu_blocks(where.rows) * where.groups, 1)
 
 
@@ -189,6 +195,8 @@ def cpu_backward(types: BackwardTypes, where: Walk) -> Launch:
     largest = types.dx or types.dgate
     if largest is not None:
         macros += _cpu_stores(where, largest, types.compute)
+    if types.dgate is not None:
+        macros += _cpu_kept(types, where, 2 * types.compute.itemsize)
     parts = _cpu_parts(where.rows) if types.dweight or types.dbias else _cpu_blocks(where.rows)
     build = Build("row_norm_backward", macros)
     return Launch(build, parts * where.groups, 1, parts, sums_pitch(CPU_TEAM, where))
@@ -211,6 +219,17 @@ def _cpu_rows(where: Walk, row: DType, two_inputs: bool) -> Macros:
     widest = _WIDE_ROW[two_inputs].get(row.itemsize)
     is_wide = widest is not None and where.width * row.itemsize > widest
     return (("WIDE_ROWS", "true"),) if is_wide else ()
+
+
+def _cpu_kept(types: ForwardTypes | BackwardTypes, where: Walk, itemsize: int) -> Macros:
+    """Return the macro of rows of which a thread keeps what an activation took long to compute.
+
+    Where the gate has more than 16 bits memory takes longer still.
+    """
+    packs = _KEPT_BYTES // (CPU_PACK * itemsize)
+    is_narrow = types.gate is not None and types.gate.itemsize == 2
+    is_kept = is_narrow and types.formula.activation not in _QUICK
+    return (("KEPT_PACKS", str(packs)),) if is_kept and where.width <= packs * CPU_PACK else ()
 
 
 def _cpu_stores(where: Walk, result: DType, compute: DType) -> Macros:

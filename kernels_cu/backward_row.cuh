@@ -41,6 +41,10 @@ __device__ inline RowInputs<B> as_loaded(const RowInputs<B>& kept) {
   return {as_loaded(kept.dy), as_loaded(kept.x), as_loaded(kept.gate)};
 }
 
+// What a gate does at each item of a pack.
+template <class B>
+using GatePack = Pack<Activated<Item<B>>, items_per_pack<B>>;
+
 // A row, and what the first pass over it finds for the second:
 //   k * r = ((p - mean) - correction) * k_rstd
 //   dp    = dn * factor * k_rstd + k * r * r_factor + offset
@@ -59,6 +63,7 @@ struct BackwardRow {
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
   RowPacks<B, RowInputs<B>> packs;
+  GatePack<B>* kept_gate;
   C mean, rstd;
   C correction, k_rstd, r_factor, offset;
 
@@ -83,16 +88,23 @@ struct BackwardRow {
   }
 };
 
+template <class B, class At>
+__device__ inline Activated<Item<B>> gate_at(const RowInputs<B>& inputs, At at) {
+  Activated<Item<B>> gate = {};
+  if constexpr (present<typename B::gate_t>) gate = B::activation::at(read<B>(inputs.gate, at));
+  return gate;
+}
+
 // An item of the inputs, with the gate applied on the side where it stands.
 template <class B>
 struct GatedItem {
+  Activated<Item<B>> gate;
   Item<B> dy, dn, x = {}, p = {};
-  Activated<Item<B>> gate = {};
 
   template <class At>
-  __device__ GatedItem(const RowInputs<B>& kept, At at) : dy(read<B>(kept.dy, at)), dn(dy) {
-    if constexpr (present<typename B::x_t>) p = x = read<B>(kept.x, at);
-    if constexpr (present<typename B::gate_t>) gate = B::activation::at(read<B>(kept.gate, at));
+  __device__ GatedItem(const RowInputs<B>& inputs, const Activated<Item<B>>& gate, At at)
+      : gate(gate), dy(read<B>(inputs.dy, at)), dn(dy) {
+    if constexpr (present<typename B::x_t>) p = x = read<B>(inputs.x, at);
     if constexpr (B::pre_gate) p *= gate.value;
     if constexpr (B::post_gate) dn *= gate.value;
   }
@@ -152,8 +164,10 @@ __device__ inline Pack<typename B::compute_t, 3> find_sums_of(const Affine<B>& p
     prefetch_output<B>(row.dx, column);
     prefetch_output<B>(row.dresidual, column);
     prefetch_output<B>(row.dgate, column);
+    GatePack<B> gates;
     for_each_item<B>(column, end, [&](auto at) {
-      const GatedItem<B> item(kept, at);
+      const auto gate = gates.item[at.index] = gate_at<B>(kept, at);
+      const GatedItem<B> item(kept, gate, at);
       const auto p = clear_outside<B>(row.shifted(item.p), at);
       if constexpr (B::center) sum_p.add(at, p);
       if constexpr (B::dp) {
@@ -163,6 +177,7 @@ __device__ inline Pack<typename B::compute_t, 3> find_sums_of(const Affine<B>& p
         sum_p_dr.add_product(at, p, dr);
       }
     });
+    if constexpr (B::kept_packs > 0) row.kept_gate[column / B::pack] = gates;
   };
   for_each(add, [&] {
     sum_p.end_run();
@@ -228,8 +243,14 @@ __device__ inline void write_gradients(const BackwardRow<B>& row, int pack, Colu
   OutputPack<B, typename B::dx_t> dx(row.dx, end);
   OutputPack<B, typename B::dresidual_t> dresidual(row.dresidual, end);
   OutputPack<B, typename B::dgate_t> dgate(row.dgate, end);
+  const auto gate = [&](auto at) {
+    if constexpr (B::kept_packs > 0)
+      return row.kept_gate[column / B::pack].item[at.index];
+    else
+      return gate_at<B>(kept, at);
+  };
   for_each_item<B>(column, end, [&](auto at) {
-    const GatedItem<B> item(kept, at);
+    const GatedItem<B> item(kept, gate(at), at);
     const auto k_r = row.centered(item.p) * k_rstd;
     const auto rounded = as_rounded<B>(k_r);
     dweight.add_product(at, item.dn, rounded);

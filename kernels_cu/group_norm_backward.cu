@@ -125,33 +125,28 @@ __device__ inline auto load_channels(const Arguments<B>& arguments, const Strip&
       of_group(arguments.mean), weighted<B>(of_group(arguments.rstd), weight), bias};
 }
 
-// The h of a block's packs, where a CPU's thread, which makes all passes, keeps it: to compute it
-// takes longer than to load it from the second-level cache.
+// The h of a line's packs, where a CPU's thread, which makes all passes, keeps that of its group.
 template <class B>
-struct KeptH {
-  Items<B> packs[B::kept_h > 0 ? B::kept_h : 1];
-
-  // Those of a line.
-  __device__ Items<B>* line(const Extent<B>& extent, index_t line) {
-    if constexpr (B::kept_h == 0) return packs;
-    const index_t line_packs = (extent.positions + B::pack - 1) / B::pack;
-    return packs + line % extent.group_channels() * line_packs;
-  }
-};
+__device__ inline Items<B>* kept_h_of(const Extent<B>& extent, index_t line) {
+  Items<B>* const packs = kept_packs<Items<B>, B::kept_h>();
+  const index_t line_packs = (extent.positions + B::pack - 1) / B::pack;
+  return packs + line % extent.group_channels() * line_packs;
+}
 
 template <class B>
 __device__ inline void find_sums(const Arguments<B>& arguments, const Extent<B>& extent,
-                                 const Tile& tile, Packs<B>& packs, KeptH<B>& kept_h,
-                                 ChannelTeam<B>& team, const HandedOn<B>& handed_on) {
+                                 const Tile& tile, Packs<B>& packs, ChannelTeam<B>& team,
+                                 const HandedOn<B>& handed_on) {
   const index_t sample = extent.first_sample + tile.sample;
   with_strip(extent, tile, [&](const auto& strip) {
     const auto channels = load_channels(arguments, strip);
-    Items<B>* const line_h = kept_h.line(extent, strip.channel);
+    Items<B>* const line_h = kept_h_of(extent, strip.channel);
     ChannelSum<B> sum_h, sum_h_p, sum_p;
     packs.load_each(
         strip, loader(arguments, sample),
         [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
           prefetch_inputs<B>(arguments.x, arguments.dy, sample, strip.later(line), column);
+          if constexpr (B::kept_h > 0) prefetch_output<B>(arguments.dx.at(sample, line), column);
           Items<B> pack_h;  // stored together at the end, as results are
           for_each_item<B>(column, end, [&](auto at) {
             const auto p = channels.p(inputs, at), h = channels.h(inputs, p, at);
@@ -230,12 +225,11 @@ __device__ inline void combine_sums(const Arguments<B>& arguments, const Extent<
 
 template <class B>
 __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& extent,
-                                const Tile& tile, Packs<B>& packs, KeptH<B>& kept_h,
-                                const HandedOn<B>& handed_on) {
+                                const Tile& tile, Packs<B>& packs, const HandedOn<B>& handed_on) {
   const index_t sample = extent.first_sample + tile.sample;
   with_strip(extent, tile, [&](const auto& strip) {
     const auto channels = load_channels(arguments, strip);
-    Items<B>* const line_h = kept_h.line(extent, strip.channel);
+    Items<B>* const line_h = kept_h_of(extent, strip.channel);
     const auto of_group = [&](int value) {
       return strip.load_groups(
           [&](index_t group) { return handed_on.load_group(value, tile.sample, group); });
@@ -267,14 +261,13 @@ extern "C" __global__ void __launch_bounds__(Build::threads, 1)
   __shared__ ChannelScratch<Build> channel_scratch;
   __shared__ Team<Combining<Build>>::Scratch team_scratch;
   __shared__ HandedOn<Build>::Scratch handed_scratch;
-  __shared__ KeptH<Build> kept_h;
   const Extent<Build> extent(arguments);
   const HandedOn<Build> handed_on(extent, arguments.handed_on, handed_scratch);
   Packs<Build> packs;
   if constexpr (Build::find) {
     ChannelTeam<Build> team(channel_scratch);
     for_each_tile(extent, [&](const Tile& tile) {
-      find_sums(arguments, extent, tile, packs, kept_h, team, handed_on);
+      find_sums(arguments, extent, tile, packs, team, handed_on);
     });
   }
   if constexpr (one_pass<Build>) __syncthreads();
@@ -286,8 +279,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads, 1)
   }
   if constexpr (Build::write) {
     if constexpr (one_pass<Build>) __syncthreads();
-    for_each_tile(extent, [&](const Tile& tile) {
-      write_dx(arguments, extent, tile, packs, kept_h, handed_on);
-    });
+    for_each_tile(extent,
+                  [&](const Tile& tile) { write_dx(arguments, extent, tile, packs, handed_on); });
   }
 }

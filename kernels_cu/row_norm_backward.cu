@@ -27,6 +27,9 @@
 #ifndef ASYNC_COPIES
 #define ASYNC_COPIES false
 #endif
+#ifndef KEPT_PACKS
+#define KEPT_PACKS 0
+#endif
 
 // clang-format off
 struct Build {
@@ -59,6 +62,8 @@ struct Build {
   static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
   static constexpr int access = ACCESS;                 // elements in one access, by alignment
   static constexpr bool async_copies = ASYNC_COPIES;    // of each team's next row
+  // Of gates, which a CPU's thread keeps, where there is a first pass.
+  static constexpr int kept_packs = center || dp ? KEPT_PACKS : 0;
 };
 // clang-format on
 
@@ -100,6 +105,7 @@ __device__ inline void differentiate_rows(const Arguments<B>& arguments, Team<B>
   for (int i = 0; i < count; ++i) {
     copy_row(arguments, team, share, first + i + share.blocks * Team<B>::per_block, staged);
     open_row(arguments, team, share, first + i, ahead, rows[i]);
+    rows[i].kept_gate = kept_packs<GatePack<B>, B::kept_packs, max_rows_at_once>(i);
     find_factors(arguments, team, parameters, staged, rows[i]);
   }
 

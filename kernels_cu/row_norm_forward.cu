@@ -17,6 +17,10 @@
 #include "moments.cuh"
 #include "row_parts.cuh"
 
+#ifndef KEPT_PACKS
+#define KEPT_PACKS 0
+#endif
+
 // clang-format off
 struct Build {
   using compute_t = COMPUTE_T;
@@ -40,6 +44,7 @@ struct Build {
   static constexpr int pack = PACK;                     // elements a thread handles at a time
   static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
   static constexpr int access = ACCESS;                 // elements in one access, by alignment
+  static constexpr int kept_packs = KEPT_PACKS;         // of p, which a CPU's thread keeps
 };
 // clang-format on
 
@@ -78,18 +83,23 @@ struct ForwardRow {
   typename B::new_residual_t* new_residual;
   typename B::y_t* y;
   RowPacks<B, Kept> packs;
+  Kept* kept_p;
   Moments<B> moments;
   C rstd, k_rstd;
 
   // The pack of p; this writes the residual stream.
   template <class Column>
   __device__ Kept load(Column column) const {
-    return gated(column, load_stream(column));
+    const Kept p = gated(column, load_stream(column));
+    if constexpr (B::kept_packs > 0) kept_p[column / B::pack] = p;
+    return p;
   }
 
   template <class Column>
   __device__ Kept reload(Column column) const {
-    if constexpr (present<typename B::new_residual_t>)
+    if constexpr (B::kept_packs > 0)
+      return kept_p[column / B::pack];
+    else if constexpr (present<typename B::new_residual_t>)
       return gated(column, load_pack<B, stream_t>(new_residual, column, end));
     else
       return load(column);
@@ -144,6 +154,7 @@ __device__ inline void open_row(const Arguments<B>& arguments, const Team<B>& te
   row.later_gate = arguments.gate.at(later);
   row.new_residual = arguments.new_residual.at(index);
   row.y = arguments.y.at(index);
+  row.kept_p = kept_packs<typename ForwardRow<B>::Kept, B::kept_packs>();
 }
 
 // What multiplies the row.

@@ -190,11 +190,13 @@ def _optional() -> tuple[tuple[str, ...], ...]:
     """Return options that a compiler may refuse, and fewer of them for when it does.
 
     With the 32 registers of AVX-512, scheduling before they are given out lets several items of a
-    pack be computed at a time (a gated forward takes a tenth less); with 16, it spills.
+    pack be computed at a time (a gated forward takes a tenth less); with 16, it spills. There GCC
+    also copies items in halves, for which a load of a whole one then has to wait.
     """
     openmp = ("-fopenmp",)
     if "avx512f" in _cpu_identity():
-        return ((*openmp, "-fschedule-insns"), openmp, ())
+        scheduled, whole = (*openmp, "-fschedule-insns"), ("-mmove-max=512", "-mstore-max=512")
+        return ((*scheduled, *whole), scheduled, openmp, ())
     return (openmp, ())
 
 

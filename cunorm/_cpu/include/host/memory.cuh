@@ -113,6 +113,19 @@ __forceinline__ void prefetch_output(T* row, index_t column) {
 template <class B>
 inline void prefetch_output(absent*, index_t) {}
 
+// GCC must not know what the address is: it would ask for it anew in each step of a loop.
+template <class V, int packs, int rows = 1>
+inline V* kept_packs(int row = 0) {
+  if constexpr (packs == 0) {
+    return nullptr;
+  } else {
+    thread_local static V kept[rows][packs];
+    V* place = kept[row];
+    asm("" : "+r"(place));
+    return place;
+  }
+}
+
 // Where a pack begins, with what is known of it: that it is whole, or that the row's end cuts it.
 struct WholeColumn {
   index_t column;
