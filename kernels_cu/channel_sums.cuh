@@ -7,7 +7,8 @@
 // One thread's sums, one for each item of its packs. Like LaneSum, with no long chains.
 template <class B>
 struct ItemSum {
-  Items<B> run = {}, total = {};
+  Items<B> run = {};
+  Pack<RunSum<B, Item<B>>, items_per_pack<B>> total = {};
 
   template <class At>
   __device__ void add(At at, Item<B> v) {
@@ -19,11 +20,15 @@ struct ItemSum {
   }
   __device__ void end_run() {
     unrolled<items_per_pack<B>>([&](int i) {
-      total.item[i] += run.item[i];
+      total.item[i].add(run.item[i]);
       run.item[i] = Item<B>{};
     });
   }
-  __device__ const Items<B>& value() const { return total; }
+  __device__ Items<B> value() const {
+    Items<B> out;
+    unrolled<items_per_pack<B>>([&](int i) { out.item[i] = total.item[i].sum; });
+    return out;
+  }
 };
 
 // One thread's sums for its channels.

@@ -5,6 +5,24 @@
 #include "cluster.cuh"
 #include "items.cuh"
 
+// A sum of runs. The CPU's one thread has many of them, so that it takes from each what adding the
+// last one gave too much (Kahan's sum); a GPU's has few.
+template <class B, class V>
+struct RunSum {
+  V sum = {}, excess = {};
+
+  __device__ void add(V v) {
+    if constexpr (B::threads == 1) {
+      v -= excess;
+      const V next = sum + v;
+      excess = (next - sum) - v;
+      sum = next;
+    } else {
+      sum += v;
+    }
+  }
+};
+
 // One thread's sum over its packs. Item i of every pack is added to sum i; after a run of at most
 // 16 packs, end_run() folds those sums into one and adds it to the recent runs' sum, which moves on
 // after 32 runs. So no chain of additions is long, which would add up its roundings.
@@ -14,7 +32,8 @@ struct LaneSum {
   static constexpr int items = items_per_pack<B>;
   static constexpr int recent_packs = 16 * 32;  // after which the sum moves on
   Items<B> run = {};
-  C recent_runs = 0, total = 0;
+  RunSum<B, C> recent_runs;
+  C total = 0;
   int runs = 0;
 
   template <class At>
@@ -28,14 +47,14 @@ struct LaneSum {
 
   __device__ void end_run() {
     fold<items / 2>();
-    recent_runs += item_sum(run.item[0]);
+    recent_runs.add(item_sum(run.item[0]));
     unrolled<items>([&](int i) { run.item[i] = Item<B>{}; });
     if (++runs % 32 != 0) return;
-    total += recent_runs;
-    recent_runs = 0;
+    total += recent_runs.sum;
+    recent_runs = {};
   }
 
-  __device__ C value() const { return total + recent_runs; }
+  __device__ C value() const { return total + recent_runs.sum; }
 
  private:
   template <int half>

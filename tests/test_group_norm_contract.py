@@ -277,6 +277,19 @@ def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels
     check_group_forward(f, x, groups, None, None, eps=EPS, channel_axis=-1)
 
 
+@pytest.mark.parametrize("noise", [0, 1e-3, 0.1])
+@pytest.mark.parametrize("share", [4, 8])
+@pytest.mark.parametrize("positions", [256, 1000])
+def test_a_beginning_unlike_the_rest_costs_no_digits(positions, share, noise):
+    """Equal elements lose equal parts in a sum: of many runs, that would add up."""
+    channels, rng = 256, np.random.default_rng(0)
+    x = rng.standard_normal((1, positions, channels)) * noise
+    x[:, : positions // share] += 1e4 * np.exp(rng.uniform(-1, 1, channels))
+    x = x.astype(np.float32)
+    f = cunorm.group_norm_forward(x, channels)
+    check_group_forward(f, x, channels, None, None, eps=EPS, channel_axis=-1)
+
+
 # Results of more than 32 MiB, of samples of less than 8: large ones begin somewhere between these.
 LARGE = {"last": (6, 12000, 128), "first": (6, 128, 12000)}
 
