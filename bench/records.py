@@ -7,12 +7,17 @@ import csv
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
-def write_csv(path: Path, kind: type[Any], records: Iterable[Any]) -> None:
+def write_csv(
+    path: Path, kind: type[DataclassInstance], records: Iterable[DataclassInstance]
+) -> None:
     """Write one line for each record of a kind."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(kind)], lineterminator="\n")
@@ -22,7 +27,7 @@ def write_csv(path: Path, kind: type[Any], records: Iterable[Any]) -> None:
 
 def read_csv(path: Path, kind: type[T]) -> list[T]:
     """Read what `write_csv` wrote."""
-    numbers = {field.name for field in fields(kind) if field.type == "int"}  # type: ignore[arg-type]
+    numbers = {field.name for field in fields(kind) if field.type == "int"}
     with path.open(newline="", encoding="utf-8") as file:
         return [
             kind(**{name: int(text) if name in numbers else text for name, text in line.items()})

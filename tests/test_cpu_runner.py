@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ com
 # kernels share, and where some other array is. The first block of a grid dawdles.
 KERNEL = """
 #include "device.h"
-#include "simd.h"
+#include "simd_streaming.h"
 #include <atomic>
 #include <chrono>
 #include <thread>

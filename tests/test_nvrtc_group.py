@@ -16,7 +16,8 @@ from cunorm._activations import ACTIVATIONS
 from cunorm._builds import Build
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes, GroupTypes
-from cunorm.group_norm._plan import Samples, Schedule, cuda_schedule
+from cunorm.group_norm._plan import Schedule, cuda_schedule
+from cunorm.group_norm._tiling import Samples
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from nvrtc import compile_cubin, resource_usage  # it needs CuPy

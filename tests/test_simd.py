@@ -26,7 +26,7 @@ MACHINES = ("native", "x86-64-v3", "x86-64")
 
 SOURCE = """
 #include "device.h"
-#include "simd.h"
+#include "simd_doubles.h"
 template <class T, int count, class C>
 void store_all(T* out, const C* in) {
   simd::Vector<C> v[count];

@@ -12,7 +12,8 @@ from cunorm._arrays import Operand
 from cunorm._builds import ParamGradTypes
 from cunorm._cpu import Pointers
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes
-from cunorm.group_norm._plan import Samples, Schedule
+from cunorm.group_norm._plan import Schedule
+from cunorm.group_norm._tiling import Samples
 
 # The kernels' argument structs: all fields are of eight bytes. Lines: a pointer and two strides.
 _FORWARD = struct.Struct("<" + 2 * "Q2q" + "5Q6q")  # and eps

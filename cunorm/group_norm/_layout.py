@@ -11,7 +11,7 @@ from cunorm._arrays import Form, contiguous_form
 from cunorm._dtypes import DType
 from cunorm._layout import collapsed, is_contiguous
 from cunorm.group_norm._calls import Lines
-from cunorm.group_norm._plan import Samples
+from cunorm.group_norm._tiling import Samples
 
 _LIMIT = 2**31
 

@@ -13,7 +13,8 @@ from numpy.lib.stride_tricks import as_strided
 from operands import DTYPES
 
 from cunorm import reference
-from cunorm.group_norm._plan import GroupTypes, Samples, Tiling, _pack, _power_of_two
+from cunorm.group_norm._builds import GroupTypes
+from cunorm.group_norm._tiling import Samples, Tiling, _pack, _power_of_two
 
 Array = np.ndarray
 EPS = 1e-5

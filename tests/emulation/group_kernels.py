@@ -17,6 +17,7 @@ from cunorm import _plan
 from cunorm._builds import Launch
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64, numpy_dtype
 from cunorm.group_norm import _backward_plan, _forward
+from cunorm.group_norm._builds import GroupTypes
 from cunorm.group_norm._calls import (
     GroupBackward,
     GroupCall,
@@ -24,17 +25,9 @@ from cunorm.group_norm._calls import (
     param_grad_arguments,
     workspace_elements,
 )
-from cunorm.group_norm._plan import (
-    GroupTypes,
-    Samples,
-    Schedule,
-    Tiling,
-    _one_pass_tiling,
-    _schedule,
-    _tiling,
-    cuda_schedule,
-)
+from cunorm.group_norm._plan import Schedule, _schedule, cuda_schedule
 from cunorm.group_norm._run import launches
+from cunorm.group_norm._tiling import Samples, Tiling, cuda_one_pass_tiling, cuda_tiling
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 from .emulator import EmulationResult, Order, compile_emulated
@@ -81,9 +74,9 @@ class GroupPlan:
         planned = cuda_schedule(types, where, access)
         if (self.passes, self.tiling, self.chunk) == (None, None, None):
             return planned
-        whole = None if self.tiling or self.passes == 3 else _one_pass_tiling(types, where)
+        whole = None if self.tiling or self.passes == 3 else cuda_one_pass_tiling(types, where)
         assert whole or self.passes != 1, "a block has no room for whole groups"
-        tiling, block_groups = whole or ((self.tiling or _tiling)(types, where), 0)
+        tiling, block_groups = whole or ((self.tiling or cuda_tiling)(types, where), 0)
         macros = dict(planned.passes[0].build.macros) | dict(tiling.macros(access))
         kept = tuple(macro for macro in macros.items() if macro[0].lower() not in PASSES)
         return _schedule(types, where, tiling, kept, block_groups, self.chunk or where.samples)

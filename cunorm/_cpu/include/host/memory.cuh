@@ -9,6 +9,8 @@
 
 #include "access.cuh"
 #include "simd.h"
+#include "simd_doubles.h"
+#include "simd_streaming.h"
 #include "vec.cuh"
 
 // Results too large for the cache go past it: a store need not first read what it overwrites.
