@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 from bench import grid
-from bench.rows import Row
+from bench.rows import Row, write_csv
 
 PLAIN = ("rms_norm", "layer_norm")
 GATED = ("rms_norm+post_gate", "rms_norm+pre_gate")
@@ -77,3 +78,9 @@ def rows_of_the_grid(torch: float, copy: float, ungated: float) -> list[Row]:
         what = point.operator.name, point.direction, point.dtype, point.shape_text
         rows += [row(name, time, *what, point.operator.memory) for name, time in times.items()]
     return rows
+
+
+def written(path: Path, rows: list[Row]) -> Path:
+    """Write rows into a file, and return where that is."""
+    write_csv(path, rows)
+    return path
