@@ -33,12 +33,23 @@ def why_no_gpu() -> str | None:
 @pytest.fixture(scope="module")
 def quick_compiles() -> Iterator[None]:
     """Compile without optimisation, which takes a third of the time: for what is around kernels."""
+    yield from _quick_compiles()
+
+
+@pytest.fixture
+def is_quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Do so, or not, in one test alone: the parameter says which."""
+    if request.param:
+        yield from _quick_compiles()
+    else:
+        yield
+
+
+def _quick_compiles() -> Iterator[None]:
     import described
 
-    from cunorm._cpu import _compile
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_compile, "_OPTIONS", (*_compile._OPTIONS, "-O0"))
+        described.with_quick_compiles(patch)
         described.with_empty_caches(patch)
         yield
 

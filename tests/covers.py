@@ -9,6 +9,8 @@ from functools import partial
 from itertools import combinations, product
 from typing import Any
 
+import pytest
+
 Case = dict[str, Any]
 
 
@@ -66,3 +68,12 @@ def pairwise(
 def label(case: Case) -> str:
     """Return a case as the name of a test."""
     return "-".join(str(choice) for choice in case.values())
+
+
+def mostly_quick(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Return the decorator of a test of cases, of which every fourth compiles with optimisation.
+
+    Operands and formulas are in the text of all. The products by command optimise every case.
+    """
+    tests = [pytest.param(place % 4 > 0, case, id=label(case)) for place, case in enumerate(cases)]
+    return pytest.mark.parametrize(("is_quick", "case"), tests, indirect=["is_quick"])

@@ -8,6 +8,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import precompiled
 import pytest
 from calls import BACKWARDS, FORWARDS
 from covers import Case, pairwise
@@ -111,9 +112,17 @@ def with_a_cache_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give this process an empty cache of its own, with quick compiles."""
     monkeypatch.setattr(_cpu, "cache_folder", lambda: folder)
     monkeypatch.setattr(_compile, "cache_folder", lambda: folder)
-    monkeypatch.setattr(_compile, "_OPTIONS", (*_compile._OPTIONS, "-O0"))
+    with_quick_compiles(monkeypatch)
     with_empty_caches(monkeypatch)
     return folder
+
+
+def with_quick_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile without optimisation, and read the system's headers as they were read before."""
+    if "-O0" in _compile._OPTIONS:
+        return
+    quick = (*_compile._OPTIONS, "-O0")
+    monkeypatch.setattr(_compile, "_OPTIONS", (*quick, *precompiled.headers(quick)))
 
 
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:

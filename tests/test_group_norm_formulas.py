@@ -7,7 +7,7 @@
 from itertools import chain, combinations, groupby
 
 import pytest
-from covers import everything, label, pairwise
+from covers import everything, label, mostly_quick, pairwise
 from group_norm_cases import (
     ACTIVATIONS,
     ALL,
@@ -69,13 +69,13 @@ def check_sizes(check, case):
 # --- dtypes and activations -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", pairwise(FORWARD), ids=label)
-def test_forward_takes_any_pair_of_choices(case):
+@mostly_quick(pairwise(FORWARD))
+def test_forward_takes_any_pair_of_choices(is_quick, case):
     check_sizes(check_forward_case, case)
 
 
-@pytest.mark.parametrize("case", pairwise(BACKWARD, telling), ids=label)
-def test_backward_takes_any_pair_of_choices(case):
+@mostly_quick(pairwise(BACKWARD, telling))
+def test_backward_takes_any_pair_of_choices(is_quick, case):
     check_sizes(check_backward_case, case)
 
 

@@ -10,6 +10,8 @@ from operands import DTYPES, assert_same_bits, at, draw, optional
 import cunorm
 from cunorm import GroupNormGrads
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 GROUPS, CHANNELS = 5, 10
 # Positions of which all passes are one launch on a CPU, and several.
 sizes = pytest.mark.parametrize(

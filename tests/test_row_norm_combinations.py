@@ -9,7 +9,7 @@ a gate; those with one are in `test_row_norm_formulas`.
 from itertools import chain, groupby
 
 import pytest
-from covers import everything, label, pairwise
+from covers import everything, label, mostly_quick, pairwise
 from operands import at
 from row_norm_cases import (
     BACKWARD,
@@ -37,13 +37,13 @@ PLAIN_BACKWARD = BACKWARD | PLAIN | {"needs": NEEDS, "dgate": [None], "accumulat
 # --- pairs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", pairwise(FORWARD, telling), ids=label)
-def test_forward_takes_any_pair_of_choices(case):
+@mostly_quick(pairwise(FORWARD, telling))
+def test_forward_takes_any_pair_of_choices(is_quick, case):
     check_forward_case(case)
 
 
-@pytest.mark.parametrize("case", pairwise(BACKWARD, telling), ids=label)
-def test_backward_takes_any_pair_of_choices(case):
+@mostly_quick(pairwise(BACKWARD, telling))
+def test_backward_takes_any_pair_of_choices(is_quick, case):
     check_backward_case(case)
 
 

@@ -13,6 +13,8 @@ from operands import assert_same_bits, at, draw, optional
 import cunorm
 from cunorm import NormGrads
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SHAPE, GROUPS, EPS = (19, 3 * 41), 3, 1e-5
 ROWS = ("x", "residual", "dy", "d_residual", "gate")
 
