@@ -21,7 +21,7 @@ from cunorm._builds import (
     ParamGradTypes,
 )
 from cunorm._cpu import last_cache_bytes
-from cunorm._dtypes import FLOAT64, DType
+from cunorm._dtypes import FLOAT32, FLOAT64, DType
 from cunorm._features import NONE, Features
 from cunorm._teams import ACCESS_BYTES, Team, cuda_team
 
@@ -61,9 +61,10 @@ _SHORT_ROW = 8 << 10
 # of two inputs without a gate, and otherwise. Measured with the latter.
 _WIDE_ROW = {True: {2: 512 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
 
-# Bytes of a row that a CPU's thread keeps in one pass for the next, and activations that take no
-# longer to compute than to load. (A row that threads share is wider.)
-_KEPT_BYTES, _QUICK = 128 << 10, ("identity", "relu")
+# Bytes of a row that a CPU's thread keeps in one pass for the next (a row that threads share is
+# wider); how many of the widest such rows it takes at once in a backward, or twice as many of half
+# their width (`rows_at_once`); and activations that take no longer to compute than to load.
+_KEPT_BYTES, _KEPT_ROWS, _QUICK = 128 << 10, 2, ("identity", "relu")
 
 # Packs of a run, and runs of a part of a row that a CPU's cores share, as `RowPart` has them. They
 # share rows wider than this, where there are so many at most.
@@ -151,7 +152,7 @@ def cpu_forward(types: ForwardTypes, where: Walk) -> Launch:
     macros += _cpu_rows(where, types.x, types.gate is None and types.residual is not None)
     macros += _cpu_stores(where, types.y, types.compute)
     if types.formula.pre_gate:
-        macros += _cpu_kept(types, where, types.compute.itemsize)
+        macros += _cpu_kept(types, where, types.compute.itemsize, rows=1)
     return Launch(Build("row_norm_forward", macros), _cpu_blocks(where.rows) * where.groups, 1)
 
 
@@ -196,7 +197,7 @@ def cpu_backward(types: BackwardTypes, where: Walk) -> Launch:
     if largest is not None:
         macros += _cpu_stores(where, largest, types.compute)
     if types.dgate is not None:
-        macros += _cpu_kept(types, where, 2 * types.compute.itemsize)
+        macros += _cpu_kept(types, where, 2 * types.compute.itemsize, _KEPT_ROWS)
     parts = _cpu_parts(where.rows) if types.dweight or types.dbias else _cpu_blocks(where.rows)
     build = Build("row_norm_backward", macros)
     return Launch(build, parts * where.groups, 1, parts, sums_pitch(CPU_TEAM, where))
@@ -221,15 +222,16 @@ def _cpu_rows(where: Walk, row: DType, two_inputs: bool) -> Macros:
     return (("WIDE_ROWS", "true"),) if is_wide else ()
 
 
-def _cpu_kept(types: ForwardTypes | BackwardTypes, where: Walk, itemsize: int) -> Macros:
+def _cpu_kept(types: ForwardTypes | BackwardTypes, where: Walk, itemsize: int, rows: int) -> Macros:
     """Return the macro of rows of which a thread keeps what an activation took long to compute.
 
     Where the gate has more than 16 bits memory takes longer still.
     """
     packs = _KEPT_BYTES // (CPU_PACK * itemsize)
-    is_narrow = types.gate is not None and types.gate.itemsize == 2
-    is_kept = is_narrow and types.formula.activation not in _QUICK
-    return (("KEPT_PACKS", str(packs)),) if is_kept and where.width <= packs * CPU_PACK else ()
+    is_narrow = types.gate is not None and types.gate.itemsize == 2 and types.compute is FLOAT32
+    is_slow = is_narrow and types.formula.activation not in _QUICK
+    is_kept = is_slow and where.width <= packs * CPU_PACK
+    return (("KEPT_PACKS", str(rows * packs)),) if is_kept else ()
 
 
 def _cpu_stores(where: Walk, result: DType, compute: DType) -> Macros:

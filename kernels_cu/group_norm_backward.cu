@@ -129,6 +129,7 @@ __device__ inline auto load_channels(const Arguments<B>& arguments, const Strip&
 template <class B>
 __device__ inline Items<B>* kept_h_of(const Extent<B>& extent, index_t line) {
   Items<B>* const packs = kept_packs<Items<B>, B::kept_h>();
+  if constexpr (B::kept_h == 0) return packs;
   const index_t line_packs = (extent.positions + B::pack - 1) / B::pack;
   return packs + line % extent.group_channels() * line_packs;
 }

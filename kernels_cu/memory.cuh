@@ -70,10 +70,10 @@ __device__ inline void prefetch_later(const T*, index_t) {}
 template <class B, class T>
 __device__ inline void prefetch_output(T*, index_t) {}
 
-// Where a thread keeps V for each of so many packs of some rows, which took long to compute, from
-// one pass to the next: the CPU's, of the caches. A GPU's has its packs in registers.
-template <class V, int packs, int rows = 1>
-__device__ inline V* kept_packs(int = 0) {
+// Where a thread keeps V for each of so many packs, which took long to compute, from one pass to
+// the next: the CPU's, in its caches. A GPU's has its packs in registers.
+template <class V, int packs>
+__device__ inline V* kept_packs() {
   return nullptr;
 }
 

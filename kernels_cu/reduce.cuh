@@ -6,7 +6,7 @@
 #include "items.cuh"
 
 // A sum of runs. The CPU's one thread has many of them, so that it takes from each what adding the
-// last one gave too much (Kahan's sum); a GPU's has few.
+// last one gave too much (Kahan's sum), unless that was infinite; a GPU's has few.
 template <class B, class V>
 struct RunSum {
   V sum = {}, excess = {};
@@ -15,7 +15,7 @@ struct RunSum {
     if constexpr (B::threads == 1) {
       v -= excess;
       const V next = sum + v;
-      excess = (next - sum) - v;
+      excess = next - next == V{} ? (next - sum) - v : V{};
       sum = next;
     } else {
       sum += v;

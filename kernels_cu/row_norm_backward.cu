@@ -62,7 +62,7 @@ struct Build {
   static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
   static constexpr int access = ACCESS;                 // elements in one access, by alignment
   static constexpr bool async_copies = ASYNC_COPIES;    // of each team's next row
-  // Of gates, which a CPU's thread keeps, where there is a first pass.
+  // Of the gates of the rows taken at once, which a CPU's thread keeps where it has a first pass.
   static constexpr int kept_packs = center || dp ? KEPT_PACKS : 0;
 };
 // clang-format on
@@ -102,10 +102,11 @@ __device__ inline void differentiate_rows(const Arguments<B>& arguments, Team<B>
                                           ParamSums<B>& param_sums) {
   BackwardRow<B> rows[max_rows_at_once];
   const Affine<B> parameters(arguments, share);
+  const index_t row_packs = (row_width(arguments) + B::pack - 1) / B::pack;
   for (int i = 0; i < count; ++i) {
     copy_row(arguments, team, share, first + i + share.blocks * Team<B>::per_block, staged);
     open_row(arguments, team, share, first + i, ahead, rows[i]);
-    rows[i].kept_gate = kept_packs<GatePack<B>, B::kept_packs, max_rows_at_once>(i);
+    rows[i].kept_gate = kept_packs<GatePack<B>, B::kept_packs>() + i * row_packs;
     find_factors(arguments, team, parameters, staged, rows[i]);
   }
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +17,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if needy and (reason := why_no_gpu()):
         for item in needy:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make a folder for compiled headers, which the processes of this run share."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="cunorm-headers-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["CUNORM_TEST_HEADERS"] = folder.name
 
 
 def why_no_gpu() -> str | None:

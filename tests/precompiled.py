@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from emulation.build import private_folder, unavailable
+from emulation.build import unavailable
 
 from cunorm._cpu import _compile
 
+FOLDER = "CUNORM_TEST_HEADERS"  # the variable that says where they are, which conftest.py sets
 HEADERS = """#include <immintrin.h>
 #include <omp.h>
 
@@ -32,15 +34,14 @@ MACROS: tuple[tuple[str, ...], ...] = ((), ("-DWIDTH=0",))
 def headers(options: tuple[str, ...]) -> tuple[str, ...]:
     """Return options that let GCC take the headers as they are compiled with these; else none.
 
-    Where it cannot, as with other options, it reads their text.
+    Where it cannot, as with other options, it reads their text. The processes of a run share them.
     """
     found = _compile.compiler()
-    if unavailable() or found is None or "clang" in found.version.lower():
+    shared = os.environ.get(FOLDER)
+    if unavailable() or shared is None or found is None or "clang" in found.version.lower():
         return ()
-    options = (*options, *_compile._optional()[0])
-    identity = (*found, options, HEADERS, _compile._cpu_identity())
-    key = hashlib.sha256("\0".join(map(str, identity)).encode()).hexdigest()
-    folder = private_folder("headers") / key[:32]
+    command = (*found.command, *options, *_compile._optional()[0])
+    folder = Path(shared, hashlib.sha256("\0".join(command).encode()).hexdigest()[:32])
     if not folder.exists() and not _made(folder, (*found.command, *options)):
         return ()
     return ("-include", str(folder / "headers.h"))

@@ -277,6 +277,17 @@ def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels
     check_group_forward(f, x, groups, None, None, eps=EPS, channel_axis=-1)
 
 
+@pytest.mark.parametrize("channel_axis", [-1, 1])
+@pytest.mark.parametrize("positions", [8, 1000])
+def test_groups_whose_squares_overflow_give_what_ieee_gives(positions, channel_axis):
+    x = np.full((1, positions, 64), 1e30, np.float32)
+    x[:, ::2] *= -1
+    x = np.ascontiguousarray(np.moveaxis(x, -1, channel_axis))
+    f = cunorm.group_norm_forward(x, 4, channel_axis=channel_axis)
+    np.testing.assert_array_equal(f.rstd, np.zeros_like(f.rstd))
+    np.testing.assert_array_equal(f.y, np.zeros_like(x))
+
+
 @pytest.mark.parametrize("noise", [0, 1e-3, 0.1])
 @pytest.mark.parametrize("share", [4, 8])
 @pytest.mark.parametrize("positions", [256, 1000])

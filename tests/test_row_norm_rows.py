@@ -172,8 +172,11 @@ def test_float16_rows_of_large_values_do_not_overflow(name):
         assert_within(result.y, exact.y, y_bound(exact.y, "float16"), f"{name}, width {width}")
 
 
-def test_float32_rows_whose_squares_overflow_give_what_ieee_gives():
-    x = np.full((1, 8), 1e30, np.float32)
+@pytest.mark.parametrize("width", [8, 512, 4096])
+@pytest.mark.parametrize("large", [slice(None), slice(1), slice(-1, None)], ids=str)
+def test_float32_rows_whose_squares_overflow_give_what_ieee_gives(width, large):
+    x = np.ones((1, width), np.float32)
+    x[:, large] = 1e30
     result = cunorm.rms_norm_forward(x)
     np.testing.assert_array_equal(result.rstd, [0.0])
     np.testing.assert_array_equal(result.y, np.zeros_like(x))

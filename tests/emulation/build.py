@@ -104,18 +104,10 @@ def _environment() -> str:
 @cache
 def _cache_folder() -> Path:
     """Return $CUNORM_EMULATION_CACHE or this user's folder under the temporary one."""
-    if chosen := os.environ.get("CUNORM_EMULATION_CACHE"):
-        folder = Path(chosen)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder
-    return private_folder("emulation")
-
-
-def private_folder(name: str) -> Path:
-    """Return a folder of this user under the temporary one, of which nobody else writes."""
-    folder = Path(tempfile.gettempdir()) / f"cunorm-{name}-{os.getuid()}"
+    chosen = os.environ.get("CUNORM_EMULATION_CACHE")
+    folder = Path(chosen or Path(tempfile.gettempdir()) / f"cunorm-emulation-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if not chosen and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise PermissionError(f"{folder} can be written by others: remove it")
     return folder

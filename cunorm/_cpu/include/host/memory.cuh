@@ -116,13 +116,13 @@ template <class B>
 inline void prefetch_output(absent*, index_t) {}
 
 // GCC must not know what the address is: it would ask for it anew in each step of a loop.
-template <class V, int packs, int rows = 1>
-inline V* kept_packs(int row = 0) {
+template <class V, int packs>
+inline V* kept_packs() {
   if constexpr (packs == 0) {
     return nullptr;
   } else {
-    thread_local static V kept[rows][packs];
-    V* place = kept[row];
+    thread_local static V kept[packs];
+    V* place = kept;
     asm("" : "+r"(place));
     return place;
   }
