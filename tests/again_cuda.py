@@ -21,7 +21,13 @@ kinds = pytest.mark.parametrize("kind", ["cupy", "torch"])
 OTHER_STREAM, OTHER_GPU = 0x5000, 1
 
 
-def known_calls(monkeypatch):
+@pytest.fixture
+def gpu(monkeypatch):
+    return fake_cuda.install(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch, gpu):
     """Let no call be known before a test on faked GPUs, and nothing planned remain after it."""
     describe("test", "array", fake_cuda.on_cupy(np.empty(1, np.float32)))
     yield nothing_known(monkeypatch)

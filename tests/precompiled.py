@@ -14,7 +14,6 @@ from emulation.build import unavailable
 
 from cunorm._cpu import _compile
 
-FOLDER = "CUNORM_TEST_HEADERS"  # the variable that says where they are, which conftest.py sets
 HEADERS = """#include <immintrin.h>
 #include <omp.h>
 
@@ -37,7 +36,7 @@ def headers(options: tuple[str, ...]) -> tuple[str, ...]:
     Where it cannot, as with other options, it reads their text. The processes of a run share them.
     """
     found = _compile.compiler()
-    shared = os.environ.get(FOLDER)
+    shared = os.environ.get("CUNORM_TEST_HEADERS")
     if unavailable() or shared is None or found is None or "clang" in found.version.lower():
         return ()
     command = (*found.command, *options, *_compile._optional()[0])

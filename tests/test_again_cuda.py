@@ -8,7 +8,7 @@ test_again_cuda_others.py.
 
 from functools import partial
 
-import fake_cuda
+import again_cuda
 import numpy as np
 import pytest
 from again_cuda import (
@@ -20,7 +20,6 @@ from again_cuda import (
     assert_planned,
     elsewhere,
     kinds,
-    known_calls,
     launched,
     moved,
     names,
@@ -39,15 +38,7 @@ from cunorm.group_norm import _run
 torch = pytest.importorskip("torch", reason="its tensors stand in for those of a GPU")
 cupy = pytest.importorskip("cupy", reason="its arrays are given memory of the host")
 
-
-@pytest.fixture
-def gpu(monkeypatch):
-    return fake_cuda.install(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch, gpu):
-    yield from known_calls(monkeypatch)
+gpu, known = again_cuda.gpu, again_cuda.known
 
 
 # --- what is launched again -----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 
 from functools import partial
 
-import fake_cuda
+import again_cuda
 import numpy as np
 import pytest
 from again_cuda import (
@@ -11,7 +11,6 @@ from again_cuda import (
     assert_again,
     assert_planned,
     kinds,
-    known_calls,
     launched,
     moved,
     on_gpu,
@@ -23,15 +22,7 @@ import cunorm
 
 torch = pytest.importorskip("torch", reason="its tensors stand in for those of a GPU")
 
-
-@pytest.fixture
-def gpu(monkeypatch):
-    return fake_cuda.install(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch, gpu):
-    yield from known_calls(monkeypatch)
+gpu, known = again_cuda.gpu, again_cuda.known
 
 
 # --- what makes another call ----------------------------------------------------------------------
