@@ -94,7 +94,7 @@ part tests 135 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra
 # What no GPU has proven is off by default: whether it passes is a result of its own.
 part features 60 env CUNORM_FEATURES=clusters,async_copies \
   "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}" \
-  tests/test_gpu_clusters.py tests/test_gpu_row_norms.py tests/test_gpu_row_norm_variants.py
+  tests/gpu/test_clusters.py tests/gpu/test_row_norms.py tests/gpu/test_row_norm_variants.py
 sanitize memcheck
 sanitize racecheck
 part timings 75 "$python" -m bench --device cuda --seconds-total 50 --seconds 0.2 \

@@ -13,10 +13,9 @@ def from_tests(name: str) -> ModuleType:
     """Import a module of the tests.
 
     The emulator and the reader of ptxas's account are tested there and used by tests most of all,
-    so that there they stay. The tests' folder is no package: pytest puts it on the path, as this
-    does for who runs without.
+    so that there they stay. They are not installed, so the source tree has to be on the path.
     """
-    folder = str(Path(__file__).resolve().parents[1] / "tests")
+    folder = str(Path(__file__).resolve().parents[1])
     if folder not in sys.path:
         sys.path.append(folder)
-    return importlib.import_module(name)
+    return importlib.import_module(f"tests.{name}")

@@ -88,7 +88,7 @@ class Row:
 def measured(plan: Plan) -> Row:
     """Compile a plan and return its line."""
     log, ptx = compiled(plan.build, plan.architecture)
-    usage = from_tests("nvrtc").resource_usage(log)
+    usage = from_tests("support.nvrtc").resource_usage(log)
     counted = accesses(ptx, plan.pointers())
     threads = plan.threads
     limits = ARCHITECTURES[plan.architecture]
@@ -161,7 +161,7 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
 @lru_cache(maxsize=4096)
 def compiled(build: Build, architecture: str) -> tuple[str, str]:
     """Compile a build as the launcher does; return ptxas's log and the PTX."""
-    found = from_tests("nvrtc").compile_build(build, architecture)
+    found = from_tests("support.nvrtc").compile_build(build, architecture)
     return found.log, found.ptx
 
 

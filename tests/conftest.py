@@ -7,9 +7,18 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.register_assert_rewrite("tests.support")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Look for doctests in the package alone: what tests share has none."""
+    is_shared = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if is_shared else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,7 +65,7 @@ def is_quick(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _quick_compiles() -> Iterator[None]:
-    import described
+    from tests.support import described
 
     with pytest.MonkeyPatch.context() as patch:
         described.with_quick_compiles(patch)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from operands import DTYPES
 
 from cunorm import reference
 from cunorm._dtypes import numpy_dtype
 from cunorm._teams import Team
+from tests.support.operands import DTYPES
 
 from .kernels import compute_type
 

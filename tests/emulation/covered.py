@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from bounds import check_backward, check_forward, ulp
-from operands import WIDTHS
 
 from cunorm import reference
 from cunorm._features import Features
+from tests.support.bounds import check_backward, check_forward, ulp
+from tests.support.operands import WIDTHS
 
 from .arrays import EPS, Array, Operands, empty, input_layouts, saved
 from .kernels import emulate_backward, emulate_forward

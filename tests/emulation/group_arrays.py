@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from operands import DTYPES
 
 from cunorm import reference
 from cunorm.group_norm._builds import GroupTypes
 from cunorm.group_norm._tiling import Samples, Tiling, _pack, _power_of_two
+from tests.support.operands import DTYPES
 
 Array = np.ndarray
 EPS = 1e-5

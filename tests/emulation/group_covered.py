@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from group_bounds import check_group_backward, check_group_forward
-
 from cunorm import reference
+from tests.support.group_bounds import check_group_backward, check_group_forward
 
 from .covered import ACTIVATIONS, DTYPES, OPTIONAL, _added
 from .emulator import ORDERS

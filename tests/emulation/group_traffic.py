@@ -11,7 +11,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from operands import DTYPES
+from tests.support.operands import DTYPES
 
 from .group_arrays import Grid, Operands, saved
 from .group_kernels import Emulated, emulate_group_backward, emulate_group_forward

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from covers import Case, pairwise
+from tests.support.covers import Case, pairwise
 
 Choice = tuple[str, Any]
 

@@ -10,15 +10,15 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
-from bounds import check_backward
-from covers import label
-from operands import assert_same_bits
 
 from cunorm._builds import BackwardTypes
 from cunorm._dtypes import DTYPES, FLOAT32
 from cunorm._features import NONE, Features
 from cunorm._plan import Walk, copies_rows, cuda_backward
 from cunorm._teams import Team
+from tests.support.bounds import check_backward
+from tests.support.covers import label
+from tests.support.operands import assert_same_bits
 
 from .arrays import EPS, LAYOUTS, Operands, empty, saved
 from .covered import BACKWARD, check_backward_case, telling

@@ -195,7 +195,7 @@ def test_a_fault_outside_a_launch_still_ends_the_process():
     script = """
 import ctypes, faulthandler, struct
 faulthandler.enable()
-from emulation.emulator import EmulationError, compile_emulated
+from tests.emulation.emulator import EmulationError, compile_emulated
 source = "struct A { int* p; }; extern \\"C\\" __global__ void k(const A a) { *a.p = 1; }"
 try:
     compile_emulated(source, "k").run(1, 32, struct.pack("q", 8))

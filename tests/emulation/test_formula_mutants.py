@@ -8,9 +8,9 @@ odd addresses, and numbers that show each rounding.
 from __future__ import annotations
 
 import pytest
-from bounds import check_backward, check_forward
 
 from cunorm.results import NormForward, NormGrads
+from tests.support.bounds import check_backward, check_forward
 
 from .arrays import EPS, Operands, saved
 from .covered import ACTIVATIONS, check_backward_case, check_forward_case

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from group_bounds import check_group_backward, check_group_forward
-from group_norm_cases import equal_terms
+
+from tests.support.group_bounds import check_group_backward, check_group_forward
+from tests.support.group_norm_cases import equal_terms
 
 from .emulator import unavailable
 from .group_kernels import emulate_group_backward, emulate_group_forward

@@ -8,9 +8,9 @@ every operand; where a formula is of parts of a sample, or of many groups, there
 from __future__ import annotations
 
 import pytest
-from group_bounds import check_group_backward, check_group_forward
 
 from cunorm.results import GroupNormForward, GroupNormGrads
+from tests.support.group_bounds import check_group_backward, check_group_forward
 
 from .covered import ACTIVATIONS
 from .emulator import EmulationError, unavailable

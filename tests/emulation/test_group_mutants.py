@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from group_bounds import check_group_backward, check_group_forward
+
+from tests.support.group_bounds import check_group_backward, check_group_forward
 
 from .emulator import ORDERS, EmulatedKernel, EmulationError, compile_emulated, unavailable
 from .group_arrays import EPS, FAMILIES, Family, Operands, saved

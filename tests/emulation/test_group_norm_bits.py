@@ -6,7 +6,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from operands import assert_same_bits
+
+from tests.support.operands import assert_same_bits
 
 from .emulator import unavailable
 from .group_arrays import EPS, FAMILIES, LAYOUTS, Operands

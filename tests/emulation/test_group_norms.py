@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from covers import label
-from group_bounds import check_group_backward, check_group_forward
-from operands import DTYPES, assert_same_bits
 
 from cunorm.results import GroupNormForward, GroupNormGrads
+from tests.support.covers import label
+from tests.support.group_bounds import check_group_backward, check_group_forward
+from tests.support.operands import DTYPES, assert_same_bits
 
 from .emulator import unavailable
 from .group_arrays import EPS, FAMILIES, Grid, Operands, saved

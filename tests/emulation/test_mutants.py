@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from bounds import check_backward, check_forward
 
 from cunorm._builds import Build
+from tests.support.bounds import check_backward, check_forward
 
 from .arrays import EPS, FAMILIES, Operands, saved
 from .emulator import ORDERS, EmulationError, Order, compile_emulated, unavailable

@@ -6,9 +6,9 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from operands import assert_same_bits
 
 from cunorm.results import NormForward, NormGrads
+from tests.support.operands import assert_same_bits
 
 from .arrays import EPS, FAMILIES, LAYOUTS, Operands, empty, input_layouts, saved, spread
 from .emulator import unavailable

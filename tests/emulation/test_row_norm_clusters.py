@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bounds import check_backward, check_forward
-from operands import assert_same_bits
 
 from cunorm._features import Features
 from cunorm._teams import Team
+from tests.support.bounds import check_backward, check_forward
+from tests.support.operands import assert_same_bits
 
 from .arrays import EPS, Operands, saved
 from .emulator import EmulationError, unavailable

@@ -10,9 +10,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from bounds import check_backward
-from gradients import MADE_OF, NEEDS
-from operands import assert_same_bits
+
+from tests.support.bounds import check_backward
+from tests.support.gradients import MADE_OF, NEEDS
+from tests.support.operands import assert_same_bits
 
 from .arrays import EPS, FAMILIES, Operands, saved
 from .emulator import unavailable

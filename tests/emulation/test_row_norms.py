@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bounds import check_backward, check_forward
-from covers import label
-from operands import WIDTHS
-from scales import (
-    check_backward_rounds_what_the_forward_rounded,
-    check_scales_are_rounded_once,
-    check_scales_beyond_float32,
-)
 
 from cunorm._builds import BackwardTypes
 from cunorm._dtypes import FLOAT32
 from cunorm._plan import Walk, cuda_backward
 from cunorm.results import NormForward, NormGrads
+from tests.support.bounds import check_backward, check_forward
+from tests.support.covers import label
+from tests.support.operands import WIDTHS
+from tests.support.scales import (
+    check_backward_rounds_what_the_forward_rounded,
+    check_scales_are_rounded_once,
+    check_scales_beyond_float32,
+)
 
 from .arrays import EPS, FAMILIES, Operands, saved
 from .covered import BACKWARD, FORWARD, check_backward_case, check_forward_case, telling

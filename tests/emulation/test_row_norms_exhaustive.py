@@ -17,8 +17,9 @@ from os import environ
 from tempfile import TemporaryDirectory
 
 import pytest
-from covers import Case, everything
-from operands import WIDTHS
+
+from tests.support.covers import Case, everything
+from tests.support.operands import WIDTHS
 
 from .covered import (
     ACTIVATIONS,

@@ -11,9 +11,9 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from operands import DTYPES
 
 from cunorm._features import NONE, Features
+from tests.support.operands import DTYPES
 
 from .arrays import Operands, saved
 from .kernels import Emulated, emulate_backward, emulate_forward

@@ -13,8 +13,8 @@ import math
 import numpy as np
 
 from . import cuda
-from .cuda import MemoryPointer, Memory
 from ._kernels import RawKernel
+from .cuda import Memory, MemoryPointer
 
 __version__ = "14.2.0"
 __all__ = [

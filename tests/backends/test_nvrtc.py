@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: MIT
+"""NVRTC compiles the kernels for every architecture, without a GPU, and nothing spills.
+
+`pytest -m exhaustive tests/test_nvrtc.py` compiles every build of `all_builds` for sm_90, and the
+rest of the cover for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cunorm._activations import ACTIVATIONS
+from cunorm._builds import BackwardTypes, Build, Formula, ForwardTypes, ParamGradTypes
+from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
+from cunorm._features import LEAST_CAPABILITY, NONE, Features
+from cunorm._plan import Walk, cuda_backward, cuda_forward, cuda_param_grad
+from tests.support.covers import Case, everything, pairwise
+
+pytest.importorskip("cupy", reason="CuPy is not installed")
+from tests.support.nvrtc import compile_cubin, resource_usage  # it needs CuPy
+
+ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
+ROWS, SM_COUNT = 4096, 132
+# One width or more of each kind of plan: teams within a warp, of a block, streamed; odd ones too.
+WIDTHS = (1, 100, 1000, 5003, 8192, 65536)
+MORE_WIDTHS = (256, 3072, 4096, 16384, 32768)
+# Of rows that clusters share: of each size, full and less than that, and odd ones.
+CLUSTER_WIDTHS = (16384, 20001, 32768, 65536, 100003, 131072, 262144)
+
+# What both kernels have. An operand has x's dtype ("x"), float32, another of them, or is absent
+# (None).
+COMMON = {
+    "x": tuple(DTYPES),
+    "gate": (None, "x", "float32"),
+    "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
+    "position": ("post", "pre"),
+    "weight": (None, "x", "float32"),
+    "offset": (False, True),
+    "rounded": (False, True),
+    "center": (False, True),
+    "width": WIDTHS,
+    "groups": (1, 3, 8),
+    "access": (1, 2, 16),
+}
+FORWARD = {
+    **COMMON,
+    "residual": (None, "x", "float32"),
+    "bias": (None, "x", "float32"),
+    "y": ("x", "float32"),
+}
+BACKWARD = {
+    **COMMON,
+    "dy": ("x", "float16"),
+    "d_residual": (None, "x"),
+    "outputs": ("dx", "bfloat16 dx and dresidual", "neither"),
+    "dgate": (False, True),
+    "sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias")),
+}
+PARAM_GRAD = {
+    "compute": ("float32", "float64"),
+    "dweight": (None, *DTYPES),
+    "dbias": (None, *DTYPES),
+    "accumulate": (False, True),
+}
+
+
+def _dtype(case: Case, name: str):
+    return {"x": DTYPES[case["x"]], None: None, **DTYPES}[case[name]]
+
+
+def _formula(case: Case, compute) -> Formula:
+    gated, x = case["gate"] is not None, DTYPES[case["x"]]
+    return Formula(
+        center=case["center"],
+        activation=case["activation"] if gated else "identity",
+        pre_gate=gated and case["position"] == "pre",
+        weight_offset=case["offset"] and case["weight"] is not None,
+        rounded=x if case["rounded"] and x is not compute else None,
+    )
+
+
+def forward_build(case: Case) -> Build:
+    """Return the build of a case of FORWARD."""
+    operands = {name: _dtype(case, name) for name in ("x", "residual", "gate", "weight", "bias")}
+    compute = FLOAT64 if FLOAT64 in (operands["x"], operands["residual"]) else FLOAT32
+    types = ForwardTypes(
+        compute=compute,
+        **operands,
+        new_residual=operands["residual"],
+        y=_dtype(case, "y"),
+        formula=_formula(case, compute),
+    )
+    walk = Walk(ROWS, case["width"], case["groups"])
+    return cuda_forward(types, walk, case["access"], case.get("features", NONE)).build
+
+
+def backward_build(case: Case) -> Build:
+    """Return the build of a case of BACKWARD."""
+    x = DTYPES[case["x"]]
+    dx, dresidual = {
+        "dx": (x, None),
+        "bfloat16 dx and dresidual": (DTYPES["bfloat16"], x),
+        "neither": (None, None),
+    }[case["outputs"]]
+    compute = FLOAT64 if x is FLOAT64 else FLOAT32
+    formula = _formula(case, compute)
+    gate = _dtype(case, "gate")
+    dgate = gate if case["dgate"] else None
+    types = BackwardTypes(
+        compute=compute,
+        **{name: _dtype(case, name) for name in ("dy", "x", "d_residual", "weight")},
+        gate=gate,
+        dx=dx,
+        dresidual=dresidual,
+        dgate=dgate,
+        bias=x if dgate is not None and not formula.pre_gate else None,
+        dweight="dweight" in case["sums"],
+        dbias="dbias" in case["sums"],
+        formula=formula,
+    )
+    walk = Walk(ROWS, case["width"], case["groups"])
+    features = case.get("features", NONE)
+    return cuda_backward(types, walk, case["access"], SM_COUNT, features).build
+
+
+def param_grad_build(case: Case) -> Build:
+    """Return the build of a case of PARAM_GRAD."""
+    dtype = {None: None, **DTYPES}
+    types = (dtype[case[name]] for name in ("compute", "dweight", "dbias"))
+    return cuda_param_grad(ParamGradTypes(*types, case["accumulate"]), 4096).build
+
+
+def cover() -> list[Build]:
+    """Return builds among which every two choices of a kernel's operands meet."""
+    builds = [forward_build(case) for case in pairwise(FORWARD)]
+    builds += [backward_build(case) for case in pairwise(BACKWARD)]
+    builds += [param_grad_build(case) for case in pairwise(PARAM_GRAD)]
+    return list(dict.fromkeys(builds))
+
+
+def all_builds() -> Iterator[Build]:
+    """Yield every combination of operands at every width, aligned as arrays usually are.
+
+    With a gate, every combination of what takes registers: two activations of many, as one of the
+    others is like them, and everything else that there is.
+    """
+    aligned = {"access": (16,), "width": (*WIDTHS, *MORE_WIDTHS), "groups": (1,)}
+    plain = {"gate": (None,), "activation": ("identity",), "position": ("post",)}
+    plain |= {"offset": (False,), "rounded": (False,), "dgate": (False,)}
+    used = {"dy": ("x",), "sums": ((), ("dweight",), ("dweight", "dbias"))}
+    yield from map(forward_build, everything(FORWARD | aligned | plain))
+    yield from map(backward_build, everything(BACKWARD | aligned | plain | used))
+    gated = {"gate": ("x",), "activation": ("silu", "gelu_tanh"), "weight": ("x",)}
+    gated |= {"offset": (True,), "rounded": (True,)}
+    forward = {"residual": (None, "x"), "bias": ("x",), "y": ("x",)}
+    yield from map(forward_build, everything(FORWARD | aligned | gated | forward))
+    backward = {"dy": ("x",), "outputs": ("dx", "bfloat16 dx and dresidual"), "dgate": (True,)}
+    backward |= {"sums": ((), ("dweight", "dbias"))}
+    yield from map(backward_build, everything(BACKWARD | aligned | gated | backward))
+    yield from map(param_grad_build, everything(PARAM_GRAD))
+
+
+def cluster_cover() -> list[Build]:
+    """Return builds in which clusters share rows, with the same property."""
+    told = {"width": CLUSTER_WIDTHS, "features": (Features(clusters=True),)}
+    builds = [forward_build(case) for case in pairwise(FORWARD | told)]
+    builds += [backward_build(case) for case in pairwise(BACKWARD | told)]
+    return [build for build in dict.fromkeys(builds) if build.cluster > 1]
+
+
+def spilling(builds: list[Build], architecture: str) -> list[str]:
+    """Compile builds and return those whose registers do not hold what they need."""
+    found = []
+    for build in builds:
+        cubin, log = compile_cubin(build, architecture)
+        usage = resource_usage(log)
+        assert cubin
+        if usage.spill_stores or usage.spill_loads or usage.stack:
+            found.append(f"{build}: {usage}")
+    return found
+
+
+SHARES = 8
+
+
+def shares():
+    """Yield architectures and shares of the cover: all for 90, else one of eight.
+
+    The text that is compiled is the same for all. What is left out is marked as exhaustive.
+    """
+    between = [one for one in ARCHITECTURES if one != "90"]
+    for architecture in ARCHITECTURES:
+        for share in range(SHARES):
+            is_kept = architecture not in between or between.index(architecture) == share
+            marks = () if is_kept else pytest.mark.exhaustive
+            yield pytest.param(architecture, share, marks=marks)
+
+
+@pytest.mark.parametrize(("architecture", "share"), list(shares()))
+def test_a_cover_of_the_builds_compiles_for_every_architecture(architecture, share):
+    builds = cover()[share::SHARES]
+    spills = spilling(builds, architecture)
+    if architecture == "90":
+        assert not spills
+
+
+CLUSTER_SHARES = 38
+
+
+def cluster_shares():
+    """Yield architectures with clusters and shares of their cover: in CI two builds of each."""
+    with_clusters = [one for one in ARCHITECTURES if int(one) >= LEAST_CAPABILITY["clusters"]]
+    for place, architecture in enumerate(with_clusters):
+        for share in range(CLUSTER_SHARES):
+            marks = () if share == place else pytest.mark.exhaustive
+            yield pytest.param(architecture, share, marks=marks)
+
+
+@pytest.mark.parametrize(("architecture", "share"), list(cluster_shares()))
+def test_a_cover_of_the_builds_with_clusters_compiles_and_none_spills(architecture, share):
+    builds = cluster_cover()[share::CLUSTER_SHARES]
+    assert builds
+    assert not spilling(builds, architecture)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("share", range(200))
+def test_every_build_compiles_for_sm_90_and_none_spills(share):
+    builds = list(dict.fromkeys(all_builds()))[share::200]
+    assert not spilling(builds, "90")
+
+
+def test_rows_that_fill_a_threads_registers_do_not_spill():
+    case = {
+        "x": "bfloat16",
+        "gate": None,
+        "weight": "float32",
+        "offset": False,
+        "rounded": False,
+        "dy": "x",
+        "d_residual": "x",
+        "outputs": "bfloat16 dx and dresidual",
+        "dgate": False,
+        "sums": ("dweight",),
+        "center": True,
+        "width": 16384,
+        "groups": 1,
+        "access": 16,
+    }
+    assert not spilling([backward_build(case)], "90")
+
+
+def test_the_check_sees_a_spill():
+    operands = dict.fromkeys(("x", "weight", "bias", "y"), FLOAT64)
+    types = ForwardTypes(FLOAT64, **operands, formula=Formula(center=True))
+    build = cuda_forward(types, Walk(ROWS, 16384), 16).build
+    crowded = {
+        "WIDTH": "98304",
+        "THREADS": "1024",
+        "THREADS_PER_ROW": "1024",
+        "PACK": "2",
+        "PACKS": "48",
+    }
+    macros = tuple((name, crowded.get(name, value)) for name, value in build.macros)
+    assert spilling([Build(build.kernel, macros)], "90")

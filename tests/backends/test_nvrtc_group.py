@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""NVRTC compiles the group norms for every architecture, without a GPU, and nothing spills.
+
+`pytest -m exhaustive tests/test_nvrtc_group.py` compiles every build of `all_builds` for sm_90.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from cunorm._activations import ACTIVATIONS
+from cunorm._builds import Build
+from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
+from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes, GroupTypes
+from cunorm.group_norm._plan import Schedule, cuda_schedule
+from cunorm.group_norm._tiling import Samples
+from tests.support.covers import Case, everything, pairwise
+
+pytest.importorskip("cupy", reason="CuPy is not installed")
+from tests.support.nvrtc import compile_cubin, resource_usage  # it needs CuPy
+
+OTHERS = ("75", "80", "86", "89", "100", "120")  # than 90
+STATIC_SHARED_MEMORY = 48 << 10
+# Positions, channels and groups. Of one launch: few positions, odd sizes, what fills a block of
+# either layout; of three: tiles of some channels.
+SHAPES = ((49, 96, 1), (256, 24, 3), (500, 320, 32), (1024, 64, 4), (4096, 3000, 2))
+MORE_SHAPES = (
+    (1, 320, 32),
+    (7, 3, 1),
+    (64, 96, 1),
+    (2048, 64, 64),
+    (3007, 40, 4),
+    (16384, 128, 32),
+)
+
+# What both kernels have. An operand has x's dtype ("x"), float32, another of them, or is absent
+# (None).
+COMMON = {
+    "shape": SHAPES,
+    "channels_last": (True, False),
+    "x": tuple(DTYPES),
+    "weight": (None, "x", "float32"),
+    "bias": (None, "x", "float32"),
+    "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
+    "access": (1, 2, 16),
+}
+_OF_LARGE_ARRAYS = {"X_T", "Y_T", "DY_T", "BIAS_T", "ACTIVATION", "ACCESS"}
+FORWARD = {**COMMON, "y": ("x", "float16")}
+BACKWARD = {
+    **COMMON,
+    "dy": ("x", "float16"),
+    "dx": (True, False),
+    "sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias")),
+}
+
+
+def _dtype(case: Case, name: str):
+    return {"x": DTYPES[case["x"]], None: None, **DTYPES}[case[name]]
+
+
+def types_of(case: Case) -> GroupTypes:
+    """Return the types of a case of FORWARD or BACKWARD."""
+    x = DTYPES[case["x"]]
+    compute = FLOAT64 if x is FLOAT64 else FLOAT32
+    parameters = {name: _dtype(case, name) for name in ("weight", "bias")}
+    activation = case["activation"]
+    if "y" in case:
+        return GroupForwardTypes(compute, x, _dtype(case, "y"), **parameters, activation=activation)
+    sums = {name: name in case["sums"] for name in ("dweight", "dbias")}
+    dx = x if case["dx"] or not case["sums"] else None
+    return GroupBackwardTypes(
+        *(compute, _dtype(case, "dy"), x, dx), **parameters, **sums, activation=activation
+    )
+
+
+def schedule(case: Case) -> Schedule:
+    """Return the launches of a case."""
+    where = Samples(4, *case["shape"], case["channels_last"])
+    return cuda_schedule(types_of(case), where, case["access"])
+
+
+def builds(cases: Iterable[Case]) -> list[Build]:
+    """Return what the launches of the cases need."""
+    return list(dict.fromkeys(one.build for case in cases for one in schedule(case).passes))
+
+
+def cover() -> list[Build]:
+    """Return builds among which every two choices of a kernel's operands meet.
+
+    Of launches that only combine, one of those that differ in nothing that this reads.
+    """
+    found = builds([*pairwise(FORWARD), *pairwise(BACKWARD)])
+    return list({_read_macros(build): build for build in found}.values())
+
+
+def _read_macros(build: Build) -> Build:
+    macros = dict(build.macros)
+    if macros["FIND"] == macros["WRITE"] == "false":
+        macros = {name: macros[name] for name in macros if name not in _OF_LARGE_ARRAYS}
+    return Build(build.kernel, tuple(macros.items()))
+
+
+def all_builds() -> Iterator[Build]:
+    """Yield the builds of aligned arrays of every shape, with every kind of operands."""
+    aligned = {
+        "shape": (*SHAPES, *MORE_SHAPES),
+        "access": (16,),
+        "weight": (None, "x", "float32"),
+        "bias": (None, "x"),
+    }
+    used = {"dy": ("x",), "sums": ((), ("dweight", "dbias")), "dx": (True,)}
+    yield from builds(everything(FORWARD | aligned))
+    yield from builds(everything(BACKWARD | aligned | used))
+
+
+def too_much(builds: list[Build], architecture: str) -> list[str]:
+    """Compile builds; return those that spill, or take more shared memory than there is."""
+    found = []
+    for build in builds:
+        cubin, log = compile_cubin(build, architecture)
+        usage = resource_usage(log)
+        assert cubin
+        spills = usage.spill_stores or usage.spill_loads or usage.stack
+        if (spills and architecture == "90") or usage.shared > STATIC_SHARED_MEMORY:
+            found.append(f"{build}: {usage}")
+    return found
+
+
+SHARES = 8
+
+
+def test_the_shapes_are_of_both_kinds_of_plans():
+    for factors in (FORWARD, BACKWARD):
+        kinds = Counter(
+            (len(schedule(case).passes) > 1, case["channels_last"]) for case in pairwise(factors)
+        )
+        assert len(kinds) == 4
+        assert min(kinds.values()) >= 3
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_a_cover_of_the_builds_compiles_for_sm_90_and_none_spills(share):
+    assert not too_much(cover()[share::SHARES], "90")
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_other_architectures_compile_some_of_the_builds_each(architecture):
+    assert not too_much(cover()[OTHERS.index(architecture) :: 3 * len(OTHERS)], architecture)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("share", range(200))
+def test_every_build_compiles_for_sm_90_and_none_spills(share):
+    assert not too_much(list(all_builds())[share::200], "90")

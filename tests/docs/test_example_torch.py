@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""The example of a training run in PyTorch: it agrees with torch's own norms, or says so."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import cunorm  # noqa: E402
+from cunorm.torch import _row_norm  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SMALL = ("--layers", "1", "--width", "64", "--context", "32", "--batch", "16", "--rate", "1e-2")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the example on one thread, which tests beside it leave it."""
+    return subprocess.run(
+        [sys.executable, EXAMPLES / "torch_train.py", *SMALL, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+@pytest.fixture
+def torch_train(monkeypatch):
+    """Import the example as it imports its own modules; its numbers of threads do not last."""
+    threads = torch.get_num_threads()
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield importlib.import_module("torch_train")
+    torch.set_num_threads(threads)
+    cunorm.set_num_threads(None)
+
+
+def difference(printed):
+    """Return the largest difference of the two curves."""
+    return float(re.findall(r"^largest difference: (\S+),", printed, re.M)[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_both_norms_train_alike_and_beat_the_bigram_model(device):
+    done = run("--steps", "200", "--device", device)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Of the layer those before attention and MLP, of queries and of keys; and the last.
+    assert "5 norms replaced" in done.stdout
+    curves = re.findall(r"^ +\d+ +(\d\.\d{5}) +(\d\.\d{5}) +\d\.\de.\d\d$", done.stdout, re.M)
+    assert len(curves) == 10
+    assert all(abs(float(a) - float(b)) <= 1e-4 for a, b in curves)
+    assert difference(done.stdout) <= 1e-4
+    baseline, last = map(float, re.findall(r": (\d\.\d{4})", done.stdout)[-2:])
+    assert last < baseline - 0.02
+
+
+def test_the_example_exits_with_1_above_the_bigram_model():
+    done = run("--steps", "2")
+    assert done.returncode == 1, done.stderr
+    assert difference(done.stdout) <= 1e-4
+
+
+def test_the_example_exits_with_1_if_a_gradient_is_a_little_wrong(torch_train, monkeypatch, capsys):
+    right = _row_norm._gradients
+
+    def too_large(*arguments):
+        dx, *others = right(*arguments)
+        return (dx * 1.01, *others)
+
+    monkeypatch.setattr(_row_norm, "_gradients", too_large)
+    monkeypatch.setattr(torch_train, "bigram_loss", lambda *given: float("inf"))
+    assert torch_train.main([*SMALL, "--steps", "40"]) == 1
+    assert difference(capsys.readouterr().out) > 1e-4
+
+
+def test_a_width_that_heads_do_not_divide_is_an_error(torch_train, capsys):
+    with pytest.raises(SystemExit):
+        torch_train.main(["--width", "10"])
+    assert "--width is 10, expected a multiple of --heads, 4" in capsys.readouterr().err

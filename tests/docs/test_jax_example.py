@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""The JAX example runs, and notices a norm that is wrong."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = ("--width", "16", "--heads", "2", "--context", "8", "--batch", "2", "--steps", "6")
+LARGEST = r"^largest difference: (\S+), tolerance 0\.001 nats per character$"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Import a module as the script does, from its own folder."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_both_runs_have_the_same_loss_curve(device):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "jax_train.py", *SMALL, "--device", device],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(LARGEST, done.stdout, re.M)[1]) < 1e-4
+    assert len(re.findall(r"^ +\d+( +\d\.\d{5}){2} +\S+$", done.stdout, re.M)) == 6
+
+
+def test_a_wrong_norm_parts_the_curves(example, monkeypatch, capsys):
+    script, norms = example("jax_train"), example("jax_char_lm.norms")
+
+    def dropped(x, stream, weight):
+        y, new = norms.CUNORM.add_rms_norm(x, stream, weight)
+        return y, example("jax").lax.stop_gradient(new)
+
+    monkeypatch.setattr(script, "CUNORM", norms.CUNORM._replace(add_rms_norm=dropped))
+    assert script.main([*SMALL, "--device", "cpu"]) == 1
+    assert float(re.search(LARGEST, capsys.readouterr().out, re.M)[1]) > 1e-3
+
+
+def test_wrong_arguments_are_named(example, capsys):
+    for arguments, text in (
+        ("--steps 0", "argument --steps: is 0, expected at least 1"),
+        ("--width 30 --heads 4", "--width is 30, expected a multiple of --heads, 4"),
+        ("--context 100000000", "--context is 100000000, expected at most "),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            example("jax_train").main(arguments.split())
+        assert stopped.value.code == 2
+        assert f"error: {text}" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""The norms of published models, as these write them out in PyTorch, and their gradients.
+
+A formula in float64 is as exact as the oracle, so that the two agree to some ulps of float64; the
+kernels are then within their bounds of either. A formula in the models' own dtypes gives the bits
+that the kernels give, wherever float32 decides on them.
+"""
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import NormForward, NormGrads, reference
+from tests.arrays.test_frameworks import numbers, to
+from tests.support.bounds import check_backward, check_forward
+from tests.support.operands import DTYPES, draw
+
+torch = pytest.importorskip("torch", reason="PyTorch, in which they are published, is missing")
+
+SHAPE, EPS = (64, 480), 1e-5
+ULP = 2.0**-23  # of float32, relatively and at most
+
+
+def llama(x, weight):
+    """LlamaRMSNorm of transformers, and Qwen's: rounded to x's dtype, then multiplied by weight."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    return weight * wide.to(x.dtype)
+
+
+def gemma(x, weight):
+    """GemmaRMSNorm of transformers: multiplied by 1 + weight, then rounded."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    return (wide * (1.0 + weight.to(wide.dtype))).type_as(x)
+
+
+def mamba(x, weight, gate, group_size=None, norm_before_gate=True):
+    """Mamba-2's rms_norm_ref (state-spaces/mamba, layernorm_gated.py): all in a wide type."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    g = torch.nn.functional.silu(gate.to(wide.dtype))
+    if not norm_before_gate:
+        wide = wide * g
+    groups = wide.unflatten(-1, (-1, group_size or x.shape[-1]))
+    rstd = 1 / torch.sqrt(groups.square().mean(-1, keepdim=True) + EPS)
+    wide = (groups * rstd).flatten(-2) * weight.to(wide.dtype)
+    return (wide * g if norm_before_gate else wide).to(x.dtype)
+
+
+def drawn(*names, dtype="float32"):
+    """Draw operands by name, a weight about 0 as Gemma's and of the row's shape."""
+    shapes = [SHAPE[-1:] if name == "weight" else SHAPE for name in names]
+    return [draw(name, shape, dtype) for name, shape in zip(names, shapes, strict=True)]
+
+
+# --- in float64, and gradients --------------------------------------------------------------------
+
+MAMBA = {
+    f"mamba, {'before' if before else 'after'} the gate, groups of {size}": (
+        lambda x, weight, gate, size=size, before=before: mamba(x, weight, gate, size, before),
+        {"groups": SHAPE[-1] // (size or SHAPE[-1]), "gate_position": "post" if before else "pre"},
+    )
+    for before in (True, False)
+    for size in (None, 96)
+}
+FORMULAS = {"llama": (llama, {}), "gemma": (gemma, {"weight_offset": 1.0}), **MAMBA}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_published_norm_and_its_gradients_are_those_of_torchs_autograd(name, dtype):
+    formula, told = FORMULAS[name]
+    x, weight, gate, dy = drawn("x", "weight", "gate", "dy", dtype=dtype)
+    arrays = [x, weight, gate] if "gate_position" in told else [x, weight]
+    leaves = [torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in arrays]
+    exact = formula(*leaves)
+    exact.backward(torch.from_numpy(dy.astype(np.float64)))
+
+    told = told | ({"gate": gate} if "gate_position" in told else {})
+    oracle = reference.rms_norm_forward(x, weight, eps=EPS, **told)
+    agree(oracle.y, exact.detach())
+    oracle = reference.rms_norm_backward(dy, x, weight, rstd=oracle.rstd, **told)
+    gradients = (oracle.dx, oracle.dweight, oracle.dgate)
+    for gradient, leaf in zip(gradients, leaves, strict=False):
+        agree(gradient, leaf.grad)
+
+    theirs = told | ({"gate": to("torch", gate)} if "gate" in told else {})
+    operands = [to("torch", array) for array in (x, weight)]
+    forward = cunorm.rms_norm_forward(*operands, eps=EPS, **theirs)
+    grads = cunorm.rms_norm_backward(to("torch", dy), *operands, rstd=forward.rstd, **theirs)
+    check_forward(NormForward(*map(numbers, forward)), x, weight, None, eps=EPS, **told)
+    check_backward(NormGrads(*map(numbers, grads)), dy, x, weight, None, eps=EPS, **told)
+
+
+def agree(oracle, exact):
+    """Hold the oracle to torch: some roundings of float64, of terms that may cancel."""
+    scale = abs(oracle).max()
+    np.testing.assert_allclose(oracle, exact.numpy(), rtol=1e-12, atol=1e-14 * scale)
+
+
+# --- in the models' own dtypes --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight_dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("x_dtype", ["bfloat16", "float16"])
+def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weight_dtype):
+    """Both computations of k * r are 4 ulp off at most, and round alike where no tie is so near."""
+    x, weight = draw("x", SHAPE, x_dtype), draw("weight", SHAPE[-1], weight_dtype)
+    expected = numbers(llama(to("torch", x), to("torch", weight)))
+    y = cunorm.rms_norm(x, weight, eps=EPS, round_before_weight=True)
+    assert y.dtype == expected.dtype
+    kr = reference.rms_norm(x, eps=EPS)
+    assert (y == expected)[far_from_ties(kr, DTYPES[x_dtype], 4 * ULP)].all()
+    plain = cunorm.rms_norm(x, weight, eps=EPS, dtype=y.dtype)
+    assert np.count_nonzero(plain != expected) > y.size / 10  # so there is an order to get right
+
+
+@pytest.mark.parametrize("weight_dtype", ["bfloat16", "float32"])
+def test_gemmas_norm_is_that_of_transformers_to_the_bit(weight_dtype):
+    x, weight = draw("x", SHAPE, "bfloat16"), draw("weight", SHAPE[-1], weight_dtype)
+    expected = numbers(gemma(to("torch", x), to("torch", weight)))
+    y = cunorm.rms_norm(x, weight, eps=EPS, weight_offset=1.0)
+    exact = reference.rms_norm(x, weight, eps=EPS, weight_offset=1.0)
+    assert_same_but_for_ties(y, expected, exact)
+
+
+@pytest.mark.parametrize("name", MAMBA)
+def test_mambas_gated_norm_is_its_reference_to_the_bit(name):
+    formula, told = FORMULAS[name]
+    x, weight, gate = drawn("x", "weight", "gate", dtype="bfloat16")
+    expected = numbers(formula(*(to("torch", array) for array in (x, weight, gate))))
+    y = cunorm.rms_norm(x, weight, gate=gate, eps=EPS, **told)
+    exact = reference.rms_norm(x, weight, gate=gate, eps=EPS, **told)
+    assert_same_but_for_ties(y, expected, exact)
+
+
+def assert_same_but_for_ties(y, expected, exact):
+    """As above; and a gate's activation and the products with it and weight may be as far off."""
+    assert y.dtype == expected.dtype
+    assert (y == expected)[far_from_ties(exact, y.dtype, 12 * ULP)].all()
+
+
+def far_from_ties(exact, dtype, distance):
+    """Say which numbers, moved relatively by no more than this, all round to `dtype` alike."""
+    low, high = (reference.round_to(exact * (1 + by), dtype) for by in (-distance, distance))
+    far = low == high
+    assert np.count_nonzero(far) > 0.99 * far.size
+    return far

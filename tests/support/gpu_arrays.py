@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""Arrays on a GPU, of CuPy, PyTorch and JAX, for the tests that need one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.operands import DTYPES
+
+
+class OnCupy:
+    """Moves arrays between NumPy and CuPy; bfloat16 as the integers it is stored as."""
+
+    def __init__(self) -> None:
+        self.cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+    def put(self, array: Any) -> Any:
+        return self.cupy.asarray(array.view(f"u{array.itemsize}")).view(array.dtype)
+
+    def get(self, array: Any) -> Any:
+        return self.cupy.asnumpy(array.view(f"u{array.itemsize}")).view(array.dtype)
+
+
+class OnTorch:
+    """Moves arrays between NumPy and PyTorch on CUDA."""
+
+    def __init__(self) -> None:
+        self.torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+        if not self.torch.cuda.is_available():
+            pytest.skip("this PyTorch has no CUDA")
+
+    def put(self, array: Any) -> Any:
+        raw = self.torch.from_numpy(array.view(f"i{array.itemsize}"))
+        return raw.cuda().view(getattr(self.torch, array.dtype.name))
+
+    def get(self, tensor: Any) -> Any:
+        dtype = DTYPES[str(tensor.dtype).removeprefix("torch.")]
+        raw = tensor.view(getattr(self.torch, f"int{8 * dtype.itemsize}"))
+        return raw.cpu().numpy().view(dtype)
+
+
+class OnJax:
+    """Moves arrays between NumPy and JAX on CUDA."""
+
+    def __init__(self) -> None:
+        self.jax = pytest.importorskip("jax", reason="JAX is not installed")
+        try:
+            self.device = self.jax.devices("cuda")[0]
+        except RuntimeError as error:
+            pytest.skip(f"this JAX has no CUDA: {error}")
+
+    def put(self, array: Any) -> Any:
+        if array.dtype == np.float64:
+            pytest.skip("JAX has no float64 unless it is enabled")
+        return self.jax.device_put(array, self.device)
+
+    def get(self, array: Any) -> Any:
+        return np.asarray(array)
+
+
+def put_all(gpu: Any, arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: gpu.put(array) for name, array in arrays.items()}
+
+
+def get_all(gpu: Any, result: Any) -> Any:
+    return type(result)(*(None if field is None else gpu.get(field) for field in result))

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""Scripts in an interpreter of their own, for tests of what happens once in a process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SETUP = textwrap.dedent("""
+    import multiprocessing, os, sys, threading
+    import numpy as np
+    import cunorm
+
+    def tasks():
+        return len(os.listdir("/proc/self/task"))
+
+    def check(seed, backward=True):
+        # Tolerances are for wrong numbers, not for wrong roundings.
+        rng = np.random.default_rng(seed)
+        x, dy = (rng.standard_normal((600, 257)).astype(np.float32) for _ in range(2))
+        weight = rng.standard_normal(257).astype(np.float32)
+        forward = cunorm.rms_norm_forward(x, weight)
+        exact = cunorm.reference.rms_norm_forward(x, weight)
+        np.testing.assert_allclose(forward.y, exact.y, rtol=0, atol=1e-4)
+        if not backward:
+            return
+        grads = cunorm.rms_norm_backward(dy, x, weight, rstd=forward.rstd)
+        exact_grads = cunorm.reference.rms_norm_backward(dy, x, weight, rstd=exact.rstd)
+        np.testing.assert_allclose(grads.dx, exact_grads.dx, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(grads.dweight, exact_grads.dweight, rtol=0, atol=1e-3)
+""")
+
+
+def interpreter(script: str, setup: str = SETUP) -> list[str]:
+    """Return the command that runs a script; Python 3.12 warns of forks where there are threads."""
+    return [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", setup + script]
+
+
+def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environment: str) -> str:
+    """Run a script, which fails by raising or by hanging; return what it prints."""
+    done = subprocess.run(
+        interpreter(script, setup),
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: MIT
+"""What a norm computes of its rows on the way to n and dp, how far off each may be, and why.
+
+Arrays are [rows, groups, d] here, and a row is the last axis. To the bounds of `error_bounds` come
+the effects of what those do not know:
+
+- The gate's activation has an error, see `gate_bounds`. Before the norm it moves p, and with it the
+  statistics, r and dp; after the norm, y and dr.
+- `round_before_weight` rounds k * r to a narrow dtype. That is part of the exact result; but next
+  to a tie, a kernel whose k * r is off by no more than it may be can go to the other side.
+
+Effects are of the first order, each at its largest, and are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cunorm import reference
+from tests.support.error_bounds import Array, count, dp_bound, dx_terms, n_bound
+from tests.support.gate_bounds import Gate
+from tests.support.ulps import narrows, rounding, smallest_normal, ulp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a norm is told besides its operands, and the gate; the defaults are those of cunorm."""
+
+    eps: float
+    c: float | None = None
+    center: bool = False
+    axis: int = -1
+    groups: int = 1
+    weight_offset: float = 0.0
+    round_before_weight: bool = False
+    gate: Array | None = None
+    gate_activation: str = "silu"
+    gate_position: str = "post"
+
+    def rows(self, x: Array) -> Array:
+        """Return x as float64 of shape [rows, groups, d]."""
+        d = math.prod(x.shape[self.axis :]) // self.groups
+        shape = (math.prod(x.shape[: self.axis]), self.groups, d)
+        return x.astype(np.float64).reshape(shape)
+
+    def parameter(self, parameter: Array) -> Array:
+        """Return weight or bias as float64 of shape [groups, d]."""
+        return parameter.astype(np.float64).reshape(self.groups, -1)
+
+    def up_to_r(self) -> Options:
+        """Return the options of the norm whose y is r."""
+        gate = self.gate if self.gate_position == "pre" else None
+        return replace(self, c=None, weight_offset=0.0, round_before_weight=False, gate=gate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The exact rows, and the errors that a gate or a rounding adds to those of a plain norm."""
+
+    compute: str
+    center: bool
+    before: Gate | None  # the gate, if it comes before the norm
+    after: Gate | None  # the gate, if it comes after
+    s: Array
+    r: Array
+    rstd: Array
+    mean: Array | None
+    k: float
+    w: Array | float  # weight + weight_offset
+    kr: Array  # k * r, rounded where it is before weight
+    n: Array
+    mean_error: Array | float = 0.0  # what a pre-gate adds, here and in the next two
+    rstd_error: Array | float = 0.0  # relative
+    r_error: Array | float = 0.0
+    kr_error: Array | None = None  # near a tie; None where kr is not rounded
+
+    def n_error(self) -> Array:
+        """Bound the error of n, of each row; or of each element, where kr is rounded.
+
+        Without rounding it is `n_bound`, plus what a pre-gate does to r. With it, kr is exact
+        except near a tie; weight + weight_offset, the product and the sum with bias then round once
+        each, which is 1.5 ulp of the larger of n and the product. Weight and bias of a wider dtype
+        than the compute type are rounded to that first, half an ulp each.
+        """
+        terms = np.abs(self.kr * self.w)
+        if self.kr_error is None:
+            return n_bound(self.n, terms, self.compute) + np.abs(self.k * self.w) * self.r_error
+        sizes = np.maximum(np.abs(self.n), terms)
+        return np.abs(self.w) * self.kr_error + count(3, self.compute) * ulp(sizes, self.compute)
+
+    def y_error(self) -> Array:
+        """Bound the error of y before the store: n's error; times g after the norm.
+
+        y = n * g: the row's error of n reaches each element through its own g, and n multiplies the
+        error of g; one rounding of the product.
+        """
+        if self.after is None:
+            return self.n_error()
+        g, error = self.after.value, self.after.value_error
+        product = product_error(self.n * g, self.compute)
+        return np.abs(g) * self.n_error() + np.abs(self.n) * error + product
+
+    def ds_error(self, dy: Array, d_residual: Array | None = None, dtype: str = "float32") -> Array:
+        """Bound the error of ds before the store: dp's error; times g before the norm.
+
+        ds = dp * g + d_residual: dp's error times g, dp times g's error, and one rounding each of
+        the product, of the sum, and of d_residual where its dtype is wider than the compute type.
+        Without a pre-gate, d_residual is a term of the sum that dp is.
+        """
+        if self.before is None:
+            return self.dp_error(dy, d_residual)
+        g, dp = self.before.value, self.dp(dy)
+        error = np.abs(g) * self.dp_error(dy) + np.abs(dp) * self.before.value_error
+        error += product_error(dp * g, self.compute)
+        if d_residual is not None:
+            error += count(1, self.compute) * 0.5 * ulp(dp * g + d_residual, self.compute)
+            error += rounding(d_residual, self.compute, dtype)
+        return error
+
+    def dgate_error(self, dy: Array) -> Array:
+        """Bound the error of dgate before the store: of g' * dp * s, or g' * dy * n after the norm.
+
+        The error of dp, or n, times the other factors; that of g' times the others; two products,
+        and dy's rounding where its dtype is wider than the compute type.
+        """
+        gate = self.after if self.before is None else self.before
+        if self.before is None:
+            factor, error = dy * self.n, np.abs(dy) * self.n_error()
+        else:
+            factor, error = self.dp(dy) * self.s, np.abs(self.s) * self.dp_error(dy)
+        products = 3 * product_error(gate.slope * factor, self.compute)
+        return np.abs(gate.slope) * error + np.abs(factor) * gate.slope_error + products
+
+    def dp_error(self, dy: Array, d_residual: Array | None = None) -> Array:
+        """Bound the error of dp = rstd * (dr - r * m - mean(dr)), where m = mean(r * dr).
+
+        It is `dp_bound`, and what the errors that gates make in rstd (relative), dr and r come to::
+
+            rstd_error * abs(dp)
+            + rstd * (dr_error + abs(m) * r_error + abs(r) * m_error + mean(dr_error))
+            m_error = mean(r_error * abs(dr) + abs(r) * dr_error)
+
+        dr = k * dy * g * w has g's error after the norm. Its roundings are in the 8 ulp.
+        """
+        dr = self.dr(dy)
+        terms = dx_terms(dr, self.r, self.rstd, d_residual, center=self.center)
+        error = dp_bound(terms, self.compute)
+        if self.before is None and self.after is None:
+            return error
+        dr_error = np.zeros(dr.shape)
+        if self.after is not None:
+            dr_error = np.abs(self.k * self.w * dy) * self.after.value_error
+        m_error = mean(self.r_error * np.abs(dr) + np.abs(self.r) * dr_error)
+        inner = dr_error + np.abs(mean(self.r * dr)) * self.r_error + np.abs(self.r) * m_error
+        if self.center:
+            inner = inner + mean(dr_error)
+        return error + self.rstd_error * np.abs(self.dp(dy)) + self.rstd * inner
+
+    def dweight_terms(self, dy: Array) -> tuple[Array, Array]:
+        """Return, per element, the |summand| that gets 8 u, and what else it may be off by.
+
+        r = (t - correction) * rstd is off by its own rounding, and by the correction's, which is up
+        to 2 u whatever r is: a quarter of the 8 u that |summand| gets. A rounded kr has lost both.
+        """
+        dn = np.abs(self.dn(dy))
+        if self.kr_error is None:
+            size = dn * (np.abs(self.kr) + (0.25 * abs(self.k) if self.center else 0.0))
+            error = dn * np.abs(self.k) * self.r_error
+        else:
+            size, error = dn * np.abs(self.kr), dn * self.kr_error
+        if self.after is not None:
+            error = error + np.abs(dy * self.kr) * self.after.value_error
+        return size, error
+
+    def dbias_terms(self, dy: Array) -> tuple[Array, Array]:
+        """Return, per element, the |summand| that gets 8 u, and what else it may be off by."""
+        error = 0.0 if self.after is None else self.after.value_error
+        return np.abs(self.dn(dy)), np.abs(dy) * error
+
+    def dn(self, dy: Array) -> Array:
+        """Return the exact gradient of n."""
+        return dy if self.after is None else dy * self.after.value
+
+    def dr(self, dy: Array) -> Array:
+        """Return the exact gradient of r."""
+        return self.k * self.dn(dy) * self.w
+
+    def dp(self, dy: Array) -> Array:
+        """Return the exact gradient of p."""
+        dr = self.dr(dy)
+        dq = self.rstd * (dr - self.r * mean(self.r * dr))
+        return dq - mean(dq) if self.center else dq
+
+
+def rows_of(
+    s: Array,
+    weight: Array | None,
+    bias: Array | None,
+    options: Options,
+    *,
+    compute: str,
+    rounded_to: Any,
+) -> Rows:
+    """Take apart a norm of s, what is normalised, whose kr is rounded, if it is, to a dtype."""
+    f = reference.normalize_forward(s, **vars(options.up_to_r()))
+    s, r = options.rows(s), options.rows(f.y)
+    rstd = f.rstd.reshape(*r.shape[:-1], 1)
+    k = 1.0 if options.c is None else options.c / math.sqrt(r.shape[-1])
+    w = 1.0 if weight is None else options.parameter(weight) + options.weight_offset
+    gate, added, kr, kr_error = None, {}, k * r, None
+    if options.gate is not None:
+        names = (options.gate_activation, str(options.gate.dtype), compute)
+        gate = Gate.of(options.rows(options.gate), *names)
+    is_before = options.gate_position == "pre"
+    if gate is not None and is_before:
+        added = _pre_gate_errors(s, gate, r, rstd, center=options.center, compute=compute)
+    if options.round_before_weight and narrows(str(rounded_to), compute):
+        error = n_bound(kr, kr, compute) + abs(k) * added.get("r_error", 0.0)
+        kr_error = tie_error(kr, error, rounded_to)
+        kr = reference.round_to(kr, rounded_to).astype(np.float64)
+    return Rows(
+        compute=compute,
+        center=options.center,
+        before=gate if is_before else None,
+        after=None if is_before else gate,
+        s=s,
+        r=r,
+        rstd=rstd,
+        mean=None if f.mean is None else f.mean.reshape(rstd.shape),
+        k=k,
+        w=w,
+        kr=kr,
+        n=kr * w if bias is None else kr * w + options.parameter(bias),
+        kr_error=kr_error,
+        **added,
+    )
+
+
+def _pre_gate_errors(
+    s: Array, gate: Gate, r: Array, rstd: Array, *, center: bool, compute: str
+) -> dict[str, Array]:
+    """Return what the error e of p = s * g, of g and of the product, comes to in the statistics.
+
+    The mean moves by mean(e) or less; rstd, relatively, by rstd**2 * mean(abs(q) * e), as
+    mean(q * q) does by twice mean(q * e) and mean(q) is 0 under center. q moves by e; under center
+    by e - mean(e), whose own share of the mean works against it: e * (1 - 2/d) + mean(e) at most,
+    which is nothing at width 1. And r = q * rstd by both.
+    """
+    error = np.abs(s) * gate.value_error + product_error(s * gate.value, compute)
+    mean_error, rstd_error = mean(error), rstd * mean(np.abs(r) * error)
+    q_error = error * (1 - 2 / s.shape[-1]) + mean_error if center else error
+    r_error = rstd * q_error + np.abs(r) * rstd_error
+    return {"mean_error": mean_error, "rstd_error": rstd_error, "r_error": r_error}
+
+
+def tie_error(values: Array, error: Array, dtype: Any) -> Array:
+    """Return how far the rounding to `dtype` of what is off by `error` may be from the exact one.
+
+    Rounding is monotonic, so that the two ends tell. Where no tie is near it is nothing.
+    """
+    exact, low, high = (
+        reference.round_to(v, dtype).astype(np.float64)
+        for v in (values, values - error, values + error)
+    )
+    apart = [np.where(end == exact, 0.0, np.abs(end - exact)) for end in (low, high)]
+    return np.maximum(*apart)
+
+
+def product_error(exact: Array, compute: str) -> Array:
+    """Bound the rounding of a product, which a gate may make so small that it is flushed to 0."""
+    return count(1, compute) * 0.5 * ulp(exact, compute) + smallest_normal(compute)
+
+
+def mean(values: Array) -> Array:
+    """Return the mean of each row, as [rows, groups, 1]."""
+    return values.mean(axis=-1, keepdims=True)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""`python -m bench bytes`: calls move what the table says, and hardly more than they must."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from bench import traffic
+from bench.cases import OPERATORS
+from bench.records import read_csv, write_csv
+from bench.static_plans import (
+    COPIED_AHEAD,
+    DIRECTIONS,
+    ONE_LAUNCH,
+    ONE_ROW,
+    SEVERAL_ROWS,
+    STREAMED,
+    THREE_LAUNCHES,
+)
+from bench.traffic import Row, counted, main
+from bench.traffic_calls import Call, calls
+from tests.emulation.emulator import unavailable
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+TABLE = Path(__file__).parents[2] / "bench" / "results" / "bytes.csv"
+BY_LABEL = {operator.label: operator for operator in OPERATORS}
+
+# How many arrays as large as x a call must move (the table of the design), of a forward and of a
+# backward.
+ARRAYS = {
+    "rms_norm": (2, 3),
+    "add_rms_norm": (4, 4),
+    "rms_norm+post_gate": (3, 5),
+    "rms_norm+pre_gate": (3, 5),
+    "group_norm+silu NHWC": (2, 3),
+}
+# A call of each regime, in both directions, and of each kind of operand.
+SAMPLE = (
+    ("add_rms_norm", "forward", "bfloat16", STREAMED),
+    ("rms_norm+pre_gate", "backward", "float32", ONE_ROW),
+    ("rms_norm+groups", "forward", "float32", SEVERAL_ROWS),
+    ("layer_norm", "forward", "bfloat16", "cluster of 4"),
+    ("rms_norm+post_gate", "backward", "bfloat16", ONE_ROW + COPIED_AHEAD),
+    ("group_norm+silu NHWC", "forward", "bfloat16", ONE_LAUNCH),
+    ("group_norm+silu NCHW", "backward", "float32", THREE_LAUNCHES),
+)
+
+
+def key(row: Row) -> tuple[str, ...]:
+    return (row.operator, row.memory, row.direction, row.dtype, row.regime, row.shape)
+
+
+def call_of(label: str, direction: str, dtype: str, regime: str) -> Call:
+    found = calls(BY_LABEL[label], direction, dtype)
+    return next(call for call in found if call.regime == regime)
+
+
+@pytest.mark.parametrize("facts", SAMPLE, ids=lambda facts: "-".join(facts))
+def test_a_call_moves_the_bytes_of_the_committed_table(facts):
+    row = counted(call_of(*facts))
+    assert row == {key(row): row for row in read_csv(TABLE, Row)}[key(row)]
+
+
+def test_the_committed_table_has_every_operator_and_regime_and_no_fault():
+    rows = read_csv(TABLE, Row)
+    assert not [row for row in rows if row.fault()]
+    chosen = product(OPERATORS, DIRECTIONS, ("float32", "bfloat16"))
+    expected = {
+        (*(c.operator.name, c.operator.memory, c.direction, c.dtype, c.regime), size(c))
+        for one in chosen
+        for c in calls(*one)
+    }
+    assert {key(row) for row in rows} == expected
+    assert len(rows) == len(expected)
+
+
+def size(call: Call) -> str:
+    return "x".join(map(str, call.shape))
+
+
+def test_the_minimum_is_that_of_the_design():
+    rows = {key(row): row for row in read_csv(TABLE, Row)}
+    for label, arrays in ARRAYS.items():
+        for direction, count in zip(DIRECTIONS, arrays, strict=True):
+            for call in calls(BY_LABEL[label], direction, "bfloat16"):
+                elements = 1
+                for length in call.shape:
+                    elements *= length
+                name, memory = call.operator.name, call.operator.memory
+                row = rows[name, memory, direction, "bfloat16", call.regime, size(call)]
+                assert row.minimum == count * elements * 2
+
+
+def test_what_is_not_kept_is_read_twice_and_nothing_else():
+    again = Counter((row.regime, row.read_again > 0) for row in read_csv(TABLE, Row))
+    assert set(again) >= {(STREAMED, True), (THREE_LAUNCHES, True), (ONE_ROW, False)}
+    assert {regime for regime, is_read in again if is_read} == {STREAMED, THREE_LAUNCHES}
+    assert not {(STREAMED, False), (THREE_LAUNCHES, False)} & set(again)
+
+
+def test_the_exit_status_says_whether_too_much_is_moved(tmp_path, monkeypatch, capsys):
+    good = read_csv(TABLE, Row)[0]
+    assert good.fault() == ""
+    for ratio, status in (("1.0200", 0), ("1.0201", 1), ("0.9980", 1)):
+        row = Row(**{**vars(good), "ratio": ratio})
+        monkeypatch.setattr(traffic, "_counted", lambda calls, jobs, row=row: iter([row]))
+        assert main(["--op", "rms_norm", "--out", str(tmp_path / "bytes.csv")]) == status
+        assert read_csv(tmp_path / "bytes.csv", Row) == [row]
+    assert "moves 0.9980 of what it must" in capsys.readouterr().out
+
+
+def test_operators_are_named_with_commas(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(traffic, "_counted", lambda calls, jobs: chosen.extend(calls) or iter([]))
+    assert main(["--op", "l2_norm,rms_norm"]) == 0
+    assert {call.operator.name for call in chosen} == {"l2_norm", "rms_norm"}
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    rows = read_csv(TABLE, Row)
+    write_csv(tmp_path / "again.csv", Row, rows)
+    assert (tmp_path / "again.csv").read_bytes() == TABLE.read_bytes()

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""`python -m bench static`: NVRTC makes of the GPU plans what the table says; and its gate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.static_plans import (
+    ANY_SHAPE,
+    GRID,
+    ONE_LAUNCH,
+    ONE_ROW,
+    PARAM_GRAD,
+    SEVERAL_ROWS,
+    STREAMED,
+    THREE_LAUNCHES,
+    Plan,
+    grid,
+)
+from bench.static_ptx import Access, accesses
+from cunorm._builds import Build
+
+pytest.importorskip("cupy", reason="CuPy is not installed")
+from bench.records import read_csv, write_csv
+from bench.static import differences, main, report
+from bench.static_rows import Row, measured
+
+TABLE = Path(__file__).parents[2] / "bench" / "results" / "static.csv"
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Plan]:
+    return grid(("90",))
+
+
+def plan_of(plans: list[Plan], *facts: str) -> Plan:
+    return next(plan for plan in plans if set(facts) <= set(plan[:-1]))
+
+
+def with_macros(plan: Plan, **macros: str) -> Plan:
+    build = tuple((name, macros.get(name, value)) for name, value in plan.build.macros)
+    return plan._replace(build=Build(plan.build.kernel, build))
+
+
+def test_the_committed_table_is_what_nvrtc_makes_of_the_plans():
+    assert main(["--check", str(TABLE), "--sample", "56", "--jobs", "1"]) == 0
+
+
+def test_the_committed_table_passes_the_gate_and_is_small():
+    assert report(read_csv(TABLE, Row)) == 0
+    assert TABLE.stat().st_size < 1 << 20
+
+
+def test_the_grid_has_every_operator_and_regime(plans):
+    assert {plan.operator for plan in plans} == set(GRID)
+    by_default = {plan.regime for plan in plans if not plan.features}
+    rows, groups = {SEVERAL_ROWS, ONE_ROW, STREAMED}, {ONE_LAUNCH, THREE_LAUNCHES}
+    assert by_default >= rows | groups | {PARAM_GRAD}
+    assert len({plan[:-1] for plan in plans}) == len(plans)
+    assert {plan.shape for plan in plans if plan.regime == PARAM_GRAD} == {ANY_SHAPE}
+
+
+def test_features_that_a_gpu_lacks_make_no_plans():
+    assert not [plan for plan in grid(("75",)) if plan.features]
+    clusters = [plan for plan in grid(("90",)) if plan.regime.startswith("cluster")]
+    assert clusters
+    assert not [plan for plan in grid(("89",)) if plan.regime.startswith("cluster")]
+
+
+def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
+    crowded = with_macros(
+        plan_of(plans, "layer_norm", "forward", "float32", "4096", ONE_ROW),
+        WIDTH="98304",
+        PACKS="24",
+        THREADS="1024",
+        THREADS_PER_ROW="1024",
+    )
+    row = measured(crowded)
+    assert row.spill_stores > 0
+    assert report([row]) == 1
+    assert "layer_norm forward float32 4096 row_norm_forward: spills" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("operator", ["rms_norm", "group_norm+silu"])
+def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, operator, capsys):
+    plan = plan_of(plans, operator, "forward", "bfloat16")
+    assert (plan.number("ACCESS"), plan.access_bytes(2)) == (8, 16)
+    row = measured(with_macros(plan, ACCESS="1"))
+    assert (row.planned_bytes, row.narrowest_bytes, row.narrowed) == (16, 2, "x:2 y:2")
+    assert report([row]) == 1
+    assert "x:2 y:2" in capsys.readouterr().out
+
+
+def test_a_width_that_a_pack_cannot_divide_is_no_fault(plans):
+    row = measured(plan_of(plans, "rms_norm", "forward", "bfloat16", "1003"))
+    assert (row.aligned_bytes, row.planned_bytes, row.narrowest_bytes, row.loads_16) == (2, 2, 2, 0)
+    assert not row.faults()
+
+
+def test_a_pack_that_registers_limit_is_no_fault_and_is_seen(plans):
+    plan = plan_of(plans, "rms_norm+post_gate", "backward", "bfloat16", "65536", STREAMED)
+    row = measured(plan)
+    assert (row.aligned_bytes, row.planned_bytes, row.narrowest_bytes) == (16, 8, 8)
+    assert not row.faults()
+
+
+def test_a_plan_loads_and_stores_as_often_as_its_packs_say(plans):
+    plan = plan_of(plans, "add_rms_norm", "forward", "bfloat16", "4096")
+    packs, row = plan.number("PACKS"), measured(plan)
+    # x, residual and weight; y and the new residual; and rstd, four bytes of one thread.
+    assert (row.loads_16, row.stores_16) == (3 * packs, 2 * packs)
+    assert row.loads_narrow == 0
+    assert 1 <= row.stores_narrow <= 2
+
+
+def test_a_table_that_is_not_so_is_said_to_be_wrong(plans, tmp_path):
+    few = [plan for plan in plans if plan.operator == "rms_norm" and plan.direction == "forward"]
+    few = few[:4]
+    rows = [measured(plan) for plan in few]
+    write_csv(tmp_path / "table.csv", Row, rows)
+    assert read_csv(tmp_path / "table.csv", Row) == rows
+    assert not list(differences(rows, few, 4, 1))
+
+    def wrong(**columns: object) -> list[str]:
+        return list(differences([replace(rows[0], **columns), *rows[1:]], few, 4, 1))
+
+    registers = rows[0].registers
+    assert not wrong(registers=registers + 8)
+    assert (
+        f"registers is {registers}, the table has {registers + 9}"
+        in wrong(registers=registers + 9)[0]
+    )
+    assert "spill_loads is 0, the table has 4" in wrong(spill_loads=4)[0]
+    assert "narrowest_bytes is 16, the table has 8" in wrong(narrowest_bytes=8)[0]
+    assert "regime is several rows a block, the table has streamed" in wrong(regime="streamed")[0]
+    assert "only in the plans" in next(differences(rows[1:], few, 4, 1))
+    assert "only in the table" in next(differences(rows, few[1:], 4, 1))
+
+
+def test_another_nvrtcs_figures_are_not_compared_but_plans_are(plans):
+    plan = plan_of(plans, "rms_norm", "forward", "float32", "64")
+    other = replace(measured(plan), nvrtc="1.0", registers=255)
+    assert not list(differences([other], [plan], 1, 1))
+    assert list(differences([replace(other, threads=96)], [plan], 1, 1))
+
+
+def test_an_architecture_that_is_not_there_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--arch", "sm_90,sm_91"])
+    assert "sm_91, expected of sm_75, sm_80" in capsys.readouterr().err
+
+
+def test_faults_name_what_is_wrong(plans):
+    row = Row(**{**vars(measured(plan_of(plans, "rms_norm", "64"))), "stack": 16})
+    assert row.faults() == ["has a stack frame of 16 bytes"]
+    assert replace(row, stack=0, blocks_per_sm=0).faults() == [
+        "a multiprocessor has not room for one block"
+    ]
+
+
+# What NVRTC writes: an address in a register of its own, of a loop, and of copies to shared memory.
+PTX = """
+.visible .entry row_norm_forward(
+	.param .align 8 .b8 row_norm_forward_param_0[320]
+)
+{
+	mov.b64 	%rd1, row_norm_forward_param_0;
+	add.s64 	%rd2, %rd1, 144;
+	ld.param.u64 	%rd3, [row_norm_forward_param_0+8];
+	ld.param.u64 	%rd4, [%rd1+48];
+	ld.param.u64 	%rd5, [%rd2+-144];
+	ld.param.u64 	%rd6, [%rd2];
+	cvta.to.global.u64 	%rd7, %rd5;
+	mad.lo.s64 	%rd8, %rd3, 4, %rd7;
+	mov.u64 	%rd9, %rd8;
+$L__BB0_1:
+	ld.global.nc.L1::no_allocate.v4.u32 	{%r1, %r2, %r3, %r4}, [%rd9+-512];
+	add.s64 	%rd9, %rd9, 4096;
+	ld.shared.v4.f32 	{%f1, %f2, %f3, %f4}, [%r9];
+	@%p1 bra 	$L__BB0_1;
+	cvta.to.global.u64 	%rd10, %rd4;
+	cvta.to.global.u64 	%rd11, %rd6;
+	// begin inline asm
+	cp.async.cg.shared.global [%r8], [%rd10], 16;
+	// end inline asm
+	@%p2 st.global.v2.b64 	[%rd11+16], {%rd12, %rd13};
+	st.global.u16 	[%rd11], %rs1;
+	st.global.u16 	[%rd11+2], %rs2;
+}
+"""
+
+
+def test_accesses_are_counted_by_size_and_by_the_pointer_that_they_are_computed_from():
+    assert accesses(PTX, frozenset((0, 48, 144))) == Counter(
+        {
+            Access("ld", 16, 0): 1,
+            Access("ld", 16, 48): 1,
+            Access("st", 16, 144): 1,
+            Access("st", 2, 144): 2,
+        }
+    )
+
+
+def test_an_address_of_no_known_pointer_is_an_error():
+    with pytest.raises(ValueError, match=r"st\.global.* computed from the pointers at \[\]"):
+        accesses(PTX, frozenset((0, 48)))
+    with pytest.raises(ValueError, match=r"computed from the pointers at \[0, 8\]"):
+        accesses(PTX, frozenset((0, 8, 48, 144)))

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+"""A pairwise cover has every pair, and few cases."""
+
+from itertools import combinations
+
+import pytest
+
+from tests.support.covers import everything, pairwise
+
+FACTORS = [
+    {"width": range(11), "stream": range(9), "weight": "abcde", "bias": "abcde", "center": [0, 1]},
+    {name: range(3) for name in "abcdefg"},
+    {"dtype": ["float16", None], "weight": [None, "float16"], "one": [None]},
+]
+
+
+def pairs(case):
+    return set(combinations(case.items(), 2))
+
+
+@pytest.mark.parametrize("factors", FACTORS, ids=["unequal", "equal", "none"])
+def test_a_cover_has_every_pair_of_choices(factors):
+    wanted = set().union(*map(pairs, everything(factors)))
+    assert set().union(*map(pairs, pairwise(factors))) == wanted
+
+
+@pytest.mark.parametrize(("factors", "most"), list(zip(FACTORS, (115, 18, 4), strict=True)))
+def test_a_cover_is_small_and_always_the_same(factors, most):
+    cases = pairwise(factors)
+    assert len(cases) <= most
+    assert pairwise(factors) == cases
+
+
+def test_one_factor_is_covered_by_its_choices():
+    assert pairwise({"a": [1, 2]}) == [{"a": 1}, {"a": 2}]
+
+
+def test_what_is_idle_in_a_case_counts_for_no_pair():
+    def telling(case):
+        return {
+            n: v for n, v in case.items() if n != "activation" or case.get("gate", "") is not None
+        }
+
+    factors = {"gate": [None, "float16"], "activation": "abc", "weight": range(4)}
+    cases = pairwise(factors, telling)
+    wanted = set().union(*(pairs(telling(case)) for case in everything(factors)))
+    assert set().union(*(pairs(telling(case)) for case in cases)) == wanted
+    assert sum(case["gate"] is not None for case in cases) >= 12
+    assert len(cases) <= 16

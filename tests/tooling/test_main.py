@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: MIT
+"""The command line, as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cunorm.__main__ import main
+from cunorm._arrays import numpy_view
+from cunorm._demo import _data
+from cunorm.group_norm import _backward as group_backward
+from cunorm.group_norm import _forward as group_forward
+from cunorm.row_norm import _backward, _forward
+from tests.conftest import why_no_gpu
+from tests.support.calls import nothing_known
+
+ROOT = Path(__file__).parents[2]
+# On float16 no forms of rms_norm, and one group norm alone; on float32 one that is far from zero.
+ROW_NORMS, FORMS, GROUP_NORMS, FAR = 7, 5, 3, 1
+IN_TWO_DTYPES = 2 * (ROW_NORMS + FORMS + GROUP_NORMS) + FAR
+OF_ROWS, OF_GROUPS = 3 * ROW_NORMS + 2 * FORMS, 2 * GROUP_NORMS + FAR + 1
+OPERATORS = OF_ROWS + OF_GROUPS  # on all dtypes; each is a line forward and one backward
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def saved(folder: Path, array: object) -> str:
+    path = folder / "input.npy"
+    np.save(path, array)
+    return str(path)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    """Real numbers in three axes: a piece of the demo's own text."""
+    rows = _data.embedded(_data.text()[1], rows=6)
+    return saved(tmp_path, rows.reshape(2, 3, 256)[..., 30:130])
+
+
+def table(output: str) -> list[str]:
+    return [line for line in output.splitlines() if " float" in line or " bfloat16" in line]
+
+
+def test_info_reports_versions_devices_compilers_and_caches():
+    done = run("-m", "cunorm", "info")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("cunorm", "numpy", "torch", "jax", "model", "threads used", "C++", "CPU builds"):
+        assert f"\n  {name} " in done.stdout
+    assert np.__version__ in done.stdout
+
+
+def test_info_imports_neither_torch_nor_jax():
+    code = (
+        "import sys; from cunorm.__main__ import main; main(['info']); "
+        "sys.exit(bool({'torch', 'jax'} & set(sys.modules)))"
+    )
+    assert run("-c", code).returncode == 0
+
+
+def test_info_finds_no_compiler_where_there_is_none():
+    done = run("-m", "cunorm", "info", PATH="", CXX="")
+    assert done.returncode == 0
+    assert "none found: install g++ or clang++" in done.stdout
+
+
+def test_demo_is_within_tolerance_on_the_text_of_the_python_installation(capsys):
+    assert main(["demo", "--device", "cpu"]) == 0
+    output = capsys.readouterr().out
+    assert len(table(output)) == 2 * OPERATORS
+    assert all("4096x256 " in line or "16x256x256 " in line for line in table(output))
+    assert output.endswith("all 78 results are within their tolerance\n")
+
+
+def test_demo_shows_the_forms_of_rms_norm_forward_and_backward(small, capsys):
+    main(["demo", "--device", "cpu", "--input", small])
+    lines = table(capsys.readouterr().out)
+    for form in ("post-gate", "pre-gate", "groups", "Gemma", "Llama"):
+        for direction in ("", ", backward"):
+            label = f"rms_norm, {form}{direction} "
+            assert [line.split("6x100 ")[1].split()[0] for line in lines if line.startswith(label)]
+
+
+def test_demo_shows_group_norms_of_the_rows_as_positions_of_samples(small, capsys):
+    main(["demo", "--device", "cpu", "--input", small])
+    lines = table(capsys.readouterr().out)
+    for label, shape in (
+        ("group_norm, silu", "2x3x100"),
+        ("group_norm, C first", "2x100x3"),
+        ("group_norm, mean 1e4", "2x3x100"),
+        ("instance_norm", "2x3x100"),
+    ):
+        for direction in ("", ", backward"):
+            found = [line for line in lines if line.startswith(f"{label}{direction} ")]
+            assert found
+            assert all(f" {shape} " in line for line in found)
+
+
+def test_demo_compiles_before_the_table_all_that_it_calls(small):
+    code = (
+        "import cunorm; from cunorm._demo import _devices; from cunorm.__main__ import main; "
+        "prepare = _devices.Device.prepare; "
+        "count = lambda: print('loaded', cunorm.cache_info().loaded); "
+        "_devices.Device.prepare = lambda *given: (prepare(*given), count()); "
+        f"main(['demo', '--device', 'cpu', '--input', {small!r}]); count()"
+    )
+    counts = [line for line in run("-c", code).stdout.splitlines() if line.startswith("loaded")]
+    assert len(counts) == 2
+    assert len(set(counts)) == 1
+
+
+def test_demo_takes_the_rows_of_an_array(small, capsys):
+    assert main(["demo", "--device", "cpu", "--input", small]) == 0
+    lines = table(capsys.readouterr().out)
+    assert len(lines) == 2 * OPERATORS
+    assert sum(" 6x100 " in line for line in lines) == 2 * OF_ROWS
+
+
+@pytest.mark.parametrize("array", [np.array([3.0]), np.zeros((2, 3)), np.full((3, 2), 7.0)])
+def test_demo_takes_rows_of_one_element_of_zeros_and_of_constants(array, tmp_path):
+    assert main(["demo", "--device", "cpu", "--input", saved(tmp_path, array)]) == 0
+
+
+@pytest.mark.parametrize("magnitude", [1e-15, 1e-24, 1e-30, 1e-44, [[1e-40], [1e9]]], ids=str)
+def test_demo_takes_input_from_which_results_underflow(magnitude, tmp_path):
+    """Next to the smallest normal float32 a relative error says nothing; on CUDA it is flushed."""
+    rows = magnitude * np.random.default_rng(0).standard_normal((20, 24)).reshape(10, 2, 24)
+    path = saved(tmp_path, rows.astype(np.float32))
+    assert main(["demo", "--device", "cpu", "--input", path]) == 0
+
+
+def test_demo_leaves_float16_out_where_the_input_is_too_large_for_it(tmp_path, capsys):
+    path = saved(tmp_path, np.array([[1e6, 2.0, 3.0], [4.0, -5e5, 6.0]]))
+    assert main(["demo", "--device", "cpu", "--input", path]) == 0
+    output = capsys.readouterr().out
+    assert "float16 is left out: the input has values beyond 10000" in output
+    assert len(table(output)) == 2 * IN_TWO_DTYPES
+
+
+def test_demo_runs_without_a_compiler_and_without_ml_dtypes(small):
+    code = (
+        "import sys; sys.modules['ml_dtypes'] = None; from cunorm.__main__ import main; "
+        f"sys.exit(main(['demo', '--device', 'cpu', '--input', {small!r}]))"
+    )
+    done = run("-c", code, PATH="", CXX="")
+    assert done.returncode == 0
+    assert "cunorm found no C++ compiler" in done.stderr
+    assert "compiling" not in done.stdout
+    assert "bfloat16 is left out: pip install ml_dtypes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "operand", "count"),
+    [
+        (_forward, "run_forward", "y", OF_ROWS),
+        (_backward, "run_backward", "dx", OF_ROWS),
+        (group_forward, "run", "y", OF_GROUPS),
+        (group_backward, "run", "dx", OF_GROUPS),
+    ],
+    ids=lambda given: getattr(given, "__name__", None),
+)
+def test_demo_fails_where_a_kernel_is_wrong(
+    module, name, operand, count, small, monkeypatch, capsys
+):
+    original = getattr(module, name)
+    nothing_known(monkeypatch)
+
+    def wrong_in_the_last_row(call):  # and nothing to remember, so that it is each time
+        original(call)
+        result = numpy_view(getattr(call, operand))
+        result[-1] *= 1.1
+
+    monkeypatch.setattr(module, name, wrong_in_the_last_row)
+    assert main(["demo", "--device", "cpu", "--input", small]) == 1
+    output = capsys.readouterr().out
+    assert output.count("  WRONG") == count
+    assert f"{count} of 78 results are further off than their tolerance" in output
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (np.arange(6), "dtype int64, expected floats in rows"),
+        (np.float32(1), "shape () and dtype float32, expected floats in rows"),
+        (np.zeros((0, 4)), "shape (0, 4) and dtype float64, expected floats in rows"),
+        (np.array([1.0, np.nan]), "largest magnitude of nan, expected finite values"),
+        (np.array([1.0, 1e20]), "largest magnitude of 1e+20, expected finite values"),
+        (np.array([1.0, 2e10]), "of 20000000000.0, expected finite values of at most 1e+10"),
+        (b"no array", "cannot be read as a .npy file"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_demo_says_what_is_wrong_with_an_input(content, text, tmp_path, capsys):
+    path = tmp_path / "input.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.save(path, content)
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--device", "cpu", "--input", str(path)])
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err
+    assert str(path) in message
+    assert text in message
+
+
+def test_demo_refuses_an_archive(tmp_path, capsys):
+    np.savez(tmp_path / "input.npz", a=np.ones(3))
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--input", str(tmp_path / "input.npz")])
+    assert stopped.value.code == 2
+    assert "input.npz cannot be read as a .npy file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
+def test_demo_says_why_there_is_no_cuda_device(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--device", "cuda"])
+    assert stopped.value.code == 2
+    assert "--device cuda: no " in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_demo_is_within_tolerance_on_cuda(capsys):
+    assert main(["demo"]) == 0
+    lines = table(capsys.readouterr().out)
+    assert len(lines) == 2 * OPERATORS
+    assert all(" cuda " in line for line in lines)
+
+
+def test_a_byte_is_embedded_by_how_often_each_byte_follows_it():
+    rows = _data.embedded(b"abab", rows=2)
+    expected = np.zeros((2, 256), np.float32)
+    expected[0, ord("b")] = np.log(np.float32(3))
+    expected[1, ord("a")] = np.log(np.float32(2))
+    np.testing.assert_allclose(rows, expected, rtol=1e-6)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""What the project's own files say of each other."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import cunorm
+
+ROOT = Path(__file__).parents[2]
+FUNCTIONS = [name for name in cunorm.__all__ if inspect.isfunction(getattr(cunorm, name))]
+PIN = re.compile(r"\b(ruff|mypy|clang-format)==([\w.]+)")
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_pre_commit_and_the_dev_extra_pin_the_same_versions():
+    dev = set(PIN.findall(text("pyproject.toml")))
+    assert {name for name, _ in dev} == {"ruff", "mypy", "clang-format"}
+    assert set(PIN.findall(text(".pre-commit-config.yaml"))) == dev
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    (command,) = re.findall(r"readme_test_command='(.+)'", text(".ci/run"))
+    assert command in text("README.md")
+
+
+def test_every_package_is_listed_for_the_wheel():
+    packages = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in (ROOT / "cunorm").rglob("__init__.py")
+        if "include" not in path.parts
+    }
+    (listed,) = re.findall(r"^packages = \[(.*?)\]", text("pyproject.toml"), re.S | re.M)
+    assert set(re.findall(r'"(.+?)"', listed)) == packages | {"cunorm.kernels_cu"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_of_a_public_function_is_named_in_its_docstring(name):
+    function = getattr(cunorm, name)
+    section = inspect.getdoc(function).partition("\nParameters\n")[2].partition("\n\n")[0]
+    lines = re.findall(r"^(\w[\w, ]*?) :", section, re.M)
+    named = [argument for line in lines for argument in line.split(", ")]
+    assert sorted(named) == sorted(inspect.signature(function).parameters)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: MIT
+"""cunorm.torch's functions: their gradients, and what they have in common with torch's own."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests.support.calls import launched
+from tests.support.operands import draw
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+functional = torch.nn.functional
+ct = pytest.importorskip("cunorm.torch")
+cases = pytest.importorskip("tests.support.torch_cases")
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+tensor = cases.tensor
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_gradients_and_second_derivatives_are_those_of_differences(name):
+    call, tensors = cases.case(name)
+    assert torch.autograd.gradcheck(call, tensors, rtol=1e-5)
+    assert torch.autograd.gradgradcheck(call, tensors, rtol=1e-5, atol=1e-6, fast_mode=True)
+
+
+def gradients(call, tensors, **how):
+    """Return gradients of a sum of all results, each times numbers of its own."""
+    results = call(*tensors)
+    results = results if isinstance(results, tuple) else (results,)
+    results = [one for one in results if one.requires_grad]
+    factors = [torch.from_numpy(draw("dy", tuple(one.shape), "float64")) for one in results]
+    return torch.autograd.grad(results, tensors, factors, **how)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_gradients_to_be_differentiated_are_those_of_the_kernels(name):
+    call, tensors = cases.case(name)
+    recorded = gradients(call, tensors, create_graph=True)
+    for mine, kernels in zip(recorded, gradients(call, tensors), strict=True):
+        np.testing.assert_allclose(mine.detach(), kernels, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["add_normalize, gated", "group_norm"])
+def test_the_gradient_of_one_operand_alone_is_that_among_all(name):
+    call, tensors = cases.case(name)
+    expected = gradients(call, tensors)
+    for place, one in enumerate(tensors):
+        others = [other.detach() for other in tensors]
+
+        def of_one(one, place=place, others=others):
+            return call(*others[:place], one, *others[place + 1 :])
+
+        assert torch.equal(*gradients(of_one, (one,)), expected[place])
+        with cases.Watch():
+            assert torch.equal(*gradients(of_one, (one,)), expected[place])
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_torch_func_finds_the_same_gradients(name):
+    call, tensors = cases.case(name)
+
+    def total(*tensors):
+        results = call(*tensors)
+        results = results if isinstance(results, tuple) else (results,)
+        return sum((one * one.detach().cos()).sum() for one in results)
+
+    places = tuple(range(len(tensors)))
+    expected = torch.autograd.grad(total(*tensors), tensors)
+    found = torch.func.grad(total, places)(*(one.detach() for one in tensors))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_the_gradients_of_x_and_of_the_stream_have_memory_of_their_own():
+    x, residual = tensor("x", 4, 8), tensor("residual", 4, 8)
+    y, stream = ct.add_rms_norm(x, residual)
+    (y.sum() + stream.sum()).backward()
+    assert torch.equal(x.grad, residual.grad)
+    assert x.grad.data_ptr() != residual.grad.data_ptr()
+
+
+@pytest.mark.parametrize("stream_alone", [False, True])
+def test_one_of_two_results_is_enough_for_a_backward(stream_alone):
+    x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
+    y, stream = ct.add_rms_norm(x.bfloat16(), residual, weight)
+    dy = draw("dy", (4, 8), "float64")
+    (stream if stream_alone else y).backward(torch.from_numpy(dy).to(stream.dtype))
+    if stream_alone:
+        assert torch.equal(residual.grad, torch.from_numpy(dy))
+        assert torch.equal(x.grad, residual.grad.bfloat16().double())
+        assert weight.grad is None
+        return
+    s, r, w = (one.detach().numpy() for one in (x.bfloat16().double(), residual, weight))
+    saved = cunorm.reference.rms_norm_forward(s, w, residual=r)
+    dy = dy.astype(y.detach().float().numpy().dtype)
+    expected = cunorm.reference.rms_norm_backward(
+        y.detach().new_tensor(dy).double().numpy(), saved.residual, w, rstd=saved.rstd
+    )
+    np.testing.assert_allclose(residual.grad, expected.dresidual, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(weight.grad, expected.dweight, rtol=1e-12, atol=1e-13)
+
+
+def test_a_tensor_that_is_two_operands_gets_both_gradients():
+    x = tensor("x", 4, 8)
+    ct.rms_norm(x, gate=x).sum().backward()
+    again = x.detach().clone().requires_grad_()
+    scaled = again / (again.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    (scaled * functional.silu(again)).sum().backward()
+    np.testing.assert_allclose(x.grad, again.grad, rtol=1e-12, atol=1e-12)
+    (to_differentiate,) = torch.autograd.grad(ct.rms_norm(x, gate=x).sum(), x, create_graph=True)
+    np.testing.assert_allclose(to_differentiate.detach(), again.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_the_gradient_of_x_is_not_rounded_to_the_streams_dtype_on_the_way():
+    x, residual = tensor("x", 4, 64, dtype="float32"), tensor("r", 4, 64, dtype="float16")
+    small = (x.detach() / 1000).requires_grad_()
+    y, stream = ct.add_rms_norm(small, residual * 0, eps=1e-12)
+    factors = [100 * torch.ones_like(y), torch.ones_like(stream)]
+    (kernels,) = torch.autograd.grad((y, stream), small, factors, retain_graph=True)
+    (recorded,) = torch.autograd.grad((y, stream), small, factors, create_graph=True)
+    assert kernels.abs().max() > torch.finfo(torch.float16).max / 8
+    error = (kernels - recorded.detach()).abs().max() / kernels.abs().max()
+    assert error < 64 * 2**-24  # some float32 roundings, none of float16
+
+
+def test_a_stream_of_operands_without_gradients_has_none():
+    x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
+    for watch in (nullcontext(), cases.Watch()):
+        with watch:
+            y, stream = ct.add_rms_norm(x.detach(), residual.detach(), weight)
+            assert (y.requires_grad, stream.requires_grad) == (True, False)
+            assert ct.add_rms_norm(x.detach(), residual, weight).residual.requires_grad
+
+
+@pytest.mark.parametrize("name", ["add_normalize, gated", "layer_norm", "group_norm and silu"])
+def test_a_batch_of_gradients_is_as_its_items(name):
+    """As torch.autograd.functional.jacobian(vectorize=True) asks for it."""
+    call, tensors = cases.case(name)
+    results = call(*tensors)
+    results = results if isinstance(results, tuple) else (results,)
+    batches = [torch.stack([one.detach().cos(), one.detach().sin()]) for one in results]
+    how = {"retain_graph": True}
+    found = torch.autograd.grad(results, tensors, batches, is_grads_batched=True, **how)
+    for item in range(2):
+        one = [batch[item] for batch in batches]
+        expected = torch.autograd.grad(results, tensors, one, **how)
+        assert all(torch.equal(mine[item], its) for mine, its in zip(found, expected, strict=True))
+
+
+def test_gradients_that_are_negated_views_are_read_as_such():
+    x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
+    factor = torch.complex(tensor("re", 4, 8, grad=False), tensor("im", 4, 8, grad=False))
+    for watch in (nullcontext(), cases.Watch()):
+        with watch:
+            y, stream = ct.add_rms_norm(x, residual, weight)
+            for pair in ((y, stream), (stream, y)):
+                conjugate = (torch.complex(*pair).conj() * factor).real.sum()
+                (found,) = torch.autograd.grad(conjugate, x, retain_graph=True)
+                total = (pair[0] * factor.real + pair[1] * factor.imag).sum()
+                (expected,) = torch.autograd.grad(total, x, retain_graph=True)
+                np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_gradient_that_is_a_negated_view_is_read_as_such():
+    x = tensor("x", 4, 8)
+    numbers = torch.complex(tensor("re", 4, 8, grad=False), tensor("im", 4, 8, grad=False))
+    dy = numbers.conj().imag
+    assert dy.is_neg()
+    for norm in (ct.rms_norm, lambda x: ct.group_norm(x, 2)):
+        (found,) = torch.autograd.grad(norm(x), x, dy)
+        (expected,) = torch.autograd.grad(norm(x), x, -numbers.imag)
+        assert torch.equal(found, expected)
+
+
+def test_only_gradients_that_are_required_are_computed(monkeypatch):
+    seen = launched(monkeypatch)
+    x, weight, bias = tensor("x", 4, 8, grad=False), tensor("weight", 8), tensor("bias", 8)
+    ct.layer_norm(x, weight, bias.detach()).backward(torch.ones_like(x))
+    backward = seen[-1]
+    assert backward.dweight is not None
+    assert (backward.dx, backward.dbias, backward.dgate) == (None, None, None)
+    assert x.grad is None
+
+
+def test_dtypes_of_results_and_gradients_are_those_of_their_operands():
+    x, residual = tensor("x", 4, 64, dtype="bfloat16"), tensor("r", 4, 64, dtype="float32")
+    weight, gate = tensor("weight", 64, dtype="float32"), tensor("gate", 4, 64, dtype="float16")
+    y, stream = ct.add_rms_norm(x, residual, weight, gate=gate)
+    assert (y.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
+    (y.float().sum() + stream.sum()).backward()
+    for one in (x, residual, weight, gate):
+        assert one.grad.dtype is one.dtype
+    wide = [one.detach().double().requires_grad_() for one in (x, residual, weight, gate)]
+    s = wide[0] + wide[1]
+    scaled = s / (s.square().mean(-1, keepdim=True) + 1e-6).sqrt() * wide[2]
+    ((scaled * functional.silu(wide[3])).sum() + s.sum()).backward()
+    for one, exact in zip((x, residual, weight, gate), wide, strict=True):
+        # A few float32 roundings, and half an ulp of the gradient's own dtype.
+        tolerance = torch.finfo(one.dtype).eps / 2 + 64 * 2**-24
+        error = (one.grad.double() - exact.grad).abs().max() / exact.grad.abs().max()
+        assert error <= tolerance
+
+
+def test_y_in_another_dtype_takes_a_gradient_in_that_dtype():
+    x = tensor("x", 4, 8, dtype="float16")
+    for spec in (torch.float32, "float32", np.float32):
+        y = ct.rms_norm(x, dtype=spec)
+        assert y.dtype is torch.float32
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert gradient.dtype is torch.float16
+
+
+def test_gradients_of_transposed_and_of_expanded_tensors_are_right():
+    x, weight = tensor("x", 4, 3, 8), tensor("weight", 8)
+    assert torch.autograd.gradcheck(ct.rms_norm, (x.transpose(0, 1), weight))
+    assert torch.autograd.gradcheck(lambda x: ct.rms_norm(x[:, :1].expand(4, 5, 8)), x)
+
+
+# --- what torch says ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (
+            lambda x, w, b: ct.rms_norm(x, w, eps=1e-3),
+            lambda x, w, b: functional.rms_norm(x, (8,), w, 1e-3),
+        ),
+        (ct.layer_norm, lambda x, w, b: functional.layer_norm(x, (8,), w, b)),
+        (
+            lambda x, w, b: ct.layer_norm(x, axis=-2),
+            lambda x, w, b: functional.layer_norm(x, (4, 8)),
+        ),
+        (lambda x, w, b: ct.l2_norm(x), lambda x, w, b: functional.normalize(x, dim=-1)),
+        (
+            lambda x, w, b: ct.group_norm(x, 2, w, b, channel_axis=-1, activation="silu"),
+            lambda x, w, b: functional.silu(functional.group_norm(x.mT, 2, w, b)).mT,
+        ),
+        (
+            lambda x, w, b: ct.instance_norm(x, w, b),
+            lambda x, w, b: functional.instance_norm(x.mT, weight=w, bias=b).mT,
+        ),
+    ],
+    ids=["rms_norm", "layer_norm", "two axes", "l2_norm", "group_norm and silu", "instance_norm"],
+)
+def test_results_and_gradients_are_those_of_torch(ours, theirs):
+    both = []
+    for function in (ours, theirs):
+        tensors = (tensor("x", 3, 4, 8), tensor("weight", 8), tensor("bias", 8))
+        y = function(*tensors)
+        y.backward(torch.from_numpy(draw("dy", (3, 4, 8), "float64")))
+        both.append([y.detach(), *(one.grad for one in tensors)])
+    for mine, other in zip(*both, strict=True):
+        if other is None:
+            assert mine is None
+        else:
+            np.testing.assert_allclose(mine, other, rtol=1e-11, atol=1e-12)
+
+
+def test_channels_last_tensors_give_channels_last_results_and_gradients():
+    x = tensor("x", 2, 8, 3, 5, grad=False).to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    weight, bias = tensor("weight", 8), tensor("bias", 8)
+    y = ct.group_norm(x, 4, weight, bias, channel_axis=1)
+    y.backward(torch.from_numpy(draw("dy", (2, 8, 3, 5), "float64")))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert x.grad.is_contiguous(memory_format=torch.channels_last)
+    expected = functional.group_norm(x, 4, weight, bias)
+    np.testing.assert_allclose(y.detach(), expected.detach(), rtol=1e-11, atol=1e-12)

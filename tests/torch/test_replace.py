@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""What replace_norms replaces: norms of torch.nn and with other formulas, one of each kind.
+
+`test_torch_replace_models` has those of transformers, in models.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402
+
+from cunorm.torch import replace_norms  # noqa: E402
+from tests.support.torch_norms import (  # noqa: E402
+    BF16,
+    EVERY,
+    F32,
+    KNOWN,
+    WIDTH,
+    Formula,
+    Gated,
+    GateRequiredNorm,
+    LastAxis,
+    LlamaNorm,
+    arguments,
+    drawn,
+    results,
+    rms,
+    x_of,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_norm_runs_the_kernels_that_its_formula_is(name, monkeypatch):
+    make, runs = EVERY[name]
+    module = make()
+    kind = type(module)
+    done = replace_norms(module)
+    assert [tuple(norm) for norm in done.replaced] == [("", kind.__name__, runs)]
+    assert not done.left
+    calls = []
+    monkeypatch.setattr(kind, "forward", lambda self, *given: calls.append(given))
+    assert module(*arguments(name)) is not None
+    assert not calls  # the class's own forward
+
+
+@pytest.mark.parametrize(
+    "name, dtype", [(name, F32) for name in EVERY] + [(name, BF16) for name in KNOWN]
+)
+def test_results_and_gradients_are_those_of_the_modules_own_forward(name, dtype):
+    """In float32 up to 32 roundings, 16 of each; the bits in bfloat16, but for ties.
+
+    That a number of bfloat16 is within 2**-20 of a tie, relatively to its row's largest, is as
+    likely as 2**-8, for those of the size of a tenth of that. Qwen3-Next's, which rounds once more,
+    is a unit off as often as not. Gradients round wherever PyTorch stores an intermediate result:
+    in bfloat16 each is half a unit in the last place off, some four times in a row.
+    """
+    module = EVERY[name][0]().to(dtype)
+    given = arguments(name, dtype)
+    before = results(module, *given)
+    replace_norms(module)
+    after = results(module, *given)
+    unit = torch.finfo(dtype).eps
+    for number, (actual, expected) in enumerate(zip(after, before, strict=True)):
+        assert actual.dtype == expected.dtype
+        off = (actual.double() - expected.double()).abs()
+        if dtype == F32:
+            assert (off <= 32 * unit / 2 * expected.abs().max()).all()
+        elif number == 0:
+            assert (off <= unit * expected.double().abs()).all()
+            assert (off > 0).sum() <= (off.numel() / 2 if name == "Qwen3-Next's" else 8)
+        else:
+            assert (off <= 4 * unit * expected.double().abs().max()).all()
+
+
+@pytest.mark.parametrize("x_dtype, weight_dtype", [(F32, BF16), (BF16, F32)])
+@pytest.mark.parametrize("name", ["Llama's", "Gemma's", "T5's", "channels last"])
+def test_dtypes_are_those_of_the_modules_own_forward(name, x_dtype, weight_dtype):
+    module = KNOWN[name][0]().to(weight_dtype)
+    given = arguments(name, x_dtype)
+    try:
+        expected = module(*given)
+    except RuntimeError as error:  # LayerNorm, of a float32 x and parameters of half precision
+        replace_norms(module)
+        with pytest.raises(RuntimeError, match=re.escape(str(error))):
+            module(*given)
+        return
+    replace_norms(module)
+    actual = module(*given)
+    assert actual.dtype == expected.dtype
+    unit = torch.finfo(actual.dtype).eps
+    assert (actual - expected).abs().max() <= 16 * unit * expected.abs().max()
+
+
+def test_the_recipe_of_a_class_is_not_taken_for_an_object_that_is_set_otherwise():
+    usual, first = LastAxis(), LastAxis(first=True)
+    done = replace_norms(nn.ModuleList([usual, first]))
+    assert [norm.name for norm in done.replaced] == ["0"]
+    assert [norm.name for norm in done.left] == ["1"]
+    x = drawn(2, WIDTH, 3, 3)
+    assert torch.equal(first(x), nn.LayerNorm.forward(first, x.movedim(1, -1)).movedim(-1, 1))
+
+
+def test_a_subclass_with_torchs_forward_is_a_norm_of_torchs():
+    class OneGroup(nn.GroupNorm):
+        def __init__(self, channels):
+            super().__init__(1, channels)
+
+    module = OneGroup(8)
+    expected = module(x_of())
+    assert replace_norms(module).replaced[0].runs == "group_norm(1, eps=1e-05)"
+    assert isinstance(module, OneGroup)
+    torch.testing.assert_close(module(x_of()), expected)
+
+
+def test_x_and_gate_may_be_given_by_name():
+    module = GateRequiredNorm()
+    x, gate = arguments("Qwen3-Next's")
+    replace_norms(module)
+    expected = module(x, gate)
+    assert torch.equal(module(gate=gate, hidden_states=x), expected)
+    assert torch.equal(module(x, gate=gate), expected)
+
+
+def test_what_the_probe_has_not_seen_runs_the_modules_own_forward():
+    class WithMore(Formula):
+        def forward(self, x, gate=None, more=0.0):
+            return rms(x, self.eps) * self.weight * (1.0 if gate is None else gate) + more
+
+    module = WithMore()
+    x, gate = x_of(), drawn(4, 8, 1)
+    calls = [(x,), (x, None, 2.0), (x, gate), (x, gate, 1.0)]
+    expected = [module(*call) for call in calls]
+    named = module(x, more=2.0)
+    assert replace_norms(module).replaced
+    for call, y in zip(calls[1:], expected[1:], strict=True):
+        assert torch.equal(module(*call), y)
+    assert torch.equal(module(x, more=2.0), named)
+    torch.testing.assert_close(module(x), expected[0])
+
+
+def test_a_gate_that_is_not_of_xs_shape_and_dtype_runs_the_modules_own_forward(monkeypatch):
+    module = Gated()
+    x, gate = arguments("a gate after", BF16)
+    gates = [gate[..., :1], gate.float()]
+    assert replace_norms(module).replaced
+    calls = []
+    monkeypatch.setattr(Gated, "forward", lambda self, x, gate: calls.append(gate))
+    for other in (gate, *gates):
+        module(x, other)
+    assert len(calls) == len(gates) and all(a is b for a, b in zip(calls, gates, strict=True))
+
+
+def test_eps_is_read_at_each_call():
+    module = LlamaNorm()
+    replace_norms(module)
+    module.eps = 4.0
+    torch.testing.assert_close(module(x_of()), LlamaNorm.forward(module, x_of()))
+
+
+def test_under_autocast_what_calls_torchs_own_norm_does_so_still(monkeypatch):
+    """These change the dtype there, on CUDA; a formula does not."""
+    norm, formula = LastAxis(), LlamaNorm()
+    replace_norms(nn.ModuleList([norm, formula]))
+    calls = []
+    for kind in (LastAxis, LlamaNorm):
+        monkeypatch.setattr(kind, "forward", lambda self, x: calls.append(type(self).__name__))
+    with torch.autocast("cpu", dtype=BF16):
+        norm(x_of(BF16)), formula(x_of(BF16))
+    assert calls == ["CunormLastAxis"]

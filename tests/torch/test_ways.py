@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""The ways in which cunorm.torch's functions are called: by whom, with which errors."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+ct = pytest.importorskip("cunorm.torch")
+cases = pytest.importorskip("tests.support.torch_cases")
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+tensor = cases.tensor
+
+
+def several(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def detached(tensors):
+    return [one.detach() for one in tensors]
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_every_way_of_a_call_gives_the_same_bits(name):
+    call, tensors = cases.case(name)
+    recorded = several(call(*tensors))
+    gradients = torch.autograd.grad(sum(one.sum() for one in recorded), tensors)
+    with cases.Watch() as watch:
+        watched = several(call(*tensors))
+        seen = torch.autograd.grad(sum(one.sum() for one in watched), tensors)
+    family = "group_norm" if name in cases.GROUP_NORMS else "row_norm"
+    assert {f"cunorm::{family}_{way}" for way in ("forward", "backward")} < {*watch.seen}
+    with torch.no_grad():
+        for other in (several(call(*tensors)), several(call(*detached(tensors))), watched):
+            assert all(map(torch.equal, recorded, other))
+    assert all(map(torch.equal, gradients, seen))
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_a_batch_of_torch_func_is_as_its_items(name):
+    call, tensors = cases.case(name)
+    tensors = detached(tensors)
+    x, rest = tensors[0], tensors[1:]
+    batch = torch.stack([x, 2 * x + 1, -x], 1)
+    dims = (1, *(None for _ in rest))
+    found = several(torch.func.vmap(call, dims)(batch, *rest))
+    expected = [several(call(batch[:, item], *rest)) for item in range(3)]
+    assert all(map(torch.equal, found, map(torch.stack, zip(*expected, strict=True))))
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_gradients_of_each_item_of_a_batch_are_its_own(name):
+    """Of x and of parameters, which are the batch's together or differ from item to item."""
+    call, tensors = cases.case(name)
+    tensors = detached(tensors)
+    places = tuple(range(len(tensors)))
+
+    def total(*tensors):
+        return sum(one.sin().sum() for one in several(call(*tensors)))
+
+    of_item = torch.func.grad(total, places)
+    batches = [torch.stack([one, 2 * one, -one]) for one in tensors]
+    for is_batched in ([0] * len(tensors), [0, *[None] * (len(tensors) - 1)]):
+        given = [
+            b if d == 0 else one for b, d, one in zip(batches, is_batched, tensors, strict=True)
+        ]
+        found = torch.func.vmap(of_item, tuple(is_batched))(*given)
+        for item in range(3):
+            one = [g[item] if d == 0 else g for g, d in zip(given, is_batched, strict=True)]
+            for mine, expected in zip(found, of_item(*one), strict=True):
+                np.testing.assert_allclose(mine[item], expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_jacobian_is_that_of_torchs_own_norm():
+    x, weight = tensor("x", 2, 6, grad=False), tensor("weight", 6, grad=False)
+    found = torch.func.jacrev(ct.rms_norm, (0, 1))(x, weight)
+    own = torch.func.jacrev(lambda x, w: torch.rms_norm(x, (6,), w, 1e-6), (0, 1))(x, weight)
+    for mine, expected in zip(found, own, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "group_norm"])
+def test_second_derivatives_that_there_are_not_are_an_error(name):
+    call, tensors = cases.case(name)
+    first = torch.func.grad(lambda *tensors: call(*tensors).square().sum())
+    with pytest.raises(RuntimeError, match=r"no second derivatives under torch\.func"):
+        torch.func.grad(lambda *tensors: first(*tensors).square().sum())(*detached(tensors))
+    with cases.Watch():
+        y = call(*tensors).square().sum()
+        (gradient,) = torch.autograd.grad(y, tensors[0], create_graph=True)
+        with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+            torch.autograd.grad(gradient.square().sum(), tensors[0])
+
+
+# Torch's own, on the way to its first dual tensor.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("name", ["rms_norm", "group_norm"])
+def test_forward_mode_derivatives_are_an_error(name):
+    call, tensors = cases.case(name)
+    x, *rest = detached(tensors)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(lambda x: call(x, *rest), (x,), (x,))
+    with torch.autograd.forward_ad.dual_level(), torch.no_grad():
+        call(x, *rest)
+        with pytest.raises(RuntimeError, match="jvp"):
+            call(torch.autograd.forward_ad.make_dual(x, x), *rest)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "layer_norm", "group_norm"])
+def test_errors_name_the_function_and_the_argument(name, grad):
+    function = getattr(ct, name)
+    more = {"add_rms_norm": (None,), "group_norm": (2,)}.get(name, ())
+    x, wrong = tensor("x", 2, 6, grad=grad), tensor("weight", 5)
+    with pytest.raises(ValueError, match=re.escape(f"{name}: weight has shape (5,), expected (6,")):
+        function(x, *more, wrong)
+    with pytest.raises(ValueError, match=f"^{name}: eps is -1"):
+        function(x, *more, eps=-1.0)
+    with pytest.raises(TypeError, match=f"^{name}: weight is a ndarray, expected a torch.Tensor"):
+        function(x, *more, np.ones(6))
+    with pytest.raises(TypeError, match=f"^{name}: x is a list, expected a torch.Tensor"):
+        function([1.0], *more)
+    with pytest.raises(TypeError, match=f"^{name}: x is None, expected a torch.Tensor"):
+        function(None, *more)
+    with pytest.raises(TypeError, match=f"^{name}: dtype is int8, expected float16, bf"):
+        function(x, *more, dtype=torch.int8)
+
+
+def test_a_tensor_of_a_subclass_is_refused_as_by_the_plain_functions():
+    class Tagged(torch.Tensor):
+        pass
+
+    with pytest.raises(TypeError, match=r"rms_norm: x is a .*Tagged, a tensor subclass"):
+        ct.rms_norm(torch.ones(2, 4).as_subclass(Tagged))
+
+
+def test_a_saved_tensor_that_is_written_to_is_an_error():
+    x, weight = tensor("x", 2, 6), tensor("weight", 6)
+    scaled = x * 1
+    y = ct.rms_norm(scaled, weight)
+    scaled.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_rows_give_no_results_and_zero_gradients(grad):
+    x, weight = tensor("x", 0, 6, grad=grad), tensor("weight", 6)
+    y = ct.rms_norm(x, weight)
+    y.sum().backward()
+    assert y.shape == (0, 6)
+    assert torch.equal(weight.grad, torch.zeros(6, dtype=torch.float64))
+    assert (x.grad is not None) is grad
