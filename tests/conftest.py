@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.register_assert_rewrite("tests.support")
+
+from tests.support import levels  # noqa: E402
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -49,51 +49,30 @@ def why_no_gpu() -> str | None:
     return None
 
 
-@pytest.fixture(scope="module")
-def quick_compiles() -> Iterator[None]:
-    """Compile without optimisation, which takes a third of the time: for what is around kernels."""
-    yield from _quick_compiles()
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Compile as the test is marked, before its fixtures are made."""
+    marker = item.get_closest_marker("compiled")
+    levels.use(marker.args[0] if marker else "O0")
 
 
-@pytest.fixture
-def is_quick(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Do so, or not, in one test alone: the parameter says which."""
-    if request.param:
-        yield from _quick_compiles()
-    else:
-        yield
+def pytest_sessionstart() -> None:
+    levels.count_builds()
 
 
-def _quick_compiles() -> Iterator[None]:
-    from tests.support import described
-
-    with pytest.MonkeyPatch.context() as patch:
-        described.with_quick_compiles(patch)
-        described.with_empty_caches(patch)
-        yield
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add what a process of this run has built."""
+    levels.builds.update(map(tuple, getattr(node, "workeroutput", {}).get("builds", ())))
 
 
-@pytest.fixture
-def record_builds(record_property: Callable[[str, object], None]) -> Iterator[None]:
-    """Note which builds the test was the first in its process to load, for the summary's count."""
-    from cunorm._cpu import _compile
-
-    before = set(_compile._loaded)
-    yield
-    record_property("builds", [str(build) for build in set(_compile._loaded) - before])
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run with more builds than its budget."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["builds"] = sorted(levels.builds)
+    elif not levels.account(levels.builds)[1] and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how many different builds the tests with `record_builds` compiled and ran."""
-    builds = {
-        build
-        for reports in terminalreporter.stats.values()
-        for report in reports  # the fixture's note is in that of the teardown
-        for name, value in getattr(report, "user_properties", ())
-        if name == "builds"
-        for build in value
-    }
-    if builds:
-        kernels = Counter(build.partition(" ")[0] for build in builds)
-        counts = ", ".join(f"{count} of {kernel}" for kernel, count in sorted(kernels.items()))
-        terminalreporter.write_line(f"{len(builds)} CPU builds: {counts}")
+    text, is_within = levels.account(levels.builds)
+    terminalreporter.write_line(text if is_within else f"{text}: more than its budget")

@@ -20,8 +20,6 @@ from tests.support.calls import launched
 from tests.support.operands import DTYPES, NORMS, draw, optional, parameters, saved, weight_and_bias
 from tests.support.processes import in_process
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SHAPE = (12, 96)
 KINDS = ["numpy", "torch", "jax", "dlpack"]
 NARROW_AND_WIDE = ["float16", "bfloat16", "float32"]  # JAX has float64 only when it is switched on

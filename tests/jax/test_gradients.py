@@ -15,7 +15,6 @@ from tests.support.operands import draw
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 jnp = jax.numpy
 
 from jax.test_util import check_grads  # noqa: E402

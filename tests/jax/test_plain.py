@@ -11,7 +11,6 @@ from tests.support.operands import draw
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 jnp = jax.numpy
 
 import cunorm  # noqa: E402

@@ -14,7 +14,6 @@ from tests.support.operands import draw
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 jnp = jax.numpy
 
 import cunorm.jax  # noqa: E402

@@ -17,8 +17,6 @@ from tests.support.calls import BACKWARDS, WIDTH, backward, given, raises
 from tests.support.operands import DTYPES, assert_same_bits, at, bits, draw
 from tests.support.row_errors import Options, rows_of
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 EPS = 1e-5
 SHAPES = [((1, 5), 1), ((50, 64), 4), ((3, 7, 33), 1), ((3000, 8), 2), ((9, 1003), 1)]
 

@@ -21,8 +21,6 @@ from tests.support.calls import (
 )
 from tests.support.operands import assert_same_bits, at, draw
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SHAPE = (5, WIDTH)
 
 names = pytest.mark.parametrize("name", FUNCTIONS)

@@ -55,8 +55,6 @@ of_every_sort = pytest.mark.parametrize(
     "name", ["normalize_forward", "normalize_backward", "group_norm_forward", "group_norm_backward"]
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def places(name):
     """Yield calls that are remembered, each with one of its arguments and how errors call that."""

@@ -24,8 +24,6 @@ from tests.support.calls import (
 )
 from tests.support.operands import assert_same_bits, at, draw
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 # Of several launches on a CPU, for all samples at once or for some after others.
 SEVERAL = {"passes": (2, 4900, 8), "chunks": (9, 30_000, 8)}
 WIDE, TALL = (2, 3, 16 << 10), (16 << 10, 2, 4)  # dweight has 64 KiB, or mean

@@ -11,8 +11,6 @@ from tests.support.calls import raises
 from tests.support.group_norm_cases import laid_out, strides
 from tests.support.operands import assert_same_bits, assert_same_fields, at, bits, draw, optional
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 GROUPS, CHANNELS = 5, 10
 MEMORIES = [(-1, "last"), (1, "last"), (1, "first"), (-1, "first")]
 # Positions of which all passes are one launch on a CPU, and several.

@@ -20,8 +20,6 @@ from tests.support.calls import raises
 from tests.support.group_norm_cases import laid_out
 from tests.support.operands import DTYPES, assert_same_fields, at, draw
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 OPS = ("group_norm", "instance_norm", "group_norm_forward", "group_norm_backward")
 ALL = ("x", "weight", "bias")
 # Samples, height, width, channels and groups of what is one launch on a CPU, and of several.

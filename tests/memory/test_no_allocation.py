@@ -17,8 +17,6 @@ from cunorm import _again, _scratch
 from cunorm._arrays import Framework
 from tests.support.calls import BACKWARDS, FORWARDS, Call, anew
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 KIB = 1 << 10
 WIDE, TALL = (4, 16 << 10), (16 << 10, 4)  # in one of them dweight has 64 KiB, in the other rstd
 

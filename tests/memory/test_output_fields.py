@@ -9,8 +9,6 @@ from cunorm import AddNorm, NormForward, NormGrads
 from tests.support.calls import WIDTH, given, raises
 from tests.support.operands import assert_same_bits
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 ROWS = 5
 SHAPE = (ROWS, WIDTH)
 

@@ -11,8 +11,6 @@ from cunorm._arrays._numpy import Numpy
 from tests.support.calls import WIDTH, given, raises
 from tests.support.operands import assert_same_bits, at, bits, draw
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 ROWS = 5
 SHAPE = (ROWS, WIDTH)
 

@@ -13,8 +13,6 @@ from cunorm import AddNorm, NormForward, NormGrads
 from tests.support.calls import WIDTH, given, raises
 from tests.support.operands import assert_same_bits, assert_same_fields, at, bits, draw
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SIZES = [
     (rows, width, groups)
     for rows in (1, 50)

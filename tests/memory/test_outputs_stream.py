@@ -10,8 +10,6 @@ from tests.support.calls import raises
 from tests.support.operands import assert_same_bits, at, draw
 from tests.support.processes import SETUP, in_process
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 ROWS = 5
 WIDTHS = (1, 7, 64, 1003, 16384, 20000, 40001)
 OWN = "expected memory of its own"

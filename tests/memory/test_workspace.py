@@ -10,8 +10,6 @@ from cunorm import NormGrads
 from tests.support.calls import WIDTH, given, raises
 from tests.support.operands import DTYPES, assert_same_bits, assert_same_fields, at, draw
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 NAME = "layer_norm_backward"
 ALL = ("x", "weight", "bias", "gate")
 NEEDS = (ALL, ("weight",), ("bias",), ("weight", "bias"), ("x",))

@@ -8,7 +8,7 @@ from itertools import chain, combinations, groupby
 
 import pytest
 
-from tests.support.covers import everything, label, mostly_quick, pairwise
+from tests.support.covers import each, everything, label, pairwise
 from tests.support.group_norm_cases import (
     ACTIVATIONS,
     ALL,
@@ -70,13 +70,13 @@ def check_sizes(check, case):
 # --- dtypes and activations -----------------------------------------------------------------------
 
 
-@mostly_quick(pairwise(FORWARD))
-def test_forward_takes_any_pair_of_choices(is_quick, case):
+@each(pairwise(FORWARD))
+def test_forward_takes_any_pair_of_choices(case):
     check_sizes(check_forward_case, case)
 
 
-@mostly_quick(pairwise(BACKWARD, telling))
-def test_backward_takes_any_pair_of_choices(is_quick, case):
+@each(pairwise(BACKWARD, telling))
+def test_backward_takes_any_pair_of_choices(case):
     check_sizes(check_backward_case, case)
 
 
@@ -180,7 +180,6 @@ def in_tests(cases):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", in_tests(forward_products()))
 def test_every_forward_is_within_its_bounds(cases):
     for case in cases:
@@ -189,7 +188,6 @@ def test_every_forward_is_within_its_bounds(cases):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", in_tests(backward_products()))
 def test_every_backward_is_within_its_bounds(cases):
     for case in cases:

@@ -10,8 +10,6 @@ from tests.support.calls import raises
 from tests.support.group_norm_cases import laid_out
 from tests.support.operands import DTYPES, assert_same_bits, at, draw, optional
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 GROUPS, CHANNELS = 5, 10
 # Positions of which all passes are one launch on a CPU, and several.
 sizes = pytest.mark.parametrize(

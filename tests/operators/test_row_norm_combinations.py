@@ -10,7 +10,7 @@ from itertools import chain, groupby
 
 import pytest
 
-from tests.support.covers import everything, label, mostly_quick, pairwise
+from tests.support.covers import each, everything, label, pairwise
 from tests.support.operands import at
 from tests.support.row_norm_cases import (
     BACKWARD,
@@ -38,13 +38,13 @@ PLAIN_BACKWARD = BACKWARD | PLAIN | {"needs": NEEDS, "dgate": [None], "accumulat
 # --- pairs ----------------------------------------------------------------------------------------
 
 
-@mostly_quick(pairwise(FORWARD, telling))
-def test_forward_takes_any_pair_of_choices(is_quick, case):
+@each(pairwise(FORWARD, telling))
+def test_forward_takes_any_pair_of_choices(case):
     check_forward_case(case)
 
 
-@mostly_quick(pairwise(BACKWARD, telling))
-def test_backward_takes_any_pair_of_choices(is_quick, case):
+@each(pairwise(BACKWARD, telling))
+def test_backward_takes_any_pair_of_choices(case):
     check_backward_case(case)
 
 
@@ -118,7 +118,6 @@ def in_tests(cases, *names):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", in_tests(exhaustive_forward(), "x", "residual", "center"))
 def test_every_forward_is_within_its_bounds(cases):
     for case in cases:
@@ -127,7 +126,6 @@ def test_every_forward_is_within_its_bounds(cases):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", in_tests(exhaustive_backward(), "x", "weight", "center"))
 def test_every_backward_is_within_its_bounds(cases):
     for case in cases:
@@ -136,7 +134,6 @@ def test_every_backward_is_within_its_bounds(cases):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", in_tests(exhaustive_param_grad(), "x", "weight"))
 def test_every_param_grad_is_within_its_bounds(cases):
     for case in cases:

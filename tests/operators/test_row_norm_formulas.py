@@ -159,7 +159,6 @@ def _of_sets(make):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", _of_sets(forward_formulas))
 def test_every_formula_of_a_forward_is_within_its_bounds(cases):
     for case in cases:
@@ -168,7 +167,6 @@ def test_every_formula_of_a_forward_is_within_its_bounds(cases):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", _of_sets(backward_formulas))
 def test_every_formula_of_a_backward_is_within_its_bounds(cases):
     for case in cases:
@@ -177,7 +175,6 @@ def test_every_formula_of_a_backward_is_within_its_bounds(cases):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", in_tests(forward_dtypes(), "x", "gate_position"))
 def test_every_dtype_of_a_gate_and_a_rounding_is_within_its_bounds(cases):
     for case in cases:
@@ -186,7 +183,6 @@ def test_every_dtype_of_a_gate_and_a_rounding_is_within_its_bounds(cases):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", in_tests(backward_dtypes(), "x", "gate_position", "dy"))
 def test_every_dtype_of_a_gates_gradients_is_within_its_bounds(cases):
     for case in cases:
@@ -195,7 +191,6 @@ def test_every_dtype_of_a_gates_gradients_is_within_its_bounds(cases):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("record_builds")
 @pytest.mark.parametrize("cases", in_tests(backward_needs(), "needs", "gate_position"))
 def test_every_set_of_gradients_is_within_its_bounds(cases):
     for case in cases:

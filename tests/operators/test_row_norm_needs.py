@@ -13,8 +13,6 @@ from tests.support.calls import BACKWARDS, FORWARDS
 from tests.support.gradients import MADE_OF, NEEDS
 from tests.support.operands import assert_same_bits, at, draw, optional
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SHAPE, GROUPS, EPS = (19, 3 * 41), 3, 1e-5
 ROWS = ("x", "residual", "dy", "d_residual", "gate")
 

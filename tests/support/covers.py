@@ -70,15 +70,6 @@ def label(case: Case) -> str:
     return "-".join(str(choice) for choice in case.values())
 
 
-def mostly_quick(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    """Return the decorator of a test of cases, which are compiled with optimisation where they have
-    a choice that no case before had.
-
-    The products by command optimise every case.
-    """
-    seen: set[tuple[str, Any]] = set()
-    tests = []
-    for case in cases:
-        tests.append(pytest.param(seen >= set(case.items()), case, id=label(case)))
-        seen.update(case.items())
-    return pytest.mark.parametrize(("is_quick", "case"), tests, indirect=["is_quick"])
+def each(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Return the decorator of a test of cases."""
+    return pytest.mark.parametrize("case", cases, ids=label)

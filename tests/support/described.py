@@ -16,7 +16,6 @@ from cunorm._builds import Build
 from cunorm._cpu import _compile
 from cunorm._loaded import Cached, Loaded
 from cunorm.group_norm import _run
-from tests.support import precompiled
 from tests.support.calls import BACKWARDS, FORWARDS
 from tests.support.covers import Case, pairwise
 
@@ -109,20 +108,11 @@ def forget() -> None:
 
 
 def with_a_cache_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give this process an empty cache of its own, with quick compiles."""
+    """Give this process an empty cache of its own."""
     monkeypatch.setattr(_cpu, "cache_folder", lambda: folder)
     monkeypatch.setattr(_compile, "cache_folder", lambda: folder)
-    with_quick_compiles(monkeypatch)
     with_empty_caches(monkeypatch)
     return folder
-
-
-def with_quick_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile without optimisation, and read the system's headers as they were read before."""
-    if "-O0" in _compile._OPTIONS:
-        return
-    quick = (*_compile._OPTIONS, "-O0")
-    monkeypatch.setattr(_compile, "_OPTIONS", (*quick, *precompiled.headers(quick)))
 
 
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -18,7 +18,6 @@ from cunorm._arrays import describe, numpy_view  # noqa: E402
 
 # torch's own, when inductor is imported
 pytestmark = [
-    pytest.mark.usefixtures("quick_compiles"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
 ]
 

@@ -17,7 +17,6 @@ functional = torch.nn.functional
 ct = pytest.importorskip("cunorm.torch")
 cases = pytest.importorskip("tests.support.torch_cases")
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 tensor = cases.tensor
 
 # --- gradients ------------------------------------------------------------------------------------

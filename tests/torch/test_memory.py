@@ -12,8 +12,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import cunorm.torch as ct  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 ROWS, WIDTH, IMAGES, CHANNELS = (5, 7), 96, (3, 12, 5, 4), 12
 IMAGE = {"num_groups": 4, "activation": "silu", "channel_axis": 1}
 

@@ -24,8 +24,6 @@ from tests.support.torch_modules import (  # noqa: E402
     with_random_parameters,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 ROWS, IMAGES = (6, 5, 3, 8), (3, 12, 4, 5)
 
 # name: the module's class, its arguments and x's shape

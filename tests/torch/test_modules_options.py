@@ -14,8 +14,6 @@ import cunorm.torch  # noqa: E402
 from cunorm.torch import AddRMSNorm, GatedRMSNorm, GroupNorm, RMSNorm  # noqa: E402
 from tests.support.torch_modules import BF16, F32, F64, assert_near, drawn, with_random_parameters  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 IMAGES = (3, 12, 4, 5)
 
 

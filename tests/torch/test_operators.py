@@ -18,8 +18,6 @@ from torch.library import opcheck  # noqa: E402
 
 from cunorm.torch import _group_norm_operator, _row_norm_operator  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 ROWS, IMAGES = (4, 3, 32), (2, 6, 5, 7)
 NEEDS = ("x", "weight", "bias", "gate")
 PARAMETERS = {"weight": "float32", "bias": "float16"}

@@ -33,8 +33,6 @@ from tests.support.torch_norms import (  # noqa: E402
     x_of,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_norm_runs_the_kernels_that_its_formula_is(name, monkeypatch):

@@ -25,8 +25,6 @@ from tests.support.torch_norms import (  # noqa: E402
     x_of,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 class Model(nn.Module):
     def __init__(self):

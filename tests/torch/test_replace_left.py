@@ -26,8 +26,6 @@ from tests.support.torch_norms import (  # noqa: E402
     rms,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 class DetachedNorm(Formula):
     """Of the right results and other gradients."""

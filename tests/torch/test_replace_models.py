@@ -20,8 +20,6 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from cunorm.torch import replace_norms, restore_norms  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 ALLOWED = 2.0**-20
 SMALL = {
     "hidden_size": 32,

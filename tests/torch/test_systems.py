@@ -27,7 +27,6 @@ from cunorm.torch import (  # noqa: E402
 
 # torch's own, when it exports or first makes a fake tensor
 pytestmark = [
-    pytest.mark.usefixtures("quick_compiles"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
 ]
 

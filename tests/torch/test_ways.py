@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 ct = pytest.importorskip("cunorm.torch")
 cases = pytest.importorskip("tests.support.torch_cases")
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 tensor = cases.tensor
 
 
