@@ -64,7 +64,9 @@ def _places() -> list[tuple[Any, str]]:
 def _fresh(level: str) -> list[tuple[Any, str, Any]]:
     options = (*_SHIPPED, *LEVELS[level])
     options += precompiled.headers(options) if LEVELS[level] else ()
-    kernels = [(module, name, Cached(getattr(module, name).__wrapped__)) for module, name in _KERNELS]
+    kernels = [
+        (module, name, Cached(getattr(module, name).__wrapped__)) for module, name in _KERNELS
+    ]
     caches = [(_compile, "_loaded", Loaded()), (_again, "_known", {}), *kernels]
     return [(_compile, "_OPTIONS", options), *caches]
 

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+"""The one place where tests import private names of cunorm: a change of the package ends here."""
+
+from cunorm import _again, _backend, _cuda, _scratch
+from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
+from cunorm._builds import Build, Launch
+from cunorm._cpu import _compile, compiler
+from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
+from cunorm._features import NONE, Features
+from cunorm._loaded import Cached, Loaded
+from cunorm._sources import source_text
+
+__all__ = [
+    "BFLOAT16",
+    "CPU",
+    "DTYPES",
+    "FLOAT32",
+    "FLOAT64",
+    "NONE",
+    "Build",
+    "Cached",
+    "Device",
+    "Features",
+    "Launch",
+    "Loaded",
+    "_again",
+    "_backend",
+    "_compile",
+    "_cuda",
+    "_scratch",
+    "compiler",
+    "contiguous_form",
+    "describe",
+    "numpy_view",
+    "source_text",
+]
