@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in under eight minutes: the tests marked gpu, those of the row norms
-# again with every feature of cunorm/_features.py, compute-sanitizer on a small set where it is
+# again without the features of cunorm/_features.py, compute-sanitizer on a small set where it is
 # installed, and first timings. From a source tree, with no install:
 #
 #   bench/check_gpu.sh [--dry-run] OUT_DIR
@@ -91,8 +91,8 @@ if "$python" -c "import xdist" 2>/dev/null; then
 fi
 # Other versions of the frameworks than CI's may warn; that is no reason to fail here.
 part tests 135 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
-# What no GPU has proven is off by default: whether it passes is a result of its own.
-part features 60 env CUNORM_FEATURES=clusters,async_copies \
+# What plans do without the features that not every GPU has.
+part features-off 60 env CUNORM_FEATURES=none \
   "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}" \
   tests/gpu/test_clusters.py tests/gpu/test_row_norms.py tests/gpu/test_row_norm_variants.py
 sanitize memcheck

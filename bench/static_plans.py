@@ -17,7 +17,7 @@ from cunorm import _calls, _cuda, _planned_builds
 from cunorm._arrays import Device
 from cunorm._builds import Build
 from cunorm._dtypes import DTYPES, DType
-from cunorm._features import LEAST_CAPABILITY, NONE, PROVEN, Features
+from cunorm._features import LEAST_CAPABILITY, NONE, Features, features_of
 from cunorm._planned_builds import Layer
 from cunorm._teams import ACCESS_BYTES
 from cunorm.group_norm import _calls as _group_calls
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     """A launch of a call on a GPU, of arrays that are aligned."""
 
     architecture: str
-    features: str  # that the plan uses and others of that GPU do not, joined by "+"
+    features: str  # that it is planned with, joined by "+", where those are not the default ones
     operator: str
     memory: str
     direction: str
@@ -147,12 +147,12 @@ def _sharing(macros: dict[str, str]) -> str:
 def grid(architectures: tuple[str, ...]) -> list[Plan]:
     """Return the plans of the grid, each once.
 
-    A plan that a GPU has only where its features are asked for is beside the default.
+    A plan that a GPU has only with other features than the default ones is beside those.
     """
     found: dict[Plan, None] = {}
     for architecture in architectures:
         default: set[Build] = set()
-        for features in (default_features(architecture), all_features(architecture)):
+        for features in feature_sets(architecture):
             for plan in _of_grid(architecture, features):
                 if plan.build not in default or not plan.features:
                     found.setdefault(plan)
@@ -187,12 +187,12 @@ def plans(
         builds = _planned_builds.builds(
             f"{operator.base}_{direction}", layer, [_ROWS], shape[0], device
         )
-    extra = features != default_features(architecture)
+    label = "+".join(n for n in LEAST_CAPABILITY if getattr(features, n)) or "none"
     for build in builds:
         found = regime(build)
         yield Plan(
             architecture,
-            "+".join(n for n in Features._fields if getattr(features, n)) if extra else "",
+            "" if features == default_features(architecture) else label,
             operator.name,
             operator.memory,
             direction,
@@ -210,15 +210,14 @@ def _step(build: Build) -> str:
 
 
 def default_features(architecture: str) -> Features:
-    """Return the features that plans for a GPU use by default."""
-    return PROVEN.get(architecture, NONE)
+    """Return the features that plans for a GPU use by default, with room for any cluster."""
+    return features_of(architecture)
 
 
-def all_features(architecture: str) -> Features:
-    """Return the features that a GPU has."""
-    return Features(
-        **{name: int(architecture) >= least for name, least in LEAST_CAPABILITY.items()}
-    )
+def feature_sets(architecture: str) -> list[Features]:
+    """Return what plans for a GPU may use: by default, all that it has, nothing."""
+    has = {name: int(architecture) >= least for name, least in LEAST_CAPABILITY.items()}
+    return list(dict.fromkeys([default_features(architecture), Features(**has), NONE]))
 
 
 def _layer(operator: Operator, dtype: str, width: int) -> Layer:
@@ -267,10 +266,12 @@ def _pretended(architecture: str, features: Features) -> Iterator[Device]:
         shared_memory_per_block=_SHARED_MEMORY,
         features=features,
     )
-    asked = _cuda.device_limits
+    asked = _cuda.device_limits, _cuda.fits_cluster
     _cuda.device_limits = lambda device: pretended  # type: ignore[assignment]
+    _cuda.fits_cluster = lambda *sizes: True  # type: ignore[assignment]
+    sets = feature_sets(architecture)
+    number = 3 * list(ARCHITECTURES).index(architecture) + sets.index(features)
     try:
-        # What is remembered of a device is remembered by its number.
-        yield Device("cuda", 2 * list(ARCHITECTURES).index(architecture) + any(features))
+        yield Device("cuda", 100 + number)  # what is remembered of a device has its number
     finally:
-        _cuda.device_limits = asked
+        _cuda.device_limits, _cuda.fits_cluster = asked

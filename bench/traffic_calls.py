@@ -16,8 +16,7 @@ from bench.static_plans import (
     PARAM_GRAD,
     STREAMED,
     THREE_LAUNCHES,
-    all_features,
-    default_features,
+    feature_sets,
     plans,
     regime,
 )
@@ -61,8 +60,7 @@ def calls(operator: Operator, direction: str, dtype: str) -> Iterator[Call]:
     """Yield a call of each regime that the operator's plans have."""
     found: set[str] = set()
     sizes = _SAMPLES if operator.of_channels else [(width,) for width in _WIDTHS]
-    of_gpu = (default_features(_ARCHITECTURE), all_features(_ARCHITECTURE))
-    for features, size in product(of_gpu, sizes):
+    for features, size in product(feature_sets(_ARCHITECTURE), sizes):
         made = plans(operator, direction, dtype, size, _ARCHITECTURE, features)
         planned = next(plan.regime for plan in made if plan.regime != PARAM_GRAD)
         if planned not in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from functools import cache
 
 from cunorm import _again, _cpu, _cuda, _cuda_calls, _fallback, _plan, _scratch
@@ -26,6 +27,7 @@ from cunorm._calls import (
     param_grad_arguments,
 )
 from cunorm._cuda_calls import Launches, Start
+from cunorm._features import PORTABLE_CLUSTER, Features
 from cunorm._loaded import Cached
 
 
@@ -33,8 +35,7 @@ def run_forward(call: Forward) -> Ran | None:
     """Run the forward, of at least one row; return what ran, if that was compiled."""
     form, device = call.form, call.x.device
     if device.kind == "cuda":
-        features = _cuda.device_limits(device).features
-        launch = _plan.cuda_forward(form.types, form.where.walk, call.access(), features)
+        launch = _cuda_forward(form, call.access(), device)
         return _cuda_calls.run(call, _forward_starter(form, call.numbers(), launch, device), None)
     if has_compiler():
         return _again.run(cpu_forward_kernels(form, call.numbers()), call.pointers())
@@ -46,9 +47,7 @@ def forward_builds(form: ForwardForm, device: Device) -> list[Build]:
     """Return what `run_forward` needs for a form of call whose arrays are aligned."""
     walk = form.where.walk
     if device.kind == "cuda":
-        features = _cuda.device_limits(device).features
-        access = _plan.common_access(walk.width, [])
-        return [_plan.cuda_forward(form.types, walk, access, features).build]
+        return [_cuda_forward(form, _plan.common_access(walk.width, []), device).build]
     return [_forward_on_cpu(form)[0].build]
 
 
@@ -56,9 +55,7 @@ def run_backward(call: Backward) -> Ran | None:
     """Run the backward, as `run_forward`; with zero rows, dweight and dbias become zeros."""
     form, device = call.form, call.x.device
     if device.kind == "cuda":
-        limits = _cuda.device_limits(device)
-        sizes = (form.where.walk.not_empty(), call.access())
-        launch = _plan.cuda_backward(form.types, *sizes, limits.sm_count, limits.features)
+        launch = _cuda_backward(form, call.access(), device)
         size = form.parameters * launch.sums_size
         sums = contiguous_form((size,), form.types.compute, device) if size else None
         return _cuda_calls.run(call, _backward_starter(form, call.numbers(), launch, device), sums)
@@ -73,9 +70,7 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
     walk = form.where.walk
     width = walk.width * walk.groups
     if device.kind == "cuda":
-        limits = _cuda.device_limits(device)
-        sizes = (walk.not_empty(), _plan.common_access(walk.width, []))
-        launches = [_plan.cuda_backward(form.types, *sizes, limits.sm_count, limits.features)]
+        launches = [_cuda_backward(form, _plan.common_access(walk.width, []), device)]
         params = _plan.cuda_param_grad(form.param_types, width)
     else:
         launches = [_backward_on_cpu(form)[0]]
@@ -83,6 +78,32 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
     if form.types.dweight or form.types.dbias:
         launches.append(params)
     return [launch.build for launch in launches]
+
+
+def _cuda_forward(form: ForwardForm, access: int, device: Device) -> Launch:
+    def plan(features: Features) -> Launch:
+        return _plan.cuda_forward(form.types, form.where.walk, access, features)
+
+    return _that_fits(plan, device)
+
+
+def _cuda_backward(form: BackwardForm, access: int, device: Device) -> Launch:
+    walk, sm_count = form.where.walk.not_empty(), _cuda.device_limits(device).sm_count
+
+    def plan(features: Features) -> Launch:
+        return _plan.cuda_backward(form.types, walk, access, sm_count, features)
+
+    return _that_fits(plan, device)
+
+
+def _that_fits(plan: Callable[[Features], Launch], device: Device) -> Launch:
+    """Plan with all that a GPU has; with smaller clusters where it has no room for the largest."""
+    features = _cuda.device_limits(device).features
+    launch = plan(features)
+    cluster = launch.build.cluster
+    if cluster <= PORTABLE_CLUSTER or _cuda.fits_cluster(device, cluster, launch.block):
+        return launch
+    return plan(features._replace(largest_cluster=PORTABLE_CLUSTER))
 
 
 @Cached

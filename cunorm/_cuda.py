@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cunorm._features import Features, features_of
+from cunorm._cluster_fit import allow_large_clusters, clusters_that_fit
+from cunorm._features import PORTABLE_CLUSTER, Features, features_of
 from cunorm._loaded import Loaded
 from cunorm._sources import source_text
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
 _ERROR_LINES = 8  # of a compiler's log, in an error message
-# Blocks of a cluster that every GPU with clusters takes, and the driver's name for more.
-_PORTABLE_CLUSTER, _NON_PORTABLE_CLUSTER_ALLOWED = 8, 14
 
 
 class DeviceLimits(NamedTuple):
@@ -105,8 +104,8 @@ def _load(build: Build) -> Any:
         kernel.compile()
     except cupy.cuda.compiler.CompileException as error:
         raise RuntimeError(compile_error_text(build, options, str(error))) from None
-    if build.cluster > _PORTABLE_CLUSTER:
-        cupy.cuda.driver.funcSetAttribute(kernel.kernel.ptr, _NON_PORTABLE_CLUSTER_ALLOWED, 1)
+    if build.cluster > PORTABLE_CLUSTER:
+        allow_large_clusters(cupy, kernel)
     return kernel
 
 
@@ -186,6 +185,14 @@ def device_limits(device: Device) -> DeviceLimits:
         shared_memory_per_block=attributes["MaxSharedMemoryPerBlock"],
         features=features_of(gpu.compute_capability),
     )
+
+
+@lru_cache(maxsize=64)
+def fits_cluster(device: Device, blocks: int, threads: int) -> bool:
+    """Whether a device has room for a cluster of so many blocks of so many threads."""
+    cupy = _cupy()
+    with cupy.cuda.Device(device.index):
+        return clusters_that_fit(cupy, blocks, threads) > 0
 
 
 def require() -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What a launch plan may use of a GPU beyond what all of them have.
+"""What a launch plan uses of a GPU beyond what all of them have.
 
-Launching such a kernel is the one thing that no machine without a GPU can show. So a feature is
-used by default once a run on a GPU has passed its tests, whose results are in `bench/results`;
-before, `CUNORM_FEATURES=clusters,async_copies` in the environment turns it on. Without it, plans
-take the road below: rows are read twice, and loaded when they are needed.
+Every test of the features passes where the PTX of the kernels is interpreted: in four orders of
+threads, with copies as early and as late as they may be, with races looked for. That is no run on a
+GPU: `CUNORM_FEATURES=none` in the environment turns them off, a list of names turns on those alone.
+Without them rows are read twice, and loaded when they are needed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import os
 from typing import NamedTuple
 
 VARIABLE = "CUNORM_FEATURES"
+OFF = "none"
+# Blocks of a cluster that every GPU with clusters takes.
+PORTABLE_CLUSTER = 8
 
 
 class Features(NamedTuple):
@@ -20,43 +23,57 @@ class Features(NamedTuple):
 
     clusters: bool = False  # blocks that share a row and read each other's shared memory
     async_copies: bool = False  # rows on their way to shared memory while others are computed
+    largest_cluster: int = 16  # blocks; where the driver fits no such cluster, PORTABLE_CLUSTER
 
 
 NONE = Features()
-LEAST_CAPABILITY = {"clusters": 90, "async_copies": 80}  # 90 is 9.0
-# What has passed on a GPU, by its compute capability.
-PROVEN: dict[str, Features] = {}
+# From which compute capability on a GPU has a feature, and where it is used by default; 90 is 9.0.
+LEAST_CAPABILITY = {"clusters": 90, "async_copies": 80}
+_BY_DEFAULT = {"clusters": range(90, 110), "async_copies": range(80, 1000)}
 
 
 def features_of(compute_capability: str) -> Features:
     """Return the features that plans for a GPU use; "90" is the compute capability 9.0."""
-    asked, number = _asked(), int(compute_capability)
-    proven = PROVEN.get(compute_capability, NONE)._asdict()
+    named, number = _named(), int(compute_capability)
     return Features(
         **{
-            name: (proven[name] or name in asked) and number >= least
+            name: number in _BY_DEFAULT[name]
+            if named is None
+            else name in named and number >= least
             for name, least in LEAST_CAPABILITY.items()
         }
     )
 
 
-def _asked() -> set[str]:
-    names = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
-    if unknown := names - set(Features._fields):
-        raise ValueError(
-            f"{VARIABLE} names {min(unknown)!r}, expected some of {', '.join(Features._fields)}"
-        )
-    return names
-
-
 def described(name: str) -> str:
-    """Return on which GPUs a feature is used."""
-    proven = [number for number, features in PROVEN.items() if getattr(features, name)]
-    if name in _asked():
-        return f"used from compute capability {_dotted(LEAST_CAPABILITY[name])} on: {VARIABLE}"
-    if proven:
-        return f"used with compute capability {', '.join(_dotted(int(n)) for n in proven)}"
-    return f"not used: no run on a GPU has passed with it yet; {VARIABLE}={name} turns it on"
+    """Return on which GPUs a feature is used, and what shows that it is right."""
+    named = _named()
+    if named is not None and name not in named:
+        return f"off: {VARIABLE}={os.environ[VARIABLE]}"
+    since = _dotted(LEAST_CAPABILITY[name])
+    if named is not None:
+        return f"on from compute capability {since}: {VARIABLE}={os.environ[VARIABLE]}"
+    used = _BY_DEFAULT[name]
+    which = f"from {since} on" if used.stop == 1000 else f"{since} to below {_dotted(used.stop)}"
+    return (
+        f"on for compute capability {which}; shown by interpreting the kernels' PTX, not yet by a "
+        f"run on a GPU ({VARIABLE}={OFF} turns it off)"
+    )
+
+
+def _named() -> set[str] | None:
+    """Return the features that the environment names; None where it says nothing."""
+    names = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
+    if unknown := names - set(LEAST_CAPABILITY) - {OFF}:
+        raise ValueError(
+            f"{VARIABLE} names {min(unknown)!r}, expected {OFF} or some of "
+            f"{', '.join(LEAST_CAPABILITY)}"
+        )
+    if OFF in names and len(names) > 1:
+        raise ValueError(
+            f"{VARIABLE} names {OFF} beside {min(names - {OFF})!r}, expected one of them"
+        )
+    return names - {OFF} if names else None
 
 
 def _dotted(number: int) -> str:

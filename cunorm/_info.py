@@ -114,7 +114,7 @@ def _cuda_lines() -> Lines:
 
 
 def _feature_lines() -> Lines:
-    for name in _features.Features._fields:
+    for name in _features.LEAST_CAPABILITY:
         try:
             yield name, _features.described(name)
         except ValueError as error:  # of the environment, which is what one looks for here

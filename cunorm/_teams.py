@@ -29,8 +29,12 @@ _STREAMED_THREADS = 512
 PACK_BYTES = 32
 # Blocks of a cluster: threads of each, bytes of a row that it keeps in a forward, elements that it
 # keeps in a backward, and how many there are at most; and packs of a thread, where there is a gate.
+# Where a GPU has no room for so many blocks, half as many of twice the threads add in the same
+# order, that of the cluster's warps. Elements that a thread keeps at most, by the threads of its
+# block, in a forward and in a backward: with more, ptxas spills.
 _CLUSTER_THREADS, _CLUSTER_BYTES, _CLUSTER_ELEMENTS, _MOST_BLOCKS = 256, 32 << 10, 8 << 10, 16
 _GATED_CLUSTER_PACKS = 32
+_CLUSTER_KEPT = {256: (128, 128), 512: (56, 24)}
 
 
 class Team(NamedTuple):
@@ -71,7 +75,7 @@ def cuda_team(types: ForwardTypes | BackwardTypes, width: int, features: Feature
     pack = min(ACCESS_BYTES // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width)
     team = _block_team(types, width, pack)
     if features.clusters and (team is None or width > _block_share(types)):
-        team = _cluster_team(types, width, pack) or team
+        team = _cluster_team(types, width, pack, features.largest_cluster) or team
     if team is not None:
         return team
     if isinstance(types, BackwardTypes) and types.gate is not None:
@@ -99,7 +103,9 @@ def _block_share(types: ForwardTypes | BackwardTypes) -> int:
     return _CLUSTER_ELEMENTS
 
 
-def _cluster_team(types: ForwardTypes | BackwardTypes, width: int, pack: int) -> Team | None:
+def _cluster_team(
+    types: ForwardTypes | BackwardTypes, width: int, pack: int, largest: int
+) -> Team | None:
     """Return how a cluster keeps a row; None where it is too long: in a backward, ptxas spills."""
     forward = isinstance(types, ForwardTypes)
     share, blocks = _block_share(types), 2
@@ -108,8 +114,10 @@ def _cluster_team(types: ForwardTypes | BackwardTypes, width: int, pack: int) ->
         packs = -(-width // (threads * pack))
         short = width <= blocks * share or (forward and blocks == _MOST_BLOCKS)
         few = types.gate is None or packs <= _GATED_CLUSTER_PACKS
-        if short and few and _fits(types, _CLUSTER_THREADS, packs * pack):
-            return Team(_CLUSTER_THREADS, threads, pack, packs)
+        of_block = threads // min(blocks, largest)
+        kept = packs * pack <= _CLUSTER_KEPT[of_block][0 if forward else 1]
+        if short and few and kept and _fits(types, of_block, packs * pack):
+            return Team(of_block, threads, pack, packs)
         blocks *= 2
     return None
 

@@ -10,7 +10,7 @@ import pytest
 
 from cunorm._builds import BackwardTypes, Formula, ForwardTypes, Launch
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
-from cunorm._features import NONE, VARIABLE, Features, features_of
+from cunorm._features import NONE, Features
 from cunorm._plan import GRID_LIMIT, Walk, cuda_backward, cuda_forward, workspace_size
 
 WITH_CLUSTERS = Features(clusters=True)
@@ -39,15 +39,6 @@ def launches(features: Features) -> Iterator[tuple[Walk, Launch]]:
 
 @pytest.mark.parametrize("features", [NONE, Features(async_copies=True)])
 def test_no_clusters_are_planned_where_they_are_off(features):
-    for _, launch in launches(features):
-        assert launch.build.cluster == 1
-        assert "CLUSTER" not in dict(launch.build.macros)
-
-
-@pytest.mark.parametrize("compute_capability", ["75", "80", "86", "89"])
-def test_no_clusters_are_planned_for_a_gpu_that_has_none(compute_capability, monkeypatch):
-    monkeypatch.setenv(VARIABLE, ",".join(Features._fields))
-    features = features_of(compute_capability)
     assert {launch.build.cluster for _, launch in launches(features)} == {1}
 
 
@@ -82,3 +73,17 @@ def test_a_forward_doubles_its_cluster_with_the_width_up_to_16_blocks(dtype, lea
     full = [least * size for size in (1, 2, 4, 8, 16)]
     assert [blocks(width) for width in full] == [1, 2, 4, 8, 16]
     assert [blocks(width + 1) for width in full] == [2, 4, 8, 16, 16]
+
+
+def test_half_as_many_blocks_of_twice_the_threads_stand_in_for_16():
+    """They are as many warps of as many packs, in which order sums are added, or no cluster."""
+    small, found = Features(clusters=True, largest_cluster=8), 0
+    for (_, large), (_, launch) in zip(launches(WITH_CLUSTERS), launches(small), strict=True):
+        team = [dict(one.build.macros) for one in (large, launch)]
+        if large.build.cluster < 16:
+            assert launch == large
+        elif launch.build.cluster > 1:
+            assert (launch.build.cluster, launch.block) == (8, 512)
+            assert team[0] | {"THREADS": "512", "CLUSTER": "8"} == team[1]
+            found += 1
+    assert found

@@ -1,41 +1,73 @@
 # SPDX-License-Identifier: MIT
-"""Which features of a GPU its launch plans use."""
+"""Which features of a GPU its launch plans use: by its compute capability, or by name."""
 
 from __future__ import annotations
 
 import pytest
 
-from cunorm import _features, _info
-from cunorm._features import Features, described, features_of
+from cunorm.__main__ import main
+from tests.support.internals import Features, features_of
+
+VARIABLE = "CUNORM_FEATURES"
+OFF, COPIES = Features(), Features(async_copies=True)
+ALL = Features(clusters=True, async_copies=True)
 
 
-def test_features_that_no_gpu_has_proven_are_used_where_asked_for(monkeypatch):
-    monkeypatch.delenv("CUNORM_FEATURES", raising=False)
-    assert features_of("90") == Features()
-    monkeypatch.setenv("CUNORM_FEATURES", "clusters, async_copies")
-    assert features_of("75") == Features()
-    assert features_of("89") == Features(async_copies=True)
-    assert features_of("120") == Features(clusters=True, async_copies=True)
-    monkeypatch.setenv("CUNORM_FEATURES", "cluster")
-    with pytest.raises(ValueError, match="CUNORM_FEATURES names 'cluster', expected some of clus"):
-        features_of("90")
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
-def test_features_that_a_gpu_has_proven_are_used_there(monkeypatch):
-    monkeypatch.delenv("CUNORM_FEATURES", raising=False)
-    monkeypatch.setitem(_features.PROVEN, "90", Features(clusters=True))
+@pytest.mark.parametrize(
+    ("capability", "by_default", "named"),
+    [
+        ("75", OFF, OFF),
+        ("80", COPIES, COPIES),
+        ("89", COPIES, COPIES),
+        ("90", ALL, ALL),
+        ("100", ALL, ALL),
+        ("103", ALL, ALL),
+        ("120", COPIES, ALL),
+    ],
+)
+def test_a_gpu_has_its_features_by_default_and_by_name(capability, by_default, named, monkeypatch):
+    assert features_of(capability) == by_default
+    monkeypatch.setenv(VARIABLE, "clusters, async_copies")
+    assert features_of(capability) == named
+    monkeypatch.setenv(VARIABLE, "none")
+    assert features_of(capability) == OFF
+
+
+def test_names_turn_on_those_features_alone(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "clusters")
     assert features_of("90") == Features(clusters=True)
-    assert features_of("100") == Features()
+    monkeypatch.setenv(VARIABLE, "async_copies")
+    assert features_of("90") == COPIES
 
 
-def test_info_says_which_features_are_used_and_how_to_turn_them_on(monkeypatch):
-    monkeypatch.delenv("CUNORM_FEATURES", raising=False)
-    assert described("clusters").startswith("not used")
-    assert "CUNORM_FEATURES=clusters" in described("clusters")
-    monkeypatch.setenv("CUNORM_FEATURES", "clusters")
-    assert described("clusters").startswith("used from compute capability 9.0 on")
-    monkeypatch.setenv("CUNORM_FEATURES", "cluster")
-    assert "CUNORM_FEATURES names 'cluster', expected" in _info.report()
-    monkeypatch.delenv("CUNORM_FEATURES")
-    monkeypatch.setitem(_features.PROVEN, "90", Features(clusters=True))
-    assert described("clusters") == "used with compute capability 9.0"
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("cluster", "names 'cluster', expected none or some of clusters, async_copies"),
+        ("none, clusters", "names none beside 'clusters', expected one of them"),
+    ],
+)
+def test_a_wrong_name_is_an_error_that_names_the_right_ones(value, text, monkeypatch, capsys):
+    monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(ValueError, match=f"^{VARIABLE} {text}$"):
+        features_of("90")
+    main(["info"])
+    assert f"{VARIABLE} {text}" in capsys.readouterr().out
+
+
+def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, capsys):
+    main(["info"])
+    printed = capsys.readouterr().out
+    assert "on for compute capability 9.0 to below 11.0; shown by interpreting" in printed
+    assert "on for compute capability from 8.0 on; shown by interpreting" in printed
+    assert "not yet by a run on a GPU" in printed
+    monkeypatch.setenv(VARIABLE, "clusters")
+    main(["info"])
+    printed = capsys.readouterr().out
+    assert f"on from compute capability 9.0: {VARIABLE}=clusters" in printed
+    assert f"off: {VARIABLE}=clusters" in printed

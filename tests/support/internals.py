@@ -6,7 +6,7 @@ from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
 from cunorm._builds import Build, Launch
 from cunorm._cpu import _compile, compiler
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
-from cunorm._features import NONE, Features
+from cunorm._features import NONE, Features, features_of
 from cunorm._loaded import Cached, Loaded
 from cunorm._sources import source_text
 
@@ -31,6 +31,7 @@ __all__ = [
     "compiler",
     "contiguous_form",
     "describe",
+    "features_of",
     "numpy_view",
     "source_text",
 ]

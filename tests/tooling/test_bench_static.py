@@ -58,6 +58,7 @@ def test_the_committed_table_passes_the_gate_and_is_small():
 def test_the_grid_has_every_operator_and_regime(plans):
     assert {plan.operator for plan in plans} == set(GRID)
     by_default = {plan.regime for plan in plans if not plan.features}
+    assert {plan.features for plan in plans} == {"", "none"}
     rows, groups = {SEVERAL_ROWS, ONE_ROW, STREAMED}, {ONE_LAUNCH, THREE_LAUNCHES}
     assert by_default >= rows | groups | {PARAM_GRAD}
     assert len({plan[:-1] for plan in plans}) == len(plans)
@@ -66,9 +67,9 @@ def test_the_grid_has_every_operator_and_regime(plans):
 
 def test_features_that_a_gpu_lacks_make_no_plans():
     assert not [plan for plan in grid(("75",)) if plan.features]
-    clusters = [plan for plan in grid(("90",)) if plan.regime.startswith("cluster")]
-    assert clusters
     assert not [plan for plan in grid(("89",)) if plan.regime.startswith("cluster")]
+    by_name = {plan.features for plan in grid(("120",)) if plan.regime.startswith("cluster")}
+    assert by_name == {"clusters+async_copies"}
 
 
 def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
