@@ -80,17 +80,6 @@ def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
     assert not re.search(r"^  dx +0\.0e\+00", printed, re.M)
 
 
-@pytest.mark.parametrize(("size", "saved"), [(4, (2 * 4, 6 * 4)), (2, (2 * 4, 8 * 4))])
-def test_fusing_saves_passes_over_the_stream(example, size, saved):
-    """Of three float32 layers, in bytes per element.
-
-    Forward, each of the two inner sums is not read again. Backward, each layer saves writing dx and
-    reading it again; with bfloat16 branches, the two roundings of inner sums read nothing.
-    """
-    costs = example("prenorm_cost").bytes_moved(3, 1, size)
-    assert tuple(np.subtract(costs["naive"], costs["fused"])) == saved
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
     picture = tmp_path / "curve.png"
@@ -224,40 +213,9 @@ def test_every_gradient_of_the_model_is_that_of_finite_differences(example):
         np.testing.assert_allclose(gradient, expected, **CLOSE, err_msg=name)
 
 
-def test_finite_differences_notice_a_dropped_gradient_of_the_stream(example, dropped_d_residual):
-    model, inputs, targets = tiny_model(example)
-    _, grads = model.loss_and_gradients(inputs, targets)
-    for name, is_right in (("head", True), ("3.down", True), ("0.norm", False)):
-        expected = finite_differences(model, inputs, targets, name)
-        assert np.allclose(grads[name], expected, **CLOSE) == is_right, name
-
-
-def test_the_models_norms_are_all_calls_of_cunorm(example, monkeypatch):
-    model, inputs, targets = tiny_model(example)
-    calls = []
-    for name in ("rms_norm_forward", "rms_norm_backward"):
-        function = getattr(cunorm, name)
-
-        def counted(*arrays, name=name, function=function, **options):
-            calls.append(name)
-            return function(*arrays, **options)
-
-        monkeypatch.setattr(cunorm, name, counted)
-    model.loss_and_gradients(inputs, targets)
-    # Of each layer those before attention and MLP, of queries and of keys; and the last.
-    assert sorted(calls) == ["rms_norm_backward"] * 9 + ["rms_norm_forward"] * 9
-
-
 def test_the_bigram_baseline_counts_pairs_plus_one(example):
     loss = example("char_lm.data").bigram_loss
     training = np.array([0, 1, 0, 1, 0])
     # After 0 come 1 twice and 0 and 2 never, plus one each; after 2 all are alike.
     assert loss(training, np.array([0]), np.array([1]), 3) == pytest.approx(np.log(5 / 3))
     assert loss(training, np.array([2]), np.array([1]), 3) == pytest.approx(np.log(3))
-
-
-def test_the_fallback_text_is_docstrings(example, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    name, text = example("char_lm.data").installation_text()
-    assert name.startswith("docstrings")
-    assert len(text) > 200_000

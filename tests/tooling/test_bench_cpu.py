@@ -6,13 +6,11 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench import __main__ as bench_main
-from bench import cases, grid, machine, providers, timing
+from bench import cases, grid, providers, timing
 from bench.cases import DTYPES, OPERATORS
 from bench.rows import read_csv
 
@@ -52,17 +50,6 @@ def test_bench_prints_every_point_and_writes_every_provider(tmp_path):
     assert "freed memory is kept" in ran.stdout
     for what in ("rms_norm+post_gate", "all gated", "group_norm+silu NHWC", "group_norm+silu both"):
         assert re.search(rf"^{re.escape(what)} forward float32 +of copy", ran.stdout, re.MULTILINE)
-
-
-def test_large_points_have_no_host_cost_and_other_providers_are_asked_for(tmp_path):
-    pytest.importorskip("jax", reason="without JAX it is no provider")
-    out = tmp_path / "table.csv"
-    options = ("--shapes", "130x130", "--op", "rms_norm", "--dtype", "float32")
-    ran = bench(*SMALL, *options, "--providers", "jax,cunorm-numpy", "--out", out)
-    assert ran.returncode == 0, ran.stderr
-    rows = read_csv(out)
-    assert [row.provider for row in rows] == ["copy", "jax", "cunorm-numpy"] * 2
-    assert {row.host_us for row in rows} == {None}
 
 
 def test_the_cpu_grid_is_the_one_of_the_goals():
@@ -117,11 +104,6 @@ def test_bench_names_what_it_does_not_know(option, value, capsys):
     assert value in said
 
 
-def test_what_is_named_twice_is_taken_once():
-    options = timing.parse(["--shapes", "64x64,2x96,64x64", "--dtype", "float32,float32"])
-    assert (options.shapes, options.dtype) == ([(64, 64), (2, 96)], ["float32"])
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -150,27 +132,6 @@ def test_a_csv_in_no_folder_is_refused_before_anything_is_timed(tmp_path, capsys
     assert str(missing.parent) in capsys.readouterr().err
 
 
-def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit):
-        bench_main.main(["--help"])
-    said = capsys.readouterr().out.partition("other commands")[2]
-    for command in bench_main.COMMANDS:
-        assert command == "time" or re.search(rf"\b{command}\b", said)
-
-
-def test_the_first_word_is_a_command_and_time_without_one(monkeypatch):
-    ran = []
-    for command, name in bench_main.COMMANDS.items():
-        module = SimpleNamespace(
-            main=lambda argv, command=command: ran.append((command, argv)) or 0
-        )
-        monkeypatch.setitem(sys.modules, name, module)
-    assert bench_main.main(["table", "a.csv"]) == 0
-    assert bench_main.main(["--quick"]) == 0
-    assert bench_main.main([]) == 0
-    assert ran == [("table", ["a.csv"]), ("time", ["--quick"]), ("time", [])]
-
-
 def test_bench_prints_what_small_calls_cost_the_host(monkeypatch):
     from bench import host
 
@@ -186,54 +147,6 @@ def test_bench_prints_what_small_calls_cost_the_host(monkeypatch):
     assert len(lines) == 2 * 2 * (7 + 2) + 2 * 2 * (9 + 2)
     assert all(float(time) > 0 for line in lines for time in line.split()[-2:])
     assert sum("_backward, out=, workspace=" in line for line in lines) == 8
-
-
-def test_bench_prints_what_autograd_costs_a_small_call(monkeypatch):
-    from bench import host
-
-    monkeypatch.setattr(host, "CALLS", 20)
-    *_, empty, ours, torchs, more = host.autograd_table(host.autograd_times(runs=1)).splitlines()
-    assert (empty[:5], ours[:6], torchs[:5], more[:6]) == ("an em", "cunorm", "torch", "cunorm")
-    assert len(torchs.split()) == 2 + 6
-    of_ours, of_empty, differences = (
-        [float(time) for time in line.split()[-6:]] for line in (ours, empty, more)
-    )
-    for cost, other, difference in zip(of_ours, of_empty, differences, strict=True):
-        assert cost > 0 < other
-        assert abs(difference - (cost - other)) < 0.16  # each is rounded to a tenth
-
-
-def test_host_costs_are_written_with_what_they_were_measured_on(tmp_path):
-    from bench import host
-
-    facts = machine.Facts("2026-01-02", "0123456", "a CPU, 2 of 2 cores", "", "cunorm 0", 2)
-    host.write_csv(tmp_path / "host.csv", facts, [("cunorm rms_norm", "4x64", "torch", [9, 7, 8])])
-    assert (tmp_path / "host.csv").read_text().splitlines() == [
-        "date,commit,device,versions,call,shape,kind,median_us,minimum_us",
-        '2026-01-02,0123456,"a CPU, 2 of 2 cores",cunorm 0,cunorm rms_norm,4x64,torch,8.00,7.00',
-    ]
-
-
-def test_norms_that_are_timed_under_autograd_are_recorded_and_equal():
-    import torch
-
-    from bench import cases, host
-
-    empty, *norms = (call(*leaves) for call, leaves in host._contestants().values())
-    assert all(y.requires_grad and y.shape == (4, 64) for y in (empty, *norms))
-    ours, theirs = norms
-    torch.testing.assert_close(ours, theirs, rtol=cases.TOLERANCE["float32"], atol=0)
-    with torch.no_grad():
-        assert not any(call().requires_grad for call in host._forwards().values())
-    for call, count in zip(host._with_backwards().values(), (1, 2, 2), strict=True):
-        assert len(call()) == count
-
-
-def test_the_copy_moves_as_many_bytes():
-    from bench import cpu
-
-    for itemsize in (4, 2):
-        assert 2 * cpu.copying(1200, itemsize)().nbytes == 1200
 
 
 def test_all_that_is_called_is_compiled_ahead():

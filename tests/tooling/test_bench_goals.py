@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from bench import goals, tables
-from tests.support.bench_rows import row, rows_of_a_run, rows_of_the_grid, written
+from tests.support.bench_rows import row, rows_of_the_grid, written
 
 GOOD = rows_of_the_grid(torch=1300, copy=90, ungated=60)
 MISSING = "points of the default grid that were not timed"
@@ -89,42 +89,7 @@ def test_points_of_less_than_a_mebibyte_count_for_no_goal():
     )
 
 
-def test_a_goal_without_points_is_not_met():
-    kept = [r for r in GOOD if not r.operator.startswith("group_norm")]
-    assert unmet(kept) == {
-        f"group_norm+silu forward and backward, {dtype}: × torch, mean"
-        for dtype in ("float32", "bfloat16")
-    } | {MISSING}
-
-
-def test_a_point_of_the_default_grid_that_was_not_timed_is_a_goal_not_met():
-    def lacks(operator, provider):
-        what = (operator, "forward", "float32", "4096x4096", provider)
-        kept = [r for r in GOOD if (r.operator, r.direction, r.dtype, r.shape, r.provider) != what]
-        assert len(kept) == len(GOOD) - 1
-        return next(goal for goal in goals.goals(kept) if goal.text == MISSING)
-
-    for operator, provider in (
-        ("l2_norm", "cunorm"),
-        ("l2_norm", "torch"),
-        ("l2_norm", "copy"),
-        ("rms_norm+post_gate", "cunorm-ungated"),
-    ):
-        goal = lacks(operator, provider)
-        assert (goal.met, goal.figure) == (False, 1)
-        assert goal.point == f"{operator} forward float32 4096x4096"
-    few = goals.goals(rows_of_a_run(torch=1300, copy=90, ungated=60))[-1]
-    assert few.point.endswith(f", and {few.figure - 10} more")
-    assert not few.met
-
-
 def test_a_point_that_cunorm_alone_lacks_is_a_goal_not_met():
     rows = [*GOOD, row("torch", 1, "layer_norm", shape="3x5")]
     (goal,) = (goal for goal in goals.goals(rows) if not goal.met)
     assert (goal.figure, goal.point) == (1, "layer_norm forward float32 3x5")
-
-
-def test_the_goals_are_for_a_cpu(csv, capsys):
-    with pytest.raises(SystemExit):
-        tables.main([str(csv([replace(r, driver="13.0") for r in GOOD])), "--goals"])
-    assert "the goals are for a CPU" in capsys.readouterr().err

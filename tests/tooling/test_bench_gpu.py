@@ -17,8 +17,6 @@ from bench.cases import (
     TOLERANCE,
     bytes_moved,
     check,
-    checked_shape,
-    fewer,
     host_operands,
     oracle,
     worst_error,
@@ -117,29 +115,6 @@ def test_images_lie_in_the_memory_order_that_their_operator_names(operator):
         assert on_gpu.transpose((0, 2, 3, 1) if last else (0, 1, 2, 3)).flags.c_contiguous
         assert np.array_equal(on_gpu, np.concatenate([host[name]] * 2))
     assert upload(np, host["weight"], repeats=2).shape == (32,)
-
-
-def test_torch_sees_channels_last_where_they_are():
-    torch = pytest.importorskip("torch")
-    for operator in OF_CHANNELS:
-        x = torch.from_numpy(host_operands(operator, "float32", (2, 32, 5, 3))["x"])
-        is_last = x.is_contiguous(memory_format=torch.channels_last)
-        assert (is_last, x.is_contiguous()) == (operator.memory == "NHWC", not is_last)
-
-
-def test_the_checked_part_of_a_shape_is_small():
-    assert checked_shape((4096, 256)) == (64, 256)
-    assert checked_shape((64, 1 << 18)) == (2, 1 << 18)
-    assert checked_shape((8, 256, 32, 32)) == (2, 256, 32, 32)
-    assert checked_shape((5, 33)) == (5, 33)
-
-
-def test_fewer_elements_are_fewer_rows_then_less_height():
-    assert fewer((4096, 256), 1 << 12) == (16, 256)
-    assert fewer((5, 1000), 10) == (1, 1000)
-    assert fewer((4, 8, 6, 2), 200) == (2, 8, 6, 2)
-    assert fewer((4, 8, 6, 2), 70) == (1, 8, 4, 2)
-    assert fewer((4, 8, 6, 2), 3) == (1, 8, 1, 2)
 
 
 def test_the_sanitizers_see_every_kind_of_norm():

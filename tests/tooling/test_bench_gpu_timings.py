@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 
-import numpy as np
 import pytest
 
 from bench import engine, gpu_timer, grid, providers, timing
@@ -59,13 +58,6 @@ def test_what_has_a_stream_of_its_own_is_timed_to_the_end_of_its_last_call(gpu):
     assert waited == ["second"]  # of four calls that rotate through two
 
 
-def test_operands_rotate_and_repeat(gpu):
-    first, second = gpu.operands(Point(BY_LABEL["rms_norm"], "forward", "float32", (1 << 12, 512)))
-    assert first["x"].shape == (1 << 12, 512)
-    assert (first["x"][: 1 << 11] == first["x"][1 << 11 :]).all()
-    assert not any(np.shares_memory(first[name], second[name]) for name in first)
-
-
 def test_small_points_rotate_through_more_than_any_l2_as_far_as_memory_allows():
     point = Point(BY_LABEL["l2_norm"], "forward", "bfloat16", (1, 1 << 16))
     assert gpu_timer._sets(point, 1 << 40) * point.bytes >= 512 << 20
@@ -91,39 +83,6 @@ def test_turns_go_on_with_the_set_that_was_used_least_recently(gpu):
     assert sets == [(sets[0] + place) % 11 for place in range(32)]
 
 
-def test_the_hosts_time_is_a_median_over_small_batches(gpu, monkeypatch):
-    batches = []
-
-    def queue_seconds(call, calls, wait):
-        batches.append(calls)
-        return 1.0 if len(batches) == 5 else calls * 2e-6  # one is interrupted
-
-    monkeypatch.setattr(gpu, "_queue_seconds", queue_seconds)
-    monkeypatch.setattr(gpu, "_seconds", lambda call, calls, wait, queue: 1e-9)
-    monkeypatch.setattr(gpu_timer, "BATCH_SECONDS", 1.0)  # 64 calls a batch
-    assert gpu.turn([lambda: None]).host_seconds == pytest.approx(2e-6)
-    assert len(batches) > 5
-    assert max(batches) <= 16
-
-
-def test_the_note_says_how_jax_is_timed(gpu):
-    assert "JAX" in gpu.note
-
-
-@pytest.mark.parametrize("told", [None, "true"])
-def test_jax_leaves_memory_to_the_others_unless_told_otherwise(monkeypatch, told):
-    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
-    monkeypatch.setenv(name, "before")  # so that it is as it was after the test
-    monkeypatch.delenv(name) if told is None else monkeypatch.setenv(name, told)
-    cupy = fake_cupy()
-    cupy.cuda.runtime.getDeviceCount = lambda: 1
-    cupy.cuda.runtime.CUDARuntimeError = RuntimeError
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    gpu_timer.find()
-    assert os.environ[name] == (told or "false")
-
-
 def test_rows_are_halved_until_everything_fits_the_memory():
     point = Point(BY_LABEL["group_norm NHWC"], "forward", "bfloat16", (20, 128, 256, 256))
     arrays = gpu_timer.OPERAND_ARRAYS + gpu_timer.ARRAYS_OF_ONE * 3
@@ -147,39 +106,6 @@ def test_the_gpu_grid_is_that_of_the_goals_with_the_most_telling_shapes_first():
     points = list(grid.default_points("cuda", names))
     orders = [point.operator.memory for point in points if point.operator.of_channels]
     assert orders.count("NHWC") == orders.count("NCHW") == 4 * (len(shapes) - len(rows))
-
-
-def test_no_point_is_begun_when_the_time_is_over(gpu, tmp_path, capsys):
-    pytest.importorskip("torch", reason="the bench compares with PyTorch")
-    out = tmp_path / "gpu.csv"
-    options = ("--op", "rms_norm", "--providers", "cunorm-cupy", "--out", str(out))
-    assert timing.main([*SMALL, "--seconds-total", "1e-9", *options]) == 0
-    assert read_csv(out) == []
-    assert "points were left out" in capsys.readouterr().out
-
-
-def test_points_that_memory_makes_the_same_are_timed_once(gpu, tmp_path, monkeypatch):
-    pytest.importorskip("torch", reason="the bench compares with PyTorch")
-
-    def fitting(point, contestants):
-        assert contestants == 2  # the copy and cunorm
-        return Point(point.operator, point.direction, point.dtype, (64, 96))
-
-    time_point, begun = engine.time_point, []
-    monkeypatch.setattr(
-        engine, "time_point", lambda *args: begun.append(args[1]) or time_point(*args)
-    )
-    monkeypatch.setattr(gpu, "fitting", fitting)
-    out = tmp_path / "gpu.csv"
-    options = ("--op", "rms_norm", "--dtype", "float32", "--providers", "cunorm-cupy")
-    shapes = ("--shapes", "256x96,64x96,128x96,256x96", "--out", str(out))
-    assert timing.main([*SMALL, *options, *shapes]) == 0
-    assert [(row.shape, row.direction, row.provider) for row in read_csv(out)] == [
-        ("64x96", direction, name)
-        for direction in ("forward", "backward")
-        for name in ("copy", "cunorm-cupy")
-    ]
-    assert len(begun) == 2
 
 
 def test_points_that_become_the_same_while_they_are_timed_have_one_row(gpu, tmp_path, monkeypatch):

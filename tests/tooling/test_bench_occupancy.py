@@ -14,19 +14,6 @@ THREADS, REGISTERS = (32, 96, 128, 256, 320, 512, 1024), (16, 24, 33, 40, 64, 65
 SHARED = (0, 1, 1028, 4095, 12_345, 49_152)
 
 
-def test_occupancy_is_that_of_the_best_practices_guide():
-    # "Calculating Occupancy", for a multiprocessor of 64 Ki registers and 2048 threads.
-    limits = ARCHITECTURES["80"]
-    assert occupancy(limits, 128, 37, 0) * 4 / limits.warps == 0.75
-    assert occupancy(limits, 320, 37, 0) == 4
-    assert occupancy(limits, 1024, 32, 0) * 32 == limits.warps
-
-
-def test_a_block_that_has_no_room_is_none():
-    assert occupancy(ARCHITECTURES["90"], 512, 255, 0) == 0
-    assert occupancy(ARCHITECTURES["90"], 256, 255, 0) == 1
-
-
 # Reads cases from its input: a compute capability, limits, and a kernel.
 PROGRAM = """
 #include <cstddef>

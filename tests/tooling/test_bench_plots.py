@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -49,12 +48,6 @@ def test_every_operator_direction_and_dtype_is_a_panel(tmp_path):
     assert "cunorm-ungated" not in shown
 
 
-def test_the_picture_names_axes_and_what_was_measured(tmp_path):
-    shown = texts(drawn(tmp_path, [row("cunorm", 9.0, versions="cunorm 0.1.0; xla 0.20261; b")]))
-    assert {"GB/s", "size of x", "64 MiB"} <= set(shown)
-    assert "A CPU, 2 cores, 2 threads; cunorm 0.1.0; xla 0.20261; b;" in " ".join(shown)
-
-
 def test_a_line_goes_through_the_geometric_means_of_each_size():
     figure = figure_of(
         row("torch", 1.0, shape="512x512", gb_per_s=4.0),
@@ -69,34 +62,6 @@ def test_a_line_goes_through_the_geometric_means_of_each_size():
     assert panel.get_ylim()[0] == 0
 
 
-def test_a_provider_has_one_colour_in_all_panels_and_its_label_has_it():
-    figure = figure_of(*ROWS)
-    colours = {}
-    for panel in figure.axes:
-        for line in panel.get_lines():
-            if line.get_label() in plot.COLOURS:
-                colours.setdefault(line.get_label(), set()).add(line.get_color())
-        for text in panel.texts:
-            colours[text.get_text()].add(text.get_color())
-    assert colours == {name: {plot.COLOURS[name]} for name in ("cunorm", "torch", "copy")}
-    assert len(set(plot.COLOURS.values())) == len(plot.COLOURS)
-
-
-@pytest.mark.parametrize("rates", [[10, 10, 10], [1, 50, 51], [1, 2, 100], [0.1, 0.1, 0.2]])
-def test_labels_of_lines_that_meet_do_not(rates):
-    names = ("cunorm", "torch", "copy")
-    figure = figure_of(
-        *(row(name, 1.0, gb_per_s=rate) for name, rate in zip(names, rates, strict=True))
-    )
-    heights = {text.get_text(): text.get_position()[1] for text in figure.axes[0].texts}
-    ascending = [heights[name] for name in names]
-    if len(set(rates)) == 3:  # which is the order of the rates
-        assert ascending == sorted(ascending)
-    ascending.sort()
-    assert ascending[0] >= 0
-    assert all(b - a > 0.999 * plot._GAP for a, b in itertools.pairwise(ascending))
-
-
 def test_the_same_rows_give_the_same_bytes_whatever_the_users_settings(tmp_path, monkeypatch):
     import matplotlib
 
@@ -106,45 +71,6 @@ def test_the_same_rows_give_the_same_bytes_whatever_the_users_settings(tmp_path,
     monkeypatch.setitem(matplotlib.rcParams, "font.size", 20.0)
     assert drawn(tmp_path, ROWS[:60]) == first
     assert matplotlib.rcParams["font.size"] == 20.0
-
-
-def test_ten_shapes_of_nine_operators_are_a_small_file(tmp_path):
-    of_four_sizes = ("1024x256", "3000x1003", "131072x64", "65536x256", "4096x4096")
-    svg = drawn(
-        tmp_path,
-        [
-            row(provider, 10.0 + len(shape), f"operator_{number}", direction, dtype, shape)
-            for number in range(9)
-            for direction in ("forward", "backward")
-            for dtype in ("float32", "bfloat16")
-            for shape in (
-                *of_four_sizes,
-                "256x1024",
-                "1003x3000",
-                "64x131072",
-                "256x65536",
-                "1x262144",
-            )
-            for provider in ("cunorm", "torch", "copy")
-        ],
-    )
-    assert len(svg) < 150_000
-
-
-def test_some_operators_and_dtypes_can_be_chosen(tmp_path):
-    shown = texts(drawn(tmp_path, ROWS, "--op", "rms_norm,layer_norm", "--dtype", "bfloat16"))
-    assert {text for text in shown if text.endswith(("float32", "bfloat16"))} == {
-        f"{name} {direction} bfloat16"
-        for name in ("rms_norm", "layer_norm")
-        for direction in ("forward", "backward")
-    }
-
-
-@pytest.mark.parametrize("option", ["--op", "--dtype"])
-def test_a_choice_that_is_not_in_the_csv_is_an_error(option, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        drawn(tmp_path, ROWS, option, "softmax")
-    assert "softmax" in capsys.readouterr().err
 
 
 def test_drawing_leaves_pyplot_alone_and_without_matplotlib_names_the_extra(tmp_path):

@@ -227,33 +227,6 @@ def test_a_torch_without_cuda_is_left_out_on_a_gpu(monkeypatch):
     assert providers.load("cpu", ["torch"])[0]
 
 
-def test_a_jax_without_cuda_is_left_out_on_a_gpu(monkeypatch):
-    jax = pytest.importorskip("jax", reason="without JAX it is no provider")
-
-    def devices(backend):
-        raise RuntimeError(f"Unknown backend {backend}")
-
-    monkeypatch.setattr(providers, "require_gpu", require_gpu)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(jax, "devices", devices)
-    found, failures = providers.load("cuda", ["jax", "torch"])
-    assert [provider.name for provider in found] == ["torch"]
-    assert isinstance(failures["jax"], ImportError)
-    assert "Unknown backend cuda" in str(failures["jax"])
-
-
-def test_a_quack_without_a_layer_norm_backward_is_reported_for_that_alone(monkeypatch, gpu):
-    stand_in_for_quack(monkeypatch)
-    del sys.modules["quack.rmsnorm"].layernorm_bwd
-    found, _ = providers.load("cuda", ["quack"])
-    failed = []
-    for point in points_of(*found):
-        failed += engine.check(gpu, point, found)[1]
-    assert [(f.point.operator.name, f.point.direction) for f in failed] == [
-        ("layer_norm", "backward")
-    ]
-
-
 def test_the_ungated_has_its_own_bytes_and_the_copy_those_of_the_gated(monkeypatch, gpu):
     monkeypatch.setattr(gpu_timer, "ROTATED_BYTES", 1)
     found, _ = providers.load("cpu", ["cunorm-numpy", "cunorm-ungated"])

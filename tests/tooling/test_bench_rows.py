@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.rows import COLUMNS, Row, read_csv, write_csv
+from bench.rows import Row, read_csv, write_csv
 
 ROW = Row(
     date="2026-01-02",
@@ -37,17 +37,7 @@ def test_rows_are_read_as_they_were_written(tmp_path):
     assert read_csv(tmp_path / "rows.csv") == rows
 
 
-def test_the_columns_are_those_that_tables_and_plots_are_drawn_from():
-    expected = "date,commit,device,driver,versions,threads,operator,memory,direction,dtype,shape,"
-    expected += "provider,bytes,p20_us,p50_us,p80_us,gb_per_s,of_copy,host_us,error"
-    assert ",".join(COLUMNS) == expected
-
-
 def test_a_table_of_other_columns_is_refused(tmp_path):
     (tmp_path / "rows.csv").write_text("date,commit\n2026-01-02,0123456\n")
     with pytest.raises(ValueError, match="columns"):
         read_csv(tmp_path / "rows.csv")
-
-
-def test_rows_of_one_point_share_it():
-    assert replace(ROW, provider="torch").point == ROW.point != replace(ROW, shape="1x1").point

@@ -96,19 +96,6 @@ def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, opera
     assert "x:2 y:2" in capsys.readouterr().out
 
 
-def test_a_width_that_a_pack_cannot_divide_is_no_fault(plans):
-    row = measured(plan_of(plans, "rms_norm", "forward", "bfloat16", "1003"))
-    assert (row.aligned_bytes, row.planned_bytes, row.narrowest_bytes, row.loads_16) == (2, 2, 2, 0)
-    assert not row.faults()
-
-
-def test_a_pack_that_registers_limit_is_no_fault_and_is_seen(plans):
-    plan = plan_of(plans, "rms_norm+post_gate", "backward", "bfloat16", "65536", STREAMED)
-    row = measured(plan)
-    assert (row.aligned_bytes, row.planned_bytes, row.narrowest_bytes) == (16, 8, 8)
-    assert not row.faults()
-
-
 def test_a_plan_loads_and_stores_as_often_as_its_packs_say(plans):
     plan = plan_of(plans, "add_rms_norm", "forward", "bfloat16", "4096")
     packs, row = plan.number("PACKS"), measured(plan)
@@ -140,27 +127,6 @@ def test_a_table_that_is_not_so_is_said_to_be_wrong(plans, tmp_path):
     assert "regime is several rows a block, the table has streamed" in wrong(regime="streamed")[0]
     assert "only in the plans" in next(differences(rows[1:], few, 4, 1))
     assert "only in the table" in next(differences(rows, few[1:], 4, 1))
-
-
-def test_another_nvrtcs_figures_are_not_compared_but_plans_are(plans):
-    plan = plan_of(plans, "rms_norm", "forward", "float32", "64")
-    other = replace(measured(plan), nvrtc="1.0", registers=255)
-    assert not list(differences([other], [plan], 1, 1))
-    assert list(differences([replace(other, threads=96)], [plan], 1, 1))
-
-
-def test_an_architecture_that_is_not_there_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["--arch", "sm_90,sm_91"])
-    assert "sm_91, expected of sm_75, sm_80" in capsys.readouterr().err
-
-
-def test_faults_name_what_is_wrong(plans):
-    row = Row(**{**vars(measured(plan_of(plans, "rms_norm", "64"))), "stack": 16})
-    assert row.faults() == ["has a stack frame of 16 bytes"]
-    assert replace(row, stack=0, blocks_per_sm=0).faults() == [
-        "a multiprocessor has not room for one block"
-    ]
 
 
 # What NVRTC writes: an address in a register of its own, of a loop, and of copies to shared memory.

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench import tables
-from tests.support.bench_rows import row, rows_of_a_run, written
+from tests.support.bench_rows import row, written
 
 ROOT = Path(__file__).parents[2]
 # × torch 2 and 8, geometric mean 4; over a copy 2 and 0.5, mean 1; over the ungated 1.25 and 5.
@@ -65,27 +64,6 @@ def test_means_and_worst_points_are_those_of_the_points(csv, capsys):
     ]
 
 
-def test_the_table_names_what_was_measured_on_what():
-    text = " ".join(
-        tables.markdown([*KNOWN, replace(KNOWN[0], shape="1x1", date="2026-11-22")]).split()
-    )
-    assert "Medians at 5 points; A CPU, 2 cores, 2 threads; cunorm 0.1.0; torch 2.13.0;" in text
-    assert "commit abc1234, 2026-11-20 to 2026-11-22." in text
-
-
-def test_directions_and_orders_of_axes_are_lines_of_their_own():
-    run = rows_of_a_run(torch=1300, copy=90, ungated=60)
-    lines = tables.markdown(run).splitlines()[2:14]
-    assert [cells(line)[0] for line in lines] == [
-        f"{name} {direction}"
-        for name in (
-            *("rms_norm", "layer_norm", "rms_norm+post_gate", "rms_norm+pre_gate"),
-            *("group_norm+silu NHWC", "group_norm+silu NCHW"),
-        )
-        for direction in ("forward", "backward")
-    ]
-
-
 def test_another_peer_is_compared_at_the_points_it_has(csv, capsys):
     path = csv([*KNOWN, row("liger", 300)])
     assert tables.main([str(path), "--peer", "liger"]) == 0
@@ -97,10 +75,6 @@ def test_another_peer_is_compared_at_the_points_it_has(csv, capsys):
     message = capsys.readouterr().err
     assert "quack" in message
     assert "liger" in message
-
-
-def test_a_table_without_gates_has_no_column_for_them():
-    assert "ungated" not in tables.markdown(KNOWN[:6])
 
 
 def test_a_point_without_cunorm_is_named():
@@ -134,24 +108,6 @@ def test_rows_that_cannot_be_compared_are_an_error(rows, named, csv, capsys):
     assert named in capsys.readouterr().err
 
 
-def test_the_legend_says_how_a_peers_backward_is_called():
-    assert "A backward of torch goes through autograd" in " ".join(tables.markdown(KNOWN).split())
-    assert "autograd" not in tables.markdown([*KNOWN, row("jax", 300)], "jax")
-
-
-def test_the_table_says_where_a_peers_times_have_the_hosts_in_them():
-    rows = [*KNOWN, row("jax", 300)]
-    of_gpu = [replace(r, driver="13.1") for r in rows]
-
-    def says_so(rows, peer):
-        text = " ".join(tables.markdown(rows, peer).split())
-        return f"The times of {peer} have the host's in them, cunorm's have not." in text
-
-    assert says_so(of_gpu, "jax")
-    assert not says_so(rows, "jax")
-    assert not says_so(of_gpu, "torch")
-
-
 README = "before\n<!-- cpu-table: {} -->\nold\n<!-- end -->\nafter\n"
 
 
@@ -179,22 +135,6 @@ def test_a_readme_without_both_markers_is_an_error(text, csv, tmp_path, capsys):
         tables.main(["--readme", str(path)])
     assert "<!-- end -->" in capsys.readouterr().err
     assert path.read_text(encoding="utf-8") == text
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["x.csv", "--readme", "README.md"],
-        ["x.csv", "--check"],
-        ["--readme", "README.md", "--goals"],
-        ["not-there.csv"],
-    ],
-)
-def test_arguments_that_say_nothing_together_are_an_error(arguments):
-    with pytest.raises(SystemExit) as ended:
-        tables.main(arguments)
-    assert ended.value.code == 2
 
 
 def test_the_readme_is_what_the_committed_timings_give():
