@@ -12,7 +12,10 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 
+from tests import softgpu  # noqa: E402
 from tests.support import levels  # noqa: E402
+
+ON_GPU = ("gpu", True)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -26,10 +29,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if needy and (reason := why_no_gpu()):
         for item in needy:
             item.add_marker(pytest.mark.skip(reason=reason))
+    for item in needy:
+        item.user_properties.append(ON_GPU)  # for the summary
+    for item in items:
+        if softgpu.is_loaded() and (mark := item.get_closest_marker("real_gpu")):
+            item.add_marker(pytest.mark.skip(reason=f"not on the software GPU: {mark.args[0]}"))
+
+
+def pytest_report_header() -> str:
+    if softgpu.is_loaded():
+        return "GPU: the software GPU, on which the tests marked gpu run"
+    return f"GPU: {why_no_gpu() or 'that of this machine'}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make a folder for compiled headers, which the processes of this run share."""
+    """Load the software GPU where there is no other, for this process and those it starts.
+
+    Make a folder for compiled headers, which the processes of this run share.
+    """
+    if not softgpu.real_gpu() and not softgpu.unavailable():
+        os.environ.update(softgpu.subprocess_environment())
     if not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="cunorm-headers-")
         config.add_cleanup(folder.cleanup)
@@ -45,7 +64,7 @@ def why_no_gpu() -> str | None:
     try:
         cupy.cuda.runtime.getDevice()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"needs an NVIDIA GPU: {error}"
+        return f"needs an NVIDIA GPU: {error}; {softgpu.unavailable()}"
     return None
 
 
@@ -76,3 +95,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     text, is_within = levels.account(levels.builds)
     terminalreporter.write_line(text if is_within else f"{text}: more than its budget")
+    passed = terminalreporter.stats.get("passed", ())
+    if softgpu.is_loaded() and (count := sum(ON_GPU in r.user_properties for r in passed)):
+        terminalreporter.write_line(f"{count} tests marked gpu passed on the software GPU")

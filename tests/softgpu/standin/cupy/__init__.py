@@ -2,58 +2,53 @@
 """What cunorm and its tests use of CuPy, on the software GPU's driver.
 
 Kernels are compiled by the real NVRTC with the options that CuPy adds, and started with the bytes
-that CuPy would hand over. Arrays lie in memory of exactly their size.
+that CuPy would hand over. Arrays lie in memory of exactly their size. What CuPy does on the current
+stream is done in the order of that stream.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import operator
 
 import numpy as np
 
 from . import cuda
-from ._kernels import RawKernel
-from .cuda import Memory, MemoryPointer
+from ._driver import later
+from ._kernels import RawKernel as RawKernel
+from .cuda import Memory, MemoryPointer, get_current_stream
 
 __version__ = "14.2.0"
-__all__ = [
-    "RawKernel",
-    "asarray",
-    "asnumpy",
-    "broadcast_to",
-    "cuda",
-    "empty",
-    "ndarray",
-    "tile",
-    "zeros",
-]
+
+
+def __getattr__(name):
+    if isinstance(found := getattr(np, name, None), type):  # float32 and the like
+        return found
+    raise AttributeError(f"the stand-in for CuPy has no {name}")
 
 
 class _Data:
     def __init__(self, ptr, owner):
         self.ptr, self._owner = ptr, owner
-
-    @property
-    def device_id(self):
-        return self._owner.device_id
+        self.device_id, self.mem = owner.device_id, owner
 
 
 class ndarray:
     """An array in memory of the device, which NumPy sees too."""
 
     __array_priority__ = 100
+    __hash__ = None
 
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = np.dtype(dtype)
         if memptr is None:
-            memory = Memory(math.prod(shape) * dtype.itemsize)
-            memptr = MemoryPointer(memory, 0)
+            memptr = MemoryPointer(Memory(math.prod(shape) * dtype.itemsize), 0)
         if strides is None:
             strides = np.empty(shape, np.int8, order=order).strides
             strides = tuple(s * dtype.itemsize for s in strides)
-        steps = [(n - 1) * s for n, s in zip(shape, strides)] if 0 not in shape else []
+        steps = [(n - 1) * s for n, s in zip(shape, strides, strict=True)] if 0 not in shape else []
         low = sum(s for s in steps if s < 0)
         high = sum(s for s in steps if s > 0) + dtype.itemsize
         raw = (ctypes.c_char * (high - low)).from_address(memptr.ptr + low)
@@ -78,6 +73,7 @@ class ndarray:
     itemsize = property(lambda self: self._a.itemsize)
     flags = property(lambda self: self._a.flags)
     T = property(lambda self: self.transpose())
+    device = property(lambda self: cuda.Device(self._owner.device_id))
 
     @property
     def data(self):
@@ -90,8 +86,12 @@ class ndarray:
         return self._of(self._a.view(dtype), self._owner)
 
     def reshape(self, *shape):
-        made = self._a.reshape(*shape)
-        return self._of(made, self._owner) if np.shares_memory(made, self._a) else asarray(made)
+        try:
+            made = self._a.view()
+            made.shape = shape[0] if isinstance(shape[0], tuple) else shape
+        except AttributeError:
+            return self.copy().reshape(*shape)
+        return self._of(made, self._owner)
 
     def ravel(self):
         return self.reshape(-1)
@@ -101,45 +101,114 @@ class ndarray:
 
     def __getitem__(self, key):
         part = self._a[key]
-        if isinstance(part, np.ndarray) and np.shares_memory(part, self._a):
+        if isinstance(part, np.ndarray) and (part.base is not None or not part.size):
             return self._of(part, self._owner)
-        return asarray(part)
+        return self._of(self._a[(*key, ...) if isinstance(key, tuple) else (key, ...)], self._owner)
 
     def __setitem__(self, key, value):
-        self._a[key] = value._a if isinstance(value, ndarray) else value
+        _write(self, key, value)
+
+    def fill(self, value):
+        _write(self, ..., value)
 
     def copy(self, order="C"):
-        out = empty(self.shape, self.dtype, order=order)
-        out._a[...] = self._a
+        return self.astype(self.dtype, order=order)
+
+    def astype(self, dtype, order="C", copy=True):
+        out = empty(self.shape, dtype, order)
+        _write(out, ..., self)
         return out
 
-    def astype(self, dtype, copy=True):
-        return asarray(self._a.astype(dtype))
-
     def get(self, *args, **kwargs):
+        later(
+            lambda: None, get_current_stream().ptr
+        )  # the copy, for what the default stream awaits
+        get_current_stream().synchronize()
         return self._a.copy()
+
+    def item(self):
+        return self.get().item()
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def all(self):
+        return asarray(self.get().all())
+
+    __bool__, __int__, __float__ = (
+        lambda self, kind=kind: kind(self.item()) for kind in (bool, int, float)
+    )
+
+
+def _operator(name):
+    compute = getattr(operator, name)
+
+    def method(self, *others):
+        return asarray(compute(self.get(), *map(_host, others)))
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def _host(value):
+    return value.get() if isinstance(value, ndarray) else value
+
+
+def _write(out, key, value):
+    """Give the current stream an assignment; a value of the host is read at once."""
+    held = value if isinstance(value, ndarray) else None
+    value = held._a if held is not None else np.array(value)
+
+    def write():
+        out._a[key] = value
+        return held  # which lives as long as this function
+
+    later(write, get_current_stream().ptr)
 
 
 def empty(shape, dtype=float, order="C"):
     return ndarray(shape, dtype, order=order)
 
 
-def zeros(shape, dtype=float, order="C"):
+def full(shape, value, dtype=float, order="C"):
     out = empty(shape, dtype, order)
-    out._a[...] = 0
+    out.fill(value)
     return out
 
 
+def zeros(shape, dtype=float, order="C"):
+    return full(shape, 0, dtype, order)
+
+
+def ones(shape, dtype=float, order="C"):
+    return full(shape, 1, dtype, order)
+
+
+def empty_like(array, dtype=None):
+    return empty(array.shape, dtype or array.dtype)
+
+
+def zeros_like(array, dtype=None):
+    return zeros(array.shape, dtype or array.dtype)
+
+
 def asarray(array, dtype=None):
-    if isinstance(array, ndarray) and dtype is None:
-        return array
-    array = np.asarray(array._a if isinstance(array, ndarray) else array, dtype)
+    if isinstance(array, ndarray):
+        return array if dtype in (None, array.dtype) else array.astype(dtype)
+    array = np.asarray(array, dtype)
     out = empty(array.shape, array.dtype)
-    out._a[...] = array
+    _write(out, ..., array)
     return out
 
 
 array = asarray
+
+
+def arange(*args, **kwargs):
+    return asarray(np.arange(*args, **kwargs))
 
 
 def asnumpy(array):
@@ -147,8 +216,12 @@ def asnumpy(array):
 
 
 def tile(array, times):
-    return asarray(np.tile(array._a, times))
+    return asarray(np.tile(array.get(), times))
 
 
 def broadcast_to(array, shape):
     return ndarray._of(np.broadcast_to(array._a, shape), array._owner)
+
+
+def array_equal(one, other):
+    return asarray(np.array_equal(_host(one), _host(other)))

@@ -1,58 +1,35 @@
 # SPDX-License-Identifier: MIT
-"""Devices, memory, streams and events."""
+"""Devices, memory, streams, events and graphs."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections import defaultdict
 
 from .. import _driver
-from . import compiler, driver, nvrtc, runtime
-
-__all__ = [
-    "Device",
-    "Event",
-    "ExternalStream",
-    "MemoryPointer",
-    "Stream",
-    "UnownedMemory",
-    "compiler",
-    "driver",
-    "nvrtc",
-    "runtime",
-]
+from .._driver import CUDARuntimeError, asked, call
+from . import compiler as compiler
+from . import driver as driver
+from . import nvrtc as nvrtc
+from . import runtime
 
 
 def get_cuda_path():
     return None
 
 
-class Memory:
-    def __init__(self, size):
-        self.size, self.device_id = size, runtime.getDevice()
-        at = ctypes.c_uint64()
-        if size:
-            _driver.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(size))
-        self.ptr = at.value
-
-    def __del__(self, free=_driver.free):
-        if self.ptr:
-            free(self.ptr)
-
-
-class UnownedMemory:
-    def __init__(self, ptr, size, owner, device_id=-1):
-        self.ptr, self.size, self._owner, self.device_id = ptr, size, owner, device_id
-
-
-class MemoryPointer:
-    def __init__(self, mem, offset):
-        self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
-
-
 _ATTRIBUTES = {
-    "MultiProcessorCount": 16,
-    "MaxThreadsPerMultiProcessor": 39,
+    "MaxThreadsPerBlock": 1,
     "MaxSharedMemoryPerBlock": 8,
+    "WarpSize": 10,
+    "MultiProcessorCount": 16,
+    "L2CacheSize": 38,
+    "MaxThreadsPerMultiProcessor": 39,
+    "MaxSharedMemoryPerMultiprocessor": 81,
+    "MaxSharedMemoryPerBlockOptin": 97,
+    "MaxBlocksPerMultiprocessor": 106,
+    "ReservedSharedMemoryPerBlock": 111,
 }
 
 
@@ -61,21 +38,25 @@ class Device:
         self.id = runtime.getDevice() if device is None else int(device)
         self._before = []
 
+    def __int__(self):
+        return self.id
+
     @property
     def attributes(self):
-        return {
-            name: driver.deviceGetAttribute(number, self.id) for name, number in _ATTRIBUTES.items()
-        }
+        asked = runtime.deviceGetAttribute
+        return {name: asked(number, self.id) for name, number in _ATTRIBUTES.items()}
 
     @property
     def compute_capability(self):
-        return f"{driver.deviceGetAttribute(75, self.id)}{driver.deviceGetAttribute(76, self.id)}"
+        major, minor = (runtime.deviceGetAttribute(number, self.id) for number in (75, 76))
+        return f"{major}{minor}"
 
     def use(self):
         runtime.setDevice(self.id)
 
     def synchronize(self):
-        pass
+        with self:
+            runtime.deviceSynchronize()
 
     def __enter__(self):
         self._before.append(runtime.getDevice())
@@ -86,57 +67,151 @@ class Device:
         runtime.setDevice(self._before.pop())
 
 
-class Stream:
-    _current = None
+class _Current(threading.local):
+    def __init__(self):
+        self.streams = defaultdict(lambda: [Stream.null])  # by device; the last one is current
 
-    def __init__(self, null=False, non_blocking=False, ptds=False):
-        made = ctypes.c_void_p()
-        if not null and not ptds:
-            _driver.call("cuStreamCreate", ctypes.byref(made), int(non_blocking))
-        self.ptr = 2 if ptds else made.value or 0
-        self._before = []
+
+class ExternalStream:
+    """A stream that somebody else made."""
+
+    def __init__(self, ptr, device_id=-1):
+        self.ptr, self.device_id = ptr, runtime.getDevice() if device_id < 0 else device_id
+
+    def __eq__(self, other):
+        return isinstance(other, ExternalStream) and self.ptr == other.ptr
+
+    __hash__ = None
 
     def __enter__(self):
-        self._before.append(Stream._current)
-        Stream._current = self
+        _current.streams[runtime.getDevice()].append(self)
         return self
 
     def __exit__(self, *error):
-        Stream._current = self._before.pop()
+        _current.streams[runtime.getDevice()].pop()
 
     def use(self):
-        Stream._current = self
+        _current.streams[runtime.getDevice()][-1] = self
         return self
 
+    @property
+    def done(self):
+        return _done("cuStreamQuery", self.ptr)
+
     def synchronize(self):
-        pass
+        call("cuStreamSynchronize", self.ptr)
 
     def wait_event(self, event):
-        pass
+        runtime.streamWaitEvent(self.ptr, event.ptr)
 
     def record(self, event=None):
-        return event or Event()
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def launch_host_func(self, callback, arg):
+        _driver.later(lambda: callback(arg), self.ptr)
+
+    def is_capturing(self):
+        return _driver.is_capturing(self.ptr)
+
+    def begin_capture(self, mode=0):
+        call("cuStreamBeginCapture_v2", self.ptr, mode)
+
+    def end_capture(self):
+        graph = ctypes.c_void_p()
+        call("cuStreamEndCapture", self.ptr, ctypes.byref(graph))
+        return Graph(graph)
 
 
-class ExternalStream(Stream):
-    def __init__(self, ptr, device_id=-1):
-        self.ptr, self._before = ptr, []
+class Stream(ExternalStream):
+    def __init__(self, null=False, non_blocking=False, ptds=False):
+        self._mine = not null and not ptds
+        made = asked("cuStreamCreate", int(non_blocking), kind=ctypes.c_uint64) if self._mine else 0
+        super().__init__(2 if ptds else made)
+
+    def __del__(self, destroy=_driver.library.cuStreamDestroy_v2):
+        if getattr(self, "_mine", False):
+            destroy(ctypes.c_uint64(self.ptr))
 
 
-Stream.null = Stream(null=True)
-Stream.ptds = Stream(ptds=True)
+Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
+_current = _Current()
+
+
+def get_current_stream(device_id=-1):
+    return _current.streams[runtime.getDevice() if device_id < 0 else device_id][-1]
+
+
+def _done(name, handle):
+    code = getattr(_driver.library, name)(ctypes.c_void_p(handle))
+    if code not in (0, 600):
+        call(name, handle)
+    return code == 0
 
 
 class Event:
     def __init__(self, block=False, disable_timing=False, interprocess=False):
-        pass
+        self.ptr = asked("cuEventCreate", 0, kind=ctypes.c_uint64)
+
+    def __del__(self, destroy=_driver.library.cuEventDestroy_v2):
+        destroy(ctypes.c_uint64(self.ptr))
+
+    @property
+    def done(self):
+        return _done("cuEventQuery", self.ptr)
 
     def record(self, stream=None):
-        pass
+        runtime.eventRecord(self.ptr, (stream or get_current_stream()).ptr)
 
     def synchronize(self):
-        pass
+        call("cuEventSynchronize", self.ptr)
 
 
-def get_current_stream(device_id=-1):
-    return Stream._current or Stream.null
+def get_elapsed_time(start, end):
+    return asked("cuEventElapsedTime", start.ptr, end.ptr, kind=ctypes.c_float)
+
+
+class Graph:
+    """What was captured. It stays while the process runs, as do the arrays of what it computes."""
+
+    def __init__(self, graph):
+        self.graph = graph
+
+    def launch(self, stream=None):
+        call("cuGraphLaunch", self.graph, (stream or get_current_stream()).ptr)
+
+
+_freed = set()  # (device, stream, size)
+
+
+class Memory:
+    """Memory of exactly its size, which is freed in the order of the stream it was made on.
+
+    CuPy lends what was freed on a stream to the next who asks there. So a capture, within which
+    nothing can be allocated, is given memory where as much was freed before.
+    """
+
+    def __init__(self, size):
+        self.size, self.device_id, self.ptr = size, runtime.getDevice(), 0
+        self._stream = get_current_stream()
+        self._kind = (self.device_id, self._stream.ptr, -(-size // 512))
+        if self._stream.is_capturing() and self._kind not in _freed:
+            raise CUDARuntimeError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: memory is allocated")
+        if size:
+            self.ptr = asked("cuMemAlloc_v2", size, kind=ctypes.c_uint64)
+
+    def __del__(self, free=_driver.library.cuMemFreeAsync):
+        if self.ptr:
+            _freed.add(self._kind)
+            free(ctypes.c_uint64(self.ptr), ctypes.c_uint64(self._stream.ptr))
+
+
+class UnownedMemory:
+    def __init__(self, ptr, size, owner, device_id=-1):
+        self.ptr, self.size, self._owner, self.device_id = ptr, size, owner, device_id
+
+
+class MemoryPointer:
+    def __init__(self, mem, offset):
+        self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id

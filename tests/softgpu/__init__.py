@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""The software GPU: a CUDA driver that interprets PTX, and a stand-in for CuPy on top of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from .building import folder, library, nvrtc, unavailable
+
+__all__ = ["is_loaded", "load", "real_gpu", "settings", "subprocess_environment", "unavailable"]
+
+STANDIN = str(Path(__file__).parent / "standin")
+NAMES = (
+    *("schedule", "seed", "races", "copies", "streams", "multiprocessors", "devices"),
+    *("capability", "largest_cluster", "ptx_folder", "statistics", "trace"),
+)
+
+
+def real_gpu() -> bool:
+    """Say whether the NVIDIA driver has a device; to be asked before `load`."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    is_on = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return is_on and count.value > 0
+
+
+@lru_cache(maxsize=1)
+def load() -> ctypes.CDLL:
+    """Load the library, compiled if need be; from now on `import cupy` imports the stand-in."""
+    if reason := unavailable():
+        raise RuntimeError(reason)
+    paths = {
+        "SOFTGPU_LIBRARY": library(),
+        "SOFTGPU_NVRTC": nvrtc(),
+        "SOFTGPU_PTX": folder() / "ptx",
+    }
+    os.environ.update({name: str(path) for name, path in paths.items()})
+    if STANDIN not in sys.path:
+        sys.path.insert(0, STANDIN)
+    loaded = ctypes.CDLL(os.environ["SOFTGPU_LIBRARY"])
+    loaded.softgpu_setting.restype = loaded.softgpu_error.restype = ctypes.c_char_p
+    return loaded
+
+
+def is_loaded() -> bool:
+    """Say whether `cupy` is the stand-in in this process."""
+    return STANDIN in sys.path
+
+
+def subprocess_environment() -> dict[str, str]:
+    """Return what another process needs in its environment to use the software GPU as it is set."""
+    load()
+    paths = [STANDIN, os.environ.get("PYTHONPATH", "")]
+    names = ("SOFTGPU_LIBRARY", "SOFTGPU_NVRTC", "SOFTGPU_PTX")
+    told = ",".join(f"{name}={_set(name)}" for name in NAMES)
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "SOFTGPU_SETTINGS": told,
+        **{name: os.environ[name] for name in names},
+    }
+
+
+@contextmanager
+def settings(**values: object) -> Iterator[None]:
+    """Change settings of the software GPU, which README.md lists, for a while.
+
+    What is queued before is done with the settings before, what is queued within with the new ones.
+    """
+    _finish()
+    before = {}
+    try:
+        for name, value in values.items():
+            before[name] = _set(name, str(value))
+        yield
+        _finish()
+    finally:
+        load().softgpu_finish()
+        for name, value in before.items():
+            _set(name, value)
+
+
+def _set(name: str, value: str | None = None) -> str:
+    told = None if value is None else value.encode()
+    before = load().softgpu_setting(name.encode(), told)
+    if before is None:
+        raise ValueError(f"the software GPU has no setting {name}={value}")
+    return before.decode()
+
+
+def _finish() -> None:
+    if load().softgpu_finish():
+        raise RuntimeError(load().softgpu_error().decode())
