@@ -81,10 +81,14 @@ void give(Stream& s, std::function<void()> run, bool is_free) {
   }
 }
 
+// Work may give more work: what is freed when it lets go of it.
+static void complete(Stream& s) {
+  while (s.done < s.given) complete(s, s.given);
+}
 static void finish(int device) {
   for (size_t k = 0; k < streams.size(); ++k) {
     Stream& s = *streams[settings().streams_reversed ? streams.size() - 1 - k : k];
-    if (device < 0 || s.device == device) complete(s, s.given);
+    if (device < 0 || s.device == device) complete(s);
   }
 }
 void finish() { finish(-1); }
@@ -155,7 +159,7 @@ int cuStreamSynchronize(u64 handle) {
   return answer([&] {
     Stream& s = stream_of(handle);
     not_captured(s);
-    complete(s, s.given);
+    complete(s);
   });
 }
 int cuStreamQuery(u64 handle) {

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""Small kernels for the software GPU's own tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import softgpu
+
+if not softgpu.is_loaded():
+    reason = softgpu.unavailable() or "there is a GPU: the software GPU is not loaded"
+    pytest.skip(reason, allow_module_level=True)
+
+import cupy
+
+
+def kernel(body: str, head: str = ""):
+    """Return a kernel with a name, from its parameters and what follows them."""
+    return cupy.RawKernel(f'extern "C" __global__ void {head} k({body}', "k")
+
+
+def launch(body: str, *arguments, grid=1, block=32, shared=0, head="", stream=None) -> None:
+    told = {"shared_mem": shared, "stream": stream}
+    grid, block = (size if isinstance(size, tuple) else (size,) for size in (grid, block))
+    kernel(body, head)(grid, block, arguments, **told)
+
+
+def raises(text: str):
+    return pytest.raises((RuntimeError, TypeError), match=text)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""Kernels and launches that are wrong are found out, and the error says where."""
+
+from __future__ import annotations
+
+import cupy
+import numpy as np
+import pytest
+
+from tests import softgpu
+from tests.softgpu.launching import kernel, launch, raises
+
+FEW = np.int32(40)
+LINE = r"(?s)kernel k, block \(\d+,0,0\).* thread \(\d+,0,0\).*{}.*PTX line \d+: .*{}"
+RANK = 'unsigned rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));'
+REMOTE = """float v; asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %1, 0;"
+    "ld.shared::cluster.f32 %0, [a]; }" : "=f"(v) : "r"((unsigned)__cvta_generic_to_shared(s)));"""
+
+# What is wrong: the error, the instruction, the kernel, how it is launched.
+WRONG = {
+    "a read behind an array": ("outside of any allocation; .* after 512", "ld.*global", 129,
+        "volatile float* x) { x[threadIdx.x]; }"),
+    "a write before an array": ("outside of any allocation", "st.global", 1,
+        "float* x) { x[-1] = 1; }"),
+    "a misaligned number": ("misaligned", "st.global", 1,
+        "char* x) { *(float*)(x + 2) = 1; }"),
+    "a misaligned vector": ("write of 16 bytes at .* misaligned", "st.global.v4", 1,
+        "float* x) { *(float4*)(x + 2) = float4{1, 2, 3, 4}; }"),
+    "a write behind shared memory": ("outside of the block's 128 bytes", "st.*shared", 64,
+        "float* x) { __shared__ float s[32]; ((volatile float*)s)[threadIdx.x] = 1; }"),
+    "a write to another thread's local memory": ("local address", "st.*local", 1,
+        "float* x) { int v[4]; ((volatile int*)v)[int(x[0]) + 9] = 1; }"),
+    "barriers apart in a warp": ("different barriers", "bar", 64,
+        "float* x, int n) { if (threadIdx.x < n) __syncthreads();"
+        "else { x[threadIdx.x] = 1; __syncthreads(); } x[threadIdx.x] = 1; }"),
+    "a lane that is not in its own mask": ("not in its own mask", "warp.sync", 32,
+        "float* x) { if (threadIdx.x == 0) __syncwarp(2); x[threadIdx.x] = 1; }"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_kernel_is_found_out_and_named_with_its_line(what):
+    error, instruction, block, body = WRONG[what]
+    arguments = (cupy.zeros(128, "f"), *[FEW] * ("int n" in body))
+    with raises(LINE.format(error, instruction)):
+        launch(body, *arguments, block=block)
+
+
+def test_threads_that_wait_for_ever_are_found_out():
+    body = (
+        'float* x, int n) { if (threadIdx.x < n) asm volatile("barrier.sync 1, 64;"); x[0] = 1; }'
+    )
+    with raises(r"(?s)wait for each other for ever.*PTX line \d+: .*barrier.sync"):
+        launch(body, cupy.zeros(1, "f"), FEW, block=64)
+
+
+def test_shared_memory_of_a_block_that_has_ended_is_not_read():
+    body = "float* x) { __shared__ float s[1]; s[0] = 1; %s if (rank == 0) return; %s x[0] = v; }"
+    with raises(LINE.format("which has ended", "ld.shared::cluster")):
+        launch(body % (RANK, REMOTE), cupy.zeros(1, "f"), grid=2, head="__cluster_dims__(2, 1, 1)")
+
+
+def test_memory_of_another_device_is_not_read():
+    with softgpu.settings(devices=2):
+        with cupy.cuda.Device(1):
+            there = cupy.zeros(10, "f")
+        with raises("memory of device 1 by a kernel on device 0"):
+            launch("float* x) { x[0] = 1; }", there)
+        stream = cupy.cuda.Stream()
+        with cupy.cuda.Device(1), raises("INVALID_HANDLE.* the stream is of device 0"):
+            launch("float* x) { x[0] = 1; }", there, stream=stream)
+
+
+OF_64 = "__launch_bounds__(64)"
+TWO, SIXTEEN = "__cluster_dims__(2, 1, 1)", "__cluster_dims__(16, 1, 1)"
+DYNAMIC = "float* x) { extern __shared__ float s[]; s[threadIdx.x] = 1; x[0] = s[3]; }"
+PLAIN = "float* x) { x[0] = 1; }"
+REFUSED = {
+    "too many threads": ("a block of 1025", PLAIN, {"block": 1025}),
+    "no threads": ("a block of 0", PLAIN, {"block": 0}),
+    "too many layers of threads": ("a block of 1, 1, 65", PLAIN, {"block": (1, 1, 65)}),
+    "more than it is compiled for": ("at most 64", PLAIN, {"block": 96, "head": OF_64}),
+    "no blocks": ("a grid of 0", PLAIN, {"grid": 0}),
+    "too many rows of blocks": ("a grid of 1, 65536", PLAIN, {"grid": (1, 65536)}),
+    "too much shared memory": ("50000 bytes of dynamic", DYNAMIC, {"shared": 50000}),
+    "clusters that do not divide the grid": ("in clusters of 2", PLAIN, {"grid": 3, "head": TWO}),
+    "clusters of 16 not asked for": ("CLUSTER_SIZE", PLAIN, {"grid": 16, "head": SIXTEEN}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_launch_that_a_gpu_refuses_is_refused(what):
+    error, body, told = REFUSED[what]
+    with softgpu.settings(streams="late"), raises(error):  # at once, where streams are late, too
+        launch(body, cupy.zeros(1, "f"), **told)
+
+
+def test_parameters_of_another_size_are_refused():
+    with raises("8 bytes for a parameter of 4"):
+        launch("float* x, int n) { x[0] = n; }", cupy.zeros(1, "f"), np.int64(1))
+
+
+def test_clusters_of_16_run_where_they_are_asked_for_and_find_room():
+    made, x = kernel("int* x) { atomicAdd(x, 1); }", SIXTEEN), cupy.zeros(1, "i")
+    cupy.cuda.driver.funcSetAttribute(made.kernel.ptr, 14, 1)
+    made((32,), (1,), (x,))
+    assert x.item() == 32
+    with softgpu.settings(largest_cluster=8), raises("no room for a cluster of 16"):
+        made((32,), (1,), (x,))
+
+
+def test_an_instruction_that_is_not_known_is_named():
+    with raises(r"(?s)INVALID_PTX.*kernel k.*PTX line \d+.*dp4a"):
+        launch("int* x) { x[0] = __dp4a(x[1], x[2], x[3]); }", cupy.zeros(4, "i"))
+
+
+RACE = r"(?s)a race with thread \d+ of block \d+, .* PTX line \d+: {}.* PTX line \d+: {}"
+SHARED_RACE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; %s
+    x[threadIdx.x] = s[threadIdx.x ^ %d]; }"""
+
+
+def test_a_race_in_shared_memory_is_found_out_and_both_lines_are_named():
+    x = cupy.zeros(64, "i")
+    with softgpu.settings(races=True):
+        for wait, distance in (("__syncwarp();", 1), ("__syncthreads();", 32)):
+            launch(SHARED_RACE % (wait, distance), x, block=64)
+            assert np.array_equal(x.get(), np.arange(64) ^ distance)
+        for wait, distance in (("", 1), ("__syncwarp();", 32)):
+            with raises(RACE.format("..\\.shared", "..\\.shared")):
+                launch(SHARED_RACE % (wait, distance), x, block=64)
+
+
+def test_a_race_in_global_memory_is_found_out_and_both_lines_are_named():
+    x = cupy.zeros(32, "i")
+    with softgpu.settings(races=True):
+        launch("int* x) { atomicAdd(x + threadIdx.x, 1); }", x, grid=4)
+        with raises(RACE.format("st.global", "st.global")):
+            launch("int* x) { x[threadIdx.x] = blockIdx.x; }", x, grid=4)
+
+
+COPY = """float* x) { __shared__ float s[64];
+    unsigned to = __cvta_generic_to_shared(s + threadIdx.x);
+    asm volatile("cp.async.ca.shared.global [%%0], [%%1], 4; cp.async.commit_group;"
+    "cp.async.ca.shared.global [%%2], [%%3], 4; cp.async.commit_group; cp.async.wait_group %d;"
+    :: "r"(to), "l"(x + threadIdx.x), "r"(to + 128), "l"(x + threadIdx.x + 32) : "memory");
+    x[threadIdx.x] = s[threadIdx.x + 32]; }"""
+
+
+@pytest.mark.parametrize("copies", ["early", "late"])
+def test_a_wait_for_too_few_copies_shows_where_copies_are_late(copies):
+    with softgpu.settings(copies=copies):
+        for left in (0, 1):
+            x = cupy.asarray(np.arange(64, dtype="f"))
+            launch(COPY % left, x)
+            is_right = np.array_equal(x.get()[:32], np.arange(32, 64))
+            assert is_right == (copies == "early" or left == 0)

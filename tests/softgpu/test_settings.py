@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""Settings change what the software GPU is, and in which order its threads go on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import cupy
+import numpy as np
+import pytest
+
+from tests import softgpu
+from tests.softgpu.launching import kernel, launch
+
+EXCHANGE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; %s
+    x[threadIdx.x] = s[threadIdx.x ^ %d]; }"""
+TICKETS = "int* x) { x[1 + atomicAdd(x, 1)] = blockIdx.x * 64 + threadIdx.x; }"
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "serial", "reverse", "random"])
+def test_threads_that_do_not_wait_for_each_other_show_in_some_schedule(schedule):
+    in_step = schedule == "lockstep"
+    waits = [("", 1, in_step), ("__syncwarp();", 1, True), ("__syncthreads();", 32, True)]
+    with softgpu.settings(schedule=schedule):
+        for wait, distance, is_right in (*waits, ("", 32, False)):
+            x = cupy.zeros(64, "i")
+            launch(EXCHANGE % (wait, distance), x, block=64)
+            assert np.array_equal(x.get(), np.arange(64) ^ distance) == is_right, (wait, distance)
+
+
+def order(**settings):
+    with softgpu.settings(**settings):
+        x = cupy.zeros(129, "i")
+        launch(TICKETS, x, grid=2, block=64)
+        return x.get()[1:].tolist()
+
+
+def test_schedules_and_seeds_are_different_orders():
+    seeds = [order(schedule="random", seed=seed) for seed in (1, 2, 3)]
+    assert seeds == [order(schedule="random", seed=seed) for seed in (1, 2, 3)]
+    orders = [*seeds, order(), order(schedule="reverse")]
+    assert len(set(map(tuple, orders))) == 5
+    assert orders[3] == sorted(orders[3])
+    assert all(sorted(each) == orders[3] for each in orders)
+
+
+def test_settings_are_as_they_were_afterwards_also_after_an_error():
+    with pytest.raises(KeyError), softgpu.settings(devices=3, multiprocessors=5):
+        assert cupy.cuda.runtime.getDeviceCount() == 3
+        assert cupy.cuda.Device(2).attributes["MultiProcessorCount"] == 5
+        raise KeyError
+    assert cupy.cuda.runtime.getDeviceCount() == 1
+    assert cupy.cuda.Device().attributes["MultiProcessorCount"] == 132
+
+
+@pytest.mark.parametrize("wrong", [{"schedule": "any"}, {"seed": "x"}, {"devices": 0}, {"sms": 3}])
+def test_settings_that_are_not_known_are_refused(wrong):
+    with pytest.raises(ValueError, match="no setting"), softgpu.settings(**wrong):
+        pass
+
+
+@pytest.mark.parametrize("capability", ["75", "80", "86", "89", "90", "100"])
+def test_kernels_are_compiled_for_the_compute_capability_that_is_set(capability):
+    made, x = kernel("int* x) { x[0] = __CUDA_ARCH__; }"), cupy.zeros(1, "i")
+    clusters = kernel("int* x) { x[0] = 1; }", "__cluster_dims__(2, 1, 1)")
+    with softgpu.settings(capability=capability):
+        assert cupy.cuda.Device().compute_capability == capability
+        made((1,), (1,), (x,))
+        assert x.item() == 10 * int(capability)
+        if int(capability) >= 90:
+            clusters((2,), (1,), (x,))
+        else:
+            with pytest.raises(Exception, match="cluster"):
+                clusters((2,), (1,), (x,))
+
+
+class Config(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint * 3) for name in ("grid", "block")),
+        *(("shared", ctypes.c_uint), ("stream", ctypes.c_void_p)),
+        *(("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "largest", "fit"), [(8, 16, 33), (8, 8, 33), (16, 16, 16), (16, 8, 0)]
+)
+def test_the_driver_says_how_many_clusters_fit(size, largest, fit):
+    """One block of 1024 threads and 100 KiB runs beside another one, on each multiprocessor."""
+    made = kernel("int* x) { }")
+    for attribute, value in ((8, 100 << 10), (14, 1)):
+        cupy.cuda.driver.funcSetAttribute(made.kernel.ptr, attribute, value)
+    cluster = (ctypes.c_uint * 18)(4, 0, size, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    three = ctypes.c_uint * 3
+    told = Config(three(64, 1, 1), three(1024, 1, 1), 100 << 10, None, ctypes.addressof(cluster), 1)
+    count = ctypes.c_int()
+    with softgpu.settings(largest_cluster=largest):
+        ask = softgpu.load().cuOccupancyMaxActiveClusters
+        assert ask(ctypes.byref(count), ctypes.c_void_p(made.kernel.ptr), ctypes.byref(told)) == 0
+    assert count.value == fit
+
+
+def test_another_process_uses_it_as_it_is_set():
+    script = "import cupy; print(cupy.cuda.runtime.getDeviceCount(), cupy.zeros(3).get())"
+    with softgpu.settings(devices=4):
+        environment = os.environ | softgpu.subprocess_environment()
+    told = {"env": environment, "capture_output": True, "text": True, "check": True}
+    assert subprocess.run([sys.executable, "-c", script], **told).stdout == "4 [0. 0. 0.]\n"
