@@ -13,7 +13,7 @@ import pytest
 pytest.register_assert_rewrite("tests.support")
 
 from tests import softgpu  # noqa: E402
-from tests.support import levels  # noqa: E402
+from tests.support import internals, levels  # noqa: E402
 
 ON_GPU = ("gpu", True)
 
@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not softgpu.real_gpu() and not softgpu.unavailable():
         os.environ.update(softgpu.subprocess_environment())
+        internals._cluster_fit._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
     if not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="cunorm-headers-")
         config.add_cleanup(folder.cleanup)

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import cupy
 import numpy as np
 import pytest
 
-from tests.softgpu.launching import launch
+from tests.softgpu.launching import cupy, launch
 
 NAMES = {
     "f4": "float",

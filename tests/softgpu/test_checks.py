@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import cupy
 import numpy as np
 import pytest
 
 from tests import softgpu
-from tests.softgpu.launching import kernel, launch, raises
+from tests.softgpu.launching import cupy, kernel, launch, raises
 
 FEW = np.int32(40)
 LINE = r"(?s)kernel k, block \(\d+,0,0\).* thread \(\d+,0,0\).*{}.*PTX line \d+: .*{}"

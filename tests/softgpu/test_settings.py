@@ -8,12 +8,11 @@ import os
 import subprocess
 import sys
 
-import cupy
 import numpy as np
 import pytest
 
 from tests import softgpu
-from tests.softgpu.launching import kernel, launch
+from tests.softgpu.launching import cupy, kernel, launch
 
 EXCHANGE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; %s
     x[threadIdx.x] = s[threadIdx.x ^ %d]; }"""

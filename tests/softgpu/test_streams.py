@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import cupy
 import numpy as np
 import pytest
 
 import cunorm
 from tests import softgpu
-from tests.softgpu.launching import launch, raises
+from tests.softgpu.launching import cupy, launch, raises
 
 ADD = "int* x, int n) { x[threadIdx.x] += n; }"
 COPY = "int* y, const int* x) { y[threadIdx.x] = x[threadIdx.x]; }"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The one place where tests import private names of cunorm: a change of the package ends here."""
 
-from cunorm import _again, _backend, _cuda, _scratch
+from cunorm import _again, _backend, _cluster_fit, _cuda, _scratch
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
 from cunorm._builds import Build, Launch
 from cunorm._cpu import _compile, compiler
@@ -25,6 +25,7 @@ __all__ = [
     "Loaded",
     "_again",
     "_backend",
+    "_cluster_fit",
     "_compile",
     "_cuda",
     "_scratch",

@@ -70,7 +70,6 @@ int cuMemAlloc_v2(u64* address, size_t bytes) {
     if (bytes == 0) throw Error{kInvalidValue, "no bytes are allocated"};
     if (used_bytes[device] + bytes <= kMemory) *address = allocate(bytes, device, 0);
     if (!*address) throw Error{kOutOfMemory, format("%zu bytes are not left", bytes)};
-    trace("%zu bytes at 0x%llx", bytes, (unsigned long long)*address);
   });
 }
 // The memory is gone when the stream comes to it: who uses it later, or elsewhere, is found out.
@@ -78,7 +77,6 @@ int cuMemFreeAsync(u64 address, u64 stream) {
   return answer([&] {
     auto found = ranges.find(address);
     if (found == ranges.end()) throw Error{kInvalidValue, "what is freed was not allocated"};
-    trace("free 0x%llx", (unsigned long long)address);
     give(stream_of(stream), [address] { release(address); }, true);
   });
 }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // The devices that are pretended, and which of them is current.
-#include <string.h>
-
 #include "host.h"
 
 namespace sg {
@@ -32,51 +30,25 @@ static void check_device(int device) {
 
 static int attribute(int number) {
   const Limits& l = limits();
-  switch (number) {
-    case 1:
-      return kThreadsPerBlock;
-    case 2:
-    case 3:
-      return 1024;  // the most threads of a block, by axis
-    case 4:
-      return 64;
-    case 5:
-      return 2147483647;  // the most blocks of a grid, by axis
-    case 6:
-    case 7:
-      return 65535;
-    case 8:
-      return kStaticShared;
-    case 9:
-      return 65536;  // constant memory
-    case 10:
-      return 32;  // lanes of a warp
-    case 12:
-    case 82:
-      return 65536;  // registers of a block, of a multiprocessor
-    case 16:
-      return settings().sms;
-    case 38:
-      return 60 << 20;  // L2 cache
-    case 39:
-      return l.threads_per_sm;
-    case 75:
-      return l.capability / 10;
-    case 76:
-      return l.capability % 10;
-    case 81:
-      return l.shared_per_sm;
-    case 97:
-      return l.optin_shared;
-    case 106:
-      return l.blocks_per_sm;
-    case 111:
-      return l.reserved_shared;
-    case 120:
-      return l.capability >= 90;  // launches of clusters
-    default:
-      throw Error{kInvalidValue, format("the attribute %d of a device is not known", number)};
-  }
+  const std::map<int, int> known = {
+      {1, kThreadsPerBlock},    // of a block
+      {8, kStaticShared},       // bytes of a block
+      {10, 32},                 // lanes of a warp
+      {16, settings().sms},     // multiprocessors
+      {38, 60 << 20},           // bytes of the L2 cache
+      {39, l.threads_per_sm},   // threads of a multiprocessor
+      {75, l.capability / 10},  // compute capability
+      {76, l.capability % 10},
+      {81, l.shared_per_sm},      // bytes of shared memory of a multiprocessor
+      {97, l.optin_shared},       // and of a block that opts in
+      {106, l.blocks_per_sm},     // blocks of a multiprocessor
+      {111, l.reserved_shared},   // bytes of shared memory that are not the block's
+      {120, l.capability >= 90},  // whether there are clusters
+  };
+  auto found = known.find(number);
+  if (found == known.end())
+    throw Error{kInvalidValue, format("the attribute %d of a device is not known", number)};
+  return found->second;
 }
 
 }  // namespace sg
@@ -85,38 +57,7 @@ using namespace sg;
 
 extern "C" {
 
-int cuInit(unsigned) { return 0; }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
-int cuGetErrorName(int code, const char** name) {
-  static const std::map<int, const char*> names = {
-      {0, "CUDA_SUCCESS"},
-      {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
-      {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
-      {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
-      {kInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
-      {kNoBinary, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
-      {218, "CUDA_ERROR_INVALID_PTX"},
-      {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
-      {kNotFound, "CUDA_ERROR_NOT_FOUND"},
-      {kNotReady, "CUDA_ERROR_NOT_READY"},
-      {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-      {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
-      {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},
-      {719, "CUDA_ERROR_LAUNCH_FAILED"},
-      {kNotPermitted, "CUDA_ERROR_NOT_PERMITTED"},
-      {801, "CUDA_ERROR_NOT_SUPPORTED"},
-      {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
-      {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"},
-      {kCaptureUnjoined, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
-      {kCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
-      {kCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
-      {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"},
-      {kInvalidCluster, "CUDA_ERROR_INVALID_CLUSTER_SIZE"},
-  };
-  auto found = names.find(code);
-  return *name = found == names.end() ? "CUDA_ERROR_UNKNOWN" : found->second, 0;
-}
-
 int cuDeviceGetCount(int* count) { return *count = settings().devices, 0; }
 int cuDeviceGetName(char* name, int size, int device) {
   return answer([&] {

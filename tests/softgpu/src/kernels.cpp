@@ -118,22 +118,10 @@ int cuModuleLoadData(Module** m, const void* image) {
     *m = load_module(text, current_device());
   });
 }
-int cuModuleUnload(Module* m) {
-  return answer([&] {
-    finish();
-    unload(m);
-  });
-}
 int cuModuleGetFunction(Function** f, Module* m, const char* name) {
   return answer([&] {
     *f = find_function(m, name);
     if (!*f) throw Error{kNotFound, format("there is no kernel %s", name)};
-  });
-}
-int cuModuleGetGlobal_v2(u64* address, size_t* bytes, Module* m, const char* name) {
-  return answer([&] {
-    if (!find_global(m, name, address, bytes))
-      throw Error{kNotFound, format("there is no variable %s", name)};
   });
 }
 int cuFuncGetAttribute(int* value, int number, Function* f) {
@@ -171,7 +159,6 @@ int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned 
     auto bytes = std::make_shared<std::vector<u8>>(size + 64, u8(0xcd));
     for (size_t i = 0; i < f->params.size(); ++i)
       memcpy(bytes->data() + f->params[i].offset, values[i], f->params[i].size);
-    trace("launch %s, grid %u,%u,%u, block %u,%u,%u", f->name.c_str(), gx, gy, gz, bx, by, bz);
     give(stream, [=] { launch(f, l, bytes->data(), size); });
   });
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Settings, changed by name while the process runs, and texts.
 #include <stdarg.h>
-#include <string.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -15,33 +14,22 @@ std::recursive_mutex& host_lock = *new std::recursive_mutex;  // never destroyed
 static thread_local std::string last_error;
 void keep_error(const std::string& text) { last_error = text; }
 
-static std::string vformat(const char* text, va_list list) {
-  va_list again;
-  va_copy(again, list);
-  std::string out(vsnprintf(nullptr, 0, text, list), '\0');
-  vsnprintf(out.data(), out.size() + 1, text, again);
-  va_end(again);
-  return out;
-}
 std::string format(const char* text, ...) {
+  char* made = nullptr;
   va_list list;
   va_start(list, text);
-  std::string out = vformat(text, list);
+  const int size = vasprintf(&made, text, list);
   va_end(list);
+  std::string out(made, size_t(size));
+  free(made);
   return out;
 }
 void say(const char* text, ...) {
   va_list list;
   va_start(list, text);
-  fprintf(stderr, "softgpu: %s\n", vformat(text, list).c_str());
-  va_end(list);
-  fflush(stderr);
-}
-void trace(const char* text, ...) {
-  if (!settings().trace) return;
-  va_list list;
-  va_start(list, text);
-  fprintf(stderr, "softgpu: %s\n", vformat(text, list).c_str());
+  fputs("softgpu: ", stderr);
+  vfprintf(stderr, text, list);
+  fputs("\n", stderr);
   va_end(list);
 }
 
@@ -108,7 +96,6 @@ auto& table = *new std::map<std::string, Setting>{
       }}},
     {"ptx_folder", {"", {}, [](const std::string& t) { return current_settings.dump = t, true; }}},
     {"statistics", flag(&Settings::stats, "False", "True")},
-    {"trace", flag(&Settings::trace, "False", "True")},
 };
 
 bool set(const std::string& name, const std::string& value) {
@@ -121,20 +108,6 @@ bool set(const std::string& name, const std::string& value) {
   s.value = value;
   return true;
 }
-
-// Those of a process that was started with name=value,name=value in its environment.
-const bool begun = [] {
-  const char* given = getenv("SOFTGPU_SETTINGS");
-  std::string rest = given ? given : "";
-  while (!rest.empty()) {
-    const std::string one = rest.substr(0, rest.find(','));
-    rest.erase(0, one.size() + 1);
-    const size_t equals = one.find('=');
-    if (equals == one.npos || !set(one.substr(0, equals), one.substr(equals + 1)))
-      say("SOFTGPU_SETTINGS: %s is not known", one.c_str());
-  }
-  return true;
-}();
 
 }  // namespace
 }  // namespace sg

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Streams, events and graphs. Work is done when it is given to a stream, or, where streams are
 // late, when somebody waits for it.
-#include <time.h>
-
 #include <algorithm>
 
 #include "host.h"
@@ -101,11 +99,10 @@ struct Event {
   Stream* stream = nullptr;
   u64 position = 0;  // in the stream, or in what is captured of it
   Graph* graph = nullptr;
-  std::shared_ptr<timespec> at = std::make_shared<timespec>();
 };
 
 static void record(Event& e, Stream& s) {
-  give(s, [at = e.at] { clock_gettime(CLOCK_MONOTONIC, at.get()); });
+  give(s, [] {});
   e.stream = &s, e.graph = s.graph;
   e.position = s.graph ? s.captured : s.given;
 }
@@ -203,14 +200,6 @@ int cuEventSynchronize(Event* e) {
     if (e->stream) complete(*e->stream, e->position);
   });
 }
-int cuEventElapsedTime(float* ms, Event* a, Event* b) {
-  return answer([&] {
-    if (!a->stream || !b->stream) throw Error{kInvalidHandle, "an event was not recorded"};
-    *ms = float(double(b->at->tv_sec - a->at->tv_sec) * 1e3 +
-                double(b->at->tv_nsec - a->at->tv_nsec) * 1e-6);
-  });
-}
-
 int cuStreamIsCapturing(u64 handle, int* is) {
   return answer([&] { *is = stream_of(handle).graph != nullptr; });
 }

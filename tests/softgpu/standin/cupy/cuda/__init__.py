@@ -168,10 +168,6 @@ class Event:
         call("cuEventSynchronize", self.ptr)
 
 
-def get_elapsed_time(start, end):
-    return asked("cuEventElapsedTime", start.ptr, end.ptr, kind=ctypes.c_float)
-
-
 class Graph:
     """What was captured. It stays while the process runs, as do the arrays of what it computes."""
 
