@@ -18,7 +18,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
 FLAGS = (
-    *("-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
+    *("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
     *("-fPIC", "-Wall", "-Wextra"),
 )
 NEEDED = {"avx2", "fma", "f16c"}  # of the processor

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "host.h"
-#include "machine.h"
+#include "program.h"
 
 namespace sg {
 namespace {

@@ -73,6 +73,7 @@ auto& table = *new std::map<std::string, Setting>{
     {"seed",
      {"1", {}, [](const std::string& t) { return read_number(t, &current_settings.seed); }}},
     {"races", flag(&Settings::races, "False", "True")},
+    {"counters", flag(&Settings::counters, "False", "True")},
     {"copies", flag(&Settings::async_early, "late", "early")},
     {"streams",
      {"now",

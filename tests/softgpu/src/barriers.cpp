@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: MIT
+// Barriers: of a block, of some of its threads, of the lanes of a warp, of a cluster.
+#include <algorithm>
+
+#include "lanes.h"
+
+namespace sg {
+namespace {
+
+// What an instruction at a block's barrier asks for.
+enum Ask : u8 { kSync, kArrive, kReduceAnd, kReduceOr, kReducePopc };
+bool reduces(const Instruction& i) { return i.variant >= kReduceAnd; }
+
+// Those that wait at a barrier of the block.
+template <class F>
+void each_waiting(Block& b, int barrier, F f) {
+  for (Warp& w : b.warps)
+    for_lanes(lanes_in(w, State::kAtBarrier), [&](int lane) {
+      if (w.barrier[lane] == barrier) f(w, lane, w.function->code[size_t(w.pc[lane]) - 1]);
+    });
+}
+
+// A barrier with a predicate gives each thread what came of all of them.
+void reduce_predicates(Block& b, int barrier) {
+  int yes = 0, all = 0;
+  each_waiting(b, barrier, [&](Warp& w, int lane, const Instruction& i) {
+    if (!reduces(i)) return;
+    ++all;
+    yes += int(w.row(i.source[i.sources - 1])[lane] & 1);
+  });
+  each_waiting(b, barrier, [&](Warp& w, int lane, const Instruction& i) {
+    if (!reduces(i)) return;
+    const int result = i.variant == kReduceAnd  ? yes == all
+                       : i.variant == kReduceOr ? yes > 0
+                                                : yes;
+    w.row(i.dest[0])[lane] = u64(result);
+  });
+}
+
+void release(Block& b, int barrier) {
+  reduce_predicates(b, barrier);
+  Barrier& bar = b.barriers[barrier];
+  const Clock met = running->watch ? bar.meeting.end() : nullptr;
+  const Warp* last = nullptr;
+  int pc = 0;
+  each_waiting(b, barrier, [&](Warp& w, int lane, const Instruction& i) {
+    if (&w == last && pc != w.pc[lane] && i.bytes)  // .aligned
+      fail(w, i, lane, 719, "lanes of a warp wait at different barriers");
+    last = &w, pc = w.pc[lane];
+    w.state[lane] = State::kRuns;
+    if (running->watch) leave(w, lane, met);
+  });
+  bar.arrived = bar.expected = 0;
+}
+
+void look_at_block(Block& b) {
+  for (int k = 0; k < 16; ++k) {
+    const Barrier& bar = b.barriers[k];
+    if (bar.arrived && bar.arrived >= (bar.expected ? bar.expected : b.live)) release(b, k);
+  }
+}
+
+void look_at_cluster(Cluster& c) {
+  if (c.live == 0 || c.arrived < c.live) return;
+  ++c.phase;
+  c.arrived = 0;
+  if (running->watch) c.met = c.meeting.end();
+  for (Block& b : c.blocks)
+    for (Warp& w : b.warps)
+      for_lanes(lanes_in(w, State::kAtCluster), [&](int lane) {
+        w.state[lane] = State::kRuns;
+        if (running->watch && w.function->code[size_t(w.pc[lane]) - 1].variant)
+          leave_later(w, lane, c.met);
+      });
+}
+
+void nothing(Warp&, const Instruction&, u32) {}
+
+// bar.warp.sync orders memory; shuffles and votes do not.
+void warp_sync(Warp& w, const Instruction&, u32 lanes) {
+  if (!running->watch) return;
+  Meeting meeting;
+  for_lanes(lanes, [&](int lane) { meeting.arrive(w, lane); });
+  const Clock met = meeting.end();
+  for_lanes(lanes, [&](int lane) { leave(w, lane, met); });
+}
+
+u32 members_of(Warp& w, const Instruction& i, int lane) {
+  return u32(w.row(i.source[i.members])[lane]);
+}
+
+}  // namespace
+
+u32 lanes_in(const Warp& w, State state) {
+  u32 out = 0;
+  for (int lane = 0; lane < 32; ++lane) out |= u32(w.state[lane] == state) << lane;
+  return out & w.live;
+}
+
+void arrive_at_block_barrier(Warp& w, const Instruction& i, u32 lanes) {
+  const bool counted = i.sources - reduces(i) > 1;
+  for_lanes(lanes, [&](int lane) {
+    const u32 id = u32(w.row(i.source[0])[lane]);
+    const int expected = counted ? int(w.row(i.source[1])[lane]) : 0;
+    if (id > 15) fail(w, i, lane, 719, format("barrier %u, of 0 to 15", id));
+    Barrier& bar = w.block->barriers[id];
+    if (bar.arrived && bar.expected != expected)
+      fail(w, i, lane, 719, "threads wait at a barrier for different numbers");
+    bar.expected = expected;
+    ++bar.arrived;
+    if (running->watch) bar.meeting.arrive(w, lane);
+    if (i.variant == kArrive) return;
+    w.state[lane] = State::kAtBarrier;
+    w.barrier[lane] = u8(id);
+  });
+  look_at_block(*w.block);
+}
+
+void arrive_at_cluster_barrier(Warp& w, const Instruction& i, u32 lanes) {
+  Cluster& c = *w.block->cluster;
+  for_lanes(lanes, [&](int lane) {
+    if (w.cluster_phase[lane] == c.phase + 1)
+      fail(w, i, lane, 719, "a thread arrives twice at the cluster's barrier");
+    w.cluster_phase[lane] = c.phase + 1;
+    ++c.arrived;
+    if (running->watch && i.variant) c.meeting.arrive(w, lane);
+  });
+  look_at_cluster(c);
+}
+
+void wait_at_cluster_barrier(Warp& w, const Instruction& i, u32 lanes) {
+  const Cluster& c = *w.block->cluster;
+  for_lanes(lanes, [&](int lane) {
+    if (w.cluster_phase[lane] == 0)
+      fail(w, i, lane, 719, "a thread waits at the cluster's barrier and has not arrived");
+    if (w.cluster_phase[lane] > c.phase)
+      w.state[lane] = State::kAtCluster;
+    else if (running->watch && i.variant)
+      leave_later(w, lane, c.met);
+  });
+}
+
+bool try_warp_sync(Warp& w, const Instruction& i, u32 lanes) {
+  const u32 first = members_of(w, i, __builtin_ctz(lanes));
+  bool same = true;
+  for_lanes(lanes, [&](int lane) {
+    const u32 members = members_of(w, i, lane);
+    if (!(members >> lane & 1))
+      fail(w, i, lane, 719, format("the lane is not in its own mask 0x%08x", members));
+    same &= members == first;
+  });
+  if (!same || (first & w.live) != lanes) return false;
+  i.run(w, i, lanes);
+  return true;
+}
+
+bool release_waiting_lanes(Warp& w) {
+  bool moved = false;
+  for (u32 waiting = lanes_in(w, State::kAtWarpSync); waiting;) {
+    const int first = __builtin_ctz(waiting);
+    const Instruction& i = w.function->code[size_t(w.pc[first])];
+    const u32 members = members_of(w, i, first) & w.live;
+    u32 here = 0;
+    for_lanes(waiting & members, [&](int lane) {
+      const bool meets = w.pc[lane] == w.pc[first] && (members_of(w, i, lane) & w.live) == members;
+      here |= u32(meets) << lane;
+    });
+    waiting &= ~(here | 1u << first);
+    if (here != members) continue;
+    i.run(w, i, here);
+    for_lanes(here, [&](int lane) {
+      w.state[lane] = State::kRuns;
+      ++w.pc[lane];
+    });
+    moved = true;
+  }
+  return moved;
+}
+
+void end_threads(Warp& w, u32 lanes) {
+  for_lanes(lanes, [&](int lane) { w.state[lane] = State::kEnded; });
+  w.live &= ~lanes;
+  w.block->live -= __builtin_popcount(lanes);
+  w.block->cluster->live -= __builtin_popcount(lanes);
+  look_at_block(*w.block);
+  look_at_cluster(*w.block->cluster);
+}
+
+bool choose_barrier(Instruction& i, const Opcode& op) {
+  i.run = nothing;
+  if (op.has("warp")) {
+    i.kind = kWarpSync;
+    i.run = warp_sync;
+  } else if (op.has("cluster")) {
+    i.kind = op.has("arrive") ? kClusterArrive : kClusterWait;
+    i.variant = !op.has("relaxed");  // orders memory
+  } else {
+    i.kind = kBlockBarrier;
+    i.bytes = op.base() == "bar" || op.has("aligned");  // the lanes of a warp come together
+    i.variant = op.has("arrive") ? kArrive
+                : !op.has("red") ? kSync
+                : op.has("and")  ? kReduceAnd
+                : op.has("or")   ? kReduceOr
+                                 : kReducePopc;
+  }
+  return true;
+}
+
+}  // namespace sg

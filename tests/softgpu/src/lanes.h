@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+// How instructions are made of functions of one lane's values.
+#pragma once
+#include <type_traits>
+#include <utility>
+
+#include "threads.h"
+
+namespace sg {
+
+template <class T>
+inline T from_bits(u64 v) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return v & 1;
+  } else if constexpr (std::is_integral_v<T>) {
+    return T(v);
+  } else {
+    T out;
+    memcpy(&out, &v, sizeof out);
+    return out;
+  }
+}
+template <class T>
+inline u64 to_bits(T v) {
+  if constexpr (std::is_integral_v<T>) {
+    return u64(v);  // those with a sign keep it
+  } else {
+    u64 out = 0;
+    memcpy(&out, &v, sizeof v);
+    return out;
+  }
+}
+
+// Does something for each lane, in one loop of known length where all take part.
+template <class F>
+inline __attribute__((always_inline)) void each_lane(u32 lanes, F f) {
+  if (lanes == 0xffffffffu) {
+#pragma GCC ivdep
+    for (int lane = 0; lane < 32; ++lane) f(lane);
+  } else {
+    for_lanes(lanes, f);
+  }
+}
+
+template <auto f, class... Sources, size_t... k>
+inline void apply(Warp& w, const Instruction& i, u32 lanes, std::index_sequence<k...>) {
+  u64* const dest = w.row(i.dest[0]);
+  const u64* const source[] = {w.row(i.source[k])...};
+  each_lane(lanes,
+            [=](int lane) { dest[lane] = to_bits(f(from_bits<Sources>(source[k][lane])...)); });
+}
+// An instruction that is f of its sources, lane by lane.
+template <auto f, class... Sources>
+void each(Warp& w, const Instruction& i, u32 lanes) {
+  apply<f, Sources...>(w, i, lanes, std::index_sequence_for<Sources...>{});
+}
+// The same, with so many sources of one type.
+template <auto f, class T, int sources>
+constexpr Operation each_of() {
+  if constexpr (sources == 1)
+    return each<f, T>;
+  else if constexpr (sources == 2)
+    return each<f, T, T>;
+  else
+    return each<f, T, T, T>;
+}
+
+// An operation by the type at the end of an instruction's name. b32 and u32 are the same.
+struct ByType {
+  Operation u16 = nullptr, s16 = nullptr, u32 = nullptr, s32 = nullptr, u64 = nullptr,
+            s64 = nullptr;
+  Operation of(const std::string& type) const {
+    if (type.size() != 3) return nullptr;
+    const bool sign = type[0] == 's';
+    if (!sign && type[0] != 'u' && type[0] != 'b') return nullptr;
+    const int bits = atoi(type.c_str() + 1);
+    return bits == 16   ? (sign ? s16 : u16)
+           : bits == 32 ? (sign ? s32 : u32)
+           : bits == 64 ? (sign ? s64 : u64)
+                        : nullptr;
+  }
+};
+
+// The families of instructions; each sets what the instruction runs, and returns whether it is one
+// that is known.
+bool choose_arithmetic(Instruction&, const Opcode&);  // by type, one of the next three
+bool choose_integer(Instruction&, const Opcode&);
+bool choose_float(Instruction&, const Opcode&);
+bool choose_half(Instruction&, const Opcode&);
+bool choose_bits(Instruction&, const Opcode&);
+bool choose_comparison(Instruction&, const Opcode&);
+bool choose_conversion(Instruction&, const Opcode&);
+bool choose_memory(Instruction&, const Opcode&);
+bool choose_atomic(Instruction&, const Opcode&);
+bool choose_async_copy(Instruction&, const Opcode&);
+bool choose_warp_operation(Instruction&, const Opcode&);
+bool choose_lane_reduction(Instruction&, const Opcode&);
+bool choose_barrier(Instruction&, const Opcode&);
+
+}  // namespace sg

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+// Which threads go on: warps in turn, each until all its lanes wait or have ended.
+#include <algorithm>
+
+#include "threads.h"
+
+namespace sg {
+
+Schedule schedule_named(const std::string& name) {
+  return name == "serial"    ? Schedule::kSerial
+         : name == "reverse" ? Schedule::kReverse
+         : name == "random"  ? Schedule::kRandom
+                             : Schedule::kLockstep;
+}
+
+namespace {
+
+constexpr int kNobody = INT32_MAX;
+constexpr int64_t kTurn = 2000000;  // instructions, after which others have their turn
+
+u64 next_random() {
+  u64& x = running->random;
+  x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+  return x;
+}
+
+// Lanes that go on together from one place, and the next place where others stand.
+struct Group {
+  u32 lanes;
+  int pc, meet = kNobody;
+};
+
+void put_back(Warp& w, const Group& g) {
+  for_lanes(g.lanes, [&](int lane) { w.pc[lane] = g.pc; });
+}
+
+int chosen_place(const Warp& w, u32 able, Schedule schedule) {
+  if (schedule == Schedule::kRandom) {
+    for (u64 skip = next_random() % u64(__builtin_popcount(able)); skip; --skip) able &= able - 1;
+    return w.pc[__builtin_ctz(able)];
+  }
+  int chosen = w.pc[__builtin_ctz(able)];
+  for_lanes(able, [&](int lane) {
+    if (w.rotate ? w.pc[lane] > chosen : w.pc[lane] < chosen) chosen = w.pc[lane];
+  });
+  return chosen;
+}
+
+Group next_group(const Warp& w, u32 able, Schedule schedule) {
+  if (schedule == Schedule::kSerial || schedule == Schedule::kReverse) {
+    const bool first = (schedule == Schedule::kSerial) != w.rotate;
+    const int lane = first ? __builtin_ctz(able) : 31 - __builtin_clz(able);
+    return {1u << lane, w.pc[lane]};
+  }
+  Group g{0, chosen_place(w, able, schedule)};
+  for_lanes(able, [&](int lane) {
+    if (w.pc[lane] == g.pc)
+      g.lanes |= 1u << lane;
+    else if (w.pc[lane] > g.pc)
+      g.meet = std::min(g.meet, w.pc[lane]);
+  });
+  if (schedule == Schedule::kRandom && (next_random() & 1)) {
+    const u32 part = g.lanes & u32(next_random());
+    if (part) g.lanes = part;
+  }
+  return g;
+}
+
+// The lanes of a group whose guard lets an instruction through.
+u32 let_through(Warp& w, const Instruction& i, u32 lanes) {
+  if (i.guard < 0) return lanes;
+  const u64* const guard = w.row(i.guard);
+  u32 yes = 0;
+  for (int lane = 0; lane < 32; ++lane) yes |= u32(guard[lane] & 1) << lane;
+  return lanes & (i.negate_guard ? ~yes : yes);
+}
+
+// The next three return whether the group goes on as it is; if not, its lanes have their places.
+bool branch(Warp& w, const Instruction& i, Group& g, u32 taken) {
+  if (taken == g.lanes && g.meet == kNobody) {
+    g.pc = i.target;
+    return true;
+  }
+  ++g.pc;
+  if (!taken) return true;
+  put_back(w, g);
+  for_lanes(taken, [&](int lane) { w.pc[lane] = i.target; });
+  return false;
+}
+
+bool branch_by_table(Warp& w, const Instruction& i, Group& g, u32 taken) {
+  ++g.pc;
+  put_back(w, g);
+  for_lanes(taken, [&](int lane) {
+    const u32 k = u32(w.row(i.source[0])[lane]);
+    if (k >= i.table->size()) fail(w, i, lane, 700, "a branch beyond its table");
+    w.pc[lane] = (*i.table)[k];
+  });
+  return false;
+}
+
+bool meet_lanes(Warp& w, const Instruction& i, Group& g, u32 lanes) {
+  ++g.pc;
+  if (!lanes || try_warp_sync(w, i, lanes)) return true;
+  put_back(w, g);
+  for_lanes(lanes, [&](int lane) {
+    --w.pc[lane];
+    w.state[lane] = State::kAtWarpSync;
+  });
+  release_waiting_lanes(w);
+  return false;
+}
+
+bool leave_straight_line(Warp& w, const Instruction& i, Group& g, u32 lanes) {
+  switch (i.kind) {
+    case kBranch:
+      return branch(w, i, g, lanes);
+    case kIndexedBranch:
+      return branch_by_table(w, i, g, lanes);
+    case kWarpSync:
+      return meet_lanes(w, i, g, lanes);
+    default:
+      break;
+  }
+  ++g.pc;
+  if (!lanes) return true;
+  put_back(w, g);
+  if (i.kind == kTrap) fail(w, i, __builtin_ctz(lanes), 719, "a trap");
+  if (i.kind == kExit) end_threads(w, lanes);
+  if (i.kind == kBlockBarrier) arrive_at_block_barrier(w, i, lanes);
+  if (i.kind == kClusterArrive) arrive_at_cluster_barrier(w, i, lanes);
+  if (i.kind == kClusterWait) wait_at_cluster_barrier(w, i, lanes);
+  return false;
+}
+
+void run_group(Warp& w, Group g, int64_t turn) {
+  const Instruction* const code = w.function->code.data();
+  for (; g.pc < g.meet && turn > 0; --turn) {
+    const Instruction& i = code[g.pc];
+    const u32 lanes = let_through(w, i, g.lanes);
+    ++running->issued;
+    running->executed += u64(__builtin_popcount(lanes));
+    if (i.kind == kNormal) {
+      if (lanes) i.run(w, i, lanes);
+      ++g.pc;
+    } else if (!leave_straight_line(w, i, g, lanes)) {
+      return;
+    }
+  }
+  put_back(w, g);
+}
+
+// Runs a warp until no lane of it can, or for a while; returns whether anything was done.
+bool run_warp(Warp& w, Schedule schedule) {
+  const bool random = schedule == Schedule::kRandom;
+  const u64 end = running->issued + (random ? next_random() % 400 + 1 : u64(kTurn));
+  bool moved = false;
+  for (;;) {
+    const u32 able = lanes_in(w, State::kRuns);
+    if (!able) {
+      if (!release_waiting_lanes(w)) return moved;
+    } else if (running->issued >= end) {
+      w.rotate = !w.rotate;
+      return true;
+    } else {
+      const int64_t left = int64_t(end - running->issued);
+      run_group(w, next_group(w, able, schedule),
+                random ? std::min(left, int64_t(next_random() % 100 + 1)) : left);
+    }
+    moved = true;
+  }
+}
+
+[[noreturn]] void stuck(Cluster& c) {
+  std::string text = format("kernel %s: its threads wait for each other for ever:",
+                            running->function->name.c_str());
+  int told = 0;
+  for (Block& b : c.blocks)
+    for (Warp& w : b.warps) {
+      if (!w.live || told++ == 6) continue;
+      const int lane = __builtin_ctz(w.live);
+      const int pc = w.pc[lane] - (w.state[lane] == State::kAtWarpSync ? 0 : 1);
+      const Instruction& i = w.function->code[size_t(std::max(0, pc))];
+      text += format("\n  %s: PTX line %d: %s", place_of(w, lane).c_str(), i.line,
+                     w.function->module->line(i.line).c_str());
+    }
+  throw Error{719, text};
+}
+
+bool run_each_warp(const std::vector<Warp*>& warps, Schedule schedule) {
+  bool moved = false;
+  const size_t n = warps.size();
+  if (schedule == Schedule::kRandom)
+    for (size_t k = 0; k < n; ++k) moved |= run_warp(*warps[next_random() % n], schedule);
+  if (moved) return true;
+  for (size_t k = 0; k < n; ++k)
+    moved |= run_warp(*warps[schedule == Schedule::kReverse ? n - 1 - k : k], schedule);
+  return moved;
+}
+
+}  // namespace
+
+void run_cluster(Cluster& c, Schedule schedule) {
+  std::vector<Warp*> warps;
+  for (Block& b : c.blocks)
+    for (Warp& w : b.warps) warps.push_back(&w);
+  while (c.live)
+    if (!run_each_warp(warps, schedule) && c.live) stuck(c);
+}
+
+}  // namespace sg

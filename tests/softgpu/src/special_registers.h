@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+// %tid and the like: what a thread knows of its place.
+#pragma once
+#include "program.h"
+
+namespace sg {
+
+// Whether there is such a register; what and axis say which.
+bool find_special(const std::string& name, Special& out);
+void set_special_registers(Warp&);
+
+}  // namespace sg

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT
+// The state of the threads that run: clusters of blocks of warps of 32 lanes.
+#pragma once
+#include <deque>
+
+#include "program.h"
+#include "watch.h"
+
+namespace sg {
+
+enum class State : u8 { kRuns, kAtBarrier, kAtWarpSync, kAtCluster, kEnded };
+
+struct AsyncCopy {
+  u64 to, from;
+  u32 bytes, from_bytes;  // what is beyond from_bytes becomes 0
+  const Instruction* instruction;
+};
+struct AsyncCopies {
+  std::vector<AsyncCopy> open;
+  std::deque<std::vector<AsyncCopy>> groups;
+};
+
+// A register is a row of 32 values, one for each lane. What lies above a value's own width is not
+// defined. Predicates are 0 or 1. Constants and special registers are rows too.
+struct Warp {
+  Block* block = nullptr;
+  Function* function = nullptr;
+  int first_thread = 0;
+  std::vector<u64> registers;
+  std::vector<u8> local;
+  u32 lanes = 0, live = 0;
+  int pc[32];  // program counters
+  State state[32];
+  u8 barrier[32];         // at which a lane waits
+  u64 cluster_phase[32];  // at whose end it is let go
+  bool rotate = false;    // other lanes first, after long loops
+  AsyncCopies copies[32];
+  ThreadClock clock[32];  // where races are looked for
+
+  u64* row(int i) { return &registers[size_t(i) * 32]; }
+};
+
+struct Barrier {
+  int arrived = 0, expected = 0;  // expected 0: all threads of the block
+  Meeting meeting;
+};
+
+struct Block {
+  Cluster* cluster = nullptr;
+  unsigned id[3], rank = 0;
+  std::deque<Warp> warps;
+  int live = 0;
+  Barrier barriers[16];
+  std::vector<u8> storage;
+  u8* shared = nullptr;  // in storage, aligned
+  size_t shared_bytes = 0;
+  std::unique_ptr<Watched> watched;  // its shared memory
+};
+
+struct Cluster {
+  std::deque<Block> blocks;
+  unsigned id[3];
+  u64 number = 0;
+  int live = 0, arrived = 0;
+  u64 phase = 0;
+  Meeting meeting;
+  Clock met;  // at the last barrier
+};
+
+// The launch that runs now.
+struct Running {
+  Function* function;
+  Launch launch;
+  const u8* params;
+  size_t params_size;
+  unsigned cluster[3] = {1, 1, 1};
+  bool async_early = false;
+  u64 random = 1;
+  u64 issued = 0, executed = 0;  // instructions of warps, and of their threads
+  Watch* watch = nullptr;        // counts and looks for races
+};
+extern thread_local Running* running;
+
+[[noreturn]] void fail(const Warp&, const Instruction&, int lane, int code,
+                       const std::string& what);
+std::string place_of(const Warp&, int lane);
+
+// Finds the memory that lanes access: a pointer for each, or the launch fails.
+struct Pointers {
+  u8* at[32];
+};
+void locate(Warp&, const Instruction&, u32 lanes, const u64* addresses, int64_t offset, u32 bytes,
+            Space, AccessKind, Pointers&);
+
+// Barriers let threads go on once all are there.
+void arrive_at_block_barrier(Warp&, const Instruction&, u32 lanes);
+void arrive_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
+void wait_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
+bool try_warp_sync(Warp&, const Instruction&, u32 lanes);  // whether all members are there
+bool release_waiting_lanes(Warp&);                         // those who are
+void end_threads(Warp&, u32 lanes);
+u32 lanes_in(const Warp&, State);
+
+// Runs the blocks of a cluster until their threads have ended.
+enum class Schedule { kLockstep, kSerial, kReverse, kRandom };
+Schedule schedule_named(const std::string&);
+void run_cluster(Cluster&, Schedule);
+
+// Calls f(lane) for the lanes in a mask.
+template <class F>
+inline void for_lanes(u32 lanes, F f) {
+  for (u32 left = lanes; left; left &= left - 1) f(__builtin_ctz(left));
+}
+
+}  // namespace sg
