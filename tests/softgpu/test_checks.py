@@ -27,7 +27,7 @@ WRONG = {
         "float* x) { *(float4*)(x + 2) = float4{1, 2, 3, 4}; }"),
     "a write behind shared memory": ("outside of the block's 128 bytes", "st.*shared", 64,
         "float* x) { __shared__ float s[32]; ((volatile float*)s)[threadIdx.x] = 1; }"),
-    "a write to another thread's local memory": ("local address", "st.*local", 1,
+    "a write to another thread's local memory": ("local memory at", "st.*local", 1,
         "float* x) { int v[4]; ((volatile int*)v)[int(x[0]) + 9] = 1; }"),
     "barriers apart in a warp": ("different barriers", "bar", 64,
         "float* x, int n) { if (threadIdx.x < n) __syncthreads();"
@@ -113,8 +113,9 @@ def test_an_instruction_that_is_not_known_is_named():
         launch("int* x) { x[0] = __dp4a(x[1], x[2], x[3]); }", cupy.zeros(4, "i"))
 
 
-RACE = r"(?s)a race with thread \d+ of block \d+, .* PTX line \d+: {}.* PTX line \d+: {}"
-SHARED_RACE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; %s
+RACE = r"(?s)a race for (shared|global) memory with thread \d+ of block \d+, .* PTX line \d+: {}.* PTX line \d+: {}"
+SHARED_RACE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = 0; __syncthreads();
+    s[threadIdx.x] = threadIdx.x; %s
     x[threadIdx.x] = s[threadIdx.x ^ %d]; }"""
 
 
@@ -153,3 +154,10 @@ def test_a_wait_for_too_few_copies_shows_where_copies_are_late(copies):
             launch(COPY % left, x)
             is_right = np.array_equal(x.get()[:32], np.arange(32, 64))
             assert is_right == (copies == "early" or left == 0)
+
+
+def test_a_read_of_shared_memory_that_nobody_wrote_is_found_out_where_races_are():
+    body = """float* x) { __shared__ float s[32]; if (threadIdx.x) s[threadIdx.x] = 1;
+        __syncthreads(); x[0] = s[0]; }"""
+    with softgpu.settings(races=True), raises("that nothing has written.*ld.shared"):
+        launch(body, cupy.zeros(1, "f"), block=32)
