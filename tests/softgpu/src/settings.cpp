@@ -110,6 +110,18 @@ bool set(const std::string& name, const std::string& value) {
   return true;
 }
 
+// Those of the environment: name=value,name=value.
+const bool is_begun = [] {
+  std::string rest = getenv("SOFTGPU_SETTINGS") ? getenv("SOFTGPU_SETTINGS") : "";
+  for (std::string one; !rest.empty(); rest.erase(0, one.size() + 1)) {
+    one = rest.substr(0, rest.find(','));
+    const size_t name = one.find('=');
+    if (name == one.npos || !set(one.substr(0, name), one.substr(name + 1)))
+      say("no setting %s", one.c_str());
+  }
+  return true;
+}();
+
 }  // namespace
 }  // namespace sg
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
+from functools import partial
 
 import numpy as np
 
@@ -23,9 +24,28 @@ __version__ = "14.2.0"
 
 
 def __getattr__(name):
-    if isinstance(found := getattr(np, name, None), type):  # float32 and the like
-        return found
-    raise AttributeError(f"the stand-in for CuPy has no {name}")
+    """Return NumPy's types, and its functions for arrays of the device."""
+    found = getattr(np, name)
+    return _on_host(found) if callable(found) and not isinstance(found, type) else found
+
+
+def _on_host(function):
+    """Return a function that waits for the current stream, as CuPy's need not, and computes."""
+
+    def compute(*args, **kwargs):
+        given = {name: _host(value) for name, value in kwargs.items()}
+        made = function(*map(_host, args), **given)
+        return asarray(made) if isinstance(made, (np.ndarray, np.generic)) else made
+
+    return compute
+
+
+def _in_place(operation):
+    def compute(self, other):
+        self[...] = _on_host(operation)(self, other)
+        return self
+
+    return compute
 
 
 class _Data:
@@ -132,28 +152,28 @@ class ndarray:
     def tolist(self):
         return self.get().tolist()
 
-    def all(self):
-        return asarray(self.get().all())
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(_on_host(getattr(np.ndarray, name)), self)
 
     __bool__, __int__, __float__ = (
         lambda self, kind=kind: kind(self.item()) for kind in (bool, int, float)
     )
 
 
-def _operator(name):
-    compute = getattr(operator, name)
-
-    def method(self, *others):
-        return asarray(compute(self.get(), *map(_host, others)))
-
-    return method
-
-
-for _name in ("add", "sub", "mul", "truediv", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
+for _name in ("add", "sub", "mul", "truediv", "pow", "matmul", "neg", "abs"):
+    setattr(ndarray, f"__{_name}__", _on_host(getattr(operator, _name)))
+for _name in ("add", "sub", "mul", "truediv", "matmul"):
+    setattr(ndarray, f"__r{_name}__", _on_host(getattr(np.ndarray, f"__r{_name}__")))
+    setattr(ndarray, f"__i{_name}__", _in_place(getattr(operator, _name)))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(ndarray, f"__{_name}__", _on_host(getattr(operator, _name)))
 
 
 def _host(value):
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_host, value))
     return value.get() if isinstance(value, ndarray) else value
 
 
@@ -187,14 +207,6 @@ def ones(shape, dtype=float, order="C"):
     return full(shape, 1, dtype, order)
 
 
-def empty_like(array, dtype=None):
-    return empty(array.shape, dtype or array.dtype)
-
-
-def zeros_like(array, dtype=None):
-    return zeros(array.shape, dtype or array.dtype)
-
-
 def asarray(array, dtype=None):
     if isinstance(array, ndarray):
         return array if dtype in (None, array.dtype) else array.astype(dtype)
@@ -207,21 +219,9 @@ def asarray(array, dtype=None):
 array = asarray
 
 
-def arange(*args, **kwargs):
-    return asarray(np.arange(*args, **kwargs))
-
-
 def asnumpy(array):
     return array.get() if isinstance(array, ndarray) else np.asarray(array)
 
 
-def tile(array, times):
-    return asarray(np.tile(array.get(), times))
-
-
 def broadcast_to(array, shape):
     return ndarray._of(np.broadcast_to(array._a, shape), array._owner)
-
-
-def array_equal(one, other):
-    return asarray(np.array_equal(_host(one), _host(other)))
