@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cunorm import _backend, _cpu, _cuda, _plan
-from cunorm._cpu._compile import TEMPORARY
+from cunorm._cpu._files import TEMPORARY
 from cunorm._sources import source_text
 from cunorm.group_norm import _backward_plan as _group_backward
 from cunorm.group_norm import _forward as _group_forward
@@ -22,8 +22,10 @@ from cunorm.group_norm import _plan as _group_plan
 from cunorm.group_norm import _run as _group_run
 from cunorm.row_norm import _backward_plan, _forward_plan
 
-# As _cpu/_compile.py names libraries: by kernel, and a digest of all that went into them.
+# As _cpu/ names files: by what they hold, and a digest of all that went into it. Libraries, the
+# compiled headers of the system, and what a compiler refused.
 _LIBRARY = re.compile(r"[a-z]\w*-[0-9a-f]{32}\.so")
+_OTHER = re.compile(r"(headers-[0-9a-f]{32}\.h\.gch|refused-[0-9a-f]{32}\.json)")
 _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the middle of one
 _PLANS = (
     _plan.cpu_forward,
@@ -50,7 +52,8 @@ class CacheInfo(NamedTuple):
     folder : Path
         Where the CPU's builds are kept.
     libraries, bytes : int
-        How many of them are there, from any process, and the bytes they take.
+        How many of them are there, from any process, and the bytes that all takes there: GCC's
+        form of the system's headers, too, which is as large as hundreds of builds.
     loaded : int
         How many of the CPU's builds this process has loaded.
     cuda_kernels : int
@@ -90,11 +93,11 @@ def cache_info() -> CacheInfo:
     >>> cunorm.cache_info()
     CacheInfo(folder=..., libraries=..., bytes=..., loaded=..., cuda_kernels=0, cupy_folder=...)
     """
-    sizes = [size for _, size in _libraries()]
+    libraries = list(_libraries())
     return CacheInfo(
         _cpu.cache_folder(),
-        len(sizes),
-        sum(sizes),
+        len(libraries),
+        sum(size for _, size in (*libraries, *_others())),
         _cpu.loaded_count(),
         _cuda.loaded_count(),
         cupy_cache_folder() if "cupy" in sys.modules else None,
@@ -102,7 +105,7 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> Cleared:
-    """Remove the CPU's compiled builds from disk, and forget what was loaded and how to launch it.
+    """Remove what was compiled for the CPU from disk, forget what was loaded and how to launch it.
 
     The next call compiles what it needs anew, from the kernels' sources as they are then. Other
     threads and processes may go on calling and compiling meanwhile; what they have loaded stays
@@ -122,7 +125,8 @@ def clear_cache() -> Cleared:
     Cleared(files=12, bytes=1310720)
     """
     killed = list(_killed_compiles())
-    files = (*_libraries(), *_files(path for folder in killed for path in folder.glob("*")))
+    left = _files(path for folder in killed for path in folder.glob("*"))
+    files = (*_libraries(), *_others(), *left)
     removed = [size for path, size in files if _is_removed_now(path)]
     for folder in killed:
         shutil.rmtree(folder, ignore_errors=True)
@@ -141,8 +145,17 @@ def cupy_cache_folder() -> Path:
 
 def _libraries() -> Iterator[tuple[Path, int]]:
     """Return the path and the size of each file that is a library of ours."""
-    found = _cpu.cache_folder().glob("*.so")
-    return _files(path for path in found if _LIBRARY.fullmatch(path.name))
+    return _named(_LIBRARY)
+
+
+def _others() -> Iterator[tuple[Path, int]]:
+    """Return the same of what else helps to compile."""
+    return _named(_OTHER)
+
+
+def _named(names: re.Pattern[str]) -> Iterator[tuple[Path, int]]:
+    found = _cpu.cache_folder().glob("*-*")
+    return _files(path for path in found if names.fullmatch(path.name))
 
 
 def _killed_compiles() -> Iterator[Path]:

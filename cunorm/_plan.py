@@ -70,6 +70,8 @@ _KEPT_BYTES, _KEPT_ROWS, _QUICK = 128 << 10, 2, ("identity", "relu")
 # share rows wider than this, where there are so many at most.
 _RUN, _PART_RUNS = 16, 32
 _CPU_SHARED_WIDTH, CPU_SHARED_ROWS = 1 << 16, 15
+# Rows of so many have partial sums of their own each, which those that are shared need.
+CPU_SHARED_PARTS = 4
 
 # Blocks of the backward on each multiprocessor, by the greatest width they serve.
 _BLOCKS_PER_SM = ((256, 16), (1024, 8), (2048, 4), (4096, 2))
@@ -255,7 +257,7 @@ def _cpu_blocks(rows: int) -> int:
 
 def _cpu_parts(rows: int) -> int:
     """Return how many partial sums there are: enough to share, few enough to cost nothing."""
-    enough_to_share = min(rows, max(4, min(32, rows // 32)))
+    enough_to_share = min(rows, max(CPU_SHARED_PARTS, min(32, rows // 32)))
     return max(enough_to_share, -(-rows // 256))
 
 

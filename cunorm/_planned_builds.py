@@ -10,16 +10,13 @@ from cunorm._arrays import Device, Form, contiguous_form
 from cunorm._builds import Build
 from cunorm._calls import BackwardForm, ForwardForm
 from cunorm._dtypes import DType
-from cunorm._plan import CPU_SHARED_ROWS
+from cunorm._plan import CPU_SHARED_PARTS, CPU_SHARED_ROWS
 from cunorm.group_norm import _planned_builds as _of_groups
 from cunorm.group_norm._planned_builds import GroupLayer
 from cunorm.row_norm import _backward_plan, _forward_plan
 from cunorm.row_norm._variant import Variant, checked_offset
 
-# Where nothing is said of rows: a CPU has builds for results that its caches hold, and for larger,
-# and of long rows for few of them: the fewest, and the most that its cores share in a backward and
-# in a forward, and one more.
-_ROWS = [1, 4, 5, CPU_SHARED_ROWS, CPU_SHARED_ROWS + 1, 1 << 31]
+_MANY = 1 << 31
 
 
 class Layer(NamedTuple):
@@ -52,8 +49,20 @@ def builds(
         of_groups = _of_groups.backward_builds if is_backward else _of_groups.forward_builds
         return of_groups(layer, rows, width, device)
     planned = _backward_builds if is_backward else _forward_builds
-    shapes = [(count, width) for count in rows or _ROWS]
+    shapes = [(count, width) for count in rows or _rows(layer.variant.groups)]
     return [build for shape in shapes for build in planned(layer, shape, device)]
+
+
+def _rows(groups: int) -> list[int]:
+    """Return numbers of rows that need, together, what any number of them does.
+
+    A CPU has builds for results that its caches hold, and for larger, and of long rows for few of
+    them: the fewest, and the most that its cores share in a backward and in a forward, one more.
+    """
+    forward = CPU_SHARED_ROWS // groups
+    backward = min(CPU_SHARED_PARTS, forward)
+    most = (1, backward, backward + 1, forward, forward + 1, _MANY)
+    return sorted({max(1, rows) for rows in most})
 
 
 def _forward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:

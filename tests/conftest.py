@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +41,11 @@ def pytest_report_header() -> str:
     return f"GPU: {why_no_gpu() or 'that of this machine'}"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Load the software GPU where there is no other, for this process and those it starts.
-
-    Make a folder for compiled headers, which the processes of this run share.
-    """
+def pytest_configure() -> None:
+    """Load the software GPU where there is no other, for this process and those it starts."""
     if not softgpu.real_gpu() and not softgpu.unavailable():
         os.environ.update(softgpu.subprocess_environment())
         internals._cluster_fit._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
-    if not hasattr(config, "workerinput"):
-        folder = tempfile.TemporaryDirectory(prefix="cunorm-headers-")
-        config.add_cleanup(folder.cleanup)
-        os.environ["CUNORM_TEST_HEADERS"] = folder.name  # where precompiled.py looks
 
 
 def why_no_gpu() -> str | None:

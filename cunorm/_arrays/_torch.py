@@ -53,6 +53,15 @@ class Torch(Framework):
         return self._torch.is_grad_enabled
 
     @cached_property
+    def _forward_ad(self) -> Any:
+        return self._torch.autograd.forward_ad
+
+    def _has_tangent(self, array: Any) -> bool:
+        """Whether forward-mode differentiation is on, and gave the tensor a tangent."""
+        forward_ad = self._forward_ad
+        return forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None
+
+    @cached_property
     def _fake_mode(self) -> Callable[[], Any]:
         """Return what returns the FakeTensorMode in which this is called, or None."""
         native = self._torch._C
@@ -95,6 +104,12 @@ class Torch(Framework):
             raise self._refusal(function, argument, array)
         if pointer % dtype.itemsize or (not pointer and array.numel()):
             raise self._refusal(function, argument, array)
+        if self._has_tangent(array):
+            raise ValueError(
+                f"{function}: {argument} has a forward-mode tangent, which this function does not "
+                "propagate: use cunorm.torch with reverse-mode differentiation, or "
+                f"{argument}.detach()"
+            )
         return Operand(pointer, known_form(shape, strides, dtype, device), array, self, True)
 
     def memory(self, function: str, argument: str, array: Any) -> Operand:
@@ -177,7 +192,7 @@ class Torch(Framework):
 
     def recognise(self, arrays: Sequence[Any]) -> tuple[list[Any], list[int]] | None:
         """Recognise plain tensors; the same states are left out as in `describe`."""
-        if self._fake_mode() is not None:
+        if self._fake_mode() is not None or self._forward_ad._current_level >= 0:
             return None
         plain_types, grad_enabled = self._plain_types, self._grad_enabled()
         facts: list[Any] = []

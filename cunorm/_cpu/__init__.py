@@ -9,15 +9,9 @@ from typing import NamedTuple
 
 from cunorm._arguments import WORD, Kernels, Pointers, template
 from cunorm._cpu._caches import last_cache_bytes
-from cunorm._cpu._compile import (
-    Entry,
-    cache_folder,
-    compiler,
-    forget,
-    library,
-    loaded_count,
-    prepare,
-)
+from cunorm._cpu._compile import Entry, forget, library, loaded_count, prepare
+from cunorm._cpu._compiler import compiler
+from cunorm._cpu._files import cache_folder
 from cunorm._cpu._threads import available_cores, set_num_threads, thread_count
 
 __all__ = [

@@ -3,23 +3,22 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import hashlib
 import os
-import platform
 import shlex
-import shutil
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from cunorm._builds import Build
+from cunorm._cpu import _compiler, _headers
+from cunorm._cpu._compiler import Compiler, Options, compiler, run
+from cunorm._cpu._compiler import cpu_identity as _cpu_identity
+from cunorm._cpu._files import TEMPORARY, cache_folder, digest, is_whole, seal, temporary
 from cunorm._loaded import Loaded
 from cunorm._sources import source_text
 
@@ -30,8 +29,6 @@ _HOST = _INCLUDE / "host"
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-w")
 _ERROR_LINES = 8
 
-TEMPORARY = "compiling-"  # how the names of folders begin that are removed after their use
-
 
 class Entry(NamedTuple):
     """What a library offers; see launch.h."""
@@ -40,23 +37,8 @@ class Entry(NamedTuple):
     blocks: int  # the address of what runs blocks of its kernel
 
 
-class Compiler(NamedTuple):
-    """A C++ compiler: its command and what it says of its version."""
-
-    command: tuple[str, ...]
-    version: str
-
-
-@cache
-def compiler() -> Compiler | None:
-    """Return the first C++ compiler of $CXX, c++, g++, clang++ that answers, None without one."""
-    candidates = [shlex.split(os.environ.get("CXX", "")), ["c++"], ["g++"], ["clang++"]]
-    for command in candidates:
-        if command and shutil.which(command[0]):
-            answer = subprocess.run([*command, "--version"], capture_output=True, text=True)
-            if answer.returncode == 0:
-                return Compiler(tuple(command), answer.stdout.partition("\n")[0])
-    return None
+class Failed(RuntimeError):
+    """A build does not compile."""
 
 
 def library(build: Build) -> Entry:
@@ -88,6 +70,8 @@ def forget() -> None:
     global _times_forgotten
     _times_forgotten += 1
     _loaded.forget()
+    _compiler.forget()
+    _headers.forget()
     _stand_ins.cache_clear()
 
 
@@ -139,20 +123,28 @@ def _compiled(build: Build) -> tuple[Path, bool]:
     found = compiler()
     if found is None:
         raise RuntimeError("cunorm: no C++ compiler")
-    text = _translation_unit(build)
-    macros = tuple(f"-D{name}={value}" for name, value in build.macros)
-    identity = (text, *macros, *_OPTIONS, *_optional()[0], *found, _stand_ins(), _cpu_identity())
-    name = hashlib.sha256("\0".join(map(str, identity)).encode()).hexdigest()[:32]
-    target = cache_folder() / f"{build.kernel}-{name}.so"
-    if target.exists():
+    text, folder = _translation_unit(build), cache_folder()
+    optional = _compiler.optional(found, _OPTIONS, folder)
+    options = (*_OPTIONS, *optional)
+    name = digest(text, *options, *found, _stand_ins(), _cpu_identity())
+    target = folder / f"{build.kernel}-{name}.so"
+    if is_whole(target):
         return target, False
-    _compile(build, found, text, macros, target)
+    try:
+        _compile(build, found, options, text, target)
+    except Failed:
+        _compiler.ask(found, _OPTIONS, folder)
+        if _compiler.optional(found, _OPTIONS, folder) == optional:
+            raise
+        return _compiled(build)  # without what it refuses
     return target, True
 
 
 def _translation_unit(build: Build) -> str:
+    macros = "".join(f"#define {name} {value}\n" for name, value in build.macros)
     source = source_text(build.kernel, (_HOST,))
-    return f'#include "device.h"\n{source}#define KERNEL {build.kernel}\n#include "launch.h"\n'
+    end = f'#define KERNEL {build.kernel}\n#include "launch.h"\n'
+    return f'{macros}#include "device.h"\n{source}{end}'
 
 
 @cache
@@ -161,75 +153,31 @@ def _stand_ins() -> str:
     return "".join(path.read_text("utf-8") for path in sorted(_INCLUDE.rglob("*.h")))
 
 
-def _compile(
-    build: Build, found: Compiler, text: str, macros: tuple[str, ...], target: Path
-) -> None:
-    """Compile with all that the compiler takes of what is optional."""
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=target.parent) as folder:
-        source, made = Path(folder, f"{build.kernel}.cpp"), Path(folder, "made.so")
+def _compile(build: Build, found: Compiler, options: Options, text: str, target: Path) -> None:
+    """Compile a build, with the system's headers as they were compiled before, if they were."""
+    headers = _headers.options_for(found, options)
+    with temporary(target) as made_in:
+        folder = Path(made_in)
+        source, made = folder / f"{build.kernel}.cpp", folder / "made.so"
         source.write_text(text, encoding="utf-8")
-        includes = (f"-I{_HOST}", f"-I{_INCLUDE}")
-        for optional in _optional():
-            command = [*found.command, *_OPTIONS, *optional, *includes, *macros, str(source)]
-            command += ["-o", str(made)]
-            answer = subprocess.run(command, capture_output=True, text=True)
+        own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
+        command = [*found.command, *options, *headers, *own]
+        answer = run(command, folder)
+        if answer.returncode != 0 and headers:
+            command = [*found.command, *options, *own]
+            answer = run(command, folder)
             if answer.returncode == 0:
-                made.replace(target)
-                return
-    raise RuntimeError(_error_text(build, command, answer.stderr))
+                _headers.give_up(headers)
+        if answer.returncode != 0:
+            raise Failed(_error_text(build, command, answer))
+        seal(made)
+        made.replace(target)
 
 
-def _error_text(build: Build, command: list[str], log: str) -> str:
-    lines = log.splitlines()
+def _error_text(build: Build, command: list[str], answer: subprocess.CompletedProcess[str]) -> str:
+    lines = answer.stderr.splitlines()
+    if answer.returncode < 0:
+        lines.append(f"error: killed by signal {-answer.returncode}")
     errors = [line for line in lines if "error" in line] or lines
     shown = "\n".join(f"  {line}" for line in errors[:_ERROR_LINES])
     return f"the C++ compiler does not compile {build}\n  {shlex.join(command)}\n{shown}"
-
-
-def _optional() -> tuple[tuple[str, ...], ...]:
-    """Return options that a compiler may refuse, and fewer of them for when it does.
-
-    With the 32 registers of AVX-512, scheduling before they are given out lets several items of a
-    pack be computed at a time (a gated forward takes a tenth less); with 16, it spills. And with
-    AVX-512 GCC copies items in halves, for which a load of a whole one would have to wait.
-    """
-    scheduled, whole = ("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512")
-    has_avx512 = "avx512f" in _cpu_identity()
-    faster = ((*scheduled, *whole), scheduled, ()) if has_avx512 else ((),)
-    return tuple((*openmp, *more) for openmp in (("-fopenmp",), ()) for more in faster)
-
-
-@lru_cache(maxsize=1)
-def _cpu_identity() -> str:
-    """Return what -march=native depends on."""
-    try:
-        text = Path("/proc/cpuinfo").read_text("utf-8")
-    except OSError:
-        return platform.processor() or platform.machine()
-    kinds = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in text.splitlines() if line.startswith(kinds)}))
-
-
-@cache
-def cache_folder() -> Path:
-    """Return where compiled kernels are kept: a folder that is this user's alone."""
-    chosen = os.environ.get("CUNORM_CACHE_DIR")
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        folder = (Path(chosen) if chosen else Path(base, "cunorm")).expanduser().absolute()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owned = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
-        private = owned and not folder.stat().st_mode & 0o022
-        if private and os.access(folder, os.W_OK):
-            return folder
-    except (OSError, RuntimeError):
-        pass
-    warnings.warn(
-        "cunorm keeps compiled kernels for this process only: its cache folder must be writable, "
-        "and by its user alone; CUNORM_CACHE_DIR names another",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    folder = Path(tempfile.mkdtemp(prefix="cunorm-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder

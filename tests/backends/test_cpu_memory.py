@@ -10,7 +10,7 @@ import pytest
 
 import cunorm
 from cunorm import _cpu
-from cunorm._cpu import _caches, _compile
+from cunorm._cpu import _caches, _compile, _compiler
 from tests.support.described import loads
 
 COMPILER = _cpu.compiler()
@@ -22,8 +22,8 @@ def assembly(build, folder):
     source = folder / "kernel.cpp"
     source.write_text(_compile._translation_unit(build))
     includes = [f"-I{_compile._HOST}", f"-I{_compile._INCLUDE}"]
-    macros = [f"-D{name}={value}" for name, value in build.macros]
-    options = [*_compile._OPTIONS, *_compile._optional()[0], *includes, *macros]
+    optional = _compiler.optional(COMPILER, _compile._OPTIONS, _cpu.cache_folder())
+    options = [*_compile._OPTIONS, *optional, *includes]
     command = [*COMPILER.command, *options, "-S", os.fspath(source), "-o", "-"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

@@ -13,7 +13,6 @@ from cunorm import _again, _backend
 from cunorm._cpu import _compile
 from cunorm._loaded import Cached, Loaded
 from cunorm.group_norm import _run
-from tests.support import precompiled
 
 LEVELS = {"O0": ("-O0",), "O1": ("-O1",), "O3": ()}  # after the package's own options
 BUDGET = {"O0": 900, "O1": 650, "O3": 60}  # builds of a whole run
@@ -63,7 +62,6 @@ def _places() -> list[tuple[Any, str]]:
 
 def _fresh(level: str) -> list[tuple[Any, str, Any]]:
     options = (*_SHIPPED, *LEVELS[level])
-    options += precompiled.headers(options) if LEVELS[level] else ()
     kernels = [
         (module, name, Cached(getattr(module, name).__wrapped__)) for module, name in _KERNELS
     ]
