@@ -104,11 +104,15 @@ def at(kind, arrays):
     return {name: kind.address(array) for name, array in arrays.items()}
 
 
+def swapped(array):
+    return (array.permute if hasattr(array, "permute") else array.transpose)(1, 0, 2)
+
+
 VIEWS = {
     "every other row": lambda array: array[::2],
     "rows backwards": lambda array: array[::-1],
     "columns": lambda array: array[:, 5:90],
-    "transposed": lambda array: array.reshape(3, 4, 96).swapaxes(0, 1),
+    "transposed": lambda array: swapped(array.reshape(3, 4, 96)),
     "qkv": lambda array: array.reshape(3, 4, 3, 32)[:, :, 1],
     "one row": lambda array: array[2],
     "a new axis": lambda array: array[:, None],

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.gpu_arrays import OnCupy, OnJax, OnTorch
-from tests.support.internals import read_capsule
+from tests.support.internals import describe, numpy_view, read_capsule
 from tests.support.operands import DTYPES
 
 
@@ -127,3 +127,25 @@ def kinds(*without: str) -> list[Any]:
         for name, kind in GPU_KINDS.items()
         if name not in without
     ]
+
+
+# --- by the name of a kind ------------------------------------------------------------------------
+
+
+def to(kind: str, array: Any) -> Any:
+    """Return an array of a kind with those numbers; None stays None."""
+    return None if array is None else KINDS[kind]().put(array)
+
+
+def numbers(array: Any) -> Any:
+    """Return the numbers of an array in the CPU's memory, a view where they lie."""
+    is_numpys = array is None or isinstance(array, np.ndarray)
+    return array if is_numpys else numpy_view(describe("test", "result", array))
+
+
+def pointer(array: Any) -> int:
+    return describe("test", "array", array).pointer
+
+
+def is_of(kind: str, result: Any, dtype: str) -> bool:
+    return KINDS[kind]().is_own(result, dtype)
