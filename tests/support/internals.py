@@ -3,6 +3,7 @@
 
 from cunorm import _again, _backend, _cluster_fit, _cuda, _scratch
 from cunorm import _again, _arrays, _backend, _cuda, _plan, _scratch
+from cunorm import _again, _arrays, _backend, _cpu, _cuda, _plan, _scratch
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
 from cunorm._arrays._cupy import Cupy
 from cunorm._arrays._dlpack import read_capsule
@@ -34,6 +35,7 @@ __all__ = [
     "_backend",
     "_cluster_fit",
     "_compile",
+    "_cpu",
     "_cuda",
     "_plan",
     "_scratch",
