@@ -11,6 +11,7 @@ import pytest
 import cunorm
 from tests.support.jax_formulas import FORMULAS, case, leaves
 from tests.support.jax_frames import calls_of
+from tests.support.kinds import OnJax, OnJaxCpu
 from tests.support.operands import draw
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
@@ -51,8 +52,9 @@ def weighted(results):
     return sum((part * jnp.cos(jnp.arange(part.size).reshape(part.shape))).sum() for part in parts)
 
 
+@pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("norm", CASES, ids=str)
-def test_values_and_gradients_are_those_of_jaxs_own_formulas(norm):
+def test_values_and_gradients_are_those_of_jaxs_own_formulas(norm, kind):
     @jax.jit
     def both(arrays):
         found = []
@@ -62,7 +64,8 @@ def test_values_and_gradients_are_those_of_jaxs_own_formulas(norm):
             found.append((call(arrays), derive(arrays)))
         return found
 
-    actual, expected = both(norm.draw())
+    with jax.default_device(kind().device):
+        actual, expected = both(norm.draw())
     for got, right in zip(leaves(actual), leaves(expected), strict=True):
         assert got.dtype == np.float64
         np.testing.assert_allclose(got, right, **CLOSE)
