@@ -102,7 +102,7 @@ assert not none.dweight.any() and not none.dbias.any()
 def test_arrays_of_other_frameworks_are_served_too(framework):
     pytest.importorskip(framework, reason=f"{framework} is not installed")
     without_compiler(f"""
-from tests.arrays.test_frameworks import numbers, to
+from tests.support.kinds import numbers, to
 
 warnings.simplefilter("ignore")
 for dtype in ("float32", "bfloat16"):

@@ -12,7 +12,6 @@ import pytest
 
 import cunorm
 from cunorm import NormForward, _again, _backend
-from tests.arrays.test_frameworks import Foreign
 from tests.support.calls import (
     FUNCTIONS,
     WIDTH,
@@ -26,6 +25,7 @@ from tests.support.calls import (
     planning_forbidden,
     to,
 )
+from tests.support.kinds import Foreign
 from tests.support.operands import assert_same_bits, at, draw
 
 SHAPE = (5, WIDTH)

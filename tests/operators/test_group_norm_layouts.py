@@ -8,7 +8,6 @@ from numpy.lib.stride_tricks import as_strided
 
 import cunorm
 from cunorm import GroupNormGrads
-from tests.arrays.test_frameworks import Foreign, numbers, pointer, to
 from tests.support.group_norm_cases import (
     Results,
     Sizes,
@@ -20,6 +19,7 @@ from tests.support.group_norm_cases import (
     run,
     strides,
 )
+from tests.support.kinds import Foreign, numbers, pointer, to
 from tests.support.operands import assert_same_bits, assert_same_fields, at, draw
 
 GROUPS = 5

@@ -11,8 +11,8 @@ import pytest
 
 import cunorm
 from cunorm import NormForward, NormGrads, reference
-from tests.arrays.test_frameworks import numbers, to
 from tests.support.bounds import check_backward, check_forward
+from tests.support.kinds import numbers, to
 from tests.support.operands import DTYPES, draw
 
 torch = pytest.importorskip("torch", reason="PyTorch, in which they are published, is missing")

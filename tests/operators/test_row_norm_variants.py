@@ -6,9 +6,9 @@ import pytest
 
 import cunorm
 from cunorm import NormForward, NormGrads
-from tests.arrays.test_frameworks import KINDS, is_of, numbers, pointer, to
 from tests.support.bounds import check_backward, check_forward
 from tests.support.calls import launched
+from tests.support.kinds import KINDS, is_of, numbers, pointer, to
 from tests.support.operands import DTYPES, assert_same_bits, draw, optional
 
 TOKENS, HEADS, HEAD_DIM = (2, 9), 4, 33

@@ -23,42 +23,66 @@ class OnCupy:
     def get(self, array: Any) -> Any:
         return self.cupy.asnumpy(array.view(f"u{array.itemsize}")).view(array.dtype)
 
+    def address(self, array: Any) -> int:
+        return array.data.ptr
+
+    def is_own(self, result: Any, dtype: str) -> bool:
+        return type(result) is self.cupy.ndarray and result.dtype == DTYPES[dtype]
+
 
 class OnTorch:
     """Moves arrays between NumPy and PyTorch on CUDA."""
 
+    device = "cuda"
+
     def __init__(self) -> None:
         self.torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-        if not self.torch.cuda.is_available():
+        if self.device == "cuda" and not self.torch.cuda.is_available():
             pytest.skip("this PyTorch has no CUDA")
 
     def put(self, array: Any) -> Any:
         raw = self.torch.from_numpy(array.view(f"i{array.itemsize}"))
-        return raw.cuda().view(getattr(self.torch, array.dtype.name))
+        return raw.to(self.device).view(getattr(self.torch, array.dtype.name))
 
     def get(self, tensor: Any) -> Any:
         dtype = DTYPES[str(tensor.dtype).removeprefix("torch.")]
-        raw = tensor.view(getattr(self.torch, f"int{8 * dtype.itemsize}"))
+        raw = tensor.detach().view(getattr(self.torch, f"int{8 * dtype.itemsize}"))
         return raw.cpu().numpy().view(dtype)
+
+    def address(self, tensor: Any) -> int:
+        return tensor.data_ptr()
+
+    def is_own(self, result: Any, dtype: str) -> bool:
+        there = type(result) is self.torch.Tensor and result.device.type == self.device
+        return there and result.dtype is getattr(self.torch, dtype)
 
 
 class OnJax:
     """Moves arrays between NumPy and JAX on CUDA."""
 
+    platform = "cuda"
+
     def __init__(self) -> None:
         self.jax = pytest.importorskip("jax", reason="JAX is not installed")
         try:
-            self.device = self.jax.devices("cuda")[0]
+            self.device = self.jax.devices(self.platform)[0]
         except RuntimeError as error:
             pytest.skip(f"this JAX has no CUDA: {error}")
 
     def put(self, array: Any) -> Any:
-        if array.dtype == np.float64:
+        if array.dtype == np.float64 and not self.jax.config.jax_enable_x64:
             pytest.skip("JAX has no float64 unless it is enabled")
         return self.jax.device_put(array, self.device)
 
     def get(self, array: Any) -> Any:
         return np.asarray(array)
+
+    def address(self, array: Any) -> int:
+        return array.unsafe_buffer_pointer()
+
+    def is_own(self, result: Any, dtype: str) -> bool:
+        there = isinstance(result, self.jax.Array) and result.devices() == {self.device}
+        return there and result.dtype == DTYPES[dtype]
 
 
 def put_all(gpu: Any, arrays: dict[str, Any]) -> dict[str, Any]:

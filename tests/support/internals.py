@@ -2,12 +2,17 @@
 """The one place where tests import private names of cunorm: a change of the package ends here."""
 
 from cunorm import _again, _backend, _cluster_fit, _cuda, _scratch
+from cunorm import _again, _arrays, _backend, _cuda, _plan, _scratch
+from cunorm import _again, _arrays, _backend, _cpu, _cuda, _plan, _scratch
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
+from cunorm._arrays._cupy import Cupy
+from cunorm._arrays._dlpack import read_capsule
 from cunorm._builds import Build, Launch
 from cunorm._cpu import _compile, compiler
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
 from cunorm._features import NONE, Features, features_of
 from cunorm._loaded import Cached, Loaded
+from cunorm._plan import MOST_SMS
 from cunorm._sources import source_text
 
 __all__ = [
@@ -16,23 +21,29 @@ __all__ = [
     "DTYPES",
     "FLOAT32",
     "FLOAT64",
+    "MOST_SMS",
     "NONE",
     "Build",
     "Cached",
+    "Cupy",
     "Device",
     "Features",
     "Launch",
     "Loaded",
     "_again",
+    "_arrays",
     "_backend",
     "_cluster_fit",
     "_compile",
+    "_cpu",
     "_cuda",
+    "_plan",
     "_scratch",
     "compiler",
     "contiguous_form",
     "describe",
     "features_of",
     "numpy_view",
+    "read_capsule",
     "source_text",
 ]

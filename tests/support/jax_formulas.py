@@ -127,24 +127,18 @@ class Case(NamedTuple):
         said = (f"{name}={value}" for name, value in self.said.items())
         return "-".join((self.function, *self.arrays[1:], *said))
 
-    def draw(self, dtype: str = "float64") -> dict[str, Any]:
-        """Return the arrays."""
-        shapes = SHAPES | dict.fromkeys(("weight", "bias"), self.parameter_shape())
-        return {name: jnp.asarray(draw(name, shapes[name], dtype)) for name in self.arrays}
-
-    def parameter_shape(self) -> tuple[int, ...]:
-        shape = SHAPES["x"]
-        if "channel_axis" in self.said:
-            return (shape[self.said["channel_axis"]],)
-        return shape[self.said.get("axis", -1) :]
+    def draw(self) -> dict[str, Any]:
+        """Return the arrays, in float64; parameters are of a row, or of the channels."""
+        shape, axis = SHAPES["x"], self.said.get("channel_axis")
+        parameter = shape[self.said.get("axis", -1) :] if axis is None else (shape[axis],)
+        shapes = SHAPES | dict.fromkeys(("weight", "bias"), parameter)
+        return {name: jnp.asarray(draw(name, shapes[name], "float64")) for name in self.arrays}
 
     def call(self, functions: Any, arrays: dict[str, Any]) -> Any:
         """Call cunorm.jax, or the formulas."""
-        function = functions[self.function] if isinstance(functions, dict) else None
-        function = function or getattr(functions, self.function)
-        if self.function.startswith("add_"):
-            arrays = {"residual": None} | arrays
-        return function(**arrays, **self.said)
+        named = functions if isinstance(functions, dict) else vars(functions)
+        streams = {"residual": None} if self.function.startswith("add_") else {}
+        return named[self.function](**streams | arrays, **self.said)
 
 
 def case(function: str, *arrays: str, **said: Any) -> Case:

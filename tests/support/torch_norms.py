@@ -15,6 +15,20 @@ def drawn(*shape, seed=0, dtype=F32):
     return (torch.randn(shape, generator=generator) + 0.25).to(dtype)
 
 
+def assert_near(actual, exact):
+    """Hold a result to the exact one: to 32 roundings of the largest, and that of the store.
+
+    Kernels make 8 roundings of the largest term in y and 16 in a gradient; of these sums of random
+    numbers, the largest term is at most about twice the largest result.
+    """
+    dtype = actual.dtype
+    wide = torch.finfo(torch.promote_types(dtype, F32)).eps / 2
+    store = torch.finfo(dtype).eps / 2 if dtype in (BF16, F16) else 0.0
+    bound = 32 * wide * exact.abs().max() + store * exact.abs()
+    off = (actual.double() - exact).abs()
+    assert (off <= bound).all(), f"{(off / bound).max():.3g} times the bound"
+
+
 def rms(x, eps=EPS):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 

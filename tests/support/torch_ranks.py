@@ -4,7 +4,7 @@
 As a script, one of two processes: it trains under DistributedDataParallel and under FSDP2, and
 writes the parameters that each came to.
 
-Usage: ``python torch_ranks.py RANK FOLDER``
+Usage: ``python -m tests.support.torch_ranks RANK FOLDER``
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import cunorm.torch
+from tests.support import levels
 
 WIDTH, LAYERS, ROWS, STEPS, RATE = 24, 3, 10, 2, 0.5
 RANKS = 2
@@ -75,6 +76,7 @@ def train(network, rank=0, ranks=1):
 
 def main():
     """Train twice, and write the parameters."""
+    levels.use("O0")
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     store = dist.FileStore(str(folder / "store"), RANKS)
     told = {"rank": rank, "world_size": RANKS, "timeout": timedelta(seconds=60)}

@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -21,14 +19,13 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 
 from tests.support import torch_ranks  # noqa: E402
 
-SCRIPT = Path(torch_ranks.__file__)
 SECONDS = 120  # until processes that wait for each other have failed
 
 
 def run(rank, folder):
     """Run one of the processes, which fails by an error or by hanging."""
     return subprocess.run(
-        [sys.executable, SCRIPT, str(rank), folder],
+        [sys.executable, "-m", torch_ranks.__name__, str(rank), folder],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -39,17 +36,15 @@ def run(rank, folder):
 
 def test_two_processes_train_as_one_on_the_whole_batch(tmp_path):
     with ThreadPoolExecutor() as threads:
-        done = list(threads.map(partial(run, folder=tmp_path), range(torch_ranks.RANKS)))
+        done = list(threads.map(lambda rank: run(rank, tmp_path), range(torch_ranks.RANKS)))
     assert [one.returncode for one in done] == [0, 0], "\n".join(one.stderr for one in done)
     trained = [torch.load(tmp_path / f"{rank}.pt") for rank in range(torch_ranks.RANKS)]
     model, start = torch_ranks.model(), torch_ranks.model()
     torch_ranks.train(model)
     for way in ("DistributedDataParallel", "fully_shard"):
-        parameters = zip(
-            model.parameters(), start.parameters(), *(ranks[way] for ranks in trained), strict=True
-        )
+        every = (model.parameters(), start.parameters(), *(ranks[way] for ranks in trained))
         with at(way):
-            for one, before, there, other in parameters:
+            for one, before, there, other in zip(*every, strict=True):
                 assert torch.equal(there, other)
                 # Sums of some 250 terms, in another order, through eight layers and two steps;
                 # numbers about 1.

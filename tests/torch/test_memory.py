@@ -3,145 +3,119 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from tests.support import calls, group_norm_cases
-from tests.support.operands import draw
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import cunorm.torch as ct  # noqa: E402
+from tests.support.torch_cases import Watch  # noqa: E402
+from tests.support.torch_norms import BF16, F32, drawn  # noqa: E402
 
 ROWS, WIDTH, IMAGES, CHANNELS = (5, 7), 96, (3, 12, 5, 4), 12
 IMAGE = {"num_groups": 4, "activation": "silu", "channel_axis": 1}
 
 
-def tensor(name, *shape, dtype=torch.float32):
-    return torch.from_numpy(draw(name, shape, "float32")).to(dtype).requires_grad_()
+def rows(*names, **dtypes):
+    """Draw operands of a row norm; a weight and a bias are of a row."""
+    shapes = dict.fromkeys(("weight", "bias"), (WIDTH,))
+    return {
+        name: drawn(*shapes.get(name, (*ROWS, WIDTH)), seed=seed, dtype=dtypes.get(name, F32))
+        for seed, name in enumerate(names)
+    }
 
 
-def rows(*names):
-    return {name: tensor(name, *ROWS, WIDTH) for name in names}
+def images(layout):
+    x = drawn(*IMAGES).to(memory_format=layout)
+    return {"x": x, "weight": drawn(CHANNELS, seed=1), "bias": drawn(CHANNELS, seed=2)}
 
 
-def parameters(*names, size=WIDTH):
-    return {name: tensor(name, size) for name in names}
-
-
-def narrow_branch():
-    return {"x": tensor("x", *ROWS, WIDTH, dtype=torch.bfloat16), **rows("residual")}
-
-
-def channels_last():
-    x = tensor("x", *IMAGES).detach().to(memory_format=torch.channels_last).requires_grad_()
-    return {"x": x, **parameters("weight", "bias", size=CHANNELS)}
-
-
-# Each function, its operands, and of what each statistic has one: a row, or a group of a sample.
+# Each function, what makes its operands, and what else it is told.
 NORMS = {
-    "rms_norm": (ct.rms_norm, lambda: {**rows("x"), **parameters("weight")}, {}),
-    "gated rms_norm": (ct.rms_norm, lambda: {**rows("x", "gate"), **parameters("weight")}, {}),
-    "add_rms_norm": (
-        ct.add_rms_norm,
-        lambda: {**rows("x", "residual"), **parameters("weight")},
-        {},
-    ),
+    "rms_norm": (ct.rms_norm, lambda: rows("x", "weight"), {}),
+    "gated rms_norm": (ct.rms_norm, lambda: rows("x", "gate", "weight"), {}),
+    "add_rms_norm": (ct.add_rms_norm, lambda: rows("x", "residual", "weight"), {}),
     "add_rms_norm, narrow": (
         ct.add_rms_norm,
-        lambda: {**narrow_branch(), **parameters("weight")},
+        lambda: rows("x", "residual", "weight", x=BF16),
         {},
     ),
-    "layer_norm": (ct.layer_norm, lambda: {**rows("x"), **parameters("weight", "bias")}, {}),
+    "layer_norm": (ct.layer_norm, lambda: rows("x", "weight", "bias"), {}),
     "l2_norm": (ct.l2_norm, lambda: rows("x"), {}),
-    "group_norm": (
-        ct.group_norm,
-        lambda: {"x": tensor("x", *IMAGES), **parameters("weight", "bias", size=CHANNELS)},
-        IMAGE,
-    ),
-    "group_norm, channels last": (ct.group_norm, channels_last, IMAGE),
+    "group_norm": (ct.group_norm, lambda: images(torch.contiguous_format), IMAGE),
+    "group_norm, channels last": (ct.group_norm, lambda: images(torch.channels_last), IMAGE),
 }
 
 
-def several(result):
-    return tuple(result) if isinstance(result, tuple) else (result,)
+class Ran:
+    """A call, with what it was given and what it gave."""
 
+    def __init__(self, name):
+        function, make, said = NORMS[name]
+        self.operands = {key: one.requires_grad_() for key, one in make().items()}
+        made = function(**self.operands, **said)
+        self.results = made if isinstance(made, tuple) else (made,)
+        self.arriving = [torch.ones_like(one) for one in self.results]
+        # what was normalised: x, or the new stream
+        self.normalised = self.results[1] if len(self.results) > 1 else self.operands["x"]
 
-def kept_by(call):
-    """Return what a call keeps for its backward, and its results."""
-    kept = []
-
-    def keep(one):
-        kept.append(one)
-        return one
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
-        results = several(call())
-    return kept, results
+    def backward(self):
+        found = torch.autograd.grad(self.results, list(self.operands.values()), self.arriving)
+        return dict(zip(self.operands, found, strict=True))
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_only_what_was_normalised_statistics_gate_and_parameters_are_kept(name):
-    function, make, said = NORMS[name]
-    operands = make()
-    kept, results = kept_by(lambda: function(**operands, **said))
-    normalised = results[1] if len(results) > 1 else operands["x"]  # the new stream
-    named = [operands[key] for key in ("weight", "bias", "gate") if key in operands]
-    expected = {one.data_ptr() for one in (normalised, *named)}
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, id):
+        ran = Ran(name)
+    named = [ran.operands[key] for key in ("weight", "bias", "gate") if key in ran.operands]
+    expected = {one.data_ptr() for one in (ran.normalised, *named)}
     assert expected <= {one.data_ptr() for one in kept}
 
     statistics = [one for one in kept if one.data_ptr() not in expected]
     centred = name.startswith(("layer_norm", "group_norm"))
     assert len(statistics) == (2 if centred else 1)
     shape = (IMAGES[0], IMAGE["num_groups"]) if name.startswith("group_norm") else ROWS
-    assert all(one.shape == shape and one.dtype == torch.float32 for one in statistics)
+    assert all(one.shape == shape and one.dtype == F32 for one in statistics)
     # No array is kept that is as large as y, and none twice.
-    size = sum(one.nbytes for one in (normalised, *named, *statistics))
+    size = sum(one.nbytes for one in (ran.normalised, *named, *statistics))
     assert sum(one.nbytes for one in kept) == size
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_no_operand_and_no_gradient_that_arrives_is_changed(name):
-    function, make, said = NORMS[name]
-    operands = make()
-    results = several(function(**operands, **said))
-    arriving = [torch.ones_like(one) for one in results]
-    given = [*operands.values(), *arriving]
-    before = [one.detach().clone() for one in (*given, *results)]
-    versions = [one._version for one in (*given, *results)]
-    torch.autograd.grad(results, list(operands.values()), arriving)
-    assert versions == [one._version for one in (*given, *results)]
-    assert all(map(torch.equal, before, (*given, *results)))
-    fresh = make()
-    assert all(torch.equal(one, fresh[key]) for key, one in operands.items())
-    assert all(one._version == fresh[key]._version for key, one in operands.items())
+    ran, fresh = Ran(name), NORMS[name][1]()
+    given = [*ran.operands.values(), *ran.arriving, *ran.results]
+    before = [one.detach().clone() for one in given]
+    versions = [one._version for one in given]
+    ran.backward()
+    assert versions == [one._version for one in given]
+    assert all(map(torch.equal, before, given))
+    assert all(torch.equal(one, fresh[key]) for key, one in ran.operands.items())
+    assert all(one._version == fresh[key]._version for key, one in ran.operands.items())
 
 
 @pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("way", ["recorded", "operator"])
+@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
 def test_kernels_get_the_callers_own_memory(name, way, monkeypatch):
-    function, make, said = NORMS[name]
-    operands = make()
     groups = name.startswith("group_norm")
     seen = (group_norm_cases if groups else calls).launched(monkeypatch)
     copied = group_norm_cases.copies(monkeypatch) if groups else []
-    cases = pytest.importorskip("tests.support.torch_cases")
-    with cases.Watch() if way == "operator" else torch.enable_grad():
-        results = several(function(**operands, **said))
-        arriving = [torch.ones_like(one) for one in results]
-        asked = list(operands.values())
-        gradients = dict(zip(operands, torch.autograd.grad(results, asked, arriving), strict=True))
+    with way():
+        ran = Ran(name)
+        gradients = ran.backward()
     there, back = seen
     assert not copied
-    for key, one in operands.items():
-        assert getattr(there, key).pointer == one.data_ptr(), key
-    assert there.y.pointer == results[0].data_ptr()
-    assert back.dy.pointer == arriving[0].data_ptr()
-    assert back.x.pointer == (results[1] if len(results) > 1 else operands["x"]).data_ptr()
-    for key in ("weight", "bias", "gate"):
-        if key in operands:
-            assert getattr(back, key).pointer == operands[key].data_ptr()
-            assert getattr(back, f"d{key}").pointer == gradients[key].data_ptr()
-    assert back.dx.pointer == gradients["x"].data_ptr()
-    if len(results) > 1:
-        assert there.new_residual.pointer == results[1].data_ptr()
-        assert back.d_residual.pointer == arriving[1].data_ptr()
+    expected = {"y": ran.results[0], **ran.operands}
+    read = {"dy": ran.arriving[0], "x": ran.normalised, "dx": gradients["x"]}
+    for key in {"weight", "bias", "gate"} & ran.operands.keys():
+        read |= {key: ran.operands[key], f"d{key}": gradients[key]}
+    if len(ran.results) > 1:
+        expected["new_residual"], read["d_residual"] = ran.results[1], ran.arriving[1]
+    for call, arrays in ((there, expected), (back, read)):
+        for key, one in arrays.items():
+            assert getattr(call, key).pointer == one.data_ptr(), key

@@ -16,8 +16,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.library import opcheck  # noqa: E402
 
-from cunorm.torch import _group_norm_operator, _row_norm_operator  # noqa: E402
+import cunorm.torch  # noqa: E402, F401
 
+OPERATORS = torch.ops.cunorm
 ROWS, IMAGES = (4, 3, 32), (2, 6, 5, 7)
 NEEDS = ("x", "weight", "bias", "gate")
 PARAMETERS = {"weight": "float32", "bias": "float16"}
@@ -51,6 +52,13 @@ LAYOUTS = {
 }
 
 
+def cover(factors):
+    """Return a cover of pairs, all but its first cases, which have most of them, exhaustive."""
+    every = pairwise(factors)
+    exhaustive = [pytest.param(case, marks=pytest.mark.exhaustive) for case in every[6:]]
+    return pytest.mark.parametrize("case", every[:6] + exhaustive, ids=label)
+
+
 def made(name, shape, dtype, case):
     """Draw an operand, which may require a gradient; parameters are contiguous."""
     tensor = torch.from_numpy(draw(name, shape, "float32")).to(getattr(torch, dtype))
@@ -79,13 +87,13 @@ def row_norm(case):
     return arrays, ("normalize", *variant, *numbers), (case["dtype"], stream)
 
 
-@pytest.mark.parametrize("case", pairwise(ROW_NORMS), ids=label)
+@cover(ROW_NORMS)
 def test_the_operators_of_row_norms_keep_their_promises(case):
     arrays, said, dtypes = row_norm(case)
-    opcheck(_row_norm_operator.forward_operator, (*arrays, *said, *dtypes))
+    opcheck(OPERATORS.row_norm_forward.default, (*arrays, *said, *dtypes))
 
     arrays = detached(arrays)
-    y, stream, mean, rstd = _row_norm_operator.forward_operator(*arrays, *said, *dtypes)
+    y, stream, mean, rstd = OPERATORS.row_norm_forward.default(*arrays, *said, *dtypes)
     x, _, gate, weight, bias = arrays
     has_stream = case["stream"] != "none"
     dy = made("dy", ROWS, str(y.dtype)[6:], case)
@@ -93,10 +101,10 @@ def test_the_operators_of_row_norms_keep_their_promises(case):
     mean = mean if case["center"] else None
     given = (dy, stream if has_stream else x, rstd, mean, d_residual, gate, weight, bias)
     needs = [name for name in NEEDS if name in case["recorded"]]
-    opcheck(_row_norm_operator.backward_operator, (*given, *said, x.dtype, needs))
+    opcheck(OPERATORS.row_norm_backward.default, (*given, *said, x.dtype, needs))
 
 
-@pytest.mark.parametrize("case", pairwise(GROUP_NORMS), ids=label)
+@cover(GROUP_NORMS)
 def test_the_operators_of_group_norms_keep_their_promises(case):
     x = made("x", IMAGES, "bfloat16", case)
     channels = x.shape[case["axis"]]
@@ -106,11 +114,11 @@ def test_the_operators_of_group_norms_keep_their_promises(case):
     ]
     groups = None if channels % 3 else case["groups"]  # None: as many as channels
     said = ("group_norm", groups, case["activation"], case["axis"])
-    forward = _group_norm_operator.forward_operator
+    forward = OPERATORS.group_norm_forward.default
     opcheck(forward, (x, *parameters, *said, 1e-5, case["dtype"]))
 
     x, *parameters = detached([x, *parameters])
     y, mean, rstd = forward(x, *parameters, *said, 1e-5, case["dtype"])
     dy = made("dy", IMAGES, str(y.dtype)[6:], case)
     given = (dy, x, mean, rstd, *parameters, *said, [*case["recorded"]])
-    opcheck(_group_norm_operator.backward_operator, given)
+    opcheck(OPERATORS.group_norm_backward.default, given)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What replace_norms replaces: norms of torch.nn and with other formulas, one of each kind.
 
-`test_torch_replace_models` has those of transformers, in models.
+`test_replace_models` has those of transformers, in models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tests.support.torch_norms import (  # noqa: E402
     EVERY,
     F32,
     KNOWN,
-    WIDTH,
     Formula,
     Gated,
     GateRequiredNorm,
@@ -34,24 +33,18 @@ from tests.support.torch_norms import (  # noqa: E402
 )
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_norm_runs_the_kernels_that_its_formula_is(name, monkeypatch):
-    make, runs = EVERY[name]
-    module = make()
-    kind = type(module)
-    done = replace_norms(module)
-    assert [tuple(norm) for norm in done.replaced] == [("", kind.__name__, runs)]
-    assert not done.left
+def own_forwards(patch, *kinds):
+    """Collect what is given to the own forwards of classes."""
     calls = []
-    monkeypatch.setattr(kind, "forward", lambda self, *given: calls.append(given))
-    assert module(*arguments(name)) is not None
-    assert not calls  # the class's own forward
+    for kind in kinds:
+        patch.setattr(kind, "forward", lambda self, *given: calls.append((type(self), *given)))
+    return calls
 
 
 @pytest.mark.parametrize(
     "name, dtype", [(name, F32) for name in EVERY] + [(name, BF16) for name in KNOWN]
 )
-def test_results_and_gradients_are_those_of_the_modules_own_forward(name, dtype):
+def test_a_norm_runs_the_kernels_that_its_formula_is_with_its_own_results(name, dtype, monkeypatch):
     """In float32 up to 32 roundings, 16 of each; the bits in bfloat16, but for ties.
 
     That a number of bfloat16 is within 2**-20 of a tie, relatively to its row's largest, is as
@@ -59,12 +52,15 @@ def test_results_and_gradients_are_those_of_the_modules_own_forward(name, dtype)
     is a unit off as often as not. Gradients round wherever PyTorch stores an intermediate result:
     in bfloat16 each is half a unit in the last place off, some four times in a row.
     """
-    module = EVERY[name][0]().to(dtype)
-    given = arguments(name, dtype)
-    before = results(module, *given)
-    replace_norms(module)
-    after = results(module, *given)
-    unit = torch.finfo(dtype).eps
+    make, runs = EVERY[name]
+    module, given = make().to(dtype), arguments(name, dtype)
+    kind, before = type(module), results(module, *given)
+    done = replace_norms(module)
+    assert [(norm.name, norm.kind) for norm in done.replaced] == [("", kind.__name__)]
+    assert not done.left
+    if dtype == F32:
+        assert done.replaced[0].runs == runs
+    after, unit = results(module, *given), torch.finfo(dtype).eps
     for number, (actual, expected) in enumerate(zip(after, before, strict=True)):
         assert actual.dtype == expected.dtype
         off = (actual.double() - expected.double()).abs()
@@ -75,6 +71,9 @@ def test_results_and_gradients_are_those_of_the_modules_own_forward(name, dtype)
             assert (off > 0).sum() <= (off.numel() / 2 if name == "Qwen3-Next's" else 8)
         else:
             assert (off <= 4 * unit * expected.double().abs().max()).all()
+    calls = own_forwards(monkeypatch, kind)
+    assert module(*given) is not None
+    assert not calls
 
 
 @pytest.mark.parametrize("x_dtype, weight_dtype", [(F32, BF16), (BF16, F32)])
@@ -101,8 +100,6 @@ def test_the_recipe_of_a_class_is_not_taken_for_an_object_that_is_set_otherwise(
     done = replace_norms(nn.ModuleList([usual, first]))
     assert [norm.name for norm in done.replaced] == ["0"]
     assert [norm.name for norm in done.left] == ["1"]
-    x = drawn(2, WIDTH, 3, 3)
-    assert torch.equal(first(x), nn.LayerNorm.forward(first, x.movedim(1, -1)).movedim(-1, 1))
 
 
 def test_a_subclass_with_torchs_forward_is_a_norm_of_torchs():
@@ -126,7 +123,10 @@ def test_x_and_gate_may_be_given_by_name():
     assert torch.equal(module(x, gate=gate), expected)
 
 
-def test_what_the_probe_has_not_seen_runs_the_modules_own_forward():
+# --- what the probe has not seen ------------------------------------------------------------------
+
+
+def test_with_further_arguments_the_modules_own_forward_runs():
     class WithMore(Formula):
         def forward(self, x, gate=None, more=0.0):
             return rms(x, self.eps) * self.weight * (1.0 if gate is None else gate) + more
@@ -143,16 +143,37 @@ def test_what_the_probe_has_not_seen_runs_the_modules_own_forward():
     torch.testing.assert_close(module(x), expected[0])
 
 
-def test_a_gate_that_is_not_of_xs_shape_and_dtype_runs_the_modules_own_forward(monkeypatch):
+def test_with_a_gate_that_is_not_of_xs_shape_and_dtype_it_runs(monkeypatch):
     module = Gated()
     x, gate = arguments("a gate after", BF16)
     gates = [gate[..., :1], gate.float()]
     assert replace_norms(module).replaced
-    calls = []
-    monkeypatch.setattr(Gated, "forward", lambda self, x, gate: calls.append(gate))
+    calls = own_forwards(monkeypatch, Gated)
     for other in (gate, *gates):
         module(x, other)
-    assert len(calls) == len(gates) and all(a is b for a, b in zip(calls, gates, strict=True))
+    assert len(calls) == 2 and all(a[2] is b for a, b in zip(calls, gates, strict=True))
+
+
+class ChannelsFirst(nn.Module):
+    """As in ConvNeXt, over axis 1 of an x of four axes, or of five; else over the last."""
+
+    def __init__(self, axes):
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.rand(16)) for _ in range(2))
+        self.eps, self.axes = 1e-6, axes
+
+    def forward(self, x):
+        first = x.movedim(1, -1) if x.dim() == self.axes else x
+        y = nn.functional.layer_norm(first, (16,), self.weight, self.bias, self.eps)
+        return y.movedim(-1, 1) if x.dim() == self.axes else y
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 5, 16), (2, 16, 5, 7), (2, 16, 3, 5, 16), (3, 16)])
+def test_with_a_number_of_axes_that_is_not_known_it_runs(shape):
+    module, x = ChannelsFirst(max(len(shape), 4)), torch.randn(shape)
+    own = module(x)
+    assert replace_norms(module).replaced
+    assert (module(x) - own).abs().max() <= 16 * 2**-23 * own.abs().max()
 
 
 def test_eps_is_read_at_each_call():
@@ -166,9 +187,7 @@ def test_under_autocast_what_calls_torchs_own_norm_does_so_still(monkeypatch):
     """These change the dtype there, on CUDA; a formula does not."""
     norm, formula = LastAxis(), LlamaNorm()
     replace_norms(nn.ModuleList([norm, formula]))
-    calls = []
-    for kind in (LastAxis, LlamaNorm):
-        monkeypatch.setattr(kind, "forward", lambda self, x: calls.append(type(self).__name__))
+    calls = own_forwards(monkeypatch, LastAxis, LlamaNorm)
     with torch.autocast("cpu", dtype=BF16):
         norm(x_of(BF16)), formula(x_of(BF16))
-    assert calls == ["CunormLastAxis"]
+    assert [kind.__name__ for kind, _ in calls] == ["CunormLastAxis"]

@@ -27,52 +27,21 @@ from tests.support.torch_norms import (  # noqa: E402
 )
 
 
-class DetachedNorm(Formula):
-    """Of the right results and other gradients."""
-
-    def forward(self, x):
-        return self.weight * x * rms_of(x, self.eps).detach()
-
-
 def rms_of(x, eps):
     return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-class EpsOutsideNorm(Formula):
-    def forward(self, x):
-        return self.weight * x / (x.square().mean(-1, keepdim=True).sqrt() + self.eps)
+def norm(formula, **options):
+    """Return what makes a module of a formula, of itself and x, whose name says that it is one."""
+    return lambda: type("SomeNorm", (Formula,), {"forward": formula})(**options)
 
 
-class RoundsEverywhereNorm(Formula):
-    def forward(self, x):
-        return self.weight * rms(x, self.eps)
+def outside(m, x):
+    return m.weight * x / (x.square().mean(-1, keepdim=True).sqrt() + m.eps)
 
 
-class DroppedNorm(Formula):
-    def forward(self, x):
-        return nn.functional.dropout(self.weight * rms(x, self.eps), training=self.training)
-
-
-class ByPositionNorm(Formula):
-    """Of the right results for three axes, and others for four."""
-
-    def forward(self, x):
-        return self.weight * rms(x, self.eps) * (x.shape[1] if x.dim() == 4 else 1)
-
-
-class ByModeNorm(Formula):
-    def forward(self, x):
-        return self.weight * rms(x, self.eps) * (1 if self.training else 2)
-
-
-class NotANumberNorm(Formula):
-    def forward(self, x):
-        return self.weight * rms(x, self.eps) * float("nan")
-
-
-class FirstAxisNorm(Formula):
-    def forward(self, x):
-        return (rms(x.movedim(1, -1), self.eps) * self.weight).movedim(-1, 1)
+def dropped(m, x):
+    return nn.functional.dropout(m.weight * rms(x, m.eps), training=m.training)
 
 
 class BufferedNorm(Formula):
@@ -110,19 +79,35 @@ def with_a_parameter_of_another_kind():
     return module
 
 
+NO_RECIPE = "results in float32 are no recipe's"
 LEFT = {
-    "detached statistics": (DetachedNorm, "results of rms_norm.*, but not its gradients"),
-    "eps outside the root": (EpsOutsideNorm, "results in float32 are no recipe's.*off"),
-    "a small eps outside the root": (
-        lambda: EpsOutsideNorm(eps=1e-9),
-        "results in float32 are no recipe's.*off",
+    "detached statistics": (  # of the right results
+        norm(lambda m, x: m.weight * x * rms_of(x, m.eps).detach()),
+        "results of rms_norm.*, but not its gradients",
     ),
-    "dropout": (DroppedNorm, "results in float32 are no recipe's"),
-    "a formula by the number of axes": (ByPositionNorm, "results in float32 are no recipe's"),
-    "a formula for evaluation": (ByModeNorm, "results in float32 are no recipe's"),
-    "no numbers": (NotANumberNorm, "results in float32 are no recipe's.*of another kind"),
-    "a first axis": (FirstAxisNorm, "forward fails on the CPU: RuntimeError"),
-    "rounding everywhere": (lambda: RoundsEverywhereNorm().to(BF16), "in bfloat16 are no recipe's"),
+    "eps outside the root": (norm(outside), f"{NO_RECIPE}.*off"),
+    "a small eps outside the root": (norm(outside, eps=1e-9), f"{NO_RECIPE}.*off"),
+    "dropout": (norm(dropped), NO_RECIPE),
+    "a formula by the number of axes": (
+        norm(lambda m, x: m.weight * rms(x, m.eps) * (x.shape[1] if x.dim() == 4 else 1)),
+        NO_RECIPE,
+    ),
+    "a formula for evaluation": (
+        norm(lambda m, x: m.weight * rms(x, m.eps) * (1 if m.training else 2)),
+        NO_RECIPE,
+    ),
+    "no numbers": (
+        norm(lambda m, x: m.weight * rms(x, m.eps) * float("nan")),
+        f"{NO_RECIPE}.*of another kind",
+    ),
+    "a first axis": (
+        norm(lambda m, x: (rms(x.movedim(1, -1), m.eps) * m.weight).movedim(-1, 1)),
+        "forward fails on the CPU: RuntimeError",
+    ),
+    "rounding everywhere": (
+        lambda: norm(lambda m, x: m.weight * rms(x, m.eps))().to(BF16),
+        "in bfloat16 are no recipe's",
+    ),
     "buffers": (BufferedNorm, "has buffers"),
     "a width of 1": (lambda: LlamaNorm(1), "its width is 1"),
     "float8": (lambda: nn.LayerNorm(WIDTH, dtype=torch.float8_e4m3fn), "weight is .*float8"),
@@ -149,8 +134,8 @@ def test_what_is_no_norm_of_cunorms_is_left_and_said_why(name):
 
 
 def test_what_is_neither_called_a_norm_nor_is_one_is_not_reported():
-    class Unnamed(EpsOutsideNorm):
-        """No norm by its name."""
+    class Unnamed(Formula):
+        forward = outside
 
     module = nn.Sequential(nn.Linear(4, 4), nn.PairwiseDistance(), Unnamed(4))
     done = replace_norms(module)
@@ -170,7 +155,7 @@ def test_exact_leaves_what_is_a_unit_in_the_last_place_off():
 
 
 def test_a_probe_disturbs_nothing():
-    module = DroppedNorm(eps=3e-5)  # which no other test has, as what is found is kept
+    module = norm(dropped, eps=3e-5)()  # which no other test has, as what is found is kept
     module.register_forward_hook(lambda *_: pytest.fail("a hook was run"))
     module.train()
     weight = module.weight

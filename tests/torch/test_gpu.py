@@ -11,6 +11,9 @@ from tests.support.gpu_arrays import OnTorch
 from tests.support.group_bounds import check_group_backward, check_group_forward
 from tests.support.operands import draw
 
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+ct = pytest.importorskip("cunorm.torch")
+
 pytestmark = [
     pytest.mark.gpu,
     # torch's own, when inductor is imported
@@ -21,20 +24,10 @@ SHAPE, IMAGES, GROUPS = (64, 1024), (3, 64, 12, 10), 8
 IMAGE = {"activation": "silu", "channel_axis": 1}
 
 
-@pytest.fixture
-def gpu():
-    return OnTorch()
-
-
-@pytest.fixture
-def ct(gpu):
-    return pytest.importorskip("cunorm.torch")
-
-
 class Row:
     """A norm of a bfloat16 branch and a float32 stream, and its gradients."""
 
-    def __init__(self, gpu, ct):
+    def __init__(self, gpu):
         self.gpu, self.function = gpu, ct.add_rms_norm
         dtypes = {"x": "bfloat16", "residual": "float32", "weight": "float32"}
         dtypes |= {"dy": "bfloat16", "d_residual": "float32"}
@@ -49,7 +42,7 @@ class Row:
     def step(self):
         """Return y, the new stream, and the gradients of x, residual and weight."""
         results = self.function(*self.leaves)
-        gradients = self.gpu.torch.autograd.grad(results, self.leaves, self.arriving)
+        gradients = torch.autograd.grad(results, self.leaves, self.arriving)
         return [*(one.detach() for one in results), *gradients]
 
     def others(self):
@@ -69,7 +62,7 @@ class Row:
 class Image:
     """A group norm with an activation in channels_last, and its gradients."""
 
-    def __init__(self, gpu, ct):
+    def __init__(self, gpu):
         self.gpu, self.function = gpu, ct.group_norm
         shapes = {"x": IMAGES, "weight": IMAGES[1], "bias": IMAGES[1], "dy": IMAGES}
         self.arrays = {name: draw(name, shape, "float32") for name, shape in shapes.items()}
@@ -78,13 +71,13 @@ class Image:
 
     def _put(self, array):
         tensor = self.gpu.put(array)
-        return tensor.to(memory_format=self.gpu.torch.channels_last) if array.ndim == 4 else tensor
+        return tensor.to(memory_format=torch.channels_last) if array.ndim == 4 else tensor
 
     def step(self):
         """Return y, and the gradients of x, weight and bias."""
         x, *parameters = self.leaves
         y = self.function(x, GROUPS, *parameters, **IMAGE)
-        return [y.detach(), *self.gpu.torch.autograd.grad(y, self.leaves, self.dy)]
+        return [y.detach(), *torch.autograd.grad(y, self.leaves, self.dy)]
 
     def others(self):
         """Draw other numbers for x, which `check` then expects."""
@@ -92,7 +85,7 @@ class Image:
         return self._put(self.arrays["x"])
 
     def check(self, found):
-        channels_last = self.gpu.torch.channels_last
+        channels_last = torch.channels_last
         assert all(one.is_contiguous(memory_format=channels_last) for one in found[:2])
         y, dx, dweight, dbias = (self.gpu.get(one.contiguous()) for one in found)
         *operands, dy = self.arrays.values()
@@ -104,8 +97,8 @@ class Image:
 
 
 @pytest.fixture(params=[Row, Image], ids=["add_rms_norm", "group_norm"])
-def norm(request, gpu, ct):
-    return request.param(gpu, ct)
+def norm(request):
+    return request.param(OnTorch())
 
 
 def test_results_and_gradients_are_within_their_bounds(norm):
@@ -113,7 +106,6 @@ def test_results_and_gradients_are_within_their_bounds(norm):
 
 
 def test_forward_and_backward_are_captured_in_a_cuda_graph_after_one_warm_call(norm):
-    torch = norm.gpu.torch
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # as PyTorch asks for where a backward is captured
@@ -129,7 +121,6 @@ def test_forward_and_backward_are_captured_in_a_cuda_graph_after_one_warm_call(n
 
 
 def test_a_compiled_norm_is_that_of_an_eager_call_to_the_bit(norm):
-    torch = norm.gpu.torch
     pytest.importorskip("triton", reason="torch.compile on a GPU needs Triton")
     expected = norm.step()
     function = norm.function
@@ -140,7 +131,6 @@ def test_a_compiled_norm_is_that_of_an_eager_call_to_the_bit(norm):
 
 
 def test_a_backward_runs_on_the_stream_of_its_forward(norm):
-    torch = norm.gpu.torch
     norm.step()
     others, side = norm.others(), torch.cuda.Stream()
     torch.cuda.synchronize()

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""JAX arrays in calls with arrays of other frameworks, which XLA does not make.
+
+Results lie in memory that NumPy allocates, and tells tracemalloc of.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import reference
+from tests.support.operands import draw
+from tests.support.processes import in_process
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+jnp = jax.numpy
+
+SHAPE = (64, 1024)
+WEIGHT = draw("weight", SHAPE[1], "float32")
+
+
+def normalised(dtype="float32"):
+    """Return a JAX array that a call with NumPy's weight made, and what it should be."""
+    x = draw("x", SHAPE, dtype)
+    return cunorm.rms_norm(jnp.asarray(x), WEIGHT), reference.rms_norm(x, WEIGHT)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_result_is_an_array_of_jaxs_that_outlives_the_call(dtype):
+    y, exact = normalised(dtype)
+    gc.collect()
+    again = jax.jit(lambda y: y * 1)(y)
+    assert isinstance(y, jax.Array)
+    for one in (y, again):
+        assert one.dtype == dtype
+        eps = float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(np.asarray(one, np.float64), exact, rtol=2 * eps, atol=1e-6)
+
+
+def die_on_another_thread(holder):
+    thread = threading.Thread(target=holder.clear)
+    thread.start()
+    thread.join()
+
+
+def fail(array):
+    raise KeyError("mine")
+
+
+def die_of_an_exception(holder):
+    with pytest.raises(KeyError, match="mine"):  # which survives the end of the array
+        fail(holder.pop())
+
+
+@pytest.mark.parametrize("end", [list.clear, die_on_another_thread, die_of_an_exception])
+def test_the_memory_of_a_result_is_freed_with_it(end):
+    normalised()
+    tracemalloc.start()
+    try:
+        holder = [normalised()[0]]
+        size = holder[0].nbytes
+        gc.collect()
+        with_it, _ = tracemalloc.get_traced_memory()
+        assert with_it > size  # so tracemalloc sees it, uncopied
+        end(holder)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < with_it - 0.9 * size
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_is_read_once_its_values_are_there():
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda _, y: jnp.tanh(y @ x), x))
+    x, weight = jnp.eye(300) * 1e-3 + 0.5, np.ones(300, np.float32)
+    expected = reference.rms_norm(np.asarray(slow(x)))
+    for arrays in ((slow(x), weight), (slow(x),)):  # the second is a call of XLA's
+        np.testing.assert_allclose(cunorm.rms_norm(*arrays), expected, rtol=1e-5)
+
+
+def test_a_jax_array_is_not_written():
+    for out in (jnp.zeros((2, 4)), jnp.zeros((0, 4))):
+        with pytest.raises(ValueError, match=r"^rms_norm: out .*JAX arrays are immutable"):
+            cunorm.rms_norm(jnp.ones(out.shape), out=out)
+
+
+def test_several_devices_are_refused_and_results_that_are_alive_at_exit_do_no_harm():
+    in_process(
+        """
+import builtins, jax
+jnp = jax.numpy
+first, second = jax.devices()
+x, weight = jnp.ones((4, 4)), np.ones(4, np.float32)
+for arrays in ((jax.device_put(x, second),), (jax.device_put(x, second), weight)):
+    assert (abs(cunorm.rms_norm(*arrays) - 1) < 1e-5).all()
+mesh = jax.sharding.Mesh([first, second], "d")
+for spec in (jax.P("d"), jax.P()):
+    try:
+        cunorm.rms_norm(jax.device_put(x, jax.sharding.NamedSharding(mesh, spec)))
+    except ValueError as error:
+        assert "rms_norm: x is spread over 2 devices" in str(error), error
+        assert "jax.device_put(x, one_device)" in str(error), error
+    else:
+        raise AssertionError("not refused")
+large = jnp.ones((1 << 10, 1 << 12), "bfloat16")
+builtins.kept = cunorm.rms_norm(large, np.ones(1 << 12, np.float32))
+kept_too = cunorm.rms_norm(large, np.ones(1 << 12, np.float32))
+pending = jax.jit(lambda x: jnp.sin(x).sum())(kept_too)
+""",
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+        JAX_PLATFORMS="cpu",
+    )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""The order of a launch and what other frameworks do on streams of their own.
+
+On the software GPU streams are late: they work when somebody waits for them, so that a wait that is
+missing gives wrong numbers. Which of two streams is waited for first decides on which wait shows.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests import softgpu
+from tests.support.internals import Cupy, _arrays
+from tests.support.kinds import ForeignOnCuda, OnCupy
+from tests.support.operands import draw
+
+pytestmark = pytest.mark.gpu
+SHAPE = (6, 64)
+
+
+@pytest.fixture
+def gpu():
+    return OnCupy()
+
+
+@pytest.fixture
+def late():
+    with softgpu.settings(streams="late") if softgpu.is_loaded() else nullcontext():
+        yield
+
+
+def library(gpu, stream, patch):
+    """Return the array type of a library whose user works on a stream."""
+
+    class Own(gpu.cupy.ndarray):
+        """An array of that library's."""
+
+    class Library(Cupy):
+        def stream(self, device):
+            return stream.ptr
+
+    patch.setitem(_arrays._FRAMEWORKS, Own, Library())
+
+    def own(array):
+        memory = gpu.cupy.cuda.UnownedMemory(array.data.ptr, array.nbytes, array, 0)
+        return Own(array.shape, array.dtype, gpu.cupy.cuda.MemoryPointer(memory, 0))
+
+    return own
+
+
+@pytest.mark.parametrize("waited_for_first", [0, 1])
+@pytest.mark.parametrize("is_one_stream", [True, False])
+def test_a_launch_waits_for_the_streams_of_other_operands_and_they_for_it(
+    waited_for_first, is_one_stream, gpu, late, monkeypatch
+):
+    ours, other = (gpu.cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    theirs = ours if is_one_stream else other
+    own, foreign = (library(gpu, stream, monkeypatch) for stream in (ours, theirs))
+    x, *seeds = (draw(name, SHAPE, "float32") for name in ("x", "seed", "another"))
+    there, *sources = map(gpu.put, (x, *seeds))
+    weight = gpu.put(np.zeros(SHAPE[1], np.float32))
+    gpu.cupy.cuda.runtime.deviceSynchronize()
+
+    def write(number):
+        with theirs:
+            cunorm.rms_norm(sources[number][:1], out=weight.reshape(1, -1))
+
+    write(0)
+    y = cunorm.rms_norm(own(there), foreign(weight))
+    write(1)
+    for stream in (ours, theirs)[:: 1 - 2 * waited_for_first]:
+        stream.synchronize()
+    expected = cunorm.rms_norm(x, cunorm.rms_norm(seeds[0][:1])[0])
+    np.testing.assert_allclose(gpu.get(y), expected, rtol=1e-6)
+    np.testing.assert_allclose(gpu.get(weight), cunorm.rms_norm(seeds[1][:1])[0], rtol=1e-6)
+
+
+def test_a_producer_is_asked_to_order_our_stream_after_its_work(gpu):
+    thing, stream = ForeignOnCuda(gpu.put(draw("x", SHAPE, "float32"))), gpu.cupy.cuda.Stream()
+    cunorm.rms_norm(thing)
+    with stream:
+        cunorm.rms_norm(thing)
+    assert thing.streams == [1, stream.ptr]  # 0 is no stream to DLPack, the default one is 1
+
+
+def test_a_capsule_is_held_until_the_stream_has_passed_the_launch(gpu, late):
+    alive, results = [], []
+
+    def call():
+        array = gpu.put(draw("x", SHAPE, "float32"))
+        alive.append(weakref.ref(array))
+        results.append(cunorm.rms_norm(ForeignOnCuda(array)))
+        del array
+        gc.collect()
+
+    stream = gpu.cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        call()
+        assert alive[0]() is not None
+        if softgpu.is_loaded():  # a real one may be done by now
+            call()
+            assert alive[0]() is not None
+        stream.synchronize()
+        call()
+    assert alive[0]() is None
+    stream.synchronize()
+    expected = cunorm.rms_norm(draw("x", SHAPE, "float32"))
+    for y in results:
+        np.testing.assert_allclose(gpu.get(y), expected, rtol=1e-6)

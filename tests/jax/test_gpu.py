@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""cunorm.jax on a GPU, of JAX with CUDA: every dtype, in order with what XLA computes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from cunorm import reference
+from tests.support.jax_formulas import FORMULAS
+from tests.support.kinds import OnJax
+from tests.support.operands import draw
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+jnp = jax.numpy
+
+import cunorm.jax  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+# Of float32, in sums of 300 terms of about 1, which a GPU adds up in another order.
+CLOSE = {"rtol": 1e-4, "atol": 1e-3}
+NORMS = cunorm.jax.rms_norm, FORMULAS["rms_norm"]
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    with jax.default_device(OnJax().device):
+        yield
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_large_arrays_of_every_dtype(dtype):
+    x = draw("x", (300, 257), dtype)  # rows that no thread's access divides
+    weight = draw("weight", 257, "float32")
+    y = jax.jit(cunorm.jax.rms_norm)(x, weight)
+    assert y.dtype == dtype
+    exact, eps = reference.rms_norm(x, weight), float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(np.asarray(y, np.float64), exact, rtol=2 * eps, atol=1e-5)
+
+
+def test_calls_are_ordered_with_what_xla_computes_before_and_after():
+    x = jnp.asarray(draw("x", (256, 256), "float32"))
+
+    def chain(norm, x):
+        for _ in range(20):
+            x = norm(jnp.tanh(x @ x)) + x
+        return x
+
+    actual, expected = (jax.jit(partial(chain, norm))(x) for norm in NORMS)
+    np.testing.assert_allclose(actual, expected, rtol=1e-2, atol=1e-2)  # of matrix products, too
+
+
+def test_vmap_scan_and_checkpoint():
+    x, weight = (jnp.asarray(draw("x", s, "float32")) for s in ((4, 8, 64), (64,)))
+
+    def loss(norm, x, weight):
+        layer = jax.checkpoint(lambda x, _: (jax.vmap(norm, (0, None))(jnp.sin(x), weight), None))
+        return (jax.lax.scan(layer, x, None, length=3)[0] ** 3).sum()
+
+    both = [jax.jit(jax.grad(partial(loss, norm), (0, 1)))(x, weight) for norm in NORMS]
+    for got, right in zip(*both, strict=True):
+        np.testing.assert_allclose(got, right, **CLOSE)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""Arrays of every framework: made of NumPy's, read back, and told from one another.
+
+A kind has `put` and `get` to move numbers, `address` of an array's memory, and `is_own` for what a
+call on its arrays is to return.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.gpu_arrays import OnCupy, OnJax, OnTorch
+from tests.support.internals import describe, numpy_view, read_capsule
+from tests.support.operands import DTYPES
+
+
+class OnNumpy:
+    """NumPy's own."""
+
+    def put(self, array: Any) -> Any:
+        return array
+
+    def get(self, array: Any) -> Any:
+        return np.asarray(array)
+
+    def address(self, array: Any) -> int:
+        return array.ctypes.data
+
+    def is_own(self, result: Any, dtype: str) -> bool:
+        return type(result) is np.ndarray and result.dtype == DTYPES[dtype]
+
+
+class Foreign:
+    """An array of nobody's framework, that speaks DLPack and nothing else."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+
+class ForeignBefore1(Foreign):
+    """The same before there was max_version."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        return self.array.__dlpack__(stream=stream)
+
+
+class OnDlpack(OnNumpy):
+    """Foreign objects, which are answered with NumPy's arrays; of bfloat16 torch makes capsules."""
+
+    def put(self, array: Any) -> Any:
+        return Foreign(OnTorchCpu().put(array) if array.dtype == DTYPES["bfloat16"] else array)
+
+    def address(self, array: Any) -> int:
+        array = getattr(array, "array", array)
+        return array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
+
+
+class ForeignOnCuda(Foreign):
+    """A CuPy array as a foreign object, which notes for which streams it is asked."""
+
+    def __init__(self, array: Any) -> None:
+        super().__init__(array)
+        self.streams: list[int] = []
+
+    def __dlpack_device__(self) -> Any:
+        return (2, self.array.data.device_id)
+
+    def __dlpack__(self, *, stream: int, max_version: Any = None) -> Any:
+        """Return a capsule of NumPy's, which looks at no memory, and say where that is."""
+        self.streams.append(stream)
+        array = self.array
+        raw = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)
+        raw.owner = array
+        capsule = np.ndarray(array.shape, f"f{array.itemsize}", raw).__dlpack__()
+        tensor, _ = read_capsule(capsule)
+        tensor.device_type, tensor.device_id = self.__dlpack_device__()
+        tensor.code = 4 if array.dtype == DTYPES["bfloat16"] else tensor.code
+        return capsule
+
+
+class OnCudaDlpack(OnCupy):
+    """Foreign objects on a GPU, which are answered with CuPy's arrays."""
+
+    def put(self, array: Any) -> Any:
+        return ForeignOnCuda(super().put(array))
+
+    def address(self, array: Any) -> int:
+        return super().address(getattr(array, "array", array))
+
+
+class OnTorchCpu(OnTorch):
+    """PyTorch in the CPU's memory."""
+
+    device = "cpu"
+
+
+class OnJaxCpu(OnJax):
+    """JAX in the CPU's memory."""
+
+    platform = "cpu"
+
+
+KINDS = {"numpy": OnNumpy, "dlpack": OnDlpack, "torch": OnTorchCpu, "jax": OnJaxCpu}
+GPU_KINDS = {
+    "cupy": OnCupy,
+    "dlpack on CUDA": OnCudaDlpack,
+    "torch on CUDA": OnTorch,
+    "jax on CUDA": OnJax,
+}
+
+
+def kinds(*without: str) -> list[Any]:
+    """Return parameters of tests: every kind, those on a GPU marked so."""
+    every = [pytest.param(kind, id=name) for name, kind in KINDS.items() if name not in without]
+    return every + [
+        pytest.param(kind, id=name, marks=pytest.mark.gpu)
+        for name, kind in GPU_KINDS.items()
+        if name not in without
+    ]
+
+
+# --- by the name of a kind ------------------------------------------------------------------------
+
+
+def to(kind: str, array: Any) -> Any:
+    """Return an array of a kind with those numbers; None stays None."""
+    return None if array is None else KINDS[kind]().put(array)
+
+
+def numbers(array: Any) -> Any:
+    """Return the numbers of an array in the CPU's memory, a view where they lie."""
+    is_numpys = array is None or isinstance(array, np.ndarray)
+    return array if is_numpys else numpy_view(describe("test", "result", array))
+
+
+def pointer(array: Any) -> int:
+    return describe("test", "array", array).pointer
+
+
+def is_of(kind: str, result: Any, dtype: str) -> bool:
+    return KINDS[kind]().is_own(result, dtype)
