@@ -27,6 +27,7 @@ _HOST = _INCLUDE / "host"
 # Strict IEEE arithmetic: no option here may set flush-to-zero in whoever loads the library, and a
 # product and a sum are contracted only where the source says fma.
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-w")
+_MORE_OPTIONS = "CUNORM_CXXFLAGS"  # of the environment: they come after ours
 _ERROR_LINES = 8
 
 
@@ -124,8 +125,9 @@ def _compiled(build: Build) -> tuple[Path, bool]:
     if found is None:
         raise RuntimeError("cunorm: no C++ compiler")
     text, folder = _translation_unit(build), cache_folder()
-    optional = _compiler.optional(found, _OPTIONS, folder)
-    options = (*_OPTIONS, *optional)
+    base = base_options()
+    optional = _compiler.optional(found, base, folder)
+    options = (*base, *optional)
     name = digest(text, *options, *found, _stand_ins(), _cpu_identity())
     target = folder / f"{build.kernel}-{name}.so"
     if is_whole(target):
@@ -133,11 +135,16 @@ def _compiled(build: Build) -> tuple[Path, bool]:
     try:
         _compile(build, found, options, text, target)
     except Failed:
-        _compiler.ask(found, _OPTIONS, folder)
-        if _compiler.optional(found, _OPTIONS, folder) == optional:
+        _compiler.ask(found, base, folder)
+        if _compiler.optional(found, base, folder) == optional:
             raise
         return _compiled(build)  # without what it refuses
     return target, True
+
+
+def base_options() -> Options:
+    """Return what every compiler is given, whatever else it takes."""
+    return (*_OPTIONS, *shlex.split(os.environ.get(_MORE_OPTIONS, "")))
 
 
 def _translation_unit(build: Build) -> str:

@@ -185,6 +185,12 @@ def test_the_name_of_a_build_depends_on_all_that_made_it(monkeypatch, what):
     assert _compile._compiled(build) != before
 
 
+def test_options_of_the_environment_come_after_ours(tmp_path):
+    environment = {"CUNORM_CACHE_DIR": os.fspath(tmp_path), "CUNORM_CXXFLAGS": "-O1 -Dfma=nowhere"}
+    with pytest.raises(AssertionError, match=r"-O3 .* -w .*-O1 -Dfma=nowhere"):
+        in_process("check(0, False)", **environment)
+
+
 def test_numbers_do_not_depend_on_whether_the_build_came_from_the_cache(tmp_path):
     show = "x = np.arange(40, dtype=np.float32).reshape(4, 10)\nprint(cunorm.rms_norm(x).tobytes())"
     environment = {"CUNORM_CACHE_DIR": os.fspath(tmp_path)}

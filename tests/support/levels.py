@@ -6,6 +6,7 @@ Each level has its own loaded kernels, so that a test never runs what another le
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -14,8 +15,7 @@ from cunorm._cpu import _compile
 from cunorm._loaded import Cached, Loaded
 from cunorm.group_norm import _run
 
-LEVELS = {"O0": ("-O0",), "O1": ("-O1",), "O3": ()}  # after the package's own options
-BUDGET = {"O0": 900, "O1": 650, "O3": 60}  # builds of a whole run
+BUDGET = {"O0": 900, "O1": 650, "O3": 60}  # builds of a whole run at each level
 _KERNELS = [
     (_backend, "cpu_forward_kernels"),
     (_backend, "cpu_backward_kernels"),
@@ -28,14 +28,15 @@ _kept: dict[str, list[tuple[Any, str, Any]]] = {}
 
 
 def use(level: str) -> None:
-    """Compile at a level from now on."""
+    """Compile at a level from now on, here and in processes that are started."""
     global _current
     if level == _current:
         return
     _kept[_current] = [(module, name, getattr(module, name)) for module, name in _places()]
-    for module, name, value in _kept.get(level) or _fresh(level):
+    for module, name, value in _kept.get(level) or _fresh():
         setattr(module, name, value)
     _current = level
+    os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is as shipped
 
 
 def count_builds() -> None:
@@ -57,16 +58,11 @@ def account(found: set[tuple[str, str]]) -> tuple[str, bool]:
 
 
 def _places() -> list[tuple[Any, str]]:
-    return [(_compile, "_OPTIONS"), (_compile, "_loaded"), (_again, "_known"), *_KERNELS]
+    return [(_compile, "_loaded"), (_again, "_known"), *_KERNELS]
 
 
-def _fresh(level: str) -> list[tuple[Any, str, Any]]:
-    options = (*_SHIPPED, *LEVELS[level])
+def _fresh() -> list[tuple[Any, str, Any]]:
     kernels = [
         (module, name, Cached(getattr(module, name).__wrapped__)) for module, name in _KERNELS
     ]
-    caches = [(_compile, "_loaded", Loaded()), (_again, "_known", {}), *kernels]
-    return [(_compile, "_OPTIONS", options), *caches]
-
-
-_SHIPPED = _compile._OPTIONS
+    return [(_compile, "_loaded", Loaded()), (_again, "_known", {}), *kernels]
