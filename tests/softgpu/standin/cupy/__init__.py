@@ -84,6 +84,12 @@ class ndarray:
     def __array__(self, *args, **kwargs):
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
+    def __array_ufunc__(self, ufunc, method, *args, **kwargs):
+        return _on_host(getattr(ufunc, method))(*args, **kwargs)
+
+    def __array_function__(self, function, types, args, kwargs):
+        return _on_host(function)(*args, **kwargs)
+
     shape = property(lambda self: self._a.shape)
     dtype = property(lambda self: self._a.dtype)
     strides = property(lambda self: self._a.strides)
