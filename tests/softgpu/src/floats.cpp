@@ -81,28 +81,10 @@ const std::map<std::string, FloatOperation> table = {
     {"tanh", real<[]<class T>(T a) { return in_double(std::tanh, a); }, 1>()},
 };
 
-template <class T>
-Operation test_of(const Opcode& op) {
-  static const std::map<std::string, Operation> tests = {
-      {"finite", each<[](T a) { return std::isfinite(a); }, T>},
-      {"infinite", each<[](T a) { return std::isinf(a); }, T>},
-      {"number", each<[](T a) { return !std::isnan(a); }, T>},
-      {"notanumber", each<[](T a) { return std::isnan(a); }, T>},
-      {"normal", each<[](T a) { return std::isnormal(a) || a == 0; }, T>},
-      {"subnormal", each<[](T a) { return std::fpclassify(a) == FP_SUBNORMAL; }, T>},
-  };
-  const auto found = tests.find(op.parts[1]);
-  return found == tests.end() ? nullptr : found->second;
-}
-
 }  // namespace
 
 bool choose_float(Instruction& i, const Opcode& op) {
   const bool wide = op.type() == "f64";
-  if (op.base() == "testp") {
-    i.run = wide ? test_of<double>(op) : test_of<float>(op);
-    return i.run != nullptr;
-  }
   std::string key = op.base() == "mad" ? "fma" : op.base();
   if (op.has("NaN")) key += ".NaN";
   if (key == "div" && (op.has("approx") || op.has("full"))) key += ".approx";

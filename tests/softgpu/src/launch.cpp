@@ -21,9 +21,12 @@ std::string place_of(const Warp& w, int lane) {
                 l.block[0], l.block[1], l.block[2]);
 }
 
+Error error_at(const Warp& w, const Instruction& i, int lane, int code, const std::string& what) {
+  return {code, format("%s: %s\n  PTX line %d: %s", place_of(w, lane).c_str(), what.c_str(), i.line,
+                       running->function->module->line(i.line).c_str())};
+}
 void fail(const Warp& w, const Instruction& i, int lane, int code, const std::string& what) {
-  throw Error{code, format("%s: %s\n  PTX line %d: %s", place_of(w, lane).c_str(), what.c_str(),
-                           i.line, running->function->module->line(i.line).c_str())};
+  throw error_at(w, i, lane, code, what);
 }
 
 namespace {
@@ -113,6 +116,7 @@ void run_grid() {
   for (u64 k = 0; k < clusters; ++k) {
     start_cluster(c, schedule == Schedule::kReverse ? clusters - 1 - k : k);
     run_cluster(c, schedule);
+    if (running->watch && !running->watch->unwritten.text.empty()) throw running->watch->unwritten;
   }
 }
 

@@ -111,8 +111,8 @@ bool choose_operation(Instruction& i, const Opcode& op) {
       for (const char* base : bases) out[base] = family;
     };
     add(choose_arithmetic,
-        {"add", "sub",  "mul", "mad",   "fma", "div", "rem", "min", "max",  "neg",      "abs",
-         "sad", "sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh", "copysign", "testp"});
+        {"add", "sub",  "mul", "mad",   "fma", "div", "rem", "min", "max",  "neg",     "abs",
+         "sad", "sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh", "copysign"});
     add(choose_bits, {"and", "or", "xor", "not", "cnot", "shl", "shr", "shf", "bfe", "bfi", "bfind",
                       "popc", "clz", "brev", "lop3", "prmt"});
     add(choose_comparison, {"setp", "set", "selp", "slct"});

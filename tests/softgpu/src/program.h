@@ -71,9 +71,9 @@ struct Param {
   std::string name;
   size_t offset, size;
 };
-enum class SpecialRegister : u8;
+using SpecialValue = u64 (*)(const Warp&, int lane, int axis);
 struct Special {
-  SpecialRegister what;
+  SpecialValue value;
   int axis, row;
 };
 struct Function {

@@ -27,8 +27,7 @@ struct Checked {
   Warp& w;
   const Instruction& i;
   int lane;
-  Watched& memory;
-  u64 address;
+  const Watched& memory;
   Access now;
 
   bool ordered(const Access& then) const {
@@ -57,9 +56,8 @@ void Checked::race(const Access& then, const char* what) const {
   const u32 blocks = running->watch->cluster_threads / threads;
   const Module& m = *running->function->module;
   fail(w, i, lane, 719,
-       format("a race for %s memory with thread %u of block %u, which %s there at PTX line %u: %s",
-              memory.shared ? "shared" : "global", then.thread % threads,
-              (then.cluster - 1) * blocks + then.thread / threads,
+       format("a race with thread %u of block %u, which %s there at PTX line %u: %s",
+              then.thread % threads, (then.cluster - 1) * blocks + then.thread / threads,
               then.copying ? "still copies" : what, then.line, m.line(int(then.line)).c_str()));
 }
 
@@ -89,8 +87,9 @@ void Checked::keep_read(Cell& c) const {
 
 void Checked::read(Cell& c) const {
   check(c.write, "wrote");
-  if (memory.shared && c.write.epoch == 0)
-    fail(w, i, lane, 719, "shared memory is read that nothing has written");
+  Error& unwritten = running->watch->unwritten;
+  if (memory.shared && c.write.epoch == 0 && unwritten.text.empty())
+    unwritten = error_at(w, i, lane, 719, "shared memory is read that nothing has written");
   keep_read(c);
 }
 
@@ -181,7 +180,7 @@ void check_races(Warp& w, const Instruction& i, int lane, Watched& memory, u64 a
              u16(thread_in_cluster(w, lane))};
   now.atomic = kind == AccessKind::kUpdate;
   now.copying = kind == AccessKind::kCopyBegins;
-  const Checked access{w, i, lane, memory, address, now};
+  const Checked access{w, i, lane, memory, now};
   const u64 first = address % Page::kBytes / page.cell_bytes;
   for (u64 k = first; k < first + bytes / page.cell_bytes; ++k) {
     Cell& c = page.cells[k];

@@ -5,7 +5,7 @@
 
 namespace sg {
 
-// Whether there is such a register; what and axis say which.
+// Whether there is such a register; sets what it has.
 bool find_special(const std::string& name, Special& out);
 void set_special_registers(Warp&);
 

@@ -81,6 +81,7 @@ struct Running {
 };
 extern thread_local Running* running;
 
+Error error_at(const Warp&, const Instruction&, int lane, int code, const std::string& what);
 [[noreturn]] void fail(const Warp&, const Instruction&, int lane, int code,
                        const std::string& what);
 std::string place_of(const Warp&, int lane);

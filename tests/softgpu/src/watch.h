@@ -77,6 +77,7 @@ struct Watch {
   SharedCounts shared_loads, shared_stores;
   std::vector<std::vector<ReadBy>> readers;  // by thread; the first is not used
   size_t readers_used = 1;
+  Error unwritten = {0, ""};  // a read of what nothing has written: a race, if that comes later
 };
 std::unique_ptr<Watch> start_watch(u32 cluster_threads);  // null where nothing is asked for
 void watch_cluster(Watch&, Cluster&);                     // begins
