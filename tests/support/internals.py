@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The one place where tests import private names of cunorm: a change of the package ends here."""
 
-from cunorm import _again, _backend, _cluster_fit, _cuda, _scratch
-from cunorm import _again, _arrays, _backend, _cuda, _plan, _scratch
-from cunorm import _again, _arrays, _backend, _cpu, _cuda, _plan, _scratch
+from cunorm import _again, _arrays, _backend, _cluster_fit, _cpu, _cuda, _plan, _scratch
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
 from cunorm._arrays._cupy import Cupy
 from cunorm._arrays._dlpack import read_capsule
