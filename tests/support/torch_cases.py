@@ -69,8 +69,7 @@ GROUP_NORMS = {
 }
 
 
-def _row_norm(name):
-    """Return a function of tensors, and these."""
+def _row_norm(name, module):
     function, given, said = ROW_NORMS[name]
     present = {key: one for key, one in given.items() if one is not None}
     absent = {key: None for key, one in given.items() if one is None}
@@ -78,21 +77,21 @@ def _row_norm(name):
     def call(x, *tensors):
         named = absent | dict(zip(present, tensors, strict=True))
         stream = [named.pop("residual")] if "residual" in named else []
-        result = getattr(ct, function)(x, *stream, **named, **said)
+        result = getattr(module, function)(x, *stream, **named, **said)
         return tuple(result) if isinstance(result, tuple) else result
 
     return call, (tensor("x", *ROWS, WIDTH), *present.values())
 
 
-def _group_norm(name):
+def _group_norm(name, module):
     num_groups, shape, said = GROUP_NORMS[name]
     channels = shape[said.get("channel_axis", -1)]
     tensors = (tensor("x", *shape), tensor("weight", channels), tensor("bias", channels))
 
     def call(x, weight, bias):
         if num_groups is None:
-            return ct.instance_norm(x, weight, bias, **said)
-        return ct.group_norm(x, num_groups, weight, bias, **said)
+            return module.instance_norm(x, weight, bias, **said)
+        return module.group_norm(x, num_groups, weight, bias, **said)
 
     return call, tensors
 
@@ -108,9 +107,9 @@ NAMES = [
 ]
 
 
-def case(name):
-    """Return a function of tensors, and these."""
-    return (_group_norm if name in GROUP_NORMS else _row_norm)(name)
+def case(name, module=ct):
+    """Return a function of tensors, and these; it calls cunorm.torch, or cunorm itself."""
+    return (_group_norm if name in GROUP_NORMS else _row_norm)(name, module)
 
 
 class Watch(TorchDispatchMode):
