@@ -4,8 +4,7 @@
 from cunorm import _again, _arrays, _backend, _cluster_fit, _cpu, _cuda, _plan, _scratch
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
 from cunorm._arrays._cupy import Cupy
-from cunorm._arrays._dlpack import read_capsule
-from cunorm._arrays._dlpack import DLPack
+from cunorm._arrays._dlpack import DLPack, read_capsule
 from cunorm._arrays._numpy import Numpy
 from cunorm._arrays._torch import Torch
 from cunorm._builds import Build, Launch
@@ -47,10 +46,9 @@ __all__ = [
     "contiguous_form",
     "describe",
     "features_of",
-    "numpy_view",
-    "read_capsule",
     "host_frameworks",
     "numpy_view",
+    "read_capsule",
     "runners",
     "source_text",
 ]
