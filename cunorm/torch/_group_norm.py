@@ -68,6 +68,8 @@ def group_norm(
     >>> weight.grad
     tensor([0.7276, 1.2127, 0.7276, 1.2127])
     """
+    if num_groups is None:  # which means to `group_norm_of` as many as there are channels
+        raise TypeError("group_norm: num_groups is None, expected an int")
     said = (num_groups, activation, channel_axis)
     return group_norm_of("group_norm", (x, weight, bias), said, eps, dtype)
 

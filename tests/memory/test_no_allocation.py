@@ -3,22 +3,31 @@
 
 NumPy tells tracemalloc of its memory, so that the peak of a call shows arrays that are gone when it
 returns, too. The least of those here, of 64 KiB, is larger than what Python's objects take. PyTorch
-tells its dispatcher. And no framework is asked for memory: not even for a small array.
+tells its dispatcher, and CuPy's allocator can be another: even of a small array.
 """
+
+from __future__ import annotations
 
 import gc
 import tracemalloc
-from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import pytest
 
-from cunorm import _again, _scratch
-from cunorm._arrays import Framework
-from tests.support.calls import BACKWARDS, FORWARDS, Call, anew
+import cunorm
+from tests.support import internals
+from tests.support.calls import GROUP_NORMS, anew, call_of, draw, names
 
 KIB = 1 << 10
-WIDE, TALL = (4, 16 << 10), (16 << 10, 4)  # in one of them dweight has 64 KiB, in the other rstd
+# In one of them dweight has 64 KiB, in the other rstd.
+WIDE, TALL = (4, 16 << 10), (16 << 10, 4)
+WIDE_GROUPS, TALL_GROUPS = (2, 3, 16 << 10), (16 << 10, 2, 4)
+
+
+def calls_of(name):
+    shapes = (WIDE_GROUPS, TALL_GROUPS) if name in GROUP_NORMS else (WIDE, TALL)
+    return [call_of(name, shape) for shape in shapes]
 
 
 def peak_of(run):
@@ -33,8 +42,8 @@ def peak_of(run):
 
 def _peak_of_one(run, forgets):
     if forgets:
-        _again.forget()  # the call is planned, not just repeated
-    _scratch._kept.clear()  # what is lent is allocated
+        internals._again.forget()  # the call is planned, not just repeated
+    internals._scratch._kept.clear()  # what is lent is allocated
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -45,71 +54,15 @@ def _peak_of_one(run, forgets):
         tracemalloc.stop()
 
 
-def frameworks(kind=Framework):
-    for sub in kind.__subclasses__():
-        yield sub
-        yield from frameworks(sub)
+@names
+def test_numpy_allocates_what_is_left_out_and_nothing_else(name):
+    calls = calls_of(name)
+    assert max(peak_of(call.run) for call in calls) < 16 * KIB
+    for part in calls[0].parts():
+        assert max(peak_of(partial(call.run, part)) for call in calls) >= 64 * KIB, part
 
 
-def refuse(framework, *asked):
-    raise MemoryError(f"{framework.name} was asked for {asked}")
-
-
-WHEN_PLANNED = dict.fromkeys(("allocate", "allocate_like", "contiguous"), refuse)
-WHEN_MADE_AGAIN = {"maker": lambda framework, form, has_model: partial(refuse, framework, form)}
-
-
-@contextmanager
-def frameworks_that(ways):
-    """Let all frameworks do something else, and nothing be kept to lend."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_scratch, "_kept", [])
-        for framework in (Framework, *frameworks()):
-            for way in ways.keys() & vars(framework).keys():
-                patch.setattr(framework, way, ways[way])
-        yield
-
-
-def check_what_frameworks_are_asked_for(call, kind):
-    """Check that it is nothing but what is left out, when a call is planned and when made again."""
-    _again.forget()
-    with frameworks_that(WHEN_PLANNED | WHEN_MADE_AGAIN):
-        for _ in range(3):
-            call.run()
-        for part in call.parts():  # a workspace is of NumPy for all
-            asked = "numpy" if part == "workspace" else kind
-            with pytest.raises(MemoryError, match=f"^{asked} was asked for"):
-                anew(call.run, without=part)
-    with frameworks_that(WHEN_MADE_AGAIN):
-        for part in call.out:
-            call.run(without=part)
-            with pytest.raises(MemoryError, match=f"^{kind} was asked for"):
-                call.run(without=part)
-    _again.forget()
-
-
-@pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
-@pytest.mark.parametrize("shape", [WIDE, TALL], ids=["wide", "tall"])
-def test_numpy_allocates_nothing_during_a_call(shape, name):
-    assert peak_of(Call(name, shape).run) < 16 * KIB
-
-
-@pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
-def test_numpy_allocates_what_is_left_out(name):
-    """Else the test above would pass whatever a call did."""
-    wide, tall = Call(name, WIDE), Call(name, TALL)
-    for part in wide.parts():
-        peaks = (peak_of(partial(call.run, part)) for call in (wide, tall))
-        assert max(peaks) >= 64 * KIB, part
-
-
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-@pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
-def test_no_framework_is_asked_for_memory(name, kind):
-    check_what_frameworks_are_asked_for(Call(name, (5, 8), kind), kind)
-
-
-@pytest.mark.parametrize("name", [*FORWARDS, *BACKWARDS])
+@names
 def test_torch_runs_no_operation_that_allocates(name):
     """It sees no more than a workspace of bytes that is viewed as floats."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -129,10 +82,57 @@ def test_torch_runs_no_operation_that_allocates(name):
             run()
         return seen.names
 
-    call = Call(name, (5, 8), "torch")
+    call = call_of(name, kind="torch")
     for run in (partial(anew, call.run), call.run, call.run):
         assert operations(run) <= {"view", "slice", "detach"}
     for part in call.out:
         makes = partial(call.run, without=part)
         for run in (partial(anew, makes), makes, makes):
             assert operations(run) & {"empty_strided", "empty_like"}, part
+
+
+@pytest.mark.gpu
+@names
+def test_cupy_allocates_what_is_left_out_and_nothing_else(name):
+    import cupy
+
+    call = call_of(name, kind="cupy")
+    call.run()
+    taken = []
+
+    def allocate(size):
+        taken.append(size)
+        return cupy.get_default_memory_pool().malloc(size)
+
+    for part in (None, *call.parts()):
+        call.run(without=part)
+        for run in (partial(anew, call.run, without=part), partial(call.run, without=part)):
+            taken.clear()
+            with cupy.cuda.using_allocator(allocate):
+                run()
+            has_size = part == "workspace" and not call.workspace.size
+            assert bool(taken) == (part is not None and not has_size), part
+
+
+# --- memory that is lent for a call ---------------------------------------------------------------
+
+
+def test_only_some_mib_of_what_was_lent_are_kept():
+    """What a call lends itself to add up the gradients of 400,000 weights is gone after it."""
+    internals._scratch._kept.clear()
+    x, weight = draw("x", (8, 400_000), "float32"), draw("weight", 400_000, "float32")
+    dweight, rstd = np.empty_like(weight), np.ones(8, np.float32)
+    out = cunorm.NormGrads(dweight=dweight)
+    told = {"rstd": rstd, "needs": ("weight",), "out": out}
+    lent = cunorm.workspace_size("rms_norm_backward", x, weight, needs=("weight",))
+    assert lent > 8 << 20
+    run = partial(cunorm.rms_norm_backward, x, x, weight, **told)
+    run()
+    tracemalloc.start()
+    try:
+        run()
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak >= lent
+    assert kept < 1 << 20

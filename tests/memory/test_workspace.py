@@ -1,107 +1,178 @@
 # SPDX-License-Identifier: MIT
-"""`workspace=`: memory that a backward uses and leaves no trace of, exactly as much as is said."""
+"""`workspace=`: memory that a call uses and leaves no trace of, exactly as much as is said."""
+
+from __future__ import annotations
+
+from itertools import product
 
 import numpy as np
 import pytest
-from numpy.lib.stride_tricks import as_strided
 
 import cunorm
-from cunorm import NormGrads
-from tests.support.calls import WIDTH, given, raises
-from tests.support.operands import DTYPES, assert_same_bits, assert_same_fields, at, draw
+from cunorm import GroupNormGrads, NormGrads
+from tests.support.calls import (
+    GROUP_NORMS,
+    WIDTH,
+    assert_same,
+    call_of,
+    devices,
+    fields,
+    host,
+    raises,
+    taking,
+    to,
+)
+from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
-NAME = "layer_norm_backward"
+LENT = taking("workspace")
 ALL = ("x", "weight", "bias", "gate")
 NEEDS = (ALL, ("weight",), ("bias",), ("weight", "bias"), ("x",))
+# Of few rows and many, whole and in groups; of group norms, in one launch on a CPU and in several.
+OF_ROWS = [
+    ((1, 1), 1),
+    ((0, 5), 1),
+    ((39, 33), 1),
+    ((3, 37, 14), 7),
+    ((300, 64), 2),
+    ((3, 1000), 1),
+]
+OF_IMAGES = [
+    ((3, 35, 12), 4, -1),
+    ((2, 12, 35), 4, 1),
+    ((2, 3000, 24), 3, -1),
+    ((2, 24, 3000), 3, 1),
+]
+SMALL = {"numpy": None, "cupy": 2}  # calls, for GPUs that are interpreted
 
 
-def arrays_of(shape, dtype="float32", groups=1):
-    """Draw the operands of a backward."""
-    arrays = {name: draw(name, shape, dtype) for name in ("dy", "x")}
-    arrays |= {name: draw(name, shape[-1], dtype) for name in ("weight", "bias")}
-    statistics = shape[:-1] + ((groups,) if groups > 1 else ())
-    compute = "float64" if dtype == "float64" else "float32"
-    return arrays | {name: draw(name, statistics, compute) for name in ("rstd", "mean")}
+def calls_of(name, kind="numpy"):
+    if name in GROUP_NORMS:
+        for shape, number, axis in OF_IMAGES[: SMALL[kind]]:
+            told = {"num_groups": number, "channel_axis": axis}
+            yield call_of(name, shape, kind, **told)
+    else:
+        for shape, number in OF_ROWS[: SMALL[kind]]:
+            yield call_of(name, shape, kind, groups=number)
 
 
-def size_for(arrays, **told):
-    operands = (arrays["x"], arrays["weight"], arrays["bias"])
-    return cunorm.workspace_size(NAME, *operands, **told)
+def size_of(call, **more):
+    taken = ("x", "weight", "bias", "groups", "num_groups", "channel_axis")
+    told = {key: call.arrays[key] for key in taken if key in call.arrays}
+    return cunorm.workspace_size(call.name, **told | more)
 
 
-def guarded(size, fill=0xFF):
+def guarded(kind, size, fill=0xFF):
     """Return an aligned array of so many bytes, 0xff for NaN, and all the memory around it."""
     memory = np.full(size + 256, fill, np.uint8)
-    start = 64 - memory.ctypes.data % 64
+    start = 64 - memory.ctypes.data % 64 if kind == "numpy" else 64
+    memory = to(kind, memory)
     return memory[start : start + size], memory
 
 
-def call(arrays, **more):
-    return cunorm.layer_norm_backward(**arrays, **more)
+def check_enough(call, size, **told):
+    """Check that so many bytes are enough, not one around them is touched, and less is refused."""
+    expected = {field: host(array) for field, array in fields(call.make(**told)).items()}
+    for fill in (0xFF, 0x00, 0x7F):
+        workspace, memory = guarded(call.kind, size, fill)
+        result = fields(call.make(**told, workspace=workspace))
+        with at(call.shapes["x"], told, fill):
+            assert result.keys() == expected.keys()
+            for field, array in result.items():
+                assert_same_bits(host(array), expected[field], field)
+            workspace[...] = fill
+            assert (host(memory) == fill).all()
+    if size:
+        check_too_small(call, size, **told)
+
+
+def check_too_small(call, size, **told):
+    text = f"workspace has {size - 4} bytes, expected at least {size}, as "
+    with raises(ValueError, f"{call.name}: {text}cunorm.workspace_size says"):
+        call.make(**told, workspace=guarded(call.kind, size - 4)[0])
 
 
 # --- enough, and nothing kept ---------------------------------------------------------------------
 
 
+@devices
+@pytest.mark.parametrize("name", LENT)
+def test_exactly_as_many_bytes_as_are_said_are_enough(name, kind):
+    for call in calls_of(name, kind):
+        check_enough(call, size_of(call))
+
+
 @pytest.mark.parametrize("needs", NEEDS, ids=",".join)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_exactly_as_many_bytes_as_are_said_are_enough_and_nothing_around_them_is_touched(
-    dtype, needs
-):
-    rng = np.random.default_rng(len(dtype) + len(needs))
-    for _ in range(25):
-        leading = tuple(int(n) for n in rng.integers(0, 40, rng.integers(1, 3)))
-        groups, width = int(rng.choice([1, 1, 2, 7])), int(rng.choice([1, 3, 16, 33, 200]))
-        told = {"groups": groups, "needs": needs}
-        arrays = arrays_of((*leading, groups * width), dtype, groups)
-        size = size_for(arrays, **told)
-        expected = call(arrays, **told)
-        for fill in (0xFF, 0x00, 0x7F):
-            workspace, memory = guarded(size, fill)
-            with at(leading, width, groups, fill):
-                assert_same_fields(call(arrays, **told, workspace=workspace), expected)
-                workspace[...] = fill
-                assert (memory == fill).all()
-        assert (size == 0) == (not {"weight", "bias"} & set(needs))
-        if size:
-            text = f"workspace has {size - 4} bytes, expected at least {size}, as "
-            with raises(ValueError, f"{NAME}: {text}cunorm.workspace_size says"):
-                call(arrays, **told, workspace=guarded(size - 4)[0])
+@pytest.mark.parametrize("name", ["layer_norm_backward", "group_norm_backward"])
+def test_of_a_backward_the_size_is_that_of_what_is_wanted(name, needs):
+    needs = needs if name not in GROUP_NORMS else tuple(n for n in needs if n != "gate")
+    for call in calls_of(name):
+        check_enough(call, size := size_of(call, needs=needs), needs=needs)
+        if name not in GROUP_NORMS:
+            assert (size == 0) == (not {"weight", "bias"} & set(needs))
+
+
+@pytest.mark.parametrize("name", LENT)
+def test_the_sums_of_float64_take_twice_the_memory(name):
+    sizes = []
+    for dtype in DTYPES:
+        call = call_of(name)
+        call.arrays["x"] = draw("x", call.shapes["x"], dtype)
+        sizes.append(size_of(call))
+    assert sizes[0] == sizes[1] == sizes[2] == sizes[3] / 2
 
 
 def test_dx_of_float64_makes_the_sums_float64():
     """So does `out.dx`, which says the same."""
-    arrays = arrays_of((9, 40))
-    for name in ("rstd", "mean"):
-        arrays[name] = arrays[name].astype(np.float64)
-    size = size_for(arrays, x_dtype="float64")
-    assert size == 2 * size_for(arrays)
-    expected = call(arrays, x_dtype="float64")
-    workspace, memory = guarded(size)
-    assert_same_fields(call(arrays, x_dtype="float64", workspace=workspace), expected)
-    out = NormGrads(dx=np.empty((9, 40)))
-    assert_same_fields(call(arrays, out=out, workspace=workspace), expected)
-    workspace[...] = 0xFF
-    assert (memory == 0xFF).all()
-    text = f"workspace has {size // 2} bytes, expected at least {size}"
-    with raises(ValueError, f"{NAME}: {text}, as cunorm.workspace_size says"):
-        call(arrays, out=out, workspace=workspace[: size // 2])
+    call = call_of("layer_norm_backward", (9, 40))
+    size = size_of(call, x_dtype="float64")
+    assert size == 2 * size_of(call)
+    for key in ("rstd", "mean"):
+        call.arrays[key] = call.arrays[key].astype(np.float64)
+    check_enough(call, size, x_dtype="float64")
+    check_enough(call, size, out=NormGrads(dx=np.empty((9, 40))))
 
 
-def test_one_workspace_serves_calls_of_different_shapes_and_dtypes():
-    shapes = [((300, 64), "float32"), ((2, 3), "bfloat16"), ((40, 7, 33), "float64")]
-    shapes += [((1, 1), "float32"), ((0, 5), "float32"), ((3, 1000), "float32")]
-    cases = [arrays_of(*case) for case in shapes]
-    workspace, _ = guarded(max(map(size_for, cases)))
-    expected = [call(arrays) for arrays in cases]
-    for turn in (1, -1):
-        for arrays, right in list(zip(cases, expected, strict=True))[::turn]:
-            assert_same_fields(call(arrays, workspace=workspace), right)
+@pytest.mark.parametrize("shape", [(2, 8, 8, 64), (2, 2, 1, 6), (3, 32, 32, 320), (2, 32, 32, 16)])
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def test_a_group_norms_size_is_enough_for_any_activation_and_dtypes_of_the_others(shape, kind):
+    """And on a CPU for all of them the same. Nothing is launched: results lie over an input."""
+    for dtype, axis, other in product(("bfloat16", "float32", "float64"), (-1, 1), ("float64",)):
+        x = draw("x", shape if axis == -1 else (*shape[:1], shape[-1], *shape[1:-1]), dtype)
+        parameter = to(kind, draw("weight", shape[-1], other))
+        told = {"weight": parameter, "bias": parameter, "num_groups": 2, "channel_axis": axis}
+        given = to(kind, x)
+        for op, activation in product(("group_norm", "group_norm_backward"), ("identity", "gelu")):
+            enough = cunorm.workspace_size(op, given, **told)
+            sizes = [enough, enough - 4] if kind == "numpy" and enough else [enough]
+            for size in sizes:
+                says = "overlaps" if size == enough else f"has {size} bytes, expected at least"
+                memory, _ = guarded(kind, size)
+                more = told | {"activation": activation, "workspace": memory}
+                with at(dtype, axis, op, activation), pytest.raises(ValueError, match=says):
+                    refused_by_overlap(op, given, more, x.dtype)
+
+
+def refused_by_overlap(op, x, told, dtype):
+    flipped = x[::-1]
+    if op == "group_norm":
+        cunorm.group_norm(x, **told, out=flipped)
+    compute = "float64" if dtype == np.float64 else "float32"
+    statistic = type(x)((len(x), 2), compute)
+    given = {"mean": statistic, "rstd": statistic, "out": GroupNormGrads(dx=flipped)}
+    cunorm.group_norm_backward(x, x, **told, **given)
+
+
+def test_one_workspace_serves_calls_of_different_functions_and_shapes():
+    calls = [call for name in LENT for call in calls_of(name)]
+    workspace, _ = guarded("numpy", max(map(size_of, calls)))
+    expected = [call.make() for call in calls]
+    for call, right in list(zip(calls, expected, strict=True))[::-1]:
+        assert_same(call.make(workspace=workspace), right)
 
 
 def test_with_enough_rows_the_size_no_longer_grows_as_they_do():
     """It is what keeps the device busy, not an array of x's size."""
-    x, weight = np.empty((100_000, WIDTH), np.float32), given().weight
+    x, weight = np.empty((100_000, WIDTH), np.float32), np.ones(WIDTH, np.float32)
     sizes = [cunorm.workspace_size("rms_norm_backward", x[:n], weight) for n in (1, 1000, 100_000)]
     assert 0 < sizes[0] <= sizes[1] < sizes[2] < x.nbytes
 
@@ -111,76 +182,59 @@ def test_with_enough_rows_the_size_no_longer_grows_as_they_do():
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "uint8", "int64", "complex64", "i4,f4"])
 def test_the_workspace_may_be_of_any_dtype_and_shape(dtype):
-    arrays = arrays_of((50, 24))
-    size, expected = size_for(arrays), call(arrays)
-    workspace, memory = guarded(size)
+    call = call_of("layer_norm_backward", (50, 24))
+    expected, (workspace, memory) = call.make(), guarded("numpy", size_of(call))
     typed = workspace.view(DTYPES.get(dtype, dtype))
     for array in (typed, typed.reshape(2, 2, -1)):
-        assert_same_fields(call(arrays, workspace=array), expected)
+        assert_same(call.make(workspace=array), expected)
         workspace[...] = 0xFF
         assert (memory == 0xFF).all()
 
 
 @pytest.mark.parametrize("extra", range(4))
 def test_a_number_of_bytes_that_no_float_divides_is_taken(extra):
-    arrays = arrays_of((50, 24))
-    workspace, memory = guarded(size_for(arrays) + extra)
-    assert_same_fields(call(arrays, workspace=workspace), call(arrays))
+    call = call_of("layer_norm_backward", (50, 24))
+    workspace, memory = guarded("numpy", size_of(call) + extra)
+    assert_same(call.make(workspace=workspace), call.make())
     workspace[...] = 0xFF
     assert (memory == 0xFF).all()
 
 
 def test_axes_of_one_element_do_not_make_an_array_any_less_contiguous():
-    arrays = arrays_of((50, 24))
-    size = size_for(arrays)
-    one_of_two = guarded(2 * size)[0].view(np.float32).reshape(2, -1)[::2]
+    call = call_of("layer_norm_backward", (50, 24))
+    one_of_two = guarded("numpy", 2 * size_of(call))[0].view(np.float32).reshape(2, -1)[::2]
     assert one_of_two.flags.c_contiguous
-    assert_same_fields(call(arrays, workspace=one_of_two), call(arrays))
+    assert_same(call.make(workspace=one_of_two), call.make())
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", "bfloat16"])
 def test_the_workspace_may_be_a_torch_tensor(kind, dtype):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    arrays = arrays_of((50, 24))
-    dtype = getattr(torch, dtype)
-    size = size_for(arrays)
-    workspace = torch.full((size,), 0xFF, dtype=torch.uint8).view(dtype)
-    expected = call(arrays)
-    if kind == "torch":
-        theirs = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        assert size_for(theirs) == size
-        grads = NormGrads(
-            *[g if g is None else g.numpy() for g in call(theirs, workspace=workspace)]
-        )
-    else:
-        grads = call(arrays, workspace=workspace)
-    assert_same_fields(grads, expected)
+    call = call_of("layer_norm_backward", (50, 24), kind)
+    workspace = torch.full((size_of(call),), 0xFF, dtype=torch.uint8).view(getattr(torch, dtype))
+    assert_same(call.make(workspace=workspace), call.make())
+
+
+def test_a_tensor_in_channels_last_memory_has_the_size_of_a_numpy_array_like_it():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x = np.zeros((2, 60, 50, 24), np.float32)
+    theirs = torch.from_numpy(x).permute(0, 3, 1, 2)
+    assert theirs.is_contiguous(memory_format=torch.channels_last)
+    told = {"num_groups": 3, "channel_axis": 1}
+    size = cunorm.workspace_size("group_norm", x, num_groups=3)
+    assert cunorm.workspace_size("group_norm", theirs, **told) == size
+
+
+def test_no_samples_need_no_more_than_one():
+    for name in GROUP_NORMS:
+        one, none = call_of(name, (1, 35, 12)), call_of(name, (0, 35, 12))
+        assert size_of(none) <= size_of(one)
+        assert none.make(workspace=none.workspace) is not None
 
 
 def test_an_empty_workspace_is_enough_where_nothing_is_added_up():
-    arrays = arrays_of((5, 8))
+    call = call_of("layer_norm_backward")
     told = {"needs": ("x",), "workspace": np.empty(0, np.uint8)}
-    assert_same_fields(call(arrays, **told), call(arrays, needs=("x",)))
-
-
-def test_a_workspace_between_the_rows_of_an_array_is_taken():
-    """It lies within the array's extent, and shares no byte with it."""
-    arrays = arrays_of((2, 8))
-    size = size_for(arrays)
-    memory, _ = guarded(size + 64)
-    x = as_strided(memory[:32].view(np.float32), (2, 8), (size + 32, 4))
-    x[...] = arrays["x"]
-    workspace, expected = memory[32:-32], call(arrays)
-    assert_same_fields(call(arrays | {"x": x}, workspace=workspace), expected)
-    assert_same_bits(np.ascontiguousarray(x), arrays["x"], "x")
-
-
-def test_what_the_l2_norm_does_not_take_has_no_size():
-    x, name = given().x, "l2_norm_backward"
-    with raises(ValueError, f"workspace_size: x_dtype is given, expected None: {name} has none"):
-        cunorm.workspace_size(name, x, x_dtype="float16")
-    text = f"needs is ('bias',), expected the default: {name} has none"
-    with raises(ValueError, f"workspace_size: {text}"):
-        cunorm.workspace_size(name, x, needs=("bias",))
-    assert cunorm.workspace_size(name, x, groups=2) == 0
+    assert_same(call.make(**told), call.make(needs=("x",)))
+    assert cunorm.workspace_size("l2_norm_backward", call.arrays["x"], groups=2) == 0

@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""Calls of every public function with arrays that go together, and what they launch."""
+"""Calls of every public function with arrays that go together, for all it takes and makes."""
+
+from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from inspect import signature
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import cunorm
-from cunorm import _again, row_norm
-from cunorm._arrays import describe
-from cunorm._arrays._dlpack import DLPack
-from cunorm._arrays._numpy import Numpy
-from cunorm._arrays._torch import Torch
-from cunorm.group_norm import _backward as _group_backward
-from cunorm.group_norm import _forward as _group_forward
-from cunorm.row_norm import _backward, _forward
+from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads, row_norm
+from tests.support import internals
+from tests.support.gpu_arrays import OnCupy
 from tests.support.operands import assert_same_bits, draw
 
 WIDTH = 8
@@ -28,108 +26,75 @@ FORWARDS = [name for name in NORMS if not name.endswith("_backward")]
 BACKWARDS = [name for name in NORMS if name.endswith("_backward")]
 GROUP_NORMS = ["group_norm", "instance_norm", "group_norm_forward", "group_norm_backward"]
 FUNCTIONS = [*FORWARDS, *BACKWARDS, *GROUP_NORMS]
+OF_ROWS = ("y", "x", "dy", "residual", "gate", "d_residual", "dx", "dgate", "dresidual")
+
+names = pytest.mark.parametrize("name", FUNCTIONS)
+kinds = pytest.mark.parametrize("kind", ["numpy", "torch"])
+devices = pytest.mark.parametrize(
+    "kind", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)]
+)  # whose arrays: of NumPy on a CPU, of CuPy on a GPU
 
 
-def given():
-    """Arrays that go together, and the backward's."""
-    rows, parameter = (5, WIDTH), (WIDTH,)
-    names = dict.fromkeys(("x", "residual", "gate", "dy", "d_residual"), rows)
-    names |= {"weight": parameter, "bias": parameter, "rstd": (5,), "mean": (5,)}
-    return SimpleNamespace(**{name: draw(name, shape, "float32") for name, shape in names.items()})
+def taking(*arguments: str) -> list[str]:
+    """Name the public functions that have all of these arguments."""
+    return [name for name in FUNCTIONS if {*arguments} <= parameters_of(name)]
 
 
-def forward(name, x, **more):
-    """Call any forward, those that add with a residual."""
-    streams = [more.pop("residual", None)] if name.startswith("add_") else []
-    return getattr(cunorm, name)(x, *streams, **more)
+def parameters_of(name: str) -> set[str]:
+    return set(signature(getattr(cunorm, name)).parameters)
 
 
-def backward(name, dy, x, **more):
-    """Call any backward, with statistics that fit it."""
-    statistics = {"rstd": np.ones(5, np.float32)}
-    if name == "layer_norm_backward":
-        statistics["mean"] = np.zeros(5, np.float32)
-    return getattr(cunorm, name)(dy, x, **statistics | more)
-
-
-def raises(error, *texts):
+def raises(error: Any, *texts: str) -> Any:
     """Expect an error whose message is exactly these texts, one after the other."""
     return pytest.raises(error, match="^" + re.escape("".join(texts)) + "$")
 
 
-def launched(monkeypatch):
-    """Collect what is launched, and let nothing be copied on the way there."""
-    seen = []
-
-    def run_and_see(run, call):
-        seen.append(call)
-        return run(call)
-
-    _again.forget()
-    monkeypatch.setattr(_again, "remember", lambda *ran: None)  # every call goes that way
-    for module, name in ((_forward, "run_forward"), (_backward, "run_backward")):
-        monkeypatch.setattr(module, name, partial(run_and_see, getattr(module, name)))
-    for framework in (Numpy, Torch, DLPack):
-        monkeypatch.setattr(framework, "contiguous", None)
-    return seen
+# --- arrays of any kind ---------------------------------------------------------------------------
 
 
-# --- calls that are made again --------------------------------------------------------------------
+def to(kind: str, array: Any) -> Any:
+    """Return an array of a library: NumPy's, PyTorch's on the CPU, or CuPy's."""
+    if kind == "numpy":
+        return array
+    if kind == "cupy":
+        return OnCupy().put(array)
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
-def nothing_known(monkeypatch):
-    """Let no call be remembered, and return those that are from now on.
-
-    Nor is the first one on arrays of a type; so let there have been one.
-    """
-    for kind in ("numpy", *(["torch"] if find_spec("torch") else [])):
-        describe("test", "array", to(kind, np.empty(1, np.float32)))
-    calls = {}
-    monkeypatch.setattr(_again, "_known", calls)
-    return calls
+def host(array: Any) -> Any:
+    """Return an array's numbers as NumPy's."""
+    if isinstance(array, np.ndarray):
+        return array
+    return OnCupy().get(array) if hasattr(array, "__cuda_array_interface__") else array.numpy()
 
 
-def anew(function, *arguments, **more):
-    """Call a function as if nothing was remembered: checked and planned. One thread at a time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_again, "_known", {})
-        return function(*arguments, **more)
+def kind_of(array: Any) -> str:
+    return type(array).__module__.partition(".")[0]
 
 
-@contextmanager
-def planning_forbidden():
-    """Let no call be made but those that are remembered."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (_forward, _backward, _group_forward, _group_backward):
-            patch.setattr(module, "describe_all", None)
-        yield
+def strides_of(array: Any) -> tuple[int, ...]:
+    return array.stride() if callable(getattr(array, "stride", None)) else array.strides
 
 
-def assert_refused(call, error, text):
-    """Expect an error that begins so, whether anything is remembered or not."""
-    messages = []
-    for run in (partial(anew, call), call):
-        with pytest.raises(error, match="^" + re.escape(text)) as caught:
-            run()
-        messages.append(str(caught.value))
-    assert messages[0] == messages[1]
+def filled(array: Any, byte: int = 0xFF) -> Any:
+    """Return an array like one of NumPy's, of such bytes: 0xff for NaN."""
+    return np.full(array.nbytes, byte, np.uint8).view(array.dtype).reshape(array.shape)
 
 
-def arrays_of(named):
+def arrays_of(named: dict[str, Any]) -> dict[str, Any]:
     """Return those that are arrays, of a call's arguments or of a result's fields."""
     return {name: array for name, array in named.items() if hasattr(array, "shape")}
 
 
-def fields(result):
+def fields(result: Any) -> dict[str, Any]:
     """Name the arrays of a result."""
     return arrays_of(result._asdict() if isinstance(result, tuple) else {"y": result})
 
 
-def strides_of(array):
-    return array.strides if isinstance(array, np.ndarray) else array.stride()
-
-
-def assert_same(actual, expected):
+def assert_same(actual: Any, expected: Any) -> None:
     """Compare results to the bit, and by what there is to know of their arrays."""
     assert type(actual) is type(expected)
     actual, expected = fields(actual), fields(expected)
@@ -138,34 +103,23 @@ def assert_same(actual, expected):
         right = expected[field]
         assert type(array) is type(right), field
         assert strides_of(array) == strides_of(right), field
-        assert_same_bits(array, right, field)
+        assert_same_bits(host(array), host(right), field)
 
 
-def change(arrays, to_what="another"):
+def change(arrays: dict[str, Any], to_what: str = "another") -> None:
     """Put other numbers into arrays."""
     for name, array in arrays_of(arrays).items():
         array[...] = to(kind_of(array), draw(f"{to_what} {name}", tuple(array.shape), "float32"))
 
 
-def elsewhere(array, start=0):
+def elsewhere(array: Any, start: int = 0) -> Any:
     """Return an array of the same form, that many elements after where one may begin."""
     size = int(np.prod(array.shape))
-    numbers = draw(f"elsewhere {start}", start + size, "float32")
-    return to(kind_of(array), numbers[start:].reshape(array.shape))
+    numbers = to(kind_of(array), draw(f"elsewhere {start}", start + size, "float32"))
+    return numbers[start:].reshape(array.shape)
 
 
-def to(kind, array):
-    if kind == "numpy":
-        return array
-    return pytest.importorskip("torch", reason="PyTorch is not installed").from_numpy(array)
-
-
-def kind_of(array):
-    return "numpy" if isinstance(array, np.ndarray) else "torch"
-
-
-def empty_like(array):
-    return np.empty_like(array) if isinstance(array, np.ndarray) else array.new_empty(array.shape)
+# --- calls ----------------------------------------------------------------------------------------
 
 
 class Call:
@@ -173,55 +127,145 @@ class Call:
 
     shape, said = (5, WIDTH), {"center": True}
 
-    def __init__(self, name, shape=None, kind="numpy"):
-        self.function = getattr(cunorm, name)
-        shape, taken = shape or self.shape, signature(self.function).parameters
-        drawn = {key: draw(key, size, "float32") for key, size in self.shapes(*shape).items()}
-        self.arrays = {key: to(kind, array) for key, array in drawn.items() if key in taken}
-        self.workspace, said = None, {key: self.said[key] for key in self.said if key in taken}
-        if "workspace" in taken:
-            sized = signature(cunorm.workspace_size).parameters.keys() & taken.keys()
-            told = {key: value for key, value in (self.arrays | said).items() if key in sized}
-            size = cunorm.workspace_size(name, **told)
-            self.workspace = to(kind, np.empty(size, np.uint8))
-        self.arrays |= said
-        result = anew(self.make)
-        self.result = type(result) if isinstance(result, tuple) else None
-        distinct = {id(array): field for field, array in fields(result).items()}
-        self.out = {field: empty_like(fields(result)[field]) for field in distinct.values()}
+    def __init__(self, name: str, shape: Any = None, kind: str = "numpy", **said: Any) -> None:
+        self.name, self.function, self.kind = name, getattr(cunorm, name), kind
+        taken = parameters_of(name)
+        self.said = {key: value for key, value in (self.said | said).items() if key in taken}
+        self.shapes = self._shapes(*(shape or self.shape))
+        self.arrays = {
+            key: to(kind, draw(key, size, "float32"))
+            for key, size in self.shapes.items()
+            if key in taken
+        } | self.said
+        self.result = _result_of(name)
+        self.out = {
+            field: to(kind, np.full(self.shapes[_LIKE.get(field, field)], np.nan, np.float32))
+            for field in self._fields()
+        }
+        self.workspace = self.sized_workspace() if "workspace" in taken else None
 
-    def shapes(self, rows, width):
+    def _shapes(self, *shape: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of each operand that there may be."""
-        of_rows = ("x", "dy", "residual", "gate", "d_residual")
-        shapes = dict.fromkeys(of_rows, (rows, width)) | dict.fromkeys(("rstd", "mean"), (rows,))
+        *leading, width = shape
+        groups = self.said.get("groups", 1)
+        statistic = (*leading, groups) if groups > 1 else tuple(leading)
+        of_rows = dict.fromkeys(("x", "dy", "residual", "gate", "d_residual"), shape)
+        shapes = of_rows | dict.fromkeys(("rstd", "mean"), statistic)
         return shapes | dict.fromkeys(("weight", "bias"), (width,))
 
-    def parts(self):
+    def _fields(self) -> list[str]:
+        """Name the results that there are, each of its own."""
+        if self.result is None:
+            return ["y"]
+        centered = self.said.get("center") or "layer_norm" in self.name or "group" in self.name
+        absent = [] if centered else ["mean"]
+        if self.name.endswith("backward"):
+            absent = ["dresidual"]  # dx is, where their dtypes agree
+        return [
+            field
+            for field in self.result._fields
+            if field not in absent
+            and (_LIKE.get(field, field) in self.arrays or field in ("y", "mean", "rstd"))
+        ]
+
+    def sized_workspace(self) -> Any:
+        """Make memory of exactly the size that is said of the arrays as they are."""
+        sized = signature(cunorm.workspace_size).parameters.keys()
+        told = {key: value for key, value in self.arrays.items() if key in sized}
+        return to(self.kind, np.empty(cunorm.workspace_size(self.name, **told), np.uint8))
+
+    def parts(self) -> list[str]:
         """Name what a call has to make if it is left out."""
         return [*self.out, *([] if self.workspace is None else ["workspace"])]
 
-    def make(self):
+    def make(self, **more: Any) -> Any:
         """Let the call make all of its results."""
-        return self.function(**self.arrays)
+        return self.function(**self.arrays | more)
 
-    def run(self, without=None):
-        given = {field: array for field, array in self.out.items() if field != without}
-        out = self.result(**given) if self.result else given.get("y")
-        lent = {} if self.workspace is None else {"workspace": self.workspace}
-        return self.function(**self.arrays, out=out, **({} if without == "workspace" else lent))
+    def out_of(self, given: dict[str, Any]) -> Any:
+        """Return such results as `out` takes them."""
+        return given.get("y") if self.result is None else self.result(**given)
+
+    def run(self, without: str | None = None, **more: Any) -> Any:
+        """Let the call write its results to `out`."""
+        out = self.out_of({field: a for field, a in self.out.items() if field != without})
+        has_workspace = self.workspace is not None and without != "workspace"
+        lent = {"workspace": self.workspace} if has_workspace else {}
+        return self.function(**self.arrays | lent | {"out": out} | more)
 
 
 class GroupCall(Call):
     """The same of a group norm."""
 
-    shape, said = (3, 8, WIDTH), {"num_groups": 4, "activation": "silu"}
+    shape, said = (3, 8, WIDTH), {"num_groups": 4, "activation": "silu", "channel_axis": -1}
 
-    def shapes(self, samples, *rest):
-        shapes = dict.fromkeys(("x", "dy"), (samples, *rest))
-        shapes |= dict.fromkeys(("mean", "rstd"), (samples, self.said["num_groups"]))
-        return shapes | dict.fromkeys(("weight", "bias"), rest[-1:])
+    def _shapes(self, *shape: int) -> dict[str, tuple[int, ...]]:
+        channels = (shape[self.said["channel_axis"]],)
+        statistic = (shape[0], self.said.get("num_groups", channels[0]))
+        shapes = dict.fromkeys(("x", "dy"), shape) | dict.fromkeys(("mean", "rstd"), statistic)
+        return shapes | dict.fromkeys(("weight", "bias"), channels)
 
 
-def call_of(name, shape=None, kind="numpy"):
+_LIKE = {f"d{name}": name for name in ("x", "weight", "bias", "gate")} | {"y": "x"}
+
+
+def call_of(name: str, shape: Any = None, kind: str = "numpy", **said: Any) -> Call:
     """Return a call of any of the functions."""
-    return (GroupCall if name in GROUP_NORMS else Call)(name, shape, kind)
+    return (GroupCall if name in GROUP_NORMS else Call)(name, shape, kind, **said)
+
+
+def _result_of(name: str) -> Any:
+    """Return the tuple of a function's results, None where it is y alone."""
+    if name.startswith("add_"):
+        return AddNorm
+    way = {"forward": 0, "backward": 1}.get(name.rpartition("_")[2])
+    of_rows, of_groups = (NormForward, NormGrads), (GroupNormForward, GroupNormGrads)
+    return None if way is None else (of_groups if name in GROUP_NORMS else of_rows)[way]
+
+
+# --- calls that are made again --------------------------------------------------------------------
+
+
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """Let no call be remembered, and return those that are from now on.
+
+    Nor is the first one on arrays of a type; so let there have been one.
+    """
+    for kind in ("numpy", *(["torch"] if find_spec("torch") else [])):
+        internals.describe("test", "array", to(kind, np.empty(1, np.float32)))
+    calls: dict[Any, Any] = {}
+    monkeypatch.setattr(internals._again, "_known", calls)
+    return calls
+
+
+def anew(function: Any, *arguments: Any, **more: Any) -> Any:
+    """Call a function as if nothing was remembered: checked and planned. One thread at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(internals._again, "_known", {})
+        return function(*arguments, **more)
+
+
+@contextmanager
+def planning_forbidden() -> Iterator[None]:
+    """Let no call be made but those that are remembered."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in internals.runners:
+            patch.setattr(module, "describe_all", None)
+        yield
+
+
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Collect what is launched, and let nothing be copied on the way there."""
+    seen = []
+
+    def run_and_see(run: Any, call: Any) -> Any:
+        seen.append(call)
+        return run(call)
+
+    internals._again.forget()
+    monkeypatch.setattr(internals._again, "remember", lambda *ran: None)  # every call goes there
+    for module, name in zip(internals.runners, ("run_forward", "run_backward"), strict=False):
+        monkeypatch.setattr(module, name, partial(run_and_see, getattr(module, name)))
+    for framework in internals.host_frameworks:
+        monkeypatch.setattr(framework, "contiguous", None)
+    return seen

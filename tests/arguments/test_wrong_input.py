@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""Wrong input is named by all front ends: function, argument, what it got and what it expected.
+
+Whatever calls went before: a right call on the same arrays does so, too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.arguments.wrong_input import NO_ARRAY, TABLE
+from tests.support.calls import arrays_of, call_of, to
+from tests.support.operands import at
+from tests.support.refused import RIGHT, check_error, check_refused, rows_of
+
+
+@rows_of(TABLE)
+def test_wrong_input_of_the_plain_functions_is_named_and_nothing_is_written(cases):
+    check_refused(cases)
+
+
+# --- the differentiable front ends ----------------------------------------------------------------
+
+ARRAYS = {"x", "residual", "gate", "weight", "bias"}
+
+
+def has_front(name):
+    return not name.endswith(("forward", "backward"))
+
+
+def is_odd(array):
+    return array.size > 1 << 20 or array.dtype.name.startswith("float8")
+
+
+# The cases of functions that the front ends have, but for elements that they cannot be given.
+OF_FRONTS = {
+    title: found
+    for title, cases in TABLE.items()
+    if (
+        found := [
+            case
+            for case in cases
+            if has_front(case.name)
+            and not any(key in ARRAYS and is_odd(a) for key, a in arrays_of(case.change).items())
+        ]
+    )
+}
+
+
+def check_front(front, cases, convert, kind, run=lambda call, arrays: call(**arrays)):
+    """Check that a front end's errors are those of the plain functions, in its arrays' name."""
+    for case in cases:
+        told = call_of(case.name, **RIGHT).arrays | case.change
+        arrays = {key: convert(told.pop(key)) for key in ARRAYS & arrays_of(told).keys()}
+        call = partial(run, partial(getattr(front, case.name), **told), arrays)
+        with at(case):
+            check_error(case._replace(text=case.text.replace(NO_ARRAY, kind)), call)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "recorded"])
+@rows_of(OF_FRONTS)
+def test_wrong_input_of_cunorm_torch_is_the_plain_functions_error(cases, grad):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    import cunorm.torch
+
+    def convert(array):
+        tensor = to("torch", array)
+        return tensor.requires_grad_() if grad and tensor.is_floating_point() else tensor
+
+    cases = [case._replace(text=case.text.replace("of type ", "a ")) for case in cases]
+    check_front(cunorm.torch, cases, convert, "a torch.Tensor")
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@rows_of(OF_FRONTS)
+def test_wrong_input_of_cunorm_jax_is_the_plain_functions_error(cases, traced):
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    import cunorm.jax
+
+    def run(call, arrays):
+        return (jax.jit(call) if traced else call)(**arrays)
+
+    check_front(cunorm.jax, cases, jax.numpy.asarray, "a JAX or NumPy array", run)

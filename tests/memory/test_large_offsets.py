@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: MIT
+"""Offsets past 2**31 elements: rows, samples and lines far apart, and more elements in all."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+import cunorm
+from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
+from tests.support.bounds import assert_within, check_backward, check_forward, param_grad_bound
+from tests.support.group_norm_cases import check, run
+from tests.support.operands import at, draw
+
+WIDTH = 1003
+FAR = 2**31 + 8  # elements
+MAP_NORESERVE = 0x4000  # Linux's; the mmap module has the name since Python 3.11
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or sys.maxsize < 2**32, reason="needs Linux and 64-bit addresses"
+)
+
+
+@pytest.fixture
+def far():
+    """Give arrays along one of whose axes the next element is FAR after, or before, another.
+
+    They lie side by side in one mapping of addresses, in which memory is only what is touched.
+    """
+    flags, size = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, 1 << 16
+    try:
+        memory = mmap.mmap(-1, 4 * FAR + 16 * size, flags=flags)
+    except (OSError, ValueError, OverflowError) as error:
+        pytest.skip(f"no mapping of 8 GiB of addresses: {error}")
+    base, taken = np.frombuffer(memory, np.uint8), 0
+
+    def place(shape, strides, axis, dtype, values=None, *, backwards=False):
+        nonlocal taken
+        start = base[taken * size :][: 4 * FAR + size].view(dtype)
+        steps = [FAR if other == axis else step for other, step in enumerate(strides)]
+        array = as_strided(start, shape, [start.itemsize * step for step in steps])
+        taken += 1
+        array = np.flip(array, axis) if backwards else array
+        if values is not None:
+            array[...] = values
+        return array
+
+    return place
+
+
+@pytest.fixture
+def rows(far):
+    """Give arrays of two rows."""
+    return lambda *told, **more: far((2, WIDTH), (0, 1), 0, *told, **more)
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows_further_apart_than_32_bits_reach_are_right(rows, dtype, backwards):
+    names = ("x", "residual", "dy", "d_residual")
+    near = {name: draw(name, (2, WIDTH), dtype) for name in names}
+    kind, told = near["x"].dtype, {"backwards": backwards}
+    given = {name: rows(kind, values, **told) for name, values in near.items()}
+    weight = draw("weight", WIDTH, dtype)
+    out = NormForward(y=rows(kind), residual=rows(kind, **told))
+    forward = cunorm.layer_norm_forward(
+        given["x"], weight, weight, residual=given["residual"], out=out
+    )
+    assert forward.y is out.y
+    check_forward(forward, near["x"], weight, weight, near["residual"], center=True, eps=1e-5)
+    stream, saved = forward.residual, {"rstd": forward.rstd, "mean": forward.mean}
+    told = saved | {"d_residual": given["d_residual"], "out": NormGrads(dx=rows(kind))}
+    grads = cunorm.layer_norm_backward(given["dy"], stream, weight, weight, **told)
+    operands = (near["dy"], stream.copy(), weight, weight, near["d_residual"])
+    check_backward(grads, *operands, center=True, eps=1e-5)
+
+
+def test_in_place_results_of_rows_far_apart_are_right(rows):
+    x, residual = (draw(name, (2, WIDTH), "float32") for name in ("x", "residual"))
+    branch, stream = rows(np.float32, x), rows(np.float32, residual)
+    result = cunorm.add_rms_norm(branch, stream, out=AddNorm(branch, stream))
+    assert result.y is branch
+    check_forward(NormForward(*result), x, None, None, residual, eps=1e-6)
+
+
+# Of ten channels: shape, channel_axis, the strides of a dense sample or line, the axis that is far.
+VIEWS = {
+    "samples": ((2, 7, 10), -1, (0, 10, 1), 0),
+    "samples, channels first": ((2, 10, 7), 1, (0, 7, 1), 0),
+    "positions": ((1, 2, 10), -1, (20, 0, 1), 1),
+    "channels": ((1, 2, 7), 1, (14, 0, 1), 1),
+}
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_images_further_apart_than_32_bits_reach_are_right(far, view, backwards):
+    shape, channel_axis, strides, axis = VIEWS[view]
+
+    def place(*values):
+        return far(shape, strides, axis, np.float32, *values, backwards=backwards)
+
+    groups = shape[channel_axis] // 2
+    near = [draw(name, shape, "float32") for name in ("x", "dy")]
+    forward, backward = GroupNormForward(y=place()), GroupNormGrads(dx=place())
+    given = [place(values) for values in near]
+    out = {"forward": {"out": forward}, "backward": {"out": backward}}
+    results = run(*given, groups, channel_axis, **out)
+    assert results.y is forward.y
+    assert results.dx is backward.dx
+    check(results, *near, groups, channel_axis)
+    in_place = {"backward": {"out": GroupNormGrads(dx=given[1])}}
+    with at("in place"):
+        check(run(*given, groups, channel_axis, **in_place), *near, groups, channel_axis)
+
+
+@pytest.mark.compiled("O1")
+def test_more_than_2_to_the_31_elements_give_the_right_parameter_gradient():
+    """The same thousand rows are read some 2000 times; the gradient is so many times theirs."""
+    times, rows, width = 2049, 1024, 1024
+    shape = (times, rows, width)
+    assert times * rows * width > 2**31
+    x, dy = (draw(name, (rows, width), "float32") for name in ("x", "dy"))
+    rstd = cunorm.rms_norm_forward(x).rstd
+    grads = cunorm.rms_norm_backward(
+        np.broadcast_to(dy, shape),
+        np.broadcast_to(x, shape),
+        np.ones(width, np.float32),
+        rstd=np.tile(rstd, (times, 1)),
+        needs=("weight",),
+    )
+    summands = dy.astype(np.float64) * cunorm.reference.rms_norm(x)
+    exact, magnitude = times * summands.sum(axis=0), times * np.abs(summands).sum(axis=0)
+    bound = param_grad_bound(exact, magnitude, "float32")
+    assert_within(grads.dweight, exact, bound, "dweight")
