@@ -126,13 +126,16 @@ class ndarray:
         return self._of(self._a.transpose(*axes), self._owner)
 
     def __getitem__(self, key):
+        key = _host(key if isinstance(key, tuple) else (key,))
         part = self._a[key]
-        if isinstance(part, np.ndarray) and (part.base is not None or not part.size):
-            return self._of(part, self._owner)
-        return self._of(self._a[(*key, ...) if isinstance(key, tuple) else (key, ...)], self._owner)
+        if not isinstance(part, np.ndarray):
+            part = self._a[(*key, ...)]
+        if part.size and not np.may_share_memory(part, self._a):
+            return asarray(self.get()[key])
+        return self._of(part, self._owner)
 
     def __setitem__(self, key, value):
-        _write(self, key, value)
+        _write(self, _host(key), value)
 
     def fill(self, value):
         _write(self, ..., value)
