@@ -12,13 +12,14 @@ import ctypes
 import math
 import operator
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 
 from . import cuda
 from ._driver import later
 from ._kernels import RawKernel as RawKernel
-from .cuda import Memory, MemoryPointer, get_current_stream
+from .cuda import get_current_stream
 
 __version__ = "14.2.0"
 
@@ -64,7 +65,7 @@ class ndarray:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = np.dtype(dtype)
         if memptr is None:
-            memptr = MemoryPointer(Memory(math.prod(shape) * dtype.itemsize), 0)
+            memptr = cuda.alloc(math.prod(shape) * dtype.itemsize)
         if strides is None:
             strides = np.empty(shape, np.int8, order=order).strides
             strides = tuple(s * dtype.itemsize for s in strides)
@@ -104,6 +105,11 @@ class ndarray:
     @property
     def data(self):
         return _Data(self._a.__array_interface__["data"][0] if self.size else 0, self._owner)
+
+    @property
+    def __cuda_array_interface__(self):
+        told = {**self._a.__array_interface__, "data": (self.data.ptr, False), "version": 3}
+        return {**told, "stream": get_current_stream().ptr or 1}
 
     def __len__(self):
         return len(self._a)
@@ -230,6 +236,10 @@ array = asarray
 
 def asnumpy(array):
     return array.get() if isinstance(array, ndarray) else np.asarray(array)
+
+
+def get_default_memory_pool():
+    return SimpleNamespace(malloc=cuda._malloc, free_all_blocks=lambda: None)
 
 
 def broadcast_to(array, shape):
