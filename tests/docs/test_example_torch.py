@@ -49,7 +49,11 @@ def difference(printed):
     return float(re.findall(r"^largest difference: (\S+),", printed, re.M)[0])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+BUILD = pytest.mark.real_gpu("PyTorch does not run on it")
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, BUILD])
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_both_norms_train_alike_and_beat_the_bigram_model(device):
     done = run("--steps", "200", "--device", device)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,6 +18,8 @@ import cunorm
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LONG = pytest.mark.real_gpu("hundreds of steps are too many for an interpreter")
+QUICK_DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, LONG])]
 TRAINING = "train_char_lm.py"
 DENOISING = "vae_block.py"
 SMALL_MODEL = ("--layers", "1", "--width", "64", "--context", "32")
@@ -80,7 +82,7 @@ def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
     assert not re.search(r"^  dx +0\.0e\+00", printed, re.M)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
     picture = tmp_path / "curve.png"
     length = ("--steps", 300, "--batch", 16, "--rate", 1e-2)
@@ -106,7 +108,7 @@ def denoised(printed):
     return float(error), *map(float, *re.findall(r"blur: (\S+), model: (\S+) mean", printed))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
     picture = tmp_path / "block.png"
     done = run(DENOISING, *SMALL_BLOCK, "--steps", 120, "--output", picture, "--device", device)

@@ -26,7 +26,11 @@ def example(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+BUILD = pytest.mark.real_gpu("JAX does not run on it")
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, BUILD])
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_both_runs_have_the_same_loss_curve(device):
     done = subprocess.run(
         [sys.executable, EXAMPLES / "jax_train.py", *SMALL, "--device", device],

@@ -12,13 +12,14 @@ import ctypes
 import math
 import operator
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 
 from . import cuda
 from ._driver import later
 from ._kernels import RawKernel as RawKernel
-from .cuda import Memory, MemoryPointer, get_current_stream
+from .cuda import get_current_stream
 
 __version__ = "14.2.0"
 
@@ -64,7 +65,7 @@ class ndarray:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = np.dtype(dtype)
         if memptr is None:
-            memptr = MemoryPointer(Memory(math.prod(shape) * dtype.itemsize), 0)
+            memptr = cuda.alloc(math.prod(shape) * dtype.itemsize)
         if strides is None:
             strides = np.empty(shape, np.int8, order=order).strides
             strides = tuple(s * dtype.itemsize for s in strides)
@@ -105,6 +106,11 @@ class ndarray:
     def data(self):
         return _Data(self._a.__array_interface__["data"][0] if self.size else 0, self._owner)
 
+    @property
+    def __cuda_array_interface__(self):
+        told = {**self._a.__array_interface__, "data": (self.data.ptr, False), "version": 3}
+        return {**told, "stream": get_current_stream().ptr or 1}
+
     def __len__(self):
         return len(self._a)
 
@@ -126,13 +132,16 @@ class ndarray:
         return self._of(self._a.transpose(*axes), self._owner)
 
     def __getitem__(self, key):
+        key = _host(key if isinstance(key, tuple) else (key,))
         part = self._a[key]
-        if isinstance(part, np.ndarray) and (part.base is not None or not part.size):
-            return self._of(part, self._owner)
-        return self._of(self._a[(*key, ...) if isinstance(key, tuple) else (key, ...)], self._owner)
+        if not isinstance(part, np.ndarray):
+            part = self._a[(*key, ...)]
+        if part.size and not np.may_share_memory(part, self._a):
+            return asarray(self.get()[key])
+        return self._of(part, self._owner)
 
     def __setitem__(self, key, value):
-        _write(self, key, value)
+        _write(self, _host(key), value)
 
     def fill(self, value):
         _write(self, ..., value)
@@ -227,6 +236,10 @@ array = asarray
 
 def asnumpy(array):
     return array.get() if isinstance(array, ndarray) else np.asarray(array)
+
+
+def get_default_memory_pool():
+    return SimpleNamespace(malloc=cuda._malloc, free_all_blocks=lambda: None)
 
 
 def broadcast_to(array, shape):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import defaultdict
+from contextlib import contextmanager
 
 from .. import _driver
 from .._driver import CUDARuntimeError, asked, call
@@ -70,6 +71,7 @@ class Device:
 class _Current(threading.local):
     def __init__(self):
         self.streams = defaultdict(lambda: [Stream.null])  # by device; the last one is current
+        self.allocator = _malloc
 
 
 class ExternalStream:
@@ -136,7 +138,6 @@ class Stream(ExternalStream):
 
 
 Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
-_current = _Current()
 
 
 def get_current_stream(device_id=-1):
@@ -211,3 +212,28 @@ class UnownedMemory:
 class MemoryPointer:
     def __init__(self, mem, offset):
         self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
+
+
+def _malloc(size):
+    return MemoryPointer(Memory(size), 0)
+
+
+_current = _Current()
+
+
+def alloc(size):
+    return _current.allocator(size)
+
+
+def set_allocator(allocator=None):
+    _current.allocator = allocator or _malloc
+
+
+@contextmanager
+def using_allocator(allocator=None):
+    before = _current.allocator
+    set_allocator(allocator)
+    try:
+        yield
+    finally:
+        set_allocator(before)
