@@ -158,6 +158,6 @@ def test_a_wait_for_too_few_copies_shows_where_copies_are_late(copies):
 
 def test_a_read_of_shared_memory_that_nobody_wrote_is_found_out_where_races_are():
     body = """float* x) { __shared__ float s[32]; if (threadIdx.x) s[threadIdx.x] = 1;
-        __syncthreads(); x[0] = s[0]; }"""
+        __syncthreads(); x[threadIdx.x] = s[0]; }"""
     with softgpu.settings(races=True), raises("(?s)that nothing has written.*ld.shared"):
-        launch(body, cupy.zeros(1, "f"), block=32)
+        launch(body, cupy.zeros(32, "f"), block=32)

@@ -124,6 +124,12 @@ int cuModuleGetFunction(Function** f, Module* m, const char* name) {
     if (!*f) throw Error{kNotFound, format("there is no kernel %s", name)};
   });
 }
+int cuModuleGetGlobal_v2(u64* address, size_t* bytes, Module* m, const char* name) {
+  return answer([&] {
+    if (!find_global(m, name, address, bytes))
+      throw Error{kNotFound, format("there is no variable %s", name)};
+  });
+}
 int cuFuncGetAttribute(int* value, int number, Function* f) {
   return answer([&] { *value = *attribute(*f, number); });
 }

@@ -71,13 +71,13 @@ u8* shared_at(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, S
 u8* private_at(Warp& w, const Instruction& i, int lane, u64 offset, u32 bytes, bool param,
                bool write) {
   const u64 size = param ? running->params_size : u64(running->function->local);
-  const char* what = param ? "parameter" : "local";
+  const char* what = param ? "parameters" : "local memory";
   if (param && write) fail(w, i, lane, 700, "a kernel's parameter is written");
   if (offset + bytes > size)
     fail(w, i, lane, 700,
-         format("%s address 0x%llx, outside of %llu bytes", what, Number(offset), Number(size)));
+         format("%s at 0x%llx, outside of %llu bytes", what, Number(offset), Number(size)));
   if (offset % bytes)
-    fail(w, i, lane, 716, format("%s address 0x%llx, which is misaligned", what, Number(offset)));
+    fail(w, i, lane, 716, format("%s at 0x%llx, which is misaligned", what, Number(offset)));
   return (param ? const_cast<u8*>(running->params) : w.local.data() + size * u64(lane)) + offset;
 }
 

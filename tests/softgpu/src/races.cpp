@@ -56,8 +56,9 @@ void Checked::race(const Access& then, const char* what) const {
   const u32 blocks = running->watch->cluster_threads / threads;
   const Module& m = *running->function->module;
   fail(w, i, lane, 719,
-       format("a race with thread %u of block %u, which %s there at PTX line %u: %s",
-              then.thread % threads, (then.cluster - 1) * blocks + then.thread / threads,
+       format("a race for %s memory with thread %u of block %u, which %s there at PTX line %u: %s",
+              memory.shared ? "shared" : "global", then.thread % threads,
+              (then.cluster - 1) * blocks + then.thread / threads,
               then.copying ? "still copies" : what, then.line, m.line(int(then.line)).c_str()));
 }
 
