@@ -87,6 +87,9 @@ def test_a_jax_array_is_not_written():
     for out in (jnp.zeros((2, 4)), jnp.zeros((0, 4))):
         with pytest.raises(ValueError, match=r"^rms_norm: out .*JAX arrays are immutable"):
             cunorm.rms_norm(jnp.ones(out.shape), out=out)
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(ValueError, match=r": workspace .*JAX arrays are immutable"):
+        cunorm.rms_norm_backward(x, x, rstd=x[:, 0].copy(), workspace=jnp.zeros(1 << 16))
 
 
 def test_several_devices_are_refused_and_results_that_are_alive_at_exit_do_no_harm():

@@ -58,21 +58,6 @@ def test_the_gradient_of_one_operand_alone_is_that_among_all(name):
             assert torch.equal(*gradients(of_one, (one,)), expected[place])
 
 
-@pytest.mark.parametrize("name", cases.NAMES)
-def test_torch_func_finds_the_same_gradients(name):
-    call, tensors = cases.case(name)
-
-    def total(*tensors):
-        results = call(*tensors)
-        results = results if isinstance(results, tuple) else (results,)
-        return sum((one * one.detach().cos()).sum() for one in results)
-
-    places = tuple(range(len(tensors)))
-    expected = torch.autograd.grad(total(*tensors), tensors)
-    found = torch.func.grad(total, places)(*(one.detach() for one in tensors))
-    assert all(map(torch.equal, found, expected))
-
-
 def test_the_gradients_of_x_and_of_the_stream_have_memory_of_their_own():
     x, residual = tensor("x", 4, 8), tensor("residual", 4, 8)
     y, stream = ct.add_rms_norm(x, residual)

@@ -54,26 +54,29 @@ def test_a_batch_of_torch_func_is_as_its_items(name):
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
-def test_gradients_of_each_item_of_a_batch_are_its_own(name):
+def test_torch_func_finds_the_same_gradients_of_one_call_and_of_each_item_of_a_batch(name):
     """Of x and of parameters, which are the batch's together or differ from item to item."""
     call, tensors = cases.case(name)
-    tensors = detached(tensors)
     places = tuple(range(len(tensors)))
 
     def total(*tensors):
         return sum(one.sin().sum() for one in several(call(*tensors)))
 
-    of_item = torch.func.grad(total, places)
+    def expected(tensors):
+        leaves = [one.detach().requires_grad_() for one in tensors]
+        return torch.autograd.grad(total(*leaves), leaves)
+
+    of_item, tensors = torch.func.grad(total, places), detached(tensors)
+    assert all(map(torch.equal, of_item(*tensors), expected(tensors)))
     batches = [torch.stack([one, 2 * one, -one]) for one in tensors]
-    for is_batched in ([0] * len(tensors), [0, *[None] * (len(tensors) - 1)]):
-        given = [
-            b if d == 0 else one for b, d, one in zip(batches, is_batched, tensors, strict=True)
-        ]
-        found = torch.func.vmap(of_item, tuple(is_batched))(*given)
+    for shared in (0, len(tensors) - 1):  # how many of them, the last ones
+        own = len(tensors) - shared
+        given, dims = [*batches[:own], *tensors[own:]], (0,) * own + (None,) * shared
+        found = torch.func.vmap(of_item, dims)(*given)
         for item in range(3):
-            one = [g[item] if d == 0 else g for g, d in zip(given, is_batched, strict=True)]
-            for mine, expected in zip(found, of_item(*one), strict=True):
-                np.testing.assert_allclose(mine[item], expected, rtol=1e-12, atol=1e-13)
+            one = [g if d is None else g[item] for g, d in zip(given, dims, strict=True)]
+            for mine, right in zip(found, expected(one), strict=True):
+                np.testing.assert_allclose(mine[item], right, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "group_norm"])
