@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.arguments.wrong_memory import CONTIGUOUS, SIZE, UNUSABLE, UNWRITABLE
-from tests.support.calls import arrays_of, call_of, names, taking, to
+from tests.support.calls import arrays_of, assert_same, call_of, fields, names, taking, to
 from tests.support.operands import at
 from tests.support.refused import Case, check_error, check_refused, each
 
@@ -17,30 +17,109 @@ RECORDS = (
     "requires grad, which this function does not record: use cunorm.torch, torch.no_grad() or {}"
     ".detach()"
 )
+NO_MEMORY = (
+    "has no memory behind it (freed storage, or a zero tensor of autograd's), expected a tensor "
+    "with data: pass {}.clone() of one that has"
+)
+INSIDE = (
+    "is a tensor inside a torch.func transform (vmap, grad, jvp), expected a plain one: call this "
+    "outside the transform"
+)
+DENSE = "expected a dense tensor: pass {}.to_dense() (a nested tensor: padded)"
+META = "is on device meta, expected cpu or cuda: pass a tensor with data there"
 
 
+def freed(tensor):
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def subclass(tensor):
+    return tensor.as_subclass(type("Logged", (type(tensor),), {}))
+
+
+STATES = {
+    "requires grad": (lambda tensor: tensor.detach().requires_grad_(), ValueError, RECORDS),
+    "negative": (
+        lambda tensor: __import__("torch")._neg_view(tensor),
+        ValueError,
+        "has its negative bit set, expected plain values: pass {}.resolve_neg()",
+    ),
+    "sparse": (lambda t: t.to_sparse(), ValueError, f"has layout torch.sparse_coo, {DENSE}"),
+    "meta": (lambda tensor: tensor.to("meta"), ValueError, META),
+    "freed": (freed, ValueError, NO_MEMORY),
+    "subclass": (
+        subclass,
+        TypeError,
+        "is a tests.arguments.test_wrong_tensors.Logged, a tensor subclass whose memory may not be "
+        "what it stands for, expected a plain torch.Tensor: pass its local or plain tensor "
+        "({}.to_local() for a DTensor)",
+    ),
+}
+
+
+def places_of(call):
+    """Yield each array of a call: what it is in, by which key, and what an error calls it."""
+    for named in (call.arrays, call.out):
+        for key in arrays_of(named):
+            label = "out" if call.result is None else f"out.{key}"
+            yield named, key, label if named is call.out else key
+    if call.workspace is not None:
+        yield vars(call), "workspace", "workspace"
+
+
+@pytest.mark.parametrize("state", STATES)
 @names
-def test_a_tensor_that_requires_grad_is_refused_outside_no_grad(name):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+def test_a_tensor_that_is_not_its_memory_is_refused_whatever_was_met(name, state):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    make, error, text = STATES[state]
     call = call_of(name, kind="torch")
     if call.workspace is not None:
-        call.workspace = call.workspace.view(torch.float32)  # as bytes cannot require grad
-    places = [(named, key) for named in (call.arrays, call.out) for key in arrays_of(named)]
-    places += [(vars(call), "workspace")] if call.workspace is not None else []
-    call.run()
-    for named, key in places:
-        argument = f"out.{key}" if named is call.out else key
-        argument = "out" if call.result is None and named is call.out else argument
-        plain, named[key] = named[key], named[key].detach().requires_grad_()
-        case = Case(name, ValueError, f"{argument} {RECORDS.format(argument)}", {})
-        with at(case):
+        call.workspace = call.workspace.view(call.arrays["x"].dtype)  # as bytes require no grad
+    for named, key, argument in places_of(call):
+        call.run()
+        call.make()
+        plain, named[key] = named[key], make(named[key])
+        with at(argument):
+            case = Case(name, error, f"{argument} {text.format(argument)}", {})
             check_error(case, call.run)
             if named is call.arrays:
                 check_error(case, call.make)
-        with torch.no_grad():
-            call.run()
         named[key] = plain
+
+
+@names
+def test_a_tensor_that_requires_grad_is_taken_where_none_is_recorded(name):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    call = call_of(name, kind="torch")
+    expected = call.make()
+    for argument, tensor in arrays_of(call.arrays).items():
+        call.arrays[argument] = torch.nn.Parameter(tensor)
+    with torch.no_grad():
+        made = call.make()
+    assert_same(made, expected)
+    assert not any(tensor.requires_grad for tensor in fields(made).values())
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "functionalize"])
+@pytest.mark.parametrize("name", ["normalize_backward", "group_norm_backward"])
+def test_a_tensor_inside_a_transform_is_refused_whatever_was_met(name, transform):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    call = call_of(name, kind="torch")
+    call.workspace = call.workspace.view(torch.float32)
+    for named, key, argument in places_of(call):
         call.run()
+        plain, case = named[key], Case(name, TypeError, f"{argument} {INSIDE}", {})
+
+        def inside(tensor, named=named, key=key, case=case):
+            named[key] = tensor
+            check_error(case, call.run)
+            return tensor.sum()
+
+        with at(argument):
+            getattr(torch.func, transform)(inside)(torch.stack([plain, plain]))
+        named[key] = plain
 
 
 # --- memory of the frameworks ---------------------------------------------------------------------
@@ -61,42 +140,17 @@ def test_a_tensor_that_is_no_memory_to_lend_is_refused(dtype):
         of_workspaces(
             ValueError, UNUSABLE, torch.zeros(SIZE, dtype=dtype)[offset // dtype.itemsize :]
         )
-    text = "is on device meta, expected cpu or cuda: pass a tensor with data there"
-    of_workspaces(ValueError, text, torch.empty(SIZE, dtype=dtype, device="meta"))
-    freed = torch.empty(SIZE, dtype=dtype)
-    freed.untyped_storage().resize_(0)
-    text = (
-        "has no memory behind it (freed storage, or a zero tensor of autograd's), expected a "
-        "tensor with data: pass workspace.clone() of one that has"
-    )
-    of_workspaces(ValueError, text, freed)
-    of_workspaces(ValueError, text, torch._efficientzerotensor(SIZE, dtype=dtype))
-    text = "expected a dense tensor: pass workspace.to_dense() (a nested tensor: padded)"
-    sparse = torch.ones(SIZE, dtype=dtype).to_sparse()
-    of_workspaces(ValueError, f"has layout torch.sparse_coo, {text}", sparse)
-
-
-@pytest.mark.parametrize("transform", ["vmap", "functionalize"])
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_a_workspace_inside_a_functional_transform_is_refused(dtype, transform):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    text = (
-        "is a tensor inside a torch.func transform (vmap, grad, jvp), expected a plain one: call "
-        "this outside the transform"
-    )
-
-    def function(workspace):
-        of_workspaces(TypeError, text, workspace)
-        return workspace.clone()
-
-    getattr(torch.func, transform)(function)(torch.zeros(2, SIZE, dtype=getattr(torch, dtype)))
-
-
-@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64"])
-def test_a_workspace_of_a_tensor_of_another_dtype_is_refused(dtype):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    text = f"has dtype {dtype}, expected float16, bfloat16, float32 or float64"
-    of_workspaces(TypeError, text, torch.zeros(SIZE, dtype=getattr(torch, dtype)))
+    text = "has dtype {}, expected float16, bfloat16, float32 or float64"
+    for other in (torch.int64, torch.bool, torch.complex64):
+        name = str(other).removeprefix("torch.")
+        of_workspaces(TypeError, text.format(name), torch.zeros(SIZE, dtype=other))
+    if dtype is torch.uint8:  # others are described as any array is
+        bytes_ = torch.zeros(SIZE, dtype=dtype)
+        for state in ("sparse", "meta", "freed"):
+            make, error, text = STATES[state]
+            of_workspaces(error, text.format("workspace"), make(bytes_))
+        zero = torch._efficientzerotensor(SIZE, dtype=dtype)
+        of_workspaces(ValueError, NO_MEMORY.format("workspace"), zero)
 
 
 @names

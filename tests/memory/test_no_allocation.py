@@ -3,7 +3,7 @@
 
 NumPy tells tracemalloc of its memory, so that the peak of a call shows arrays that are gone when it
 returns, too. The least of those here, of 64 KiB, is larger than what Python's objects take. PyTorch
-tells its dispatcher, and CuPy's allocator can be another: even of a small array.
+tells its dispatcher, and CuPy is asked for arrays by one name: of small ones, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 import cunorm
 from tests.support import internals
-from tests.support.calls import GROUP_NORMS, anew, call_of, draw, names
+from tests.support.calls import GROUP_NORMS, anew, call_of, draw, names, nothing_known
 
 KIB = 1 << 10
 # In one of them dweight has 64 KiB, in the other rstd.
@@ -93,25 +93,21 @@ def test_torch_runs_no_operation_that_allocates(name):
 
 @pytest.mark.gpu
 @names
-def test_cupy_allocates_what_is_left_out_and_nothing_else(name):
+def test_cupy_allocates_what_is_left_out_and_nothing_else(name, monkeypatch):
     import cupy
 
+    taken, empty = [], cupy.empty
+    monkeypatch.setattr(
+        cupy, "empty", lambda *form, **more: taken.append(form) or empty(*form, **more)
+    )
+    nothing_known(monkeypatch)
     call = call_of(name, kind="cupy")
-    call.run()
-    taken = []
-
-    def allocate(size):
-        taken.append(size)
-        return cupy.get_default_memory_pool().malloc(size)
-
     for part in (None, *call.parts()):
-        call.run(without=part)
-        for run in (partial(anew, call.run, without=part), partial(call.run, without=part)):
+        has_none = part is None or (part == "workspace" and not call.workspace.size)
+        for run in (partial(anew, call.run), call.run, call.run):
             taken.clear()
-            with cupy.cuda.using_allocator(allocate):
-                run()
-            has_size = part == "workspace" and not call.workspace.size
-            assert bool(taken) == (part is not None and not has_size), part
+            run(without=part)
+            assert bool(taken) != has_none, part
 
 
 # --- memory that is lent for a call ---------------------------------------------------------------

@@ -68,7 +68,7 @@ def host(array: Any) -> Any:
     """Return an array's numbers as NumPy's."""
     if isinstance(array, np.ndarray):
         return array
-    return OnCupy().get(array) if hasattr(array, "__cuda_array_interface__") else array.numpy()
+    return OnCupy().get(array) if kind_of(array) == "cupy" else array.numpy()
 
 
 def kind_of(array: Any) -> str:

@@ -76,7 +76,7 @@ class Memory:
         if self.kind == "cupy":
             import cupy
 
-            return cupy.ndarray(shape, dtype, self.bytes.data + start, strides)
+            return cupy.ndarray(shape, dtype, self.bytes[start:].data, strides)
         array = np.ndarray(shape, dtype, self.bytes, start, strides)
         kind = told.kind
         if key == told.of_other:
