@@ -5,6 +5,11 @@ from cunorm import _again, _backend, _cuda, _scratch
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
 from cunorm._builds import Build, Launch
 from cunorm._cpu import _compile, compiler
+from cunorm._demo import _group_tolerance as group_tolerance
+from cunorm._demo import _tolerance as demo_tolerance
+from cunorm._demo._group_operators import GroupOracle, group_operators_of
+from cunorm._demo._operators import Oracle, operators_of
+from cunorm._demo._ulps import worst_error
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
 from cunorm._features import NONE, Features
 from cunorm._loaded import Cached, Loaded
@@ -21,8 +26,10 @@ __all__ = [
     "Cached",
     "Device",
     "Features",
+    "GroupOracle",
     "Launch",
     "Loaded",
+    "Oracle",
     "_again",
     "_backend",
     "_compile",
@@ -30,7 +37,12 @@ __all__ = [
     "_scratch",
     "compiler",
     "contiguous_form",
+    "demo_tolerance",
     "describe",
+    "group_operators_of",
+    "group_tolerance",
     "numpy_view",
+    "operators_of",
     "source_text",
+    "worst_error",
 ]
