@@ -13,7 +13,7 @@ from cunorm._demo._ulps import worst_error
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
 from cunorm._features import NONE, Features
 from cunorm._loaded import Cached, Loaded
-from cunorm._sources import source_text
+from cunorm._sources import kernel_folder, source_text
 
 __all__ = [
     "BFLOAT16",
@@ -41,6 +41,7 @@ __all__ = [
     "describe",
     "group_operators_of",
     "group_tolerance",
+    "kernel_folder",
     "numpy_view",
     "operators_of",
     "source_text",
