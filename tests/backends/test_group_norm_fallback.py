@@ -58,7 +58,7 @@ def test_every_dtype_and_activation_is_within_its_bounds():
     """The cover of `test_group_norm_formulas`; results have the same dtypes and layouts."""
     without_compiler("""
 from tests.support.covers import pairwise
-from tests.operators.test_group_norm_formulas import BACKWARD, FORWARD, telling
+from tests.support.group_norm_cases import BACKWARD, FORWARD, telling
 
 warnings.simplefilter("ignore")
 for number, case in enumerate(pairwise(FORWARD)):

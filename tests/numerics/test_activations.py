@@ -2,89 +2,75 @@
 """The activations of kernels_cu/activations.cuh, as the CPU and as a GPU compiles them.
 
 "vector" is the CPU build's text. "scalar" is the text of a GPU, with the C library's functions for
-CUDA's, as the emulator compiles it.
+CUDA's.
 """
-
-import ctypes
-import os
-import subprocess
 
 import numpy as np
 import pytest
 
-from cunorm import _cpu
-from cunorm._sources import source_text
-from tests.emulation.build import INCLUDE
-from tests.numerics.test_simd import HOST, for_machine
 from tests.support.activation_formulas import NAMES, assert_within, bounds, exact
+from tests.support.host_code import compiled, for_machine, loaded, needs_a_compiler
+from tests.support.internals import kernel_folder
 
-pytestmark = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
+pytestmark = needs_a_compiler
 DTYPES = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
 # Both results from one call, each of them from a call that uses it alone, and the value alone.
 LOOPS = """
-#define LOOP(FUNCTION, C, ...)                                              \\
-  extern "C" void FUNCTION(const C* z, C* value, C* slope, long long count) {   \\
-    for (long long i = 0; i < count; i += lanes<C>) {                       \\
-      const auto g = activations::GATE_ACTIVATION::at(read(z + i));         \\
-      __VA_ARGS__                                                           \\
-    }                                                                       \\
-  }
-#define LOOPS(C)                                                            \\
-  LOOP(both_##C, C, write(value + i, g.value); write(slope + i, g.derivative);) \\
-  LOOP(value_##C, C, write(value + i, g.value);)                            \\
-  LOOP(alone_##C, C, write(value + i, activations::GATE_ACTIVATION::value(read(z + i)));) \\
-  LOOP(slope_##C, C, write(slope + i, g.derivative);)
-LOOPS(float) LOOPS(double)
-"""
-VECTOR = """
-template <class C> inline constexpr int lanes = simd::lanes<C>;
-template <class C> auto read(const C* p) { return simd::load<C>(p); }
-template <class C> void write(C* p, simd::Vector<C> v) { simd::store(p, v); }
-"""
-SCALAR = """
+#include "activations.cuh"
+#ifdef SCALAR
 template <class C> inline constexpr int lanes = 1;
 template <class C> C read(const C* p) { return *p; }
 template <class C> void write(C* p, C v) { *p = v; }
+#else
+template <class C> inline constexpr int lanes = simd::lanes<C>;
+template <class C> auto read(const C* p) { return simd::load<C>(p); }
+template <class C> void write(C* p, simd::Vector<C> v) { simd::store(p, v); }
+#endif
+#define LOOP(FUNCTION, NAME, C, ...)                                                     \\
+  extern "C" void NAME##_##FUNCTION##_##C(const C* z, C* value, C* slope, long long n) { \\
+    for (long long i = 0; i < n; i += lanes<C>) {                                        \\
+      const auto g = activations::NAME::at(read(z + i));                                 \\
+      __VA_ARGS__                                                                        \\
+    }                                                                                    \\
+  }
+#define LOOPS(NAME, C)                                                                    \\
+  LOOP(both, NAME, C, write(value + i, g.value); write(slope + i, g.derivative);)         \\
+  LOOP(value, NAME, C, write(value + i, g.value);)                                        \\
+  LOOP(alone, NAME, C, write(value + i, activations::NAME::value(read(z + i)));)          \\
+  LOOP(slope, NAME, C, write(slope + i, g.derivative);)
 """
-EXPONENTIAL = {"sigmoid", "silu", "tanh", "gelu", "gelu_tanh"}
+CUDA = """
+#include <math.h>
+#define SCALAR
+#define __device__
+inline float __fdividef(float a, float b) { return b > 0x1p126f ? 0 : a / b; }
+"""
+
+
+def library(folder, build, names, *options):
+    """Compile activations, perhaps with others than the shipped text in the folder."""
+    text = LOOPS + "".join(f"LOOPS({name}, float) LOOPS({name}, double)\n" for name in names)
+    device = None if build == "vector" else CUDA
+    return loaded(compiled(folder, text, *for_machine("native"), *options, device=device))
 
 
 class Activation:
-    """An activation as a build compiles it, perhaps with a part of its text replaced."""
+    """An activation of a library."""
 
-    def __init__(self, folder, name, build, *replacement):
-        (folder / "probe.cu").write_text('#include "activations.cuh"\n')
-        text = source_text("probe", (HOST if build == "vector" else INCLUDE, folder))
-        if replacement:
-            assert replacement[0] in text, f"the text has no {replacement[0]}"
-            text = text.replace(*replacement)
-        text = f'#include "device.h"\n{text}{VECTOR if build == "vector" else SCALAR}{LOOPS}'
-        (folder / "probe.cpp").write_text(text)
-        include = HOST if build == "vector" else INCLUDE
-        command = [*_cpu.compiler().command, *for_machine("native"), f"-I{include}"]
-        command += [f"-I{HOST.parent}", f"-DGATE_ACTIVATION={name}"]
-        command += [os.fspath(folder / "probe.cpp"), "-o", os.fspath(folder / "probe.so")]
-        subprocess.run(command, check=True)
-        self.name, self.library = name, ctypes.CDLL(os.fspath(folder / "probe.so"))
+    def __init__(self, name, run):
+        self.name, self.run = name, run
 
     def __call__(self, z, which="both"):
         """The value and the derivative at each z; where only one is asked for, the other is 0."""
-        padded = np.pad(z, (0, -len(z) % 16), mode="edge")
-        value, slope = np.zeros_like(padded), np.zeros_like(padded)
         kind = {dtype: kind for kind, dtype in DTYPES.items()}[z.dtype]
-        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (padded, value, slope))
-        getattr(self.library, f"{which}_{kind}")(*pointers, ctypes.c_longlong(len(padded)))
-        return value[: len(z)], slope[: len(z)]
+        return self.run(f"{self.name}_{which}_{kind}", z, z.dtype, z.dtype)
 
 
 @pytest.fixture(scope="module", params=("vector", "scalar"))
 def build(request, tmp_path_factory):
-    """Return each activation, compiled once."""
-    made = {}
-    for name in NAMES:
-        made[name] = Activation(tmp_path_factory.mktemp(name), name, request.param)
-    return made
+    run = library(tmp_path_factory.mktemp("activations"), request.param, NAMES)
+    return {name: Activation(name, run) for name in NAMES}
 
 
 activations = pytest.mark.parametrize("name", NAMES)
@@ -95,15 +81,15 @@ def points(dtype):
     """Dense where an activation bends and where its tails end; then of every magnitude."""
     info = np.finfo(dtype)
     rng = np.random.default_rng(0)
-    dense = [np.linspace(-end, end, 60_001) for end in (3, 14, 100)]
-    dense += [np.linspace(-end, -0.9 * end, 20_001) for end in (22, 39, 760)]
-    sizes = np.exp2(rng.uniform(np.log2(float(info.smallest_subnormal)), info.maxexp - 1, 20_000))
+    dense = [np.linspace(-end, end, 20_001) for end in (3, 14, 100)]
+    dense += [np.linspace(-end, -0.9 * end, 8_001) for end in (22, 39, 760)]
+    sizes = np.exp2(rng.uniform(np.log2(float(info.smallest_subnormal)), info.maxexp - 1, 10_000))
     edges = np.array([0, info.smallest_subnormal, info.tiny, info.eps, 1, 1e30, info.max])
     return np.concatenate([*dense, sizes, -sizes, edges, -edges]).astype(dtype)
 
 
 def check_finite(activation, dtype):
-    """Assert that an activation holds its bounds; return what part of them it needs."""
+    """Assert that an activation holds its bounds."""
     name, z = activation.name, points(dtype)
     alone, _ = activation(z, "alone")
     if dtype == np.float64 and np.finfo(np.longdouble).nmant < 60:
@@ -111,11 +97,9 @@ def check_finite(activation, dtype):
     expected = exact(name, z)
     of_value, of_slope = bounds(name, z, expected)
     value, slope = activation(z)
-    return [
-        assert_within(name, "value", z, value, expected.value, of_value),
-        assert_within(name, "value alone", z, alone, expected.value, of_value),
-        assert_within(name, "derivative", z, slope, expected.slope, of_slope),
-    ]
+    assert_within(name, "value", z, value, expected.value, of_value)
+    assert_within(name, "value alone", z, alone, expected.value, of_value)
+    assert_within(name, "derivative", z, slope, expected.slope, of_slope)
 
 
 def check_limits(activation, dtype):
@@ -134,14 +118,9 @@ def check_limits(activation, dtype):
 
 @kinds
 @activations
-def test_values_and_derivatives_are_within_their_bounds(build, name, kind):
-    check_finite(build[name], DTYPES[kind])
-
-
-@kinds
-@activations
-def test_infinities_give_limits_and_nan_gives_nan(build, name, kind):
+def test_values_and_derivatives_are_right_limits_included(build, name, kind):
     check_limits(build[name], DTYPES[kind])
+    check_finite(build[name], DTYPES[kind])
 
 
 @kinds
@@ -168,19 +147,12 @@ WRONG = [
     ("sigmoid", "s.value * s.complement", "s.value * (1.0f - s.value)"),
     ("sigmoid", "math::exp_minus(z)", "math::exp(z)"),
     ("silu", "math::at_most(e, math::largest_finite<V>)", "e"),
-    ("silu", "bounded(z)", "math::constant<V>(0)"),
     ("silu", "bounded(z)", "z"),
-    ("silu", "z * s.value", "s.value"),
     ("tanh", "distance * (2.0f - distance)", "1.0f - math::tanh(z) * math::tanh(z)"),
-    ("tanh", "distance * (2.0f - distance)", "distance * 2.0f"),
-    ("relu", "{math::select(z <= zero, zero, z)", "{math::select(z > zero, z, zero)"),
     ("relu", "math::select(z > zero, one, z)", "one"),
-    ("gelu", "b * e", "0.0f * e"),
     ("gelu", "fma(lost, math::constant<V>(-0.5), math::constant<V>(1))", "1.0f"),
-    ("gelu", "const V b = bounded(z)", "const V b = z"),
     ("gelu", "0.5f * math::erfc(", "1.0f - 0.5f * math::erfc(-"),
     ("gelu", "math::constant<V>(0.3989", "math::constant<V>(0.3990"),
-    ("gelu_tanh", "3 * cubic", "cubic"),
     ("gelu_tanh", "0.044715", "0.0447"),
     ("gelu_tanh", "const V b = bounded(z)", "const V b = z"),
     ("gelu_tanh", "b * s.complement", "b * (1.0f - s.value)"),
@@ -189,7 +161,10 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "right", "wrong"), WRONG)
 def test_the_checks_see_a_wrong_formula(tmp_path, name, right, wrong):
-    activation = Activation(tmp_path, name, "scalar", right, wrong)
+    text = (kernel_folder() / "activations.cuh").read_text()
+    assert right in text
+    (tmp_path / "activations.cuh").write_text(text.replace(right, wrong))
+    activation = Activation(name, library(tmp_path, "scalar", [name], "-O0"))
     with pytest.raises(AssertionError, match=name):
         for dtype in DTYPES.values():
             check_limits(activation, dtype)

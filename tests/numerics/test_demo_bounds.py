@@ -1,38 +1,23 @@
 # SPDX-License-Identifier: MIT
 """The bounds of `python -m cunorm demo`, which the package cannot take from the tests."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
 
 from cunorm import reference
-from cunorm._demo import _group_tolerance
-from cunorm._demo._group_operators import GroupOracle, group_operators_of
-from cunorm._demo._operators import Oracle, operators_of
-from cunorm._demo._tolerance import LARGEST_GATE, backward_bounds, forward_bounds
-from cunorm._demo._ulps import worst_error
-from cunorm._dtypes import FLOAT32
 from cunorm.results import AddNorm
-from tests.support.error_bounds import param_grad_bound, rstd_bound
-from tests.support.group_bounds import (
-    activation_slope,
-    as_rows,
-    by_channel,
-    group_mean_bound,
-    group_rstd_bound,
-    like,
-    y_error,
+from tests.support import bounds, group_bounds
+from tests.support.internals import (
+    FLOAT32,
+    GroupOracle,
+    Oracle,
+    demo_tolerance,
+    group_operators_of,
+    group_tolerance,
+    operators_of,
+    worst_error,
 )
-from tests.support.group_bounds import rows_of as groups_of
 from tests.support.operands import NORMS, draw, parameters
-from tests.support.row_errors import Options, rows_of
-from tests.support.ulps import rounding
-
-Array = Any
 
 
 @pytest.mark.parametrize("operator", operators_of(FLOAT32), ids=str)
@@ -41,84 +26,56 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator):
     exact, rows = operator.forward(reference, operands), Oracle(operator, operands).rows
     grads = operator.backward(reference, operands, exact)
     dtype = str(operands["x"].dtype)
-    demo = forward_bounds(rows, exact, dtype)
     stream = operands["d_residual"] if operator.has_residual else None
-    demo |= backward_bounds(rows, grads, operands["dy"], stream)
-    for name, bound in bounds_of_the_tests(operator, operands, exact, grads).items():
-        ratio = demo[name][1] / bound
+    demo = demo_tolerance.forward_bounds(rows, exact, dtype)
+    demo |= demo_tolerance.backward_bounds(rows, grads, operands["dy"], stream)
+
+    width = 48 if operator.base == "l2_norm" else 1
+    told = {"center": operator.center, "c": operator.c, "eps": operator.eps / width}
+    told |= operator.options(operands)
+    given = [operands[n] if n in operator.parameters else None for n in ("weight", "bias")]
+    residual = operands["residual"] if operator.has_residual else None
+    x = exact.residual if operator.has_residual else operands["x"]
+    forward = bounds.of_forward(operands["x"], *given, residual, **told)
+    backward = bounds.of_backward(operands["dy"], x, *given, stream, **told)
+    names = {"y", "rstd", "dx"} | {f"d{name}" for name in operator.parameters}
+    names |= {"dgate"} if operator.has_gate else set()
+    for name in names:
+        held = forward if name in ("y", "rstd") else backward
+        stored = dtype if name in ("y", "dx", "dgate") else "float32"
+        ratio = demo[name][1] / held.bound(name, stored)
         assert 0.999 < ratio.min() <= ratio.max() < 8.0, name
 
 
-def drawn(dtype: str) -> dict[str, Any]:
+def drawn(dtype):
     """Draw what the demo's operators take, a gate in the range of the demo's."""
     rows = ("x", "residual", "dy", "d_residual")
     operands = {name: draw(name, (7, 48), dtype) for name in rows}
     operands |= parameters(NORMS["layer_norm"], 48, "float32")
-    gate = np.clip(draw("gate", (7, 48), dtype, deviation=2.0), -LARGEST_GATE, LARGEST_GATE)
+    most = demo_tolerance.LARGEST_GATE
+    gate = np.clip(draw("gate", (7, 48), dtype, deviation=2.0), -most, most)
     return operands | {"gate": gate.astype(operands["x"].dtype)}
-
-
-def bounds_of_the_tests(operator, operands, exact, grads) -> dict[str, Array]:
-    width = 48 if operator.base == "l2_norm" else 1
-    told = {"center": operator.center, "c": operator.c, "eps": operator.eps / width}
-    norm = Options(**told | operator.options(operands))
-    x = exact.residual if operator.has_residual else operands["x"]
-    weight, bias = (operands[n] if n in operator.parameters else None for n in ("weight", "bias"))
-    rows = rows_of(x, weight, bias, norm, compute="float32", rounded_to=x.dtype)
-    dy, stream = norm.rows(operands["dy"]), ()
-    if operator.has_residual:
-        stream = (norm.rows(operands["d_residual"]), str(x.dtype))
-    errors = {"y": rows.y_error(), "dx": rows.ds_error(dy, *stream)}
-    if operator.has_gate:
-        errors["dgate"] = rows.dgate_error(dy)
-    results = exact._asdict() | grads._asdict()
-    bounds = {
-        name: np.broadcast_to(error, dy.shape).reshape(x.shape)
-        + rounding(results[name], str(x.dtype), "float32")
-        for name, error in errors.items()
-    }
-    of_rstd = rstd_bound(rows.rstd, width=48) + rows.rstd * rows.rstd_error
-    bounds["rstd"] = of_rstd.reshape(exact.rstd.shape)
-    for parameter in operator.parameters:
-        terms = {"weight": rows.dweight_terms, "bias": rows.dbias_terms}[parameter](dy)
-        gradient = results[f"d{parameter}"]
-        size, error = (term.sum(axis=0).reshape(gradient.shape) for term in terms)
-        bounds[f"d{parameter}"] = param_grad_bound(gradient, size, "float32") + error
-    return bounds
 
 
 @pytest.mark.parametrize("operator", group_operators_of(FLOAT32), ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_demos_bounds_of_group_norms_are_those_of_the_tests_or_somewhat_wider(operator, dtype):
+def test_the_demos_bounds_of_group_norms_are_those_of_the_tests_or_a_little_wider(operator, dtype):
     rows = {name: draw(name, (48, 40), dtype) for name in ("x", "dy")}
     operands = operator.taken(rows | parameters(NORMS["layer_norm"], 40, "float32"))
-    exact, oracle = operator.forward(reference, operands), GroupOracle(operator, operands)
+    exact, groups = operator.forward(reference, operands), GroupOracle(operator, operands).groups
     grads = operator.backward(reference, operands, exact)
-    demo = _group_tolerance.forward_bounds(oracle.groups, exact, dtype)
-    demo |= _group_tolerance.backward_bounds(oracle.groups, grads, operands["dy"])
-    for name, bound in group_bounds_of_the_tests(operator, operands, exact, grads).items():
-        ratio = demo.pop(name)[1] / bound
+    demo = group_tolerance.forward_bounds(groups, exact, dtype)
+    demo |= group_tolerance.backward_bounds(groups, grads, operands["dy"])
+
+    given = [operands["x"], operator.groups(operands), operands["weight"], operands["bias"]]
+    told = {"eps": 1e-5, "channel_axis": operator.channel_axis, "activation": operator.activation}
+    forward = group_bounds.of_group_forward(*given, **told)
+    backward = group_bounds.of_group_backward(operands["dy"], *given, **told)
+    assert demo.keys() == forward.errors.keys() | backward.errors.keys()
+    for name, (_, bound) in demo.items():
+        held = forward if name in forward.errors else backward
+        ratio = bound / held.bound(name, dtype if name in ("y", "dx") else "float32")
         assert 0.999 < ratio.min() <= ratio.max() < 1.1, name
-    assert not demo
-
-
-def group_bounds_of_the_tests(operator, operands, exact, grads) -> dict[str, Array]:
-    x, axis = operands["x"], operator.channel_axis
-    count, activation = operator.groups(operands), operator.activation or "identity"
-    told = {"eps": 1e-5, "channel_axis": axis}
-    rows = groups_of(x, count, operands["weight"], operands["bias"], **told)
-    sloped = replace(rows, after=activation_slope(rows, activation))
-    dy = as_rows(operands["dy"], count, axis)
-    bounds = {"mean": group_mean_bound(rows), "rstd": group_rstd_bound(rows)}
-    for name, of, error in (
-        ("y", exact.y, y_error(rows, activation)),
-        ("dx", grads.dx, sloped.dp_error(dy)),
-    ):
-        bounds[name] = like(x, error, axis) + rounding(of, str(x.dtype), "float32")
-    for name, terms in (("dweight", sloped.dweight_terms), ("dbias", sloped.dbias_terms)):
-        size, error = (by_channel(term, x.shape[axis]) for term in terms(dy))
-        bounds[name] = param_grad_bound(getattr(grads, name), size, "float32") + error
-    return bounds
 
 
 def test_a_missing_or_infinite_result_is_no_small_error():

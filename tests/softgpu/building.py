@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -95,15 +96,18 @@ def library() -> Path:
 
 
 def _run(wanted: dict[Path, list[str]]) -> None:
-    """Run the compiler for several files at once; each takes its name when it is complete."""
+    """Run the compiler, a process to a core; each file takes its name when all are complete."""
     parts = {made: made.with_suffix(".part") for made in wanted}
-    running = [
-        subprocess.Popen([*compiler(), *options, "-o", str(parts[made])], stderr=subprocess.PIPE)
-        for made, options in wanted.items()
-    ]
-    logs = [process.communicate()[1].decode() for process in running]
-    if any(process.returncode for process in running):
-        raise RuntimeError(f"the software GPU does not compile:\n{''.join(logs)}")
+
+    def compile_one(made: Path) -> subprocess.CompletedProcess[str]:
+        command = [*compiler(), *wanted[made], "-o", str(parts[made])]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        answers = list(pool.map(compile_one, wanted))
+    if any(answer.returncode for answer in answers):
+        logs = "".join(answer.stderr for answer in answers)
+        raise RuntimeError(f"the software GPU does not compile:\n{logs}")
     for made, part in parts.items():
         part.replace(made)
 

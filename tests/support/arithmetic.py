@@ -11,16 +11,14 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cunorm.reference import round_to
-from cunorm.results import NormForward, NormGrads
+from cunorm.results import GroupNormForward, GroupNormGrads, NormForward, NormGrads
+from tests.support.error_bounds import Array
+from tests.support.group_bounds import as_rows, like, per_element
 from tests.support.row_errors import Options
 
-Array = NDArray[Any]
-
-
-# --- the gate -------------------------------------------------------------------------------------
+# --- activations ----------------------------------------------------------------------------------
 
 
 def erfc(values: Array) -> Array:
@@ -28,10 +26,10 @@ def erfc(values: Array) -> Array:
 
 
 @np.errstate(under="ignore", over="ignore")
-def activate(z: Array, activation: str, wrong: str = "") -> tuple[Array, Array]:
+def activate(z: Array, activation: str | None, wrong: str = "") -> tuple[Array, Array]:
     """Return g(z) and g'(z), every step rounded to z's dtype."""
     one, b = z.dtype.type, np.clip(z, -64, 64)  # b: beyond, all tails are 0, but powers overflow
-    if activation == "identity":
+    if activation in (None, "identity"):
         return z, np.ones_like(z)
     if activation == "relu":
         return np.maximum(z, 0), (z >= 0 if wrong == "relu' is 1 at 0" else z > 0).astype(one)
@@ -59,82 +57,96 @@ def activate(z: Array, activation: str, wrong: str = "") -> tuple[Array, Array]:
     return z * s, s if wrong == "g' lacks a term" else s + z * (s * rest * slope)
 
 
-# --- rows -----------------------------------------------------------------------------------------
+# --- what all norms have in common: rows are the last axis ----------------------------------------
 
 
-class Arithmetic:
-    """What forward and backward have in common: operands as [rows, groups, d], statistics, n."""
+def mean_of(values: Array) -> Array:
+    return values.mean(axis=-1, keepdims=True, dtype=values.dtype)
+
+
+def statistics(p: Array, eps: float, center: bool, wrong: str) -> tuple[Array, Array, Array]:
+    """Return the mean, what is about it, and rstd."""
+    shift, q, square = np.zeros_like(p[..., :1]), p, mean_of(p * p)
+    if center:
+        shift = mean_of(p)
+        t = p - shift
+        correction = mean_of(t)
+        q, square = t - correction, mean_of(t * t) - correction**2
+        if wrong == "mean is not corrected":
+            q, square = t, mean_of(t * t)
+        if wrong == "variance is E[x*x] - E[x]**2":
+            square = np.maximum(mean_of(p * p) - shift**2, 0)
+        if wrong == "variance divides by d - 1":
+            square = square * p.dtype.type(p.shape[-1] / (p.shape[-1] - 1))
+        shift = shift + correction
+    rstd = 1 / np.sqrt(square + p.dtype.type(eps))
+    if wrong == "rstd has half its bits":
+        rstd = rstd.astype(np.float16).astype(p.dtype)
+    return shift, q, rstd
+
+
+def gradient(dr: Array, r: Array, rstd: Array, center: bool, wrong: str) -> Array:
+    slope, shift = mean_of(r * dr), mean_of(dr)
+    slope = 0 * slope if wrong == "no mean(r * dr)" else slope
+    has_shift = center and wrong != "no mean(dr)"
+    return rstd * (dr - r * slope - (shift if has_shift else 0))
+
+
+def stored(values: Array, dtype: Any, wrong: str) -> Array:
+    if wrong == "rounded twice":
+        values = values.astype(np.float16)
+    if wrong == "cut off instead of rounded":
+        values = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    return round_to(values, dtype)
+
+
+def summed(terms: Array, parameter: Array | None, wrong: str) -> Array | None:
+    """Add up terms, of shape [anything, size of the parameter]."""
+    if parameter is None:
+        return None
+    if wrong == "a sum misses a term":
+        terms = terms[1:]
+    if wrong == "sums are kept in the parameter's dtype":
+        return np.add.accumulate(terms.astype(parameter.dtype), axis=0)[-1]
+    return stored(np.ascontiguousarray(terms.T).sum(axis=1), parameter.dtype, wrong)
+
+
+# --- row norms ------------------------------------------------------------------------------------
+
+
+class RowNorm:
+    """Operands of a row norm as [rows, groups, d], in the compute type."""
 
     def __init__(self, x: Array, dtypes: tuple[Any, ...], wrong: str, options: Options) -> None:
         self.one = np.float64 if np.float64 in dtypes else np.float32
-        self.shape, self.groups, self.wrong, self.options = x.shape, options.groups, wrong, options
-        width = x.shape[-1] if wrong == "k is of the whole width" else x.shape[-1] // self.groups
-        has_k = options.c is not None and wrong != "no c"
-        self.k = self.one(options.c / math.sqrt(width) if has_k else 1)
-        self.is_pre = (options.gate_position == "pre") != (wrong == "gate is on the other side")
-        self.g, self.slope = self._gate(options.gate)
-
-    def _gate(self, gate: Array | None) -> tuple[Array, Array]:
-        if gate is None or self.wrong == "gate is left out":
-            return self.one(1), self.one(0)
-        name = {"swish": "silu"}.get(self.options.gate_activation, self.options.gate_activation)
-        if self.wrong == "activation is another":
-            name = "silu" if name == "sigmoid" else "sigmoid"
-        g, slope = activate(self.rows(gate), name, self.wrong)
-        return (g.astype(np.float16).astype(self.one) if self.wrong == "g is half" else g), slope
-
-    @property
-    def before(self) -> Array:
-        return self.g if self.is_pre else self.one(1)
-
-    @property
-    def after(self) -> Array:
-        return self.one(1) if self.is_pre else self.g
+        self.wrong, self.options = wrong, options
+        d = x.shape[-1] // options.groups
+        self.k = self.one(1 if options.c is None else options.c / math.sqrt(d))
+        g = slope = self.one(1)
+        if options.gate is not None:
+            name = {"swish": "silu"}.get(options.gate_activation, options.gate_activation)
+            g, slope = activate(self.rows(options.gate), name, wrong)
+        self.g, self.slope, is_pre = g, slope, options.gate_position == "pre"
+        self.before, self.after = (g, self.one(1)) if is_pre else (self.one(1), g)
 
     def rows(self, x: Array) -> Array:
-        return x.astype(self.one).reshape(len(x), self.groups, -1)
-
-    def mean(self, values: Array) -> Array:
-        axis = (-2, -1) if self.wrong == "groups share a statistic" else -1
-        total = values.mean(axis=axis, keepdims=True, dtype=self.one)
-        return np.broadcast_to(total, (*values.shape[:-1], 1))
-
-    def statistic(self, values: Array) -> Array:
-        return values.reshape(len(values), *((self.groups,) if self.groups > 1 else ()))
+        return x.astype(self.one).reshape(len(x), self.options.groups, -1)
 
     def weight(self, weight: Array | None) -> Array:
         if weight is None:
             return self.one(1)
-        w = weight.astype(self.one).reshape(self.groups, -1)
-        if self.options.weight_offset and self.wrong != "offset is not added":
-            w = w + self.one(self.options.weight_offset)
-        return w[:1] if self.wrong == "all groups have the first one's weight" else w
+        w = weight.astype(self.one).reshape(self.options.groups, -1)
+        return w + self.one(self.options.weight_offset)
 
     def rounded(self, kr: Array, dtype: Any) -> Array:
-        rounds = self.options.round_before_weight
-        if rounds != (self.wrong == "rounding before weight is otherwise"):
-            kr = round_to(kr, dtype).astype(self.one)
-        return kr
+        return round_to(kr, dtype).astype(self.one) if self.options.round_before_weight else kr
 
     def affine(self, kr: Array, weight: Array | None, bias: Array | None) -> Array:
-        n = kr if weight is None else kr * self.weight(weight)
-        return n if bias is None else n + bias.astype(self.one).reshape(self.groups, -1)
+        n = kr * self.weight(weight)
+        return n if bias is None else n + bias.astype(self.one).reshape(self.options.groups, -1)
 
-    def centered(self, p: Array) -> tuple[Array | None, Array, Array]:
-        """Return the mean, what is about it, and the mean square of that."""
-        if not self.options.center:
-            return None, p, self.mean(p * p)
-        shift = self.mean(p)
-        t = p - shift
-        correction = self.mean(t)
-        q, square = t - correction, self.mean(t * t) - correction**2
-        if self.wrong == "mean is not corrected":
-            q, square = t, self.mean(t * t)
-        if self.wrong == "variance is E[x*x] - E[x]**2":
-            square = np.maximum(self.mean(p * p) - shift**2, 0)
-        if self.wrong == "variance divides by d - 1":
-            square = square * self.one(p.shape[-1] / (p.shape[-1] - 1))
-        return shift + correction, q, square
+    def statistic(self, values: Array) -> Array:
+        return values[..., 0] if self.options.groups > 1 else values[:, 0, 0]
 
 
 def forward(
@@ -144,24 +156,19 @@ def forward(
     residual: Array | None = None,
     *,
     wrong: str = "",
-    **options: Any,
+    **told: Any,
 ) -> NormForward:
-    options = Options(**options)
-    stream, dtypes = None, (x.dtype, getattr(residual, "dtype", None))
-    a = Arithmetic(x, dtypes, wrong, options)
-    s = x.astype(a.one)
+    options = Options(**told)
+    a = RowNorm(x, (x.dtype, getattr(residual, "dtype", None)), wrong, options)
+    stream, s = None, x.astype(a.one)
     if residual is not None:
         total = s + residual.astype(a.one)
         stream = round_to(total, residual.dtype)
         s = total if wrong == "norm reads the unrounded sum" else stream.astype(a.one)
-    mean, q, square = a.centered(a.rows(s) * a.before)
-    rstd = 1 / np.sqrt(square + a.one(0 if wrong == "no eps" else options.eps))
-    if wrong == "rstd has half its bits":
-        rstd = rstd.astype(np.float16).astype(a.one)
-    rounded_to = residual.dtype if wrong == "rounded as the stream is" else x.dtype
-    n = a.affine(a.rounded(a.k * (q * rstd), rounded_to), weight, bias)
-    y = round_to((n * a.after).reshape(x.shape), x.dtype)
-    return NormForward(y, stream, None if mean is None else a.statistic(mean), a.statistic(rstd))
+    mean, q, rstd = statistics(a.rows(s) * a.before, options.eps, options.center, wrong)
+    n = a.affine(a.rounded(a.k * (q * rstd), x.dtype), weight, bias)
+    y = stored((n * a.after).reshape(x.shape), x.dtype, wrong)
+    return NormForward(y, stream, a.statistic(mean) if options.center else None, a.statistic(rstd))
 
 
 def backward(
@@ -173,70 +180,106 @@ def backward(
     *,
     x_dtype: Any = None,
     wrong: str = "",
-    **options: Any,
+    **told: Any,
 ) -> NormGrads:
-    options = Options(**options)
-    a = Arithmetic(x, (x.dtype,), wrong, options)
-    dy, s = a.rows(dy), a.rows(x)
-    mean, q, square = a.centered(s * a.before)
+    options, x_dtype = Options(**told), x.dtype if x_dtype is None else x_dtype
+    a = RowNorm(x, (x.dtype,), wrong, options)
+    dy, s, width = a.rows(dy), a.rows(x), x.shape[-1]
+    mean, q, rstd = statistics(s * a.before, options.eps, options.center, wrong)
     if options.center:  # what remains is corrected as the kernels do it, from the rounded mean
         q = s * a.before - mean
-        q = q if wrong == "mean is not corrected" else q - a.mean(q)
-    rstd = 1 / np.sqrt(square + a.one(options.eps))
+        q = q if wrong == "mean is not corrected" else q - mean_of(q)
     r = q * rstd
-    is_stream = x_dtype is None or wrong == "rounded as the stream is"
-    kr = a.rounded(a.k * r, x.dtype if is_stream else x_dtype)
+    kr = a.rounded(a.k * r, x_dtype)
     dn = dy if wrong == "dn is not gated" else dy * a.after
-    dp = _dp(a, r, rstd, dn, weight)
+    dp = gradient(a.k * dn * a.weight(weight), r, rstd, options.center, wrong)
     ds = dp * a.before
-    if d_residual is not None and wrong != "no d_residual":
+    if d_residual is not None:
         above = a.rows(d_residual)
         ds = (dp + above) * a.before if wrong == "d_residual is gated" else ds + above
-    if wrong == "rounded twice":
-        ds = ds.astype(np.float16)
-    ds = ds.reshape(x.shape)
+    ds, dgate = ds.reshape(x.shape), None
+    if options.gate is not None:
+        n = a.affine(kr, weight, bias) * (a.after if wrong == "dgate has y for n" else 1)
+        dgate = a.slope * (dp * s if options.gate_position == "pre" else dy * n)
+        dgate = stored(dgate.reshape(x.shape), options.gate.dtype, wrong)
+    dn = dy if wrong == "sums are not gated" else dn
+    kr = r if wrong == "dweight without k" else kr
     return NormGrads(
-        dx=round_to(ds, x.dtype if x_dtype is None else x_dtype),
-        dweight=_dweight(a, dy if wrong == "sums are not gated" else dn, kr, r, weight),
-        dbias=_dbias(a, dy if wrong == "sums are not gated" else dn, bias),
-        dgate=_dgate(a, dp * s, dy, kr, weight, bias),
-        dresidual=round_to(ds, x.dtype),
+        dx=stored(ds, x_dtype, wrong),
+        dweight=summed((dn * kr).reshape(-1, width), weight, wrong),
+        dbias=summed(dn.reshape(-1, width), bias, wrong),
+        dgate=dgate,
+        dresidual=stored(ds, x.dtype, wrong),
     )
 
 
-def _dp(a: Arithmetic, r: Array, rstd: Array, dn: Array, weight: Array | None) -> Array:
-    dr = a.k * dn if weight is None else a.k * dn * a.weight(weight)
-    slope = a.mean(r * dr)
-    if a.wrong == "no mean(r * dr)":
-        slope = slope * 0
-    has_shift = a.options.center and a.wrong != "no mean(dq)"
-    return rstd * (dr - r * slope - (a.mean(dr) if has_shift else 0))
+# --- group norms: rows are groups, [N, G, D * R] --------------------------------------------------
 
 
-def _dgate(a: Arithmetic, dp_s: Array, dy: Array, kr: Array, weight: Any, bias: Any) -> Any:
-    gate = a.options.gate
-    if gate is None:
-        return None
-    n = a.affine(kr, weight, None if a.wrong == "dgate forgets bias" else bias)
-    if a.wrong == "dgate has y for n":
-        n = n * a.after
-    dgate = a.slope * (dp_s if a.is_pre else dy * n)
-    if a.wrong == "dgate is of the other group":
-        dgate = dgate[:, ::-1]
-    return round_to(dgate.reshape(a.shape), gate.dtype)
+def group_forward(
+    x: Array,
+    num_groups: int,
+    weight: Array | None,
+    bias: Array | None,
+    *,
+    eps: float,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    wrong: str = "",
+) -> GroupNormForward:
+    rows, w, b = _groups(x, num_groups, weight, bias, channel_axis)
+    mean, q, rstd = statistics(rows, eps, True, wrong)
+    n = q * rstd * w + b
+    if wrong == "n is rounded before phi":
+        n = round_to(n, x.dtype).astype(rows.dtype)
+    y = like(x, activate(n, activation, wrong)[0], channel_axis)
+    return GroupNormForward(stored(y, x.dtype, wrong), mean[..., 0], rstd[..., 0])
 
 
-def _dweight(a: Arithmetic, dn: Array, kr: Array, r: Array, weight: Array | None) -> Any:
-    if weight is None:
-        return None
-    summands = (dn * (r if a.wrong == "dweight without k" else kr)).reshape(a.shape)
-    if a.wrong == "sums are kept in the parameter's dtype":
-        return np.add.accumulate(summands.astype(weight.dtype), axis=0)[-1]
-    return round_to(summands.sum(axis=0), weight.dtype)
+def group_backward(
+    dy: Array,
+    x: Array,
+    num_groups: int,
+    weight: Array | None,
+    bias: Array | None,
+    *,
+    mean: Array,
+    rstd: Array,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    wrong: str = "",
+) -> GroupNormGrads:
+    """Take mean and rstd as the forward stored them, and correct the mean as the kernels do."""
+    rows, w, b = _groups(x, num_groups, weight, bias, channel_axis)
+    dy = as_rows(dy, num_groups, channel_axis).astype(rows.dtype)
+    mean, rstd = mean[..., None], rstd[..., None]
+    t = rows - mean
+    delta = mean_of(t) * (wrong != "mean is not corrected")
+    off = np.spacing(mean) * (wrong == "phi' has the mean off by an ulp")
+    n = (t - off) * rstd * w + b  # before delta is known
+    if wrong == "phi' is that of y":
+        n = activate(n, activation)[0]
+    h, xhat = dy * activate(n, activation, wrong)[1], (t - delta) * rstd
+    dx = gradient(w * h, xhat, rstd, True, wrong)
+    channels = x.shape[channel_axis]
+
+    def terms(values: Array) -> Array:
+        values = np.ascontiguousarray(values).reshape(len(x), channels, -1)
+        return np.moveaxis(values, 1, -1).reshape(-1, channels)
+
+    of_weight = h * xhat
+    if wrong == "sums are about 0":
+        of_weight = h * (rows * rstd) - h * (mean * rstd)
+    return GroupNormGrads(
+        dx=stored(like(x, dx, channel_axis), x.dtype, wrong),
+        dweight=summed(terms(of_weight), weight, wrong),
+        dbias=summed(terms(h), bias, wrong),
+    )
 
 
-def _dbias(a: Arithmetic, dn: Array, bias: Array | None) -> Any:
-    if bias is None:
-        return None
-    summands = (dn[:-1] if a.wrong == "dbias misses a row" else dn).reshape(-1, a.shape[-1])
-    return round_to(summands.sum(axis=0), bias.dtype)
+def _groups(x: Array, num_groups: int, weight: Any, bias: Any, channel_axis: int) -> list[Array]:
+    one = np.float64 if x.dtype == np.float64 else np.float32
+    rows = as_rows(x, num_groups, channel_axis)
+    w, b = (per_element(values, num_groups, rows.shape[-1]) for values in (weight, bias))
+    w, b = 1.0 if weight is None else w, 0.0 if bias is None else b
+    return [np.asarray(values, one) for values in (rows, w, b)]

@@ -8,18 +8,20 @@ stored in the compute type has its last rounding counted in the error of the com
 
 The error of a computation in float32 is counted in ulps of float32. One in float64 has the same
 counts in ulps of float64, twice: once for the kernel and once for the oracle, which is float64 too
-and held to the same counts (see `test_reference_is_exact_to_its_own_ulps`).
+and held to the same counts.
 
 Bounds are for inputs whose squares neither overflow nor vanish in the compute type, and do not
 allow for flush-to-zero of subnormals but in a gate's tail.
 
 The reasons are in `error_bounds` for the norm itself, in `gate_bounds` for a gate's activation, in
-`row_errors` for what that, or a rounding before weight, comes to; the checks are here.
+`row_errors` for what that, or a rounding before weight, comes to, in `group_bounds` for group
+norms; the checks are here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,38 +35,60 @@ from tests.support.error_bounds import (
     rstd_bound,
     y_bound,
 )
-from tests.support.gate_bounds import gate_error, gate_slope_error
 from tests.support.row_errors import Options, rows_of
-from tests.support.ulps import assert_same_numbers, assert_within, rounding, row_max, ulp
+from tests.support.ulps import assert_same_numbers, assert_within, rounding, ulp
 
 __all__ = [
-    "assert_same_numbers",
     "assert_within",
     "check_backward",
     "check_forward",
     "dx_bound",
     "dx_terms",
-    "gate_error",
-    "gate_slope_error",
-    "mean_bound",
     "param_grad_bound",
-    "row_max",
-    "rstd_bound",
     "ulp",
     "y_bound",
 ]
 
 
-@np.errstate(all="ignore")
+class Held(NamedTuple):
+    """What a norm's results are held to: the exact ones, and how far off each may be.
+
+    An error is that of a field before it is stored, in the field's shape or what broadcasts to it;
+    of a sum, the sizes of the summands and what else it may be off by.
+    """
+
+    exact: Any
+    errors: dict[str, Callable[[], Any]]
+    compute: str
+
+    @np.errstate(all="ignore")
+    def bound(self, name: str, dtype: str) -> Array:
+        """Bound the error of a field that is stored in a dtype."""
+        exact, error = getattr(self.exact, name), self.errors[name]()
+        if name in ("dweight", "dbias"):
+            magnitude, more = error
+            return param_grad_bound(exact, magnitude, dtype, self.compute) + more
+        return error + rounding(exact, dtype, self.compute)
+
+    def check(self, result: Any) -> dict[str, float]:
+        """Check the fields that are not None; return each one's worst error, in its bounds."""
+        worst = {}
+        for name, actual in result._asdict().items():
+            if actual is None:
+                continue
+            exact = getattr(self.exact, name)
+            if exact is None:
+                raise AssertionError(f"{name} does not apply here, and should be None")
+            if name == "residual":
+                worst[name] = assert_same_numbers(actual, exact, name)
+            else:
+                bound = self.bound(name, str(actual.dtype))
+                worst[name] = assert_within(actual, exact, bound, name)
+        return worst
+
+
 def check_forward(
-    result: Any,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    residual: Array | None = None,
-    *,
-    residual_dtype: Any = None,
-    **options: Any,
+    result: Any, x: Array, weight: Array | None, bias: Array | None, *given: Any, **options: Any
 ) -> dict[str, float]:
     """Hold a NormForward of NumPy arrays to the oracle; a field that is None is not looked at.
 
@@ -72,45 +96,16 @@ def check_forward(
     of cunorm.normalize. For `l2_norm`, give c=1 and eps/d. Returns each field's worst error in
     units of its bound.
     """
-    norm = Options(**options)
-    exact = reference.normalize_forward(
-        x, weight, bias, residual=residual, residual_dtype=residual_dtype, **options
-    )
-    _assert_fields(result, exact)
-    compute = _compute_type(x, residual, exact.residual)
-    stream = x if exact.residual is None else exact.residual
-    rows = rows_of(stream, weight, bias, norm, compute=compute, rounded_to=x.dtype)
-    width = rows.s.shape[-1]
-    worst = {}
-    if result.y is not None:
-        error = np.broadcast_to(rows.y_error(), rows.s.shape).reshape(x.shape)
-        bound = error + rounding(exact.y, str(result.y.dtype), compute)
-        worst["y"] = assert_within(result.y, exact.y, bound, "y")
-    if result.residual is not None:
-        worst["residual"] = assert_same_numbers(result.residual, exact.residual, "residual")
-    if result.mean is not None:
-        bound = mean_bound(rows.mean, rows.rstd, compute, width=width) + rows.mean_error
-        worst["mean"] = assert_within(
-            result.mean, exact.mean, bound.reshape(exact.mean.shape), "mean"
-        )
-    if result.rstd is not None:
-        bound = rstd_bound(rows.rstd, compute, width=width) + rows.rstd * rows.rstd_error
-        worst["rstd"] = assert_within(
-            result.rstd, exact.rstd, bound.reshape(exact.rstd.shape), "rstd"
-        )
-    return worst
+    return of_forward(x, weight, bias, *given, **options).check(result)
 
 
-@np.errstate(all="ignore")
 def check_backward(
     grads: Any,
     dy: Array,
     x: Array,
     weight: Array | None,
     bias: Array | None,
-    d_residual: Array | None = None,
-    *,
-    x_dtype: Any = None,
+    *given: Any,
     **options: Any,
 ) -> dict[str, float]:
     """Hold a NormGrads of NumPy arrays to the oracle; a field that is None is not looked at.
@@ -119,40 +114,76 @@ def check_backward(
     of the forward's x, which round_before_weight rounds to. The exact statistics are computed from
     x, whatever the kernel was given. Options and result are as in `check_forward`.
     """
+    return of_backward(dy, x, weight, bias, *given, **options).check(grads)
+
+
+@np.errstate(all="ignore")
+def of_forward(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    residual: Array | None = None,
+    *,
+    residual_dtype: Any = None,
+    **options: Any,
+) -> Held:
+    """Return what a forward is held to."""
+    norm = Options(**options)
+    exact = reference.normalize_forward(
+        x, weight, bias, residual=residual, residual_dtype=residual_dtype, **options
+    )
+    compute = _compute_type(x, residual, exact.residual)
+    stream = x if exact.residual is None else exact.residual
+    rows = rows_of(stream, weight, bias, norm, compute=compute, rounded_to=x.dtype)
+    width = rows.s.shape[-1]
+
+    def y() -> Array:
+        return np.broadcast_to(rows.y_error(), rows.s.shape).reshape(x.shape)
+
+    def mean() -> Array:
+        bound = mean_bound(rows.mean, rows.rstd, compute, width=width) + rows.mean_error
+        return bound.reshape(exact.mean.shape)
+
+    def rstd() -> Array:
+        bound = rstd_bound(rows.rstd, compute, width=width) + rows.rstd * rows.rstd_error
+        return bound.reshape(exact.rstd.shape)
+
+    return Held(exact, {"y": y, "mean": mean, "rstd": rstd}, compute)
+
+
+@np.errstate(all="ignore")
+def of_backward(
+    dy: Array,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    d_residual: Array | None = None,
+    *,
+    x_dtype: Any = None,
+    **options: Any,
+) -> Held:
+    """Return what a backward is held to."""
     norm = Options(**options)
     x_dtype = x.dtype if x_dtype is None else x_dtype
     f = reference.normalize_forward(x, **vars(norm.up_to_r()))
     told = {name: value for name, value in options.items() if name != "eps"}
-    statistics = {"rstd": f.rstd, "mean": f.mean, "d_residual": d_residual, "x_dtype": x_dtype}
-    exact = reference.normalize_backward(dy, x, weight, bias, **statistics, **told)
-    _assert_fields(grads, exact)
+    told |= {"rstd": f.rstd, "mean": f.mean, "d_residual": d_residual, "x_dtype": x_dtype}
+    exact = reference.normalize_backward(dy, x, weight, bias, **told)
     compute = _compute_type(x)
     rows = rows_of(x, weight, bias, norm, compute=compute, rounded_to=x_dtype)
     dy = norm.rows(dy)
     stream = () if d_residual is None else (norm.rows(d_residual), str(d_residual.dtype))
-    worst = {}
-    for name in ("dx", "dresidual", "dgate"):
-        actual = getattr(grads, name)
-        if actual is not None:
-            expected = getattr(exact, name)
-            error = rows.dgate_error(dy) if name == "dgate" else rows.ds_error(dy, *stream)
-            error = np.broadcast_to(error, dy.shape).reshape(x.shape)
-            bound = error + rounding(expected, str(actual.dtype), compute)
-            worst[name] = assert_within(actual, expected, bound, name)
-    for name, terms in (("dweight", rows.dweight_terms), ("dbias", rows.dbias_terms)):
-        actual = getattr(grads, name)
-        if actual is not None:
-            expected = getattr(exact, name)
-            magnitude, error = (t.sum(axis=0).reshape(expected.shape) for t in terms(dy))
-            bound = param_grad_bound(expected, magnitude, str(actual.dtype), compute) + error
-            worst[name] = assert_within(actual, expected, bound, name)
-    return worst
 
+    def of_rows(error: Callable[..., Array], *given: Any) -> Callable[[], Array]:
+        return lambda: np.broadcast_to(error(dy, *given), dy.shape).reshape(x.shape)
 
-def _assert_fields(result: Any, exact: Any) -> None:
-    for name in result._fields:
-        if getattr(result, name) is not None and getattr(exact, name) is None:
-            raise AssertionError(f"{name} does not apply here, and should be None")
+    def of_sums(terms: Callable[..., Any]) -> Callable[[], Any]:
+        return lambda: [t.sum(axis=0).reshape(x.shape[norm.axis :]) for t in terms(dy)]
+
+    errors = dict.fromkeys(("dx", "dresidual"), of_rows(rows.ds_error, *stream))
+    errors["dgate"] = of_rows(rows.dgate_error)
+    errors |= {"dweight": of_sums(rows.dweight_terms), "dbias": of_sums(rows.dbias_terms)}
+    return Held(exact, errors, compute)
 
 
 def _compute_type(*operands: Array | None) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays on a GPU, of CuPy, PyTorch and JAX, for the tests that need one."""
+"""Arrays on a GPU, of CuPy, PyTorch and JAX, and on the CPU, for tests that run on each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,22 @@ import pytest
 from tests.support.operands import DTYPES
 
 
+class OnCpu:
+    """Leaves arrays where they are."""
+
+    is_gpu = False
+
+    def put(self, array: Any) -> Any:
+        return array
+
+    def get(self, array: Any) -> Any:
+        return array
+
+
 class OnCupy:
     """Moves arrays between NumPy and CuPy; bfloat16 as the integers it is stored as."""
+
+    is_gpu = True
 
     def __init__(self) -> None:
         self.cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
@@ -33,7 +47,11 @@ class OnCupy:
 class OnTorch:
     """Moves arrays between NumPy and PyTorch on CUDA."""
 
+<<<<<<< HEAD
     device = "cuda"
+=======
+    is_gpu = True
+>>>>>>> operators
 
     def __init__(self) -> None:
         self.torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -57,10 +75,27 @@ class OnTorch:
         return there and result.dtype is getattr(self.torch, dtype)
 
 
+class OnHostTorch(OnTorch):
+    """The same on the CPU, without a copy."""
+
+    is_gpu = False
+
+    def __init__(self) -> None:
+        self.torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    def put(self, array: Any) -> Any:
+        raw = self.torch.from_numpy(array.view(f"i{array.itemsize}"))
+        return raw.view(getattr(self.torch, array.dtype.name))
+
+
 class OnJax:
     """Moves arrays between NumPy and JAX on CUDA."""
 
+<<<<<<< HEAD
     platform = "cuda"
+=======
+    is_gpu = True
+>>>>>>> operators
 
     def __init__(self) -> None:
         self.jax = pytest.importorskip("jax", reason="JAX is not installed")
@@ -91,3 +126,10 @@ def put_all(gpu: Any, arrays: dict[str, Any]) -> dict[str, Any]:
 
 def get_all(gpu: Any, result: Any) -> Any:
     return type(result)(*(None if field is None else gpu.get(field) for field in result))
+
+
+GPUS = [
+    pytest.param(kind, marks=pytest.mark.gpu, id=kind.__name__.removeprefix("On").lower())
+    for kind in (OnCupy, OnTorch, OnJax)
+]
+CPU = pytest.param(OnCpu, id="cpu")

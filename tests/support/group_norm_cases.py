@@ -14,21 +14,53 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import cunorm
-from cunorm import GroupNormForward, GroupNormGrads, _again, reference
-from cunorm._arrays import describe
-from cunorm._arrays._dlpack import DLPack
-from cunorm._arrays._numpy import Numpy
-from cunorm._arrays._torch import Torch
-from cunorm.group_norm import _backward, _forward
+from cunorm import GroupNormForward, GroupNormGrads, reference
 from tests.support.covers import Case
 from tests.support.group_bounds import check_group_backward, check_group_forward
-from tests.support.operands import DTYPES, assert_same_bits, at, draw, optional
+from tests.support.internals import DLPack, Numpy, Torch, describe
+from tests.support.operands import DTYPES, at, draw, optional
+from tests.support.row_norm_cases import ACTIVATIONS as ROW_ACTIVATIONS
+from tests.support.row_norm_cases import DTYPE_NAMES, check_accumulated
 
-DTYPE_NAMES = list(DTYPES)
-OPTIONAL = [None, *DTYPE_NAMES]
-ACTIVATIONS = [None, "relu", "silu", "gelu", "gelu_tanh", "sigmoid", "tanh"]
+ACTIVATIONS = [None, *ROW_ACTIVATIONS[1:]]
 ALL = ("x", "weight", "bias")
 EPS = 1e-5
+
+WHERE = {"memory": ["last", "first"], "channel_axis": [-1, 1]}
+PARAMETERS = {  # which are read alike: each dtype in one of them
+    "weight": [None, "bfloat16", "float32"],
+    "bias": [None, "float16", "float64"],
+}
+FORWARD = {
+    "x": DTYPE_NAMES,
+    "y": DTYPE_NAMES,
+    **PARAMETERS,
+    "activation": ACTIVATIONS,
+    **WHERE,
+}
+BACKWARD = {
+    "dy": DTYPE_NAMES,
+    "x": DTYPE_NAMES,
+    "dx": [None, "float16", "float64"],  # None: x's
+    **PARAMETERS,
+    "activation": ACTIVATIONS,
+    "needs": [ALL, ("x",), ("weight", "bias")],
+    "accumulate": [None, "float32"],  # onto arrays of this dtype
+    **WHERE,
+}
+
+
+def telling(case: Case) -> Case:
+    """Return what of a backward, or of a part of one, is not idle."""
+    idle, needs = set(), case.get("needs", ALL)
+    absent = {name for name in ("weight", "bias") if case.get(name, "") is None}
+    if "x" not in needs:
+        idle |= {"dx"}
+    if not {"weight", "bias"} & set(needs) - absent:
+        idle |= {"accumulate"}
+    if set(needs) & absent:
+        idle |= {"needs"}
+    return {name: choice for name, choice in case.items() if name not in idle}
 
 
 def equal_terms(positions: int, channels: int, channel_axis: int) -> tuple[Any, Any, Any]:
@@ -126,13 +158,17 @@ def check_backward_case(case: Case, sizes: Sizes, mean: float = 0.0) -> None:
         _check_which(grads, case, x)
         check_group_backward(grads, *given, **told, eps=EPS)
         if case["accumulate"]:
-            _check_accumulated(given, saved | told, case)
+            wanted = [name for name in ("weight", "bias") if case[name] and name in case["needs"]]
+            sums = {f"d{name}": sizes.channels for name in wanted}
+            told = saved | told | {"needs": case["needs"]}
+            call = partial(cunorm.group_norm_backward, *given, **told)
+            check_accumulated(call, partial(_out, case, x), sums, case["accumulate"])
 
 
-def _out(case: Case, x: Any) -> GroupNormGrads | None:
+def _out(case: Case, x: Any) -> GroupNormGrads:
     """Return the array that says that dx has another dtype than x."""
     if case["dx"] is None or "x" not in case["needs"]:
-        return None
+        return GroupNormGrads()
     return GroupNormGrads(dx=np.full_like(x, np.nan, DTYPES[case["dx"]]))
 
 
@@ -146,23 +182,6 @@ def _check_which(grads: GroupNormGrads, case: Case, x: Any) -> None:
         gradient, wanted = getattr(grads, f"d{name}"), case[name] and name in case["needs"]
         assert (gradient is None) == (not wanted)
         assert gradient is None or gradient.dtype == DTYPES[case[name]]
-
-
-def _check_accumulated(given: Any, told: dict[str, Any], case: Case) -> None:
-    """Hold a call that adds to arrays to one that does not, and rounds nothing: to the bit."""
-    x, out = given[1], _out(case, given[1]) or GroupNormGrads()
-    names = [f"d{name}" for name in ("weight", "bias") if case[name] and name in case["needs"]]
-    channels, dtype = x.shape[case["channel_axis"]], case["accumulate"]
-    exact = out._replace(**{name: np.empty(channels) for name in names})
-    before = {name: draw(name, channels, dtype) for name in names}
-    sums = out._replace(**{name: array.copy() for name, array in before.items()})
-    told = told | {"needs": case["needs"]}
-    cunorm.group_norm_backward(*given, **told, out=exact)
-    grads = cunorm.group_norm_backward(*given, **told, out=sums, accumulate=True)
-    for name in names:
-        assert getattr(grads, name) is getattr(sums, name)
-        added = (before[name].astype(np.float64) + getattr(exact, name)).astype(DTYPES[dtype])
-        assert_same_bits(getattr(grads, name), added, f"{name}, accumulated")
 
 
 # --- plain calls ----------------------------------------------------------------------------------
@@ -217,21 +236,6 @@ def check(
     told = {"eps": EPS, "activation": activation, "channel_axis": channel_axis}
     check_group_forward(GroupNormForward(*results[:3]), x, groups, *parameters, **told)
     check_group_backward(GroupNormGrads(*results[3:]), dy, x, groups, *parameters, **told)
-
-
-def launched(monkeypatch: Any) -> list[Any]:
-    """Collect the calls that are run."""
-    seen: list[Any] = []
-
-    def run_and_see(run_it: Any, call: Any) -> Any:
-        seen.append(call)
-        return run_it(call)
-
-    _again.forget()
-    monkeypatch.setattr(_again, "remember", lambda *ran: None)
-    for module in (_forward, _backward):
-        monkeypatch.setattr(module, "run", partial(run_and_see, module.run))
-    return seen
 
 
 def copies(monkeypatch: Any) -> list[Any]:

@@ -5,10 +5,18 @@ from cunorm import _again, _arrays, _backend, _cluster_fit, _cpu, _cuda, _plan, 
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
 from cunorm._arrays._cupy import Cupy
 from cunorm._arrays._dlpack import DLPack, read_capsule
+from cunorm import _again, _backend, _cuda, _plan, _scratch
+from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
+from cunorm._arrays._dlpack import DLPack
 from cunorm._arrays._numpy import Numpy
 from cunorm._arrays._torch import Torch
 from cunorm._builds import Build, Launch
-from cunorm._cpu import _compile, compiler
+from cunorm._cpu import _compile, compiler, thread_count
+from cunorm._demo import _group_tolerance as group_tolerance
+from cunorm._demo import _tolerance as demo_tolerance
+from cunorm._demo._group_operators import GroupOracle, group_operators_of
+from cunorm._demo._operators import Oracle, operators_of
+from cunorm._demo._ulps import worst_error
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
 from cunorm._features import NONE, Features, features_of
 from cunorm._loaded import Cached, Loaded
@@ -17,6 +25,10 @@ from cunorm._sources import source_text
 from cunorm.group_norm import _backward as _group_backward
 from cunorm.group_norm import _forward as _group_forward
 from cunorm.row_norm import _backward, _forward
+from cunorm._features import NONE, Features
+from cunorm._layout import collapsed
+from cunorm._loaded import Cached, Loaded
+from cunorm._sources import kernel_folder, source_text
 
 __all__ = [
     "BFLOAT16",
@@ -29,10 +41,15 @@ __all__ = [
     "Build",
     "Cached",
     "Cupy",
+    "DLPack",
     "Device",
     "Features",
+    "GroupOracle",
     "Launch",
     "Loaded",
+    "Numpy",
+    "Oracle",
+    "Torch",
     "_again",
     "_arrays",
     "_backend",
@@ -42,15 +59,24 @@ __all__ = [
     "_cuda",
     "_plan",
     "_scratch",
+    "collapsed",
     "compiler",
     "contiguous_form",
+    "demo_tolerance",
     "describe",
     "features_of",
     "host_frameworks",
     "numpy_view",
     "read_capsule",
     "runners",
+    "group_operators_of",
+    "group_tolerance",
+    "kernel_folder",
+    "numpy_view",
+    "operators_of",
     "source_text",
+    "thread_count",
+    "worst_error",
 ]
 
 runners = (_forward, _backward, _group_forward, _group_backward)  # that plan a call and run it

@@ -7,6 +7,7 @@ at several of both.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,11 @@ def check_forward_case(case: Case) -> None:
         )
         assert result.y.dtype == DTYPES[case["y"]]
         assert (result.residual is None) == (residual is None and stream is None)
-        compute = "float64" if "float64" in (case["x"], _stream(case)) else "float32"
+        compute = (
+            "float64"
+            if "float64" in (case["x"], case["residual"] or case["residual_dtype"])
+            else "float32"
+        )
         assert result.rstd.dtype == compute
         with at(f"{groups} groups of width {width}"):
             check_forward(result, x, *parameters, residual, residual_dtype=stream, **options)
@@ -113,7 +118,11 @@ def check_backward_case(case: Case) -> None:
             x_dtype = DTYPES[case["dx"]]
             check_backward(grads, **operands, **norm, eps=EPS, x_dtype=x_dtype)
             if case["accumulate"]:
-                _check_accumulated(given, shape, case)
+                wanted = [n for n in ("weight", "bias") if case[n] and n in case["needs"]]
+                sums = {f"d{name}": shape[-1] for name in wanted}
+                call = partial(cunorm.normalize_backward, **given)
+                out = partial(_gradients, shape, case)
+                check_accumulated(call, out, sums, case["accumulate"])
 
 
 def _formula(case: Case) -> dict[str, Any]:
@@ -132,26 +141,22 @@ def _statistics(operands: dict[str, Any], norm: dict[str, Any], case: Case) -> d
     return {"rstd": exact.rstd.astype(compute), "mean": mean}
 
 
-def _gradients(shape: tuple[int, int], case: Case) -> NormGrads | None:
+def _gradients(shape: tuple[int, int], case: Case) -> NormGrads:
     """Return the arrays that say that a gate's gradient has another dtype than it."""
     wanted = case["dgate"] and case["gate"] and "gate" in case["needs"]
-    return NormGrads(dgate=np.empty(shape, DTYPES[case["dgate"]])) if wanted else None
+    return NormGrads(dgate=np.empty(shape, DTYPES[case["dgate"]]) if wanted else None)
 
 
-def _check_accumulated(given: dict[str, Any], shape: tuple[int, int], case: Case) -> None:
+def check_accumulated(call: Any, out: Any, sizes: dict[str, int], dtype: str) -> None:
     """Hold a call that adds to arrays to one that does not, and rounds nothing: to the bit."""
-    names = [n for n in ("weight", "bias") if case[n] is not None and n in case["needs"]]
-    dtype, grads = case["accumulate"], _gradients(shape, case) or NormGrads()
-    exact = {f"d{name}": np.empty(shape[-1]) for name in names}
-    before = {f"d{name}": draw(f"d{name}", shape[-1], dtype) for name in names}
-    out = {name: array.copy() for name, array in before.items()}
-    plain = cunorm.normalize_backward(**given, out=grads._replace(**exact))
-    grads = _gradients(shape, case) or NormGrads()
-    added = cunorm.normalize_backward(**given, out=grads._replace(**out), accumulate=True)
-    for name in NormGrads._fields:
-        expected = getattr(plain, name)
+    before = {name: draw(name, size, dtype) for name, size in sizes.items()}
+    exact = {name: np.empty(size) for name, size in sizes.items()}
+    sums = {name: array.copy() for name, array in before.items()}
+    plain = call(out=out()._replace(**exact))
+    added = call(out=out()._replace(**sums), accumulate=True)
+    for name, expected in plain._asdict().items():
         if name in before:
-            assert getattr(added, name) is out[name]
+            assert getattr(added, name) is sums[name]
             expected = (before[name].astype(np.float64) + expected).astype(DTYPES[dtype])
         if expected is not None:
             assert_same_bits(getattr(added, name), expected, f"{name}, accumulated")
@@ -172,7 +177,3 @@ def _check_which(grads: NormGrads, case: Case) -> None:
         assert grads.dx.dtype == DTYPES[case["dx"]]
         assert grads.dresidual.dtype == DTYPES[case["x"]]
         assert (grads.dx is grads.dresidual) == (case["dx"] == case["x"])
-
-
-def _stream(case: Case) -> str | None:
-    return case["residual"] or case["residual_dtype"]

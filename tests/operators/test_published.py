@@ -10,13 +10,20 @@ import numpy as np
 import pytest
 
 import cunorm
+<<<<<<< HEAD:tests/operators/test_row_norm_published.py
 from cunorm import NormForward, NormGrads, reference
 from tests.support.bounds import check_backward, check_forward
 from tests.support.kinds import numbers, to
+=======
+from cunorm import reference
+from tests.support.bounds import check_backward, check_forward
+from tests.support.gpu_arrays import OnHostTorch, get_all
+>>>>>>> operators:tests/operators/test_published.py
 from tests.support.operands import DTYPES, draw
 
 torch = pytest.importorskip("torch", reason="PyTorch, in which they are published, is missing")
 
+on = OnHostTorch()
 SHAPE, EPS = (64, 480), 1e-5
 ULP = 2.0**-23  # of float32, relatively and at most
 
@@ -84,12 +91,12 @@ def test_a_published_norm_and_its_gradients_are_those_of_torchs_autograd(name, d
     for gradient, leaf in zip(gradients, leaves, strict=False):
         agree(gradient, leaf.grad)
 
-    theirs = told | ({"gate": to("torch", gate)} if "gate" in told else {})
-    operands = [to("torch", array) for array in (x, weight)]
+    theirs = told | ({"gate": on.put(gate)} if "gate" in told else {})
+    operands = [on.put(array) for array in (x, weight)]
     forward = cunorm.rms_norm_forward(*operands, eps=EPS, **theirs)
-    grads = cunorm.rms_norm_backward(to("torch", dy), *operands, rstd=forward.rstd, **theirs)
-    check_forward(NormForward(*map(numbers, forward)), x, weight, None, eps=EPS, **told)
-    check_backward(NormGrads(*map(numbers, grads)), dy, x, weight, None, eps=EPS, **told)
+    grads = cunorm.rms_norm_backward(on.put(dy), *operands, rstd=forward.rstd, **theirs)
+    check_forward(get_all(on, forward), x, weight, None, eps=EPS, **told)
+    check_backward(get_all(on, grads), dy, x, weight, None, eps=EPS, **told)
 
 
 def agree(oracle, exact):
@@ -106,7 +113,7 @@ def agree(oracle, exact):
 def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weight_dtype):
     """Both computations of k * r are 4 ulp off at most, and round alike where no tie is so near."""
     x, weight = draw("x", SHAPE, x_dtype), draw("weight", SHAPE[-1], weight_dtype)
-    expected = numbers(llama(to("torch", x), to("torch", weight)))
+    expected = on.get(llama(on.put(x), on.put(weight)))
     y = cunorm.rms_norm(x, weight, eps=EPS, round_before_weight=True)
     assert y.dtype == expected.dtype
     kr = reference.rms_norm(x, eps=EPS)
@@ -118,7 +125,7 @@ def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weigh
 @pytest.mark.parametrize("weight_dtype", ["bfloat16", "float32"])
 def test_gemmas_norm_is_that_of_transformers_to_the_bit(weight_dtype):
     x, weight = draw("x", SHAPE, "bfloat16"), draw("weight", SHAPE[-1], weight_dtype)
-    expected = numbers(gemma(to("torch", x), to("torch", weight)))
+    expected = on.get(gemma(on.put(x), on.put(weight)))
     y = cunorm.rms_norm(x, weight, eps=EPS, weight_offset=1.0)
     exact = reference.rms_norm(x, weight, eps=EPS, weight_offset=1.0)
     assert_same_but_for_ties(y, expected, exact)
@@ -128,7 +135,7 @@ def test_gemmas_norm_is_that_of_transformers_to_the_bit(weight_dtype):
 def test_mambas_gated_norm_is_its_reference_to_the_bit(name):
     formula, told = FORMULAS[name]
     x, weight, gate = drawn("x", "weight", "gate", dtype="bfloat16")
-    expected = numbers(formula(*(to("torch", array) for array in (x, weight, gate))))
+    expected = on.get(formula(*(on.put(array) for array in (x, weight, gate))))
     y = cunorm.rms_norm(x, weight, gate=gate, eps=EPS, **told)
     exact = reference.rms_norm(x, weight, gate=gate, eps=EPS, **told)
     assert_same_but_for_ties(y, expected, exact)

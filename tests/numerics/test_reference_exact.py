@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""The oracle against decimal arithmetic of many digits: it is exact to half of each bound.
+
+The other half is for a kernel, when both compute in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, localcontext
+from functools import cache
+
+import numpy as np
+import pytest
+
+from cunorm.reference.activations import ACTIVATIONS
+from tests.support.error_bounds import (
+    dx_bound,
+    dx_terms,
+    mean_bound,
+    param_grad_bound,
+    rstd_bound,
+    y_bound,
+)
+from tests.support.gate_bounds import gate_error, gate_slope_error
+from tests.support.operands import at
+from tests.support.reference_cases import group_norm, operands, row_norm
+from tests.support.ulps import assert_within
+
+# --- norms ----------------------------------------------------------------------------------------
+
+
+def in_decimals(x, weight, bias, dy, d_residual, eps, center):
+    """Return one row's results, and what scales their bounds, in 60 digits, each as [1, size]."""
+    with localcontext() as context:
+        context.prec = 60
+        x, weight, bias, dy, d_residual = (
+            [Decimal(float(v)) for v in row] for row in (x, weight, bias, dy, d_residual)
+        )
+        mean = sum(x) / len(x) if center else Decimal(0)
+        rstd = 1 / (sum((v - mean) ** 2 for v in x) / len(x) + Decimal(eps)).sqrt()
+        r = [(v - mean) * rstd for v in x]
+        dr = [v * w for v, w in zip(dy, weight, strict=True)]
+        slope = sum(v * w for v, w in zip(r, dr, strict=True)) / len(x)
+        shift = sum(dr) / len(x) - sum(r) / len(x) * slope if center else Decimal(0)
+        dx = [rstd * (v - w * slope - shift) for v, w in zip(dr, r, strict=True)]
+        exact = {"mean": [mean], "rstd": [rstd], "r": r, "dr": dr}
+        exact["terms"] = [v * w for v, w in zip(r, weight, strict=True)]
+        exact["y"] = [v + w for v, w in zip(exact["terms"], bias, strict=True)]
+        exact["dx"] = [v + w for v, w in zip(dx, d_residual, strict=True)]
+        exact["dy_r"] = [v * w for v, w in zip(dy, r, strict=True)]
+        return {name: np.array([[float(v) for v in row]]) for name, row in exact.items()}
+
+
+def check(exact, y, dx, mean, rstd, d_residual=None):
+    """Hold a row, or a group, to half of each bound."""
+    bounds = {"y": y_bound(exact["y"], "float64", "float64", terms=exact["terms"])}
+    of_dx = (exact["dr"], exact["r"], exact["rstd"], d_residual)
+    terms = dx_terms(*of_dx, center=mean is not None)
+    bounds["dx"] = dx_bound(exact["dx"], terms, "float64", "float64")
+    bounds["rstd"] = rstd_bound(exact["rstd"], "float64", width=y.size)
+    bounds["mean"] = mean_bound(exact["mean"], exact["rstd"], "float64", width=y.size)
+    results = {"y": y, "dx": dx, "rstd": rstd} | ({} if mean is None else {"mean": mean})
+    for name, result in results.items():
+        assert_within(result.reshape(1, -1), exact[name], bounds[name] / 2, name)
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("mean", [0.0, 1e4])
+@pytest.mark.parametrize("width", [1, 2, 3, 31, 1000, 5003])
+def test_a_row_norm_is_exact_to_its_own_ulps(width, mean, center):
+    for seed in range(10 if width < 1000 else 1):
+        a = operands((1, width), seed=seed)
+        a.x, a.residual = a.x + mean, np.zeros((1, width))
+        of_row = a.x[0], a.weight, a.bias, a.dy[0], a.d_residual[0]
+        exact = in_decimals(*of_row, 1e-6, center)
+        f, grads = row_norm(a, ("weight", "bias", "residual"), center=center)
+        with at(f"seed {seed}"):
+            check(exact, f.y, grads.dx, f.mean, f.rstd, a.d_residual)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4])
+@pytest.mark.parametrize(("depth", "positions"), [(1, 1), (2, 1), (1, 3), (5, 7), (3, 331)])
+def test_a_group_norm_is_exact_to_its_own_ulps(depth, positions, mean):
+    for seed in range(3):
+        a = operands((2, 3 * depth, positions), (3 * depth,), seed=seed)
+        a.x = a.x + mean
+        f, grads = group_norm(a, 3, channel_axis=1)
+        dy_r = np.empty(a.x.shape)
+        for sample, group in np.ndindex(2, 3):
+            part = sample, slice(group * depth, (group + 1) * depth)
+            parameters = (np.repeat(v[part[1]], positions) for v in (a.weight, a.bias))
+            of_group = a.x[part].ravel(), *parameters, a.dy[part].ravel()
+            exact = in_decimals(*of_group, np.zeros(depth * positions), 1e-5, True)
+            statistics = (s[sample, group : group + 1] for s in (f.mean, f.rstd))
+            check(exact, f.y[part], grads.dx[part], *statistics)
+            dy_r[part] = exact["dy_r"].reshape(depth, positions)
+        for got, summands in ((grads.dweight, dy_r), (grads.dbias, a.dy)):
+            for channel in range(3 * depth):
+                check_sum(got[channel], summands[:, channel].ravel())
+
+
+def check_sum(got, summands):
+    """Hold a channel's gradient to half its bound; the summands are each rounded to float64."""
+    exact, magnitude = math.fsum(summands), math.fsum(np.abs(summands))
+    bound = param_grad_bound(np.array([exact]), np.array([magnitude]), "float64", "float64")
+    assert_within(np.array([got]), np.array([exact]), bound / 2)
+
+
+def test_parameter_gradients_of_many_rows_keep_their_digits():
+    a = operands((200_000, 2))
+    a.dy = np.full(a.x.shape, 0.1)
+    for make in (row_norm, lambda a: group_norm(a, 2, channel_axis=-1)):
+        dbias = make(a)[1].dbias
+        np.testing.assert_allclose(dbias, math.fsum(a.dy[:, 0]), rtol=4 * 2.0**-53)
+
+
+# --- activations ----------------------------------------------------------------------------------
+
+
+@cache
+def pi():
+    """Return 16 arctan(1/5) - 4 arctan(1/239), which is pi."""
+    total = Decimal(0)
+    for factor, x in ((16, Decimal(1) / 5), (-4, Decimal(1) / 239)):
+        total += factor * sum((-1) ** n * x ** (2 * n + 1) / (2 * n + 1) for n in range(230))
+    return total
+
+
+def erfc(x):
+    """Return 1 - erf(x) from erf's power series: 300 digits leave enough after what cancels."""
+    total, power, n = Decimal(0), x, 0
+    while power and abs(power) > Decimal("1e-290"):
+        total += power / (2 * n + 1)
+        n += 1
+        power *= -x * x / n
+    return 1 - 2 * total / pi().sqrt()
+
+
+def sigmoid(z):
+    return 1 / (1 + (-z).exp())
+
+
+EXACT = {
+    "identity": lambda z: z,
+    "sigmoid": sigmoid,
+    "silu": lambda z: z * sigmoid(z),
+    "tanh": lambda z: 2 * sigmoid(2 * z) - 1,
+    "relu": lambda z: max(z, Decimal(0)),
+    "gelu": lambda z: z / 2 * erfc(-z / Decimal(2).sqrt()),
+    "gelu_tanh": lambda z: z * sigmoid((8 / pi()).sqrt() * (z + Decimal("0.044715") * z**3)),
+}
+SIZES = [1e-9, 1e-3, 0.1, 0.5, 0.75, 1.0, 1.2785, 2.0, 3.3, 5.0, 6.0, 9.5, 12.0, 17.0, 20.0]
+POINTS = np.array([sign * size for size in SIZES for sign in (-1, 1)])
+
+
+@pytest.mark.parametrize("activation", EXACT)
+def test_activations_and_their_slopes_are_exact_to_half_their_bounds_in_the_tails_too(activation):
+    """A slope is a quotient of differences over 2e-60. Tails keep fourteen digits."""
+    g, h = EXACT[activation], Decimal("1e-60")
+    with localcontext() as context:
+        context.prec = 300
+        points = [Decimal(float(z)) for z in POINTS]
+        value = np.array([float(g(z)) for z in points])
+        slope = np.array([float((g(z + h) - g(z - h)) / (2 * h)) for z in points])
+    got = ACTIVATIONS[activation]
+    got_value, got_slope = got.value(POINTS), got.slope(POINTS)
+    assert_within(got_value, value, gate_error(POINTS, activation, "float64") / 2, "g")
+    assert_within(got_slope, slope, gate_slope_error(POINTS, activation, "float64") / 2, "g'")
+    for size, rtol in ((6.0, 1e-14), (9.5, 3e-14)):  # rounding -z**2 / 2 costs two digits there
+        tail = np.abs(POINTS) == size
+        np.testing.assert_allclose(got_value[tail], value[tail], rtol=rtol, atol=0)
+        np.testing.assert_allclose(got_slope[tail], slope[tail], rtol=rtol, atol=0)
+
+
+def test_tails_are_what_tables_say():
+    value = {name: float(a.value(np.array(-6.0))) for name, a in ACTIVATIONS.items()}
+    assert value["gelu"] == pytest.approx(-6 * 9.865876450376981e-10, rel=1e-14)
+    assert value["sigmoid"] == pytest.approx(np.exp(-6) / (1 + np.exp(-6)), rel=1e-15)
+    assert ACTIVATIONS["swish"] is ACTIVATIONS["silu"]
+
+
+# g(-inf), g(inf), g'(-inf), g'(inf)
+AT_INFINITIES = dict.fromkeys(("silu", "gelu", "gelu_tanh"), (np.nan, np.inf, 0, 1)) | {
+    "identity": (-np.inf, np.inf, 1, 1),
+    "sigmoid": (0, 1, 0, 0),
+    "tanh": (-1, 1, 0, 0),
+    "relu": (0, np.inf, 0, 1),
+}
+
+
+@pytest.mark.parametrize("activation", AT_INFINITIES)
+def test_infinities_give_what_the_docstring_says_and_nan_gives_nan(activation):
+    got, expected = ACTIVATIONS[activation], AT_INFINITIES[activation]
+    with np.errstate(all="ignore"):
+        for z in (np.array([-np.inf, np.inf]), np.array([-1e300, 1e300])):
+            np.testing.assert_array_equal(got.slope(z), expected[2:])
+            if np.isinf(z).all():
+                np.testing.assert_array_equal(got.value(z), expected[:2])
+        assert np.isnan(got.value(np.array(np.nan)))
+        # The derivative of identity is 1 everywhere; relu has none at 0.
+        assert np.isnan(got.slope(np.array(np.nan))) == (activation != "identity")
+        np.testing.assert_array_equal(ACTIVATIONS["relu"].slope(np.array([-0.0, 0.0])), [0, 0])

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""The oracle's norms and gradients are those of PyTorch and its autograd, in float64.
+
+What is differentiated are PyTorch's own norms, and the forward as MATH.md has it, written out.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from cunorm import reference
+from cunorm.reference.activations import ACTIVATIONS
+from tests.support.operands import DTYPES, at
+from tests.support.reference_cases import group_norm, operands, row_norm, torch_activation
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+EPS, C = 0.3, 2.5
+NARROW = [DTYPES["bfloat16"], DTYPES["float16"]]
+
+
+def subsets(*names):
+    return [
+        tuple(itertools.compress(names, mask))
+        for mask in itertools.product((False, True), repeat=len(names))
+    ]
+
+
+def assert_as_torch(f, grads, y, t):
+    """Hold y and the gradients to torch's, of the leaves by name; there are no others."""
+    np.testing.assert_allclose(f.y, y.detach().numpy(), rtol=1e-11, atol=1e-13)
+    for name, leaf in t.items():
+        got = getattr(grads, f"d{name}")
+        np.testing.assert_allclose(got, leaf.grad.numpy(), rtol=1e-10, atol=1e-12, err_msg=name)
+    for field in {"dweight", "dbias", "dgate"} & set(grads._fields) - {f"d{name}" for name in t}:
+        assert getattr(grads, field) is None
+
+
+def leaves(a, *names):
+    wide = {name: getattr(a, name).astype(np.float64) for name in names}
+    return {name: torch.tensor(array, requires_grad=True) for name, array in wide.items()}
+
+
+# --- row norms ------------------------------------------------------------------------------------
+
+SHAPES = [((3, 1), -1), ((3, 2), -1), ((2, 2, 6), -1), ((3, 2, 3), -2), ((2, 3), 0)]
+PARAMETERS = {"rms_norm": ["weight"], "layer_norm": ["weight", "bias"], "l2_norm": []}
+
+
+def torch_named(name, x, weight, bias, shape):
+    if name == "rms_norm":
+        return torch.nn.functional.rms_norm(x, shape, weight, eps=EPS)
+    if name == "layer_norm":
+        return torch.nn.functional.layer_norm(x, shape, weight, bias, eps=EPS)
+    return torch.nn.functional.normalize(x.flatten(-len(shape)), dim=-1, eps=0.0).reshape(x.shape)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_named_norms_are_those_of_torch(name, affine):
+    names = PARAMETERS[name] if affine else []
+    told = {"eps": 0.0 if name == "l2_norm" else EPS}
+    for shape, axis in SHAPES:
+        a = operands(shape, shape[axis:])
+        parameters, t = {n: getattr(a, n) for n in names}, leaves(a, "x", *names)
+        y = torch_named(name, t["x"], t.get("weight"), t.get("bias"), shape[axis:])
+        (y * torch.tensor(a.dy)).sum().backward()
+        f = getattr(reference, f"{name}_forward")(a.x, **parameters, **told, axis=axis)
+        saved = {"rstd": f.rstd} | ({"mean": f.mean} if name == "layer_norm" else {})
+        backward = getattr(reference, f"{name}_backward")
+        with at(shape):
+            grads = backward(a.dy, a.x, **parameters, **saved, axis=axis)
+            assert_as_torch(f, grads, y, t)
+
+
+def torch_norm(t, shape, center, groups=1, offset=0.0, activation=None, position=None, low=None):
+    """Return s and y; k * r is rounded to the dtype `low`, through which gradients go unchanged."""
+    s = t["x"] + t["residual"] if "residual" in t else t["x"]
+    p = s.reshape(*s.shape[: s.ndim - len(shape)], groups, -1)
+    gate = torch_activation(torch, activation)(t["gate"]).reshape(p.shape) if activation else 1.0
+    p = p * gate if position == "pre" else p
+    q = p - p.mean(-1, keepdim=True) if center else p
+    kr = C / q.shape[-1] ** 0.5 * q / ((q * q).mean(-1, keepdim=True) + EPS).sqrt()
+    if low is not None:
+        rounded = reference.round_to(kr.detach().numpy(), low).astype(np.float64)
+        kr = kr + (torch.tensor(rounded) - kr).detach()
+    n = kr * (t["weight"] + offset).reshape(groups, -1) if "weight" in t else kr
+    n = n + t["bias"].reshape(groups, -1) if "bias" in t else n
+    return s, (n * gate if position == "post" else n).reshape(s.shape)
+
+
+def check(given, *, shape=(2, 3, 12), axis=-1, low=None, **told):
+    a = operands(shape, shape[axis:])
+    a.x = a.x if low is None else reference.round_to(a.x, low)
+    t = leaves(a, "x", *given)
+    s, y = torch_norm(t, shape[axis:], low=low, **told)
+    loss = (y * torch.tensor(a.dy)).sum()
+    loss = loss + (s * torch.tensor(a.d_residual)).sum() if "residual" in t else loss
+    loss.backward()
+    options = {"c": C, "axis": axis, "center": told["center"], "groups": told.get("groups", 1)}
+    options |= {"weight_offset": told.get("offset", 0.0), "round_before_weight": low is not None}
+    if "gate" in given:
+        options |= {"gate_activation": told["activation"], "gate_position": told["position"]}
+    f, grads = row_norm(a, given, eps=EPS, **options)
+    with at(given, told):
+        assert_as_torch(f, grads, y, t)
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_gated_norm_is_that_of_torch(activation, position):
+    gated = {"activation": activation, "position": position}
+    for given in subsets("residual", "weight", "bias"):
+        for center, groups in itertools.product((False, True), (1, 3)):
+            offset = float("weight" in given)
+            check((*given, "gate"), center=center, groups=groups, offset=offset, **gated)
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_groups_and_an_offset_without_a_gate_are_those_of_torch(center):
+    for given in subsets("residual", "weight", "bias"):
+        for groups in (1, 2, 12):
+            check(given, center=center, groups=groups, offset=0.7)
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("axis", [-2, -3])
+def test_a_gate_of_rows_of_several_axes_is_that_of_torch(axis, position):
+    gated = {"activation": "silu", "position": position}
+    check(("weight", "bias", "gate"), axis=axis, center=True, **gated)
+
+
+@pytest.mark.parametrize("low", NARROW, ids=str)
+@pytest.mark.parametrize("position", [None, "pre", "post"])
+def test_gradients_pass_straight_through_the_rounding_before_weight(position, low):
+    gate, activation = ((), None) if position is None else (("gate",), "silu")
+    told = {"activation": activation, "position": position, "offset": 0.5, "low": low}
+    for given in subsets("residual", "weight", "bias"):
+        for center, groups in itertools.product((False, True), (1, 3)):
+            check((*given, *gate), center=center, groups=groups, **told)
+
+
+# --- group norms ----------------------------------------------------------------------------------
+
+# channels, positions, groups: no positions, one, one group, groups of one, primes, volumes.
+GROUPED = [(6, (), 2), (6, (1, 1), 3), (3, (5,), 1), (3, (2, 3), 3), (35, (7, 11), 5)]
+GROUPED += [(6, (3, 1, 2), 2), (3, (), 3)]
+
+
+@pytest.mark.parametrize("channel_axis", [-1, 1])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_group_and_instance_norms_are_those_of_torch(activation, channel_axis):
+    functions, told = torch.nn.functional, {"activation": activation, "channel_axis": channel_axis}
+    for channels, positions, groups in GROUPED:
+        shape = (3, *positions, channels) if channel_axis == -1 else (3, channels, *positions)
+        a = operands(shape, (channels,))
+        for given in subsets("weight", "bias"):
+            t = leaves(a, "x", *given)
+            x, weight = torch.movedim(t["x"], channel_axis, 1), t.get("weight")
+            if "bias" in t and weight is None:  # of which torch 2.13 cannot take the gradient
+                weight = torch.ones_like(t["bias"])
+            n = functions.group_norm(x, groups, weight, t.get("bias"), eps=EPS)
+            y = torch.movedim(torch_activation(torch, activation)(n), 1, channel_axis)
+            (y * torch.tensor(a.dy)).sum().backward()
+            f, grads = group_norm(a, groups, given, eps=EPS, **told)
+            with at(shape, groups, given):
+                assert_as_torch(f, grads, y, t)
+                if groups == channels and positions:
+                    n = functions.instance_norm(x, None, None, weight, t.get("bias"), eps=EPS)
+                    y = torch.movedim(torch_activation(torch, activation)(n), 1, channel_axis)
+                    np.testing.assert_allclose(f.y, y.detach().numpy(), rtol=1e-11, atol=1e-13)
+
+
+# --- activations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_and_their_slopes_are_those_of_torch(activation):
+    z = torch.linspace(-4, 4, 1001, dtype=torch.float64).requires_grad_()
+    g = torch_activation(torch, activation)(z)
+    g.sum().backward()
+    points, got = z.detach().numpy(), ACTIVATIONS[activation]
+    np.testing.assert_allclose(got.value(points), g.detach().numpy(), rtol=1e-13, atol=1e-16)
+    np.testing.assert_allclose(got.slope(points), z.grad.numpy(), rtol=1e-12, atol=1e-15)
+
+
+# --- the stream -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual_dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("x_dtype", DTYPES.values(), ids=str)
+def test_a_sum_is_rounded_to_the_residuals_dtype_as_torch_does(x_dtype, residual_dtype):
+    a = operands((50, 8))
+    x, residual = a.x.astype(x_dtype), (100 * a.residual).astype(residual_dtype)
+    compute = torch.float64 if np.float64 in (x_dtype, residual_dtype) else torch.float32
+    exact = [torch.tensor(v.astype(np.float64)).to(compute) for v in (x, residual)]
+    expected = sum(exact).to(getattr(torch, residual_dtype.name)).double().numpy()
+    result = reference.normalize_forward(x, residual=residual)
+    assert result.residual.dtype == residual_dtype
+    np.testing.assert_array_equal(result.residual.astype(np.float64), expected)

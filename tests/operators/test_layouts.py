@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: MIT
+"""Arrays are read as they lie in memory, without a copy, and results lie as x does.
+
+Rows are those of a fused projection, of any strides, or one for all; the channels of a group norm
+are last or first. What kernels cannot follow is copied once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+import cunorm
+from cunorm import NormForward, NormGrads
+from tests.support.bounds import check_backward, check_forward
+from tests.support.gpu_arrays import OnCpu, OnHostTorch, get_all
+from tests.support.group_norm_cases import Results, check, copies, laid_out, run, strides
+from tests.support.operands import assert_same_bits, assert_same_fields, at, draw, optional
+
+GROUPS, WIDTH = 5, 96
+hosts = pytest.mark.parametrize("on", [OnCpu, OnHostTorch], ids=["numpy", "torch"])
+
+
+def view_of(on, of, array):
+    """Return a view as a framework has it: PyTorch's of the same memory, if it has such strides."""
+    view = of(array)
+    if on is OnCpu or min(view.strides) < 0:
+        return view if on is OnCpu else None
+    offset = (view.ctypes.data - array.ctypes.data) // array.itemsize
+    steps = [stride // array.itemsize for stride in view.strides]
+    return on().put(array).as_strided(view.shape, steps, offset)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+ROWS = {  # the shape that is drawn, the view of it
+    "tokens, qkv, heads": ((2, 9, 3, 4, WIDTH), lambda a: a[:, :, 1]),
+    "tokens, heads, qkv": ((2, 9, 4, 3, WIDTH), lambda a: a[:, :, :, 2]),
+    "heads before tokens": ((2, 9, 3, 4, WIDTH), lambda a: a[:, :, 1].swapaxes(1, 2)),
+    "columns of a projection": (
+        (2, 9, 6 * WIDTH),
+        lambda a: as_strided(
+            a[..., WIDTH:-WIDTH], (2, 9, 4, WIDTH), (*a.strides[:2], 4 * WIDTH, 4)
+        ),
+    ),
+    "three strides": (
+        (2, 3, 2, 5, WIDTH),
+        lambda a: a[:, :, :, :4].transpose(2, 0, 1, 3, 4),
+    ),
+    "every other row": ((8, 2, WIDTH), lambda a: a[::2]),
+    "reversed": ((8, 2, WIDTH), lambda a: a[::-1]),
+    "one row for all": ((1, 1, WIDTH), lambda a: np.broadcast_to(a, (4, 5, WIDTH))),
+    "one for each sequence": ((4, 1, WIDTH), lambda a: np.broadcast_to(a, (4, 5, WIDTH))),
+    "one for each position": ((1, 5, WIDTH), lambda a: np.broadcast_to(a, (4, 5, WIDTH))),
+}
+COPIED_ROWS = {
+    "columns in steps": ((5, 2 * WIDTH), lambda a: a[:, ::2]),
+    "one number for each row": ((7, 1), lambda a: np.broadcast_to(a, (7, WIDTH))),
+}
+
+
+def gated(given, position):
+    """Return the results of both directions of a gated layer norm of groups."""
+    norm = {"groups": 3, "gate": given["gate"], "gate_position": position}
+    parameters = (given["weight"], given["bias"])
+    f = cunorm.layer_norm_forward(given["x"], *parameters, **norm)
+    saved = {"rstd": f.rstd, "mean": f.mean}
+    return f, cunorm.layer_norm_backward(given["dy"], given["x"], *parameters, **saved, **norm)
+
+
+@hosts
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_rows_are_read_where_they_are_or_copied_once(on, position, monkeypatch):
+    parameters = {name: optional(name, WIDTH, "float32") for name in ("weight", "bias")}
+    copied = copies(monkeypatch)
+    for kind, (shape, of) in (ROWS | COPIED_ROWS).items():
+        drawn = {name: draw(name, shape, "float32") for name in ("x", "gate", "dy")}
+        views = {name: view_of(on, of, array) for name, array in drawn.items()}
+        if views["x"] is None:
+            continue
+        dense = {name: np.array(of(array), order="C") for name, array in drawn.items()}
+        copied.clear()
+        theirs = {name: on().put(array) for name, array in parameters.items()}
+        f, grads = (get_all(on(), r) for r in gated(views | theirs, position))
+        with at(kind):
+            fits = kind in ROWS and kind != "heads before tokens"  # groups are one stride more
+            assert len(copied) == (0 if fits else 5)  # x and gate twice, dy once
+            expected, expected_grads = gated(dense | parameters, position)
+            assert_same_fields(f, expected)
+            assert_same_fields(grads, expected_grads)
+            assert grads.dgate.shape == dense["x"].shape
+            for name, array in drawn.items():
+                assert_same_bits(array, draw(name, shape, "float32"), name)
+
+
+@hosts
+def test_heads_of_a_fused_projection_are_normalised_where_they_are(on):
+    weight = optional("weight", WIDTH, "float32")
+    for kind in list(ROWS)[:4]:
+        shape, of = ROWS[kind]
+        qkv, dqkv = draw("x", shape, "float32"), draw("dy", shape, "float32")
+        q, dy, theirs = view_of(on, of, qkv), view_of(on, of, dqkv), on().put(weight)
+        f = cunorm.rms_norm_forward(q, theirs)
+        grads = get_all(on(), cunorm.rms_norm_backward(dy, q, theirs, rstd=f.rstd))
+        x, dense_dy, f = (
+            np.array(of(qkv), order="C"),
+            np.array(of(dqkv), order="C"),
+            get_all(on(), f),
+        )
+        with at(kind):
+            assert f.rstd.shape == x.shape[:-1]
+            check_forward(NormForward(*f), x, weight, None, eps=1e-6)
+            check_backward(NormGrads(*grads), dense_dy, x, weight, None, eps=1e-6)
+            expected = qkv.copy()
+            of(expected)[...] = f.y
+            assert cunorm.rms_norm(q, theirs, out=q) is q
+            assert_same_bits(qkv, expected)
+
+
+# --- channels -------------------------------------------------------------------------------------
+
+# Of ten channels: the axis that they are, where they lie, the shape that is drawn, the view of it.
+FITTING = {
+    "channels padded": (-1, "last", (4, 7, 16), lambda a: a[..., 3:13]),
+    "every other sample": (-1, "last", (8, 7, 10), lambda a: a[::2]),
+    "every other position": (-1, "last", (4, 14, 10), lambda a: a[:, ::2]),
+    "rows of an image": (-1, "last", (4, 9, 5, 10), lambda a: a[:, 2:5]),
+    "samples inside": (-1, "last", (7, 4, 10), lambda a: a.transpose(1, 0, 2)),
+    "samples reversed": (-1, "last", (4, 7, 10), lambda a: a[::-1]),
+    "positions reversed": (-1, "last", (4, 7, 10), lambda a: a[:, ::-1]),
+    "one sample for all": (-1, "last", (1, 7, 10), lambda a: np.broadcast_to(a, (4, 7, 10))),
+    "one position for all": (-1, "last", (4, 1, 10), lambda a: np.broadcast_to(a, (4, 7, 10))),
+    "PyTorch's channels_last": (1, "last", (4, 5, 3, 10), lambda a: a.transpose(0, 3, 1, 2)),
+    "the same in 3D": (1, "last", (2, 3, 5, 2, 10), lambda a: a.transpose(0, 4, 1, 2, 3)),
+    "the same, padded": (1, "last", (4, 5, 3, 16), lambda a: a[..., :10].transpose(0, 3, 1, 2)),
+    "one position for all, axis 1": (
+        1,
+        "last",
+        (4, 10, 1),
+        lambda a: np.broadcast_to(a, (4, 10, 7)),
+    ),
+    "no positions": (1, "last", (4, 16), lambda a: a[:, 2:12]),
+    "channels first": (1, "first", (4, 10, 5, 3), lambda a: a[:]),
+    "channels first, named last": (-1, "first", (4, 10, 5, 3), lambda a: a.transpose(0, 2, 3, 1)),
+    "some channels": (1, "first", (4, 16, 7), lambda a: a[:, 3:13]),
+    "every other channel": (1, "first", (4, 20, 7), lambda a: a[:, ::2]),
+    "channels reversed": (1, "first", (4, 10, 7), lambda a: a[:, ::-1]),
+    "positions padded": (1, "first", (4, 10, 12), lambda a: a[..., 2:9]),
+    "one channel for all": (1, "first", (4, 1, 7), lambda a: np.broadcast_to(a, (4, 10, 7))),
+    "samples between": (1, "first", (10, 4, 7), lambda a: a.transpose(1, 0, 2)),
+}
+COPIED = {  # to the layout that is nearer
+    "every other channel, last": (-1, "last", (4, 7, 20), lambda a: a[..., ::2]),
+    "channels reversed, last": (-1, "last", (4, 7, 10), lambda a: a[..., ::-1]),
+    "columns of an image": (-1, "last", (4, 5, 6, 10), lambda a: a[:, :, 1:4]),
+    "transposed image": (-1, "last", (4, 5, 3, 10), lambda a: a.transpose(0, 2, 1, 3)),
+    "channels in the midst": (-1, "first", (4, 5, 10, 3), lambda a: a.transpose(0, 1, 3, 2)),
+    "channels outermost": (1, "first", (10, 5, 3, 4), lambda a: a.transpose(3, 0, 1, 2)),
+    "positions in steps": (1, "first", (4, 10, 14), lambda a: a[..., ::2]),
+    "transposed image, first": (1, "first", (4, 10, 5, 3), lambda a: a.transpose(0, 1, 3, 2)),
+}
+
+
+@hosts
+def test_group_norms_read_strides_that_fit_and_copy_others_once(on, monkeypatch):
+    copied = copies(monkeypatch)
+    for kind, (axis, memory, shape, of) in (FITTING | COPIED).items():
+        drawn = {name: draw(name, shape, "float32") for name in ("x", "dy")}
+        dense = [laid_out(of(array), axis, memory) for array in drawn.values()]
+        views = [view_of(on, of, array) for array in drawn.values()]
+        if views[0] is None:
+            continue
+        with at(kind):
+            expected = run(*dense, GROUPS, axis)
+            check(expected, *dense, GROUPS, axis)
+            copied.clear()
+            results = get_all(on(), run_on(on, *views, axis))
+            assert len(copied) == (0 if kind in FITTING else 3)  # x, and both in the backward
+            assert_same_fields(results, expected)
+            assert strides(results.y) == strides(results.dx) == strides(dense[0])
+            for name, array in drawn.items():
+                assert_same_bits(array, draw(name, shape, "float32"), name)
+
+
+def run_on(on, x, dy, axis):
+    """As `run` with parameters of the framework."""
+    weight, bias = (on().put(optional(name, 10, "float32")) for name in ("weight", "bias"))
+    told = {"activation": "silu", "channel_axis": axis}
+    f = cunorm.group_norm_forward(x, GROUPS, weight, bias, **told)
+    saved = {"mean": f.mean, "rstd": f.rstd}
+    return Results(*f, *cunorm.group_norm_backward(dy, x, GROUPS, weight, bias, **saved, **told))
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("memory", ["last", "first"])
+def test_dy_in_another_layout_is_copied_to_that_of_x(memory, axis, monkeypatch):
+    shape = (2, 5, 3, 10) if axis == -1 else (2, 10, 5, 3)
+    x, dy = (laid_out(draw(name, shape, "float32"), axis, memory) for name in ("x", "dy"))
+    other = laid_out(dy, axis, {"last": "first", "first": "last"}[memory])
+    expected, copied = run(x, dy, GROUPS, axis), copies(monkeypatch)
+    results = run(x, other, GROUPS, axis)
+    assert len(copied) == 1
+    assert_same_fields(results, expected)
+    assert strides(results.dx) == strides(x)
+
+
+def test_strides_of_axes_of_one_element_do_not_matter(monkeypatch):
+    x, dy = (draw(name, (2, 7, 10), "float32") for name in ("x", "dy"))
+    expected, copied = run(x, dy, GROUPS), copies(monkeypatch)
+    odd = [as_strided(a[:1], (1, 1, 7, 1, 10), (12, 4444, 40, -8, 4)) for a in (x, dy)]
+    results = run(*odd, GROUPS)
+    x, dy = (draw(name, (3, 5, 7, 1), "float32") for name in ("x", "dy"))
+    last = run(x, dy, 1)
+    first = run(*(array.reshape(3, 1, 5, 7) for array in (x, dy)), 1, channel_axis=1)
+    assert not copied
+    assert_same_bits(results.y.reshape(7, 10), expected.y[0])
+    assert_same_bits(results.dx.reshape(7, 10), expected.dx[0])
+    for field, result, right in zip(Results._fields, first, last, strict=True):
+        assert_same_bits(result.reshape(right.shape), right, field)
+
+
+ALONE = {
+    "one channel": (1, -1, lambda a: a[..., :1]),
+    "one position": (2, 1, lambda a: a[:, :, :1, :1]),
+    "two axes": (2, -1, lambda a: a[:, :, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("view", ALONE)
+def test_a_slice_of_one_channel_or_position_is_read_and_written_in_place(view, monkeypatch):
+    num_groups, channel_axis, of = ALONE[view]
+    x, copied = of(draw("x", (2, 4, 6, 5), "float32")), copies(monkeypatch)
+    expected = cunorm.reference.group_norm(x, num_groups, channel_axis=channel_axis)
+    assert cunorm.group_norm(x, num_groups, channel_axis=channel_axis, out=x) is x
+    np.testing.assert_allclose(x, expected, rtol=0, atol=1e-5)
+    assert not copied
+
+
+def test_the_crop_of_a_channels_last_tensor_stays_channels_last():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    crop = torch.ones(2, 10, 6, 8).to(memory_format=torch.channels_last)[:, :, :, 1:7]
+    y = cunorm.group_norm(crop, 5, channel_axis=1)
+    assert y.stride() == torch.relu(crop).stride()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda a: a[..., ::2], lambda a: a[..., ::-1], lambda a: a[::2], lambda a: a[:, :5]],
+    ids=["every other column", "columns reversed", "every other row", "some columns"],
+)
+def test_parameters_and_statistics_of_any_strides_are_read_by_their_elements(view):
+    x, dy = (draw(name, (4, 7, 5), "float32") for name in ("x", "dy"))
+    wide = {name: draw(name, (8, 10), "float32") for name in ("weight", "bias", "mean", "rstd")}
+    of = {name: view(array)[:4, :5] for name, array in wide.items()}
+    of |= {name: of[name][0] for name in ("weight", "bias")}
+    dense = {name: array.copy() for name, array in of.items()}
+    for call in (
+        lambda given: cunorm.group_norm_backward(dy, x, 5, **given, activation="silu"),
+        lambda given: cunorm.layer_norm_backward(dy[:, 0], x[:, 0], **given | rows(given)),
+    ):
+        assert_same_fields(call(of), call(dense))
+    given = (cunorm.rms_norm(x, weight.T, axis=-2) for weight in (wide["bias"][:5, :7],) * 2)
+    assert_same_bits(*given)
+
+
+def rows(given):
+    return {name: given[name][:, 0] for name in ("mean", "rstd")}

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""Builds give the same bits without optimisation, as most tests compile them, and as shipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests.support import levels
+from tests.support.internals import compiler
+from tests.support.operands import assert_same_bits, at, draw, optional
+
+pytestmark = [
+    pytest.mark.compiled("O3"),  # of whose budget these are the greater part
+    pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is compiled"),
+]
+
+ROWS = {
+    "rms, float32": ("float32", {}, ()),
+    "layer, bfloat16": ("bfloat16", {"center": True}, ("bias",)),
+    "layer, float64, rounded": ("float64", {"center": True, "c": 3.0}, ("bias",)),
+    "stream, float16": ("float16", {"round_before_weight": True}, ("residual",)),
+    "pre-gelu, bfloat16": ("bfloat16", {"gate_activation": "gelu", "gate_position": "pre"}, ()),
+    "post-silu, float32, stream, groups": (
+        "float32",
+        {"center": True, "groups": 3, "gate_activation": "silu"},
+        ("bias", "residual"),
+    ),
+    "post-tanh, float16": ("float16", {"center": True, "gate_activation": "tanh"}, ("bias",)),
+}
+GROUPS = {
+    "last, float32": ("float32", -1, None),
+    "last, bfloat16, silu": ("bfloat16", -1, "silu"),
+    "first, float32, gelu_tanh": ("float32", 1, "gelu_tanh"),
+    "first, float16": ("float16", 1, None),
+}
+
+
+def row_norms(dtype: str, norm: dict[str, Any], operands: tuple[str, ...]) -> Any:
+    """Yield the results of both directions for rows of several widths."""
+    for rows, width in ((1, 1), (21, 33), (9, 192), (5, 1003), (2, 6003)):
+        width *= norm.get("groups", 1)
+        x, dy, residual = (draw(name, (rows, width), dtype) for name in ("x", "dy", "residual"))
+        names = ("weight", *({"bias"} & set(operands)))
+        told = norm | {name: optional(name, width, dtype) for name in names}
+        if "gate_activation" in norm:
+            told["gate"] = draw("gate", (rows, width), dtype)
+        residual = residual if "residual" in operands else None
+        f = cunorm.normalize_forward(x, residual=residual, **told)
+        saved = {"rstd": f.rstd, "mean": f.mean, "d_residual": residual}
+        stream = x if residual is None else f.residual
+        yield f
+        yield cunorm.normalize_backward(dy, stream, **told, **saved)
+
+
+def group_norms(dtype: str, axis: int, activation: str | None) -> Any:
+    """Yield the results of both directions for samples of one launch, and of several."""
+    for samples, positions in ((3, 7), (2, 300), (1, 4900)):
+        shape = (samples, positions, 10) if axis == -1 else (samples, 10, positions)
+        x, dy = (draw(name, shape, dtype) for name in ("x", "dy"))
+        given = [optional(name, 10, dtype) for name in ("weight", "bias")]
+        told = {"channel_axis": axis, "activation": activation}
+        f = cunorm.group_norm_forward(x, 5, *given, **told)
+        yield f
+        yield cunorm.group_norm_backward(dy, x, 5, *given, mean=f.mean, rstd=f.rstd, **told)
+
+
+CASES = {name: (row_norms, *told) for name, told in ROWS.items()}
+CASES |= {f"group norm, {name}": (group_norms, *told) for name, told in GROUPS.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_do_not_depend_on_optimisation(name):
+    results, *told = CASES[name]
+    shipped = list(results(*told))
+    before = levels.builds.copy()
+    levels.use("O0")
+    try:
+        plain = list(results(*told))
+    finally:
+        levels.use("O3")
+    assert {level for level, _ in levels.builds - before} <= {"O0"}
+    for number, (got, expected) in enumerate(zip(plain, shipped, strict=True)):
+        for field, right in expected._asdict().items():
+            if right is not None:
+                with at(f"call {number}"):
+                    assert_same_bits(getattr(got, field), right, field)
+                    assert np.isfinite(right.astype(np.float64)).all()

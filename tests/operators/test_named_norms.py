@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: MIT
+"""Every norm by its name is within its bounds, forward and backward, on any device."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
+from tests.support.bounds import check_backward, check_forward
+from tests.support.gpu_arrays import get_all, put_all
+from tests.support.group_bounds import check_group_backward, check_group_forward
+from tests.support.operands import (
+    DTYPES,
+    NORMS,
+    WIDTHS,
+    assert_same_bits,
+    at,
+    draw,
+    parameters,
+    row_count,
+    saved,
+    weight_and_bias,
+)
+
+# A GPU has builds for each width: of each dtype, one for a norm.
+GPU_WIDTHS = {
+    "float16": dict(zip(NORMS, (33, 1000, 128, 4096), strict=True)),
+    "bfloat16": dict(zip(NORMS, (1000, 4096, 33, 128), strict=True)),
+    "float32": dict(zip(NORMS, (4096, 128, 1000, 33), strict=True)),
+    "float64": dict(zip(NORMS, (128, 33, 4096, 1000), strict=True)),
+}
+LONG = [("layer_norm", "float32", 65536), ("rms_norm", "bfloat16", 20480)]
+all_norms = pytest.mark.parametrize("name", NORMS)
+
+
+def drawn(name, dtype, shape):
+    rows = {n: draw(n, shape, dtype) for n in ("x", "residual", "dy", "d_residual")}
+    return rows, parameters(NORMS[name], shape[-1], dtype)
+
+
+def check_named(on, name, dtype, shape):
+    """Run all that goes by a norm's name, and hold each to the oracle."""
+    norm, width = NORMS[name], shape[-1]
+    rows, given = drawn(name, dtype, shape)
+    operands, meaning = weight_and_bias(given), norm.meaning(width)
+    there, theirs = put_all(on, rows), put_all(on, given) | norm.asked()
+    x, residual = there["x"], there["residual"]
+    forward, backward = (getattr(cunorm, f"{name}_{way}") for way in ("forward", "backward"))
+
+    f = forward(x, **theirs)
+    assert type(f) is NormForward
+    assert type(f.y) is type(x)
+    check_forward(get_all(on, f), rows["x"], *operands, **meaning)
+    y = on.get(getattr(cunorm, name)(x, **theirs))
+    assert_same_bits(y, on.get(f.y))
+    grads = backward(there["dy"], x, **theirs, **saved(norm, f))
+    assert type(grads) is NormGrads
+    assert type(grads.dx) is type(x)
+    assert grads.dresidual is grads.dx
+    check_backward(get_all(on, grads), rows["dy"], rows["x"], *operands, **meaning)
+    if not norm.has_residual:
+        return
+    added = getattr(cunorm, f"add_{name}")(x, residual, **theirs)
+    assert type(added) is AddNorm
+    f = forward(x, **theirs, residual=residual)
+    got = get_all(on, f)
+    for field, array in zip(("y", "residual"), get_all(on, added), strict=True):
+        assert_same_bits(array, getattr(got, field), field)
+    check_forward(got, rows["x"], *operands, rows["residual"], **meaning)
+    more = saved(norm, f) | {"d_residual": there["d_residual"]}
+    grads = backward(there["dy"], f.residual, **theirs, **more)
+    stream = (rows["dy"], got.residual, *operands, rows["d_residual"])
+    check_backward(get_all(on, grads), *stream, **meaning)
+
+
+@all_norms
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_that_goes_by_a_norms_name_is_within_its_bounds(anywhere, name, dtype):
+    for width in (GPU_WIDTHS[dtype][name],) if anywhere.is_gpu else WIDTHS:
+        rows = min(row_count(width), max(3, 20_000 // width))
+        with at(f"width {width}"):
+            check_named(anywhere, name, dtype, (rows, width))
+
+
+@pytest.mark.parametrize(("name", "dtype", "width"), LONG)
+def test_long_rows_are_within_their_bounds_on_a_gpu(anywhere, name, dtype, width):
+    if anywhere.is_gpu:  # the test above has them on a CPU
+        check_named(anywhere, name, dtype, (2, width))
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 63, 64, 500, 4000])
+def test_parameter_gradients_are_within_their_bounds_over_any_number_of_rows(device, count):
+    for dtype in ("bfloat16", "float32"):
+        if not device.is_gpu or (count <= 500 and dtype == "float32"):
+            with at(dtype):
+                check_named(device, "layer_norm", dtype, (count, 65 if count > 64 else 33))
+
+
+@all_norms
+def test_norms_of_groups_are_within_their_bounds(name):
+    norm = NORMS[name]
+    for dtype in ("bfloat16", "float32"):
+        for groups, width in ((1, 96), (2, 65), (3, 128), (7, 5), (96, 1), (2, 20480)):
+            shape = (row_count(groups * width), groups * width)
+            rows, given = drawn(name, dtype, shape)
+            told, x = norm.asked() | {"groups": groups}, rows["x"]
+            f = getattr(cunorm, f"{name}_forward")(x, **given, **told)
+            backward = getattr(cunorm, f"{name}_backward")
+            grads = backward(rows["dy"], x, **given, **told, **saved(norm, f))
+            assert f.rstd.shape == (shape[0], *([groups] if groups > 1 else []))
+            told, operands = norm.meaning(width) | {"groups": groups}, weight_and_bias(given)
+            with at(f"{groups} groups of width {width}"):
+                check_forward(f, x, *operands, **told)
+                check_backward(grads, rows["dy"], x, *operands, **told)
+                y = getattr(cunorm, name)(x, **given, **norm.asked(), groups=groups)
+                assert_same_bits(y, f.y)
+
+
+# --- group norms ----------------------------------------------------------------------------------
+
+GROUPED = ("group_norm", "instance_norm")
+# Samples, positions, channels, groups: of which a block of a GPU has whole groups, and not; in
+# lines of any alignment; of several launches on a CPU.
+SIZES = [(3, 7, 3, 1), (2, 64, 32, 8), (1, 131, 40, 5), (2, 9, 320, 32), (20, 1, 64, 32)]
+HOST_SIZES = [*SIZES, (2, 4096, 96, 6), (2, 5003, 10, 10)]
+
+
+def check_grouped(on, name, size, dtype, memory, channel_axis, activation="silu", mean=0.0):
+    samples, positions, channels, groups = size
+    shape = (samples, positions, channels) if channel_axis == -1 else (samples, channels, positions)
+    x, dy = draw("x", shape, dtype, mean=mean), draw("dy", shape, dtype)
+    given = parameters(NORMS["layer_norm"], channels, "float32")
+    there = [laid_out(on, array, channel_axis, memory) for array in (x, dy)]
+    told = {"activation": activation, "channel_axis": channel_axis}
+    theirs = put_all(on, given) | told
+    groups = channels if name == "instance_norm" else groups
+    f = cunorm.group_norm_forward(there[0], groups, **theirs)
+    of = {"num_groups": groups} if name == "group_norm" else {}
+    y = getattr(cunorm, name)(there[0], **of, **theirs)
+    saved = {"mean": f.mean, "rstd": f.rstd}
+    grads = cunorm.group_norm_backward(*there[::-1], groups, **theirs, **saved)
+    assert (type(f), type(grads)) == (GroupNormForward, GroupNormGrads)
+    assert all(type(result) is type(there[0]) for result in (*f, *grads))
+    assert_same_bits(on.get(y), on.get(f.y))
+    held = (x, groups, *weight_and_bias(given))
+    with at(size, dtype, memory, channel_axis):
+        check_group_forward(get_all(on, f), *held, eps=1e-5, **told)
+        check_group_backward(get_all(on, grads), dy, *held, eps=1e-5, **told)
+
+
+def laid_out(on, array, channel_axis, memory):
+    """Put an array on the device, its channels last or first in memory; JAX knows one order."""
+    axis = {"last": -1, "first": 1}[memory]
+    dense = on.put(np.array(np.moveaxis(array, channel_axis, axis), order="C"))
+    axes = list(range(array.ndim))
+    axes.insert(channel_axis % array.ndim, axes.pop(axis))
+    return (getattr(dense, "permute", None) or dense.transpose)(*axes)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4])
+@pytest.mark.parametrize("memory", ["last", "first"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_group_norms_of_both_layouts_are_within_their_bounds(anywhere, name, memory, mean):
+    for size in SIZES[:: 1 + (name == "instance_norm")] if anywhere.is_gpu else HOST_SIZES:
+        for axis in (-1, 1) if size is SIZES[1] else [{"last": -1, "first": 1}[memory]]:
+            check_grouped(anywhere, name, size, "float32", memory, axis, mean=mean)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("memory", ["last", "first"])
+def test_group_norms_of_every_dtype_are_within_their_bounds(anywhere, memory, dtype):
+    for size in (SIZES[1], SIZES[2] if anywhere.is_gpu else (2, 37, 128, 8)):
+        axis = {"last": -1, "first": 1}[memory]
+        check_grouped(anywhere, "group_norm", size, dtype, memory, axis)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "sigmoid", "tanh"])
+def test_group_norms_of_every_activation_are_within_their_bounds(anywhere, activation):
+    for memory, axis in (("last", -1), ("first", 1)):
+        check_grouped(anywhere, "group_norm", SIZES[2], "float32", memory, axis, activation)
+
+
+@all_norms
+def test_the_signatures_are_those_of_the_design(name):
+    eps = inspect.signature(getattr(cunorm, name)).parameters["eps"].default
+    assert eps == NORMS[name].eps
+    for function in (name, f"{name}_forward", f"{name}_backward"):
+        kinds = inspect.signature(getattr(cunorm, function)).parameters.values()
+        positional = [p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD]
+        arrays = ["dy", "x"] if function.endswith("_backward") else ["x"]
+        assert positional == [*arrays, *NORMS[name].parameters]

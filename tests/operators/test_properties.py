@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""Properties of the norms that hold for any shapes, strides and dtypes."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cunorm
+from tests.support.bounds import check_backward, check_forward
+from tests.support.group_bounds import check_group_backward, check_group_forward
+from tests.support.operands import DTYPES, assert_same_bits, draw, optional
+
+some = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+steps = st.sampled_from([-2, -1, 1, 2, 3])
+dtypes = st.sampled_from(list(DTYPES))
+
+
+@st.composite
+def views(draws, shape):
+    """Draw a view of a shape: some part of a larger array, by steps, its axes in any order."""
+    strides = [draws(steps) for _ in shape]
+    starts = [draws(st.integers(0, 2)) for _ in shape]
+    order = draws(st.permutations(range(len(shape))))
+
+    def view(array):
+        taken = zip(starts, shape, strides, strict=True)
+        sizes = [start + size * abs(step) for start, size, step in taken]
+        memory = np.zeros([sizes[axis] for axis in order], array.dtype)
+        whole = memory.transpose(np.argsort(order))
+        parts = [slice(start, None, abs(step)) for start, step in zip(starts, strides, strict=True)]
+        turns = tuple(slice(None, None, 1 if step > 0 else -1) for step in strides)
+        part = whole[tuple(parts)][tuple(slice(size) for size in shape)][turns]
+        part[...] = array
+        return part
+
+    return view
+
+
+shapes = st.lists(st.integers(1, 5), min_size=0, max_size=3)
+
+
+@some
+@given(st.data(), shapes, st.integers(1, 70), dtypes, st.booleans())
+def test_a_row_norm_of_any_view_is_within_its_bounds(data, leading, width, dtype, center):
+    axis = data.draw(st.integers(-len(leading) - 1, -1))
+    shape = (*leading, width)
+    x, dy = draw("x", shape, dtype), draw("dy", shape, dtype)
+    weight = optional("weight", shape[axis:], "float32")
+    x, dy = (data.draw(views(shape))(array) for array in (x, dy))
+    told = {"center": center, "eps": 1e-3, "axis": axis}
+    f = cunorm.normalize_forward(x, weight, **told)
+    del told["eps"]
+    grads = cunorm.normalize_backward(dy, x, weight, rstd=f.rstd, mean=f.mean, **told)
+    check_forward(f, x, weight, None, eps=1e-3, **told)
+    check_backward(grads, dy, x, weight, None, eps=1e-3, **told)
+
+
+@some
+@given(st.data(), shapes, st.sampled_from([1, 2, 5]), st.integers(1, 7), dtypes)
+def test_a_group_norm_of_any_view_is_within_its_bounds(data, sizes, groups, depth, dtype):
+    axis, channels = data.draw(st.sampled_from([-1, 1])), groups * depth
+    samples, *positions = sizes or [1]
+    shape = (samples, channels, *positions) if axis == 1 else (samples, *positions, channels)
+    x, dy = draw("x", shape, dtype), draw("dy", shape, dtype)
+    given = [optional(name, channels, "float32") for name in ("weight", "bias")]
+    x, dy = (data.draw(views(shape))(array) for array in (x, dy))
+    told = {"channel_axis": axis, "activation": "silu"}
+    f = cunorm.group_norm_forward(x, groups, *given, eps=1e-3, **told)
+    saved = {"mean": f.mean, "rstd": f.rstd}
+    grads = cunorm.group_norm_backward(dy, x, groups, *given, **saved, **told)
+    check_group_forward(f, x, groups, *given, eps=1e-3, **told)
+    check_group_backward(grads, dy, x, groups, *given, eps=1e-3, **told)
+
+
+@some
+@given(st.integers(1, 300), st.integers(-40, 40), st.sampled_from(["rms_norm", "layer_norm"]))
+def test_a_power_of_two_passes_a_norm_to_the_bit(width, exponent, name):
+    """y(s x) = y(x) and dx(s x) = dx(x) / s with no eps, as no rounding changes."""
+    x, dy = (draw(operand, (3, width), "float32") for operand in ("x", "dy"))
+    results = []
+    for scale in (1.0, 2.0**exponent):
+        scaled = x * np.float32(scale)
+        f = getattr(cunorm, f"{name}_forward")(scaled, eps=0.0)
+        saved = {"rstd": f.rstd} | ({"mean": f.mean} if name == "layer_norm" else {})
+        dx = getattr(cunorm, f"{name}_backward")(dy, scaled, **saved).dx
+        results.append((f.y, f.rstd * np.float32(scale), dx * np.float32(scale)))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@some
+@given(st.data(), st.integers(1, 9), st.integers(1, 200))
+def test_rows_in_another_order_give_their_results_in_that_order(data, count, width):
+    order = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=12))
+    x, dy, gate = (draw(operand, (count, width), "bfloat16") for operand in ("x", "dy", "gate"))
+
+    def both(x, dy, gate):
+        f = cunorm.rms_norm_forward(x, gate=gate)
+        grads = cunorm.rms_norm_backward(dy, x, rstd=f.rstd, gate=gate)
+        return f.y, f.rstd, grads.dx, grads.dgate
+
+    chosen = both(x[order], dy[order], gate[order])
+    for one, whole in zip(chosen, both(x, dy, gate), strict=True):
+        assert_same_bits(one, whole[order])

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""Which axes make a row, which dtypes results have, and which results there are."""
+
+import numpy as np
+import pytest
+
+import cunorm
+from cunorm import AddNorm, GroupNormGrads, NormForward, NormGrads
+from tests.support.bounds import check_backward, check_forward
+from tests.support.gpu_arrays import get_all
+from tests.support.group_norm_cases import check, run
+from tests.support.operands import (
+    DTYPES,
+    NORMS,
+    assert_same_bits,
+    draw,
+    optional,
+    parameters,
+    saved,
+)
+
+SHAPE = (2, 3, 4, 5)
+
+# --- axes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", range(-4, 4))
+def test_a_row_is_all_axes_from_axis_to_the_last(axis):
+    x, dy = draw("x", SHAPE, "float32"), draw("dy", SHAPE, "float32")
+    given = [draw(name, SHAPE[axis:], "float32") for name in ("weight", "bias")]
+    f = cunorm.layer_norm_forward(x, *given, axis=axis)
+    assert f.y.shape == SHAPE
+    assert f.mean.shape == f.rstd.shape == SHAPE[:axis]
+    grads = cunorm.layer_norm_backward(dy, x, *given, rstd=f.rstd, mean=f.mean, axis=axis)
+    assert grads.dweight.shape == grads.dbias.shape == SHAPE[axis:]
+    told = {"center": True, "eps": 1e-5, "axis": axis % 4 - 4}
+    check_forward(f, x, *given, **told)
+    check_backward(grads, dy, x, *given, **told)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_any_number_of_axes_is_the_same_as_rows_one_after_another(name):
+    norm, given = NORMS[name], parameters(NORMS[name], 7, "float32")
+    told = given | norm.asked()
+    forward, backward = (getattr(cunorm, f"{name}_{way}") for way in ("forward", "backward"))
+    for shape in ((7,), (1, 7), (3, 1, 7), (2, 2, 2, 2, 2, 7)):
+        x, dy = draw("x", shape, "float32"), draw("dy", shape, "float32")
+        f, flat = forward(x, **told), forward(x.reshape(-1, 7), **told)
+        assert f.rstd.shape == shape[:-1]
+        assert_same_bits(f.y, flat.y.reshape(shape))
+        grads = backward(dy, x, **told, **saved(norm, f))
+        flat = backward(dy.reshape(-1, 7), x.reshape(-1, 7), **told, **saved(norm, flat))
+        assert_same_bits(grads.dx, flat.dx.reshape(shape))
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_groups_are_of_the_last_axis_however_it_is_counted(axis):
+    x, weight = draw("x", (5, 8), "float32"), draw("weight", 8, "float32")
+    result = cunorm.layer_norm_forward(x, weight, groups=2, axis=axis)
+    check_forward(result, x, weight, None, center=True, eps=1e-5, groups=2)
+    assert cunorm.rms_norm(x[0], groups=4, axis=0).shape == (8,)
+    size = cunorm.workspace_size("rms_norm_backward", x, weight, groups=2, axis=axis)
+    assert size == cunorm.workspace_size("rms_norm_backward", x, weight)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_a_group_norm_without_positions_or_of_one_group_is_a_layer_norm(groups):
+    x = draw("x", (33, 40), "float32")
+    given = [optional(name, 40, "float32") for name in ("weight", "bias")]
+    f = cunorm.group_norm_forward(x, groups, *given)
+    told = {"center": True, "eps": 1e-5}
+    rows = NormForward(f.y, mean=f.mean, rstd=f.rstd) if groups > 1 else NormForward(f.y)
+    check_forward(rows, x, *given, groups=groups, **told)
+    x = draw("x", (5, 10, 6, 10), "float32", mean=100.0)
+    for axis in (-1, 1):
+        f = cunorm.group_norm_forward(x, 1, channel_axis=axis)
+        rows = NormForward(f.y.reshape(5, -1), mean=f.mean[:, 0], rstd=f.rstd[:, 0])
+        check_forward(rows, x.reshape(5, -1), None, None, **told)
+
+
+@pytest.mark.parametrize("shape", [(1, 10), (1, 1, 10), (1, 1, 1, 10), (3, 1, 1, 10)], ids=str)
+def test_with_one_position_the_axis_of_channels_makes_no_difference(shape):
+    x, dy = (draw(name, shape, "float32") for name in ("x", "dy"))
+    for groups in (1, 5, 10):
+        expected = run(x, dy, groups)
+        check(expected, x, dy, groups)
+        results = run(*(np.moveaxis(array, -1, 1) for array in (x, dy)), groups, channel_axis=1)
+        for field, result, right in zip(results._fields, results, expected, strict=True):
+            assert_same_bits(result.reshape(right.shape), right, field)
+
+
+# --- nothing there --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8), (0, 0, 0, 0, 8)], ids=str)
+def test_zero_rows_give_empty_results_and_zero_parameter_gradients(device, shape):
+    x, parameter = device.put(np.empty(shape, np.float32)), device.put(np.ones(8, np.float16))
+    f = cunorm.layer_norm_forward(x, parameter, parameter, residual=x)
+    assert f.y.shape == f.residual.shape == shape
+    assert f.mean.shape == f.rstd.shape == shape[:-1]
+    out = NormGrads(dbias=device.put(np.full(8, np.nan, np.float16)))
+    saved = {"rstd": f.rstd, "mean": f.mean, "out": out}
+    grads = cunorm.layer_norm_backward(x, x, parameter, parameter, **saved)
+    assert grads.dx.shape == shape
+    assert grads.dbias is out.dbias
+    for gradient in (grads.dweight, grads.dbias):
+        assert_same_bits(device.get(gradient), np.zeros(8, np.float16))
+    if not device.is_gpu:
+        y = np.zeros(shape[::-1], np.float32).T  # of any strides
+        assert cunorm.rms_norm(x, out=y) is y
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((0, 10), -1), ((0, 5, 3, 10), -1), ((0, 10, 7), 1)])
+def test_no_samples_give_empty_results_and_zero_parameter_gradients(device, shape, axis):
+    x, weight = device.put(np.empty(shape, np.float32)), device.put(np.ones(10, np.float16))
+    told = {"activation": "silu", "channel_axis": axis}
+    f = cunorm.group_norm_forward(x, 5, weight, **told)
+    assert f.y.shape == cunorm.instance_norm(x, channel_axis=axis).shape == shape
+    assert f.mean.shape == f.rstd.shape == (0, 5)
+    saved = {"mean": f.mean, "rstd": f.rstd}
+    grads = cunorm.group_norm_backward(x, x, 5, weight, weight, **saved, **told)
+    assert grads.dx.shape == shape
+    for gradient in (grads.dweight, grads.dbias):
+        assert_same_bits(device.get(gradient), np.zeros(10, np.float16))
+    before = draw("dweight", 10, "float32")
+    before[:3] = (np.inf, -np.inf, np.nan)
+    out = GroupNormGrads(dweight=device.put(before.copy()))
+    cunorm.group_norm_backward(x, x, 5, weight, **saved, **told, out=out, accumulate=True)
+    assert_same_bits(device.get(out.dweight), before)
+
+
+# --- dtypes of results ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("y_dtype", DTYPES)
+def test_dtype_is_that_of_y_alone(y_dtype):
+    x, weight = draw("x", (5, 40), "bfloat16"), optional("weight", 40, "float64")
+    result = cunorm.rms_norm_forward(x, weight, dtype=y_dtype)
+    assert result.y.dtype == DTYPES[y_dtype]
+    assert result.rstd.dtype == np.float32
+    check_forward(result, x, weight, None, eps=1e-6)
+    assert_same_bits(cunorm.rms_norm(x, weight, dtype=DTYPES[y_dtype]), result.y)
+    y = cunorm.instance_norm(x.reshape(5, 8, 5), dtype=y_dtype)
+    assert_same_bits(y, cunorm.group_norm(x.reshape(5, 8, 5), 5, dtype=DTYPES[y_dtype]))
+
+
+PROMOTED = {
+    frozenset(("float16", "bfloat16")): "float32",
+    **{frozenset((dtype, "float32")): "float32" for dtype in ("float16", "bfloat16", "float32")},
+    **{frozenset((dtype, "float64")): "float64" for dtype in DTYPES},
+}
+
+
+@pytest.mark.parametrize("weight", DTYPES)
+@pytest.mark.parametrize("x", DTYPES)
+def test_ys_dtype_is_that_of_x_or_with_rounding_what_x_and_weight_promote_to(x, weight):
+    given = draw("x", (0, 8), x), draw("weight", 8, weight)
+    promoted = PROMOTED.get(frozenset((x, weight)), x)
+    rounds = {"round_before_weight": True}
+    assert cunorm.rms_norm(*given, **rounds).dtype == DTYPES[promoted]
+    assert cunorm.rms_norm(given[0], **rounds).dtype == DTYPES[x]
+    assert cunorm.rms_norm(*given).dtype == DTYPES[x]
+    assert cunorm.rms_norm(*given, dtype="float16", **rounds).dtype == np.float16
+    stream = draw("residual", (0, 8), "float64")
+    assert cunorm.add_rms_norm(given[0], stream, given[1], **rounds).y.dtype == DTYPES[promoted]
+
+
+# --- the stream -----------------------------------------------------------------------------------
+
+
+def test_without_a_residual_x_itself_is_the_stream():
+    x = draw("x", (5, 40), "bfloat16")
+    assert cunorm.add_rms_norm(x, None).residual is x
+    assert cunorm.add_rms_norm(x, None, residual_dtype="bfloat16").residual is x
+    assert cunorm.rms_norm_forward(x, residual_dtype="bfloat16").residual is x
+    assert cunorm.rms_norm_forward(x).residual is None
+    out = AddNorm(residual=np.empty_like(x))
+    result = cunorm.add_rms_norm(x, None, out=out)
+    assert result.residual is out.residual
+    assert_same_bits(result.residual, x)
+    assert_same_bits(result.y, cunorm.rms_norm(x))
+
+
+@pytest.mark.parametrize("stream", ["float32", "float16"])
+def test_without_a_residual_the_stream_is_x_in_residual_dtype(device, stream):
+    x = draw("x", (5, 40), "bfloat16")
+    told = {"residual_dtype": stream}
+    added = cunorm.add_layer_norm(device.put(x), None, **told)
+    for result in (NormForward(*added), cunorm.layer_norm_forward(device.put(x), **told)):
+        result = get_all(device, result)
+        assert result.residual.dtype == DTYPES[stream]
+        assert result.y.dtype == DTYPES["bfloat16"]
+        check_forward(result, x, None, None, residual_dtype=DTYPES[stream], center=True, eps=1e-5)
+
+
+@pytest.mark.parametrize("given", [None, "float32"])
+def test_a_bfloat16_branch_of_a_float32_stream_gets_both_gradients(device, given):
+    shape = (30, 257)
+    stream, dy = draw("residual", shape, "float32", mean=1e3), draw("dy", shape, "bfloat16")
+    above, weight = optional("d_residual", shape, given), optional("weight", 257, "bfloat16")
+    told = {"x_dtype": "bfloat16", "d_residual": None if above is None else device.put(above)}
+    there = [device.put(array) for array in (stream, weight)]
+    told["rstd"] = cunorm.rms_norm_forward(*there).rstd
+    grads = get_all(device, cunorm.rms_norm_backward(device.put(dy), *there, **told))
+    assert grads.dx.dtype == DTYPES["bfloat16"]
+    assert grads.dresidual.dtype == np.float32
+    check_backward(grads, dy, stream, weight, None, above, eps=1e-6, x_dtype=dy.dtype)
+    rounded = grads.dresidual.astype(dy.dtype)
+    assert_same_bits(grads.dx, rounded, "dx, rounded once from dresidual")
+    told |= {"x_dtype": np.float32}
+    grads = cunorm.rms_norm_backward(device.put(dy), *there, **told)
+    assert grads.dx is grads.dresidual

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""Data that deceive a mean or add up roundings cost no digits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests.support.bounds import check_backward, check_forward
+from tests.support.group_bounds import check_group_backward, check_group_forward
+from tests.support.group_norm_cases import equal_terms
+from tests.support.internals import compiler
+from tests.support.norm_checks import check_group_norm, check_layer_norm
+from tests.support.operands import at, draw
+from tests.support.scales import (
+    check_backward_rounds_what_the_forward_rounded,
+    check_scales_are_rounded_once,
+    check_scales_beyond_float32,
+)
+
+pytestmark = pytest.mark.compiled("O1")
+memories = pytest.mark.parametrize("memory", ["last", "first"])
+AXIS = {"last": -1, "first": 1}
+
+
+# --- a mean far from zero -------------------------------------------------------------------------
+
+DRIFTS = {
+    "mean of 1e4": lambda at, width: 1e4,
+    "mean of 1e6": lambda at, width: 1e6,
+    "ramp": lambda at, width: 1e4 * at / width,
+    "step in the middle": lambda at, width: 1e4 * (at > width / 2),
+    "beginning": lambda at, width: np.where(at < 64, -1e4, 1e4),
+    "first element": lambda at, width: 1e6 * (at == 0),
+    "last element": lambda at, width: 1e5 * (at == width - 1),
+    "waves": lambda at, width: 1e3 * np.sin(at / 9),
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
+def test_a_mean_far_from_0_costs_no_digits(device, drift):
+    for dtype in ("float32",) if device.is_gpu else ("float32", "float64"):
+        for width in (1000,) if device.is_gpu else (1, 2, 33, 128, 1003, 20480):
+            shape = (max(3, min(20, 20_000 // width)), width)
+            far = draw("x", shape, "float64") + DRIFTS[drift](np.arange(width), width)
+            with at(dtype, width):
+                check_layer_norm(device, far.astype(dtype))
+
+
+@memories
+def test_a_mean_far_from_0_costs_no_digits_of_groups(device, memory):
+    sizes = [(700, 48, 8), (3007, 40, 4), (31, 10, 1)]
+    for positions, channels, groups in [(131, 48, 8)] if device.is_gpu else sizes:
+        x = draw("x", (2, positions, channels), "float32")
+        for far in (x - np.float32(1e6), np.where(np.arange(positions) < 9, 1e4, 0)[:, None] + x):
+            array = np.ascontiguousarray(np.moveaxis(far.astype(np.float32), -1, AXIS[memory]))
+            with at(positions, channels):
+                check_group_norm(device, array, groups, AXIS[memory], "silu")
+
+
+@pytest.mark.parametrize(("positions", "channels", "groups"), [(64, 64, 4), (2048, 32, 1)])
+def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels, groups):
+    """What the others are measured from: in float64, doubles have no digits to spare."""
+    size = (2, positions, groups, channels // groups)
+    x = np.random.default_rng(0).standard_normal(size) * 1e-3
+    x[..., 0] += 1000
+    x = x.reshape(2, positions, channels)
+    f = cunorm.group_norm_forward(x, groups)
+    check_group_forward(f, x, groups, None, None, eps=1e-5)
+
+
+# --- sums that could add up their roundings -------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [4096, 16384, 65536, 262144])
+def test_equal_elements_do_not_add_up_their_roundings(width):
+    rng = np.random.default_rng(width)
+    for value in rng.uniform(1, 2, 8).astype(np.float32):
+        x = np.full((1, width), value)
+        check_forward(cunorm.rms_norm_forward(x, eps=0), x, None, None, eps=0)
+        x = np.where(rng.random((1, width)) < 0.5, value, -value)
+        check_forward(cunorm.layer_norm_forward(x), x, None, None, center=True, eps=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(4096, 8), (131072, 2)])
+def test_equal_gradients_do_not_add_up_their_roundings(rows, width):
+    x, ones = draw("x", (rows, width), "float32"), np.ones(width, np.float32)
+    dy = np.full((rows, width), np.float32(1.3))
+    saved = cunorm.layer_norm_forward(x, ones, ones)
+    grads = cunorm.layer_norm_backward(dy, x, ones, ones, rstd=saved.rstd, mean=saved.mean)
+    check_backward(grads, dy, x, ones, ones, center=True, eps=1e-5)
+
+
+@memories
+def test_equal_terms_of_groups_do_not_add_up_their_roundings(memory):
+    """As the gradient of a sum has; and a beginning unlike the rest, in runs of many channels."""
+    told = {"channel_axis": AXIS[memory]}
+    for channels in (2, 3, 8, 32):
+        x, dy, weight = equal_terms(4096, channels, AXIS[memory])
+        f = cunorm.group_norm_forward(x, channels, weight, weight, **told)
+        check_group_forward(f, x, channels, weight, weight, eps=1e-5, **told)
+        given = (dy, x, channels, weight, weight)
+        grads = cunorm.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **told)
+        check_group_backward(grads, *given, eps=1e-5, **told)
+    for positions, share, noise in ((256, 4, 0), (256, 8, 1e-3), (1000, 4, 0.1), (1000, 8, 0)):
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((1, positions, 256)) * noise
+        x[:, : positions // share] += 1e4 * np.exp(rng.uniform(-1, 1, 256))
+        if memory == "last":
+            f = cunorm.group_norm_forward(x.astype(np.float32), 256)
+            check_group_forward(f, x.astype(np.float32), 256, None, None, eps=1e-5)
+
+
+def test_rstd_and_what_multiplies_a_row_are_rounded_once():
+    check_scales_are_rounded_once(lambda x, c: cunorm.normalize_forward(x, c=c, eps=0), rows=2047)
+
+
+@pytest.mark.skipif(compiler() is None, reason="without a compiler NumPy takes float64")
+def test_a_length_beyond_float32_is_infinite_or_zero():
+    check_scales_beyond_float32(lambda x, c: cunorm.normalize_forward(x, c=c, eps=0))
+
+
+def test_the_backward_rounds_before_weight_what_the_forward_rounded():
+    norm = (cunorm.normalize_forward, cunorm.normalize_backward)
+    check_backward_rounds_what_the_forward_rounded(*norm, rows=2000)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Loops over the CPU build's headers, compiled as it is or for another machine; and roundings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.support.internals import _compile, compiler, source_text
+
+INCLUDE = Path(_compile.__file__).parent / "include"
+HOST = INCLUDE / "host"
+MACHINES = ("native", "x86-64-v3", "x86-64")
+NARROW = {"half": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+INFINITY = {"half": 0x7C00, "bfloat16": 0x7F80}
+CUDA_NAN = 0x7FFF
+needs_a_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+
+
+def runs(machine: str) -> bool:
+    """Whether code for that machine runs here, by the flags that need to be there."""
+    needed = {"x86-64-v3": {"avx2", "fma", "f16c", "bmi2"}, "x86-64": {"sse2"}}
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        flags = set()
+    return needed.get(machine, set()) <= flags
+
+
+def for_machine(machine: str) -> tuple[str, ...]:
+    """Return the shipped options of the CPU build, for another machine than this one."""
+    if not runs(machine):
+        pytest.skip(f"this machine does not run code for {machine}")
+    shipped = [o for o in _compile._OPTIONS if not o.startswith(("-O0", "-O1"))]
+    if "-include" in shipped:  # the tests' compiled headers
+        del shipped[shipped.index("-include") :][:2]
+    return tuple(o.replace("native", machine) for o in shipped)
+
+
+def compiled(folder: Path, text: str, *options: str, device: str | None = None) -> Path:
+    """Compile a probe of kernels' headers and return where the result is.
+
+    They are those of the CPU build, or those of a GPU, after the text of a stand-in for CUDA.
+    """
+    host = (folder,) if device else (folder, HOST)
+    (folder / "probe.cu").write_text(text)
+    text = (device or '#include "device.h"\n') + source_text("probe", host)
+    (folder / "probe.cpp").write_text(text)
+    command = [*compiler().command, *options, *(f"-I{path}" for path in (*host, INCLUDE))]
+    command += [os.fspath(folder / "probe.cpp"), "-o", os.fspath(folder / "probe.so")]
+    subprocess.run(command, check=True)
+    return folder / "probe.so"
+
+
+def loaded(library: Path) -> Callable[..., Any]:
+    """Return a function that runs a loop of the library over an array of any size.
+
+    It takes the loop's name, the array, and the dtype of each result.
+    """
+    functions = ctypes.CDLL(os.fspath(library))
+
+    def run(name: str, values: Any, *dtypes: Any) -> Any:
+        padded = np.pad(values, (0, -len(values) % 64), mode="edge")  # whole vectors
+        out = [np.zeros(len(padded), dtype) for dtype in dtypes or (values.dtype,)]
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (padded, *out))
+        getattr(functions, name)(*pointers, ctypes.c_longlong(len(padded)))
+        results = [array[: len(values)] for array in out]
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+# --- roundings to 16 bits -------------------------------------------------------------------------
+
+
+def every_16_bits() -> Any:
+    return np.arange(1 << 16, dtype=np.uint16)
+
+
+def magnitudes(narrow: str) -> Any:
+    """Every finite value from 0 up, then what would follow the largest, were there no infinity."""
+    finite = every_16_bits()[: INFINITY[narrow]].view(NARROW[narrow]).astype(np.float64)
+    return np.append(finite, 2 * finite[-1] - finite[-2])
+
+
+def nearest_even(narrow: str, values: Any) -> Any:
+    """The bits of values rounded to nearest even, by search in the table of all results.
+
+    The bits of the finite values and infinity count up from 0, so that an even fraction is an even
+    index. All the midpoints are exact in float64.
+    """
+    table = magnitudes(narrow)
+    midpoints = (table[:-1] + table[1:]) / 2
+    magnitude = np.abs(values).astype(np.float64)
+    below, above = (np.searchsorted(midpoints, magnitude, side) for side in ("left", "right"))
+    bits = np.where(below % 2 == 0, below, above).astype(np.uint16)
+    bits |= np.signbit(values).astype(np.uint16) << 15
+    return np.where(np.isnan(values), np.uint16(CUDA_NAN), bits)
+
+
+def around_every_rounding_boundary(narrow: str, dtype: type) -> Any:
+    """Each result, each midpoint between two, and their neighbours in dtype, of both signs."""
+    table = magnitudes(narrow)
+    with np.errstate(over="ignore", under="ignore"):
+        centres = np.concatenate([table, (table[:-1] + table[1:]) / 2]).astype(dtype)
+        near = [np.nextafter(centres, dtype(0)), centres, np.nextafter(centres, dtype(np.inf))]
+    return np.concatenate([*near, *(-values for values in near)])
+
+
+def special_values(dtype: type) -> Any:
+    info = np.finfo(dtype)
+    values = [0.0, np.inf, np.nan, info.max, info.tiny, info.smallest_subnormal, info.eps]
+    return np.array([*values, *(-v for v in values)], dtype)
