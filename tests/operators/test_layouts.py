@@ -14,19 +14,19 @@ from numpy.lib.stride_tricks import as_strided
 import cunorm
 from cunorm import NormForward, NormGrads
 from tests.support.bounds import check_backward, check_forward
-from tests.support.gpu_arrays import OnCpu, OnHostTorch, get_all
+from tests.support.gpu_arrays import OnNumpy, OnTorchCpu, get_all
 from tests.support.group_norm_cases import Results, check, copies, laid_out, run, strides
 from tests.support.operands import assert_same_bits, assert_same_fields, at, draw, optional
 
 GROUPS, WIDTH = 5, 96
-hosts = pytest.mark.parametrize("on", [OnCpu, OnHostTorch], ids=["numpy", "torch"])
+hosts = pytest.mark.parametrize("on", [OnNumpy, OnTorchCpu], ids=["numpy", "torch"])
 
 
 def view_of(on, of, array):
     """Return a view as a framework has it: PyTorch's of the same memory, if it has such strides."""
     view = of(array)
-    if on is OnCpu or min(view.strides) < 0:
-        return view if on is OnCpu else None
+    if on is OnNumpy or min(view.strides) < 0:
+        return view if on is OnNumpy else None
     offset = (view.ctypes.data - array.ctypes.data) // array.itemsize
     steps = [stride // array.itemsize for stride in view.strides]
     return on().put(array).as_strided(view.shape, steps, offset)

@@ -10,20 +10,14 @@ import numpy as np
 import pytest
 
 import cunorm
-<<<<<<< HEAD:tests/operators/test_row_norm_published.py
-from cunorm import NormForward, NormGrads, reference
-from tests.support.bounds import check_backward, check_forward
-from tests.support.kinds import numbers, to
-=======
 from cunorm import reference
 from tests.support.bounds import check_backward, check_forward
-from tests.support.gpu_arrays import OnHostTorch, get_all
->>>>>>> operators:tests/operators/test_published.py
+from tests.support.gpu_arrays import OnTorchCpu, get_all
 from tests.support.operands import DTYPES, draw
 
 torch = pytest.importorskip("torch", reason="PyTorch, in which they are published, is missing")
 
-on = OnHostTorch()
+on = OnTorchCpu()
 SHAPE, EPS = (64, 480), 1e-5
 ULP = 2.0**-23  # of float32, relatively and at most
 

@@ -11,8 +11,8 @@ import pytest
 from tests.support.operands import DTYPES
 
 
-class OnCpu:
-    """Leaves arrays where they are."""
+class OnNumpy:
+    """Leaves NumPy's arrays where they are."""
 
     is_gpu = False
 
@@ -20,7 +20,13 @@ class OnCpu:
         return array
 
     def get(self, array: Any) -> Any:
-        return array
+        return np.asarray(array)
+
+    def address(self, array: Any) -> int:
+        return array.ctypes.data
+
+    def is_own(self, result: Any, dtype: str) -> bool:
+        return type(result) is np.ndarray and result.dtype == DTYPES[dtype]
 
 
 class OnCupy:
@@ -47,11 +53,8 @@ class OnCupy:
 class OnTorch:
     """Moves arrays between NumPy and PyTorch on CUDA."""
 
-<<<<<<< HEAD
     device = "cuda"
-=======
     is_gpu = True
->>>>>>> operators
 
     def __init__(self) -> None:
         self.torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -75,27 +78,17 @@ class OnTorch:
         return there and result.dtype is getattr(self.torch, dtype)
 
 
-class OnHostTorch(OnTorch):
-    """The same on the CPU, without a copy."""
+class OnTorchCpu(OnTorch):
+    """The same in the CPU's memory."""
 
-    is_gpu = False
-
-    def __init__(self) -> None:
-        self.torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
-    def put(self, array: Any) -> Any:
-        raw = self.torch.from_numpy(array.view(f"i{array.itemsize}"))
-        return raw.view(getattr(self.torch, array.dtype.name))
+    device, is_gpu = "cpu", False
 
 
 class OnJax:
     """Moves arrays between NumPy and JAX on CUDA."""
 
-<<<<<<< HEAD
     platform = "cuda"
-=======
     is_gpu = True
->>>>>>> operators
 
     def __init__(self) -> None:
         self.jax = pytest.importorskip("jax", reason="JAX is not installed")
@@ -132,4 +125,4 @@ GPUS = [
     pytest.param(kind, marks=pytest.mark.gpu, id=kind.__name__.removeprefix("On").lower())
     for kind in (OnCupy, OnTorch, OnJax)
 ]
-CPU = pytest.param(OnCpu, id="cpu")
+CPU = pytest.param(OnNumpy, id="cpu")

@@ -5,9 +5,6 @@ from cunorm import _again, _arrays, _backend, _cluster_fit, _cpu, _cuda, _plan, 
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
 from cunorm._arrays._cupy import Cupy
 from cunorm._arrays._dlpack import DLPack, read_capsule
-from cunorm import _again, _backend, _cuda, _plan, _scratch
-from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
-from cunorm._arrays._dlpack import DLPack
 from cunorm._arrays._numpy import Numpy
 from cunorm._arrays._torch import Torch
 from cunorm._builds import Build, Launch
@@ -19,16 +16,13 @@ from cunorm._demo._operators import Oracle, operators_of
 from cunorm._demo._ulps import worst_error
 from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
 from cunorm._features import NONE, Features, features_of
+from cunorm._layout import collapsed
 from cunorm._loaded import Cached, Loaded
 from cunorm._plan import MOST_SMS
-from cunorm._sources import source_text
+from cunorm._sources import kernel_folder, source_text
 from cunorm.group_norm import _backward as _group_backward
 from cunorm.group_norm import _forward as _group_forward
 from cunorm.row_norm import _backward, _forward
-from cunorm._features import NONE, Features
-from cunorm._layout import collapsed
-from cunorm._loaded import Cached, Loaded
-from cunorm._sources import kernel_folder, source_text
 
 __all__ = [
     "BFLOAT16",
@@ -65,15 +59,14 @@ __all__ = [
     "demo_tolerance",
     "describe",
     "features_of",
-    "host_frameworks",
-    "numpy_view",
-    "read_capsule",
-    "runners",
     "group_operators_of",
     "group_tolerance",
+    "host_frameworks",
     "kernel_folder",
     "numpy_view",
     "operators_of",
+    "read_capsule",
+    "runners",
     "source_text",
     "thread_count",
     "worst_error",

@@ -13,25 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.gpu_arrays import OnCupy, OnJax, OnTorch
+from tests.support.gpu_arrays import OnCupy, OnJax, OnNumpy, OnTorch, OnTorchCpu
 from tests.support.internals import describe, numpy_view, read_capsule
 from tests.support.operands import DTYPES
-
-
-class OnNumpy:
-    """NumPy's own."""
-
-    def put(self, array: Any) -> Any:
-        return array
-
-    def get(self, array: Any) -> Any:
-        return np.asarray(array)
-
-    def address(self, array: Any) -> int:
-        return array.ctypes.data
-
-    def is_own(self, result: Any, dtype: str) -> bool:
-        return type(result) is np.ndarray and result.dtype == DTYPES[dtype]
 
 
 class Foreign:
@@ -98,16 +82,10 @@ class OnCudaDlpack(OnCupy):
         return super().address(getattr(array, "array", array))
 
 
-class OnTorchCpu(OnTorch):
-    """PyTorch in the CPU's memory."""
-
-    device = "cpu"
-
-
 class OnJaxCpu(OnJax):
     """JAX in the CPU's memory."""
 
-    platform = "cpu"
+    platform, is_gpu = "cpu", False
 
 
 KINDS = {"numpy": OnNumpy, "dlpack": OnDlpack, "torch": OnTorchCpu, "jax": OnJaxCpu}
