@@ -174,7 +174,6 @@ Module* load_module(const std::string& text, int device) {
   if (m->constant_bytes > 65536) throw Error{218, "more than 64 KiB of constants"};
   return m.release();
 }
-void unload(Module* m) { delete m; }
 
 Function* find_function(Module* m, const std::string& name) {
   const auto found = m->kernels.find(name);
