@@ -12,7 +12,6 @@ pytest.importorskip("jax", reason="JAX is not installed")
 from tests.support import jax_devices
 
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
-QUICKLY = "from tests.support import levels; levels.use('O0')\n"
 SETUP = """
 import pickle, sys, warnings
 from pathlib import Path
@@ -32,7 +31,7 @@ def test_shard_map_and_pmap_over_four_devices_with_gradients():
     """
     script = f"import runpy; runpy.run_path({jax_devices.__file__!r}, run_name='__main__')"
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    printed = in_process(script, setup=QUICKLY, **ON_CPU, **flags)
+    printed = in_process(script, setup="", **ON_CPU, **flags)
     assert len(printed.split()) == 7
 
 
@@ -49,7 +48,7 @@ pending = jax.jit(slow)(jnp.ones((256, 256)))
 del pending
 sys.exit()
 """,
-        setup=QUICKLY + SETUP,
+        setup=SETUP,
         **ON_CPU,
     )
     in_process(
@@ -57,7 +56,7 @@ sys.exit()
 compiled = deserialize_and_load(*pickle.loads(Path({str(path)!r}).read_bytes()))
 assert_alike(compiled(WEIGHT, X), formula(X, 0, jnp.ones(16))[0].sum(0))
 """,
-        setup=QUICKLY + SETUP,
+        setup=SETUP,
         **ON_CPU,
     )
 
@@ -110,6 +109,6 @@ assert isinstance(y, jax.Array)
 np.testing.assert_allclose(y, cunorm.reference.rms_norm(np.asarray(x)), rtol=1e-6)
 assert not [name for name in ("torch", "cupy") if name in sys.modules]
 """,
-        setup=QUICKLY,
+        setup="",
         **ON_CPU,
     )

@@ -19,7 +19,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import cunorm.torch
-from tests.support import levels
 
 WIDTH, LAYERS, ROWS, STEPS, RATE = 24, 3, 10, 2, 0.5
 RANKS = 2
@@ -76,7 +75,6 @@ def train(network, rank=0, ranks=1):
 
 def main():
     """Train twice, and write the parameters."""
-    levels.use("O0")
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     store = dist.FileStore(str(folder / "store"), RANKS)
     told = {"rank": rank, "world_size": RANKS, "timeout": timedelta(seconds=60)}
