@@ -155,10 +155,10 @@ class ndarray:
         return out
 
     def get(self, *args, **kwargs):
-        later(
-            lambda: None, get_current_stream().ptr
-        )  # the copy, for what the default stream awaits
-        get_current_stream().synchronize()
+        with self.device:
+            stream = get_current_stream()
+            later(lambda: None, stream.ptr)  # the copy, for what the default stream waits for
+            stream.synchronize()
         return self._a.copy()
 
     def item(self):
