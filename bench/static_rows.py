@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bench.static_from_tests import from_tests
 from bench.static_occupancy import ARCHITECTURES, occupancy
 from bench.static_plans import Plan
 from bench.static_ptx import WIDE, Access, accesses
 from cunorm import _cuda
 from cunorm._builds import Build
+from tests.support.nvrtc import compile_build, resource_usage
 
 KEY = ("arch", "features", "operator", "memory", "direction", "dtype", "shape", "kernel", "step")
 # What is the plan's own and known without compiling.
@@ -88,7 +88,7 @@ class Row:
 def measured(plan: Plan) -> Row:
     """Compile a plan and return its line."""
     log, ptx = compiled(plan.build, plan.architecture)
-    usage = from_tests("support.nvrtc").resource_usage(log)
+    usage = resource_usage(log)
     counted = accesses(ptx, plan.pointers())
     threads = plan.threads
     limits = ARCHITECTURES[plan.architecture]
@@ -161,7 +161,7 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
 @lru_cache(maxsize=4096)
 def compiled(build: Build, architecture: str) -> tuple[str, str]:
     """Compile a build as the launcher does; return ptxas's log and the PTX."""
-    found = from_tests("support.nvrtc").compile_build(build, architecture)
+    found = compile_build(build, architecture)
     return found.log, found.ptx
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench bytes`: the bytes that calls move by a GPU's plans, counted without a GPU.
 
-The kernels run under the tests' emulation, which counts every access to the arrays as large as x.
+The kernels run on the tests' software GPU, which counts every access to the arrays as large as x.
 The exit status is 1 where they move more than 1.02 times what they must.
 """
 
@@ -40,6 +40,8 @@ class Row:
         Arrays as large as x, each access counted; and over the two above.
     others
         Parameters, statistics, partial sums and what launches hand on, each byte counted once.
+    of_sectors
+        What is moved, over the bytes of the sectors that the warps' accesses touch.
     """
 
     operator: str
@@ -53,6 +55,7 @@ class Row:
     moved: int
     ratio: str
     others: int
+    of_sectors: str
 
     def fault(self) -> str:
         """Return what is wrong with it, if anything is."""
@@ -78,7 +81,7 @@ def main(argv: list[str]) -> int:
 
 
 def counted(call: Call) -> Row:
-    """Emulate a call and return its line."""
+    """Count what a call moves and return its line."""
     found = count(call)
     ratio = found.moved / (found.minimum + found.read_again)
     return Row(
@@ -93,6 +96,7 @@ def counted(call: Call) -> Row:
         found.moved,
         f"{ratio:.4f}",
         found.others,
+        f"{found.of_sectors:.3f}",
     )
 
 
@@ -101,12 +105,13 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
     yield (
         f"{'operator':22}{'direction':10}{'dtype':10}{'regime':36}{'shape':>14}"
         f"{'minimum':>10}{'again':>10}{'moved':>10}{'ratio':>8}{'others':>10}"
+        f"{'sectors':>9}"
     )
     for row in rows:
         yield (
             f"{f'{row.operator} {row.memory}':22}{row.direction:10}{row.dtype:10}{row.regime:36}"
             f"{row.shape:>14}{row.minimum:10}{row.read_again:10}{row.moved:10}{row.ratio:>8}"
-            f"{row.others:10}  {row.fault()}".rstrip()
+            f"{row.others:10}{row.of_sectors:>9}  {row.fault()}".rstrip()
         )
 
 
@@ -114,7 +119,7 @@ def _counted(chosen: list[Call], jobs: int) -> Iterator[Row]:
     """Yield the rows of calls in their order, and say on stderr how far that is."""
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         for number, row in enumerate(pool.map(counted, chosen), start=1):
-            print(f"\r{number}/{len(chosen)} emulated", end="", file=sys.stderr, flush=True)
+            print(f"\r{number}/{len(chosen)} counted", end="", file=sys.stderr, flush=True)
             yield row
     print(file=sys.stderr)
 
@@ -126,7 +131,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--op", type=list_of(names), default=names, help=f"some of {', '.join(names)}"
     )
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
-    parser.add_argument("--jobs", type=int, default=2, help="processes that emulate")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that count")
     return parser.parse_args(argv)
 
 

@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the operators under the tests' emulation: one of each regime, and what it moves."""
+"""Calls of the operators on the tests' software GPU: one of each regime, and what it moves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from bench.cases import DTYPES, Operands, Operator, Shape, host_operands, training_forward
-from bench.static_from_tests import from_tests
+import numpy as np
+
+import cunorm
+from bench.cases import (
+    DTYPES,
+    Operands,
+    Operator,
+    Shape,
+    backward,
+    host_operands,
+    training_forward,
+)
 from bench.static_plans import (
     COPIED_AHEAD,
     PARAM_GRAD,
@@ -20,15 +29,19 @@ from bench.static_plans import (
     plans,
     regime,
 )
-from cunorm import reference
-from cunorm._features import Features
+from cunorm import NormForward, reference
+from cunorm._features import LEAST_CAPABILITY, Features
+from tests import softgpu
+from tests.emulation.machine import machine
+from tests.softgpu.counters import Launch, counting
 
-# Of an H200: what is emulated are the tests' own plans of it.
+# Of an H200, which the software GPU is.
 _ARCHITECTURE = "90"
 # The first of these that has a regime stands for it. Elements of an array, at least two rows.
 _WIDTHS = (1000, 64, 4096, 16384, 32768, 65536, 131072, 262144)
 _SAMPLES = ((320, 8, 8), (128, 16, 16), (320, 64, 64), (128, 64, 128))
 _ELEMENTS = 16_000
+_SECTOR = 32  # bytes
 
 _ROWS = {
     "forward": ("x", "residual", "gate", "y", "new_residual"),
@@ -54,6 +67,7 @@ class Count(NamedTuple):
     read_again: int
     moved: int
     others: int
+    of_sectors: float
 
 
 def calls(operator: Operator, direction: str, dtype: str) -> Iterator[Call]:
@@ -72,28 +86,33 @@ def calls(operator: Operator, direction: str, dtype: str) -> Iterator[Call]:
 
 
 def count(call: Call) -> Count:
-    """Emulate a call and add up what it moved."""
+    """Make a call on the software GPU, and add up what it moved."""
     operator = call.operator
     names = [name for name in _ROWS[call.direction] if _has(operator, name)]
-    ran = (_emulate_group if operator.of_channels else _emulate_rows)(call)
-    launch = ran.launches[0] if operator.of_channels else ran.launch
-    if regime(launch.build) != call.regime:
-        raise ValueError(f"{call} ran as {regime(launch.build)!r}")
-    moved = ran.moved
-    first = moved[launch.build.kernel]
+    launches, pointers = _launched(call, names)
+    kernels = [launch for launch in launches if launch.kernel != PARAM_GRAD]
+    large = [launch.of(pointer) for launch in kernels for pointer in pointers.values()]
     size = math.prod(call.shape) * DTYPES[call.dtype].itemsize
-    others = sum(
-        distinct
-        for result in moved.values()
-        for name, distinct in result.distinct.items()
-        if name not in names
-    )
+    moved = sum(found.loaded + found.stored for found in large)
+    sectors = sum(found.load_sectors + found.store_sectors for found in large)
     return Count(
         len(names) * size,
         len(_read_again(call, names)) * size,
-        sum(first.bytes[name] for name in names),
-        others,
+        moved,
+        _others(launches, set(pointers.values())),
+        moved / (_SECTOR * sectors),
     )
+
+
+def _others(launches: list[Launch], large: set[int]) -> int:
+    """Add up the bytes that kernels touched of other arrays, each once, in the most of a launch."""
+    most: dict[tuple[str, int], int] = {}
+    for launch in launches:
+        for found in launch.ranges:
+            if not any(found.begin <= pointer < found.end for pointer in large):
+                key = launch.kernel, found.begin
+                most[key] = max(most.get(key, 0), found.distinct_loaded, found.distinct_stored)
+    return sum(most.values())
 
 
 def _has(operator: Operator, name: str) -> bool:
@@ -114,24 +133,39 @@ def _read_again(call: Call, names: list[str]) -> set[str]:
     return {stream, "gate"} if call.operator.gate_position == "pre" else {stream}
 
 
-def _emulate_rows(call: Call) -> Any:
-    """Run a row norm."""
-    kernels, operator = from_tests("emulation.kernels"), call.operator
-    operands = host_operands(operator, call.dtype, call.shape)
-    told = {name: value for name, value in operator.options.items() if name != "groups"}
-    told |= {"groups": operator.groups(call.shape[1]), "center": operator.center}
-    emulated = from_tests("emulation.plans").Plan(features=call.features)
-    told["plan"] = replace(emulated, sm_count=1) if COPIED_AHEAD in call.regime else emulated
-    if operator.gate_position:
-        told["gate"] = operands["gate"]
-    parameters = [operands.get(name) for name in ("weight", "bias")]
-    if call.direction == "forward":
-        residual = operands.get("residual")
-        return kernels.emulate_forward(operands["x"], *parameters, residual=residual, **told)
-    stream, saved = _saved(operator, operands)
-    if operator.has_residual:
-        saved["d_residual"] = operands["d_residual"]
-    return kernels.emulate_backward(operands["dy"], stream, *parameters, **saved, **told)
+def _launched(call: Call, names: list[str]) -> tuple[list[Launch], dict[str, int]]:
+    """Make a call, and return its launches and where its arrays as large as x are."""
+    softgpu.load()
+    import cupy
+
+    operator, given = call.operator, {}
+    host = host_operands(operator, call.dtype, call.shape)
+    for name, array in host.items():
+        given[name] = _put(cupy, array, last=operator.memory == "NHWC" and array.ndim == 4)
+    features = " ".join(name for name in LEAST_CAPABILITY if getattr(call.features, name))
+    few = {"multiprocessors": 1} if COPIED_AHEAD in call.regime else {}
+    with machine(features, **few) as made, counting() as launches:
+        if call.direction == "forward":
+            result = training_forward(cunorm, operator, given)()
+        else:
+            stream, saved = _saved(operator, host)
+            statistics = {name: cupy.asarray(array) for name, array in saved.items()}
+            if operator.has_residual:
+                given["x"] = cupy.asarray(stream)
+            forward = NormForward(residual=given["x"], **statistics)
+            result = backward(cunorm, operator, given, forward)()
+    if regime(made[0].build) != call.regime:
+        raise ValueError(f"{call} ran as {regime(made[0].build)!r}")
+    found = result._asdict()
+    found = found | given | {"new_residual": found.get("residual")}
+    return launches, {name: found[name].data.ptr for name in names}
+
+
+def _put(cupy: Any, array: Any, *, last: bool) -> Any:
+    """Return an array of the GPU with the same strides; `last`: with the channels, axis 1, last."""
+    if not last:
+        return cupy.asarray(array)
+    return cupy.asarray(np.moveaxis(array, 1, -1)).transpose(0, 3, 1, 2)
 
 
 def _saved(operator: Operator, operands: Operands) -> tuple[Any, dict[str, Any]]:
@@ -140,21 +174,5 @@ def _saved(operator: Operator, operands: Operands) -> tuple[Any, dict[str, Any]]
     stream = operands["x"]
     if operator.has_residual:
         stream = saved.residual.astype(stream.dtype)
-    found = {"rstd": saved.rstd, "mean": saved.mean if operator.center else None}
-    return stream, {
-        name: None if array is None else array.astype("float32") for name, array in found.items()
-    }
-
-
-def _emulate_group(call: Call) -> Any:
-    """Run a group norm."""
-    kernels, operator = from_tests("emulation.group_kernels"), call.operator
-    operands = host_operands(operator, call.dtype, call.shape)
-    told = {"activation": operator.options.get("activation"), "channel_axis": 1}
-    groups, parameters = operator.groups(call.shape[1]), (operands["weight"], operands["bias"])
-    if call.direction == "forward":
-        return kernels.emulate_group_forward(operands["x"], groups, *parameters, **told)
-    _, saved = _saved(operator, operands)
-    return kernels.emulate_group_backward(
-        operands["dy"], operands["x"], groups, *parameters, **saved, **told
-    )
+    names = ("rstd", "mean") if operator.center else ("rstd",)
+    return stream, {name: getattr(saved, name).astype("float32") for name in names}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Copies from global to shared memory that go on while the thread that made them computes.
-// From compute capability 8.0 on. The emulation replaces this file.
+// From compute capability 8.0 on.
 //
 // A thread's copies since its last commit form a group. Once it has waited for the group, the
 // thread itself sees what was copied; others do behind a barrier.

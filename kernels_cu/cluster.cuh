@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Blocks that form a cluster: a barrier for all their threads, and each other's shared memory.
-// From compute capability 9.0 on. The CPU build and the emulation replace this file.
+// From compute capability 9.0 on. The CPU build replaces this file.
 #pragma once
 
 // How many blocks form a cluster is compiled in, as CuPy's launches have no attribute for it.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A store that no compiler cuts into smaller ones. The CPU build and the emulation replace this
-// file.
+// A store that no compiler cuts into smaller ones. The CPU build replaces this file.
 #pragma once
 
 template <class A>

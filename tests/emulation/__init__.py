@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Runs CUDA kernels with their GPU launch plans on a CPU."""
+"""Launch plans, orders, races, bytes, bits and mutants of the kernels, on the software GPU."""

@@ -1,39 +1,28 @@
 # SPDX-License-Identifier: MIT
-"""Arrays for the row norms under emulation: of any dtype, strides and distribution."""
+"""Arrays on the software GPU: of any dtype, strides and alignment, in memory of just their size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cunorm import reference
-from cunorm._dtypes import numpy_dtype
-from cunorm._teams import Team
 from tests.support.operands import DTYPES
 
-from .kernels import compute_type
-
 Array = np.ndarray
-Shape = tuple[int, ...]  # three leading axes, then the width, of all groups together
-EPS = 1e-5
-
-# A width for each kind of team, with columns left over, for float32 and bfloat16. A GPU streams
-# wider rows than these, and with more threads: that takes longer and differs in nothing else.
-FAMILIES = {
-    "warp teams": (100, None),
-    "block team": (3100, None),
-    "cluster": (3100, Team(threads=64, threads_per_row=256, pack=4, packs=4)),
-    "streamed": (3100, Team(threads=128, threads_per_row=128, pack=4, packs=0)),
-}
+Shape = tuple[int, ...]
+POISON = 0xFF  # bytes of NaNs of every dtype
 
 
 def _longer_rows(shape: Shape, dtype: np.dtype, padding: int) -> Array:
-    return np.empty((*shape[:3], shape[3] + padding), dtype)[..., : shape[3]]
+    return np.empty((*shape[:-1], shape[-1] + padding), dtype)[..., : shape[-1]]
 
 
-# Arrays with nothing in them yet, by the strides of their leading axes.
-LAYOUTS: dict[str, Callable[[Shape, np.dtype], Array]] = {
+# Arrays of rows with three leading axes, by the strides of these.
+ROW_LAYOUTS: dict[str, Callable[[Shape, np.dtype], Array]] = {
     "contiguous": np.empty,
     "padded": lambda shape, dtype: _longer_rows(shape, dtype, 16),  # rows stay aligned
     "misaligned": lambda shape, dtype: _longer_rows(shape, dtype, 1),
@@ -47,63 +36,153 @@ LAYOUTS: dict[str, Callable[[Shape, np.dtype], Array]] = {
     "three strides": lambda shape, dtype: np.empty((*shape[2::-1], shape[3]), dtype).transpose(
         2, 1, 0, 3
     ),
+    "expanded": lambda shape, dtype: np.broadcast_to(
+        np.empty((shape[0], 1, *shape[2:]), dtype), shape
+    ),
 }
+GROUP_LAYOUTS = ("contiguous", "padded", "misaligned", "reversed", "apart", "expanded")
 
 
-def input_layouts(groups: int) -> tuple[str, ...]:
-    """Return the layouts of inputs; groups are one stride more, and the kernels take three."""
-    names = (*LAYOUTS, "expanded")
-    return names if groups == 1 else tuple(name for name in names if name != "three strides")
+class Samples(NamedTuple):
+    """The shape of a group norm's x, and how its channels and positions lie in memory."""
+
+    samples: int
+    spatial: tuple[int, ...]
+    channels: int
+    groups: int
+    channels_last: bool = True  # in memory
+    channel_axis: int = -1  # of the shape
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of x."""
+        if self.channel_axis == 1:
+            return (self.samples, self.channels, *self.spatial)
+        return (self.samples, *self.spatial, self.channels)
+
+    def empty(self, dtype: np.dtype, layout: str) -> Array:
+        """Return an array of x's shape in a layout."""
+        lines, line = prod(self.spatial), self.channels
+        if not self.channels_last:
+            lines, line = line, lines
+        padding = {"padded": 16, "misaligned": 1}.get(layout, 0)
+        samples = 1 if layout == "expanded" else self.samples
+        memory = np.empty((samples, lines + (layout == "apart"), line + padding), dtype)
+        memory = memory[::-1, ::-1] if layout == "reversed" else memory
+        sample, *strides = memory[:, :lines, :line].strides
+        position, channel = strides if self.channels_last else reversed(strides)
+        later = (prod(self.spatial[axis + 1 :]) for axis in range(len(self.spatial)))
+        spatial = [position * size for size in later]
+        ordered = [channel, *spatial] if self.channel_axis == 1 else [*spatial, channel]
+        sample = 0 if layout == "expanded" else sample
+        return np.lib.stride_tricks.as_strided(memory, self.shape, (sample, *ordered))
 
 
-def empty(shape: Shape, dtype: str, layout: str = "contiguous") -> Array:
-    """Return an array for results; none can be expanded."""
-    return LAYOUTS["contiguous" if layout == "expanded" else layout](shape, DTYPES[dtype])
+class Placed:
+    """An array on the GPU, that begins some elements off a boundary and ends where its memory does.
+
+    `like` has its shape, strides and dtype. Without values it is poison, as what lies between its
+    elements is in any case.
+    """
+
+    def __init__(self, gpu: Any, like: Array, values: Array | None, offset: int = 0) -> None:
+        cupy, size = gpu.cupy, like.itemsize
+        steps = [(n - 1) * s for n, s in zip(like.shape, like.strides, strict=True)]
+        begin = offset * size - sum(s for s in steps if s < 0)
+        self.bytes = np.full(begin + sum(s for s in steps if s > 0) + size, POISON, np.uint8)
+        host = np.ndarray(like.shape, like.dtype, self.bytes, begin, like.strides)
+        host.view(f"u{size}")[...] = 0
+        self._between = np.flatnonzero(self.bytes)
+        host.view(f"u{size}")[...] = ~np.zeros((), f"u{size}")
+        if values is not None:
+            host[...] = values
+        self.host = host.copy()  # what it holds
+        self._raw = cupy.empty(len(self.bytes), np.uint8)
+        memory = cupy.cuda.UnownedMemory(self._raw.data.ptr, len(self.bytes), self._raw, 0)
+        at = cupy.cuda.MemoryPointer(memory, begin)
+        self.array = cupy.ndarray(like.shape, like.dtype, at, like.strides)
+        self.put()
+
+    def put(self) -> None:
+        """Let it hold its values again, or poison."""
+        self._raw[:] = self.bytes
+
+    def check(self, *, written: bool) -> None:
+        """Hold its memory to what it was; where it was written, that between its elements."""
+        raw, part = self._raw.get(), self._between if written else slice(None)
+        assert (raw[part] == self.bytes[part]).all(), "a store that is not to a result"
 
 
-def spread(values: Array, dtype: str, layout: str = "contiguous") -> Array:
-    """Return values in a layout; "expanded" repeats those at 0 of the second axis, stride 0."""
-    if layout == "expanded":
-        first = np.ascontiguousarray(values[:, :1]).astype(DTYPES[dtype])
-        return np.broadcast_to(first, values.shape)
-    array = empty(values.shape, dtype, layout)
-    array[...] = values
-    return array
-
-
-class Operands:
-    """Draws operands of one shape, one after the other; the same ones each time.
+class Draws:
+    """Draws operands one after the other, the same ones each time; layouts take turns.
 
     Parameters
     ----------
+    empty : callable
+        Makes an array of x's shape of a dtype and a layout.
     shape : tuple of int
-        Three leading axes, then the width.
+        Of what is drawn; what is picked of that has x's shape.
+    columns : int
+        The length of a parameter.
+    layouts : tuple of str
+        Of the operands like x, one after the other.
     far : bool
-        Whether rows have mean 1e4, else 0; their deviation is 1.
+        Whether operands that are not `near` have mean 1e4, else 0; their deviation is 1.
+    offset : int
+        How many elements each is off a boundary.
+    pick : callable
+        Takes of what is drawn for an operand like x what is wanted.
     """
 
-    def __init__(self, shape: Shape, *, far: bool = False) -> None:
-        self.shape = shape
+    def __init__(
+        self,
+        gpu: Any,
+        empty: Callable[[np.dtype, str], Array],
+        shape: Shape,
+        columns: int,
+        layouts: tuple[str, ...] = ("contiguous",),
+        *,
+        far: bool = False,
+        offset: int = 0,
+        pick: Callable[[Array], Array] = np.asarray,
+    ) -> None:
+        self._gpu, self._empty, self._columns, self._offset = gpu, empty, columns, offset
+        self._shape, self._pick = shape, pick
+        self._layouts: Iterator[str] = cycle(layouts)
         self._mean = 1e4 if far else 0.0
-        self._rng = np.random.default_rng(shape)
+        self._rng = np.random.default_rng(columns)
+        self.all: list[Placed] = []
 
-    def rows(self, dtype: str, layout: str = "contiguous", *, near: bool = False) -> Array:
-        """Return an operand like x; `near`: of mean 0 in any case."""
-        mean = 0.0 if near else self._mean
-        return spread(mean + self._rng.standard_normal(self.shape), dtype, layout)
+    def large(self, dtype: str | None, *, near: bool = False) -> Placed | None:
+        """Place an operand like x."""
+        if dtype is None:
+            return None
+        like = self._empty(DTYPES[dtype], next(self._layouts))
+        drawn = self._rng.standard_normal(self._shape) + (0.0 if near else self._mean)
+        values = self._pick(drawn)
+        if 0 in like.strides:
+            axis = like.strides.index(0)
+            values = values.take([0], axis)
+        return self._keep(like, values.astype(DTYPES[dtype]))
 
-    def param(self, dtype: str) -> Array:
-        """Return an operand like weight, of all groups."""
-        return self._rng.standard_normal(self.shape[-1]).astype(DTYPES[dtype])
+    def param(self, dtype: str | None) -> Placed | None:
+        """Place an operand like weight."""
+        if dtype is None:
+            return None
+        values = self._rng.standard_normal(self._columns).astype(DTYPES[dtype])
+        return self._keep(np.empty_like(values), values)
 
+    def values(self, array: Array | None) -> Placed | None:
+        """Place an array as it is."""
+        return None if array is None else self._keep(np.empty(array.shape, array.dtype), array)
 
-def saved(x: Array, *, x_dtype: str | None = None, **options) -> dict[str, Array]:
-    """Return what a forward saves for the backward: mean, where there is center, and rstd.
+    def result(self, dtype: str) -> Placed:
+        """Place an array for a result like x; none is expanded."""
+        layout = next(self._layouts)
+        layout = "contiguous" if layout == "expanded" else layout
+        return self._keep(self._empty(DTYPES[dtype], layout), None)
 
-    The options are keyword arguments of cunorm.normalize, those that the statistics depend on among
-    them.
-    """
-    exact = reference.normalize_forward(x, eps=EPS, **options)
-    compute = numpy_dtype(compute_type(str(x.dtype), x_dtype))
-    statistics = {"rstd": exact.rstd.astype(compute)}
-    return statistics | ({} if exact.mean is None else {"mean": exact.mean.astype(compute)})
+    def _keep(self, like: Array, values: Array | None) -> Placed:
+        placed = Placed(self._gpu, like, values, self._offset)
+        self.all.append(placed)
+        return placed

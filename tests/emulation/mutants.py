@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Mutants of a kernel: its text less one barrier, or one guard of an access to memory."""
+"""Mutants of a kernel: its text less one barrier or guard, or with another formula.
+
+All of them are one text, compiled once for a build; while it runs, an int says which one it is.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 # Between threads of a block, of a warp, of a cluster, and of a thread for its own copies.
 _BARRIER = re.compile(
@@ -15,50 +19,96 @@ _BARRIER = re.compile(
 _GUARD = re.compile(r"(?<!bool )\binside\(")  # a use of it, not its definition
 _FUNCTION = re.compile(r"__(?:device|global)__[^;{}]*?(\w+)\([^()]*\)[^;{}()]*\{")
 
+NONE, NOTING = -1, -2
 _MOST = 256
 _SWITCH = f"""
-extern "C" {{
-__attribute__((visibility("default"))) int mutant = -1;
-__attribute__((visibility("default"))) bool mutant_reached[{_MOST}];
-}}
-inline bool without(int number) {{
-  mutant_reached[number] = true;
+extern "C" __constant__ int mutant = {NONE};
+extern "C" __device__ bool mutant_met[{_MOST}] = {{}};
+__device__ inline bool without(int number) {{
+  if (mutant == {NOTING}) mutant_met[number] = true;
   return mutant == number;
 }}
 """
 
 
-def switched(text: str) -> tuple[str, list[str]]:
-    """Return a text that is all mutants of a kernel's text, and their names: "function: line".
+class Formula(NamedTuple):
+    """A statement or an expression that stands once in a kernel, and what stands there in mutants.
 
-    The text has its local includes in place. Once compiled, the int `mutant` says which one it is,
-    -1 for the kernel itself; where what is missing in mutant i is met, `mutant_reached[i]` becomes
-    true: a `Switch` sets the one and reads the other.
+    In a mutant's text, {0} is its number, where the text is of the kernel and the mutant alike.
+    """
+
+    text: str
+    mutants: tuple[str, ...]
+
+    def switched(self, first: int) -> str:
+        """Return the text of all: that of a mutant where it is that one."""
+        text = self.text
+        for number, mutant in enumerate(self.mutants, first):
+            if "{0}" in mutant:
+                text = mutant.replace("{0}", str(number))
+            elif text.endswith((";", "}")):
+                text = f"{{ if (without({number})) {{ {mutant} }} else {{ {text} }} }}"
+            else:
+                text = f"(without({number}) ? ({mutant}) : ({text}))"
+        return text
+
+
+class _Change(NamedTuple):
+    begin: int
+    end: int
+    text: str
+
+
+def switched(text: str, formulas: Sequence[Formula] = ()) -> tuple[str, list[str]]:
+    """Return a text that is all mutants of a kernel's text, and their names.
+
+    The text has its local includes in place. A name is "function: line" of a barrier or a guard
+    that is missing, or what stands in a formula's place.
     """
     code = re.sub(r"//.*", lambda comment: " " * len(comment[0]), text)
-    places = [(b.start(), b.end(), "{{ if (!without({})) {} }}") for b in _BARRIER.finditer(code)]
-    for guard in _GUARD.finditer(code):
-        end = _closing(code, guard.end())
-        places.append((guard.start(), end, "(without({}) || {})"))
-    if len(places) > _MOST:
-        raise ValueError(f"{len(places)} mutants, expected at most {_MOST}")
-    names = [_name(text, begin, end) for begin, end, _ in places]
-    numbered = sorted(enumerate(places), key=lambda place: -place[1][0])
-    for number, (begin, end, change) in numbered:
-        text = text[:begin] + change.format(number, text[begin:end]) + text[end:]
+    names: list[str] = []
+    changes: list[_Change] = []
+    for formula in formulas:
+        if code.count(formula.text) != 1:
+            raise ValueError(f"{code.count(formula.text)} times in the kernel: {formula.text}")
+        begin = code.index(formula.text)
+        changes.append(_Change(begin, begin + len(formula.text), formula.switched(len(names))))
+        names += [f"{formula.text} -> {mutant}" for mutant in formula.mutants]
+    taken = [range(change.begin, change.end) for change in changes]
+    for begin, end, change in _barriers_and_guards(code):
+        if not any(begin in part for part in taken):
+            new = change.format(len(names), text[begin:end])
+            changes.append(_Change(begin, end, new))
+            names.append(_name(text, begin, end))
+    if len(names) > _MOST:
+        raise ValueError(f"{len(names)} mutants, expected at most {_MOST}")
+    last = len(text)
+    for change in sorted(changes, key=lambda change: -change.begin):
+        if change.end > last:
+            raise ValueError(f"mutants overlap: {change.text}")
+        text = text[: change.begin] + change.text + text[change.end :]
+        last = change.begin
     return _SWITCH + text, names
 
 
+def _barriers_and_guards(code: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where they are, and what stands there in a text that is all mutants."""
+    for barrier in _BARRIER.finditer(code):
+        yield *barrier.span(), "{{ if (!without({})) {} }}"
+    for guard in _GUARD.finditer(code):
+        yield guard.start(), _closing(code, guard.end()), "(without({}) || {})"
+
+
 class Switch:
-    """Says in all libraries of a switched text which mutant they are."""
+    """Says in all modules of a switched text which mutant they are."""
 
-    def __init__(self, libraries: Iterable[ctypes.CDLL]) -> None:
-        self._libraries = list(libraries)
+    def __init__(self, kernels: Sequence[Any]) -> None:
+        self._modules = [_module(kernel) for kernel in kernels]
 
-    def reached(self, number: int) -> bool:
-        """Return whether a run met what the mutant lacks."""
-        flags = ctypes.c_bool * _MOST
-        return any(flags.in_dll(one, "mutant_reached")[number] for one in self._libraries)
+    def met(self) -> set[int]:
+        """Return the mutants of which a run has met what they lack or have."""
+        flags = [_variable(module, "mutant_met", ctypes.c_bool * _MOST) for module in self._modules]
+        return {number for number in range(_MOST) if any(each[number] for each in flags)}
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
@@ -67,11 +117,35 @@ class Switch:
         try:
             yield
         finally:
-            self._set(-1)
+            self._set(NONE)
 
     def _set(self, number: int) -> None:
-        for library in self._libraries:
-            ctypes.c_int.in_dll(library, "mutant").value = number
+        for module in self._modules:
+            _variable(module, "mutant", ctypes.c_int).value = number
+
+
+def _module(kernel: Any) -> ctypes.c_void_p:
+    """Return the module of a CuPy kernel."""
+    module = ctypes.c_void_p()
+    function = ctypes.c_void_p(kernel.kernel.ptr)
+    if _driver().cuFuncGetModule(ctypes.byref(module), function):
+        raise RuntimeError("the driver knows no module of a kernel")
+    return module
+
+
+def _variable(module: ctypes.c_void_p, name: str, kind: Any) -> Any:
+    """Return a variable of a module, whose memory is the process's on the software GPU."""
+    place, size = ctypes.c_uint64(), ctypes.c_size_t()
+    found = (ctypes.byref(place), ctypes.byref(size), module, name.encode())
+    if _driver().cuModuleGetGlobal_v2(*found):
+        raise RuntimeError(f"the module has no variable {name}")
+    return kind.from_address(place.value)
+
+
+def _driver() -> ctypes.CDLL:
+    from tests import softgpu
+
+    return softgpu.load()
 
 
 def _name(text: str, begin: int, end: int) -> str:

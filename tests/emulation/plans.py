@@ -1,130 +1,134 @@
 # SPDX-License-Identifier: MIT
-"""How the row-norm kernels are launched under emulation: as on a GPU, but for what a test changes.
+"""Sizes that every kind of plan is made for, small enough for an interpreter.
 
-Plan(grid=2, order="reverse") for two blocks of each group of columns, the last first.
+With one multiprocessor a backward's blocks walk three rows and more. A forward's blocks do where a
+launch may have a few blocks only, which a GPU's never has: `machine(grid=...)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from itertools import product
+from typing import Any, NamedTuple
 
-from cunorm._builds import Build, Launch
-from cunorm._calls import Backward, Forward
-from cunorm._features import NONE, Features
-from cunorm._plan import ASYNC_COPIES, copies_rows, sums_pitch
-from cunorm._sources import source_text
-from cunorm._teams import Team
+import pytest
 
-from .build import INCLUDE
-from .emulator import EmulationResult, Order, compile_emulated
-from .memory import Memory
+from tests.emulation.arrays import Samples, Shape
+from tests.emulation.machine import machine
+from tests.support.internals import Launch
 
-H200_SM_COUNT = 132
-SM_75_SM_COUNT = 40  # a T4's
+FEATURES = "clusters async_copies"
+_ELEMENTS = 24_000  # of an array, at least three rows
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a call's arrays lie in memory, and how its kernels are launched.
+class RowPlan(NamedTuple):
+    """A width of float32, what the plan may use of a GPU, and how threads share rows."""
 
-    Attributes
-    ----------
-    at, offset
-        Where arrays lie, see `Memory`.
-    order, seed
-        In which order blocks, warps and lanes run.
-    sm_count : int
-        Multiprocessors of the GPU.
-    features : Features
-        What the GPU's plan may use.
-    grid : int or None
-        Blocks, or clusters, of the row norm for each group of columns, in place of the GPU's own
-        number of them.
-    team : Team or None
-        How threads share the rows, in place of the GPU's own way.
-    sources : mapping of str to str
-        The texts of kernels, in place of the real ones.
-    """
+    width: int
+    features: str
+    forward: str
+    backward: str
+    backward_width: int = 0  # where it is another
 
-    at: Literal["end", "start"] = "end"
-    offset: int | None = None
-    order: Order = "forward"
-    seed: int = 0
-    sm_count: int = H200_SM_COUNT
-    features: Features = NONE
-    grid: int | None = None
-    team: Team | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-    def adapted(self, launch: Launch, call: Forward | Backward) -> Launch:
-        """Return the launch with what is to be different."""
-        walk, team = call.form.where.walk, self.team
-        if team is not None:
-            macros = call.form.types.macros()
-            macros += team.macros(walk.width, walk.groups, min(call.access(), team.pack))
-            parts = -(-walk.rows // team.rows_per_block)
-            launch = Launch(
-                Build(launch.build.kernel, macros),
-                parts * walk.groups * team.cluster,
-                team.threads,
-                parts,
-                sums_pitch(team, walk),
-            )
-        if self.grid is not None:
-            blocks = self.grid * walk.groups * launch.build.cluster
-            launch = replace(launch, grid=blocks, parts=self.grid)
-        return self._with_copies(launch, call)
-
-    def _with_copies(self, launch: Launch, call: Forward | Backward) -> Launch:
-        """Return the launch with asynchronous copies where a plan of its own would have them."""
-        if not isinstance(call, Backward):
-            return launch
-        rows, access = call.form.where.walk.rows, call.access()
-        macros = tuple(macro for macro in launch.build.macros if macro not in ASYNC_COPIES)
-        if self.features.async_copies and copies_rows(
-            call.form.types, rows, team_of(launch), access, launch.parts
-        ):
-            macros += ASYNC_COPIES
-        return replace(launch, build=Build(launch.build.kernel, macros))
-
-    def run(
-        self, launch: Launch, arguments: bytes, memory: Memory, names: set[str]
-    ) -> EmulationResult:
-        """Run a kernel, which may access the arrays of these names."""
-        name, macros = launch.build.kernel, launch.build.macros
-        kernel = compile_emulated(self.sources.get(name) or emulated_source(name), name, macros)
-        return kernel.run(
-            launch.grid,
-            launch.block,
-            arguments,
-            cluster=launch.build.cluster,
-            order=self.order,
-            seed=self.seed,
-            ranges=memory.ranges(names),
-        )
+    def shape(self, kernel: str) -> Shape:
+        """Return three leading axes and the width."""
+        width = (self.backward_width if "backward" in kernel else 0) or self.width
+        if width > 6000:
+            return (1, 1, 3, width)
+        return (2, 3, max(1, _ELEMENTS // (6 * width)), width)
 
 
-USUAL = Plan()
+ROW_PLANS = {
+    "8 threads a row": RowPlan(33, "", "8 of 128", "8 of 128"),
+    "16 threads a row": RowPlan(100, "", "16 of 128", "16 of 128"),
+    "16 threads a row, copied ahead": RowPlan(128, FEATURES, "16 of 128", "16 of 128, copied"),
+    "a warp a row": RowPlan(230, "", "32 of 128", "32 of 128"),
+    "a block a row": RowPlan(3100, "", "64 of 64", "128 of 128"),
+    "a block a row, copied ahead": RowPlan(1028, FEATURES, "32 of 128", "128 of 128, copied"),
+    "a wide block a row": RowPlan(5003, "", "64 of 64", "256 of 256"),
+    "streamed": RowPlan(33004, "", "512 of 512, streamed", "512 of 512, streamed", 16400),
+    "a cluster of 2": RowPlan(9001, FEATURES, "512 of 256", "512 of 256"),
+    "a cluster of 4": RowPlan(20000, FEATURES, "1024 of 256", "1024 of 256"),
+    "a cluster of 8": RowPlan(40004, FEATURES, "2048 of 256", "2048 of 256"),
+    "a cluster of 16": RowPlan(70002, FEATURES, "4096 of 256", "4096 of 256"),
+}
 
 
-def emulated_source(kernel: str) -> str:
-    """Return the text of a kernel with every access to global memory checked and counted."""
-    return source_text(kernel, (INCLUDE,))
-
-
-def team_of(launch: Launch) -> Team:
-    """Return how threads share the rows in a launch of a row norm."""
+def of_rows(launch: Launch) -> str:
+    """Return how many threads share a row, and how many a block has."""
     macros = dict(launch.build.macros)
-    return Team(*(int(macros[name.upper()]) for name in Team._fields))
+    streamed = ", streamed" if macros["PACKS"] == "0" else ""
+    copied = ", copied" if macros.get("ASYNC_COPIES") == "true" else ""
+    return f"{macros['THREADS_PER_ROW']} of {macros['THREADS']}{streamed}{copied}"
 
 
-def family(launch: Launch) -> str:
-    """Return what kind of team that is."""
-    team = team_of(launch)
-    if team.packs == 0:
-        return "streamed"
-    if team.cluster > 1:
-        return "cluster"
-    return "warp teams" if team.threads_per_row <= 32 else "block team"
+_FIRST = {"channels_last": False, "channel_axis": 1}
+# By how many launches a forward is; a block has one tile of a sample.
+GROUP_PLANS = {
+    "last, one launch": (Samples(3, (9, 7), 40, 5), 1),
+    "last, one launch, groups together": (Samples(3, (31,), 36, 12), 1),
+    "last, one launch, a thread of a position": (Samples(3, (), 64, 8), 1),
+    "last, three launches": (Samples(2, (2100,), 8, 2), 3),
+    "last, three launches, tiles of channels": (Samples(2, (19,), 1036, 1), 3),
+    "first, one launch, in a warp": (Samples(3, (5,), 9, 3, **_FIRST), 1),
+    "first, one launch, in warps": (Samples(3, (9, 31), 6, 2, **_FIRST), 1),
+    "first, three launches, in a warp": (Samples(2, (15,), 520, 1, **_FIRST), 3),
+    "first, three launches, in warps": (Samples(2, (5003,), 4, 2, **_FIRST), 3),
+}
+
+
+class Planned(NamedTuple):
+    """A kernel of a kind of plan."""
+
+    kernel: str
+    plan: str
+
+    @property
+    def case(self) -> dict[str, Any]:
+        """What says so in a case."""
+        if "group" in self.kernel:
+            return {"samples": GROUP_PLANS[self.plan][0]}
+        return {"shape": ROW_PLANS[self.plan].shape(self.kernel)}
+
+    def machine(self, *, few: bool = False, **told: Any) -> AbstractContextManager[list[Launch]]:
+        """Let calls run on a GPU that has what the plan uses, and few multiprocessors.
+
+        `few`: and whose launches have a few blocks, or clusters of them.
+        """
+        features, blocks = "", 1
+        if plan := ROW_PLANS.get(self.plan):
+            threads_of_row, threads = map(int, plan.forward.partition(",")[0].split(" of "))
+            features, blocks = plan.features, max(1, threads_of_row // threads)
+        return machine(features, 6 * blocks if few else None, **{"multiprocessors": 1, **told})
+
+
+PLANNED = [
+    Planned(f"{norm}_norm_{direction}", plan)
+    for norm, plans in (("row", ROW_PLANS), ("group", GROUP_PLANS))
+    for plan in plans
+    for direction in ("forward", "backward")
+]
+# Those of which more is run than others.
+TYPICAL = (
+    *("16 threads a row", "a block a row, copied ahead", "streamed", "a cluster of 2"),
+    *("last, one launch", "last, three launches", "first, one launch, in warps"),
+    "first, three launches, in a warp",
+)
+
+
+def every_plan(*others: Sequence[Any], of: Collection[str] = TYPICAL) -> list[Any]:
+    """Return parameters: kernels and plans, and more.
+
+    Those of these plans run in CI with the first of what there is of the others, all more is
+    exhaustive.
+    """
+    return [
+        pytest.param(
+            *case,
+            marks=() if is_first and case[0].plan in of else pytest.mark.exhaustive,
+            id="-".join(str(part) for part in (*case[0], *case[1:])),
+        )
+        for case in product(PLANNED, *others)
+        for is_first in [case[1:] == tuple(choices[0] for choices in others)]
+    ]

@@ -1,227 +1,241 @@
 # SPDX-License-Identifier: MIT
-"""Without any one of its barriers and guards, a kernel fails.
+"""Without any one of its barriers and guards, and with another formula, a kernel fails.
 
-Each mutant is run with every kind of team, in blocks, or clusters of them, that walk three rows and
-more, in three orders of blocks, warps and lanes, with every operand, by two norms: with center and
-without, a gate before the norm and after it, one of groups of columns. In one of these runs it must
-give a wrong answer or an EmulationError. A mutant is run where the kernel itself meets what it
-lacks.
+Each mutant is run where the kernel itself meets what it lacks, by blocks that walk three rows and
+more, or have some of the samples. In some order it must give a wrong answer, a store that is not to
+a result, an error of the software GPU, or a race.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cache
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from itertools import product
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
-from cunorm._builds import Build
-from tests.support.bounds import check_backward, check_forward
+from tests import softgpu
+from tests.emulation.calls import CALLS, Call
+from tests.emulation.formulas import CLUSTERS, COPIES, FORMULAS, LARGE_CLUSTERS
+from tests.emulation.machine import machine, needs_softgpu
+from tests.emulation.mutants import NONE, NOTING, Formula, Switch, switched
+from tests.emulation.plans import FEATURES, GROUP_PLANS
+from tests.support.internals import Launch, _cuda, source_text
 
-from .arrays import EPS, FAMILIES, Operands, saved
-from .emulator import ORDERS, EmulationError, Order, compile_emulated, unavailable
-from .kernels import Emulated, emulate_backward, emulate_forward
-from .mutants import Switch, switched
-from .plans import Plan, emulated_source, team_of
+pytestmark = needs_softgpu
 
-pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
-
-# Widths by kind of team. The streamed rows are of two: wider and narrower than the threads reach
-# with a pack each.
-KINDS = {
-    "warp teams": (FAMILIES["warp teams"],),
-    "block team": (FAMILIES["block team"],),
-    "cluster": (FAMILIES["cluster"],),
-    "streamed": (FAMILIES["streamed"], (300, FAMILIES["streamed"][1])),
-}
-# Mutants that no run can tell from the kernel, by kind of team and by name; and why.
-_IN_THE_LOOP = "every pass over a streamed row and its sums is a loop over columns before the end"
-EQUIVALENT = {
-    "row_norm_forward": {},
-    "row_norm_backward": {
-        ("streamed", "load_pack: if (inside(column, end)) {"): _IN_THE_LOOP,
-        ("streamed", "store: if (inside(column, end)) {"): _IN_THE_LOOP,
-        ("streamed", "for_each_item: const bool live = inside(column, end);"): _IN_THE_LOOP,
-    },
-    "param_grad": {
-        (
-            "warp teams",
-            "for_each_item: const bool live = inside(column, end);",
-        ): "nothing it adds needs clearing",
-    },
-}
-# Mutants of what no run of a kernel meets; and why.
-_OF_GROUPS = {"load_each: if (inside(column, end)) {": "only group norms load by the channel"}
-_OF_COPIES = dict.fromkeys(
-    (
-        "take: async_wait<1>();",
-        "copy: if (!inside(column, end)) continue;",
-        "take: if (inside(team.column(i), end))",
-        "copy_row: const index_t end = inside(row_of_group, arguments.rows) ? row_width(arguments) "
-        ": 0;",
-    ),
-    "no run here copies rows ahead; test_async_copies.py has these",
+# What a GPU does, and how else threads and copies may take turns.
+ORDERS = (
+    {},
+    {"races": True},
+    {"copies": "early"},
+    *({"schedule": schedule} for schedule in ("reverse", "serial", "random")),
 )
-UNUSED = {
-    "row_norm_forward": _OF_GROUPS,
-    "row_norm_backward": _OF_GROUPS | _OF_COPIES,
-    "param_grad": _OF_GROUPS,
-}
-
-
-# Arguments of cunorm.normalize.
-NORMS: dict[str, dict[str, Any]] = {
-    "of groups * gate": {"groups": 2, "gate_position": "post"},
-    "centred, of x * gate": {"center": True, "gate_position": "pre"},
-}
-
-
-def run_forward(make: Operands, norm: dict[str, Any], plan: Plan) -> Emulated:
-    """Run a forward with every operand, and hold it to the oracle."""
-    x, residual, gate = (make.rows("float32") for _ in range(3))
-    weight, bias = make.param("float32"), make.param("float32")
-    options = {"residual": residual, "gate": gate, "eps": EPS, **norm}
-    ran = emulate_forward(x, weight, bias, **options, plan=plan)
-    check_forward(ran.result, x, weight, bias, **options)
-    return ran
-
-
-def run_backward(make: Operands, norm: dict[str, Any], plan: Plan) -> Emulated:
-    """Run a backward with every operand, and hold it to the oracle."""
-    dy, x, d_residual, gate = (make.rows("float32") for _ in range(4))
-    weight, bias = make.param("float32"), make.param("float32")
-    options = {"d_residual": d_residual, "gate": gate, **norm}
-    out = {name: dy.copy() for name in ("dx", "dresidual", "dgate")}
-    if "center" in norm:
-        out |= {name: np.zeros(make.shape[-1:], "float32") for name in ("dweight", "dbias")}
-    ran = emulate_backward(
-        *(dy, x, weight, bias),
-        **options,
-        **saved(x, gate=gate, **norm),
-        accumulate="dweight" in out,
-        out=out,
-        plan=plan,
-    )
-    check_backward(ran.result, dy, x, weight, bias, **options, eps=EPS)
-    return ran
-
-
-KERNELS = {
-    "row_norm_forward": (run_forward, KINDS, 2),
-    "row_norm_backward": (run_backward, KINDS, 2),
-    # Its plan is always the same one; 50 blocks leave three partial sums and more to each thread.
-    "param_grad": (run_backward, {"warp teams": KINDS["warp teams"]}, 50),
-}
 
 
 class Setting(NamedTuple):
-    """How the text that is all mutants of a kernel is run, and as which build."""
+    """A call in which a kernel's mutants are run, near zero and far from it, on what GPU."""
 
-    run_call: Callable[..., Emulated]
-    make: Operands
-    norm: dict[str, Any]
-    plan: Plan
-    build: Build
+    kernel: str
+    case: dict[str, Any]
+    formulas: tuple[Formula, ...] = ()
+    features: str = ""
+    grid: int | None = None
+    of: str = ""  # the call, where the kernel is not the call's own
 
-    def run(self, order: Order) -> Emulated:
-        return self.run_call(self.make, self.norm, replace(self.plan, order=order))
+    def machine(self, text: str) -> AbstractContextManager[list[Launch]]:
+        return machine(self.features, self.grid, {self.kernel: text}, multiprocessors=1)
 
-    def fails(self) -> bool:
-        """Whether one of the orders shows a wrong answer or an EmulationError."""
-        for order in ORDERS:
+    def calls(self) -> list[Call]:
+        make = CALLS[self.of or self.kernel]
+        return [make(self.case | {"far": far}) for far in (False, True)[: 1 + bool(self.formulas)]]
+
+
+EVERY = {"center": True, "c": 1.0, "weight_offset": 1.0, "gate": "float32"}
+FORWARD = EVERY | {"x": "bfloat16", "y": "float32", "stream": "+ float32"}
+BACKWARD = EVERY | {"d_residual": "float32", "dx": "bfloat16", "dgate": "float32"}
+UNGATED = {"center": True, "stream": "+ float32", "d_residual": "float32"}
+POST = {"shape": (3, 5, 13, 33), "gate_position": "post", "round_before_weight": True, "groups": 3}
+PRE = {"shape": (3, 5, 13, 33), "gate_position": "pre", "groups": 3}
+# What a case has beside every operand or but for the gate, wrong formulas, features, and the most
+# blocks of a launch.
+ROWS = {
+    "post": (EVERY, POST, (), "", 6),
+    "pre": (EVERY, PRE, (), "", 6),
+    "block": (EVERY, {"shape": (2, 3, 2, 3100)}, (), "", 2),
+    "streamed": (EVERY, {"shape": (1, 1, 3, 16500)}, (), "", 1),
+    "cluster": (UNGATED, {"shape": (1, 1, 3, 8196), "groups": 3}, CLUSTERS, "clusters", 12),
+    "large cluster": (UNGATED, {"shape": (1, 1, 3, 32772)}, LARGE_CLUSTERS, "clusters", 8),
+}
+# The most blocks of a group norm's launch, so that it has some of the samples.
+CHUNKS = {"last, three launches": {"forward": 6, "backward": 10}}
+
+
+def settings() -> Iterator[tuple[str, Setting]]:
+    """Yield every setting, and its name."""
+    for direction, every in (("forward", FORWARD), ("backward", BACKWARD)):
+        kernel = f"row_norm_{direction}"
+        for name, (operands, case, formulas, *told) in ROWS.items():
+            formulas = formulas or FORMULAS.get((kernel, name), ())
+            yield (
+                name,
+                Setting(kernel, (every if operands is EVERY else UNGATED) | case, formulas, *told),
+            )
+        for name, (samples, _) in GROUP_PLANS.items():
+            kernel, case = (
+                f"group_norm_{direction}",
+                {"samples": samples._replace(samples=3), "eps": 0.5},
+            )
+            formulas, grid = FORMULAS.get((kernel, name), ()), CHUNKS.get(name, {}).get(direction)
+            if samples.spatial:
+                yield name, Setting(kernel, case, formulas, grid=grid)
+    for name, shape in (
+        ("copies of warps", (2, 3, 70, 100)),
+        ("copies of blocks", (2, 3, 5, 1028)),
+    ):
+        case = BACKWARD | {"shape": shape, "gate_position": "pre"}
+        yield name, Setting("row_norm_backward", case, COPIES, FEATURES)
+    case, formulas = BACKWARD | POST, FORMULAS["param_grad", "accumulated"]
+    accumulated = case | {"accumulate": "float32"}
+    yield "accumulated", Setting("param_grad", accumulated, formulas, of="row_norm_backward")
+
+
+SETTINGS = {(setting.kernel, name): setting for name, setting in settings()}
+KERNELS = dict.fromkeys(kernel for kernel, _ in SETTINGS)
+# Settings that are exhaustive; together, the others meet every mutant.
+LONG = {
+    ("row_norm_backward", "large cluster"),
+    ("group_norm_forward", "last, three launches, tiles of channels"),
+    ("group_norm_backward", "last, three launches, tiles of channels"),
+    ("group_norm_backward", "first, three launches, in warps"),
+}
+
+# Mutants that no run can tell from the kernel, by setting; and why.
+_LOOP = "every pass over a streamed row and its sums is a loop over columns before the end"
+_WHOLE = "a tile's threads are those of its channels, which there are"
+_NONE_LEFT = "a tile's channels times the threads of each are the block's threads"
+_HAS_CHANNELS = (
+    "has_channels: __device__ bool has_channels() const "
+    "{ return inside(channel, extent.channels); }"
+)
+_LIVE = "for_each_item: const bool live = inside(column, end);"
+_LOAD_EACH = "load_each: if (inside(column, end)) {"
+_WITH_STRIP = (
+    "with_strip: with_channel(inside(thread, B::channel_threads) ? tile.first_channel + thread"
+)
+EQUIVALENT = {
+    "streamed": dict.fromkeys(
+        (_LIVE, "load_pack: if (inside(column, end)) {", "store: if (inside(column, end)) {"), _LOOP
+    ),
+    "accumulated": {_LIVE: "nothing it adds needs clearing"},
+    "last, one launch": dict.fromkeys((_LOAD_EACH, _HAS_CHANNELS), _WHOLE),
+    "last, one launch, linear": dict.fromkeys((_LOAD_EACH, _HAS_CHANNELS), _WHOLE),
+    "last, one launch, groups together": dict.fromkeys((_LOAD_EACH, _HAS_CHANNELS), _WHOLE),
+    "last, three launches": {_LOAD_EACH: _WHOLE},
+    "first, one launch, in warps": dict.fromkeys((_HAS_CHANNELS, _WITH_STRIP), _NONE_LEFT),
+    "first, three launches, in a warp": {_WITH_STRIP: _NONE_LEFT},
+    "first, three launches, in warps": {
+        _WITH_STRIP: _NONE_LEFT,
+        _HAS_CHANNELS: "a tile is of one channel, which there is",
+    },
+}
+# Barriers and guards of what no run of a kernel meets; and why.
+_ROWS_ALONE = {
+    "has_row: return inside(row, rows);": "group norms have no rows",
+    "cluster_all_reduce: cluster_barrier();": "nor clusters",
+    "end: if constexpr (blocks > 1) cluster_barrier();": "nor clusters",
+}
+_OF_GROUPS = {_LOAD_EACH: "only group norms load by the channel"}
+UNUSED = {
+    **dict.fromkeys(("row_norm_forward", "row_norm_backward", "param_grad"), _OF_GROUPS),
+    **dict.fromkeys(("group_norm_forward", "group_norm_backward"), _ROWS_ALONE),
+}
+
+
+def is_seen(calls: list[Call], switch: Switch, number: int, orders: tuple) -> bool:
+    """Whether some of the orders shows that a mutant is not the kernel."""
+    for order, call in product(orders, calls):
+        with switch.at(number), softgpu.settings(**order):
             try:
-                self.run(order)
-            except (AssertionError, EmulationError):
+                call.check()
+            except (AssertionError, RuntimeError):
                 return True
-        return False
+    return False
 
 
-def settings(kernel: str, kind: str) -> Iterator[Setting]:
-    """Yield how a kernel is run: its blocks walk four times over their rows, some of them three."""
-    run_call, kinds, grid = KERNELS[kernel]
-    for (width, team), norm in product(kinds[kind], NORMS.values()):
-        columns = width * norm.get("groups", 1)
-        plan = Plan(team=team, sources={kernel: text_and_names(kernel)[0]})
-        alone = run_call(Operands((1, 1, 1, columns)), norm, plan)
-        teams = grid * team_of(alone.launch).rows_per_block
-        make = Operands((1, 1, 4 * teams - teams // 2 - 1, columns))
-        build = alone.launches[kernel].build
-        yield Setting(run_call, make, norm, replace(plan, grid=grid), build)
+def outcome(setting: Setting, equivalent: Collection[str]) -> tuple[set[str], set[str]]:
+    """Return the mutants that no run tells from the kernel, which passes, and those not met.
 
-
-@cache
-def text_and_names(kernel: str) -> tuple[str, list[str]]:
-    """Return the text that is all mutants of a kernel, and their names."""
-    return switched(emulated_source(kernel))
-
-
-def outcomes(kernel: str, kind: str) -> list[str]:
-    """Return whether each mutant is "killed", has "survived" or is "unused"."""
-    text, names = text_and_names(kernel)
-    result = ["unused" for _ in names]
-    for setting in settings(kernel, kind):
-        switch = Switch([compile_emulated(text, kernel, setting.build.macros)._library])
-        setting.run("forward")
-        for number, known in enumerate(result):
-            if known != "killed" and switch.reached(number):
-                with switch.at(number):
-                    result[number] = "killed" if setting.fails() else "survived"
-    return result
+    Of those that are known to be equivalent, one order is tried.
+    """
+    text, names = switched(source_text(setting.kernel), setting.formulas)
+    with setting.machine(text) as launches:
+        calls = setting.calls()
+        calls[0].check()
+        builds = {launch.build for launch in launches if launch.build.kernel == setting.kernel}
+        switch = Switch([_cuda._loaded.get((build, 0)) for build in builds])
+        for order in ORDERS:
+            with switch.at(NONE if order else NOTING), softgpu.settings(**order):
+                calls[-1].check()
+        met = switch.met()
+        left = set()
+        for number in met:
+            orders = ORDERS[:1] if names[number] in equivalent else ORDERS
+            if not is_seen(calls, switch, number, orders):
+                left.add(names[number])
+    return left, {name for number, name in enumerate(names) if number not in met}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_mutant_fails_but_those_that_are_listed(kernel):
-    _, names = text_and_names(kernel)
-    survivors, unused = [], set(range(len(names)))
-    for kind in KERNELS[kernel][1]:
-        found = outcomes(kernel, kind)
-        survivors += [(kind, names[n]) for n, is_ in enumerate(found) if is_ == "survived"]
-        unused &= {n for n, is_ in enumerate(found) if is_ == "unused"}
-    assert sorted(survivors) == sorted(EQUIVALENT[kernel])
-    assert sorted(names[n] for n in unused) == sorted(UNUSED[kernel])
+    unused = []
+    for (of, name), setting in SETTINGS.items():
+        if of == kernel and (of, name) not in LONG:
+            left, not_met = outcome(setting, EQUIVALENT.get(name, ()))
+            assert left == set(EQUIVALENT.get(name, ())), name
+            unused.append(not_met)
+    assert set.intersection(*unused) == set(UNUSED[kernel])
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_kernel_itself_passes_where_its_mutants_must_fail(kernel, order):
-    for kind in KERNELS[kernel][1]:
-        for setting in settings(kernel, kind):
-            setting.run(order)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("kernel", "name"), sorted(LONG))
+def test_every_mutant_fails_in_more_plans(kernel, name):
+    left, _ = outcome(SETTINGS[kernel, name], EQUIVALENT.get(name, ()))
+    assert left == set(EQUIVALENT.get(name, ()))
 
 
 SOURCE = """
 // Of a comment with inside(a, b) and __syncthreads(); there are no mutants.
 __device__ inline bool inside(int index, int count) { return index < count; }
-__device__ inline void cluster_barrier() { emulation_cluster_barrier(); }
-template <class T>
-__device__ inline int look(const T* t, int i,
+__device__ inline int look(const int* t, int i,
                            int n) {
-  return inside(f(i), (n)) && inside(i, n) ? t[i] : 0;  // if inside(...)
+  return inside(f(i), (n)) ? t[i] : 0;  // if inside(...)
 }
 extern "C" __global__ void kernel(const Arguments a) {
-  __syncwarp(0xffffffffu); __syncthreads();
-  if (n > 0) cluster_barrier(); async_wait<(n > 1) ? 1 : 0>();
+  __syncwarp(); cluster_barrier(); stage = 1;
 }
 """
+CHANGES = {
+    "stage = 1;": "{ if (without(1)) { stage = 2; } else { { if (without(0)) { ; } else "
+    "{ stage = 1; } } } }",
+    "t[i] : 0": "(without(2) ? (t[0] : 0) : (t[i] : 0))",
+    "__syncwarp();": "{ if (!without(3)) __syncwarp(); }",
+    "cluster_barrier();": "{ if (!without(4)) cluster_barrier(); }",
+    "inside(f(i), (n))": "(without(5) || inside(f(i), (n)))",
+}
 
 
-def test_mutants_lack_one_barrier_or_guard_each():
-    text, names = switched(SOURCE)
-    guards = ["inside(f(i), (n))", "inside(i, n)"]
-    barriers = ["__syncwarp(0xffffffffu);", "__syncthreads();"]
-    barriers += ["cluster_barrier();", "async_wait<(n > 1) ? 1 : 0>();"]
-    lines = ["__syncwarp(0xffffffffu); __syncthreads();"] * 2
-    lines += ["if (n > 0) cluster_barrier(); async_wait<(n > 1) ? 1 : 0>();"] * 2
-    looks = "look: return inside(f(i), (n)) && inside(i, n) ? t[i] : 0;  // if inside(...)"
-    assert names == [*(f"kernel: {line}" for line in lines), looks, looks]
-    changes = [f"{{ if (!without({n})) {barrier} }}" for n, barrier in enumerate(barriers)]
-    changes += [f"(without({n}) || {guard})" for n, guard in enumerate(guards, len(barriers))]
-    _, rest = text.split("\n\n", 1)
-    for change, part in zip(changes, barriers + guards, strict=True):
-        assert rest.count(change) == 1
-        rest = rest.replace(change, part)
-    assert rest == SOURCE[1:]
+def test_a_text_is_all_mutants():
+    formulas = (Formula("stage = 1;", (";", "stage = 2;")), Formula("t[i] : 0", ("t[0] : 0",)))
+    text, names = switched(SOURCE, formulas)
+    for part, change in CHANGES.items():
+        assert text.count(change) == 1
+        text = text.replace(change, part)
+    assert text.endswith(SOURCE[1:])
+    line = "kernel: __syncwarp(); cluster_barrier(); stage = 1;"
+    look = "look: return inside(f(i), (n)) ? t[i] : 0;  // if inside(...)"
+    assert names == [
+        *("stage = 1; -> ;", "stage = 1; -> stage = 2;", "t[i] : 0 -> t[0] : 0"),
+        *(line, line, look),
+    ]

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import product
+from typing import Any
 
 import pytest
 
 import cunorm
-from cunorm import _again, _cuda
-from cunorm._builds import Build, Launch
-from cunorm._features import LEAST_CAPABILITY, VARIABLE
+from tests import softgpu
+from tests.emulation.machine import SCHEDULES
 from tests.support.bounds import check_backward, check_forward
 from tests.support.gpu_arrays import OnCupy, get_all, put_all
+from tests.support.internals import Build, Launch, _again, _cuda
 from tests.support.operands import assert_same_bits, at, draw
 
 pytestmark = pytest.mark.gpu
@@ -27,14 +29,33 @@ SIZES = {
     131072: (16, 16),
     262144: (16, 1),
 }
+LEAST_CAPABILITY = 90
+# What the software GPU is quick enough for.
+NARROW = [
+    width if width <= 100003 else pytest.param(width, marks=pytest.mark.real_gpu("too long"))
+    for width in SIZES
+]
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def sizes() -> Iterator[Any]:
+    """Yield widths, dtypes and orders of threads; of these a GPU has one, and CI some."""
+    for width, dtype, order in product(SIZES, DTYPES, SCHEDULES):
+        marks = [] if width <= 100003 else [pytest.mark.real_gpu("too long")]
+        if width != 20001 and (order != "lockstep" or dtype != "float32"):
+            marks.append(pytest.mark.exhaustive)
+        yield pytest.param(width, dtype, order, marks=marks)
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Build]]:
-    """Turn clusters on, and list the builds that are launched."""
+def launched(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[list[Build]]:
+    """Turn clusters on, let threads run in the order that a test has, and list what is launched."""
     capability = OnCupy().cupy.cuda.Device().compute_capability
-    if int(capability) < LEAST_CAPABILITY["clusters"]:
+    if int(capability) < LEAST_CAPABILITY:
         pytest.skip(f"clusters need compute capability 9.0, this GPU is sm_{capability}")
+    told = SCHEDULES[request.node.callspec.params.get("order", "lockstep")]
+    if not softgpu.is_loaded() and told != SCHEDULES["lockstep"]:
+        pytest.skip("a GPU runs its threads in an order of its own")
     builds: list[Build] = []
     launch = _cuda.launch
 
@@ -42,18 +63,28 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Build]]:
         builds.append(what.build)
         launch(what, *rest)
 
-    monkeypatch.setenv(VARIABLE, f"{os.environ.get(VARIABLE, '')},clusters")
+    monkeypatch.setenv("CUNORM_FEATURES", "clusters")
     monkeypatch.setattr(_cuda, "launch", noted)
+    forget()  # what runs without clusters
+    with softgpu.settings(**told) if softgpu.is_loaded() else nullcontext():
+        yield builds
+    forget()
+
+
+def forget() -> None:
     _cuda.device_limits.cache_clear()
-    _again.forget()  # what runs without clusters
-    yield builds
-    _cuda.device_limits.cache_clear()
+    _cuda.fits_cluster.cache_clear()
     _again.forget()
 
 
 def cluster(builds: list[Build], kernel: str) -> int:
     """Return the size of the clusters of the last launch of a kernel."""
     return next(build.cluster for build in reversed(builds) if build.kernel == kernel)
+
+
+def rows_of(width: int) -> int:
+    """Return so many rows that the clusters of an H200's backward walk two and three."""
+    return 3 if softgpu.is_loaded() else 2_500_000 // width
 
 
 def drawn(shape: tuple[int, int], dtype: str, *, gate: bool = False) -> dict:
@@ -83,11 +114,9 @@ def check(given: dict, norm: dict) -> None:
     assert worst.keys() >= {"dx", "dweight", "dbias"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("width", SIZES)
-def test_rows_are_right_in_clusters_of_every_size(launched, width, dtype):
-    """One row, and so many that the clusters of an H200's backward walk two and three."""
-    for rows in (1, 2_500_000 // width):
+@pytest.mark.parametrize(("width", "dtype", "order"), list(sizes()))
+def test_rows_are_right_in_clusters_of_every_size(launched, width, dtype, order):
+    for rows in (1, rows_of(width)):
         with at(f"{rows} rows"):
             check(drawn((rows, width), dtype), {"center": True})
     if dtype == "float32":
@@ -95,24 +124,45 @@ def test_rows_are_right_in_clusters_of_every_size(launched, width, dtype):
         assert cluster(launched, "row_norm_backward") == SIZES[width][1]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [("row_norm_forward", "float32"), ("row_norm_backward", "bfloat16")]
+)
+def test_where_no_cluster_of_16_fits_8_blocks_add_in_the_same_order(
+    launched, monkeypatch, kernel, dtype
+):
+    gpu = OnCupy()
+    given = put_all(gpu, drawn((2, 70002), dtype))
+    usual = run(given, {"center": True})
+    assert cluster(launched, kernel) == 16
+    with monkeypatch.context() as patched:
+        patched.setattr(_cuda, "fits_cluster", lambda *sizes: False)
+        _again.forget()
+        others = run(given, {"center": True})
+    assert cluster(launched, kernel) == 8
+    whole, other = (get_all(gpu, both[kernel == "row_norm_backward"]) for both in (usual, others))
+    for name in {"y", "residual", "mean", "rstd", "dx"} & set(whole._fields):
+        assert_same_bits(getattr(other, name), getattr(whole, name), name)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("position", ["pre", "post"])
 def test_gated_groups_of_columns_are_right_in_clusters(launched, position, dtype):
     for width in (20001, 32768):
         norm = {"groups": 3, "gate_position": position}
-        check(drawn((7, 3 * width), dtype, gate=True), norm)
+        rows = 2 if softgpu.is_loaded() else 7
+        check(drawn((rows, 3 * width), dtype, gate=True), norm)
         assert cluster(launched, "row_norm_forward") > 1
         assert cluster(launched, "row_norm_backward") > 1
 
 
-@pytest.mark.parametrize("width", SIZES)
+@pytest.mark.parametrize("width", NARROW)
 def test_a_row_of_a_cluster_does_not_depend_on_the_others_and_repeats_to_the_bit(launched, width):
     gpu = OnCupy()
-    given = drawn((40, width), "float32")
+    given = drawn((4 if softgpu.is_loaded() else 40, width), "float32")
     norm = {"center": True}
     whole, again = (run(put_all(gpu, given), norm) for _ in range(2))
     assert cluster(launched, "row_norm_forward") == SIZES[width][0]
-    one = {name: array[5:6] if array.ndim == 2 else array for name, array in given.items()}
+    one = {name: array[2:3] if array.ndim == 2 else array for name, array in given.items()}
     alone = run(put_all(gpu, one), norm)
     for results, same, part in zip(whole, again, alone, strict=True):
         for name, array in get_all(gpu, results)._asdict().items():
@@ -120,9 +170,10 @@ def test_a_row_of_a_cluster_does_not_depend_on_the_others_and_repeats_to_the_bit
                 continue
             assert_same_bits(gpu.get(getattr(same, name)), array, name)
             if name not in ("dweight", "dbias"):
-                assert_same_bits(gpu.get(getattr(part, name)), array[5:6], name)
+                assert_same_bits(gpu.get(getattr(part, name)), array[2:3], name)
 
 
+@pytest.mark.real_gpu("the software GPU runs one cluster at a time")
 def test_rows_of_more_clusters_than_run_at_a_time_are_right(launched):
     """Each of 4000 rows is one of two, so that two answers are all that there are."""
     gpu = OnCupy()

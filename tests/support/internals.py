@@ -22,6 +22,7 @@ from cunorm._plan import MOST_SMS
 from cunorm._sources import kernel_folder, source_text
 from cunorm.group_norm import _backward as _group_backward
 from cunorm.group_norm import _forward as _group_forward
+from cunorm.group_norm import _plan as _group_plan
 from cunorm.row_norm import _backward, _forward
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "_compile",
     "_cpu",
     "_cuda",
+    "_group_plan",
     "_plan",
     "_scratch",
     "collapsed",

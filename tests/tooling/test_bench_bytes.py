@@ -23,9 +23,7 @@ from bench.static_plans import (
 )
 from bench.traffic import Row, counted, main
 from bench.traffic_calls import Call, calls
-from tests.emulation.emulator import unavailable
-
-pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+from tests.emulation.machine import needs_softgpu
 
 TABLE = Path(__file__).parents[2] / "bench" / "results" / "bytes.csv"
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
@@ -46,6 +44,7 @@ SAMPLE = (
     ("rms_norm+groups", "forward", "float32", SEVERAL_ROWS),
     ("layer_norm", "forward", "bfloat16", "cluster of 4"),
     ("rms_norm+post_gate", "backward", "bfloat16", ONE_ROW + COPIED_AHEAD),
+    ("add_layer_norm", "backward", "float32", "cluster of 2"),
     ("group_norm+silu NHWC", "forward", "bfloat16", ONE_LAUNCH),
     ("group_norm+silu NCHW", "backward", "float32", THREE_LAUNCHES),
 )
@@ -60,10 +59,22 @@ def call_of(label: str, direction: str, dtype: str, regime: str) -> Call:
     return next(call for call in found if call.regime == regime)
 
 
+@needs_softgpu
 @pytest.mark.parametrize("facts", SAMPLE, ids=lambda facts: "-".join(facts))
 def test_a_call_moves_the_bytes_of_the_committed_table(facts):
     row = counted(call_of(*facts))
     assert row == {key(row): row for row in read_csv(TABLE, Row)}[key(row)]
+
+
+@needs_softgpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("label", BY_LABEL)
+def test_every_call_moves_the_bytes_of_the_committed_table(label):
+    table = {key(row): row for row in read_csv(TABLE, Row)}
+    for direction, dtype in product(DIRECTIONS, ("float32", "bfloat16")):
+        for call in calls(BY_LABEL[label], direction, dtype):
+            row = counted(call)
+            assert row == table[key(row)]
 
 
 def test_the_committed_table_has_every_operator_and_regime_and_no_fault():

@@ -130,6 +130,9 @@ int cuModuleGetGlobal_v2(u64* address, size_t* bytes, Module* m, const char* nam
       throw Error{kNotFound, format("there is no variable %s", name)};
   });
 }
+int cuFuncGetModule(Module** m, Function* f) {
+  return answer([&] { *m = f->module; });
+}
 int cuFuncGetAttribute(int* value, int number, Function* f) {
   return answer([&] { *value = *attribute(*f, number); });
 }

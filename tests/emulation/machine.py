@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""A GPU of which a test says what it has: features, multiprocessors, how threads take turns.
+
+with machine(features="clusters", multiprocessors=1, schedule="reverse") as launches:
+    cunorm.rms_norm(x)  # launches[-1].build says what ran
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests import softgpu
+from tests.support.gpu_arrays import OnCupy
+from tests.support.internals import (
+    Features,
+    Launch,
+    _again,
+    _cluster_fit,
+    _cuda,
+    _group_plan,
+    _plan,
+)
+
+SCHEDULES = {
+    "lockstep": {"schedule": "lockstep"},
+    "serial": {"schedule": "serial"},
+    "reverse": {"schedule": "reverse"},
+    "random 1": {"schedule": "random", "seed": 1},
+    "random 2": {"schedule": "random", "seed": 2},
+}
+
+
+needs_softgpu = pytest.mark.skipif(
+    not softgpu.is_loaded(), reason=softgpu.unavailable() or "not loaded where there is a GPU"
+)
+
+
+def gpu() -> OnCupy:
+    """Return what moves arrays to the software GPU and back."""
+    softgpu.load()
+    return OnCupy()
+
+
+@contextmanager
+def machine(
+    features: str = "", grid: int | None = None, sources: dict[str, str] | None = None, **told: Any
+) -> Iterator[list[Launch]]:
+    """Let calls run on such a GPU; yields the launches, as they are made.
+
+    `grid` is the most blocks of a launch, so that each block walks rows, or each launch has some of
+    the samples. `sources` are the texts of kernels, in place of their own. The rest are settings of
+    the software GPU.
+    """
+    softgpu.load()
+    has = Features(**dict.fromkeys(features.split(), True))
+    launches: list[Launch] = []
+    start = _cuda.launch
+
+    def noted(launch: Launch, *rest: Any) -> None:
+        launches.append(launch)
+        start(launch, *rest)
+
+    with (
+        softgpu.settings(**told),
+        mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
+        mock.patch.object(_cuda, "features_of", lambda capability: has),
+        mock.patch.object(_cuda, "launch", noted),
+        _few_blocks(grid) if grid else nullcontext(),
+        _texts(sources) if sources else nullcontext(),
+    ):
+        _forget()
+        yield launches
+    _forget()
+
+
+def _forget() -> None:
+    """Forget what was planned for another GPU."""
+    _cuda.device_limits.cache_clear()
+    _cuda.fits_cluster.cache_clear()
+    _again.forget()
+
+
+@contextmanager
+def _few_blocks(most: int) -> Iterator[None]:
+    planned = (_plan.cuda_forward, _plan.cuda_backward, _group_plan.cuda_schedule)
+    with (
+        mock.patch.object(_plan, "GRID_LIMIT", most),
+        mock.patch.object(_group_plan, "GRID_LIMIT", most),
+    ):
+        for plan in planned:
+            plan.cache_clear()
+        yield
+    for plan in planned:
+        plan.cache_clear()
+
+
+@contextmanager
+def _texts(sources: dict[str, str]) -> Iterator[None]:
+    own = _cuda.source_text
+    with mock.patch.object(_cuda, "source_text", lambda kernel: sources.get(kernel) or own(kernel)):
+        _cuda.forget()
+        yield
+    _cuda.forget()
