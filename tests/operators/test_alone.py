@@ -234,7 +234,6 @@ def test_results_do_not_depend_on_the_number_of_threads_nor_on_the_run(name, def
 LARGE = {
     "plain, bfloat16": ((1024,), 17000, 40),
     "post-gate and groups, bfloat16": ((3 * 1024,), 6000, 40),
-    "plain, float32": ((1024,), 8500, 40),
     "group norm, last": ((12000, 128), 6, 1),
     "group norm, first": ((128, 12000), 6, 1),
 }
