@@ -31,7 +31,7 @@ def test_shard_map_and_pmap_over_four_devices_with_gradients():
     """
     script = f"import runpy; runpy.run_path({jax_devices.__file__!r}, run_name='__main__')"
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    printed = in_process(script, setup="", **ON_CPU, **flags)
+    printed = in_process(script, setup="", timeout=300, **ON_CPU, **flags)
     assert len(printed.split()) == 7
 
 
