@@ -13,11 +13,10 @@ import pytest
 
 from cunorm.__main__ import main
 from cunorm._arrays import numpy_view
-from cunorm._demo import _data
+from cunorm._demo import _data, _devices
 from cunorm.group_norm import _backward as group_backward
 from cunorm.group_norm import _forward as group_forward
 from cunorm.row_norm import _backward, _forward
-from tests.conftest import why_no_gpu
 from tests.support.calls import nothing_known
 
 ROOT = Path(__file__).parents[2]
@@ -174,17 +173,28 @@ def test_demo_says_what_is_wrong_with_an_input(content, text, tmp_path, capsys):
     assert text in message
 
 
-@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
-def test_demo_says_why_there_is_no_cuda_device(capsys):
+def test_demo_says_why_there_is_no_cuda_device(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--device", "cuda"])
     assert stopped.value.code == 2
-    assert "--device cuda: no " in capsys.readouterr().err
+    assert "--device cuda: no CuPy" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
+@pytest.mark.real_gpu("a million elements, a hundred times over, are too many for an interpreter")
 def test_demo_is_within_tolerance_on_cuda(capsys):
     assert main(["demo"]) == 0
+    lines = table(capsys.readouterr().out)
+    assert len(lines) == 2 * OPERATORS
+    assert all(" cuda " in line for line in lines)
+
+
+@pytest.mark.gpu
+def test_demo_is_within_tolerance_on_cuda_on_a_small_input(small, monkeypatch, capsys):
+    monkeypatch.setattr(_devices, "_REPEATS", 1)
+    monkeypatch.setattr(_devices.Cuda, "calls", 1)
+    assert main(["demo", "--device", "cuda", "--input", small]) == 0
     lines = table(capsys.readouterr().out)
     assert len(lines) == 2 * OPERATORS
     assert all(" cuda " in line for line in lines)
