@@ -30,7 +30,7 @@ except ImportError:  # Python 3.10, where pytest brings it along
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("breakages.toml")
-CACHES = ("CUNORM_CACHE_DIR", "CUNORM_EMULATION_CACHE")  # of compiled kernels
+CACHES = ("CUNORM_CACHE_DIR",)  # of compiled kernels
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rf")
 _FAILED = re.compile(r"^FAILED (.*?)(?: - (.*))?$", re.MULTILINE)
 _TESTS_FAILED = 1  # pytest's exit status, as against tests that it cannot collect
