@@ -11,12 +11,13 @@ from functools import partial
 import pytest
 
 from tests.arguments.wrong_input import NO_ARRAY, TABLE
+from tests.arguments.wrong_memory import TABLE as MEMORY
 from tests.support.calls import arrays_of, call_of, to
 from tests.support.operands import at
 from tests.support.refused import RIGHT, check_error, check_refused, rows_of
 
 
-@rows_of(TABLE)
+@rows_of(TABLE | MEMORY)
 def test_wrong_input_of_the_plain_functions_is_named_and_nothing_is_written(cases):
     check_refused(cases)
 

@@ -46,21 +46,13 @@ def numbers() -> Table:
             *values(offset, ValueError, finite, weight_offset=[NAN, -INF, HUGE]),
             *values(offset, TypeError, "a number", weight_offset=NO_NUMBERS),
             *each(
-                offset,
-                ValueError,
-                "weight_offset is 1.0, expected 0 without a weight",
-                weight=None,
+                offset, ValueError, "weight_offset is 1.0, expected 0 without a weight", weight=None
             ),
         ],
         "flags": [
-            *values(
-                taking("round_before_weight"),
-                TypeError,
-                "True or False",
-                round_before_weight=NO_BOOLS,
-            ),
-            *values(taking("center"), TypeError, "True or False", center=NO_BOOLS),
-            *values(taking("accumulate"), TypeError, "True or False", accumulate=NO_BOOLS),
+            case
+            for flag in ("round_before_weight", "center", "accumulate")
+            for case in values(taking(flag), TypeError, "True or False", **{flag: NO_BOOLS})
         ],
     }
 

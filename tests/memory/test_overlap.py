@@ -108,6 +108,12 @@ def test_an_input_in_other_strides_or_dtype_is_not_exactly_it(place):
         cunorm.group_norm(x, 2, out=place(x))
 
 
+def test_a_reversed_result_lies_before_its_first_element():
+    memory = np.ones((10, 8), np.float32)
+    with raises(ValueError, f"rms_norm: out overlaps x, {IN_PLACE}"):
+        cunorm.rms_norm(memory[:6], out=memory[4:][::-1])
+
+
 def test_what_is_read_after_a_result_is_written_may_not_be_that():
     gate, weight = X.copy(), draw("weight", 8, "float32")
     cases = [

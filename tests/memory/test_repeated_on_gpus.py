@@ -19,6 +19,7 @@ from tests.support.calls import (
     anew,
     arrays_of,
     call_of,
+    elsewhere,
     fields,
     host,
     names,
@@ -58,6 +59,19 @@ def assert_numbers(found, expected):
 def test_calls_made_again_are_as_calls_made_anew(name):
     """As of arrays on a CPU, in few steps; a misaligned access is an error here."""
     run([name], ["cupy"], 4, 15)
+
+
+@names
+def test_arrays_that_are_aligned_otherwise_make_another_call(name):
+    call = call_of(name, kind="cupy")
+    for _ in range(2):
+        call.make()
+    for key, array in arrays_of(call.arrays).items():
+        call.arrays[key] = elsewhere(array, start=1)
+        made = numbers_of(call.make())
+        with at(key):
+            assert_numbers(made, numbers_of(anew(call.make)))
+        call.arrays[key] = array
 
 
 @pytest.mark.parametrize("order", ["late", "late_reversed"])
