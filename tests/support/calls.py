@@ -264,7 +264,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     internals._again.forget()
     monkeypatch.setattr(internals._again, "remember", lambda *ran: None)  # every call goes there
-    for module, name in zip(internals.runners, ("run_forward", "run_backward"), strict=False):
+    running = ("run_forward", "run_backward", "run", "run")
+    for module, name in zip(internals.runners, running, strict=True):
         monkeypatch.setattr(module, name, partial(run_and_see, getattr(module, name)))
     for framework in internals.host_frameworks:
         monkeypatch.setattr(framework, "contiguous", None)
