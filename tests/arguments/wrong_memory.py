@@ -7,7 +7,7 @@ What overlaps is in tests/memory/test_overlap.py.
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cunorm import AddNorm, GroupNormForward, NormForward, NormGrads
 from tests.arguments.wrong_input import COMPUTE, DTYPES, NO_ARRAY
-from tests.support.calls import FUNCTIONS, GROUP_NORMS, OF_ROWS, call_of, taking
+from tests.support.calls import FUNCTIONS, GROUP_NORMS, OF_ROWS, call_of, parameters_of, taking
 from tests.support.refused import Case, Table, each
 
 UNWRITABLE = (
@@ -34,33 +34,31 @@ SAID = "as cunorm.workspace_size says"
 SIZE = 1 << 16  # bytes of a workspace, of which no call here needs a quarter
 
 
-def places() -> list[tuple[str, str, str, Any]]:
-    """Return each result of each function: its field, what an error calls it, and an array."""
+class Place(NamedTuple):
+    """A result of a function: its field, what an error calls it, and an array that is right."""
+
+    name: str
+    field: str
+    label: str
+    right: Any
+
+    def case(self, error: Any, text: str, wrong: Any, **more: Any) -> Case:
+        change = {"out": call_of(self.name).out_of({self.field: wrong})} | more
+        return Case(self.name, error, f"{self.label} {text}", change)
+
+
+def places() -> list[Place]:
     found = []
     for name in FUNCTIONS:
         call = call_of(name)
         label = "out" if call.result is None else "out.{}"
-        found += [(name, field, label.format(field), array) for field, array in call.out.items()]
+        found += [Place(name, field, label.format(field), a) for field, a in call.out.items()]
         if call.result is NormGrads:
-            found.append((name, "dresidual", "out.dresidual", call.out["dx"]))
+            found.append(Place(name, "dresidual", "out.dresidual", call.out["dx"]))
     return found
 
 
 PLACES = places()
-
-
-def given(name: str, field: str, wrong: Any) -> dict[str, Any]:
-    return {"out": call_of(name).out_of({field: wrong})}
-
-
-def in_each_place(error: Any, text: str, make: Any) -> list[Case]:
-    """Return an error of each result, for an array made of one that is right; None: of no such."""
-    found = []
-    for name, field, label, right in PLACES:
-        wrong = make(right)
-        if wrong is not None:
-            found.append(Case(name, error, f"{label} {text}", given(name, field, wrong)))
-    return found
 
 
 def kinds() -> Table:
@@ -82,47 +80,41 @@ def kinds() -> Table:
 
 
 def shapes() -> Table:
-    found = []
-    for name, field, label, right in PLACES:
-        of = ""
-        if name in GROUP_NORMS:
-            of = {"mean": ", one element for each group of each sample"}.get(field, "")
-            of = ", the shape of x" if field in OF_ROWS else of.replace("mean", "")
-        if name in GROUP_NORMS and field == "rstd":
-            of = ", one element for each group of each sample"
-        for shape in ((3,), (*right.shape, 1), (1, *right.shape[1:])):
-            text = f"{label} has shape {shape}, expected {right.shape}{of}"
-            found.append(Case(name, ValueError, text, given(name, field, np.zeros(shape, "f4"))))
-    of_groups = [
-        Case(
-            name,
-            ValueError,
-            f"out.{field} has shape {shape}, expected (5, 2)",
-            {"groups": 2, "out": NormForward(**{field: np.zeros(shape, "f4")})},
-        )
-        for name, field, *_ in PLACES
-        if name in taking("groups") and name.endswith("forward") and field in ("mean", "rstd")
-        for shape in ((5,), (10,), (2, 5), (5, 1))
-    ]
-    return {"shape of out": found, "shape of out with groups": of_groups}
+    def of(place: Place) -> str:
+        if place.name not in GROUP_NORMS or place.field in ("dweight", "dbias"):
+            return ""
+        each = "one element for each group of each sample"
+        return f", {each if place.field in ('mean', 'rstd') else 'the shape of x'}"
+
+    found, grouped = [], []
+    for place in PLACES:
+        right = place.right.shape
+        for shape in ((3,), (*right, 1), (1, *right[1:])):
+            text = f"has shape {shape}, expected {right}{of(place)}"
+            found.append(place.case(ValueError, text, np.zeros(shape, "f4")))
+        if place.name in taking("groups") and place.field in ("mean", "rstd"):
+            for shape in ((5,), (10,), (2, 5), (5, 1)):
+                text, wrong = f"has shape {shape}, expected (5, 2)", np.zeros(shape, "f4")
+                grouped.append(place.case(ValueError, text, wrong, groups=2))
+    return {"shape of out": found, "shape of out with groups": grouped}
 
 
 def strides() -> Table:
-    def of(name: str, field: str) -> str:
-        if field not in OF_ROWS:
+    def of(place: Place) -> str:
+        if place.field not in OF_ROWS:
             return CONTIGUOUS
-        return LINES if name in GROUP_NORMS else FOLLOWED
+        return LINES if place.name in GROUP_NORMS else FOLLOWED
 
     found, shared = [], []
-    for name, field, label, right in PLACES:
-        two = np.zeros((*right.shape, 2), np.float32)[..., 0]
+    for place in PLACES:
+        two = np.zeros((*place.right.shape, 2), np.float32)[..., 0]
         steps = tuple(step // 4 for step in two.strides)
-        text = f"{label} has strides {steps}, expected {of(name, field)}"
-        found.append(Case(name, ValueError, text, given(name, field, two)))
-        for step in (0, 1) if right.ndim > 1 else (0,):
-            one = as_strided(two, right.shape, (4 * step, *right.strides[1:]))
-            text = f"{label} has strides {(step, *(s // 4 for s in right.strides[1:]))}, {SHARING}"
-            shared.append(Case(name, ValueError, text, given(name, field, one)))
+        found.append(place.case(ValueError, f"has strides {steps}, expected {of(place)}", two))
+        rest = place.right.strides[1:]
+        for step in (0, 1) if rest else (0,):
+            one = as_strided(two, place.right.shape, (4 * step, *rest))
+            text = f"has strides {(step, *(s // 4 for s in rest))}, {SHARING}"
+            shared.append(place.case(ValueError, text, one))
     x, four = np.ones((2, 2, 2, 2, 3), np.float32), np.zeros((2, 3, 2, 3, 2, 3, 2, 3), np.float32)
     y = four[:, 0, :, 0, :, 0, :, :]
     text = f"out has strides {tuple(step // 4 for step in y.strides)}, expected {FOLLOWED}"
@@ -131,45 +123,33 @@ def strides() -> Table:
 
 
 def dtypes() -> Table:
-    agreed = "has dtype float32, expected float16, that of {}"
-    said = [
-        Case(name, ValueError, f"{label} {agreed.format(option)}", change)
-        for name, field, label, right in PLACES
-        for option, result in (("dtype", "y"), ("x_dtype", "dx"))
-        if field == result and name in taking(option)
-        for change in [given(name, field, right) | {option: "float16"}]
-    ]
     begun = {"residual": None, "residual_dtype": "float16"}
-    streams = [
-        Case(
-            name,
-            ValueError,
-            f"{label} has dtype {wrong}, expected {right}, that of {of}",
-            given(name, field, np.zeros_like(array, wrong)) | more,
-        )
-        for name, field, label, array in PLACES
-        for of, result, wrong, right, more in (
-            ("the new residual stream", "residual", "float16", "float32", {}),
-            ("the new residual stream", "residual", "float32", "float16", begun),
-            ("x", "dresidual", "float16", "float32", {}),
-        )
-        if field == result
-    ]
-    statistics = [
-        Case(name, TypeError, f"{label} has dtype float64, expected float32, {rule}", change)
-        for name, field, label, right in PLACES
-        if field in ("mean", "rstd")
-        for rule in [COMPUTE["group" if name in GROUP_NORMS else "row"]]
-        for change in [given(name, field, np.zeros_like(right, np.float64))]
-    ]
-    text = f"has dtype int32, expected {DTYPES}"
+    # Of a result: its dtype, the one that it must have, as what says, and what says so.
+    agreed: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
+        "y": [("float32", "float16", "dtype", {"dtype": "float16"})],
+        "dx": [("float32", "float16", "x_dtype", {"x_dtype": "float16"})],
+        "dresidual": [("float16", "float32", "x", {})],
+        "residual": [
+            ("float16", "float32", "the new residual stream", {}),
+            ("float32", "float16", "the new residual stream", begun),
+        ],
+    }
+    said, statistics, integers = [], [], []
+    for place in PLACES:
+        for wrong, right, of, more in agreed.get(place.field, []):
+            if more.keys() <= parameters_of(place.name):
+                text = f"has dtype {wrong}, expected {right}, that of {of}"
+                said.append(place.case(ValueError, text, np.zeros_like(place.right, wrong), **more))
+        if place.field in ("mean", "rstd"):
+            rule = COMPUTE["group" if place.name in GROUP_NORMS else "row"]
+            text = f"has dtype float64, expected float32, {rule}"
+            statistics.append(place.case(TypeError, text, np.zeros_like(place.right, "f8")))
+        text = f"has dtype int32, expected {DTYPES}"
+        integers.append(place.case(TypeError, text, np.zeros_like(place.right, "i4")))
     return {
         "dtype of out": said,
-        "dtype of a stream": streams,
         "dtype of out's statistics": statistics,
-        "integers in out": in_each_place(
-            TypeError, text, lambda right: np.zeros_like(right, np.int32)
-        ),
+        "integers in out": integers,
     }
 
 
@@ -186,17 +166,16 @@ def unaligned(array: Any) -> Any:
 
 def absent() -> Table:
     found = []
-    for name, field, label, right in PLACES:
-        operand = "x" if field == "dresidual" else field[1:]
-        if name not in taking("needs"):
+    for place in PLACES:
+        operand = "x" if place.field == "dresidual" else place.field.removeprefix("d")
+        if "needs" not in parameters_of(place.name):
             continue
-        out = given(name, field, right)
         others = tuple({"x", "weight", "bias"} - {operand})
-        found.append(Case(name, ValueError, f"{label} {ABSENT}", out | {"needs": others}))
+        found.append(place.case(ValueError, ABSENT, place.right, needs=others))
         if operand in ("weight", "bias", "gate"):
-            told = out | {operand: None} | ({"weight_offset": 0.0} if operand == "weight" else {})
-            told = told if name in taking("weight_offset") else out | {operand: None}
-            found.append(Case(name, ValueError, f"{label} {ABSENT}", told))
+            more = {operand: None, "weight_offset": 0.0}
+            more = {key: more[key] for key in more.keys() & parameters_of(place.name)}
+            found.append(place.case(ValueError, ABSENT, place.right, **more))
     for field, shape in (("dweight", 8), ("dbias", 8), ("dgate", (5, 8))):
         out = {"out": NormGrads(**{field: np.zeros(shape, np.float32)})}
         found.append(Case("l2_norm_backward", ValueError, f"out.{field} {ABSENT}", out))
@@ -216,8 +195,9 @@ def absent() -> Table:
 def unwritable() -> Table:
     return {
         "out that cannot be written to": [
-            *in_each_place(ValueError, UNWRITABLE, read_only),
-            *in_each_place(ValueError, UNWRITABLE, unaligned),
+            place.case(ValueError, UNWRITABLE, make(place.right))
+            for place in PLACES
+            for make in (read_only, unaligned)
         ]
     }
 
@@ -225,18 +205,23 @@ def unwritable() -> Table:
 def accumulators() -> Table:
     found = []
     expected = "expected an array of float32 or float64 to add to, as accumulate is True"
-    for name, field, label, right in PLACES:
-        if field in ("dweight", "dbias"):
-            rest = {key: a for key, a in call_of(name).out.items() if key != field}
-            for out in (None, call_of(name).out_of(rest)):
-                first = field if out is not None or field == "dweight" else "dweight"
-                text = f"out.{first} is None, {expected}"
-                found.append(Case(name, ValueError, text, {"out": out, "accumulate": True}))
+    for place in PLACES:
+        if place.field in ("dweight", "dbias"):
+            call = call_of(place.name)
+            kinds = [(None, "None")]
             for dtype in ("float16", "bfloat16"):
-                narrow = np.zeros(right.shape, getattr(ml_dtypes, dtype, dtype))
-                out, text = rest | {field: narrow}, f"{label} is of dtype {dtype}, {expected}"
-                change = {"out": call_of(name).out_of(out), "accumulate": True}
-                found.append(Case(name, ValueError, text, change))
+                narrow = np.zeros(8, getattr(ml_dtypes, dtype, dtype))
+                kinds.append((narrow, f"of dtype {dtype}"))
+            for wrong, got in kinds:
+                change = {"out": call.out_of(call.out | {place.field: wrong}), "accumulate": True}
+                text = f"{place.label} is {got}, {expected}"
+                found.append(Case(place.name, ValueError, text, change))
+            if place.field == "dweight":
+                change, text = (
+                    {"out": None, "accumulate": True},
+                    f"{place.label} is None, {expected}",
+                )
+                found.append(Case(place.name, ValueError, text, change))
     return {"accumulate": found}
 
 
