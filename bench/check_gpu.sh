@@ -94,7 +94,7 @@ part tests 135 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra
 # What plans do without the features that not every GPU has.
 part features-off 60 env CUNORM_FEATURES=none \
   "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}" \
-  tests/gpu/test_clusters.py tests/gpu/test_row_norms.py tests/gpu/test_row_norm_variants.py
+  tests/gpu/test_clusters.py tests/operators/test_named_norms.py tests/operators/test_variants.py
 sanitize memcheck
 sanitize racecheck
 part timings 75 "$python" -m bench --device cuda --seconds-total 50 --seconds 0.2 \

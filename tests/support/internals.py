@@ -3,6 +3,7 @@
 
 from cunorm import _again, _arrays, _backend, _cluster_fit, _cpu, _cuda, _plan, _scratch
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
+from cunorm._arrays import _numpy as numpy_arrays
 from cunorm._arrays._cupy import Cupy
 from cunorm._arrays._dlpack import DLPack, read_capsule
 from cunorm._arrays._numpy import Numpy
@@ -65,6 +66,7 @@ __all__ = [
     "group_tolerance",
     "host_frameworks",
     "kernel_folder",
+    "numpy_arrays",
     "numpy_view",
     "operators_of",
     "read_capsule",
