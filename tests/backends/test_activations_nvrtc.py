@@ -6,8 +6,8 @@ No GPU is needed. The kernel takes one point a thread.
 
 import pytest
 
-from cunorm._sources import source_text
 from tests.support.activation_formulas import NAMES
+from tests.support.internals import source_text
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from tests.support.nvrtc import CUPY_OPTIONS, resource_usage  # it needs CuPy
@@ -26,6 +26,7 @@ extern "C" __global__ void probe(const C* z, C* value, C* slope) {
   }
 }
 """
+MORE = (("float", "75"), ("double", "75"), ("double", "90"))
 SLOW_PATH = b"slowpath"  # in the name of the subroutine that ptxas adds for a division
 
 
@@ -52,8 +53,13 @@ def compiled(text, name, kind, target, value=1, slope=1):
         nvrtc.destroyProgram(program)
 
 
-@pytest.mark.parametrize("architecture", ["75", "90"])
-@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [
+        ("float", "90"),
+        *(pytest.param(*told, marks=pytest.mark.exhaustive) for told in MORE),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_activation_stays_in_registers(text, name, kind, architecture):
     cubin, log = compiled(text, name, kind, f"sm_{architecture}")

@@ -1,56 +1,115 @@
 # SPDX-License-Identifier: MIT
-"""`cache_info` counts what is kept of compiled kernels; `clear_cache` removes ours, and no more."""
+"""What is kept of compiled kernels: shared by processes, whole, counted; ours alone is removed."""
 
 from __future__ import annotations
 
 import os
+import signal
+import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import cunorm
-from cunorm import _cache, _cpu, _cuda, _sources
-from cunorm._builds import Build
-from cunorm._cpu import _compile
-from tests.backends.test_cpu_build import ANSWERS, posix, script
-from tests.support import described
-from tests.support.processes import in_process
+from tests.support.caches import (
+    ANSWERS,
+    check,
+    compiled,
+    compiles,
+    libraries,
+    own_cache,
+    posix,
+    script,
+)
+from tests.support.internals import _cache, _sources, kernel_folder
+from tests.support.processes import ROOT, in_process
 
-pytestmark = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
+pytestmark = compiles
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 
-X = np.array([[3, 4, 0, 0]], dtype=np.float32)
-Y = np.array([[0.6, 0.8, 0, 0]], dtype=np.float32)
+CALL = "import numpy, cunorm; print(cunorm.l2_norm(numpy.array([[3, 4, 0, 0]], numpy.float32)))"
 
 
-@pytest.fixture
-def folder(monkeypatch, tmp_path) -> Path:
-    return described.with_a_cache_at(tmp_path, monkeypatch)
+def started(cache: Path, call: str = CALL, **environment: str) -> subprocess.Popen:
+    """Make a call in another process."""
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
+    told = {**os.environ, "CUNORM_CACHE_DIR": os.fspath(cache), **environment}
+    return subprocess.Popen(command, env=told, cwd=ROOT, start_new_session=True)
 
 
-@pytest.fixture
-def compiled(monkeypatch) -> list[str]:
-    return described.compiles(monkeypatch)
+# --- what is kept ---------------------------------------------------------------------------------
 
 
-def check() -> None:
-    np.testing.assert_allclose(cunorm.l2_norm(X), Y, rtol=1e-6)
+def test_processes_that_compile_the_same_at_once_share_it_and_the_next_compiles_nothing(
+    tmp_path, monkeypatch
+):
+    children = [started(tmp_path / "cache") for _ in range(2)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    with own_cache(tmp_path) as cache:
+        found, (library,) = compiled(monkeypatch), cache.iterdir()
+        before = library.stat().st_mtime_ns
+        check()
+        assert found == []
+        assert [path.stat().st_mtime_ns for path in cache.iterdir()] == [before]
 
 
-def libraries(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.so"))
+def test_a_damaged_library_is_compiled_again(tmp_path):
+    """A loader refuses an empty one, and crashes on what is left of one that is cut."""
+    in_process(
+        "import pathlib\n"
+        "from tests.support import described\n"
+        "check(0, False)\n"
+        "(library,) = pathlib.Path(os.environ['CUNORM_CACHE_DIR']).iterdir()\n"
+        "whole = library.read_bytes()\n"
+        "one_bit = bytes([whole[3000] ^ 1])\n"
+        "for damaged in (b'', whole[:4096], whole[:3000] + one_bit + whole[3001:]):\n"
+        "    library.unlink()  # as its old content is mapped\n"
+        "    library.write_bytes(damaged)\n"
+        "    described.forget()\n"
+        "    check(0, False)\n"
+        "    assert library.read_bytes() != damaged",
+        CUNORM_CACHE_DIR=os.fspath(tmp_path),
+    )
+
+
+@posix
+def test_the_cache_is_a_folder_of_the_user_alone(folder):
+    assert cunorm.cache_info().folder == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@posix
+@pytest.mark.parametrize("how", ["others may write", "it is a file", "it cannot be made"])
+def test_a_cache_that_is_not_private_is_not_used(tmp_path, how):
+    cache = tmp_path / "cache"
+    if how == "others may write":
+        cache.mkdir()
+        cache.chmod(0o777)
+    elif how == "it is a file":
+        cache.touch()
+    else:
+        cache.symlink_to(tmp_path / "no" / "such")
+    with own_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
+        assert cunorm.cache_info().folder != cache
+        check()
+        assert cunorm.cache_info().libraries == 1
+    assert how != "others may write" or not list(cache.iterdir())
 
 
 # --- what is counted ------------------------------------------------------------------------------
 
 
-def test_files_bytes_and_what_is_loaded_are_counted(folder, compiled):
-    empty = cunorm.cache_info()
-    assert empty[:4] == (folder, 0, 0, 0)
+def test_files_bytes_and_what_is_loaded_are_counted(folder):
+    assert cunorm.cache_info()[:4] == (folder, 0, 0, 0)
     check()
     (library,) = libraries(folder)
     size = library.stat().st_size
@@ -76,155 +135,105 @@ def test_nothing_is_imported_to_say_where_cupys_cache_is(tmp_path):
 # --- what is removed ------------------------------------------------------------------------------
 
 
-def test_a_call_after_clear_cache_compiles_anew_and_is_right(folder, compiled):
+def test_a_call_after_clear_cache_compiles_anew_and_is_right(folder, monkeypatch):
+    found = compiled(monkeypatch)
     check()
     (library,) = libraries(folder)
     size = library.stat().st_size
     assert cunorm.clear_cache() == (1, size)
     assert libraries(folder) == []
     assert cunorm.cache_info()[1:4] == (0, 0, 0)
+    assert not any(plan.cache_info().currsize for plan in _cache._PLANS), "nor how to launch it"
     for _ in range(2):
         check()
     assert libraries(folder) == [library]
-    assert compiled == ["row_norm_forward"] * 2
+    assert found == ["row_norm_forward"] * 2
     assert cunorm.cache_info()[1:4] == (1, size, 1)
 
 
-def test_so_does_a_group_norm_that_was_called_before_with_the_same_arrays(folder, compiled):
+def test_so_does_a_group_norm_that_was_called_before_with_the_same_arrays(folder, monkeypatch):
+    found = compiled(monkeypatch)
     x, out, workspace = np.ones((1, 2, 4), np.float32), np.ones((1, 2, 4)), np.empty(1024)
     for _ in range(2):
         for _ in range(2):
             cunorm.group_norm(x, 2, out=out, workspace=workspace)
             assert (out == 0).all()
         cunorm.clear_cache()
-    assert compiled == ["group_norm_forward"] * 2
+    assert found == ["group_norm_forward"] * 2
 
 
 @linux
-@pytest.mark.parametrize("times", [0, 10_000])
-def test_a_call_after_clear_cache_loads_the_new_file(folder, monkeypatch, times):
-    monkeypatch.setattr(_compile, "_times_forgotten", times)
+def test_a_call_after_clear_cache_loads_the_new_file(folder):
     for _ in range(2):
         check()
         cunorm.clear_cache()
     check()
-    assert [path.suffix for path in folder.iterdir()] == [".so"], "nothing else stays there"
-    mapped = [
-        line.split(maxsplit=5)
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if str(folder) in line
-    ]
-    (library,) = libraries(folder)
-    inode = str(library.stat().st_ino)
-    assert {place[4] for place in mapped if not place[5].endswith("(deleted)")} == {inode}
+    (library,) = folder.iterdir()  # nothing else stays there
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split(maxsplit=5) for line in lines if str(folder) in line]
+    inodes = {place[4] for place in mapped if not place[5].endswith("(deleted)")}
+    assert inodes == {str(library.stat().st_ino)}
     assert any(place[5].endswith("(deleted)") for place in mapped), "what was loaded stays mapped"
 
 
 @posix
-def test_only_files_named_as_ours_are_removed(folder, tmp_path_factory):
+def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):
     digest = "0123456789abcdef" * 2
     ours = [f"row_norm_forward-{digest}.so", f"param_grad-{digest}.so"]
-    others = [
-        f"row_norm_forward-{digest}.so.bak",
-        f"row_norm_forward-{digest[1:]}.so",
-        f"row_norm_forward-{digest}0.so",
-        f"row_norm_forward-{digest.upper()}.so",
-        f"-{digest}.so",
-        f"{digest}.so",
-        "numpy.so",
-        "notes.txt",
-    ]
-    for name in (*ours, *others):
-        (folder / name).write_bytes(b"123")
-    (folder / f"folder-{digest}.so").mkdir()
+    helping = [f"headers-{digest}.h.gch", f"refused-{digest}.json"]
+    forward = f"row_norm_forward-{digest}"
+    others = [f"{forward}.so.bak", f"{forward[:-1]}.so", f"{forward}0.so", f"{forward.upper()}.so"]
+    others += [f"-{digest}.so", f"{digest}.so", "numpy.so", "notes.txt", "headers-0.h.gch"]
+    cunorm.cache_info()  # which makes the folder
     (folder / "tmpabc").mkdir()
-    (folder / "tmpabc" / ours[0]).write_bytes(b"123")
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / ours[0]
-    elsewhere.write_bytes(b"123")
+    elsewhere, within = tmp_path / ours[0], folder / "tmpabc" / ours[0]
+    for path in (*(folder / name for name in (*ours, *helping, *others)), elsewhere, within):
+        path.write_bytes(b"123")
+    (folder / f"folder-{digest}.so").mkdir()
     (folder / f"link-{digest}.so").symlink_to(elsewhere)
-    assert cunorm.clear_cache() == (2, 6)
+    assert cunorm.cache_info()[1:3] == (2, 12)
+    assert cunorm.clear_cache() == (4, 12)
     left = {path.name for path in folder.iterdir()}
     assert left == {*others, f"folder-{digest}.so", "tmpabc", f"link-{digest}.so"}
     assert elsewhere.exists()
-    assert (folder / "tmpabc" / ours[0]).exists()
+    assert within.exists()
 
 
 @posix
 def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
     """The folder of one that runs now is not touched, nor what only looks like such a folder."""
-    cache, waits = tmp_path / "cache", "while true; do sleep 0.1; done"
-    in_process(
-        "import pathlib, subprocess, time\n"
-        "call = 'import numpy, cunorm; cunorm.l2_norm(numpy.ones((1, 4)))'\n"
-        "cache = pathlib.Path(os.environ['CUNORM_CACHE_DIR'])\n"
-        "child = subprocess.Popen([sys.executable, '-c', call], start_new_session=True)\n"
-        "while not list(cache.glob('*/*.cpp')):\n"
-        "    time.sleep(0.05)\n"
-        "os.killpg(child.pid, 9)\n"
-        "child.wait()\n"
-        "assert cunorm.clear_cache().files == 0",
-        CXX=script(tmp_path, f"{ANSWERS}{waits}"),
-        CUNORM_CACHE_DIR=os.fspath(cache),
-    )
-    (left,) = cache.iterdir()
-    (source,) = left.iterdir()
-    old = time.time() - 25 * 60 * 60
-    (cache / "mine").mkdir()
-    (cache / f"{left.name}0").symlink_to(tmp_path)
-    for path in (left, cache / "mine"):
-        os.utime(path, (old, old))
-    in_process(
-        f"assert cunorm.clear_cache() == (1, {source.stat().st_size})",
-        CUNORM_CACHE_DIR=os.fspath(cache),
-    )
-    assert {path.name for path in cache.iterdir()} == {"mine", f"{left.name}0"}
+    waits = script(tmp_path, f"{ANSWERS}while true; do sleep 0.1; done")
+    child = started(tmp_path / "cache", CXX=waits)
+    while not list(tmp_path.glob("cache/*/*.cpp")) and child.poll() is None:
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    with own_cache(tmp_path) as cache:
+        assert cunorm.clear_cache().files == 0
+        (left,) = cache.iterdir()
+        (source,) = left.iterdir()
+        size, old = source.stat().st_size, time.time() - 25 * 60 * 60
+        (cache / "mine").mkdir()
+        (cache / f"{left.name}0").symlink_to(tmp_path)
+        for path in (left, cache / "mine"):
+            os.utime(path, (old, old))
+        assert cunorm.clear_cache() == (1, size)
+        assert {path.name for path in cache.iterdir()} == {"mine", f"{left.name}0"}
     assert (tmp_path / "compiler").exists()
 
 
-def test_a_file_that_another_process_removes_meanwhile_is_not_counted(folder, monkeypatch):
-    check()
-    found = list(_cache._libraries())
-    gone = (folder / f"row_norm_forward-{'f' * 32}.so", 7)
-    monkeypatch.setattr(_cache, "_libraries", lambda: [gone, *found])
-    assert cunorm.clear_cache() == (1, found[0][1])
-
-
-def test_what_was_planned_is_forgotten(folder):
-    check()
-    for index in range(2):
-        assert any(plan.cache_info().currsize for plan in _cache._PLANS) is (index == 0)
-        cunorm.clear_cache()
-
-
-def test_sources_are_read_anew(folder, compiled, monkeypatch, tmp_path_factory):
-    check()
-    sources = tmp_path_factory.mktemp("kernels_cu")
-    for path in _sources.kernel_folder().iterdir():
+def test_sources_are_read_anew(folder, monkeypatch, tmp_path):
+    found, sources = compiled(monkeypatch), tmp_path / "kernels"
+    sources.mkdir()
+    for path in kernel_folder().iterdir():
         (sources / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(_sources, "kernel_folder", lambda: sources)
     check()
-    assert len(compiled) == 1
+    monkeypatch.setattr(_sources, "kernel_folder", lambda: sources)
     (first,) = libraries(folder)
     kernel = sources / "row_norm_forward.cu"
     kernel.write_text(kernel.read_text("utf-8") + "// edited\n", "utf-8")
     cunorm.clear_cache()
     check()
-    assert len(compiled) == 2
+    assert len(found) == 2
     assert libraries(folder) != [first]
-    monkeypatch.undo()
     _sources.source_text.cache_clear()
-
-
-def test_cuda_kernels_are_forgotten(folder, monkeypatch):
-    compiled = []
-    kernel = SimpleNamespace(compile=lambda: compiled.append(1))
-    monkeypatch.setattr(_cuda, "_cupy", lambda: SimpleNamespace(RawKernel=lambda *args: kernel))
-    monkeypatch.setattr(_cuda, "compile_options", lambda build: ())
-    monkeypatch.setattr(_cuda, "source_text", lambda kernel: "")
-    _cuda.forget()
-    for times in (1, 2):
-        for _ in range(2):
-            _cuda._ready(Build("probe", ()), 0)
-            assert (cunorm.cache_info().cuda_kernels, len(compiled)) == (1, times)
-        cunorm.clear_cache()
-        assert cunorm.cache_info().cuda_kernels == 0

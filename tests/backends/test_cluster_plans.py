@@ -8,25 +8,34 @@ from itertools import product
 
 import pytest
 
-from cunorm._builds import BackwardTypes, Formula, ForwardTypes, Launch
-from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
-from cunorm._features import NONE, Features
-from cunorm._plan import GRID_LIMIT, Walk, cuda_backward, cuda_forward, workspace_size
+from tests.support.internals import (
+    BFLOAT16,
+    DTYPES,
+    FLOAT32,
+    FLOAT64,
+    GRID_LIMIT,
+    NONE,
+    BackwardTypes,
+    Features,
+    Formula,
+    ForwardTypes,
+    Launch,
+    Walk,
+    cuda_backward,
+    cuda_forward,
+    workspace_size,
+)
 
 WITH_CLUSTERS = Features(clusters=True)
 WIDTHS = (64, 1000, 8192, 8193, 16384, 20001, 32768, 65536, 100003, 131072, 262144, 2**20)
 SM_COUNT = 132
 
 
-def walks() -> Iterator[Walk]:
-    """Yield few rows and many, of every width, in one group and several."""
-    for rows, width, groups in product((1, 5000, 2**31), WIDTHS, (1, 3)):
-        yield Walk(rows, width, groups)
-
-
 def launches(features: Features) -> Iterator[tuple[Walk, Launch]]:
     """Yield the plans of forwards and backwards of every dtype, gated and not."""
-    for dtype, gated, walk in product(DTYPES.values(), (False, True), walks()):
+    shapes = product((1, 5000, 2**31), WIDTHS, (1, 3))
+    for dtype, gated, shape in product(DTYPES.values(), (False, True), shapes):
+        walk = Walk(*shape)
         compute = FLOAT64 if dtype is FLOAT64 else FLOAT32
         gate, formula = (dtype, Formula(activation="silu")) if gated else (None, Formula())
         forward = ForwardTypes(compute, x=dtype, y=dtype, gate=gate, formula=formula)
@@ -42,7 +51,7 @@ def test_no_clusters_are_planned_where_they_are_off(features):
     assert {launch.build.cluster for _, launch in launches(features)} == {1}
 
 
-def test_a_grid_is_whole_clusters_of_every_group_and_no_more_than_there_are_rows():
+def test_a_grid_is_whole_clusters_of_every_group_whose_sums_fit_the_workspace():
     sizes = set()
     for walk, launch in launches(WITH_CLUSTERS):
         cluster = launch.build.cluster
@@ -53,14 +62,10 @@ def test_a_grid_is_whole_clusters_of_every_group_and_no_more_than_there_are_rows
         assert launch.grid <= GRID_LIMIT
         if launch.build.kernel == "row_norm_backward":
             assert launch.parts == clusters
+            if cluster > 1:
+                size = workspace_size(FLOAT32, walk, SM_COUNT)
+                assert launch.sums_size * FLOAT32.itemsize <= size
     assert sizes == {1, 2, 4, 8, 16}
-
-
-def test_partial_sums_of_clusters_fit_the_workspace():
-    for walk, launch in launches(WITH_CLUSTERS):
-        if launch.build.kernel == "row_norm_backward" and launch.build.cluster > 1:
-            size = workspace_size(FLOAT32, walk, SM_COUNT)
-            assert launch.sums_size * FLOAT32.itemsize <= size
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(FLOAT32, 8192), (BFLOAT16, 16384)])

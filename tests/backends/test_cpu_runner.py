@@ -9,10 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from cunorm import _cpu
-from cunorm._cpu import Task, _compile, runner
+import cunorm
+from tests.support.caches import compiles
+from tests.support.internals import Task, _compile, compiler, runner
 
-pytestmark = pytest.mark.skipif(_cpu.compiler() is None, reason="needs a C++ compiler")
+pytestmark = compiles
 
 # A block notes which thread ran it, how often it ran, when it began and ended by a clock that all
 # kernels share, and where some other array is. The first block of a grid dawdles.
@@ -49,7 +50,7 @@ def entry(tmp_path_factory):
     source, library = folder / "note.cpp", folder / "note.so"
     source.write_text(KERNEL)
     includes = [f"-I{_compile._HOST}", f"-I{_compile._INCLUDE}", "-Ikernels_cu"]
-    command = [*_cpu.compiler().command, "-std=c++17", "-O1", "-fopenmp", "-shared", "-fPIC"]
+    command = [*compiler().command, "-std=c++17", "-O1", "-fopenmp", "-shared", "-fPIC"]
     subprocess.run([*command, *includes, str(source), "-o", str(library)], check=True)
     return _compile.entry_of(ctypes.CDLL(str(library)))
 
@@ -80,7 +81,7 @@ def for_each(*notes_of_tasks):
 def test_each_block_runs_once_after_the_kernels_before(entry, grids, threads):
     """As often as they are run, on arrays that are others each time."""
     run = runner(tasks_of(entry, grids), lambda pointers: for_each(*pointers), len(grids) + 1)
-    _cpu.set_num_threads(threads)
+    cunorm.set_num_threads(threads)
     try:
         for _ in range(2):
             notes, clock = [notes_of(grid) for grid in grids], np.zeros(1, np.int64)
@@ -90,7 +91,7 @@ def test_each_block_runs_once_after_the_kernels_before(entry, grids, threads):
             for before, after in pairwise(notes):
                 assert before[:, 2].max() < after[:, 1].min()
     finally:
-        _cpu.set_num_threads(None)
+        cunorm.set_num_threads(None)
 
 
 def test_little_work_stays_on_the_thread_that_calls(entry):
@@ -107,12 +108,12 @@ def test_little_work_stays_on_the_thread_that_calls(entry):
         kernels = runner(tasks, lambda pointers: for_each(*pointers), len(notes) + 1)
         kernels(address_of(*notes, clock))
 
-    _cpu.set_num_threads(2)
+    cunorm.set_num_threads(2)
     try:
         run(few=100)
         run(many=1 << 20, alone=100)
     finally:
-        _cpu.set_num_threads(None)
+        cunorm.set_num_threads(None)
     (own,) = set(few[:, 3])
     assert set(alone[:, 3]) == {own}
     assert len(set(many[:, 3])) == 2

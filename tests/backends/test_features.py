@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from cunorm.__main__ import main
-from tests.support.internals import Features, features_of
+import cunorm
+from tests import softgpu
+from tests.support.internals import Features, _backend, _cuda, features_of, main
+from tests.support.operands import assert_same_bits, draw
 
 VARIABLE = "CUNORM_FEATURES"
 OFF, COPIES = Features(), Features(async_copies=True)
@@ -71,3 +74,33 @@ def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, cap
     printed = capsys.readouterr().out
     assert f"on from compute capability 9.0: {VARIABLE}=clusters" in printed
     assert f"off: {VARIABLE}=clusters" in printed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
+def test_a_gpu_without_room_for_16_blocks_has_8_of_twice_the_threads_and_the_same_bits(monkeypatch):
+    import cupy
+
+    launched, launch, x = [], _cuda.launch, draw("x", (3, 100_003), "float32")
+
+    def noted(what, *rest):
+        launched.append((what.build.cluster, what.block))
+        launch(what, *rest)
+
+    def forward(room):
+        try:
+            with softgpu.settings(largest_cluster=room):
+                return cunorm.rms_norm_forward(cupy.asarray(x))
+        finally:
+            _cuda.fits_cluster.cache_clear()
+            _backend.forget()
+
+    monkeypatch.setattr(_cuda, "launch", noted)
+    _cuda.fits_cluster.cache_clear()
+    _backend.forget()
+    wide, narrow = forward(16), forward(8)
+    assert launched == [(16, 256), (8, 512)]
+    for one, other in ((wide.y, narrow.y), (wide.rstd, narrow.rstd)):
+        assert_same_bits(other.get(), one.get())
+    exact = cunorm.reference.rms_norm(x)
+    np.testing.assert_allclose(narrow.y.get(), exact, rtol=0, atol=1e-5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""NVRTC compiles the kernels for every architecture, without a GPU, and nothing spills.
+"""NVRTC compiles the row norms for every architecture, without a GPU, and nothing spills.
 
 `pytest -m exhaustive tests/backends/test_nvrtc.py` compiles every build of `all_builds` for sm_90,
 and the rest of the cover for all.
@@ -8,23 +8,34 @@ and the rest of the cover for all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 
 import pytest
 
-from cunorm._activations import ACTIVATIONS
-from cunorm._builds import BackwardTypes, Build, Formula, ForwardTypes, ParamGradTypes
-from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
-from cunorm._features import NONE, Features
-from cunorm._plan import Walk, cuda_backward, cuda_forward, cuda_param_grad
 from tests.support.covers import Case, everything, pairwise
+from tests.support.internals import (
+    ACTIVATIONS,
+    DTYPES,
+    FLOAT32,
+    FLOAT64,
+    NONE,
+    BackwardTypes,
+    Build,
+    Features,
+    Formula,
+    ForwardTypes,
+    ParamGradTypes,
+    Walk,
+    cuda_backward,
+    cuda_forward,
+    cuda_param_grad,
+)
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
-from tests.support.nvrtc import compile_cubin, resource_usage  # it needs CuPy
+from tests.support.nvrtc import SHARES, each_share, spilling  # it needs CuPy
 
-ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
 ROWS, SM_COUNT = 1 << 20, 132  # so many rows that each block has some
-SHARED_LIMIT = 48 << 10
 # One width or more of each kind of plan: teams within a warp, of a block, streamed; odd ones too.
 WIDTHS = (1, 100, 1000, 5003, 8192, 20001, 65536, 100003, 131072)
 MORE_WIDTHS = (256, 3072, 4096, 16384, 32768, 262144)
@@ -134,6 +145,7 @@ def param_grad_build(case: Case) -> Build:
     return cuda_param_grad(ParamGradTypes(*types, case["accumulate"]), 4096).build
 
 
+@cache
 def cover() -> list[Build]:
     """Return builds among which every two choices of a kernel's operands meet."""
     builds = [forward_build(case) for case in pairwise(FORWARD)]
@@ -165,37 +177,7 @@ def all_builds() -> Iterator[Build]:
     yield from map(param_grad_build, everything(PARAM_GRAD))
 
 
-def spilling(builds: list[Build], architecture: str) -> list[str]:
-    """Compile builds and return those whose registers do not hold what they need."""
-    found = []
-    for build in builds:
-        cubin, log = compile_cubin(build, architecture)
-        usage = resource_usage(log)
-        assert cubin
-        spills = usage.spill_stores or usage.spill_loads or usage.stack
-        if (spills and architecture == "90") or usage.shared > SHARED_LIMIT:
-            found.append(f"{build}: {usage}")
-    return found
-
-
-SHARES = 16
-
-
-def shares():
-    """Yield architectures and shares of the cover: in CI half of them for 90, else one of each.
-
-    The text that is compiled is the same for all.
-    """
-    others = [one for one in ARCHITECTURES if one != "90"]
-    for architecture in ARCHITECTURES:
-        for share in range(SHARES):
-            half = architecture == "90" and share % 2 == 0
-            is_kept = half or (share < len(others) and others[share] == architecture)
-            marks = () if is_kept else pytest.mark.exhaustive
-            yield pytest.param(architecture, share, marks=marks)
-
-
-@pytest.mark.parametrize(("architecture", "share"), list(shares()))
+@each_share()
 def test_a_cover_of_the_builds_compiles_for_every_architecture_and_none_spills(architecture, share):
     builds = [build for build in cover()[share::SHARES] if runs_on(build, architecture)]
     assert builds

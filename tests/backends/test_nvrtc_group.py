@@ -1,29 +1,34 @@
 # SPDX-License-Identifier: MIT
 """NVRTC compiles the group norms for every architecture, without a GPU, and nothing spills.
 
-`pytest -m exhaustive tests/test_nvrtc_group.py` compiles every build of `all_builds` for sm_90.
+`pytest -m exhaustive tests/backends/test_nvrtc_group.py` compiles every build of `all_builds` for
+sm_90, and the rest of the cover for all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 import pytest
 
-from cunorm._activations import ACTIVATIONS
-from cunorm._builds import Build
-from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
-from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes, GroupTypes
-from cunorm.group_norm._plan import Schedule, cuda_schedule
-from cunorm.group_norm._tiling import Samples
 from tests.support.covers import Case, everything, pairwise
+from tests.support.internals import (
+    ACTIVATIONS,
+    DTYPES,
+    FLOAT32,
+    FLOAT64,
+    Build,
+    GroupBackwardTypes,
+    GroupForwardTypes,
+    Samples,
+    cuda_schedule,
+)
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
-from tests.support.nvrtc import compile_cubin, resource_usage  # it needs CuPy
+from tests.support.nvrtc import SHARES, each_share, spilling  # it needs CuPy
 
-OTHERS = ("75", "80", "86", "89", "100", "120")  # than 90
-STATIC_SHARED_MEMORY = 48 << 10
 # Positions, channels and groups. Of one launch: few positions, odd sizes, what fills a block of
 # either layout; of three: tiles of some channels.
 SHAPES = ((49, 96, 1), (256, 24, 3), (500, 320, 32), (1024, 64, 4), (4096, 3000, 2))
@@ -61,7 +66,7 @@ def _dtype(case: Case, name: str):
     return {"x": DTYPES[case["x"]], None: None, **DTYPES}[case[name]]
 
 
-def types_of(case: Case) -> GroupTypes:
+def types_of(case: Case):
     """Return the types of a case of FORWARD or BACKWARD."""
     x = DTYPES[case["x"]]
     compute = FLOAT64 if x is FLOAT64 else FLOAT32
@@ -76,7 +81,7 @@ def types_of(case: Case) -> GroupTypes:
     )
 
 
-def schedule(case: Case) -> Schedule:
+def schedule(case: Case):
     """Return the launches of a case."""
     where = Samples(4, *case["shape"], case["channels_last"])
     return cuda_schedule(types_of(case), where, case["access"])
@@ -87,6 +92,7 @@ def builds(cases: Iterable[Case]) -> list[Build]:
     return list(dict.fromkeys(one.build for case in cases for one in schedule(case).passes))
 
 
+@cache
 def cover() -> list[Build]:
     """Return builds among which every two choices of a kernel's operands meet.
 
@@ -116,22 +122,6 @@ def all_builds() -> Iterator[Build]:
     yield from builds(everything(BACKWARD | aligned | used))
 
 
-def too_much(builds: list[Build], architecture: str) -> list[str]:
-    """Compile builds; return those that spill, or take more shared memory than there is."""
-    found = []
-    for build in builds:
-        cubin, log = compile_cubin(build, architecture)
-        usage = resource_usage(log)
-        assert cubin
-        spills = usage.spill_stores or usage.spill_loads or usage.stack
-        if (spills and architecture == "90") or usage.shared > STATIC_SHARED_MEMORY:
-            found.append(f"{build}: {usage}")
-    return found
-
-
-SHARES = 8
-
-
 def test_the_shapes_are_of_both_kinds_of_plans():
     for factors in (FORWARD, BACKWARD):
         kinds = Counter(
@@ -141,17 +131,12 @@ def test_the_shapes_are_of_both_kinds_of_plans():
         assert min(kinds.values()) >= 3
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-def test_a_cover_of_the_builds_compiles_for_sm_90_and_none_spills(share):
-    assert not too_much(cover()[share::SHARES], "90")
-
-
-@pytest.mark.parametrize("architecture", OTHERS)
-def test_other_architectures_compile_some_of_the_builds_each(architecture):
-    assert not too_much(cover()[OTHERS.index(architecture) :: 3 * len(OTHERS)], architecture)
+@each_share()
+def test_a_cover_of_the_builds_compiles_for_every_architecture_and_none_spills(architecture, share):
+    assert not spilling(cover()[share::SHARES], architecture)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("share", range(200))
 def test_every_build_compiles_for_sm_90_and_none_spills(share):
-    assert not too_much(list(all_builds())[share::200], "90")
+    assert not spilling(list(all_builds())[share::200], "90")

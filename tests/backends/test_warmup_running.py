@@ -6,25 +6,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from inspect import signature
 
 import numpy as np
 import pytest
 
 import cunorm
-from cunorm import _cpu, _cuda, _info, _warmup
-from cunorm.__main__ import main
-from cunorm._builds import Build
-from cunorm._cpu import _compile
-from tests.backends.test_cuda_backend import FakeCupy
-from tests.support import described
 from tests.support.calls import raises
+from tests.support.internals import _compile, _cpu, _info, _warmup, _warmup_command, main
 
 TRAINING = ("rms_norm_forward", "rms_norm_backward")  # three builds
-
-
-@pytest.fixture
-def loads(monkeypatch) -> list[Build]:
-    return described.loads(monkeypatch)
 
 
 def warm(ops=TRAINING, widths=64, dtypes="float32", **more):
@@ -131,59 +122,38 @@ FLOATS = "expected float16, bfloat16, float32 or float64"
     ("wrong", "error", "text"),
     [
         ({"ops": "rms"}, ValueError, "ops is 'rms', expected 'add_layer_norm', "),
-        ({"ops": "workspace_size"}, ValueError, "ops is 'workspace_size', expected "),
         ({"ops": cunorm.rms_norm}, TypeError, "ops is <function rms_norm"),
         ({"ops": []}, ValueError, "ops is [], expected at least one"),
-        ({"widths": ()}, ValueError, "widths is (), expected at least one"),
         ({"widths": [64, 0]}, ValueError, "widths is 0, expected at least 1"),
-        ({"widths": 64.0}, TypeError, "widths is 64.0, expected an int"),
         ({"widths": np.array([8, 16])}, TypeError, "widths is array([ 8, 16]), expected an int"),
-        ({"widths": np.array([8])}, TypeError, "widths is array([8]), expected an int"),
-        ({"rows": np.array(8)}, TypeError, "rows is array(8), expected an int"),
-        ({"ops": np.array(["rms_norm"])}, TypeError, "ops is array(['rms_norm'], dtype='<U8'), ex"),
         ({"dtypes": np.array("float32")}, TypeError, "dtypes is array('float32', dtype='<U7'), "),
         ({"widths": 2**31}, ValueError, "x of shape (8, 2147483648) has rows of 2147483648"),
         ({"rows": -1}, ValueError, "rows is -1, expected at least 1"),
         ({"dtypes": "float8"}, TypeError, f"dtypes is 'float8', {FLOATS}"),
         ({"weight": "int8"}, TypeError, f"weight is 'int8', {FLOATS}, or True, False or None"),
         ({"weight": np.ones(3)}, TypeError, f"weight is array([1., 1., 1.]), {FLOATS}, or True, "),
-        ({"weight": 1}, TypeError, f"weight is 1, {FLOATS}, or True, False or None"),
-        ({"residual": 32}, TypeError, "residual is "),
         ({"d_residual": "half"}, TypeError, f"d_residual is 'half', {FLOATS}, or True, False or N"),
-        ({"d_residual": np.ones(2)}, TypeError, f"d_residual is array([1., 1.]), {FLOATS}, or "),
-        ({"dtype": float}, TypeError, "dtype is "),
         ({"groups": 3}, ValueError, "groups is 3, expected a divisor of 64"),
         ({"center": True}, ValueError, "center is True, which none of ['rms_norm_forward', "),
         ({"ops": "rms_norm", "bias": True}, ValueError, "bias is True, which rms_norm does not"),
-        ({"ops": "l2_norm", "weight": np.dtype("f8")}, ValueError, "weight is dtype('float64'), "),
         ({"ops": "l2_norm", "needs": ("x",)}, ValueError, "needs is ('x',), which l2_norm does"),
-        ({"ops": "l2_norm", "weight": np.ones(2)}, ValueError, "weight is array([1., 1.]), which"),
-        ({"ops": "l2_norm", "needs": np.ones(4)}, ValueError, "needs is array([1., 1., 1., 1.]),"),
-        ({"center": np.ones(2)}, ValueError, "center is array([1., 1.]), which none of ['rms_nor"),
         ({"ops": "rms_norm", "residual": [False, "float32"]}, ValueError, "residual is 'float32'"),
         ({"weight": False, "weight_offset": 1.0}, ValueError, "weight_offset is 1.0, expected 0"),
         ({"gate_activation": "mish"}, ValueError, "gate_activation is 'mish', expected 'ident"),
-        ({"round_before_weight": 1}, TypeError, "round_before_weight is 1, expected True or F"),
         ({"needs": ("x", "y")}, ValueError, "needs is ('x', 'y'), expected a tuple of 'x', "),
         ({"accumulate": "no"}, TypeError, "accumulate is 'no', expected True or False"),
         ({"positions": 9}, ValueError, "positions is 9, which none of ['rms_norm_forward', "),
-        ({"layout": "channels_first"}, ValueError, "layout is 'channels_first', which none of ["),
-        ({"activation": "silu"}, ValueError, "activation is 'silu', which none of ['rms_norm_fo"),
         ({"ops": "instance_norm"}, TypeError, "positions is None, expected an int"),
-        (GROUP | {"num_groups": None}, TypeError, "num_groups is None, expected an int"),
         (GROUP | {"num_groups": 3}, ValueError, "num_groups is 3, expected a divisor of 64, the"),
         (GROUP | {"num_groups": [4, 0]}, ValueError, "num_groups is 0, expected a divisor of 64"),
-        (GROUP | {"positions": (9, 0)}, ValueError, "positions is 0, expected at least 1"),
         (GROUP | {"layout": "NHWC"}, ValueError, "layout is 'NHWC', expected 'channels_last' or"),
         (GROUP | {"activation": "mish"}, ValueError, "activation is 'mish', expected 'identity'"),
         (GROUP | {"groups": 4}, ValueError, "groups is 4, which group_norm does not take"),
-        (GROUP | {"residual": True}, ValueError, "residual is True, which group_norm does not t"),
         (GROUP | {"ops": "instance_norm"}, ValueError, "num_groups is 4, which instance_norm do"),
         ({"workers": 0}, ValueError, "workers is 0, expected at least 1"),
         ({"progress": None}, TypeError, "progress is None, expected True or False"),
         ({"device": "gpu"}, ValueError, "device is 'gpu', expected "),
         ({"device": "cuda:x"}, ValueError, "device is 'cuda:x', expected"),
-        ({"device": None}, ValueError, "device is None, expected"),
     ],
 )
 def test_wrong_input_is_named_before_anything_is_compiled(loads, wrong, error, text):
@@ -214,69 +184,57 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
         warm()
 
 
-def test_without_a_device_the_error_is_the_drivers(monkeypatch):
-    def none():
-        raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
-
-    fake = FakeCupy()
-    fake.cuda.runtime.getDevice = none
-    _cuda._cupy.cache_clear()
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    with pytest.raises(RuntimeError, match=r"^warmup: device is 'cuda': cudaErrorNoDevice: no "):
-        warm(device="cuda")
-    _cuda._cupy.cache_clear()
+@pytest.mark.gpu
+def test_without_a_device_the_error_is_the_drivers():
+    with pytest.raises(RuntimeError, match=r"(?i)^warmup: device is 'cuda:99': .*invalid"):
+        warm(device="cuda:99")
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
+COMMAND = {  # each option as it is typed, the argument and what it is given
+    "--op rms_norm_forward rms_norm": ("ops", ["rms_norm_forward", "rms_norm"]),
+    "--width 64 128": ("widths", [64, 128]),
+    "--dtype bfloat16": ("dtypes", ["bfloat16"]),
+    "--device cpu": ("device", "cpu"),
+    "--rows 8": ("rows", [8]),
+    "--weight float32 no": ("weight", ["float32", False]),
+    "--bias": ("bias", True),
+    "--residual auto": ("residual", ["auto"]),
+    "--gate yes": ("gate", [True]),
+    "--d-residual no": ("d_residual", [False]),
+    "--y-dtype float32": ("dtype", ["float32"]),
+    "--residual-dtype float64": ("residual_dtype", ["float64"]),
+    "--center": ("center", True),
+    "--groups 2 4": ("groups", [2, 4]),
+    "--weight-offset 1": ("weight_offset", [1.0]),
+    "--round-before-weight": ("round_before_weight", True),
+    "--gate-activation tanh": ("gate_activation", ["tanh"]),
+    "--gate-position pre": ("gate_position", ["pre"]),
+    "--num-groups 8 32": ("num_groups", [8, 32]),
+    "--positions 64": ("positions", [64]),
+    "--layout channels_last channels_first": ("layout", ["channels_last", "channels_first"]),
+    "--activation relu": ("activation", ["relu"]),
+    "--needs x": ("needs", ["x"]),
+    "--accumulate": ("accumulate", True),
+    "--workers 3": ("workers", 3),
+    "--quiet": ("progress", False),
+}
+
+
 def test_the_command_has_every_argument_as_an_option(monkeypatch, capsys):
-    given = []
-    done = cunorm._warmup.Warmup(7, 5, 1.25)
-    monkeypatch.setattr(
-        cunorm._warmup_command,
-        "warmup",
-        lambda *args, **more: (given.append((args, more)), done)[1],
-    )
-    text = (
-        "warmup --op rms_norm_forward rms_norm_backward --width 64 128 --dtype bfloat16 --device "
-        "cpu --rows 8 --weight float32 no --bias --residual auto --gate yes --d-residual no "
-        "--quiet --y-dtype float32 --residual-dtype float64 --center --groups 2 4 "
-        "--weight-offset 1 --round-before-weight --gate-activation tanh --gate-position pre "
-        "--num-groups 8 32 --positions 64 --layout channels_last channels_first --activation relu "
-        "--needs x --accumulate --workers 3"
-    )
-    assert main(text.split()) == 0
-    assert given == [
-        (
-            (["rms_norm_forward", "rms_norm_backward"], [64, 128], ["bfloat16"]),
-            {
-                "device": "cpu",
-                "rows": [8],
-                "weight": ["float32", False],
-                "bias": True,
-                "residual": ["auto"],
-                "gate": [True],
-                "d_residual": [False],
-                "dtype": ["float32"],
-                "residual_dtype": ["float64"],
-                "center": True,
-                "groups": [2, 4],
-                "weight_offset": [1.0],
-                "round_before_weight": True,
-                "gate_activation": ["tanh"],
-                "gate_position": ["pre"],
-                "num_groups": [8, 32],
-                "positions": [64],
-                "layout": ["channels_last", "channels_first"],
-                "activation": ["relu"],
-                "needs": ["x"],
-                "accumulate": True,
-                "workers": 3,
-                "progress": False,
-            },
-        )
-    ]
+    given, done = [], _warmup.Warmup(7, 5, 1.25)
+    taken = signature(cunorm.warmup)
+
+    def warmed(*args, **more):
+        given.append(taken.bind(*args, **more).arguments)
+        return done
+
+    monkeypatch.setattr(_warmup_command, "warmup", warmed)
+    assert main(["warmup", *" ".join(COMMAND).split()]) == 0
+    assert given == [dict(COMMAND.values())]
+    assert {*given[0]} == {*taken.parameters}
     said = capsys.readouterr().out
     assert said.startswith("cpu: 7 builds, 5 of them compiled now, in 1.2 s, kept in ")
 

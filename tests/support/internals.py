@@ -1,15 +1,41 @@
 # SPDX-License-Identifier: MIT
 """The one place where tests import private names of cunorm: a change of the package ends here."""
 
-from cunorm import _again, _arrays, _backend, _cluster_fit, _cpu, _cuda, _plan, _scratch
+from cunorm import (
+    _again,
+    _arrays,
+    _backend,
+    _cache,
+    _cluster_fit,
+    _cpu,
+    _cuda,
+    _info,
+    _plan,
+    _scratch,
+    _sources,
+    _warmup,
+    _warmup_command,
+)
+from cunorm.__main__ import main
+from cunorm._activations import ACTIVATIONS
 from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
 from cunorm._arrays import _numpy as numpy_arrays
 from cunorm._arrays._cupy import Cupy
 from cunorm._arrays._dlpack import DLPack, read_capsule
 from cunorm._arrays._numpy import Numpy
 from cunorm._arrays._torch import Torch
-from cunorm._builds import Build, Launch
-from cunorm._cpu import _compile, compiler, thread_count
+from cunorm._builds import BackwardTypes, Build, Formula, ForwardTypes, Launch, ParamGradTypes
+from cunorm._cpu import (
+    Task,
+    _caches,
+    _compile,
+    _compiler,
+    _threads,
+    cache_folder,
+    compiler,
+    runner,
+    thread_count,
+)
 from cunorm._demo import _group_tolerance as group_tolerance
 from cunorm._demo import _tolerance as demo_tolerance
 from cunorm._demo._group_operators import GroupOracle, group_operators_of
@@ -19,46 +45,85 @@ from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
 from cunorm._features import NONE, Features, features_of
 from cunorm._layout import collapsed
 from cunorm._loaded import Cached, Loaded
-from cunorm._plan import MOST_SMS
+from cunorm._plan import (
+    GRID_LIMIT,
+    MOST_SMS,
+    Walk,
+    cpu_forward,
+    cuda_backward,
+    cuda_forward,
+    cuda_param_grad,
+    workspace_size,
+)
 from cunorm._sources import kernel_folder, source_text
 from cunorm.group_norm import _backward as _group_backward
 from cunorm.group_norm import _forward as _group_forward
 from cunorm.group_norm import _plan as _group_plan
+from cunorm.group_norm import _run as _group_run
+from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes
+from cunorm.group_norm._plan import cuda_schedule
+from cunorm.group_norm._tiling import Samples
 from cunorm.row_norm import _backward, _forward
 
 __all__ = [
+    "ACTIVATIONS",
     "BFLOAT16",
     "CPU",
     "DTYPES",
     "FLOAT32",
     "FLOAT64",
+    "GRID_LIMIT",
     "MOST_SMS",
     "NONE",
+    "BackwardTypes",
     "Build",
     "Cached",
     "Cupy",
     "DLPack",
     "Device",
     "Features",
+    "Formula",
+    "ForwardTypes",
+    "GroupBackwardTypes",
+    "GroupForwardTypes",
     "GroupOracle",
     "Launch",
     "Loaded",
     "Numpy",
     "Oracle",
+    "ParamGradTypes",
+    "Samples",
+    "Task",
     "Torch",
+    "Walk",
     "_again",
     "_arrays",
     "_backend",
+    "_cache",
+    "_caches",
     "_cluster_fit",
     "_compile",
+    "_compiler",
     "_cpu",
     "_cuda",
     "_group_plan",
+    "_group_run",
+    "_info",
     "_plan",
     "_scratch",
+    "_sources",
+    "_threads",
+    "_warmup",
+    "_warmup_command",
+    "cache_folder",
     "collapsed",
     "compiler",
     "contiguous_form",
+    "cpu_forward",
+    "cuda_backward",
+    "cuda_forward",
+    "cuda_param_grad",
+    "cuda_schedule",
     "demo_tolerance",
     "describe",
     "features_of",
@@ -67,12 +132,15 @@ __all__ = [
     "host_frameworks",
     "kernel_folder",
     "numpy_arrays",
+    "main",
     "numpy_view",
     "operators_of",
     "read_capsule",
+    "runner",
     "runners",
     "source_text",
     "thread_count",
+    "workspace_size",
     "worst_error",
 ]
 

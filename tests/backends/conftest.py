@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+"""What tests of the backends share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import caches, described
+from tests.support.internals import Build
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Have an empty cache of compiled kernels."""
+    with caches.own_cache(tmp_path) as cache:
+        yield cache
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
+    """List what is loaded for a CPU, and compile nothing."""
+    return described.loads(monkeypatch)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: MIT
+"""The CUDA launcher: what it hands over, where and when, and what its errors say."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests import softgpu
+from tests.support.internals import Build, Device, Features, Launch, Loaded, _cuda
+from tests.support.nvrtc import ResourceUsage, resource_usage
+
+pytestmark = pytest.mark.gpu
+software = pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
+
+PROBE = """
+struct Arguments { long long* out; long long value; double scale; };
+extern "C" __global__ void probe(const Arguments a) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  a.out[i] = STEP * i + static_cast<long long>(a.value * a.scale) + 1000 * gridDim.x;
+}
+"""
+BUILD = Build("probe", (("STEP", "3"),))
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    """Forget what the launcher knows, before and after; let it compile a small kernel."""
+    import cupy
+
+    caches = (_cuda._cupy, _cuda.nvrtc_version, _cuda.cuda_include_folders, _cuda.device_limits)
+    monkeypatch.setattr(_cuda, "source_text", lambda kernel: PROBE)
+    monkeypatch.setattr(_cuda, "_loaded", Loaded())
+    for cache in caches:
+        cache.cache_clear()
+    yield cupy
+    for cache in caches:
+        cache.cache_clear()
+
+
+def launch(out, grid, block, device=0, stream=0, build=BUILD):
+    arguments = struct.pack("<qqd", out.data.ptr, 5, 2.0)
+    _cuda.launch(Launch(build, grid, block), arguments, Device("cuda", device), stream)
+
+
+def expected(grid, block):
+    return [3 * i + 10 + 1000 * grid for i in range(grid * block)]
+
+
+# --- launches -------------------------------------------------------------------------------------
+
+
+def test_a_launch_hands_over_grid_block_arguments_and_stream(cupy):
+    """A graph takes what is launched on its stream alone."""
+    out, stream = cupy.zeros(96, np.int64), cupy.cuda.Stream(non_blocking=True)
+    _cuda.prepare(BUILD, Device("cuda", 0))
+    current = cupy.cuda.get_current_stream()
+    current.synchronize()
+    with stream:
+        stream.begin_capture()
+    launch(out, 3, 32, stream=stream.ptr)
+    with stream:
+        graph = stream.end_capture()
+    assert not out.get().any()
+    assert cupy.cuda.get_current_stream() == current
+    graph.launch(stream)
+    stream.synchronize()
+    assert out.get().tolist() == expected(3, 32)
+
+
+@software
+def test_a_build_is_compiled_once_for_each_device_and_the_callers_stays_current(cupy, monkeypatch):
+    made, make = [], cupy.RawKernel
+    monkeypatch.setattr(cupy, "RawKernel", lambda *told: (made.append(told), make(*told))[1])
+    with softgpu.settings(devices=3), cupy.cuda.Device(1):
+        for device in (0, 2, 1, 0, 2):
+            for grid in (1, 5):
+                with cupy.cuda.Device(device):
+                    out = cupy.zeros(32 * grid, np.int64)
+                launch(out, grid, 32, device)
+                assert cupy.cuda.runtime.getDevice() == 1
+                with cupy.cuda.Device(device):
+                    assert out.get().tolist() == expected(grid, 32)
+    assert len(made) == cunorm.cache_info().cuda_kernels == 3
+    cunorm.clear_cache()
+    assert cunorm.cache_info().cuda_kernels == 0
+
+
+@software
+@pytest.mark.parametrize("capability", [80, 90])
+def test_device_limits_are_those_of_the_gpu_and_are_asked_once(capability):
+    with softgpu.settings(capability=capability):
+        limits = _cuda.device_limits(Device("cuda", 0))
+    features = Features(clusters=capability == 90, async_copies=True)
+    assert limits == (132, str(capability), 2048, 49152, features)
+    assert _cuda.device_limits(Device("cuda", 0)) is limits
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def refused(cupy, build=BUILD):
+    with pytest.raises(RuntimeError) as caught:
+        launch(cupy.zeros(32, np.int64), 1, 32, build=build)
+    return str(caught.value)
+
+
+def test_a_failed_compile_names_build_options_and_first_errors(cupy, monkeypatch):
+    wrong = "".join(f"int one_{n} = missing_{n};\n" for n in range(20))
+    monkeypatch.setattr(_cuda, "source_text", lambda kernel: f"#warning odd\n{wrong}{PROBE}")
+    text = refused(cupy)
+    assert "does not compile the build probe STEP=3" in text
+    assert "options: -std=c++17 --fmad=false" in text
+    assert "-DSTEP=3" in text
+    assert '"missing_0" is undefined' in text
+    assert "warning" not in text
+    assert len(text.splitlines()) < 15
+
+
+def test_missing_cuda_headers_are_named_with_the_remedy(cupy, monkeypatch):
+    monkeypatch.setattr(_cuda, "cuda_include_folders", lambda: ())
+    monkeypatch.setattr(_cuda, "source_text", lambda kernel: f"#include <cuda_bf16.h>\n{PROBE}")
+    assert 'pip install "cunorm[cuda13]"' in refused(cupy)
+
+
+def test_without_cupy_the_error_says_what_to_install(cupy, monkeypatch):
+    out = cupy.zeros(32, np.int64)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError, match=r'need CuPy.*pip install "cunorm\[cuda13\]"'):
+        launch(out, 1, 32)
+
+
+def test_without_nvrtc_the_error_says_what_to_install(cupy, monkeypatch):
+    def missing():
+        raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", missing)
+    with pytest.raises(ImportError, match=r'no NVRTC.*pip install "cunorm\[cuda13\]"'):
+        launch(cupy.zeros(32, np.int64), 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("major", "folder"), [(13, "cu13/include"), (12, "cuda_runtime/include"), (14, "cu14/include")]
+)
+def test_the_headers_are_those_of_nvrtcs_own_wheels(cupy, monkeypatch, tmp_path, major, folder):
+    for each in ("cu13/include", "cuda_runtime/include", "cu14/include"):
+        with_headers(tmp_path / each)
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(_cuda.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (major, 0))
+    assert _cuda.cuda_include_folders() == (tmp_path / folder,)
+
+
+def test_the_headers_of_a_toolkit_serve_where_there_are_no_wheels(cupy, monkeypatch, tmp_path):
+    monkeypatch.setattr(_cuda.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cupy.cuda, "get_cuda_path", lambda: str(tmp_path))
+    folder = with_headers(tmp_path / "include")
+    assert _cuda.cuda_include_folders() == (folder,)
+
+
+def with_headers(folder):
+    folder.mkdir(parents=True)
+    (folder / "cuda_fp16.h").touch()
+    return folder
+
+
+def test_resource_usage_reads_spills_and_shared_memory():
+    log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'f' for 'sm_90'
+ptxas         .     24 bytes stack frame, 8 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 256 bytes smem, 368 bytes cmem[0]
+"""
+    assert resource_usage(log) == ResourceUsage(255, 8, 16, 256, 24)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""This process as if it had just begun, with other compilers and caches of compiled kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests.support.described import with_empty_caches
+from tests.support.internals import _backend, _compile, cache_folder, compiler
+
+posix = pytest.mark.skipif(os.name != "posix", reason="runs shell scripts as compilers")
+compiles = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+gcc = pytest.mark.skipif(
+    compiler() is None or not compiler().is_gcc, reason="other compilers take no such headers"
+)
+
+ANSWERS = 'case "$*" in *--version*) exec $real --version;; esac\n'
+
+
+def script(folder: Path, text: str) -> str:
+    """Make a command of a few lines of shell; $real is the compiler that is used otherwise."""
+    command = folder / "compiler"
+    real = " ".join(compiler().command)
+    command.write_text(f'#!/bin/sh\nreal="{real}"\n{text}\n')
+    command.chmod(0o755)
+    return os.fspath(command)
+
+
+@contextmanager
+def begun_anew(**environment: str | os.PathLike[str]) -> Iterator[pytest.MonkeyPatch]:
+    """Have this process know of no compiler and of no kernel, in another environment."""
+
+    def forget() -> None:
+        for known in (compiler, cache_folder, _backend.has_compiler):
+            known.cache_clear()
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, os.fspath(value))
+            with_empty_caches(patch)
+            forget()
+            yield patch
+    finally:
+        forget()
+
+
+@contextmanager
+def own_cache(folder: Path, text: str | None = None, **environment: str) -> Iterator[Path]:
+    """Have a cache below a folder, and a compiler of a few lines of shell if they are given."""
+    if text is not None:
+        environment["CXX"] = script(folder, text) + environment.get("CXX", "")
+    cache = folder / "cache"
+    with begun_anew(CUNORM_CACHE_DIR=cache, **environment):
+        yield cache
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the kernels that are compiled from now on."""
+    found: list[str] = []
+    compile_it = _compile._compile
+
+    def noted(build, *rest):
+        found.append(build.kernel)
+        compile_it(build, *rest)
+
+    monkeypatch.setattr(_compile, "_compile", noted)
+    return found
+
+
+def check() -> None:
+    """Make a call of one build, and look at its numbers."""
+    y = cunorm.l2_norm(np.array([[3, 4, 0, 0]], dtype=np.float32))
+    np.testing.assert_allclose(y, [[0.6, 0.8, 0, 0]], rtol=1e-6)
+
+
+def libraries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.so"))
+
+
+def uses_openmp(library: Path) -> bool:
+    return b"omp_get_thread_num" in library.read_bytes()
