@@ -115,11 +115,11 @@ def test_a_call_on_a_gpu_without_its_workspace_is_refused():
 
 @pytest.mark.parametrize("sms", [1, 132, 188, MOST_SMS, 1000])
 def test_no_gpu_needs_more_workspace_than_xla_is_told_of(sms):
+    backward = Op.parse(calls(*ROWS)[1].text)
     for count in (1, 31, 5000, 10**6):
         for width in (8, 1024, 5000, 70000):
             x, statistic, row = (Array(s, "float32") for s in ((count, width), (count,), (width,)))
-            said = Op.parse(calls(*ROWS)[1].text)
-            op = said._replace(inputs=(x, x, statistic, None, None, None, row, None))
+            op = backward._replace(inputs=(x, x, statistic, None, None, None, row, None))
             settled = settle(op, Device("cuda", 0))
             form = settled.call(*[None] * settled.arrays).form
             launch = _plan.cuda_backward(form.types, form.where.walk, 1, sms)
