@@ -183,35 +183,38 @@ def test_views_may_be_written_over_and_nothing_around_them(view, groups):
 
 # --- where the residual stream begins -------------------------------------------------------------
 
-BEGUN = """
-def check_y_over_x(widths, dtypes):
-    for width, dtype in ((width, dtype) for width in widths for dtype in dtypes):
-        x = np.random.default_rng(width).standard_normal((5, width + 1)).astype(np.float32)[:, 1:]
-        weight, stream = x[0].copy(), np.empty(x.shape, dtype)
-        apart = cunorm.layer_norm_forward(x, weight, out=cunorm.NormForward(residual=stream))
-        given = cunorm.NormForward(y=x, residual=np.empty_like(stream))
-        result = cunorm.layer_norm_forward(x, weight, out=given)
-        assert result.y is given.y and result.residual is given.residual
-        for field, array in apart._asdict().items():
-            np.testing.assert_array_equal(getattr(result, field), array)
-"""
 WIDTHS, STREAMS = (1, 7, 64, 1003, 20000, 40001), ("float16", "float32", "float64")
 
 
+def check_y_over_x(widths):
+    """Of rows that are aligned to an element, and to no more."""
+    for width, dtype in ((width, dtype) for width in widths for dtype in STREAMS):
+        x, weight = draw("x", (5, width + 1), "float32")[:, 1:], draw("weight", width, "float32")
+        out = NormForward(residual=np.empty(x.shape, dtype))
+        apart = cunorm.layer_norm_forward(x, weight, out=out)
+        out = NormForward(y=x, residual=np.empty(x.shape, dtype))
+        result = cunorm.layer_norm_forward(x, weight, out=out)
+        assert result.y is out.y
+        assert result.residual is out.residual
+        for field, array in apart._asdict().items():
+            assert_same_bits(getattr(result, field), array, field)
+
+
 def test_y_may_be_exactly_x_where_the_stream_is_written_to_an_array_of_its_own():
-    """Rows that are aligned to an element, and to no more."""
-    exec(BEGUN, scope := {"np": np, "cunorm": cunorm})
-    scope["check_y_over_x"](WIDTHS, STREAMS)
+    check_y_over_x(WIDTHS)
 
 
 def test_the_reference_writes_y_over_x_as_the_kernels_do():
-    script = f"""{BEGUN}
+    script = """
 import warnings
+from cunorm import AddNorm
+from tests.memory.test_in_place import check_y_over_x
 warnings.simplefilter("ignore")
-check_y_over_x({WIDTHS[:4]}, {STREAMS})
+assert cunorm._cpu.compiler() is None
+check_y_over_x((1, 7, 64, 1003))
 row = np.random.default_rng(0).standard_normal(64).astype(np.float32)
 apart = cunorm.add_rms_norm(row, None, place := row.copy())
-result = cunorm.add_rms_norm(row, None, place, out=cunorm.AddNorm(y=place))
+result = cunorm.add_rms_norm(row, None, place, out=AddNorm(y=place))
 assert result.residual is row
 np.testing.assert_array_equal(place, apart.y)
 """
