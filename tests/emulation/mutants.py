@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -31,26 +31,21 @@ __device__ inline bool without(int number) {{
 """
 
 
-class Formula(NamedTuple):
-    """A statement or an expression that stands once in a kernel, and what stands there in mutants.
+# By a statement or an expression that stands once in a kernel, what stands there in mutants. In a
+# mutant's text, {0} is its number, where the text is of the kernel and the mutant alike.
+Formulas = Mapping[str, Sequence[str]]
 
-    In a mutant's text, {0} is its number, where the text is of the kernel and the mutant alike.
-    """
 
-    text: str
-    mutants: tuple[str, ...]
-
-    def switched(self, first: int) -> str:
-        """Return the text of all: that of a mutant where it is that one."""
-        text = self.text
-        for number, mutant in enumerate(self.mutants, first):
-            if "{0}" in mutant:
-                text = mutant.replace("{0}", str(number))
-            elif text.endswith((";", "}")):
-                text = f"{{ if (without({number})) {{ {mutant} }} else {{ {text} }} }}"
-            else:
-                text = f"(without({number}) ? ({mutant}) : ({text}))"
-        return text
+def _exchanged(text: str, mutants: Sequence[str], first: int) -> str:
+    """Return the text of a formula and its mutants: that of a mutant where it is that one."""
+    for number, mutant in enumerate(mutants, first):
+        if "{0}" in mutant:
+            text = mutant.replace("{0}", str(number))
+        elif text.endswith((";", "}")):
+            text = f"{{ if (without({number})) {{ {mutant} }} else {{ {text} }} }}"
+        else:
+            text = f"(without({number}) ? ({mutant}) : ({text}))"
+    return text
 
 
 class _Change(NamedTuple):
@@ -59,7 +54,7 @@ class _Change(NamedTuple):
     text: str
 
 
-def switched(text: str, formulas: Sequence[Formula] = ()) -> tuple[str, list[str]]:
+def switched(text: str, formulas: Formulas) -> tuple[str, list[str]]:
     """Return a text that is all mutants of a kernel's text, and their names.
 
     The text has its local includes in place. A name is "function: line" of a barrier or a guard
@@ -68,12 +63,13 @@ def switched(text: str, formulas: Sequence[Formula] = ()) -> tuple[str, list[str
     code = re.sub(r"//.*", lambda comment: " " * len(comment[0]), text)
     names: list[str] = []
     changes: list[_Change] = []
-    for formula in formulas:
-        if code.count(formula.text) != 1:
-            raise ValueError(f"{code.count(formula.text)} times in the kernel: {formula.text}")
-        begin = code.index(formula.text)
-        changes.append(_Change(begin, begin + len(formula.text), formula.switched(len(names))))
-        names += [f"{formula.text} -> {mutant}" for mutant in formula.mutants]
+    for formula, mutants in formulas.items():
+        if code.count(formula) != 1:
+            raise ValueError(f"{code.count(formula)} times in the kernel: {formula}")
+        begin = code.index(formula)
+        new = _exchanged(formula, mutants, len(names))
+        changes.append(_Change(begin, begin + len(formula), new))
+        names += [f"{formula} -> {mutant}" for mutant in mutants]
     taken = [range(change.begin, change.end) for change in changes]
     for begin, end, change in _barriers_and_guards(code):
         if not any(begin in part for part in taken):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from itertools import product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,7 +20,7 @@ from tests import softgpu
 from tests.emulation.calls import CALLS, Call
 from tests.emulation.formulas import CLUSTERS, COPIES, FORMULAS, LARGE_CLUSTERS
 from tests.emulation.machine import machine, needs_softgpu
-from tests.emulation.mutants import NONE, NOTING, Formula, Switch, switched
+from tests.emulation.mutants import NONE, NOTING, Formulas, Switch, switched
 from tests.emulation.plans import FEATURES, GROUP_PLANS
 from tests.support.internals import Launch, _cuda, source_text
 
@@ -39,7 +40,7 @@ class Setting(NamedTuple):
 
     kernel: str
     case: dict[str, Any]
-    formulas: tuple[Formula, ...] = ()
+    formulas: Formulas = MappingProxyType({})
     features: str = ""
     grid: int | None = None
     of: str = ""  # the call, where the kernel is not the call's own
@@ -61,10 +62,10 @@ PRE = {"shape": (3, 5, 13, 33), "gate_position": "pre", "groups": 3}
 # What a case has beside every operand or but for the gate, wrong formulas, features, and the most
 # blocks of a launch.
 ROWS = {
-    "post": (EVERY, POST, (), "", 6),
-    "pre": (EVERY, PRE, (), "", 6),
-    "block": (EVERY, {"shape": (2, 3, 2, 3100)}, (), "", 2),
-    "streamed": (EVERY, {"shape": (1, 1, 3, 16500)}, (), "", 1),
+    "post": (EVERY, POST, {}, "", 6),
+    "pre": (EVERY, PRE, {}, "", 6),
+    "block": (EVERY, {"shape": (2, 3, 2, 3100)}, {}, "", 2),
+    "streamed": (EVERY, {"shape": (1, 1, 3, 16500)}, {}, "", 1),
     "cluster": (UNGATED, {"shape": (1, 1, 3, 8196), "groups": 3}, CLUSTERS, "clusters", 12),
     "large cluster": (UNGATED, {"shape": (1, 1, 3, 32772)}, LARGE_CLUSTERS, "clusters", 8),
 }
@@ -77,7 +78,7 @@ def settings() -> Iterator[tuple[str, Setting]]:
     for direction, every in (("forward", FORWARD), ("backward", BACKWARD)):
         kernel = f"row_norm_{direction}"
         for name, (operands, case, formulas, *told) in ROWS.items():
-            formulas = formulas or FORMULAS.get((kernel, name), ())
+            formulas = formulas or FORMULAS.get((kernel, name), {})
             yield (
                 name,
                 Setting(kernel, (every if operands is EVERY else UNGATED) | case, formulas, *told),
@@ -87,7 +88,7 @@ def settings() -> Iterator[tuple[str, Setting]]:
                 f"group_norm_{direction}",
                 {"samples": samples._replace(samples=3), "eps": 0.5},
             )
-            formulas, grid = FORMULAS.get((kernel, name), ()), CHUNKS.get(name, {}).get(direction)
+            formulas, grid = FORMULAS.get((kernel, name), {}), CHUNKS.get(name, {}).get(direction)
             if samples.spatial:
                 yield name, Setting(kernel, case, formulas, grid=grid)
     for name, shape in (
@@ -208,34 +209,25 @@ def test_every_mutant_fails_in_more_plans(kernel, name):
 SOURCE = """
 // Of a comment with inside(a, b) and __syncthreads(); there are no mutants.
 __device__ inline bool inside(int index, int count) { return index < count; }
-__device__ inline int look(const int* t, int i,
-                           int n) {
-  return inside(f(i), (n)) ? t[i] : 0;  // if inside(...)
-}
-extern "C" __global__ void kernel(const Arguments a) {
-  __syncwarp(); cluster_barrier(); stage = 1;
+extern "C" __global__ void kernel(int* t, int n) {
+  if (inside(f(n), (n))) t[0] = 1;  // if inside(...)
+  cluster_barrier();
 }
 """
 CHANGES = {
-    "stage = 1;": "{ if (without(1)) { stage = 2; } else { { if (without(0)) { ; } else "
-    "{ stage = 1; } } } }",
-    "t[i] : 0": "(without(2) ? (t[0] : 0) : (t[i] : 0))",
-    "__syncwarp();": "{ if (!without(3)) __syncwarp(); }",
-    "cluster_barrier();": "{ if (!without(4)) cluster_barrier(); }",
-    "inside(f(i), (n))": "(without(5) || inside(f(i), (n)))",
+    "t[0] = 1;": "{ if (without(1)) { t[0] = 2; } else { { if (without(0)) { ; } else "
+    "{ t[0] = 1; } } } }",
+    "cluster_barrier();": "{ if (!without(2)) cluster_barrier(); }",
+    "inside(f(n), (n))": "(without(3) || inside(f(n), (n)))",
 }
 
 
 def test_a_text_is_all_mutants():
-    formulas = (Formula("stage = 1;", (";", "stage = 2;")), Formula("t[i] : 0", ("t[0] : 0",)))
-    text, names = switched(SOURCE, formulas)
+    text, names = switched(SOURCE, {"t[0] = 1;": (";", "t[0] = 2;")})
     for part, change in CHANGES.items():
         assert text.count(change) == 1
         text = text.replace(change, part)
     assert text.endswith(SOURCE[1:])
-    line = "kernel: __syncwarp(); cluster_barrier(); stage = 1;"
-    look = "look: return inside(f(i), (n)) ? t[i] : 0;  // if inside(...)"
-    assert names == [
-        *("stage = 1; -> ;", "stage = 1; -> stage = 2;", "t[i] : 0 -> t[0] : 0"),
-        *(line, line, look),
-    ]
+    guard = "kernel: if (inside(f(n), (n))) t[0] = 1;  // if inside(...)"
+    formulas = ["t[0] = 1; -> ;", "t[0] = 1; -> t[0] = 2;"]
+    assert names == [*formulas, "kernel: cluster_barrier();", guard]

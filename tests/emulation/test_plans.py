@@ -5,9 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulation.calls import CALLS
+from tests.emulation.calls import CALLS, row_backward
 from tests.emulation.machine import SCHEDULES, needs_softgpu
-from tests.emulation.plans import GROUP_PLANS, PLANNED, ROW_PLANS, every_plan, of_rows
+from tests.emulation.plans import (
+    GROUP_PLANS,
+    PLANNED,
+    ROW_PLANS,
+    Planned,
+    every_plan,
+    of_rows,
+)
 from tests.support.operands import assert_same_fields
 
 pytestmark = needs_softgpu
@@ -58,3 +65,22 @@ def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned,
 def test_no_thread_races_another(planned, copies):
     with planned.machine(few=True, races=True, copies=copies, schedule="random"):
         call_of(planned).run()
+
+
+# How many rows of a group a backward takes at a time, with one multiprocessor.
+AT_A_TIME = {"16 threads a row": 40, "a block a row": 2, "streamed": 1, "a cluster of 2": 1}
+
+
+@pytest.mark.parametrize("plan", AT_A_TIME)
+@pytest.mark.parametrize("more", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
+def test_parameter_gradients_are_right_where_a_block_has_more_rows_than_it_adds_up_at_once(
+    plan, more
+):
+    width, rows = Planned("row_norm_backward", plan).case["shape"][-1], 16 * AT_A_TIME[plan] + more
+    groups = 3 if plan == "16 threads a row" else 1
+    call = row_backward({"shape": (1, 1, rows, width), "groups": groups, "center": True})
+    with Planned("row_norm_backward", plan).machine() as launches:
+        call.check()
+    macros = dict(launches[0].build.macros)
+    teams = max(1, int(macros["THREADS"]) // int(macros["THREADS_PER_ROW"]))
+    assert launches[0].parts * teams == AT_A_TIME[plan]
