@@ -17,6 +17,7 @@ import pytest
 import cunorm
 from tests.support.caches import (
     ANSWERS,
+    begun_anew,
     check,
     compiled,
     compiles,
@@ -36,6 +37,8 @@ CALL = "import numpy, cunorm; print(cunorm.l2_norm(numpy.array([[3, 4, 0, 0]], n
 
 def started(cache: Path, call: str = CALL, **environment: str) -> subprocess.Popen:
     """Make a call in another process."""
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
     command = [sys.executable, "-c", call]
     command = [sys.executable, "-c", call]
     command = [sys.executable, "-c", call]
@@ -90,22 +93,32 @@ def test_the_cache_is_a_folder_of_the_user_alone(folder):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@posix
-@pytest.mark.parametrize("how", ["others may write", "it is a file", "it cannot be made"])
-def test_a_cache_that_is_not_private_is_not_used(tmp_path, how):
-    cache = tmp_path / "cache"
-    if how == "others may write":
-        cache.mkdir()
-        cache.chmod(0o777)
-    elif how == "it is a file":
-        cache.touch()
-    else:
-        cache.symlink_to(tmp_path / "no" / "such")
-    with own_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
-        assert cunorm.cache_info().folder != cache
+def test_a_relative_folder_survives_a_change_of_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with begun_anew(CUNORM_CACHE_DIR="kernels"):
+        assert cunorm.cache_info().folder == tmp_path / "kernels"
+        monkeypatch.chdir("/")
         check()
-        assert cunorm.cache_info().libraries == 1
-    assert how != "others may write" or not list(cache.iterdir())
+    assert len(libraries(tmp_path / "kernels")) == 1
+
+
+@posix
+@pytest.mark.parametrize("what", [0o770, 0o707, "file", "link to nothing"])
+def test_a_cache_that_others_may_write_to_or_that_is_no_folder_is_not_used(tmp_path, what):
+    cache = tmp_path / "cache"
+    if what == "file":
+        cache.touch()
+    elif what == "link to nothing":
+        cache.symlink_to(tmp_path / "no" / "such")
+    else:
+        cache.mkdir()
+        cache.chmod(what)
+    with own_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
+        assert cunorm.cache_info().folder not in (cache, *cache.parents)
+        if what == 0o770:
+            check()
+            assert cunorm.cache_info().libraries == 1
+            assert not list(cache.iterdir())
 
 
 # --- what is counted ------------------------------------------------------------------------------
