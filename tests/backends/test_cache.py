@@ -17,6 +17,7 @@ import pytest
 import cunorm
 from tests.support.caches import (
     ANSWERS,
+    begun_anew,
     check,
     compiled,
     compiles,
@@ -36,6 +37,11 @@ CALL = "import numpy, cunorm; print(cunorm.l2_norm(numpy.array([[3, 4, 0, 0]], n
 
 def started(cache: Path, call: str = CALL, **environment: str) -> subprocess.Popen:
     """Make a call in another process."""
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
     command = [sys.executable, "-c", call]
     command = [sys.executable, "-c", call]
     command = [sys.executable, "-c", call]
@@ -87,22 +93,32 @@ def test_the_cache_is_a_folder_of_the_user_alone(folder):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@posix
-@pytest.mark.parametrize("how", ["others may write", "it is a file", "it cannot be made"])
-def test_a_cache_that_is_not_private_is_not_used(tmp_path, how):
-    cache = tmp_path / "cache"
-    if how == "others may write":
-        cache.mkdir()
-        cache.chmod(0o777)
-    elif how == "it is a file":
-        cache.touch()
-    else:
-        cache.symlink_to(tmp_path / "no" / "such")
-    with own_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
-        assert cunorm.cache_info().folder != cache
+def test_a_relative_folder_survives_a_change_of_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with begun_anew(CUNORM_CACHE_DIR="kernels"):
+        assert cunorm.cache_info().folder == tmp_path / "kernels"
+        monkeypatch.chdir("/")
         check()
-        assert cunorm.cache_info().libraries == 1
-    assert how != "others may write" or not list(cache.iterdir())
+    assert len(libraries(tmp_path / "kernels")) == 1
+
+
+@posix
+@pytest.mark.parametrize("what", [0o770, 0o707, "file", "link to nothing"])
+def test_a_cache_that_others_may_write_to_or_that_is_no_folder_is_not_used(tmp_path, what):
+    cache = tmp_path / "cache"
+    if what == "file":
+        cache.touch()
+    elif what == "link to nothing":
+        cache.symlink_to(tmp_path / "no" / "such")
+    else:
+        cache.mkdir()
+        cache.chmod(what)
+    with own_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
+        assert cunorm.cache_info().folder not in (cache, *cache.parents)
+        if what == 0o770:
+            check()
+            assert cunorm.cache_info().libraries == 1
+            assert not list(cache.iterdir())
 
 
 # --- what is counted ------------------------------------------------------------------------------
@@ -135,31 +151,22 @@ def test_nothing_is_imported_to_say_where_cupys_cache_is(tmp_path):
 # --- what is removed ------------------------------------------------------------------------------
 
 
-def test_a_call_after_clear_cache_compiles_anew_and_is_right(folder, monkeypatch):
-    found = compiled(monkeypatch)
-    check()
-    (library,) = libraries(folder)
-    size = library.stat().st_size
-    assert cunorm.clear_cache() == (1, size)
-    assert libraries(folder) == []
-    assert cunorm.cache_info()[1:4] == (0, 0, 0)
-    assert not any(plan.cache_info().currsize for plan in _cache._PLANS), "nor how to launch it"
-    for _ in range(2):
-        check()
-    assert libraries(folder) == [library]
-    assert found == ["row_norm_forward"] * 2
-    assert cunorm.cache_info()[1:4] == (1, size, 1)
-
-
-def test_so_does_a_group_norm_that_was_called_before_with_the_same_arrays(folder, monkeypatch):
-    found = compiled(monkeypatch)
-    x, out, workspace = np.ones((1, 2, 4), np.float32), np.ones((1, 2, 4)), np.empty(1024)
-    for _ in range(2):
+def test_calls_after_clear_cache_compile_anew_and_are_right(folder, monkeypatch):
+    """So does one that was made before with the same arrays."""
+    found, x = compiled(monkeypatch), np.ones((1, 2, 4), np.float32)
+    out, workspace = np.ones((1, 2, 4)), np.empty(1024)
+    for times in (1, 2):
         for _ in range(2):
+            check()
             cunorm.group_norm(x, 2, out=out, workspace=workspace)
             assert (out == 0).all()
-        cunorm.clear_cache()
-    assert found == ["group_norm_forward"] * 2
+        assert found == ["row_norm_forward", "group_norm_forward"] * times
+        size = sum(library.stat().st_size for library in libraries(folder))
+        assert cunorm.cache_info()[1:4] == (2, size, 2)
+        assert cunorm.clear_cache() == (2, size)
+        assert libraries(folder) == []
+        assert cunorm.cache_info()[1:4] == (0, 0, 0)
+        assert not any(plan.cache_info().currsize for plan in _cache._PLANS), "how to launch it"
 
 
 @linux

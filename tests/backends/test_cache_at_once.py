@@ -6,8 +6,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,7 +13,7 @@ import cunorm
 from tests.support import described
 from tests.support.caches import check, compiled, compiles, libraries
 from tests.support.calls import call_of
-from tests.support.internals import Loaded, _cache, _compile, _cpu
+from tests.support.internals import _compile, _cpu
 from tests.support.processes import ROOT
 
 pytestmark = compiles
@@ -55,23 +53,6 @@ def test_kernels_that_were_made_while_another_clears_are_not_used_again(name, fo
         assert len(made) == times
 
 
-def test_threads_wait_for_each_other_also_while_a_key_is_hashed():
-    class Slow(str):
-        def __hash__(self):
-            time.sleep(0.005)
-            return 1
-
-    def load():
-        time.sleep(0.02)
-        return object(), True
-
-    loaded, keys = Loaded(), [Slow("key") for _ in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda key: loaded.ready(key, load), keys))
-    assert sum(loads for _, loads in results) == 1
-    assert len({id(value) for value, _ in results}) == 1
-
-
 def test_a_library_removed_between_its_compile_and_its_load_is_compiled_again(folder, monkeypatch):
     found, open_it = compiled(monkeypatch), _compile.ctypes.CDLL
 
@@ -90,14 +71,6 @@ def test_a_library_that_cannot_be_loaded_is_an_error(folder, monkeypatch):
     monkeypatch.setattr(_compile, "_compile", lambda *told: told[-1].write_text("no library"))
     with pytest.raises(OSError, match="row_norm_forward-"):
         check()
-
-
-def test_a_file_that_another_process_removes_meanwhile_is_not_counted(folder, monkeypatch):
-    check()
-    found = list(_cache._libraries())
-    gone = (folder / f"row_norm_forward-{'f' * 32}.so", 7)
-    monkeypatch.setattr(_cache, "_libraries", lambda: [gone, *found])
-    assert cunorm.clear_cache() == (1, found[0][1])
 
 
 LOOP = """

@@ -137,7 +137,3 @@ def test_an_address_is_added_in_each_word_that_an_array_has_a_part_in(entry):
         assert notes[:, 0].tolist() == [1, 1, 1, 1]
         assert notes[:, 4].tolist() == [other, other + 64, other - 8, 7]
     assert len(asked) == times
-
-
-def test_no_kernels_do_nothing():
-    runner([], lambda pointers: b"", 2)([1, 0])

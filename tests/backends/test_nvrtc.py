@@ -206,23 +206,10 @@ def test_every_build_compiles_for_sm_90_and_none_spills(share):
 
 
 def test_rows_that_fill_a_threads_registers_do_not_spill():
-    case = {
-        "x": "bfloat16",
-        "gate": None,
-        "weight": "float32",
-        "offset": False,
-        "rounded": False,
-        "dy": "x",
-        "d_residual": "x",
-        "outputs": "bfloat16 dx and dresidual",
-        "dgate": False,
-        "sums": ("dweight",),
-        "center": True,
-        "width": 16384,
-        "features": NONE,
-        "groups": 1,
-        "access": 16,
-    }
+    case = {name: choices[0] for name, choices in BACKWARD.items()}
+    case |= {"x": "bfloat16", "weight": "float32", "d_residual": "x", "center": True}
+    case |= {"outputs": "bfloat16 dx and dresidual", "sums": ("dweight",)}
+    case |= {"width": 16384, "access": 16}
     assert not spilling([backward_build(case)], "90")
 
 
@@ -230,12 +217,7 @@ def test_the_check_sees_a_spill():
     operands = dict.fromkeys(("x", "weight", "bias", "y"), FLOAT64)
     types = ForwardTypes(FLOAT64, **operands, formula=Formula(center=True))
     build = cuda_forward(types, Walk(ROWS, 16384), 16).build
-    crowded = {
-        "WIDTH": "98304",
-        "THREADS": "1024",
-        "THREADS_PER_ROW": "1024",
-        "PACK": "2",
-        "PACKS": "48",
-    }
+    crowded = {"WIDTH": "98304", "PACK": "2", "PACKS": "48"}
+    crowded |= dict.fromkeys(("THREADS", "THREADS_PER_ROW"), "1024")
     macros = tuple((name, crowded.get(name, value)) for name, value in build.macros)
     assert spilling([Build(build.kernel, macros)], "90")

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: MIT
 """NVRTC compiles the group norms for every architecture, without a GPU, and nothing spills.
 
-`pytest -m exhaustive tests/backends/test_nvrtc_group.py` compiles every build of `all_builds` for
-sm_90, and the rest of the cover for all.
+`pytest -m exhaustive tests/backends/test_nvrtc_group.py` compiles the rest of the cover.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
 
-from tests.support.covers import Case, everything, pairwise
+from tests.support.covers import Case, pairwise
 from tests.support.internals import (
     ACTIVATIONS,
     DTYPES,
@@ -32,15 +31,6 @@ from tests.support.nvrtc import SHARES, each_share, spilling  # it needs CuPy
 # Positions, channels and groups. Of one launch: few positions, odd sizes, what fills a block of
 # either layout; of three: tiles of some channels.
 SHAPES = ((49, 96, 1), (256, 24, 3), (500, 320, 32), (1024, 64, 4), (4096, 3000, 2))
-MORE_SHAPES = (
-    (1, 320, 32),
-    (7, 3, 1),
-    (64, 96, 1),
-    (2048, 64, 64),
-    (3007, 40, 4),
-    (16384, 128, 32),
-)
-
 # What both kernels have. An operand has x's dtype ("x"), float32, another of them, or is absent
 # (None).
 COMMON = {
@@ -109,19 +99,6 @@ def _read_macros(build: Build) -> Build:
     return Build(build.kernel, tuple(macros.items()))
 
 
-def all_builds() -> Iterator[Build]:
-    """Yield the builds of aligned arrays of every shape, with every kind of operands."""
-    aligned = {
-        "shape": (*SHAPES, *MORE_SHAPES),
-        "access": (16,),
-        "weight": (None, "x", "float32"),
-        "bias": (None, "x"),
-    }
-    used = {"dy": ("x",), "sums": ((), ("dweight", "dbias")), "dx": (True,)}
-    yield from builds(everything(FORWARD | aligned))
-    yield from builds(everything(BACKWARD | aligned | used))
-
-
 def test_the_shapes_are_of_both_kinds_of_plans():
     for factors in (FORWARD, BACKWARD):
         kinds = Counter(
@@ -134,9 +111,3 @@ def test_the_shapes_are_of_both_kinds_of_plans():
 @each_share()
 def test_a_cover_of_the_builds_compiles_for_every_architecture_and_none_spills(architecture, share):
     assert not spilling(cover()[share::SHARES], architecture)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("share", range(200))
-def test_every_build_compiles_for_sm_90_and_none_spills(share):
-    assert not spilling(list(all_builds())[share::200], "90")

@@ -236,7 +236,7 @@ def test_a_child_forked_while_another_thread_compiles_does_not_wait_for_it(tmp_p
         "    cunorm.rms_norm(x)\n"
         "    os._exit(0)\n"
         "thread.join()\n"
-        "for _ in range(600):\n"
+        "for _ in range(300):\n"
         "    if os.waitpid(child, os.WNOHANG) != (0, 0): break\n"
         "    time.sleep(0.1)\n"
         "else:\n"

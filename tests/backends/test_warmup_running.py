@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -122,38 +123,28 @@ FLOATS = "expected float16, bfloat16, float32 or float64"
     ("wrong", "error", "text"),
     [
         ({"ops": "rms"}, ValueError, "ops is 'rms', expected 'add_layer_norm', "),
-        ({"ops": cunorm.rms_norm}, TypeError, "ops is <function rms_norm"),
         ({"ops": []}, ValueError, "ops is [], expected at least one"),
         ({"widths": [64, 0]}, ValueError, "widths is 0, expected at least 1"),
-        ({"widths": np.array([8, 16])}, TypeError, "widths is array([ 8, 16]), expected an int"),
         ({"dtypes": np.array("float32")}, TypeError, "dtypes is array('float32', dtype='<U7'), "),
         ({"widths": 2**31}, ValueError, "x of shape (8, 2147483648) has rows of 2147483648"),
         ({"rows": -1}, ValueError, "rows is -1, expected at least 1"),
         ({"dtypes": "float8"}, TypeError, f"dtypes is 'float8', {FLOATS}"),
         ({"weight": "int8"}, TypeError, f"weight is 'int8', {FLOATS}, or True, False or None"),
-        ({"weight": np.ones(3)}, TypeError, f"weight is array([1., 1., 1.]), {FLOATS}, or True, "),
         ({"d_residual": "half"}, TypeError, f"d_residual is 'half', {FLOATS}, or True, False or N"),
         ({"groups": 3}, ValueError, "groups is 3, expected a divisor of 64"),
         ({"center": True}, ValueError, "center is True, which none of ['rms_norm_forward', "),
         ({"ops": "rms_norm", "bias": True}, ValueError, "bias is True, which rms_norm does not"),
-        ({"ops": "l2_norm", "needs": ("x",)}, ValueError, "needs is ('x',), which l2_norm does"),
         ({"ops": "rms_norm", "residual": [False, "float32"]}, ValueError, "residual is 'float32'"),
         ({"weight": False, "weight_offset": 1.0}, ValueError, "weight_offset is 1.0, expected 0"),
-        ({"gate_activation": "mish"}, ValueError, "gate_activation is 'mish', expected 'ident"),
-        ({"needs": ("x", "y")}, ValueError, "needs is ('x', 'y'), expected a tuple of 'x', "),
-        ({"accumulate": "no"}, TypeError, "accumulate is 'no', expected True or False"),
         ({"positions": 9}, ValueError, "positions is 9, which none of ['rms_norm_forward', "),
         ({"ops": "instance_norm"}, TypeError, "positions is None, expected an int"),
         (GROUP | {"num_groups": 3}, ValueError, "num_groups is 3, expected a divisor of 64, the"),
         (GROUP | {"num_groups": [4, 0]}, ValueError, "num_groups is 0, expected a divisor of 64"),
-        (GROUP | {"layout": "NHWC"}, ValueError, "layout is 'NHWC', expected 'channels_last' or"),
         (GROUP | {"activation": "mish"}, ValueError, "activation is 'mish', expected 'identity'"),
-        (GROUP | {"groups": 4}, ValueError, "groups is 4, which group_norm does not take"),
         (GROUP | {"ops": "instance_norm"}, ValueError, "num_groups is 4, which instance_norm do"),
         ({"workers": 0}, ValueError, "workers is 0, expected at least 1"),
         ({"progress": None}, TypeError, "progress is None, expected True or False"),
         ({"device": "gpu"}, ValueError, "device is 'gpu', expected "),
-        ({"device": "cuda:x"}, ValueError, "device is 'cuda:x', expected"),
     ],
 )
 def test_wrong_input_is_named_before_anything_is_compiled(loads, wrong, error, text):
@@ -193,50 +184,37 @@ def test_without_a_device_the_error_is_the_drivers():
 # --- the command ----------------------------------------------------------------------------------
 
 
-COMMAND = {  # each option as it is typed, the argument and what it is given
-    "--op rms_norm_forward rms_norm": ("ops", ["rms_norm_forward", "rms_norm"]),
-    "--width 64 128": ("widths", [64, 128]),
-    "--dtype bfloat16": ("dtypes", ["bfloat16"]),
-    "--device cpu": ("device", "cpu"),
-    "--rows 8": ("rows", [8]),
-    "--weight float32 no": ("weight", ["float32", False]),
-    "--bias": ("bias", True),
-    "--residual auto": ("residual", ["auto"]),
-    "--gate yes": ("gate", [True]),
-    "--d-residual no": ("d_residual", [False]),
-    "--y-dtype float32": ("dtype", ["float32"]),
-    "--residual-dtype float64": ("residual_dtype", ["float64"]),
-    "--center": ("center", True),
-    "--groups 2 4": ("groups", [2, 4]),
-    "--weight-offset 1": ("weight_offset", [1.0]),
-    "--round-before-weight": ("round_before_weight", True),
-    "--gate-activation tanh": ("gate_activation", ["tanh"]),
-    "--gate-position pre": ("gate_position", ["pre"]),
-    "--num-groups 8 32": ("num_groups", [8, 32]),
-    "--positions 64": ("positions", [64]),
-    "--layout channels_last channels_first": ("layout", ["channels_last", "channels_first"]),
-    "--activation relu": ("activation", ["relu"]),
-    "--needs x": ("needs", ["x"]),
-    "--accumulate": ("accumulate", True),
-    "--workers 3": ("workers", 3),
-    "--quiet": ("progress", False),
-}
-
-
-def test_the_command_has_every_argument_as_an_option(monkeypatch, capsys):
-    given, done = [], _warmup.Warmup(7, 5, 1.25)
-    taken = signature(cunorm.warmup)
+def test_the_command_hands_on_what_its_options_say(monkeypatch, capsys):
+    given = []
 
     def warmed(*args, **more):
-        given.append(taken.bind(*args, **more).arguments)
-        return done
+        given.append(signature(cunorm.warmup).bind(*args, **more).arguments)
+        return _warmup.Warmup(7, 5, 1.25)
 
     monkeypatch.setattr(_warmup_command, "warmup", warmed)
-    assert main(["warmup", *" ".join(COMMAND).split()]) == 0
-    assert given == [dict(COMMAND.values())]
-    assert {*given[0]} == {*taken.parameters}
+    least = {"op": "rms_norm group_norm", "width": "64 128", "dtype": "bfloat16", "device": "cpu"}
+    more = {"weight": "float32 no auto yes", "y-dtype": "float64", "weight-offset": "1"}
+    more |= {"groups": "2 4", "needs": "x", "workers": "3", "center": "", "quiet": ""}
+    command = [f"--{name} {value}" for name, value in (least | more).items()]
+    assert main(["warmup", *" ".join(command).split()]) == 0
+    (found,) = given
+    right = {"ops": ["rms_norm", "group_norm"], "widths": [64, 128], "dtypes": ["bfloat16"]}
+    right |= {"device": "cpu", "weight": ["float32", False, "auto", True], "dtype": ["float64"]}
+    right |= {"weight_offset": [1.0], "groups": [2, 4], "needs": ["x"], "workers": 3}
+    right |= {"center": True, "progress": False}
+    assert {name: found[name] for name in right} == right
     said = capsys.readouterr().out
     assert said.startswith("cpu: 7 builds, 5 of them compiled now, in 1.2 s, kept in ")
+
+
+def test_every_argument_is_an_option_of_the_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["warmup", "--help"])
+    options = set(re.findall(r"--([a-z-]+)", capsys.readouterr().out))
+    named = {"ops": "op", "widths": "width", "dtypes": "dtype", "dtype": "y-dtype"}
+    named["progress"] = "quiet"
+    for name in signature(cunorm.warmup).parameters:
+        assert named.get(name, name.replace("_", "-")) in options
 
 
 def test_the_command_does_it_on_the_cpu_where_there_is_no_gpu(loads, monkeypatch, capsys):
