@@ -31,7 +31,8 @@ def on_cpu(shape, dtype):
 def on_cuda(shape, dtype):
     import cupy
 
-    return cupy.empty(shape, DTYPES[dtype])
+    stored = DTYPES[dtype]
+    return cupy.empty(shape, f"u{stored.itemsize}").view(stored)
 
 
 @pytest.fixture
