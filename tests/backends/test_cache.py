@@ -48,6 +48,7 @@ def started(cache: Path, call: str = CALL, **environment: str) -> subprocess.Pop
     command = [sys.executable, "-c", call]
     command = [sys.executable, "-c", call]
     command = [sys.executable, "-c", call]
+    command = [sys.executable, "-c", call]
     told = {**os.environ, "CUNORM_CACHE_DIR": os.fspath(cache), **environment}
     return subprocess.Popen(command, env=told, cwd=ROOT, start_new_session=True)
 
