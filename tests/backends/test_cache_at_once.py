@@ -96,7 +96,7 @@ def test_threads_and_processes_that_call_while_others_clear_get_right_answers(fo
     threads = [threading.Thread(target=call) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for _ in range(5):
+    for _ in range(3):
         while not libraries(folder) and not wrong:
             done.wait(0.01)
         cunorm.clear_cache()
