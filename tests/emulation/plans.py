@@ -68,7 +68,7 @@ _FIRST = {"channels_last": False, "channel_axis": 1}
 GROUP_PLANS = {
     "last, one launch": (Samples(3, (9, 7), 40, 5), 1),
     "last, one launch, groups together": (Samples(3, (150,), 36, 6), 1),
-    "last, one launch, a thread of a position": (Samples(3, (), 64, 8), 1),
+    "last, one launch, a thread of a position": (Samples(3, (), 64, 4), 1),
     "last, three launches": (Samples(2, (2100,), 8, 2), 3),
     "last, three launches, tiles of channels": (Samples(2, (19,), 1036, 1), 3),
     "first, one launch, in a warp": (Samples(3, (5,), 9, 3, **_FIRST), 1),
