@@ -100,8 +100,7 @@ def _that_fits(plan: Callable[[Features], Launch], device: Device) -> Launch:
     """Plan with all that a GPU has; with smaller clusters where it has no room for the largest."""
     features = _cuda.device_limits(device).features
     launch = plan(features)
-    cluster = launch.build.cluster
-    if cluster <= PORTABLE_CLUSTER or _cuda.fits_cluster(device, cluster, launch.block):
+    if launch.build.cluster <= PORTABLE_CLUSTER or _cuda.fits_cluster(launch, device):
         return launch
     return plan(features._replace(largest_cluster=PORTABLE_CLUSTER))
 

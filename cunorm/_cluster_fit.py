@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether a GPU has room for clusters of more blocks than every GPU with clusters takes."""
+"""Clusters of more blocks than every GPU with clusters takes, for which a GPU may have no room."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import ctypes
 import sys
 from typing import Any
 
-_SOURCE = 'extern "C" __global__ void __cluster_dims__({blocks}, 1, 1) cluster_fit() {{}}'
 _NON_PORTABLE_CLUSTER_ALLOWED = 14  # of the driver's function attributes
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
@@ -30,10 +29,8 @@ def allow_large_clusters(cupy: Any, kernel: Any) -> None:
     cupy.cuda.driver.funcSetAttribute(kernel.kernel.ptr, _NON_PORTABLE_CLUSTER_ALLOWED, 1)
 
 
-def clusters_that_fit(cupy: Any, blocks: int, threads: int) -> int:
-    """Return how many clusters of so many blocks the current device runs at a time; 0: none."""
-    kernel = cupy.RawKernel(_SOURCE.format(blocks=blocks), "cluster_fit")
-    allow_large_clusters(cupy, kernel)
+def clusters_that_fit(kernel: Any, blocks: int, threads: int) -> int:
+    """Return how many clusters of a kernel the current device runs at a time; 0: none."""
     config = _LaunchConfig(grid=(blocks, 1, 1), block=(threads, 1, 1))
     count = ctypes.c_int()
     try:

@@ -187,12 +187,13 @@ def device_limits(device: Device) -> DeviceLimits:
     )
 
 
-@lru_cache(maxsize=64)
-def fits_cluster(device: Device, blocks: int, threads: int) -> bool:
-    """Whether a device has room for a cluster of so many blocks of so many threads."""
-    cupy = _cupy()
-    with cupy.cuda.Device(device.index):
-        return clusters_that_fit(cupy, blocks, threads) > 0
+@lru_cache(maxsize=1024)
+def fits_cluster(launch: Launch, device: Device) -> bool:
+    """Whether a device has room for a cluster of a launch, as its kernel and its block are."""
+    build = launch.build
+    with _cupy().cuda.Device(device.index):
+        kernel, _ = _ready(build, device.index)
+        return clusters_that_fit(kernel, build.cluster, launch.block) > 0
 
 
 def require() -> None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -40,6 +41,8 @@ class Entry(NamedTuple):
 
 class Failed(RuntimeError):
     """A build does not compile."""
+
+    was_stopped = False  # by what has nothing to do with its options and its text
 
 
 def library(build: Build) -> Entry:
@@ -124,27 +127,42 @@ def _compiled(build: Build) -> tuple[Path, bool]:
     found = compiler()
     if found is None:
         raise RuntimeError("cunorm: no C++ compiler")
-    text, folder = _translation_unit(build), cache_folder()
-    base = base_options()
+    base, folder = base_options(), cache_folder()
     optional = _compiler.optional(found, base, folder)
-    options = (*base, *optional)
+    try:
+        return _compiled_with(build, found, (*base, *optional))
+    except Failed as failed:
+        if failed.was_stopped:
+            raise
+    _compiler.ask(found, base, folder)
+    if _compiler.optional(found, base, folder) != optional:
+        return _compiled(build)  # without what it refuses
+    # It takes each option, but not with this text.
+    with suppress(Failed):
+        return _compiled_with(build, found, (*base, *_compiler.needed(optional)))
+    return _compiled_with(build, found, base)
+
+
+def _compiled_with(build: Build, found: Compiler, options: Options) -> tuple[Path, bool]:
+    """Return the library that certain options make, which its name tells."""
+    text = _translation_unit(build)
     name = digest(text, *options, *found, _stand_ins(), _cpu_identity())
-    target = folder / f"{build.kernel}-{name}.so"
+    target = cache_folder() / f"{build.kernel}-{name}.so"
     if is_whole(target):
         return target, False
-    try:
-        _compile(build, found, options, text, target)
-    except Failed:
-        _compiler.ask(found, base, folder)
-        if _compiler.optional(found, base, folder) == optional:
-            raise
-        return _compiled(build)  # without what it refuses
+    _compile(build, found, options, text, target)
     return target, True
 
 
 def base_options() -> Options:
     """Return what every compiler is given, whatever else it takes."""
-    return (*_OPTIONS, *shlex.split(os.environ.get(_MORE_OPTIONS, "")))
+    more = os.environ.get(_MORE_OPTIONS, "")
+    try:
+        return (*_OPTIONS, *shlex.split(more))
+    except ValueError as error:
+        raise ValueError(
+            f"{_MORE_OPTIONS} is {more!r}, expected options of a shell: {error}"
+        ) from None
 
 
 def _translation_unit(build: Build) -> str:
@@ -170,13 +188,16 @@ def _compile(build: Build, found: Compiler, options: Options, text: str, target:
         own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
         command = [*found.command, *options, *headers, *own]
         answer = run(command, folder)
+        first = answer
         if answer.returncode != 0 and headers:
             command = [*found.command, *options, *own]
             answer = run(command, folder)
-            if answer.returncode == 0:
+            if answer.returncode == 0 and not _compiler.was_stopped(first):
                 _headers.give_up(headers)
         if answer.returncode != 0:
-            raise Failed(_error_text(build, command, answer))
+            failed = Failed(_error_text(build, command, answer))
+            failed.was_stopped = _compiler.was_stopped(answer)
+            raise failed
         seal(made)
         made.replace(target)
 

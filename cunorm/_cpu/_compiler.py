@@ -94,6 +94,11 @@ def _groups() -> tuple[Options, ...]:
     return (("-fopenmp",), *faster)
 
 
+def needed(optional: Options) -> Options:
+    """Return those of the optional options that make more than a kernel's code faster."""
+    return tuple(option for option in optional if option == _groups()[0][0])
+
+
 _refused: dict[Path, tuple[Options, ...]] = {}
 
 
@@ -121,7 +126,7 @@ def ask(found: Compiler, options: Options, folder: Path) -> None:
     """
     path, groups = _path(found, options, folder), _groups()
     answers = [_probed(found, (*options, *group), path) for group in ((), *groups)]
-    if answers[0].returncode != 0 or any(map(_was_stopped, answers)):
+    if answers[0].returncode != 0 or any(map(was_stopped, answers)):
         return
     failed = {group for group, answer in zip(groups, answers[1:], strict=True) if answer.returncode}
     before = _refused.get(path, ())
@@ -142,7 +147,7 @@ def _probed(found: Compiler, options: Options, path: Path) -> subprocess.Complet
         return run([*found.command, *options, str(source), "-o", str(made)], Path(folder))
 
 
-def _was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:
+def was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:
     """Whether a compiler failed for what has nothing to do with its options and its input."""
     return answer.returncode < 0 or bool(answer.returncode and _STOPPED.search(answer.stderr))
 

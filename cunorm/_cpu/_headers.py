@@ -2,7 +2,8 @@
 """The system's headers, compiled once for all kernels: to read them is half of a quick compile.
 
 To compile them takes as long as to compile a kernel or two, so it is done beside the third compile
-of a process, and a process that ends before ends this too. GCC alone takes them in this form.
+of a process, and a process that exits before ends this too; one that is killed does not, and what
+is left then goes with the next `clear_cache`. GCC alone takes them in this form.
 """
 
 from __future__ import annotations
