@@ -90,14 +90,15 @@ if "$python" -c "import xdist" 2>/dev/null; then
   workers=(-n "$((cores < 8 ? cores : 8))")
 fi
 # Other versions of the frameworks than CI's may warn; that is no reason to fail here.
-part tests 135 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
+part tests 150 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
 # What plans do without the features that not every GPU has.
-part features-off 60 env CUNORM_FEATURES=none \
+part features-off 55 env CUNORM_FEATURES=none \
   "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}" \
-  tests/gpu/test_clusters.py tests/operators/test_named_norms.py tests/operators/test_variants.py
+  tests/operators/test_named_norms.py tests/operators/test_variants.py \
+  tests/operators/test_special_data.py tests/memory/test_accumulate.py
 sanitize memcheck
 sanitize racecheck
-part timings 75 "$python" -m bench --device cuda --seconds-total 50 --seconds 0.2 \
+part timings 65 "$python" -m bench --device cuda --seconds-total 40 --seconds 0.2 \
   --providers cunorm-cupy,cunorm,torch --out "$out/timings.csv"
 if "$python" -c "import torch, triton" 2>/dev/null; then
   # Their kernels are compiled and tuned for each shape: few points in this time.
