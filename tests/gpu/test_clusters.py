@@ -30,6 +30,7 @@ SIZES = {
     262144: (16, 1),
 }
 LEAST_CAPABILITY = 90
+BY_DEFAULT = range(90, 110)  # GPUs whose plans have clusters unless told otherwise
 # What the software GPU is quick enough for.
 NARROW = [
     width if width <= 100003 else pytest.param(width, marks=pytest.mark.real_gpu("too long"))
@@ -49,9 +50,9 @@ def sizes() -> Iterator[Any]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[list[Build]]:
-    """Turn clusters on, let threads run in the order that a test has, and list what is launched."""
-    capability = OnCupy().cupy.cuda.Device().compute_capability
-    if int(capability) < LEAST_CAPABILITY:
+    """Let there be clusters, and threads run in a test's order; list what is launched."""
+    capability = int(OnCupy().cupy.cuda.Device().compute_capability)
+    if capability < LEAST_CAPABILITY:
         pytest.skip(f"clusters need compute capability 9.0, this GPU is sm_{capability}")
     told = SCHEDULES[request.node.callspec.params.get("order", "lockstep")]
     if not softgpu.is_loaded() and told != SCHEDULES["lockstep"]:
@@ -63,7 +64,9 @@ def launched(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[list[Bui
         builds.append(what.build)
         launch(what, *rest)
 
-    monkeypatch.setenv("CUNORM_FEATURES", "clusters")
+    monkeypatch.delenv("CUNORM_FEATURES", raising=False)
+    if capability not in BY_DEFAULT:
+        monkeypatch.setenv("CUNORM_FEATURES", "clusters")
     monkeypatch.setattr(_cuda, "launch", noted)
     forget()  # what runs without clusters
     with softgpu.settings(**told) if softgpu.is_loaded() else nullcontext():
@@ -80,6 +83,12 @@ def forget() -> None:
 def cluster(builds: list[Build], kernel: str) -> int:
     """Return the size of the clusters of the last launch of a kernel."""
     return next(build.cluster for build in reversed(builds) if build.kernel == kernel)
+
+
+def assert_cluster(builds: list[Build], kernel: str, blocks: int) -> None:
+    """Expect clusters of so many blocks; of 8 instead of 16 where a real GPU has no room."""
+    smaller = {8} if blocks == 16 and not softgpu.is_loaded() else set()
+    assert cluster(builds, kernel) in {blocks} | smaller
 
 
 def rows_of(width: int) -> int:
@@ -120,8 +129,8 @@ def test_rows_are_right_in_clusters_of_every_size(launched, width, dtype, order)
         with at(f"{rows} rows"):
             check(drawn((rows, width), dtype), {"center": True})
     if dtype == "float32":
-        assert cluster(launched, "row_norm_forward") == SIZES[width][0]
-        assert cluster(launched, "row_norm_backward") == SIZES[width][1]
+        assert_cluster(launched, "row_norm_forward", SIZES[width][0])
+        assert_cluster(launched, "row_norm_backward", SIZES[width][1])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +142,7 @@ def test_where_no_cluster_of_16_fits_8_blocks_add_in_the_same_order(
     gpu = OnCupy()
     given = put_all(gpu, drawn((2, 70002), dtype))
     usual = run(given, {"center": True})
-    assert cluster(launched, kernel) == 16
+    assert_cluster(launched, kernel, 16)
     with monkeypatch.context() as patched:
         patched.setattr(_cuda, "fits_cluster", lambda *sizes: False)
         _again.forget()
@@ -161,7 +170,7 @@ def test_a_row_of_a_cluster_does_not_depend_on_the_others_and_repeats_to_the_bit
     given = drawn((4 if softgpu.is_loaded() else 40, width), "float32")
     norm = {"center": True}
     whole, again = (run(put_all(gpu, given), norm) for _ in range(2))
-    assert cluster(launched, "row_norm_forward") == SIZES[width][0]
+    assert_cluster(launched, "row_norm_forward", SIZES[width][0])
     one = {name: array[2:3] if array.ndim == 2 else array for name, array in given.items()}
     alone = run(put_all(gpu, one), norm)
     for results, same, part in zip(whole, again, alone, strict=True):
