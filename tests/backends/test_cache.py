@@ -38,17 +38,6 @@ CALL = "import numpy, cunorm; print(cunorm.l2_norm(numpy.array([[3, 4, 0, 0]], n
 def started(cache: Path, call: str = CALL, **environment: str) -> subprocess.Popen:
     """Make a call in another process."""
     command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
-    command = [sys.executable, "-c", call]
     told = {**os.environ, "CUNORM_CACHE_DIR": os.fspath(cache), **environment}
     return subprocess.Popen(command, env=told, cwd=ROOT, start_new_session=True)
 
