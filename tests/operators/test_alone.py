@@ -13,7 +13,7 @@ import pytest
 
 import cunorm
 from tests.support.described import loaded_builds, stores_past_caches, with_empty_caches
-from tests.support.gpu_arrays import get_all
+from tests.support.gpu_arrays import GPUS, get_all
 from tests.support.internals import collapsed, compiler
 from tests.support.operands import assert_same_bits, at, draw, optional
 
@@ -177,9 +177,8 @@ def test_results_ignore_alignment_and_strides(name):
 
 
 @norms
+@pytest.mark.parametrize("device", GPUS[:1], indirect=True)
 def test_results_ignore_alignment_on_a_gpu(device, name):
-    if not device.is_gpu:  # the test above has it
-        return
     for shape in shapes(name, is_gpu=True):
         rows = drawn(name, shape, 3)
         there = {o: device.put(array) for o, array in rows.items()}

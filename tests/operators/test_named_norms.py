@@ -9,7 +9,7 @@ import pytest
 import cunorm
 from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
 from tests.support.bounds import check_backward, check_forward
-from tests.support.gpu_arrays import get_all, put_all
+from tests.support.gpu_arrays import GPUS, OnCupy, OnNumpy, get_all, put_all
 from tests.support.group_bounds import check_group_backward, check_group_forward
 from tests.support.operands import (
     DTYPES,
@@ -84,18 +84,25 @@ def test_all_that_goes_by_a_norms_name_is_within_its_bounds(anywhere, name, dtyp
             check_named(anywhere, name, dtype, (rows, width))
 
 
+@pytest.mark.parametrize("anywhere", GPUS, indirect=True)
 @pytest.mark.parametrize(("name", "dtype", "width"), LONG)
 def test_long_rows_are_within_their_bounds_on_a_gpu(anywhere, name, dtype, width):
-    if anywhere.is_gpu:  # the test above has them on a CPU
-        check_named(anywhere, name, dtype, (2, width))
+    check_named(anywhere, name, dtype, (2, width))
 
 
-@pytest.mark.parametrize("count", [1, 15, 16, 17, 63, 64, 500, 4000])
+def counts():
+    """Yield devices and numbers of rows."""
+    for count in (1, 15, 16, 17, 63, 64, 500, 4000):
+        yield pytest.param(OnNumpy, count, id=f"cpu-{count}")
+        marks = [pytest.mark.real_gpu("too long")] if count > 500 else []
+        yield pytest.param(OnCupy, count, id=f"cupy-{count}", marks=[pytest.mark.gpu, *marks])
+
+
+@pytest.mark.parametrize(("device", "count"), list(counts()), indirect=["device"])
 def test_parameter_gradients_are_within_their_bounds_over_any_number_of_rows(device, count):
-    for dtype in ("bfloat16", "float32"):
-        if not device.is_gpu or (count <= 500 and dtype == "float32"):
-            with at(dtype):
-                check_named(device, "layer_norm", dtype, (count, 65 if count > 64 else 33))
+    for dtype in ("float32",) if device.is_gpu else ("bfloat16", "float32"):
+        with at(dtype):
+            check_named(device, "layer_norm", dtype, (count, 65 if count > 64 else 33))
 
 
 @all_norms
