@@ -2,7 +2,8 @@
 """`accumulate=True`: dweight and dbias are added to what `out` holds, and rounded once.
 
 What was there is added in float64, to a sum that is float64: so that the result is, to the bit, the
-gradient that float64 arrays get, plus what was there, rounded to the array's dtype.
+gradient that float64 arrays get, plus what was there, rounded to the array's dtype. That gradient
+is within its bounds.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 import cunorm
-from cunorm import NormGrads
+from cunorm import NormGrads, reference
 from tests.support import internals
-from tests.support.calls import call_of, devices, fields, host, taking, to
+from tests.support.bounds import check_backward
+from tests.support.calls import arrays_of, call_of, devices, fields, host, taking, to
+from tests.support.group_bounds import check_group_backward
 from tests.support.operands import assert_same_bits, at, draw
 
 # Of few rows and many, whole and in groups; of group norms, in one launch on a CPU and in several.
@@ -21,6 +24,7 @@ OF_ROWS = [((1, 5), 1), ((50, 64), 4), ((3, 7, 33), 1), ((3000, 8), 2), ((9, 100
 OF_IMAGES = [((3, 8, 8), 4), ((2, 4900, 8), 2), ((1, 2, 6), 6)]
 SMALL = {"numpy": None, "cupy": 2}  # cases, for GPUs that are interpreted
 ADDING = taking("accumulate")
+EPS = 1e-5
 
 
 def calls_of(name, kind, dtype="float32"):
@@ -40,11 +44,32 @@ def parameters_of(call):
 
 
 def exact_of(call):
-    """Return the parameters' gradients as arrays of float64 get them."""
+    """Return the parameters' gradients as arrays of float64 get them, held to the oracle."""
     wanted, shape = parameters_of(call)
     out = {field: to(call.kind, np.full(shape, np.nan)) for field in wanted}
-    call.make(out=call.result(**out))
+    with_its_statistics(call)
+    grads = call.make(out=call.result(**out))
+    hold_to_the_oracle(call, call.result(**{f: host(array) for f, array in fields(grads).items()}))
     return {field: host(array) for field, array in out.items()}
+
+
+def with_its_statistics(call):
+    """Let a call have the statistics of its x."""
+    forward = getattr(reference, call.name.replace("backward", "forward"))
+    exact = forward(host(call.arrays["x"]), **call.said, eps=EPS)
+    for name in {"rstd", "mean"} & call.arrays.keys():
+        numbers = getattr(exact, name).astype(np.float32)
+        call.arrays[name] = to(call.kind, numbers.reshape(call.shapes[name]))
+
+
+def hold_to_the_oracle(call, grads):
+    given = {key: host(array) for key, array in arrays_of(call.arrays).items()}
+    center = "mean" in given
+    operands = {"bias": None} | {k: a for k, a in given.items() if k not in ("rstd", "mean")}
+    if "num_groups" in call.said:
+        check_group_backward(grads, **operands, **call.said, eps=EPS)
+    else:
+        check_backward(grads, **operands, **call.said | {"center": center}, eps=EPS)
 
 
 def check_added(call, into, **told):
