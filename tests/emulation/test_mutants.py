@@ -8,6 +8,7 @@ a result, an error of the software GPU, or a race.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from itertools import product
@@ -161,13 +162,21 @@ def equivalent(kernel: str, name: str) -> set[str]:
     return set(EQUIVALENT.get((kernel, name)) or EQUIVALENT.get(name, ()))
 
 
+# What the software GPU says of a kernel that it stops: in which, and where.
+_OF_A_KERNEL = re.compile(r"\bkernel \w+[,:].*\n.*PTX line \d+: ")
+
+
 def is_seen(calls: list[Call], switch: Switch, number: int, orders: tuple) -> bool:
     """Whether some of the orders shows that a mutant is not the kernel."""
     for order, call in product(orders, calls):
         with switch.at(number), softgpu.settings(**order):
             try:
                 call.check()
-            except (AssertionError, RuntimeError):
+            except AssertionError:
+                return True
+            except RuntimeError as error:
+                if not _OF_A_KERNEL.search(str(error)):
+                    raise
                 return True
     return False
 
