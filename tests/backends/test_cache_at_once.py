@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,6 +18,18 @@ from tests.support.internals import _compile, _cpu
 from tests.support.processes import ROOT
 
 pytestmark = compiles
+
+
+def test_threads_that_need_the_same_build_at_once_compile_it_once(folder, monkeypatch):
+    found, together = compiled(monkeypatch), threading.Barrier(4)
+
+    def call(_):
+        together.wait(timeout=30)
+        check()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(call, range(4)))
+    assert found == ["row_norm_forward"]
 
 
 def test_what_was_being_loaded_while_another_clears_is_not_kept(folder, monkeypatch):

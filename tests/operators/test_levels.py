@@ -18,8 +18,11 @@ pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is compiled"),
 ]
 
+SHORT = ((1, 1), (21, 33), (9, 192), (5, 1003))
+LONG = ((2, 4096), (2, 70_000))  # of the last, threads share each row
 ROWS = {
     "rms, float32": ("float32", {}, ()),
+    "rms, float32, long rows": ("float32", {}, (), LONG),
     "layer, bfloat16": ("bfloat16", {"center": True}, ("bias",)),
     "layer, float64": ("float64", {"center": True, "c": 3.0}, ("bias",)),
     "stream, float16": ("float16", {"round_before_weight": True}, ("residual",)),
@@ -34,12 +37,17 @@ GROUPS = {
     "last, float32": ("float32", -1, None),
     "last, bfloat16, silu": ("bfloat16", -1, "silu"),
     "first, float32, gelu_tanh": ("float32", 1, "gelu_tanh"),
+    # Each pass is a launch, whose builds test_alone.py has at this level too.
+    "last, three launches": ("float32", -1, "silu", ((2, 700, 128),)),
+    "first, three launches": ("float32", 1, "silu", ((2, 700, 128),)),
 }
 
 
-def row_norms(dtype: str, norm: dict[str, Any], operands: tuple[str, ...]) -> Any:
+def row_norms(
+    dtype: str, norm: dict[str, Any], operands: tuple[str, ...], shapes: Any = SHORT
+) -> Any:
     """Yield the results of both directions for rows of several widths."""
-    for rows, width in ((1, 1), (21, 33), (9, 192), (5, 1003)):
+    for rows, width in shapes:
         width *= norm.get("groups", 1)
         x, dy, residual = (draw(name, (rows, width), dtype) for name in ("x", "dy", "residual"))
         names = ("weight", *({"bias"} & set(operands)))
@@ -54,16 +62,18 @@ def row_norms(dtype: str, norm: dict[str, Any], operands: tuple[str, ...]) -> An
         yield cunorm.normalize_backward(dy, stream, **told, **saved)
 
 
-def group_norms(dtype: str, axis: int, activation: str | None) -> Any:
+def group_norms(
+    dtype: str, axis: int, activation: str | None, sizes: Any = ((2, 31, 10), (3, 31, 10))
+) -> Any:
     """Yield the results of both directions for samples."""
-    for samples, positions in ((2, 31), (3, 31)):
-        shape = (samples, positions, 10) if axis == -1 else (samples, 10, positions)
+    for samples, positions, channels in sizes:
+        shape = (samples, positions, channels) if axis == -1 else (samples, channels, positions)
         x, dy = (draw(name, shape, dtype) for name in ("x", "dy"))
-        given = [optional(name, 10, dtype) for name in ("weight", "bias")]
+        given = [channels // 2, *(optional(name, channels, dtype) for name in ("weight", "bias"))]
         told = {"channel_axis": axis, "activation": activation}
-        f = cunorm.group_norm_forward(x, 5, *given, **told)
+        f = cunorm.group_norm_forward(x, *given, **told)
         yield f
-        yield cunorm.group_norm_backward(dy, x, 5, *given, mean=f.mean, rstd=f.rstd, **told)
+        yield cunorm.group_norm_backward(dy, x, *given, mean=f.mean, rstd=f.rstd, **told)
 
 
 CASES = {name: (row_norms, *told) for name, told in ROWS.items()}
