@@ -91,7 +91,7 @@ def cache_info() -> CacheInfo:
     --------
     >>> import cunorm
     >>> cunorm.cache_info()
-    CacheInfo(folder=..., libraries=..., bytes=..., loaded=..., cuda_kernels=0, cupy_folder=...)
+    CacheInfo(folder=..., libraries=..., bytes=..., loaded=..., cuda_kernels=..., cupy_folder=...)
     """
     libraries = list(_libraries())
     return CacheInfo(
