@@ -87,10 +87,10 @@ def warmup(
     device : str
         "cpu", "cuda" (the one that is current), or "cuda:1".
     rows : int, one or several, optional
-        Rows of x, or a group norm's samples. No build is for one number of rows, but on a CPU a
-        result too large for its caches has a build of its own, and a few long rows, or samples of a
-        group norm, are shared among the cores in other ways than many; by default all of these are
-        compiled.
+        Rows of x, or a group norm's samples. No build is for one number of rows, but few and many
+        may need different ones: on a CPU a result too large for its caches has a build of its own,
+        and a few long rows, or samples of a group norm, are shared among the cores; on a GPU a
+        backward of many rows copies the next one ahead. By default all of these are compiled.
     weight, bias, residual, gate : dtype or bool or None, one or several
         The forward's operands: a dtype, or True for that of x; None or False where there is none.
         By default, which is "auto", there is a weight, if the function takes one, and the functions
