@@ -21,16 +21,9 @@ def get_cuda_path():
 
 
 _ATTRIBUTES = {
-    "MaxThreadsPerBlock": 1,
     "MaxSharedMemoryPerBlock": 8,
-    "WarpSize": 10,
     "MultiProcessorCount": 16,
-    "L2CacheSize": 38,
     "MaxThreadsPerMultiProcessor": 39,
-    "MaxSharedMemoryPerMultiprocessor": 81,
-    "MaxSharedMemoryPerBlockOptin": 97,
-    "MaxBlocksPerMultiprocessor": 106,
-    "ReservedSharedMemoryPerBlock": 111,
 }
 
 
