@@ -28,7 +28,7 @@ OF_ROWS, OF_GROUPS = ROW_NORMS + FORMS, GROUP_NORMS + FAR  # on float32
 IN_ALL_DTYPES = 3 * ROW_NORMS + 2 * FORMS + 2 * GROUP_NORMS + FAR + 1
 RESULTS = 2 * (OF_ROWS + OF_GROUPS)  # each is a line forward and one backward
 LARGEST = _data.LARGEST
-IN_FLOAT32 = {**dict.fromkeys(LARGEST, 0.0), "float32": LARGEST["float32"]}
+IN_FLOAT32 = {**dict.fromkeys(LARGEST, -1.0), "float32": LARGEST["float32"]}
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
