@@ -18,7 +18,7 @@ __all__ = ["is_loaded", "load", "real_gpu", "settings", "subprocess_environment"
 STANDIN = str(Path(__file__).parent / "standin")
 NAMES = (
     *("schedule", "seed", "races", "counters", "copies", "streams", "multiprocessors", "devices"),
-    *("capability", "largest_cluster", "ptx_folder", "statistics"),
+    *("capability", "largest_cluster"),
 )
 
 

@@ -14,14 +14,20 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
 FLAGS = (
-    *("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
+    *("-std=c++20", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
     *("-fPIC", "-Wall", "-Wextra"),
 )
+# What is compiled together, which is quicker, and how: what interprets, and what prepares that.
+UNITS = {
+    ("arithmetic", "conversions"): "-O2",
+    ("memory", "operations", "schedule", "barriers", "races", "counters"): "-O2",
+    ("module", "decode", "kernels", "driver", "streams"): "-O1",
+}
 NEEDED = {"avx2", "fma", "f16c"}  # of the processor
 
 
@@ -76,47 +82,37 @@ def folder() -> Path:
 def library() -> Path:
     """Return the path of the library, which is compiled where it is older than its sources.
 
-    Processes wait for the one that compiles. Of what did not change, objects are kept.
+    Processes wait for the one that compiles.
     """
     version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True)
-    headers = [path.read_text() for path in sorted(SOURCES.glob("*.h"))]
-    common = repr((compiler(), version.stdout, FLAGS, _processor(), headers))
-    sources = sorted(SOURCES.glob("*.cpp"))
-    objects = {
-        path: folder() / f"{path.stem}-{_hash(common, path.read_text())}.o" for path in sources
-    }
-    made = folder() / f"libsoftgpu-{_hash(*map(str, objects.values()))}.so"
-    with (folder() / "lock").open("w") as lock:
+    sources = [path.read_text() for path in sorted(SOURCES.iterdir())]
+    key = repr((compiler(), version.stdout, FLAGS, UNITS, _processor(), sources))
+    made = folder() / f"libsoftgpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    with (folder() / "lock").open("w") as lock, tempfile.TemporaryDirectory() as objects:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            missing = {source: kept for source, kept in objects.items() if not kept.exists()}
-            _run({kept: [*FLAGS, "-c", str(source)] for source, kept in missing.items()})
-            _run({made: ["-shared", "-Wl,-soname,libsoftgpu.so", *map(str, objects.values())]})
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                compiled = list(pool.map(partial(_compiled, Path(objects)), UNITS))
+            part = Path(objects) / made.name
+            _run("-shared", "-Wl,-soname,libsoftgpu.so", *compiled, "-o", str(part))
+            part.replace(made)
     return made
 
 
-def _run(wanted: dict[Path, list[str]]) -> None:
-    """Run the compiler, a process to a core; each file takes its name when all are complete."""
-    parts = {made: made.with_suffix(".part") for made in wanted}
+def _compiled(folder: Path, unit: tuple[str, ...]) -> str:
+    made = str(folder / f"{unit[0]}.o")
+    included = [word for name in unit for word in ("-include", str(SOURCES / f"{name}.cpp"))]
+    _run(*FLAGS, UNITS[unit], *included, "-x", "c++", "-c", os.devnull, "-o", made)
+    return made
 
-    def compile_one(made: Path) -> subprocess.CompletedProcess[str]:
-        command = [*compiler(), *wanted[made], "-o", str(parts[made])]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = list(pool.map(compile_one, wanted))
-    if any(answer.returncode for answer in answers):
-        logs = "".join(answer.stderr for answer in answers)
-        raise RuntimeError(f"the software GPU does not compile:\n{logs}")
-    for made, part in parts.items():
-        part.replace(made)
+def _run(*arguments: str) -> None:
+    done = subprocess.run([*compiler(), *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the software GPU does not compile:\n{done.stderr}")
 
 
 @lru_cache(maxsize=1)
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line for line in lines if line.startswith("flags")), "")
-
-
-def _hash(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

@@ -6,35 +6,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from . import load, settings
-
-_u64, _three = ctypes.c_uint64, ctypes.c_uint * 3
-
-
-class _Range(ctypes.Structure):
-    _fields_ = [
-        *((name, _u64) for name in ("begin", "end", "loaded", "stored")),
-        *((name, _u64) for name in ("distinct_loaded", "distinct_stored")),
-        *((name, _u64) for name in ("load_sectors", "store_sectors")),
-    ]
-
-
-class _Shared(ctypes.Structure):
-    _fields_ = [(name, _u64) for name in ("accesses", "wavefronts", "ideal")]
-
-
-class _Launch(ctypes.Structure):
-    _fields_ = [
-        ("kernel", ctypes.c_char_p),
-        *((name, _three) for name in ("grid", "block", "cluster")),
-        ("dynamic_shared", ctypes.c_uint),
-        *((name, _u64) for name in ("issued", "executed")),
-        *((name, _Shared) for name in ("shared_loads", "shared_stores")),
-        ("ranges", _u64),
-        ("range", ctypes.POINTER(_Range)),
-    ]
 
 
 @dataclass(frozen=True)
@@ -55,36 +29,22 @@ class Range:
     store_sectors: int = 0
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Accesses of warps to shared memory, how often it was busy, and had to be without conflicts.
+class _Range(ctypes.Structure):
+    _fields_ = [(field.name, ctypes.c_uint64) for field in fields(Range)]
 
-    Of 8 bytes a lane, half a warp is served at a time; of 16, a quarter.
-    """
 
-    accesses: int
-    wavefronts: int
-    ideal: int
-
-    @property
-    def excess(self) -> int:
-        """How often banks were wanted for another word."""
-        return self.wavefronts - self.ideal
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        *(("kernel", ctypes.c_char_p), ("ranges", ctypes.c_uint64)),
+        ("range", ctypes.POINTER(_Range)),
+    ]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch: instructions `issued` to warps, `executed` by their threads, and its accesses."""
+    """A launch of a kernel, and what it did to the allocations that it touched."""
 
     kernel: str
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    cluster: tuple[int, ...]
-    dynamic_shared: int
-    issued: int
-    executed: int
-    shared_loads: Shared
-    shared_stores: Shared
     ranges: tuple[Range, ...]
 
     def of(self, pointer: int) -> Range:
@@ -101,21 +61,14 @@ def counting() -> Iterator[list[Launch]]:
     with settings(counters=True):
         yield launches
     read = load().softgpu_launch
-    read.argtypes, read.restype = [_u64], ctypes.POINTER(_Launch)
+    read.argtypes, read.restype = [ctypes.c_uint64], ctypes.POINTER(_Launch)
     while made := read(len(launches)):
         launches.append(_launch(made.contents))
     load().softgpu_forget_launches()
 
 
 def _launch(made: _Launch) -> Launch:
-    plain = {name: getattr(made, name) for name in ("dynamic_shared", "issued", "executed")}
-    sizes = {name: tuple(getattr(made, name)) for name in ("grid", "block", "cluster")}
-    shared = {
-        name: Shared(*_values(getattr(made, name))) for name in ("shared_loads", "shared_stores")
-    }
-    ranges = tuple(Range(*_values(made.range[k])) for k in range(made.ranges))
-    return Launch(made.kernel.decode(), **sizes, **plain, **shared, ranges=ranges)
-
-
-def _values(structure: ctypes.Structure) -> tuple[int, ...]:
-    return tuple(getattr(structure, field[0]) for field in structure._fields_)
+    names = [field.name for field in fields(Range)]
+    found = (made.range[k] for k in range(made.ranges))
+    ranges = tuple(Range(*(getattr(one, name) for name in names)) for one in found)
+    return Launch(made.kernel.decode(), ranges)

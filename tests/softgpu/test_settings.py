@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from tests import softgpu
 from tests.softgpu.launching import cupy, kernel, launch
+from tests.support.internals import _cluster_fit
 
 EXCHANGE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; %s
     x[threadIdx.x] = s[threadIdx.x ^ %d]; }"""
@@ -76,30 +77,18 @@ def test_kernels_are_compiled_for_the_compute_capability_that_is_set(capability)
                 clusters((2,), (1,), (x,))
 
 
-class Config(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_uint * 3) for name in ("grid", "block")),
-        *(("shared", ctypes.c_uint), ("stream", ctypes.c_void_p)),
-        *(("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)),
-    )
-
-
 @pytest.mark.parametrize(
     ("size", "largest", "fit"), [(8, 16, 33), (8, 8, 33), (16, 16, 16), (16, 8, 0)]
 )
 def test_the_driver_says_how_many_clusters_fit(size, largest, fit):
-    """One block of 1024 threads and 100 KiB runs beside another one, on each multiprocessor."""
-    made = kernel("int* x) { }")
-    for attribute, value in ((8, 100 << 10), (14, 1)):
-        cupy.cuda.driver.funcSetAttribute(made.kernel.ptr, attribute, value)
-    cluster = (ctypes.c_uint * 18)(4, 0, size, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    three = ctypes.c_uint * 3
-    told = Config(three(64, 1, 1), three(1024, 1, 1), 100 << 10, None, ctypes.addressof(cluster), 1)
-    count = ctypes.c_int()
-    with softgpu.settings(largest_cluster=largest):
-        ask = softgpu.load().cuOccupancyMaxActiveClusters
-        assert ask(ctypes.byref(count), ctypes.c_void_p(made.kernel.ptr), ctypes.byref(told)) == 0
-    assert count.value == fit
+    """Two blocks of 1024 threads run on each multiprocessor."""
+    made = kernel("int* x) { }", f"__cluster_dims__({size}, 1, 1)")
+    _cluster_fit.allow_large_clusters(cupy, made)
+    with (
+        softgpu.settings(largest_cluster=largest),
+        mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
+    ):
+        assert _cluster_fit.clusters_that_fit(made, 64, 1024) == fit
 
 
 def test_another_process_uses_it_as_it_is_set():

@@ -1,62 +1,25 @@
 // SPDX-License-Identifier: MIT
-// Barriers: of a block, of some of its threads, of the lanes of a warp, of a cluster.
-#include <algorithm>
-
+// Barriers: of a block, of the lanes of a warp, of a cluster.
 #include "lanes.h"
 
 namespace sg {
 namespace {
 
-// What an instruction at a block's barrier asks for.
-enum Ask : u8 { kSync, kArrive, kReduceAnd, kReduceOr, kReducePopc };
-bool reduces(const Instruction& i) { return i.variant >= kReduceAnd; }
-
-// Those that wait at a barrier of the block.
-template <class F>
-void each_waiting(Block& b, int barrier, F f) {
-  for (Warp& w : b.warps)
-    for_lanes(lanes_in(w, State::kAtBarrier), [&](int lane) {
-      if (w.barrier[lane] == barrier) f(w, lane, w.function->code[size_t(w.pc[lane]) - 1]);
-    });
-}
-
-// A barrier with a predicate gives each thread what came of all of them.
-void reduce_predicates(Block& b, int barrier) {
-  int yes = 0, all = 0;
-  each_waiting(b, barrier, [&](Warp& w, int lane, const Instruction& i) {
-    if (!reduces(i)) return;
-    ++all;
-    yes += int(w.row(i.source[i.sources - 1])[lane] & 1);
-  });
-  each_waiting(b, barrier, [&](Warp& w, int lane, const Instruction& i) {
-    if (!reduces(i)) return;
-    const int result = i.variant == kReduceAnd  ? yes == all
-                       : i.variant == kReduceOr ? yes > 0
-                                                : yes;
-    w.row(i.dest[0])[lane] = u64(result);
-  });
-}
-
-void release(Block& b, int barrier) {
-  reduce_predicates(b, barrier);
-  Barrier& bar = b.barriers[barrier];
-  const Clock met = running->watch ? bar.meeting.end() : nullptr;
-  const Warp* last = nullptr;
-  int pc = 0;
-  each_waiting(b, barrier, [&](Warp& w, int lane, const Instruction& i) {
-    if (&w == last && pc != w.pc[lane] && i.bytes)  // .aligned
-      fail(w, i, lane, 719, "lanes of a warp wait at different barriers");
-    last = &w, pc = w.pc[lane];
-    w.state[lane] = State::kRuns;
-    if (running->watch) leave(w, lane, met);
-  });
-  bar.arrived = bar.expected = 0;
-}
-
+// The block's threads go on once all that live have arrived.
 void look_at_block(Block& b) {
-  for (int k = 0; k < 16; ++k) {
-    const Barrier& bar = b.barriers[k];
-    if (bar.arrived && bar.arrived >= (bar.expected ? bar.expected : b.live)) release(b, k);
+  if (b.arrived == 0 || b.arrived < b.live) return;
+  b.arrived = 0;
+  const Clock met = running->watch ? b.meeting.end() : nullptr;
+  for (Warp& w : b.warps) {
+    int pc = -1;
+    for_lanes(lanes_in(w, State::kAtBarrier), [&](int lane) {
+      const Instruction& i = w.function->code[size_t(w.pc[lane]) - 1];
+      if (pc >= 0 && pc != w.pc[lane] && i.variant)
+        fail(w, i, lane, 719, "lanes of a warp wait at different barriers");
+      pc = w.pc[lane];
+      w.state[lane] = State::kRuns;
+      if (running->watch) leave(w, lane, met);
+    });
   }
 }
 
@@ -74,9 +37,7 @@ void look_at_cluster(Cluster& c) {
       });
 }
 
-void nothing(Warp&, const Instruction&, u32) {}
-
-// bar.warp.sync orders memory; shuffles and votes do not.
+// bar.warp.sync orders memory; shuffles do not.
 void warp_sync(Warp& w, const Instruction&, u32 lanes) {
   if (!running->watch) return;
   Meeting meeting;
@@ -98,20 +59,11 @@ u32 lanes_in(const Warp& w, State state) {
 }
 
 void arrive_at_block_barrier(Warp& w, const Instruction& i, u32 lanes) {
-  const bool counted = i.sources - reduces(i) > 1;
   for_lanes(lanes, [&](int lane) {
-    const u32 id = u32(w.row(i.source[0])[lane]);
-    const int expected = counted ? int(w.row(i.source[1])[lane]) : 0;
-    if (id > 15) fail(w, i, lane, 719, format("barrier %u, of 0 to 15", id));
-    Barrier& bar = w.block->barriers[id];
-    if (bar.arrived && bar.expected != expected)
-      fail(w, i, lane, 719, "threads wait at a barrier for different numbers");
-    bar.expected = expected;
-    ++bar.arrived;
-    if (running->watch) bar.meeting.arrive(w, lane);
-    if (i.variant == kArrive) return;
+    if (w.row(i.source[0])[lane]) fail(w, i, lane, 719, "a barrier is not known but barrier 0");
+    ++w.block->arrived;
+    if (running->watch) w.block->meeting.arrive(w, lane);
     w.state[lane] = State::kAtBarrier;
-    w.barrier[lane] = u8(id);
   });
   look_at_block(*w.block);
 }
@@ -187,23 +139,19 @@ void end_threads(Warp& w, u32 lanes) {
 }
 
 bool choose_barrier(Instruction& i, const Opcode& op) {
-  i.run = nothing;
+  i.run = warp_sync;
   if (op.has("warp")) {
     i.kind = kWarpSync;
-    i.run = warp_sync;
-  } else if (op.has("cluster")) {
+    return true;
+  }
+  if (op.has("cluster")) {
     i.kind = op.has("arrive") ? kClusterArrive : kClusterWait;
     i.variant = !op.has("relaxed");  // orders memory
-  } else {
-    i.kind = kBlockBarrier;
-    i.bytes = op.base() == "bar" || op.has("aligned");  // the lanes of a warp come together
-    i.variant = op.has("arrive") ? kArrive
-                : !op.has("red") ? kSync
-                : op.has("and")  ? kReduceAnd
-                : op.has("or")   ? kReduceOr
-                                 : kReducePopc;
+    return true;
   }
-  return true;
+  i.kind = kBlockBarrier;
+  i.variant = op.base() == "bar" || op.has("aligned");  // the lanes of a warp come together
+  return op.has("sync") && i.sources == 1;
 }
 
 }  // namespace sg

@@ -1,28 +1,38 @@
 // SPDX-License-Identifier: MIT
 // cvt: one number's type to another's.
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <tuple>
+#include <immintrin.h>
 
-#include "floats.h"
+#include <algorithm>
+
 #include "lanes.h"
 
 namespace sg {
 namespace {
 
-template <class T>
-constexpr bool kIsHalf = std::is_same_v<T, Half> || std::is_same_v<T, Bfloat>;
+// Half types, as bits. Their values are rounded once, to nearest.
+struct Half {
+  u16 bits;
+  explicit operator double() const { return _cvtsh_ss(bits); }
+};
+struct Bfloat {
+  u16 bits;
+  explicit operator double() const { return double(from_bits<float>(u64(bits) << 16)); }
+};
 
-template <class To, class From>
-To clamped(From v) {
-  using Limits = std::numeric_limits<To>;
-  if (std::is_signed_v<From> && v < 0 &&
-      (!std::is_signed_v<To> || int64_t(v) < int64_t(Limits::min())))
-    return Limits::min();
-  if (v > 0 && u64(v) > u64(Limits::max())) return Limits::max();
-  return To(v);
+// A float32 whose last bit says whether anything was cut off: it can be rounded again.
+float rounded_to_odd(double v) {
+  const float f = float(v);
+  if (double(f) == v || std::isnan(v) || std::isinf(v)) return f;
+  const u32 bits = u32(to_bits(f)) - (std::fabs(double(f)) > std::fabs(v));  // toward zero
+  return from_bits<float>(bits | 1);
+}
+template <class To>
+To half_of(double v) {
+  if (std::isnan(v)) return {0x7fff};
+  const float f = rounded_to_odd(v);
+  if constexpr (std::is_same_v<To, Half>) return {u16(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT))};
+  const u32 bits = u32(to_bits(f));
+  return {u16((bits + (std::isinf(f) ? 0 : 0x7fff + (bits >> 16 & 1))) >> 16)};
 }
 
 double rounded_to_integer(double v, int rounding) {
@@ -38,116 +48,119 @@ double rounded_to_integer(double v, int rounding) {
   }
 }
 
-// A NaN is 0, but the upper bit alone where either type has 64 bits; too large is the limit.
-template <class To, class From>
-To integer_of(double v, int rounding) {
-  using Limits = std::numeric_limits<To>;
-  if (std::isnan(v))
-    return sizeof(To) == 8 || sizeof(From) == 8 ? To(u64(1) << (8 * sizeof(To) - 1)) : To(0);
-  v = rounded_to_integer(v, rounding);
-  if (v <= double(Limits::min())) return Limits::min();
-  if (v >= double(Limits::max())) return Limits::max();
-  return To(v);
+// To an integer of i.bytes, in whose variant is whether it has a sign. A NaN is 0, but the upper
+// bit alone where either type has 64 bits; too large is the limit.
+template <class From>
+u64 integer_of(double v, const Instruction& i) {
+  const int bits = 8 * i.bytes;
+  const u64 top = 1ull << (bits - 1), most = i.variant ? top - 1 : top - 1 + top;
+  const u64 least = i.variant ? 0 - top : 0;
+  if (std::isnan(v)) return i.bytes == 8 || sizeof(From) == 8 ? top : 0;
+  v = rounded_to_integer(v, i.rounding);
+  if (v >= std::ldexp(1.0, bits - i.variant)) return most;
+  if (v <= (i.variant ? -std::ldexp(1.0, bits - 1) : 0)) return least;
+  return i.variant ? u64(int64_t(v)) : u64(v);
+}
+
+template <class From>
+void to_integer(Warp& w, const Instruction& i, u32 lanes) {
+  u64* const d = w.row(i.dest[0]);
+  const u64* const a = w.row(i.source[0]);
+  for_lanes(lanes, [&](int lane) {
+    const double v(from_bits<From>(a[lane]));
+    const bool flush = i.ftz && std::fabs(v) < double(std::numeric_limits<float>::min());
+    d[lane] = integer_of<From>(flush ? 0 : v, i);
+  });
+}
+
+// A change of an integer's width keeps i.bytes of it, to which its sign, if any, is added.
+void keep_bytes(Warp& w, const Instruction& i, u32 lanes) {
+  const u64 mask = ~0ull >> (64 - 8 * i.bytes), sign = i.variant ? (mask >> 1) + 1 : 0;
+  apply<u64>(w, i, lanes, [=](u64 v) { return ((v & mask) ^ sign) - sign; });
 }
 
 // To a floating-point type, under the rounding mode that is set.
 template <class To, class From>
-To floating_of(From v, const Instruction& i) {
-  if constexpr (std::is_same_v<To, Half>)
-    return rounded_half(double(v), i.rounding);
-  else if constexpr (std::is_same_v<To, Bfloat>)
-    return rounded_bfloat(double(v), i.rounding);
-  else
-    return To(v);
-}
-
-template <class To, class From>
-To converted(From given, const Instruction& i) {
-  if constexpr (std::is_integral_v<From>) {
-    if constexpr (std::is_integral_v<To>)
-      return i.saturate ? clamped<To>(given) : To(given);
-    else
-      return floating_of<To>(given, i);
-  } else if constexpr (kIsHalf<From>) {
-    if constexpr (std::is_integral_v<To>)
-      return integer_of<To, From>(value_of(given), i.rounding);
-    else
-      return floating_of<To>(i.saturate ? saturated(value_of(given)) : value_of(given), i);
-  } else {
-    const From v = i.ftz ? flushed(given) : given;
-    if constexpr (std::is_integral_v<To>) {
-      return integer_of<To, From>(v, i.rounding);
-    } else {
-      double wide = i.integral ? rounded_to_integer(v, i.rounding) : v;
-      if (i.saturate) wide = saturated(wide);
-      if (i.relu && wide < 0) wide = 0;
-      const To out = floating_of<To>(wide, i);
-      if constexpr (std::is_same_v<To, float>) return i.ftz ? flushed(out) : out;
-      return out;
-    }
-  }
-}
-
-template <class To, class From>
-void convert(Warp& w, const Instruction& i, u32 lanes) {
+void to_real(Warp& w, const Instruction& i, u32 lanes) {
   u64* const d = w.row(i.dest[0]);
   const u64* const a = w.row(i.source[0]);
-  for_lanes(lanes,
-            [&](int lane) { d[lane] = to_bits(converted<To>(from_bits<From>(a[lane]), i)); });
+  for_lanes(lanes, [&](int lane) {
+    double v(from_bits<From>(a[lane]));
+    if constexpr (std::is_same_v<From, float>)
+      if (i.ftz) v = double(flushed(float(v)));
+    if (i.integral) v = rounded_to_integer(v, i.rounding);
+    if (i.saturate) v = v > 0 ? std::min(v, 1.0) : 0;  // of a NaN, too
+    if constexpr (std::is_same_v<To, float>)
+      d[lane] = to_bits(i.ftz ? flushed(float(v)) : float(v));
+    else if constexpr (std::is_same_v<To, double>)
+      d[lane] = to_bits(v);
+    else
+      d[lane] = to_bits(half_of<To>(v));
+  });
 }
+
 // What needs no rounding, or is rounded as usual, in a loop of its own.
 template <class To, class From>
 constexpr Operation kPlain = each<[](From v) { return To(v); }, From>;
 
-// Two float32 into a pair of halves: the first one is the upper.
-template <class To>
-void convert_pair(Warp& w, const Instruction& i, u32 lanes) {
-  for_lanes(lanes, [&](int lane) {
-    const u64 high = converted<To>(from_bits<float>(w.row(i.source[0])[lane]), i).bits;
-    const u64 low = converted<To>(from_bits<float>(w.row(i.source[1])[lane]), i).bits;
-    w.row(i.dest[0])[lane] = high << 16 | low;
-  });
-}
-
-// All pairs of types.
-using Types =
-    std::tuple<u8, int8_t, u16, int16_t, u32, int32_t, u64, int64_t, Half, Bfloat, float, double>;
-const char* const names[] = {"u8",  "s8",  "u16", "s16",  "u32", "s32",
-                             "u64", "s64", "f16", "bf16", "f32", "f64"};
-constexpr size_t kTypes = std::size(names), kHalf = 8, kFloat = 10, kDouble = 11;
-
-template <size_t... k>
-constexpr auto every_pair(std::index_sequence<k...>) {
-  return std::array<Operation, kTypes * kTypes>{
-      convert<std::tuple_element_t<k / kTypes, Types>, std::tuple_element_t<k % kTypes, Types>>...};
-}
-constexpr auto pairs = every_pair(std::make_index_sequence<kTypes * kTypes>{});
-
+struct Type {
+  const char* name;
+  int bytes;
+  bool sign;
+  Operation f32, f64, f16, bf16, integer;  // from this type
+};
 template <class From>
-Operation resized(size_t to) {
-  static constexpr Operation all[] = {
-      kPlain<u8, From>,  kPlain<int8_t, From>,  kPlain<u16, From>, kPlain<int16_t, From>,
-      kPlain<u32, From>, kPlain<int32_t, From>, kPlain<u64, From>, kPlain<int64_t, From>};
-  return all[to];
+constexpr Type whole(const char* name) {
+  return {name,
+          sizeof(From),
+          std::is_signed_v<From>,
+          kPlain<float, From>,
+          kPlain<double, From>,
+          nullptr,
+          nullptr,
+          keep_bytes};
+}
+template <class From>
+constexpr Type real(const char* name) {
+  return {name,
+          0,
+          false,
+          to_real<float, From>,
+          to_real<double, From>,
+          to_real<Half, From>,
+          to_real<Bfloat, From>,
+          to_integer<From>};
+}
+const Type types[] = {whole<u8>("u8"),       whole<int8_t>("s8"),   whole<u16>("u16"),
+                      whole<int16_t>("s16"), whole<u32>("u32"),     whole<int32_t>("s32"),
+                      whole<u64>("u64"),     whole<int64_t>("s64"), real<Half>("f16"),
+                      real<Bfloat>("bf16"),  real<float>("f32"),    real<double>("f64")};
+const Type* type_named(const std::string& name) {
+  const auto* found = std::find_if(std::begin(types), std::end(types),
+                                   [&](const Type& t) { return name == t.name; });
+  return found == std::end(types) ? nullptr : found;
 }
 
 // The common ones, in quick loops.
-Operation quick(size_t to, size_t from, bool ftz) {
-  if (to < kHalf && from < kHalf && from >= 2) {
-    static constexpr Operation (*by_source[])(size_t) = {resized<u16>, resized<int16_t>,
-                                                         resized<u32>, resized<int32_t>,
-                                                         resized<u64>, resized<int64_t>};
-    return by_source[from - 2](to);
-  }
-  if (to == kDouble && from == kFloat)
+Operation quick(const std::string& to, const std::string& from, bool ftz) {
+  if (to == "f64" && from == "f32")
     return ftz ? each<[](float v) { return double(flushed(v)); }, float> : kPlain<double, float>;
-  if (to == kFloat && from == kDouble)
+  if (to == "f32" && from == "f64")
     return ftz ? each<[](double v) { return flushed(float(v)); }, double> : kPlain<float, double>;
   return nullptr;
 }
 
-size_t type_named(const std::string& name) {
-  return size_t(std::find(std::begin(names), std::end(names), name) - std::begin(names));
+Operation conversion(Instruction& i, const Type& to, const Type& from) {
+  const bool is_whole = to.bytes > 0;
+  i.bytes = u8(from.bytes ? std::min(to.bytes, from.bytes) : to.bytes);
+  i.variant = from.bytes && to.bytes > from.bytes ? from.sign : to.sign;
+  const std::string name = to.name;
+  if (is_whole) return from.bytes && i.saturate ? nullptr : from.integer;
+  if (!i.saturate && !i.integral)
+    if (const Operation fast = quick(name, from.name, i.ftz)) return fast;
+  if (name == "f32") return from.f32;
+  if (name == "f64") return from.f64;
+  return i.rounding ? nullptr : name == "f16" ? from.f16 : from.bf16;
 }
 
 }  // namespace
@@ -155,17 +168,13 @@ size_t type_named(const std::string& name) {
 bool choose_conversion(Instruction& i, const Opcode& op) {
   if (op.parts.size() < 3) return false;
   const std::string& name = op.parts[op.parts.size() - 2];
-  if ((name == "f16x2" || name == "bf16x2") && op.type() == "f32") {
-    i.run = name == "f16x2" ? convert_pair<Half> : convert_pair<Bfloat>;
-    return i.sources == 2;
-  }
-  const size_t to = type_named(name), from = type_named(op.type());
-  if (to == kTypes || from == kTypes) return false;
-  i.run = pairs[to * kTypes + from];
-  if (!i.saturate && !i.relu && !i.integral)
-    if (const Operation fast = quick(to, from, i.ftz)) i.run = fast;
+  const Type *const to = type_named(name), *const from = type_named(op.type());
+  const std::string how =
+      op.middle({"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "ftz", "sat", name.c_str()});
+  if (!to || !from || !how.empty()) return false;
+  i.run = conversion(i, *to, *from);
   set_rounding(i);
-  return true;
+  return i.run != nullptr;
 }
 
 }  // namespace sg

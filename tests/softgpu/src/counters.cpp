@@ -1,10 +1,70 @@
 // SPDX-License-Identifier: MIT
-// Counts what launches access, for Python to read: see counters.py.
+// Which memory an access that is watched lies in, and what launches access, for Python to read: see
+// counters.py.
 #include <algorithm>
 
 #include "threads.h"
 
 namespace sg {
+
+std::unique_ptr<Watch> start_watch(u32 cluster_threads) {
+  static u64 number = 0;
+  const Settings& s = settings();
+  if (!s.counters && !s.races) return nullptr;
+  auto watch = std::make_unique<Watch>();
+  watch->count = s.counters, watch->races = s.races;
+  watch->number = ++number;
+  watch->cluster_threads = cluster_threads;
+  watch->readers.resize(1);
+  return watch;
+}
+
+void watch_cluster(Watch& watch, Cluster& c) {
+  watch.cluster = u32(c.number) + 1;
+  watch.readers_used = 1;
+  for (Block& b : c.blocks) {
+    if (b.watched) continue;
+    b.watched = std::make_unique<Watched>();
+    b.watched->begin = reinterpret_cast<u64>(b.shared);
+    b.watched->end = b.watched->begin + b.shared_bytes;
+    b.watched->shared = true;
+  }
+}
+
+static Watched* find_watched(Warp& w, u64 address) {
+  for (Block& b : w.block->cluster->blocks)
+    if (address - b.watched->begin < b.shared_bytes) return b.watched.get();
+  const Range* range = range_of(address);
+  if (!range) return nullptr;
+  Watched& found = running->watch->ranges[range->begin];
+  found.begin = range->begin, found.end = range->end;
+  return &found;
+}
+
+// An instruction mostly hits what it hit before.
+Watched* watched_at(Warp& w, const Instruction& i, u64 address) {
+  const bool same = i.watch == running->watch->number && i.watched;
+  if (same && address - i.watched->begin < i.watched->end - i.watched->begin) return i.watched;
+  i.watch = running->watch->number;
+  return i.watched = find_watched(w, address);
+}
+
+void observe(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 bytes, AccessKind kind) {
+  const Watch& watch = *running->watch;
+  if (i.space == kParam) return;
+  const bool loads = kind == AccessKind::kRead || kind == AccessKind::kUpdate;
+  const bool stores =
+      kind == AccessKind::kWrite || kind == AccessKind::kUpdate || kind == AccessKind::kCopyBegins;
+  if (watch.count && loads) count_access(w, i, lanes, at, bytes, false);
+  if (watch.count && stores) count_access(w, i, lanes, at, bytes, true);
+  if (!watch.races) return;
+  for_lanes(lanes, [&](int lane) {
+    const u64 address = reinterpret_cast<u64>(at[lane]);
+    if (Watched* const r = watched_at(w, i, address))
+      check_races(w, i, lane, *r, address, bytes, kind);
+  });
+}
+
 namespace {
 
 struct CountedRange {
@@ -13,9 +73,6 @@ struct CountedRange {
 };
 struct CountedLaunch {
   const char* kernel;
-  unsigned grid[3], block[3], cluster[3], dynamic_shared;
-  u64 issued, executed;
-  SharedCounts shared_loads, shared_stores;
   u64 ranges;
   const CountedRange* range;
 };
@@ -37,35 +94,9 @@ u64 bits_set(const std::vector<u64>& bits) {
   return n;
 }
 
-// How often shared memory is busy: for each of its 32 banks, with the words that lanes want from
-// it. Of 8 bytes a lane, half a warp is served at a time; of 16, a quarter.
-u64 wavefronts(const u64* addresses, int lanes, u32 bytes) {
-  u64 words[64];
-  int n = 0;
-  for (int k = 0; k < lanes; ++k)
-    for (u32 at = 0; at < std::max(bytes, 4u); at += 4) words[n++] = addresses[k] / 4 + at / 4;
-  std::sort(words, words + n);
-  n = int(std::unique(words, words + n) - words);
-  u64 of_bank[32] = {};
-  for (int k = 0; k < n; ++k) ++of_bank[words[k] % 32];
-  return *std::max_element(of_bank, of_bank + 32);
-}
+}  // namespace
 
-void count_shared(u32 lanes, u8* const* at, u32 bytes, SharedCounts& counts) {
-  ++counts.accesses;
-  const int together = bytes <= 4 ? 32 : int(128 / bytes);
-  for (int first = 0; first < 32; first += together) {
-    u64 addresses[32];
-    int n = 0;
-    for (int lane = first; lane < first + together; ++lane)
-      if (lanes >> lane & 1) addresses[n++] = reinterpret_cast<u64>(at[lane]);
-    if (!n) continue;
-    ++counts.ideal;
-    counts.wavefronts += wavefronts(addresses, n, bytes);
-  }
-}
-
-void count_global(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 bytes, bool store) {
+void count_access(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 bytes, bool store) {
   std::pair<u64, Watched*> sectors[32];
   int n = 0;
   for_lanes(lanes, [&](int lane) {
@@ -82,19 +113,6 @@ void count_global(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 b
     ++(store ? sector->second->store_sectors : sector->second->load_sectors);
 }
 
-}  // namespace
-
-void count_access(Warp& w, const Instruction& i, u32 lanes, u8* const* at, u32 bytes, bool store) {
-  Watch& watch = *running->watch;
-  u32 shared = 0;
-  for_lanes(lanes, [&](int lane) {
-    const Watched* const r = watched_at(w, i, reinterpret_cast<u64>(at[lane]));
-    shared |= u32(r && r->shared) << lane;
-  });
-  if (shared) count_shared(shared, at, bytes, store ? watch.shared_stores : watch.shared_loads);
-  if (lanes & ~shared) count_global(w, i, lanes & ~shared, at, bytes, store);
-}
-
 void keep_counts(const Watch& watch) {
   if (!watch.count) return;
   Kept& k = kept.emplace_back();
@@ -102,16 +120,7 @@ void keep_counts(const Watch& watch) {
   for (const auto& [begin, r] : watch.ranges)
     k.ranges.push_back({r.begin, r.end, r.loaded, r.stored, bits_set(r.loaded_bits),
                         bits_set(r.stored_bits), r.load_sectors, r.store_sectors});
-  CountedLaunch& l = k.launch;
-  const Launch& given = running->launch;
-  l.kernel = k.kernel.c_str();
-  std::copy(given.grid, given.grid + 3, l.grid);
-  std::copy(given.block, given.block + 3, l.block);
-  std::copy(running->cluster, running->cluster + 3, l.cluster);
-  l.dynamic_shared = given.dynamic_shared;
-  l.issued = running->issued, l.executed = running->executed;
-  l.shared_loads = watch.shared_loads, l.shared_stores = watch.shared_stores;
-  l.ranges = k.ranges.size(), l.range = k.ranges.data();
+  k.launch = {k.kernel.c_str(), k.ranges.size(), k.ranges.data()};
 }
 
 }  // namespace sg

@@ -1,24 +1,31 @@
 // SPDX-License-Identifier: MIT
-// Decodes the bodies of kernels. Functions that they call are put in their place.
+// Decodes the bodies of kernels.
 #include <algorithm>
 
-#include "names.h"
+#include "program.h"
 
 namespace sg {
 namespace {
 
 struct Operand {
-  enum Type { kRow, kAddress, kVector, kLabel } type = kRow;
+  enum Type { kRow, kAddress, kVector } type = kRow;
   int row = 0, second = -1;  // second: of a|b
   std::vector<int> rows;
-  Space space = kGeneric;
+  Space space = kNoSpace;
   int64_t offset = 0;
-  std::string label;
+};
+
+// What names between two braces stand for.
+struct Scope {
+  std::map<std::string, std::pair<int, int>> registers;  // %r of %r<9>: first row, how many
+  std::map<std::string, Variable> variables;
 };
 
 class Decoder {
  public:
-  explicit Decoder(Function& f) : f_(f), r_{*f.module, f.first_token}, names_(f) {}
+  explicit Decoder(Function& f) : f_(f), r_{*f.module, f.first_token}, scopes_(1) {
+    for (const Param& p : f.params) scopes_[0].variables[p.name] = {kParam, p.offset, p.size};
+  }
   void decode();
 
  private:
@@ -27,41 +34,90 @@ class Decoder {
     bool negate = false;
     int line = 0;
   };
-  void body();
+  void declare_registers();
+  void declare_shared();
+  int constant(u64 value);
+  int special(const std::string& name);              // -1: there is none
+  int find_register(const std::string& name) const;  // the same
+  const Variable* find_variable(const std::string& name) const;
+
   void block_item(const Token&);
-  void label_or_table(const std::string& name);
   void statement();
   bool control(const std::string& base, const Statement&);
-  void call(const Statement&);
-  void inline_function(Function&, const std::vector<std::string>& results,
-                       const std::vector<std::string>& given, const Statement&);
-  void bind(Scope&, const std::vector<Param>&, const std::vector<std::string>& actual);
-  std::vector<std::string> list();
   Operand value();
-  Operand number_or_name();
   Operand operand();
   Operand address();
   void place_operands(Instruction&, const Opcode&, const std::vector<Operand>&);
   void place_sources(Instruction&, const Operand&);
-  int helper(const char* opcode, int first, int second);
+  int negated(int row);
   Instruction start(const Statement&, Kind) const;
-  void jump(const Statement&, const std::string& label);
-  int place_of(const std::string& label) const;
 
   Function& f_;
   Reader r_;
-  Names names_;
+  std::vector<Scope> scopes_;
+  std::map<u64, int> constants_;
+  std::map<std::string, int> specials_;
   std::map<std::string, int> labels_;
   std::vector<std::pair<size_t, std::string>> jumps_;
-  struct Table {
-    std::vector<int>* places;
-    std::vector<std::string> labels;
-  };
-  std::map<std::string, Table> tables_;
-  std::string prefix_;     // of labels, in a called function
-  std::string return_to_;  // where ret goes in one
-  int calls_ = 0, depth_ = 0;
 };
+
+void Decoder::declare_registers() {
+  r_.name();  // the type
+  do {
+    const std::string name = r_.name();
+    int count = 1;
+    if (r_.take("<")) {
+      count = int(r_.number());
+      r_.need(">");
+    }
+    scopes_.back().registers[name] = {f_.rows, count};
+    f_.rows += count;
+  } while (r_.take(","));
+  r_.need(";");
+}
+
+void Decoder::declare_shared() {
+  const Declaration d = r_.declaration();
+  f_.shared = int(round_up(size_t(f_.shared), d.align));
+  scopes_[0].variables[d.name] = {kShared, u64(kReservedShared + f_.shared), d.bytes};
+  f_.shared += int(d.bytes);
+  r_.need(";");
+}
+
+int Decoder::constant(u64 value) {
+  const auto [at, fresh] = constants_.insert({value, f_.rows});
+  if (fresh) f_.constants.push_back({f_.rows++, value});
+  return at->second;
+}
+
+int Decoder::special(const std::string& name) {
+  Special s;
+  if (!find_special(name, s)) return -1;
+  const auto [at, fresh] = specials_.insert({name, f_.rows});
+  s.row = at->second;
+  if (fresh) ++f_.rows, f_.specials.push_back(s);
+  return s.row;
+}
+
+int Decoder::find_register(const std::string& name) const {
+  const size_t digits = std::min(name.find_last_not_of("0123456789") + 1, name.size());
+  const int number = digits < name.size() ? atoi(name.c_str() + digits) : 0;
+  for (size_t k = scopes_.size(); k-- > 0;) {
+    const auto& registers = scopes_[k].registers;
+    const auto whole = registers.find(name), counted = registers.find(name.substr(0, digits));
+    if (whole != registers.end()) return whole->second.first;
+    if (counted != registers.end() && number < counted->second.second)
+      return counted->second.first + number;
+  }
+  return -1;
+}
+
+const Variable* Decoder::find_variable(const std::string& name) const {
+  const auto& own = scopes_[0].variables;
+  const auto& of_module = f_.module->variables;
+  const auto found = own.find(name), other = of_module.find(name);
+  return found != own.end() ? &found->second : other != of_module.end() ? &other->second : nullptr;
+}
 
 Instruction Decoder::start(const Statement& s, Kind kind) const {
   Instruction i;
@@ -71,67 +127,46 @@ Instruction Decoder::start(const Statement& s, Kind kind) const {
   return i;
 }
 
-void Decoder::jump(const Statement& s, const std::string& label) {
-  jumps_.push_back({f_.code.size(), label});
-  f_.code.push_back(start(s, kBranch));
-}
-
-int Decoder::place_of(const std::string& label) const {
-  const auto found = labels_.find(label);
-  if (found == labels_.end()) throw Error{218, "a label is not known: " + label};
-  return found->second;
-}
-
-// An instruction that an operand needs; returns the row of its result.
-int Decoder::helper(const char* opcode, int first, int second) {
+// The row of a predicate's contrary.
+int Decoder::negated(int row) {
   Instruction i = start({}, kNormal);
   i.line = r_.now().line;
-  i.dest[0] = names_.new_row();
-  i.source[0] = first, i.source[1] = second;
-  i.sources = 2;
-  choose_operation(i, Opcode(opcode));
+  i.dest[0] = f_.rows++;
+  i.source[0] = row;
+  i.sources = 1;
+  choose_operation(i, Opcode("not.pred"));
   f_.code.push_back(i);
   return i.dest[0];
 }
 
-Operand Decoder::number_or_name() {
+Operand Decoder::value() {
   Operand o;
+  if (r_.take("!")) {
+    o.row = negated(value().row);
+    return o;
+  }
   const bool minus = r_.take("-");
   const Token& t = r_.now();
   if (t.type == Token::kNumber || t.type == Token::kFloat || t.type == Token::kDouble) {
-    const u64 sign = t.type == Token::kFloat ? 1ull << 31 : 1ull << 63;
-    const u64 v = !minus ? t.value : t.type == Token::kNumber ? 0 - t.value : t.value ^ sign;
     ++r_.at;
-    o.row = names_.constant(v);
+    const u64 sign = t.type == Token::kFloat ? 1ull << 31 : 1ull << 63;
+    o.row = constant(!minus ? t.value : t.type == Token::kNumber ? 0 - t.value : t.value ^ sign);
     return o;
   }
   const std::string name = r_.name();
   if (name == "_") return o;
-  o.row = names_.special(name);
-  if (o.row < 0) o.row = names_.find_register(name);
+  o.row = special(name);
+  if (o.row < 0) o.row = find_register(name);
   if (o.row >= 0) return o;
-  if (const Variable* v = names_.find_variable(name)) {
-    const u64 more =
-        r_.is("+") && r_.m.tokens[r_.at + 1].type == Token::kNumber ? (++r_.at, r_.number()) : 0;
-    o.row = names_.constant(Names::address_of(*v) + more);
-    o.space = v->space;
-  } else {
-    o.type = Operand::kLabel;
-    o.label = name;
-  }
-  return o;
-}
-
-Operand Decoder::value() {
-  if (!r_.take("!")) return number_or_name();
-  Operand o = number_or_name();
-  o.row = helper("not.pred", o.row, 0);
+  const Variable* v = find_variable(name);
+  if (!v) r_.fail("an operand is not known: " + name);
+  o.row = constant(v->address);
+  o.space = v->space;
   return o;
 }
 
 Operand Decoder::address() {
-  Operand o = number_or_name();
-  if (o.type != Operand::kRow) r_.fail("an address is not known: " + o.label);
+  Operand o = value();
   o.type = Operand::kAddress;
   if (r_.take("+") || r_.is("-")) o.offset = int64_t(r_.number());
   r_.need("]");
@@ -141,51 +176,34 @@ Operand Decoder::address() {
 Operand Decoder::operand() {
   if (r_.take("[")) return address();
   Operand o;
-  if (r_.take("{")) {
-    o.type = Operand::kVector;
-    do {
-      o.rows.push_back(value().row);
-    } while (r_.take(","));
-    r_.need("}");
-    if (o.rows.size() > 8) r_.fail("a vector of more than 8");
+  if (!r_.take("{")) {
+    o = value();
+    if (r_.take("|")) o.second = value().row;
     return o;
   }
-  o = value();
-  if (r_.take("|")) o.second = value().row;
+  o.type = Operand::kVector;
+  do {
+    o.rows.push_back(value().row);
+  } while (r_.take(","));
+  r_.need("}");
+  if (o.rows.size() > 4) r_.fail("a vector of more than 4");
   return o;
 }
 
 // Those without a result: all their operands are sources.
-bool has_result(const Opcode& op) {
-  static const char* const without[] = {"st",
-                                        "red",
-                                        "bar",
-                                        "barrier",
-                                        "membar",
-                                        "fence",
-                                        "cp",
-                                        "prefetch",
-                                        "prefetchu",
-                                        "discard",
-                                        "applypriority",
-                                        "nanosleep",
-                                        "griddepcontrol",
-                                        "pmevent"};
-  if (op.base() == "bar" || op.base() == "barrier") return op.has("red");
-  return std::find(std::begin(without), std::end(without), op.base()) == std::end(without);
+bool has_result(const std::string& base) {
+  for (const char* without : {"st", "red", "bar", "barrier", "membar", "fence", "cp"})
+    if (base == without) return false;
+  return true;
 }
 
 void Decoder::place_sources(Instruction& i, const Operand& o) {
   std::vector<int> rows = o.type == Operand::kVector ? o.rows : std::vector<int>{o.row};
   if (o.second >= 0) rows.push_back(o.second);
-  if (o.type == Operand::kAddress) {
-    if (i.space == kGeneric) i.space = o.space;
-    // The offset of the first address is the instruction's.
-    if (i.sources == 0)
-      i.offset = o.offset;
-    else if (o.offset)
-      rows = {helper("add.u64", o.row, names_.constant(u64(o.offset)))};
-  }
+  if (o.type == Operand::kAddress && i.sources == 0)
+    i.offset = o.offset;
+  else if (o.offset)
+    r_.fail("the second address has an offset");
   for (int row : rows) {
     if (i.sources == std::size(i.source)) r_.fail("too many operands");
     i.source[i.sources++] = row;
@@ -194,12 +212,12 @@ void Decoder::place_sources(Instruction& i, const Operand& o) {
 
 void Decoder::place_operands(Instruction& i, const Opcode& op,
                              const std::vector<Operand>& operands) {
-  const bool result = has_result(op);
+  const bool result = has_result(op.base());
   for (const Operand& o : operands) {
-    if (o.type == Operand::kLabel) r_.fail("an operand is not known: " + o.label);
+    const bool is_result = result && &o == &operands[0];
     if (o.type == Operand::kVector && (&o == &operands[0] || !result))
       i.elements = u8(o.rows.size());
-    if (!result || &o != &operands[0]) {
+    if (!is_result) {
       place_sources(i, o);
     } else if (o.type == Operand::kVector) {
       std::copy(o.rows.begin(), o.rows.end(), i.dest);
@@ -210,91 +228,11 @@ void Decoder::place_operands(Instruction& i, const Opcode& op,
   }
 }
 
-std::vector<std::string> Decoder::list() {
-  std::vector<std::string> out;
-  r_.need("(");
-  while (!r_.take(")"))
-    if (!r_.take(",")) out.push_back(r_.name());
-  return out;
-}
-
-void Decoder::call(const Statement& s) {
-  std::vector<std::string> results, given;
-  if (r_.is("(")) {
-    results = list();
-    r_.need(",");
-  }
-  const std::string callee = r_.name();
-  if (r_.take(",")) given = list();
-  r_.need(";");
-  if (callee == "__assertfail") {
-    f_.code.push_back(start(s, kTrap));
-    return;
-  }
-  const auto found = f_.module->functions.find(callee);
-  if (found == f_.module->functions.end()) r_.fail("a call of what is not known: " + callee);
-  if (++depth_ > 32) r_.fail("functions that call themselves are not known");
-  inline_function(*found->second, results, given, s);
-  --depth_;
-}
-
-// The callee's names for its parameters are those of the caller's variables.
-void Decoder::bind(Scope& scope, const std::vector<Param>& params,
-                   const std::vector<std::string>& actual) {
-  if (params.size() != actual.size()) r_.fail("a call with another number of arguments");
-  for (size_t k = 0; k < params.size(); ++k) {
-    const Variable* v = names_.find_variable(actual[k]);
-    if (!v) r_.fail("an argument is not known: " + actual[k]);
-    scope.variables[params[k].name] = *v;
-  }
-}
-
-void Decoder::inline_function(Function& callee, const std::vector<std::string>& results,
-                              const std::vector<std::string>& given, const Statement& s) {
-  Scope scope;
-  bind(scope, callee.results, results);
-  bind(scope, callee.params, given);
-  const std::string outer_prefix = prefix_, outer_return = return_to_;
-  prefix_ = format("call%d:", ++calls_);
-  return_to_ = prefix_ + "end";
-  if (s.guard >= 0) jump({s.guard, !s.negate, s.line}, return_to_);
-  std::vector<Scope> outer;
-  outer.swap(names_.scopes);
-  names_.scopes = {Scope{}, scope};
-  const size_t back = r_.at;
-  r_.at = callee.first_token;
-  body();
-  r_.at = back;
-  labels_[return_to_] = int(f_.code.size());
-  names_.scopes.swap(outer);
-  prefix_ = outer_prefix, return_to_ = outer_return;
-}
-
 // Branches and ends; false: something else.
 bool Decoder::control(const std::string& base, const Statement& s) {
-  if (base == "call") {
-    call(s);
-    return true;
-  }
-  if (base == "bra") {
-    jump(s, prefix_ + r_.name());
-  } else if (base == "ret" && !return_to_.empty()) {
-    jump(s, return_to_);
-  } else if (base == "ret" || base == "exit") {
-    f_.code.push_back(start(s, kExit));
-  } else if (base == "trap" || base == "brkpt") {
-    f_.code.push_back(start(s, kTrap));
-  } else if (base == "brx") {
-    Instruction i = start(s, kIndexedBranch);
-    i.source[0] = number_or_name().row;
-    r_.need(",");
-    const auto table = tables_.find(prefix_ + r_.name());
-    if (table == tables_.end()) r_.fail("a table of branches is not known");
-    i.table = table->second.places;
-    f_.code.push_back(i);
-  } else {
-    return false;
-  }
+  if (base != "bra" && base != "ret" && base != "exit") return false;
+  if (base == "bra") jumps_.push_back({f_.code.size(), r_.name()});
+  f_.code.push_back(start(s, base == "bra" ? kBranch : kExit));
   r_.need(";");
   return true;
 }
@@ -304,7 +242,7 @@ void Decoder::statement() {
   s.line = r_.now().line;
   if (r_.take("@")) {
     s.negate = r_.take("!");
-    s.guard = names_.find_register(r_.name());
+    s.guard = find_register(r_.name());
     if (s.guard < 0) r_.fail("a guard is not known");
   }
   const std::string name = r_.name();
@@ -322,55 +260,34 @@ void Decoder::statement() {
   f_.code.push_back(i);
 }
 
-void Decoder::label_or_table(const std::string& name) {
-  r_.need(":");
-  if (!r_.take(".branchtargets")) {
-    labels_[prefix_ + name] = int(f_.code.size());
-    return;
-  }
-  Table& table = tables_[prefix_ + name];
-  f_.tables.push_back(std::make_unique<std::vector<int>>());
-  table.places = f_.tables.back().get();
-  do {
-    table.labels.push_back(prefix_ + r_.name());
-  } while (r_.take(","));
-  r_.need(";");
-}
-
 void Decoder::block_item(const Token& t) {
-  if (t.text == ".pragma") return r_.skip_to(";");
-  if (t.text == ".loc") return r_.skip_line();
-  if (r_.take(".reg")) return names_.declare_registers(r_);
-  if (r_.take(".shared")) return names_.declare_variable(r_, kShared);
-  if (r_.take(".local") || r_.take(".param")) return names_.declare_variable(r_, kLocal);
+  if (r_.take(".pragma")) return r_.skip_to(";");
+  if (r_.take(".reg")) return declare_registers();
+  if (r_.take(".shared")) return declare_shared();
   if (t.type != Token::kName || r_.m.tokens[r_.at + 1].text != ":") return statement();
-  ++r_.at;
-  label_or_table(t.text);
+  labels_[t.text] = int(f_.code.size());
+  r_.at += 2;
 }
 
-void Decoder::body() {
+void Decoder::decode() {
   int braces = 0;
   do {
     if (r_.take("{")) {
-      names_.scopes.push_back({});
+      scopes_.push_back({});
       ++braces;
     } else if (r_.take("}")) {
-      names_.scopes.pop_back();
+      scopes_.pop_back();
       --braces;
     } else if (!r_.take(";")) {
       block_item(r_.now());
     }
   } while (braces);
-}
-
-void Decoder::decode() {
-  body();
   f_.code.push_back(start({}, kExit));
-  for (const auto& [at, label] : jumps_) f_.code[at].target = place_of(label);
-  for (const auto& [name, table] : tables_)
-    for (const std::string& label : table.labels) table.places->push_back(place_of(label));
-  f_.static_shared = names_.shared;
-  names_.place_dynamic_shared();
+  for (const auto& [at, label] : jumps_) {
+    const auto found = labels_.find(label);
+    if (found == labels_.end()) throw Error{218, "a label is not known: " + label};
+    f_.code[at].target = found->second;
+  }
 }
 
 }  // namespace

@@ -47,10 +47,9 @@ int answer(Work work) {
 
 // What a GPU of the chosen compute capability has.
 struct Limits {
-  int capability, threads_per_sm, blocks_per_sm, shared_per_sm, optin_shared, reserved_shared;
+  int capability, threads_per_sm, blocks_per_sm, shared_per_sm, reserved_shared;
   const char* name;
 };
-const Limits* limits_of(int capability);  // nullptr where it is not known
 const Limits& limits();
 int current_device();
 

@@ -1,19 +1,112 @@
 // SPDX-License-Identifier: MIT
-// Modules and their kernels, and the launches that a GPU takes.
-#include <string.h>
-
+// Modules and kernels, the launches that a GPU takes, and their threads' state at the beginning.
 #include <algorithm>
 
 #include "host.h"
-#include "program.h"
+#include "threads.h"
 
 namespace sg {
+
+thread_local Running* running = nullptr;
+
+std::string place_of(const Warp& w, int lane) {
+  const Launch& l = running->launch;
+  const unsigned t = unsigned(w.first_thread + lane);
+  const unsigned* const id = w.block->id;
+  return format("kernel %s, block (%u,%u,%u) of (%u,%u,%u), thread (%u,%u,%u) of (%u,%u,%u)",
+                running->function->name.c_str(), id[0], id[1], id[2], l.grid[0], l.grid[1],
+                l.grid[2], t % l.block[0], t / l.block[0] % l.block[1], t / l.block[0] / l.block[1],
+                l.block[0], l.block[1], l.block[2]);
+}
+
+Error error_at(const Warp& w, const Instruction& i, int lane, int code, const std::string& what) {
+  return {code, format("%s: %s\n  PTX line %d: %s", place_of(w, lane).c_str(), what.c_str(), i.line,
+                       running->function->module->line(i.line).c_str())};
+}
+void fail(const Warp& w, const Instruction& i, int lane, int code, const std::string& what) {
+  throw error_at(w, i, lane, code, what);
+}
+
 namespace {
 
-unsigned long long product(const unsigned n[3]) { return 1ull * n[0] * n[1] * n[2]; }
+void make_warp(Block& b, int first_thread, int threads) {
+  Function& f = *running->function;
+  Warp& w = b.warps.emplace_back();
+  w.block = &b;
+  w.function = &f;
+  w.first_thread = first_thread;
+  const int left = threads - first_thread;
+  w.lanes = left >= 32 ? 0xffffffffu : (1u << left) - 1;
+  w.registers.assign(size_t(f.rows) * 32, 0xfff7dead7ff7deadull);
+  for (const auto& [row, value] : f.constants) std::fill_n(w.row(row), 32, value);
+}
+
+Cluster make_cluster() {
+  Cluster c;
+  const int threads = int(product(running->launch.block));
+  for (u64 k = 0; k < product(running->cluster); ++k) {
+    Block& b = c.blocks.emplace_back();
+    b.rank = unsigned(k);
+    b.shared_bytes = size_t(running->function->shared);
+    b.storage.resize(b.shared_bytes + Page::kBytes);
+    const u64 begin = reinterpret_cast<u64>(b.storage.data());
+    b.shared = b.storage.data() + (round_up(begin, Page::kBytes) - begin);
+    for (int first = 0; first < threads; first += 32) make_warp(b, first, threads);
+  }
+  return c;
+}
+
+void start_warp(Warp& w) {
+  w.live = w.lanes;
+  w.rotate = false;
+  for (int lane = 0; lane < 32; ++lane) {
+    w.pc[lane] = 0;
+    w.state[lane] = w.lanes >> lane & 1 ? State::kRuns : State::kEnded;
+    w.cluster_phase[lane] = 0;
+    w.copies[lane] = {};
+    w.clock[lane] = {};
+    for (const Special& s : w.function->specials) w.row(s.row)[lane] = s.value(w, lane, s.axis);
+  }
+}
+
+// Shared memory begins as NaNs.
+void start_cluster(Cluster& c, u64 number) {
+  const Launch& l = running->launch;
+  const unsigned* const size = running->cluster;
+  c.number = number;
+  c.live = int(product(l.block) * c.blocks.size());
+  c.arrived = 0, c.phase = 0;
+  c.meeting = {}, c.met = nullptr;
+  const u64 across = l.grid[0] / size[0], down = l.grid[1] / size[1];
+  const unsigned id[3] = {unsigned(number % across), unsigned(number / across % down),
+                          unsigned(number / across / down)};
+  for (Block& b : c.blocks) {
+    b.cluster = &c;
+    b.id[0] = id[0] * size[0] + b.rank % size[0];
+    b.id[1] = id[1] * size[1] + b.rank / size[0] % size[1];
+    b.id[2] = id[2] * size[2] + b.rank / size[0] / size[1];
+    b.live = int(product(l.block));
+    b.arrived = 0;
+    b.meeting = {};
+    std::fill_n(b.shared, b.shared_bytes, 0xff);
+    for (Warp& w : b.warps) start_warp(w);
+  }
+  if (running->watch) watch_cluster(*running->watch, c);
+}
+
+void run_grid() {
+  Cluster c = make_cluster();
+  const u64 clusters = product(running->launch.grid) / c.blocks.size();
+  const bool backwards = settings().schedule == Schedule::kReverse;
+  for (u64 k = 0; k < clusters; ++k) {
+    start_cluster(c, backwards ? clusters - 1 - k : k);
+    run_cluster(c);
+    if (running->watch && !running->watch->unwritten.text.empty()) throw running->watch->unwritten;
+  }
+}
 
 void check_cluster(Function& f, const unsigned grid[3], const unsigned cluster[3]) {
-  const unsigned long long blocks = product(cluster);
+  const u64 blocks = product(cluster);
   const char* name = f.name.c_str();
   if (blocks > 1 && limits().capability < 90)
     throw Error{kNotPermitted, format("%s: clusters need compute capability 9.0", name)};
@@ -22,127 +115,97 @@ void check_cluster(Function& f, const unsigned grid[3], const unsigned cluster[3
       throw Error{kInvalidValue,
                   format("%s: a grid of %u blocks, in clusters of %u", name, grid[k], cluster[k])};
   if (blocks > 16 || (blocks > 8 && !f.nonportable))
-    throw Error{kInvalidCluster, format("%s: clusters of %llu blocks", name, blocks)};
+    throw Error{kInvalidCluster, format("%s: clusters of %d blocks", name, int(blocks))};
 }
 
 void check_blocks(Function& f, const Launch& l) {
   const char* name = f.name.c_str();
-  const unsigned long long threads = product(l.block);
+  const u64 threads = product(l.block);
   if (!product(l.grid) || l.grid[0] > 0x7fffffffu || l.grid[1] > 65535 || l.grid[2] > 65535)
     throw Error{kInvalidValue,
                 format("%s: a grid of %u, %u, %u blocks", name, l.grid[0], l.grid[1], l.grid[2])};
   if (!threads || threads > kThreadsPerBlock || l.block[2] > 64)
     throw Error{kInvalidValue, format("%s: a block of %u, %u, %u threads", name, l.block[0],
                                       l.block[1], l.block[2])};
-  if (f.required[0] && !std::equal(l.block, l.block + 3, f.required))
-    throw Error{kInvalidValue,
-                format("%s: a block of %llu threads, another number is required", name, threads)};
   if (f.max_threads && threads > u64(f.max_threads))
-    throw Error{kInvalidValue, format("%s: a block of %llu threads, compiled for at most %d", name,
-                                      threads, f.max_threads)};
-  const int most = f.max_dynamic > kStaticShared ? limits().optin_shared : kStaticShared;
-  if (l.dynamic_shared > unsigned(f.max_dynamic) || f.static_shared + int(l.dynamic_shared) > most)
-    throw Error{kInvalidValue, format("%s: %u bytes of dynamic and %d of static shared memory",
-                                      name, l.dynamic_shared, f.static_shared)};
+    throw Error{kInvalidValue, format("%s: a block of %d threads, compiled for at most %d", name,
+                                      int(threads), f.max_threads)};
 }
 
 // What a GPU refuses at once, and not when the stream comes to it.
-void check_launch(Function& f, const Launch& l) {
+void check_launch(Function& f, const Launch& l, unsigned dynamic_shared) {
   check_blocks(f, l);
+  if (dynamic_shared)
+    throw Error{kInvalidValue, f.name + ": dynamic shared memory, of which nothing is known here"};
   if (!f.cluster[0]) return;
   check_cluster(f, l.grid, f.cluster);
   if (product(f.cluster) > u64(settings().largest_cluster))
-    throw Error{kInvalidCluster, format("%s: no room for a cluster of %llu blocks", f.name.c_str(),
-                                        product(f.cluster))};
+    throw Error{kInvalidCluster, format("%s: no room for a cluster of %d blocks", f.name.c_str(),
+                                        int(product(f.cluster)))};
 }
 
-int blocks_per_multiprocessor(Function& f, int threads, size_t dynamic_shared) {
+int blocks_per_multiprocessor(const Function& f, int threads) {
   const Limits& l = limits();
-  const size_t shared = size_t(f.static_shared) + dynamic_shared + size_t(l.reserved_shared);
-  const int warps = std::max((threads + 31) / 32, 1);
-  const int fits = shared ? int(size_t(l.shared_per_sm) / shared) : l.blocks_per_sm;
+  const int shared = f.shared + l.reserved_shared, warps = (threads + 31) / 32;
+  const int fits = shared ? l.shared_per_sm / shared : l.blocks_per_sm;
   return std::min({l.threads_per_sm / (32 * warps), l.blocks_per_sm, fits});
 }
 
-int* attribute(Function& f, int number) {
-  static thread_local int value;
-  switch (number) {
-    case 0:
-      value = f.max_threads ? f.max_threads : kThreadsPerBlock;
-      break;
-    case 1:
-      value = f.static_shared;
-      break;
-    case 2:
-      value = const_bytes(&f);
-      break;
-    case 3:
-      value = f.local;
-      break;
-    case 4:
-      value = 32;
-      break;  // registers, which are not known without ptxas
-    case 5:
-    case 6:
-      value = limits().capability;
-      break;
-    case 8:
-      return &f.max_dynamic;
-    case 14:
-      return &f.nonportable;
-    default:
-      throw Error{kInvalidValue, format("the attribute %d of a kernel is not known", number)};
-  }
-  return &value;
-}
-
-// "sm_90a" in a line that begins with ".target".
-int target_of(const std::string& ptx) {
-  const size_t at = ptx.find(".target sm_");
-  return at == ptx.npos ? 0 : atoi(ptx.c_str() + at + strlen(".target sm_"));
-}
-
 }  // namespace
+
+void launch(Function* f, const Launch& l, const u8* params) {
+  Running now{f, l, params};
+  for (int k = 0; k < 3; ++k) now.cluster[k] = std::max(f->cluster[k], 1u);
+  now.async_early = settings().async_early;
+  now.random = settings().seed * 0x9E3779B97F4A7C15ull | 1;
+  const auto watch = start_watch(u32(product(l.block) * product(now.cluster)));
+  now.watch = watch.get();
+  running = &now;
+  run_grid();
+  if (watch) keep_counts(*watch);
+}
+
 }  // namespace sg
 
 using namespace sg;
 
 extern "C" {
 
-int cuModuleLoadData(Module** m, const void* image) {
+int cuModuleLoadData(Module** m, const char* ptx) {
   return answer([&] {
-    const char* text = static_cast<const char*>(image);
-    if (text[0] < 9) throw Error{kInvalidImage, "a module is not the text of PTX"};
-    if (target_of(text) > limits().capability)
-      throw Error{kNoBinary, format("PTX for sm_%d", target_of(text))};
+    const std::string text = ptx, target = ".target sm_";
+    const size_t at = text.find(target);  // "sm_90a" in a line that begins with ".target"
+    if (at == text.npos) throw Error{kInvalidImage, "a module is not the text of PTX"};
+    const int capability = atoi(ptx + at + target.size());
+    if (capability > limits().capability)
+      throw Error{kNoBinary, format("PTX for sm_%d", capability)};
     *m = load_module(text, current_device());
   });
 }
 int cuModuleGetFunction(Function** f, Module* m, const char* name) {
   return answer([&] {
-    *f = find_function(m, name);
-    if (!*f) throw Error{kNotFound, format("there is no kernel %s", name)};
+    const auto found = m->kernels.find(name);
+    if (found == m->kernels.end()) throw Error{kNotFound, format("there is no kernel %s", name)};
+    *f = found->second.get();
   });
 }
 int cuModuleGetGlobal_v2(u64* address, size_t* bytes, Module* m, const char* name) {
   return answer([&] {
-    if (!find_global(m, name, address, bytes))
+    const auto found = m->variables.find(name);
+    if (found == m->variables.end())
       throw Error{kNotFound, format("there is no variable %s", name)};
+    *address = found->second.address;
+    *bytes = found->second.bytes;
   });
 }
 int cuFuncGetModule(Module** m, Function* f) {
   return answer([&] { *m = f->module; });
 }
-int cuFuncGetAttribute(int* value, int number, Function* f) {
-  return answer([&] { *value = *attribute(*f, number); });
-}
 int cuFuncSetAttribute(Function* f, int number, int value) {
   return answer([&] {
-    if (number != 8 && number != 14)
-      throw Error{kInvalidValue, format("the attribute %d of a kernel cannot be set", number)};
-    if (number == 8 && (value < 0 || value + f->static_shared > limits().optin_shared))
-      throw Error{kInvalidValue, format("%s: %d bytes of shared memory", f->name.c_str(), value)};
-    *attribute(*f, number) = value;
+    if (number != 14)  // that clusters of more than 8 blocks are allowed
+      throw Error{kInvalidValue, format("the attribute %d of a kernel is not known", number)};
+    f->nonportable = value;
   });
 }
 int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) {
@@ -150,58 +213,44 @@ int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) 
     if (index >= f->params.size())
       throw Error{kInvalidValue, format("%s: no parameter %zu", f->name.c_str(), index)};
     *offset = f->params[index].offset;
-    if (size) *size = f->params[index].size;
+    *size = f->params[index].size;
   });
 }
 
 // The parameters are copied here: `values` points at one after the other.
 int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                   unsigned bz, unsigned shared, u64 handle, void** values, void**) {
+                   unsigned bz, unsigned dynamic_shared, u64 handle, void** values, void**) {
   return answer([&] {
-    const Launch l{{gx, gy, gz}, {bx, by, bz}, shared};
-    check_launch(*f, l);
+    const Launch l{{gx, gy, gz}, {bx, by, bz}};
+    check_launch(*f, l, dynamic_shared);
     Stream& stream = stream_of(handle);
     if (stream.device != f->module->device)
       throw Error{kInvalidHandle, format("%s is loaded on device %d, the stream is of device %d",
                                          f->name.c_str(), f->module->device, stream.device)};
-    const size_t size = f->params_size;
-    auto bytes = std::make_shared<std::vector<u8>>(size + 64, u8(0xcd));
+    auto bytes = std::make_shared<std::vector<u8>>(f->params_size + 64, u8(0xcd));
     for (size_t i = 0; i < f->params.size(); ++i)
       memcpy(bytes->data() + f->params[i].offset, values[i], f->params[i].size);
-    give(stream, [=] { launch(f, l, bytes->data(), size); });
+    give(stream, [=] { launch(f, l, bytes->data()); });
   });
 }
 
-int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, Function* f, int threads, size_t shared) {
-  return answer([&] { *n = blocks_per_multiprocessor(*f, threads, shared); });
-}
-
-struct LaunchAttribute {
-  int id, pad;
-  unsigned value[16];
-};
 struct LaunchConfig {
-  unsigned grid[3], block[3], shared;
-  void* stream;
-  const LaunchAttribute* attributes;
-  unsigned count;
+  unsigned grid[3], block[3], dynamic_shared;
 };
 // How many clusters run at a time: 0 where such a cluster finds no room.
 int cuOccupancyMaxActiveClusters(int* n, Function* f, const LaunchConfig* c) {
   return answer([&] {
-    const unsigned* cluster = f->cluster;
-    const unsigned one[3] = {1, 1, 1};
-    for (unsigned i = 0; i < c->count; ++i)
-      if (c->attributes[i].id == 4) cluster = c->attributes[i].value;
-    if (!cluster[0]) cluster = one;
-    check_cluster(*f, c->grid, cluster);
-    check_blocks(
-        *f,
-        {{c->grid[0], c->grid[1], c->grid[2]}, {c->block[0], c->block[1], c->block[2]}, c->shared});
+    Launch l{};
+    std::copy(c->grid, c->grid + 3, l.grid);
+    std::copy(c->block, c->block + 3, l.block);
+    unsigned cluster[3] = {1, 1, 1};
+    if (f->cluster[0]) std::copy(f->cluster, f->cluster + 3, cluster);
+    check_cluster(*f, l.grid, cluster);
+    check_blocks(*f, l);
     const int blocks = int(product(cluster));
-    const int each = blocks_per_multiprocessor(*f, int(product(c->block)), c->shared);
-    *n = blocks > settings().largest_cluster || !each ? 0
-                                                      : std::max(settings().sms * each / blocks, 1);
+    const int each = blocks_per_multiprocessor(*f, int(product(l.block)));
+    const bool fits = blocks <= settings().largest_cluster && each;
+    *n = fits ? std::max(settings().sms * each / blocks, 1) : 0;
   });
 }
 

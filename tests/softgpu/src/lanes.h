@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // How instructions are made of functions of one lane's values.
 #pragma once
+#include <cmath>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -42,17 +44,22 @@ inline __attribute__((always_inline)) void each_lane(u32 lanes, F f) {
   }
 }
 
-template <auto f, class... Sources, size_t... k>
-inline void apply(Warp& w, const Instruction& i, u32 lanes, std::index_sequence<k...>) {
+// The result is f of the sources, lane by lane.
+template <class... Sources, class F, size_t... k>
+inline void apply(Warp& w, const Instruction& i, u32 lanes, F f, std::index_sequence<k...>) {
   u64* const dest = w.row(i.dest[0]);
   const u64* const source[] = {w.row(i.source[k])...};
   each_lane(lanes,
             [=](int lane) { dest[lane] = to_bits(f(from_bits<Sources>(source[k][lane])...)); });
 }
-// An instruction that is f of its sources, lane by lane.
+template <class... Sources, class F>
+inline void apply(Warp& w, const Instruction& i, u32 lanes, F f) {
+  apply<Sources...>(w, i, lanes, f, std::index_sequence_for<Sources...>{});
+}
+// An instruction that is f of its sources.
 template <auto f, class... Sources>
 void each(Warp& w, const Instruction& i, u32 lanes) {
-  apply<f, Sources...>(w, i, lanes, std::index_sequence_for<Sources...>{});
+  apply<Sources...>(w, i, lanes, f);
 }
 // The same, with so many sources of one type.
 template <auto f, class T, int sources>
@@ -65,14 +72,23 @@ constexpr Operation each_of() {
     return each<f, T, T, T>;
 }
 
-// An operation by the type at the end of an instruction's name. b32 and u32 are the same.
+// What is subnormal becomes 0.
+template <class T>
+inline T flushed(T v) {
+  return std::fabs(v) < std::numeric_limits<T>::min() ? std::copysign(T(0), v) : v;
+}
+// Has an instruction run under its own rounding mode, where that is not the usual one.
+void set_rounding(Instruction&);
+
+// An operation by the type at the end of an instruction's name. b32 and u32 are the same, and so
+// is pred, whose values are told by their lowest bit.
 struct ByType {
   Operation u16 = nullptr, s16 = nullptr, u32 = nullptr, s32 = nullptr, u64 = nullptr,
             s64 = nullptr;
   Operation of(const std::string& type) const {
-    if (type.size() != 3) return nullptr;
+    if (type == "pred") return u32;
     const bool sign = type[0] == 's';
-    if (!sign && type[0] != 'u' && type[0] != 'b') return nullptr;
+    if (type.size() != 3 || (!sign && type[0] != 'u' && type[0] != 'b')) return nullptr;
     const int bits = atoi(type.c_str() + 1);
     return bits == 16   ? (sign ? s16 : u16)
            : bits == 32 ? (sign ? s32 : u32)
@@ -83,18 +99,12 @@ struct ByType {
 
 // The families of instructions; each sets what the instruction runs, and returns whether it is one
 // that is known.
-bool choose_arithmetic(Instruction&, const Opcode&);  // by type, one of the next three
-bool choose_integer(Instruction&, const Opcode&);
-bool choose_float(Instruction&, const Opcode&);
-bool choose_half(Instruction&, const Opcode&);
-bool choose_bits(Instruction&, const Opcode&);
+bool choose_arithmetic(Instruction&, const Opcode&);
 bool choose_comparison(Instruction&, const Opcode&);
 bool choose_conversion(Instruction&, const Opcode&);
 bool choose_memory(Instruction&, const Opcode&);
 bool choose_atomic(Instruction&, const Opcode&);
 bool choose_async_copy(Instruction&, const Opcode&);
-bool choose_warp_operation(Instruction&, const Opcode&);
-bool choose_lane_reduction(Instruction&, const Opcode&);
 bool choose_barrier(Instruction&, const Opcode&);
 
 }  // namespace sg

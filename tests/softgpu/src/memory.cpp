@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Finds what addresses point at, loads and stores. Whatever is not in live memory is an error.
+// Finds what addresses point at: loads, stores, atomic sums, and asynchronous copies to shared
+// memory, which are made when they are waited for, in the order in which they were asked for, or,
+// if the settings say so, at once. Whatever is not in live memory is an error.
 #include <algorithm>
 
 #include "lanes.h"
@@ -32,7 +34,7 @@ u8* global_at(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, b
   const Range* r = range_of(address);
   if (!r || address + bytes > r->end) outside(w, i, lane, address, bytes, what);
   const int device = running->function->module->device;
-  if (r->kind == 0 && r->device != device)
+  if (r->is_array && r->device != device)
     fail(w, i, lane, 700,
          format("%s of memory of device %d by a kernel on device %d", what, r->device, device));
   if (address % bytes)
@@ -68,27 +70,21 @@ u8* shared_at(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, S
   return b.shared + (offset - kReservedShared);
 }
 
-u8* private_at(Warp& w, const Instruction& i, int lane, u64 offset, u32 bytes, bool param,
-               bool write) {
-  const u64 size = param ? running->params_size : u64(running->function->local);
-  const char* what = param ? "parameters" : "local memory";
-  if (param && write) fail(w, i, lane, 700, "a kernel's parameter is written");
-  if (offset + bytes > size)
+u8* param_at(Warp& w, const Instruction& i, int lane, u64 offset, u32 bytes) {
+  const u64 size = running->function->params_size;
+  if (offset + bytes > size || offset % bytes)
     fail(w, i, lane, 700,
-         format("%s at 0x%llx, outside of %llu bytes", what, Number(offset), Number(size)));
-  if (offset % bytes)
-    fail(w, i, lane, 716, format("%s at 0x%llx, which is misaligned", what, Number(offset)));
-  return (param ? const_cast<u8*>(running->params) : w.local.data() + size * u64(lane)) + offset;
+         format("parameters at 0x%llx: misaligned, or outside of %llu bytes", Number(offset),
+                Number(size)));
+  return const_cast<u8*>(running->params) + offset;
 }
 
 u8* pointer(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, Space space,
             bool write) {
-  const u64 window = address & kWindowBits, rest = address & ~kWindowBits;
-  if (space == kGlobal || space == kConst || (space == kGeneric && window == 0))
-    return global_at(w, i, lane, address, bytes, write);
-  if (space == kShared || space == kSharedCluster || (space == kGeneric && window == kSharedWindow))
-    return shared_at(w, i, lane, rest, bytes, space == kShared ? kShared : kSharedCluster);
-  return private_at(w, i, lane, rest, bytes, window == kParamWindow, write);
+  if (space == kParam) return param_at(w, i, lane, address, bytes);
+  if (space == kShared || space == kSharedCluster)
+    return shared_at(w, i, lane, address, bytes, space);
+  return global_at(w, i, lane, address, bytes, write);
 }
 
 // Whether all lanes access what lies in [begin, end); if so, where that is.
@@ -154,46 +150,113 @@ void store(Warp& w, const Instruction& i, u32 lanes) {
     });
   }
 }
+// An atomic sum, lane after lane.
+template <class T>
+void add(Warp& w, const Instruction& i, u32 lanes) {
+  Pointers p;
+  locate(w, i, lanes, w.row(i.source[0]), i.offset, sizeof(T), i.space, AccessKind::kUpdate, p);
+  for_lanes(lanes, [&](int lane) {
+    T old;
+    memcpy(&old, p.at[lane], sizeof(T));
+    const T next = T(old + from_bits<T>(w.row(i.source[1])[lane]));
+    memcpy(p.at[lane], &next, sizeof(T));
+    w.row(i.dest[0])[lane] = to_bits(old);
+  });
+}
 
-Space space_of(const Opcode& op, Space of_symbol) {
+Space space_of(const Opcode& op) {
   static const std::map<std::string, Space> names = {
-      {"global", kGlobal},      {"shared", kShared},
-      {"shared::cta", kShared}, {"shared::cluster", kSharedCluster},
-      {"local", kLocal},        {"const", kConst},
-      {"param", kParam},        {"param::entry", kParam},
-      {"param::func", kParam}};
-  for (const std::string& part : op.parts) {
-    const auto found = names.find(part);
-    // A called function's parameters are local memory.
-    if (found != names.end())
-      return found->second == kParam && of_symbol == kLocal ? kLocal : found->second;
-  }
-  return kGeneric;
+      {"global", kGlobal}, {"shared", kShared}, {"shared::cta", kShared},
+      {"const", kConst},   {"param", kParam},   {"shared::cluster", kSharedCluster}};
+  for (const std::string& part : op.parts)
+    if (const auto found = names.find(part); found != names.end()) return found->second;
+  return kNoSpace;
+}
+
+void copy_now(u8* to, const u64 from, u32 bytes) {
+  memcpy(to, reinterpret_cast<const u8*>(from), bytes);
+}
+
+// Checks the addresses and takes note. Where copies are early, the data come now; that they are
+// there is not known before the wait.
+void begin_copies(Warp& w, const Instruction& i, u32 lanes) {
+  const u32 bytes = u32(w.row(i.source[2])[0]);
+  const u64 *const to = w.row(i.source[0]), *const from = w.row(i.source[1]);
+  Pointers p;
+  locate(w, i, lanes, from, 0, bytes, kGlobal, AccessKind::kRead, p);
+  locate(w, i, lanes, to, i.offset, bytes, kShared, AccessKind::kCopyBegins, p);
+  for_lanes(lanes, [&](int lane) {
+    w.copies[lane].open.push_back({to[lane] + u64(i.offset), from[lane], bytes, &i});
+    if (running->async_early) copy_now(p.at[lane], from[lane], bytes);
+  });
+}
+
+void end_copy(Warp& w, int lane, const AsyncCopy& c) {
+  u64 address[32];
+  Pointers p;
+  address[lane] = c.from;
+  locate(w, *c.instruction, 1u << lane, address, 0, c.bytes, kGlobal, AccessKind::kCopyReads, p);
+  address[lane] = c.to;
+  locate(w, *c.instruction, 1u << lane, address, 0, c.bytes, kShared, AccessKind::kCopyEnds, p);
+  if (!running->async_early) copy_now(p.at[lane], c.from, c.bytes);
+}
+
+void commit_copies(Warp& w, const Instruction&, u32 lanes) {
+  for_lanes(lanes, [&](int lane) {
+    AsyncCopies& c = w.copies[lane];
+    c.groups.push_back(std::move(c.open));
+    c.open.clear();
+  });
+}
+
+void wait_for_groups(Warp& w, const Instruction& i, u32 lanes) {
+  const size_t pending = size_t(w.row(i.source[0])[0]);
+  for_lanes(lanes, [&](int lane) {
+    AsyncCopies& c = w.copies[lane];
+    for (; c.groups.size() > pending; c.groups.pop_front())
+      for (const AsyncCopy& copy : c.groups.front()) end_copy(w, lane, copy);
+  });
 }
 
 }  // namespace
 
 bool choose_memory(Instruction& i, const Opcode& op) {
-  i.space = space_of(op, i.space);
-  static const std::map<std::string, Operation> signed_loads = {
-      {"s8", load<int8_t>}, {"s16", load<int16_t>}, {"s32", load<int32_t>}};
-  static const std::map<int, std::pair<Operation, Operation>> by_bits = {
-      {8, {load<u8>, store<u8>}},
-      {16, {load<u16>, store<u16>}},
-      {32, {load<u32>, store<u32>}},
-      {64, {load<u64>, store<u64>}}};
+  i.space = space_of(op);
+  static const std::map<std::string, Operation> loads = {
+      {"8", load<u8>},   {"s8", load<int8_t>},   {"16", load<u16>}, {"s16", load<int16_t>},
+      {"32", load<u32>}, {"s32", load<int32_t>}, {"64", load<u64>}};
+  static const std::map<std::string, Operation> stores = {
+      {"8", store<u8>}, {"16", store<u16>}, {"32", store<u32>}, {"64", store<u64>}};
   const std::string& type = op.type();
-  const int bits = atoi(type.c_str() + std::min(type.find_first_of("0123456789"), type.size()));
-  const auto found = by_bits.find(bits);
-  const int elements = op.has("v2") ? 2 : op.has("v4") ? 4 : op.has("v8") ? 8 : 1;
-  if (found == by_bits.end() || elements != i.elements) return false;
-  i.bytes = u8(bits / 8);
-  const auto special = signed_loads.find(type);
-  if (op.base() == "st")
-    i.run = found->second.second;
-  else
-    i.run = special != signed_loads.end() ? special->second : found->second.first;
+  const std::string bits = type.substr(std::min(type.find_first_of("0123456789"), type.size()));
+  const int elements = op.has("v2") ? 2 : op.has("v4") ? 4 : 1;
+  const bool stored = op.base() == "st";
+  const auto& known = stored ? stores : loads;
+  auto found = known.find(type[0] == 's' && !stored ? type : bits);
+  if (found == known.end()) found = known.find(bits);
+  if (found == known.end() || elements != i.elements || i.space == kNoSpace) return false;
+  if (stored && (i.space == kParam || i.space == kConst)) return false;
+  i.run = found->second;
   return true;
+}
+
+bool choose_atomic(Instruction& i, const Opcode& op) {
+  static const std::map<std::string, Operation> adds = {
+      {"u32", add<u32>}, {"s32", add<u32>}, {"u64", add<u64>}, {"f32", add<float>}};
+  i.space = space_of(op);
+  const auto found = adds.find(op.type());
+  if (!op.has("add") || i.elements > 1 || i.space == kNoSpace || found == adds.end()) return false;
+  i.run = found->second;
+  return true;
+}
+
+bool choose_async_copy(Instruction& i, const Opcode& op) {
+  if (!op.has("async") || op.has("bulk") || op.has("L2::cache_hint")) return false;
+  i.run = op.has("commit_group") && i.sources == 0  ? commit_copies
+          : op.has("wait_group") && i.sources == 1  ? wait_for_groups
+          : op.type() == "global" && i.sources == 3 ? begin_copies
+                                                    : nullptr;
+  return i.run != nullptr;
 }
 
 }  // namespace sg

@@ -1,13 +1,140 @@
 // SPDX-License-Identifier: MIT
-// Loads modules: their variables, and the heads of their functions.
-#include <unistd.h>
-
+// Loads modules: cuts PTX into tokens, makes variables, and reads the heads of kernels.
 #include <algorithm>
-#include <fstream>
+#include <cctype>
+#include <cstdlib>
 
-#include "tokens.h"
+#include "program.h"
 
 namespace sg {
+namespace {
+
+bool in_name(char c) { return isalnum(u8(c)) || c == '_' || c == '.' || c == '$' || c == '%'; }
+
+// 0f and 8 digits, or 0d and 16, are the bits of a number.
+Token number(std::string word, int line) {
+  Token token{Token::kNumber, word, 0, line};
+  const char mark = word.size() > 2 && word[0] == '0' ? char(tolower(word[1])) : ' ';
+  if ((mark == 'f' && word.size() == 10) || (mark == 'd' && word.size() == 18)) {
+    token.type = mark == 'f' ? Token::kFloat : Token::kDouble;
+    token.value = strtoull(word.c_str() + 2, nullptr, 16);
+  } else {
+    token.value = strtoull(word.c_str(), nullptr, 0);
+  }
+  return token;
+}
+
+size_t end_of_name(const std::string& text, size_t at) {
+  for (;;) {
+    if (in_name(text[at]))
+      ++at;
+    else if (text.compare(at, 2, "::") == 0 && isalnum(u8(text[at + 2])))
+      at += 2;
+    else
+      return at;
+  }
+}
+
+std::vector<Token> tokens_of(const std::string& text) {
+  std::vector<Token> out;
+  int line = 1;
+  for (size_t at = 0, end; at < text.size(); at = end) {
+    const char c = text[at];
+    end = at + 1;
+    if (isspace(u8(c))) {
+      line += c == '\n';
+    } else if (c == '/' && text[at + 1] == '/') {
+      end = std::min(text.find('\n', at), text.size());
+    } else if (c == '"') {
+      end = std::min(text.find('"', at + 1), text.size() - 1) + 1;
+      out.push_back({Token::kString, text.substr(at + 1, end - at - 2), 0, line});
+    } else if (in_name(c)) {
+      end = end_of_name(text, at);
+      const std::string word = text.substr(at, end - at);
+      out.push_back(isdigit(u8(c)) ? number(word, line) : Token{Token::kName, word, 0, line});
+    } else {
+      out.push_back({Token::kPunctuation, std::string(1, c), 0, line});
+    }
+  }
+  out.push_back({Token::kEnd, "", 0, line});
+  return out;
+}
+
+// Of .u32, .bf16 and the like; 0: that is no type.
+size_t size_of(const std::string& type) {
+  if (type == ".pred") return 1;
+  const size_t digits = std::min(type.find_first_of("0123456789"), type.size());
+  static const char* const kinds[] = {".b", ".u", ".s", ".f", ".bf"};
+  const auto kind = std::find(std::begin(kinds), std::end(kinds), type.substr(0, digits));
+  return kind == std::end(kinds) ? 0 : strtoul(type.c_str() + digits, nullptr, 10) / 8;
+}
+
+}  // namespace
+
+void Reader::fail(const std::string& what) const {
+  const int line = now().line;
+  throw Error{218, format("PTX line %d: %s: %s", line, what.c_str(), m.line(line).c_str())};
+}
+
+bool Reader::take(const char* text) {
+  const bool found = is(text);
+  at += found;
+  return found;
+}
+
+void Reader::need(const char* text) {
+  if (!take(text)) fail(format("expected '%s', found '%s'", text, now().text.c_str()));
+}
+
+std::string Reader::name() {
+  if (now().type != Token::kName) fail("expected a name");
+  return m.tokens[at++].text;
+}
+
+u64 Reader::number() {
+  const bool minus = take("-");
+  if (now().type != Token::kNumber) fail("expected a number");
+  const u64 v = m.tokens[at++].value;
+  return minus ? 0 - v : v;
+}
+
+void Reader::skip_to(const char* text) {
+  for (; !take(text); ++at)
+    if (now().type == Token::kEnd) fail(format("'%s' is missing", text));
+}
+
+void Reader::skip_line() {
+  for (const int line = now().line; now().line == line && now().type != Token::kEnd;) ++at;
+}
+
+void Reader::skip_braces() {
+  int depth = 0;
+  do {
+    if (now().type == Token::kEnd) fail("unmatched brace");
+    depth += is("{") - is("}");
+    ++at;
+  } while (depth);
+}
+
+Declaration Reader::declaration() {
+  Declaration d;
+  while (d.name.empty()) {
+    const std::string word = name();
+    if (word == ".align")
+      d.align = number();
+    else if (size_of(word))
+      d.element = size_of(word);
+    else if (word[0] != '.')  // else .ptr and the like
+      d.name = word;
+  }
+  d.bytes = d.element;
+  d.align = std::max(d.align, d.element);
+  while (take("[")) {
+    d.bytes *= number();
+    need("]");
+  }
+  return d;
+}
 
 namespace {
 
@@ -15,134 +142,102 @@ namespace {
 std::vector<u8> initial_bytes(Reader& r, const Declaration& d) {
   std::vector<u8> bytes(d.bytes);
   if (!r.take("=")) return bytes;
+  const bool several = r.take("{");
   size_t at = 0;
-  int depth = 0;
   do {
-    if (r.is("{") || r.is("}")) {
-      depth += r.is("{") - r.is("}");
-      ++r.at;
-      continue;
-    }
-    if (r.take(",")) continue;
-    u64 value = 0;
-    if (r.now().type == Token::kFloat || r.now().type == Token::kDouble) {
-      value = r.m.tokens[r.at++].value;
-    } else if (r.now().type == Token::kName) {
-      const bool generic = r.take("generic");
-      if (generic) r.need("(");
-      const auto found = r.m.variables.find(r.name());
-      if (found == r.m.variables.end()) r.fail("an initial value names what is not known");
-      value = found->second.address;
-      if (generic) r.need(")");
-      if (r.take("+")) value += r.number();
-    } else {
-      value = r.number();
-    }
+    const bool real = r.now().type == Token::kFloat || r.now().type == Token::kDouble;
+    const u64 value = real ? r.m.tokens[r.at++].value : r.number();
     if (at + d.element > bytes.size()) r.fail("more initial values than elements");
-    memcpy(&bytes[at], &value, std::min<size_t>(d.element, 8));
+    memcpy(&bytes[at], &value, d.element);
     at += d.element;
-  } while (depth);
+  } while (r.take(","));
+  if (several) r.need("}");
   return bytes;
 }
 
-void read_variable(Reader& r, Space space, bool external) {
+void read_variable(Reader& r, Space space) {
   Module& m = r.m;
   const Declaration d = r.declaration();
-  if (space == kShared) {
-    m.shared = int(round_up(m.shared, d.open ? 1 : d.align));
-    m.variables[d.name] = {kShared, d.open ? Variable::kDynamic : u64(m.shared), d.bytes};
-    m.shared += int(d.bytes);
-  } else if (external) {
-    if (!m.variables.count(d.name)) r.fail("a variable of another module");
-  } else {
-    const std::vector<u8> bytes = initial_bytes(r, d);
-    const u64 address = allocate(std::max<size_t>(d.bytes, 1), m.device, 2);
-    memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
-    m.allocated.push_back(address);
-    m.variables[d.name] = {space, address, d.bytes};
-    if (space == kConst) m.constant_bytes += d.bytes;
-  }
+  const std::vector<u8> bytes = initial_bytes(r, d);
+  const u64 address = allocate(std::max<size_t>(d.bytes, 1), m.device, false);
+  memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
+  m.variables[d.name] = {space, address, d.bytes};
   r.need(";");
+}
+
+void read_params(Reader& r, Function& f) {
+  r.need("(");
+  while (!r.take(")")) {
+    r.take(",");
+    r.need(".param");
+    const Declaration d = r.declaration();
+    const size_t at = round_up(f.params_size, d.align);
+    f.params.push_back({d.name, at, d.bytes});
+    f.params_size = at + d.bytes;
+  }
 }
 
 // .maxntid 256 and the like, up to the body.
 void read_directives(Reader& r, Function& f) {
-  while (!r.is("{") && !r.is(";")) {
+  while (!r.is("{")) {
     const std::string word = r.name();
-    if (word == ".noreturn" || word == ".explicitcluster") continue;
+    if (word == ".explicitcluster") continue;
     unsigned v[3] = {1, 1, 1};
     int n = 0;
     do {
       if (n == 3) r.fail("more than three numbers");
       v[n++] = unsigned(r.number());
     } while (r.take(","));
-    if (word == ".maxntid" || word == ".reqntid") f.max_threads = int(v[0] * v[1] * v[2]);
-    if (word == ".reqntid") std::copy(v, v + 3, f.required);
-    if (word == ".reqnctapercluster") std::copy(v, v + 3, f.cluster);
-    static const char* const known[] = {".maxntid",      ".reqntid", ".reqnctapercluster",
-                                        ".minnctapersm", ".maxnreg", ".maxclusterrank"};
-    if (std::find(std::begin(known), std::end(known), word) == std::end(known))
+    if (word == ".maxntid")
+      f.max_threads = int(product(v));
+    else if (word == ".reqnctapercluster")
+      std::copy(v, v + 3, f.cluster);
+    else if (word != ".minnctapersm" && word != ".maxnreg" && word != ".maxclusterrank")
       r.fail("a directive is not known: " + word);
   }
 }
 
-void read_function(Reader& r, bool kernel) {
+void read_kernel(Reader& r) {
   auto f = std::make_unique<Function>();
   f->module = &r.m;
-  if (!kernel && r.is("(")) f->results = r.params();
   f->name = r.name();
-  if (r.is("(")) f->params = r.params(&f->params_size);
+  read_params(r, *f);
   read_directives(r, *f);
-  if (r.take(";")) return;  // declared, not defined
   f->first_token = r.at;
   r.skip_braces();
   const std::string name = f->name;
-  (kernel ? r.m.kernels : r.m.functions)[name] = std::move(f);
+  r.m.kernels[name] = std::move(f);
 }
 
 void read_module(Module& m) {
   Reader r{m};
-  bool external = false;
   while (r.now().type != Token::kEnd) {
     const std::string word = r.name();
-    if (word == ".extern") {
-      external = true;
-      continue;
-    }
-    if (word == ".version" || word == ".target" || word == ".file") {
+    if (word == ".version" || word == ".target" || word == ".address_size")
       r.skip_line();
-    } else if (word == ".address_size") {
-      if (r.number() != 64) r.fail("only 64-bit addresses are known");
-    } else if (word == ".visible" || word == ".weak") {
-    } else if (word == ".global" || word == ".const" || word == ".shared") {
-      read_variable(r, word == ".global" ? kGlobal : word == ".const" ? kConst : kShared, external);
-    } else if (word == ".section") {
-      r.name();
-      r.skip_braces();
-    } else if (word == ".pragma") {
-      r.skip_to(";");
-    } else if (word == ".entry" || word == ".func") {
-      read_function(r, word == ".entry");
-    } else {
+    else if (word == ".global" || word == ".const")
+      read_variable(r, word == ".global" ? kGlobal : kConst);
+    else if (word == ".entry")
+      read_kernel(r);
+    else if (word != ".visible" && word != ".weak")
       r.fail("not known: " + word);
-    }
-    external = false;
   }
 }
 
-// What the driver refuses when it loads a kernel.
-void check_sizes(const Function& f) {
-  if (f.params_size > 32764) throw Error{218, f.name + ": more than 32764 bytes of parameters"};
-  if (f.static_shared > kStaticShared)
-    throw Error{218, format("%s: %d bytes of static shared memory, %d allowed", f.name.c_str(),
-                            f.static_shared, kStaticShared)};
+void decode_kernel(Function& f) {
+  const char* name = f.name.c_str();
+  try {
+    decode(f);
+  } catch (Error& error) {
+    error.text = format("kernel %s: %s", name, error.text.c_str());
+    throw;
+  }
+  if (f.shared > kStaticShared)
+    throw Error{218,
+                format("%s: %d bytes of shared memory, %d allowed", name, f.shared, kStaticShared)};
 }
 
 }  // namespace
-
-Module::~Module() {
-  for (u64 address : allocated) release(address);
-}
 
 std::string Module::line(int number) const {
   size_t at = 0;
@@ -154,38 +249,14 @@ std::string Module::line(int number) const {
 }
 
 Module* load_module(const std::string& text, int device) {
-  static int count = 0;
-  if (!settings().dump.empty())
-    std::ofstream(format("%s/%d.%d.ptx", settings().dump.c_str(), int(getpid()), count++)) << text;
   auto m = std::make_unique<Module>();
   m->device = device;
   m->text = text;
   m->tokens = tokens_of(m->text);
   read_module(*m);
-  for (auto& [name, f] : m->kernels) {
-    try {
-      decode(*f);
-    } catch (Error& error) {
-      error.text = "kernel " + name + ": " + error.text;
-      throw;
-    }
-    check_sizes(*f);
-  }
-  if (m->constant_bytes > 65536) throw Error{218, "more than 64 KiB of constants"};
+  for (auto& [name, f] : m->kernels) decode_kernel(*f);
+  m->tokens.clear();
   return m.release();
 }
-
-Function* find_function(Module* m, const std::string& name) {
-  const auto found = m->kernels.find(name);
-  return found == m->kernels.end() ? nullptr : found->second.get();
-}
-bool find_global(Module* m, const std::string& name, u64* address, size_t* bytes) {
-  const auto found = m->variables.find(name);
-  if (found == m->variables.end() || found->second.space == kShared) return false;
-  *address = found->second.address;
-  *bytes = found->second.bytes;
-  return true;
-}
-int const_bytes(Function* f) { return int(f->module->constant_bytes); }
 
 }  // namespace sg

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Which family of instructions knows an opcode; moves, and what has nothing to do here.
+// Which family of instructions knows an opcode; moves, shuffles, and what has nothing to do here.
+#include <algorithm>
+
 #include "lanes.h"
 
 namespace sg {
@@ -13,12 +15,31 @@ Opcode::Opcode(const std::string& name) {
 }
 
 bool Opcode::has(const char* wanted) const {
-  for (const std::string& part : parts)
-    if (part == wanted) return true;
-  return false;
+  return std::find(parts.begin(), parts.end(), wanted) != parts.end();
+}
+
+std::string Opcode::middle(std::initializer_list<const char*> without) const {
+  std::string out;
+  for (size_t k = 1; k + 1 < parts.size(); ++k)
+    if (std::find(without.begin(), without.end(), parts[k]) == without.end()) out += "." + parts[k];
+  return out;
 }
 
 namespace {
+
+// What a register of a name, at one of its axes, has in a lane of a warp.
+const std::map<std::string, SpecialValue> specials = {
+    {"%tid",
+     [](const Warp& w, int lane, int axis) -> u64 {
+       const unsigned t = unsigned(w.first_thread + lane), *const n = running->launch.block;
+       return axis == 0 ? t % n[0] : axis == 1 ? t / n[0] % n[1] : t / n[0] / n[1];
+     }},
+    {"%ntid", [](const Warp&, int, int axis) -> u64 { return running->launch.block[axis]; }},
+    {"%ctaid", [](const Warp& w, int, int axis) -> u64 { return w.block->id[axis]; }},
+    {"%nctaid", [](const Warp&, int, int axis) -> u64 { return running->launch.grid[axis]; }},
+    {"%laneid", [](const Warp&, int lane, int) -> u64 { return u64(lane); }},
+    {"%cluster_ctarank", [](const Warp& w, int, int) -> u64 { return w.block->rank; }},
+};
 
 u64 ones(int bytes) { return bytes >= 8 ? ~0ull : (1ull << 8 * bytes) - 1; }
 
@@ -47,96 +68,115 @@ bool choose_move(Instruction& i, const Opcode& op) {
   return true;
 }
 
-template <u64 window>
-constexpr Operation to_window = each<[](u64 a) { return a | window; }, u64>;
-constexpr Operation out_of_window = each<[](u64 a) { return a & ~kWindowBits; }, u64>;
-template <u64 window>
-constexpr Operation is_in_window = each<[](u64 a) { return (a & kWindowBits) == window; }, u64>;
-
-bool is_shared(const Opcode& op) {
-  return op.has("shared") || op.has("shared::cta") || op.has("shared::cluster");
-}
-
-bool choose_address(Instruction& i, const Opcode& op) {  // cvta, isspacep
-  if (op.base() == "isspacep")
-    i.run = is_shared(op)      ? is_in_window<kSharedWindow>
-            : op.has("local")  ? is_in_window<kLocalWindow>
-            : op.has("param")  ? is_in_window<kParamWindow>
-            : op.has("global") ? is_in_window<0>
-                               : nullptr;
-  else if (is_shared(op) || op.has("local"))
-    i.run = op.has("to")    ? out_of_window
-            : is_shared(op) ? to_window<kSharedWindow>
-                            : to_window<kLocalWindow>;
-  else
-    i.run = move;
-  return i.run != nullptr;
+// A generic address is one of global memory; those of shared memory are not known.
+bool choose_address(Instruction& i, const Opcode& op) {
+  i.run = move;
+  return op.has("global");
 }
 
 // The same address in the shared memory of another block of the cluster.
 void map_address(Warp& w, const Instruction& i, u32 lanes) {
   const size_t blocks = w.block->cluster->blocks.size();
   for_lanes(lanes, [&](int lane) {
-    const u64 address = w.row(i.source[0])[lane];
+    const u64 offset = w.row(i.source[0])[lane] & ((1u << kRankShift) - 1);
     const u32 rank = u32(w.row(i.source[1])[lane]);
     if (rank >= blocks) fail(w, i, lane, 700, format("block %u of a cluster of %zu", rank, blocks));
-    w.row(i.dest[0])[lane] = (address & kWindowBits) | (address & ((1u << kRankShift) - 1)) |
-                             u64(rank + 1) << kRankShift;
-  });
-}
-void rank_of_address(Warp& w, const Instruction& i, u32 lanes) {
-  for_lanes(lanes, [&](int lane) {
-    const u32 rank = u32(w.row(i.source[0])[lane] >> kRankShift) & 255;
-    w.row(i.dest[0])[lane] = rank ? rank - 1 : w.block->rank;
+    w.row(i.dest[0])[lane] = offset | u64(rank + 1) << kRankShift;
   });
 }
 bool choose_cluster_address(Instruction& i, const Opcode& op) {
-  i.run = op.base() == "mapa" ? map_address : rank_of_address;
+  i.run = map_address;
+  return op.type() == "u32";
+}
+
+// Fences order what runs in order here anyway.
+bool choose_nothing(Instruction& i, const Opcode&) {
+  i.run = [](Warp&, const Instruction&, u32) {};
   return true;
 }
 
-// Fences order what runs in order here anyway; hints about caches are no more than that.
-bool choose_nothing(Instruction& i, const Opcode& op) {
-  i.run = [](Warp&, const Instruction&, u32) {};
-  return !op.has("mbarrier_init");
+// Where a lane's value comes from; ok says whether that lies in the lane's own segment.
+int shuffle_source(char how, int lane, u32 by, u32 clamp_and_segment, bool& ok) {
+  const int bound = int(clamp_and_segment & 31), segment = int(clamp_and_segment >> 8 & 31);
+  const int last = (lane & segment) | (bound & ~segment), first = lane & segment;
+  const int b = int(by & 31);
+  const int from = how == 'u'   ? lane - b
+                   : how == 'd' ? lane + b
+                   : how == 'b' ? lane ^ b
+                                : first | (b & ~segment);
+  ok = how == 'u' ? from >= last : from <= last;
+  return ok ? from : lane;
+}
+
+void shuffle(Warp& w, const Instruction& i, u32 lanes) {
+  u64 given[32];
+  memcpy(given, w.row(i.source[0]), sizeof given);
+  const u64 *const by = w.row(i.source[1]), *const clamp = w.row(i.source[2]);
+  u64 *const dest = w.row(i.dest[0]), *const inside = w.row(i.dest[1]);
+  for_lanes(lanes, [&](int lane) {
+    bool ok;
+    const int from = shuffle_source(char(i.variant), lane, u32(by[lane]), u32(clamp[lane]), ok);
+    dest[lane] = lanes >> from & 1 ? u32(given[from]) : 0xffbadbad;  // not defined
+    inside[lane] = ok;
+  });
+}
+
+bool choose_shuffle(Instruction& i, const Opcode& op) {
+  if (op.parts.size() != 4 || op.parts[1] != "sync") return false;
+  i.kind = kWarpSync;
+  i.members = 3;
+  i.variant = u8(op.parts[2][0]);  // of up, down, bfly and idx
+  i.run = shuffle;
+  return true;
+}
+
+using Family = bool (*)(Instruction&, const Opcode&);
+Family family_of(const std::string& base) {
+  static const std::map<std::string, Family> families = [] {
+    std::map<std::string, Family> out;
+    const auto add = [&](Family family, std::initializer_list<const char*> bases) {
+      for (const char* known : bases) out[known] = family;
+    };
+    add(choose_arithmetic,
+        {"add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "neg",  "abs",
+         "and", "or",  "xor", "not", "shl", "shr", "bfi", "rcp", "ex2", "sqrt", "copysign"});
+    add(choose_comparison, {"setp", "selp"});
+    add(choose_conversion, {"cvt"});
+    add(choose_move, {"mov"});
+    add(choose_address, {"cvta"});
+    add(choose_cluster_address, {"mapa"});
+    add(choose_memory, {"ld", "st"});
+    add(choose_atomic, {"atom", "red"});
+    add(choose_async_copy, {"cp"});
+    add(choose_shuffle, {"shfl"});
+    add(choose_barrier, {"bar", "barrier"});
+    add(choose_nothing, {"membar", "fence"});
+    return out;
+  }();
+  const auto found = families.find(base);
+  return found == families.end() ? nullptr : found->second;
 }
 
 }  // namespace
 
+bool find_special(const std::string& name, Special& out) {
+  const size_t dot = std::min(name.find('.'), name.size());
+  const auto found = specials.find(name.substr(0, dot));
+  if (found == specials.end()) return false;
+  const char axis = dot + 1 < name.size() ? name[dot + 1] : 'x';
+  out = {found->second, axis == 'y' ? 1 : axis == 'z' ? 2 : 0, 0};
+  return true;
+}
+
 bool choose_operation(Instruction& i, const Opcode& op) {
-  using Family = bool (*)(Instruction&, const Opcode&);
-  static const std::map<std::string, Family> families = [] {
-    std::map<std::string, Family> out;
-    const auto add = [&](Family family, std::initializer_list<const char*> bases) {
-      for (const char* base : bases) out[base] = family;
-    };
-    add(choose_arithmetic,
-        {"add", "sub",  "mul", "mad",   "fma", "div", "rem", "min", "max",  "neg",     "abs",
-         "sad", "sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh", "copysign"});
-    add(choose_bits, {"and", "or", "xor", "not", "cnot", "shl", "shr", "shf", "bfe", "bfi", "bfind",
-                      "popc", "clz", "brev", "lop3", "prmt"});
-    add(choose_comparison, {"setp", "set", "selp", "slct"});
-    add(choose_conversion, {"cvt"});
-    add(choose_move, {"mov"});
-    add(choose_address, {"cvta", "isspacep"});
-    add(choose_cluster_address, {"mapa", "getctarank"});
-    add(choose_memory, {"ld", "ldu", "st"});
-    add(choose_atomic, {"atom", "red"});
-    add(choose_async_copy, {"cp"});
-    add(choose_warp_operation, {"shfl", "vote", "match", "redux", "elect", "activemask"});
-    add(choose_barrier, {"bar", "barrier"});
-    add(choose_nothing, {"membar", "fence", "prefetch", "prefetchu", "discard", "applypriority",
-                         "nanosleep", "createpolicy", "griddepcontrol", "pmevent"});
-    return out;
-  }();
-  i.ftz = op.has("ftz"), i.saturate = op.has("sat"), i.relu = op.has("relu");
+  i.ftz = op.has("ftz"), i.saturate = op.has("sat");
   for (const char* mode : {"rni", "rzi", "rmi", "rpi"}) i.integral |= op.has(mode);
   i.rounding = op.has("rz") || op.has("rzi")   ? 1
                : op.has("rm") || op.has("rmi") ? 2
                : op.has("rp") || op.has("rpi") ? 3
                                                : 0;
-  const auto family = families.find(op.base());
-  return family != families.end() && !op.has("cc") && family->second(i, op);
+  const Family family = family_of(op.base());
+  return family && family(i, op);
 }
 
 }  // namespace sg

@@ -14,22 +14,9 @@ struct Watched;
 using Operation = void (*)(Warp&, const Instruction&, u32 lanes);
 
 // How the schedule takes an instruction; of kNormal ones it knows nothing.
-enum Kind : u8 {
-  kNormal,
-  kBranch,
-  kIndexedBranch,
-  kExit,
-  kTrap,
-  kWarpSync,
-  kBlockBarrier,
-  kClusterArrive,
-  kClusterWait
-};
-enum Space : u8 { kGeneric, kGlobal, kShared, kSharedCluster, kLocal, kParam, kConst };
+enum Kind : u8 { kNormal, kBranch, kExit, kWarpSync, kBlockBarrier, kClusterArrive, kClusterWait };
+enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kParam, kConst };
 
-// The upper byte of a generic address says which window it lies in; global memory has 0.
-constexpr u64 kSharedWindow = 1ull << 56, kLocalWindow = 2ull << 56, kParamWindow = 3ull << 56;
-constexpr u64 kWindowBits = 0xffull << 56;
 // An address in a cluster's shared memory has the block's rank + 1 here, or 0: the own block.
 constexpr u32 kRankShift = 24;
 
@@ -38,19 +25,18 @@ struct Instruction {
   Operation run = nullptr;
   Operation rounded = nullptr;  // what `run` does under another rounding mode
   Kind kind = kNormal;
-  Space space = kGeneric;
+  Space space = kNoSpace;
   u8 elements = 1, bytes = 4;  // of a vector; of an element
   u8 sources = 0;
   u8 variant = 0;   // of operations that have several: see there
   u8 rounding = 0;  // 0 to nearest, 1 to zero, 2 down, 3 up
-  bool ftz = false, saturate = false, relu = false, integral = false;
-  bool atomic = false, negate_guard = false;
+  bool ftz = false, saturate = false, integral = false;
+  bool negate_guard = false;
   int guard = -1;  // the row of its predicate
-  int dest[8] = {}, source[9] = {};
+  int dest[4] = {}, source[6] = {};
   int members = 0;  // which source is the mask of lanes that take part
   int target = 0, line = 0;
   int64_t offset = 0;  // added to the address
-  const std::vector<int>* table = nullptr;
   // The allocation that was hit last, and the same for counters and races.
   mutable u64 begin = 0, end = 0, epoch = 0, watch = 0;
   mutable Watched* watched = nullptr;
@@ -61,6 +47,8 @@ struct Opcode {
   std::vector<std::string> parts;
   explicit Opcode(const std::string& name);
   bool has(const char* part) const;
+  // The parts between, less those that are not wanted, with dots before them.
+  std::string middle(std::initializer_list<const char*> without = {}) const;
   const std::string& base() const { return parts.front(); }
   const std::string& type() const { return parts.back(); }
 };
@@ -72,51 +60,69 @@ struct Param {
   size_t offset, size;
 };
 using SpecialValue = u64 (*)(const Warp&, int lane, int axis);
+// What a register such as %tid.x has in each lane of a warp.
 struct Special {
   SpecialValue value;
   int axis, row;
 };
+bool find_special(const std::string& name, Special& out);  // whether there is such a register
+
 struct Function {
   Module* module = nullptr;
   std::string name;
-  std::vector<Param> params, results;
+  std::vector<Param> params;
   size_t params_size = 0;
   std::vector<Instruction> code;
-  std::vector<std::unique_ptr<std::vector<int>>> tables;
   int rows = 1;
   std::vector<std::pair<int, u64>> constants;  // row and value
   std::vector<Special> specials;
-  int static_shared = 0, local = 0, max_threads = 0;
-  unsigned required[3] = {0, 0, 0}, cluster[3] = {0, 0, 0};  // 0: not said
-  int max_dynamic = kStaticShared, nonportable = 0;
+  int shared = 0, max_threads = 0;
+  unsigned cluster[3] = {0, 0, 0};  // 0: not said
+  int nonportable = 0;
   size_t first_token = 0;  // of the body
 };
 
+struct Variable {
+  Space space;
+  u64 address;
+  size_t bytes;
+};
 struct Token {
   enum Type : u8 { kName, kNumber, kFloat, kDouble, kPunctuation, kString, kEnd } type;
   std::string text;
   u64 value;  // of a floating-point number: its bits
   int line;
 };
-std::vector<Token> tokens_of(const std::string& text);
-
-struct Variable {
-  Space space;
-  u64 address;  // of shared memory that the launch sizes: kDynamic
-  size_t bytes;
-  static constexpr u64 kDynamic = ~0ull;
-};
 struct Module {
   int device = 0;
   std::string text;
   std::vector<Token> tokens;
   std::map<std::string, Variable> variables;
-  std::map<std::string, std::unique_ptr<Function>> kernels, functions;
-  std::vector<u64> allocated;
-  size_t constant_bytes = 0;
-  int shared = 0;
-  ~Module();
+  std::map<std::string, std::unique_ptr<Function>> kernels;
   std::string line(int number) const;  // of its text
+};
+
+// What follows a declaration's space: .align n, .ptr and so on, a type, a name, and sizes.
+struct Declaration {
+  std::string name;
+  size_t align = 0, element = 0, bytes = 0;
+};
+// Walks over the tokens of a module.
+struct Reader {
+  Module& m;
+  size_t at = 0;
+
+  const Token& now() const { return m.tokens[at]; }
+  bool is(const char* text) const { return now().text == text && now().type != Token::kString; }
+  bool take(const char* text);  // steps over it if it is there
+  void need(const char* text);  // fails if it is not
+  std::string name();
+  u64 number();
+  void skip_to(const char* text);  // and over it
+  void skip_line();
+  void skip_braces();
+  Declaration declaration();
+  [[noreturn]] void fail(const std::string& what) const;
 };
 void decode(Function&);
 

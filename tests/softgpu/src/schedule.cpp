@@ -6,13 +6,6 @@
 
 namespace sg {
 
-Schedule schedule_named(const std::string& name) {
-  return name == "serial"    ? Schedule::kSerial
-         : name == "reverse" ? Schedule::kReverse
-         : name == "random"  ? Schedule::kRandom
-                             : Schedule::kLockstep;
-}
-
 namespace {
 
 constexpr int kNobody = INT32_MAX;
@@ -75,7 +68,7 @@ u32 let_through(Warp& w, const Instruction& i, u32 lanes) {
   return lanes & (i.negate_guard ? ~yes : yes);
 }
 
-// The next three return whether the group goes on as it is; if not, its lanes have their places.
+// The next two return whether the group goes on as it is; if not, its lanes have their places.
 bool branch(Warp& w, const Instruction& i, Group& g, u32 taken) {
   if (taken == g.lanes && g.meet == kNobody) {
     g.pc = i.target;
@@ -85,17 +78,6 @@ bool branch(Warp& w, const Instruction& i, Group& g, u32 taken) {
   if (!taken) return true;
   put_back(w, g);
   for_lanes(taken, [&](int lane) { w.pc[lane] = i.target; });
-  return false;
-}
-
-bool branch_by_table(Warp& w, const Instruction& i, Group& g, u32 taken) {
-  ++g.pc;
-  put_back(w, g);
-  for_lanes(taken, [&](int lane) {
-    const u32 k = u32(w.row(i.source[0])[lane]);
-    if (k >= i.table->size()) fail(w, i, lane, 700, "a branch beyond its table");
-    w.pc[lane] = (*i.table)[k];
-  });
   return false;
 }
 
@@ -112,20 +94,11 @@ bool meet_lanes(Warp& w, const Instruction& i, Group& g, u32 lanes) {
 }
 
 bool leave_straight_line(Warp& w, const Instruction& i, Group& g, u32 lanes) {
-  switch (i.kind) {
-    case kBranch:
-      return branch(w, i, g, lanes);
-    case kIndexedBranch:
-      return branch_by_table(w, i, g, lanes);
-    case kWarpSync:
-      return meet_lanes(w, i, g, lanes);
-    default:
-      break;
-  }
+  if (i.kind == kBranch) return branch(w, i, g, lanes);
+  if (i.kind == kWarpSync) return meet_lanes(w, i, g, lanes);
   ++g.pc;
   if (!lanes) return true;
   put_back(w, g);
-  if (i.kind == kTrap) fail(w, i, __builtin_ctz(lanes), 719, "a trap");
   if (i.kind == kExit) end_threads(w, lanes);
   if (i.kind == kBlockBarrier) arrive_at_block_barrier(w, i, lanes);
   if (i.kind == kClusterArrive) arrive_at_cluster_barrier(w, i, lanes);
@@ -139,7 +112,6 @@ void run_group(Warp& w, Group g, int64_t turn) {
     const Instruction& i = code[g.pc];
     const u32 lanes = let_through(w, i, g.lanes);
     ++running->issued;
-    running->executed += u64(__builtin_popcount(lanes));
     if (i.kind == kNormal) {
       if (lanes) i.run(w, i, lanes);
       ++g.pc;
@@ -200,12 +172,12 @@ bool run_each_warp(const std::vector<Warp*>& warps, Schedule schedule) {
 
 }  // namespace
 
-void run_cluster(Cluster& c, Schedule schedule) {
+void run_cluster(Cluster& c) {
   std::vector<Warp*> warps;
   for (Block& b : c.blocks)
     for (Warp& w : b.warps) warps.push_back(&w);
   while (c.live)
-    if (!run_each_warp(warps, schedule) && c.live) stuck(c);
+    if (!run_each_warp(warps, settings().schedule) && c.live) stuck(c);
 }
 
 }  // namespace sg

@@ -12,7 +12,7 @@ enum class State : u8 { kRuns, kAtBarrier, kAtWarpSync, kAtCluster, kEnded };
 
 struct AsyncCopy {
   u64 to, from;
-  u32 bytes, from_bytes;  // what is beyond from_bytes becomes 0
+  u32 bytes;
   const Instruction* instruction;
 };
 struct AsyncCopies {
@@ -27,11 +27,9 @@ struct Warp {
   Function* function = nullptr;
   int first_thread = 0;
   std::vector<u64> registers;
-  std::vector<u8> local;
   u32 lanes = 0, live = 0;
   int pc[32];  // program counters
   State state[32];
-  u8 barrier[32];         // at which a lane waits
   u64 cluster_phase[32];  // at whose end it is let go
   bool rotate = false;    // other lanes first, after long loops
   AsyncCopies copies[32];
@@ -40,17 +38,12 @@ struct Warp {
   u64* row(int i) { return &registers[size_t(i) * 32]; }
 };
 
-struct Barrier {
-  int arrived = 0, expected = 0;  // expected 0: all threads of the block
-  Meeting meeting;
-};
-
 struct Block {
   Cluster* cluster = nullptr;
   unsigned id[3], rank = 0;
   std::deque<Warp> warps;
-  int live = 0;
-  Barrier barriers[16];
+  int live = 0, arrived = 0;  // arrived at the block's barrier
+  Meeting meeting;
   std::vector<u8> storage;
   u8* shared = nullptr;  // in storage, aligned
   size_t shared_bytes = 0;
@@ -72,12 +65,11 @@ struct Running {
   Function* function;
   Launch launch;
   const u8* params;
-  size_t params_size;
   unsigned cluster[3] = {1, 1, 1};
   bool async_early = false;
   u64 random = 1;
-  u64 issued = 0, executed = 0;  // instructions of warps, and of their threads
-  Watch* watch = nullptr;        // counts and looks for races
+  u64 issued = 0;          // instructions of warps
+  Watch* watch = nullptr;  // counts and looks for races
 };
 extern thread_local Running* running;
 
@@ -103,9 +95,7 @@ void end_threads(Warp&, u32 lanes);
 u32 lanes_in(const Warp&, State);
 
 // Runs the blocks of a cluster until their threads have ended.
-enum class Schedule { kLockstep, kSerial, kReverse, kRandom };
-Schedule schedule_named(const std::string&);
-void run_cluster(Cluster&, Schedule);
+void run_cluster(Cluster&);
 
 // Calls f(lane) for the lanes in a mask.
 template <class F>

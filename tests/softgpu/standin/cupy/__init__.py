@@ -12,7 +12,6 @@ import ctypes
 import math
 import operator
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -236,10 +235,6 @@ array = asarray
 
 def asnumpy(array):
     return array.get() if isinstance(array, ndarray) else np.asarray(array)
-
-
-def get_default_memory_pool():
-    return SimpleNamespace(malloc=cuda._malloc, free_all_blocks=lambda: None)
 
 
 def broadcast_to(array, shape):

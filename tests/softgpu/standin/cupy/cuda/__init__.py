@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import defaultdict
-from contextlib import contextmanager
 
 from .. import _driver
 from .._driver import CUDARuntimeError, asked, call
@@ -21,16 +20,9 @@ def get_cuda_path():
 
 
 _ATTRIBUTES = {
-    "MaxThreadsPerBlock": 1,
     "MaxSharedMemoryPerBlock": 8,
-    "WarpSize": 10,
     "MultiProcessorCount": 16,
-    "L2CacheSize": 38,
     "MaxThreadsPerMultiProcessor": 39,
-    "MaxSharedMemoryPerMultiprocessor": 81,
-    "MaxSharedMemoryPerBlockOptin": 97,
-    "MaxBlocksPerMultiprocessor": 106,
-    "ReservedSharedMemoryPerBlock": 111,
 }
 
 
@@ -52,9 +44,6 @@ class Device:
         major, minor = (runtime.deviceGetAttribute(number, self.id) for number in (75, 76))
         return f"{major}{minor}"
 
-    def use(self):
-        runtime.setDevice(self.id)
-
     def synchronize(self):
         with self:
             runtime.deviceSynchronize()
@@ -71,7 +60,6 @@ class Device:
 class _Current(threading.local):
     def __init__(self):
         self.streams = defaultdict(lambda: [Stream.null])  # by device; the last one is current
-        self.allocator = _malloc
 
 
 class ExternalStream:
@@ -91,10 +79,6 @@ class ExternalStream:
 
     def __exit__(self, *error):
         _current.streams[runtime.getDevice()].pop()
-
-    def use(self):
-        _current.streams[runtime.getDevice()][-1] = self
-        return self
 
     @property
     def done(self):
@@ -214,26 +198,8 @@ class MemoryPointer:
         self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
 
 
-def _malloc(size):
+def alloc(size):
     return MemoryPointer(Memory(size), 0)
 
 
 _current = _Current()
-
-
-def alloc(size):
-    return _current.allocator(size)
-
-
-def set_allocator(allocator=None):
-    _current.allocator = allocator or _malloc
-
-
-@contextmanager
-def using_allocator(allocator=None):
-    before = _current.allocator
-    set_allocator(allocator)
-    try:
-        yield
-    finally:
-        set_allocator(before)

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT
+// Arithmetic, operations on bits, and comparisons. Approximate instructions give the correctly
+// rounded value, but for those of float64 that promise its upper half alone.
+#include <fenv.h>
+
+#include <algorithm>
+
+#include "lanes.h"
+
+namespace sg {
+namespace {
+
+template <class T>
+constexpr u32 kBits = 8 * sizeof(T);
+// Holds products of two T.
+template <class T>
+using Wide =
+    std::conditional_t<sizeof(T) == 8,
+                       std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
+                       std::conditional_t<std::is_signed_v<T>, int64_t, u64>>;
+
+// What is the same with and without a sign. What lies above 16 bits is not defined then.
+template <auto f, int n>
+constexpr ByType of_bits() {
+  constexpr Operation word = each_of<f, u32, n>(), pair = each_of<f, u64, n>();
+  return {word, word, word, word, pair, pair};
+}
+template <auto f, int n>
+constexpr ByType of_numbers() {
+  return {each_of<f, u16, n>(),     each_of<f, int16_t, n>(), each_of<f, u32, n>(),
+          each_of<f, int32_t, n>(), each_of<f, u64, n>(),     each_of<f, int64_t, n>()};
+}
+// The second source counts bits.
+constexpr auto left = []<class T>(T a, u32 n) { return n < kBits<T> ? T(a << n) : T(0); };
+constexpr auto right = []<class T>(T a, u32 n) {
+  return T(a >> std::min(n, kBits<T> - 1) >> (n >= kBits<T>));
+};
+constexpr auto product = []<class T>(T a, T b) { return u64(Wide<T>(a) * Wide<T>(b)); };
+template <class T>
+T insert_bits(T part, T into, u32 position, u32 length) {
+  position &= 255, length &= 255;
+  if (position >= kBits<T>) return into;
+  const T mask = T((length < kBits<T> ? T(1) << length : 0) - 1) << position;
+  return (into & ~mask) | (part << position & mask);
+}
+constexpr auto insert = []<class T>(T a, T b, u32 c, u32 d) { return insert_bits(a, b, c, d); };
+
+const std::map<std::string, ByType> integers = {
+    {"add", of_bits<[]<class T>(T a, T b) { return a + b; }, 2>()},
+    {"sub", of_bits<[]<class T>(T a, T b) { return a - b; }, 2>()},
+    {"mul.lo", of_bits<[]<class T>(T a, T b) { return a * b; }, 2>()},
+    {"mad.lo", of_bits<[]<class T>(T a, T b, T c) { return a * b + c; }, 3>()},
+    {"neg", of_bits<[]<class T>(T a) { return 0 - a; }, 1>()},
+    {"and", of_bits<[]<class T>(T a, T b) { return a & b; }, 2>()},
+    {"or", of_bits<[]<class T>(T a, T b) { return a | b; }, 2>()},
+    {"xor", of_bits<[]<class T>(T a, T b) { return a ^ b; }, 2>()},
+    {"not", of_bits<[]<class T>(T a) { return ~a; }, 1>()},
+    {"shl",
+     {each<left, u32, u32>, nullptr, each<left, u32, u32>, nullptr, each<left, u64, u32>, nullptr}},
+    {"shr",
+     {each<right, u16, u32>, each<right, int16_t, u32>, each<right, u32, u32>,
+      each<right, int32_t, u32>, each<right, u64, u32>, each<right, int64_t, u32>}},
+    {"bfi",
+     {nullptr, nullptr, each<insert, u32, u32, u32, u32>, nullptr,
+      each<insert, u64, u64, u32, u32>}},
+    {"mul.hi",
+     of_numbers<[]<class T>(T a, T b) { return T((Wide<T>(a) * Wide<T>(b)) >> kBits<T>); }, 2>()},
+    {"mul.wide",
+     {each<product, u16, u16>, each<product, int16_t, int16_t>, each<product, u32, u32>,
+      each<product, int32_t, int32_t>}},
+    {"div", of_numbers<[]<class T>(T a, T b) {
+       return b == 0 ? T(-1) : std::is_signed_v<T> && b == T(-1) ? T(0 - u64(a)) : T(a / b);
+     },
+                       2>()},
+    {"rem", of_numbers<[]<class T>(T a, T b) {
+       return b == 0 ? a : std::is_signed_v<T> && b == T(-1) ? T(0) : T(a % b);
+     },
+                       2>()},
+    {"min", of_numbers<[]<class T>(T a, T b) { return std::min(a, b); }, 2>()},
+    {"max", of_numbers<[]<class T>(T a, T b) { return std::max(a, b); }, 2>()},
+};
+
+template <size_t>
+using Float = float;
+template <auto f, size_t... k>
+void apply_flushing(Warp& w, const Instruction& i, u32 lanes, std::index_sequence<k...>) {
+  const float least = i.ftz ? std::numeric_limits<float>::min() : 0.0f;
+  const auto flush = [=](float v) { return std::fabs(v) < least ? std::copysign(0.0f, v) : v; };
+  const auto flushing = [=](auto... v) { return flush(f(flush(v)...)); };
+  apply<Float<k>...>(w, i, lanes, flushing);
+}
+template <auto f, int n>
+void in_float32(Warp& w, const Instruction& i, u32 lanes) {
+  apply_flushing<f>(w, i, lanes, std::make_index_sequence<n>{});
+}
+// Takes and gives the upper 32 bits of a float64; what is subnormal becomes 0.
+template <auto f>
+constexpr auto upper_half = [](double v) {
+  const auto cut = [](double a) { return from_bits<double>(to_bits(flushed(a)) & ~0xffffffffull); };
+  return cut(f(cut(v)));
+};
+
+struct Real {
+  Operation f32, f64, f64_ftz = nullptr;
+};
+template <auto f, int n>
+constexpr Real real() {
+  return {in_float32<f, n>, each_of<f, double, n>()};
+}
+// The other one of a NaN; -0 is less than 0.
+template <class T>
+T lesser(T a, T b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? b : a;
+  if (a == b) return std::signbit(a) ? a : b;
+  return a < b ? a : b;
+}
+// 0 where the divisor is above 2^126, as div.approx and div.full may.
+template <class T>
+T divided_approximately(T a, T b) {
+  if (sizeof(T) == 4 && std::fabs(b) > T(0x1p126) && std::isfinite(b))
+    return std::isinf(a) ? std::numeric_limits<T>::quiet_NaN()
+                         : std::copysign(T(0), std::signbit(a) == std::signbit(b) ? T(1) : T(-1));
+  return a / b;
+}
+constexpr auto reciprocal = []<class T>(T a) { return 1 / a; };
+
+const std::map<std::string, Real> reals = {
+    {"add", real<[]<class T>(T a, T b) { return a + b; }, 2>()},
+    {"sub", real<[]<class T>(T a, T b) { return a - b; }, 2>()},
+    {"mul", real<[]<class T>(T a, T b) { return a * b; }, 2>()},
+    {"div", real<[]<class T>(T a, T b) { return a / b; }, 2>()},
+    {"div.approx", real<[]<class T>(T a, T b) { return divided_approximately(a, b); }, 2>()},
+    {"fma", real<[]<class T>(T a, T b, T c) { return std::fma(a, b, c); }, 3>()},
+    {"min", real<[]<class T>(T a, T b) { return lesser(a, b); }, 2>()},
+    {"max", real<[]<class T>(T a, T b) { return -lesser(-a, -b); }, 2>()},
+    {"neg", real<[]<class T>(T a) { return -a; }, 1>()},
+    {"abs", real<[]<class T>(T a) { return std::fabs(a); }, 1>()},
+    {"copysign", real<[]<class T>(T a, T b) { return std::copysign(b, a); }, 2>()},
+    {"sqrt", real<[]<class T>(T a) { return std::sqrt(a); }, 1>()},
+    {"rcp",
+     {in_float32<reciprocal, 1>, each<reciprocal, double>, each<upper_half<reciprocal>, double>}},
+    // By way of float64, so that a float32 is rounded once.
+    {"ex2", {in_float32<[](float a) { return float(std::exp2(double(a))); }, 1>, nullptr}},
+};
+
+// d = a compared with b, or the contrary of that.
+template <auto compare, class T, bool ftz = false>
+void set_predicate(Warp& w, const Instruction& i, u32 lanes) {
+  const u64 *const a = w.row(i.source[0]), *const b = w.row(i.source[1]), contrary = i.variant;
+  u64* const d = w.row(i.dest[0]);
+  each_lane(lanes, [=](int lane) {
+    const T x = from_bits<T>(a[lane]), y = from_bits<T>(b[lane]);
+    if constexpr (ftz)
+      d[lane] = compare(flushed(x), flushed(y)) ^ contrary;
+    else
+      d[lane] = compare(x, y) ^ contrary;
+  });
+}
+
+struct Comparison {
+  ByType integer;
+  Operation f32, f32_ftz, f64;
+};
+template <auto f>
+constexpr Comparison comparison() {
+  return {{set_predicate<f, u16>, set_predicate<f, int16_t>, set_predicate<f, u32>,
+           set_predicate<f, int32_t>, set_predicate<f, u64>, set_predicate<f, int64_t>},
+          set_predicate<f, float>,
+          set_predicate<f, float, true>,
+          set_predicate<f, double>};
+}
+constexpr auto equal = comparison<[]<class T>(T a, T b) { return a == b; }>();
+constexpr auto equal_or_nan = comparison<[]<class T>(T a, T b) { return !(a < b) && !(a > b); }>();
+constexpr auto less = comparison<[]<class T>(T a, T b) { return a < b; }>();
+constexpr auto less_or_equal = comparison<[]<class T>(T a, T b) { return a <= b; }>();
+constexpr auto ordered = comparison<[]<class T>(T a, T b) { return a == a && b == b; }>();
+
+// Those with a u at the end hold for NaN, too: they are the contrary of one that does not.
+struct Compared {
+  const Comparison& how;
+  bool swapped, contrary;
+};
+const std::map<std::string, Compared> comparisons = {
+    {".eq", {equal, false, false}},         {".neu", {equal, false, true}},
+    {".equ", {equal_or_nan, false, false}}, {".ne", {equal_or_nan, false, true}},
+    {".lt", {less, false, false}},          {".geu", {less, false, true}},
+    {".gt", {less, true, false}},           {".leu", {less, true, true}},
+    {".le", {less_or_equal, false, false}}, {".gtu", {less_or_equal, false, true}},
+    {".ge", {less_or_equal, true, false}},  {".ltu", {less_or_equal, true, true}},
+    {".num", {ordered, false, false}},      {".nan", {ordered, false, true}},
+};
+
+void under_rounding(Warp& w, const Instruction& i, u32 lanes) {
+  static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
+  fesetround(modes[i.rounding]);
+  i.rounded(w, i, lanes);
+  fesetround(FE_TONEAREST);
+}
+
+}  // namespace
+
+void set_rounding(Instruction& i) {
+  if (!i.rounding || !i.run) return;
+  i.rounded = i.run;
+  i.run = under_rounding;
+}
+
+bool choose_arithmetic(Instruction& i, const Opcode& op) {
+  const std::string& type = op.type();
+  if (type != "f32" && type != "f64") {
+    const auto found = integers.find(op.base() + op.middle());
+    i.run = found == integers.end() ? nullptr : found->second.of(type);
+    return i.run != nullptr;
+  }
+  const std::string how = op.middle({"rn", "rz", "rm", "rp", "ftz"});
+  const bool approximate = how == ".approx" || how == ".full";
+  const auto found = reals.find(op.base() == "div" && approximate ? "div.approx" : op.base());
+  if (found == reals.end() || !(how.empty() || approximate)) return false;
+  const Real& f = found->second;
+  i.run = type == "f32" ? f.f32 : i.ftz ? f.f64_ftz : f.f64;
+  set_rounding(i);
+  return i.run != nullptr;
+}
+
+bool choose_comparison(Instruction& i, const Opcode& op) {
+  if (op.base() == "selp") {
+    i.run = each<[](u64 a, u64 b, bool c) { return c ? a : b; }, u64, u64, bool>;
+    return true;
+  }
+  const auto found = comparisons.find(op.middle({"ftz"}));
+  if (found == comparisons.end()) return false;
+  const auto& [how, swapped, contrary] = found->second;
+  if (swapped) std::swap(i.source[0], i.source[1]);
+  i.variant = contrary;
+  i.run = op.type() == "f32"   ? (i.ftz ? how.f32_ftz : how.f32)
+          : op.type() == "f64" ? how.f64
+                               : how.integer.of(op.type());
+  return i.run != nullptr && i.dest[1] == 0;
+}
+
+}  // namespace sg

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: MIT
+// Settings, errors, the devices that are pretended, and their memory: memory of the process, of
+// which it is known what is allocated.
+#include <stdarg.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "host.h"
+
+namespace sg {
+
+Settings current_settings;
+std::recursive_mutex& host_lock = *new std::recursive_mutex;  // never destroyed
+static thread_local std::string last_error;
+void keep_error(const std::string& text) { last_error = text; }
+
+std::string format(const char* text, ...) {
+  char* made = nullptr;
+  va_list list;
+  va_start(list, text);
+  const int size = vasprintf(&made, text, list);
+  va_end(list);
+  std::string out(made, size_t(size));
+  free(made);
+  return out;
+}
+
+static const Limits known_limits[] = {
+    {75, 1024, 16, 64 << 10, 0, "T4"},
+    {80, 2048, 32, 164 << 10, 1024, "A100"},
+    {86, 1536, 16, 100 << 10, 1024, "A10"},
+    {89, 1536, 24, 100 << 10, 1024, "L4"},
+    {90, 2048, 32, 228 << 10, 1024, "H200"},
+    {100, 2048, 32, 228 << 10, 1024, "B200"},
+    {120, 1536, 24, 100 << 10, 1024, "RTX 5090"},
+};
+static const Limits* limits_of(int capability) {
+  for (const Limits& l : known_limits)
+    if (l.capability == capability) return &l;
+  return nullptr;
+}
+const Limits& limits() { return *limits_of(settings().capability); }
+
+namespace {
+
+struct Setting {
+  std::string value;
+  bool (*apply)(const std::string&);  // whether it is a value of that setting
+};
+
+bool read_number(const std::string& text, u64 least, u64 most, u64* number) {
+  char* end;
+  *number = strtoull(text.c_str(), &end, 10);
+  return !text.empty() && isdigit(u8(text[0])) && !*end && *number >= least && *number <= most;
+}
+template <auto field, u64 least, u64 most>
+bool set_number(const std::string& text) {
+  u64 n;
+  if (!read_number(text, least, most, &n)) return false;
+  current_settings.*field = std::remove_reference_t<decltype(current_settings.*field)>(n);
+  return true;
+}
+// The place of a word among some, or -1.
+int place(const std::string& text, std::initializer_list<const char*> words) {
+  const auto found = std::find(words.begin(), words.end(), text);
+  return found == words.end() ? -1 : int(found - words.begin());
+}
+template <auto field>
+bool set_flag(const std::string& text) {
+  const int is = place(text, {"False", "True"});
+  current_settings.*field = is == 1;
+  return is >= 0;
+}
+
+// With the values at the beginning.
+auto& table = *new std::map<std::string, Setting>{
+    {"schedule",
+     {"lockstep",
+      [](const std::string& text) {
+        const int k = place(text, {"lockstep", "serial", "reverse", "random"});
+        if (k >= 0) current_settings.schedule = Schedule(k);
+        return k >= 0;
+      }}},
+    {"seed", {"1", set_number<&Settings::seed, 0, ~0ull>}},
+    {"races", {"False", set_flag<&Settings::races>}},
+    {"counters", {"False", set_flag<&Settings::counters>}},
+    {"copies",
+     {"late",
+      [](const std::string& text) {
+        const int k = place(text, {"late", "early"});
+        current_settings.async_early = k == 1;
+        return k >= 0;
+      }}},
+    {"streams",
+     {"now",
+      [](const std::string& text) {
+        const int k = place(text, {"now", "late", "late_reversed"});
+        current_settings.late_streams = k > 0, current_settings.streams_reversed = k == 2;
+        return k >= 0;
+      }}},
+    {"multiprocessors", {"132", set_number<&Settings::sms, 1, 1000>}},
+    {"devices", {"1", set_number<&Settings::devices, 1, 16>}},
+    {"largest_cluster", {"16", set_number<&Settings::largest_cluster, 1, 16>}},
+    {"capability",
+     {"90",
+      [](const std::string& text) {
+        const int before = current_settings.capability;
+        if (set_number<&Settings::capability, 1, 999>(text) && limits_of(settings().capability))
+          return true;
+        current_settings.capability = before;
+        return false;
+      }}},
+};
+
+bool set(const std::string& name, const std::string& value) {
+  const auto found = table.find(name);
+  if (found == table.end() || !found->second.apply(value)) return false;
+  found->second.value = value;
+  return true;
+}
+
+// Those of the environment: name=value,name=value.
+const bool is_begun = [] {
+  std::string rest = getenv("SOFTGPU_SETTINGS") ? getenv("SOFTGPU_SETTINGS") : "";
+  for (std::string one; !rest.empty(); rest.erase(0, one.size() + 1)) {
+    one = rest.substr(0, rest.find(','));
+    const size_t name = one.find('=');
+    if (name == one.npos || !set(one.substr(0, name), one.substr(name + 1)))
+      fprintf(stderr, "softgpu: no setting %s\n", one.c_str());
+  }
+  return true;
+}();
+
+}  // namespace
+
+std::map<u64, Range>& ranges = *new std::map<u64, Range>;  // never destroyed
+u64 ranges_epoch = 1;
+static const u64 kPage = 4096;
+
+const Range* range_of(u64 address) {
+  auto after = ranges.upper_bound(address);
+  if (after == ranges.begin()) return nullptr;
+  --after;
+  return address < after->second.end ? &after->second : nullptr;
+}
+
+// Memory has a page before and after it that nobody may touch; arrays begin as NaNs.
+u64 allocate(size_t bytes, int device, bool is_array) {
+  const size_t room = (bytes + kPage - 1) / kPage * kPage;
+  u8* at = static_cast<u8*>(mmap(nullptr, room + 2 * kPage, PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (at == MAP_FAILED) return 0;
+  mprotect(at, kPage, PROT_NONE);
+  mprotect(at + kPage + room, kPage, PROT_NONE);
+  at += kPage;
+  if (is_array) memset(at, 0xff, bytes);
+  const u64 begin = reinterpret_cast<u64>(at);
+  ranges[begin] = {begin, begin + bytes, device, is_array};
+  ++ranges_epoch;
+  return begin;
+}
+static void release(const Range& r) {
+  const u64 begin = r.begin, room = (r.end - begin + kPage - 1) / kPage * kPage;
+  ranges.erase(begin);
+  munmap(reinterpret_cast<void*>(begin - kPage), room + 2 * kPage);
+  ++ranges_epoch;
+}
+
+static thread_local int device_in_use = 0;
+int current_device() { return device_in_use; }
+
+static void check_device(int device) {
+  if (device < 0 || device >= settings().devices)
+    throw Error{kInvalidDevice, format("there is no device %d", device)};
+}
+
+static int attribute(int number) {
+  const Limits& l = limits();
+  const std::map<int, int> known = {
+      {8, kStaticShared},       // bytes of a block
+      {16, settings().sms},     // multiprocessors
+      {39, l.threads_per_sm},   // threads of a multiprocessor
+      {75, l.capability / 10},  // compute capability
+      {76, l.capability % 10},
+  };
+  auto found = known.find(number);
+  if (found == known.end())
+    throw Error{kInvalidValue, format("the attribute %d of a device is not known", number)};
+  return found->second;
+}
+
+}  // namespace sg
+
+using namespace sg;
+
+extern "C" {
+// Returns the value of a setting and gives it a new one, if any; nullptr where that is not known.
+const char* softgpu_setting(const char* name, const char* value) {
+  HOLD;
+  static thread_local std::string before;
+  auto found = table.find(name);
+  if (found == table.end()) return nullptr;
+  before = found->second.value;
+  return !value || set(name, value) ? before.c_str() : nullptr;
+}
+// What the last error of this thread was.
+const char* softgpu_error() { return last_error.c_str(); }
+// Does all that is queued, on all streams of all devices.
+int softgpu_finish() { return answer(finish); }
+
+int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+int cuDeviceGetCount(int* count) { return *count = settings().devices, 0; }
+int cuDeviceGetName(char* name, int size, int device) {
+  return answer([&] {
+    check_device(device);
+    snprintf(name, size_t(size), "software GPU (as an NVIDIA %s)", limits().name);
+  });
+}
+int cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = 141ull << 30, 0; }
+int cuDeviceGetAttribute(int* value, int number, int device) {
+  return answer([&] {
+    check_device(device);
+    *value = attribute(number);
+  });
+}
+
+// A context is the device's only one; its handle is the device's number, and one.
+int cuDevicePrimaryCtxRetain(u64* context, int device) {
+  return answer([&] {
+    check_device(device);
+    *context = u64(device) + 1;
+  });
+}
+int cuCtxSetCurrent(u64 context) {
+  return answer([&] {
+    check_device(int(context) - 1);
+    device_in_use = int(context) - 1;
+  });
+}
+int cuCtxGetDevice(int* device) { return *device = device_in_use, 0; }
+
+int cuMemAlloc_v2(u64* address, size_t bytes) {
+  return answer([&] {
+    if (bytes == 0) throw Error{kInvalidValue, "no bytes are allocated"};
+    *address = allocate(bytes, current_device(), true);
+    if (!*address) throw Error{kOutOfMemory, format("%zu bytes are not left", bytes)};
+  });
+}
+// The memory is gone when the stream comes to it: who uses it later, or elsewhere, is found out.
+int cuMemFreeAsync(u64 address, u64 stream) {
+  return answer([&] {
+    const auto found = ranges.find(address);
+    if (found == ranges.end()) throw Error{kInvalidValue, "what is freed was not allocated"};
+    give(stream_of(stream), [range = found->second] { release(range); }, true);
+  });
+}
+int cuPointerGetAttribute(void* out, int attribute, u64 address) {
+  return answer([&] {
+    const Range* r = range_of(address);
+    if (!r || attribute != 9) throw Error{kInvalidValue, "a pointer to no memory of a device"};
+    *static_cast<int*>(out) = r->device;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+  });
+}
+
+}  // extern "C"
