@@ -108,7 +108,7 @@ def dtypes() -> Cases:
 
 def said_dtypes() -> Cases:
     shown = [("int8", "'int8'"), ("float8_e4m3", "'float8_e4m3'"), (float, float), (3, 3)]
-    shown += [(np.int32, "int32"), (np.dtype("u1"), "uint8")]
+    shown += [(np.int32, "int32"), (np.dtype("u1"), "uint8"), (np.dtype(">f4"), ">f4")]
     for key in ("dtype", "residual_dtype", "x_dtype"):
         for given, text in shown:
             text = f"{key} is {text}, expected {DTYPES}"

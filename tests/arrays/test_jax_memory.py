@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import cunorm
-from cunorm import reference
+from cunorm import NormForward, reference
+from tests.support.bounds import check_forward
 from tests.support.operands import draw
 from tests.support.processes import in_process
 
@@ -25,22 +26,19 @@ SHAPE = (64, 1024)
 WEIGHT = draw("weight", SHAPE[1], "float32")
 
 
-def normalised(dtype="float32"):
-    """Return a JAX array that a call with NumPy's weight made, and what it should be."""
-    x = draw("x", SHAPE, dtype)
-    return cunorm.rms_norm(jnp.asarray(x), WEIGHT), reference.rms_norm(x, WEIGHT)
+def normalised():
+    """Return a JAX array that a call with NumPy's weight made."""
+    return cunorm.rms_norm(jnp.asarray(draw("x", SHAPE, "float32")), WEIGHT)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_result_is_an_array_of_jaxs_that_outlives_the_call(dtype):
-    y, exact = normalised(dtype)
+    x = draw("x", SHAPE, dtype)
+    y = cunorm.rms_norm(jnp.asarray(x), WEIGHT)
     gc.collect()
-    again = jax.jit(lambda y: y * 1)(y)
     assert isinstance(y, jax.Array)
-    for one in (y, again):
-        assert one.dtype == dtype
-        eps = float(jnp.finfo(dtype).eps)
-        np.testing.assert_allclose(np.asarray(one, np.float64), exact, rtol=2 * eps, atol=1e-6)
+    for one in (y, jax.jit(lambda y: y * 1)(y)):
+        check_forward(NormForward(np.asarray(one)), x, WEIGHT, None, eps=1e-6)
 
 
 def die_on_another_thread(holder):
@@ -63,7 +61,7 @@ def test_the_memory_of_a_result_is_freed_with_it(end):
     normalised()
     tracemalloc.start()
     try:
-        holder = [normalised()[0]]
+        holder = [normalised()]
         size = holder[0].nbytes
         gc.collect()
         with_it, _ = tracemalloc.get_traced_memory()
@@ -81,15 +79,6 @@ def test_an_array_is_read_once_its_values_are_there():
     expected = reference.rms_norm(np.asarray(slow(x)))
     for arrays in ((slow(x), weight), (slow(x),)):  # the second is a call of XLA's
         np.testing.assert_allclose(cunorm.rms_norm(*arrays), expected, rtol=1e-5)
-
-
-def test_a_jax_array_is_not_written():
-    for out in (jnp.zeros((2, 4)), jnp.zeros((0, 4))):
-        with pytest.raises(ValueError, match=r"^rms_norm: out .*JAX arrays are immutable"):
-            cunorm.rms_norm(jnp.ones(out.shape), out=out)
-    x = np.ones((2, 4), np.float32)
-    with pytest.raises(ValueError, match=r": workspace .*JAX arrays are immutable"):
-        cunorm.rms_norm_backward(x, x, rstd=x[:, 0].copy(), workspace=jnp.zeros(1 << 16))
 
 
 def test_several_devices_are_refused_and_results_that_are_alive_at_exit_do_no_harm():
