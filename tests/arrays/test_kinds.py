@@ -12,6 +12,7 @@ import pytest
 import cunorm
 from tests.support.bounds import check_backward, check_forward
 from tests.support.calls import launched
+from tests.support.gpu_arrays import get_all
 from tests.support.internals import read_capsule
 from tests.support.kinds import GPU_KINDS, KINDS, Foreign, ForeignBefore1, OnTorchCpu, kinds
 from tests.support.operands import NORMS, draw, optional, parameters, saved, weight_and_bias
@@ -29,10 +30,6 @@ def calls(monkeypatch):
     return launched(monkeypatch)
 
 
-def numbers(kind, results):
-    return type(results)(*(None if one is None else kind.get(one) for one in results))
-
-
 @pytest.mark.parametrize("kind", kinds())
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_results_are_of_the_callers_framework_and_right(kind, name, dtype):
@@ -48,8 +45,8 @@ def test_results_are_of_the_callers_framework_and_right(kind, name, dtype):
     for result in (forward.y, grads.dx, grads.dweight, grads.dbias):
         assert result is None or kind.is_own(result, dtype)
     pair, meaning = weight_and_bias(given), norm.meaning(SHAPE[-1])
-    check_forward(numbers(kind, forward), x, *pair, **meaning)
-    check_backward(numbers(kind, grads), dy, x, *pair, **meaning)
+    check_forward(get_all(kind, forward), x, *pair, **meaning)
+    check_backward(get_all(kind, grads), dy, x, *pair, **meaning)
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -59,7 +56,7 @@ def test_streams_and_small_arrays_are_of_the_callers_framework(kind):
     result = cunorm.rms_norm_forward(kind.put(x), residual=kind.put(residual))
     assert kind.is_own(result.y, "float16")
     assert kind.is_own(result.residual, "float32")
-    check_forward(numbers(kind, result), x, None, None, residual, eps=1e-6)
+    check_forward(get_all(kind, result), x, None, None, residual, eps=1e-6)
     assert cunorm.rms_norm_forward(kind.put(X[0])).rstd.shape == ()
     if "Dlpack" not in type(kind).__name__:  # where NumPy may give no address
         assert cunorm.rms_norm(kind.put(X[:0].copy())).shape == (0, 96)

@@ -27,19 +27,14 @@ from tests.support.ulps import Array, ulp, unit
 
 
 def check_group_forward(result: Any, *given: Any, **told: Any) -> dict[str, float]:
-    """Hold a GroupNormForward of NumPy arrays to the oracle; a field that is None is not looked at.
-
-    Takes what the forward takes, eps without default. Returns each field's worst error in units of
-    its bound.
-    """
+    """Do what `check_forward` does, given what the forward takes."""
     return of_group_forward(*given, **told).check(result)
 
 
 def check_group_backward(grads: Any, *given: Any, **told: Any) -> dict[str, float]:
-    """Hold a GroupNormGrads of NumPy arrays to the oracle; a field that is None is not looked at.
+    """Do what `check_backward` does, given dy and what the forward takes.
 
-    Takes dy, what the forward takes, and eps. The exact statistics are computed from x, whatever
-    the kernel was given: its mean is taken to be within half an ulp. Returns as above.
+    The kernel's mean is taken to be within half an ulp.
     """
     return of_group_backward(*given, **told).check(grads)
 
@@ -140,13 +135,10 @@ def activation_slope(rows: row_errors.Rows, activation: str) -> Gate:
     """Return phi'(n), which h has as a factor, with its error, as a gate after the norm.
 
     n is recomputed with its error of the forward, and from the rounded mean: what that lacks, half
-    an ulp of it or less, is known only from the pass over x that needs phi' already. So n may be
-    off by weight * rstd times as much besides. It is phi' alone that sees it, and not xhat, which
-    is corrected; phi' moves by phi'' times that, and has the error of its own evaluation. Where
-    weight is 0, n is bias and exact, so that a channel of zeros stays on its side of relu's corner.
-
-    On the wrong side of it phi' is off by 1, and so may be all there is in h. The arithmetic with
-    h, of which `row_errors` counts 8 ulp of what is exact, then has them of what is not.
+    an ulp of it or less, is known only from the pass over x that needs phi' already. It is phi'
+    alone that sees it, and not xhat, which is corrected. Where weight is 0, n is bias and exact, so
+    that a channel of zeros stays on its side of relu's corner. On the wrong side phi' is off by 1,
+    and the arithmetic with h has the 8 ulp of `row_errors` of what is not exact.
     """
     shift = np.abs(rows.w) * rows.rstd * 0.5 * ulp(rows.mean, rows.compute)
     n_error = np.where(rows.w == 0, 0.0, rows.n_error() + shift)

@@ -79,8 +79,7 @@ class Rows:
     def mean_error(self) -> Array:
         """Bound the error of mean: one ulp of it, and 4 u of the deviation (8 for wide rows).
 
-        It is a shift plus a correction, the mean of what the shift leaves: numbers of the size of
-        the deviation, at most 1/rstd. 4 u of it move r by half of what y may err.
+        It is a shift plus a correction of the size of the deviation, at most 1/rstd.
         """
         units = count(4, self.compute, self.r.shape[-1]) * unit(self.compute)
         return ulp(self.mean, self.compute) + units / self.rstd + self.added_to_mean
@@ -93,10 +92,8 @@ class Rows:
     def n_error(self) -> Array:
         """Bound the error of n, of each row; or of each element, where kr is rounded.
 
-        Without rounding it is `n_bound`, plus what a pre-gate does to r. With it, kr is exact
-        except near a tie; weight + weight_offset, the product and the sum with bias then round once
-        each, which is 1.5 ulp of the larger of n and the product. Weight and bias of a wider dtype
-        than the compute type are rounded to that first, half an ulp each.
+        With rounding, kr is exact except near a tie; weight + weight_offset, the product and the
+        sum with bias then round once each; weight and bias of a wider dtype do so before.
         """
         terms = np.abs(self.kr * self.w)
         if self.kr_error is None:
@@ -115,8 +112,7 @@ class Rows:
     def ds_error(self, dy: Array, d_residual: Array | None = None, dtype: str = "float32") -> Array:
         """Bound the error of ds = dp * g + d_residual before the store.
 
-        Without a pre-gate, d_residual is a term of the sum that dp is. With it there is one
-        rounding each of the product, of the sum, and of a d_residual of a wider dtype.
+        Without a pre-gate, d_residual is a term of the sum that dp is.
         """
         if self.before is None:
             return self.dp_error(dy, d_residual)
@@ -131,7 +127,7 @@ class Rows:
     def dgate_error(self, dy: Array) -> Array:
         """Bound the error of dgate before the store: of g' * dp * s, or g' * dy * n after the norm.
 
-        There are two products, and dy's rounding where its dtype is wider than the compute type.
+        There are two products, and the rounding of a dy of a wider dtype.
         """
         if self.before is None:
             gate, factor, error = self.after, dy * self.n, np.abs(dy) * self.n_error()
@@ -145,12 +141,8 @@ class Rows:
         """Bound the error of dp = rstd * (dr - r * m - mean(dr)), where m = mean(r * dr).
 
         8 ulp of the largest term, as terms may cancel (16 for wide rows): where y has 4, as rstd
-        comes in three times, and so do sums. To that comes what the errors that gates make in rstd
-        (relative), dr and r come to::
-
-            rstd_error * abs(dp)
-            + rstd * (dr_error + abs(m) * r_error + abs(r) * m_error + mean(dr_error))
-            m_error = mean(r_error * abs(dr) + abs(r) * dr_error)
+        comes in three times, and so do sums. To that comes what the errors that gates make in rstd,
+        dr and r come to.
         """
         dr, r = self.dr(dy), self.r
         m, shift = mean(r * dr), mean(dr) if self.center else 0.0
@@ -171,8 +163,7 @@ class Rows:
     def dweight_terms(self, dy: Array) -> tuple[Array, Array]:
         """Return, per element, the |summand| that gets 8 u, and what else it may be off by.
 
-        r = (t - correction) * rstd is off by its own rounding, and by the correction's, which is up
-        to 2 u whatever r is: a quarter of the 8 u that |summand| gets. A rounded kr has lost both.
+        r = (t - correction) * rstd is off by the correction's rounding too: up to 2 u, a quarter.
         """
         dn = np.abs(self.dn(dy))
         if self.kr_error is None:
@@ -189,16 +180,15 @@ class Rows:
         error = 0.0 if self.after is None else self.after.value_error
         return np.abs(self.dn(dy)), np.abs(dy) * error
 
+    # The exact gradients of n, r and p.
+
     def dn(self, dy: Array) -> Array:
-        """Return the exact gradient of n."""
         return dy if self.after is None else dy * self.after.value
 
     def dr(self, dy: Array) -> Array:
-        """Return the exact gradient of r."""
         return self.k * self.dn(dy) * self.w
 
     def dp(self, dy: Array) -> Array:
-        """Return the exact gradient of p."""
         dr = self.dr(dy)
         dq = self.rstd * (dr - self.r * mean(self.r * dr))
         return dq - mean(dq) if self.center else dq
@@ -257,10 +247,8 @@ def _pre_gate_errors(
 ) -> dict[str, Array]:
     """Return what the error e of p = s * g, of g and of the product, comes to in the statistics.
 
-    The mean moves by mean(e) or less; rstd, relatively, by rstd**2 * mean(abs(q) * e), as
-    mean(q * q) does by twice mean(q * e) and mean(q) is 0 under center. q moves by e; under center
-    by e - mean(e), whose own share of the mean works against it: e * (1 - 2/d) + mean(e) at most,
-    which is nothing at width 1. And r = q * rstd by both.
+    The mean moves by mean(e) or less; rstd, relatively, by rstd**2 * mean(abs(q) * e). q moves by
+    e; under center by e - mean(e), of which e has a share: e * (1 - 2/d) + mean(e) at most.
     """
     error = np.abs(s) * gate.value_error + product_error(s * gate.value, compute)
     of_mean, of_rstd = mean(error), rstd * mean(np.abs(r) * error)
@@ -272,10 +260,9 @@ def _pre_gate_errors(
 def n_bound(n: Array, terms: Array, compute: str) -> Array:
     """Bound the error of n, of each row: 4 ulp of the largest term or sum; 8 for wide rows.
 
-    rstd carries the sums' rounding, an ulp or two, as 64 lanes or more share the sum and the root
-    halves the error of what is under it. The mean is off by less than an ulp of the deviation. q,
-    the products with rstd, k and weight, and the sum with bias round once each. Arithmetic done
-    well came to 3.9 ulp in the worst of 3 million rows of 2 to 32 elements.
+    rstd carries the sums' rounding, an ulp or two; the mean is off by less than an ulp of the
+    deviation; q, the products with rstd, k and weight, and the sum with bias round once each.
+    Arithmetic done well came to 3.9 ulp in the worst of 3 million rows of 2 to 32 elements.
     """
     scale = row_max(np.maximum(np.abs(n), np.abs(terms)))
     return count(4, compute, n.shape[-1]) * ulp(scale, compute)
