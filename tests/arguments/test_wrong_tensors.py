@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.arguments.wrong_memory import CONTIGUOUS, SIZE, UNUSABLE, UNWRITABLE, lent
+from tests.arguments.wrong_memory import CONTIGUOUS, PLACES, SIZE, UNUSABLE, UNWRITABLE, lent
 from tests.support.calls import FUNCTIONS, arrays_of, assert_same, call_of, fields, names, to
 from tests.support.operands import at
 from tests.support.refused import Case, check_error, check_refused
@@ -103,19 +103,11 @@ def test_a_tensor_that_is_no_memory_to_lend_is_refused():
     check_refused(lent(ValueError, text, freed(torch.zeros(SIZE, dtype=torch.uint8))))
 
 
-@names
-def test_jax_arrays_are_no_memory_to_write_to(name):
+def test_jax_arrays_are_no_memory_to_write_to_or_to_lend():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
-    call = call_of(name)
-    for field, array in call.out.items():
-        label = "out" if call.result is None else f"out.{field}"
-        out = call.out_of(call.out | {field: jax.numpy.asarray(array)})
-        case = Case(name, ValueError, f"{label} {UNWRITABLE}", {})
-        check_error(case, partial(call.make, out=out))
-
-
-def test_a_jax_array_is_no_memory_to_lend():
-    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    check_refused(
+        place.case(ValueError, UNWRITABLE, jax.numpy.asarray(place.right)) for place in PLACES
+    )
     check_refused(lent(ValueError, UNUSABLE, jax.numpy.ones(SIZE, "float32")))
 
 

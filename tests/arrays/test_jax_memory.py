@@ -47,16 +47,7 @@ def die_on_another_thread(holder):
     thread.join()
 
 
-def fail(array):
-    raise KeyError("mine")
-
-
-def die_of_an_exception(holder):
-    with pytest.raises(KeyError, match="mine"):  # which survives the end of the array
-        fail(holder.pop())
-
-
-@pytest.mark.parametrize("end", [list.clear, die_on_another_thread, die_of_an_exception])
+@pytest.mark.parametrize("end", [list.clear, die_on_another_thread])
 def test_the_memory_of_a_result_is_freed_with_it(end):
     normalised()
     tracemalloc.start()

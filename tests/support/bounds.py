@@ -87,15 +87,7 @@ def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
 
 
 @np.errstate(all="ignore")
-def of_forward(
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    residual: Array | None = None,
-    *,
-    residual_dtype: Any = None,
-    **options: Any,
-) -> Held:
+def of_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options) -> Held:
     """Return what a forward is held to."""
     more = {"residual": residual, "residual_dtype": residual_dtype}
     exact = reference.normalize_forward(x, weight, bias, **more, **options)
@@ -111,16 +103,7 @@ def of_forward(
 
 
 @np.errstate(all="ignore")
-def of_backward(
-    dy: Array,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    d_residual: Array | None = None,
-    *,
-    x_dtype: Any = None,
-    **options: Any,
-) -> Held:
+def of_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options) -> Held:
     """Return what a backward is held to."""
     norm, x_dtype = Options(**options), x.dtype if x_dtype is None else x_dtype
     f = reference.normalize_forward(x, **vars(norm.up_to_r()))

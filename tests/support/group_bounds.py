@@ -40,16 +40,7 @@ def check_group_backward(grads: Any, *given: Any, **told: Any) -> dict[str, floa
 
 
 @np.errstate(all="ignore")
-def of_group_forward(
-    x: Array,
-    num_groups: int,
-    weight: Array | None,
-    bias: Array | None,
-    *,
-    eps: float,
-    activation: str | None = None,
-    channel_axis: int = -1,
-) -> Held:
+def of_group_forward(x, num_groups, weight, bias, *, eps, activation=None, channel_axis=-1) -> Held:
     """Return what a forward is held to."""
     told = {"eps": eps, "channel_axis": channel_axis}
     exact = reference.group_norm_forward(x, num_groups, weight, bias, activation=activation, **told)
@@ -64,15 +55,7 @@ def of_group_forward(
 
 @np.errstate(all="ignore")
 def of_group_backward(
-    dy: Array,
-    x: Array,
-    num_groups: int,
-    weight: Array | None,
-    bias: Array | None,
-    *,
-    eps: float,
-    activation: str | None = None,
-    channel_axis: int = -1,
+    dy, x, num_groups, weight, bias, *, eps, activation=None, channel_axis=-1
 ) -> Held:
     """Return what a backward is held to."""
     f = reference.group_norm_forward(x, num_groups, eps=eps, channel_axis=channel_axis)
@@ -94,15 +77,7 @@ def of_group_backward(
     return Held(exact, errors, rows.compute)
 
 
-def rows_of(
-    x: Array,
-    num_groups: int,
-    weight: Array | None,
-    bias: Array | None,
-    *,
-    eps: float,
-    channel_axis: int,
-) -> row_errors.Rows:
+def rows_of(x, num_groups, weight, bias, *, eps, channel_axis) -> row_errors.Rows:
     """Take apart a group norm without activation: a layer norm of groups of whole samples."""
     first = np.moveaxis(x, channel_axis, 1)
     parameters = (

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -194,15 +193,7 @@ class Rows:
         return dq - mean(dq) if self.center else dq
 
 
-def rows_of(
-    s: Array,
-    weight: Array | None,
-    bias: Array | None,
-    options: Options,
-    *,
-    compute: str,
-    rounded_to: Any,
-) -> Rows:
+def rows_of(s, weight, bias, options: Options, *, compute, rounded_to) -> Rows:
     """Take apart a norm of s, what is normalised, whose kr is rounded, if it is, to a dtype."""
     f = reference.normalize_forward(s, **vars(options.up_to_r()))
     s, r = options.rows(s), options.rows(f.y)
@@ -242,9 +233,7 @@ def rows_of(
     )
 
 
-def _pre_gate_errors(
-    s: Array, gate: Gate, r: Array, rstd: Array, *, center: bool, compute: str
-) -> dict[str, Array]:
+def _pre_gate_errors(s, gate: Gate, r, rstd, *, center, compute) -> dict[str, Array]:
     """Return what the error e of p = s * g, of g and of the product, comes to in the statistics.
 
     The mean moves by mean(e) or less; rstd, relatively, by rstd**2 * mean(abs(q) * e). q moves by
