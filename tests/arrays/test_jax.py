@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""JAX arrays in calls with arrays of other frameworks, which XLA does not make.
+"""JAX arrays in calls with arrays of other frameworks, which XLA does not make; and those refused.
 
 Results lie in memory that NumPy allocates, and tells tracemalloc of.
 """
@@ -98,3 +98,44 @@ pending = jax.jit(lambda x: jnp.sin(x).sum())(kept_too)
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
         JAX_PLATFORMS="cpu",
     )
+
+
+# --- refused, with the fix named ------------------------------------------------------------------
+
+
+def deleted(*shape):
+    array = jnp.ones(shape)
+    array.delete()
+    return array
+
+
+def inside(transform):
+    return lambda f: transform(lambda x: f(x).sum())(jnp.ones((3, 4)))
+
+
+TRACER = r"x is a JAX tracer.*: use cunorm\.jax there"
+ONES = np.ones((3, 4), np.float32)
+# Of each: a call of a function, the error, and what it says.
+REFUSED = {
+    "deleted": (lambda f: f(deleted(3, 4)), ValueError, r"x is a deleted or donated.*copy\(x\)$"),
+    "as weight": (lambda f: f(jnp.ones((3, 4)), deleted(4)), ValueError, "weight is a deleted"),
+    "in grad": (inside(jax.grad), TypeError, TRACER),
+    "in vmap": (inside(jax.vmap), TypeError, TRACER),
+    "int32": (lambda f: f(jnp.arange(3)), TypeError, "x has dtype int32, expected float16, bfl"),
+    "float8": (lambda f: f(jnp.ones(3, "float8_e4m3fn")), TypeError, "x has dtype float8_e4m3fn"),
+    "a key": (lambda f: f(jax.random.key(0)), TypeError, "x has dtype key<fry>"),
+    "no values": (lambda f: f(jax.eval_shape(lambda: ONES)), TypeError, "type ShapeDtypeStruct, "),
+    "float64": (
+        lambda f: f(jnp.ones(8), dtype="float64"),
+        TypeError,
+        "dtype float64: .*x64', True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_array_without_memory_of_a_known_dtype_is_refused(name):
+    call, error, message = REFUSED[name]
+    for _ in range(2):
+        with pytest.raises(error, match=f"^rms_norm: .*{message}"):
+            call(cunorm.rms_norm)
