@@ -62,26 +62,15 @@ def run(request, tmp_path_factory):
 
 
 def points(dtype):
-    """Dense where an activation bends and where its tails end; then of every magnitude."""
+    """Four that are sure; dense where an activation bends or ends; then of every magnitude."""
     info = np.finfo(dtype)
     rng = np.random.default_rng(0)
     dense = [np.linspace(-end, end, 20_001) for end in (3, 14, 100)]
     dense += [np.linspace(-end, -0.9 * end, 8_001) for end in (22, 39, 760)]
     sizes = np.exp2(rng.uniform(np.log2(float(info.smallest_subnormal)), info.maxexp - 1, 10_000))
     edges = np.array([0, info.smallest_subnormal, info.tiny, info.eps, 1, 1e30, info.max])
-    return np.concatenate([*dense, sizes, -sizes, edges, -edges]).astype(dtype)
-
-
-# g, then g', of plus infinity, minus infinity, NaN and 0.
-LIMITS = dict.fromkeys(
-    ("silu", "gelu", "gelu_tanh"),
-    ([np.inf, np.nan, np.nan, 0], [1, 0, np.nan, 0.5]),  # inf * 0
-) | {
-    "identity": ([np.inf, -np.inf, np.nan, 0], [1, 1, 1, 1]),
-    "sigmoid": ([1, 0, np.nan, 0.5], [0, 0, np.nan, 0.25]),
-    "tanh": ([1, -1, np.nan, 0], [0, 0, np.nan, 1]),
-    "relu": ([np.inf, 0, np.nan, 0], [1, 0, np.nan, 0]),
-}
+    special = [np.inf, -np.inf, np.nan, 0.0]
+    return np.concatenate([special, *dense, sizes, -sizes, edges, -edges]).astype(dtype)
 
 
 @pytest.mark.parametrize("kind", DTYPES)
@@ -89,16 +78,14 @@ LIMITS = dict.fromkeys(
 def test_values_and_derivatives_are_right_limits_included(run, name, kind):
     dtype = DTYPES[kind]
     of = {w: partial(run, f"{name}_{w}_{kind}") for w in ("both", "value", "alone", "slope")}
-    special = np.array([np.inf, -np.inf, np.nan, 0.0], dtype)
-    np.testing.assert_array_equal(of["both"](special, dtype, dtype), LIMITS[name])
-    np.testing.assert_array_equal(of["alone"](special, dtype, dtype)[0], LIMITS[name][0])
-
     z = points(dtype)
     value, slope = of["both"](z, dtype, dtype)
     alone, _ = of["alone"](z, dtype, dtype)
     wide, exact = z.astype(np.float64), reference.activations.ACTIVATIONS[name]
     with np.errstate(all="ignore"):
         expected, expected_slope = exact.value(wide), exact.slope(wide)
+    np.testing.assert_array_equal(value[:4], expected[:4])
+    np.testing.assert_array_equal(slope[:4], expected_slope[:4])
     for got, what in ((value, "value"), (alone, "value alone")):
         assert_within(got, expected, gate_error(wide, name, dtype.name), what)
     bound = gate_slope_error(wide, name, dtype.name)

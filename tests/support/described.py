@@ -83,7 +83,12 @@ def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
 
 def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[Build]:
     found: list[Build] = []
-    monkeypatch.setattr(module, "_load", lambda build: (found.append(build), kernel)[1])
+
+    def load(build: Build) -> Any:
+        found.append(build)
+        return kernel
+
+    monkeypatch.setattr(module, "_load", load)
     monkeypatch.setattr(module, "_loaded", Loaded())
     return found
 
@@ -148,9 +153,7 @@ def call(case: Case, make: Make) -> None:
     """Make the call, with arrays of a shape and a dtype's name from `make`."""
     given = _of_group(case, make) if case["op"] in GROUPS else _of_rows(case, make)
     told = {name: case[name] for name in case if name not in (*DESCRIBED, "d_residual", "dtype")}
-    given = (
-        {"residual": None} | told | {k: array for k, array in given.items() if array is not None}
-    )
+    given = {"residual": None} | told | {k: a for k, a in given.items() if a is not None}
     if not case["op"].endswith("_backward"):
         given["dtype"] = case["dtype"]
     elif case.get("accumulate"):

@@ -47,10 +47,8 @@ def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16")
     """Bound the error of g(z): 4 ulp of it, and 2 u of abs(z * T).
 
     exp, tanh or erfc is within 2 ulp; 1 + e, the division and the product with z round once each.
-    The argument of an exponential is rounded as a product and in its constant: 2 u of a, which
-    moves g by 2 u * abs(z * T) or less. A gate of a wider dtype than the compute type is rounded
-    first. What is below the smallest normal number may be 0, as CUDA flushes it, and z multiplies
-    it.
+    The argument of an exponential is rounded as a product and in its constant. A gate of a wider
+    dtype is rounded first. What is below the smallest normal number may be 0, as CUDA flushes it.
     """
     g, slope = (f(z) for f in ACTIVATIONS[activation])
     error = 0.5 * ulp(z, compute) * np.abs(slope) if narrows(compute, dtype) else np.zeros(z.shape)
@@ -67,9 +65,8 @@ def gate_slope_error(z: Array, activation: str, compute: str) -> Array:
     """Bound the error of g'(z): 8 u of the terms' sizes, and 2 u of abs(z * a' * T).
 
     The terms may cancel (silu' is 0 at -1.28), so that the error is relative to them. Each is
-    e / (1 + e)**2 and the like, with e known to 2 ulp: 4 u for e, and 4 roundings. The argument's
-    rounding moves the exponential by 2 u of a, which is at most z * a'. 1 - tanh(z)**2 is not
-    within this bound where it vanishes. What is flushed to 0 is multiplied by z**3 at most.
+    e / (1 + e)**2 and the like: 4 u for e, and 4 roundings. The argument's rounding moves the
+    exponential by 2 u of a, at most z * a'. What is flushed to 0 is multiplied by z**3 at most.
     """
     if activation in EXACT:
         return np.zeros(z.shape)
