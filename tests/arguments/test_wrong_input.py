@@ -27,27 +27,15 @@ def test_wrong_input_of_the_plain_functions_is_named_and_nothing_is_written(case
 ARRAYS = {"x", "residual", "gate", "weight", "bias"}
 
 
-def has_front(name):
-    return not name.endswith(("forward", "backward"))
+def of_fronts(case):
+    """Whether the front ends have the function, and can be given the elements."""
+    found = [array for key, array in arrays_of(case.change).items() if key in ARRAYS]
+    is_odd = any(a.size > 1 << 20 or a.dtype.name.startswith("float8") for a in found)
+    return not (is_odd or case.name.endswith(("forward", "backward")))
 
 
-def is_odd(array):
-    return array.size > 1 << 20 or array.dtype.name.startswith("float8")
-
-
-# The cases of functions that the front ends have, but for elements that they cannot be given.
-OF_FRONTS = {
-    title: found
-    for title, cases in TABLE.items()
-    if (
-        found := [
-            case
-            for case in cases
-            if has_front(case.name)
-            and not any(key in ARRAYS and is_odd(a) for key, a in arrays_of(case.change).items())
-        ]
-    )
-}
+OF_FRONTS = {title: [*filter(of_fronts, cases)] for title, cases in TABLE.items()}
+OF_FRONTS = {title: cases for title, cases in OF_FRONTS.items() if cases}
 
 
 def check_front(front, cases, convert, kind, run=lambda call, arrays: call(**arrays)):

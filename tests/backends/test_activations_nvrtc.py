@@ -6,8 +6,7 @@ No GPU is needed. The kernel takes one point a thread.
 
 import pytest
 
-from tests.support.activation_formulas import NAMES
-from tests.support.internals import source_text
+from tests.support.internals import ACTIVATIONS, source_text
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from tests.support.nvrtc import CUPY_OPTIONS, resource_usage  # it needs CuPy
@@ -27,6 +26,7 @@ extern "C" __global__ void probe(const C* z, C* value, C* slope) {
 }
 """
 MORE = (("float", "75"), ("double", "75"), ("double", "90"))
+NAMES = sorted({*ACTIVATIONS.values()})
 SLOW_PATH = b"slowpath"  # in the name of the subroutine that ptxas adds for a division
 
 

@@ -1,239 +1,170 @@
 # SPDX-License-Identifier: MIT
-"""The bounds hold for arithmetic done well and fail for each way of doing it wrong.
-
-The kernels here are those of `arithmetic`; a way of doing it wrong is one of those that it knows by
-name, or to compute something else than was asked for.
-"""
+"""Bounds have room for a store's rounding, and none for arithmetic that loses digits."""
 
 from __future__ import annotations
 
-from functools import partial
+import math
 
 import numpy as np
 import pytest
 
+from cunorm import reference
 from cunorm.reference.activations import ACTIVATIONS
-from tests.support.numpy_kernels import Kernel, group, row
-from tests.support.operands import DTYPES, at
+from cunorm.results import NormForward
+from tests.support.bounds import of_backward, of_forward
+from tests.support.gate_bounds import gate_error, gate_slope_error
+from tests.support.group_bounds import of_group_backward, of_group_forward
+from tests.support.operands import DTYPES, at, draw, optional
+from tests.support.ulps import assert_within
 
-# --- kernels done well ----------------------------------------------------------------------------
-
-
-def drawn_row(seed: int) -> Kernel:
-    """Draw everything there is to choose, and the operands."""
-    rng = np.random.default_rng(seed)
-    dtype, *others = (DTYPES[name] for name in rng.choice([*DTYPES, "float32", "bfloat16"], 4))
-    groups = int(rng.choice([1, 1, 2, 4]))
-    width, rows = groups * int(rng.choice([1, 2, 3, 33, 1000])), int(rng.choice([1, 3, 20]))
-    far = float(rng.choice([0.0, 100.0, 1e4])) if dtype.itemsize >= 4 else 0.0
-
-    def operand(shape, dtype, mean=0.0, deviation=1.0):
-        return (mean + deviation * rng.standard_normal(shape)).astype(dtype)
-
-    def maybe(array):
-        return array if rng.random() < 0.7 else None
-
-    operands = {
-        "x": operand((rows, width), dtype, far),
-        "weight": maybe(operand(width, others[1], mean=1.0, deviation=0.5)),
-        "bias": maybe(operand(width, others[1])),
-        "residual": maybe(operand((rows, width), others[2])),
-        "dy": operand((rows, width), dtype),
-        "d_residual": maybe(operand((rows, width), others[2])),
-    }
-    told = {
-        "eps": float(rng.choice([1e-6, 1e-3])),
-        "c": [None, 3.0][rng.integers(2)],
-        "center": bool(rng.integers(2)),
-        "groups": groups,
-        "round_before_weight": bool(rng.random() < 0.4),
-        "gate": maybe(operand((rows, width), others[0], deviation=float(rng.choice([1.0, 5.0])))),
-        "gate_activation": str(rng.choice(list(ACTIVATIONS))),
-        "gate_position": str(rng.choice(["pre", "post"])),
-        "weight_offset": 0.0 if operands["weight"] is None else float(rng.choice([0.0, 1.0])),
-    }
-    if far == 1e4 and told["gate"] is not None and told["gate_position"] == "pre":
-        told["gate"] = None  # a far mean is one of p, not of s
-    return Kernel(operands, told)
+SHAPE = (6, 256)
 
 
-def drawn_group(seed: int) -> Kernel:
-    rng = np.random.default_rng(seed)
-    dtype = str(rng.choice([*DTYPES, "float32", "float32"]))
-    far = DTYPES[dtype].itemsize >= 4 and rng.random() < 0.6
-    groups, channel_axis = int(rng.choice([1, 2, 3, 4])), int(rng.choice([-1, 1]))
-    channels, samples = groups * int(rng.choice([1, 2, 3, 8])), int(rng.choice([1, 2, 5]))
-    positions = [int(size) for size in rng.choice([1, 2, 3, 7, 31], rng.integers(3))]
-    shape = [samples, *positions]
-    shape.insert(1 if channel_axis == 1 else len(shape), channels)
-    told = {
-        "mean": float(rng.choice([1.0, 100.0, 1e4])) if far else 0.0,
-        "activation": [None, *sorted(set(ACTIVATIONS) - {"swish"})][rng.integers(8)],
-        "eps": float(rng.choice([1e-5, 1e-3])),
-    }
-    absent = [name for name in ("weight", "bias") if rng.random() < 0.3]
-    kernel = group(dtype, shape=shape, num_groups=groups, channel_axis=channel_axis, **told)
-    return Kernel(kernel.operands | dict.fromkeys(absent), kernel.told)
+def row(dtype="float32", mean=0.0, **told):
+    """Return what both directions of a row norm are held to."""
+    x, residual = (draw(n, SHAPE, dtype, mean=mean) for n in ("x", "residual"))
+    dy, gate = (draw(n, SHAPE, dtype) for n in ("dy", "gate"))
+    parameters = [optional(name, SHAPE[1], dtype) for name in ("weight", "bias")]
+    told = {"eps": 1e-6, **told} | ({"gate": gate} if "gate_position" in told else {})
+    forward = of_forward(x, *parameters, residual, **told)
+    stream = forward.exact.residual
+    return forward, of_backward(dy, stream, *parameters, dy, x_dtype=x.dtype, **told)
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
-@pytest.mark.parametrize("draw", [drawn_row, drawn_group])
-def test_arithmetic_done_well_is_within_the_bounds(draw, first):
-    for seed in range(first, first + 50):
-        kernel = draw(seed)
-        with at(f"seed {seed}"):
-            worst = kernel.check_both()
-        given = {name for name, array in kernel.operands.items() if array is not None}
-        expected = {"y", "rstd", "dx"} | {f"d{name}" for name in given & {"weight", "bias"}}
-        if kernel.is_row:
-            expected |= {"dresidual"} | given & {"residual"}
-            expected |= {"dgate"} if kernel.told["gate"] is not None else set()
-        if not kernel.is_row or kernel.told["center"]:
-            expected |= {"mean"}
-        assert set(worst) == expected
-
-
-WELL = {
-    "wide rows": partial(row, width=20000, rows=4, gate=0, center=True, mean=1e4),
-    "many rows": partial(row, width=3, rows=10_000, gate=0, center=True),
-    "wide groups": partial(group, shape=(2, 64, 64, 8), num_groups=1, mean=1e4, activation="silu"),
-    "wider groups": partial(group, shape=(8, 1, 20000), num_groups=1, activation="gelu"),
-    "narrow groups, all over relu's corner": partial(
-        group, shape=(3000, 3, 4), mean=1e6, activation="relu"
-    ),
-}
-
-
-@pytest.mark.parametrize("make", WELL.values(), ids=WELL)
-def test_arithmetic_done_well_is_within_the_bounds_of_extreme_shapes(make):
-    make().check_both()
-
-
-@pytest.mark.parametrize("activation", [None, "relu", "silu", "gelu_tanh"])
-@pytest.mark.parametrize("value", [1 / 3, 1e4 + 0.1])
-def test_arithmetic_done_well_is_within_the_bounds_of_constant_groups(value, activation):
-    kernel = group(activation=activation)
-    kernel.operands["x"][:2] = value
-    kernel.check_both()
-
-
-# --- and done wrong -------------------------------------------------------------------------------
-
-CENTER, PRE, NARROW = {"center": True}, {"gate_position": "pre"}, {"dtype": "bfloat16"}
-STREAM = NARROW | {"stream": "float32", "round_before_weight": True}
-PLAIN, FAR = {"gate": 0}, {"mean": 1e4}
-SILU, RELU, GELU = ({"activation": name} for name in ("silu", "relu", "gelu"))
-BOTH = ("forward", "backward")
-WRONG = [  # of which norm, told what, in which direction, which way
-    *((row, PLAIN | CENTER | FAR, (d,), "mean is not corrected") for d in BOTH),
-    *((group, told, ("forward",), "mean is not corrected") for told in (FAR, FAR | SILU)),
-    *((group, told, ("backward",), "mean is not corrected") for told in (FAR, FAR | SILU)),
-    (group, FAR | {"shape": (2, 3, 4)}, ("backward",), "mean is not corrected"),
-    (row, PLAIN | CENTER | {"mean": 100.0}, BOTH[:1], "variance is E[x*x] - E[x]**2"),
-    (group, {"mean": 100.0}, BOTH[:1], "variance is E[x*x] - E[x]**2"),
-    (row, PLAIN | CENTER, BOTH, "variance divides by d - 1"),
-    *((group, told, BOTH[:1], "variance divides by d - 1") for told in ({}, SILU)),
-    *((make, PLAIN if make is row else {}, BOTH[:1], {"eps": 0.0}) for make in (row, group)),
-    (row, PLAIN | {"c": 3.0}, BOTH, {"c": None}),
-    (row, PLAIN | {"c": 3.0, "groups": 4}, BOTH, {"c": 1.5}),  # as if of the whole width
-    *((make, {}, BOTH[:1], "rstd has half its bits") for make in (row, group)),
-    (row, NARROW | PLAIN, BOTH[:1], "norm reads the unrounded sum"),
-    *((row, told, BOTH, {"gate": None}) for told in ({}, PRE)),
-    (row, {}, BOTH, {"gate_position": "pre"}),
-    (row, PRE, BOTH, {"gate_position": "post"}),
-    *((row, told, BOTH, {"gate_activation": "sigmoid"}) for told in ({}, PRE)),
-    (row, {"gate_activation": "gelu"}, BOTH, "gelu is from 1 + erf"),
-    (row, {"gate_activation": "gelu_tanh"}, BOTH, "gelu_tanh lacks its cube"),
-    *((row, told | {"weight_offset": 1.0}, BOTH, {"weight_offset": 0.0}) for told in ({}, STREAM)),
-    (row, NARROW, BOTH, {"round_before_weight": True}),
-    (row, STREAM, BOTH, {"round_before_weight": False}),
-    (row, STREAM, BOTH[1:], {"x_dtype": np.float32}),  # rounded as the stream is
-    *((row, t, BOTH[1:], "g' lacks a term") for t in ({}, PRE, {"gate_activation": "gelu"})),
-    *((group, told, BOTH[1:], "g' lacks a term") for told in (SILU, GELU, SILU | FAR)),
-    (row, {"gate_activation": "tanh"}, BOTH[1:], "tanh' is 1 - tanh**2"),
-    (group, {"activation": "tanh", "spread": 5.0}, BOTH[1:], "tanh' is 1 - tanh**2"),
-    (row, {}, BOTH[1:], "dn is not gated"),
-    (row, {}, BOTH[1:], "sums are not gated"),
-    (row, PRE, BOTH[1:], "d_residual is gated"),
-    (row, PRE, BOTH[1:], {"d_residual": None}),
-    *((row, told | {"groups": 4}, BOTH[1:], "no mean(r * dr)") for told in (PLAIN, PRE)),
-    *((row, told | CENTER, BOTH[1:], "no mean(dr)") for told in (PLAIN, PRE)),
-    *((group, told, BOTH[1:], "no mean(r * dr)") for told in ({}, SILU)),
-    *((group, told, BOTH[1:], "no mean(dr)") for told in ({}, SILU)),
-    (row, {}, BOTH[1:], {"bias": None}),
-    (row, {}, BOTH[1:], "dgate has y for n"),
-    (row, PLAIN | {"c": 3.0}, BOTH[1:], "dweight without k"),
-    *((m, NARROW, BOTH[1:], "sums are kept in the parameter's dtype") for m in (row, group)),
-    *((make, NARROW, BOTH[1:], "a sum misses a term") for make in (row, group)),
-    *((make, NARROW, BOTH, "rounded twice") for make in (row, group)),
-    *((group, t, BOTH, "cut off instead of rounded") for t in (NARROW, SILU | NARROW)),
-    *((group, told, BOTH, {"activation": None}) for told in (SILU, RELU)),
-    (group, SILU, BOTH, {"activation": "sigmoid"}),
-    (group, GELU | {"spread": 3.0}, BOTH[:1], "gelu is from 1 + erf"),
-    (group, {"activation": "gelu_tanh"}, BOTH, "gelu_tanh lacks its cube"),
-    (group, SILU | NARROW, BOTH[:1], "n is rounded before phi"),
-    (group, {"mean": 300.0}, BOTH[1:], "sums are about 0"),
-    *((group, told, BOTH[1:], "phi' is that of y") for told in (SILU, {"activation": "tanh"})),
-    *(
-        (group, told, BOTH[1:], "phi' has the mean off by an ulp")
-        for told in (SILU | FAR, SILU | {"mean": 100.0}, RELU | {"mean": 1e5})
-    ),
-]
-
-
-def label(value):
-    if callable(value):
-        return value.__name__
-    if isinstance(value, dict):
-        return ",".join(f"{name}={v}" for name, v in value.items()) or "plain"
-    return value if isinstance(value, str) else "+".join(value)
-
-
-@pytest.mark.parametrize(("make", "told", "directions", "way"), WRONG, ids=label)
-def test_bounds_catch(make, told, directions, way):
-    kernel = make(**told)
-    kernel.check_both()
-    changed = {"wrong": way} if isinstance(way, str) else way
-    for direction in directions:
-        result = getattr(kernel, direction)(**changed)
-        with pytest.raises(AssertionError, match="times the bound"):
-            getattr(kernel, f"check_{direction}")(result)
+def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, **told):
+    """Return the same of a group norm; the first channel has another weight and bias."""
+    x, dy = draw("x", (2, 8, 60), dtype, mean=mean), draw("dy", (2, 8, 60), dtype)
+    parameters = [optional(name, 60, dtype) for name in ("weight", "bias")]
+    for parameter, value in zip(parameters, (weight, bias), strict=True):
+        parameter[0] = value
+    told = {"eps": 1e-5, **told}
+    forward = of_group_forward(x, 3, *parameters, **told)
+    return forward, of_group_backward(dy, x, 3, *parameters, **told)
 
 
 CASES = {
-    "row": partial(row, rows=2, width=64, center=True),
-    "pre-gate": partial(row, rows=2, width=64, **PRE),
-    "rounded": partial(row, rows=2, width=64, **STREAM),
-    "group": partial(group, shape=(2, 8, 6, 8)),
-    "bfloat16 group": partial(group, shape=(2, 8, 6, 8), **SILU, **NARROW),
-    "channels first": partial(group, shape=(2, 8, 6, 8), channel_axis=1),
+    "layer norm": (row, {"center": True, "mean": 1e4}),
+    "gate before": (row, {"gate_position": "pre", "c": 3.0, "groups": 4}),
+    "gate after": (row, {"gate_position": "post", "weight_offset": 1.0}),
+    "rounded": (row, {"dtype": "bfloat16", "round_before_weight": True}),
+    "float64": (row, {"dtype": "float64", "center": True, "gate_position": "pre"}),
+    "group norm": (group, {"mean": 100.0}),
+    "activated": (group, {"dtype": "float16", "activation": "gelu"}),
 }
 
 
-@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_bounds_catch_an_error_in_any_element_of_any_field(make):
-    kernel = make()
-    for direction in BOTH:
-        result, check = getattr(kernel, direction)(), getattr(kernel, f"check_{direction}")
-        worst = check(result)
-        for name in worst:
-            exact = getattr(result, name).astype(np.float64)
-            for index in np.random.default_rng(0).permutation(exact.size)[:10]:
-                off = exact.copy()
-                off.flat[index] += 1e-2 * np.abs(exact).max()
-                off = off.astype(result.residual.dtype) if name == "residual" else off
-                with pytest.raises(AssertionError, match=f"^{name}\\["):
-                    check(result._replace(**{name: off}))
-        assert check(result._replace(**dict.fromkeys(worst))) == {}
+@pytest.mark.parametrize(("make", "told"), CASES.values(), ids=CASES)
+def test_the_exact_results_rounded_once_are_held_and_an_error_in_any_element_is_seen(make, told):
+    dtype = DTYPES[told.get("dtype", "float32")]
+    much = 0.02 if dtype.itemsize == 2 else 3e-5
+    for held in make(**told):
+        present = {n: a for n, a in held.exact._asdict().items() if a is not None}
+        stored = {n: reference.round_to(np.asarray(a, float), dtype) for n, a in present.items()}
+        result = held.exact._replace(**stored)
+        assert held.check(result).keys() == present.keys()
+        for name, array in stored.items():
+            for index in np.random.default_rng(0).permutation(array.size)[:5]:
+                off = array.copy()
+                off.flat[index] += dtype.type(much) * np.max(np.abs(array))
+                with at(name), pytest.raises(AssertionError, match=f"^{name}\\["):
+                    held.check(result._replace(**{name: off}))
+        absent = result._replace(**dict.fromkeys(present))
+        assert held.check(absent) == {}
 
 
 def test_a_result_that_does_not_apply_is_refused():
-    kernel = row(rows=2, width=8, gate=0)
-    kernel.operands |= {"residual": None, "weight": None, "bias": None}
-    f, grads = kernel.forward(), kernel.backward()
-    for name in ("mean", "residual"):
-        with pytest.raises(AssertionError, match=f"{name} does not apply"):
-            kernel.check_forward(f._replace(**{name: f.y}))
-    for name in ("dgate", "dweight", "dbias"):
-        with pytest.raises(AssertionError, match=f"{name} does not apply"):
-            kernel.check_backward(grads._replace(**{name: grads.dx}))
+    held, _ = row()
+    with pytest.raises(AssertionError, match="mean does not apply"):
+        held.check(NormForward(mean=np.zeros(SHAPE[0])))
+
+
+# --- arithmetic that loses digits -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["mean is not corrected", "variance is E[x*x] - E[x]**2"])
+def test_bounds_catch_a_mean_and_a_variance_of_few_digits(way):
+    x = draw("x", SHAPE, "float32", mean=1e4)
+    mean = x.mean(axis=-1, keepdims=True)
+    q = x - mean
+    variance = (q * q).mean(axis=-1, keepdims=True)
+    if way != "mean is not corrected":
+        q = q - q.mean(axis=-1, keepdims=True)
+        variance = np.abs((x * x).mean(axis=-1, keepdims=True) - mean * mean)
+    y = q / np.sqrt(variance + np.float32(1e-6))
+    with pytest.raises(AssertionError, match=r"^y\["):
+        of_forward(x, None, None, eps=1e-6, center=True).check(NormForward(y))
+
+
+def test_bounds_catch_two_roundings_and_sums_in_a_narrow_dtype():
+    low = DTYPES["bfloat16"]
+    for make in (row, group):
+        forward, backward = make("bfloat16")
+        for held, name in ((forward, "y"), (backward, "dx")):
+            twice = getattr(held.exact, name).astype(np.float16).astype(low)
+            with pytest.raises(AssertionError, match="times the bound"):
+                held.check(held.exact._replace(**{name: twice}))
+    dy = draw("dy", (500, 16), "bfloat16")
+    added = np.add.accumulate(dy, axis=0)[-1]
+    with pytest.raises(AssertionError, match=r"^dbias\["):
+        held = of_backward(dy, dy, None, added, eps=1e-6)
+        held.check(held.exact._replace(dx=None, dresidual=None, dbias=added))
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+LOSING = [  # of which activation, which of its functions, computed how
+    ("sigmoid", "slope", lambda z: sigmoid(z) * (1 - sigmoid(z))),
+    ("silu", "slope", lambda z: sigmoid(z) + z * (sigmoid(z) * (1 - sigmoid(z)))),
+    ("tanh", "slope", lambda z: 1 - np.tanh(z) ** 2),
+    ("gelu", "value", lambda z: z * (1 + np.vectorize(math.erf)(z / 2**0.5).astype(z.dtype)) / 2),
+]
+
+
+@pytest.mark.parametrize(("activation", "which", "compute"), LOSING)
+def test_bounds_catch_an_activation_that_loses_its_tail(activation, which, compute):
+    z = np.linspace(-8, 8, 2001, dtype=np.float32)
+    wide, error = z.astype(np.float64), gate_error if which == "value" else gate_slope_error
+    exact, bound = getattr(ACTIVATIONS[activation], which)(wide), error(wide, activation, "float32")
+    assert_within(exact.astype(np.float32), exact, bound)
+    with pytest.raises(AssertionError, match="times the bound"):
+        assert_within(compute(z), exact, bound)
+
+
+# --- where a result is small or sure, so is its bound ---------------------------------------------
+
+
+def test_each_group_is_held_to_its_own_size_and_a_tail_to_its_own():
+    x, weight = draw("x", SHAPE, "float32"), np.ones(SHAPE[1], np.float32)
+    weight[:128] = 1e-4
+    bound = of_forward(x, weight, None, eps=1e-6, groups=2).bound("y", "float32")
+    assert bound[:, :128].max() < 1e-3 * bound[:, 128:].min()
+    for activation in ("sigmoid", "silu", "gelu", "gelu_tanh"):
+        bound = group(activation=activation, bias=-25.0)[0].bound("y", "float32")
+        assert bound[..., 0].max() < 1e-8 < bound[..., 1:].max()
+
+
+def test_a_channel_of_zeros_has_no_slope_of_relu():
+    held = group(activation="relu", weight=0.0)[1]
+    for name in ("dweight", "dbias"):
+        assert getattr(held.exact, name)[0] == 0.0
+        assert held.bound(name, "float32")[0] < 1e-40
+
+
+def test_a_kernel_may_round_to_either_side_of_a_tie_but_not_otherwise():
+    low = DTYPES["bfloat16"]
+    x = np.random.default_rng(0).standard_normal((200, 1000)).astype(low)
+    held = of_forward(x, None, np.zeros(1000, low), eps=1e-6, round_before_weight=True)
+    kr = reference.normalize_forward(x, eps=1e-6).y
+    nearest = reference.round_to(kr, low).astype(np.float64)
+    other = reference.round_to(2 * kr - nearest, low).astype(np.float64)  # if a tie is near
+    to_tie = np.where(other == nearest, np.nan, np.abs((nearest + other) / 2 - kr))
+    near, far = to_tie < 2.0**-22 * np.abs(kr), to_tie > 1e-4
+    assert np.count_nonzero(near) > 10
+    held.check(NormForward(np.where(near, other, nearest).astype(np.float32)))
+    for index in map(tuple, np.argwhere(far)[:3]):
+        one = nearest.astype(np.float32)
+        one[index] = other[index]
+        with pytest.raises(AssertionError, match=r"1 of 200000 elements"):
+            held.check(NormForward(one))

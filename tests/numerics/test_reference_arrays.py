@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The oracle and its arrays: layouts, no rows, no operand modified, special rows and groups."""
+"""The oracle and its arrays: layouts, groups, no rows, special rows, no operand modified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from tests.support.reference_cases import ROWS, group_norm, operands, row_norm
 
 EVERY = ("residual", "weight", "bias", "gate")
 SILU = {"activation": "silu"}
-
+RUNS = (
+    lambda a: row_norm(a, EVERY, center=True),
+    lambda a: group_norm(a, 2, **SILU),
+    lambda a: group_norm(a, 2, channel_axis=1, **SILU),
+)
 LAYOUTS = {
     "every_other_row": lambda a: np.repeat(a, 2, axis=0)[::2],
     "reversed": lambda a: a[::-1, ::-1].copy()[::-1, ::-1],
@@ -25,41 +29,15 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
-def test_strides_do_not_matter(layout, dtype):
-    views, copies = operands((3, 8, 8), dtype=dtype), operands((3, 8, 8), dtype=dtype)
-    for name in ROWS:
-        setattr(views, name, layout(getattr(views, name)))
-        setattr(copies, name, np.ascontiguousarray(getattr(views, name)))
-    for run in (
-        lambda a: row_norm(a, EVERY, center=True),
-        lambda a: group_norm(a, 2, **SILU),
-        lambda a: group_norm(a, 2, channel_axis=1, **SILU),
-    ):
-        for got, expected in zip(run(views), run(copies), strict=True):
-            for field, right in zip(got, expected, strict=True):
+def test_strides_do_not_matter(layout):
+    for dtype in DTYPES.values():
+        views, copies = operands((3, 8, 8), dtype=dtype), operands((3, 8, 8), dtype=dtype)
+        for name in ROWS:
+            setattr(views, name, layout(getattr(views, name)))
+            setattr(copies, name, np.ascontiguousarray(getattr(views, name)))
+        for run in RUNS:
+            for field, right in zip(sum(run(views), ()), sum(run(copies), ()), strict=True):
                 np.testing.assert_array_equal(field, right)
-                assert field is None or field.flags.owndata or not np.shares_memory(field, views.x)
-
-
-@pytest.mark.parametrize("shape", [(3, 8), (3, 1, 8), (2, 3, 5, 8), (2, 2, 1, 3, 8)], ids=str)
-def test_channels_first_is_channels_last_with_the_axis_moved(shape):
-    a, b = operands(shape), operands(shape)
-    b.x, b.dy = (np.moveaxis(v, -1, 1) for v in (a.x, a.dy))
-    results = [sum(group_norm(v, 4, channel_axis=i, **SILU), ()) for v, i in ((b, 1), (a, -1))]
-    for got, expected in zip(*results, strict=True):
-        expected = np.moveaxis(expected, -1, 1) if expected.shape == a.x.shape else expected
-        np.testing.assert_array_equal(got, expected)
-
-
-def test_zero_rows_give_empty_rows_and_zero_parameter_gradients():
-    a = operands((0, 8), dtype=np.float16)
-    told = {"center": True, "groups": 2, "gate_position": "pre"}
-    for f, grads in (row_norm(a, EVERY, **told), group_norm(a, 2, **SILU)):
-        assert f.y.shape == grads.dx.shape == (0, 8)
-        assert f.mean.shape == f.rstd.shape == (0, 2)
-        np.testing.assert_array_equal(grads.dweight, np.zeros(8))
-        np.testing.assert_array_equal(grads.dbias, np.zeros(8))
 
 
 def test_no_operand_is_modified_and_no_result_is_a_view_of_one_or_of_another():
@@ -75,22 +53,59 @@ def test_no_operand_is_modified_and_no_result_is_a_view_of_one_or_of_another():
         np.testing.assert_array_equal(array, before[name])
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1, -3])
+def test_statistics_have_the_leading_axes_and_parameters_the_others(axis):
+    a = operands((2, 3, 4), (2, 3, 4)[axis:])
+    f, grads = row_norm(a, center=True, axis=axis)
+    assert f.mean.shape == f.rstd.shape == a.x.shape[:axis]
+    assert grads.dweight.shape == grads.dbias.shape == a.weight.shape
+    np.testing.assert_allclose(f.mean, a.x.mean(axis=tuple(range(axis % 3, 3))), rtol=1e-13)
+
+
+def test_zero_rows_give_empty_rows_and_zero_parameter_gradients():
+    a = operands((0, 8), dtype=np.float16)
+    told = {"center": True, "groups": 2, "gate_position": "pre"}
+    for f, grads in (row_norm(a, EVERY, **told), group_norm(a, 2, **SILU)):
+        assert f.y.shape == grads.dx.shape == (0, 8)
+        assert f.mean.shape == f.rstd.shape == (0, 2)
+        np.testing.assert_array_equal(grads.dweight, np.zeros(8))
+        np.testing.assert_array_equal(grads.dbias, np.zeros(8))
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("position", ["pre", "post"])
-def test_an_expanded_gate_has_a_full_gradient(position):
-    a = operands((2, 3, 8))
-    a.gate = np.broadcast_to(a.gate[:1, :1], a.x.shape)
-    told = {"gate_position": position, "center": True}
-    grads = row_norm(a, EVERY, **told)[1]
-    a.gate = np.ascontiguousarray(a.gate)
-    np.testing.assert_array_equal(grads.dgate, row_norm(a, EVERY, **told)[1].dgate)
-    assert grads.dgate.strides == a.x.strides
+def test_groups_are_norms_of_slices_side_by_side(position):
+    told = {"c": 2.0, "center": True, "gate_position": position, "weight_offset": 1.0}
+    a, given = operands((2, 3, 12)), ("weight", "bias", "gate")
+    f, grads = row_norm(a, given, groups=3, **told)
+    assert f.rstd.shape == (2, 3, 3)
+    for group in range(3):
+        own = np.s_[..., 4 * group : 4 * group + 4]
+        part = type(a)(**{name: array[own] for name, array in vars(a).items()})
+        alone, alone_grads = row_norm(part, given, **told)
+        np.testing.assert_array_equal(f.y[own], alone.y)
+        np.testing.assert_array_equal(f.rstd[..., group], alone.rstd)
+        for field in ("dx", "dweight", "dbias", "dgate"):
+            np.testing.assert_array_equal(getattr(grads, field)[own], getattr(alone_grads, field))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_a_group_norm_of_one_position_is_a_layer_norm_of_groups(groups):
+    a = operands((5, 6))
+    got, expected = group_norm(a, groups, eps=0.3), row_norm(a, eps=0.3, center=True, groups=groups)
+    for result, like in zip(got, expected, strict=True):
+        for name, array in result._asdict().items():
+            right = getattr(like, name).reshape(array.shape)
+            np.testing.assert_allclose(array, right, rtol=1e-13, atol=1e-14, err_msg=name)
 
 
 # --- special rows ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [1 / 3, 1e4 + 0.1, -1e-9])
-@pytest.mark.parametrize("width", [1, 3, 7, 1000])
+@pytest.mark.parametrize("width", [1, 3, 1000])
 def test_what_is_constant_is_exactly_bias(width, value):
     bias = operands((width,)).x
     y = reference.layer_norm(np.full((2, width), value), np.full(width, 2.0), bias)
@@ -117,9 +132,6 @@ def test_what_is_not_finite_poisons_its_own_group_only(value):
         np.testing.assert_array_equal(np.isnan(grads.dx), poisoned)
         np.testing.assert_array_equal(np.isnan(grads.dweight), channels)
     np.testing.assert_array_equal(np.isnan(grads.dbias), channels)  # phi' sees x
-    f = row_norm(a)[0]  # not centred: an infinity is that of its element's r alone
-    assert np.isnan(f.y[2, 5])
-    np.testing.assert_array_equal(f.y[:2], row_norm(clean)[0].y[:2])
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])
@@ -140,6 +152,5 @@ def test_a_nan_in_a_gate_poisons_its_group_before_the_norm_and_its_element_after
 def test_large_float16_values_do_not_overflow():
     x = np.full((1, 4096), 65504, np.float16)
     x[0, ::2] = -65504
-    np.testing.assert_allclose(np.abs(reference.rms_norm(x)), 1.0, rtol=1e-12)
-    y = reference.group_norm(x.reshape(1, 2048, 2), 1)
-    np.testing.assert_allclose(np.abs(y), 1.0, rtol=1e-12)
+    for y in (reference.rms_norm(x), reference.group_norm(x.reshape(1, 2048, 2), 1)):
+        np.testing.assert_allclose(np.abs(y), 1.0, rtol=1e-12)

@@ -8,22 +8,16 @@ from tests.support.operands import DTYPES
 from tests.support.ulps import assert_same_numbers, assert_within, ulp
 
 
-@pytest.mark.parametrize(("name", "infinity"), [("float16", 0x7C00), ("bfloat16", 0x7F80)])
-def test_ulp_is_the_distance_to_the_next_number(name, infinity):
-    numbers = np.arange(infinity, dtype=np.uint16).view(DTYPES[name]).astype(np.float64)
-    between = numbers[:-1] + 0.99 * np.diff(numbers)
-    for values in (numbers[:-1], -numbers[:-1], between):
-        np.testing.assert_array_equal(ulp(values, name), np.diff(numbers))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_ulp_is_numpys_spacing(dtype):
-    tiny, low = np.finfo(dtype).smallest_subnormal, np.finfo(dtype).tiny
-    powers = dtype(2) ** np.arange(-100, 100).astype(dtype)
-    values = np.concatenate([powers, np.array([0, tiny, 5 * tiny, low, 2 * low, low / 2], dtype)])
-    values = np.concatenate([values, values * dtype(1.7)])
-    np.testing.assert_array_equal(ulp(values, dtype.__name__), np.spacing(values))
-    assert np.isnan(ulp(np.array([np.inf, np.nan]), dtype.__name__)).all()
+@pytest.mark.parametrize("name", DTYPES)
+def test_ulp_is_the_distance_to_the_next_number(name):
+    dtype = DTYPES[name]
+    values = np.concatenate([2.0 ** np.arange(-14, 15), 1.7 * 2.0 ** np.arange(-20, 15), [0.0]])
+    values = values.astype(dtype)
+    bits = values.view(f"u{dtype.itemsize}")
+    following = (bits + np.array(1, bits.dtype)).view(dtype).astype(np.float64)
+    values = values.astype(np.float64)
+    np.testing.assert_array_equal(ulp(-values, name), following - values)
+    assert np.isnan(ulp(np.array([np.inf, np.nan]), name)).all()
 
 
 def test_the_worst_element_is_reported_in_units_of_the_bound():
@@ -42,10 +36,9 @@ def test_the_worst_element_is_reported_in_units_of_the_bound():
     [(np.nan, 1.0), (1.0, np.nan), (np.inf, 1.0), (1.0, np.inf), (-np.inf, np.inf), (1e-9, 0.0)],
 )
 def test_nan_and_infinity_match_themselves_only(actual, expected):
-    bound = np.zeros(2)
     with pytest.raises(AssertionError):
-        assert_within(np.array([0.0, actual]), np.array([0.0, expected]), bound)
-    assert assert_within(np.array([0.0, actual]), np.array([0.0, actual]), bound) == 0.0
+        assert_within(np.array([actual]), np.array([expected]), np.zeros(1))
+    assert assert_within(np.array([actual]), np.array([actual]), np.zeros(1)) == 0.0
 
 
 def test_beyond_the_largest_number_infinity_is_expected():
@@ -57,8 +50,8 @@ def test_beyond_the_largest_number_infinity_is_expected():
 
 
 def test_same_numbers_tells_dtypes_and_zeros_apart():
-    zero = np.zeros(2, np.float32)
-    assert_same_numbers(np.array([np.nan, 0], np.float32), np.array([np.nan, 0], np.float32), "s")
+    zero = np.array([np.nan, 0], np.float32)
+    assert_same_numbers(zero.copy(), zero, "s")
     for other in (-zero, zero.astype(np.float64), zero + np.float32(1e-45)):
         with pytest.raises(AssertionError):
             assert_same_numbers(other, zero, "s")

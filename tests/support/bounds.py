@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: MIT
 """How far a result may be from the exact one, and why; the one place that says so.
 
-Bounds are absolute and per element, as float64 arrays. "ulp" is the spacing of a format's numbers.
-What is stored in a narrower type than it was computed in has been rounded once more, on the store:
-half an ulp of the element in the storage dtype, besides the error of the computation. What is
-stored in the compute type has its last rounding counted in the error of the computation.
-
-The error of a computation in float32 is counted in ulps of float32. One in float64 has the same
-counts in ulps of float64, twice: once for the kernel and once for the oracle, which is float64 too
-and held to the same counts.
+Bounds are absolute and per element, as float64 arrays. What is stored in a narrower type than it
+was computed in has been rounded once more: half an ulp of the element in the storage dtype, besides
+the error of the computation. The error of a computation in float32 is counted in ulps of float32.
+One in float64 has the same counts in ulps of float64, twice: once for the kernel and once for the
+oracle, which is float64 too and held to the same counts.
 
 Bounds are for inputs whose squares neither overflow nor vanish in the compute type, and do not
 allow for flush-to-zero of subnormals but in a gate's tail.
 
-The reasons are in `error_bounds` for the norm itself, in `gate_bounds` for a gate's activation, in
-`row_errors` for what that, or a rounding before weight, comes to, in `group_bounds` for group
+The reasons are in `row_errors`, in `gate_bounds` for activations, in `group_bounds` for group
 norms; the checks are here.
 """
 
@@ -26,28 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cunorm import reference
-from tests.support.error_bounds import (
-    Array,
-    dx_bound,
-    dx_terms,
-    mean_bound,
-    param_grad_bound,
-    rstd_bound,
-    y_bound,
-)
+from tests.support.gate_bounds import count
 from tests.support.row_errors import Options, rows_of
-from tests.support.ulps import assert_same_numbers, assert_within, rounding, ulp
+from tests.support.ulps import Array, assert_same_numbers, assert_within, rounding, ulp, unit
 
-__all__ = [
-    "assert_within",
-    "check_backward",
-    "check_forward",
-    "dx_bound",
-    "dx_terms",
-    "param_grad_bound",
-    "ulp",
-    "y_bound",
-]
+__all__ = ["assert_within", "check_backward", "check_forward", "param_grad_bound", "ulp"]
 
 
 class Held(NamedTuple):
@@ -77,8 +56,7 @@ class Held(NamedTuple):
             if actual is None:
                 continue
             exact = getattr(self.exact, name)
-            if exact is None:
-                raise AssertionError(f"{name} does not apply here, and should be None")
+            assert exact is not None, f"{name} does not apply here, and should be None"
             if name == "residual":
                 worst[name] = assert_same_numbers(actual, exact, name)
             else:
@@ -87,89 +65,52 @@ class Held(NamedTuple):
         return worst
 
 
-def check_forward(
-    result: Any, x: Array, weight: Array | None, bias: Array | None, *given: Any, **options: Any
-) -> dict[str, float]:
+def check_forward(result: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Hold a NormForward of NumPy arrays to the oracle; a field that is None is not looked at.
 
-    The options are those of `row_errors.Options`: eps, without default, and the keyword arguments
-    of cunorm.normalize. For `l2_norm`, give c=1 and eps/d. Returns each field's worst error in
-    units of its bound.
+    Takes x, weight, bias, residual, and `row_errors.Options`: eps, without default, and the keyword
+    arguments of cunorm.normalize. For `l2_norm`, give c=1 and eps/d. Returns each field's worst
+    error in units of its bound.
     """
-    return of_forward(x, weight, bias, *given, **options).check(result)
+    return of_forward(*given, **options).check(result)
 
 
-def check_backward(
-    grads: Any,
-    dy: Array,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    *given: Any,
-    **options: Any,
-) -> dict[str, float]:
+def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Hold a NormGrads of NumPy arrays to the oracle; a field that is None is not looked at.
 
-    x is what was normalised: the forward's residual where there is one; x_dtype is then the dtype
-    of the forward's x, which round_before_weight rounds to. The exact statistics are computed from
-    x, whatever the kernel was given. Options and result are as in `check_forward`.
+    Takes dy, x, weight, bias, d_residual and options. x is what was normalised: the forward's
+    residual where there is one; x_dtype is then the dtype of the forward's x, which
+    round_before_weight rounds to. The exact statistics are computed from x, whatever the kernel was
+    given. Returns as above.
     """
-    return of_backward(dy, x, weight, bias, *given, **options).check(grads)
+    return of_backward(*given, **options).check(grads)
 
 
 @np.errstate(all="ignore")
-def of_forward(
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    residual: Array | None = None,
-    *,
-    residual_dtype: Any = None,
-    **options: Any,
-) -> Held:
+def of_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options) -> Held:
     """Return what a forward is held to."""
-    norm = Options(**options)
-    exact = reference.normalize_forward(
-        x, weight, bias, residual=residual, residual_dtype=residual_dtype, **options
-    )
-    compute = _compute_type(x, residual, exact.residual)
-    stream = x if exact.residual is None else exact.residual
-    rows = rows_of(stream, weight, bias, norm, compute=compute, rounded_to=x.dtype)
-    width = rows.s.shape[-1]
-
-    def y() -> Array:
-        return np.broadcast_to(rows.y_error(), rows.s.shape).reshape(x.shape)
-
-    def mean() -> Array:
-        bound = mean_bound(rows.mean, rows.rstd, compute, width=width) + rows.mean_error
-        return bound.reshape(exact.mean.shape)
-
-    def rstd() -> Array:
-        bound = rstd_bound(rows.rstd, compute, width=width) + rows.rstd * rows.rstd_error
-        return bound.reshape(exact.rstd.shape)
-
-    return Held(exact, {"y": y, "mean": mean, "rstd": rstd}, compute)
+    more = {"residual": residual, "residual_dtype": residual_dtype}
+    exact = reference.normalize_forward(x, weight, bias, **more, **options)
+    compute, stream = compute_type(x, residual, exact.residual), exact.residual
+    stream = x if stream is None else stream
+    rows = rows_of(stream, weight, bias, Options(**options), compute=compute, rounded_to=x.dtype)
+    errors = {
+        "y": lambda: np.broadcast_to(rows.y_error(), rows.s.shape).reshape(x.shape),
+        "mean": lambda: rows.mean_error().reshape(exact.mean.shape),
+        "rstd": lambda: rows.rstd_error().reshape(exact.rstd.shape),
+    }
+    return Held(exact, errors, compute)
 
 
 @np.errstate(all="ignore")
-def of_backward(
-    dy: Array,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    d_residual: Array | None = None,
-    *,
-    x_dtype: Any = None,
-    **options: Any,
-) -> Held:
+def of_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options) -> Held:
     """Return what a backward is held to."""
-    norm = Options(**options)
-    x_dtype = x.dtype if x_dtype is None else x_dtype
+    norm, x_dtype = Options(**options), x.dtype if x_dtype is None else x_dtype
     f = reference.normalize_forward(x, **vars(norm.up_to_r()))
     told = {name: value for name, value in options.items() if name != "eps"}
     told |= {"rstd": f.rstd, "mean": f.mean, "d_residual": d_residual, "x_dtype": x_dtype}
     exact = reference.normalize_backward(dy, x, weight, bias, **told)
-    compute = _compute_type(x)
+    compute = compute_type(x)
     rows = rows_of(x, weight, bias, norm, compute=compute, rounded_to=x_dtype)
     dy = norm.rows(dy)
     stream = () if d_residual is None else (norm.rows(d_residual), str(d_residual.dtype))
@@ -186,7 +127,16 @@ def of_backward(
     return Held(exact, errors, compute)
 
 
-def _compute_type(*operands: Array | None) -> str:
+def param_grad_bound(exact: Array, magnitude: Array, dtype: str, compute: str = "float32") -> Array:
+    """Bound the error of dweight or dbias: 8 u times `magnitude`, the sum over rows of |summand|.
+
+    Each summand dy * k * r has r's error of a few u; the sum over rows, in parts of bounded length,
+    adds about as much. The one rounding to the parameter's dtype comes on top.
+    """
+    return count(8, compute) * unit(compute) * magnitude + 0.5 * ulp(exact, dtype)
+
+
+def compute_type(*operands: Array | None) -> str:
     """Return the type of statistics, sums and arithmetic: float64 if x or the stream is."""
     given = [str(operand.dtype) for operand in operands if operand is not None]
     return "float64" if "float64" in given else "float32"

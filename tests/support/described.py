@@ -69,29 +69,27 @@ DESCRIBED = ("residual", "weight", "bias", "gate")
 
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
     """List the builds that are loaded; none of them is compiled, nor does it compute anything."""
-    found: list[Build] = []
-
-    def load(build: Build) -> Any:
-        found.append(build)
-        return _compile.Entry(lambda tasks, count, threads: None, 0), False
-
-    monkeypatch.setattr(_compile, "_load", load)
     with_empty_caches(monkeypatch)
     monkeypatch.setattr(_cpu, "compiler", lambda: "some")
     monkeypatch.setattr(_backend, "has_compiler", lambda: True)
-    return found
+    kernel = _compile.Entry(lambda tasks, count, threads: None, 0), False
+    return _loads(monkeypatch, _compile, kernel)
 
 
 def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
     """List the builds that are loaded for GPUs; the same holds."""
+    return _loads(monkeypatch, _cuda, lambda grid, block, arguments, stream: None)
+
+
+def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[Build]:
     found: list[Build] = []
 
     def load(build: Build) -> Any:
         found.append(build)
-        return lambda grid, block, arguments, stream: None
+        return kernel
 
-    monkeypatch.setattr(_cuda, "_load", load)
-    monkeypatch.setattr(_cuda, "_loaded", Loaded())
+    monkeypatch.setattr(module, "_load", load)
+    monkeypatch.setattr(module, "_loaded", Loaded())
     return found
 
 
@@ -155,15 +153,14 @@ def call(case: Case, make: Make) -> None:
     """Make the call, with arrays of a shape and a dtype's name from `make`."""
     given = _of_group(case, make) if case["op"] in GROUPS else _of_rows(case, make)
     told = {name: case[name] for name in case if name not in (*DESCRIBED, "d_residual", "dtype")}
-    present = {name: array for name, array in given.items() if array is not None}
-    given = {"residual": None} | told | present
+    given = {"residual": None} | told | {k: a for k, a in given.items() if a is not None}
     if not case["op"].endswith("_backward"):
         given["dtype"] = case["dtype"]
     elif case.get("accumulate"):
         parameters = {"weight", "bias"} & set(given) & set(case["needs"])
         kind = cunorm.GroupNormGrads if case["op"] in GROUPS else cunorm.NormGrads
-        width = case["shape"][-1:]
-        given["out"] = kind(**{f"d{name}": make(width, _compute(case)) for name in parameters})
+        made = {f"d{name}": make(case["shape"][-1:], _compute(case)) for name in parameters}
+        given["out"] = kind(**made)
     takes = _parameters(case)
     getattr(cunorm, case["op"])(**{name: given[name] for name in given if name in takes})
 
@@ -175,11 +172,10 @@ def _of_rows(case: Case, make: Make) -> dict[str, Any]:
     given = {name: make(shapes[name], dtype) for name, dtype in dtypes.items()}
     if not case["op"].endswith("_backward"):
         return given | {"x": make(shape, x), "residual_dtype": case.get("residual_dtype")}
-    residual = dtypes.get("residual")
+    residual, groups = dtypes.get("residual"), case["groups"]
     stream = residual or case.get("residual_dtype") or x
-    wanted = case.get("d_residual", False)
-    has_more = (residual is not None or stream != x) if wanted == "auto" else wanted
-    groups = case["groups"]
+    has_more = case.get("d_residual", False)
+    has_more = (residual is not None or stream != x) if has_more == "auto" else has_more
     statistic = make((shape[0], groups) if groups > 1 else shape[:1], _compute(case))
     centered = case.get("center") or case["op"] == "layer_norm_backward"
     return given | {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How far a gate's activation g and its derivative g' may be from the exact ones, and why.
+"""How far an activation g and its derivative g' may be from the exact ones, and why.
 
 g' is a sum of at most two terms, one of which, here T, is a product with the derivative of an
 exponential's argument a(z): its tail is where the rounding of that argument tells.
@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cunorm.reference.activations import ACTIVATIONS
-from tests.support.error_bounds import Array, count
-from tests.support.ulps import narrows, smallest_normal, ulp, unit
+from tests.support.ulps import Array, narrows, smallest_normal, ulp, unit
 
 EXACT = ("identity", "relu")
 
@@ -34,13 +33,13 @@ class Gate(NamedTuple):
     value_error: Array
     slope_error: Array
 
-    @classmethod
-    def of(cls, z: Array, activation: str, dtype: str, compute: str) -> Gate:
-        """Take a gate's values z as float64, and the dtype they are stored in."""
-        with np.errstate(all="ignore"):
-            value, slope = (f(z) for f in ACTIVATIONS[activation])
-        value_error = gate_error(z, activation, compute, dtype)
-        return cls(value, slope, value_error, gate_slope_error(z, activation, compute))
+
+@np.errstate(all="ignore")
+def gate_of(z: Array, activation: str, dtype: str, compute: str) -> Gate:
+    """Take a gate's values z as float64, and the dtype they are stored in."""
+    value, slope = (f(z) for f in ACTIVATIONS[activation])
+    errors = gate_error(z, activation, compute, dtype), gate_slope_error(z, activation, compute)
+    return Gate(value, slope, *errors)
 
 
 @np.errstate(all="ignore")
@@ -48,21 +47,17 @@ def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16")
     """Bound the error of g(z): 4 ulp of it, and 2 u of abs(z * T).
 
     exp, tanh or erfc is within 2 ulp; 1 + e, the division and the product with z round once each.
-    The argument of an exponential is rounded too, once as a product and once in the constant that
-    it is multiplied by: relatively 2 u of a, which moves g by 2 u * abs(z * T) or less. In the tail
-    of gelu that is z**2 times g and far more than 4 ulp; where g' vanishes it is nothing.
-
-    A gate of a wider dtype than the compute type is rounded to that first: half an ulp of z, times
-    abs(g'). What is below the smallest normal number may be 0, as CUDA flushes it, and z multiplies
-    it; ordinary gates get there (gelu at -13, with float32).
+    The argument of an exponential is rounded as a product and in its constant. A gate of a wider
+    dtype is rounded first. What is below the smallest normal number may be 0, as CUDA flushes it.
     """
     g, slope = (f(z) for f in ACTIVATIONS[activation])
     error = 0.5 * ulp(z, compute) * np.abs(slope) if narrows(compute, dtype) else np.zeros(z.shape)
     if activation in EXACT:
         return error
-    tail = np.abs(_clipped(z) * exponential_term(z, activation)[0])
+    z = _clipped(z)
+    tail = np.abs(z * exponential_term(z, activation)[0])
     error += count(4, compute) * ulp(g, compute) + count(2, compute) * unit(compute) * tail
-    return error + smallest_normal(compute) * (1 + np.abs(_clipped(z)))
+    return error + smallest_normal(compute) * (1 + np.abs(z))
 
 
 @np.errstate(all="ignore")
@@ -70,42 +65,40 @@ def gate_slope_error(z: Array, activation: str, compute: str) -> Array:
     """Bound the error of g'(z): 8 u of the terms' sizes, and 2 u of abs(z * a' * T).
 
     The terms may cancel (silu' is 0 at -1.28), so that the error is relative to them. Each is
-    e / (1 + e)**2 and the like, with e known to 2 ulp: 4 u for e, and 4 roundings. The rounding of
-    the argument, as in `gate_error`, moves the exponential by 2 u of a, which is at most z * a'.
-
-    tanh' and sigmoid' are one term each: 1 - tanh(z)**2 is not within this bound where they
-    vanish. What is flushed to 0 is multiplied by z * a' at most, of the third power in z.
+    e / (1 + e)**2 and the like: 4 u for e, and 4 roundings. The argument's rounding moves the
+    exponential by 2 u of a, at most z * a'. What is flushed to 0 is multiplied by z**3 at most.
     """
     if activation in EXACT:
         return np.zeros(z.shape)
     slope = ACTIVATIONS[activation].slope(z)
     tail, sensitivity = exponential_term(z, activation)
     sizes = np.abs(slope - tail) + np.abs(tail)
-    moved = np.abs(sensitivity * tail)
-    error = count(8, compute) * unit(compute) * sizes + count(2, compute) * unit(compute) * moved
-    return error + smallest_normal(compute) * (1 + np.abs(_clipped(z))) ** 3
+    error = count(8, compute) * sizes + count(2, compute) * np.abs(sensitivity * tail)
+    return unit(compute) * error + smallest_normal(compute) * (1 + np.abs(_clipped(z))) ** 3
 
 
-@np.errstate(all="ignore")
 def exponential_term(z: Array, activation: str) -> tuple[Array, Array]:
     """Return T and z * a'(z)."""
-    z = _clipped(z)
-    sigmoid_slope = ACTIVATIONS["sigmoid"].slope
-    if activation == "sigmoid":
-        return sigmoid_slope(z), z
-    if activation == "tanh":
-        return ACTIVATIONS["tanh"].slope(z), 2 * z
-    if activation in ("silu", "swish"):
-        return z * sigmoid_slope(z), z
+    z, sigmoid_slope = _clipped(z), ACTIVATIONS["sigmoid"].slope
     if activation == "gelu":
         return z * np.exp(-z * z / 2) / math.sqrt(2 * math.pi), z * z
     if activation == "gelu_tanh":
         root = math.sqrt(8 / math.pi)
         slope = root * (1 + 3 * 0.044715 * z * z)
         return z * sigmoid_slope(root * (z + 0.044715 * z**3)) * slope, z * slope
-    raise ValueError(activation)
+    if activation == "tanh":
+        return ACTIVATIONS["tanh"].slope(z), 2 * z
+    return sigmoid_slope(z) * (1 if activation == "sigmoid" else z), z
 
 
 def _clipped(z: Array) -> Array:
     """Bring z to where no exponential is above 0 any more, and products with it are finite."""
     return np.clip(z, -1000.0, 1000.0)
+
+
+def count(base: int, compute: str, width: int = 1) -> int:
+    """Return how many ulps stand for `base` ulps of float32 in a row of that width.
+
+    Long sums cost twice the ulps; float64 is counted twice, for the kernel and for the oracle.
+    """
+    return base * (2 if width > 16384 else 1) * (2 if compute == "float64" else 1)

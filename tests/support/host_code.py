@@ -10,34 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.support.internals import _compile, compiler, source_text
+from tests.support.operands import DTYPES
 
 INCLUDE = Path(_compile.__file__).parent / "include"
 HOST = INCLUDE / "host"
-MACHINES = ("native", "x86-64-v3", "x86-64")
-NARROW = {"half": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-INFINITY = {"half": 0x7C00, "bfloat16": 0x7F80}
+MACHINES = {  # and the flags that need to be there
+    "native": set(),
+    "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
+    "x86-64": {"sse2"},
+}
 CUDA_NAN = 0x7FFF
 needs_a_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 
-def runs(machine: str) -> bool:
-    """Whether code for that machine runs here, by the flags that need to be there."""
-    needed = {"x86-64-v3": {"avx2", "fma", "f16c", "bmi2"}, "x86-64": {"sse2"}}
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        flags = set()
-    return needed.get(machine, set()) <= flags
-
-
 def for_machine(machine: str) -> tuple[str, ...]:
     """Return the shipped options of the CPU build, for another machine than this one."""
-    if not runs(machine):
+    flags = Path("/proc/cpuinfo")
+    if not MACHINES[machine] <= set(flags.read_text().split() if flags.exists() else ()):
         pytest.skip(f"this machine does not run code for {machine}")
     shipped = [o for o in _compile._OPTIONS if not o.startswith(("-O0", "-O1"))]
     if "-include" in shipped:  # the tests' compiled headers
@@ -87,7 +80,8 @@ def every_16_bits() -> Any:
 
 def magnitudes(narrow: str) -> Any:
     """Every finite value from 0 up, then what would follow the largest, were there no infinity."""
-    finite = every_16_bits()[: INFINITY[narrow]].view(NARROW[narrow]).astype(np.float64)
+    infinity = np.array(np.inf, DTYPES[narrow]).view(np.uint16)
+    finite = every_16_bits()[:infinity].view(DTYPES[narrow]).astype(np.float64)
     return np.append(finite, 2 * finite[-1] - finite[-2])
 
 

@@ -18,7 +18,7 @@ from cunorm import (
 )
 from cunorm.__main__ import main
 from cunorm._activations import ACTIVATIONS
-from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
+from cunorm._arrays import CPU, Device, describe, numpy_view
 from cunorm._arrays import _numpy as numpy_arrays
 from cunorm._arrays._cupy import Cupy
 from cunorm._arrays._dlpack import DLPack, read_capsule
@@ -118,7 +118,6 @@ __all__ = [
     "cache_folder",
     "collapsed",
     "compiler",
-    "contiguous_form",
     "cpu_forward",
     "cuda_backward",
     "cuda_forward",

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays of every framework: made of NumPy's, read back, and told from one another.
-
-A kind has `put` and `get` to move numbers, `address` of an array's memory, and `is_own` for what a
-call on its arrays is to return.
-"""
+"""Arrays of every framework: made of NumPy's, read back, and told from one another."""
 
 from __future__ import annotations
 
@@ -99,10 +95,9 @@ GPU_KINDS = {
 
 def kinds(*without: str) -> list[Any]:
     """Return parameters of tests: every kind, those on a GPU marked so."""
-    every = [pytest.param(kind, id=name) for name, kind in KINDS.items() if name not in without]
-    return every + [
-        pytest.param(kind, id=name, marks=pytest.mark.gpu)
-        for name, kind in GPU_KINDS.items()
+    return [
+        pytest.param(kind, id=name, marks=[pytest.mark.gpu] * (name in GPU_KINDS))
+        for name, kind in (KINDS | GPU_KINDS).items()
         if name not in without
     ]
 
@@ -119,11 +114,3 @@ def numbers(array: Any) -> Any:
     """Return the numbers of an array in the CPU's memory, a view where they lie."""
     is_numpys = array is None or isinstance(array, np.ndarray)
     return array if is_numpys else numpy_view(describe("test", "result", array))
-
-
-def pointer(array: Any) -> int:
-    return describe("test", "array", array).pointer
-
-
-def is_of(kind: str, result: Any, dtype: str) -> bool:
-    return KINDS[kind]().is_own(result, dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the oracle in float64: read-only operands, forward and backward, torch's activations."""
+"""Calls of the oracle in float64: read-only operands, forward and backward."""
 
 from __future__ import annotations
 
@@ -26,38 +26,24 @@ def operands(shape=(5, 8), parameter=None, dtype=np.float64, seed=0) -> SimpleNa
     return SimpleNamespace(**arrays)
 
 
-def row_norm(a, given=("weight", "bias"), *, eps=1e-6, needs=None, **told) -> tuple[Any, Any]:
+def row_norm(
+    a, given=("weight", "bias"), *, eps=1e-6, needs=("x", "weight", "bias", "gate"), **told
+) -> tuple[Any, Any]:
     """Run both directions with those of residual, weight, bias and gate that are given."""
     arrays = {name: getattr(a, name) for name in given}
-    residual, norm = arrays.pop("residual", None), {**arrays, **told}
-    f = reference.normalize_forward(a.x, residual=residual, eps=eps, **norm)
-    more = {} if needs is None else {"needs": needs}
-    grads = reference.normalize_backward(
-        a.dy,
-        a.x if residual is None else f.residual,
-        rstd=f.rstd,
-        mean=f.mean,
-        d_residual=None if residual is None else a.d_residual,
-        x_dtype=a.x.dtype,
-        **norm,
-        **more,
-    )
-    return f, grads
+    residual = arrays.pop("residual", None)
+    f = reference.normalize_forward(a.x, residual=residual, eps=eps, **arrays, **told)
+    saved = {"rstd": f.rstd, "mean": f.mean, "x_dtype": a.x.dtype, "needs": needs}
+    saved |= {"d_residual": None if residual is None else a.d_residual}
+    stream = a.x if residual is None else f.residual
+    return f, reference.normalize_backward(a.dy, stream, **saved, **arrays, **told)
 
 
-def group_norm(a, groups, given=("weight", "bias"), *, eps=1e-5, needs=None, **told):
+def group_norm(
+    a, groups, given=("weight", "bias"), *, eps=1e-5, needs=("x", "weight", "bias"), **told
+):
     """Run both directions of a group norm."""
-    norm = {name: getattr(a, name) for name in given} | told
-    f = reference.group_norm_forward(a.x, groups, eps=eps, **norm)
-    more = {} if needs is None else {"needs": needs}
-    saved = {"mean": f.mean, "rstd": f.rstd}
-    return f, reference.group_norm_backward(a.dy, a.x, groups, **saved, **norm, **more)
-
-
-def torch_activation(torch, name):
-    functions = torch.nn.functional
-    if name in (None, "identity"):
-        return lambda z: 1 * z
-    if name == "gelu_tanh":
-        return lambda z: functions.gelu(z, approximate="tanh")
-    return getattr(functions, {"swish": "silu"}.get(name, name))
+    told |= {name: getattr(a, name) for name in given}
+    f = reference.group_norm_forward(a.x, groups, eps=eps, **told)
+    told |= {"mean": f.mean, "rstd": f.rstd, "needs": needs}
+    return f, reference.group_norm_backward(a.dy, a.x, groups, **told)

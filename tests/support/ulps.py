@@ -3,63 +3,44 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-
-# name: bits of the significand (the leading one included), exponent of the smallest normal number
-FORMATS = {
-    "float16": (11, -14),
-    "bfloat16": (8, -126),
-    "float32": (24, -126),
-    "float64": (53, -1022),
-}
+INFO = {name: ml_dtypes.finfo(name) for name in ("float16", "bfloat16", "float32", "float64")}
 
 
 def ulp(values: Array, dtype: str) -> Array:
     """Return the spacing of `dtype` at each value, as if its exponents had no upper end.
 
-    The values need not be numbers of `dtype`: it is the spacing of the binade they lie in, or that
-    of the subnormal numbers. NaN for what is not finite.
+    The values need not be numbers of `dtype`. NaN for what is not finite.
     """
-    digits, lowest = FORMATS[dtype]
-    values = np.asarray(values, dtype=np.float64)
+    info, values = INFO[dtype], np.asarray(values, dtype=np.float64)
     exponent = np.frexp(values)[1] - 1  # of 2**exponent <= |value| < 2**(exponent + 1)
-    exponent = np.where(values == 0, lowest, np.maximum(exponent, lowest))
-    return np.where(np.isfinite(values), np.ldexp(1.0, exponent - (digits - 1)), np.nan)
+    exponent = np.where(values == 0, info.minexp, np.maximum(exponent, info.minexp))
+    return np.where(np.isfinite(values), np.ldexp(1.0, exponent - info.nmant), np.nan)
 
 
 def unit(dtype: str) -> float:
     """Return u: the most that rounding to `dtype` is off, as a part of what is rounded."""
-    return float(0.5 * ulp(np.array(1.0), dtype))
+    return float(INFO[dtype].eps) / 2
 
 
 def smallest_normal(dtype: str) -> float:
-    """Return the number below which the numbers of `dtype` are subnormal, or may be flushed."""
-    return math.ldexp(1.0, FORMATS[dtype][1])
+    return float(INFO[dtype].smallest_normal)
 
 
 def narrows(dtype: str, compute: str) -> bool:
     """Say whether storing as `dtype` what was computed as `compute` rounds it."""
-    return FORMATS[dtype][0] < FORMATS[compute][0]
+    return INFO[dtype].nmant < INFO[compute].nmant
 
 
 def rounding(exact: Array, dtype: str, compute: str) -> Array:
     """Return what the store may cost: half an ulp of the element, if it narrows `compute`."""
     return 0.5 * ulp(exact, dtype) if narrows(dtype, compute) else np.zeros(np.shape(exact))
-
-
-def row_max(values: Array) -> Array:
-    """Return the largest finite magnitude of each row, as [rows, 1]."""
-    sizes = np.abs(values)
-    return np.max(sizes, axis=-1, keepdims=True, where=np.isfinite(sizes), initial=0.0)
-
-
-# --- comparing ------------------------------------------------------------------------------------
 
 
 def assert_within(actual: Array, expected: Array, bound: Array, name: str = "result") -> float:
@@ -83,9 +64,8 @@ def assert_within(actual: Array, expected: Array, bound: Array, name: str = "res
     place = np.unravel_index(np.argmax(units), units.shape)
     if units[place] > 1.0:
         raise AssertionError(
-            f"{name}[{', '.join(str(int(i)) for i in place)}] is {got[place]!r}, expected "
-            f"{expected[place]!r}: off by {error[place]:.3g}, {units[place]:.3g} times "
-            f"the bound of {np.broadcast_to(bound, units.shape)[place]:.3g}; "
+            f"{name}[{', '.join(map(str, place))}] is {got[place]!r}, expected {expected[place]!r}:"
+            f" off by {error[place]:.3g}, {units[place]:.3g} times the bound; "
             f"{np.count_nonzero(units > 1.0)} of {units.size} elements ({actual.dtype}) are off"
         )
     return float(units[place])
@@ -93,11 +73,8 @@ def assert_within(actual: Array, expected: Array, bound: Array, name: str = "res
 
 def assert_same_numbers(actual: Array, expected: Array, name: str) -> float:
     """Assert that two arrays have one dtype and equal elements, signs of zeros included."""
-    if actual.dtype != expected.dtype:
-        raise AssertionError(f"{name} is {actual.dtype}, expected {expected.dtype}")
-    got, exact = actual.astype(np.float64), expected.astype(np.float64)
-    worst = assert_within(got, exact, np.zeros(exact.shape), name)
-    signs = (np.signbit(got) != np.signbit(exact)) & ~np.isnan(exact)
-    if signs.any():
-        raise AssertionError(f"{name} has {np.count_nonzero(signs)} zeros of the wrong sign")
+    assert actual.dtype == expected.dtype, f"{name} is {actual.dtype}, expected {expected.dtype}"
+    worst = assert_within(actual, expected.astype(np.float64), np.zeros(expected.shape), name)
+    signs = (np.signbit(actual) != np.signbit(expected)) & ~np.isnan(expected)
+    assert not signs.any(), f"{name} has {np.count_nonzero(signs)} zeros of the wrong sign"
     return worst

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""The CPU build converts exactly, or to nearest even, in vectors of any width and one by one.
+
+One by one it is the stand-ins for cuda_fp16.h and cuda_bf16.h, which round as CUDA does.
+"""
+
+import numpy as np
+import pytest
+
+from tests.support.host_code import (
+    MACHINES,
+    around_every_rounding_boundary,
+    compiled,
+    every_16_bits,
+    for_machine,
+    loaded,
+    magnitudes,
+    nearest_even,
+    needs_a_compiler,
+    special_values,
+)
+from tests.support.operands import DTYPES, assert_same_bits
+
+pytestmark = needs_a_compiler
+WIDE = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
+STORED = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+NARROW = ("fp16", "bf16")
+
+SOURCE = """
+#include "simd_doubles.h"
+template <class T, int count, class C>
+void store_all(T* out, const C* in) {
+  simd::Vector<C> v[count];
+  for (int i = 0; i < count; ++i) v[i] = simd::load<C>(in + i * simd::lanes<C>);
+  simd::store_all(out, v);
+}
+#define LOOP(NAME, FROM, TO, STEP, ...)                             \\
+  extern "C" void NAME(const FROM* in, TO* out, long long count) {  \\
+    for (long long i = 0; i < count; i += STEP) {                   \\
+      __VA_ARGS__;                                                  \\
+    }                                                               \\
+  }
+#define LOOPS(C, T)                                                                       \\
+  LOOP(store_all_##T##_##C, C, T, 64, constexpr int even = 64 / simd::lanes<C>;           \\
+       constexpr int odd = even - 1; constexpr int last = odd * simd::lanes<C>;           \\
+       if (i % 128) { store_all<T, even>(out + i, in + i); } else {                       \\
+         store_all<T, odd>(out + i, in + i);                                              \\
+         store_all<T, 1>(out + i + last, in + i + last); })                               \\
+  LOOP(load_##T##_##C, T, C, simd::lanes<C>, simd::store(out + i, simd::load<C>(in + i))) \\
+  LOOP(store_##T##_##C, C, T, simd::lanes<C>, simd::store(out + i, simd::load<C>(in + i)))
+LOOPS(float, fp16) LOOPS(float, bf16) LOOPS(float, fp32) LOOPS(float, fp64)
+LOOPS(double, fp16) LOOPS(double, bf16) LOOPS(double, fp32) LOOPS(double, fp64)
+LOOP(one_load_fp16_float, fp16, float, 1, out[i] = __half2float(in[i]))
+LOOP(one_store_fp16_float, float, fp16, 1, out[i] = __float2half_rn(in[i]))
+LOOP(one_store_fp16_double, double, fp16, 1, out[i] = __double2half(in[i]))
+LOOP(one_load_bf16_float, bf16, float, 1, out[i] = __bfloat162float(in[i]))
+LOOP(one_store_bf16_float, float, bf16, 1, out[i] = __float2bfloat16_rn(in[i]))
+LOOP(one_store_bf16_double, double, bf16, 1, out[i] = __double2bfloat16(in[i]))
+"""
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def convert(request, tmp_path_factory):
+    """Run a loop over an array of any size."""
+    folder = tmp_path_factory.mktemp("simd")
+    return loaded(compiled(folder, SOURCE, *for_machine(request.param)))
+
+
+@np.errstate(invalid="ignore")  # signalling NaNs
+def assert_same_values(actual, expected):
+    """Bit for bit, but for what a NaN looks like."""
+    expected = np.asarray(expected, actual.dtype)
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(actual), ~number)
+    assert_same_bits(actual[number], expected[number])
+
+
+@pytest.mark.parametrize("stored", NARROW)
+def test_every_16_bit_value_loads_exactly_and_survives_a_store(convert, stored):
+    every = every_16_bits().view(DTYPES[STORED[stored]])
+    for load, wide in (("load", "float"), ("load", "double"), ("one_load", "float")):
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            expected = every.astype(WIDE[wide])
+        values = convert(f"{load}_{stored}_{wide}", every, WIDE[wide])
+        assert_same_values(values, expected)
+        assert_same_values(convert(f"store_{stored}_{wide}", values, every.dtype), every)
+
+
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("stored", NARROW)
+def test_stores_round_once_to_nearest_even_subnormals_included(convert, stored, wide):
+    """Some doubles are so close to a midpoint that the nearest float is the midpoint itself."""
+    dtype, narrow, rng = WIDE[wide].type, STORED[stored], np.random.default_rng(0)
+    lowest, highest = np.log2(magnitudes(narrow)[[1, -1]])
+    drawn = rng.uniform(1, 2, 50_000) * np.exp2(rng.uniform(lowest - 3, highest + 2, 50_000))
+    with np.errstate(over="ignore", under="ignore"):
+        drawn = drawn.astype(dtype)
+    near = around_every_rounding_boundary(narrow, dtype)
+    values = np.concatenate([near, special_values(dtype), drawn, -drawn])
+    bits = nearest_even(narrow, values)
+    one_by_one = convert(f"one_store_{stored}_{wide}", values, np.uint16)
+    np.testing.assert_array_equal(one_by_one, bits)  # NaNs too, as CUDA has them
+    # In any company: an instruction may serve a whole vector only where it has no subnormal.
+    for order in (np.arange(len(values)), rng.permutation(len(values))):
+        expected = bits[order].view(DTYPES[narrow])
+        for function in ("store", "store_all"):
+            result = convert(f"{function}_{stored}_{wide}", values[order], expected.dtype)
+            assert_same_values(result, expected)
+
+
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("stored", ["fp32", "fp64"])
+def test_float_and_double_convert_as_numpy_does(convert, stored, wide):
+    dtypes = (DTYPES[STORED[stored]], WIDE[wide])
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 50_000, np.uint32).view(np.float32)
+    near = np.float64(1) + np.arange(-3, 4) * 2.0**-30
+    with np.errstate(all="ignore"):
+        values = np.concatenate([bits.astype(np.float64), (bits[:, None] * near).reshape(-1)])
+        for function, (source, target) in {"load": dtypes, "store": dtypes[::-1]}.items():
+            given = values.astype(source)
+            result = convert(f"{function}_{stored}_{wide}", given, target)
+            assert_same_values(result, given.astype(target))
