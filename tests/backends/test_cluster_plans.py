@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 
 from tests.support.internals import (
-    BFLOAT16,
     DTYPES,
     FLOAT32,
     FLOAT64,
@@ -66,18 +65,6 @@ def test_a_grid_is_whole_clusters_of_every_group_whose_sums_fit_the_workspace():
                 size = workspace_size(FLOAT32, walk, SM_COUNT)
                 assert launch.sums_size * FLOAT32.itemsize <= size
     assert sizes == {1, 2, 4, 8, 16}
-
-
-@pytest.mark.parametrize(("dtype", "least"), [(FLOAT32, 8192), (BFLOAT16, 16384)])
-def test_a_forward_doubles_its_cluster_with_the_width_up_to_16_blocks(dtype, least):
-    types = ForwardTypes(FLOAT32, x=dtype, y=dtype)
-
-    def blocks(width: int) -> int:
-        return cuda_forward(types, Walk(5000, width), 16, WITH_CLUSTERS).build.cluster
-
-    full = [least * size for size in (1, 2, 4, 8, 16)]
-    assert [blocks(width) for width in full] == [1, 2, 4, 8, 16]
-    assert [blocks(width + 1) for width in full] == [2, 4, 8, 16, 16]
 
 
 def test_half_as_many_blocks_of_twice_the_threads_stand_in_for_16():

@@ -13,7 +13,6 @@ import pytest
 import cunorm
 from tests import softgpu
 from tests.support.internals import Build, Device, Features, Launch, Loaded, _cuda
-from tests.support.nvrtc import ResourceUsage, resource_usage
 
 pytestmark = pytest.mark.gpu
 software = pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
@@ -128,51 +127,37 @@ def test_missing_cuda_headers_are_named_with_the_remedy(cupy, monkeypatch):
     assert 'pip install "cunorm[cuda13]"' in refused(cupy)
 
 
-def test_without_cupy_the_error_says_what_to_install(cupy, monkeypatch):
+@pytest.mark.parametrize(("missing", "text"), [("CuPy", "need CuPy"), ("NVRTC", "no NVRTC")])
+def test_what_is_missing_is_named_with_the_remedy(cupy, monkeypatch, missing, text):
+    def fail():
+        raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
+
     out = cupy.zeros(32, np.int64)
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ImportError, match=r'need CuPy.*pip install "cunorm\[cuda13\]"'):
+    if missing == "CuPy":
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    else:
+        monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", fail)
+    with pytest.raises(ImportError, match=rf'{text}.*pip install "cunorm\[cuda13\]"'):
         launch(out, 1, 32)
 
 
-def test_without_nvrtc_the_error_says_what_to_install(cupy, monkeypatch):
-    def missing():
-        raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
-
-    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", missing)
-    with pytest.raises(ImportError, match=r'no NVRTC.*pip install "cunorm\[cuda13\]"'):
-        launch(cupy.zeros(32, np.int64), 1, 32)
-
-
 @pytest.mark.parametrize(
-    ("major", "folder"), [(13, "cu13/include"), (12, "cuda_runtime/include"), (14, "cu14/include")]
+    ("major", "folder"),
+    [
+        (13, "cu13/include"),
+        (12, "cuda_runtime/include"),
+        (14, "cu14/include"),
+        (None, "toolkit/include"),
+    ],
 )
-def test_the_headers_are_those_of_nvrtcs_own_wheels(cupy, monkeypatch, tmp_path, major, folder):
-    for each in ("cu13/include", "cuda_runtime/include", "cu14/include"):
-        with_headers(tmp_path / each)
-    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+def test_the_headers_are_those_of_nvrtcs_own_wheels_or_of_a_toolkit(
+    cupy, monkeypatch, tmp_path, major, folder
+):
+    for each in ("cu13/include", "cuda_runtime/include", "cu14/include", "toolkit/include"):
+        (tmp_path / each).mkdir(parents=True)
+        (tmp_path / each / "cuda_fp16.h").touch()
+    spec = major and SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(_cuda.importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (major, 0))
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (major or 13, 0))
+    monkeypatch.setattr(cupy.cuda, "get_cuda_path", lambda: str(tmp_path / "toolkit"))
     assert _cuda.cuda_include_folders() == (tmp_path / folder,)
-
-
-def test_the_headers_of_a_toolkit_serve_where_there_are_no_wheels(cupy, monkeypatch, tmp_path):
-    monkeypatch.setattr(_cuda.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(cupy.cuda, "get_cuda_path", lambda: str(tmp_path))
-    folder = with_headers(tmp_path / "include")
-    assert _cuda.cuda_include_folders() == (folder,)
-
-
-def with_headers(folder):
-    folder.mkdir(parents=True)
-    (folder / "cuda_fp16.h").touch()
-    return folder
-
-
-def test_resource_usage_reads_spills_and_shared_memory():
-    log = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'f' for 'sm_90'
-ptxas         .     24 bytes stack frame, 8 bytes spill stores, 16 bytes spill loads
-ptxas info    : Used 255 registers, used 1 barriers, 256 bytes smem, 368 bytes cmem[0]
-"""
-    assert resource_usage(log) == ResourceUsage(255, 8, 16, 256, 24)

@@ -28,24 +28,20 @@ def unset(monkeypatch):
         ("80", COPIES, COPIES),
         ("89", COPIES, COPIES),
         ("90", ALL, ALL),
-        ("100", ALL, ALL),
         ("103", ALL, ALL),
         ("120", COPIES, ALL),
     ],
 )
 def test_a_gpu_has_its_features_by_default_and_by_name(capability, by_default, named, monkeypatch):
     assert features_of(capability) == by_default
-    monkeypatch.setenv(VARIABLE, "clusters, async_copies")
-    assert features_of(capability) == named
-    monkeypatch.setenv(VARIABLE, "none")
-    assert features_of(capability) == OFF
-
-
-def test_names_turn_on_those_features_alone(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "clusters")
-    assert features_of("90") == Features(clusters=True)
-    monkeypatch.setenv(VARIABLE, "async_copies")
-    assert features_of("90") == COPIES
+    for value, right in (
+        ("clusters, async_copies", named),
+        ("async_copies", Features(async_copies=named.async_copies)),
+        ("clusters", Features(clusters=named.clusters)),
+        ("none", OFF),
+    ):
+        monkeypatch.setenv(VARIABLE, value)
+        assert features_of(capability) == right
 
 
 @pytest.mark.parametrize(

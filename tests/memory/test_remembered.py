@@ -7,9 +7,7 @@ That what is remembered gives each call what is its own is shown in test_repeate
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 
@@ -19,14 +17,12 @@ import pytest
 import cunorm
 from cunorm import NormForward
 from tests.support.calls import (
-    FUNCTIONS,
     GROUP_NORMS,
     anew,
     arrays_of,
     assert_same,
     call_of,
     change,
-    devices,
     elsewhere,
     fields,
     kinds,
@@ -113,33 +109,6 @@ def test_nothing_that_is_remembered_keeps_an_array(name):
     del call, arrays
     gc.collect()
     assert not any(ref() is not None for ref in seen)
-
-
-# --- what two calls at once do not share ----------------------------------------------------------
-
-
-@devices
-def test_threads_that_share_plans_get_their_own_numbers(kind):
-    """Calls on arrays of the same forms, which meet in all that is remembered."""
-    some = ["rms_norm_forward", "layer_norm_backward", "group_norm_backward", "l2_norm"]
-    functions, turns = (FUNCTIONS, 500) if kind == "numpy" else (some, 60)
-    start = threading.Barrier(2)
-
-    def drawn(thread, name):
-        call = call_of(name, kind=kind)
-        change(call.arrays, str(thread))
-        return call, anew(call.make)
-
-    def work(mine):
-        start.wait()
-        for turn in range(turns):
-            call, right = mine[turn % len(mine)]
-            with at(turn):
-                assert_same(call.run() if turn % 3 == 0 else call.make(), right)
-
-    calls = [[drawn(thread, name) for name in functions] for thread in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(work, calls))
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["planned", "again"])

@@ -12,13 +12,12 @@ from cunorm import (
     _info,
     _plan,
     _scratch,
-    _sources,
     _warmup,
     _warmup_command,
 )
 from cunorm.__main__ import main
 from cunorm._activations import ACTIVATIONS
-from cunorm._arrays import CPU, Device, contiguous_form, describe, numpy_view
+from cunorm._arrays import CPU, Device, describe, numpy_view
 from cunorm._arrays import _numpy as numpy_arrays
 from cunorm._arrays._cupy import Cupy
 from cunorm._arrays._dlpack import DLPack, read_capsule
@@ -111,14 +110,12 @@ __all__ = [
     "_info",
     "_plan",
     "_scratch",
-    "_sources",
     "_threads",
     "_warmup",
     "_warmup_command",
     "cache_folder",
     "collapsed",
     "compiler",
-    "contiguous_form",
     "cpu_forward",
     "cuda_backward",
     "cuda_forward",
