@@ -137,7 +137,7 @@ def test_a_stream_that_is_x_itself_is_returned_with_given_results():
 
 
 @devices
-def test_an_array_in_out_sets_the_dtype_of_a_row_norms_result(kind):
+def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
     def empty(shape, dtype="float16"):
         return to(kind, np.empty(shape, dtype))
 
@@ -145,56 +145,42 @@ def test_an_array_in_out_sets_the_dtype_of_a_row_norms_result(kind):
     told = {"weight": to(kind, draw("weight", 8, "float32")), "gate": gate}
     forward, y = cunorm.rms_norm_forward(x, **told, dtype="float16"), empty((5, 8))
     assert cunorm.rms_norm(x, **told, out=y) is y
-    assert_same_bits(host(y), host(forward.y))
     stream = empty((5, 8))
     apart = cunorm.add_rms_norm(x, None, residual_dtype="float16")
     assert cunorm.add_rms_norm(x, None, out=AddNorm(residual=stream)).residual is stream
-    assert_same_bits(host(stream), host(apart.residual))
+    pairs = [(y, forward.y), (stream, apart.residual)]
+    call = call_of("group_norm_backward", kind=kind)
+    of_groups, images = empty(call.shapes["x"]), call.arrays["x"]
+    assert cunorm.group_norm_forward(images, 4, out=GroupNormForward(y=of_groups)).y is of_groups
+    pairs.append((of_groups, cunorm.group_norm(images, 4, dtype="float16")))
+    for found, right in pairs:
+        assert_same_bits(host(found), host(right))
     narrow, wide = (
-        NormGrads(dweight=empty(8, dtype), dgate=empty((5, 8), dtype))
-        for dtype in ("float16", "float64")
+        (NormGrads(dweight=empty(8, d), dgate=empty((5, 8), d)), empty(call.shapes["x"], d))
+        for d in ("float16", "float64")
     )
-    for out in (narrow, wide):
+    for out, dx in (narrow, wide):
         grads = cunorm.rms_norm_backward(dy, x, **told, rstd=forward.rstd, out=out)
         assert grads.dresidual.dtype == x.dtype
+        assert call.make(out=GroupNormGrads(dx=dx)).dx is dx
     for field in ("dweight", "dgate"):
-        right = host(getattr(wide, field)).astype(np.float32).astype(np.float16)
-        assert_same_bits(host(getattr(narrow, field)), right, field)
-
-
-@devices
-def test_an_array_in_out_sets_the_dtype_of_a_group_norms_result(kind):
-    call = call_of("group_norm_backward", kind=kind)
-    x = call.arrays["x"]
-    y, dx, wide = (to(kind, np.empty(x.shape, d)) for d in ("float16", "float16", "float64"))
-    for array in (dx, wide):
-        assert call.make(out=GroupNormGrads(dx=array)).dx is array
-    assert_same_bits(host(dx), host(wide).astype(np.float16))
-    assert cunorm.group_norm_forward(x, 4, out=GroupNormForward(y=y)).y is y
-    assert_same_bits(host(y), host(cunorm.group_norm(x, 4, dtype="float16")))
+        right = host(getattr(wide[0], field)).astype(np.float32).astype(np.float16)
+        assert_same_bits(host(getattr(narrow[0], field)), right, field)
+    assert_same_bits(host(narrow[1]), host(wide[1]).astype(np.float16))
 
 
 # --- views ----------------------------------------------------------------------------------------
 
-VIEWS = {  # of rows, of images whose channels are last, and of those whose channels are first
-    "layer_norm": [
-        ((5, 8), {}),
-        ((5, 14), lambda a: a[:, 3:11]),
-        ((10, 8), lambda a: a[::2]),
-        ((5, 9), lambda a: a[::-1, 1:]),
-    ],
+VIEWS = {
+    "layer_norm": [((5, 14), lambda a: a[:, 3:11]), ((10, 9), lambda a: a[::-2, 1:])],
     "group_norm": [
-        ((3, 24, 10), {"channel_axis": -1, "num_groups": 5}),
         ((3, 24, 16), lambda a: a[..., 3:13]),
-        ((6, 48, 10), lambda a: a[::2, ::2]),
-        ((3, 24, 12), lambda a: a[::-1, ::-1, 1:11]),
+        ((6, 48, 12), lambda a: a[::-2, ::-2, 1:11]),
         ((24, 3, 10), lambda a: a.transpose(1, 0, 2)),
     ],
     "group_norm of channels first": [
-        ((3, 10, 24), {"channel_axis": 1, "num_groups": 5}),
         ((3, 10, 30), lambda a: a[..., 3:27]),
-        ((6, 20, 24), lambda a: a[::2, ::2]),
-        ((3, 10, 26), lambda a: a[::-1, ::-1, 1:25]),
+        ((6, 20, 26), lambda a: a[::-2, ::-2, 1:25]),
         ((10, 3, 24), lambda a: a.transpose(1, 0, 2)),
     ],
 }
@@ -204,10 +190,11 @@ VIEWS = {  # of rows, of images whose channels are last, and of those whose chan
 @pytest.mark.parametrize("way", ["forward", "backward"])
 @pytest.mark.parametrize("norm", VIEWS)
 def test_a_view_in_out_is_written_and_nothing_around_it(norm, way, kind):
-    (shape, told), *views = VIEWS[norm]
-    call = call_of(f"{norm.split()[0]}_{way}", shape, kind, **told)
+    axis = 1 if "first" in norm else -1
+    shape = {"layer_norm": (5, 8)}.get(norm, (3, 10, 24) if axis == 1 else (3, 24, 10))
+    call = call_of(f"{norm.split()[0]}_{way}", shape, kind, channel_axis=axis, num_groups=5)
     expected = fields(call.make())
-    for shape, view in views:
+    for shape, view in VIEWS[norm]:
         buffers = {
             field: to(kind, np.full(shape, np.nan, np.float32))
             for field in call.out.keys() & {"y", "dx", "dgate", "residual"}

@@ -77,7 +77,7 @@ def changed(told, kinds, rng):
         "dtype": ["float32", "float16" if name in ("l2_norm", "group_norm") else "float32"],
         "said": [told["said"] | {said: value} for value in values[said]],
         "seed": range(3),
-        "steps": ["dense", "padded", "every other", "spread"],
+        "gap": [0, 4],
         "moved": [{}, *({pick(parts): distance} for distance in (1, 4, 8, 16, 64, 512))],
         "instead": [{}, {pick(parts): pick(parts)}],
         "given": [(), parts, [part for part in parts if rng.random() < 0.5]],
@@ -86,24 +86,13 @@ def changed(told, kinds, rng):
     return told | {what: pick(choices[what])}
 
 
-def strides(shape, steps):
-    """Return the elements from one to the next: dense, or with gaps along some axis."""
-    found, step = [], 2 if steps == "spread" else 1
-    for axis in reversed(range(len(shape))):
-        found.append(step)
-        step *= max(shape[axis], 1)
-        if axis == len(shape) - 1:
-            step = {"padded": step + 4, "every other": 2 * step}.get(steps, step)
-    return tuple(reversed(found))
-
-
 def view(memory, told, key, shape):
-    """Return an array in the place of a key, with numbers in it; in the strides that are told."""
+    """Return an array in the place of a key, with numbers in it, and with a gap after each line."""
     kind, is_small = told["kind"], key.removeprefix("out.").removeprefix("d") in INPUTS[5:]
     dtype = np.dtype("u1" if key == "workspace" else "f4")
     dtype = np.dtype(told["dtype"]) if key in ("x", "out.y") else dtype
-    steps = strides(shape, "dense" if is_small or key == "workspace" else told["steps"])
-    steps = tuple(step * dtype.itemsize for step in steps)
+    gap = 0 if is_small or key == "workspace" else told["gap"]
+    steps = np.empty((*shape[:-1], shape[-1] + gap), dtype).strides if shape else ()
     distance = told["moved"].get(key, 0)
     distance = 32 if distance == 1 and kind != "numpy" else distance
     start = PLACES.index(told["instead"].get(key, key)) * SLOT + distance
@@ -177,7 +166,7 @@ def check_all_alike(told, kinds, steps):
 
 def begun(names, kind):
     """Return the calls to begin with; their numbers make no two alike where none differs."""
-    rest = {"dtype": "float32", "seed": 0, "steps": "dense", "moved": {}, "instead": {}}
+    rest = {"dtype": "float32", "seed": 0, "gap": 0, "moved": {}, "instead": {}}
     for name in names:
         said = {k: 1.0 for k in ("weight_offset", "eps") if k in parameters_of(name)}
         shape = (IMAGES if name in GROUP_NORMS else ROWS)[0]
