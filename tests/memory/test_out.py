@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
 
 import cunorm
 from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
+from tests.support import internals
 from tests.support.calls import (
+    GROUP_NORMS,
     anew,
     assert_same,
     call_of,
@@ -101,6 +106,8 @@ def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
         call.workspace = call.sized_workspace()
         expected = call.make()
         with at(axis, memory):
+            with planning_forbidden():
+                assert_same(call.make(), expected)
             assert_same(call.run(), expected)
             for key in inputs:
                 before, place = call.arrays[key], laid_out(call.arrays[key], axis, memory)
@@ -206,3 +213,59 @@ def test_a_view_in_out_is_written_and_nothing_around_it(norm, way, kind):
             with at(shape):
                 assert_same_bits(host(view(buffer)), right, field)
                 assert np.count_nonzero(~np.isnan(host(buffer))) == right.size
+
+
+# --- memory that NumPy allocates ------------------------------------------------------------------
+
+# Of arrays that tracemalloc sees: in one of them dweight has 64 KiB, in the other rstd, which is
+# more than what Python's objects take.
+SHAPES = (4, 16 << 10), (16 << 10, 4)
+GROUP_SHAPES = (2, 3, 16 << 10), (16 << 10, 2, 4)
+
+
+def peak_of(run):
+    """Return the most bytes that were allocated at once during a call, beyond those before it."""
+    run()  # what is planned and compiled for such a call stays
+    gc.disable()  # else what goes meanwhile would hide what comes
+    tracemalloc.start()
+    peak = 0
+    try:
+        for forget in (internals._again.forget, lambda: None):  # the call is planned, or repeated
+            forget()
+            internals._scratch._kept.clear()  # what is lent is allocated
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            run()
+            peak = max(peak, tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    return peak
+
+
+@names
+def test_numpy_allocates_what_is_left_out_and_nothing_else(name):
+    calls = [call_of(name, shape) for shape in (GROUP_SHAPES if name in GROUP_NORMS else SHAPES)]
+    assert max(peak_of(call.run) for call in calls) < 16 << 10
+    for part in calls[0].parts():
+        assert max(peak_of(partial(call.run, part)) for call in calls) >= 64 << 10, part
+
+
+def test_only_some_mib_of_what_was_lent_are_kept():
+    """What a call lends itself to add up the gradients of 400,000 weights is gone after it."""
+    x, weight = draw("x", (8, 400_000), "float32"), draw("weight", 400_000, "float32")
+    out = cunorm.NormGrads(dweight=np.empty_like(weight))
+    told = {"rstd": np.ones(8, np.float32), "needs": ("weight",), "out": out}
+    lent = cunorm.workspace_size("rms_norm_backward", x, weight, needs=("weight",))
+    assert lent > 8 << 20
+    run = partial(cunorm.rms_norm_backward, x, x, weight, **told)
+    run()
+    internals._scratch._kept.clear()
+    tracemalloc.start()
+    try:
+        run()
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak >= lent
+    assert kept < 1 << 20

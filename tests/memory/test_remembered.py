@@ -16,6 +16,7 @@ import pytest
 
 import cunorm
 from cunorm import NormForward
+from tests import softgpu
 from tests.support.calls import (
     GROUP_NORMS,
     anew,
@@ -25,13 +26,14 @@ from tests.support.calls import (
     change,
     elsewhere,
     fields,
+    host,
     kinds,
     names,
     nothing_known,
     planning_forbidden,
+    raises,
     to,
 )
-from tests.support.group_norm_cases import laid_out
 from tests.support.internals import _scratch, numpy_view
 from tests.support.operands import assert_same_bits, at, draw
 
@@ -48,35 +50,16 @@ def known(monkeypatch):
 @names
 def test_a_call_made_again_on_other_arrays_is_not_planned(name, kind, known):
     """With memory for its results it is, which may overlap; on the same, see test_out.py."""
-    call = call_of(name, kind=kind)
-    call.make()
-    for argument in arrays_of(call.arrays):
-        call.arrays[argument] = elsewhere(call.arrays[argument])
-        expected = anew(call.make)
-        with planning_forbidden(), at(argument):
-            assert_same(call.make(), expected)
-    assert len(known) == 1
-
-
-@pytest.mark.parametrize("name", ["group_norm_forward", "group_norm_backward"])
-def test_a_call_of_several_launches_is_not_planned_again(name, known):
-    call = call_of(name, (2, 4900, 8))
-    for run in (call.run, call.make):
-        run()
-        change(call.arrays)
-        expected = anew(call.make)
-        with planning_forbidden():
-            assert_same(run(), expected)
-
-
-@kinds
-def test_a_result_in_the_memory_layout_of_x_is_made_again(kind, known):
-    for axis, memory in ((1, "last"), (1, "first"), (-1, "last"), (-1, "first")):
-        call = call_of("group_norm_forward", (2, 8, 5, 8), kind, channel_axis=axis)
-        call.arrays["x"] = to(kind, laid_out(draw("x", (2, 8, 5, 8), "float32"), axis, memory))
-        expected = call.make()
-        with planning_forbidden(), at(axis, memory):
-            assert_same(call.make(), expected)
+    several = [(2, 4900, 8)] if name in GROUP_NORMS and kind == "numpy" else []  # launches
+    for number, shape in enumerate((None, *several)):
+        call = call_of(name, shape, kind)
+        call.make()
+        for argument in arrays_of(call.arrays):
+            call.arrays[argument] = elsewhere(call.arrays[argument])
+            expected = anew(call.make)
+            with planning_forbidden(), at(shape, argument):
+                assert_same(call.make(), expected)
+        assert len(known) == 1 + number
 
 
 def test_a_result_of_the_form_of_one_that_is_given_is_another_array():
@@ -136,3 +119,76 @@ def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_known):
     with planning_forbidden() if is_known else nullcontext():
         assert_same_bits(call(x, 4), expected)
     assert handled
+
+
+# --- on GPUs --------------------------------------------------------------------------------------
+
+# The software GPU does a stream's work late, when somebody waits for it, and knows whose memory is
+# whose: so that a launch on another stream or device than the right one shows.
+
+
+def with_settings(**values):
+    return softgpu.settings(**values) if softgpu.is_loaded() else nullcontext()
+
+
+@pytest.mark.gpu
+@names
+def test_a_call_is_on_the_stream_that_is_current_then(name):
+    import cupy
+
+    call = call_of(name, kind="cupy")
+    for _ in range(2):  # what is met for the first time is not remembered
+        call.make()
+        call.run()
+    for order in ("late", "late_reversed"):
+        with with_settings(streams=order):
+            streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+            for turn, stream in enumerate((*streams, cupy.cuda.Stream.null, streams[0])):
+                made = call.make if turn % 2 else call.run
+                with stream, at(order, turn):
+                    change(call.arrays, f"{turn}")
+                    expected = {f: host(a) for f, a in fields(anew(call.make)).items()}
+                    change(call.arrays, f"{turn}")
+                    with planning_forbidden():
+                        found = fields(made())
+                    for field, right in expected.items():
+                        np.testing.assert_array_equal(host(found[field]), right, field)
+
+
+@pytest.fixture
+def two_gpus():
+    import cupy
+
+    with with_settings(devices=2):
+        if cupy.cuda.runtime.getDeviceCount() < 2:
+            pytest.skip("needs two GPUs")
+        yield cupy.cuda
+
+
+@pytest.mark.gpu
+@names
+def test_a_call_is_on_the_device_of_its_arrays_and_leaves_the_callers(name, two_gpus):
+    expected = fields(call_of(name).make())
+    for device in (1, 0):
+        with two_gpus.Device(device):
+            call = call_of(name, kind="cupy")
+        for current in (0, 1):
+            with two_gpus.Device(current):
+                for made in (partial(anew, call.make), call.make, call.run, call.run):
+                    found = fields(made())
+                    assert two_gpus.runtime.getDevice() == current
+                    assert {array.device.id for array in found.values()} == {device}
+                    for field, right in expected.items():  # a launch elsewhere would give NaNs
+                        np.testing.assert_allclose(host(found[field]), right, rtol=0, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_arrays_on_another_gpu_are_refused_though_their_forms_were_met(two_gpus):
+    x, weight = (to("cupy", draw(*form, "float32")) for form in (("x", (4, 64)), ("weight", 64)))
+    with two_gpus.Device(1):
+        far, far_y = weight.copy(), x.copy()
+        cunorm.rms_norm(far_y, far, out=far_y)
+    cunorm.rms_norm(x, weight)
+    for what, arrays, out in (("weight", (x, far), None), ("out", (x, weight), far_y)):
+        with raises(ValueError, f"rms_norm: {what} is on cuda:1, expected cuda:0, the device of x"):
+            cunorm.rms_norm(*arrays, out=out)
