@@ -112,18 +112,13 @@ def test_images_further_apart_than_32_bits_reach_are_right(far, view, backwards)
 @pytest.mark.compiled("O1")
 def test_more_than_2_to_the_31_elements_give_the_right_parameter_gradient():
     """The same thousand rows are read some 2000 times; the gradient is so many times theirs."""
-    times, rows, width = 2049, 1024, 1024
-    shape = (times, rows, width)
-    assert times * rows * width > 2**31
-    x, dy = (draw(name, (rows, width), "float32") for name in ("x", "dy"))
-    rstd = cunorm.rms_norm_forward(x).rstd
-    grads = cunorm.rms_norm_backward(
-        np.broadcast_to(dy, shape),
-        np.broadcast_to(x, shape),
-        np.ones(width, np.float32),
-        rstd=np.tile(rstd, (times, 1)),
-        needs=("weight",),
-    )
+    times, shape = 2049, (1024, 1024)
+    x, dy = (draw(name, shape, "float32") for name in ("x", "dy"))
+    rstd = np.tile(cunorm.rms_norm_forward(x).rstd, (times, 1))
+    many = [np.broadcast_to(array, (times, *shape)) for array in (dy, x)]
+    assert many[0].size > 2**31
+    weight = np.ones(shape[1], np.float32)
+    grads = cunorm.rms_norm_backward(*many, weight, rstd=rstd, needs=("weight",))
     summands = dy.astype(np.float64) * cunorm.reference.rms_norm(x)
     exact, magnitude = times * summands.sum(axis=0), times * np.abs(summands).sum(axis=0)
     bound = param_grad_bound(exact, magnitude, "float32")
