@@ -124,18 +124,15 @@ def test_files_bytes_and_what_is_loaded_are_counted(folder):
     assert cunorm.cache_info()[:4] == (folder, 2, size + 5, 1)
 
 
-def test_nothing_is_imported_to_say_where_cupys_cache_is(tmp_path):
-    in_process(
-        "assert cunorm.cache_info().cupy_folder is None and 'cupy' not in sys.modules\n"
-        "sys.modules['cupy'] = None  # stands for an import\n"
-        "assert str(cunorm.cache_info().cupy_folder) == '/some/where'\n"
-        "del os.environ['CUPY_CACHE_DIR']\n"
-        "assert cunorm.cache_info().cupy_folder.parts[-2:] == ('.cupy', 'kernel_cache')\n"
-        "assert cunorm.clear_cache().files >= 0 and sys.modules['cupy'] is None",
-        CUPY_CACHE_DIR="/some/where",
-        CUNORM_CACHE_DIR="",
-        XDG_CACHE_HOME=os.fspath(tmp_path),
-    )
+def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
+    monkeypatch.setenv("CUPY_CACHE_DIR", "/some/where")
+    monkeypatch.setitem(sys.modules, "cupy", None)  # stands for an import
+    assert str(cunorm.cache_info().cupy_folder) == "/some/where"
+    monkeypatch.delenv("CUPY_CACHE_DIR")
+    assert cunorm.cache_info().cupy_folder.parts[-2:] == (".cupy", "kernel_cache")
+    monkeypatch.delitem(sys.modules, "cupy")
+    assert cunorm.cache_info().cupy_folder is None
+    assert "cupy" not in sys.modules
 
 
 # --- what is removed ------------------------------------------------------------------------------

@@ -91,21 +91,19 @@ def test_where_no_gradient_is_wanted_nothing_is_compiled(loads):
 # --- the bar --------------------------------------------------------------------------------------
 
 
-def test_a_bar_counts_the_builds_and_leaves_no_thread(loads, capsys):
+@pytest.mark.parametrize("without", ["", "progress", "tqdm"])
+def test_a_bar_counts_the_builds_unless_told_not_to_or_without_tqdm(
+    loads, monkeypatch, capsys, without
+):
     pytest.importorskip("tqdm")
-    before = threading.active_count()
-    warm()
-    assert "3/3" in capsys.readouterr().err
-    assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("without", ["progress", "tqdm"])
-def test_without_progress_or_tqdm_nothing_is_shown(loads, monkeypatch, capsys, without):
     if without == "tqdm":
         for name in ("tqdm", "tqdm.auto"):
             monkeypatch.setitem(sys.modules, name, None)
+    before = threading.active_count()
     assert warm(progress=without != "progress").builds == 3
-    assert capsys.readouterr() == ("", "")
+    printed = capsys.readouterr().err
+    assert printed == "" if without else "3/3" in printed
+    assert threading.active_count() == before
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -118,25 +116,19 @@ FLOATS = "expected float16, bfloat16, float32 or float64"
     ("wrong", "error", "text"),
     [
         ({"ops": "rms"}, ValueError, "ops is 'rms', expected 'add_layer_norm', "),
-        ({"ops": []}, ValueError, "ops is [], expected at least one"),
         ({"widths": [64, 0]}, ValueError, "widths is 0, expected at least 1"),
         ({"dtypes": np.array("float32")}, TypeError, "dtypes is array('float32', dtype='<U7'), "),
-        ({"widths": 2**31}, ValueError, "x of shape (8, 2147483648) has rows of 2147483648"),
         ({"rows": -1}, ValueError, "rows is -1, expected at least 1"),
         ({"dtypes": "float8"}, TypeError, f"dtypes is 'float8', {FLOATS}"),
-        ({"weight": "int8"}, TypeError, f"weight is 'int8', {FLOATS}, or True, False or None"),
         ({"d_residual": "half"}, TypeError, f"d_residual is 'half', {FLOATS}, or True, False or N"),
         ({"groups": 3}, ValueError, "groups is 3, expected a divisor of 64"),
         ({"center": True}, ValueError, "center is True, which none of ['rms_norm_forward', "),
         ({"ops": "rms_norm", "bias": True}, ValueError, "bias is True, which rms_norm does not"),
-        ({"ops": "rms_norm", "residual": [False, "float32"]}, ValueError, "residual is 'float32'"),
         ({"weight": False, "weight_offset": 1.0}, ValueError, "weight_offset is 1.0, expected 0"),
         ({"positions": 9}, ValueError, "positions is 9, which none of ['rms_norm_forward', "),
         ({"ops": "instance_norm"}, TypeError, "positions is None, expected an int"),
         (GROUP | {"num_groups": 3}, ValueError, "num_groups is 3, expected a divisor of 64, the"),
-        (GROUP | {"num_groups": [4, 0]}, ValueError, "num_groups is 0, expected a divisor of 64"),
         (GROUP | {"activation": "mish"}, ValueError, "activation is 'mish', expected 'identity'"),
-        (GROUP | {"ops": "instance_norm"}, ValueError, "num_groups is 4, which instance_norm do"),
         ({"workers": 0}, ValueError, "workers is 0, expected at least 1"),
         ({"progress": None}, TypeError, "progress is None, expected True or False"),
         ({"device": "gpu"}, ValueError, "device is 'gpu', expected "),
