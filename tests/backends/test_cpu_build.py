@@ -6,24 +6,23 @@ from __future__ import annotations
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import numpy as np
 import pytest
 
 import cunorm
 from tests.support import described
 from tests.support.caches import (
     ANSWERS,
+    begun_anew,
     check,
     compiles,
+    copies,
     gcc,
     libraries,
     own_cache,
     posix,
     script,
-    uses_openmp,
 )
 from tests.support.internals import FLOAT32, ForwardTypes, Walk, _compile, compiler, cpu_forward
 from tests.support.processes import in_process
@@ -45,8 +44,8 @@ def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_aft
 
 
 @pytest.mark.parametrize("cxx", ["/nowhere/c++", "false", ""])
-def test_a_cxx_that_does_not_answer_gives_way_to_the_next(cxx, tmp_path):
-    with own_cache(tmp_path, CXX=cxx):
+def test_a_cxx_that_does_not_answer_gives_way_to_the_next(cxx):
+    with begun_anew(CXX=cxx):
         assert compiler().command != (cxx,)
 
 
@@ -84,10 +83,10 @@ def test_a_compile_that_fails_is_an_error_with_command_first_lines_and_build(tmp
 # --- compilers that fail with an option, or once --------------------------------------------------
 
 WITH_OPENMP = 'case "$*" in *-fopenmp*) if [ -e "$flag" ]; then {}; fi;; esac\n'
-HALF = 'for last; do :; done; echo half > "$last"; '  # the file that it was to make
+NOTES = 'case "$*" in *-fopenmp*row_norm_forward.cpp*) touch "$openmp";; esac\n'
 FAULTS = {
-    "is killed": HALF + 'rm "$flag"; kill -9 $$',
-    "finds the disk full": HALF + 'echo "error: no space left on device" >&2; exit 1',
+    "is killed": 'echo half > "$last"; rm "$flag"; kill -9 $$',
+    "finds the disk full": 'echo half > "$last"; echo "no space left on device" >&2; exit 1',
     "may not write so much": "ulimit -f 64",
     "refuses OpenMP": 'echo "error: unrecognized option" >&2; exit 1',
 }
@@ -96,51 +95,57 @@ FAULTS = {
 @pytest.fixture
 def faulty(tmp_path, request):
     """Have a compiler with this fault, where it is to use OpenMP and while a file is there."""
-    flag = tmp_path / "flag"
+    flag, openmp = tmp_path / "flag", tmp_path / "openmp"  # the other is made where it uses it
     flag.touch()
-    fault = WITH_OPENMP.format(FAULTS[request.param])
-    with own_cache(tmp_path, f'{ANSWERS}flag="{flag}"\n{fault}exec $real "$@"') as cache:
-        yield flag, cache
+    fault = WITH_OPENMP.format(FAULTS[request.param]) if request.param in FAULTS else request.param
+    text = f'{ANSWERS}flag="{flag}" openmp="{openmp}"\n{fault}{NOTES}{copies()}'
+    with own_cache(tmp_path, text) as cache:
+        yield flag, openmp, cache
 
 
 @pytest.mark.parametrize("faulty", list(FAULTS)[:3], indirect=True)
 def test_a_compiler_that_is_stopped_is_an_error_and_leaves_nothing_behind(faulty):
-    flag, cache = faulty
-    with pytest.raises(RuntimeError, match=r"killed by signal 9|no space|File size limit"):
+    flag, openmp, cache = faulty
+    with pytest.raises(RuntimeError, match=r"killed by signal|no space"):
         check()
     assert not list(cache.iterdir())
     flag.unlink(missing_ok=True)
     check()
-    (library,) = cache.iterdir()
-    assert uses_openmp(library)
+    assert len(list(cache.iterdir())) == 1
+    assert openmp.exists()
 
 
 @pytest.mark.parametrize("faulty", ["refuses OpenMP"], indirect=True)
 def test_a_compiler_that_refused_an_option_is_asked_again_a_day_later(faulty):
-    flag, cache = faulty
-    other = partial(cunorm.l2_norm, np.ones((1, 4), np.float64))
-    with ThreadPoolExecutor() as pool:  # both find out
-        list(pool.map(lambda call: call(), (check, other)))
+    flag, openmp, cache = faulty
+    told = {"device": "cpu", "progress": False, "workers": 2}
+    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **told)  # both find out
     serial, (refused,) = libraries(cache), cache.glob("*.json")
     assert len(serial) == 2
-    assert not any(map(uses_openmp, serial))
+    assert not openmp.exists()
     flag.unlink()
     for day in range(2):
         described.forget()
         check()
         assert len(libraries(cache)) == 2 + day
+        assert openmp.exists() == bool(day)
         os.utime(refused, (time.time() - 25 * 60 * 60,) * 2)
-    (parallel,) = {*libraries(cache)} - {*serial}
-    assert uses_openmp(parallel)
 
 
-@pytest.mark.parametrize("where", ["", "row_norm_forward.cpp*"], ids=["ever", "with this text"])
-def test_a_compiler_that_does_not_schedule_before_registers_serves_with_openmp(where, tmp_path):
-    refuse = f'case "$*" in *-fschedule-insns*{where}) exit 1;; esac\n'
-    with own_cache(tmp_path, f'{ANSWERS}{refuse}exec $real "$@"') as cache:
-        check()
-        (library,) = libraries(cache)
-        assert uses_openmp(library)
+SCHEDULES = 'case "$*" in *-fschedule-insns*{}) exit 1;; esac\n'
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [SCHEDULES.format(""), SCHEDULES.format("row_norm_forward.cpp*")],
+    ids=["ever", "with this text"],
+    indirect=True,
+)
+def test_a_compiler_that_does_not_schedule_before_registers_serves_with_openmp(faulty):
+    _, openmp, cache = faulty
+    check()
+    assert len(libraries(cache)) == 1
+    assert openmp.exists()
 
 
 def test_a_compile_that_is_interrupted_leaves_nothing_behind(tmp_path):
@@ -148,10 +153,9 @@ def test_a_compile_that_is_interrupted_leaves_nothing_behind(tmp_path):
     elsewhere.mkdir()
     hangs = f'echo half > "$TMPDIR/half"; touch "{begun}"; exec sleep 60'
     in_process(
-        "import pathlib, signal, time\n"
+        "import signal, time\n"
         "def interrupt():\n"
-        f"    while not pathlib.Path({os.fspath(begun)!r}).exists():\n"
-        "        time.sleep(0.05)\n"
+        f"    while not os.path.exists({os.fspath(begun)!r}): time.sleep(0.05)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it\n"
         "threading.Thread(target=interrupt).start()\n"
@@ -169,43 +173,38 @@ def test_a_compile_that_is_interrupted_leaves_nothing_behind(tmp_path):
 
 # --- compiled headers -----------------------------------------------------------------------------
 
-BUILDS = """
+# Three builds, which are not called: what is copied while this file is there serves for them.
+THREE = """
 import pathlib, time
 folder = pathlib.Path(os.environ["CUNORM_CACHE_DIR"])
-def headers():
-    return [path for path in folder.glob("headers-*") if path.suffix == ".gch"]
-def compile_one():
-    y = call.pop()(np.array([[3, -3]], dtype=np.float32))
-    assert np.isfinite(y).all()
-call = [
-    lambda x: cunorm.rms_norm(x, x[0]),
-    lambda x: cunorm.layer_norm(x),
-    lambda x: cunorm.rms_norm(x, dtype="float64"),
-    lambda x: cunorm.rms_norm(x, dtype="float16"),
-    lambda x: cunorm.rms_norm(x),
-]
-for _ in range(3):
-    compile_one()
+cunorm.warmup("l2_norm", 8, ["float16", "float32", "float64"], device="cpu", progress=False)
 """
 
 
 @gcc
 def test_headers_are_compiled_beside_the_third_build_and_are_taken_by_the_next(tmp_path):
-    log = tmp_path / "log"
+    log, copying = tmp_path / "log", tmp_path / "copying"
+    copying.touch()
+    compiles = f'exec $real "$@" -H 2>> "{log}"'
+    only = f'case "$*" in *c++-header*) {compiles};; esac'
+    text = f'{ANSWERS}if [ -e "{copying}" ]; then {only}\n{copies()}\nfi\n{compiles}'
     in_process(
-        f"{BUILDS}"
+        f"{THREE}"
+        "def headers():\n"
+        '    return [path for path in folder.glob("headers-*") if path.suffix == ".gch"]\n'
         "begun = time.monotonic()\n"
         "while not headers() and time.monotonic() < begun + 60: time.sleep(0.05)\n"
-        "compile_one()\n"
         "(compiled,) = headers()\n"
+        f"os.unlink({os.fspath(copying)!r})\n"
+        "check(0, False)\n"
         f"assert pathlib.Path({os.fspath(log)!r}).read_text().count(f'! {{compiled}}') == 1\n"
         "half = compiled.read_bytes()[: compiled.stat().st_size // 2]\n"
         "compiled.unlink()\n"
         "compiled.write_bytes(half)\n"
-        "compile_one()\n"
+        "assert np.isfinite(cunorm.layer_norm(np.float32([[3, -3]]))).all()\n"
         "assert compiled.stat().st_size == 0, 'they are given up'\n"
         "assert cunorm.clear_cache().files == 6 and not list(folder.iterdir())",
-        CXX=script(tmp_path, f'{ANSWERS}exec $real "$@" -H 2>> "{log}"'),
+        CXX=script(tmp_path, text),
         CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
     )
 
@@ -217,12 +216,12 @@ def test_a_process_that_ends_ends_the_compile_of_headers(tmp_path):
     hangs = f'case "$*" in *c++-header*) echo half > "$TMPDIR/half"; {child} & wait;; esac'
     begun = time.monotonic()
     in_process(
-        f"{BUILDS}while not os.path.exists({os.fspath(beats)!r}): time.sleep(0.05)",
-        CXX=script(tmp_path, f'{ANSWERS}{hangs}\nexec $real "$@"'),
+        f"{THREE}while not os.path.exists({os.fspath(beats)!r}): time.sleep(0.05)",
+        CXX=script(tmp_path, f"{ANSWERS}{hangs}\n{copies()}"),
         CUNORM_CACHE_DIR=os.fspath(cache),
     )
     assert time.monotonic() - begun < 55
     assert {path.suffix for path in cache.iterdir()} == {".so"}
     before = beats.read_text()
-    time.sleep(1)
+    time.sleep(0.5)
     assert beats.read_text() == before

@@ -58,62 +58,42 @@ def entry(tmp_path_factory):
 WORDS = struct.Struct("<3Q")  # of the arguments
 
 
-def notes_of(grid):
-    return np.zeros((grid, 5), np.int64)
+@pytest.fixture
+def run(entry):
+    """Return what runs kernels of so many blocks and elements on several threads, twice."""
 
+    def run(grids, threads, work=None):
+        sizes = enumerate(zip(grids, work or [1 << 20] * len(grids), strict=True))
+        tasks = [Task(entry, grid, WORDS.size * n, elements) for n, (grid, elements) in sizes]
+        run = runner(tasks, arguments, len(grids) + 1)
+        cunorm.set_num_threads(threads)
+        for _ in range(2):  # on arrays that are others each time
+            notes, clock = [np.zeros((grid, 5), np.int64) for grid in grids], np.zeros(1, np.int64)
+            run([array.ctypes.data for array in (*notes, clock)])
+        assert clock[0] == 2 * sum(grids)
+        return notes
 
-def tasks_of(entry, grids, work=1 << 20):
-    return [Task(entry, grid, WORDS.size * place, work) for place, grid in enumerate(grids)]
+    def arguments(pointers):
+        *notes, clock = pointers  # of each task its own, and the last for all
+        return b"".join(WORDS.pack(pointer, clock, 0) for pointer in notes)
 
-
-def address_of(*arrays):
-    return [array.ctypes.data for array in arrays]
-
-
-def for_each(*notes_of_tasks):
-    """Return the arguments of tasks, each of which has notes of its own: all but the last array."""
-    *notes, clock = notes_of_tasks
-    return b"".join(WORDS.pack(pointer, clock, 0) for pointer in notes)
+    yield run
+    cunorm.set_num_threads(None)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-@pytest.mark.parametrize("grids", [(), (1,), (5, 1, 9), (2, 40, 3, 3)], ids=str)
-def test_each_block_runs_once_after_the_kernels_before(entry, grids, threads):
-    """As often as they are run, on arrays that are others each time."""
-    run = runner(tasks_of(entry, grids), lambda pointers: for_each(*pointers), len(grids) + 1)
-    cunorm.set_num_threads(threads)
-    try:
-        for _ in range(2):
-            notes, clock = [notes_of(grid) for grid in grids], np.zeros(1, np.int64)
-            run(address_of(*notes, clock))
-            assert all((note[:, 0] == 1).all() for note in notes)
-            assert clock[0] == 2 * sum(grids)
-            for before, after in pairwise(notes):
-                assert before[:, 2].max() < after[:, 1].min()
-    finally:
-        cunorm.set_num_threads(None)
+def test_each_block_runs_once_after_the_kernels_before(run, threads):
+    for grids in ((), (1,), (5, 1, 9), (2, 40, 3, 3)):
+        notes = run(grids, threads)
+        assert all((note[:, 0] == 1).all() for note in notes)
+        for before, after in pairwise(notes):
+            assert before[:, 2].max() < after[:, 1].min()
 
 
-def test_little_work_stays_on_the_thread_that_calls(entry):
+def test_little_work_stays_on_the_thread_that_calls(run):
     """Also after a kernel of which several threads had their share."""
-    few, many, alone = (notes_of(grid) for grid in (3, 40, 1))
-    clock = np.zeros(1, np.int64)
-
-    def run(**work):
-        notes = [{"few": few, "many": many, "alone": alone}[name] for name in work]
-        tasks = [
-            Task(entry, len(note), WORDS.size * place, elements)
-            for place, (note, elements) in enumerate(zip(notes, work.values(), strict=True))
-        ]
-        kernels = runner(tasks, lambda pointers: for_each(*pointers), len(notes) + 1)
-        kernels(address_of(*notes, clock))
-
-    cunorm.set_num_threads(2)
-    try:
-        run(few=100)
-        run(many=1 << 20, alone=100)
-    finally:
-        cunorm.set_num_threads(None)
+    (few,) = run((3,), 2, work=[100])
+    many, alone = run((40, 1), 2, work=[1 << 20, 100])
     (own,) = set(few[:, 3])
     assert set(alone[:, 3]) == {own}
     assert len(set(many[:, 3])) == 2
@@ -129,11 +109,11 @@ def test_an_address_is_added_in_each_word_that_an_array_has_a_part_in(entry):
         places = enumerate((other, other + 64, other - 8, 7))
         return b"".join(WORDS.pack(notes + 40 * n, clock, said % 2**64) for n, said in places)
 
-    run = runner(tasks_of(entry, 4 * (1,)), arguments, 4)
+    run = runner([Task(entry, 1, WORDS.size * n, 1 << 20) for n in range(4)], arguments, 4)
     times = len(asked)
     for other in (0, 1 << 12, 3 << 45, 0):
-        notes, clock = notes_of(4), np.zeros(1, np.int64)
-        run([*address_of(notes, clock), other, 5])
+        notes, clock = np.zeros((4, 5), np.int64), np.zeros(1, np.int64)
+        run([notes.ctypes.data, clock.ctypes.data, other, 5])
         assert notes[:, 0].tolist() == [1, 1, 1, 1]
         assert notes[:, 4].tolist() == [other, other + 64, other - 8, 7]
     assert len(asked) == times

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
+from importlib.machinery import PathFinder
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import cunorm
 from tests import softgpu
 from tests.support.internals import Build, Device, Features, Launch, Loaded, _cuda
-from tests.support.nvrtc import ResourceUsage, resource_usage
+from tests.support.processes import in_process
 
 pytestmark = pytest.mark.gpu
 software = pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
@@ -128,51 +130,84 @@ def test_missing_cuda_headers_are_named_with_the_remedy(cupy, monkeypatch):
     assert 'pip install "cunorm[cuda13]"' in refused(cupy)
 
 
-def test_without_cupy_the_error_says_what_to_install(cupy, monkeypatch):
+@pytest.mark.parametrize(("missing", "text"), [("CuPy", "need CuPy"), ("NVRTC", "no NVRTC")])
+def test_what_is_missing_is_named_with_the_remedy(cupy, monkeypatch, missing, text):
+    def fail():
+        raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
+
     out = cupy.zeros(32, np.int64)
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ImportError, match=r'need CuPy.*pip install "cunorm\[cuda13\]"'):
+    if missing == "CuPy":
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    else:
+        monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", fail)
+    with pytest.raises(ImportError, match=rf'{text}.*pip install "cunorm\[cuda13\]"'):
         launch(out, 1, 32)
 
 
-def test_without_nvrtc_the_error_says_what_to_install(cupy, monkeypatch):
-    def missing():
-        raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
-
-    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", missing)
-    with pytest.raises(ImportError, match=r'no NVRTC.*pip install "cunorm\[cuda13\]"'):
-        launch(cupy.zeros(32, np.int64), 1, 32)
-
-
 @pytest.mark.parametrize(
-    ("major", "folder"), [(13, "cu13/include"), (12, "cuda_runtime/include"), (14, "cu14/include")]
+    ("major", "folder"),
+    [
+        (13, "cu13/include"),
+        (12, "cuda_runtime/include"),
+        (14, "cu14/include"),
+        (None, "toolkit/include"),
+    ],
 )
-def test_the_headers_are_those_of_nvrtcs_own_wheels(cupy, monkeypatch, tmp_path, major, folder):
-    for each in ("cu13/include", "cuda_runtime/include", "cu14/include"):
-        with_headers(tmp_path / each)
-    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+def test_the_headers_are_those_of_nvrtcs_own_wheels_or_of_a_toolkit(
+    cupy, monkeypatch, tmp_path, major, folder
+):
+    for each in ("cu13/include", "cuda_runtime/include", "cu14/include", "toolkit/include"):
+        (tmp_path / each).mkdir(parents=True)
+        (tmp_path / each / "cuda_fp16.h").touch()
+    spec = major and SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(_cuda.importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (major, 0))
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (major or 13, 0))
+    monkeypatch.setattr(cupy.cuda, "get_cuda_path", lambda: str(tmp_path / "toolkit"))
     assert _cuda.cuda_include_folders() == (tmp_path / folder,)
 
 
-def test_the_headers_of_a_toolkit_serve_where_there_are_no_wheels(cupy, monkeypatch, tmp_path):
-    monkeypatch.setattr(_cuda.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(cupy.cuda, "get_cuda_path", lambda: str(tmp_path))
-    folder = with_headers(tmp_path / "include")
-    assert _cuda.cuda_include_folders() == (folder,)
+# --- CuPy itself ----------------------------------------------------------------------------------
 
+SEARCHED = [path for path in sys.path if path != softgpu.STANDIN]
+SCRIPT = """
+import struct
+import cupy
+from cupy.cuda import driver, function, runtime
+from tests import softgpu
+from tests.support.internals import Build, _cuda
 
-def with_headers(folder):
-    folder.mkdir(parents=True)
-    (folder / "cuda_fp16.h").touch()
-    return folder
+assert not cupy.__file__.startswith(softgpu.STANDIN), cupy.__file__
 
+class Stream:
+    asked = 0
 
-def test_resource_usage_reads_spills_and_shared_memory():
-    log = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'f' for 'sm_90'
-ptxas         .     24 bytes stack frame, 8 bytes spill stores, 16 bytes spill loads
-ptxas info    : Used 255 registers, used 1 barriers, 256 bytes smem, 368 bytes cmem[0]
+    @property
+    def ptr(self):
+        self.asked += 1
+        return 0
+
+stream, arguments = Stream(), struct.pack("<qqd", 0, 5, 2.0)
+block = np.frombuffer(arguments, dtype=_cuda._block_of(len(arguments)))
+kernel = function.Function.__new__(function.Function)  # one that was never loaded
+try:
+    kernel((1,), (1,), (block,), stream=stream)
+except (runtime.CUDARuntimeError, driver.CUDADriverError):  # not TypeError: it got that far
+    assert stream.asked == 1
+else:
+    raise AssertionError("a kernel that was never loaded was launched")
+build = Build("probe", (("STEP", "3"),))
+options = _cuda.compile_options(build)
+kernel = cupy.RawKernel("the source", build.kernel, options)
+assert (kernel.name, kernel.options) == ("probe", options)
+assert callable(driver.funcSetAttribute)
+assert {"kernel", "compile"} <= vars(cupy.RawKernel).keys()
+assert "ptr" in vars(function.Function)
 """
-    assert resource_usage(log) == ResourceUsage(255, 8, 16, 256, 24)
+
+
+@pytest.mark.skipif(PathFinder.find_spec("cupy", SEARCHED) is None, reason="CuPy is not installed")
+def test_cupy_takes_our_argument_block_and_our_options():
+    """In a process of its own: where there is no GPU, `import cupy` imports a stand-in here."""
+    told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = os.pathsep.join(path for path in told if path != softgpu.STANDIN)
+    in_process(SCRIPT, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="")

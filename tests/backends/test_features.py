@@ -3,12 +3,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+
 import numpy as np
 import pytest
 
 import cunorm
 from tests import softgpu
-from tests.support.internals import Features, _backend, _cuda, features_of, main
+from tests.support.internals import (
+    DTYPES,
+    FLOAT32,
+    FLOAT64,
+    GRID_LIMIT,
+    BackwardTypes,
+    Features,
+    Formula,
+    ForwardTypes,
+    Launch,
+    Walk,
+    _backend,
+    _cuda,
+    cuda_backward,
+    cuda_forward,
+    features_of,
+    main,
+    workspace_size,
+)
 from tests.support.operands import assert_same_bits, draw
 
 VARIABLE = "CUNORM_FEATURES"
@@ -21,31 +42,21 @@ def unset(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("capability", "by_default", "named"),
-    [
-        ("75", OFF, OFF),
-        ("80", COPIES, COPIES),
-        ("89", COPIES, COPIES),
-        ("90", ALL, ALL),
-        ("100", ALL, ALL),
-        ("103", ALL, ALL),
-        ("120", COPIES, ALL),
-    ],
-)
+OF_GPUS = [("75", OFF, OFF), ("80", COPIES, COPIES), ("89", COPIES, COPIES)]
+OF_GPUS += [("90", ALL, ALL), ("103", ALL, ALL), ("120", COPIES, ALL)]
+
+
+@pytest.mark.parametrize(("capability", "by_default", "named"), OF_GPUS)
 def test_a_gpu_has_its_features_by_default_and_by_name(capability, by_default, named, monkeypatch):
     assert features_of(capability) == by_default
-    monkeypatch.setenv(VARIABLE, "clusters, async_copies")
-    assert features_of(capability) == named
-    monkeypatch.setenv(VARIABLE, "none")
-    assert features_of(capability) == OFF
-
-
-def test_names_turn_on_those_features_alone(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "clusters")
-    assert features_of("90") == Features(clusters=True)
-    monkeypatch.setenv(VARIABLE, "async_copies")
-    assert features_of("90") == COPIES
+    for value, right in (
+        ("clusters, async_copies", named),
+        ("async_copies", Features(async_copies=named.async_copies)),
+        ("clusters", Features(clusters=named.clusters)),
+        ("none", OFF),
+    ):
+        monkeypatch.setenv(VARIABLE, value)
+        assert features_of(capability) == right
 
 
 @pytest.mark.parametrize(
@@ -68,12 +79,9 @@ def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, cap
     printed = capsys.readouterr().out
     assert "on for compute capability 9.0 to below 11.0; shown by interpreting" in printed
     assert "on for compute capability from 8.0 on; shown by interpreting" in printed
-    assert "not yet by a run on a GPU" in printed
     monkeypatch.setenv(VARIABLE, "clusters")
     main(["info"])
-    printed = capsys.readouterr().out
-    assert f"on from compute capability 9.0: {VARIABLE}=clusters" in printed
-    assert f"off: {VARIABLE}=clusters" in printed
+    assert f"on from compute capability 9.0: {VARIABLE}=clusters" in capsys.readouterr().out
 
 
 @pytest.mark.gpu
@@ -104,3 +112,43 @@ def test_a_gpu_without_room_for_16_blocks_has_8_of_twice_the_threads_and_the_sam
         assert_same_bits(other.get(), one.get())
     exact = cunorm.reference.rms_norm(x)
     np.testing.assert_allclose(narrow.y.get(), exact, rtol=0, atol=1e-5)
+
+
+# --- rows that are shared by clusters of blocks ---------------------------------------------------
+
+WITH_CLUSTERS = Features(clusters=True)
+WIDTHS = (64, 1000, 8192, 8193, 16384, 20001, 32768, 65536, 100003, 131072, 262144, 2**20)
+SM_COUNT = 132
+
+
+def launches(features: Features) -> Iterator[tuple[Walk, Launch]]:
+    """Yield the plans of forwards and backwards of every dtype, gated and not."""
+    shapes = product((1, 5000, 2**31), WIDTHS, (1, 3))
+    for dtype, gated, shape in product(DTYPES.values(), (False, True), shapes):
+        walk = Walk(*shape)
+        compute = FLOAT64 if dtype is FLOAT64 else FLOAT32
+        gate, formula = (dtype, Formula(activation="silu")) if gated else (None, Formula())
+        forward = ForwardTypes(compute, x=dtype, y=dtype, gate=gate, formula=formula)
+        yield walk, cuda_forward(forward, walk, 16, features)
+        backward = BackwardTypes(
+            compute, dy=dtype, x=dtype, dx=dtype, gate=gate, dweight=True, formula=formula
+        )
+        yield walk, cuda_backward(backward, walk, 16, SM_COUNT, features)
+
+
+def test_a_grid_is_whole_clusters_of_every_group_whose_sums_fit_the_workspace():
+    sizes = set()
+    assert {launch.build.cluster for _, launch in launches(COPIES)} == {1}
+    for walk, launch in launches(WITH_CLUSTERS):
+        cluster = launch.build.cluster
+        sizes.add(cluster)
+        clusters, left = divmod(launch.grid, cluster * walk.groups)
+        assert left == 0
+        assert 1 <= clusters <= walk.rows
+        assert launch.grid <= GRID_LIMIT
+        if launch.build.kernel == "row_norm_backward":
+            assert launch.parts == clusters
+            if cluster > 1:
+                size = workspace_size(FLOAT32, walk, SM_COUNT)
+                assert launch.sums_size * FLOAT32.itemsize <= size
+    assert sizes == {1, 2, 4, 8, 16}

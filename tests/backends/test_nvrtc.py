@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""NVRTC compiles the row norms for every architecture, without a GPU, and nothing spills.
+"""NVRTC compiles the kernels for every architecture, without a GPU, and nothing spills.
 
-`pytest -m exhaustive tests/backends/test_nvrtc.py` compiles every build of `all_builds` for sm_90,
-and the rest of the cover for all.
+`pytest -m exhaustive tests/backends/test_nvrtc.py` compiles the rest of the covers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
 import pytest
 
-from tests.support.covers import Case, everything, pairwise
+from tests.support.covers import Case, pairwise
 from tests.support.internals import (
     ACTIVATIONS,
     DTYPES,
@@ -25,52 +23,52 @@ from tests.support.internals import (
     Features,
     Formula,
     ForwardTypes,
+    GroupBackwardTypes,
+    GroupForwardTypes,
     ParamGradTypes,
+    Samples,
     Walk,
     cuda_backward,
     cuda_forward,
     cuda_param_grad,
+    cuda_schedule,
 )
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
-from tests.support.nvrtc import SHARES, each_share, spilling  # it needs CuPy
+from tests.support.nvrtc import compile_build, resource_usage  # it needs CuPy
 
+ARCHITECTURES = ("75", "80", "86", "89", "100", "120", "90")
+SHARES = 32  # of a cover, a test each
+STATIC_SHARED_MEMORY = 48 << 10
 ROWS, SM_COUNT = 1 << 20, 132  # so many rows that each block has some
-# One width or more of each kind of plan: teams within a warp, of a block, streamed; odd ones too.
-WIDTHS = (1, 100, 1000, 5003, 8192, 20001, 65536, 100003, 131072)
-MORE_WIDTHS = (256, 3072, 4096, 16384, 32768, 262144)
-# Without clusters and copies, with both, and where no cluster of 16 blocks has room.
-FEATURES = (NONE, Features(True, True), Features(True, True, 8))
 
-# What both kernels have. An operand has x's dtype ("x"), float32, another of them, or is absent
-# (None).
+# What kernels have. An operand has x's dtype ("x"), float32, another of them, or is absent (None).
 COMMON = {
     "x": tuple(DTYPES),
-    "gate": (None, "x", "float32"),
     "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
-    "position": ("post", "pre"),
     "weight": (None, "x", "float32"),
+    "access": (1, 2, 16),
+}
+SUMS = {"sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias"))}
+BIAS, DY = {"bias": (None, "x", "float32")}, {"dy": ("x", "float16")}
+OF_ROWS = COMMON | {
+    "gate": (None, "x", "float32"),
+    "position": ("post", "pre"),
     "offset": (False, True),
     "rounded": (False, True),
     "center": (False, True),
-    "width": WIDTHS,
-    "features": FEATURES,
+    # One width or more of each kind of plan: teams within a warp, of a block, streamed; odd ones.
+    "width": (1, 100, 1000, 5003, 8192, 20001, 65536, 100003, 131072),
+    # Without clusters and copies, with both, and where no cluster of 16 blocks has room.
+    "features": (NONE, Features(True, True), Features(True, True, 8)),
     "groups": (1, 3, 8),
-    "access": (1, 2, 16),
 }
-FORWARD = {
-    **COMMON,
-    "residual": (None, "x", "float32"),
-    "bias": (None, "x", "float32"),
-    "y": ("x", "float32"),
-}
+FORWARD = OF_ROWS | BIAS | {"residual": (None, "x", "float32"), "y": ("x", "float32")}
 BACKWARD = {
-    **COMMON,
-    "dy": ("x", "float16"),
+    **(OF_ROWS | DY | SUMS),
     "d_residual": (None, "x"),
     "outputs": ("dx", "bfloat16 dx and dresidual", "neither"),
     "dgate": (False, True),
-    "sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias")),
 }
 PARAM_GRAD = {
     "compute": ("float32", "float64"),
@@ -78,13 +76,22 @@ PARAM_GRAD = {
     "dbias": (None, *DTYPES),
     "accumulate": (False, True),
 }
+# Positions, channels and groups. Of one launch: few positions, odd sizes, what fills a block of
+# either layout; of three: tiles of some channels.
+SHAPES = ((49, 96, 1), (256, 24, 3), (500, 320, 32), (1024, 64, 4), (4096, 3000, 2))
+OF_GROUPS = COMMON | BIAS | {"shape": SHAPES, "channels_last": (True, False)}
+GROUP_FORWARD = OF_GROUPS | {"y": ("x", "float16")}
+GROUP_BACKWARD = OF_GROUPS | DY | SUMS | {"dx": (True, False)}
+OF_LARGE_ARRAYS = {"X_T", "Y_T", "DY_T", "BIAS_T", "ACTIVATION", "ACCESS"}
 
 
-def _dtype(case: Case, name: str):
-    return {"x": DTYPES[case["x"]], None: None, **DTYPES}[case[name]]
+def dtypes(case: Case, *names: str) -> dict:
+    """Return the dtypes of operands."""
+    dtype = {"x": DTYPES[case["x"]], None: None, **DTYPES}
+    return {name: dtype[case[name]] for name in names}
 
 
-def _formula(case: Case, compute) -> Formula:
+def formula(case: Case, compute) -> Formula:
     gated, x = case["gate"] is not None, DTYPES[case["x"]]
     return Formula(
         center=case["center"],
@@ -97,112 +104,118 @@ def _formula(case: Case, compute) -> Formula:
 
 def forward_build(case: Case) -> Build:
     """Return the build of a case of FORWARD."""
-    operands = {name: _dtype(case, name) for name in ("x", "residual", "gate", "weight", "bias")}
-    compute = FLOAT64 if FLOAT64 in (operands["x"], operands["residual"]) else FLOAT32
-    types = ForwardTypes(
-        compute=compute,
-        **operands,
-        new_residual=operands["residual"],
-        y=_dtype(case, "y"),
-        formula=_formula(case, compute),
-    )
+    told = dtypes(case, "residual", "gate", "weight", "bias", "y") | {"x": DTYPES[case["x"]]}
+    compute = FLOAT64 if FLOAT64 in (told["x"], told["residual"]) else FLOAT32
+    told |= {"new_residual": told["residual"], "formula": formula(case, compute)}
     walk = Walk(ROWS, case["width"], case["groups"])
-    return cuda_forward(types, walk, case["access"], case["features"]).build
+    return cuda_forward(ForwardTypes(compute, **told), walk, case["access"], case["features"]).build
 
 
 def backward_build(case: Case) -> Build:
     """Return the build of a case of BACKWARD."""
     x = DTYPES[case["x"]]
-    dx, dresidual = {
+    compute = FLOAT64 if x is FLOAT64 else FLOAT32
+    told = dtypes(case, "dy", "d_residual", "weight", "gate") | {"formula": formula(case, compute)}
+    told["dgate"] = told["gate"] if case["dgate"] else None
+    needs_bias = told["dgate"] is not None and not told["formula"].pre_gate
+    told |= {"x": x, "bias": x if needs_bias else None}
+    told["dx"], told["dresidual"] = {
         "dx": (x, None),
         "bfloat16 dx and dresidual": (DTYPES["bfloat16"], x),
         "neither": (None, None),
     }[case["outputs"]]
-    compute = FLOAT64 if x is FLOAT64 else FLOAT32
-    formula = _formula(case, compute)
-    gate = _dtype(case, "gate")
-    dgate = gate if case["dgate"] else None
-    types = BackwardTypes(
-        compute=compute,
-        **{name: _dtype(case, name) for name in ("dy", "x", "d_residual", "weight")},
-        gate=gate,
-        dx=dx,
-        dresidual=dresidual,
-        dgate=dgate,
-        bias=x if dgate is not None and not formula.pre_gate else None,
-        dweight="dweight" in case["sums"],
-        dbias="dbias" in case["sums"],
-        formula=formula,
-    )
-    walk = Walk(ROWS, case["width"], case["groups"])
+    told |= {name: name in case["sums"] for name in ("dweight", "dbias")}
+    types, walk = BackwardTypes(compute, **told), Walk(ROWS, case["width"], case["groups"])
     return cuda_backward(types, walk, case["access"], SM_COUNT, case["features"]).build
 
 
 def param_grad_build(case: Case) -> Build:
     """Return the build of a case of PARAM_GRAD."""
-    dtype = {None: None, **DTYPES}
-    types = (dtype[case[name]] for name in ("compute", "dweight", "dbias"))
+    types = dtypes(case | {"x": "float32"}, "compute", "dweight", "dbias").values()
     return cuda_param_grad(ParamGradTypes(*types, case["accumulate"]), 4096).build
 
 
+def group_builds(case: Case) -> list[Build]:
+    """Return the builds of a case of GROUP_FORWARD or GROUP_BACKWARD."""
+    x = DTYPES[case["x"]]
+    told = dtypes(case, "weight", "bias") | {"x": x, "activation": case["activation"]}
+    told["compute"] = FLOAT64 if x is FLOAT64 else FLOAT32
+    if "y" in case:
+        types = GroupForwardTypes(**told, **dtypes(case, "y"))
+    else:
+        told |= {name: name in case["sums"] for name in ("dweight", "dbias")}
+        dx = x if case["dx"] or not case["sums"] else None
+        types = GroupBackwardTypes(**told, **dtypes(case, "dy"), dx=dx)
+    where = Samples(4, *case["shape"], case["channels_last"])
+    return [one.build for one in cuda_schedule(types, where, case["access"]).passes]
+
+
+def read_macros(build: Build) -> Build:
+    """Return what a build reads of its macros: one that only combines sees no large array."""
+    macros = dict(build.macros)
+    if macros["FIND"] == macros["WRITE"] == "false":
+        macros = {name: macros[name] for name in macros if name not in OF_LARGE_ARRAYS}
+    return Build(build.kernel, tuple(macros.items()))
+
+
 @cache
-def cover() -> list[Build]:
+def cover(kind: str) -> list[Build]:
     """Return builds among which every two choices of a kernel's operands meet."""
-    builds = [forward_build(case) for case in pairwise(FORWARD)]
-    builds += [backward_build(case) for case in pairwise(BACKWARD)]
-    builds += [param_grad_build(case) for case in pairwise(PARAM_GRAD)]
-    return list(dict.fromkeys(builds))
+    if kind == "rows":
+        found = [forward_build(case) for case in pairwise(FORWARD)]
+        found += [backward_build(case) for case in pairwise(BACKWARD)]
+        return list(dict.fromkeys([*found, *map(param_grad_build, pairwise(PARAM_GRAD))]))
+    cases = [*pairwise(GROUP_FORWARD), *pairwise(GROUP_BACKWARD)]
+    return list(
+        {read_macros(build): build for case in cases for build in group_builds(case)}.values()
+    )
 
 
-def all_builds() -> Iterator[Build]:
-    """Yield every combination of operands at every width, aligned as arrays usually are.
-
-    With a gate, every combination of what takes registers: two activations of many, as one of the
-    others is like them, and everything else that there is.
-    """
-    aligned = {"access": (16,), "width": (*WIDTHS, *MORE_WIDTHS), "groups": (1,)}
-    aligned |= {"features": FEATURES[1:]}
-    plain = {"gate": (None,), "activation": ("identity",), "position": ("post",)}
-    plain |= {"offset": (False,), "rounded": (False,), "dgate": (False,)}
-    used = {"dy": ("x",), "sums": ((), ("dweight",), ("dweight", "dbias"))}
-    yield from map(forward_build, everything(FORWARD | aligned | plain))
-    yield from map(backward_build, everything(BACKWARD | aligned | plain | used))
-    gated = {"gate": ("x",), "activation": ("silu", "gelu_tanh"), "weight": ("x",)}
-    gated |= {"offset": (True,), "rounded": (True,)}
-    forward = {"residual": (None, "x"), "bias": ("x",), "y": ("x",)}
-    yield from map(forward_build, everything(FORWARD | aligned | gated | forward))
-    backward = {"dy": ("x",), "outputs": ("dx", "bfloat16 dx and dresidual"), "dgate": (True,)}
-    backward |= {"sums": ((), ("dweight", "dbias"))}
-    yield from map(backward_build, everything(BACKWARD | aligned | gated | backward))
-    yield from map(param_grad_build, everything(PARAM_GRAD))
-
-
-@each_share()
-def test_a_cover_of_the_builds_compiles_for_every_architecture_and_none_spills(architecture, share):
-    builds = [build for build in cover()[share::SHARES] if runs_on(build, architecture)]
-    assert builds
-    assert not spilling(builds, architecture)
-
-
-def runs_on(build, architecture):
+def runs_on(build: Build, architecture: str) -> bool:
     """Whether a GPU of an architecture has the features that a build uses."""
     copies = ("ASYNC_COPIES", "true") in build.macros
     least = 90 if build.cluster > 1 else 80 if copies else 0
     return int(architecture) >= least
 
 
-def test_the_cover_has_every_kind_of_plan():
-    found = {(build.kernel, build.cluster) for build in cover()}
+def check_none_spills(builds: list[Build], architecture: str) -> None:
+    for build in builds:
+        compiled = compile_build(build, architecture)
+        usage = resource_usage(compiled.log)
+        assert compiled.cubin.startswith(b"\x7fELF")
+        assert usage.shared <= STATIC_SHARED_MEMORY, build
+        if architecture == "90":
+            assert not (usage.spill_stores or usage.spill_loads or usage.stack), f"{build}: {usage}"
+
+
+def shares():
+    """Return parameters: in CI an eighth of a cover for 90, and a share of it for each other."""
+    for (number, architecture), share in product(enumerate(ARCHITECTURES), range(SHARES)):
+        is_kept = share % 8 == 0 if architecture == "90" else share == 4 * number + 1
+        marks = () if is_kept else pytest.mark.exhaustive
+        yield pytest.param(architecture, share, marks=marks)
+
+
+@pytest.mark.parametrize(("architecture", "share"), [*shares()])
+@pytest.mark.parametrize("kind", ["rows", "groups"])
+def test_a_cover_of_the_builds_compiles_for_every_architecture_and_none_spills(
+    kind, architecture, share
+):
+    builds = [build for build in cover(kind)[share::SHARES] if runs_on(build, architecture)]
+    assert builds
+    check_none_spills(builds, architecture)
+
+
+def test_the_covers_have_every_kind_of_plan():
+    rows = cover("rows")
+    found = {(build.kernel, build.cluster) for build in rows}
     assert found >= set(product(("row_norm_forward", "row_norm_backward"), (1, 2, 4, 8, 16)))
-    assert any(build.cluster == 8 and "512" in dict(build.macros)["THREADS"] for build in cover())
-    assert any(("ASYNC_COPIES", "true") in build.macros for build in cover())
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("share", range(200))
-def test_every_build_compiles_for_sm_90_and_none_spills(share):
-    builds = list(dict.fromkeys(all_builds()))[share::200]
-    assert not spilling(builds, "90")
+    assert any(build.cluster == 8 and "512" in dict(build.macros)["THREADS"] for build in rows)
+    assert any(("ASYNC_COPIES", "true") in build.macros for build in rows)
+    for factors in (GROUP_FORWARD, GROUP_BACKWARD):
+        cases = pairwise(factors)
+        kinds = {(len(group_builds(case)) > 1, case["channels_last"]) for case in cases}
+        assert len(kinds) == 4
 
 
 def test_rows_that_fill_a_threads_registers_do_not_spill():
@@ -210,7 +223,7 @@ def test_rows_that_fill_a_threads_registers_do_not_spill():
     case |= {"x": "bfloat16", "weight": "float32", "d_residual": "x", "center": True}
     case |= {"outputs": "bfloat16 dx and dresidual", "sums": ("dweight",)}
     case |= {"width": 16384, "access": 16}
-    assert not spilling([backward_build(case)], "90")
+    check_none_spills([backward_build(case)], "90")
 
 
 def test_the_check_sees_a_spill():
@@ -220,4 +233,5 @@ def test_the_check_sees_a_spill():
     crowded = {"WIDTH": "98304", "PACK": "2", "PACKS": "48"}
     crowded |= dict.fromkeys(("THREADS", "THREADS_PER_ROW"), "1024")
     macros = tuple((name, crowded.get(name, value)) for name, value in build.macros)
-    assert spilling([Build(build.kernel, macros)], "90")
+    with pytest.raises(AssertionError, match=r"spill_stores=[1-9]"):
+        check_none_spills([Build(build.kernel, macros)], "90")

@@ -74,7 +74,7 @@ def test_a_warmup_loads_exactly_what_a_call_on_cuda_needs(case, cuda_loads):
 WIDTHS = [65_600, 393_216, *(768 * round(200 * 1.3**step) for step in range(9))]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("groups", [1, 2, 3, 16])
 def test_a_warmup_that_is_told_no_rows_serves_few_long_rows_and_many(groups, loads):
     widths = [width for width in WIDTHS if width % groups == 0]
     cunorm.warmup(RMS, widths, "float32", device="cpu", groups=groups, progress=False)
@@ -95,10 +95,8 @@ def test_a_warmup_of_group_norms_that_is_told_no_rows_serves_any_number_of_sampl
     positions, channels, num_groups = sizes
     told = {"positions": positions, "num_groups": num_groups, "layout": layout, "device": "cpu"}
     warm = partial(cunorm.warmup, GROUP, channels, "float32", **told, progress=False)
-    done = warm(activation="silu")
-    assert done.builds == len(loads)
     samples = [*range(1, 200), *range(200, 10_000, 97), 1 << 20, (1 << 31) - 1]
-    assert warm(activation="silu", rows=samples).builds == done.builds == len(loads)
+    assert warm().builds == len(loads) == warm(rows=samples).builds == len(loads)
 
 
 def test_several_are_crossed_and_what_they_share_is_loaded_once(loads):
@@ -114,28 +112,17 @@ def test_several_are_crossed_and_what_they_share_is_loaded_once(loads):
 CALLS = """
 log = os.environ["COMPILED"]
 compiled = lambda: len(open(log).readlines()) if os.path.exists(log) else 0
-options = {"device": "cpu", "rows": 8, "progress": False}
-first = cunorm.warmup(
-    ["layer_norm_forward", "layer_norm_backward"], 64, "float16", residual="float32",
-    groups=4, gate=True, gate_activation="gelu", bias="float32", **options
-)
-second = cunorm.warmup(
-    ("group_norm_forward", "group_norm_backward"), 64, "float16", positions=9, num_groups=4,
-    activation="relu", layout="channels_first", bias="float32", **options
-)
-done, before = first.compiled + second.compiled, compiled()
+done = cunorm.warmup(
+    ["layer_norm_forward", "layer_norm_backward"], 64, "float16", residual="float32", groups=4,
+    gate=True, gate_activation="gelu", bias="float32", device="cpu", rows=8, progress=False
+).compiled
+before = compiled()
 x, stream, bias = np.ones((8, 64), np.float16), np.ones((8, 64), np.float32), np.ones(64, "f4")
 rest = {"groups": 4, "gate": x, "gate_activation": "gelu"}
 saved = cunorm.layer_norm_forward(x, x[0], bias, residual=stream, **rest)
 rest |= {"rstd": saved.rstd, "mean": saved.mean, "d_residual": stream, "x_dtype": "float16"}
 grads = cunorm.layer_norm_backward(x, saved.residual, x[0], bias, **rest)
-images = np.ones((8, 64, 3, 3), np.float16)
-rest = {"weight": x[0], "bias": bias, "activation": "relu", "channel_axis": 1}
-saved = cunorm.group_norm_forward(images, 4, **rest)
-rest |= {"mean": saved.mean, "rstd": saved.rstd}
-sums = cunorm.group_norm_backward(images, images, 4, **rest)
 assert compiled() == before, "a call compiled"
-np.testing.assert_allclose(sums.dbias, 8 * 9)
 np.testing.assert_allclose(grads.dbias, 8 * 0.8413, rtol=1e-3)  # 8 gelu(1)
 """
 
@@ -144,37 +131,25 @@ np.testing.assert_allclose(grads.dbias, 8 * 0.8413, rtol=1e-3)  # 8 gelu(1)
 @compiles
 def test_after_a_warmup_calls_compile_nothing_in_this_process_and_the_next(tmp_path):
     log = tmp_path / "log"
-    noted = f'case "$*" in *c++-header*) ;; *) echo "$@" >> "{log}";; esac'
+    noted = f'case "$*" in *c++-header*) exit 1;; esac; echo "$@" >> "{log}"'
     command = script(tmp_path, f'{ANSWERS}{noted}\nexec $real "$@"')
     told = {"CXX": command, "CUNORM_CACHE_DIR": str(tmp_path / "cache"), "COMPILED": str(log)}
-    in_process(f"{CALLS}assert done == before > first.builds == 3", **told)
+    in_process(f"{CALLS}assert done == before == 3", **told)
     in_process(f"{CALLS}assert done == 0", **told)
 
 
-@compiles
-def test_of_warmups_at_once_one_compiles_and_counts_it(folder, monkeypatch):
-    found = compiled(monkeypatch)
-    assert warmed_at_once("cpu") == [(1, 0), (1, 0), (1, 0), (1, 1)]
-    assert found == ["row_norm_forward"]
-
-
-@pytest.mark.gpu
-def test_of_warmups_at_once_one_compiles_for_cuda_and_counts_it(cuda_loads, monkeypatch):
-    load = _cuda._load
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_of_warmups_at_once_one_compiles_and_counts_it(device, cuda_loads, folder, monkeypatch):
+    found, load, together = compiled(monkeypatch), _cuda._load, threading.Barrier(4)
     monkeypatch.setattr(_cuda, "_load", lambda build: (time.sleep(0.1), load(build))[1])
-    assert warmed_at_once("cuda") == [(1, 0), (1, 0), (1, 0), (1, 1)]
-    assert len(cuda_loads) == 1
-
-
-def warmed_at_once(device):
-    together = threading.Barrier(4)
 
     def warm(_):
         together.wait(timeout=30)
         return cunorm.warmup("l2_norm", 4, "float32", device=device, rows=1, progress=False)[:2]
 
     with ThreadPoolExecutor(4) as pool:
-        return sorted(pool.map(warm, range(4)))
+        assert sorted(pool.map(warm, range(4))) == [(1, 0), (1, 0), (1, 0), (1, 1)]
+    assert len(found if device == "cpu" else cuda_loads) == 1
 
 
 # --- on CUDA --------------------------------------------------------------------------------------
@@ -200,20 +175,6 @@ def test_a_warmup_counts_and_keeps_any_number_of_kernels(cuda_loads):
         widths, more = list(range(first, last)), {"workers": 2, "progress": False}
         return cunorm.warmup("l2_norm", widths, "float32", device="cuda", **more).compiled
 
-    assert compiled(1, 1051) == 1050
-    assert compiled(1051, 1061) == 10
+    assert compiled(1, 1061) == 1060
     assert compiled(1, 1061) == 0, "some of them were forgotten"
     assert cunorm.cache_info().cuda_kernels == len(cuda_loads) == 1060
-
-
-@pytest.mark.gpu
-def test_after_a_warmup_a_call_on_a_gpu_compiles_nothing_and_is_right():
-    import cupy
-
-    told = {"num_groups": 4, "activation": "relu"}
-    more = {"positions": 9, "weight": False, "bias": True, "progress": False, "device": "cuda"}
-    cunorm.warmup("group_norm", 64, "float16", **told, **more)
-    loaded = cunorm.cache_info().cuda_kernels
-    x, bias = cupy.ones((2, 3, 3, 64), np.float16), cupy.ones(64, np.float16)
-    assert (cunorm.group_norm(x, bias=bias, **told).get() == 1).all()
-    assert cunorm.cache_info().cuda_kernels == loaded

@@ -32,22 +32,18 @@ def while_loading(monkeypatch, action):
     monkeypatch.setattr(_compile, "_load", lambda build: (action(build), load(build))[1])
 
 
-def test_as_many_builds_as_workers_are_compiled_at_once(loads, monkeypatch):
-    together = threading.Barrier(3)
-    while_loading(monkeypatch, lambda build: together.wait(timeout=30))
-    assert warm(workers=3, progress=False).builds == 3
-
-
-def test_one_worker_compiles_one_after_the_other(loads, monkeypatch):
-    alone = threading.Lock()
+@pytest.mark.parametrize("workers", [1, 3])
+def test_as_many_builds_as_workers_are_compiled_at_once(loads, monkeypatch, workers):
+    together, running = threading.Barrier(workers), threading.Semaphore(workers)
 
     def load(build):
-        assert alone.acquire(blocking=False)
+        assert running.acquire(blocking=False)
+        together.wait(timeout=30)
         time.sleep(0.01)
-        alone.release()
+        running.release()
 
     while_loading(monkeypatch, load)
-    assert warm(workers=1, progress=False).builds == 3
+    assert warm(workers=workers, progress=False).builds == 3
 
 
 def test_there_are_as_many_workers_as_cores(loads, monkeypatch):
@@ -59,9 +55,8 @@ def test_there_are_as_many_workers_as_cores(loads, monkeypatch):
     assert asked == [5]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), OSError("no space left")])
-def test_a_build_that_fails_is_named_after_the_others_were_made(loads, monkeypatch, error):
-    failed = []
+def test_a_build_that_fails_is_named_after_the_others_were_made(loads, monkeypatch):
+    failed, error = [], OSError("no space left")
 
     def load(build):
         if build.kernel != "param_grad":
@@ -96,21 +91,19 @@ def test_where_no_gradient_is_wanted_nothing_is_compiled(loads):
 # --- the bar --------------------------------------------------------------------------------------
 
 
-def test_a_bar_counts_the_builds_and_leaves_no_thread(loads, capsys):
+@pytest.mark.parametrize("without", ["", "progress", "tqdm"])
+def test_a_bar_counts_the_builds_unless_told_not_to_or_without_tqdm(
+    loads, monkeypatch, capsys, without
+):
     pytest.importorskip("tqdm")
-    before = threading.active_count()
-    warm()
-    assert "3/3" in capsys.readouterr().err
-    assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("without", ["progress", "tqdm"])
-def test_without_progress_or_tqdm_nothing_is_shown(loads, monkeypatch, capsys, without):
     if without == "tqdm":
         for name in ("tqdm", "tqdm.auto"):
             monkeypatch.setitem(sys.modules, name, None)
+    before = threading.active_count()
     assert warm(progress=without != "progress").builds == 3
-    assert capsys.readouterr() == ("", "")
+    printed = capsys.readouterr().err
+    assert printed == "" if without else "3/3" in printed
+    assert threading.active_count() == before
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -123,25 +116,19 @@ FLOATS = "expected float16, bfloat16, float32 or float64"
     ("wrong", "error", "text"),
     [
         ({"ops": "rms"}, ValueError, "ops is 'rms', expected 'add_layer_norm', "),
-        ({"ops": []}, ValueError, "ops is [], expected at least one"),
         ({"widths": [64, 0]}, ValueError, "widths is 0, expected at least 1"),
         ({"dtypes": np.array("float32")}, TypeError, "dtypes is array('float32', dtype='<U7'), "),
-        ({"widths": 2**31}, ValueError, "x of shape (8, 2147483648) has rows of 2147483648"),
         ({"rows": -1}, ValueError, "rows is -1, expected at least 1"),
         ({"dtypes": "float8"}, TypeError, f"dtypes is 'float8', {FLOATS}"),
-        ({"weight": "int8"}, TypeError, f"weight is 'int8', {FLOATS}, or True, False or None"),
         ({"d_residual": "half"}, TypeError, f"d_residual is 'half', {FLOATS}, or True, False or N"),
         ({"groups": 3}, ValueError, "groups is 3, expected a divisor of 64"),
         ({"center": True}, ValueError, "center is True, which none of ['rms_norm_forward', "),
         ({"ops": "rms_norm", "bias": True}, ValueError, "bias is True, which rms_norm does not"),
-        ({"ops": "rms_norm", "residual": [False, "float32"]}, ValueError, "residual is 'float32'"),
         ({"weight": False, "weight_offset": 1.0}, ValueError, "weight_offset is 1.0, expected 0"),
         ({"positions": 9}, ValueError, "positions is 9, which none of ['rms_norm_forward', "),
         ({"ops": "instance_norm"}, TypeError, "positions is None, expected an int"),
         (GROUP | {"num_groups": 3}, ValueError, "num_groups is 3, expected a divisor of 64, the"),
-        (GROUP | {"num_groups": [4, 0]}, ValueError, "num_groups is 0, expected a divisor of 64"),
         (GROUP | {"activation": "mish"}, ValueError, "activation is 'mish', expected 'identity'"),
-        (GROUP | {"ops": "instance_norm"}, ValueError, "num_groups is 4, which instance_norm do"),
         ({"workers": 0}, ValueError, "workers is 0, expected at least 1"),
         ({"progress": None}, TypeError, "progress is None, expected True or False"),
         ({"device": "gpu"}, ValueError, "device is 'gpu', expected "),
@@ -152,16 +139,6 @@ def test_wrong_input_is_named_before_anything_is_compiled(loads, wrong, error, t
         warm(**wrong)
     assert str(caught.value).startswith(f"warmup: {text}")
     assert loads == []
-
-
-@pytest.mark.parametrize(
-    "several",
-    [[64, 128], {64, 128}, frozenset((64, 128)), range(64, 129, 64), {64: 0, 128: 0}.keys()],
-    ids=lambda several: type(several).__name__,
-)
-def test_several_widths_are_those_of_any_of_these(loads, several):
-    two = warm("rms_norm", several, groups={1: 8, 2: 16}.values(), progress=False)
-    assert two.builds == warm("rms_norm", [64, 128], groups=(8, 16), progress=False).builds
 
 
 def test_an_option_counts_for_the_functions_that_have_it(loads):
@@ -192,17 +169,14 @@ def test_the_command_hands_on_what_its_options_say(monkeypatch, capsys):
         return _warmup.Warmup(7, 5, 1.25)
 
     monkeypatch.setattr(_warmup_command, "warmup", warmed)
-    least = {"op": "rms_norm group_norm", "width": "64 128", "dtype": "bfloat16", "device": "cpu"}
-    more = {"weight": "float32 no auto yes", "y-dtype": "float64", "weight-offset": "1"}
-    more |= {"groups": "2 4", "needs": "x", "workers": "3", "center": "", "quiet": ""}
-    command = [f"--{name} {value}" for name, value in (least | more).items()]
-    assert main(["warmup", *" ".join(command).split()]) == 0
-    (found,) = given
+    command = "--op rms_norm group_norm --width 64 128 --dtype bfloat16 --device cpu --y-dtype "
+    command += "float64 --weight float32 no auto yes --weight-offset 1 --groups 2 4 --needs x "
+    assert main(["warmup", *command.split(), "--workers", "3", "--center", "--quiet"]) == 0
     right = {"ops": ["rms_norm", "group_norm"], "widths": [64, 128], "dtypes": ["bfloat16"]}
     right |= {"device": "cpu", "weight": ["float32", False, "auto", True], "dtype": ["float64"]}
     right |= {"weight_offset": [1.0], "groups": [2, 4], "needs": ["x"], "workers": 3}
     right |= {"center": True, "progress": False}
-    assert {name: found[name] for name in right} == right
+    assert {name: given[0][name] for name in right} == right
     said = capsys.readouterr().out
     assert said.startswith("cpu: 7 builds, 5 of them compiled now, in 1.2 s, kept in ")
 
@@ -217,20 +191,16 @@ def test_every_argument_is_an_option_of_the_command(capsys):
         assert named.get(name, name.replace("_", "-")) in options
 
 
-def test_the_command_does_it_on_the_cpu_where_there_is_no_gpu(loads, monkeypatch, capsys):
+def test_the_command_does_it_on_the_cpu_and_says_what_is_wrong(loads, monkeypatch, capsys):
     monkeypatch.setattr(_info, "cuda_devices", lambda: (0, "none"))
-    command = "warmup --op rms_norm_backward --width 64 --dtype float32 --rows 8 --quiet"
-    assert main(command.split()) == 0
+    command = ["warmup", "--op", "rms_norm_backward", "--width", "64", "--dtype", "float32"]
+    assert main([*command, "--rows", "8", "--quiet"]) == 0
     assert {build.kernel for build in loads} == {"row_norm_backward", "param_grad"}
     assert capsys.readouterr().out.startswith("cpu: 2 builds, 0 of them compiled now, in 0.0 s")
-
-
-def test_the_command_says_what_is_wrong(loads, monkeypatch, capsys):
-    command = ["warmup", "--op", "rms_norm", "--width", "64", "--dtype", "float32", "--device"]
     with pytest.raises(SystemExit) as stopped:
-        main([*command, "gpu"])
+        main([*command, "--device", "gpu"])
     assert stopped.value.code == 2
     assert "error: warmup: device is 'gpu', expected" in capsys.readouterr().err
     monkeypatch.setattr(_cpu, "compiler", lambda: None)
-    assert main([*command, "cpu"]) == 1
+    assert main([*command, "--device", "cpu"]) == 1
     assert capsys.readouterr().err.startswith("warmup: no C++ compiler is found")

@@ -11,7 +11,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import cunorm
-from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
+from cunorm import GroupNormForward, GroupNormGrads, NormForward, NormGrads
 from tests.support.bounds import assert_within, check_backward, check_forward, param_grad_bound
 from tests.support.group_norm_cases import check, run
 from tests.support.operands import at, draw
@@ -51,39 +51,29 @@ def far():
     return place
 
 
-@pytest.fixture
-def rows(far):
-    """Give arrays of two rows."""
-    return lambda *told, **more: far((2, WIDTH), (0, 1), 0, *told, **more)
-
-
 @pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_rows_further_apart_than_32_bits_reach_are_right(rows, dtype, backwards):
-    names = ("x", "residual", "dy", "d_residual")
+def test_rows_further_apart_than_32_bits_reach_are_right(far, backwards):
+    names, told = ("x", "residual", "dy", "d_residual"), {"backwards": backwards}
+    dtype = "bfloat16" if backwards else "float32"
     near = {name: draw(name, (2, WIDTH), dtype) for name in names}
-    kind, told = near["x"].dtype, {"backwards": backwards}
-    given = {name: rows(kind, values, **told) for name, values in near.items()}
+
+    def rows(*values, **more):
+        return far((2, WIDTH), (0, 1), 0, near["x"].dtype, *values, **more)
+
+    given = {name: rows(values, **told) for name, values in near.items()}
     weight = draw("weight", WIDTH, dtype)
-    out = NormForward(y=rows(kind), residual=rows(kind, **told))
+    out = NormForward(y=rows(), residual=rows(**told))
     forward = cunorm.layer_norm_forward(
         given["x"], weight, weight, residual=given["residual"], out=out
     )
     assert forward.y is out.y
     check_forward(forward, near["x"], weight, weight, near["residual"], center=True, eps=1e-5)
     stream, saved = forward.residual, {"rstd": forward.rstd, "mean": forward.mean}
-    told = saved | {"d_residual": given["d_residual"], "out": NormGrads(dx=rows(kind))}
-    grads = cunorm.layer_norm_backward(given["dy"], stream, weight, weight, **told)
-    operands = (near["dy"], stream.copy(), weight, weight, near["d_residual"])
-    check_backward(grads, *operands, center=True, eps=1e-5)
-
-
-def test_in_place_results_of_rows_far_apart_are_right(rows):
-    x, residual = (draw(name, (2, WIDTH), "float32") for name in ("x", "residual"))
-    branch, stream = rows(np.float32, x), rows(np.float32, residual)
-    result = cunorm.add_rms_norm(branch, stream, out=AddNorm(branch, stream))
-    assert result.y is branch
-    check_forward(NormForward(*result), x, None, None, residual, eps=1e-6)
+    for dx in (rows(), given["dy"]):  # in place, too
+        told = saved | {"d_residual": given["d_residual"], "out": NormGrads(dx=dx)}
+        grads = cunorm.layer_norm_backward(given["dy"], stream, weight, weight, **told)
+        operands = (near["dy"], stream.copy(), weight, weight, near["d_residual"])
+        check_backward(grads, *operands, center=True, eps=1e-5)
 
 
 # Of ten channels: shape, channel_axis, the strides of a dense sample or line, the axis that is far.
@@ -95,8 +85,10 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(
+    ("view", "backwards"),
+    [*((view, False) for view in VIEWS), ("samples", True), ("channels", True)],
+)
 def test_images_further_apart_than_32_bits_reach_are_right(far, view, backwards):
     shape, channel_axis, strides, axis = VIEWS[view]
 
@@ -120,18 +112,13 @@ def test_images_further_apart_than_32_bits_reach_are_right(far, view, backwards)
 @pytest.mark.compiled("O1")
 def test_more_than_2_to_the_31_elements_give_the_right_parameter_gradient():
     """The same thousand rows are read some 2000 times; the gradient is so many times theirs."""
-    times, rows, width = 2049, 1024, 1024
-    shape = (times, rows, width)
-    assert times * rows * width > 2**31
-    x, dy = (draw(name, (rows, width), "float32") for name in ("x", "dy"))
-    rstd = cunorm.rms_norm_forward(x).rstd
-    grads = cunorm.rms_norm_backward(
-        np.broadcast_to(dy, shape),
-        np.broadcast_to(x, shape),
-        np.ones(width, np.float32),
-        rstd=np.tile(rstd, (times, 1)),
-        needs=("weight",),
-    )
+    times, shape = 2049, (1024, 1024)
+    x, dy = (draw(name, shape, "float32") for name in ("x", "dy"))
+    rstd = np.tile(cunorm.rms_norm_forward(x).rstd, (times, 1))
+    many = [np.broadcast_to(array, (times, *shape)) for array in (dy, x)]
+    assert many[0].size > 2**31
+    weight = np.ones(shape[1], np.float32)
+    grads = cunorm.rms_norm_backward(*many, weight, rstd=rstd, needs=("weight",))
     summands = dy.astype(np.float64) * cunorm.reference.rms_norm(x)
     exact, magnitude = times * summands.sum(axis=0), times * np.abs(summands).sum(axis=0)
     bound = param_grad_bound(exact, magnitude, "float32")

@@ -3,66 +3,117 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
 import numpy as np
 import pytest
 
 import cunorm
 from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
+from tests.support import internals
 from tests.support.calls import (
     GROUP_NORMS,
+    anew,
     assert_same,
     call_of,
     devices,
     fields,
-    filled,
     host,
     names,
+    nothing_known,
+    planning_forbidden,
     to,
 )
 from tests.support.group_norm_cases import laid_out
 from tests.support.operands import assert_same_bits, at, draw
 
-MEMORIES = [(-1, "last"), (1, "last"), (1, "first"), (-1, "first")]
+
+@contextmanager
+def operations(kind):
+    """Note what PyTorch is asked for, by its dispatcher, and CuPy for arrays, by one name."""
+    seen = set()
+    if kind == "cupy":
+        import cupy
+
+        empty = cupy.empty
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cupy, "empty", lambda *a, **k: seen.add("empty") or empty(*a, **k))
+            yield seen
+    elif kind == "torch":
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Operations(TorchDispatchMode):
+            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+                seen.add(operation.overloadpacket.__name__)
+                return operation(*args, **kwargs or {})
+
+        with Operations():
+            yield seen
+    else:
+        yield seen
+
+
+def versions(named):
+    """Return how often each tensor was written to, as PyTorch knows it."""
+    return {key: array._version for key, array in named.items() if hasattr(array, "_version")}
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)])
 @names
-def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, kind):
+def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, kind, monkeypatch):
+    """All of them, or all but a part; planned, and made again, when nothing is planned anew.
+
+    No memory is allocated where all is given, and torch knows which tensors were written to.
+    """
+    nothing_known(monkeypatch)
     call = call_of(name, kind=kind)
-    expected = {field: host(array).copy() for field, array in fields(call.make()).items()}
-    for part in (None, *call.parts()):
-        for array in call.out.values():
-            array[...] = np.nan
-        result = fields(call.run(without=part))
-        with at(part):
-            for field, array in call.out.items():
-                assert (result[field] is array) == (field != part)
-            for field, right in expected.items():
-                assert_same_bits(host(result[field]), right, field)
+    expected = {field: host(array).copy() for field, array in fields(anew(call.make)).items()}
+    read = call.arrays | {"workspace": call.workspace}
+    with operations(kind) as seen:
+        for part, turn in ((part, turn) for part in (None, *call.parts()) for turn in range(3)):
+            for array in call.out.values():
+                array[...] = np.nan
+            before, unchanged = versions(call.out), versions(read)
+            seen.clear()
+            with planning_forbidden() if turn == 2 else nullcontext(), at(part, turn):
+                result, met = fields(call.run(without=part)), {*seen}
+                assert versions(read) == unchanged
+                assert versions(call.out) == {f: n + (f != part) for f, n in before.items()}
+                for field, array in call.out.items():
+                    assert (result[field] is array) == (field != part)
+                for field, right in expected.items():
+                    assert_same_bits(host(result[field]), right, field)
+                lends = kind == "cupy" and part == "workspace" and call.workspace.size > 0
+                makes = kind != "numpy" and (part in call.out or lends)
+                assert bool(met & {"empty", "empty_strided", "empty_like"}) == makes
+                assert makes or met <= {"view", "slice", "detach"}  # of a workspace of bytes
 
 
-@pytest.mark.parametrize(("channel_axis", "memory"), MEMORIES)
 @pytest.mark.parametrize("shape", [(3, 4, 6, 10), (2, 70, 70, 10)], ids=["one pass", "several"])
-@pytest.mark.parametrize("name", GROUP_NORMS)
-def test_results_of_group_norms_are_written_in_each_memory_layout(
-    name, shape, channel_axis, memory
-):
+@pytest.mark.parametrize("name", ["group_norm_forward", "group_norm_backward"])
+def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
     """In place, too."""
-    shape = shape if channel_axis == -1 else (shape[0], shape[-1], *shape[1:-1])
-    call = call_of(name, shape, channel_axis=channel_axis, num_groups=5)
-    for named, key in ((call.arrays, "x"), (call.arrays, "dy"), (call.out, "y"), (call.out, "dx")):
-        if key in named:
-            named[key] = laid_out(named[key], channel_axis, memory)
-    call.workspace = call.sized_workspace()
-    expected = call.make()
-    assert_same(call.run(), expected)
-    field = "dx" if "dx" in call.out else "y"
-    for argument in [key for key in ("x", "dy") if key in call.arrays]:
-        before, place = call.arrays[argument], laid_out(call.arrays[argument], channel_axis, memory)
-        call.arrays[argument] = call.out[field] = place
-        with at(argument):
+    for axis, memory in ((-1, "last"), (1, "last"), (1, "first"), (-1, "first")):
+        given = shape if axis == -1 else (shape[0], shape[-1], *shape[1:-1])
+        call = call_of(name, given, channel_axis=axis, num_groups=5)
+        inputs = [key for key in ("x", "dy") if key in call.arrays]
+        field = "dx" if "dx" in call.out else "y"
+        call.arrays |= {key: laid_out(call.arrays[key], axis, memory) for key in inputs}
+        call.out[field] = laid_out(call.out[field], axis, memory)
+        call.workspace = call.sized_workspace()
+        expected = call.make()
+        with at(axis, memory):
+            with planning_forbidden():
+                assert_same(call.make(), expected)
             assert_same(call.run(), expected)
-        call.arrays[argument] = before
+            for key in inputs:
+                before, place = call.arrays[key], laid_out(call.arrays[key], axis, memory)
+                call.arrays[key] = call.out[field] = place
+                assert_same(call.run(), expected)
+                call.arrays[key] = before
 
 
 def test_gradients_of_x_and_of_the_stream_may_each_have_an_array():
@@ -93,7 +144,7 @@ def test_a_stream_that_is_x_itself_is_returned_with_given_results():
 
 
 @devices
-def test_an_array_in_out_sets_the_dtype_of_a_row_norms_result(kind):
+def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
     def empty(shape, dtype="float16"):
         return to(kind, np.empty(shape, dtype))
 
@@ -101,119 +152,120 @@ def test_an_array_in_out_sets_the_dtype_of_a_row_norms_result(kind):
     told = {"weight": to(kind, draw("weight", 8, "float32")), "gate": gate}
     forward, y = cunorm.rms_norm_forward(x, **told, dtype="float16"), empty((5, 8))
     assert cunorm.rms_norm(x, **told, out=y) is y
-    assert_same_bits(host(y), host(forward.y))
     stream = empty((5, 8))
     apart = cunorm.add_rms_norm(x, None, residual_dtype="float16")
     assert cunorm.add_rms_norm(x, None, out=AddNorm(residual=stream)).residual is stream
-    assert_same_bits(host(stream), host(apart.residual))
+    pairs = [(y, forward.y), (stream, apart.residual)]
+    call = call_of("group_norm_backward", kind=kind)
+    of_groups, images = empty(call.shapes["x"]), call.arrays["x"]
+    assert cunorm.group_norm_forward(images, 4, out=GroupNormForward(y=of_groups)).y is of_groups
+    pairs.append((of_groups, cunorm.group_norm(images, 4, dtype="float16")))
+    for found, right in pairs:
+        assert_same_bits(host(found), host(right))
     narrow, wide = (
-        NormGrads(dweight=empty(8, dtype), dgate=empty((5, 8), dtype))
-        for dtype in ("float16", "float64")
+        (NormGrads(dweight=empty(8, d), dgate=empty((5, 8), d)), empty(call.shapes["x"], d))
+        for d in ("float16", "float64")
     )
-    for out in (narrow, wide):
+    for out, dx in (narrow, wide):
         grads = cunorm.rms_norm_backward(dy, x, **told, rstd=forward.rstd, out=out)
         assert grads.dresidual.dtype == x.dtype
+        assert call.make(out=GroupNormGrads(dx=dx)).dx is dx
     for field in ("dweight", "dgate"):
-        right = host(getattr(wide, field)).astype(np.float32).astype(np.float16)
-        assert_same_bits(host(getattr(narrow, field)), right, field)
-
-
-@devices
-def test_an_array_in_out_sets_the_dtype_of_a_group_norms_result(kind):
-    call = call_of("group_norm_backward", kind=kind)
-    x = call.arrays["x"]
-    y, dx, wide = (to(kind, np.empty(x.shape, d)) for d in ("float16", "float16", "float64"))
-    for array in (dx, wide):
-        assert call.make(out=GroupNormGrads(dx=array)).dx is array
-    assert_same_bits(host(dx), host(wide).astype(np.float16))
-    assert cunorm.group_norm_forward(x, 4, out=GroupNormForward(y=y)).y is y
-    assert_same_bits(host(y), host(cunorm.group_norm(x, 4, dtype="float16")))
+        right = host(getattr(wide[0], field)).astype(np.float32).astype(np.float16)
+        assert_same_bits(host(getattr(narrow[0], field)), right, field)
+    assert_same_bits(host(narrow[1]), host(wide[1]).astype(np.float16))
 
 
 # --- views ----------------------------------------------------------------------------------------
 
-ROWS = {
-    "padded": ((5, 14), lambda a: a[:, 3:11]),
-    "every other": ((10, 8), lambda a: a[::2]),
-    "reversed": ((5, 9), lambda a: a[::-1, 1:]),
-}
-LAST = {
-    "padded": ((3, 24, 16), lambda a: a[..., 3:13]),
-    "every other": ((6, 48, 10), lambda a: a[::2, ::2]),
-    "reversed": ((3, 24, 12), lambda a: a[::-1, ::-1, 1:11]),
-    "samples inside": ((24, 3, 10), lambda a: a.transpose(1, 0, 2)),
-}
-FIRST = {
-    "padded": ((3, 10, 30), lambda a: a[..., 3:27]),
-    "every other": ((6, 20, 24), lambda a: a[::2, ::2]),
-    "reversed": ((3, 10, 26), lambda a: a[::-1, ::-1, 1:25]),
-    "samples between": ((10, 3, 24), lambda a: a.transpose(1, 0, 2)),
+VIEWS = {
+    "layer_norm": [((5, 14), lambda a: a[:, 3:11]), ((10, 9), lambda a: a[::-2, 1:])],
+    "group_norm": [
+        ((3, 24, 16), lambda a: a[..., 3:13]),
+        ((6, 48, 12), lambda a: a[::-2, ::-2, 1:11]),
+        ((24, 3, 10), lambda a: a.transpose(1, 0, 2)),
+    ],
+    "group_norm of channels first": [
+        ((3, 10, 30), lambda a: a[..., 3:27]),
+        ((6, 20, 26), lambda a: a[::-2, ::-2, 1:25]),
+        ((10, 3, 24), lambda a: a.transpose(1, 0, 2)),
+    ],
 }
 
 
-def check_views(call, views, kind):
+@devices
+@pytest.mark.parametrize("way", ["forward", "backward"])
+@pytest.mark.parametrize("norm", VIEWS)
+def test_a_view_in_out_is_written_and_nothing_around_it(norm, way, kind):
+    axis = 1 if "first" in norm else -1
+    shape = {"layer_norm": (5, 8)}.get(norm, (3, 10, 24) if axis == 1 else (3, 24, 10))
+    call = call_of(f"{norm.split()[0]}_{way}", shape, kind, channel_axis=axis, num_groups=5)
     expected = fields(call.make())
-    for shape, view in views.values():
+    for shape, view in VIEWS[norm]:
         buffers = {
-            field: to(kind, filled(np.empty(shape, np.float32)))
-            for field in call.out
-            if field in ("y", "dx", "dgate", "residual")
+            field: to(kind, np.full(shape, np.nan, np.float32))
+            for field in call.out.keys() & {"y", "dx", "dgate", "residual"}
         }
         call.out |= {field: view(buffer) for field, buffer in buffers.items()}
-        with at(shape):
-            call.run()
-            for field, buffer in buffers.items():
-                right = host(expected[field])
+        call.run()
+        for field, buffer in buffers.items():
+            right = host(expected[field])
+            with at(shape):
                 assert_same_bits(host(view(buffer)), right, field)
                 assert np.count_nonzero(~np.isnan(host(buffer))) == right.size
 
 
-@devices
-@pytest.mark.parametrize("name", ["layer_norm_forward", "layer_norm_backward"])
-def test_a_view_in_out_of_a_row_norm_is_written_and_nothing_around_it(name, kind):
-    check_views(call_of(name, kind=kind), ROWS, kind)
+# --- memory that NumPy allocates ------------------------------------------------------------------
+
+# Of arrays that tracemalloc sees: in one of them dweight has 64 KiB, in the other rstd, which is
+# more than what Python's objects take.
+SHAPES = (4, 16 << 10), (16 << 10, 4)
+GROUP_SHAPES = (2, 3, 16 << 10), (16 << 10, 2, 4)
 
 
-@devices
-@pytest.mark.parametrize(("channel_axis", "views"), [(-1, LAST), (1, FIRST)], ids=["last", "first"])
-@pytest.mark.parametrize("name", ["group_norm_forward", "group_norm_backward"])
-def test_a_view_in_out_of_a_group_norm_is_written_and_nothing_around_it(
-    name, channel_axis, views, kind
-):
-    shape = (3, 24, 10) if channel_axis == -1 else (3, 10, 24)
-    call = call_of(name, shape, kind, channel_axis=channel_axis, num_groups=5)
-    check_views(call, views, kind)
-
-
-# --- autograd -------------------------------------------------------------------------------------
-
-
-def versions(named):
-    return {key: tensor._version for key, tensor in named.items() if hasattr(tensor, "_version")}
+def peak_of(run):
+    """Return the most bytes that were allocated at once during a call, beyond those before it."""
+    run()  # what is planned and compiled for such a call stays
+    gc.disable()  # else what goes meanwhile would hide what comes
+    tracemalloc.start()
+    peak = 0
+    try:
+        for forget in (internals._again.forget, lambda: None):  # the call is planned, or repeated
+            forget()
+            internals._scratch._kept.clear()  # what is lent is allocated
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            run()
+            peak = max(peak, tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    return peak
 
 
 @names
-def test_torch_knows_which_tensors_were_written_to(name):
-    """Once in each call, whether it is planned or made again."""
-    call = call_of(name, kind="torch")
-    read = call.arrays | {"workspace": call.workspace}
-    for part in (None, *call.out):
-        for turn in range(2):
-            unchanged, before = versions(read), versions(call.out)
-            call.run(without=part)
-            with at(part, turn):
-                assert versions(read) == unchanged
-                assert versions(call.out) == {
-                    field: version + (field != part) for field, version in before.items()
-                }
+def test_numpy_allocates_what_is_left_out_and_nothing_else(name):
+    calls = [call_of(name, shape) for shape in (GROUP_SHAPES if name in GROUP_NORMS else SHAPES)]
+    assert max(peak_of(call.run) for call in calls) < 16 << 10
+    for part in calls[0].parts():
+        assert max(peak_of(partial(call.run, part)) for call in calls) >= 64 << 10, part
 
 
-def test_a_saved_tensor_that_is_written_to_is_an_error():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    call = call_of("rms_norm", kind="torch")
-    leaf = torch.ones_like(call.out["y"], requires_grad=True)
-    for _ in range(2):
-        product = (leaf * call.out["y"]).sum()
-        call.run()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            product.backward()
+def test_only_some_mib_of_what_was_lent_are_kept():
+    """What a call lends itself to add up the gradients of 400,000 weights is gone after it."""
+    x, weight = draw("x", (8, 400_000), "float32"), draw("weight", 400_000, "float32")
+    out = cunorm.NormGrads(dweight=np.empty_like(weight))
+    told = {"rstd": np.ones(8, np.float32), "needs": ("weight",), "out": out}
+    lent = cunorm.workspace_size("rms_norm_backward", x, weight, needs=("weight",))
+    assert lent > 8 << 20
+    run = partial(cunorm.rms_norm_backward, x, x, weight, **told)
+    run()
+    internals._scratch._kept.clear()
+    tracemalloc.start()
+    try:
+        run()
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak >= lent
+    assert kept < 1 << 20

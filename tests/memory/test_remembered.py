@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is remembered of calls: enough to plan none twice, no array, and not without end.
+"""What is remembered of calls: enough to plan none twice, no array, nothing that is another's.
 
 That what is remembered gives each call what is its own is shown in test_repeated_calls.py.
 """
@@ -7,17 +7,18 @@ That what is remembered gives each call what is its own is shown in test_repeate
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
 
 import cunorm
 from cunorm import NormForward
+from tests import softgpu
 from tests.support.calls import (
-    FUNCTIONS,
+    GROUP_NORMS,
     anew,
     arrays_of,
     assert_same,
@@ -25,17 +26,16 @@ from tests.support.calls import (
     change,
     elsewhere,
     fields,
+    host,
     kinds,
     names,
     nothing_known,
     planning_forbidden,
+    raises,
     to,
 )
-from tests.support.group_norm_cases import laid_out
+from tests.support.internals import _scratch, numpy_view
 from tests.support.operands import assert_same_bits, at, draw
-from tests.support.repeated import caches
-
-SEVERAL = {"passes": (2, 4900, 8), "chunks": (9, 30_000, 8)}  # of launches on a CPU
 
 
 @pytest.fixture
@@ -48,46 +48,18 @@ def known(monkeypatch):
 
 @kinds
 @names
-def test_a_call_made_again_is_not_planned(name, kind, known):
-    """With memory for all that it makes; for all but a part; and where it makes all by itself."""
-    call = call_of(name, kind=kind)
-    for part in (None, *call.parts()):
-        call.run(without=part)
-        expected = anew(call.make)
-        with planning_forbidden(), at(part):
-            assert_same(call.run(without=part), expected)
-    call.make()
-    for argument in arrays_of(call.arrays):
-        call.arrays[argument] = elsewhere(call.arrays[argument])
-        expected = anew(call.make)
-        with planning_forbidden(), at(argument):
-            assert_same(call.make(), expected)
-    parts = len(call.parts())  # a call that is given nothing is one that is not given its one part
-    assert len(known) == 1 + parts + (parts > 1)
-
-
-@pytest.mark.parametrize("shape", SEVERAL.values(), ids=SEVERAL)
-@pytest.mark.parametrize("name", ["group_norm_forward", "group_norm_backward"])
-def test_a_call_of_several_launches_is_not_planned_again(name, shape, known):
-    call = call_of(name, shape)
-    for run in (call.run, call.make):
-        run()
-        change(call.arrays)
-        expected = anew(call.make)
-        with planning_forbidden():
-            assert_same(run(), expected)
-
-
-@kinds
-@pytest.mark.parametrize("channel_axis", [1, -1])
-@pytest.mark.parametrize("memory", ["last", "first"])
-def test_a_result_in_the_memory_layout_of_x_is_made_again(memory, channel_axis, kind, known):
-    call = call_of("group_norm_forward", (2, 8, 5, 8), kind, channel_axis=channel_axis)
-    x = draw("x", (2, 8, 5, 8), "float32")
-    call.arrays["x"] = to(kind, laid_out(x, channel_axis, memory))
-    expected = call.make()
-    with planning_forbidden():
-        assert_same(call.make(), expected)
+def test_a_call_made_again_on_other_arrays_is_not_planned(name, kind, known):
+    """With memory for its results it is, which may overlap; on the same, see test_out.py."""
+    several = [(2, 4900, 8)] if name in GROUP_NORMS and kind == "numpy" else []  # launches
+    for number, shape in enumerate((None, *several)):
+        call = call_of(name, shape, kind)
+        call.make()
+        for argument in arrays_of(call.arrays):
+            call.arrays[argument] = elsewhere(call.arrays[argument])
+            expected = anew(call.make)
+            with planning_forbidden(), at(shape, argument):
+                assert_same(call.make(), expected)
+        assert len(known) == 1 + number
 
 
 def test_a_result_of_the_form_of_one_that_is_given_is_another_array():
@@ -99,33 +71,7 @@ def test_a_result_of_the_form_of_one_that_is_given_is_another_array():
         assert_same_bits(residual, x.astype(np.float32))
 
 
-# --- what is remembered has an end ----------------------------------------------------------------
-
-
-def test_thousands_of_shapes_do_not_make_what_is_remembered_grow_without_end():
-    def call(rows, width):
-        x, weight = ones[:rows, :width], ones[0, :width]
-        saved = cunorm.rms_norm_forward(x, weight, out=NormForward(y=np.empty(x.shape, "f4")))
-        size = cunorm.workspace_size("rms_norm_backward", x, weight)
-        told = {"rstd": saved.rstd, "workspace": np.empty(size, np.uint8)}
-        cunorm.rms_norm_backward(x, x, weight, **told)
-        cunorm.group_norm(x, 1)
-
-    ones = np.ones((40, 80), np.float32)
-    call(1, 1)
-    remembering = caches()
-    assert len(remembering) > 20
-    endless = [one for one in remembering if one.cache_info().maxsize is None]
-    bounded = [one for one in remembering if one.cache_info().maxsize is not None]
-    assert all(one.cache_info().maxsize <= 4096 for one in bounded)
-    before = [one.cache_info().currsize for one in endless]
-    misses = [one.cache_info().misses for one in bounded]
-    for rows in range(1, 36):
-        for width in range(1, 33):
-            call(rows, width)
-    assert [one.cache_info().currsize for one in endless] == before
-    asked = [o.cache_info().misses - n for o, n in zip(bounded, misses, strict=True)]
-    assert max(asked) > 1024  # so that some is forgotten
+# --- what is not kept -----------------------------------------------------------------------------
 
 
 def test_calls_that_are_too_many_are_forgotten(known):
@@ -139,7 +85,7 @@ def test_calls_that_are_too_many_are_forgotten(known):
 
 @names
 def test_nothing_that_is_remembered_keeps_an_array(name):
-    call = call_of(name, (33, 44) if "group" not in name and "instance" not in name else None)
+    call = call_of(name, None if name in GROUP_NORMS else (33, 44))
     arrays = [*arrays_of(call.arrays).values(), *call.out.values()]
     arrays += [*fields(call.run()).values(), *fields(call.make()).values()]
     seen = [weakref.ref(array) for array in arrays]
@@ -148,49 +94,101 @@ def test_nothing_that_is_remembered_keeps_an_array(name):
     assert not any(ref() is not None for ref in seen)
 
 
-# --- threads --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("is_known", [False, True], ids=["planned", "again"])
+def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_known):
+    """A signal's handler may call while a call of its own thread has lent memory."""
+    nothing_known(monkeypatch)
+    x, other = draw("x", (1, 24, 24, 64), "float32"), draw("dy", (1, 48, 24, 64), "float32")
+    expected, of_other = (anew(cunorm.group_norm, array, 4) for array in (x, other))
+    call, lend, handled = partial(anew, cunorm.group_norm), _scratch.lend, []
+    if is_known:
+        call = cunorm.group_norm
+        call(x, 4)
+        call(other, 4)
+
+    def with_a_signal(size):
+        memory = lend(size)
+        if not handled:
+            handled.append(True)
+            numpy_view(memory)[...] = 7
+            assert_same_bits(call(other, 4), of_other)
+            assert (numpy_view(memory) == 7).all()
+        return memory
+
+    monkeypatch.setattr(_scratch, "lend", with_a_signal)
+    with planning_forbidden() if is_known else nullcontext():
+        assert_same_bits(call(x, 4), expected)
+    assert handled
 
 
-def check_threads(calls, turns):
-    """Make calls of the same forms in two threads at once, each on its own arrays."""
-    expected = [[anew(call.make) for call in one] for one in calls]
-    start = threading.Barrier(2)
+# --- on GPUs --------------------------------------------------------------------------------------
 
-    def work(mine, right):
-        start.wait()
-        for turn in range(turns):
-            call, result = mine[turn % len(mine)], right[turn % len(mine)]
-            with at(turn):
-                assert_same(call.run() if turn % 3 == 0 else call.make(), result)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(work, calls, expected))
+# The software GPU does a stream's work late, when somebody waits for it, and knows whose memory is
+# whose: so that a launch on another stream or device than the right one shows.
 
 
-def drawn(thread, name, shape=None, kind="numpy"):
-    call = call_of(name, shape, kind)
-    for key, array in arrays_of(call.arrays).items():
-        array[...] = to(kind, draw(f"{thread} {key}", tuple(array.shape), "float32"))
-    return call
+def with_settings(**values):
+    return softgpu.settings(**values) if softgpu.is_loaded() else nullcontext()
 
 
-@pytest.mark.parametrize("kind", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
-def test_threads_that_share_plans_get_their_own_numbers(kind):
-    """Calls on arrays of the same forms, which meet in all that is remembered."""
-    some = ["rms_norm_forward", "layer_norm_backward", "group_norm_backward", "l2_norm"]
-    functions, turns = (FUNCTIONS, 1000) if kind == "numpy" else (some, 60)
-    calls = [[drawn(thread, name, kind=kind) for name in functions] for thread in range(2)]
-    check_threads(calls, turns)
+@pytest.mark.gpu
+@names
+def test_a_call_is_on_the_stream_that_is_current_then(name):
+    import cupy
+
+    call = call_of(name, kind="cupy")
+    for _ in range(2):  # what is met for the first time is not remembered
+        call.make()
+        call.run()
+    for order in ("late", "late_reversed"):
+        with with_settings(streams=order):
+            streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+            for turn, stream in enumerate((*streams, cupy.cuda.Stream.null, streams[0])):
+                made = call.make if turn % 2 else call.run
+                with stream, at(order, turn):
+                    change(call.arrays, f"{turn}")
+                    expected = {f: host(a) for f, a in fields(anew(call.make)).items()}
+                    change(call.arrays, f"{turn}")
+                    with planning_forbidden():
+                        found = fields(made())
+                    for field, right in expected.items():
+                        np.testing.assert_array_equal(host(found[field]), right, field)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("group_norm", (2, 64, 64, 64)),
-        ("group_norm_backward", (2, 64, 64, 64)),
-        ("layer_norm_backward", (600, 257)),
-    ],
-)
-def test_threads_are_lent_memory_of_their_own(name, shape):
-    """For what the kernels of a call hand on from one to the next."""
-    check_threads([[drawn(thread, name, shape)] for thread in range(2)], 30)
+@pytest.fixture
+def two_gpus():
+    import cupy
+
+    with with_settings(devices=2):
+        if cupy.cuda.runtime.getDeviceCount() < 2:
+            pytest.skip("needs two GPUs")
+        yield cupy.cuda
+
+
+@pytest.mark.gpu
+@names
+def test_a_call_is_on_the_device_of_its_arrays_and_leaves_the_callers(name, two_gpus):
+    expected = fields(call_of(name).make())
+    for device in (1, 0):
+        with two_gpus.Device(device):
+            call = call_of(name, kind="cupy")
+        for current in (0, 1):
+            with two_gpus.Device(current):
+                for made in (partial(anew, call.make), call.make, call.run, call.run):
+                    found = fields(made())
+                    assert two_gpus.runtime.getDevice() == current
+                    assert {array.device.id for array in found.values()} == {device}
+                    for field, right in expected.items():  # a launch elsewhere would give NaNs
+                        np.testing.assert_allclose(host(found[field]), right, rtol=0, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_arrays_on_another_gpu_are_refused_though_their_forms_were_met(two_gpus):
+    x, weight = (to("cupy", draw(*form, "float32")) for form in (("x", (4, 64)), ("weight", 64)))
+    with two_gpus.Device(1):
+        far, far_y = weight.copy(), x.copy()
+        cunorm.rms_norm(far_y, far, out=far_y)
+    cunorm.rms_norm(x, weight)
+    for what, arrays, out in (("weight", (x, far), None), ("out", (x, weight), far_y)):
+        with raises(ValueError, f"rms_norm: {what} is on cuda:1, expected cuda:0, the device of x"):
+            cunorm.rms_norm(*arrays, out=out)

@@ -1,181 +1,215 @@
 # SPDX-License-Identifier: MIT
-"""Calls that are made again, of all sorts and in any order, give what they give when made anew.
+"""Calls of all sorts, made again and in any order, give what they give when made anew.
 
 Most of what a call does is remembered, by what was said, by the forms of arrays and by where they
-lie. Here calls differ in any of that, right and wrong ones; at the end all is forgotten, and each
-is made once more: errors are the same, results to the bit.
+lie. Here each call differs in one thing from one before, right or wrong; at the end all that is
+remembered is forgotten, and each is made once more: errors are the same, results to the bit.
 """
 
 from __future__ import annotations
 
+import gc
+from functools import _lru_cache_wrapper
 from importlib.util import find_spec
+from inspect import signature
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.support.calls import FUNCTIONS, GROUP_NORMS, call_of, parameters_of
-from tests.support.operands import at
-from tests.support.repeated import PLACES, Memory, Told, assert_made_alike, caches, forget_all, make
+import cunorm
+from cunorm import NormForward
+from tests.support import internals
+from tests.support.calls import (
+    FUNCTIONS,
+    GROUP_NORMS,
+    arrays_of,
+    call_of,
+    fields,
+    host,
+    parameters_of,
+    strides_of,
+    to,
+)
+from tests.support.operands import at, bits
 
-LIBRARIES = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
+KINDS = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
 ROWS = [(5, 8), (3, 8), (5, 16), (2, 5, 8), (0, 8), (10, 8)]
 IMAGES = [(3, 8, 8), (2, 4, 8), (3, 8, 16), (3, 2, 4, 8), (0, 8, 8)]
-# Right and wrong values of options, which are no other kernels.
+# Right and wrong values of options, among them those that are equal and not the same.
 SAID = {
     "eps": [1.0, 2, 0.0, -0.0, True, -1.0],
-    "c": [None, 2, 2.0, 0.0, -0.0, True, "2"],
+    "c": [2, 2.0, 0.0, -0.0, True, "2"],
     "weight_offset": [1.0, 2, True],
     "groups": [1, 2, True, 3],
     "axis": [-1, 1, True],
     "num_groups": [4, 2, 1, True, 3],
     "channel_axis": [-1, 1, -1.0],
-    "needs": [("x", "weight", "bias", "gate"), ("x",), ("weight",), ["x"], ("y",), "x"],
-    "accumulate": [False, True, 0],
-    "round_before_weight": [False, 0],
     "center": [True, 1],
 }
-WRONG = ("workspace", "read only")
-DEFAULT = {"weight_offset": 1.0, "eps": 1.0}
-OTHERS = ("gate", "residual", "d_residual", "bias")
+NEEDS = {"needs": [("x", "weight"), ("x",), ["x"], ("y",), "x"], "accumulate": [False, True, 0]}
+SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # that shapes go with
+INPUTS = ("x", "dy", "residual", "gate", "d_residual", "weight", "bias", "mean", "rstd")
+RESULTS = ("y", "residual", "mean", "rstd", "dx", "dweight", "dbias", "dgate")
+PLACES = (*INPUTS, *(f"out.{field}" for field in RESULTS), "workspace")
+SLOT = 1 << 13  # bytes of memory for each of them
 
 
-@st.composite
-def calls(draw, names, kinds):
-    """Draw a call, most of whose options are as they are by default."""
-    name = draw(st.sampled_from(names))
-    has = call_of(name)
-    taken, group = parameters_of(name), name in GROUP_NORMS
-    said = {key: value for key, value in DEFAULT.items() if key in taken}
-    halves = draw(st.booleans())
-    return Told(
-        name,
-        draw(st.sampled_from(IMAGES if group else ROWS)),
-        draw(st.sampled_from(kinds)),
-        "float16" if halves else "float32",
-        tuple(key for key in OTHERS if key in has.arrays) if halves else (),
-        tuple(said.items()),
-        given=tuple(draw(st.sampled_from([(), (*has.out, "workspace"), has.parts()]))),
-    )
+def caches():
+    """Return every function of cunorm's that remembers what it made of its arguments."""
+    found = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]
+    ours = [one for one in found if str(one.__module__).startswith("cunorm")]
+    return [one for one in ours if signature(one.__wrapped__).parameters]
 
 
-def sayable(name):
-    return [key for key in SAID if key in parameters_of(name)]
+def changed(told, kinds, rng):
+    """Return a call that differs from another in one thing."""
+
+    def pick(some):
+        return some[rng.integers(len(some))]
+
+    name, call = told["name"], call_of(told["name"])
+    values = SAID | (NEEDS if name == "layer_norm_backward" else {})
+    said = pick([key for key in values if key in parameters_of(name)])
+    parts = [*arrays_of(call.arrays), *(f"out.{field}" for field in call.out), "workspace"]
+    choices = {
+        "shape": IMAGES if name in GROUP_NORMS else ROWS,
+        "kind": kinds,
+        "dtype": ["float32", "float16" if name in ("l2_norm", "group_norm") else "float32"],
+        "said": [told["said"] | {said: value} for value in values[said]],
+        "seed": range(3),
+        "gap": [0, 4],
+        "moved": [{}, *({pick(parts): distance} for distance in (1, 4, 8, 16, 64, 512))],
+        "instead": [{}, {pick(parts): pick(parts)}],
+        "given": [(), parts, [part for part in parts if rng.random() < 0.5]],
+    }
+    what = pick(list(choices))
+    return told | {what: pick(choices[what])}
 
 
-def places_of(name):
-    has = call_of(name)
-    places = [*has.arrays, *(f"out.{field}" for field in has.out), "workspace"]
-    return [place for place in places if place in PLACES]
+def view(memory, told, key, shape):
+    """Return an array in the place of a key, with numbers in it, and with a gap after each line."""
+    kind, is_small = told["kind"], key.removeprefix("out.").removeprefix("d") in INPUTS[5:]
+    dtype = np.dtype("u1" if key == "workspace" else "f4")
+    dtype = np.dtype(told["dtype"]) if key in ("x", "out.y") else dtype
+    gap = 0 if is_small or key == "workspace" else told["gap"]
+    steps = np.empty((*shape[:-1], shape[-1] + gap), dtype).strides if shape else ()
+    distance = told["moved"].get(key, 0)
+    distance = 32 if distance == 1 and kind != "numpy" else distance
+    start = PLACES.index(told["instead"].get(key, key)) * SLOT + distance
+    numbers = np.random.default_rng([told["seed"], PLACES.index(key)]).standard_normal(shape)
+    if kind == "cupy":
+        import cupy
+
+        array = cupy.ndarray(shape, dtype, memory[start:].data, steps)
+    else:
+        array = to(kind, np.ndarray(shape, dtype, memory, start, steps))
+    array[...] = to(kind, numbers.astype(dtype))
+    return array
 
 
-class Repeated(RuleBasedStateMachine):
-    """A process that makes calls of a function, and of another."""
-
-    names, kinds, remembering = (), (), ()
-
-    def __init__(self):
-        super().__init__()
-        self.memory = Memory("cupy" if "cupy" in self.kinds else "numpy")
-        self.told, self.made = [], []
-
-    def call(self, told):
-        self.told.append(told)
-        self.made.append((told, make(told, self.memory)))
-
-    @initialize(data=st.data())
-    def first(self, data):
-        self.call(data.draw(calls(self.names[:1], self.kinds)))
-
-    @rule(data=st.data())
-    def another_call(self, data):
-        self.call(data.draw(calls(self.names, self.kinds)))
-
-    def earlier(self, data):
-        return self.told[data.draw(st.integers(0, len(self.told) - 1))]
-
-    @rule(data=st.data(), seed=st.integers(0, 2))
-    def with_other_numbers(self, data, seed):
-        """In the same arrays, or in those that were the same but for that."""
-        self.call(self.earlier(data)._replace(seed=seed))
-
-    @rule(data=st.data())
-    def saying_something_else(self, data):
-        told = self.earlier(data)
-        key = data.draw(st.sampled_from(sayable(told.name)))
-        said = dict(told.said) | {key: data.draw(st.sampled_from(SAID[key]))}
-        self.call(told._replace(said=tuple(said.items())))
-
-    @rule(data=st.data(), distance=st.sampled_from([0, 4, 8, 16, 64, 1]))
-    def with_an_array_elsewhere(self, data, distance):
-        """Aligned to other numbers of bytes, among them to none."""
-        told = self.earlier(data)
-        key = data.draw(st.sampled_from(places_of(told.name)))
-        distance = 32 if distance == 1 and told.kind != "numpy" else distance
-        self.call(told._replace(moved=((key, distance),)))
-
-    @rule(data=st.data())
-    def with_an_array_in_anothers_place(self, data):
-        """Exactly in place, or overlapping it in part."""
-        told = self.earlier(data)
-        key, other = (data.draw(st.sampled_from(places_of(told.name))) for _ in range(2))
-        moved = data.draw(st.sampled_from([(), ((key, 16),), ((key, 512),)]))
-        self.call(told._replace(instead=((key, other),), moved=moved))
-
-    @rule(data=st.data())
-    def given_other_memory(self, data):
-        told = self.earlier(data)
-        parts = call_of(told.name).parts()
-        given = tuple(part for part in parts if data.draw(st.booleans()))
-        self.call(told._replace(given=given, instead=()))
-
-    @rule(data=st.data(), steps=st.sampled_from(["dense", "padded", "every other", "spread"]))
-    def with_other_strides(self, data, steps):
-        self.call(self.earlier(data)._replace(steps=steps))
-
-    @rule(data=st.data())
-    def of_the_other_library(self, data):
-        told = self.earlier(data)
-        if len(self.kinds) > 1:
-            mixed = data.draw(st.sampled_from(["", "x", "weight", "dy"]))
-            other = {"numpy": "torch", "torch": "numpy"}[told.kind]
-            told = told._replace(of_other=mixed, kind=told.kind if mixed else other)
-            self.call(told._replace(moved=()))
-
-    @rule(
-        data=st.data(), wrong=st.sampled_from(["", "weight", "x", "rstd", "workspace", "read only"])
-    )
-    def with_a_wrong_array(self, data, wrong):
-        self.call(self.earlier(data)._replace(wrong=wrong))
-
-    def teardown(self):
-        memory = Memory("cupy" if "cupy" in self.kinds else "numpy")
-        for told, made in self.made:
-            forget_all(self.remembering)
-            with at(told):
-                assert_made_alike(made, make(told, memory))
+def make(told, memory):
+    """Make a call: its error, or its results, what they are of, and what is in memory then."""
+    sizes = {k: v for k, v in told["said"].items() if v in SIZES.get(k, ()) and type(v) is int}
+    call = call_of(told["name"], told["shape"], **sizes)
+    memory[...] = 0
+    size = 0 if call.workspace is None else 2 * call.workspace.size
+    lent = {"workspace": (size,)} if size and "workspace" in told["given"] else {}
+    shapes = {key: array.shape for key, array in arrays_of(call.arrays).items()} | lent
+    out = {
+        field: view(memory, told, f"out.{field}", array.shape)
+        for field, array in call.out.items()
+        if f"out.{field}" in told["given"]
+    }
+    arrays = {key: view(memory, told, key, shape) for key, shape in shapes.items()}
+    given = arrays | {f"out.{field}": array for field, array in out.items()}
+    asked = call.arrays | arrays | told["said"] | ({"out": call.out_of(out)} if out else {})
+    before = host(memory).copy()
+    try:
+        results = fields(call.function(**asked))
+    except (TypeError, ValueError) as error:
+        np.testing.assert_array_equal(host(memory), before)
+        return repr(error), {}, None
+    forms = [
+        (field, type(a), a.shape, a.dtype, strides_of(a), [k for k in given if given[k] is a])
+        for field, a in results.items()
+    ]
+    if lent:
+        arrays["workspace"][...] = 0
+    return forms, results, host(memory).copy()
 
 
-def run(names, kinds, examples, steps):
-    of = {"names": names, "kinds": kinds, "remembering": caches()}
-    machine = type("Calls", (Repeated,), of)
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],
-            report_multiple_bugs=False,
-        ),
-    )
+def check_all_alike(told, kinds, steps):
+    """Make calls, each of which differs from one before in one thing; then make each anew."""
+    if "cupy" in kinds:
+        import cupy
+
+        memory = cupy.zeros(SLOT * len(PLACES), "uint8")
+    else:
+        memory = np.zeros(SLOT * len(PLACES) + 64, np.uint8)
+        memory = memory[-memory.ctypes.data % 64 :][:-64]
+    rng, remembering = np.random.default_rng(0), caches()
+    while len(told) < steps:
+        told.append(changed(told[rng.integers(len(told))], kinds, rng))
+    made = [make(one, memory) for one in told]
+    for one, (forms, results, after) in zip(told, made, strict=True):
+        internals._again.forget()
+        for cache in remembering:
+            cache.cache_clear()
+        with at(one):
+            right_forms, right, right_after = make(one, memory)
+            assert forms == right_forms
+            np.testing.assert_array_equal(after, right_after)
+            for field in results.keys() - {form[0] for form in forms if form[-1]}:
+                mine, its = (bits(host(found[field])) for found in (results, right))
+                np.testing.assert_array_equal(mine, its, field)
 
 
-@pytest.mark.parametrize("number", range(len(FUNCTIONS)), ids=FUNCTIONS)
-def test_calls_made_again_are_as_calls_made_anew(number):
-    """Of each function, in turn with the next one."""
-    run([FUNCTIONS[number], FUNCTIONS[number - 1]], LIBRARIES, 6, 30)
+def begun(names, kind):
+    """Return the calls to begin with; their numbers make no two alike where none differs."""
+    rest = {"dtype": "float32", "seed": 0, "gap": 0, "moved": {}, "instead": {}}
+    for name in names:
+        said = {k: 1.0 for k in ("weight_offset", "eps") if k in parameters_of(name)}
+        shape = (IMAGES if name in GROUP_NORMS else ROWS)[0]
+        yield {"name": name, "shape": shape, "kind": kind, "said": said, "given": (), **rest}
+
+
+OF_GPUS = ["rms_norm", "layer_norm_backward", "group_norm", "group_norm_backward"]
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds", "steps"),
+    [
+        pytest.param([n for n in FUNCTIONS if n not in GROUP_NORMS], KINDS, 1000, id="rows"),
+        pytest.param(GROUP_NORMS, KINDS, 300, id="groups"),
+        pytest.param(OF_GPUS, ["cupy"], 150, marks=pytest.mark.gpu, id="cupy"),
+    ],
+)
+def test_calls_made_again_are_as_calls_made_anew(names, kinds, steps):
+    """On a GPU a misaligned access is an error, too."""
+    check_all_alike(list(begun(names, kinds[0])), kinds, steps)
+
+
+def test_thousands_of_shapes_do_not_make_what_is_remembered_grow_without_end():
+    def call(rows, width):
+        x, weight = ones[:rows, :width], ones[0, :width]
+        saved = cunorm.rms_norm_forward(x, weight, out=NormForward(y=np.empty(x.shape, "f4")))
+        size = cunorm.workspace_size("rms_norm_backward", x, weight)
+        told = {"rstd": saved.rstd, "workspace": np.empty(size, np.uint8)}
+        cunorm.rms_norm_backward(x, x, weight, **told)
+        cunorm.group_norm(x, 1)
+
+    ones = np.ones((40, 80), np.float32)
+    call(1, 1)
+    remembering = [(cache, cache.cache_info()) for cache in caches()]
+    assert len(remembering) > 20
+    assert all((before.maxsize or 0) <= 4096 for _, before in remembering)
+    for rows in range(1, 36):
+        for width in range(1, 33):
+            call(rows, width)
+    asked = []
+    for cache, before in remembering:
+        if before.maxsize is None:
+            assert cache.cache_info().currsize == before.currsize
+        else:
+            asked.append(cache.cache_info().misses - before.misses)
+    assert max(asked) > 1024  # so that some is forgotten

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ gcc = pytest.mark.skipif(
     compiler() is None or not compiler().is_gcc, reason="other compilers take no such headers"
 )
 
-ANSWERS = 'case "$*" in *--version*) exec $real --version;; esac\n'
+ANSWERS = 'case "$*" in *--version*) exec $real --version;; esac\nfor last; do :; done\n'
 
 
 def script(folder: Path, text: str) -> str:
@@ -31,6 +32,17 @@ def script(folder: Path, text: str) -> str:
     command.write_text(f'#!/bin/sh\nreal="{real}"\n{text}\n')
     command.chmod(0o755)
     return os.fspath(command)
+
+
+@cache
+def copies() -> str:
+    """Return the text of a compiler that compiles nothing: it copies the library of `check`."""
+    with pytest.MonkeyPatch.context() as patch:
+        with_empty_caches(patch)
+        check()
+        (build,) = _compile._loaded
+    library, _ = _compile._compiled(build)
+    return f'{ANSWERS}case "$*" in *c++-header*) exit 1;; esac\nexec cp "{library}" "$last"'
 
 
 @contextmanager
@@ -54,12 +66,11 @@ def begun_anew(**environment: str | os.PathLike[str]) -> Iterator[pytest.MonkeyP
 
 @contextmanager
 def own_cache(folder: Path, text: str | None = None, **environment: str) -> Iterator[Path]:
-    """Have a cache below a folder, and a compiler of a few lines of shell if they are given."""
-    if text is not None:
-        environment["CXX"] = script(folder, text) + environment.get("CXX", "")
-    cache = folder / "cache"
-    with begun_anew(CUNORM_CACHE_DIR=cache, **environment):
-        yield cache
+    """Have a cache below a folder, and a compiler of a few lines of shell, or one that copies."""
+    environment["CXX"] = script(folder, text or copies()) + environment.get("CXX", "")
+    kept = folder / "cache"
+    with begun_anew(CUNORM_CACHE_DIR=kept, **environment):
+        yield kept
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -83,7 +94,3 @@ def check() -> None:
 
 def libraries(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.so"))
-
-
-def uses_openmp(library: Path) -> bool:
-    return b"omp_get_thread_num" in library.read_bytes()

@@ -12,7 +12,6 @@ from cunorm import (
     _info,
     _plan,
     _scratch,
-    _sources,
     _warmup,
     _warmup_command,
 )
@@ -111,7 +110,6 @@ __all__ = [
     "_info",
     "_plan",
     "_scratch",
-    "_sources",
     "_threads",
     "_warmup",
     "_warmup_command",

@@ -4,11 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from itertools import product
-from typing import Any, NamedTuple
-
-import pytest
+from typing import NamedTuple
 
 from tests.support.internals import Build, _cuda, source_text
 
@@ -75,38 +71,3 @@ def resource_usage(log: str) -> ResourceUsage:
         shared=number("bytes smem", default=0),
         stack=number("bytes stack frame"),
     )
-
-
-# --- covers of builds -----------------------------------------------------------------------------
-
-ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
-SHARES = 16  # of a cover, a test each
-_STATIC_SHARED_MEMORY = 48 << 10
-
-
-def spilling(builds: Iterable[Build], architecture: str) -> list[str]:
-    """Compile builds; return those that spill, or take more shared memory than there is."""
-    found = []
-    for build in builds:
-        compiled = compile_build(build, architecture)
-        usage = resource_usage(compiled.log)
-        assert compiled.cubin.startswith(b"\x7fELF")
-        spills = usage.spill_stores or usage.spill_loads or usage.stack
-        if (spills and architecture == "90") or usage.shared > _STATIC_SHARED_MEMORY:
-            found.append(f"{build}: {usage}")
-    return found
-
-
-def each_share() -> Any:
-    """Return the decorator of a test of architectures and of shares of a cover.
-
-    In CI there are half of them for 90, and one of each other: their text is the same.
-    """
-    others = [one for one in ARCHITECTURES if one != "90"]
-    found = []
-    for architecture, share in product(ARCHITECTURES, range(SHARES)):
-        half = architecture == "90" and share % 2 == 0
-        is_kept = half or (share < len(others) and others[share] == architecture)
-        marks = () if is_kept else pytest.mark.exhaustive
-        found.append(pytest.param(architecture, share, marks=marks))
-    return pytest.mark.parametrize(("architecture", "share"), found)

@@ -33,15 +33,12 @@ SETUP = textwrap.dedent("""
 """)
 
 
-def interpreter(script: str, setup: str = SETUP) -> list[str]:
-    """Return the command that runs a script; Python 3.12 warns of forks where there are threads."""
-    return [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", setup + script]
-
-
 def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environment: str) -> str:
     """Run a script, which fails by raising or by hanging; return what it prints."""
+    # Python 3.12 warns of forks where there are threads.
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", setup + script]
     done = subprocess.run(
-        interpreter(script, setup),
+        command,
         env={**os.environ, **environment},
         cwd=ROOT,
         capture_output=True,
