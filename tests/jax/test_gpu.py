@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from cunorm import reference
-from tests.support.jax_formulas import FORMULAS
 from tests.support.kinds import OnJax
 from tests.support.operands import draw
 
@@ -17,11 +16,12 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 import cunorm.jax  # noqa: E402
+from tests.support.jax_formulas import rms_norm  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 # Of float32, in sums of 300 terms of about 1, which a GPU adds up in another order.
 CLOSE = {"rtol": 1e-4, "atol": 1e-3}
-NORMS = cunorm.jax.rms_norm, FORMULAS["rms_norm"]
+NORMS = cunorm.jax.rms_norm, rms_norm
 
 
 @pytest.fixture(autouse=True)

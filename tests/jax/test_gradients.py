@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.jax in float64: values and gradients are those of JAX's own formulas."""
+"""cunorm.jax in float64: values and gradients are those of the oracle."""
 
 from __future__ import annotations
 
@@ -9,32 +9,48 @@ import numpy as np
 import pytest
 
 import cunorm
-from tests.support.jax_formulas import FORMULAS, case, leaves
-from tests.support.jax_frames import calls_of
 from tests.support.kinds import OnJax, OnJaxCpu
-from tests.support.operands import draw
+from tests.support.operands import NORMS, at
+from tests.support.reference_cases import group_norm, operands, row_norm
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
-jnp = jax.numpy
-
 import cunorm.jax  # noqa: E402
+from tests.support.jax_frames import calls_of  # noqa: E402
 
+SHAPE = (2, 3, 4)
+# The function, what it is given beside x, and what else it is told.
 CASES = [
-    case("rms_norm", "weight"),
-    case("rms_norm", "weight", "gate", axis=1, gate_activation="identity"),
-    case("layer_norm", "weight", "bias", "gate"),
-    case("layer_norm", "bias", "gate", gate_activation="gelu_tanh", gate_position="pre", axis=-2),
-    case("normalize", "weight", "bias", "gate", c=2.0, gate_activation="tanh", weight_offset=1.0),
-    case("l2_norm", groups=2),
-    case("add_rms_norm", "residual", "weight", "gate", groups=2, gate_activation="sigmoid"),
-    case("add_layer_norm", "residual", "weight", "bias"),
-    case("add_normalize", "residual", "gate", center=True, gate_activation="gelu", groups=2),
-    case("add_normalize", "gate", gate_activation="relu", gate_position="pre", c=3.0, eps=0.5),
-    case("group_norm", "weight", "bias", num_groups=2, activation="gelu"),
-    case("group_norm", "weight", num_groups=1, activation="tanh", channel_axis=1),
-    case("group_norm", num_groups=4, eps=0.1),
-    case("instance_norm", "weight", "bias", activation="silu", channel_axis=1),
+    ("rms_norm", ("weight",), {}),
+    ("rms_norm", ("weight", "gate"), {"axis": 1, "gate_activation": "identity"}),
+    ("layer_norm", ("weight", "bias", "gate"), {}),
+    (
+        "layer_norm",
+        ("bias", "gate"),
+        {"gate_activation": "gelu_tanh", "gate_position": "pre", "axis": -2},
+    ),
+    (
+        "normalize",
+        ("weight", "bias", "gate"),
+        {"c": 2.0, "gate_activation": "tanh", "weight_offset": 1.0},
+    ),
+    ("l2_norm", (), {"groups": 2}),
+    ("add_rms_norm", ("residual", "weight", "gate"), {"groups": 2, "gate_activation": "sigmoid"}),
+    ("add_layer_norm", ("residual", "weight", "bias"), {}),
+    (
+        "add_normalize",
+        ("residual", "gate"),
+        {"center": True, "gate_activation": "gelu", "groups": 2},
+    ),
+    (
+        "add_normalize",
+        ("gate",),
+        {"gate_activation": "relu", "gate_position": "pre", "c": 3.0, "eps": 0.5},
+    ),
+    ("group_norm", ("weight", "bias"), {"num_groups": 2, "activation": "gelu"}),
+    ("group_norm", ("weight",), {"num_groups": 1, "activation": "tanh", "channel_axis": 1}),
+    ("group_norm", (), {"num_groups": 4, "eps": 0.1}),
+    ("instance_norm", ("weight", "bias"), {"activation": "silu", "channel_axis": 1}),
 ]
 # Of float64, and sums of a few terms: what differs by more is another formula.
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
@@ -46,53 +62,73 @@ def float64():
         yield
 
 
-def weighted(results):
-    """Return a sum of all results in which each element counts differently."""
-    parts = jax.tree.leaves(results)
-    return sum((part * jnp.cos(jnp.arange(part.size).reshape(part.shape))).sum() for part in parts)
+def drawn(said):
+    """Draw all operands; parameters are of a row, or of the channels."""
+    channels = SHAPE[said.get("channel_axis", -1)]
+    return operands(SHAPE, SHAPE[said["axis"] :] if "axis" in said else channels)
+
+
+def exact(function, a, given, said):
+    """Return values and gradients of the oracle."""
+    name, channels = function.removeprefix("add_"), SHAPE[said.get("channel_axis", -1)]
+    if name not in NORMS:
+        told = {"num_groups": channels} | said
+        return group_norm(a, told.pop("num_groups"), given, **told)
+    meaning = NORMS[name].meaning(SHAPE[-1] // said.get("groups", 1))
+    if name == "normalize":
+        meaning = {"eps": NORMS[name].eps}
+    if name != function and "residual" not in given:  # the stream begins
+        a.residual, given = np.zeros(SHAPE), ("residual", *given)
+    return row_norm(a, given, **meaning | said)
 
 
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("norm", CASES, ids=str)
-def test_values_and_gradients_are_those_of_jaxs_own_formulas(norm, kind):
+@pytest.mark.parametrize(("function", "given", "said"), CASES)
+def test_values_and_gradients_are_those_of_the_oracle(function, given, said, kind):
+    a = drawn(said)
+    arrays = {name: getattr(a, name) for name in ("x", *given)}
+    stream = {"residual": None} if function.startswith("add_") else {}
+
     @jax.jit
-    def both(arrays):
-        found = []
-        for functions in (cunorm.jax, FORMULAS):
-            call = lambda arrays, f=functions: norm.call(f, arrays)  # noqa: E731
-            derive = jax.grad(lambda arrays, call=call: weighted(call(arrays)))
-            found.append((call(arrays), derive(arrays)))
-        return found
+    def run(arrays, *dys):
+        norm = lambda arrays: getattr(cunorm.jax, function)(**stream | arrays, **said)  # noqa: E731
+        result, pull = jax.vjp(norm, arrays)
+        return result, pull(type(result)(*dys) if stream else dys[0])[0]
 
     with jax.default_device(kind().device):
-        actual, expected = both(norm.draw())
-    for got, right in zip(leaves(actual), leaves(expected), strict=True):
-        assert got.dtype == np.float64
-        np.testing.assert_allclose(got, right, **CLOSE)
+        result, gradients = run(arrays, a.dy, a.d_residual)
+    values, grads = exact(function, a, given, said)
+    y, new = result if stream else (result, None)
+    pairs = {"y": (y, values.y)} | ({"new": (new, values.residual)} if stream else {})
+    pairs |= {name: (one, getattr(grads, f"d{name}")) for name, one in gradients.items()}
+    for name, (got, right) in pairs.items():
+        with at(name):
+            assert got.dtype == np.float64
+            np.testing.assert_allclose(got, right, **CLOSE)
 
 
 def test_only_the_stream_or_only_y_being_used_gives_their_gradients_alone():
-    x, residual, weight = (jnp.asarray(draw(n, (2, 4), "float64")) for n in ("x", "r", "w"))
+    for field in (0, 1):
+        a = drawn({})
+        dy, arrays = a.dy, (a.x, a.residual, a.weight)
 
-    @jax.jit
-    def both(*arrays):
-        return [
-            jax.grad(lambda *a, f=f, field=field: weighted(f(*a)[field]), (0, 1, 2))(*arrays)
-            for f in (cunorm.jax.add_rms_norm, FORMULAS["add_rms_norm"])
-            for field in (0, 1)
-        ]
+        def used(*arrays, field=field, dy=dy):
+            return (cunorm.jax.add_rms_norm(*arrays)[field] * dy).sum()
 
-    found = leaves(both(x, residual, weight[0]))
-    for got, right in zip(found[:6], found[6:], strict=True):
-        np.testing.assert_allclose(got, right, **CLOSE)
+        found = jax.jit(jax.grad(used, (0, 1, 2)))(*arrays)
+        a.dy, a.d_residual = (0 * dy, dy) if field else (dy, 0 * dy)
+        _, grads = row_norm(a, ("residual", "weight"))
+        for got, right in zip(found, (grads.dx, grads.dresidual, grads.dweight), strict=True):
+            np.testing.assert_allclose(got, right, **CLOSE)
 
 
 @pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
 def test_gradients_that_nobody_wants_are_not_computed(wanted):
-    arrays = case("layer_norm", "weight", "bias").draw()
+    a = drawn({})
+    arrays = {name: getattr(a, name) for name in ("x", "weight", "bias")}
 
     def loss(own):
-        return weighted(cunorm.jax.layer_norm(**arrays | {wanted: own}))
+        return (cunorm.jax.layer_norm(**arrays | {wanted: own}) * a.dy).sum()
 
     _, backward = calls_of(jax.grad(loss), arrays[wanted])
     assert backward.results == [(arrays[wanted].shape, "float64")]

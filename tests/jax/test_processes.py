@@ -3,81 +3,51 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from tests.support.processes import in_process
 
-pytest.importorskip("jax", reason="JAX is not installed")
+jax = pytest.importorskip("jax", reason="JAX is not installed")
 
-from tests.support import jax_devices
+from jax.experimental.serialize_executable import serialize  # noqa: E402
+
+import cunorm.jax  # noqa: E402
+from tests.support import jax_devices  # noqa: E402
 
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
-SETUP = """
-import pickle, sys, warnings
-from pathlib import Path
-import jax, jax.numpy as jnp, numpy as np
-import cunorm, cunorm.jax
-from jax.experimental.serialize_executable import deserialize_and_load, serialize
-from tests.support.jax_devices import (
-    RESIDUAL, WEIGHT, X, assert_alike, formula, loss, slow
-)
-"""
 
 
-def test_shard_map_and_pmap_over_four_devices_with_gradients():
-    """dweight is summed over the devices; kernels of several threads run on all of them at once.
-
-    The process ends by itself, with calls still to be run.
-    """
-    script = f"import runpy; runpy.run_path({jax_devices.__file__!r}, run_name='__main__')"
+def test_four_devices_and_an_executable_of_another_process(tmp_path):
+    """The process ends by itself, with calls still to be run."""
+    path, devices = tmp_path / "executable", jax_devices
+    derived = jax.jit(jax.grad(lambda w, x: cunorm.jax.rms_norm(x, w).sum()))
+    compiled = derived.lower(devices.WEIGHT, devices.X).compile()
+    path.write_bytes(pickle.dumps(serialize(compiled)))
+    script = "import runpy, sys; sys.argv[1:] = [{!r}]; runpy.run_path({!r}, run_name='__main__')"
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    printed = in_process(script, setup="", timeout=300, **ON_CPU, **flags)
-    assert len(printed.split()) == 7
-
-
-def test_an_executable_of_another_process_runs_in_this_one_and_processes_end_while_calls_run(
-    tmp_path,
-):
-    path = tmp_path / "executable"
-    in_process(
-        f"""
-derived = jax.jit(jax.grad(lambda w, x: cunorm.jax.rms_norm(x, w).sum()))
-compiled = derived.lower(WEIGHT, X).compile()
-Path({str(path)!r}).write_bytes(pickle.dumps(serialize(compiled)))
-pending = jax.jit(slow)(jnp.ones((256, 256)))
-del pending
-sys.exit()
-""",
-        setup=SETUP,
-        **ON_CPU,
-    )
-    in_process(
-        f"""
-compiled = deserialize_and_load(*pickle.loads(Path({str(path)!r}).read_bytes()))
-assert_alike(compiled(WEIGHT, X), formula(X, 0, jnp.ones(16))[0].sum(0))
-""",
-        setup=SETUP,
-        **ON_CPU,
-    )
+    script = script.format(str(path), devices.__file__)
+    assert in_process(script, setup="", timeout=300, **ON_CPU, **flags) == "checked\n"
 
 
 def test_without_a_compiler_the_reference_does_the_work_with_one_warning():
     in_process(
         """
+import warnings
+import jax, jax.numpy as jnp
+import cunorm.jax
+from tests.support.jax_devices import RESIDUAL, WEIGHT, X, assert_alike, exact, loss
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
+    derived = jax.grad(lambda *arrays: loss(cunorm.jax.add_rms_norm, *arrays), (0, 1, 2))
     for _ in range(2):
-        assert_alike(cunorm.jax.add_rms_norm(X, RESIDUAL, WEIGHT), formula(X, RESIDUAL, WEIGHT))
-        both = [
-            jax.grad(lambda *a, f=f: loss(f, *a), (0, 1, 2))(X, RESIDUAL, WEIGHT)
-            for f in (cunorm.jax.add_rms_norm, formula)
-        ]
-        assert_alike(*both)
+        assert_alike(derived(X, RESIDUAL, WEIGHT), exact(X, RESIDUAL, WEIGHT))
     narrow = cunorm.jax.layer_norm(X.astype(jnp.bfloat16))
     assert narrow.dtype == jnp.bfloat16
 assert ["no C++ compiler" in str(warning.message) for warning in caught] == [True], caught
 """,
-        setup=SETUP,
+        setup="",
         PATH="",
         CXX="no-such-compiler",
         **ON_CPU,

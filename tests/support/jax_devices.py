@@ -3,37 +3,31 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import P
+from jax.experimental.serialize_executable import deserialize_and_load
 
-import cunorm.jax
+import cunorm
 from cunorm.jax import add_rms_norm, group_norm, rms_norm
+from tests.support import jax_formulas
 
-MESH = jax.sharding.Mesh(jax.devices(), "d")
-ROWS = {"mesh": MESH, "in_specs": (P("d"), P()), "out_specs": P("d")}
-SPECS = (P("d"), P("d"), P())
 DRAWN = np.random.default_rng(0)
 X, RESIDUAL, WEIGHT = (
     jnp.asarray(DRAWN.standard_normal(shape), jnp.float32) for shape in ((8, 16), (8, 16), (16,))
 )
-
-
-def formula(x, residual, weight):
-    s = x + residual
-    return s * jax.lax.rsqrt((s * s).mean(-1, keepdims=True) + 1e-6) * weight, s
+PLACES = (0, 1, 2)
 
 
 def loss(norm, *arrays):
     y, stream = norm(*arrays)
     return (y**2 * jnp.arange(16.0)).sum() + (stream**3).sum()
-
-
-def total(*arrays):
-    return jax.lax.psum(loss(add_rms_norm, *arrays), "d")
 
 
 def assert_alike(actual, expected):
@@ -42,81 +36,66 @@ def assert_alike(actual, expected):
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=2e-4)
 
 
-def check_gradients_of_a_shard_map():
-    right = jax.grad(lambda *arrays: loss(formula, *arrays), (0, 1, 2))(X, RESIDUAL, WEIGHT)
-    for check in (True, False):
-        sharded = jax.shard_map(total, mesh=MESH, in_specs=SPECS, out_specs=P(), check_vma=check)
-        assert_alike(jax.jit(jax.grad(sharded, (0, 1, 2)))(X, RESIDUAL, WEIGHT), right)
-    inside = jax.shard_map(jax.grad(total, (0, 1, 2)), mesh=MESH, in_specs=SPECS, out_specs=SPECS)
-    assert_alike(inside(X, RESIDUAL, WEIGHT), right)
+@jax.jit
+def exact(x, residual, weight):
+    """Return the gradients of the formula."""
+    return jax.grad(partial(loss, jax_formulas.add_rms_norm), PLACES)(x, residual, weight)
 
 
-def check_a_batch_in_a_shard_map():
-    def each(norm, x, weight):
-        own = jax.grad(lambda weight, x: loss(norm, x, x, weight))
-        return jax.vmap(own, (None, 0))(weight, x)
+def check_shard_map(mesh):
+    """Derive outside and inside of it, a batch too; sums over devices are of the whole."""
+    specs, right = (P("d"), P("d"), P()), exact(X, RESIDUAL, WEIGHT)
+    mapped = partial(jax.shard_map, mesh=mesh, in_specs=specs)
 
-    got = jax.shard_map(partial(each, add_rms_norm), check_vma=False, **ROWS)(X, WEIGHT)
-    assert_alike(got, each(formula, X, WEIGHT))
-    of_x = jax.grad(lambda x, weight: loss(add_rms_norm, x, x, weight))
-    got = jax.shard_map(jax.vmap(of_x, (0, None)), **ROWS)(X, WEIGHT)
-    assert_alike(got, jax.grad(lambda x: loss(formula, x, x, WEIGHT))(X))
+    def total(*arrays):
+        return jax.lax.psum(loss(add_rms_norm, *arrays), "d")
 
+    def of_each(x, residual, weight):
+        own = jax.grad(lambda weight, *rows: loss(add_rms_norm, *rows, weight))
+        return jax.vmap(own, (None, 0, 0))(weight, x, residual)
 
-def check_zero_rows_and_group_norms():
-    assert jax.shard_map(lambda x, w: rms_norm(x[:0], w), **ROWS)(X, WEIGHT).shape == (0, 16)
-    samples = X[:, None]
-    sharded = jax.shard_map(lambda x, w: group_norm(x, 4, w), **ROWS)
-    both = [
-        jax.grad(lambda w, f=f: (f(samples, w) ** 3).sum())(WEIGHT)
-        for f in (sharded, lambda x, w: group_norm(x, 4, w))
-    ]
-    assert_alike(*both)
+    @jax.jit
+    def derived(*arrays):
+        outside = jax.grad(mapped(total, out_specs=P()), PLACES)
+        inside = mapped(jax.grad(total, PLACES), out_specs=specs)
+        of_rows = mapped(of_each, out_specs=P("d"), check_vma=False)
+        return outside(*arrays), inside(*arrays), of_rows(*arrays).sum(0)
 
-
-def check_pmap():
-    def each(x, residual, weight):
-        dweight = jax.grad(lambda weight: loss(add_rms_norm, x, residual, weight))(weight)
-        return jax.lax.psum(dweight, "d")
-
-    right = jax.grad(lambda weight: loss(formula, X, RESIDUAL, weight))(WEIGHT)
-    x, residual = (array.reshape(4, 2, 16) for array in (X, RESIDUAL))
-    got = jax.pmap(each, "d", in_axes=(0, 0, None))(x, residual, WEIGHT)
-    assert_alike(got, jnp.stack([right] * 4))
+    assert_alike(derived(X, RESIDUAL, WEIGHT), (right, right, right[2]))
 
 
-def check_sharded_arrays_under_jit():
+def check_arrays_that_are_spread_out_under_jit(mesh):
     """XLA gathers them, as it knows nothing of what is called; the results are right."""
-    explicit = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
-    for mesh in (MESH, explicit):
-        with jax.set_mesh(mesh):
-            spread = jax.device_put(X, jax.NamedSharding(mesh, P("d")))
-            assert_alike(jax.jit(rms_norm)(spread, WEIGHT), formula(X, 0, WEIGHT)[0])
-            for place in range(3) if mesh is explicit else (2,):
-                arrays = (spread, spread, WEIGHT)
-                got = jax.jit(jax.grad(partial(loss, add_rms_norm), place))(*arrays)
-                assert_alike(got, jax.grad(partial(loss, formula), place)(X, X, WEIGHT))
-            got = jax.jit(jax.grad(lambda x: (group_norm(x, 4) ** 3).sum()))(spread[:, None])
-            assert_alike(got, jax.grad(lambda x: (group_norm(x, 4) ** 3).sum())(X[:, None]))
+
+    @jax.jit
+    def derived(x, residual, weight):
+        images = jax.grad(lambda x: (group_norm(x, 4) ** 3).sum())(x[:, None])
+        return jax.grad(partial(loss, add_rms_norm), PLACES)(x, residual, weight), images
+
+    with jax.set_mesh(mesh):
+        x, residual = jax.device_put((X, RESIDUAL), jax.NamedSharding(mesh, P("d")))
+        found, images = derived(x, residual, WEIGHT)
+    assert_alike(found, exact(X, RESIDUAL, WEIGHT))
+    formula = jax.grad(lambda x: (jax_formulas.group_norm(x, 4) ** 3).sum())
+    assert_alike(images, formula(X[:, None]))
 
 
-def check_plain_functions_refuse_arrays_over_several_devices():
-    spread = jax.device_put(WEIGHT, jax.NamedSharding(MESH, P()))
-    for arrays, name in (((X, spread), "weight"), ((jax.device_put(X, spread.sharding),), "x")):
-        try:
-            cunorm.rms_norm(*arrays)
-        except ValueError as error:
-            assert str(error).startswith(f"rms_norm: {name} is spread over 4 devices")
-        else:
-            raise AssertionError(f"{name} is not refused")
-
-
-def check_kernels_of_several_threads_on_all_devices_at_once():
+def check_pmap_with_kernels_of_several_threads_on_all_devices_at_once():
     cunorm.set_num_threads(3)
+
+    def derived(x, weight):
+        return jax.lax.psum(jax.grad(lambda w: rms_norm(x, w).sum())(weight), "d")
+
     large, weight = jnp.ones((4, 256, 512)), jnp.ones(512)
-    work = jax.pmap(jax.grad(lambda x, w: rms_norm(x, w).sum(), (0, 1)), in_axes=(0, None))
-    for _, dweight in jax.block_until_ready([work(large * i, weight) for i in range(1, 11)]):
-        np.testing.assert_allclose(dweight, 256, rtol=1e-5)
+    work = jax.pmap(derived, "d", in_axes=(0, None))
+    for dweight in jax.block_until_ready([work(large * i, weight) for i in range(1, 11)]):
+        np.testing.assert_allclose(dweight, 4 * 256, rtol=1e-5)
+
+
+def check_an_executable_of_another_process(path):
+    given = pickle.loads(Path(path).read_bytes())
+    compiled = deserialize_and_load(*given, execution_devices=jax.devices()[:1])
+    assert_alike(compiled(WEIGHT, X), jax_formulas.rms_norm(X).sum(0))
 
 
 def slow(x):
@@ -125,9 +104,14 @@ def slow(x):
 
 
 if __name__ == "__main__":
-    assert len(jax.devices()) == 4
-    for name, check in list(globals().items()):
-        if name.startswith("check_"):
-            print(name, flush=True)
-            check()
-    pending = [jax.jit(slow)(jax.device_put(jnp.ones((256, 256)), one)) for one in jax.devices()]
+    devices = jax.devices()
+    assert len(devices) == 4
+    usual = jax.sharding.Mesh(devices, "d")
+    check_shard_map(usual)
+    check_arrays_that_are_spread_out_under_jit(usual)
+    explicit = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    check_arrays_that_are_spread_out_under_jit(explicit)
+    check_pmap_with_kernels_of_several_threads_on_all_devices_at_once()
+    check_an_executable_of_another_process(sys.argv[1])
+    pending = [jax.jit(slow)(jax.device_put(jnp.ones((256, 256)), one)) for one in devices]
+    print("checked")

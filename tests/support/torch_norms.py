@@ -34,14 +34,17 @@ def rms(x, eps=EPS):
 
 
 class Formula(nn.Module):
-    """A norm with parameters of one axis and an eps, as they are written all over."""
+    """A norm with a weight of one axis and an eps."""
 
-    def __init__(self, width=WIDTH, eps=EPS, bias=False):
+    def __init__(self, width=WIDTH, eps=EPS):
         super().__init__()
         self.weight = nn.Parameter(drawn(width, seed=1))
-        if bias:
-            self.bias = nn.Parameter(drawn(width, seed=2))
         self.eps = eps
+
+
+def norm(forward):
+    """Return the class of a norm with a formula of itself and x."""
+    return type("SomeNorm", (Formula,), {"forward": forward})
 
 
 class LlamaNorm(Formula):
@@ -61,16 +64,6 @@ class Scale(nn.Module):
         return rms(hidden.float(), self.epsilon).type_as(hidden) * self.scale
 
 
-class GemmaNorm(Formula):
-    def forward(self, x):
-        return (rms(x.float(), self.eps) * (1.0 + self.weight.float())).type_as(x)
-
-
-class RoundedFactorNorm(Formula):
-    def forward(self, x):
-        return (rms(x.float(), self.eps) * (1.0 + self.weight).float()).type_as(x)
-
-
 class T5Norm(Formula):
     def forward(self, x):
         y = x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
@@ -87,10 +80,9 @@ class Weightless(nn.Module):
         return rms(x.float(), self.eps).type_as(x)
 
 
-class CenteredNorm(Formula):
-    def forward(self, x):
-        wide = x.float() - x.float().mean(-1, keepdim=True)
-        return (self.weight.float() * rms(wide, self.eps)).to(x.dtype)
+def cohere(m, x):
+    wide = x.float() - x.float().mean(-1, keepdim=True)
+    return (m.weight.float() * rms(wide, m.eps)).to(x.dtype)
 
 
 class LastAxis(nn.LayerNorm):
@@ -129,18 +121,16 @@ class GateRequiredNorm(Formula):
         return (y * nn.functional.silu(gate.float())).to(hidden_states.dtype)
 
 
-class Identity(nn.Module):
-    def forward(self, x):
-        return x
-
-
 # kind: a module, and what it runs in float32 parameters
 KNOWN = {
     "Llama's": (LlamaNorm, "rms_norm(eps=1e-05, round_before_weight=True)"),
     "torchtune's": (Scale, "rms_norm(eps=1e-05, round_before_weight=True)"),
-    "Gemma's": (GemmaNorm, "rms_norm(eps=1e-05, weight_offset=1.0)"),
+    "Gemma's": (
+        norm(lambda m, x: (rms(x.float(), m.eps) * (1.0 + m.weight.float())).type_as(x)),
+        "rms_norm(eps=1e-05, weight_offset=1.0)",
+    ),
     "a rounded 1 + weight": (
-        RoundedFactorNorm,
+        norm(lambda m, x: (rms(x.float(), m.eps) * (1.0 + m.weight).float()).type_as(x)),
         "rms_norm(eps=1e-05, weight_offset=1.0), weight + weight_offset rounded",
     ),
     "T5's": (
@@ -149,7 +139,7 @@ KNOWN = {
         "rms_norm(eps=1e-05, dtype=float32) for bfloat16/float32, float16/float32",
     ),
     "without weight": (Weightless, "rms_norm(eps=1e-05)"),
-    "Cohere's": (CenteredNorm, "layer_norm(eps=1e-05)"),
+    "Cohere's": (norm(cohere), "layer_norm(eps=1e-05)"),
     "channels last": (LastAxis, "layer_norm(eps=1e-05)"),
     "Mamba-2's": (
         lambda: Gated(8, before=False),
@@ -181,10 +171,9 @@ def arguments(name, dtype=F32):
     return (x_of(dtype), drawn(4, 8, WIDTH, seed=4, dtype=dtype)) if gated else (x_of(dtype),)
 
 
-def results(module, *given):
+def results(module, *given, dy=None):
     """Return y and the gradients of all that it depends on."""
     given = [x.detach().clone().requires_grad_() for x in given]
     y = module(*given)
-    leaves = [*given, *module.parameters()]
-    grads = torch.autograd.grad(y, leaves, drawn(*y.shape, seed=5, dtype=y.dtype))
-    return [y.detach(), *grads]
+    dy = drawn(*y.shape, seed=5, dtype=y.dtype) if dy is None else dy
+    return [y.detach(), *torch.autograd.grad(y, [*given, *module.parameters()], dy)]

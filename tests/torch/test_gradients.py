@@ -13,49 +13,43 @@ from tests.support.operands import draw
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
-ct = pytest.importorskip("cunorm.torch")
-cases = pytest.importorskip("tests.support.torch_cases")
 
-tensor = cases.tensor
+import cunorm.torch as ct  # noqa: E402
+from tests.support.torch_cases import CASES, Watch, case, gradients, tensor  # noqa: E402
 
 
-@pytest.mark.parametrize("name", cases.NAMES)
-def test_gradients_and_second_derivatives_are_those_of_differences(name):
-    call, tensors = cases.case(name)
+@pytest.mark.parametrize("name", CASES)
+def test_first_and_second_derivatives_are_those_of_differences(name):
+    call, tensors = case(name)
     assert torch.autograd.gradcheck(call, tensors, rtol=1e-5)
-    assert torch.autograd.gradgradcheck(call, tensors, rtol=1e-5, atol=1e-6, fast_mode=True)
-
-
-def gradients(call, tensors, **how):
-    """Return gradients of a sum of all results, each times numbers of its own."""
-    results = call(*tensors)
-    results = results if isinstance(results, tuple) else (results,)
-    results = [one for one in results if one.requires_grad]
-    factors = [torch.from_numpy(draw("dy", tuple(one.shape), "float64")) for one in results]
-    return torch.autograd.grad(results, tensors, factors, **how)
-
-
-@pytest.mark.parametrize("name", cases.NAMES)
-def test_gradients_to_be_differentiated_are_those_of_the_kernels(name):
-    call, tensors = cases.case(name)
     recorded = gradients(call, tensors, create_graph=True)
     for mine, kernels in zip(recorded, gradients(call, tensors), strict=True):
         np.testing.assert_allclose(mine.detach(), kernels, rtol=1e-10, atol=1e-12)
+    assert torch.autograd.gradgradcheck(call, tensors, rtol=1e-5, atol=1e-6, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", ["add_normalize, gated", "group_norm"])
+@pytest.mark.parametrize("name", ["add_normalize", "group_norm"])
 def test_the_gradient_of_one_operand_alone_is_that_among_all(name):
-    call, tensors = cases.case(name)
-    expected = gradients(call, tensors)
-    for place, one in enumerate(tensors):
+    call, tensors = case(name)
+    for place, expected in enumerate(gradients(call, tensors)):
         others = [other.detach() for other in tensors]
 
         def of_one(one, place=place, others=others):
             return call(*others[:place], one, *others[place + 1 :])
 
-        assert torch.equal(*gradients(of_one, (one,)), expected[place])
-        with cases.Watch():
-            assert torch.equal(*gradients(of_one, (one,)), expected[place])
+        for way in (nullcontext(), Watch()):
+            with way:
+                assert torch.equal(*gradients(of_one, (tensors[place],)), expected)
+
+
+def test_only_gradients_that_are_required_are_computed(monkeypatch):
+    seen = launched(monkeypatch)
+    x, weight, bias = tensor("x", 4, 8, grad=False), tensor("weight", 8), tensor("bias", 8)
+    ct.layer_norm(x, weight, bias.detach()).backward(torch.ones_like(x))
+    backward = seen[-1]
+    assert backward.dweight is not None
+    assert (backward.dx, backward.dbias, backward.dgate) == (None, None, None)
+    assert x.grad is None
 
 
 def test_the_gradients_of_x_and_of_the_stream_have_memory_of_their_own():
@@ -82,13 +76,13 @@ def test_one_of_two_results_is_enough_for_a_backward():
 
 def test_a_tensor_that_is_two_operands_gets_both_gradients():
     x = tensor("x", 4, 8)
-    ct.rms_norm(x, gate=x).sum().backward()
-    again = x.detach().clone().requires_grad_()
-    scaled = again / (again.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    (scaled * functional.silu(again)).sum().backward()
-    np.testing.assert_allclose(x.grad, again.grad, rtol=1e-12, atol=1e-12)
-    (to_differentiate,) = torch.autograd.grad(ct.rms_norm(x, gate=x).sum(), x, create_graph=True)
-    np.testing.assert_allclose(to_differentiate.detach(), again.grad, rtol=1e-12, atol=1e-12)
+    y = ct.rms_norm(x, gate=x)
+    (expected,) = torch.autograd.grad(
+        (functional.rms_norm(x, (8,), eps=1e-6) * functional.silu(x)).sum(), x
+    )
+    for recorded in (True, False):
+        (found,) = torch.autograd.grad(y.sum(), x, create_graph=recorded, retain_graph=True)
+        np.testing.assert_allclose(found.detach(), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_gradient_of_x_is_not_rounded_to_the_streams_dtype_on_the_way():
@@ -103,73 +97,58 @@ def test_the_gradient_of_x_is_not_rounded_to_the_streams_dtype_on_the_way():
     assert error < 64 * 2**-24  # some float32 roundings, none of float16
 
 
-def test_a_stream_of_operands_without_gradients_has_none():
+@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
+def test_a_stream_of_operands_without_gradients_has_none(way):
     x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
-    for watch in (nullcontext(), cases.Watch()):
-        with watch:
-            y, stream = ct.add_rms_norm(x.detach(), residual.detach(), weight)
-            assert (y.requires_grad, stream.requires_grad) == (True, False)
-            assert ct.add_rms_norm(x.detach(), residual, weight).residual.requires_grad
+    with way():
+        y, stream = ct.add_rms_norm(x.detach(), residual.detach(), weight)
+        assert (y.requires_grad, stream.requires_grad) == (True, False)
+        assert ct.add_rms_norm(x.detach(), residual, weight).residual.requires_grad
 
 
-@pytest.mark.parametrize("name", ["add_normalize, gated", "layer_norm", "group_norm and silu"])
+@pytest.mark.parametrize("name", ["add_normalize", "layer_norm", "channels last"])
 def test_a_batch_of_gradients_is_as_its_items(name):
     """As torch.autograd.functional.jacobian(vectorize=True) asks for it."""
-    call, tensors = cases.case(name)
+    call, tensors = case(name)
     results = call(*tensors)
-    results = results if isinstance(results, tuple) else (results,)
     batches = [torch.stack([one.detach().cos(), one.detach().sin()]) for one in results]
     how = {"retain_graph": True}
     found = torch.autograd.grad(results, tensors, batches, is_grads_batched=True, **how)
     for item in range(2):
-        one = [batch[item] for batch in batches]
-        expected = torch.autograd.grad(results, tensors, one, **how)
+        expected = torch.autograd.grad(results, tensors, [b[item] for b in batches], **how)
         assert all(torch.equal(mine[item], its) for mine, its in zip(found, expected, strict=True))
 
 
-def test_gradients_that_are_negated_views_are_read_as_such():
-    x, residual = tensor("x", 4, 8), tensor("residual", 4, 8)
-    numbers = torch.complex(tensor("re", 4, 8, grad=False), tensor("im", 4, 8, grad=False))
+@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
+@pytest.mark.parametrize("name", ["add_rms_norm", "group_norm"])
+def test_gradients_that_are_negated_views_are_read_as_such(name, way):
+    call, (x, *rest) = case(name)
+    numbers = torch.complex(tensor("re", *x.shape, grad=False), tensor("im", *x.shape, grad=False))
     dy, plain = numbers.conj().imag, -numbers.imag
     assert dy.is_neg()
-    for watch in (nullcontext(), cases.Watch()):
-        with watch:
-            for results in (ct.rms_norm(x), ct.group_norm(x, 2), ct.add_rms_norm(x, residual)):
-                results = results if isinstance(results, tuple) else (results,)
-                found, expected = (
-                    torch.autograd.grad(results, x, [one] * len(results), retain_graph=True)[0]
-                    for one in (dy, plain)
-                )
-                assert torch.equal(found, expected)
-
-
-def test_only_gradients_that_are_required_are_computed(monkeypatch):
-    seen = launched(monkeypatch)
-    x, weight, bias = tensor("x", 4, 8, grad=False), tensor("weight", 8), tensor("bias", 8)
-    ct.layer_norm(x, weight, bias.detach()).backward(torch.ones_like(x))
-    backward = seen[-1]
-    assert backward.dweight is not None
-    assert (backward.dx, backward.dbias, backward.dgate) == (None, None, None)
-    assert x.grad is None
+    with way():
+        results = call(x, *rest)
+        found, expected = (
+            torch.autograd.grad(results, x, [one] * len(results), retain_graph=True)[0]
+            for one in (dy, plain)
+        )
+    assert torch.equal(found, expected)
 
 
 def test_dtypes_of_results_and_gradients_are_those_of_their_operands():
-    x, residual = tensor("x", 4, 64, dtype="bfloat16"), tensor("r", 4, 64, dtype="float32")
-    weight, gate = tensor("weight", 64, dtype="float32"), tensor("gate", 4, 64, dtype="float16")
-    y, stream = ct.add_rms_norm(x, residual, weight, gate=gate)
+    dtypes = {"x": "bfloat16", "residual": "float32", "weight": "float32", "gate": "float16"}
+    narrow = {n: tensor(n, *[4, 64][n == "weight" :], dtype=d) for n, d in dtypes.items()}
+    wide = {name: one.detach().double().requires_grad_() for name, one in narrow.items()}
+    y, stream = ct.add_rms_norm(**narrow)
     assert (y.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
     (y.float().sum() + stream.sum()).backward()
-    for one in (x, residual, weight, gate):
+    sum(one.sum() for one in ct.add_rms_norm(**wide)).backward()
+    for name, one in narrow.items():
         assert one.grad.dtype is one.dtype
-    wide = [one.detach().double().requires_grad_() for one in (x, residual, weight, gate)]
-    s = wide[0] + wide[1]
-    scaled = s / (s.square().mean(-1, keepdim=True) + 1e-6).sqrt() * wide[2]
-    ((scaled * functional.silu(wide[3])).sum() + s.sum()).backward()
-    for one, exact in zip((x, residual, weight, gate), wide, strict=True):
         # A few float32 roundings, and half an ulp of the gradient's own dtype.
         tolerance = torch.finfo(one.dtype).eps / 2 + 64 * 2**-24
-        error = (one.grad.double() - exact.grad).abs().max() / exact.grad.abs().max()
-        assert error <= tolerance
+        exact = wide[name].grad
+        assert (one.grad.double() - exact).abs().max() <= tolerance * exact.abs().max()
 
 
 def test_y_in_another_dtype_takes_a_gradient_in_that_dtype():

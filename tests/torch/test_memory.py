@@ -7,57 +7,32 @@ from contextlib import nullcontext
 
 import pytest
 
-from tests.support import calls, group_norm_cases
+from tests.support.calls import launched
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import cunorm.torch as ct  # noqa: E402
-from tests.support.torch_cases import Watch  # noqa: E402
-from tests.support.torch_norms import BF16, F32, drawn  # noqa: E402
+from tests.support.torch_cases import Watch, case, operands  # noqa: E402
 
-ROWS, WIDTH, IMAGES, CHANNELS = (5, 7), 96, (3, 12, 5, 4), 12
-IMAGE = {"num_groups": 4, "activation": "silu", "channel_axis": 1}
-
-
-def rows(*names, **dtypes):
-    """Draw operands of a row norm; a weight and a bias are of a row."""
-    shapes = dict.fromkeys(("weight", "bias"), (WIDTH,))
-    return {
-        name: drawn(*shapes.get(name, (*ROWS, WIDTH)), seed=seed, dtype=dtypes.get(name, F32))
-        for seed, name in enumerate(names)
-    }
-
-
-def images(layout):
-    x = drawn(*IMAGES).to(memory_format=layout)
-    return {"x": x, "weight": drawn(CHANNELS, seed=1), "bias": drawn(CHANNELS, seed=2)}
-
-
-# Each function, what makes its operands, and what else it is told.
-NORMS = {
-    "rms_norm": (ct.rms_norm, lambda: rows("x", "weight"), {}),
-    "gated rms_norm": (ct.rms_norm, lambda: rows("x", "gate", "weight"), {}),
-    "add_rms_norm": (ct.add_rms_norm, lambda: rows("x", "residual", "weight"), {}),
-    "add_rms_norm, narrow": (
-        ct.add_rms_norm,
-        lambda: rows("x", "residual", "weight", x=BF16),
-        {},
-    ),
-    "layer_norm": (ct.layer_norm, lambda: rows("x", "weight", "bias"), {}),
-    "l2_norm": (ct.l2_norm, lambda: rows("x"), {}),
-    "group_norm": (ct.group_norm, lambda: images(torch.contiguous_format), IMAGE),
-    "group_norm, channels last": (ct.group_norm, lambda: images(torch.channels_last), IMAGE),
+# Each, and the shapes of the statistics that it keeps.
+CASES = {
+    "rms_norm": [(2, 4)],
+    "groups": [(2, 4, 2)],
+    "add_rms_norm": [(2, 4)],
+    "layer_norm": [(2, 4)] * 2,
+    "l2_norm": [(2, 4)],
+    "group_norm": [(2, 2)] * 2,
+    "channels last": [(2, 2)] * 2,
 }
+names = pytest.mark.parametrize("name", CASES)
 
 
 class Ran:
     """A call, with what it was given and what it gave."""
 
     def __init__(self, name):
-        function, make, said = NORMS[name]
-        self.operands = {key: one.requires_grad_() for key, one in make().items()}
-        made = function(**self.operands, **said)
-        self.results = made if isinstance(made, tuple) else (made,)
+        call, tensors = case(name)
+        self.operands = dict(zip(operands(name), tensors, strict=True))
+        self.results = call(*tensors)
         self.arriving = [torch.ones_like(one) for one in self.results]
         # what was normalised: x, or the new stream
         self.normalised = self.results[1] if len(self.results) > 1 else self.operands["x"]
@@ -67,7 +42,7 @@ class Ran:
         return dict(zip(self.operands, found, strict=True))
 
 
-@pytest.mark.parametrize("name", NORMS)
+@names
 def test_only_what_was_normalised_statistics_gate_and_parameters_are_kept(name):
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, id):
@@ -75,40 +50,35 @@ def test_only_what_was_normalised_statistics_gate_and_parameters_are_kept(name):
     named = [ran.operands[key] for key in ("weight", "bias", "gate") if key in ran.operands]
     expected = {one.data_ptr() for one in (ran.normalised, *named)}
     assert expected <= {one.data_ptr() for one in kept}
-
     statistics = [one for one in kept if one.data_ptr() not in expected]
-    centred = name.startswith(("layer_norm", "group_norm"))
-    assert len(statistics) == (2 if centred else 1)
-    shape = (IMAGES[0], IMAGE["num_groups"]) if name.startswith("group_norm") else ROWS
-    assert all(one.shape == shape and one.dtype == F32 for one in statistics)
+    assert [one.shape for one in statistics] == CASES[name]
     # No array is kept that is as large as y, and none twice.
     size = sum(one.nbytes for one in (ran.normalised, *named, *statistics))
     assert sum(one.nbytes for one in kept) == size
 
 
-@pytest.mark.parametrize("name", NORMS)
+@names
 def test_no_operand_and_no_gradient_that_arrives_is_changed(name):
-    ran, fresh = Ran(name), NORMS[name][1]()
+    ran, fresh = Ran(name), operands(name)
     given = [*ran.operands.values(), *ran.arriving, *ran.results]
-    before = [one.detach().clone() for one in given]
-    versions = [one._version for one in given]
+    before = [(one.detach().clone(), one._version) for one in given]
     ran.backward()
-    assert versions == [one._version for one in given]
-    assert all(map(torch.equal, before, given))
-    assert all(torch.equal(one, fresh[key]) for key, one in ran.operands.items())
-    assert all(one._version == fresh[key]._version for key, one in ran.operands.items())
+    for one, (numbers, version) in zip(given, before, strict=True):
+        assert torch.equal(one, numbers)
+        assert one._version == version
+    for key, one in ran.operands.items():
+        assert torch.equal(one, fresh[key])
+        assert one._version == fresh[key]._version
 
 
-@pytest.mark.parametrize("name", NORMS)
+@names
 @pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
 def test_kernels_get_the_callers_own_memory(name, way, monkeypatch):
-    seen = calls.launched(monkeypatch)
-    copied = group_norm_cases.copies(monkeypatch) if name.startswith("group_norm") else []
+    seen = launched(monkeypatch)
     with way():
         ran = Ran(name)
         gradients = ran.backward()
     there, back = seen
-    assert not copied
     expected = {"y": ran.results[0], **ran.operands}
     read = {"dy": ran.arriving[0], "x": ran.normalised, "dx": gradients["x"]}
     for key in {"weight", "bias", "gate"} & ran.operands.keys():

@@ -96,31 +96,17 @@ def test_dtypes_are_those_of_the_modules_own_forward(name, x_dtype, weight_dtype
 
 
 def test_the_recipe_of_a_class_is_not_taken_for_an_object_that_is_set_otherwise():
-    usual, first = LastAxis(), LastAxis(first=True)
-    done = replace_norms(nn.ModuleList([usual, first]))
+    done = replace_norms(nn.ModuleList([LastAxis(), LastAxis(first=True)]))
     assert [norm.name for norm in done.replaced] == ["0"]
     assert [norm.name for norm in done.left] == ["1"]
 
 
 def test_a_subclass_with_torchs_forward_is_a_norm_of_torchs():
-    class OneGroup(nn.GroupNorm):
-        def __init__(self, channels):
-            super().__init__(1, channels)
-
-    module = OneGroup(8)
-    expected = module(x_of())
+    module = type("OneGroup", (nn.GroupNorm,), {})(1, 8)
+    kind, expected = type(module), module(x_of())
     assert replace_norms(module).replaced[0].runs == "group_norm(1, eps=1e-05)"
-    assert isinstance(module, OneGroup)
+    assert isinstance(module, kind)
     torch.testing.assert_close(module(x_of()), expected)
-
-
-def test_x_and_gate_may_be_given_by_name():
-    module = GateRequiredNorm()
-    x, gate = arguments("Qwen3-Next's")
-    replace_norms(module)
-    expected = module(x, gate)
-    assert torch.equal(module(gate=gate, hidden_states=x), expected)
-    assert torch.equal(module(x, gate=gate), expected)
 
 
 # --- what the probe has not seen ------------------------------------------------------------------
@@ -133,14 +119,21 @@ def test_with_further_arguments_the_modules_own_forward_runs():
 
     module = WithMore()
     x, gate = x_of(), drawn(4, 8, 1)
-    calls = [(x,), (x, None, 2.0), (x, gate), (x, gate, 1.0)]
-    expected = [module(*call) for call in calls]
-    named = module(x, more=2.0)
+    calls = [((x, None, 2.0), {}), ((x, gate), {}), ((x, gate, 1.0), {}), ((x,), {"more": 2.0})]
+    expected, plain = [module(*call, **more) for call, more in calls], module(x)
     assert replace_norms(module).replaced
-    for call, y in zip(calls[1:], expected[1:], strict=True):
-        assert torch.equal(module(*call), y)
-    assert torch.equal(module(x, more=2.0), named)
-    torch.testing.assert_close(module(x), expected[0])
+    for (call, more), y in zip(calls, expected, strict=True):
+        assert torch.equal(module(*call, **more), y)
+    torch.testing.assert_close(module(x), plain)
+
+
+def test_x_and_gate_may_be_given_by_name():
+    module = GateRequiredNorm()
+    x, gate = arguments("Qwen3-Next's")
+    replace_norms(module)
+    expected = module(x, gate)
+    assert torch.equal(module(gate=gate, hidden_states=x), expected)
+    assert torch.equal(module(x, gate=gate), expected)
 
 
 def test_with_a_gate_that_is_not_of_xs_shape_and_dtype_it_runs(monkeypatch):
@@ -154,23 +147,21 @@ def test_with_a_gate_that_is_not_of_xs_shape_and_dtype_it_runs(monkeypatch):
     assert len(calls) == 2 and all(a[2] is b for a, b in zip(calls, gates, strict=True))
 
 
-class ChannelsFirst(nn.Module):
-    """As in ConvNeXt, over axis 1 of an x of four axes, or of five; else over the last."""
+class ChannelsFirst(Formula):
+    """As in ConvNeXt, over axis 1 of an x of so many axes, else over the last."""
 
-    def __init__(self, axes):
-        super().__init__()
-        self.weight, self.bias = (nn.Parameter(torch.rand(16)) for _ in range(2))
-        self.eps, self.axes = 1e-6, axes
+    axes = 4
 
     def forward(self, x):
-        first = x.movedim(1, -1) if x.dim() == self.axes else x
-        y = nn.functional.layer_norm(first, (16,), self.weight, self.bias, self.eps)
-        return y.movedim(-1, 1) if x.dim() == self.axes else y
+        if x.dim() == self.axes:
+            return (self.weight * rms(x.movedim(1, -1), self.eps)).movedim(-1, 1)
+        return self.weight * rms(x, self.eps)
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 5, 16), (2, 16, 5, 7), (2, 16, 3, 5, 16), (3, 16)])
 def test_with_a_number_of_axes_that_is_not_known_it_runs(shape):
-    module, x = ChannelsFirst(max(len(shape), 4)), torch.randn(shape)
+    module, x = ChannelsFirst(16), torch.randn(shape)
+    module.axes = max(len(shape), 4)
     own = module(x)
     assert replace_norms(module).replaced
     assert (module(x) - own).abs().max() <= 16 * 2**-23 * own.abs().max()

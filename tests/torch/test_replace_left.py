@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What replace_norms leaves as it is, and the reasons that it gives."""
+"""What replace_norms leaves as it is, and why: other modules, and the model around the norms."""
 
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 
 import pytest
@@ -14,26 +15,20 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import cunorm.torch  # noqa: E402
-from cunorm.torch import replace_norms  # noqa: E402
+from cunorm.torch import replace_norms, restore_norms  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
     WIDTH,
     Formula,
     GateRequiredNorm,
-    Identity,
+    LastAxis,
     LlamaNorm,
     arguments,
+    norm,
+    results,
     rms,
+    x_of,
 )
-
-
-def rms_of(x, eps):
-    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
-def norm(formula, **options):
-    """Return what makes a module of a formula, of itself and x, whose name says that it is one."""
-    return lambda: type("SomeNorm", (Formula,), {"forward": formula})(**options)
 
 
 def outside(m, x):
@@ -44,28 +39,16 @@ def dropped(m, x):
     return nn.functional.dropout(m.weight * rms(x, m.eps), training=m.training)
 
 
-class BufferedNorm(Formula):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, x):
-        return self.weight * rms(x, self.eps) * self.scale
+def detached(m, x):
+    return m.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + m.eps).detach()
 
 
-def with_own_forward():
-    module = LlamaNorm()
-    module.forward = lambda x: x
-    return module
+def parametrized(module):
+    return parametrize.register_parametrization(module, "weight", nn.Identity())
 
 
-def pruned():
-    return prune.l1_unstructured(nn.LayerNorm(WIDTH), "weight", 0.5)
-
-
-def parametrized():
-    module = nn.LayerNorm(WIDTH)
-    parametrize.register_parametrization(module, "weight", Identity())
+def with_attribute(module, name, value):
+    setattr(module, name, value)
     return module
 
 
@@ -73,20 +56,11 @@ class TensorLike(nn.Parameter):
     """A parameter that stands for something else, as a DTensor does."""
 
 
-def with_a_parameter_of_another_kind():
-    module = nn.RMSNorm(WIDTH)
-    module._parameters["weight"] = TensorLike(torch.ones(WIDTH))
-    return module
-
-
 NO_RECIPE = "results in float32 are no recipe's"
 LEFT = {
-    "detached statistics": (  # of the right results
-        norm(lambda m, x: m.weight * x * rms_of(x, m.eps).detach()),
-        "results of rms_norm.*, but not its gradients",
-    ),
+    "detached statistics": (norm(detached), "results of rms_norm.*, but not its gradients"),
     "eps outside the root": (norm(outside), f"{NO_RECIPE}.*off"),
-    "a small eps outside the root": (norm(outside, eps=1e-9), f"{NO_RECIPE}.*off"),
+    "a small eps outside the root": (lambda: norm(outside)(eps=1e-9), f"{NO_RECIPE}.*off"),
     "dropout": (norm(dropped), NO_RECIPE),
     "a formula by the number of axes": (
         norm(lambda m, x: m.weight * rms(x, m.eps) * (x.shape[1] if x.dim() == 4 else 1)),
@@ -108,13 +82,22 @@ LEFT = {
         lambda: norm(lambda m, x: m.weight * rms(x, m.eps))().to(BF16),
         "in bfloat16 are no recipe's",
     ),
-    "buffers": (BufferedNorm, "has buffers"),
+    "buffers": (lambda: with_attribute(LlamaNorm(), "scale", nn.Buffer(x_of())), "has buffers"),
     "a width of 1": (lambda: LlamaNorm(1), "its width is 1"),
     "float8": (lambda: nn.LayerNorm(WIDTH, dtype=torch.float8_e4m3fn), "weight is .*float8"),
-    "hooks in forward's place": (with_own_forward, "forward was set on the instance"),
-    "a parametrization": (parametrized, "is parametrized"),
-    "a pruned weight": (pruned, "parameters are bias, weight_orig, not weight and bias"),
-    "another kind of parameter": (with_a_parameter_of_another_kind, "weight is a TensorLike"),
+    "hooks in forward's place": (
+        lambda: with_attribute(LlamaNorm(), "forward", lambda x: x),
+        "forward was set on the instance",
+    ),
+    "a parametrization": (lambda: parametrized(nn.LayerNorm(WIDTH)), "is parametrized"),
+    "a pruned weight": (
+        lambda: prune.l1_unstructured(nn.LayerNorm(WIDTH), "weight", 0.5),
+        "parameters are bias, weight_orig, not weight and bias",
+    ),
+    "another kind of parameter": (
+        lambda: with_attribute(nn.RMSNorm(WIDTH), "weight", TensorLike(torch.ones(WIDTH))),
+        "weight is a TensorLike",
+    ),
     "batch norm": (lambda: nn.BatchNorm1d(WIDTH), "of torch.nn, only"),
     "one of ours": (lambda: cunorm.torch.RMSNorm(WIDTH), "runs cunorm already"),
 }
@@ -133,16 +116,6 @@ def test_what_is_no_norm_of_cunorms_is_left_and_said_why(name):
     assert re.search(reason, left.reason), left.reason
 
 
-def test_what_is_neither_called_a_norm_nor_is_one_is_not_reported():
-    class Unnamed(Formula):
-        forward = outside
-
-    module = nn.Sequential(nn.Linear(4, 4), nn.PairwiseDistance(), Unnamed(4))
-    done = replace_norms(module)
-    assert done.replaced == done.left == ()
-    assert str(done) == "0 norms replaced"
-
-
 def test_exact_leaves_what_is_a_unit_in_the_last_place_off():
     module = GateRequiredNorm()
     assert replace_norms(copy.deepcopy(module)).replaced
@@ -155,7 +128,7 @@ def test_exact_leaves_what_is_a_unit_in_the_last_place_off():
 
 
 def test_a_probe_disturbs_nothing():
-    module = norm(dropped, eps=3e-5)()  # which no other test has, as what is found is kept
+    module = norm(dropped)()
     module.register_forward_hook(lambda *_: pytest.fail("a hook was run"))
     module.train()
     weight = module.weight
@@ -166,3 +139,102 @@ def test_a_probe_disturbs_nothing():
         replace_norms(module)
     assert torch.equal(torch.rand(1), expected)
     assert module.weight is weight and weight.grad is None and module.training
+
+
+# --- around the norms -----------------------------------------------------------------------------
+
+
+class Unnamed(Formula):
+    """What is neither called a norm nor is one, and so not reported."""
+
+    forward = outside
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList([nn.Sequential(LlamaNorm(), nn.GELU()) for _ in range(3)])
+        self.final = nn.LayerNorm(WIDTH)
+        self.shared = self.layers[0][0]
+        self.batch = nn.Sequential(nn.BatchNorm1d(8), Unnamed())
+        self.final.weight = self.shared.weight  # tied
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.final(self.batch(self.shared(x)))
+
+
+def test_the_report_is_a_summary_by_kind():
+    model = Model()
+    assert str(replace_norms(model)) == (
+        "4 norms replaced\n"
+        "  LlamaNorm: rms_norm(eps=1e-05, round_before_weight=True)\n"
+        "    layers.*.0 (3)\n"
+        "  LayerNorm: layer_norm(eps=1e-05)\n"
+        "    final\n"
+        "1 module left\n"
+        "  BatchNorm1d: of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced\n"
+        "    batch.0"
+    )
+    assert {left.reason for left in replace_norms(model).left[:4]} == {"it runs cunorm already"}
+    assert "(the model itself)" in str(replace_norms(LlamaNorm()))
+
+
+def test_replacing_keeps_all_but_classes_and_restoring_gives_these_back():
+    model, x, seen = Model().eval(), x_of(), []
+    kinds = [type(module) for module in model.modules()]
+    expected = results(model, x)
+    state, parameters = model.state_dict(), list(model.parameters())
+    hook = model.shared.register_forward_hook(lambda *told: seen.append(told))
+    replace_norms(model)
+    model(x)
+    assert len(seen) == 2
+    hook.remove()
+    assert [type(module) for module in model.modules()] != kinds
+    assert list(model.state_dict()) == list(state)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert model.final.weight is model.shared.weight and model.shared is model.layers[0][0]
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again.final.weight is again.shared.weight is not model.shared.weight
+        assert torch.equal(again(x), model(x))
+        assert restore_norms(again) == 4 and type(again.final) is nn.LayerNorm
+    assert type(model.final) is not nn.LayerNorm
+    assert restore_norms(model) == 4
+    assert [type(module) for module in model.modules()] == kinds
+    assert all(torch.equal(a, b) for a, b in zip(results(model, x), expected, strict=True))
+    assert restore_norms(model) == 0
+
+
+def test_what_was_changed_since_is_not_restored_halfway():
+    model = nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH))
+    replace_norms(model)
+    kind = type(model[0])
+    parametrized(model[1])
+    with pytest.raises(ValueError, match="restore_norms: 1 has got the class ParametrizedCunormL"):
+        restore_norms(model)
+    assert type(model[0]) is kind
+    parametrize.remove_parametrizations(model[1], "weight")
+    model[1].forward = model[1].forward  # as hooks of accelerate do, around what it was
+    with pytest.raises(ValueError, match="restore_norms: 1 has got a forward of its instance"):
+        restore_norms(model)
+    assert type(model[0]) is kind
+    del model[1].forward
+    assert restore_norms(model) == 2
+
+
+def test_a_model_on_meta_is_replaced_before_it_has_numbers():
+    with torch.device("meta"):
+        model = nn.Sequential(LlamaNorm(), nn.LayerNorm(WIDTH))
+    assert len(replace_norms(model).replaced) == 2
+    usual = nn.Sequential(LlamaNorm(), LastAxis())
+    model.to_empty(device="cpu").load_state_dict(usual.state_dict())
+    torch.testing.assert_close(model(x_of()), usual(x_of()))
+
+
+@pytest.mark.parametrize("function", [replace_norms, restore_norms])
+def test_a_model_that_is_none_is_an_error(function):
+    with pytest.raises(TypeError, match=f"{function.__name__}: model is a list, expected a torch"):
+        function([nn.LayerNorm(2)])

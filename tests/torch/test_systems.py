@@ -30,6 +30,7 @@ class Mixer(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.first, self.second = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(2))
         self.before, self.after = ct.RMSNorm(WIDTH, eps=1e-6), ct.LayerNorm(WIDTH)
         self.groups = ct.GroupNorm(4, WIDTH)
@@ -39,11 +40,6 @@ class Mixer(torch.nn.Module):
         branch = self.first(self.before(x))
         y, stream = self.added(branch, x)
         return self.after(self.second(self.groups(y)) + stream)
-
-
-def mixer():
-    torch.manual_seed(0)
-    return Mixer()
 
 
 def batch(rows=6):
@@ -60,7 +56,7 @@ def gradients(model, out):
 
 @pytest.mark.parametrize("how", ["reentrant", "not reentrant", "selective"])
 def test_checkpointed_norms_give_the_same_gradients(how):
-    model, x, seen = mixer(), batch().requires_grad_(), []
+    model, x, seen = Mixer(), batch().requires_grad_(), []
 
     def policy(context, operator, *given, **more):
         seen.append(operator)
@@ -79,46 +75,27 @@ def test_checkpointed_norms_give_the_same_gradients(how):
 
 
 def test_autocast_leaves_norms_the_dtype_of_x_and_gradients_that_of_their_operands():
-    model, seen = mixer(), {}
-    for name, module in model.named_modules():
-        module.register_forward_hook(
-            lambda module, given, result, name=name: seen.update({name: (given, result)})
-        )
+    model, dtypes = Mixer(), {}
+
+    def see(module, given, result):
+        results = result if isinstance(result, tuple) else (result,)
+        dtypes[module] = [str(one.dtype)[6:] for one in (*given, *results)]
+
+    for module in model.modules():
+        module.register_forward_hook(see)
     with torch.autocast("cpu", torch.bfloat16):
         out = model(batch())
-    bfloat16, float32 = torch.bfloat16, torch.float32
-    dtypes = {
-        name: [one.dtype for part in both for one in (part if isinstance(part, tuple) else [part])]
-        for name, both in seen.items()
-    }
-    assert dtypes["before"] == [float32, float32]  # x is float32
-    assert dtypes["first"] == [float32, bfloat16]  # what autocast is for
-    assert dtypes["added"] == [bfloat16, float32, bfloat16, float32]  # branch, stream, y, stream
-    assert dtypes["groups"] == [bfloat16, bfloat16]
-    assert out.dtype == float32  # of the sum with the stream
-    assert {one.dtype for one in gradients(model, out)} == {float32}
+    assert dtypes[model.before] == ["float32"] * 2  # x is float32
+    assert dtypes[model.first] == ["float32", "bfloat16"]  # what autocast is for
+    assert dtypes[model.added] == ["bfloat16", "float32"] * 2  # branch, stream, y, stream
+    assert dtypes[model.groups] == ["bfloat16"] * 2
+    assert out.dtype == torch.float32  # of the sum with the stream
+    assert {one.dtype for one in gradients(model, out)} == {torch.float32}
 
 
-def test_autocast_differs_from_float32_by_its_roundings_alone():
-    model, x = mixer(), batch(50)
-    exact = model(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = model(x)
-    assert not torch.equal(out, exact)
-    narrow, wide = ((result.detach(), *gradients(model, result)) for result in (out, exact))
-    for one, right in zip(narrow, wide, strict=True):
-        # Each way, both linear layers round x, weight and result to bfloat16, and the norms that
-        # they feed round y: 16 times by at most 2**-9, independently, so that squares add up.
-        assert (one - right).norm() <= 4 * 2.0**-9 * right.norm()
-
-
-# --- fake tensors and export ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_plain_functions_and_recorded_backwards_are_refused_where_results_would_be_fake(times):
+def test_plain_functions_and_recorded_backwards_are_refused_where_results_would_be_fake():
     x, leaf = torch.ones(3, 8), torch.ones(3, 8, requires_grad=True)
-    for _ in range(times):  # so that both are remembered, or not
+    for _ in range(2):  # so that both are remembered
         y = ct.rms_norm(leaf)
         cunorm.rms_norm(x)
         torch.autograd.grad(y, leaf, x, retain_graph=True)
@@ -130,7 +107,7 @@ def test_plain_functions_and_recorded_backwards_are_refused_where_results_would_
 
 
 def test_an_exported_model_gives_the_same_for_any_number_of_rows():
-    model = mixer()
+    model = Mixer()
     rows = torch.export.Dim("rows", min=2)
     exported = torch.export.export(model, (batch(),), dynamic_shapes=({0: rows},))
     targets = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]

@@ -9,100 +9,83 @@ import pytest
 import cunorm
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-ct = pytest.importorskip("cunorm.torch")
-cases = pytest.importorskip("tests.support.torch_cases")
 
-tensor = cases.tensor
+from torch.autograd import forward_ad  # noqa: E402
 
+import cunorm.torch as ct  # noqa: E402
+from tests.support.torch_cases import CASES, GROUPS, Watch, case, gradients, tensor  # noqa: E402
 
-def several(results):
-    return results if isinstance(results, tuple) else (results,)
+# torch's own, in forward mode
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 
 
 def detached(tensors):
     return [one.detach() for one in tensors]
 
 
-@pytest.mark.parametrize("name", cases.NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_every_way_of_a_call_gives_the_same_bits(name):
-    call, tensors = cases.case(name)
-    recorded = several(call(*tensors))
-    gradients = torch.autograd.grad(sum(one.sum() for one in recorded), tensors)
-    with cases.Watch() as watch:
-        watched = several(call(*tensors))
-        seen = torch.autograd.grad(sum(one.sum() for one in watched), tensors)
-    family = "group_norm" if name in cases.GROUP_NORMS else "row_norm"
-    assert {f"cunorm::{family}_{way}" for way in ("forward", "backward")} < {*watch.seen}
-    plain, _ = cases.case(name, cunorm)
+    call, tensors = case(name)
+    recorded = call(*tensors)
+    with Watch() as watch:
+        watched, seen = call(*tensors), gradients(call, tensors)
+    family = "group_norm" if name in GROUPS else "row_norm"
+    operators = {operator.name() for operator, _ in watch.seen}
+    assert operators == {f"cunorm::{family}_{way}" for way in ("forward", "backward")}
+    plain, _ = case(name, cunorm)
     with torch.no_grad():
         others = [call(*tensors), call(*detached(tensors)), watched, plain(*detached(tensors))]
-        for other in map(several, others):
+        for other in others:
             assert all(map(torch.equal, recorded, other))
-    assert all(map(torch.equal, gradients, seen))
+    assert all(map(torch.equal, gradients(call, tensors), seen))
 
 
-@pytest.mark.parametrize("name", cases.NAMES)
-def test_a_batch_of_torch_func_is_as_its_items(name):
-    call, tensors = cases.case(name)
-    tensors = detached(tensors)
-    x, rest = tensors[0], tensors[1:]
-    batch = torch.stack([x, 2 * x + 1, -x], 1)
-    dims = (1, *(None for _ in rest))
-    found = several(torch.func.vmap(call, dims)(batch, *rest))
-    expected = [several(call(batch[:, item], *rest)) for item in range(3)]
-    assert all(map(torch.equal, found, map(torch.stack, zip(*expected, strict=True))))
-
-
-@pytest.mark.parametrize("name", cases.NAMES)
-def test_torch_func_finds_the_same_gradients_of_one_call_and_of_each_item_of_a_batch(name):
-    """Of x and of parameters, which are the batch's together or differ from item to item."""
-    call, tensors = cases.case(name)
-    places = tuple(range(len(tensors)))
+@pytest.mark.parametrize("name", CASES)
+def test_torch_func_finds_of_a_batch_what_it_finds_of_its_items(name):
+    """Results, and gradients of x and of parameters that items share or that are their own."""
+    call, tensors = case(name)
+    x, *rest = tensors = [one.detach().contiguous() for one in tensors]
+    batch = torch.stack([x, -x], 1)
+    found = torch.func.vmap(call, (1, *(None for _ in rest)))(batch, *rest)
+    items = [call(batch[:, item], *rest) for item in range(2)]
+    assert all(map(torch.equal, found, map(torch.stack, zip(*items, strict=True))))
 
     def total(*tensors):
-        return sum(one.sin().sum() for one in several(call(*tensors)))
+        return sum(one.sin().sum() for one in call(*tensors))
 
-    def expected(tensors):
+    def expected(*tensors):
         leaves = [one.detach().requires_grad_() for one in tensors]
         return torch.autograd.grad(total(*leaves), leaves)
 
-    of_item, tensors = torch.func.grad(total, places), detached(tensors)
-    assert all(map(torch.equal, of_item(*tensors), expected(tensors)))
-    batches = [torch.stack([one, 2 * one, -one]) for one in tensors]
-    for shared in (0, len(tensors) - 1):  # how many of them, the last ones
-        own = len(tensors) - shared
-        given, dims = [*batches[:own], *tensors[own:]], (0,) * own + (None,) * shared
-        found = torch.func.vmap(of_item, dims)(*given)
-        for item in range(3):
-            one = [g if d is None else g[item] for g, d in zip(given, dims, strict=True)]
-            for mine, right in zip(found, expected(one), strict=True):
-                np.testing.assert_allclose(mine[item], right, rtol=1e-12, atol=1e-13)
+    of_item = torch.func.grad(total, tuple(range(len(tensors))))
+    assert all(map(torch.equal, of_item(*tensors), expected(*tensors)))
+    for own in {1, len(tensors)}:  # how many of them, the first ones, items have of their own
+        given = [torch.stack([one, 2 * one]) for one in tensors[:own]] + tensors[own:]
+        found = torch.func.vmap(of_item, (0,) * own + (None,) * len(tensors[own:]))(*given)
+        for item in range(2):
+            right = expected(*(one[item] for one in given[:own]), *tensors[own:])
+            for mine, its in zip(found, right, strict=True):
+                np.testing.assert_allclose(mine[item], its, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "group_norm"])
-def test_second_derivatives_that_there_are_not_are_an_error(name):
-    call, tensors = cases.case(name)
-    first = torch.func.grad(lambda *tensors: call(*tensors).square().sum())
+def test_derivatives_that_there_are_not_are_an_error(name):
+    call, (x, *rest) = case(name)
+    values, rest = x.detach(), detached(rest)
+    first = torch.func.grad(lambda x: call(x, *rest)[0].square().sum())
     with pytest.raises(RuntimeError, match=r"no second derivatives under torch\.func"):
-        torch.func.grad(lambda *tensors: first(*tensors).square().sum())(*detached(tensors))
-    with cases.Watch():
-        y = call(*tensors).square().sum()
-        (gradient,) = torch.autograd.grad(y, tensors[0], create_graph=True)
+        torch.func.grad(lambda x: first(x).square().sum())(values)
+    with Watch():
+        y = call(x, *rest)[0].square().sum()
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
         with pytest.raises(RuntimeError, match="no autograd formula was registered"):
-            torch.autograd.grad(gradient.square().sum(), tensors[0])
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's, in jvp
-@pytest.mark.parametrize("name", ["rms_norm", "group_norm"])
-def test_forward_mode_derivatives_are_an_error(name):
-    call, tensors = cases.case(name)
-    x, *rest = detached(tensors)
+            torch.autograd.grad(gradient.square().sum(), x)
     with pytest.raises(NotImplementedError, match="jvp"):
-        torch.func.jvp(lambda x: call(x, *rest), (x,), (x,))
-    with torch.autograd.forward_ad.dual_level(), torch.no_grad():
-        call(x, *rest)
+        torch.func.jvp(lambda x: call(x, *rest), (values,), (values,))
+    with forward_ad.dual_level(), torch.no_grad():
+        call(values, *rest)
         with pytest.raises(RuntimeError, match="jvp"):
-            call(torch.autograd.forward_ad.make_dual(x, x), *rest)
+            call(forward_ad.make_dual(values, values), *rest)
 
 
 def test_a_saved_tensor_that_is_written_to_is_an_error():
@@ -122,3 +105,35 @@ def test_no_rows_give_no_results_and_zero_gradients(grad):
     assert y.shape == (0, 6)
     assert torch.equal(weight.grad, torch.zeros(6, dtype=torch.float64))
     assert (x.grad is not None) is grad
+
+
+# --- the plain functions, which would drop a tangent ----------------------------------------------
+
+X = torch.arange(12.0).reshape(3, 4)
+CALLS = {
+    "x": lambda x: cunorm.rms_norm(x),
+    "gate": lambda x: cunorm.rms_norm(X, gate=x),
+    "out": lambda x: cunorm.rms_norm(X, out=x),
+    "dy": lambda x: cunorm.rms_norm_backward(x, X, rstd=torch.ones(3)),
+    "group_norm: x": lambda x: cunorm.group_norm(x, 2),
+}
+
+
+@pytest.mark.parametrize("argument", CALLS)
+def test_plain_functions_refuse_a_forward_mode_tangent(argument):
+    call = CALLS[argument]
+    for _ in range(2):
+        call(X.clone())  # of these, calls like them are made again unchecked
+    refusal = rf"{argument} has a forward-mode tangent.* cunorm\.torch .*\.detach\(\)$"
+    with forward_ad.dual_level(), torch.no_grad(), pytest.raises(ValueError, match=refusal):
+        call(forward_ad.make_dual(X.clone(), torch.ones(3, 4)))
+
+
+def test_tensors_without_a_tangent_are_taken_where_others_have_one():
+    expected = cunorm.rms_norm(X)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(X.clone(), torch.ones(3, 4))
+        for x in (X, dual.detach(), forward_ad.unpack_dual(dual).primal):
+            assert torch.equal(cunorm.rms_norm(x), expected)
+        with torch.inference_mode():  # where PyTorch's own functions drop tangents
+            assert torch.equal(cunorm.rms_norm(dual), expected)
