@@ -21,10 +21,8 @@ from tests.support.operands import assert_same_bits, at, draw, optional
 POST = {"gate_activation": "silu", "gate_position": "post", "round_before_weight": True}
 PRE = {"gate_activation": "gelu", "gate_position": "pre"}
 NORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "plain, float16": ("float16", {}),
     "plain, bfloat16": ("bfloat16", {}),
     "plain, float32": ("float32", {}),
-    "pre-gate, float32": ("float32", PRE),
     "pre-gate and groups, float16": ("float16", PRE | {"groups": 3, "weight_offset": 1.0}),
     "post-gate and groups, bfloat16": ("bfloat16", POST | {"groups": 3}),
     "group norm, last": ("float32", {"num_groups": 8, "channel_axis": -1, "activation": "silu"}),
@@ -34,11 +32,8 @@ norms = pytest.mark.parametrize("name", NORMS)
 pytestmark = pytest.mark.compiled("O1")
 # Of rows; of group norms, the shape of a sample: of one launch on a CPU or of three, of several
 # samples at a time, in chunks, whole lines, packs of them.
-WIDTHS = [(1,), (7,), (33,), (129,), (1000,), (5003,), (20480,)]
-SAMPLES = {
-    "last": [(300, 40), (700, 48), (700, 256), (4900, 72)],
-    "first": [(40, 300), (40, 31), (72, 4900)],
-}
+WIDTHS = [(1,), (33,), (1000,), (5003,), (20480,)]
+SAMPLES = {"last": [(300, 40), (700, 256), (4900, 72)], "first": [(40, 31), (72, 4900)]}
 GPU_SHAPES = {"last": [(64, 32), (131, 40)], "first": [(40, 131)], None: [(999,)]}
 OF_ROWS = ("y", "residual", "mean", "rstd", "dx", "dgate", "dresidual")
 
@@ -58,11 +53,11 @@ def drawn(name, shape, count=37):
     return {operand: draw(operand, (count, *shape), dtype) for operand in operands}
 
 
-def few(name, shape):
+def few(shape):
     """Return enough rows, or samples, to be planned in another way than one is."""
     if len(shape) == 1:
         return 37 if shape[0] < 4000 else 5
-    return 11 if shape[0] * shape[1] > 100_000 else 20
+    return 5 if shape[0] * shape[1] > 100_000 else 20
 
 
 def run(name, rows, on=None, parameters=None):
@@ -102,13 +97,13 @@ def assert_same(actual, expected, chosen=None):
 @norms
 def test_results_ignore_the_order_number_and_position_of_rows(device, name):
     for shape in shapes(name, device.is_gpu):
-        count = 5 if device.is_gpu else few(name, shape)
+        count = 5 if device.is_gpu else few(shape)
         rows = drawn(name, shape, count)
         there = {operand: device.put(array) for operand, array in rows.items()}
         expected = run(name, there, device)
         assert_same(run(name, there, device), expected)  # and the same again
         order = np.random.default_rng(0).permutation(count)
-        choices = [order, order[:1], order[:2], np.arange(count)[3:]]
+        choices = [order, order[:1]]
         choices += [] if device.is_gpu or len(shape) > 1 else [np.tile(order, 9)]
         for chosen in choices:
             part = {operand: device.put(array[chosen]) for operand, array in rows.items()}
@@ -116,7 +111,7 @@ def test_results_ignore_the_order_number_and_position_of_rows(device, name):
                 assert_same(run(name, part, device), expected, chosen)
 
 
-@pytest.mark.parametrize("name", [name for name in NORMS if "group norm" not in name])
+@pytest.mark.parametrize("name", ["plain, float32", *(name for name in NORMS if "groups" in name)])
 def test_a_groups_results_are_those_of_it_alone(device, name, monkeypatch):
     dtype, norm = NORMS[name]
     for (width,) in [(129,)] if device.is_gpu else WIDTHS:
@@ -154,9 +149,8 @@ def unaligned(array):
 
 
 VIEWS = {
-    **{f"{n} elements on": lambda a, n=n: shifted(a, n) for n in (1, 2, 3, 5, 8, 16, 31)},
+    **{f"{n} elements on": lambda a, n=n: shifted(a, n) for n in (1, 8, 31)},
     "padded": lambda a: np.pad(a, [(0, 0)] * (a.ndim - 1) + [(3, 2)])[..., 3:-2],
-    "every other row": lambda a: np.repeat(a, 2, axis=0)[::2],
     "reversed": lambda a: a[::-1].copy()[::-1],
     "columns first": lambda a: np.asfortranarray(a) if a.ndim == 2 else a,  # another layout
     "unaligned": unaligned,
@@ -194,13 +188,14 @@ LEVELS = {
 }
 
 
-@pytest.mark.parametrize("name", ["plain, float32", "pre-gate, float32"])
+@pytest.mark.parametrize("name", ["plain, float32", "pre-gate and groups, float16"])
 @pytest.mark.parametrize("levels", LEVELS)
 def test_results_ignore_how_many_strides_walk_the_rows(levels, name):
     """A slice of a fused qkv has two strides, transposed three; of four, there is a copy."""
-    full = {operand: draw(operand, (2, 3, 2, 5, 2, 33), "float32") for operand in drawn(name, (1,))}
+    dtype = NORMS[name][0]
+    full = {operand: draw(operand, (2, 3, 2, 5, 2, 33), dtype) for operand in drawn(name, (3,))}
     rows = {operand: LEVELS[levels](array[..., 1, :]) for operand, array in full.items()}
-    strides = tuple(stride // 4 for stride in rows["x"].strides[:-1])
+    strides = tuple(stride // rows["x"].itemsize for stride in rows["x"].strides[:-1])
     assert len(collapsed(rows["x"].shape[:-1], strides)) == levels
     assert_same(run(name, rows), run(name, {o: array.copy() for o, array in rows.items()}))
 
@@ -214,7 +209,7 @@ def default_threads():
     cunorm.set_num_threads(None)
 
 
-MANY = {1: [((257,), 3000), ((5004,), 20), ((69999,), 4)], 2: [((300, 40), 40), ((4900, 72), 3)]}
+MANY = {1: [((257,), 600), ((5003,), 9)], 2: [((300, 40), 9), ((4900, 72), 3)]}
 
 
 @norms
@@ -224,19 +219,14 @@ def test_results_do_not_depend_on_the_number_of_threads_nor_on_the_run(name, def
         rows = drawn(name, shape[:: 1 if name != "group norm, first" else -1], count)
         cunorm.set_num_threads(1)
         expected = run(name, rows)
-        for threads in (2, 2, 3, 7):
+        for threads in (2, 2, 3):
             cunorm.set_num_threads(threads)
             with at(shape, f"{threads} threads"):
                 assert_same(run(name, rows), expected)
 
 
 # More than 32 MiB of results, whose build stores them otherwise than that of a few rows.
-LARGE = {
-    "plain, bfloat16": ((1024,), 17000, 40),
-    "post-gate and groups, bfloat16": ((3 * 1024,), 6000, 40),
-    "group norm, last": ((12000, 128), 6, 1),
-    "group norm, first": ((128, 12000), 6, 1),
-}
+LARGE = {"plain, bfloat16": ((1024,), 17000, 40), "group norm, last": ((300, 48), 600, 20)}
 
 
 @pytest.mark.compiled("O3")
@@ -244,7 +234,8 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_results_do_not_show_that_large_ones_are_stored_past_the_caches(name, monkeypatch):
     shape, count, part = LARGE[name]
-    rows, macro = drawn(name, shape, count), "WRITE" if "group norm" in name else "X_T"
+    rows, macro = drawn(name, shape, part), "WRITE" if "group norm" in name else "X_T"
+    rows = {operand: np.resize(array, (count, *shape)) for operand, array in rows.items()}
     with_empty_caches(monkeypatch)
     whole = run(name, rows)
     assert all(stores_past_caches(build) for build in loaded_builds(macro))
