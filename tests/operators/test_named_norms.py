@@ -63,7 +63,7 @@ def check_named(on, name, dtype, shape):
     assert type(grads.dx) is type(x)
     assert grads.dresidual is grads.dx
     check_backward(get_all(on, grads), rows["dy"], rows["x"], *operands, **meaning)
-    if not norm.has_residual:
+    if not norm.has_residual or dtype != "float32":
         return
     added = getattr(cunorm, f"add_{name}")(x, residual, **theirs)
     assert type(added) is AddNorm
@@ -132,8 +132,6 @@ PRE = {"gate_activation": "gelu", "gate_position": "pre"}
 POST = {"gate_activation": "silu", "gate_position": "post"}
 VARIANTS = {
     "pre-gate, float32": ("float32", PRE),
-    "pre-gate, bfloat16": ("bfloat16", PRE | {"gate_activation": "tanh"}),
-    "post-gate, bfloat16": ("bfloat16", POST),
     "groups, float32": ("float32", {"groups": 4}),
     "pre-gate, groups, float16": ("float16", PRE | {"groups": 4}),
     "post-gate, groups, float64": ("float64", POST | {"groups": 4}),
