@@ -107,7 +107,7 @@ class Placed:
 
     def put(self) -> None:
         """Let it hold again what `host` does."""
-        self._raw[:] = self.bytes
+        self._raw[:] = self._on.put(self.bytes)
 
     def check(self, *, written: bool) -> None:
         """Hold its memory to what it was; where it was written, that between its elements."""
