@@ -31,10 +31,8 @@ SCHEDULES = {
     "lockstep": {"schedule": "lockstep"},
     "serial": {"schedule": "serial"},
     "reverse": {"schedule": "reverse"},
-    "random 1": {"schedule": "random", "seed": 1},
-    "random 2": {"schedule": "random", "seed": 2},
+    "random": {"schedule": "random", "seed": 1},
 }
-
 
 needs_softgpu = pytest.mark.skipif(
     not softgpu.is_loaded(), reason=softgpu.unavailable() or "not loaded where there is a GPU"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Mutants of a kernel: its text less one barrier or guard, or with another formula.
+"""Mutants of a kernel: its text less one barrier or guard.
 
 All of them are one text, compiled once for a build; while it runs, an int says which one it is.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 # Between threads of a block, of a warp, of a cluster, and of a thread for its own copies.
 _BARRIER = re.compile(
@@ -31,60 +31,20 @@ __device__ inline bool without(int number) {{
 """
 
 
-# By a statement or an expression that stands once in a kernel, what stands there in mutants. In a
-# mutant's text, {0} is its number, where the text is of the kernel and the mutant alike.
-Formulas = Mapping[str, Sequence[str]]
-
-
-def _exchanged(text: str, mutants: Sequence[str], first: int) -> str:
-    """Return the text of a formula and its mutants: that of a mutant where it is that one."""
-    for number, mutant in enumerate(mutants, first):
-        if "{0}" in mutant:
-            text = mutant.replace("{0}", str(number))
-        elif text.endswith((";", "}")):
-            text = f"{{ if (without({number})) {{ {mutant} }} else {{ {text} }} }}"
-        else:
-            text = f"(without({number}) ? ({mutant}) : ({text}))"
-    return text
-
-
-class _Change(NamedTuple):
-    begin: int
-    end: int
-    text: str
-
-
-def switched(text: str, formulas: Formulas) -> tuple[str, list[str]]:
+def switched(text: str) -> tuple[str, list[str]]:
     """Return a text that is all mutants of a kernel's text, and their names.
 
-    The text has its local includes in place. A name is "function: line" of a barrier or a guard
-    that is missing, or what stands in a formula's place.
+    The text has its local includes in place. A name is "function: line" of what is missing.
     """
     code = re.sub(r"//.*", lambda comment: " " * len(comment[0]), text)
-    names: list[str] = []
-    changes: list[_Change] = []
-    for formula, mutants in formulas.items():
-        if code.count(formula) != 1:
-            raise ValueError(f"{code.count(formula)} times in the kernel: {formula}")
-        begin = code.index(formula)
-        new = _exchanged(formula, mutants, len(names))
-        changes.append(_Change(begin, begin + len(formula), new))
-        names += [f"{formula} -> {mutant}" for mutant in mutants]
-    taken = [range(change.begin, change.end) for change in changes]
-    for begin, end, change in _barriers_and_guards(code):
-        if not any(begin in part for part in taken):
-            new = change.format(len(names), text[begin:end])
-            changes.append(_Change(begin, end, new))
-            names.append(_name(text, begin, end))
-    if len(names) > _MOST:
-        raise ValueError(f"{len(names)} mutants, expected at most {_MOST}")
-    last = len(text)
-    for change in sorted(changes, key=lambda change: -change.begin):
-        if change.end > last:
-            raise ValueError(f"mutants overlap: {change.text}")
-        text = text[: change.begin] + change.text + text[change.end :]
-        last = change.begin
-    return _SWITCH + text, names
+    found = list(_barriers_and_guards(code))
+    if len(found) > _MOST:
+        raise ValueError(f"{len(found)} mutants, expected at most {_MOST}")
+    names = [_name(text, begin, end) for begin, end, _ in found]
+    changed = text
+    for number, (begin, end, change) in sorted(enumerate(found), key=lambda each: -each[1][0]):
+        changed = changed[:begin] + change.format(number, text[begin:end]) + changed[end:]
+    return _SWITCH + changed, names
 
 
 def _barriers_and_guards(code: str) -> Iterator[tuple[int, int, str]]:

@@ -7,16 +7,16 @@ launch may have a few blocks only, which a GPU's never has: `machine(grid=...)`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager
-from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.emulation.arrays import Samples, Shape
 from tests.emulation.machine import machine
+from tests.support.cases import FACTORS
 from tests.support.internals import Launch
+from tests.support.placed import Samples, Shape
 
 FEATURES = "clusters async_copies"
 _ELEMENTS = 24_000  # of an array, at least three rows
@@ -103,6 +103,7 @@ class Planned(NamedTuple):
         return machine(features, 6 * blocks if few else None, **{"multiprocessors": 1, **told})
 
 
+KERNELS = tuple(FACTORS)
 PLANNED = [
     Planned(f"{norm}_norm_{direction}", plan)
     for norm, plans in (("row", ROW_PLANS), ("group", GROUP_PLANS))
@@ -112,23 +113,17 @@ PLANNED = [
 # Those of which more is run than others.
 TYPICAL = (
     *("16 threads a row", "a block a row, copied ahead", "streamed", "a cluster of 2"),
-    *("last, one launch", "last, three launches", "first, one launch, in warps"),
-    "first, three launches, in a warp",
+    *("last, one launch", "last, three launches", "first, three launches, in a warp"),
 )
 
 
-def every_plan(*others: Sequence[Any], of: Collection[str] = TYPICAL) -> list[Any]:
-    """Return parameters: kernels and plans, and more.
-
-    Those of these plans run in CI with the first of what there is of the others, all more is
-    exhaustive.
-    """
+def every_plan(*, typical: Collection[str] = TYPICAL) -> list[Any]:
+    """Return parameters: kernels and plans, which are exhaustive but for typical ones."""
     return [
         pytest.param(
-            *case,
-            marks=() if is_first and case[0].plan in of else pytest.mark.exhaustive,
-            id="-".join(str(part) for part in (*case[0], *case[1:])),
+            planned,
+            marks=() if planned.plan in typical else pytest.mark.exhaustive,
+            id="-".join(planned),
         )
-        for case in product(PLANNED, *others)
-        for is_first in [case[1:] == tuple(choices[0] for choices in others)]
+        for planned in PLANNED
     ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulation.calls import row_backward
 from tests.emulation.machine import machine, needs_softgpu
 from tests.softgpu.counters import counting
+from tests.support.cases import call_of
 from tests.support.gradients import MADE_OF, NEEDS
 
 pytestmark = needs_softgpu
@@ -26,7 +26,8 @@ CASES = [
 def test_a_backward_reads_what_the_wanted_gradients_need_and_again_for_sums(position, needs, plan):
     case = {"center": True, "round_before_weight": True, "weight_offset": 1.0, "needs": needs}
     case |= {"shape": (1, 1, 5, WIDTHS[plan]), "d_residual": "float32"}
-    call = row_backward(case | ({"gate": "float32", "gate_position": position} if position else {}))
+    case |= {"gate": "float32", "gate_position": position} if position else {}
+    call = call_of("row_norm_backward", case)
     with machine(), counting() as launches:
         call.check()
     loaded = {

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import numpy as np
 import pytest
 
-from tests.emulation.calls import CALLS, row_backward
 from tests.emulation.machine import SCHEDULES, needs_softgpu
-from tests.emulation.plans import (
-    GROUP_PLANS,
-    PLANNED,
-    ROW_PLANS,
-    Planned,
-    every_plan,
-    of_rows,
-)
-from tests.support.operands import assert_same_fields
+from tests.emulation.plans import GROUP_PLANS, PLANNED, ROW_PLANS, Planned, every_plan, of_rows
+from tests.support.cases import call_of
+from tests.support.operands import assert_same_bits, assert_same_fields
 
 pytestmark = needs_softgpu
 
@@ -23,20 +19,27 @@ pytestmark = needs_softgpu
 CASES = {
     "row_norm_forward": {"center": True, "stream": "+ float32"},
     "row_norm_backward": {"center": True, "d_residual": "float32"},
-    "group_norm_forward": {},
+    "group_norm_forward": {"activation": None},
     "group_norm_backward": {},
 }
+every = pytest.mark.parametrize("planned", PLANNED, ids="-".join)
 
 
-def call_of(planned):
-    return CALLS[planned.kernel](planned.case | CASES[planned.kernel])
+def call(planned):
+    return call_of(planned.kernel, planned.case | CASES[planned.kernel])
 
 
-@pytest.mark.parametrize("planned", PLANNED, ids="-".join)
+@cache
+def usual(planned):
+    """Return what is launched, and the results, which are right."""
+    with planned.machine() as launches:
+        return launches, call(planned).check()
+
+
+@every
 def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
     kernel, plan = planned
-    with planned.machine() as launches:
-        call_of(planned).check()
+    launches, _ = usual(planned)
     made = [launch for launch in launches if launch.build.kernel == kernel]
     if plan in GROUP_PLANS:
         assert len(made) == GROUP_PLANS[plan][1]
@@ -47,24 +50,50 @@ def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
     assert len(launches) - len(made) == ("backward" in kernel)  # param_grad
 
 
-@pytest.mark.parametrize(("planned", "few"), every_plan([True, False]))
-def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned, few):
+def groups_of(planned, array):
+    """View what is like x as rows or samples, positions, groups and their channels."""
+    of = planned.case.get("samples")
+    if of is None:
+        return array.reshape(-1, 1, 1, array.shape[-1])
+    array = np.moveaxis(array, of.channel_axis, -1)
+    return array.reshape(len(array), -1, of.groups, of.channels // of.groups)
+
+
+@every
+def test_no_thread_races_another_and_a_row_or_group_does_not_show_in_others(planned):
+    """One is constant, and one is not finite; each block walks some, or a launch has some."""
+    made, is_forward = call(planned), "forward" in planned.kernel
+    poisoned, field = ("x", "y") if is_forward else ("dy", "dx")
+    operand = groups_of(planned, made.inputs[poisoned].host)
+    middle = tuple(size // 2 for size in operand.shape)
+    operand[middle] = np.nan if is_forward else np.inf
+    changed = np.zeros(operand.shape, bool)
+    changed[middle[0], :, middle[2]] = True
+    for name in ("x", "residual") if is_forward else ():
+        if made.inputs.get(name):
+            groups_of(planned, made.inputs[name].host)[0, :, 0] = 1e4 + 0.3
+    with planned.machine(few=True, races=True, copies="late", schedule="random"):
+        got, expected = (getattr(r, field) for r in (made.run(), usual(planned)[1]))
+    got, expected = groups_of(planned, got), groups_of(planned, expected)
+    assert not np.isfinite(got[changed]).any()
+    if is_forward:
+        bias = made.inputs["bias"].host.reshape(got.shape[2:])[0]
+        assert_same_bits(got[0, :, 0], np.broadcast_to(bias, got[0, :, 0].shape), "y")
+        changed[0, :, 0] = True
+    assert_same_bits(got[~changed], expected[~changed], field)
+
+
+@pytest.mark.parametrize("planned", every_plan())
+def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned):
     """Of a few blocks, each walks some rows, or a launch has some of the samples."""
-    call = call_of(planned)
-    with planned.machine(few=few):
-        usual = call.check()
+    made = call(planned)
+    with planned.machine(few=True):
+        expected = made.check()
     for schedule, told in SCHEDULES.items():
-        copies = {"copies": "early"} if schedule in ("lockstep", "reverse") else {}
-        with planned.machine(few=few, **told, **copies):
-            assert_same_fields(call.run(), usual)
-
-
-@pytest.mark.parametrize(
-    ("planned", "copies"), every_plan(["late", "early"], of={*ROW_PLANS, *GROUP_PLANS})
-)
-def test_no_thread_races_another(planned, copies):
-    with planned.machine(few=True, races=True, copies=copies, schedule="random"):
-        call_of(planned).run()
+        if schedule != "lockstep":
+            copies = {"copies": "early"} if schedule == "reverse" else {}
+            with planned.machine(few=True, **told, **copies):
+                assert_same_fields(made.run(), expected)
 
 
 # How many rows of a group a backward takes at a time, with one multiprocessor.
@@ -72,15 +101,13 @@ AT_A_TIME = {"16 threads a row": 40, "a block a row": 2, "streamed": 1, "a clust
 
 
 @pytest.mark.parametrize("plan", AT_A_TIME)
-@pytest.mark.parametrize("more", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
-def test_parameter_gradients_are_right_where_a_block_has_more_rows_than_it_adds_up_at_once(
-    plan, more
-):
-    width, rows = Planned("row_norm_backward", plan).case["shape"][-1], 16 * AT_A_TIME[plan] + more
+def test_parameter_gradients_are_right_where_a_block_has_more_rows_than_it_adds_up_at_once(plan):
+    planned = Planned("row_norm_backward", plan)
+    shape = (1, 1, 16 * AT_A_TIME[plan] + 1, planned.case["shape"][-1])
     groups = 3 if plan == "16 threads a row" else 1
-    call = row_backward({"shape": (1, 1, rows, width), "groups": groups, "center": True})
-    with Planned("row_norm_backward", plan).machine() as launches:
-        call.check()
+    made = call_of(planned.kernel, {"shape": shape, "groups": groups, "center": True})
+    with planned.machine() as launches:
+        made.check()
     macros = dict(launches[0].build.macros)
     teams = max(1, int(macros["THREADS"]) // int(macros["THREADS_PER_ROW"]))
     assert launches[0].parts * teams == AT_A_TIME[plan]

@@ -6,206 +6,137 @@ Not on those around it, on alignment, strides, threads or the run; parameter gra
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import cunorm
+from tests.support.cases import call_of
 from tests.support.described import loaded_builds, stores_past_caches, with_empty_caches
-from tests.support.gpu_arrays import GPUS, get_all
-from tests.support.internals import collapsed, compiler
-from tests.support.operands import assert_same_bits, at, draw, optional
+from tests.support.gpu_arrays import OnNumpy
+from tests.support.internals import compiler
+from tests.support.operands import assert_same_bits, assert_same_fields, at, draw
+from tests.support.placed import Samples
 
-# What a layer norm is told besides, and a group norm: the latter's channels are last or first.
-POST = {"gate_activation": "silu", "gate_position": "post", "round_before_weight": True}
-PRE = {"gate_activation": "gelu", "gate_position": "pre"}
-NORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "plain, float16": ("float16", {}),
-    "plain, bfloat16": ("bfloat16", {}),
-    "plain, float32": ("float32", {}),
-    "pre-gate, float32": ("float32", PRE),
-    "pre-gate and groups, float16": ("float16", PRE | {"groups": 3, "weight_offset": 1.0}),
-    "post-gate and groups, bfloat16": ("bfloat16", POST | {"groups": 3}),
-    "group norm, last": ("float32", {"num_groups": 8, "channel_axis": -1, "activation": "silu"}),
-    "group norm, first": ("float32", {"num_groups": 4, "channel_axis": 1, "activation": "silu"}),
+
+def of_rows(dtype, **norm):
+    """Return a case whose operands are all of a dtype."""
+    names = ("x", "dy", "weight", "bias", "d_residual", *(("gate",) if norm else ()))
+    return dict.fromkeys(names, dtype) | {"stream": f"+ {dtype}", "center": True} | norm
+
+
+NORMS = {
+    "plain, bfloat16": of_rows("bfloat16"),
+    "plain, float32": of_rows("float32"),
+    "pre-gate, float16": of_rows("float16", gate_activation="gelu", gate_position="pre"),
+    "post-gate, bfloat16": of_rows("bfloat16", gate_position="post", round_before_weight=True),
+    "group norm, last": {},
+    "group norm, first": {},
 }
 norms = pytest.mark.parametrize("name", NORMS)
 pytestmark = pytest.mark.compiled("O1")
-# Of rows; of group norms, the shape of a sample: of one launch on a CPU or of three, of several
-# samples at a time, in chunks, whole lines, packs of them.
-WIDTHS = [(1,), (7,), (33,), (129,), (1000,), (5003,), (20480,)]
+# Of rows, width and groups; of group norms, positions, channels and groups: of one launch on a CPU
+# or of three, of several samples at a time, in chunks, whole lines, packs of them.
+WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (20480, 1)]
 SAMPLES = {
-    "last": [(300, 40), (700, 48), (700, 256), (4900, 72)],
-    "first": [(40, 300), (40, 31), (72, 4900)],
+    "last": [(300, 40, 8), (700, 256, 8), (4900, 72, 8)],
+    "first": [(31, 40, 4), (4900, 72, 4)],
 }
-GPU_SHAPES = {"last": [(64, 32), (131, 40)], "first": [(40, 131)], None: [(999,)]}
-OF_ROWS = ("y", "residual", "mean", "rstd", "dx", "dgate", "dresidual")
+GPU_SIZES = {"last": [(64, 32, 8), (131, 40, 8)], "first": [(131, 40, 4)], "rows": [(333, 3)]}
+MANY = {"rows": [(257, 1, 600), (5003, 3, 9)], "last": [(300, 40, 8, 9), (4900, 72, 8, 3)]}
+MANY["first"] = MANY["last"]
+OF_A_ROW = {"y", "residual", "mean", "rstd", "dx", "dgate", "dresidual"}
 
 
-def shapes(name, is_gpu=False):
-    memory = name.partition("group norm, ")[2] or None
-    if is_gpu:
-        return GPU_SHAPES[memory]
-    return SAMPLES.get(memory, [(w * NORMS[name][1].get("groups", 1),) for (w,) in WIDTHS])
+def memory_of(name):
+    return name.partition("group norm, ")[2] or "rows"
 
 
-def drawn(name, shape, count=37):
-    """Draw so many rows, or samples."""
-    dtype, norm = NORMS[name]
-    operands = ("x", "dy") if "num_groups" in norm else ("x", "dy", "residual", "d_residual")
-    operands += ("gate",) if "gate_position" in norm else ()
-    return {operand: draw(operand, (count, *shape), dtype) for operand in operands}
+def sizes(name, is_gpu=False):
+    memory = memory_of(name)
+    return GPU_SIZES[memory] if is_gpu else SAMPLES.get(memory, WIDTHS)
 
 
-def few(name, shape):
+def few(size):
     """Return enough rows, or samples, to be planned in another way than one is."""
-    if len(shape) == 1:
-        return 37 if shape[0] < 4000 else 5
-    return 11 if shape[0] * shape[1] > 100_000 else 20
+    elements = size[0] * size[1]
+    return 37 if elements < 4000 else 20 if elements < 15_000 else 5
 
 
-def run(name, rows, on=None, parameters=None):
+def run(name, size, count, on=None, **more):
     """Run both directions with everything; return the results by name."""
-    dtype, norm = NORMS[name]
-    put = (lambda array: array) if on is None else on.put
-    width = rows["x"].shape[norm.get("channel_axis", -1)]
-    parameters = parameters or [optional(p, width, dtype) for p in ("weight", "bias")]
-    parameters = [put(parameter) for parameter in parameters]
-    if "num_groups" in norm:
-        f = cunorm.group_norm_forward(rows["x"], weight=parameters[0], bias=parameters[1], **norm)
-        given = (rows["dy"], rows["x"], norm["num_groups"], *parameters)
-        told = {key: norm[key] for key in ("activation", "channel_axis")}
-        grads = cunorm.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **told)
+    if memory_of(name) == "rows":
+        leading = (1, 1, count) if count % 4 else (2, 2, count // 4)
+        case = {"shape": (*leading, size[0]), "groups": size[1]}
     else:
-        told = norm | ({"gate": rows["gate"]} if "gate" in rows else {})
-        f = cunorm.layer_norm_forward(rows["x"], *parameters, residual=rows["residual"], **told)
-        saved = {"rstd": f.rstd, "mean": f.mean, "d_residual": rows["d_residual"]}
-        given = (rows["dy"], f.residual, *parameters)
-        grads = cunorm.layer_norm_backward(*given, **saved, **told)
-    results = f._asdict() | grads._asdict() if on is None else {}
-    for result in () if on is None else (f, grads):
-        results |= get_all(on, result)._asdict()
+        last = memory_of(name) == "last"
+        case = {"samples": Samples(count, size[:1], *size[1:3], last, -1 if last else 1)}
+    norm, results = "row" if "shape" in case else "group", {}
+    for direction in ("forward", "backward"):
+        made = call_of(f"{norm}_norm_{direction}", NORMS[name] | case | more, on or OnNumpy())
+        results |= made.run()._asdict()
     return {field: array for field, array in results.items() if array is not None}
 
 
-def assert_same(actual, expected, chosen=None):
-    """Compare results; only of rows, and these where they are chosen, where some are."""
+def assert_same(actual, expected, picked=None):
+    """Compare results; only of rows, and those that were picked, where some were."""
     assert actual.keys() == expected.keys()
     for field, right in expected.items():
-        if chosen is None:
+        if picked is None:
             assert_same_bits(actual[field], right, field)
-        elif field in OF_ROWS:
-            assert_same_bits(actual[field], np.ascontiguousarray(right[chosen]), field)
+        elif field in OF_A_ROW:
+            count = len(picked) * right.size // actual[field].size
+            right = right.reshape(count, -1)[picked]
+            assert_same_bits(actual[field].reshape(right.shape), right, field)
 
 
 @norms
 def test_results_ignore_the_order_number_and_position_of_rows(device, name):
-    for shape in shapes(name, device.is_gpu):
-        count = 5 if device.is_gpu else few(name, shape)
-        rows = drawn(name, shape, count)
-        there = {operand: device.put(array) for operand, array in rows.items()}
-        expected = run(name, there, device)
-        assert_same(run(name, there, device), expected)  # and the same again
+    for size in sizes(name, device.is_gpu):
+        count = 5 if device.is_gpu else few(size)
+        expected = run(name, size, count, device)
+        assert_same(run(name, size, count, device), expected)  # and the same again
         order = np.random.default_rng(0).permutation(count)
-        choices = [order, order[:1], order[:2], np.arange(count)[3:]]
-        choices += [] if device.is_gpu or len(shape) > 1 else [np.tile(order, 9)]
-        for chosen in choices:
-            part = {operand: device.put(array[chosen]) for operand, array in rows.items()}
-            with at(shape, f"{len(chosen)} rows"):
-                assert_same(run(name, part, device), expected, chosen)
+        choices = [order, order[:1]]
+        choices += [] if device.is_gpu or len(size) > 2 else [np.tile(order, 9)]
+        for picked in choices:
+            with at(size, f"{len(picked)} rows"):
+                assert_same(run(name, size, count, device, picked=picked), expected, picked)
 
 
-@pytest.mark.parametrize("name", [name for name in NORMS if "group norm" not in name])
-def test_a_groups_results_are_those_of_it_alone(device, name, monkeypatch):
-    dtype, norm = NORMS[name]
-    for (width,) in [(129,)] if device.is_gpu else WIDTHS:
-        monkeypatch.setitem(NORMS, "together", (dtype, norm | {"groups": 3}))
-        monkeypatch.setitem(NORMS, "alone", (dtype, norm | {"groups": 1}))
-        rows = drawn("together", (3 * width,), 5 if device.is_gpu else 37)
-        parameters = [optional(p, 3 * width, dtype) for p in ("weight", "bias")]
-        there = {operand: device.put(array) for operand, array in rows.items()}
-        expected = run("together", there, device, parameters)
+@norms
+def test_results_ignore_alignment_strides_and_being_in_place(device, name):
+    arrangements = [{"layouts": 1}, {"layouts": 2}, {"offset": 1}, {"in_place": "x"}]
+    arrangements += [] if device.is_gpu else [{"offset": 8}, {"offset": 31}]
+    for size in sizes(name, device.is_gpu):
+        count = 8 if few(size) > 5 else 2
+        expected = run(name, size, count, device)
+        for more in arrangements:
+            with at(size, more):
+                assert_same(run(name, size, count, device, **more), expected)
+
+
+def test_a_groups_results_are_those_of_it_alone(device):
+    for width in (129,) if device.is_gpu else (33, 129, 1000, 5003):
+        arrays = [draw(name, (9, 3 * width), "float16") for name in ("x", "dy", "gate")]
+        arrays += [draw(name, 3 * width, "float16") for name in ("weight", "bias")]
+        whole = gated(device, arrays, groups=3)
         for group in range(3):
             own = np.s_[..., group * width : (group + 1) * width]
-            part = {operand: device.put(array[own]) for operand, array in rows.items()}
-            got = run("alone", part, device, [parameter[own] for parameter in parameters])
-            for field, right in expected.items():
-                mine = right[:, group] if field in ("mean", "rstd") else right[own]
-                with at(f"width {width}", f"group {group}"):
-                    assert_same_bits(got[field], np.ascontiguousarray(mine), field)
+            alone = gated(device, [array[own] for array in arrays])
+            for number, (got, right) in enumerate(zip(alone, whole, strict=True)):
+                mine = right[:, group] if number in (1, 2) else right[own]
+                with at(f"group {group} of width {width}"):
+                    assert_same_bits(got, np.ascontiguousarray(mine))
 
 
-# --- memory ---------------------------------------------------------------------------------------
-
-
-def shifted(array, elements):
-    """Return a copy that begins so many elements after an address of the greatest alignment."""
-    memory = np.zeros(array.size + 128, array.dtype)
-    start = -memory.ctypes.data % 64 // array.itemsize + elements
-    copy = memory[start : start + array.size].reshape(array.shape)
-    copy[...] = array
-    return copy
-
-
-def unaligned(array):
-    bytes_ = np.frombuffer(b" " + array.tobytes(), np.uint8)[1:]
-    return bytes_.view(array.dtype).reshape(array.shape)
-
-
-VIEWS = {
-    **{f"{n} elements on": lambda a, n=n: shifted(a, n) for n in (1, 2, 3, 5, 8, 16, 31)},
-    "padded": lambda a: np.pad(a, [(0, 0)] * (a.ndim - 1) + [(3, 2)])[..., 3:-2],
-    "every other row": lambda a: np.repeat(a, 2, axis=0)[::2],
-    "reversed": lambda a: a[::-1].copy()[::-1],
-    "columns first": lambda a: np.asfortranarray(a) if a.ndim == 2 else a,  # another layout
-    "unaligned": unaligned,
-}
-
-
-@norms
-def test_results_ignore_alignment_and_strides(name):
-    for shape in shapes(name):
-        rows = drawn(name, shape, 4)
-        expected = run(name, rows)
-        for view, of in VIEWS.items():
-            with at(shape, view):
-                assert_same(run(name, {o: of(array) for o, array in rows.items()}), expected)
-        expanded = {o: np.broadcast_to(a[2], a.shape) for o, a in rows.items() if "res" not in o}
-        copied = {o: array.copy() for o, array in (rows | expanded).items()}
-        with at(shape, "expanded"):
-            assert_same(run(name, rows | expanded), run(name, copied))
-
-
-@norms
-@pytest.mark.parametrize("device", GPUS[:1], indirect=True)
-def test_results_ignore_alignment_on_a_gpu(device, name):
-    for shape in shapes(name, is_gpu=True):
-        rows = drawn(name, shape, 3)
-        there = {o: device.put(array) for o, array in rows.items()}
-        padded = {o: device.put(VIEWS["padded"](a).base)[..., 3:-2] for o, a in rows.items()}
-        assert_same(run(name, padded, device), run(name, there, device))
-
-
-LEVELS = {
-    2: lambda array: array[:, :, :, :4],
-    3: lambda array: array.transpose(2, 0, 1, 3, 4),
-    4: lambda array: array.transpose(3, 1, 0, 2, 4),
-}
-
-
-@pytest.mark.parametrize("name", ["plain, float32", "pre-gate, float32"])
-@pytest.mark.parametrize("levels", LEVELS)
-def test_results_ignore_how_many_strides_walk_the_rows(levels, name):
-    """A slice of a fused qkv has two strides, transposed three; of four, there is a copy."""
-    full = {operand: draw(operand, (2, 3, 2, 5, 2, 33), "float32") for operand in drawn(name, (1,))}
-    rows = {operand: LEVELS[levels](array[..., 1, :]) for operand, array in full.items()}
-    strides = tuple(stride // 4 for stride in rows["x"].strides[:-1])
-    assert len(collapsed(rows["x"].shape[:-1], strides)) == levels
-    assert_same(run(name, rows), run(name, {o: array.copy() for o, array in rows.items()}))
-
-
-# --- threads, repetition, stores past the caches --------------------------------------------------
+def gated(on, arrays, **norm):
+    """Return the results of both directions of a gated layer norm."""
+    x, dy, gate, *parameters = map(on.put, arrays)
+    told = {"gate": gate, "gate_position": "pre"} | norm
+    f = cunorm.layer_norm_forward(x, *parameters, **told)
+    grads = cunorm.layer_norm_backward(dy, x, *parameters, rstd=f.rstd, mean=f.mean, **told)
+    results = (f.y, f.mean, f.rstd, grads.dx, grads.dgate, grads.dweight, grads.dbias)
+    return [on.get(result) for result in results]
 
 
 @pytest.fixture
@@ -214,41 +145,42 @@ def default_threads():
     cunorm.set_num_threads(None)
 
 
-MANY = {1: [((257,), 3000), ((5004,), 20), ((69999,), 4)], 2: [((300, 40), 40), ((4900, 72), 3)]}
-
-
 @norms
 def test_results_do_not_depend_on_the_number_of_threads_nor_on_the_run(name, default_threads):
-    for shape, count in MANY[1 + ("group norm" in name)]:
-        shape = (3 * shape[0],) if "groups" in NORMS[name][1] else shape
-        rows = drawn(name, shape[:: 1 if name != "group norm, first" else -1], count)
+    for *size, count in MANY[memory_of(name)]:
         cunorm.set_num_threads(1)
-        expected = run(name, rows)
-        for threads in (2, 2, 3, 7):
+        expected = run(name, tuple(size), count)
+        for threads in (2, 2, 3):
             cunorm.set_num_threads(threads)
-            with at(shape, f"{threads} threads"):
-                assert_same(run(name, rows), expected)
+            with at(size, f"{threads} threads"):
+                assert_same(run(name, tuple(size), count), expected)
 
 
 # More than 32 MiB of results, whose build stores them otherwise than that of a few rows.
-LARGE = {
-    "plain, bfloat16": ((1024,), 17000, 40),
-    "post-gate and groups, bfloat16": ((3 * 1024,), 6000, 40),
-    "group norm, last": ((12000, 128), 6, 1),
-    "group norm, first": ((128, 12000), 6, 1),
-}
+LARGE = {"rows": ((1024,), 17000, 40, "bfloat16"), "samples": ((300, 48), 600, 20, "float32")}
 
 
 @pytest.mark.compiled("O3")
 @pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is stored past caches")
-@pytest.mark.parametrize("name", LARGE)
-def test_results_do_not_show_that_large_ones_are_stored_past_the_caches(name, monkeypatch):
-    shape, count, part = LARGE[name]
-    rows, macro = drawn(name, shape, count), "WRITE" if "group norm" in name else "X_T"
+@pytest.mark.parametrize("kind", LARGE)
+def test_results_do_not_show_that_large_ones_are_stored_past_the_caches(kind, monkeypatch):
+    shape, count, part, dtype = LARGE[kind]
+    x, dy = (np.resize(draw(n, (part, *shape), dtype), (count, *shape)) for n in ("x", "dy"))
     with_empty_caches(monkeypatch)
-    whole = run(name, rows)
-    assert all(stores_past_caches(build) for build in loaded_builds(macro))
-    chosen = slice(count // 2, count // 2 + part)
-    results = run(name, {operand: array[chosen] for operand, array in rows.items()})
-    assert not all(stores_past_caches(build) for build in loaded_builds(macro))
-    assert_same(results, whole, chosen)
+
+    def both(rows):
+        if kind == "rows":
+            f = cunorm.layer_norm_forward(x[rows])
+            grads = cunorm.layer_norm_backward(dy[rows], x[rows], rstd=f.rstd, mean=f.mean)
+        else:
+            f = cunorm.group_norm_forward(x[rows], 8)
+            grads = cunorm.group_norm_backward(dy[rows], x[rows], 8, mean=f.mean, rstd=f.rstd)
+        builds = loaded_builds("X_T" if kind == "rows" else "WRITE")
+        return f, grads.dx, [stores_past_caches(build) for build in builds]
+
+    whole, dx, are_large = both(np.s_[:])
+    assert all(are_large)
+    few, few_dx, are_large = both(np.s_[:part])
+    assert not all(are_large)
+    assert_same_fields(few, type(few)(*(a if a is None else a[:part] for a in whole)))
+    assert_same_bits(few_dx, dx[:part])

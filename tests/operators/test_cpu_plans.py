@@ -29,7 +29,6 @@ FIRST, PART = 497 * 64, 512 * 64
 WIDTHS = (FIRST + 2 * PART, FIRST + 2 * PART + 1, FIRST + PART + 500 * 64 + 1)
 BACKWARD_WIDTHS = (2 * PART + 1, 2 * PART + 500 * 64 + 1)
 CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "rms": ("float32", {"center": False}, False),
     "rms, a gate before, a stream": ("float16", {"center": False, "gate_position": "pre"}, True),
     "centred, a gate after, a stream": ("float32", {"center": True, "gate_position": "post"}, True),
     "centred, float64": ("float64", {"center": True}, False),
@@ -45,14 +44,12 @@ def nothing_loaded(monkeypatch):
 def operands(name, rows, width):
     """Return rows, whose first columns are far from the rest, and what else is told."""
     dtype, norm, has_stream = CASES[name]
-    x = draw("x", (MANY, width), dtype)
-    x[:, :64] += DTYPES[dtype].type(1000)
-    given = dict(norm) | {n: draw(n, (width,), dtype) for n in ("weight", "bias")}
-    if "gate_position" in norm:
-        given["gate"] = draw("gate", x.shape, dtype)[:rows]
-    if has_stream:
-        given["residual"] = draw("residual", x.shape, dtype)[:rows]
-    return x[:rows], given
+    of_rows = ["x", *(["gate"] if "gate_position" in norm else ())]
+    of_rows += ["residual"] if has_stream else []
+    given = {n: np.resize(draw(n, (3, width), dtype), (rows, width)) for n in of_rows}
+    given["x"][:, :64] += DTYPES[dtype].type(1000)
+    given |= norm | {n: draw(n, (width,), dtype) for n in ("weight", "bias")}
+    return given.pop("x"), given
 
 
 def is_shared():
@@ -104,17 +101,14 @@ def differentiate(name, rows, width, **more):
 
 @every_case
 def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, monkeypatch):
-    for width in BACKWARD_WIDTHS:
-        for rows in (1, 3):
-            shared, *_ = differentiate(name, rows, width)
-            assert is_shared()
-            with monkeypatch.context() as patch:
-                patch.setattr(_plan, "CPU_SHARED_ROWS", 0)
-                forget()
-                alone, *_ = differentiate(name, rows, width)
-                assert not is_shared()
-            forget()
-            assert_same_fields(shared, alone)
+    sizes = [(rows, width) for width in BACKWARD_WIDTHS for rows in (1, 3)]
+    shared = [differentiate(name, *size)[0] for size in sizes]
+    assert is_shared()
+    monkeypatch.setattr(_plan, "CPU_SHARED_ROWS", 0)
+    forget()
+    for size, expected in zip(sizes, shared, strict=True):
+        assert_same_fields(differentiate(name, *size)[0], expected)
+    assert not is_shared()
 
 
 @every_case
@@ -134,7 +128,7 @@ def test_the_gradients_of_shared_rows_are_right_and_may_be_written_over_their_in
 def test_a_gradient_of_shared_rows_alone_is_that_among_others():
     name = "centred, a gate after, a stream"
     expected, *_ = differentiate(name, 2, WIDTHS[1])
-    for need in ("weight", "bias", "x", "gate"):
+    for need in ("weight", "gate"):
         result, *_ = differentiate(name, 2, WIDTHS[1], needs=(need,))
         assert_same_bits(getattr(result, f"d{need}"), getattr(expected, f"d{need}"), need)
 
@@ -174,21 +168,18 @@ def test_rows_are_shared_where_they_are_few_and_long():
 # --- rows that are kept ---------------------------------------------------------------------------
 
 WIDEST = {"forward": 1 << 15, "backward": 1 << 14}  # of float32 sums
-COUNTS = {40: 9, 1000: 5}  # of rows, otherwise 3: not as many as are taken at once
+KEPT_WIDTHS = (40, 1000, *(width + more for width in WIDEST.values() for more in (-7, 1)))
 
 
-def results(width, position):
-    """Return what both directions give for rows of a width, and for the last of them alone."""
-    shape = (COUNTS.get(width, 3), width)
-    x, gate, dy = (draw(name, shape, "bfloat16") for name in ("x", "gate", "dy"))
-    weight = draw("weight", width, "bfloat16")
-    for rows in (slice(None), slice(-1, None)):
-        gated = {"gate": gate[rows], "gate_position": position}
-        forward = cunorm.rms_norm_forward(x[rows], weight, **gated)
+def results(position):
+    """Yield what both directions give for rows of each width."""
+    for width in KEPT_WIDTHS:
+        shape = (9 if width == 40 else 3, width)  # rows: not as many as are taken at once
+        x, gate, dy = (draw(name, shape, "bfloat16") for name in ("x", "gate", "dy"))
+        weight, gated = draw("weight", width, "bfloat16"), {"gate": gate, "gate_position": position}
+        forward = cunorm.rms_norm_forward(x, weight, **gated)
         yield forward
-        for needs in (("x", "weight", "gate"), ("gate",)):
-            more = {"rstd": forward.rstd, "needs": needs, **gated}
-            yield cunorm.rms_norm_backward(dy[rows], x[rows], weight, **more)
+        yield cunorm.rms_norm_backward(dy, x, weight, rstd=forward.rstd, **gated)
 
 
 def keeping(direction):
@@ -200,19 +191,19 @@ def keeping(direction):
 
 @pytest.mark.parametrize("position", ["pre", "post"])
 def test_results_do_not_show_what_is_kept(position, monkeypatch):
-    widths = [40, 1000, *(WIDEST[d] + more for d in WIDEST for more in (-7, 0, 1))]
     for plan in ("cpu_forward", "cpu_backward"):
         monkeypatch.setattr(_plan, plan, getattr(_plan, plan).__wrapped__)  # no plan is remembered
-    kept = [list(results(width, position)) for width in widths]
+    kept = list(results(position))
     assert keeping("backward") == {True, False}
     assert keeping("forward") == ({True, False} if position == "pre" else {False})
     monkeypatch.setattr(_plan, "_KEPT_BYTES", 0)
     with_empty_caches(monkeypatch)
-    for width, of_width in zip(widths, kept, strict=True):
-        for fields, computed in zip(of_width, results(width, position), strict=True):
-            assert_same_fields(fields, computed)
+    for fields, computed in zip(kept, results(position), strict=True):
+        assert_same_fields(fields, computed)
     assert keeping("backward") == keeping("forward") == {False}
-    with_empty_caches(monkeypatch)
+
+
+def test_rows_of_float64_sums_are_not_kept():
     x, gate = draw("x", (2, 64), "float64"), draw("gate", (2, 64), "bfloat16")
-    cunorm.rms_norm(x, gate=gate, gate_position="pre")  # nor are rows of float64 sums
+    cunorm.rms_norm(x, gate=gate, gate_position="pre")
     assert keeping("forward") == {False}

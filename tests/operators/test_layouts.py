@@ -12,8 +12,6 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import cunorm
-from cunorm import NormForward, NormGrads
-from tests.support.bounds import check_backward, check_forward
 from tests.support.gpu_arrays import OnNumpy, OnTorchCpu, get_all
 from tests.support.group_norm_cases import Results, check, copies, laid_out, run, strides
 from tests.support.operands import assert_same_bits, assert_same_fields, at, draw, optional
@@ -44,15 +42,10 @@ ROWS = {  # the shape that is drawn, the view of it
             a[..., WIDTH:-WIDTH], (2, 9, 4, WIDTH), (*a.strides[:2], 4 * WIDTH, 4)
         ),
     ),
-    "three strides": (
-        (2, 3, 2, 5, WIDTH),
-        lambda a: a[:, :, :, :4].transpose(2, 0, 1, 3, 4),
-    ),
     "every other row": ((8, 2, WIDTH), lambda a: a[::2]),
     "reversed": ((8, 2, WIDTH), lambda a: a[::-1]),
     "one row for all": ((1, 1, WIDTH), lambda a: np.broadcast_to(a, (4, 5, WIDTH))),
     "one for each sequence": ((4, 1, WIDTH), lambda a: np.broadcast_to(a, (4, 5, WIDTH))),
-    "one for each position": ((1, 5, WIDTH), lambda a: np.broadcast_to(a, (4, 5, WIDTH))),
 }
 COPIED_ROWS = {
     "columns in steps": ((5, 2 * WIDTH), lambda a: a[:, ::2]),
@@ -95,27 +88,13 @@ def test_rows_are_read_where_they_are_or_copied_once(on, position, monkeypatch):
 
 
 @hosts
-def test_heads_of_a_fused_projection_are_normalised_where_they_are(on):
-    weight = optional("weight", WIDTH, "float32")
-    for kind in list(ROWS)[:4]:
-        shape, of = ROWS[kind]
-        qkv, dqkv = draw("x", shape, "float32"), draw("dy", shape, "float32")
-        q, dy, theirs = view_of(on, of, qkv), view_of(on, of, dqkv), on().put(weight)
-        f = cunorm.rms_norm_forward(q, theirs)
-        grads = get_all(on(), cunorm.rms_norm_backward(dy, q, theirs, rstd=f.rstd))
-        x, dense_dy, f = (
-            np.array(of(qkv), order="C"),
-            np.array(of(dqkv), order="C"),
-            get_all(on(), f),
-        )
-        with at(kind):
-            assert f.rstd.shape == x.shape[:-1]
-            check_forward(NormForward(*f), x, weight, None, eps=1e-6)
-            check_backward(NormGrads(*grads), dense_dy, x, weight, None, eps=1e-6)
-            expected = qkv.copy()
-            of(expected)[...] = f.y
-            assert cunorm.rms_norm(q, theirs, out=q) is q
-            assert_same_bits(qkv, expected)
+def test_heads_of_a_fused_projection_are_normalised_in_place(on):
+    qkv, weight = draw("x", (2, 9, 3, 4, WIDTH), "float32"), optional("weight", WIDTH, "float32")
+    expected = qkv.copy()
+    expected[:, :, 1] = cunorm.rms_norm(qkv[:, :, 1].copy(), weight)
+    q = view_of(on, lambda array: array[:, :, 1], qkv)
+    assert cunorm.rms_norm(q, on().put(weight), out=q) is q
+    assert_same_bits(qkv, expected)
 
 
 # --- channels -------------------------------------------------------------------------------------
@@ -124,27 +103,14 @@ def test_heads_of_a_fused_projection_are_normalised_where_they_are(on):
 FITTING = {
     "channels padded": (-1, "last", (4, 7, 16), lambda a: a[..., 3:13]),
     "every other sample": (-1, "last", (8, 7, 10), lambda a: a[::2]),
-    "every other position": (-1, "last", (4, 14, 10), lambda a: a[:, ::2]),
     "rows of an image": (-1, "last", (4, 9, 5, 10), lambda a: a[:, 2:5]),
-    "samples inside": (-1, "last", (7, 4, 10), lambda a: a.transpose(1, 0, 2)),
     "samples reversed": (-1, "last", (4, 7, 10), lambda a: a[::-1]),
-    "positions reversed": (-1, "last", (4, 7, 10), lambda a: a[:, ::-1]),
     "one sample for all": (-1, "last", (1, 7, 10), lambda a: np.broadcast_to(a, (4, 7, 10))),
     "one position for all": (-1, "last", (4, 1, 10), lambda a: np.broadcast_to(a, (4, 7, 10))),
     "PyTorch's channels_last": (1, "last", (4, 5, 3, 10), lambda a: a.transpose(0, 3, 1, 2)),
-    "the same in 3D": (1, "last", (2, 3, 5, 2, 10), lambda a: a.transpose(0, 4, 1, 2, 3)),
-    "the same, padded": (1, "last", (4, 5, 3, 16), lambda a: a[..., :10].transpose(0, 3, 1, 2)),
-    "one position for all, axis 1": (
-        1,
-        "last",
-        (4, 10, 1),
-        lambda a: np.broadcast_to(a, (4, 10, 7)),
-    ),
     "no positions": (1, "last", (4, 16), lambda a: a[:, 2:12]),
     "channels first": (1, "first", (4, 10, 5, 3), lambda a: a[:]),
-    "channels first, named last": (-1, "first", (4, 10, 5, 3), lambda a: a.transpose(0, 2, 3, 1)),
     "some channels": (1, "first", (4, 16, 7), lambda a: a[:, 3:13]),
-    "every other channel": (1, "first", (4, 20, 7), lambda a: a[:, ::2]),
     "channels reversed": (1, "first", (4, 10, 7), lambda a: a[:, ::-1]),
     "positions padded": (1, "first", (4, 10, 12), lambda a: a[..., 2:9]),
     "one channel for all": (1, "first", (4, 1, 7), lambda a: np.broadcast_to(a, (4, 10, 7))),
@@ -152,11 +118,8 @@ FITTING = {
 }
 COPIED = {  # to the layout that is nearer
     "every other channel, last": (-1, "last", (4, 7, 20), lambda a: a[..., ::2]),
-    "channels reversed, last": (-1, "last", (4, 7, 10), lambda a: a[..., ::-1]),
     "columns of an image": (-1, "last", (4, 5, 6, 10), lambda a: a[:, :, 1:4]),
-    "transposed image": (-1, "last", (4, 5, 3, 10), lambda a: a.transpose(0, 2, 1, 3)),
     "channels in the midst": (-1, "first", (4, 5, 10, 3), lambda a: a.transpose(0, 1, 3, 2)),
-    "channels outermost": (1, "first", (10, 5, 3, 4), lambda a: a.transpose(3, 0, 1, 2)),
     "positions in steps": (1, "first", (4, 10, 14), lambda a: a[..., ::2]),
     "transposed image, first": (1, "first", (4, 10, 5, 3), lambda a: a.transpose(0, 1, 3, 2)),
 }

@@ -21,25 +21,23 @@ pytestmark = [
 SHORT = ((1, 1), (21, 33), (9, 192), (5, 1003))
 LONG = ((2, 4096), (2, 70_000))  # of the last, threads share each row
 ROWS = {
-    "rms, float32": ("float32", {}, ()),
-    "rms, float32, long rows": ("float32", {}, (), LONG),
-    "layer, bfloat16": ("bfloat16", {"center": True}, ("bias",)),
+    "rms, float32": ("float32", {}, (), SHORT + LONG),
     "layer, float64": ("float64", {"center": True, "c": 3.0}, ("bias",)),
-    "stream, float16": ("float16", {"round_before_weight": True}, ("residual",)),
-    "pre-gelu, bfloat16": ("bfloat16", {"gate_activation": "gelu", "gate_position": "pre"}, ()),
-    "post-silu, float32, stream, groups": (
-        "float32",
+    "pre-gelu, float16, rounded": (
+        "float16",
+        {"gate_activation": "gelu", "gate_position": "pre", "round_before_weight": True},
+        (),
+    ),
+    "post-silu, bfloat16, stream, groups": (
+        "bfloat16",
         {"center": True, "groups": 3, "gate_activation": "silu"},
         ("bias", "residual"),
     ),
 }
+ONE_LAUNCH, THREE = ((2, 31, 10), (3, 31, 10)), ((2, 700, 128),)
 GROUPS = {
-    "last, float32": ("float32", -1, None),
-    "last, bfloat16, silu": ("bfloat16", -1, "silu"),
-    "first, float32, gelu_tanh": ("float32", 1, "gelu_tanh"),
-    # Each pass is a launch, whose builds test_alone.py has at this level too.
-    "last, three launches": ("float32", -1, "silu", ((2, 700, 128),)),
-    "first, three launches": ("float32", 1, "silu", ((2, 700, 128),)),
+    "last, bfloat16, three launches": ("bfloat16", -1, "silu", THREE),
+    "first, float32": ("float32", 1, "gelu_tanh", ONE_LAUNCH),
 }
 
 
@@ -62,9 +60,7 @@ def row_norms(
         yield cunorm.normalize_backward(dy, stream, **told, **saved)
 
 
-def group_norms(
-    dtype: str, axis: int, activation: str | None, sizes: Any = ((2, 31, 10), (3, 31, 10))
-) -> Any:
+def group_norms(dtype: str, axis: int, activation: str, sizes: Any) -> Any:
     """Yield the results of both directions for samples."""
     for samples, positions, channels in sizes:
         shape = (samples, positions, channels) if axis == -1 else (samples, channels, positions)

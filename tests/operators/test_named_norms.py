@@ -9,10 +9,9 @@ import pytest
 import cunorm
 from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
 from tests.support.bounds import check_backward, check_forward
-from tests.support.gpu_arrays import GPUS, OnCupy, OnNumpy, get_all, put_all
+from tests.support.gpu_arrays import GPUS, OnCupy, OnJax, OnNumpy, OnTorch, get_all, put_all
 from tests.support.group_bounds import check_group_backward, check_group_forward
 from tests.support.operands import (
-    DTYPES,
     NORMS,
     WIDTHS,
     assert_same_bits,
@@ -24,15 +23,19 @@ from tests.support.operands import (
     weight_and_bias,
 )
 
-# A GPU has builds for each width: of each dtype, one for a norm.
-GPU_WIDTHS = {
-    "float16": dict(zip(NORMS, (33, 1000, 128, 4096), strict=True)),
-    "bfloat16": dict(zip(NORMS, (1000, 4096, 33, 128), strict=True)),
-    "float32": dict(zip(NORMS, (4096, 128, 1000, 33), strict=True)),
-    "float64": dict(zip(NORMS, (128, 33, 4096, 1000), strict=True)),
-}
-LONG = [("layer_norm", "float32", 65536), ("rms_norm", "bfloat16", 20480)]
 all_norms = pytest.mark.parametrize("name", NORMS)
+# Dtypes, and widths on a GPU, which has builds for each.
+CASES = [
+    ("rms_norm", "float32", 4096),
+    ("layer_norm", "float32", 128),
+    ("l2_norm", "float32", 33),
+    ("normalize", "float32", 1000),
+    ("rms_norm", "bfloat16", 1000),
+    ("normalize", "float16", 33),
+    ("normalize", "bfloat16", 4096),
+    ("normalize", "float64", 128),
+]
+LONG = [("layer_norm", "float32", 65536), ("rms_norm", "bfloat16", 20480)]
 
 
 def drawn(name, dtype, shape):
@@ -60,7 +63,7 @@ def check_named(on, name, dtype, shape):
     assert type(grads.dx) is type(x)
     assert grads.dresidual is grads.dx
     check_backward(get_all(on, grads), rows["dy"], rows["x"], *operands, **meaning)
-    if not norm.has_residual:
+    if not norm.has_residual or dtype != "float32":
         return
     added = getattr(cunorm, f"add_{name}")(x, residual, **theirs)
     assert type(added) is AddNorm
@@ -75,10 +78,9 @@ def check_named(on, name, dtype, shape):
     check_backward(get_all(on, grads), *stream, **meaning)
 
 
-@all_norms
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_all_that_goes_by_a_norms_name_is_within_its_bounds(anywhere, name, dtype):
-    for width in (GPU_WIDTHS[dtype][name],) if anywhere.is_gpu else WIDTHS:
+@pytest.mark.parametrize(("name", "dtype", "gpu_width"), CASES)
+def test_all_that_goes_by_a_norms_name_is_within_its_bounds(anywhere, name, dtype, gpu_width):
+    for width in (gpu_width,) if anywhere.is_gpu else WIDTHS:
         rows = min(row_count(width), max(3, 20_000 // width))
         with at(f"width {width}"):
             check_named(anywhere, name, dtype, (rows, width))
@@ -108,26 +110,84 @@ def test_parameter_gradients_are_within_their_bounds_over_any_number_of_rows(dev
 @all_norms
 def test_norms_of_groups_are_within_their_bounds(name):
     norm = NORMS[name]
-    for dtype in ("bfloat16", "float32"):
-        for groups, width in ((1, 96), (2, 65), (3, 128), (7, 5), (96, 1), (2, 20480)):
-            shape = (row_count(groups * width), groups * width)
-            rows, given = drawn(name, dtype, shape)
-            told, x = norm.asked() | {"groups": groups}, rows["x"]
-            f = getattr(cunorm, f"{name}_forward")(x, **given, **told)
-            backward = getattr(cunorm, f"{name}_backward")
-            grads = backward(rows["dy"], x, **given, **told, **saved(norm, f))
-            assert f.rstd.shape == (shape[0], *([groups] if groups > 1 else []))
+    for groups, width in ((1, 96), (2, 65), (3, 128), (7, 5), (96, 1), (2, 20480)):
+        shape = (row_count(groups * width), groups * width)
+        rows, given = drawn(name, "float32", shape)
+        told, x = norm.asked() | {"groups": groups}, rows["x"]
+        f = getattr(cunorm, f"{name}_forward")(x, **given, **told)
+        backward = getattr(cunorm, f"{name}_backward")
+        grads = backward(rows["dy"], x, **given, **told, **saved(norm, f))
+        assert f.rstd.shape == (shape[0], *([groups] if groups > 1 else []))
+        with at(f"{groups} groups of width {width}"):
+            assert_same_bits(getattr(cunorm, name)(x, **given, **told), f.y)
             told, operands = norm.meaning(width) | {"groups": groups}, weight_and_bias(given)
-            with at(f"{groups} groups of width {width}"):
-                check_forward(f, x, *operands, **told)
-                check_backward(grads, rows["dy"], x, *operands, **told)
-                y = getattr(cunorm, name)(x, **given, **norm.asked(), groups=groups)
-                assert_same_bits(y, f.y)
+            check_forward(f, x, *operands, **told)
+            check_backward(grads, rows["dy"], x, *operands, **told)
+
+
+# --- gates, groups, offsets and roundings ---------------------------------------------------------
+
+ALL = {"weight_offset": 1.0, "center": True, "c": 3.0}
+PRE = {"gate_activation": "gelu", "gate_position": "pre"}
+POST = {"gate_activation": "silu", "gate_position": "post"}
+VARIANTS = {
+    "pre-gate, float32": ("float32", PRE),
+    "groups, float32": ("float32", {"groups": 4}),
+    "pre-gate, groups, float16": ("float16", PRE | {"groups": 4}),
+    "post-gate, groups, float64": ("float64", POST | {"groups": 4}),
+    "post-gate, groups, rounded": (
+        "bfloat16",
+        POST | {"gate_activation": "gelu_tanh", "groups": 4, "round_before_weight": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_of_a_stream_are_within_their_bounds(anywhere, variant):
+    """Of every operand there may be; the stream is float32, and a gate float16."""
+    dtype, norm = VARIANTS[variant]
+    norm = ALL | norm
+    wide = "float64" if dtype == "float64" else "float32"
+    for width in (1000,) if anywhere.is_gpu else (1, 31, 128, 1000, 20480):
+        columns = width * norm.get("groups", 1)
+        shape = (5 if anywhere.is_gpu else row_count(columns), columns)
+        rows = {name: draw(name, shape, dtype) for name in ("x", "dy")}
+        rows |= {name: draw(name, shape, wide) for name in ("residual", "d_residual")}
+        given = {name: draw(name, columns, "float32") for name in ("weight", "bias")}
+        if "gate_position" in norm:
+            given["gate"] = draw("gate", shape, "float16")
+        there, theirs = put_all(anywhere, rows), put_all(anywhere, given) | norm
+        f = cunorm.normalize_forward(there["x"], residual=there["residual"], **theirs)
+        more = {"d_residual": there["d_residual"], "x_dtype": rows["x"].dtype}
+        more |= {"rstd": f.rstd, "mean": f.mean}
+        grads = cunorm.normalize_backward(there["dy"], f.residual, **theirs, **more)
+        f, told = get_all(anywhere, f), {"bias": given["bias"], "eps": 1e-6} | given | norm
+        with at(f"width {width}"):
+            check_forward(f, rows["x"], residual=rows["residual"], **told)
+            held = (rows["dy"], f.residual)
+            told |= {"d_residual": rows["d_residual"], "x_dtype": rows["x"].dtype}
+            worst = check_backward(get_all(anywhere, grads), *held, **told)
+            expected = {"dx", "dresidual", "dweight", "dbias"}
+            assert worst.keys() == expected | ({"dgate"} if "gate" in given else set())
+
+
+def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywhere):
+    qkv, gate = draw("x", (50, 3, 8, 64), "bfloat16"), draw("gate", (50, 1, 64), "bfloat16")
+    weight = draw("weight", 64, "float32")
+    there = put_all(anywhere, {"x": qkv, "gate": gate, "weight": weight})
+    wide = {
+        OnTorch: lambda array: array.expand(50, 8, 64),
+        OnCupy: lambda array: anywhere.cupy.broadcast_to(array, (50, 8, 64)),
+        OnJax: lambda array: None,
+    }.get(type(anywhere), lambda array: np.broadcast_to(array, (50, 8, 64)))(there["gate"])
+    told = {} if wide is None else {"gate": np.broadcast_to(gate, (50, 8, 64))}
+    f = cunorm.rms_norm_forward(there["x"][:, 1], there["weight"], gate=wide)
+    check_forward(get_all(anywhere, f), qkv[:, 1], weight, None, eps=1e-6, **told)
 
 
 # --- group norms ----------------------------------------------------------------------------------
 
-GROUPED = ("group_norm", "instance_norm")
+AXES = {"last": -1, "first": 1}  # that channels are by their place in memory, if named so
 # Samples, positions, channels, groups: of which a block of a GPU has whole groups, and not; in
 # lines of any alignment; of several launches on a CPU.
 SIZES = [(3, 7, 3, 1), (2, 64, 32, 8), (1, 131, 40, 5), (2, 9, 320, 32), (20, 1, 64, 32)]
@@ -159,34 +219,35 @@ def check_grouped(on, name, size, dtype, memory, channel_axis, activation="silu"
 
 def laid_out(on, array, channel_axis, memory):
     """Put an array on the device, its channels last or first in memory; JAX knows one order."""
-    axis = {"last": -1, "first": 1}[memory]
+    axis = AXES[memory]
     dense = on.put(np.array(np.moveaxis(array, channel_axis, axis), order="C"))
     axes = list(range(array.ndim))
     axes.insert(channel_axis % array.ndim, axes.pop(axis))
     return (getattr(dense, "permute", None) or dense.transpose)(*axes)
 
 
-@pytest.mark.parametrize("mean", [0.0, 1e4])
-@pytest.mark.parametrize("memory", ["last", "first"])
-@pytest.mark.parametrize("name", GROUPED)
-def test_group_norms_of_both_layouts_are_within_their_bounds(anywhere, name, memory, mean):
-    for size in SIZES[:: 1 + (name == "instance_norm")] if anywhere.is_gpu else HOST_SIZES:
-        for axis in (-1, 1) if size is SIZES[1] else [{"last": -1, "first": 1}[memory]]:
-            check_grouped(anywhere, name, size, "float32", memory, axis, mean=mean)
+@pytest.mark.parametrize("memory", AXES)
+def test_group_norms_of_both_layouts_are_within_their_bounds(anywhere, memory):
+    axis, other = (-1, 1) if memory == "last" else (1, -1)
+    for size in SIZES if anywhere.is_gpu else HOST_SIZES:
+        for mean in (0.0, 1e4):
+            check_grouped(anywhere, "group_norm", size, "float32", memory, axis, mean=mean)
+    check_grouped(anywhere, "group_norm", SIZES[1], "float32", memory, other)
+    for size in SIZES[:2]:
+        check_grouped(anywhere, "instance_norm", size, "float32", memory, axis)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("memory", ["last", "first"])
-def test_group_norms_of_every_dtype_are_within_their_bounds(anywhere, memory, dtype):
-    for size in (SIZES[1], SIZES[2] if anywhere.is_gpu else (2, 37, 128, 8)):
-        axis = {"last": -1, "first": 1}[memory]
-        check_grouped(anywhere, "group_norm", size, dtype, memory, axis)
+OTHERS = [
+    *(("float16", "gelu", "last"), ("bfloat16", None, "last"), ("float64", "tanh", "last")),
+    *(("float16", "sigmoid", "first"), ("bfloat16", "gelu_tanh", "first")),
+    ("float64", "relu", "first"),
+]
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "sigmoid", "tanh"])
-def test_group_norms_of_every_activation_are_within_their_bounds(anywhere, activation):
-    for memory, axis in (("last", -1), ("first", 1)):
-        check_grouped(anywhere, "group_norm", SIZES[2], "float32", memory, axis, activation)
+@pytest.mark.parametrize(("dtype", "activation", "memory"), OTHERS)
+def test_group_norms_of_every_dtype_are_within_their_bounds(anywhere, dtype, activation, memory):
+    size = SIZES[2] if anywhere.is_gpu else (2, 37, 128, 8)
+    check_grouped(anywhere, "group_norm", size, dtype, memory, AXES[memory], activation)
 
 
 @all_norms

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 import cunorm
 from tests.support.bounds import check_backward, check_forward
 from tests.support.group_bounds import check_group_backward, check_group_forward
-from tests.support.operands import DTYPES, assert_same_bits, draw, optional
+from tests.support.operands import draw, optional
 
-some = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+some = settings(derandomize=True, deadline=None, max_examples=40, database=None)
 steps = st.sampled_from([-2, -1, 1, 2, 3])
-dtypes = st.sampled_from(list(DTYPES))
+dtypes = st.sampled_from(["bfloat16", "float32"])
 
 
 @st.composite
@@ -47,14 +47,15 @@ def test_a_row_norm_of_any_view_is_within_its_bounds(data, leading, width, dtype
     axis = data.draw(st.integers(-len(leading) - 1, -1))
     shape = (*leading, width)
     x, dy = draw("x", shape, dtype), draw("dy", shape, dtype)
-    weight = optional("weight", shape[axis:], "float32")
+    weight, bias = (optional(name, shape[axis:], dtype) for name in ("weight", "bias"))
+    given = (weight, bias if center else None)
     x, dy = (data.draw(views(shape))(array) for array in (x, dy))
     told = {"center": center, "eps": 1e-3, "axis": axis}
-    f = cunorm.normalize_forward(x, weight, **told)
+    f = cunorm.normalize_forward(x, *given, **told)
     del told["eps"]
-    grads = cunorm.normalize_backward(dy, x, weight, rstd=f.rstd, mean=f.mean, **told)
-    check_forward(f, x, weight, None, eps=1e-3, **told)
-    check_backward(grads, dy, x, weight, None, eps=1e-3, **told)
+    grads = cunorm.normalize_backward(dy, x, *given, rstd=f.rstd, mean=f.mean, **told)
+    check_forward(f, x, *given, eps=1e-3, **told)
+    check_backward(grads, dy, x, *given, eps=1e-3, **told)
 
 
 @some
@@ -64,7 +65,7 @@ def test_a_group_norm_of_any_view_is_within_its_bounds(data, sizes, groups, dept
     samples, *positions = sizes or [1]
     shape = (samples, channels, *positions) if axis == 1 else (samples, *positions, channels)
     x, dy = draw("x", shape, dtype), draw("dy", shape, dtype)
-    given = [optional(name, channels, "float32") for name in ("weight", "bias")]
+    given = [optional(name, channels, dtype) for name in ("weight", "bias")]
     x, dy = (data.draw(views(shape))(array) for array in (x, dy))
     told = {"channel_axis": axis, "activation": "silu"}
     f = cunorm.group_norm_forward(x, groups, *given, eps=1e-3, **told)
@@ -88,19 +89,3 @@ def test_a_power_of_two_passes_a_norm_to_the_bit(width, exponent, name):
         results.append((f.y, f.rstd * np.float32(scale), dx * np.float32(scale)))
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@some
-@given(st.data(), st.integers(1, 9), st.integers(1, 200))
-def test_rows_in_another_order_give_their_results_in_that_order(data, count, width):
-    order = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=12))
-    x, dy, gate = (draw(operand, (count, width), "bfloat16") for operand in ("x", "dy", "gate"))
-
-    def both(x, dy, gate):
-        f = cunorm.rms_norm_forward(x, gate=gate)
-        grads = cunorm.rms_norm_backward(dy, x, rstd=f.rstd, gate=gate)
-        return f.y, f.rstd, grads.dx, grads.dgate
-
-    chosen = both(x[order], dy[order], gate[order])
-    for one, whole in zip(chosen, both(x, dy, gate), strict=True):
-        assert_same_bits(one, whole[order])

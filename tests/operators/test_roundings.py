@@ -8,10 +8,11 @@ import pytest
 
 import cunorm
 from tests.support.bounds import check_backward, check_forward
+from tests.support.gpu_arrays import get_all
 from tests.support.group_bounds import check_group_backward, check_group_forward
 from tests.support.group_norm_cases import equal_terms
 from tests.support.internals import compiler
-from tests.support.norm_checks import check_group_norm, check_layer_norm
+from tests.support.norm_checks import check_group_norm, check_layer_norm, laid_out
 from tests.support.operands import at, draw
 from tests.support.scales import (
     check_backward_rounds_what_the_forward_rounded,
@@ -19,44 +20,37 @@ from tests.support.scales import (
     check_scales_beyond_float32,
 )
 
-pytestmark = pytest.mark.compiled("O1")
-memories = pytest.mark.parametrize("memory", ["last", "first"])
-AXIS = {"last": -1, "first": 1}
-
+axes = pytest.mark.parametrize("axis", [-1, 1])
 
 # --- a mean far from zero -------------------------------------------------------------------------
 
 DRIFTS = {
-    "mean of 1e4": lambda at, width: 1e4,
     "mean of 1e6": lambda at, width: 1e6,
     "ramp": lambda at, width: 1e4 * at / width,
-    "step in the middle": lambda at, width: 1e4 * (at > width / 2),
     "beginning": lambda at, width: np.where(at < 64, -1e4, 1e4),
     "first element": lambda at, width: 1e6 * (at == 0),
     "last element": lambda at, width: 1e5 * (at == width - 1),
-    "waves": lambda at, width: 1e3 * np.sin(at / 9),
 }
 
 
 @pytest.mark.parametrize("drift", DRIFTS)
 def test_a_mean_far_from_0_costs_no_digits(device, drift):
     for dtype in ("float32",) if device.is_gpu else ("float32", "float64"):
-        for width in (1000,) if device.is_gpu else (1, 2, 33, 128, 1003, 20480):
+        for width in (1000,) if device.is_gpu else (1, 2, 33, 1003, 20480):
             shape = (max(3, min(20, 20_000 // width)), width)
             far = draw("x", shape, "float64") + DRIFTS[drift](np.arange(width), width)
             with at(dtype, width):
                 check_layer_norm(device, far.astype(dtype))
 
 
-@memories
-def test_a_mean_far_from_0_costs_no_digits_of_groups(device, memory):
+@axes
+def test_a_mean_far_from_0_costs_no_digits_of_groups(device, axis):
     sizes = [(700, 48, 8), (3007, 40, 4), (31, 10, 1)]
     for positions, channels, groups in [(131, 48, 8)] if device.is_gpu else sizes:
         x = draw("x", (2, positions, channels), "float32")
         for far in (x - np.float32(1e6), np.where(np.arange(positions) < 9, 1e4, 0)[:, None] + x):
-            array = np.ascontiguousarray(np.moveaxis(far.astype(np.float32), -1, AXIS[memory]))
             with at(positions, channels):
-                check_group_norm(device, array, groups, AXIS[memory], "silu")
+                check_group_norm(device, laid_out(far.astype(np.float32), axis), groups, axis)
 
 
 @pytest.mark.parametrize(("positions", "channels", "groups"), [(64, 64, 4), (2048, 32, 1)])
@@ -73,10 +67,10 @@ def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels
 # --- sums that could add up their roundings -------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [4096, 16384, 65536, 262144])
+@pytest.mark.parametrize("width", [4096, 65536, 262144])
 def test_equal_elements_do_not_add_up_their_roundings(width):
     rng = np.random.default_rng(width)
-    for value in rng.uniform(1, 2, 8).astype(np.float32):
+    for value in rng.uniform(1, 2, 4).astype(np.float32):
         x = np.full((1, width), value)
         check_forward(cunorm.rms_norm_forward(x, eps=0), x, None, None, eps=0)
         x = np.where(rng.random((1, width)) < 0.5, value, -value)
@@ -92,35 +86,51 @@ def test_equal_gradients_do_not_add_up_their_roundings(rows, width):
     check_backward(grads, dy, x, ones, ones, center=True, eps=1e-5)
 
 
-@memories
-def test_equal_terms_of_groups_do_not_add_up_their_roundings(memory):
-    """As the gradient of a sum has; and a beginning unlike the rest, in runs of many channels."""
-    told = {"channel_axis": AXIS[memory]}
-    for channels in (2, 3, 8, 32):
-        x, dy, weight = equal_terms(4096, channels, AXIS[memory])
-        f = cunorm.group_norm_forward(x, channels, weight, weight, **told)
-        check_group_forward(f, x, channels, weight, weight, eps=1e-5, **told)
-        given = (dy, x, channels, weight, weight)
-        grads = cunorm.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **told)
-        check_group_backward(grads, *given, eps=1e-5, **told)
-    for positions, share, noise in ((256, 4, 0), (256, 8, 1e-3), (1000, 4, 0.1), (1000, 8, 0)):
+def run_on(device, function):
+    """Return a function of NumPy arrays that runs this one on a device."""
+
+    def run(*arrays, **told):
+        told = {n: device.put(v) if hasattr(v, "dtype") else v for n, v in told.items()}
+        return get_all(device, function(*map(device.put, arrays), **told))
+
+    return run
+
+
+@axes
+def test_equal_terms_of_groups_do_not_add_up_their_roundings(device, axis):
+    for channels in (8,) if device.is_gpu else (2, 32):
+        x, dy, weight = equal_terms(2048 if device.is_gpu else 4096, channels, axis)
+        given = {"x": x, "num_groups": channels, "weight": weight, "bias": weight}
+        given["channel_axis"] = axis
+        f = run_on(device, cunorm.group_norm_forward)(**given)
+        check_group_forward(f, **given, eps=1e-5)
+        given["dy"] = dy
+        backward = run_on(device, cunorm.group_norm_backward)
+        check_group_backward(backward(**given, mean=f.mean, rstd=f.rstd), **given, eps=1e-5)
+
+
+def test_a_beginning_unlike_the_rest_does_not_add_up_its_roundings():
+    for positions, share, noise in ((256, 4, 0), (256, 8, 1e-3), (1000, 4, 0.1)):
         rng = np.random.default_rng(0)
         x = rng.standard_normal((1, positions, 256)) * noise
         x[:, : positions // share] += 1e4 * np.exp(rng.uniform(-1, 1, 256))
-        if memory == "last":
-            f = cunorm.group_norm_forward(x.astype(np.float32), 256)
-            check_group_forward(f, x.astype(np.float32), 256, None, None, eps=1e-5)
+        x = x.astype(np.float32)
+        check_group_forward(cunorm.group_norm_forward(x, 256), x, 256, None, None, eps=1e-5)
 
 
-def test_rstd_and_what_multiplies_a_row_are_rounded_once():
-    check_scales_are_rounded_once(lambda x, c: cunorm.normalize_forward(x, c=c, eps=0), rows=2047)
+def test_rstd_and_what_multiplies_a_row_are_rounded_once(device):
+    forward, rows = run_on(device, cunorm.normalize_forward), 300 if device.is_gpu else 2047
+    check_scales_are_rounded_once(lambda x, c: forward(x, c=c, eps=0.0), rows)
 
 
-@pytest.mark.skipif(compiler() is None, reason="without a compiler NumPy takes float64")
-def test_a_length_beyond_float32_is_infinite_or_zero():
-    check_scales_beyond_float32(lambda x, c: cunorm.normalize_forward(x, c=c, eps=0))
+def test_a_length_beyond_float32_is_infinite_or_zero(device):
+    if compiler() is None and not device.is_gpu:
+        pytest.skip("without a compiler NumPy takes float64")
+    forward = run_on(device, cunorm.normalize_forward)
+    check_scales_beyond_float32(lambda x, c: forward(x, c=c, eps=0.0))
 
 
-def test_the_backward_rounds_before_weight_what_the_forward_rounded():
+def test_the_backward_rounds_before_weight_what_the_forward_rounded(device):
     norm = (cunorm.normalize_forward, cunorm.normalize_backward)
-    check_backward_rounds_what_the_forward_rounded(*norm, rows=2000)
+    rows = 300 if device.is_gpu else 2000
+    check_backward_rounds_what_the_forward_rounded(*(run_on(device, f) for f in norm), rows=rows)

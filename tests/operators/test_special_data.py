@@ -9,54 +9,47 @@ import pytest
 import cunorm
 from cunorm import reference
 from tests.support.bounds import check_backward, check_forward
-from tests.support.norm_checks import check_group_norm, check_layer_norm, parameters
+from tests.support.norm_checks import (
+    check_group_norm,
+    check_layer_norm,
+    group_norm,
+    laid_out,
+    parameters,
+)
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
-pytestmark = pytest.mark.compiled("O1")
-memories = pytest.mark.parametrize("memory", ["last", "first"])
-AXIS = {"last": -1, "first": 1}
-all_dtypes = pytest.mark.parametrize("dtype", DTYPES)
-NOT_FINITE = pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-
+axes = pytest.mark.parametrize("axis", [-1, 1])
+not_finite = pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 
 # --- constant rows and groups ---------------------------------------------------------------------
 
 
-@all_dtypes
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_a_constant_row_under_center_gives_exactly_bias(device, dtype):
-    for width in (33,) if device.is_gpu else (1, 2, 31, 128, 1000, 5003, 20481):
-        weight, bias = parameters(width, dtype)
-        for value in (0.1, -1 / 3, 1e4 + 0.3, 2e-3):
+    for width in (33,) if device.is_gpu else (1, 31, 128, 1000, 20481):
+        bias = parameters(width, dtype)[1]
+        for value in (0.1, 1e4 + 0.3):
             x = np.full((3, width), value, DTYPES[dtype])
             with at(f"width {width}", f"value {value}"):
                 f = check_layer_norm(device, x)
                 assert_same_bits(f.y, np.broadcast_to(bias, x.shape))
                 np.testing.assert_array_equal(f.mean, x[:, 0].astype(f.mean.dtype))
-    for y_dtype in ("float16", "bfloat16"):
-        y = cunorm.layer_norm(x, weight, bias, dtype=y_dtype)
-        rounded = reference.round_to(np.broadcast_to(bias, x.shape), DTYPES[y_dtype])
-        np.testing.assert_array_equal(y, rounded)
 
 
-@pytest.mark.parametrize("activation", [None, "silu"])
-@memories
-def test_a_constant_group_gives_the_activation_of_bias(device, memory, activation):
+@axes
+def test_a_constant_group_gives_the_activation_of_bias(device, axis):
     """To the bit, whatever the constant: some have a mean that is not exactly a sum's rounding."""
     sizes = [(1, 10, 5), (31, 10, 1), (3007, 40, 4)]
     for positions, channels, groups in sizes[:2] if device.is_gpu else sizes:
         rng = np.random.default_rng(positions)
         constants = rng.uniform(-1, 1, (5, 1, groups)) * 10.0 ** rng.integers(-3, 5, (5, 1, groups))
         x = np.repeat(constants.astype(np.float32), channels // groups, axis=-1)
-        x = np.moveaxis(np.repeat(x, positions, axis=1), -1, AXIS[memory])
-        x = np.ascontiguousarray(x)
-        f = check_group_norm(device, x, groups, AXIS[memory], activation)
-        of_bias = check_group_norm(device, np.zeros_like(x), groups, AXIS[memory], activation)
+        x = laid_out(np.repeat(x, positions, axis=1), axis)
+        f = check_group_norm(device, x, groups, axis)
+        of_bias = check_group_norm(device, np.zeros_like(x), groups, axis)
         with at(positions, channels):
             assert_same_bits(f.y, of_bias.y)
             assert_same_bits(f.mean, constants[:, 0].astype(np.float32), "mean")
-            if activation is None:
-                bias = parameters(channels, "float32")[1]
-                np.testing.assert_array_equal(np.moveaxis(f.y, AXIS[memory], -1) - bias, 0)
 
 
 # --- c and eps ------------------------------------------------------------------------------------
@@ -65,7 +58,7 @@ def test_a_constant_group_gives_the_activation_of_bias(device, memory, activatio
 @pytest.mark.parametrize("center", [False, True])
 def test_c_is_the_length_of_a_row_and_eps_is_added_to_the_mean_square(center):
     x, dy = (draw(name, (12, 500), "float32") for name in ("x", "dy"))
-    for c in (1.0, -2.5, 0.0, 1e-3, np.float32(0.1), 7):
+    for c in (-2.5, 0.0, 1e-3, np.float32(0.1), 7):
         f = cunorm.normalize_forward(x, c=c, center=center, eps=0.0)
         lengths = np.linalg.norm(f.y.astype(np.float64), axis=-1)
         np.testing.assert_allclose(lengths, abs(float(c)), rtol=1e-6)
@@ -81,37 +74,20 @@ def test_c_is_the_length_of_a_row_and_eps_is_added_to_the_mean_square(center):
     assert np.isnan(cunorm.normalize(zeros, center=center, eps=0.0)).all()
 
 
-@pytest.mark.parametrize("eps", [1e-12, 0.0, 300.0])
-def test_l2_norm_divides_by_the_root_of_the_sum_of_squares_and_eps(device, eps):
-    for width in (33,) if device.is_gpu else (1, 33, 1000, 16384):
-        x = draw("x", (9, width), "float32")
-        length = np.sqrt((x.astype(np.float64) ** 2).sum(axis=-1, keepdims=True) + eps)
-        f = cunorm.l2_norm_forward(device.put(x), eps=eps)
-        scale = np.abs(x / length).max(axis=-1, keepdims=True)
-        assert (np.abs(device.get(f.y) - x / length) <= 4 * 2.0**-23 * scale).all()
-        rstd = np.sqrt(width) / length[:, 0]
-        np.testing.assert_allclose(device.get(f.rstd), rstd, rtol=4 * 2.0**-23)
-
-
 # --- large and not finite -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [60000.0, 65504.0])
-def test_large_finite_float16_values_do_not_overflow(device, value):
+def test_large_finite_float16_values_do_not_overflow(device):
     rng = np.random.default_rng(0)
     for width in (33,) if device.is_gpu else (33, 65536):
-        x = (value * rng.choice([-1, 1, 0.5], (3, width))).astype(np.float16)
+        x = (65504.0 * rng.choice([-1, 1, 0.5], (3, width))).astype(np.float16)
         f = check_layer_norm(device, x)
         assert np.isfinite(f.y).all()
         assert (f.rstd > 0).all()
-        for name in ("rms_norm", "l2_norm"):
-            y = device.get(getattr(cunorm, name)(device.put(x)))
-            exact = getattr(reference, name)(x)
-            np.testing.assert_allclose(y.astype(np.float64), exact, rtol=2.0**-10, atol=2.0**-24)
-    for axis in (-1, 1):
-        x = (value * rng.choice([-1, 1], (2, 301, 10))).astype(np.float16)
-        x = np.ascontiguousarray(np.moveaxis(x, -1, axis))
-        assert np.isfinite(check_group_norm(device, x, 2, axis).y).all()
+        y = device.get(cunorm.rms_norm(device.put(x))).astype(np.float64)
+        np.testing.assert_allclose(y, reference.rms_norm(x), rtol=2.0**-10, atol=2.0**-24)
+    x = (65504.0 * rng.choice([-1, 1], (2, 301, 10))).astype(np.float16)
+    assert np.isfinite(check_group_norm(device, x, 2, -1).y).all()
 
 
 def test_float32_rows_and_groups_whose_squares_overflow_give_what_ieee_gives(device):
@@ -125,16 +101,15 @@ def test_float32_rows_and_groups_whose_squares_overflow_give_what_ieee_gives(dev
     for axis in (-1, 1):
         x = np.full((1, 40, 64), 1e30, np.float32)
         x[:, ::2] *= -1
-        x = np.ascontiguousarray(np.moveaxis(x, -1, axis))
-        f = cunorm.group_norm_forward(device.put(x), 4, channel_axis=axis)
+        f = cunorm.group_norm_forward(device.put(laid_out(x, axis)), 4, channel_axis=axis)
         assert_same_bits(device.get(f.rstd), np.zeros((1, 4), np.float32))
-        np.testing.assert_array_equal(device.get(f.y), np.zeros_like(x))
+        assert not device.get(f.y).any()
 
 
 @pytest.mark.parametrize("center", [False, True])
-@NOT_FINITE
+@not_finite
 def test_what_is_not_finite_stays_in_its_row(device, value, center):
-    for width in (128,) if device.is_gpu else (1, 33, 128, 1000):
+    for width in (128,) if device.is_gpu else (1, 33, 1000):
         arrays = {name: draw(name, (9, width), "float32") for name in ("x", "dy", "d_residual")}
         clean = both(device, arrays, center)
         for operand in arrays:
@@ -158,44 +133,36 @@ def both(on, arrays, center):
     return {name: on.get(array) for name, array in results.items()}
 
 
-@memories
-@NOT_FINITE
-def test_what_is_not_finite_stays_in_its_group_of_its_sample(device, value, memory):
+@axes
+@not_finite
+def test_what_is_not_finite_stays_in_its_group_of_its_sample(device, value, axis):
     sizes = [(300, 40, 8), (3007, 40, 4)]
     for positions, channels, groups in [(131, 40, 8)] if device.is_gpu else sizes:
         x, dy = (draw(name, (3, positions, channels), "float32") for name in ("x", "dy"))
-        clean = grouped(device, x, dy, groups, memory)
-        size, group = channels // groups, groups - 1
-        own = np.arange(channels) >= group * size
+        clean = grouped(device, x, dy, groups, axis)
+        own = np.arange(channels) >= (groups - 1) * (channels // groups)
         for operand in ("x", "dy"):
             poisoned = {"x": x.copy(), "dy": dy.copy()}
             poisoned[operand][1, positions // 2, -1] = value
-            results = grouped(device, *poisoned.values(), groups, memory)
-            fields = ("y", "dx") if operand == "x" else ("dx",)
+            results = grouped(device, *poisoned.values(), groups, axis)
             for field, result in results.items():
+                bad = np.zeros(result.shape, bool)
+                if field == "dx" or (field == "y" and operand == "x"):
+                    bad[1, :, own] = True
+                elif field in ("mean", "rstd"):
+                    bad[1, -1] = operand == "x"
+                elif result.ndim == 1:
+                    bad[own if operand == "x" else -1] = True
                 with at(positions, operand, field):
-                    bad = np.zeros(result.shape, bool)
-                    if result.ndim == 3 and field in fields:
-                        bad[1, :, own] = True
-                    elif field in ("mean", "rstd"):
-                        bad[1, group] = operand == "x"
-                    elif result.ndim == 1:
-                        bad[own if operand == "x" else -1] = True
                     if field != "rstd" and (np.isnan(value) or result.ndim == 3):
                         assert not np.isfinite(result[bad]).any()
-                    kept = np.where(bad, 0, result), np.where(bad, 0, clean[field])
-                    assert_same_bits(*kept, field)
+                    assert_same_bits(result[~bad], clean[field][~bad], field)
 
 
-def grouped(on, x, dy, groups, memory):
+def grouped(on, x, dy, groups, axis):
     """Return the results of a group norm with silu, channels last."""
-    axis = AXIS[memory]
-    there = [on.put(np.ascontiguousarray(np.moveaxis(a, -1, axis))) for a in (x, dy)]
-    given = (groups, *map(on.put, parameters(x.shape[-1], "float32")))
-    told = {"activation": "silu", "channel_axis": axis}
-    f = cunorm.group_norm_forward(there[0], *given, **told)
-    grads = cunorm.group_norm_backward(*there[::-1], *given, mean=f.mean, rstd=f.rstd, **told)
-    results = {name: on.get(array) for name, array in (f._asdict() | grads._asdict()).items()}
+    f, grads, *_ = group_norm(on, laid_out(x, axis), laid_out(dy, axis), groups, axis)
+    results = f._asdict() | grads._asdict()
     return {n: np.moveaxis(a, axis, -1) if a.ndim == 3 else a for n, a in results.items()}
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the gradients of a row norm are made of, and which of them to ask for."""
 
-from itertools import combinations
-
 # What each gradient is made of. Without center there is no mean, without a gate no gate.
 MADE_OF = {
     None: {
@@ -23,10 +21,6 @@ MADE_OF = {
         "gate": {"dy", "x", "rstd", "mean", "gate", "weight", "bias"},
     },
 }
-# Each gradient alone, and all but each.
-NEEDS = [
-    (position, needs)
-    for position, gradients in MADE_OF.items()
-    for size in (1, len(gradients) - 1)
-    for needs in combinations(gradients, size)
-]
+# Each gradient alone, those of parameters, and all but one of a parameter.
+NEEDS = [(position, (name,)) for position, gradients in MADE_OF.items() for name in gradients]
+NEEDS += [(None, ("weight", "bias")), ("pre", ("weight", "x", "gate")), ("post", ("bias", "gate"))]

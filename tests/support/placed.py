@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays on the software GPU: of any dtype, strides and alignment, in memory of just their size."""
+"""Arrays of any dtype, strides and alignment, on a CPU or a GPU, in memory of just their size."""
 
 from __future__ import annotations
 
@@ -79,37 +79,39 @@ class Samples(NamedTuple):
 
 
 class Placed:
-    """An array on the GPU, that begins some elements off a boundary and ends where its memory does.
+    """An array that begins some elements off a boundary and ends where its memory does.
 
     `like` has its shape, strides and dtype. Without values it is poison, as what lies between its
     elements is in any case.
     """
 
-    def __init__(self, gpu: Any, like: Array, values: Array | None, offset: int = 0) -> None:
-        cupy, size = gpu.cupy, like.itemsize
+    def __init__(self, on: Any, like: Array, values: Array | None, offset: int = 0) -> None:
+        size = like.itemsize
         steps = [(n - 1) * s for n, s in zip(like.shape, like.strides, strict=True)]
         begin = offset * size - sum(s for s in steps if s < 0)
         self.bytes = np.full(begin + sum(s for s in steps if s > 0) + size, POISON, np.uint8)
-        host = np.ndarray(like.shape, like.dtype, self.bytes, begin, like.strides)
-        host.view(f"u{size}")[...] = 0
+        self.host = np.ndarray(like.shape, like.dtype, self.bytes, begin, like.strides)
+        self.host.view(f"u{size}")[...] = 0
         self._between = np.flatnonzero(self.bytes)
-        host.view(f"u{size}")[...] = ~np.zeros((), f"u{size}")
+        self.host.view(f"u{size}")[...] = ~np.zeros((), f"u{size}")
         if values is not None:
-            host[...] = values
-        self.host = host.copy()  # what it holds
-        self._raw = cupy.empty(len(self.bytes), np.uint8)
-        memory = cupy.cuda.UnownedMemory(self._raw.data.ptr, len(self.bytes), self._raw, 0)
-        at = cupy.cuda.MemoryPointer(memory, begin)
-        self.array = cupy.ndarray(like.shape, like.dtype, at, like.strides)
-        self.put()
+            self.host[...] = values
+        self._on, self._raw = on, on.put(self.bytes.copy())
+        memory, array_type = self._raw, np.ndarray
+        if on.is_gpu:
+            cuda, array_type = on.cupy.cuda, on.cupy.ndarray
+            memory = cuda.UnownedMemory(self._raw.data.ptr, len(self.bytes), self._raw, 0)
+            memory = cuda.MemoryPointer(memory, begin)
+        start = () if on.is_gpu else (begin,)
+        self.array = array_type(like.shape, like.dtype, memory, *start, strides=like.strides)
 
     def put(self) -> None:
-        """Let it hold its values again, or poison."""
-        self._raw[:] = self.bytes
+        """Let it hold again what `host` does."""
+        self._raw[:] = self._on.put(self.bytes)
 
     def check(self, *, written: bool) -> None:
         """Hold its memory to what it was; where it was written, that between its elements."""
-        raw, part = self._raw.get(), self._between if written else slice(None)
+        raw, part = self._on.get(self._raw), self._between if written else slice(None)
         assert (raw[part] == self.bytes[part]).all(), "a store that is not to a result"
 
 
@@ -136,17 +138,17 @@ class Draws:
 
     def __init__(
         self,
-        gpu: Any,
+        on: Any,
         empty: Callable[[np.dtype, str], Array],
         shape: Shape,
         columns: int,
-        layouts: tuple[str, ...] = ("contiguous",),
+        layouts: tuple[str, ...],
         *,
         far: bool = False,
         offset: int = 0,
         pick: Callable[[Array], Array] = np.asarray,
     ) -> None:
-        self._gpu, self._empty, self._columns, self._offset = gpu, empty, columns, offset
+        self._on, self._empty, self._columns, self._offset = on, empty, columns, offset
         self._shape, self._pick = shape, pick
         self._layouts: Iterator[str] = cycle(layouts)
         self._mean = 1e4 if far else 0.0
@@ -169,8 +171,7 @@ class Draws:
         """Place an operand like weight."""
         if dtype is None:
             return None
-        values = self._rng.standard_normal(self._columns).astype(DTYPES[dtype])
-        return self._keep(np.empty_like(values), values)
+        return self.values(self._rng.standard_normal(self._columns).astype(DTYPES[dtype]))
 
     def values(self, array: Array | None) -> Placed | None:
         """Place an array as it is."""
@@ -183,6 +184,6 @@ class Draws:
         return self._keep(self._empty(DTYPES[dtype], layout), None)
 
     def _keep(self, like: Array, values: Array | None) -> Placed:
-        placed = Placed(self._gpu, like, values, self._offset)
+        placed = Placed(self._on, like, values, self._offset)
         self.all.append(placed)
         return placed

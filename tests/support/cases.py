@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: MIT
+"""Calls of the row norms and the group norms by cases, each held to the oracle.
+
+A case says what the operands are, which norm is computed of them, and how they lie in memory.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import cunorm
+from cunorm import GroupNormForward, GroupNormGrads, NormForward, NormGrads, reference
+from tests.support.bounds import check_backward, check_forward, ulp
+from tests.support.covers import Case, pairwise
+from tests.support.gpu_arrays import OnCupy, get_all
+from tests.support.group_bounds import check_group_backward, check_group_forward
+from tests.support.operands import DTYPES
+from tests.support.placed import GROUP_LAYOUTS, ROW_LAYOUTS, Array, Draws, Placed, Samples
+
+EPS = 1e-5
+_NORM = {
+    **{"c": None, "center": False, "groups": 1, "weight_offset": 0.0},
+    **{"round_before_weight": False, "gate_activation": "silu", "gate_position": "post"},
+}
+_UP_TO_R = ("center", "groups", "gate_activation", "gate_position")  # what statistics depend on
+# What a case says where it does not say otherwise. Dtypes of operands, None: there is none; of
+# results, None: x's, or the operand's of which it is the gradient. `stream` is "+ float32" for a
+# residual of that dtype, "as float32" for x in it. `shape` has three leading axes, then the width
+# of a group; a group norm has `samples`. `layouts` is the layout of all operands, or the number of
+# the first one's, and the others have those that follow. `picked` are the numbers of the rows or
+# samples of which there are operands; None: all.
+DEFAULTS = _NORM | {
+    **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
+    **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
+    **{"needs": ("x", "weight", "bias", "gate"), "accumulate": None},
+    **{"eps": EPS, "far": False, "layouts": "contiguous", "offset": 0},
+    **{"picked": None, "in_place": None},
+}
+
+
+class Call(NamedTuple):
+    """A call of a function, whose arrays have been placed."""
+
+    on: Any
+    function: Callable[..., Any]
+    inputs: dict[str, Placed | None]
+    told: dict[str, Any]
+    out: Any  # the function's result, of what is placed
+    arrays: list[Placed]
+    hold: Callable[[Any], Any]  # to the oracle
+
+    def run(self) -> Any:
+        """Make the call, and return its results; it writes nothing else."""
+        for placed in self.arrays:
+            placed.put()
+        given = {name: placed and placed.array for name, placed in self.inputs.items()}
+        places = [placed for placed in self.out if placed is not None]
+        out = type(self.out)(*(placed and placed.array for placed in self.out))
+        result = self.function(**given, **self.told, out=out if places else None)
+        for placed in self.arrays:
+            placed.check(written=any(placed is place for place in places))
+        return get_all(self.on, result)
+
+    def check(self) -> Any:
+        """Make the call, hold its results to the oracle, and return them."""
+        result = self.run()
+        self.hold(result)
+        return result
+
+
+def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
+    """Place a call by which a kernel runs, on a GPU unless told otherwise."""
+    case, on, is_row = DEFAULTS | case, on or OnCupy(), "row" in kernel
+    make, told = _rows(case, on) if is_row else _groups(case, on)
+    inputs = {"x": make.large(case["x"])}
+    if is_row:
+        inputs["gate"] = make.large(case["gate"], near=True)
+    inputs |= {name: make.param(case[name]) for name in ("weight", "bias")}
+    return (_backward if "backward" in kernel else _forward)(case, on, is_row, make, inputs, told)
+
+
+def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
+    *leading, width = case["shape"]
+    columns, picked = width * case["groups"], case["picked"]
+    drawn = shape = (*leading, columns)
+    layouts = [name for name in ROW_LAYOUTS if case["groups"] == 1 or name != "three strides"]
+    arranged = _arrangement(case, layouts)
+    if picked is not None:
+        shape = (1, 1, len(picked), columns)
+        arranged["pick"] = lambda values: values.reshape(-1, columns)[picked].reshape(shape)
+    told = {name: case[name] for name in _NORM}
+    if case["weight"] is None:
+        told["weight_offset"] = 0.0
+    make = Draws(on, lambda dtype, at: ROW_LAYOUTS[at](shape, dtype), drawn, columns, **arranged)
+    return make, told
+
+
+def _groups(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
+    of: Samples = case["samples"]
+    arranged, picked, shape = _arrangement(case, GROUP_LAYOUTS), case["picked"], of.shape
+    if picked is not None:
+        of = of._replace(samples=len(picked))
+        arranged["pick"] = lambda values: values[picked]
+    told = {"num_groups": of.groups, "channel_axis": of.channel_axis}
+    make = Draws(on, of.empty, shape, of.channels, **arranged)
+    return make, told | {"activation": case["activation"]}
+
+
+def _arrangement(case: Case, names: Sequence[str]) -> dict[str, Any]:
+    first = case["layouts"]
+    layouts = (*names[first:], *names[:first]) if isinstance(first, int) else (first,)
+    return {"layouts": layouts, "far": case["far"], "offset": case["offset"]}
+
+
+def _hosts(inputs: Mapping[str, Placed | None]) -> dict[str, Array | None]:
+    return {name: placed and placed.host for name, placed in inputs.items()}
+
+
+def _hold(check: Callable[..., Any], operands: dict[str, Any], result: Any) -> None:
+    check(result, **operands)
+
+
+def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, told: Any) -> Call:
+    told |= {"eps": case["eps"]}
+    places = {"y": inputs["x"] if case["in_place"] else make.result(case["y"] or case["x"])}
+    if is_row:
+        kind, _, stream = (case["stream"] or "").partition(" ")
+        inputs["residual"] = make.large(stream if kind == "+" else None)
+        told |= {"residual_dtype": DTYPES[stream]} if kind == "as" else {}
+        if kind:
+            over = inputs["residual"] if case["in_place"] == "all" else None
+            places["residual"] = over or make.result(stream)
+    of_rows = (cunorm.normalize_forward, NormForward, check_forward)
+    of_groups = (cunorm.group_norm_forward, GroupNormForward, check_group_forward)
+    function, kind, check = of_rows if is_row else of_groups
+    hold = partial(_hold, check, _hosts(inputs) | told)
+    return Call(on, function, inputs, told, kind(**places), make.all, hold)
+
+
+def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, told: Any) -> Call:
+    inputs["dy"] = make.large(case["dy"], near=True)
+    if is_row:
+        inputs["d_residual"] = make.large(case["d_residual"], near=True)
+        told |= {"x_dtype": DTYPES[case["dx"] or case["x"]]}
+    operands = _hosts(inputs) | told
+    statistics = _statistics(case, operands)
+    inputs |= {name: make.values(array) for name, array in statistics.items()}
+    needs = tuple(name for name in case["needs"] if inputs.get(name)) or ("x",)
+    before = _accumulated(case, make, needs)
+    places = before | _gradients(case, make, inputs, needs)
+    of_rows = (cunorm.normalize_backward, NormGrads, check_backward)
+    of_groups = (cunorm.group_norm_backward, GroupNormGrads, check_group_backward)
+    function, kind, check = of_rows if is_row else of_groups
+    exact = getattr(reference, function.__name__)
+
+    def hold(result: Any) -> None:
+        if before:
+            result = _less(result, before, exact(**operands, **statistics))
+        check(result, **operands, eps=EPS)
+
+    called = told | {"needs": needs, "accumulate": bool(before)}
+    return Call(on, function, inputs, called, kind(**places), make.all, hold)
+
+
+def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
+    """Return the exact mean and rstd, rounded to the compute type."""
+    if "num_groups" in operands:
+        names, function = ("num_groups", "channel_axis"), reference.group_norm_forward
+    else:
+        names, function = ("gate", *_UP_TO_R), reference.normalize_forward
+    exact = function(operands["x"], eps=EPS, **{name: operands[name] for name in names})
+    is_wide = case["x"] == "float64" or operands.get("x_dtype") == np.float64
+    found = {name: getattr(exact, name) for name in ("rstd", "mean")}
+    return {n: a.astype(f"f{8 if is_wide else 4}") for n, a in found.items() if a is not None}
+
+
+def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Placed]:
+    """Place dx, dgate and dresidual: over inputs, where it says so."""
+    found: dict[str, Placed] = {}
+    x_dtype = case["dx"] or case["x"]
+    if "x" in needs:
+        found["dx"] = inputs[case["in_place"]] if case["in_place"] else make.result(x_dtype)
+        if x_dtype != case["x"] and "d_residual" in inputs:
+            found["dresidual"] = make.result(case["x"])
+    if "gate" in needs:
+        over = inputs["gate"] if case["in_place"] else None
+        found["dgate"] = over or make.result(case["dgate"] or case["gate"])
+    return found
+
+
+def _accumulated(case: Case, make: Draws, needs: tuple[str, ...]) -> dict[str, Placed]:
+    """Place what gradients of parameters are added to, if anything."""
+    names = [f"d{name}" for name in ("weight", "bias") if name in needs]
+    return {name: make.param(case["accumulate"]) for name in names if case["accumulate"]}
+
+
+def _less(result: Any, before: dict[str, Placed], exact: Any) -> Any:
+    """Return a result less what it was added to: what is nearest to the exact sum and rounds so."""
+    for name, placed in before.items():
+        total = getattr(result, name)
+        rounding = 0.5 * ulp(total, str(total.dtype))
+        added = total.astype(np.float64) - placed.host.astype(np.float64)
+        nearest = np.clip(getattr(exact, name), added - rounding, added + rounding)
+        result = result._replace(**{name: nearest})
+    return result
+
+
+# --- covers ---------------------------------------------------------------------------------------
+
+NARROW = (None, "float32", "bfloat16")
+ACTIVATIONS = ("silu", "gelu", "tanh", "relu", "sigmoid", "gelu_tanh", "identity")
+_OF_NORM = {
+    **{"center": (False, True), "c": (None, 1.0), "groups": (1, 3), "weight_offset": (0.0, 1.0)},
+    **{"round_before_weight": (False, True), "gate_position": ("pre", "post")},
+    **{"gate": (None, "float32", "bfloat16", "float16"), "gate_activation": ACTIVATIONS[:3]},
+    **{"weight": NARROW, "bias": NARROW},
+}
+_OF_GROUPS = {"weight": NARROW, "bias": NARROW, "activation": (None, "silu", "gelu", "relu")}
+FACTORS: dict[str, dict[str, Any]] = {
+    "row_norm_forward": {
+        **{"x": tuple(DTYPES), "y": NARROW, "stream": (None, "+ float32", "as bfloat16")},
+        **{"in_place": (None, "x", "all"), **_OF_NORM},
+    },
+    "row_norm_backward": {
+        **{"x": tuple(DTYPES), "dy": (*NARROW[1:], "float16"), "d_residual": NARROW, "dx": NARROW},
+        "needs": (("x", "weight", "bias", "gate"), ("x", "gate"), ("weight", "bias"), ("weight",)),
+        **{"dgate": (None, "float32"), "accumulate": (None, "float32", "float64")},
+        **{"in_place": (None, "dy"), **_OF_NORM},
+    },
+    "group_norm_forward": {
+        **{"x": tuple(DTYPES), "y": NARROW, "in_place": (None, "x"), **_OF_GROUPS},
+    },
+    "group_norm_backward": {
+        **{"x": tuple(DTYPES), "dy": NARROW[1:], "dx": NARROW, "in_place": (None, "dy", "x")},
+        **{"needs": (("x", "weight", "bias"), ("x",), ("weight", "bias"), ("bias",))},
+        **{"accumulate": (None, "float32", "float64"), **_OF_GROUPS},
+    },
+}
+
+
+def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> list[Case]:
+    """Return cases of all pairs, in which some factors are others; of more choices for a seed."""
+    factors = {**FACTORS[kernel], **where}
+    if seed is not None:
+        activations = {"gate_activation": ACTIVATIONS, "activation": (None, *ACTIVATIONS[:-1])}
+        more = dict.fromkeys(("weight", "bias", "gate", "d_residual", "dx", "y"), (None, *DTYPES))
+        more |= activations | {"dy": tuple(DTYPES)}
+        factors = {name: more.get(name, choices) for name, choices in factors.items()}
+        factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
+    return [_legal(case) for case in pairwise(factors, _telling)]
+
+
+def _legal(case: Case) -> Case:
+    """Return a case less what cannot be: a result has the dtype of what it is written over."""
+    more = {}
+    if case["in_place"] == "dy":
+        more = {"dx": case["dy"], "dgate": None}
+    elif case["in_place"]:
+        more = {"dx": None, "y": None}
+    return case | {name: choice for name, choice in more.items() if name in case}
+
+
+def _telling(case: Case) -> Case:
+    """Return what of a case, or of a part of one, is not idle."""
+    idle: set[str] = set()
+    if not case.get("gate", True):
+        idle |= {"gate_activation", "gate_position", "dgate"}
+    idle |= set() if case.get("weight", True) else {"weight_offset"}
+    idle |= set() if not case.get("in_place") else {"y", "dx", "dgate"}
+    needs = case.get("needs", ("x", "gate", "weight"))
+    idle |= set() if "x" in needs else {"dx", "d_residual", "in_place"}
+    idle |= set() if "gate" in needs else {"dgate"}
+    idle |= set() if {"weight", "bias"} & set(needs) else {"accumulate"}
+    return {name: choice for name, choice in case.items() if name not in idle}
+
+
+def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
+    """Add how arrays lie in memory, and how far from zero their numbers are."""
+    layouts = GROUP_LAYOUTS if "group" in kernel else ROW_LAYOUTS
+    # an array that a result is written over has no two elements in one place
+    first = "contiguous" if case["in_place"] else draw.choice(["contiguous", *range(len(layouts))])
+    arrangement = {"layouts": first, "offset": draw.choice([0, 0, 1, 2, 4])}
+    # far from zero a mean's rounding may be beyond the corner of relu
+    far = draw.choice([False, True]) and case.get("activation") != "relu"
+    return case | arrangement | {"far": far}
