@@ -10,7 +10,6 @@ without a mistake, where it must pass. The exit status is 1 if a mistake is not 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -18,9 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 try:
@@ -32,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("breakages.toml")
 CACHES = ("CUNORM_CACHE_DIR",)  # of compiled kernels
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rf")
-_FAILED = re.compile(r"^FAILED (.*?)(?: - (.*))?$", re.MULTILINE)
+_FAILED = re.compile(r"^FAILED (.*?)(?: - .*)?$", re.MULTILINE)
 _TESTS_FAILED = 1  # pytest's exit status, as against tests that it cannot collect
 _MOST_SECONDS = 900
 
@@ -57,11 +56,10 @@ class Breakage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests of a breakage did: the one that failed, and with which words."""
+    """What the tests of a breakage did: the one that failed."""
 
     name: str
     seen_by: str
-    message: str
     seconds: float  # of all cores
     why_not: str = ""
 
@@ -87,20 +85,17 @@ def main(argv: list[str] | None = None) -> int:
     chosen = [one for one in breakages() if _is_chosen(one, options)]
     if not chosen:
         raise SystemExit("no breakage is of that name or area")
-    told: Mapping[str, str] = json.loads(options.tests.read_text("utf-8")) if options.tests else {}
     with tempfile.TemporaryDirectory(prefix="cunorm-breakages-") as folder:
         copy = Path(folder, "tree")
         _copy_tree(copy)
         environment = _environment(copy, Path(folder))
         found = []
         for one in chosen:
-            found.append(_outcome(one, told.get(one.name, one.tests), copy, environment))
+            found.append(_outcome(one, copy, environment))
             print(found[-1], flush=True)
         unbroken = _failures(copy, environment, sorted({one.seen_by for one in found} - {""}))
     for test in unbroken:
         print(f"fails without a breakage, too: {test}")
-    if options.out:
-        options.out.write_text(json.dumps([asdict(one) for one in found], indent=1), "utf-8")
     unseen = [one for one in found if not one.seen_by or one.seen_by in unbroken]
     print(f"{len(found) - len(unseen)} of {len(found)} seen")
     return 1 if unseen else 0
@@ -112,8 +107,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="those whose names have this in them")
     parser.add_argument("--area", help="those of an area")
-    parser.add_argument("--tests", type=Path, help="JSON: other tests, by the breakage's name")
-    parser.add_argument("--out", type=Path, help="write what was found here, as JSON")
     return parser.parse_args(argv)
 
 
@@ -141,18 +134,18 @@ def _environment(copy: Path, folder: Path) -> dict[str, str]:
     return {**os.environ, **caches, **more}
 
 
-def _outcome(one: Breakage, tests: str, copy: Path, environment: dict[str, str]) -> Outcome:
+def _outcome(one: Breakage, copy: Path, environment: dict[str, str]) -> Outcome:
     """Break the copy, run the tests up to the first that fails, and mend it."""
     begun = _cpu_seconds()
     with _broken(one, copy / one.file):
-        ran = _pytest(["-x", *shlex.split(tests)], copy, environment)
+        ran = _pytest(["-x", *shlex.split(one.tests)], copy, environment)
     seconds = _cpu_seconds() - begun
     failed = _FAILED.search(ran.stdout)
     if ran.returncode == _TESTS_FAILED and failed:
-        return Outcome(one.name, failed[1], failed[2] or "", seconds)
+        return Outcome(one.name, failed[1], seconds)
     lines = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
     why_not = f"status {ran.returncode}: {lines[-1] if lines else 'no output'}"
-    return Outcome(one.name, "", "", seconds, why_not)
+    return Outcome(one.name, "", seconds, why_not)
 
 
 @contextmanager

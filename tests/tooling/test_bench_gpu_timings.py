@@ -3,21 +3,69 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
+import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from bench import engine, gpu_timer, grid, providers, timing
-from bench.cases import OPERATORS
+from bench import engine, gpu_timer, providers, timing
+from bench.cases import OPERATORS, TOLERANCE
 from bench.grid import Point
+from bench.machine import Facts
 from bench.rows import read_csv
-from tests.support.fake_gpu import fake_cupy
+
+torch = pytest.importorskip("torch", reason="the bench compares with PyTorch")
 
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
+FACTS = Facts("2026-01-02", "0123456", "a GPU", "13.1", "cunorm 0", 1)
 SMALL = ("--device", "cuda", "--seconds", "0.001")
+OURS = ("--op", "rms_norm", "--dtype", "float32", "--providers", "cunorm-cupy")
+
+
+class Event:
+    def record(self):
+        self.time = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+
+def fake_cupy(free_bytes=1 << 30):
+    """Return as much of CuPy as the timings use, on NumPy's arrays."""
+
+    def empty(shape, dtype):
+        if isinstance(shape, int):  # for a copy, which needs but a pointer
+            return SimpleNamespace(data=SimpleNamespace(ptr=shape))
+        return np.empty(shape, dtype)
+
+    copied = []
+    runtime = SimpleNamespace(
+        memcpyDeviceToDevice=3,
+        memcpyAsync=lambda target, source, size, kind, stream: copied.append(size),
+        deviceSynchronize=lambda: None,
+        memGetInfo=lambda: (free_bytes, 2 * free_bytes),
+        driverGetVersion=lambda: 13010,
+        getDeviceProperties=lambda device: {"name": b"a GPU"},
+    )
+    cuda = SimpleNamespace(
+        runtime=runtime,
+        Event=Event,
+        get_elapsed_time=lambda before, after: 1e3 * (after.time - before.time),
+    )
+    pool = SimpleNamespace(free_all_blocks=lambda: None)
+    return SimpleNamespace(
+        __version__="14.2",
+        RawKernel=lambda *_: lambda *_: None,
+        asarray=np.array,  # a copy, as of the host's arrays there
+        empty=empty,
+        cuda=cuda,
+        get_default_memory_pool=lambda: pool,
+        copied=copied,
+    )
 
 
 @pytest.fixture
@@ -32,11 +80,10 @@ def gpu(monkeypatch):
 
 
 def test_gpu_timings_write_every_provider_and_what_they_were_measured_on(gpu, tmp_path, capsys):
-    pytest.importorskip("torch", reason="the bench compares with PyTorch")
-    options = ("--shapes", "64x96", "--op", "rms_norm+post_gate", "--dtype", "bfloat16")
-    providers = ("--providers", "cunorm-cupy,cunorm,torch")
+    options = ("--shapes", "64x96", "--op", "rms_norm+post_gate", "--dtype", "float32")
+    chosen = ("--providers", "cunorm-cupy,cunorm,torch")
     out = tmp_path / "gpu.csv"
-    assert timing.main([*SMALL, *options, *providers, "--out", str(out)]) == 0
+    assert timing.main([*SMALL, *options, *chosen, "--out", str(out)]) == 0
     rows = read_csv(out)
     named = ["copy", "cunorm-cupy", "cunorm", "torch", "cunorm-ungated"]
     assert [row.provider for row in rows] == named * 2
@@ -45,7 +92,7 @@ def test_gpu_timings_write_every_provider_and_what_they_were_measured_on(gpu, tm
     assert all("NVRTC 13.3; cupy 14.2; torch" in row.versions for row in rows)
     assert all(row.host_us > 0 for row in rows)  # of every call, as it is queued
     assert all(row.p20_us <= row.p50_us <= row.p80_us for row in rows)
-    point = Point(BY_LABEL["rms_norm+post_gate"], "forward", "bfloat16", (64, 96))
+    point = Point(BY_LABEL["rms_norm+post_gate"], "forward", "float32", (64, 96))
     assert gpu._cupy.copied[0] == point.bytes // 2
     assert "/ ungated" in capsys.readouterr().out
 
@@ -63,8 +110,6 @@ def test_small_points_rotate_through_more_than_any_l2_as_far_as_memory_allows():
     assert gpu_timer._sets(point, 1 << 40) * point.bytes >= 512 << 20
     assert gpu_timer._sets(point, 16 << 30) * point.bytes == 256 << 20
     assert gpu_timer._sets(point, 0) == 2
-    tiny = Point(BY_LABEL["l2_norm"], "forward", "bfloat16", (1, 64))
-    assert gpu_timer._sets(tiny, 1 << 40) == gpu_timer.MOST_SETS
     # However many are timed, rows are halved for want of memory and not for many sets.
     for free in (1 << 30, 8 << 30, 1 << 37):
         assert gpu_timer.Gpu(fake_cupy(free), None).fitting(point, 10) == point
@@ -75,9 +120,8 @@ def test_turns_go_on_with_the_set_that_was_used_least_recently(gpu):
     calls = [[lambda name=name, i=i: used.append((name, i)) for i in range(11)] for name in "ab"]
     turns = [gpu.turn(some) for some in calls]
     used.clear()
-    for _ in range(4):
-        for turn in turns:
-            turn.seconds()  # four calls
+    for turn in turns * 4:
+        turn.seconds()  # four calls
     assert {name for name, _ in used} == {"a", "b"}
     sets = [index for _, index in used]
     assert sets == [(sets[0] + place) % 11 for place in range(32)]
@@ -87,46 +131,26 @@ def test_rows_are_halved_until_everything_fits_the_memory():
     point = Point(BY_LABEL["group_norm NHWC"], "forward", "bfloat16", (20, 128, 256, 256))
     arrays = gpu_timer.OPERAND_ARRAYS + gpu_timer.ARRAYS_OF_ONE * 3
     needed = 2 * arrays * 2 * point.elements  # two sets
-    fits = gpu_timer.Gpu(fake_cupy(needed), None).fitting(point, 3)
-    half = gpu_timer.Gpu(fake_cupy(needed - 1), None).fitting(point, 3)
-    assert fits == point
-    assert half.shape == (10, 128, 256, 256)
-    assert gpu_timer.Gpu(fake_cupy(1), None).fitting(point, 3).shape == (1, 128, 256, 256)
-
-
-def test_the_gpu_grid_is_that_of_the_goals_with_the_most_telling_shapes_first():
-    shapes = grid.default_shapes("cuda")
-    rows = [shape for shape in shapes if len(shape) == 2]
-    assert rows[0] == (16384, 4096)
-    assert len(set(shapes)) == len(shapes)
-    assert all(1 << 16 <= math.prod(shape) <= 1 << 28 for shape in rows)
-    assert {count for count, _ in rows} >= {1, 131072}
-    assert {width for _, width in rows} >= {64, 262144}
-    names = ["rms_norm", "group_norm+silu"]
-    points = list(grid.default_points("cuda", names))
-    orders = [point.operator.memory for point in points if point.operator.of_channels]
-    assert orders.count("NHWC") == orders.count("NCHW") == 4 * (len(shapes) - len(rows))
+    for free, rows in ((needed, 20), (needed - 1, 10), (1, 1)):
+        fitting = gpu_timer.Gpu(fake_cupy(free), None).fitting(point, 3)
+        assert fitting.shape == (rows, 128, 256, 256)
 
 
 def test_points_that_become_the_same_while_they_are_timed_have_one_row(gpu, tmp_path, monkeypatch):
-    pytest.importorskip("torch", reason="the bench compares with PyTorch")
     time_point = engine.time_point
 
     def smaller(device, point, *rest):
-        return time_point(
-            device, Point(point.operator, point.direction, point.dtype, (64, 96)), *rest
-        )
+        point = Point(point.operator, point.direction, point.dtype, (64, 96))
+        return time_point(device, point, *rest)
 
     monkeypatch.setattr(engine, "time_point", smaller)
     out = tmp_path / "gpu.csv"
-    options = ("--op", "rms_norm", "--dtype", "float32", "--direction", "forward")
-    shapes = ("--providers", "cunorm-cupy", "--shapes", "256x96,128x96", "--out", str(out))
-    assert timing.main([*SMALL, *options, *shapes]) == 0
+    shapes = ("--direction", "forward", "--shapes", "256x96,128x96", "--out", str(out))
+    assert timing.main([*SMALL, *OURS, *shapes]) == 0
     assert [row.provider for row in read_csv(out)] == ["copy", "cunorm-cupy"]
 
 
 def test_what_was_timed_is_written_where_the_run_is_terminated(gpu, tmp_path, monkeypatch):
-    pytest.importorskip("torch", reason="the bench compares with PyTorch")
     time_point, before = engine.time_point, signal.getsignal(signal.SIGTERM)
 
     def terminated(device, point, *rest):
@@ -136,14 +160,11 @@ def test_what_was_timed_is_written_where_the_run_is_terminated(gpu, tmp_path, mo
 
     monkeypatch.setattr(engine, "time_point", terminated)
     out = tmp_path / "gpu.csv"
-    options = ("--op", "rms_norm", "--dtype", "float32", "--providers", "cunorm-cupy")
     with pytest.raises(SystemExit) as ended:
-        timing.main([*SMALL, *options, "--shapes", "64x96", "--out", str(out)])
+        timing.main([*SMALL, *OURS, "--shapes", "64x96", "--out", str(out)])
     assert ended.value.code == 128 + signal.SIGTERM
-    assert [(row.direction, row.provider) for row in read_csv(out)] == [
-        ("forward", "copy"),
-        ("forward", "cunorm-cupy"),
-    ]
+    written = [(row.direction, row.provider) for row in read_csv(out)]
+    assert written == [("forward", "copy"), ("forward", "cunorm-cupy")]
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -151,3 +172,60 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(SystemExit, match="cuda13"):
         timing.main(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("cunorm", 16), ("cunorm-ungated", 2), ("torch", 16), ("cunorm-jax", 14), ("jax", 9)],
+)
+def test_each_provider_computes_what_the_oracle_does(gpu, name, count):
+    if "jax" in name:
+        pytest.importorskip("jax", reason="without JAX it is no provider")
+    provider = providers.LOADERS["cpu"][name]()
+    operators = [one for one in OPERATORS if provider.supports(one, "forward", "float32")]
+    assert len(operators) == count
+    for operator in operators[:: 5 if "jax" in name else 1]:  # each is compiled, which takes long
+        for direction in ("forward", "backward"):
+            shape = (3, 64, 5, 3) if operator.of_channels else (9, 96)
+            point = Point(operator, direction, "float32", shape)
+            errors, failures = engine.check(gpu, point, [provider])
+            assert not failures, failures[0]
+            assert errors[name] <= TOLERANCE["float32"]
+
+
+def test_a_provider_that_is_wrong_is_not_timed(monkeypatch, gpu):
+    found, _ = providers.load("cuda", ["cunorm-cupy", "torch"])
+    right = found[0].calls
+
+    def wrong(operator, direction, sets):
+        return [lambda call=call: 1.01 * call() for call in right(operator, direction, sets)]
+
+    monkeypatch.setattr(found[0], "calls", wrong)
+    point = Point(BY_LABEL["rms_norm"], "forward", "float32", (64, 96))
+    rows, (failure,) = engine.time_point(gpu, point, found, FACTS, 0.001)
+    assert [row.provider for row in rows] == ["copy", "torch"]
+    assert "wrong by 1.0e-02" in str(failure)
+    assert failure.is_ours
+
+
+def test_a_library_that_is_not_there_or_has_no_cuda_is_left_out_and_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found, failures = providers.load("cuda", ["liger", "cunorm-cupy", "torch"])
+    assert [provider.name for provider in found] == ["cunorm-cupy"]
+    assert list(map(type, failures.values())) == [ModuleNotFoundError, ImportError]
+    assert "without CUDA" in str(failures["torch"])
+    assert providers.load("cpu", ["torch"])[0]
+
+
+def test_the_ungated_has_its_own_bytes_and_the_copy_those_of_the_gated(gpu):
+    found, _ = providers.load("cpu", ["cunorm-numpy", "cunorm-ungated"])
+    point = Point(BY_LABEL["rms_norm+post_gate"], "forward", "float32", (64, 96))
+    rows, failures = engine.time_point(gpu, point, found, FACTS, 0.001)
+    assert not failures
+    arrays = {row.provider: round(row.bytes / (4 * 64 * 96)) for row in rows}
+    assert arrays == {"copy": 3, "cunorm-numpy": 3, "cunorm-ungated": 2}
+    copy, ours, _ = rows
+    assert (copy.of_copy, copy.error) == (pytest.approx(1), None)
+    assert ours.of_copy == pytest.approx(copy.p50_us / ours.p50_us)
+    assert ours.gb_per_s == pytest.approx(ours.bytes / ours.p50_us / 1e3)

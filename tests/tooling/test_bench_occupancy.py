@@ -72,10 +72,6 @@ def test_occupancy_is_that_of_cuda_occupancy_h(tmp_path):
         [tmp_path / "program"], input=text, capture_output=True, text=True, check=True
     )
     expected = dict(zip(cases, map(int, run.stdout.split()), strict=True))
-    got = {
-        case: occupancy(ARCHITECTURES[number], *sizes)
-        for case in cases
-        for number, *sizes in [case]
-    }
+    got = {case: occupancy(ARCHITECTURES[case[0]], *case[1:]) for case in cases}
     assert got == expected
     assert {0, 1, 2, 16, 24, 32} <= set(got.values())

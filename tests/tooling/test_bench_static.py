@@ -47,7 +47,7 @@ def with_macros(plan: Plan, **macros: str) -> Plan:
 
 
 def test_the_committed_table_is_what_nvrtc_makes_of_the_plans():
-    assert main(["--check", str(TABLE), "--sample", "56", "--jobs", "1"]) == 0
+    assert main(["--check", str(TABLE), "--sample", "14", "--jobs", "1"]) == 0
 
 
 def test_the_committed_table_passes_the_gate_and_is_small():
@@ -65,13 +65,6 @@ def test_the_grid_has_every_operator_and_regime(plans):
     assert {plan.shape for plan in plans if plan.regime == PARAM_GRAD} == {ANY_SHAPE}
 
 
-def test_features_that_a_gpu_lacks_make_no_plans():
-    assert not [plan for plan in grid(("75",)) if plan.features]
-    assert not [plan for plan in grid(("89",)) if plan.regime.startswith("cluster")]
-    by_name = {plan.features for plan in grid(("120",)) if plan.regime.startswith("cluster")}
-    assert by_name == {"clusters+async_copies"}
-
-
 def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
     crowded = with_macros(
         plan_of(plans, "layer_norm", "forward", "float32", "4096", ONE_ROW),
@@ -86,9 +79,8 @@ def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
     assert "layer_norm forward float32 4096 row_norm_forward: spills" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("operator", ["rms_norm", "group_norm+silu"])
-def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, operator, capsys):
-    plan = plan_of(plans, operator, "forward", "bfloat16")
+def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, capsys):
+    plan = plan_of(plans, "rms_norm", "forward", "bfloat16")
     assert (plan.number("ACCESS"), plan.access_bytes(2)) == (8, 16)
     row = measured(with_macros(plan, ACCESS="1"))
     assert (row.planned_bytes, row.narrowest_bytes, row.narrowed) == (16, 2, "x:2 y:2")
@@ -96,37 +88,24 @@ def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, opera
     assert "x:2 y:2" in capsys.readouterr().out
 
 
-def test_a_plan_loads_and_stores_as_often_as_its_packs_say(plans):
-    plan = plan_of(plans, "add_rms_norm", "forward", "bfloat16", "4096")
-    packs, row = plan.number("PACKS"), measured(plan)
-    # x, residual and weight; y and the new residual; and rstd, four bytes of one thread.
-    assert (row.loads_16, row.stores_16) == (3 * packs, 2 * packs)
-    assert row.loads_narrow == 0
-    assert 1 <= row.stores_narrow <= 2
-
-
 def test_a_table_that_is_not_so_is_said_to_be_wrong(plans, tmp_path):
     few = [plan for plan in plans if plan.operator == "rms_norm" and plan.direction == "forward"]
-    few = few[:4]
+    few = few[:2]
     rows = [measured(plan) for plan in few]
     write_csv(tmp_path / "table.csv", Row, rows)
     assert read_csv(tmp_path / "table.csv", Row) == rows
-    assert not list(differences(rows, few, 4, 1))
-
-    def wrong(**columns: object) -> list[str]:
-        return list(differences([replace(rows[0], **columns), *rows[1:]], few, 4, 1))
-
-    registers = rows[0].registers
-    assert not wrong(registers=registers + 8)
-    assert (
-        f"registers is {registers}, the table has {registers + 9}"
-        in wrong(registers=registers + 9)[0]
-    )
-    assert "spill_loads is 0, the table has 4" in wrong(spill_loads=4)[0]
-    assert "narrowest_bytes is 16, the table has 8" in wrong(narrowest_bytes=8)[0]
-    assert "regime is several rows a block, the table has streamed" in wrong(regime="streamed")[0]
-    assert "only in the plans" in next(differences(rows[1:], few, 4, 1))
-    assert "only in the table" in next(differences(rows, few[1:], 4, 1))
+    assert not list(differences(rows, few, 2, 1))
+    for column, wrong in {
+        "registers": rows[0].registers + 9,
+        "spill_loads": 4,
+        "narrowest_bytes": 8,
+        "regime": "streamed",
+    }.items():
+        table = [replace(rows[0], **{column: wrong}), rows[1]]
+        (said,) = differences(table, few, 2, 1)
+        assert f"{column} is {getattr(rows[0], column)}, the table has {wrong}" in said
+    assert "only in the plans" in next(differences(rows[1:], few, 2, 1))
+    assert "only in the table" in next(differences(rows, few[1:], 2, 1))
 
 
 # What NVRTC writes: an address in a register of its own, of a loop, and of copies to shared memory.

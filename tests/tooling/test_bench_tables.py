@@ -1,44 +1,74 @@
 # SPDX-License-Identifier: MIT
-"""The tables of timings say what the CSV says, on the screen and in the README."""
+"""The tables, goals and pictures of timings say what the CSV says."""
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bench import tables
-from tests.support.bench_rows import row, written
+from bench import goals, grid, report, tables
+from bench.rows import Row, read_csv, write_csv
 
 ROOT = Path(__file__).parents[2]
+FACTS = {
+    **{"date": "2026-11-20", "commit": "abc1234", "device": 'A CPU, of "some" kind', "driver": ""},
+    **{"versions": "cunorm 0.1.0; torch 2.13.0", "threads": 2, "of_copy": 1.0, "gb_per_s": 18.9},
+    **{"host_us": None, "error": None},
+}
+
+
+def row(
+    provider: str,
+    p50_us: float,
+    operator: str = "rms_norm",
+    direction: str = "forward",
+    dtype: str = "float32",
+    shape: str = "4096x4096",
+    memory: str = "",
+    **others: object,
+) -> Row:
+    moved = 2 * math.prod(map(int, shape.split("x"))) * (4 if dtype == "float32" else 2)
+    point = {"operator": operator, "memory": memory, "direction": direction, "dtype": dtype}
+    time = {"shape": shape, "provider": provider, "bytes": moved, "p50_us": p50_us}
+    return Row(**{**FACTS, "p20_us": p50_us, "p80_us": p50_us, **point, **time, **others})
+
+
 # × torch 2 and 8, geometric mean 4; over a copy 2 and 0.5, mean 1; over the ungated 1.25 and 5.
+GATED = ("rms_norm+pre_gate", "backward", "bfloat16")
+NAMES = ("cunorm", "torch", "copy", "cunorm-ungated")
 KNOWN = [
-    *(row(name, time) for name, time in (("cunorm", 100), ("torch", 200), ("copy", 50))),
-    *(
-        row(name, time, shape="65536x256")
-        for name, time in (("copy", 200), ("torch", 800), ("cunorm", 100))
-    ),
-    *(
-        row(name, time, "rms_norm+pre_gate", "backward", "bfloat16", shape)
-        for shape, ungated in (("4096x4096", 80), ("8x96", 20))
-        for name, time in (
-            ("cunorm", 100),
-            ("torch", 90),
-            ("copy", 10),
-            ("cunorm-ungated", ungated),
-        )
-    ),
+    *map(row, NAMES[:3], (100, 200, 50)),
+    *(row(*time, shape="65536x256") for time in (("copy", 200), ("torch", 800), ("cunorm", 100))),
+    *(row(*time, *GATED, "4096x4096") for time in zip(NAMES, (100, 90, 10, 80), strict=True)),
+    *(row(*time, *GATED, "8x96") for time in zip(NAMES, (100, 90, 10, 20), strict=True)),
 ]
+
+
+@pytest.fixture
+def csv(tmp_path):
+    def written(rows: list[Row]) -> Path:
+        write_csv(tmp_path / "cpu.csv", rows)
+        return tmp_path / "cpu.csv"
+
+    return written
 
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.fixture
-def csv(tmp_path):
-    return partial(written, tmp_path / "cpu.csv")
+def test_rows_are_read_as_they_were_written_and_those_of_other_columns_are_refused(csv, tmp_path):
+    rows = [*KNOWN, row("jax", 1.25, host_us=12.5, error=2.5e-07)]
+    assert read_csv(csv(rows)) == rows
+    (tmp_path / "rows.csv").write_text("date,commit\n2026-01-02,0123456\n")
+    with pytest.raises(ValueError, match="columns"):
+        read_csv(tmp_path / "rows.csv")
 
 
 def test_means_and_worst_points_are_those_of_the_points(csv, capsys):
@@ -53,33 +83,18 @@ def test_means_and_worst_points_are_those_of_the_points(csv, capsys):
         "/ ungated, float32": "–",
         "/ ungated, bfloat16": "–",
     }
-    assert cells(gated) == [
-        "rms_norm+pre_gate backward",
-        "–",
-        "0.90 (0.90 at 4096x4096)",
-        "–",
-        "10.00 (10.00)",
-        "–",
-        "2.50 (5.00)",
-    ]
+    assert cells(gated)[2::2] == ["0.90 (0.90 at 4096x4096)", "10.00 (10.00)", "2.50 (5.00)"]
 
 
-def test_another_peer_is_compared_at_the_points_it_has(csv, capsys):
-    path = csv([*KNOWN, row("liger", 300)])
-    assert tables.main([str(path), "--peer", "liger"]) == 0
-    head, _, plain, *_ = capsys.readouterr().out.splitlines()
-    assert cells(head)[1] == "× liger, float32"
-    assert cells(plain)[1] == "3.00 (3.00 at 4096x4096)"
-    with pytest.raises(SystemExit):
-        tables.main([str(path), "--peer", "quack"])
-    message = capsys.readouterr().err
-    assert "quack" in message
-    assert "liger" in message
+def test_geometric_means_on_the_screen_are_those_of_the_points():
+    rows = [replace(r, of_copy=50 / r.p50_us) for r in KNOWN]
+    table = " ".join(report.table(rows).split("geometric means")[1].split())
+    assert "rms_norm forward float32 of copy 0.50 (0.50 at 4096x4096); × torch 4.00" in table
+    assert "/ ungated 2.50 (5.00 at 8x96)" in table
+    assert report.table([]) == "no point of cunorm's was timed"
 
 
-def test_a_point_without_cunorm_is_named():
-    text = tables.markdown([*KNOWN, row("torch", 1, "layer_norm", shape="3x5")])
-    assert " ".join(text.split()).endswith("Without cunorm: layer_norm forward float32 3x5.")
+OTHER = {"device": "Another CPU", "threads": 1, "versions": "cunorm 0.2.0", "commit": "def5678+"}
 
 
 @pytest.mark.parametrize(
@@ -88,17 +103,8 @@ def test_a_point_without_cunorm_is_named():
         ([], "no rows"),
         ([*KNOWN, KNOWN[0]], "two rows of cunorm at rms_norm"),
         *(
-            (
-                [*KNOWN, row("cunorm", 1, "layer_norm", **{name: other})],
-                f"more than one {name}: [{getattr(KNOWN[0], name)!r}, {other!r}]",
-            )
-            for name, other in (
-                ("device", "Another CPU"),
-                ("driver", "13.0"),
-                ("threads", 1),
-                ("versions", "cunorm 0.2.0"),
-                ("commit", "def5678+"),
-            )
+            ([*KNOWN, row("cunorm", 1, "layer_norm", **{name: other})], f"more than one {name}: [")
+            for name, other in OTHER.items()
         ),
     ],
 )
@@ -122,19 +128,6 @@ def test_a_readme_is_rewritten_between_the_markers_and_then_stays(csv, tmp_path,
     text = path.read_text(encoding="utf-8")
     assert text == README.format("cpu.csv").replace("old", tables.markdown(KNOWN))
     assert tables.main(["--readme", str(path), "--check"]) == 0
-    assert tables.main(["--readme", str(path)]) == 0
-    assert path.read_text(encoding="utf-8") == text
-
-
-@pytest.mark.parametrize("text", ["no markers", "<!-- cpu-table: cpu.csv -->\nno end"])
-def test_a_readme_without_both_markers_is_an_error(text, csv, tmp_path, capsys):
-    csv(KNOWN)
-    path = tmp_path / "README.md"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(SystemExit):
-        tables.main(["--readme", str(path)])
-    assert "<!-- end -->" in capsys.readouterr().err
-    assert path.read_text(encoding="utf-8") == text
 
 
 def test_the_readme_is_what_the_committed_timings_give():
@@ -142,3 +135,83 @@ def test_the_readme_is_what_the_committed_timings_give():
     if "<!-- cpu-table:" not in readme.read_text(encoding="utf-8"):
         pytest.skip("the README has no table that is drawn from timings yet")
     assert tables.main(["--readme", str(readme), "--check"]) == 0
+
+
+def rows_of_the_grid(torch: float, copy: float, ungated: float) -> list[Row]:
+    """Return the whole default grid of a CPU, with such times and 100 µs of cunorm."""
+    times = {"cunorm": 100.0, "torch": torch, "copy": copy, "cunorm-ungated": ungated}
+    return [
+        row(name, time, p.operator.name, p.direction, p.dtype, p.shape_text, p.operator.memory)
+        for p in grid.default_points("cpu", grid.DEFAULT_OPERATORS)
+        for name, time in times.items()
+        if name != "cunorm-ungated" or p.operator.gate_position
+    ]
+
+
+GOOD = rows_of_the_grid(torch=1300, copy=90, ungated=60)
+
+
+def unmet(rows) -> set[str]:
+    return {goal.text for goal in goals.goals(rows) if not goal.met}
+
+
+def test_goals_end_in_a_status_and_are_shown_with_their_figures(csv, capsys):
+    assert tables.main([str(csv(GOOD)), "--goals"]) == 0
+    assert tables.main([str(csv(rows_of_the_grid(300, copy=70, ungated=40))), "--goals"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    for line in (
+        "| rms_norm backward, bfloat16: × torch, mean | ≥ 12 | 13.000 | yes |",
+        "| rms_norm forward, float32: × torch, mean | ≥ 3 | 3.000 | yes |",
+        "| gated norms forward and backward, float32: × torch, mean | ≥ 4 | 3.000 | no |",
+        "| ungated norms backward, float32: time / copy, mean | ≤ 1.25 | 1.429 | no |",
+        "| ungated norms backward, bfloat16: time / copy, mean | ≤ 2 | 1.429 | yes |",
+        "| gated norms forward, float32: time / ungated, mean | ≤ 2 | 2.500 | no |",
+    ):
+        assert line in lines
+
+
+def change(time: float, **chosen: str):
+    """Return GOOD with another time of torch at the rows chosen."""
+    return [
+        replace(r, p50_us=time)
+        if r.provider == "torch" and all(getattr(r, name) == v for name, v in chosen.items())
+        else r
+        for r in GOOD
+    ]
+
+
+def test_every_goal_is_of_its_own_points():
+    of_rms = {"operator": "rms_norm", "direction": "backward", "dtype": "float32"}
+    assert unmet(change(599, **of_rms)) == {"rms_norm backward, float32: × torch, mean"}
+    assert unmet(change(600, **of_rms)) == set()
+    assert unmet(change(249, operator="group_norm+silu", dtype="float32")) == {
+        "group_norm+silu forward and backward, float32: × torch, mean"
+    }
+    slow = change(96, operator="layer_norm", direction="forward", shape="4096x4096")
+    assert unmet(slow) == {"every point: × torch"}
+    for shape, counts in (("512x512", True), ("511x512", False)):  # of a mebibyte, and of less
+        more = [row("cunorm", 9, shape=shape), row("torch", 1, shape=shape)]
+        assert bool(unmet([*GOOD, *more])) == counts
+
+
+def test_points_without_cunorm_or_of_the_grid_that_were_not_timed_are_no_goal_met():
+    left_out = [*GOOD, row("torch", 1, "layer_norm", shape="3x5")]
+    assert unmet(left_out) == {"points where others were timed and cunorm was not"}
+    untimed = [r for r in GOOD if (r.operator, r.provider) != ("layer_norm", "copy")]
+    assert "points of the default grid that were not timed" in unmet(untimed)
+
+
+def test_a_picture_is_drawn_without_pyplot_and_without_matplotlib_the_extra_is_named(csv, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    svg = tmp_path / "cpu.svg"
+    draw = f"from bench import plot; plot.main([{str(csv(KNOWN))!r}, '--out', {str(svg)!r}])"
+    told = {"cwd": ROOT, "capture_output": True, "text": True}
+    run = partial(subprocess.run, **told)
+    code = f"import sys; {draw}; assert 'matplotlib.pyplot' not in sys.modules"
+    ran = run([sys.executable, "-c", code])
+    assert ran.returncode == 0, ran.stderr
+    shown = svg.read_text(encoding="utf-8")
+    assert all(f"{r.operator} {r.direction} {r.dtype}" in shown for r in KNOWN)
+    ran = run([sys.executable, "-c", f"import sys; sys.modules['matplotlib'] = None; {draw}"])
+    assert ran.returncode == 1
+    assert 'pip install "cunorm[bench]"' in ran.stderr
