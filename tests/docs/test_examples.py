@@ -15,90 +15,97 @@ import pytest
 
 import cunorm
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LONG = pytest.mark.real_gpu("hundreds of steps are too many for an interpreter")
 QUICK_DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, LONG])]
-TRAINING = "train_char_lm.py"
-DENOISING = "vae_block.py"
-SMALL_MODEL = ("--layers", "1", "--width", "64", "--context", "32")
+STACK, TRAINING, DENOISING = "prenorm_stack", "train_char_lm", "vae_block"
+SMALL_MODEL = ("--layers", "1", "--width", "64", "--context", "16")
 SMALL_BLOCK = ("--shrink", "10", "--channels", "8", "--groups", "2")
 SMALL_STACK = ("--layers", "3", "--rows", "64", "--width", "64", "--repeats", "2")
 
 
-def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(script: str, *arguments: object, **patched: object) -> subprocess.CompletedProcess[str]:
     """Run an example on one thread, which tests beside it leave it."""
-    one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    code = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import {script} as script;"
+    code += "".join(f"script.{name} = {value};" for name, value in patched.items())
     return subprocess.run(
-        [sys.executable, EXAMPLES / script, *map(str, arguments)],
+        [sys.executable, "-c", f"{code} sys.exit(script.main())", *map(str, arguments)],
         capture_output=True,
         text=True,
-        cwd=ROOT,
-        env={**os.environ, **one_thread},
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         check=False,
     )
 
 
 @pytest.fixture
 def example(monkeypatch):
-    """Import a module as the scripts do, from their own folder."""
+    """Import a module as the scripts do, from their own folder; what it sets does not last."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module
+
+    def imported(name):
+        module = importlib.import_module(name)
+        if hasattr(module, "keep_freed_memory"):
+            monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
+        return module
+
+    yield imported
+    cunorm.set_num_threads(None)
 
 
-@pytest.fixture
-def dropped_d_residual(monkeypatch):
-    """Break the backward: the gradient of the stream is not handed on."""
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_fused_stack_agrees_with_the_naive_one(dtype, device, example, capsys):
+    stack = example(STACK)
+    assert stack.main([*SMALL_STACK, "--dtype", dtype, "--device", device]) == 0
+    printed = capsys.readouterr().out
+    errors = dict(re.findall(r"^  (\w+) +(\d\.\de[+-]\d\d)", printed, re.M))
+    assert list(errors) == ["output", "y", "dx", "dweight", "dy", "dmatrix"]
+    # The fused sum is rounded to the stream's dtype as a separate addition is.
+    assert float(errors["output"]) == float(errors["y"]) == 0
+    assert len(re.findall(r"^saved( +-?\d+\.\d %){3}", printed, re.M)) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
+    dtype, example, monkeypatch, capsys
+):
     backward = cunorm.rms_norm_backward
 
     def broken(*arrays, d_residual=None, **options):
         return backward(*arrays, **options)
 
     monkeypatch.setattr(cunorm, "rms_norm_backward", broken)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_fused_stack_agrees_with_the_naive_one(dtype, device):
-    done = run("prenorm_stack.py", *SMALL_STACK, "--dtype", dtype, "--device", device)
-    assert (done.returncode, done.stderr) == (0, "")
-    errors = dict(re.findall(r"^  (\w+) +(\d\.\de[+-]\d\d)", done.stdout, re.M))
-    assert list(errors) == ["output", "y", "dx", "dweight", "dy", "dmatrix"]
-    # The fused sum is rounded to the stream's dtype as a separate addition is.
-    assert float(errors["output"]) == float(errors["y"]) == 0
-    assert len(re.findall(r"^saved( +-?\d+\.\d %){3}", done.stdout, re.M)) == 2
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
-    dtype, example, dropped_d_residual, monkeypatch, capsys
-):
-    stack = example("prenorm_stack")
-    monkeypatch.setattr(stack, "keep_freed_memory", lambda: None)  # it would last
+    stack = example(STACK)
     assert stack.main([*SMALL_STACK, "--dtype", dtype, "--device", "cpu"]) == 1
     printed = capsys.readouterr().out
     assert re.search(r"^  y +0\.0e\+00", printed, re.M)
     assert not re.search(r"^  dx +0\.0e\+00", printed, re.M)
 
 
+def nats(printed):
+    """Return the bigram model's loss and the trained one's."""
+    return map(float, re.findall(r": +(\d\.\d{4}) nats per character", printed))
+
+
 @pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
     picture = tmp_path / "curve.png"
-    length = ("--steps", 300, "--batch", 16, "--rate", 1e-2)
-    done = run(TRAINING, *SMALL_MODEL, *length, "--output", picture, "--device", device)
+    length = ("--steps", 200, "--batch", 16, "--rate", 1e-2)
+    told = (*SMALL_MODEL, *length, "--output", picture, "--device", device)
+    done = run(TRAINING, *told, VALIDATIONS=1)
     assert done.returncode == 0, done.stderr
-    baseline, final = map(float, re.findall(r": +(\d\.\d{4}) nats per character", done.stdout))
-    assert final < baseline - 0.1  # 2.08 where the bigram model has 2.40
-    assert "300/300" in done.stderr  # the progress bar
+    baseline, final = nats(done.stdout)
+    assert final < baseline - 0.1  # 2.23 where the bigram model has 2.40
+    assert "200/200" in done.stderr  # the progress bar
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def test_training_exits_with_1_above_the_bigram_model(tmp_path):
-    picture = tmp_path / "curve.png"
-    done = run(TRAINING, *SMALL_MODEL, "--steps", 1, "--output", picture, "--device", "cpu")
+    told = (*SMALL_MODEL, "--steps", 1, "--output", tmp_path / "curve.png", "--device", "cpu")
+    done = run(TRAINING, *told)
     assert done.returncode == 1, done.stderr
-    baseline, final = map(float, re.findall(r": +(\d\.\d{4}) nats per character", done.stdout))
+    baseline, final = nats(done.stdout)
     assert final > baseline
 
 
@@ -111,7 +118,8 @@ def denoised(printed):
 @pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
     picture = tmp_path / "block.png"
-    done = run(DENOISING, *SMALL_BLOCK, "--steps", 120, "--output", picture, "--device", device)
+    told = (*SMALL_BLOCK, "--steps", 120, "--output", picture, "--device", device)
+    done = run(DENOISING, *told)
     assert done.returncode == 0, done.stderr
     error, blur, model = denoised(done.stdout)
     assert error < 1e-8
@@ -120,18 +128,8 @@ def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_the_block_exits_with_1_above_the_blur(tmp_path):
-    picture = tmp_path / "block.png"
-    done = run(DENOISING, *SMALL_BLOCK, "--steps", 1, "--output", picture, "--device", "cpu")
-    assert done.returncode == 1, done.stderr
-    error, blur, model = denoised(done.stdout)
-    assert error < 1e-8
-    assert model > blur
-
-
-@pytest.mark.parametrize("wrong", ["activation", "dweight", "dbias"])
-def test_the_block_exits_with_1_if_a_group_norms_backward_is_wrong(
-    wrong, example, monkeypatch, tmp_path, capsys
+def test_the_block_exits_with_1_if_a_group_norms_backward_is_wrong_or_above_the_blur(
+    example, monkeypatch, tmp_path, capsys
 ):
     backward = cunorm.group_norm_backward
 
@@ -139,80 +137,58 @@ def test_the_block_exits_with_1_if_a_group_norms_backward_is_wrong(
         if wrong == "activation":
             return backward(*arrays, activation=None, **options)
         grads = backward(*arrays, activation=activation, **options)
-        return grads._replace(**{wrong: 0 * getattr(grads, wrong)})
+        return grads._replace(**({wrong: 0 * getattr(grads, wrong)} if wrong else {}))
 
-    block = example("vae_block")
+    block = example(DENOISING)
     monkeypatch.setattr(cunorm, "group_norm_backward", broken)
-    monkeypatch.setattr(block, "keep_freed_memory", lambda: None)  # it would last
     # Of the picture and of tqdm's bar there is enough in the tests above.
     monkeypatch.setattr(block, "train", lambda *arguments: [1.0])
-    monkeypatch.setattr(block, "blur_error", lambda *arguments: 1.0)
+    monkeypatch.setattr(block, "blur_error", lambda *arguments: blur)
     options = [*SMALL_BLOCK, "--device", "cpu", "--output", str(tmp_path / "block.png")]
-    assert block.main(options) == 1
-    assert denoised(capsys.readouterr().out)[0] > 1e-3
-    monkeypatch.setattr(cunorm, "group_norm_backward", backward)
-    assert block.main(options) == 0
+    for wrong, blur in (("activation", 1), ("dweight", 1), ("dbias", 1), (None, 0), (None, 1)):
+        assert block.main(options) == (1 if wrong or not blur else 0)
+        assert (denoised(capsys.readouterr().out)[0] > 1e-3) == (wrong is not None)
 
 
 @pytest.mark.parametrize(
     ("script", "arguments", "text"),
     [
-        ("prenorm_stack.py", "--layers 0", "argument --layers: is 0, expected at least 1"),
-        ("prenorm_stack.py", "--repeats 0", "argument --repeats: is 0, expected at least 1"),
-        ("prenorm_stack.py", "--rows -1", "argument --rows: is -1, expected at least 1"),
-        ("prenorm_stack.py", "--width 1.5", "argument --width: invalid size value: '1.5'"),
-        (TRAINING, "--heads 0", "argument --heads: is 0, expected at least 1"),
+        (STACK, "--width 1.5", "argument --width: invalid size value: '1.5'"),
         (TRAINING, "--width 30 --heads 4", "--width is 30, expected a multiple of --heads, 4"),
         (TRAINING, "--context 100000000", "--context is 100000000, expected at most "),
         (TRAINING, "--rate nan", "argument --rate: is nan, expected a finite number above 0"),
-        (TRAINING, "--seed -1", "argument --seed: is -1, expected at least 0"),
-        (DENOISING, "--steps 0", "argument --steps: is 0, expected at least 1"),
         (DENOISING, "--channels 30", "--channels is 30, expected a multiple of --groups, 8"),
         (DENOISING, "--shrink 41", "--shrink is 41, expected at most 40"),
     ],
 )
 def test_wrong_arguments_are_named(script, arguments, text, example, capsys):
     with pytest.raises(SystemExit) as stopped:
-        example(script.removesuffix(".py")).main(arguments.split())
+        example(script).main(arguments.split())
     assert stopped.value.code == 2
     assert f"error: {text}" in capsys.readouterr().err
 
 
-def tiny_model(example):
-    """Return a model in float64, none of its weights 1, and a batch shorter than its context."""
+def test_every_gradient_of_the_model_is_that_of_finite_differences(example, step=1e-5):
     model_module, rng = example("char_lm.model"), np.random.default_rng(0)
-    shape = model_module.Shape(vocabulary=5, width=8, layers=2, heads=2, context=5)
+    shape = model_module.Shape(vocabulary=5, width=6, layers=2, heads=2, context=4)
     model = model_module.Model(shape, rng, np, np.float64)
     for parameter in model.parameters.values():
-        parameter *= rng.uniform(0.5, 1.5, parameter.shape)
-    return model, rng.integers(0, 5, (2, 4)), rng.integers(0, 5, (2, 4))
-
-
-def finite_differences(model, inputs, targets, name, step=1e-5):
-    parameter = model.parameters[name]
-    gradient = np.empty_like(parameter)
-    for index in np.ndindex(parameter.shape):
-        original, losses = parameter[index], []
-        for shifted in (original + step, original - step):
-            parameter[index] = shifted
-            losses.append(model.loss(inputs, targets))
-        parameter[index] = original
-        gradient[index] = (losses[0] - losses[1]) / (2 * step)
-    return gradient
-
-
-# The step's square and the loss's rounding over the step, 1e-16 / 1e-5, make errors of some 1e-10.
-CLOSE = {"rtol": 0, "atol": 1e-8}
-
-
-def test_every_gradient_of_the_model_is_that_of_finite_differences(example):
-    model, inputs, targets = tiny_model(example)
-    _, grads = model.loss_and_gradients(inputs, targets)
+        parameter *= rng.uniform(0.5, 1.5, parameter.shape)  # none of the weights is 1
+    batch = rng.integers(0, 5, (2, 2, 3))  # inputs and targets, shorter than the context
+    _, grads = model.loss_and_gradients(*batch)
     assert grads.keys() == model.parameters.keys()
-    for name, gradient in grads.items():
-        expected = finite_differences(model, inputs, targets, name)
+    for name, parameter in model.parameters.items():
+        expected = np.empty_like(parameter)
+        for index in np.ndindex(parameter.shape):
+            original, losses = parameter[index], []
+            for shifted in (original + step, original - step):
+                parameter[index] = shifted
+                losses.append(model.loss(*batch))
+            parameter[index] = original
+            expected[index] = (losses[0] - losses[1]) / (2 * step)
         assert abs(expected).max() > 1e-3, name
-        np.testing.assert_allclose(gradient, expected, **CLOSE, err_msg=name)
+        # The step's square and the loss's rounding over the step make errors of some 1e-10.
+        np.testing.assert_allclose(grads[name], expected, rtol=0, atol=1e-8, err_msg=name)
 
 
 def test_the_bigram_baseline_counts_pairs_plus_one(example):

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ import pytest
 pytest.importorskip("jax", reason="JAX is not installed")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = ("--width", "16", "--heads", "2", "--context", "8", "--batch", "2", "--steps", "6")
+SMALL = ("--width", "16", "--heads", "2", "--context", "8", "--batch", "2", "--steps", "3")
 LARGEST = r"^largest difference: (\S+), tolerance 0\.001 nats per character$"
 
 
@@ -31,17 +28,11 @@ CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, BUILD])
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_both_runs_have_the_same_loss_curve(device):
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "jax_train.py", *SMALL, "--device", device],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(re.search(LARGEST, done.stdout, re.M)[1]) < 1e-4
-    assert len(re.findall(r"^ +\d+( +\d\.\d{5}){2} +\S+$", done.stdout, re.M)) == 6
+def test_both_runs_have_the_same_loss_curve(device, example, capsys):
+    assert example("jax_train").main([*SMALL, "--device", device]) == 0
+    printed = capsys.readouterr().out
+    assert float(re.search(LARGEST, printed, re.M)[1]) < 1e-4
+    assert len(re.findall(r"^ +\d+( +\d\.\d{5}){2} +\S+$", printed, re.M)) == 3
 
 
 def test_a_wrong_norm_parts_the_curves(example, monkeypatch, capsys):
@@ -57,12 +48,6 @@ def test_a_wrong_norm_parts_the_curves(example, monkeypatch, capsys):
 
 
 def test_wrong_arguments_are_named(example, capsys):
-    for arguments, text in (
-        ("--steps 0", "argument --steps: is 0, expected at least 1"),
-        ("--width 30 --heads 4", "--width is 30, expected a multiple of --heads, 4"),
-        ("--context 100000000", "--context is 100000000, expected at most "),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            example("jax_train").main(arguments.split())
-        assert stopped.value.code == 2
-        assert f"error: {text}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        example("jax_train").main(["--width", "30", "--heads", "4"])
+    assert "error: --width is 30, expected a multiple of --heads, 4" in capsys.readouterr().err

@@ -20,12 +20,7 @@ def test_an_example_prints_what_it_says(code, capsys):
     for module in re.findall(r"^import (torch|ml_dtypes|jax)\b", code, re.M):
         pytest.importorskip(module, reason=f"{module} is not installed")
     exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out.splitlines() == PRINTED.findall(code)
-
-
-def test_there_are_examples_and_each_prints_something():
-    assert len(EXAMPLES) == 10
-    assert all(PRINTED.search(code) for code in EXAMPLES)
+    assert capsys.readouterr().out.splitlines() == PRINTED.findall(code) != []
 
 
 def test_every_public_function_is_named():
