@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import cases, grid, host, timing
-from bench.cases import DTYPES, OPERATORS
+from bench import cases, host, timing
+from bench.cases import OPERATORS
 from bench.rows import read_csv
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
@@ -48,14 +48,6 @@ def test_bench_prints_every_point_and_writes_every_provider(tmp_path):
     assert {(row.threads, row.driver) for row in rows} == {(1, "")}
     assert all("1 of " in row.device and "torch" in row.versions for row in rows)
     assert "group_norm+silu both forward float32" in said
-
-
-def test_the_cpu_grid_is_the_one_of_the_goals():
-    points = list(grid.default_points("cpu", grid.DEFAULT_OPERATORS))
-    assert len(points) == (7 * 10 + 2 * 5) * 2 * 2  # operators, shapes; directions and dtypes
-    for dtype, most in (("float32", 64), ("bfloat16", 32)):  # MiB
-        sizes = [p.elements * DTYPES[dtype].itemsize / 2**20 for p in points if p.dtype == dtype]
-        assert (min(sizes), max(sizes)) == (most / 64, most)
 
 
 def test_what_is_asked_for_fills_in_the_rest():

@@ -35,17 +35,12 @@ def test_every_operator_of_the_gpu_scripts_matches_the_oracle(label):
     assert check(operator, dtype, shape, np.asarray, np.asarray) <= TOLERANCE[dtype]
 
 
-# All that torch.compile does but to generate code, which takes long.
-COMPILED = ("rms_norm+post_gate", "group_norm+silu NHWC")
-
-
-@pytest.mark.parametrize("label", [*BY_LABEL, *(f"{label}, compiled" for label in COMPILED)])
-def test_torchs_side_of_the_timings_computes_the_same(label):
+@pytest.mark.parametrize("label", ["rms_norm+post_gate", "group_norm+silu NHWC"])
+def test_what_torch_compiles_computes_the_same(label):
     torch = pytest.importorskip("torch")
-    operator = BY_LABEL[label.removesuffix(", compiled")]
-    function = peers.torch_function(torch, operator, 64)
-    if label not in BY_LABEL:
-        function = peers.compiled(torch, function, "aot_eager")
+    operator = BY_LABEL[label]
+    # All that torch.compile does but to generate code, which takes long.
+    function = peers.compiled(torch, peers.torch_function(torch, operator, 64), "aot_eager")
     host = host_operands(operator, "float32", (9, 64, 5, 3)[: operator.axes])
     tensors = {name: torch.from_numpy(array) for name, array in host.items()}
     y = peers.torch_forward(function, operator, tensors)()
@@ -93,14 +88,9 @@ def test_images_lie_in_the_memory_order_that_their_operator_names(operator):
         assert np.array_equal(on_gpu, np.concatenate([host[name]] * 2))
 
 
-@pytest.mark.parametrize("arguments", [(), ("--unknown",), ("one", "two")])
-def test_check_gpu_refuses_wrong_arguments_with_its_usage(arguments):
-    run = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert "check_gpu.sh [--dry-run] OUT_DIR" in run.stderr
-
-
 def test_check_gpu_says_what_it_would_run_in_under_eight_minutes(tmp_path):
+    run = subprocess.run([SCRIPT, "--unknown"], capture_output=True, text=True, check=False)
+    assert (run.returncode, "[--dry-run] OUT_DIR" in run.stderr) == (2, True)
     run = subprocess.run(
         [SCRIPT, "--dry-run", tmp_path / "out"], capture_output=True, text=True, check=True
     )

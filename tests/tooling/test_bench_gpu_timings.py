@@ -136,20 +136,6 @@ def test_rows_are_halved_until_everything_fits_the_memory():
         assert fitting.shape == (rows, 128, 256, 256)
 
 
-def test_points_that_become_the_same_while_they_are_timed_have_one_row(gpu, tmp_path, monkeypatch):
-    time_point = engine.time_point
-
-    def smaller(device, point, *rest):
-        point = Point(point.operator, point.direction, point.dtype, (64, 96))
-        return time_point(device, point, *rest)
-
-    monkeypatch.setattr(engine, "time_point", smaller)
-    out = tmp_path / "gpu.csv"
-    shapes = ("--direction", "forward", "--shapes", "256x96,128x96", "--out", str(out))
-    assert timing.main([*SMALL, *OURS, *shapes]) == 0
-    assert [row.provider for row in read_csv(out)] == ["copy", "cunorm-cupy"]
-
-
 def test_what_was_timed_is_written_where_the_run_is_terminated(gpu, tmp_path, monkeypatch):
     time_point, before = engine.time_point, signal.getsignal(signal.SIGTERM)
 

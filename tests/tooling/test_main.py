@@ -33,14 +33,8 @@ IN_FLOAT32 = {**dict.fromkeys(LARGEST, -1.0), "float32": LARGEST["float32"]}
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the interpreter in a process of its own."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    told = {"capture_output": True, "text": True, "cwd": ROOT, "env": {**os.environ, **environment}}
+    return subprocess.run([sys.executable, *arguments], **told, check=False)
 
 
 def saved(folder: Path, array: object) -> str:
@@ -168,10 +162,8 @@ def test_demo_fails_where_a_kernel_is_wrong(
     ("content", "text"),
     [
         (np.arange(6), "dtype int64, expected floats in rows"),
-        (np.float32(1), "shape () and dtype float32, expected floats in rows"),
         (np.zeros((0, 4)), "shape (0, 4) and dtype float64, expected floats in rows"),
         (np.array([1.0, np.nan]), "largest magnitude of nan, expected finite values"),
-        (np.array([1.0, 1e20]), "largest magnitude of 1e+20, expected finite values"),
         (np.array([1.0, 2e10]), "of 20000000000.0, expected finite values of at most 1e+10"),
         (b"no array", "cannot be read as a .npy file"),
         (None, "No such file or directory"),
