@@ -160,6 +160,7 @@ void read_variable(Reader& r, Space space) {
   const Declaration d = r.declaration();
   const std::vector<u8> bytes = initial_bytes(r, d);
   const u64 address = allocate(std::max<size_t>(d.bytes, 1), m.device, false);
+  if (!address) throw Error{2, "no memory is left for a variable of a module"};
   memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
   m.variables[d.name] = {space, address, d.bytes};
   r.need(";");
