@@ -22,10 +22,13 @@ NONE, DEFAULT = (
     "is {1!r}, expected the default: {0} has none",
 )
 NOT_TAKEN = [
-    *((RMS, "bias", WEIGHT, NONE), (RMS, "num_groups", 2, NONE), (L2, "weight", WEIGHT, NONE)),
-    *((L2, "x_dtype", "float16", NONE), (INSTANCE, "num_groups", 8, NONE)),
-    *((L2, "needs", ("bias",), DEFAULT), (L2, "channel_axis", 1, DEFAULT)),
-    *((INSTANCE, "axis", 0, DEFAULT), (INSTANCE, "groups", 2, DEFAULT)),
+    (RMS, "bias", WEIGHT, NONE),
+    (RMS, "num_groups", 2, NONE),
+    (L2, "x_dtype", "float16", NONE),
+    (L2, "needs", ("bias",), DEFAULT),
+    (L2, "channel_axis", 1, DEFAULT),
+    (INSTANCE, "num_groups", 8, NONE),
+    (INSTANCE, "groups", 2, DEFAULT),
 ]
 WRONG = [
     *((op, f"op is {op!r}, expected {OPS}", {}) for op in ("rms_norm", "", None, [RMS])),

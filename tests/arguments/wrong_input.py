@@ -24,7 +24,9 @@ from tests.support.refused import Case, Table, each
 
 ROWS = [*FORWARDS, *BACKWARDS]
 GRADIENTS = ["group_norm_backward"]
-REAL, INT, NAME, TUPLE = {float, int}, {int}, {str}, {tuple, list}
+# Types of which a wrong value is a ValueError, and what else is expected then, if it is another.
+REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
+TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
 NO_NUMBERS = ["1", None, 1j, True, np.ones(1)]
 NO_INTS = [True, False, 2.0, "2", [2], np.True_, None]
@@ -45,13 +47,12 @@ HALF, SQUARE = (np.broadcast_to(np.float16(1), s) for s in ((2, 2**31), (2**16, 
 Cases = Iterator[Case]
 
 
-def wrong(argument: str, kinds: set[type], expected: str, values: Any, names: Any = None) -> Cases:
-    """Yield an error for each value: a ValueError for one of those types."""
-    kind = {id(REAL): "a number", id(INT): "an int"}.get(id(kinds), expected)
+def wrong(argument: str, kind: Any, expected: str, values: Any, names: Any = None) -> Cases:
+    """Yield an error for each value: a ValueError where the type is right."""
     for value in values:
-        is_kind = type(value) in kinds
-        text = f"{argument} is {value!r}, expected {expected if is_kind else kind}"
-        error = ValueError if is_kind else TypeError
+        error = ValueError if type(value) in kind[0] else TypeError
+        right = expected if error is ValueError else kind[1] or expected
+        text = f"{argument} is {value!r}, expected {right}"
         yield from each(names or taking(argument), error, text, **{argument: value})
 
 
@@ -153,9 +154,9 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ("c", wrong("c", REAL, f"{FINITE} or None", [NAN, -INF, "d", Decimal(2), True])),
     ("weight_offset", wrong("weight_offset", REAL, FINITE, [NAN, -INF, 10**400, *NO_NUMBERS])),
     ("weight_offset", each(taking("weight_offset"), ValueError, NO_WEIGHT, weight=None)),
-    ("flags", wrong("round_before_weight", set(), "True or False", NO_BOOLS)),
-    ("flags", wrong("center", set(), "True or False", NO_BOOLS)),
-    ("flags", wrong("accumulate", set(), "True or False", NO_BOOLS)),
+    ("flags", wrong("round_before_weight", BOOL, "True or False", NO_BOOLS)),
+    ("flags", wrong("center", BOOL, "True or False", NO_BOOLS)),
+    ("flags", wrong("accumulate", BOOL, "True or False", NO_BOOLS)),
     ("axis", wrong("axis", INT, "-2 to 1 for x of shape (5, 8)", [2, -3, 100, *AXES])),
     ("groups", wrong("groups", INT, f"{DIVISOR} width of a row", INTS)),
     ("groups", wrong("num_groups", INT, f"{DIVISOR} number of channels", INTS)),

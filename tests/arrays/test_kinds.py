@@ -19,10 +19,7 @@ from tests.support.operands import NORMS, draw, optional, parameters, saved, wei
 
 SHAPE = (12, 96)
 X = draw("x", SHAPE, "float32")
-CASES = [
-    *(("normalize", "float16"), ("rms_norm", "bfloat16")),
-    *(("layer_norm", "float32"), ("l2_norm", "float64")),
-]
+CASES = list(zip(NORMS, ("float16", "bfloat16", "float32", "float64"), strict=True))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import numpy as np
 
 from cunorm import reference
 from tests.support.gate_bounds import count
-from tests.support.row_errors import Options, rows_of
+from tests.support.row_errors import Options, Rows
 from tests.support.ulps import Array, assert_same_numbers, assert_within, rounding, ulp, unit
 
 __all__ = ["assert_within", "check_backward", "check_forward", "param_grad_bound", "ulp"]
@@ -93,7 +93,7 @@ def of_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options
     exact = reference.normalize_forward(x, weight, bias, **more, **options)
     compute, stream = compute_type(x, residual, exact.residual), exact.residual
     stream = x if stream is None else stream
-    rows = rows_of(stream, weight, bias, Options(**options), compute=compute, rounded_to=x.dtype)
+    rows = Rows(stream, weight, bias, Options(**options), compute=compute, rounded_to=x.dtype)
     errors = {
         "y": lambda: np.broadcast_to(rows.y_error(), rows.s.shape).reshape(x.shape),
         "mean": lambda: rows.mean_error().reshape(exact.mean.shape),
@@ -111,7 +111,7 @@ def of_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options
     told |= {"rstd": f.rstd, "mean": f.mean, "d_residual": d_residual, "x_dtype": x_dtype}
     exact = reference.normalize_backward(dy, x, weight, bias, **told)
     compute = compute_type(x)
-    rows = rows_of(x, weight, bias, norm, compute=compute, rounded_to=x_dtype)
+    rows = Rows(x, weight, bias, norm, compute=compute, rounded_to=x_dtype)
     dy = norm.rows(dy)
     stream = () if d_residual is None else (norm.rows(d_residual), str(d_residual.dtype))
 

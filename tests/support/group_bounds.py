@@ -13,16 +13,15 @@ post-gate g do on dy * g.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cunorm import reference
 from cunorm.reference.activations import ACTIVATIONS
-from tests.support import row_errors
 from tests.support.bounds import Held, compute_type
 from tests.support.gate_bounds import Gate, count, gate_error, gate_slope_error
+from tests.support.row_errors import Options, Rows
 from tests.support.ulps import Array, ulp, unit
 
 
@@ -62,7 +61,7 @@ def of_group_backward(
     told = {"mean": f.mean, "rstd": f.rstd, "activation": activation, "channel_axis": channel_axis}
     exact = reference.group_norm_backward(dy, x, num_groups, weight, bias, **told)
     rows = rows_of(x, num_groups, weight, bias, eps=eps, channel_axis=channel_axis)
-    rows = replace(rows, after=activation_slope(rows, activation or "identity"))
+    rows.after = activation_slope(rows, activation or "identity")
     channels = x.shape[channel_axis]
     dy = np.moveaxis(dy, channel_axis, 1).astype(np.float64).reshape(rows.s.shape)
 
@@ -77,15 +76,15 @@ def of_group_backward(
     return Held(exact, errors, rows.compute)
 
 
-def rows_of(x, num_groups, weight, bias, *, eps, channel_axis) -> row_errors.Rows:
+def rows_of(x, num_groups, weight, bias, *, eps, channel_axis) -> Rows:
     """Take apart a group norm without activation: a layer norm of groups of whole samples."""
     first = np.moveaxis(x, channel_axis, 1)
     parameters = (
         None if p is None else np.repeat(p, math.prod(first.shape[2:])) for p in (weight, bias)
     )
-    norm = row_errors.Options(eps=eps, center=True, groups=num_groups)
+    norm = Options(eps=eps, center=True, groups=num_groups)
     samples, compute = first.reshape(len(x), math.prod(first.shape[1:])), compute_type(x)
-    return row_errors.rows_of(samples, *parameters, norm, compute=compute, rounded_to=x.dtype)
+    return Rows(samples, *parameters, norm, compute=compute, rounded_to=x.dtype)
 
 
 def like(x: Array, rows: Array, channel_axis: int) -> Array:
@@ -98,7 +97,7 @@ def like(x: Array, rows: Array, channel_axis: int) -> Array:
 # --- what an activation adds ----------------------------------------------------------------------
 
 
-def y_error(rows: row_errors.Rows, activation: str) -> Array:
+def y_error(rows: Rows, activation: str) -> Array:
     """Bound the error of y = phi(n) before the store: n's, times phi' about n, and that of phi."""
     error, slope = rows.n_error(), ACTIVATIONS[activation].slope
     slopes = [np.abs(slope(rows.n + step * error)) for step in (-1, 0, 1)]
@@ -106,7 +105,7 @@ def y_error(rows: row_errors.Rows, activation: str) -> Array:
     return np.maximum.reduce(slopes) * error + own
 
 
-def activation_slope(rows: row_errors.Rows, activation: str) -> Gate:
+def activation_slope(rows: Rows, activation: str) -> Gate:
     """Return phi'(n), which h has as a factor, with its error, as a gate after the norm.
 
     n is recomputed with its error of the forward, and from the rounded mean: what that lacks, half

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,26 +55,54 @@ class Options:
         return replace(self, c=None, weight_offset=0.0, round_before_weight=False, gate=gate)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rows:
     """The exact rows, and the errors that a gate or a rounding adds to those of a plain norm."""
 
-    compute: str
-    center: bool
-    before: Gate | None  # the gate, if it comes before the norm
-    after: Gate | None  # the gate, if it comes after
-    s: Array
-    r: Array
-    rstd: Array
-    mean: Array | None
-    k: float
-    w: Array | float  # weight + weight_offset
-    kr: Array  # k * r, rounded where it is before weight
-    kr_error: Array | None  # near a tie; None where kr is not rounded
-    n: Array
-    added_to_mean: Array | float = 0.0  # by a pre-gate, here and in the next two
-    added_to_rstd: Array | float = 0.0  # relative
-    r_error: Array | float = 0.0
+    def __init__(self, s, weight, bias, options: Options, *, compute, rounded_to) -> None:
+        """Take apart a norm of s, what is normalised, whose kr is rounded, if it is, to a dtype."""
+        f = reference.normalize_forward(s, **vars(options.up_to_r()))
+        self.compute, self.center = compute, options.center
+        self.s, self.r = options.rows(s), options.rows(f.y)
+        self.rstd = f.rstd.reshape(*self.r.shape[:-1], 1)
+        self.mean = None if f.mean is None else f.mean.reshape(self.rstd.shape)
+        gate, is_before = None, options.gate_position == "pre"
+        if options.gate is not None:
+            names = (options.gate_activation, str(options.gate.dtype), compute)
+            gate = gate_of(options.rows(options.gate), *names)
+        self.before, self.after = (gate, None) if is_before else (None, gate)
+        self.added_to_mean = self.added_to_rstd = self.r_error = 0.0  # by a pre-gate
+        if self.before is not None:
+            self._add_pre_gate(self.before)
+        self.k = 1.0 if options.c is None else options.c / math.sqrt(self.r.shape[-1])
+        self.w = 1.0 if weight is None else options.parameter(weight) + options.weight_offset
+        self.kr, self.kr_error = self.k * self.r, None  # None where kr is not rounded
+        if options.round_before_weight and narrows(str(rounded_to), compute):
+            self._round(rounded_to)
+        self.n = self.kr * self.w + (0.0 if bias is None else options.parameter(bias))
+
+    def _round(self, dtype: Any) -> None:
+        """Round kr; it may go to the other side next to a tie, as the ends of its error tell."""
+        kr = self.kr
+        error = n_bound(kr, kr, self.compute) + abs(self.k) * self.r_error
+        ends = (kr, kr - error, kr + error)
+        self.kr, *ends = (reference.round_to(v, dtype).astype(np.float64) for v in ends)
+        apart = (np.where(end == self.kr, 0.0, np.abs(end - self.kr)) for end in ends)
+        self.kr_error = np.maximum(*apart)
+
+    def _add_pre_gate(self, gate: Gate) -> None:
+        """Set what the error e of p = s * g, of g and of the product, comes to in the statistics.
+
+        The mean moves by mean(e) or less; rstd, relatively, by rstd**2 * mean(abs(q) * e). q moves
+        by e; under center by e - mean(e), of which e has a share: e * (1 - 2/d) + mean(e) at most.
+        """
+        s, r = self.s, self.r
+        error = np.abs(s) * gate.value_error + product_error(s * gate.value, self.compute)
+        self.added_to_mean = mean(error)
+        self.added_to_rstd = self.rstd * mean(np.abs(r) * error)  # relative
+        q_error = error
+        if self.center:
+            q_error = error * (1 - 2 / s.shape[-1]) + self.added_to_mean
+        self.r_error = self.rstd * q_error + np.abs(r) * self.added_to_rstd
 
     def mean_error(self) -> Array:
         """Bound the error of mean: one ulp of it, and 4 u of the deviation (8 for wide rows).
@@ -191,59 +220,6 @@ class Rows:
         dr = self.dr(dy)
         dq = self.rstd * (dr - self.r * mean(self.r * dr))
         return dq - mean(dq) if self.center else dq
-
-
-def rows_of(s, weight, bias, options: Options, *, compute, rounded_to) -> Rows:
-    """Take apart a norm of s, what is normalised, whose kr is rounded, if it is, to a dtype."""
-    f = reference.normalize_forward(s, **vars(options.up_to_r()))
-    s, r = options.rows(s), options.rows(f.y)
-    rstd = f.rstd.reshape(*r.shape[:-1], 1)
-    k = 1.0 if options.c is None else options.c / math.sqrt(r.shape[-1])
-    w = 1.0 if weight is None else options.parameter(weight) + options.weight_offset
-    gate, added, kr, kr_error = None, {}, k * r, None
-    if options.gate is not None:
-        names = (options.gate_activation, str(options.gate.dtype), compute)
-        gate = gate_of(options.rows(options.gate), *names)
-    is_before = options.gate_position == "pre"
-    if gate is not None and is_before:
-        added = _pre_gate_errors(s, gate, r, rstd, center=options.center, compute=compute)
-    if options.round_before_weight and narrows(str(rounded_to), compute):
-        error = n_bound(kr, kr, compute) + abs(k) * added.get("r_error", 0.0)
-        # Rounding is monotonic, so that the two ends tell. Where no tie is near it is nothing.
-        kr, *ends = (
-            reference.round_to(v, rounded_to).astype(np.float64)
-            for v in (kr, kr - error, kr + error)
-        )
-        kr_error = np.maximum(*(np.where(end == kr, 0.0, np.abs(end - kr)) for end in ends))
-    return Rows(
-        compute=compute,
-        center=options.center,
-        before=gate if is_before else None,
-        after=None if is_before else gate,
-        s=s,
-        r=r,
-        rstd=rstd,
-        mean=None if f.mean is None else f.mean.reshape(rstd.shape),
-        k=k,
-        w=w,
-        kr=kr,
-        kr_error=kr_error,
-        n=kr * w if bias is None else kr * w + options.parameter(bias),
-        **added,
-    )
-
-
-def _pre_gate_errors(s, gate: Gate, r, rstd, *, center, compute) -> dict[str, Array]:
-    """Return what the error e of p = s * g, of g and of the product, comes to in the statistics.
-
-    The mean moves by mean(e) or less; rstd, relatively, by rstd**2 * mean(abs(q) * e). q moves by
-    e; under center by e - mean(e), of which e has a share: e * (1 - 2/d) + mean(e) at most.
-    """
-    error = np.abs(s) * gate.value_error + product_error(s * gate.value, compute)
-    of_mean, of_rstd = mean(error), rstd * mean(np.abs(r) * error)
-    q_error = error * (1 - 2 / s.shape[-1]) + of_mean if center else error
-    r_error = rstd * q_error + np.abs(r) * of_rstd
-    return {"added_to_mean": of_mean, "added_to_rstd": of_rstd, "r_error": r_error}
 
 
 def n_bound(n: Array, terms: Array, compute: str) -> Array:
