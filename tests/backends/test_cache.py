@@ -7,13 +7,11 @@ Most compilers here only copy a library, which takes no time.
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -111,19 +109,6 @@ def test_a_cache_that_others_may_write_to_or_that_is_no_folder_is_not_used(tmp_p
         assert not cache.is_dir() or not list(cache.iterdir())
 
 
-# --- what is counted ------------------------------------------------------------------------------
-
-
-def test_files_bytes_and_what_is_loaded_are_counted(folder):
-    assert cunorm.cache_info()[:4] == (folder, 0, 0, 0)
-    check()
-    (library,) = libraries(folder)
-    size = library.stat().st_size
-    assert cunorm.cache_info()[:4] == (folder, 1, size, 1)
-    (folder / f"row_norm_forward-{'0' * 32}.so").write_bytes(b"12345")  # another process's
-    assert cunorm.cache_info()[:4] == (folder, 2, size + 5, 1)
-
-
 def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
     monkeypatch.setenv("CUPY_CACHE_DIR", "/some/where")
     monkeypatch.setitem(sys.modules, "cupy", None)  # stands for an import
@@ -138,7 +123,7 @@ def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
 # --- what is removed ------------------------------------------------------------------------------
 
 
-def test_calls_after_clear_cache_compile_anew_and_load_the_new_file(folder, monkeypatch):
+def test_calls_after_clear_cache_compile_anew_and_are_counted(folder, monkeypatch):
     """So does one that was made before with the same arrays."""
     found, x, out = compiled(monkeypatch), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)
     for times in (1, 2):
@@ -155,7 +140,7 @@ def test_calls_after_clear_cache_compile_anew_and_load_the_new_file(folder, monk
             inodes = {line.split()[4] for line in lines if not line.endswith("(deleted)")}
             assert inodes == {str(library.stat().st_ino)}
             assert any(line.endswith("(deleted)") for line in lines) == (times > 1), "it stays"
-        assert cunorm.cache_info()[1:4] == (1, size, 1)
+        assert cunorm.cache_info()[:4] == (folder, 1, size, 1)
         assert cunorm.clear_cache() == (1, size)
         assert libraries(folder) == []
         assert cunorm.cache_info()[1:4] == (0, 0, 0)
@@ -187,12 +172,8 @@ def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):
 
 def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
     """The folder of one that runs now is not touched, nor what only looks like such a folder."""
-    with own_cache(tmp_path, f"{ANSWERS}while true; do sleep 0.1; done") as cache:
-        child = started()
-        while not list(cache.glob("*/*.cpp")) and child.poll() is None:
-            time.sleep(0.05)
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    with own_cache(tmp_path, f"{ANSWERS}kill -9 $PPID") as cache:
+        started().wait()
         assert cunorm.clear_cache().files == 0
         (left,) = cache.iterdir()
         (source,) = left.iterdir()
@@ -207,18 +188,6 @@ def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
 
 
 # --- at once --------------------------------------------------------------------------------------
-
-
-def test_threads_that_need_the_same_build_at_once_compile_it_once(folder, monkeypatch):
-    found, together = compiled(monkeypatch), threading.Barrier(4)
-
-    def call(_):
-        together.wait(timeout=30)
-        check()
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(call, range(4)))
-    assert found == ["row_norm_forward"]
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "rms_norm_backward", "group_norm"])
@@ -275,12 +244,15 @@ def test_threads_and_processes_that_call_while_others_clear_get_right_answers(fo
             except BaseException as error:
                 wrong.append(error)
 
-    child = started(f"import cunorm\n{CALL}\nfor _ in range(3): cunorm.clear_cache(), check()")
+    child = started(
+        f"import cunorm, time\n{CALL}\n"
+        "for _ in range(3): time.sleep(0.3); cunorm.clear_cache(); check()"
+    )
     threads = [threading.Thread(target=call) for _ in range(3)]
     for thread in threads:
         thread.start()
     for _ in range(3):
-        done.wait(0.1)
+        done.wait(0.3)  # as who is cleared three times at a call gives up
         while not libraries(folder) and not wrong:
             done.wait(0.01)
         cunorm.clear_cache()

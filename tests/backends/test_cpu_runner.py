@@ -15,8 +15,8 @@ from tests.support.internals import Task, _compile, compiler, runner
 
 pytestmark = compiles
 
-# A block notes which thread ran it, how often it ran, when it began and ended by a clock that all
-# kernels share, and where some other array is. The first block of a grid dawdles.
+# A block notes which thread ran it, how often it ran, and when it began and ended by a clock that
+# all kernels share. The first block of a grid dawdles.
 KERNEL = """
 #include "device.h"
 #include "simd_streaming.h"
@@ -26,18 +26,16 @@ KERNEL = """
 struct Build {};
 template <class B>
 struct Arguments {
-  long long* notes;  // of five numbers for each block
+  long long* notes;  // of four numbers for each block
   std::atomic<long long>* clock;
-  long long other;
 };
 void note(const Arguments<Build>& arguments) {
-  long long* const notes = arguments.notes + 5 * blockIdx.x;
+  long long* const notes = arguments.notes + 4 * blockIdx.x;
   notes[0] += 1;
   notes[1] = ++*arguments.clock;
   if (blockIdx.x == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   notes[2] = ++*arguments.clock;
   notes[3] = std::hash<std::thread::id>()(std::this_thread::get_id()) >> 1;
-  notes[4] = arguments.other;
 }
 #define KERNEL note
 #include "launch.h"
@@ -55,7 +53,7 @@ def entry(tmp_path_factory):
     return _compile.entry_of(ctypes.CDLL(str(library)))
 
 
-WORDS = struct.Struct("<3Q")  # of the arguments
+WORDS = struct.Struct("<2Q")  # of the arguments
 
 
 @pytest.fixture
@@ -68,14 +66,14 @@ def run(entry):
         run = runner(tasks, arguments, len(grids) + 1)
         cunorm.set_num_threads(threads)
         for _ in range(2):  # on arrays that are others each time
-            notes, clock = [np.zeros((grid, 5), np.int64) for grid in grids], np.zeros(1, np.int64)
+            notes, clock = [np.zeros((grid, 4), np.int64) for grid in grids], np.zeros(1, np.int64)
             run([array.ctypes.data for array in (*notes, clock)])
         assert clock[0] == 2 * sum(grids)
         return notes
 
     def arguments(pointers):
         *notes, clock = pointers  # of each task its own, and the last for all
-        return b"".join(WORDS.pack(pointer, clock, 0) for pointer in notes)
+        return b"".join(WORDS.pack(pointer, clock) for pointer in notes)
 
     yield run
     cunorm.set_num_threads(None)
@@ -97,23 +95,3 @@ def test_little_work_stays_on_the_thread_that_calls(run):
     (own,) = set(few[:, 3])
     assert set(alone[:, 3]) == {own}
     assert len(set(many[:, 3])) == 2
-
-
-def test_an_address_is_added_in_each_word_that_an_array_has_a_part_in(entry):
-    """At offsets, too; and 0 where there is no such array."""
-    asked = []
-
-    def arguments(pointers):
-        asked.append(pointers)
-        notes, clock, other, _ = pointers
-        places = enumerate((other, other + 64, other - 8, 7))
-        return b"".join(WORDS.pack(notes + 40 * n, clock, said % 2**64) for n, said in places)
-
-    run = runner([Task(entry, 1, WORDS.size * n, 1 << 20) for n in range(4)], arguments, 4)
-    times = len(asked)
-    for other in (0, 1 << 12, 3 << 45, 0):
-        notes, clock = np.zeros((4, 5), np.int64), np.zeros(1, np.int64)
-        run([notes.ctypes.data, clock.ctypes.data, other, 5])
-        assert notes[:, 0].tolist() == [1, 1, 1, 1]
-        assert notes[:, 4].tolist() == [other, other + 64, other - 8, 7]
-    assert len(asked) == times

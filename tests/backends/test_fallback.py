@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import os
+import random
 import warnings
 
 import numpy as np
 import pytest
 
 import cunorm
-from cunorm import GroupNormForward, GroupNormGrads, NormForward
-from tests.support import group_norm_cases as groups
-from tests.support import row_norm_cases as rows
+from cunorm import GroupNormForward, NormForward
 from tests.support.bounds import check_forward
 from tests.support.caches import begun_anew
-from tests.support.covers import each, pairwise
+from tests.support.cases import FACTORS, Samples, arranged, call_of, cover
+from tests.support.covers import label
+from tests.support.gpu_arrays import OnNumpy
 from tests.support.group_bounds import check_group_forward
 from tests.support.internals import compiler
 from tests.support.kinds import numbers, to
@@ -61,59 +62,43 @@ def test_there_is_one_warning_and_it_points_to_the_caller(call):
     assert warning.filename == __file__
 
 
-def ends(factors):
-    return {name: (choices[0], choices[-1]) for name, choices in factors.items()}
+def covers():
+    """Return cases in which every two of the first and the last choices meet."""
+    for kernel, factors in FACTORS.items():
+        ends = {name: (choices[0], choices[-1]) for name, choices in factors.items()}
+        for case in cover(kernel, ends):
+            yield pytest.param(kernel, case, id=f"{kernel}-{label(case)}")
 
 
-@each([case for f in (rows.FORWARD, rows.BACKWARD) for case in pairwise(ends(f), rows.telling)])
-def test_row_norms_take_any_pair_of_choices(case):
-    (rows.check_backward_case if "dy" in case else rows.check_forward_case)(case)
+@pytest.mark.parametrize(("kernel", "case"), [*covers()])
+def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
+    """In place, too, in arrays of any layout."""
+    draw = random.Random(label(case))
+    of = {"shape": (1, 3, 7, 33)}
+    if "group" in kernel:
+        of = {"samples": Samples(2, (1, 3, 2, 5), 40, 8, *draw.choice([(True, -1), (False, 1)]))}
+    call_of(kernel, arranged(kernel, draw, case | of), OnNumpy()).check()
 
 
-@each(pairwise(ends(groups.FORWARD)) + pairwise(ends(groups.BACKWARD), groups.telling))
-def test_group_norms_take_any_pair_of_choices(case):
-    check = groups.check_backward_case if "dy" in case else groups.check_forward_case
-    for sizes in groups.SMALL[1:3]:
-        check(case, sizes)
-
-
-def test_row_norms_take_places_strides_and_no_rows():
+def test_y_may_be_written_over_x_where_the_stream_has_an_array_of_its_own():
     x, weight = draw("x", (6, 40), "float32"), draw("weight", 40, "float16")
-    apart, place = cunorm.layer_norm_forward(x, weight, residual_dtype="float16"), x.copy()
-    out = NormForward(y=place, residual=np.empty((6, 40), np.float16))
-    f = cunorm.layer_norm_forward(place, weight, out=out)
-    assert f.y is place
+    apart = cunorm.layer_norm_forward(x, weight, residual_dtype="float16")
+    out = NormForward(y=x, residual=np.empty((6, 40), np.float16))
+    f = cunorm.layer_norm_forward(x, weight, out=out)
+    assert f.y is x
     for found, right in zip(f, apart, strict=True):
         np.testing.assert_array_equal(found, right)
-    strided = np.zeros((6, 80), np.float32)
-    y = cunorm.rms_norm(x[::-1], out=strided[:, 5:45])
-    np.testing.assert_array_equal(y, cunorm.rms_norm(x)[::-1])
-    assert not strided[:, 45:].any()
-    saved = {"rstd": f.rstd[:0], "mean": f.mean[:0]}
-    none = cunorm.layer_norm_backward(x[:0], x[:0], weight, weight, **saved)
-    assert none.dx.shape == (0, 40)
-    assert not none.dweight.any()
-    assert not none.dbias.any()
 
 
-def test_group_norms_take_places_strides_and_no_samples():
-    x, dy = (draw(name, (3, 6, 4, 10), "float32") for name in ("x", "dy"))
-    right = groups.run(x, dy, 5)
-    for place in (0, 1):
-        copies = [x.copy(), dy.copy()]
-        into = groups.run(*copies, 5, backward={"out": GroupNormGrads(dx=copies[place])}).dx
-        assert into is copies[place]
-        np.testing.assert_array_equal(into, right.dx)
-    strided = np.zeros((3, 6, 4, 20), np.float32)[..., ::2]
-    strided[...] = x
-    np.testing.assert_array_equal(groups.run(strided, dy, 5).dx, right.dx)
-    place = x.copy()
-    assert cunorm.instance_norm(place, out=place) is place
-    np.testing.assert_array_equal(place, cunorm.instance_norm(x))
-    none = groups.run(x[:0], dy[:0], 5)
-    assert none.dx.shape == (0, 6, 4, 10)
-    assert not none.dweight.any()
-    assert not none.dbias.any()
+def test_without_rows_or_samples_parameters_have_zero_gradients():
+    x, weight = np.empty((0, 6, 8), np.float32), np.ones(8, np.float32)
+    row, group = (np.empty(shape, np.float32) for shape in ((0, 6), (0, 2)))
+    of_rows = cunorm.layer_norm_backward(x, x, weight, weight, rstd=row, mean=row)
+    of_groups = cunorm.group_norm_backward(x, x, 2, weight, weight, rstd=group, mean=group)
+    for grads in (of_rows, of_groups):
+        assert grads.dx.shape == x.shape
+        assert not grads.dweight.any()
+        assert not grads.dbias.any()
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

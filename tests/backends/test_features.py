@@ -59,19 +59,16 @@ def test_a_gpu_has_its_features_by_default_and_by_name(capability, by_default, n
         assert features_of(capability) == right
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_a_wrong_name_is_an_error_that_names_the_right_ones(monkeypatch, capsys):
+    for value, text in (
         ("cluster", "names 'cluster', expected none or some of clusters, async_copies"),
         ("none, clusters", "names none beside 'clusters', expected one of them"),
-    ],
-)
-def test_a_wrong_name_is_an_error_that_names_the_right_ones(value, text, monkeypatch, capsys):
-    monkeypatch.setenv(VARIABLE, value)
-    with pytest.raises(ValueError, match=f"^{VARIABLE} {text}$"):
-        features_of("90")
-    main(["info"])
-    assert f"{VARIABLE} {text}" in capsys.readouterr().out
+    ):
+        monkeypatch.setenv(VARIABLE, value)
+        with pytest.raises(ValueError, match=f"^{VARIABLE} {text}$"):
+            features_of("90")
+        main(["info"])
+        assert f"{VARIABLE} {text}" in capsys.readouterr().out
 
 
 def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, capsys):

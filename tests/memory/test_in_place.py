@@ -3,7 +3,7 @@
 
 An array of a gated call can be both what a thread reads and where it writes, several at once; rows
 are few and many, short and long, whole and in groups, so that every way of walking them is taken.
-Group norms in place are in test_out.py, in each of their memory layouts.
+Group norms in place are in test_out.py, views in tests/operators.
 """
 
 from __future__ import annotations
@@ -131,27 +131,6 @@ def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
     check(cunorm.layer_norm_backward, NormGrads, arrays, places, groups=groups)
 
 
-def test_views_may_be_written_over_and_nothing_around_them():
-    """dy and the gate lie in the same strides; between their rows there is other memory."""
-    for view in (
-        lambda memory: memory[:, 1, :, :64],  # part of a fused array
-        lambda memory: memory[::-1, 0, :, 3:67],
-        lambda memory: memory[:, 1, ::2, 16:80].transpose(1, 0, 2),
-    ):
-        memory = {name: draw(name, (6, 2, 4, 80), "float32") for name in ("dy", "gate")}
-        before = {name: array.copy() for name, array in memory.items()}
-        dy, gate = map(view, memory.values())
-        told = arrays_of(1, 64, "float32") | statistics(dy.shape[:-1], 4) | {"groups": 4}
-        told["x"] = draw("x", dy.shape, "float32")
-        expected = cunorm.layer_norm_backward(dy, gate=gate, **told)
-        grads = cunorm.layer_norm_backward(dy, gate=gate, **told, out=NormGrads(dx=dy, dgate=gate))
-        for found, right in zip(grads, expected, strict=True):
-            assert_same_bits(found, right)
-        for name, array in memory.items():
-            view(array)[...] = view(before[name])
-            assert_same_bits(array, before[name], f"the memory around {name}")
-
-
 # --- where the residual stream begins -------------------------------------------------------------
 
 
@@ -169,17 +148,3 @@ def test_y_may_be_exactly_x_where_the_stream_is_written_to_another_array(dtype, 
                 assert out.residual is None or result.residual is out.residual
                 assert_same_bits(result.y, expected.y, "y")
                 assert_same_bits(result.residual, expected.residual, "residual")
-
-
-def test_where_x_is_returned_as_the_stream_y_may_be_any_other_input():
-    x, gate, weight = (draw(name, 1003, "float32") for name in ("x", "gate", "weight"))
-    before, told = x.copy(), {"gate": gate, "weight": weight}
-    expected = cunorm.add_rms_norm(x, None, **told, groups=17).y
-    for name in told:
-        place = told[name].copy()
-        out = AddNorm(y=place)
-        result = cunorm.add_rms_norm(x, None, **told | {name: place}, groups=17, out=out)
-        assert result.y is place
-        assert result.residual is x
-        assert_same_bits(place, expected, name)
-        assert_same_bits(x, before, "x")

