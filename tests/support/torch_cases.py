@@ -85,8 +85,13 @@ def case(name, module=ct):
 def gradients(call, tensors, **how):
     """Return gradients of a sum of all results, each times numbers of its own."""
     results = [one for one in call(*tensors) if one.requires_grad]
-    factors = [tensor("dy", *one.shape, grad=False) for one in results]
-    return torch.autograd.grad(results, tensors, factors, **how)
+    return torch.autograd.grad(results, tensors, [factors(one) for one in results], **how)
+
+
+def factors(result):
+    """Return small integers that lie as a result does."""
+    numbers = torch.arange(result.numel(), device=result.device) % 7 - 2
+    return torch.zeros_like(result) + numbers.to(result.dtype).reshape(result.shape)
 
 
 class Watch(TorchDispatchMode):

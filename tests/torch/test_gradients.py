@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of cunorm.torch's functions: those of differences, by every road of autograd's."""
+"""Gradients of cunorm.torch's functions, by every road of autograd's, and what is kept for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
 
 import cunorm.torch as ct  # noqa: E402
-from tests.support.torch_cases import CASES, Watch, case, gradients, tensor  # noqa: E402
+from tests.support.torch_cases import (  # noqa: E402
+    CASES,
+    Watch,
+    case,
+    factors,
+    gradients,
+    operands,
+    tensor,
+)
+
+ways = pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -97,7 +107,7 @@ def test_the_gradient_of_x_is_not_rounded_to_the_streams_dtype_on_the_way():
     assert error < 64 * 2**-24  # some float32 roundings, none of float16
 
 
-@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
+@ways
 def test_a_stream_of_operands_without_gradients_has_none(way):
     x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
     with way():
@@ -119,7 +129,7 @@ def test_a_batch_of_gradients_is_as_its_items(name):
         assert all(torch.equal(mine[item], its) for mine, its in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
+@ways
 @pytest.mark.parametrize("name", ["add_rms_norm", "group_norm"])
 def test_gradients_that_are_negated_views_are_read_as_such(name, way):
     call, (x, *rest) = case(name)
@@ -164,3 +174,81 @@ def test_gradients_of_transposed_and_of_expanded_tensors_are_right():
     x, weight = tensor("x", 4, 3, 8), tensor("weight", 8)
     assert torch.autograd.gradcheck(ct.rms_norm, (x.transpose(0, 1), weight))
     assert torch.autograd.gradcheck(lambda x: ct.rms_norm(x[:, :1].expand(4, 5, 8)), x)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+# Each, and the shapes of the statistics that it keeps.
+KEPT = {
+    "rms_norm": [(2, 4)],
+    "groups": [(2, 4, 2)],
+    "add_rms_norm": [(2, 4)],
+    "layer_norm": [(2, 4)] * 2,
+    "l2_norm": [(2, 4)],
+    "group_norm": [(2, 2)] * 2,
+    "channels last": [(2, 2)] * 2,
+}
+kept = pytest.mark.parametrize("name", KEPT)
+
+
+class Ran:
+    """A call, with what it was given and what it gave."""
+
+    def __init__(self, name):
+        self.operands = operands(name)
+        self.results = case(name)[0](*self.operands.values())
+        self.arriving = list(map(factors, self.results))
+        # what was normalised: x, or the new stream
+        self.normalised = self.results[1] if len(self.results) > 1 else self.operands["x"]
+
+    def backward(self):
+        found = torch.autograd.grad(self.results, list(self.operands.values()), self.arriving)
+        return dict(zip(self.operands, found, strict=True))
+
+
+@kept
+def test_only_what_was_normalised_statistics_gate_and_parameters_are_kept(name):
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: seen.append(one) or one, id):
+        ran = Ran(name)
+    named = [ran.operands[key] for key in ("weight", "bias", "gate") if key in ran.operands]
+    expected = {one.data_ptr() for one in (ran.normalised, *named)}
+    assert expected <= {one.data_ptr() for one in seen}
+    statistics = [one for one in seen if one.data_ptr() not in expected]
+    assert [one.shape for one in statistics] == KEPT[name]
+    # No array is kept that is as large as y, and none twice.
+    size = sum(one.nbytes for one in (ran.normalised, *named, *statistics))
+    assert sum(one.nbytes for one in seen) == size
+
+
+@kept
+def test_no_operand_and_no_gradient_that_arrives_is_changed(name):
+    ran, fresh = Ran(name), operands(name)
+    given = [*ran.operands.values(), *ran.arriving, *ran.results]
+    before = [(one.detach().clone(), one._version) for one in given]
+    ran.backward()
+    for one, (numbers, version) in zip(given, before, strict=True):
+        assert torch.equal(one, numbers)
+        assert one._version == version
+    for key, one in ran.operands.items():
+        assert torch.equal(one, fresh[key])
+        assert one._version == fresh[key]._version
+
+
+@kept
+@ways
+def test_kernels_get_the_callers_own_memory(name, way, monkeypatch):
+    seen = launched(monkeypatch)
+    with way():
+        ran = Ran(name)
+        gradients = ran.backward()
+    there, back = seen
+    expected = {"y": ran.results[0], **ran.operands}
+    read = {"dy": ran.arriving[0], "x": ran.normalised, "dx": gradients["x"]}
+    for key in {"weight", "bias", "gate"} & ran.operands.keys():
+        read |= {key: ran.operands[key], f"d{key}": gradients[key]}
+    if len(ran.results) > 1:
+        expected["new_residual"], read["d_residual"] = ran.results[1], ran.arriving[1]
+    for call, arrays in ((there, expected), (back, read)):
+        for key, one in arrays.items():
+            assert getattr(call, key).pointer == one.data_ptr(), key
