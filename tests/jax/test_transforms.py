@@ -45,47 +45,37 @@ def square(norm):
 
 
 def gated(in_axes):
-    def transform(norm):
-        return jax.vmap(lambda x, g, w: norm(x, w, axis=1, gate=g), (*in_axes, None))
-
-    return transform
+    return lambda norm: jax.vmap(lambda x, g, w: norm(x, w, axis=1, gate=g), (*in_axes, None))
 
 
-def on_images(channel_axis):
-    more = {"activation": "silu", "channel_axis": channel_axis}
-    return lambda norm: jax.vmap(lambda x, w: norm(x, 2, w, **more), (0, None))
+def on_images(axis):
+    said = {"activation": "silu", "channel_axis": axis}
+    return lambda norm: jax.vmap(lambda x, w: norm(x, 2, w, **said), (0, None))
 
 
-def of_each(norm, *args, **more):
+def of_each(norm, **said):
     """Derive by the x of each example and by a weight that they share."""
-    own = jax.grad(square(lambda x, w: norm(x, *args, weight=w, **more)), (0, 1))
-    return jax.vmap(own, (0, None))
+    return jax.vmap(jax.grad(square(lambda x, w: norm(x, weight=w, **said)), (0, 1)), (0, None))
 
 
-def twice(norm):
-    return jax.vmap(jax.vmap(norm, (0, None)), (0, None))
+def three_times(norm):
+    return jax.vmap(jax.vmap(jax.vmap(norm, (0, None)), (0, None)), (None, 0))
 
 
 ROWS, IMAGES = ((4, 3, 8), 8), ((3, 2, 8, 8), 8)
 # Of each: what is made of a norm, the norm, its arrays, and whether it is one call of the kernels.
 BATCHES = {
     "rows": (lambda f: jax.vmap(f, (0, None)), "rms_norm", ROWS, True),
-    "rows of axis 2": (lambda f: jax.vmap(f, (2, None)), "rms_norm", ((3, 8, 4), 8), True),
     "rows and weights": (lambda f: jax.vmap(f, (2, 1)), "rms_norm", ((3, 8, 4), (8, 4)), False),
     "no leading axes": (jax.vmap, "rms_norm", ((4, 8),), True),
     "gates": (gated((0, 0)), "rms_norm", ((5, 2, 3, 8),) * 2 + ((3, 8),), True),
     "gates of one x": (gated((None, 0)), "rms_norm", ((2, 3, 8), (5, 2, 3, 8), (3, 8)), True),
     "images": (on_images(1), "group_norm", IMAGES, True),
     "images, channels last": (on_images(-1), "group_norm", IMAGES, True),
-    "three times": (
-        lambda f: jax.vmap(twice(f), (None, 0)),
-        "rms_norm",
-        ((4, 5, 3, 8), (6, 8)),
-        False,
-    ),
+    "three times": (three_times, "rms_norm", ((4, 5, 3, 8), (6, 8)), False),
     "gradients of each": (of_each, "rms_norm", ((4, 2, 3, 8), 8), False),
     "gradients of each image": (
-        lambda f: of_each(f, num_groups=2),
+        partial(of_each, num_groups=2),
         "group_norm",
         ((4, 2, 3, 8), 8),
         False,

@@ -10,7 +10,7 @@ import cunorm.torch as ct
 from tests.support.operands import draw
 
 SHAPE, IMAGES = (2, 4, 6), (2, 4, 3, 2)
-ACTIVATIONS = ["identity", "sigmoid", "silu", "tanh", "relu", "gelu", "gelu_tanh"]
+ACTIVATIONS = ["sigmoid", "tanh", "relu", "gelu_tanh"]  # and silu and gelu below
 PRE = {"gate_position": "pre", "center": True}
 ROWS = {  # the function, what it is given beside x, and what it is told
     "rms_norm": ("rms_norm", "weight", {}),
@@ -85,8 +85,13 @@ def case(name, module=ct):
 def gradients(call, tensors, **how):
     """Return gradients of a sum of all results, each times numbers of its own."""
     results = [one for one in call(*tensors) if one.requires_grad]
-    factors = [tensor("dy", *one.shape, grad=False) for one in results]
-    return torch.autograd.grad(results, tensors, factors, **how)
+    return torch.autograd.grad(results, tensors, [factors(one) for one in results], **how)
+
+
+def factors(result):
+    """Return small integers that lie as a result does."""
+    numbers = torch.arange(result.numel(), device=result.device) % 7 - 2
+    return torch.zeros_like(result) + numbers.to(result.dtype).reshape(result.shape)
 
 
 class Watch(TorchDispatchMode):

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.torch on a GPU: within the same bounds, in CUDA graphs, and compiled."""
+"""cunorm.torch on a GPU: as in float64 on the CPU, in CUDA graphs, on streams and compiled."""
 
 from __future__ import annotations
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-functional = torch.nn.functional
 
-import cunorm.torch as ct  # noqa: E402
-from tests.support.torch_cases import tensor  # noqa: E402
-from tests.support.torch_norms import assert_near  # noqa: E402
+from tests.support.torch_cases import case, gradients  # noqa: E402
+from tests.support.torch_norms import BF16, F32, assert_near  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,72 +18,34 @@ pytestmark = [
 ]
 
 
-def add_rms_norm(x, residual, weight):
-    stream = x + residual
-    return functional.rms_norm(stream, (1024,), weight, 1e-6), stream
+class Norm:
+    """A norm and what is given to it on the GPU: a bfloat16 branch of a float32 stream, images."""
 
+    def __init__(self, name):
+        self.call, tensors = case(name)
+        dtypes = [BF16 if name == "add_rms_norm" else F32, *[F32] * len(tensors)]
+        given = zip(tensors, dtypes, strict=False)
+        self.leaves = [one.detach().to("cuda", dtype).requires_grad_() for one, dtype in given]
 
-def group_norm(x, weight, bias):
-    return (functional.silu(functional.group_norm(x, 8, weight, bias)),)
-
-
-def on_gpu(name, *shape, dtype="float32"):
-    made = tensor(name, *shape, dtype=dtype, grad=False).to("cuda")
-    return made.to(memory_format=torch.channels_last) if len(shape) == 4 else made
-
-
-def results(function, leaves, arriving):
-    """Return the results of a function, and the gradients of its operands."""
-    made = function(*leaves)
-    return [*(one.detach() for one in made), *torch.autograd.grad(made, leaves, arriving)]
-
-
-class Row:
-    """A norm of a bfloat16 branch and a float32 stream."""
-
-    function, formula = staticmethod(ct.add_rms_norm), staticmethod(add_rms_norm)
-
-    def __init__(self):
-        x, dy = (on_gpu(name, 64, 1024, dtype="bfloat16") for name in ("x", "dy"))
-        residual, d_residual = (on_gpu(name, 64, 1024) for name in ("residual", "d_residual"))
-        given = x, residual, on_gpu("weight", 1024)
-        self.leaves, self.arriving = [one.requires_grad_() for one in given], [dy, d_residual]
-
-    def step(self):
-        return results(self.function, self.leaves, self.arriving)
+    def step(self, leaves=None):
+        """Return results and gradients."""
+        leaves = leaves or self.leaves
+        return [*(one.detach() for one in self.call(*leaves)), *gradients(self.call, leaves)]
 
     def change(self, others):
         """Put other numbers into x."""
         self.leaves[0].detach().copy_(others)
 
     def check(self, found):
-        wide = [one.detach().cpu().double() for one in (*self.leaves, *self.arriving)]
-        leaves = [one.requires_grad_() for one in wide[: len(self.leaves)]]
-        exact = results(self.formula, leaves, wide[len(leaves) :])
+        exact = self.step([one.detach().cpu().double().requires_grad_() for one in self.leaves])
         for one, right in zip(found, exact, strict=True):
             assert_near(one.cpu(), right)
             assert one.stride() == right.stride()
 
 
-class Image(Row):
-    """A group norm with an activation in channels_last."""
-
-    formula = staticmethod(group_norm)
-
-    def __init__(self):
-        x, dy = (on_gpu(name, 3, 64, 12, 10) for name in ("x", "dy"))
-        given = x, on_gpu("weight", 64), on_gpu("bias", 64)
-        self.leaves, self.arriving = [one.requires_grad_() for one in given], [dy]
-
-    @staticmethod
-    def function(*operands):
-        x, *parameters = operands
-        return (ct.group_norm(x, 8, *parameters, activation="silu", channel_axis=1),)
-
-
-@pytest.fixture(params=[Row, Image], ids=["add_rms_norm", "group_norm"])
+@pytest.fixture(params=["add_rms_norm", "channels last"])
 def norm(request):
-    return request.param()
+    return Norm(request.param)
 
 
 def test_forward_and_backward_are_captured_in_a_cuda_graph_after_one_warm_call(norm):
@@ -106,7 +66,7 @@ def test_forward_and_backward_are_captured_in_a_cuda_graph_after_one_warm_call(n
 def test_a_compiled_norm_is_that_of_an_eager_call_to_the_bit(norm):
     pytest.importorskip("triton", reason="torch.compile on a GPU needs Triton")
     expected = norm.step()
-    norm.function = torch.compile(norm.function, fullgraph=True)
+    norm.call = torch.compile(norm.call, fullgraph=True)
     for one, right in zip(norm.step(), expected, strict=True):
         assert torch.equal(one, right)
     torch.compiler.reset()

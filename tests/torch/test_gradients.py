@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of cunorm.torch's functions: those of differences, by every road of autograd's."""
+"""Gradients of cunorm.torch's functions, by every road of autograd's, and what is kept for them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ import numpy as np
 import pytest
 
 from tests.support.calls import launched
-from tests.support.operands import draw
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
 
 import cunorm.torch as ct  # noqa: E402
-from tests.support.torch_cases import CASES, Watch, case, gradients, tensor  # noqa: E402
+from tests.support.torch_cases import (  # noqa: E402
+    CASES,
+    Watch,
+    case,
+    factors,
+    gradients,
+    operands,
+    tensor,
+)
+
+ways = pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -52,26 +61,24 @@ def test_only_gradients_that_are_required_are_computed(monkeypatch):
     assert x.grad is None
 
 
-def test_the_gradients_of_x_and_of_the_stream_have_memory_of_their_own():
-    x, residual = tensor("x", 4, 8), tensor("residual", 4, 8)
-    y, stream = ct.add_rms_norm(x, residual)
-    (y.sum() + stream.sum()).backward()
-    assert torch.equal(x.grad, residual.grad)
-    assert x.grad.data_ptr() != residual.grad.data_ptr()
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_one_of_two_results_is_enough_for_a_backward(used):
+    def grads(function):
+        _, tensors = case("add_rms_norm")
+        results = function(*tensors)
+        torch.autograd.backward([results[n] for n in used], [factors(results[n]) for n in used])
+        return [one.grad for one in tensors]
 
-
-def test_one_of_two_results_is_enough_for_a_backward():
-    dy = torch.from_numpy(draw("dy", (4, 8), "float64"))
-    for alone in (0, 1):
-        operands = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
-        ct.add_rms_norm(*operands)[alone].backward(dy)
-        x, residual, weight = theirs = [one.detach().requires_grad_() for one in operands]
+    def formula(x, residual, weight):
         stream = x + residual
-        (stream if alone else functional.rms_norm(stream, (8,), weight, 1e-6)).backward(dy)
-        for one, other in zip(operands, theirs, strict=True):
-            assert (one.grad is None) == (other.grad is None)
-            if one.grad is not None:
-                np.testing.assert_allclose(one.grad, other.grad, rtol=1e-12, atol=1e-13)
+        return functional.rms_norm(stream, weight.shape, weight, 1e-6), stream
+
+    found = grads(ct.add_rms_norm)
+    assert found[0].data_ptr() != found[1].data_ptr()  # each has memory of its own
+    for one, other in zip(found, grads(formula), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
 
 
 def test_a_tensor_that_is_two_operands_gets_both_gradients():
@@ -97,7 +104,7 @@ def test_the_gradient_of_x_is_not_rounded_to_the_streams_dtype_on_the_way():
     assert error < 64 * 2**-24  # some float32 roundings, none of float16
 
 
-@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
+@ways
 def test_a_stream_of_operands_without_gradients_has_none(way):
     x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
     with way():
@@ -119,7 +126,7 @@ def test_a_batch_of_gradients_is_as_its_items(name):
         assert all(torch.equal(mine[item], its) for mine, its in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
+@ways
 @pytest.mark.parametrize("name", ["add_rms_norm", "group_norm"])
 def test_gradients_that_are_negated_views_are_read_as_such(name, way):
     call, (x, *rest) = case(name)
@@ -149,18 +156,86 @@ def test_dtypes_of_results_and_gradients_are_those_of_their_operands():
         tolerance = torch.finfo(one.dtype).eps / 2 + 64 * 2**-24
         exact = wide[name].grad
         assert (one.grad.double() - exact).abs().max() <= tolerance * exact.abs().max()
-
-
-def test_y_in_another_dtype_takes_a_gradient_in_that_dtype():
-    x = tensor("x", 4, 8, dtype="float16")
     for spec in (torch.float32, "float32", np.float32):
-        y = ct.rms_norm(x, dtype=spec)
+        y = ct.rms_norm(narrow["x"], dtype=spec)
         assert y.dtype is torch.float32
-        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
-        assert gradient.dtype is torch.float16
+        assert torch.autograd.grad(y.sum(), narrow["x"])[0].dtype is torch.bfloat16
 
 
 def test_gradients_of_transposed_and_of_expanded_tensors_are_right():
     x, weight = tensor("x", 4, 3, 8), tensor("weight", 8)
     assert torch.autograd.gradcheck(ct.rms_norm, (x.transpose(0, 1), weight))
     assert torch.autograd.gradcheck(lambda x: ct.rms_norm(x[:, :1].expand(4, 5, 8)), x)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+# Each, and the shapes of the statistics that it keeps.
+KEPT = {
+    "rms_norm": [(2, 4)],
+    "groups": [(2, 4, 2)],
+    "add_rms_norm": [(2, 4)],
+    "layer_norm": [(2, 4)] * 2,
+    "l2_norm": [(2, 4)],
+    "group_norm": [(2, 2)] * 2,
+    "channels last": [(2, 2)] * 2,
+}
+kept = pytest.mark.parametrize("name", KEPT)
+
+
+class Ran:
+    """A call, with what it was given and what it gave, and its backward."""
+
+    def __init__(self, name):
+        self.operands = operands(name)
+        self.results = case(name)[0](*self.operands.values())
+        self.arriving = list(map(factors, self.results))
+        # what was normalised: x, or the new stream
+        self.normalised = self.results[1] if len(self.results) > 1 else self.operands["x"]
+
+    def backward(self):
+        found = torch.autograd.grad(self.results, list(self.operands.values()), self.arriving)
+        return dict(zip(self.operands, found, strict=True))
+
+
+@kept
+def test_only_what_was_normalised_statistics_gate_and_parameters_are_kept_and_all_unchanged(name):
+    seen = []
+    hooks = lambda one: seen.append(one) or one, lambda one: one
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        ran = Ran(name)
+    named = [ran.operands[key] for key in ("weight", "bias", "gate") if key in ran.operands]
+    expected = {one.data_ptr() for one in (ran.normalised, *named)}
+    assert expected <= {one.data_ptr() for one in seen}
+    statistics = [one for one in seen if one.data_ptr() not in expected]
+    assert [one.shape for one in statistics] == KEPT[name]
+    # No array is kept that is as large as y, and none twice.
+    size = sum(one.nbytes for one in (ran.normalised, *named, *statistics))
+    assert sum(one.nbytes for one in seen) == size
+
+    given = [*ran.arriving, *ran.results]
+    before = [(one, one.detach().clone(), one._version) for one in given]
+    before += [(ran.operands[key], one, one._version) for key, one in operands(name).items()]
+    ran.backward()
+    for one, numbers, version in before:
+        assert torch.equal(one, numbers)
+        assert one._version == version
+
+
+@kept
+@ways
+def test_kernels_get_the_callers_own_memory(name, way, monkeypatch):
+    seen = launched(monkeypatch)
+    with way():
+        ran = Ran(name)
+        gradients = ran.backward()
+    there, back = seen
+    expected = {"y": ran.results[0], **ran.operands}
+    read = {"dy": ran.arriving[0], "x": ran.normalised, "dx": gradients["x"]}
+    for key in {"weight", "bias", "gate"} & ran.operands.keys():
+        read |= {key: ran.operands[key], f"d{key}": gradients[key]}
+    if len(ran.results) > 1:
+        expected["new_residual"], read["d_residual"] = ran.results[1], ran.arriving[1]
+    for call, arrays in ((there, expected), (back, read)):
+        for key, one in arrays.items():
+            assert getattr(call, key).pointer == one.data_ptr(), key

@@ -56,24 +56,19 @@ class TensorLike(nn.Parameter):
     """A parameter that stands for something else, as a DTensor does."""
 
 
-NO_RECIPE = "results in float32 are no recipe's"
-LEFT = {
+NO_RECIPE = {
+    "eps outside the root": outside,
+    "dropout": dropped,
+    "the number of axes": lambda m, x: (
+        m.weight * rms(x, m.eps) * (x.shape[1] if x.ndim == 4 else 1)
+    ),
+    "another for evaluation": lambda m, x: m.weight * rms(x, m.eps) * (1 if m.training else 2),
+    "no numbers": lambda m, x: m.weight * rms(x, m.eps) * float("nan"),
+}
+REASON = "results in float32 are no recipe's.*(off|of another kind)"
+LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | {
     "detached statistics": (norm(detached), "results of rms_norm.*, but not its gradients"),
-    "eps outside the root": (norm(outside), f"{NO_RECIPE}.*off"),
-    "a small eps outside the root": (lambda: norm(outside)(eps=1e-9), f"{NO_RECIPE}.*off"),
-    "dropout": (norm(dropped), NO_RECIPE),
-    "a formula by the number of axes": (
-        norm(lambda m, x: m.weight * rms(x, m.eps) * (x.shape[1] if x.dim() == 4 else 1)),
-        NO_RECIPE,
-    ),
-    "a formula for evaluation": (
-        norm(lambda m, x: m.weight * rms(x, m.eps) * (1 if m.training else 2)),
-        NO_RECIPE,
-    ),
-    "no numbers": (
-        norm(lambda m, x: m.weight * rms(x, m.eps) * float("nan")),
-        f"{NO_RECIPE}.*of another kind",
-    ),
+    "a small eps outside the root": (lambda: norm(outside)(eps=1e-9), "in float32 are no recipe's"),
     "a first axis": (
         norm(lambda m, x: (rms(x.movedim(1, -1), m.eps) * m.weight).movedim(-1, 1)),
         "forward fails on the CPU: RuntimeError",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.torch under what PyTorch wraps around a model: checkpointing, autocast, export, fakes."""
+"""cunorm.torch under what PyTorch wraps around a model: checkpoints, autocast, export, compile."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ from torch.utils.checkpoint import (  # noqa: E402
 
 import cunorm  # noqa: E402
 import cunorm.torch as ct  # noqa: E402
+from tests.support.torch_norms import (  # noqa: E402
+    BF16,
+    KNOWN,
+    WIDTH,
+    LlamaNorm,
+    drawn,
+    results,
+    x_of,
+)
 
-# torch's own, when it exports or first makes a fake tensor
+# torch's own, where it traces
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
-
-WIDTH = 32
 
 
 class Mixer(torch.nn.Module):
@@ -42,21 +49,9 @@ class Mixer(torch.nn.Module):
         return self.after(self.second(self.groups(y)) + stream)
 
 
-def batch(rows=6):
-    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(rows))
-
-
-def gradients(model, out):
-    """Return the gradients of all parameters, in their order."""
-    weights = torch.linspace(-1, 2, out.numel()).reshape(out.shape)
-    model.zero_grad()
-    (out.float() * weights).sum().backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
-
-
 @pytest.mark.parametrize("how", ["reentrant", "not reentrant", "selective"])
 def test_checkpointed_norms_give_the_same_gradients(how):
-    model, x, seen = Mixer(), batch().requires_grad_(), []
+    model, x, seen = Mixer(), drawn(6, WIDTH), []
 
     def policy(context, operator, *given, **more):
         seen.append(operator)
@@ -66,12 +61,13 @@ def test_checkpointed_norms_give_the_same_gradients(how):
     told = {"use_reentrant": how == "reentrant"}
     if how == "selective":
         told["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
-    expected = gradients(model, model(x))
-    out = checkpoint(model, x, **told)
+    expected = results(model, x)
+    checkpoint(model, x.requires_grad_(), **told).backward(drawn(6, WIDTH, seed=5))
+    found = [x.grad, *(parameter.grad for parameter in model.parameters())]
+    assert all(map(torch.equal, found, expected[1:]))
     ours = [str(operator) for operator in seen if "cunorm" in str(operator)]
     once = ["row", "row", "group", "row"] if how == "selective" else []
     assert ours == [f"cunorm.{family}_norm_forward.default" for family in once]
-    assert all(map(torch.equal, gradients(model, out), expected))
 
 
 def test_autocast_leaves_norms_the_dtype_of_x_and_gradients_that_of_their_operands():
@@ -83,14 +79,13 @@ def test_autocast_leaves_norms_the_dtype_of_x_and_gradients_that_of_their_operan
 
     for module in model.modules():
         module.register_forward_hook(see)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = model(batch())
+    with torch.autocast("cpu", BF16):
+        found = results(model, drawn(6, WIDTH))
     assert dtypes[model.before] == ["float32"] * 2  # x is float32
     assert dtypes[model.first] == ["float32", "bfloat16"]  # what autocast is for
     assert dtypes[model.added] == ["bfloat16", "float32"] * 2  # branch, stream, y, stream
     assert dtypes[model.groups] == ["bfloat16"] * 2
-    assert out.dtype == torch.float32  # of the sum with the stream
-    assert {one.dtype for one in gradients(model, out)} == {torch.float32}
+    assert {one.dtype for one in found} == {torch.float32}  # y is of the sum with the stream
 
 
 def test_plain_functions_and_recorded_backwards_are_refused_where_results_would_be_fake():
@@ -109,9 +104,79 @@ def test_plain_functions_and_recorded_backwards_are_refused_where_results_would_
 def test_an_exported_model_gives_the_same_for_any_number_of_rows():
     model = Mixer()
     rows = torch.export.Dim("rows", min=2)
-    exported = torch.export.export(model, (batch(),), dynamic_shapes=({0: rows},))
+    exported = torch.export.export(model, (drawn(6, WIDTH),), dynamic_shapes=({0: rows},))
     targets = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
     assert sum("cunorm.row_norm_forward" in target for target in targets) == 3
     assert sum("cunorm.group_norm_forward" in target for target in targets) == 1
-    for given in (batch(), batch(11)):
+    for given in (drawn(6, WIDTH), drawn(11, WIDTH)):
         assert torch.equal(exported.module()(given), model(given))
+
+
+# --- torch.compile --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inductor(tmp_path):
+    """Keep away what was compiled before: its key does not tell how an operator is made.
+
+    Nor does inductor try out instruction sets and compile a header first, which takes long.
+    """
+    torch.compiler.reset()
+    quick = {"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(quick):
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        yield
+    torch.compiler.reset()
+
+
+def every_norm(x, residual, weight, bias, scale, images):
+    """Run norms, one of them on what inductor makes, in its own layout."""
+    y, stream = ct.add_rms_norm(x, residual)
+    first = ct.group_norm(images + images, 4, scale, channel_axis=1)
+    second = ct.group_norm(first, 4, activation="silu", channel_axis=1)
+    return y, ct.layer_norm(stream, weight, bias), second
+
+
+def run(function, rows):
+    """Return results and gradients; images are not square, nor as many as channels."""
+    leaves = drawn(rows, 5, 96, dtype=BF16), drawn(rows, 5, 96), drawn(96), drawn(96), drawn(12)
+    leaves = [one.requires_grad_() for one in leaves]
+    images = drawn(rows, 12, 7, 11).to(memory_format=torch.channels_last)
+    made = function(*leaves, images)
+    douts = [drawn(*one.shape, seed=9, dtype=one.dtype) for one in made]
+    return [*made, *torch.autograd.grad(made, leaves, douts)]
+
+
+def test_norms_compiled_into_one_graph_are_eager_calls_to_the_bit(inductor):
+    """In one test, as the graph takes long to compile, for batches of two sizes."""
+    function = torch.compile(every_norm, fullgraph=True, dynamic=True)
+    compiled = {3: run(function, 3)}
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compiled[10] = run(function, 10)
+    for rows, found in compiled.items():
+        for actual, expected in zip(found, run(every_norm, rows), strict=True):
+            assert (actual.dtype, actual.stride()) == (expected.dtype, expected.stride())
+            assert torch.equal(actual, expected)
+        assert found[2].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_torch_compile_takes_modules_whole():
+    others = torch.nn.Sequential(*(KNOWN[name][0]() for name in ("Llama's", "Mamba-2's", "T5's")))
+    ct.replace_norms(others)
+    module, x = torch.nn.Sequential(Mixer(), others), drawn(6, WIDTH)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    assert all(map(torch.equal, results(compiled, x), results(module, x)))
+
+
+def test_a_compiled_model_runs_what_replaced_its_norms():
+    module, x, graphs = LlamaNorm(), x_of(), []
+
+    def backend(graph, _):
+        graphs.append(str(graph.graph))
+        return graph
+
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    for change in (ct.replace_norms, ct.restore_norms, id):
+        compiled(x)
+        change(module)
+    assert ["cunorm" in graph for graph in graphs[:2]] == [False, True]
