@@ -168,13 +168,13 @@ def test_rows_are_shared_where_they_are_few_and_long():
 # --- rows that are kept ---------------------------------------------------------------------------
 
 WIDEST = {"forward": 1 << 15, "backward": 1 << 14}  # of float32 sums
-KEPT_WIDTHS = (40, 1000, *(width + more for width in WIDEST.values() for more in (-7, 1)))
+KEPT_WIDTHS = (1000, *(width + 1 for width in WIDEST.values()))
 
 
 def results(position):
     """Yield what both directions give for rows of each width."""
     for width in KEPT_WIDTHS:
-        shape = (9 if width == 40 else 3, width)  # rows: not as many as are taken at once
+        shape = (5, width)  # rows: not as many as are taken at once
         x, gate, dy = (draw(name, shape, "bfloat16") for name in ("x", "gate", "dy"))
         weight, gated = draw("weight", width, "bfloat16"), {"gate": gate, "gate_position": position}
         forward = cunorm.rms_norm_forward(x, weight, **gated)

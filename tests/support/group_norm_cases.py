@@ -16,14 +16,6 @@ from tests.support.operands import optional
 EPS = 1e-5
 
 
-def equal_terms(positions: int, channels: int, channel_axis: int) -> tuple[Any, Any, Any]:
-    """Return x, dy and a weight of which every rounding of the sums has the same sign."""
-    shape = (1, positions, channels) if channel_axis == -1 else (1, channels, positions)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], shape)
-    x, dy = (signs * 1.1).astype(np.float32), np.full(shape, 1.1, np.float32)
-    return x, dy, np.ones(channels, np.float32)
-
-
 def laid_out(array: Any, channel_axis: int, memory: str) -> Any:
     """Return a copy with the same axes, whose channels are last or first in memory."""
     there = {"last": -1, "first": 1}[memory]
