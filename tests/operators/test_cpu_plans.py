@@ -156,15 +156,6 @@ def test_shared_rows_ignore_the_number_of_threads():
         cunorm.set_num_threads(before)
 
 
-def test_rows_are_shared_where_they_are_few_and_long():
-    shared = {(1, 65536): "", (1, 65537): "fb", (4, WIDTHS[1]): "fb", (5, WIDTHS[1]): "f"}
-    shared |= {(0, WIDTHS[1]): "", (15, WIDTHS[1]): "f", (16, WIDTHS[1]): ""}
-    for sizes, directions in shared.items():
-        walk = _plan.Walk(*sizes)
-        assert bool(_plan.cpu_forward_parts(walk)) == ("f" in directions)
-        assert bool(_plan.cpu_backward_parts(walk)) == ("b" in directions)
-
-
 # --- rows that are kept ---------------------------------------------------------------------------
 
 WIDEST = {"forward": 1 << 15, "backward": 1 << 14}  # of float32 sums
