@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import cunorm
 from tests.support.gpu_arrays import OnNumpy, OnTorchCpu, get_all
-from tests.support.group_norm_cases import Results, check, copies, laid_out, run, strides
+from tests.support.group_norm_cases import check, copies, laid_out, run, strides
 from tests.support.operands import assert_same_bits, assert_same_fields, at, draw, optional
 
 GROUPS, WIDTH = 5, 96
@@ -138,21 +138,12 @@ def test_group_norms_read_strides_that_fit_and_copy_others_once(on, monkeypatch)
             expected = run(*dense, GROUPS, axis)
             check(expected, *dense, GROUPS, axis)
             copied.clear()
-            results = get_all(on(), run_on(on, *views, axis))
+            results = get_all(on(), run(*views, GROUPS, axis, put=on().put))
             assert len(copied) == (0 if kind in FITTING else 3)  # x, and both in the backward
             assert_same_fields(results, expected)
             assert strides(results.y) == strides(results.dx) == strides(dense[0])
             for name, array in drawn.items():
                 assert_same_bits(array, draw(name, shape, "float32"), name)
-
-
-def run_on(on, x, dy, axis):
-    """As `run` with parameters of the framework."""
-    weight, bias = (on().put(optional(name, 10, "float32")) for name in ("weight", "bias"))
-    told = {"activation": "silu", "channel_axis": axis}
-    f = cunorm.group_norm_forward(x, GROUPS, weight, bias, **told)
-    saved = {"mean": f.mean, "rstd": f.rstd}
-    return Results(*f, *cunorm.group_norm_backward(dy, x, GROUPS, weight, bias, **saved, **told))
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
