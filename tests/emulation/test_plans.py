@@ -10,7 +10,7 @@ import pytest
 
 from tests.emulation.machine import SCHEDULES, needs_softgpu
 from tests.emulation.plans import GROUP_PLANS, PLANNED, ROW_PLANS, Planned, every_plan, of_rows
-from tests.support.cases import call_of
+from tests.support.cases import call_of, groups_of
 from tests.support.operands import assert_same_bits, assert_same_fields
 
 pytestmark = needs_softgpu
@@ -50,31 +50,22 @@ def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
     assert len(launches) - len(made) == ("backward" in kernel)  # param_grad
 
 
-def groups_of(planned, array):
-    """View what is like x as rows or samples, positions, groups and their channels."""
-    of = planned.case.get("samples")
-    if of is None:
-        return array.reshape(-1, 1, 1, array.shape[-1])
-    array = np.moveaxis(array, of.channel_axis, -1)
-    return array.reshape(len(array), -1, of.groups, of.channels // of.groups)
-
-
 @every
 def test_no_thread_races_another_and_a_row_or_group_does_not_show_in_others(planned):
     """One is constant, and one is not finite; each block walks some, or a launch has some."""
     made, is_forward = call(planned), "forward" in planned.kernel
     poisoned, field = ("x", "y") if is_forward else ("dy", "dx")
-    operand = groups_of(planned, made.inputs[poisoned].host)
+    operand = groups_of(planned.case, made.inputs[poisoned].host)
     middle = tuple(size // 2 for size in operand.shape)
     operand[middle] = np.nan if is_forward else np.inf
     changed = np.zeros(operand.shape, bool)
     changed[middle[0], :, middle[2]] = True
     for name in ("x", "residual") if is_forward else ():
         if made.inputs.get(name):
-            groups_of(planned, made.inputs[name].host)[0, :, 0] = 1e4 + 0.3
+            groups_of(planned.case, made.inputs[name].host)[0, :, 0] = 1e4 + 0.3
     with planned.machine(few=True, races=True, copies="late", schedule="random"):
         got, expected = (getattr(r, field) for r in (made.run(), usual(planned)[1]))
-    got, expected = groups_of(planned, got), groups_of(planned, expected)
+    got, expected = groups_of(planned.case, got), groups_of(planned.case, expected)
     assert not np.isfinite(got[changed]).any()
     if is_forward:
         bias = made.inputs["bias"].host.reshape(got.shape[2:])[0]

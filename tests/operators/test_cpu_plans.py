@@ -5,17 +5,15 @@ shows it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import cunorm
-from cunorm import NormForward, NormGrads
-from tests.support.bounds import check_backward, check_forward
+from tests.support.cases import call_of
 from tests.support.described import forget, loaded_builds, with_empty_caches
+from tests.support.gpu_arrays import OnNumpy
 from tests.support.internals import _plan, compiler, thread_count
-from tests.support.operands import DTYPES, assert_same_bits, assert_same_fields, draw
+from tests.support.operands import assert_same_bits, assert_same_fields, draw
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
@@ -28,10 +26,12 @@ MANY = 16  # rows: so many are not shared
 FIRST, PART = 497 * 64, 512 * 64
 WIDTHS = (FIRST + 2 * PART, FIRST + 2 * PART + 1, FIRST + PART + 500 * 64 + 1)
 BACKWARD_WIDTHS = (2 * PART + 1, 2 * PART + 500 * 64 + 1)
-CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "rms, a gate before, a stream": ("float16", {"center": False, "gate_position": "pre"}, True),
-    "centred, a gate after, a stream": ("float32", {"center": True, "gate_position": "post"}, True),
-    "centred, float64": ("float64", {"center": True}, False),
+PRE = {"gate": "float16", "gate_position": "pre", "stream": "+ float16"}
+POST = {"gate": "float32", "center": True, "stream": "+ float32"}
+CASES = {
+    "rms, a gate before, a stream": {"x": "float16", "d_residual": "float16", **PRE},
+    "centred, a gate after, a stream": {"d_residual": "float32", **POST},
+    "centred, float64": {"x": "float64", "center": True},
 }
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -41,15 +41,18 @@ def nothing_loaded(monkeypatch):
     with_empty_caches(monkeypatch)
 
 
-def operands(name, rows, width):
-    """Return rows, whose first columns are far from the rest, and what else is told."""
-    dtype, norm, has_stream = CASES[name]
-    of_rows = ["x", *(["gate"] if "gate_position" in norm else ())]
-    of_rows += ["residual"] if has_stream else []
-    given = {n: np.resize(draw(n, (3, width), dtype), (rows, width)) for n in of_rows}
-    given["x"][:, :64] += DTYPES[dtype].type(1000)
-    given |= norm | {n: draw(n, (width,), dtype) for n in ("weight", "bias")}
-    return given.pop("x"), given
+def forward(name, rows, width, **more):
+    """Return a call on rows whose first columns are far from the rest."""
+    case = CASES[name] | {"shape": (1, 1, rows, width)} | more
+    call = call_of("row_norm_forward", case, OnNumpy())
+    x = call.inputs["x"].host
+    x[..., :64] += x.dtype.type(1000)
+    return call
+
+
+def backward(name, rows, width, **more):
+    case = CASES[name] | {"shape": (1, 1, rows, width)} | more
+    return call_of("row_norm_backward", case, OnNumpy())
 
 
 def is_shared():
@@ -59,77 +62,49 @@ def is_shared():
 @every_case
 def test_a_long_row_alone_gives_the_bits_that_it_gives_among_many(name):
     for width in WIDTHS:
-        x, given = operands(name, MANY, width)
-        among_many = cunorm.normalize_forward(x, **given)
+        among_many = forward(name, MANY, width).run()
         assert is_shared() == (width != WIDTHS[0])  # those of the widths before
-        for rows in (1, 3):
-            x, given = operands(name, rows, width)
-            alone = cunorm.normalize_forward(x, **given)
-            expected = NormForward(*(None if a is None else a[:rows] for a in among_many))
-            assert_same_fields(alone, expected)
+        for picked in ([0], [2, 0, 1]):
+            alone = forward(name, MANY, width, picked=picked).run()
+            for field, array in alone._asdict().items():
+                if array is not None:
+                    expected = getattr(among_many, field).reshape(MANY, -1)[picked]
+                    assert_same_bits(array.reshape(expected.shape), expected, field)
     assert is_shared()
 
 
 @every_case
 def test_shared_rows_are_right_and_may_be_written_over_their_inputs(name):
-    x, given = operands(name, 2, WIDTHS[1])
-    expected = cunorm.normalize_forward(x, **given)
+    expected = forward(name, 2, WIDTHS[1]).check()
     assert is_shared()
-    told = {"residual": None} | given
-    parameters = [told.pop(n) for n in ("weight", "bias", "residual")]
-    check_forward(expected, x, *parameters, eps=1e-6, **told)
-    over = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
-    where, source = NormForward(y=x.copy()), None
-    if "residual" in given:
-        where, source = NormForward(y=over.get("gate"), residual=over["residual"]), x
-    source = where.y if source is None else source
-    result = cunorm.normalize_forward(source, **over, out=where)
-    assert result.y is where.y
-    assert_same_fields(result, expected)
-
-
-def differentiate(name, rows, width, **more):
-    """Return a backward's results, and its arguments."""
-    x, given = operands(name, rows, width)
-    saved = cunorm.normalize_forward(x, **given)
-    if given.pop("residual", None) is not None:
-        x, given["d_residual"] = saved.residual, draw("d_residual", x.shape, CASES[name][0])
-    given |= {"dy": draw("dy", x.shape, CASES[name][0]), "x": x}
-    saved = {"rstd": saved.rstd, "mean": saved.mean}
-    return cunorm.normalize_backward(**given, **saved, **more), given, saved
+    assert_same_fields(forward(name, 2, WIDTHS[1], in_place="all").run(), expected)
 
 
 @every_case
 def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, monkeypatch):
     sizes = [(rows, width) for width in BACKWARD_WIDTHS for rows in (1, 3)]
-    shared = [differentiate(name, *size)[0] for size in sizes]
+    shared = [backward(name, *size).run() for size in sizes]
     assert is_shared()
     monkeypatch.setattr(_plan, "CPU_SHARED_ROWS", 0)
     forget()
     for size, expected in zip(sizes, shared, strict=True):
-        assert_same_fields(differentiate(name, *size)[0], expected)
+        assert_same_fields(backward(name, *size).run(), expected)
     assert not is_shared()
 
 
 @every_case
 def test_the_gradients_of_shared_rows_are_right_and_may_be_written_over_their_inputs(name):
-    expected, given, saved = differentiate(name, 2, WIDTHS[1])
+    of_dx = {"dy": CASES[name].get("x", "float32")}
+    expected = backward(name, 2, WIDTHS[1], **of_dx).check()
     assert is_shared()
-    told = {"d_residual": None} | given
-    arrays = [told.pop(n) for n in ("dy", "x", "weight", "bias", "d_residual")]
-    check_backward(expected, *arrays, eps=1e-6, **told)
-    over = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
-    out = NormGrads(dx=over["dy"], dgate=over.get("gate"), dweight=over["weight"])
-    result = cunorm.normalize_backward(**over, **saved, out=out)
-    assert result.dx is over["dy"]
-    assert_same_fields(result, expected)
+    assert_same_fields(backward(name, 2, WIDTHS[1], in_place="dy", **of_dx).run(), expected)
 
 
 def test_a_gradient_of_shared_rows_alone_is_that_among_others():
     name = "centred, a gate after, a stream"
-    expected, *_ = differentiate(name, 2, WIDTHS[1])
+    expected = backward(name, 2, WIDTHS[1]).run()
     for need in ("weight", "gate"):
-        result, *_ = differentiate(name, 2, WIDTHS[1], needs=(need,))
+        result = backward(name, 2, WIDTHS[1], needs=(need,)).run()
         assert_same_bits(getattr(result, f"d{need}"), getattr(expected, f"d{need}"), need)
 
 
@@ -156,30 +131,19 @@ def test_shared_rows_ignore_the_number_of_threads():
         cunorm.set_num_threads(before)
 
 
-def test_rows_are_shared_where_they_are_few_and_long():
-    shared = {(1, 65536): "", (1, 65537): "fb", (4, WIDTHS[1]): "fb", (5, WIDTHS[1]): "f"}
-    shared |= {(0, WIDTHS[1]): "", (15, WIDTHS[1]): "f", (16, WIDTHS[1]): ""}
-    for sizes, directions in shared.items():
-        walk = _plan.Walk(*sizes)
-        assert bool(_plan.cpu_forward_parts(walk)) == ("f" in directions)
-        assert bool(_plan.cpu_backward_parts(walk)) == ("b" in directions)
-
-
 # --- rows that are kept ---------------------------------------------------------------------------
 
-WIDEST = {"forward": 1 << 15, "backward": 1 << 14}  # of float32 sums
-KEPT_WIDTHS = (40, 1000, *(width + more for width in WIDEST.values() for more in (-7, 1)))
+# Of rows that both directions keep, that a forward does (in float32 up to 2 ** 15), and that none.
+KEPT_WIDTHS = (1000, (1 << 14) + 1, (1 << 15) + 1)
 
 
 def results(position):
     """Yield what both directions give for rows of each width."""
-    for width in KEPT_WIDTHS:
-        shape = (9 if width == 40 else 3, width)  # rows: not as many as are taken at once
-        x, gate, dy = (draw(name, shape, "bfloat16") for name in ("x", "gate", "dy"))
-        weight, gated = draw("weight", width, "bfloat16"), {"gate": gate, "gate_position": position}
-        forward = cunorm.rms_norm_forward(x, weight, **gated)
-        yield forward
-        yield cunorm.rms_norm_backward(dy, x, weight, rstd=forward.rstd, **gated)
+    case = dict.fromkeys(("x", "dy", "weight", "gate"), "bfloat16") | {"gate_position": position}
+    for width in KEPT_WIDTHS:  # rows: not as many as are taken at once
+        for direction in ("forward", "backward"):
+            sized = case | {"bias": None, "shape": (1, 1, 5, width)}
+            yield call_of(f"row_norm_{direction}", sized, OnNumpy()).run()
 
 
 def keeping(direction):

@@ -3,87 +3,82 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-import cunorm
 from tests.support import levels
+from tests.support.cases import call_of
+from tests.support.gpu_arrays import OnNumpy
 from tests.support.internals import compiler
-from tests.support.operands import assert_same_bits, at, draw, optional
+from tests.support.operands import assert_same_bits, at
+from tests.support.placed import Samples
 
 pytestmark = [
     pytest.mark.compiled("O3"),  # of whose budget these are the greater part
     pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is compiled"),
 ]
 
-SHORT = ((1, 1), (21, 33), (9, 192), (5, 1003))
-LONG = ((2, 4096), (2, 70_000))  # of the last, threads share each row
-ROWS = {
-    "rms, float32": ("float32", {}, (), SHORT + LONG),
-    "layer, float64": ("float64", {"center": True, "c": 3.0}, ("bias",)),
+SHORT = [{"shape": (1, 1, *shape)} for shape in ((1, 1), (21, 33), (9, 192), (5, 1003))]
+LONG = [{"shape": (1, 1, 2, width)} for width in (4096, 70_000)]  # threads share the last one's
+ONE_LAUNCH, THREE = ((2, (31,), 10, 5), (3, (31,), 10, 5)), ((2, (700,), 128, 64),)
+
+
+def of(dtype, *names):
+    """Return a case whose operands are of a dtype."""
+    return {"bias": None} | dict.fromkeys(("x", "dy", "weight", *names), dtype)
+
+
+def samples(sizes, *where):
+    return [{"samples": Samples(*size, *where)} for size in sizes]
+
+
+CASES = {
+    "rms, float32": ("row", of("float32"), SHORT + LONG),
+    "layer, float64": (
+        "row",
+        of("float64", "bias") | {"center": True, "c": 3.0},
+        SHORT,
+    ),
     "pre-gelu, float16, rounded": (
-        "float16",
-        {"gate_activation": "gelu", "gate_position": "pre", "round_before_weight": True},
-        (),
+        "row",
+        of("float16", "gate")
+        | {"gate_activation": "gelu", "gate_position": "pre", "round_before_weight": True},
+        SHORT,
     ),
     "post-silu, bfloat16, stream, groups": (
-        "bfloat16",
-        {"center": True, "groups": 3, "gate_activation": "silu"},
-        ("bias", "residual"),
+        "row",
+        of("bfloat16", "gate", "bias", "d_residual")
+        | {"stream": "+ bfloat16", "center": True, "groups": 3},
+        SHORT,
+    ),
+    "group norm, last, bfloat16, three launches": (
+        "group",
+        of("bfloat16", "bias"),
+        samples(THREE),
+    ),
+    "group norm, first, float32": (
+        "group",
+        of("float32", "bias") | {"activation": "gelu_tanh"},
+        samples(ONE_LAUNCH, False, 1),
     ),
 }
-ONE_LAUNCH, THREE = ((2, 31, 10), (3, 31, 10)), ((2, 700, 128),)
-GROUPS = {
-    "last, bfloat16, three launches": ("bfloat16", -1, "silu", THREE),
-    "first, float32": ("float32", 1, "gelu_tanh", ONE_LAUNCH),
-}
 
 
-def row_norms(
-    dtype: str, norm: dict[str, Any], operands: tuple[str, ...], shapes: Any = SHORT
-) -> Any:
-    """Yield the results of both directions for rows of several widths."""
-    for rows, width in shapes:
-        width *= norm.get("groups", 1)
-        x, dy, residual = (draw(name, (rows, width), dtype) for name in ("x", "dy", "residual"))
-        names = ("weight", *({"bias"} & set(operands)))
-        told = norm | {name: optional(name, width, dtype) for name in names}
-        if "gate_activation" in norm:
-            told["gate"] = draw("gate", (rows, width), dtype)
-        residual = residual if "residual" in operands else None
-        f = cunorm.normalize_forward(x, residual=residual, **told)
-        saved = {"rstd": f.rstd, "mean": f.mean, "d_residual": residual}
-        stream = x if residual is None else f.residual
-        yield f
-        yield cunorm.normalize_backward(dy, stream, **told, **saved)
-
-
-def group_norms(dtype: str, axis: int, activation: str, sizes: Any) -> Any:
-    """Yield the results of both directions for samples."""
-    for samples, positions, channels in sizes:
-        shape = (samples, positions, channels) if axis == -1 else (samples, channels, positions)
-        x, dy = (draw(name, shape, dtype) for name in ("x", "dy"))
-        given = [channels // 2, *(optional(name, channels, dtype) for name in ("weight", "bias"))]
-        told = {"channel_axis": axis, "activation": activation}
-        f = cunorm.group_norm_forward(x, *given, **told)
-        yield f
-        yield cunorm.group_norm_backward(dy, x, *given, mean=f.mean, rstd=f.rstd, **told)
-
-
-CASES = {name: (row_norms, *told) for name, told in ROWS.items()}
-CASES |= {f"group norm, {name}": (group_norms, *told) for name, told in GROUPS.items()}
+def results(name):
+    """Yield the results of both directions for every size."""
+    norm, case, sizes = CASES[name]
+    for size in sizes:
+        for direction in ("forward", "backward"):
+            yield call_of(f"{norm}_norm_{direction}", case | size, OnNumpy()).run()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bits_do_not_depend_on_optimisation(name):
-    results, *told = CASES[name]
-    shipped = list(results(*told))
+    shipped = list(results(name))
     before = levels.builds.copy()
     levels.use("O0")
     try:
-        plain = list(results(*told))
+        plain = list(results(name))
     finally:
         levels.use("O3")
     assert {level for level, _ in levels.builds - before} <= {"O0"}

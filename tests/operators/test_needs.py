@@ -7,58 +7,41 @@ import numpy as np
 import pytest
 
 import cunorm
-from tests.support.bounds import check_backward
+from tests.support.cases import call_of
+from tests.support.gpu_arrays import OnNumpy
 from tests.support.gradients import MADE_OF, NEEDS
-from tests.support.operands import assert_same_bits, at, draw, optional
+from tests.support.operands import assert_same_bits, at, draw
+from tests.support.placed import Samples
 
-EPS, ROWS = 1e-5, ("x", "residual", "dy", "d_residual", "gate")
+EVERY = {"shape": (1, 1, 19, 41), "groups": 3, "center": True, "c": 3.0, "weight_offset": 1.0}
+EVERY |= {"round_before_weight": True, "d_residual": "float32", "gate_activation": "gelu"}
 # What each gradient of a group norm is made of, and what else where there is an activation.
 OF_GROUPS = {
     "x": ({"dy", "x", "mean", "rstd", "weight"}, {"bias"}),
     "weight": ({"dy", "x", "mean", "rstd"}, {"weight", "bias"}),
     "bias": ({"dy"}, {"x", "mean", "rstd", "weight", "bias"}),
 }
+GROUP_NORMS = {"silu": (24, "silu"), "linear": (24, None), "in three passes": (4900, "silu")}
+CASES = [*NEEDS, ("silu", ("bias", "x")), ("silu", ("weight", "bias"))]
+CASES += [(kind, (name,)) for kind in GROUP_NORMS for name in OF_GROUPS]
 
 
-def drawn(shape=(19, 3 * 41), groups=3):
-    """Draw all operands; those with rows are the middle of wider arrays."""
-    given = {n: draw(n, (*shape[:-1], shape[-1] + 5), "float32")[..., 3:-2] for n in ROWS}
-    given |= {n: optional(n, shape[-1], "float32") for n in ("weight", "bias")}
-    statistic = (shape[0], groups)
-    return given | {
-        n: draw(n, statistic, "float32", mean=1, deviation=0.1) for n in ("mean", "rstd")
-    }
+def backward(kind, **more):
+    """Return a call of a row norm with a gate in a position, or of a group norm of a kind."""
+    if kind in GROUP_NORMS:
+        positions, activation = GROUP_NORMS[kind]
+        case = {"samples": Samples(2, (positions,), 10, 5), "activation": activation}
+        return call_of("group_norm_backward", case | more, OnNumpy())
+    gated = {"gate": "float32", "gate_position": kind} if kind else {}
+    return call_of("row_norm_backward", EVERY | gated | more, OnNumpy())
 
 
-class Backward:
-    """A backward of a row norm, or of a group norm with an activation or without."""
-
-    def __init__(self, kind, **norm):
-        names = {"x", "dy", "mean", "rstd", "weight", "bias"}
-        if kind in OF_GROUP_NORMS:
-            self.function, activation = cunorm.group_norm_backward, kind.startswith("silu")
-            self.norm = {"num_groups": 5, "activation": "silu" if activation else None}
-            self.made_of = {n: a | b if activation else a for n, (a, b) in OF_GROUPS.items()}
-            given = drawn((2, 4900 if "three" in kind else 24, 10), groups=5)
-        else:
-            self.function, given = cunorm.normalize_backward, drawn()
-            self.norm = {"center": True, "groups": 3, "c": 3.0, "weight_offset": 1.0}
-            self.norm |= {"round_before_weight": True} | norm
-            names |= {"d_residual"}
-            if kind is not None:
-                names |= {"gate"}
-                self.norm |= {"gate_activation": "gelu", "gate_position": kind}
-            self.made_of = MADE_OF[kind]
-        self.given = {name: given[name] for name in names}
-
-    def __call__(self, needs=None, **changed):
-        more = {} if needs is None else {"needs": needs}
-        return self.function(**self.given | changed, **self.norm, **more)
-
-
-OF_GROUP_NORMS = {"silu", "no activation", "silu in three passes"}
-CASES = [*NEEDS, *(("silu", needs) for needs in (("bias", "x"), ("weight", "bias"), ()))]
-CASES += [(kind, (name,)) for kind in sorted(OF_GROUP_NORMS) for name in OF_GROUPS]
+def made_of(kind, needs):
+    if kind not in GROUP_NORMS:
+        return set().union(*(MADE_OF[kind][name] for name in needs))
+    _, activation = GROUP_NORMS[kind]
+    parts = [OF_GROUPS[name][: 2 if activation else 1] for name in needs]
+    return set().union(*(names for part in parts for names in part))
 
 
 @pytest.mark.parametrize(("kind", "needs"), CASES)
@@ -67,40 +50,36 @@ def test_gradients_asked_for_are_those_among_all_and_need_nothing_else(kind, nee
 
     The other way round, NaN in what a gradient is made of shows in it.
     """
-    backward = Backward(kind)
-    whole = backward()
-    read = set().union(*(backward.made_of[name] for name in needs))
-    unread = {n: np.full_like(backward.given[n], np.nan) for n in backward.given.keys() - read}
-    grads = backward(needs, **unread)
+    whole, part, read = backward(kind).check(), backward(kind, needs=needs), made_of(kind, needs)
+    for name, placed in part.inputs.items():
+        if placed and name not in read:
+            placed.host[...] = np.nan
+    grads = part.run()
     for field in grads._fields:
         if {"dresidual": "x"}.get(field, field[1:]) in needs:
             assert_same_bits(getattr(grads, field), getattr(whole, field), field)
         else:
             assert getattr(grads, field) is None
     for name in read if len(needs) == 1 else ():
-        grads = backward(needs, **{name: np.full_like(backward.given[name], np.nan)})
+        part = backward(kind, needs=needs)
+        part.inputs[name].host[...] = np.nan
         with at(name):
-            assert np.isnan(getattr(grads, f"d{needs[0]}")).all()
+            assert np.isnan(getattr(part.run(), f"d{needs[0]}")).all()
 
 
 def test_without_center_a_mean_is_not_read():
-    backward, eps = Backward("pre", center=False), {"eps": EPS}
-    given, norm = backward.given, backward.norm
-    gate = {"gate": given["gate"]}
-    told = {n: v for n, v in norm.items() if n not in ("weight_offset", "round_before_weight")}
-    rstd = cunorm.normalize_forward(given["x"], **eps, **gate, **told).rstd
-    grads = backward(rstd=rstd, mean=np.full_like(rstd, np.nan))
-    operands = [given[name] for name in ("dy", "x", "weight", "bias", "d_residual")]
-    check_backward(grads, *operands, **eps, **gate, **norm)
+    call = backward("pre", center=False)
+    call.told["mean"] = np.full_like(call.inputs["rstd"].host, np.nan)
+    call.check()
 
 
-@pytest.mark.parametrize("needs", [None, ("weight", "bias"), ("gate",)])
+@pytest.mark.parametrize("needs", [("x", "weight", "bias"), ("weight", "bias")])
 def test_an_operand_that_is_absent_has_no_gradient(needs):
-    of_rows, of_groups = Backward(None), Backward("silu")
-    for name in ("weight", "bias"):
-        del of_rows.given[name], of_groups.given[name]
-    of_rows.norm["weight_offset"] = 0.0
-    wanted = None if needs is None else tuple(set(needs) - {"gate"})
-    for grads in (of_rows(needs), of_groups(wanted)):
+    x, dy = (draw(name, (4, 7, 10), "float32") for name in ("x", "dy"))
+    f = cunorm.layer_norm_forward(x)
+    of_rows = cunorm.layer_norm_backward(dy, x, rstd=f.rstd, mean=f.mean, needs=needs)
+    f = cunorm.group_norm_forward(x, 5)
+    of_groups = cunorm.group_norm_backward(dy, x, 5, mean=f.mean, rstd=f.rstd, needs=needs)
+    for grads in (of_rows, of_groups):
         assert [grads.dweight, grads.dbias] == [None, None]
-        assert (grads.dx is None) == (needs is not None)
+        assert (grads.dx is not None) == ("x" in needs)

@@ -9,17 +9,12 @@ import pytest
 import cunorm
 from cunorm import reference
 from tests.support.bounds import check_backward, check_forward
-from tests.support.norm_checks import (
-    check_group_norm,
-    check_layer_norm,
-    group_norm,
-    laid_out,
-    parameters,
-)
+from tests.support.cases import FACTORS, call_of, groups_of
+from tests.support.norm_checks import check_group_norm, check_layer_norm, laid_out, parameters
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
+from tests.support.placed import Samples
 
 axes = pytest.mark.parametrize("axis", [-1, 1])
-not_finite = pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 
 # --- constant rows and groups ---------------------------------------------------------------------
 
@@ -106,64 +101,32 @@ def test_float32_rows_and_groups_whose_squares_overflow_give_what_ieee_gives(dev
         assert not device.get(f.y).any()
 
 
-@pytest.mark.parametrize("center", [False, True])
-@not_finite
-def test_what_is_not_finite_stays_in_its_row(device, value, center):
-    for width in (128,) if device.is_gpu else (1, 33, 1000):
-        arrays = {name: draw(name, (9, width), "float32") for name in ("x", "dy", "d_residual")}
-        clean = both(device, arrays, center)
-        for operand in arrays:
-            for column in {0, width // 2, width - 1}:
-                poisoned = {name: array.copy() for name, array in arrays.items()}
-                poisoned[operand][4, column] = value
-                results = both(device, poisoned, center)
-                assert not np.isfinite(results["dx"][4, column])
-                assert operand != "x" or np.isnan(results["y"][4, column])
-                for name, array in results.items():
-                    with at(width, operand, column):
-                        others = (np.delete(v, 4, axis=0) for v in (array, clean[name]))
-                        assert_same_bits(*others, name)
+def sizes(kernel, is_gpu):
+    """Return cases of a row norm, or of a group norm in both layouts."""
+    if "row" in kernel:
+        widths = (128,) if is_gpu else (1, 33, 1000)
+        return [{"shape": (1, 1, 9, w), "center": c} for w in widths for c in (False, True)]
+    found = [(131, 40, 8)] if is_gpu else [(300, 40, 8), (3007, 40, 4)]
+    where = ((True, -1), (False, 1))
+    return [{"samples": Samples(3, (n,), *rest, *at)} for n, *rest in found for at in where]
 
 
-def both(on, arrays, center):
-    there = {name: on.put(array) for name, array in arrays.items()}
-    f = cunorm.normalize_forward(there["x"], center=center)
-    grads = cunorm.normalize_backward(**there, rstd=f.rstd, mean=f.mean, center=center)
-    results = {"y": f.y, "rstd": f.rstd, "dx": grads.dx} | ({"mean": f.mean} if center else {})
-    return {name: on.get(array) for name, array in results.items()}
-
-
-@axes
-@not_finite
-def test_what_is_not_finite_stays_in_its_group_of_its_sample(device, value, axis):
-    sizes = [(300, 40, 8), (3007, 40, 4)]
-    for positions, channels, groups in [(131, 40, 8)] if device.is_gpu else sizes:
-        x, dy = (draw(name, (3, positions, channels), "float32") for name in ("x", "dy"))
-        clean = grouped(device, x, dy, groups, axis)
-        own = np.arange(channels) >= (groups - 1) * (channels // groups)
-        for operand in ("x", "dy"):
-            poisoned = {"x": x.copy(), "dy": dy.copy()}
-            poisoned[operand][1, positions // 2, -1] = value
-            results = grouped(device, *poisoned.values(), groups, axis)
-            for field, result in results.items():
-                bad = np.zeros(result.shape, bool)
-                if field == "dx" or (field == "y" and operand == "x"):
-                    bad[1, :, own] = True
-                elif field in ("mean", "rstd"):
-                    bad[1, -1] = operand == "x"
-                elif result.ndim == 1:
-                    bad[own if operand == "x" else -1] = True
-                with at(positions, operand, field):
-                    if field != "rstd" and (np.isnan(value) or result.ndim == 3):
-                        assert not np.isfinite(result[bad]).any()
-                    assert_same_bits(result[~bad], clean[field][~bad], field)
-
-
-def grouped(on, x, dy, groups, axis):
-    """Return the results of a group norm with silu, channels last."""
-    f, grads, *_ = group_norm(on, laid_out(x, axis), laid_out(dy, axis), groups, axis)
-    results = f._asdict() | grads._asdict()
-    return {n: np.moveaxis(a, axis, -1) if a.ndim == 3 else a for n, a in results.items()}
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kernel", FACTORS)
+def test_what_is_not_finite_stays_in_its_row_or_group(device, kernel, value):
+    field, operands = ("dx", ("x", "dy")) if "backward" in kernel else ("y", ("x",))
+    for case in sizes(kernel, device.is_gpu):
+        clean = groups_of(case, getattr(call_of(kernel, case, device).run(), field))
+        for operand in operands:
+            call = call_of(kernel, case, device)
+            parts = groups_of(case, call.inputs[operand].host)
+            place = tuple(size // 2 for size in parts.shape)
+            parts[place] = value
+            got, own = groups_of(case, getattr(call.run(), field)), np.zeros(parts.shape, bool)
+            own[place[0], :, place[2]] = True
+            with at(case, operand):
+                assert not np.isfinite(got[place])
+                assert_same_bits(got[~own], clean[~own], field)
 
 
 @pytest.mark.parametrize("positions", [63, 64, 65])

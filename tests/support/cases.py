@@ -84,6 +84,15 @@ def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
     return (_backward if "backward" in kernel else _forward)(case, on, is_row, make, inputs, told)
 
 
+def groups_of(case: Mapping[str, Any], array: Array) -> Array:
+    """View what is like x as rows or samples, positions, groups and their channels."""
+    of = case.get("samples")
+    if of is None:
+        return array.reshape(-1, 1, 1, array.shape[-1])
+    array = np.moveaxis(array, of.channel_axis, -1)
+    return array.reshape(len(array), -1, of.groups, of.channels // of.groups)
+
+
 def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
     *leading, width = case["shape"]
     columns, picked = width * case["groups"], case["picked"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,18 +11,8 @@ import numpy as np
 import cunorm
 from cunorm import GroupNormForward, GroupNormGrads
 from tests.support.group_bounds import check_group_backward, check_group_forward
-from tests.support.internals import describe, host_frameworks
+from tests.support.internals import host_frameworks
 from tests.support.operands import optional
-
-EPS = 1e-5
-
-
-def equal_terms(positions: int, channels: int, channel_axis: int) -> tuple[Any, Any, Any]:
-    """Return x, dy and a weight of which every rounding of the sums has the same sign."""
-    shape = (1, positions, channels) if channel_axis == -1 else (1, channels, positions)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], shape)
-    x, dy = (signs * 1.1).astype(np.float32), np.full(shape, 1.1, np.float32)
-    return x, dy, np.ones(channels, np.float32)
 
 
 def laid_out(array: Any, channel_axis: int, memory: str) -> Any:
@@ -54,17 +45,14 @@ def run(
     groups: int,
     channel_axis: int = -1,
     *,
-    activation: str | None = "silu",
+    put: Callable[[Any], Any] = np.asarray,
     forward: dict[str, Any] | None = None,
     backward: dict[str, Any] | None = None,
 ) -> Results:
-    """Run forward and backward with parameters of float32; the last two are what else to tell them.
-
-    So there are few builds, which `SIZES` of the formulas' tests compiles too.
-    """
-    channels = describe("run", "x", x).shape[channel_axis]
-    weight, bias = (optional(name, channels, "float32") for name in ("weight", "bias"))
-    told = {"activation": activation, "channel_axis": channel_axis}
+    """Run both directions with float32 parameters and silu; the last are what else to tell them."""
+    channels = x.shape[channel_axis]
+    weight, bias = (put(optional(name, channels, "float32")) for name in ("weight", "bias"))
+    told = {"activation": "silu", "channel_axis": channel_axis}
     f = cunorm.group_norm_forward(x, groups, weight, bias, **told, **forward or {})
     saved = {"mean": f.mean, "rstd": f.rstd}
     grads = cunorm.group_norm_backward(
@@ -73,17 +61,10 @@ def run(
     return Results(*f, *grads)
 
 
-def check(
-    results: Results,
-    x: Any,
-    dy: Any,
-    groups: int,
-    channel_axis: int = -1,
-    activation: str | None = "silu",
-) -> None:
+def check(results: Results, x: Any, dy: Any, groups: int, channel_axis: int = -1) -> None:
     """Hold what `run` returns to the oracle."""
     parameters = [optional(name, x.shape[channel_axis], "float32") for name in ("weight", "bias")]
-    told = {"eps": EPS, "activation": activation, "channel_axis": channel_axis}
+    told = {"eps": 1e-5, "activation": "silu", "channel_axis": channel_axis}
     check_group_forward(GroupNormForward(*results[:3]), x, groups, *parameters, **told)
     check_group_backward(GroupNormGrads(*results[3:]), dy, x, groups, *parameters, **told)
 

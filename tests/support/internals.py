@@ -40,9 +40,8 @@ from cunorm._demo import _tolerance as demo_tolerance
 from cunorm._demo._group_operators import GroupOracle, group_operators_of
 from cunorm._demo._operators import Oracle, operators_of
 from cunorm._demo._ulps import worst_error
-from cunorm._dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64
+from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm._features import NONE, Features, features_of
-from cunorm._layout import collapsed
 from cunorm._loaded import Cached, Loaded
 from cunorm._plan import (
     GRID_LIMIT,
@@ -54,7 +53,7 @@ from cunorm._plan import (
     cuda_param_grad,
     workspace_size,
 )
-from cunorm._sources import kernel_folder, source_text
+from cunorm._sources import source_text
 from cunorm.group_norm import _backward as _group_backward
 from cunorm.group_norm import _forward as _group_forward
 from cunorm.group_norm import _plan as _group_plan
@@ -66,7 +65,6 @@ from cunorm.row_norm import _backward, _forward
 
 __all__ = [
     "ACTIVATIONS",
-    "BFLOAT16",
     "CPU",
     "DTYPES",
     "FLOAT32",
@@ -88,12 +86,10 @@ __all__ = [
     "GroupOracle",
     "Launch",
     "Loaded",
-    "Numpy",
     "Oracle",
     "ParamGradTypes",
     "Samples",
     "Task",
-    "Torch",
     "Walk",
     "_again",
     "_arrays",
@@ -114,7 +110,6 @@ __all__ = [
     "_warmup",
     "_warmup_command",
     "cache_folder",
-    "collapsed",
     "compiler",
     "cpu_forward",
     "cuda_backward",
@@ -127,7 +122,6 @@ __all__ = [
     "group_operators_of",
     "group_tolerance",
     "host_frameworks",
-    "kernel_folder",
     "main",
     "numpy_arrays",
     "numpy_view",

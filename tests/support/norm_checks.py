@@ -29,22 +29,17 @@ def check_layer_norm(on, x):
     return f
 
 
-def group_norm(on, x, dy, groups, axis, activation="silu"):
-    """Return both results of a group norm, and what they are held to."""
-    given = (groups, *parameters(x.shape[axis], str(x.dtype)))
+def check_group_norm(on, x, groups, axis, activation="silu"):
+    """Hold a group norm of x, forward and backward, to its bounds."""
+    dtype = str(x.dtype)
+    dy, given = draw("dy", x.shape, dtype), (groups, *parameters(x.shape[axis], dtype))
     told = {"activation": activation, "channel_axis": axis}
     there, theirs = [on.put(dy), on.put(x)], (groups, *map(on.put, given[1:]))
     f = cunorm.group_norm_forward(there[1], *theirs, **told)
     grads = cunorm.group_norm_backward(*there, *theirs, mean=f.mean, rstd=f.rstd, **told)
-    return get_all(on, f), get_all(on, grads), (x, *given), told | {"eps": 1e-5}
-
-
-def check_group_norm(on, x, groups, axis, activation="silu"):
-    """Hold a group norm of x, forward and backward, to its bounds."""
-    dy = draw("dy", x.shape, str(x.dtype))
-    f, grads, given, told = group_norm(on, x, dy, groups, axis, activation)
-    check_group_forward(f, *given, **told)
-    check_group_backward(grads, dy, *given, **told)
+    f, grads = get_all(on, f), get_all(on, grads)
+    check_group_forward(f, x, *given, **told, eps=1e-5)
+    check_group_backward(grads, dy, x, *given, **told, eps=1e-5)
     return f
 
 
