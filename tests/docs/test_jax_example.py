@@ -45,9 +45,3 @@ def test_a_wrong_norm_parts_the_curves(example, monkeypatch, capsys):
     monkeypatch.setattr(script, "CUNORM", norms.CUNORM._replace(add_rms_norm=dropped))
     assert script.main([*SMALL, "--device", "cpu"]) == 1
     assert float(re.search(LARGEST, capsys.readouterr().out, re.M)[1]) > 1e-3
-
-
-def test_wrong_arguments_are_named(example, capsys):
-    with pytest.raises(SystemExit):
-        example("jax_train").main(["--width", "30", "--heads", "4"])
-    assert "error: --width is 30, expected a multiple of --heads, 4" in capsys.readouterr().err
