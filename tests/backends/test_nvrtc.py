@@ -218,14 +218,6 @@ def test_the_covers_have_every_kind_of_plan():
         assert len(kinds) == 4
 
 
-def test_rows_that_fill_a_threads_registers_do_not_spill():
-    case = {name: choices[0] for name, choices in BACKWARD.items()}
-    case |= {"x": "bfloat16", "weight": "float32", "d_residual": "x", "center": True}
-    case |= {"outputs": "bfloat16 dx and dresidual", "sums": ("dweight",)}
-    case |= {"width": 16384, "access": 16}
-    check_none_spills([backward_build(case)], "90")
-
-
 def test_the_check_sees_a_spill():
     operands = dict.fromkeys(("x", "weight", "bias", "y"), FLOAT64)
     types = ForwardTypes(FLOAT64, **operands, formula=Formula(center=True))

@@ -74,8 +74,12 @@ def check_enough(call, size, **told):
 @devices
 @pytest.mark.parametrize("name", LENT)
 def test_exactly_as_many_bytes_as_are_said_are_enough(name, kind):
-    for call in calls_of(name, kind):
-        check_enough(call, size_of(call))
+    """And one workspace serves all calls."""
+    calls = [(call, size_of(call)) for call in calls_of(name, kind)]
+    largest, _ = guarded(kind, max(size for _, size in calls))
+    for call, size in calls:
+        check_enough(call, size)
+        assert_same(call.make(workspace=largest), call.make())
 
 
 @pytest.mark.parametrize("needs", [("weight",), ("x",)], ids=",".join)
@@ -119,14 +123,6 @@ def test_a_group_norms_size_is_enough_for_any_activation_and_dtypes_of_the_other
                 more = told | {"activation": activation, "workspace": guarded(kind, size)[0]}
                 with at(dtype, axis, op, activation), pytest.raises(ValueError, match=says):
                     getattr(cunorm, op)(x=given, **rest[op], **more)
-
-
-def test_one_workspace_serves_calls_of_different_functions_and_shapes():
-    calls = [call for name in LENT for call in calls_of(name)]
-    workspace, _ = guarded("numpy", max(map(size_of, calls)))
-    expected = [call.make() for call in calls]
-    for call, right in list(zip(calls, expected, strict=True))[::-1]:
-        assert_same(call.make(workspace=workspace), right)
 
 
 def test_with_enough_rows_the_size_no_longer_grows_as_they_do():
