@@ -19,31 +19,19 @@ from tests.support.internals import _backend, _cpu  # noqa: E402
 from tests.support.jax_frames import _handler  # noqa: E402
 
 
-@pytest.fixture
-def frames(monkeypatch):
-    """Collect where arguments and results of the calls lay."""
-    seen = []
-    pointers = _handler._pointers
-
-    def pointers_and_see(settled, frame, results):
-        seen.append(pointers(settled, frame, results))
-        return seen[-1]
-
-    monkeypatch.setattr(_handler, "_pointers", pointers_and_see)
-    return seen
-
-
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_is_a_call_of_xlas_on_the_arrays_own_memory(name, kind, frames):
-    kind, arrays = kind(), call_of(name).arrays
+def test_every_function_is_a_call_of_xlas_on_the_arrays_own_memory(name, kind, monkeypatch):
+    kind, arrays, calls, find = kind(), call_of(name).arrays, [], _handler._pointers
+    see = lambda *told: calls.append(find(*told)) or calls[-1]  # noqa: E731
+    monkeypatch.setattr(_handler, "_pointers", see)
     if name == "group_norm_backward":  # the others' formulas hold with any statistics
         saved = reference.group_norm_forward(arrays["x"], arrays["num_groups"])
         arrays |= {key: getattr(saved, key).astype(np.float32) for key in ("mean", "rstd")}
     given = arrays | {key: kind.put(array) for key, array in arrays_of(arrays).items()}
     result = jax.block_until_ready(getattr(cunorm, name)(**given))
     right = fields(getattr(reference, name)(**arrays))
-    (pointers,) = frames
+    (pointers,) = calls
     for key, array in arrays_of(given).items():
         assert array.unsafe_buffer_pointer() in pointers, key
     assert fields(result).keys() == right.keys()

@@ -14,15 +14,13 @@ ACTIVATIONS = ["sigmoid", "tanh", "relu", "gelu_tanh"]  # and silu and gelu belo
 PRE = {"gate_position": "pre", "center": True}
 ROWS = {  # the function, what it is given beside x, and what it is told
     "rms_norm": ("rms_norm", "weight", {}),
-    "without weight": ("rms_norm", "", {"eps": 0.5}),
     "Gemma's": ("rms_norm", "weight", {"weight_offset": 1.0}),
     "Llama's": ("rms_norm", "weight", {"round_before_weight": True}),
     "two axes": ("rms_norm", "weight", {"axis": 1}),
     "groups": ("rms_norm", "weight gate", {"groups": 2}),
     "layer_norm": ("layer_norm", "weight bias", {}),
     "bias alone": ("layer_norm", "bias", {}),
-    "centered groups": ("layer_norm", "weight bias", {"groups": 3}),
-    "l2_norm": ("l2_norm", "", {"eps": 0.1}),
+    "l2_norm": ("l2_norm", "", {"eps": 0.1, "groups": 3}),
     "normalize": ("normalize", "weight bias", {"c": 2.0, "center": True}),
     "add_rms_norm": ("add_rms_norm", "residual weight", {}),
     "a new stream": ("add_rms_norm", "weight", {}),

@@ -71,13 +71,10 @@ class T5Norm(Formula):
         return self.weight * y
 
 
-class Weightless(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.eps = EPS
-
-    def forward(self, x):
-        return rms(x.float(), self.eps).type_as(x)
+def weightless():
+    module = norm(lambda m, x: rms(x.float(), m.eps).type_as(x))()
+    del module.weight
+    return module
 
 
 def cohere(m, x):
@@ -138,7 +135,7 @@ KNOWN = {
         "rms_norm(eps=1e-05, round_before_weight=True); "
         "rms_norm(eps=1e-05, dtype=float32) for bfloat16/float32, float16/float32",
     ),
-    "without weight": (Weightless, "rms_norm(eps=1e-05)"),
+    "without weight": (weightless, "rms_norm(eps=1e-05)"),
     "Cohere's": (norm(cohere), "layer_norm(eps=1e-05)"),
     "channels last": (LastAxis, "layer_norm(eps=1e-05)"),
     "Mamba-2's": (

@@ -176,7 +176,7 @@ KEPT = {
     "groups": [(2, 4, 2)],
     "add_rms_norm": [(2, 4)],
     "layer_norm": [(2, 4)] * 2,
-    "l2_norm": [(2, 4)],
+    "l2_norm": [(2, 4, 3)],
     "group_norm": [(2, 2)] * 2,
     "channels last": [(2, 2)] * 2,
 }

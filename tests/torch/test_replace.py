@@ -20,13 +20,13 @@ from tests.support.torch_norms import (  # noqa: E402
     EVERY,
     F32,
     KNOWN,
-    Formula,
     Gated,
     GateRequiredNorm,
     LastAxis,
     LlamaNorm,
     arguments,
     drawn,
+    norm,
     results,
     rms,
     x_of,
@@ -56,7 +56,7 @@ def test_a_norm_runs_the_kernels_that_its_formula_is_with_its_own_results(name, 
     module, given = make().to(dtype), arguments(name, dtype)
     kind, before = type(module), results(module, *given)
     done = replace_norms(module)
-    assert [(norm.name, norm.kind) for norm in done.replaced] == [("", kind.__name__)]
+    assert [(one.name, one.kind) for one in done.replaced] == [("", kind.__name__)]
     assert not done.left
     if dtype == F32:
         assert done.replaced[0].runs == runs
@@ -99,8 +99,8 @@ def test_dtypes_that_the_own_forward_refuses_are_refused():
 
 def test_the_recipe_of_a_class_is_not_taken_for_an_object_that_is_set_otherwise():
     done = replace_norms(nn.ModuleList([LastAxis(), LastAxis(first=True)]))
-    assert [norm.name for norm in done.replaced] == ["0"]
-    assert [norm.name for norm in done.left] == ["1"]
+    assert [one.name for one in done.replaced] == ["0"]
+    assert [one.name for one in done.left] == ["1"]
 
 
 def test_a_subclass_with_torchs_forward_is_a_norm_of_torchs():
@@ -115,11 +115,10 @@ def test_a_subclass_with_torchs_forward_is_a_norm_of_torchs():
 
 
 def test_with_further_arguments_the_modules_own_forward_runs():
-    class WithMore(Formula):
-        def forward(self, x, gate=None, more=0.0):
-            return rms(x, self.eps) * self.weight * (1.0 if gate is None else gate) + more
+    def forward(m, x, gate=None, more=0.0):
+        return rms(x, m.eps) * m.weight * (1.0 if gate is None else gate) + more
 
-    module = WithMore()
+    module = norm(forward)()
     x, gate = x_of(), drawn(4, 8, 1)
     calls = [((x, None, 2.0), {}), ((x, gate), {}), ((x, gate, 1.0), {}), ((x,), {"more": 2.0})]
     expected, plain = [module(*call, **more) for call, more in calls], module(x)
@@ -149,21 +148,17 @@ def test_with_a_gate_that_is_not_of_xs_shape_and_dtype_it_runs(monkeypatch):
     assert len(calls) == 2 and all(a[2] is b for a, b in zip(calls, gates, strict=True))
 
 
-class ChannelsFirst(Formula):
-    """As in ConvNeXt, over axis 1 of an x of so many axes, else over the last."""
-
-    axes = 4
-
-    def forward(self, x):
-        if x.dim() == self.axes:
-            return (self.weight * rms(x.movedim(1, -1), self.eps)).movedim(-1, 1)
-        return self.weight * rms(x, self.eps)
-
-
 @pytest.mark.parametrize("shape", [(2, 16, 5, 16), (2, 16, 5, 7), (2, 16, 3, 5, 16), (3, 16)])
 def test_with_a_number_of_axes_that_is_not_known_it_runs(shape):
-    module, x = ChannelsFirst(16), torch.randn(shape)
-    module.axes = max(len(shape), 4)
+    """As in ConvNeXt, a norm over axis 1 of an x of so many axes, else over the last."""
+    axes = max(len(shape), 4)
+
+    def channels_first(m, x):
+        rows = x.movedim(1, -1) if x.dim() == axes else x
+        y = m.weight * rms(rows, m.eps)
+        return y.movedim(-1, 1) if x.dim() == axes else y
+
+    module, x = norm(channels_first)(16), torch.randn(shape)
     own = module(x)
     assert replace_norms(module).replaced
     assert (module(x) - own).abs().max() <= 16 * 2**-23 * own.abs().max()
@@ -178,9 +173,9 @@ def test_eps_is_read_at_each_call():
 
 def test_under_autocast_what_calls_torchs_own_norm_does_so_still(monkeypatch):
     """These change the dtype there, on CUDA; a formula does not."""
-    norm, formula = LastAxis(), LlamaNorm()
-    replace_norms(nn.ModuleList([norm, formula]))
+    of_torch, formula = LastAxis(), LlamaNorm()
+    replace_norms(nn.ModuleList([of_torch, formula]))
     calls = own_forwards(monkeypatch, LastAxis, LlamaNorm)
     with torch.autocast("cpu", dtype=BF16):
-        norm(x_of(BF16)), formula(x_of(BF16))
+        of_torch(x_of(BF16)), formula(x_of(BF16))
     assert [kind.__name__ for kind, _ in calls] == ["CunormLastAxis"]

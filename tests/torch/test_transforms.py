@@ -106,50 +106,45 @@ def of(dtype, *shape):
     return tensor("x", *shape, dtype=dtype)
 
 
-def rows(dtype):
+def rows(dtype="float64"):
     """Draw rows with gaps between the axes."""
-    return of(dtype, 3, 4, 32).transpose(0, 1)
+    return of(dtype, 3, 4, 6).transpose(0, 1)
 
 
-def parameters(size):
-    return tensor("weight", size, dtype="float32"), tensor("bias", size, dtype="float16")
+def parameters(*dtypes):
+    return [tensor(name, 6, dtype=dtype) for name, dtype in zip("wb", dtypes, strict=False)]
 
 
-IMAGES = (2, 6, 5, 7)
+F64, MIXED = ("float64", "float64"), ("float32", "float16")
 CALLS = {
-    "one row": lambda: ct.rms_norm(of("float32", 32)),
+    "one row": lambda: ct.rms_norm(of("float64", 6)),
     "a gate, groups": lambda: ct.normalize(
         rows("bfloat16"),
-        *parameters(32),
-        c=3.0,
+        *parameters(*MIXED),
         center=True,
         groups=2,
         gate=rows("float32"),
         dtype=torch.float32,
     ),
-    "a narrow stream": lambda: ct.add_rms_norm(
-        rows("float32"), rows("bfloat16"), parameters(32)[0], groups=2
-    ),
+    "a narrow stream": lambda: ct.add_rms_norm(rows("float32"), rows("bfloat16"), groups=2),
     "a wide stream begins": lambda: ct.add_layer_norm(
         rows("bfloat16"), None, residual_dtype=torch.float32, axis=1
     ),
     "rounded before weight": lambda: ct.rms_norm(
-        rows("bfloat16"), parameters(32)[0], round_before_weight=True, weight_offset=0.5
+        rows("bfloat16"), *parameters("float32"), round_before_weight=True
     ),
-    "only parameters": lambda: ct.layer_norm(rows("bfloat16").detach(), *parameters(32)),
-    "images": lambda: ct.group_norm(of("bfloat16", *IMAGES), 3, *parameters(6), channel_axis=1),
+    "only parameters": lambda: ct.layer_norm(rows().detach(), *parameters(*F64)),
     "channels last": lambda: ct.group_norm(
-        of("bfloat16", *IMAGES).to(memory_format=torch.channels_last),
+        of("bfloat16", 2, 6, 5, 7).to(memory_format=torch.channels_last),
         3,
-        *parameters(6),
-        activation="relu",
+        *parameters(*MIXED),
         channel_axis=1,
         dtype=torch.float32,
     ),
     "some columns, which are copied": lambda: ct.instance_norm(
-        of("bfloat16", *IMAGES)[..., :5], channel_axis=1
+        of("float64", 2, 6, 5, 7)[..., :5], channel_axis=1
     ),
-    "no positions": lambda: ct.group_norm(of("float32", 2, 6).detach(), 3, *parameters(6)),
+    "no positions": lambda: ct.group_norm(of("float64", 2, 6).detach(), 3, *parameters(*F64)),
 }
 
 
