@@ -80,7 +80,7 @@ def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
     inputs = {"x": make.large(case["x"])}
     if is_row:
         inputs["gate"] = make.large(case["gate"], near=True)
-    inputs |= {name: make.param(case[name]) for name in ("weight", "bias")}
+    inputs |= {"weight": make.param(case["weight"], mean=1.0), "bias": make.param(case["bias"])}
     return (_backward if "backward" in kernel else _forward)(case, on, is_row, make, inputs, told)
 
 

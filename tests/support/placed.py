@@ -167,11 +167,12 @@ class Draws:
             values = values.take([0], axis)
         return self._keep(like, values.astype(DTYPES[dtype]))
 
-    def param(self, dtype: str | None) -> Placed | None:
+    def param(self, dtype: str | None, mean: float = 0.0) -> Placed | None:
         """Place an operand like weight."""
         if dtype is None:
             return None
-        return self.values(self._rng.standard_normal(self._columns).astype(DTYPES[dtype]))
+        drawn = mean + 0.5 * self._rng.standard_normal(self._columns)
+        return self.values(drawn.astype(DTYPES[dtype]))
 
     def values(self, array: Array | None) -> Placed | None:
         """Place an array as it is."""
