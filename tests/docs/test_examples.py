@@ -21,7 +21,7 @@ LONG = pytest.mark.real_gpu("hundreds of steps are too many for an interpreter")
 QUICK_DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, LONG])]
 STACK, TRAINING, DENOISING = "prenorm_stack", "train_char_lm", "vae_block"
 SMALL_MODEL = ("--layers", "1", "--width", "64", "--context", "16")
-SMALL_BLOCK = ("--shrink", "10", "--channels", "8", "--groups", "2")
+SMALL_BLOCK = ("--shrink", "14", "--channels", "8", "--groups", "2")
 SMALL_STACK = ("--layers", "3", "--rows", "64", "--width", "64", "--repeats", "2")
 
 
@@ -118,13 +118,13 @@ def denoised(printed):
 @pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
     picture = tmp_path / "block.png"
-    told = (*SMALL_BLOCK, "--steps", 120, "--output", picture, "--device", device)
+    told = (*SMALL_BLOCK, "--steps", 100, "--output", picture, "--device", device)
     done = run(DENOISING, *told)
     assert done.returncode == 0, done.stderr
     error, blur, model = denoised(done.stdout)
     assert error < 1e-8
-    assert model < 0.8 * blur  # 0.0062 where the best blur has 0.0087
-    assert "120/120" in done.stderr  # the progress bar
+    assert model < 0.8 * blur  # 0.0072 where the best blur has 0.0102
+    assert "100/100" in done.stderr  # the progress bar
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
