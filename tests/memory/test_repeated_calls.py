@@ -179,8 +179,8 @@ OF_GPUS = ["rms_norm", "layer_norm_backward", "group_norm", "group_norm_backward
 @pytest.mark.parametrize(
     ("names", "kinds", "steps"),
     [
-        pytest.param([n for n in FUNCTIONS if n not in GROUP_NORMS], KINDS, 1000, id="rows"),
-        pytest.param(GROUP_NORMS, KINDS, 300, id="groups"),
+        pytest.param([n for n in FUNCTIONS if n not in GROUP_NORMS], KINDS, 700, id="rows"),
+        pytest.param(GROUP_NORMS, KINDS, 200, id="groups"),
         pytest.param(OF_GPUS, ["cupy"], 150, marks=pytest.mark.gpu, id="cupy"),
     ],
 )
