@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -19,10 +19,11 @@ ON_GPU = ("gpu", True)
 _no_software_gpu = ""  # why there is none
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Look for doctests in the package alone: what tests share has none."""
-    is_shared = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
-    return True if is_shared else None
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for no doctests in tests; where they do not import, that would hide it."""
+    found = yield
+    return [collector for collector in found if type(collector) is pytest.Module]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
