@@ -41,7 +41,7 @@ def load() -> ctypes.CDLL:
     paths = {
         "SOFTGPU_LIBRARY": library(),
         "SOFTGPU_NVRTC": nvrtc(),
-        "SOFTGPU_PTX": folder() / "ptx",
+        "SOFTGPU_PTX": os.environ.get("SOFTGPU_PTX", folder() / "ptx"),
     }
     os.environ.update({name: str(path) for name, path in paths.items()})
     if STANDIN not in sys.path:

@@ -29,23 +29,51 @@ class Range:
     store_sectors: int = 0
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Accesses of warps to shared memory, how often it was busy, and had to be without conflicts.
+
+    Of 8 bytes a lane, half a warp is served at a time; of 16, a quarter.
+    """
+
+    accesses: int
+    wavefronts: int
+    ideal: int
+
+    @property
+    def excess(self) -> int:
+        """How often banks were wanted for another word."""
+        return self.wavefronts - self.ideal
+
+
 class _Range(ctypes.Structure):
     _fields_ = [(field.name, ctypes.c_uint64) for field in fields(Range)]
 
 
+class _Shared(ctypes.Structure):
+    _fields_ = [(field.name, ctypes.c_uint64) for field in fields(Shared)]
+
+
 class _Launch(ctypes.Structure):
     _fields_ = [
-        *(("kernel", ctypes.c_char_p), ("ranges", ctypes.c_uint64)),
-        ("range", ctypes.POINTER(_Range)),
+        ("kernel", ctypes.c_char_p),
+        *((name, ctypes.c_uint64) for name in ("threads", "issued", "executed")),
+        *((name, _Shared) for name in ("shared_loads", "shared_stores")),
+        *(("ranges", ctypes.c_uint64), ("range", ctypes.POINTER(_Range))),
     ]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of a kernel, and what it did to the allocations that it touched."""
+    """A launch: instructions `issued` to warps, `executed` by its threads, and its accesses."""
 
     kernel: str
-    ranges: tuple[Range, ...]
+    threads: int
+    issued: int
+    executed: int
+    shared_loads: Shared
+    shared_stores: Shared
+    ranges: tuple[Range, ...]  # the allocations that it touched
 
     def of(self, pointer: int) -> Range:
         """Return the counts of the allocation that holds an address: zeros if untouched."""
@@ -68,7 +96,11 @@ def counting() -> Iterator[list[Launch]]:
 
 
 def _launch(made: _Launch) -> Launch:
-    names = [field.name for field in fields(Range)]
-    found = (made.range[k] for k in range(made.ranges))
-    ranges = tuple(Range(*(getattr(one, name) for name in names)) for one in found)
-    return Launch(made.kernel.decode(), ranges)
+    plain = (made.threads, made.issued, made.executed)
+    shared = (_read(Shared, one) for one in (made.shared_loads, made.shared_stores))
+    ranges = tuple(_read(Range, made.range[k]) for k in range(made.ranges))
+    return Launch(made.kernel.decode(), *plain, *shared, ranges)
+
+
+def _read(kind: type, made: ctypes.Structure):
+    return kind(*(getattr(made, field.name) for field in fields(kind)))

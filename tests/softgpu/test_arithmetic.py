@@ -88,6 +88,7 @@ INTEGERS = {
     "(int)a << (b & 15)": (A << (B & 15)).astype("i4"),
     "__mul64hi(a << 20, b << 30)": (A.astype(object) * B.astype(object) * 2**50 >> 64).astype("i8"),
     "min(a, b) + max(a, b) * 3": np.minimum(A, B) + np.maximum(A, B) * 3,
+    "__clzll(b)": [64 - v.bit_length() for v in B.tolist()],
 }  # fmt: skip
 
 
@@ -95,6 +96,33 @@ def test_integers_are_those_of_numpy():
     found = computed([("s64", f"r = {what};") for what in INTEGERS], A, B)
     for (what, wanted), y in zip(INTEGERS.items(), found, strict=True):
         np.testing.assert_array_equal(y, wanted, what)
+
+
+WORDS = {
+    "popc.b32 %0, %1": lambda a, b, c: a.bit_count(),
+    "clz.b32 %0, %3": lambda a, b, c: 32 - c.bit_length(),
+    "bfind.shiftamt.u32 %0, %3": lambda a, b, c: 32 - c.bit_length() if c else -1,
+    "brev.b32 %0, %1": lambda a, b, c: int(f"{a:032b}"[::-1], 2),
+    "abs.s32 %0, %1": lambda a, b, c: min(a, 2**32 - a),
+    "prmt.b32 %0, %1, %2, 0x5294": lambda a, b, c: (
+        b & 0xFF | (a >> 15 & 1) * 0xFF00 | a & 0xFF0000 | (b >> 8 & 0xFF) << 24
+    ),
+    "shf.l.wrap.b32 %0, %1, %2, %3": lambda a, b, c: (b << 32 | a) << c % 32 >> 32,
+    "shf.l.clamp.b32 %0, %1, %2, %3": lambda a, b, c: (b << 32 | a) << min(c, 32) >> 32,
+    "shf.r.wrap.b32 %0, %1, %2, %3": lambda a, b, c: (b << 32 | a) >> c % 32,
+    "shf.r.clamp.b32 %0, %1, %2, %3": lambda a, b, c: (b << 32 | a) >> min(c, 32),
+    "bfi.b32 %0, %1, %2, 27, 12": lambda a, b, c: a << 27 | b & (1 << 27) - 1,
+}
+
+
+def test_instructions_on_bits_are_those_of_whole_numbers():
+    given = RNG.integers(0, 2**32, (3, 256), "u4")
+    given[2, :64] = np.arange(64)
+    operands = '"=r"(r) : "r"(a), "r"(b), "r"(c)'
+    found = computed([("u32", f'asm("{what};" : {operands});') for what in WORDS], *given)
+    for (what, f), y in zip(WORDS.items(), found, strict=True):
+        wanted = [f(*v) % 2**32 for v in given.T.tolist()]
+        np.testing.assert_array_equal(y, np.array(wanted, "u4"), what)
 
 
 def drawn(kind: str, size: int = 256) -> np.ndarray:
@@ -143,6 +171,32 @@ def test_arithmetic_is_rounded_as_the_instruction_says(what, kind):
     found = run(kind, kind, [f"{what}.{mode}.{kind}" for mode in WHOLE], *arrays)
     for mode, y in zip(WHOLE, found, strict=True):
         np.testing.assert_array_equal(y, rounded(exact, kind, mode), mode)
+
+
+OF_HALVES = {what: EXACT[what] for what in ("add", "sub", "mul")} | {
+    "fma.rn": EXACT["fma"],
+    "min": lambda a, b: min(a, b),
+    "max": lambda a, b: max(a, b),
+    "neg": lambda a: -a,
+    "abs": lambda a: abs(a),
+}
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_halves_are_rounded_to_nearest_alone_and_in_pairs(kind):
+    dtype = TYPES[kind][2]
+    given = [RNG.uniform(*ends, 512).astype(dtype) for ends in ((-16, -8), (1, 7), (1, 7))]
+    for what, exact in OF_HALVES.items():
+        arrays = given[: exact.__code__.co_argcount]
+        each = [exact(*map(Fraction, map(float, v))) for v in zip(*arrays, strict=True)]
+        (alone,) = run(kind, kind, [f"{what}.{kind}"], *arrays)
+        (pairs,) = run("u32", "u32", [f"{what}.{kind}x2"], *(v.view("u4") for v in arrays))
+        for found in (alone, pairs.copy().view(dtype)):
+            np.testing.assert_array_equal(found, rounded(each, kind, "rn"), what)
+    a, b = (v.astype("f4") / 3 for v in given[:2])
+    (pairs,) = run("u32", "f32", [f"cvt.rn.{kind}x2.f32"], a, b)
+    pairs = pairs.copy().view(dtype).reshape(-1, 2)
+    np.testing.assert_array_equal(pairs, np.stack([b, a], 1).astype(dtype))
 
 
 @pytest.mark.parametrize(
@@ -202,14 +256,36 @@ def test_comparisons_with_nan_are_those_of_numpy_and_min_takes_the_number(kind):
     body = "r = (a < b) | (a <= b) * 2 | (a == b) * 4 | (a != b) * 8 | !(a >= b) * 16;"
     np.testing.assert_array_equal(computed([("s32", body)], a, b)[0], wanted)
     found = run(kind, kind, [f"min.{kind}", f"max.{kind}"], a, b)
-    for y, of_numpy in zip(found, (np.fmin, np.fmax), strict=True):
+    if kind == "f32":
+        found += run(kind, kind, ["min.NaN.f32", "max.NaN.f32"], a, b)
+    functions = np.fmin, np.fmax, np.minimum, np.maximum
+    for y, of_numpy in zip(found, functions, strict=False):
         np.testing.assert_array_equal(y, of_numpy(a, b))
+
+
+APPROXIMATE = {
+    "rcp": lambda a: 1 / a,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "tanh": np.tanh,
+}
+
+
+def test_approximate_instructions_are_rounded_to_nearest():
+    a = np.abs(drawn("f32"))[:128] / 32
+    found = run("f32", "f32", [f"{what}.approx.f32" for what in APPROXIMATE], a)
+    for (what, f), y in zip(APPROXIMATE.items(), found, strict=True):
+        np.testing.assert_array_equal(y, f(a.astype("f8")).astype("f4"), what)
 
 
 FUNCTIONS = {
     "exp(a)": math.exp,
     "erfc(a)": math.erfc,
     "sqrt(fabs(a))": lambda a: math.sqrt(abs(a)),
+    "rsqrt(fabs(a))": lambda a: 1 / math.sqrt(abs(a)),
+    "tanh(a)": math.tanh,
     "1 / (1 + exp(-a))": lambda a: 1 / (1 + math.exp(-a)),
     "a > 0 ? a : -a": abs,
 }
@@ -221,20 +297,3 @@ def test_functions_of_float64_are_those_of_the_processor():
     for (what, function), y in zip(FUNCTIONS.items(), found, strict=True):
         # A few units in the last place, as CUDA promises for the worst of them, erfc.
         np.testing.assert_allclose(y, [function(v) for v in a], rtol=6 * 2.0**-52, err_msg=what)
-
-
-def test_shuffles_and_barriers_join_threads():
-    body = """int* x) { __shared__ int s[2]; int v = threadIdx.x;
-        for (int k = 16; k; k /= 2) v += __shfl_down_sync(~0u, v, k);
-        if (threadIdx.x % 32 == 0) s[threadIdx.x / 32] = v; __syncthreads();
-        x[threadIdx.x] = s[0] + s[1] + 10000 * __shfl_xor_sync(~0u, threadIdx.x, 3, 16); }"""
-    out = cupy.zeros(64, "i4")
-    launch(body, out, block=64)
-    np.testing.assert_array_equal(out.get(), 63 * 32 + 10000 * (np.arange(64) ^ 3))
-
-
-def test_memory_begins_as_no_number():
-    out = cupy.empty(3, "f4")
-    out[0] = 0
-    launch("float* x) { __shared__ float s[4]; x[1] = ((volatile float*)s)[int(x[0])]; }", out)
-    assert np.isnan(out.get()).tolist() == [False, True, True]

@@ -27,6 +27,15 @@ WRONG = {
         "float* x) { *(float4*)(x + 2) = float4{1, 2, 3, 4}; }"),
     "a write behind shared memory": ("outside of the block's 128 bytes", "st.*shared", 64,
         "float* x) { __shared__ float s[32]; ((volatile float*)s)[threadIdx.x] = 1; }"),
+    "a read behind dynamic shared memory": ("outside of the block's 252 bytes", "ld.*shared", 64,
+        "float* x) { extern __shared__ volatile float s[]; x[threadIdx.x] = s[threadIdx.x]; }"),
+    "a write behind local memory": ("local memory at", "st.*local", 1,
+        "float* x) { int v[4]; ((volatile int*)v)[int(x[0]) + 9] = 1; }"),
+    "barriers of other halves of warps": ("different barriers", "bar", 96,
+        'float* x) { if (threadIdx.x < 16 || threadIdx.x > 79) asm volatile("bar.sync 2, 32;");'
+        'else asm volatile("bar.sync 1, 64;"); x[threadIdx.x] = 1; }'),
+    "a barrier of a part of a warp": ("for 40 threads", "bar", 64,
+        'float* x) { asm volatile("bar.sync 1, 40;"); }'),
     "barriers apart in a warp": ("different barriers", "bar", 64,
         "float* x, int n) { if (threadIdx.x < n) __syncthreads();"
         "else { x[threadIdx.x] = 1; __syncthreads(); } x[threadIdx.x] = 1; }"),
@@ -40,13 +49,16 @@ def test_a_wrong_kernel_is_found_out_and_named_with_its_line(what):
     error, instruction, block, body = WRONG[what]
     arguments = (cupy.zeros(128, "f"), *[FEW] * ("int n" in body))
     with raises(LINE.format(error, instruction)):
-        launch(body, *arguments, block=block)
+        launch(body, *arguments, block=block, shared=252 * ("extern" in body))
 
 
 def test_threads_that_wait_for_ever_are_found_out():
     body = "float* x) { if (threadIdx.x == 0) __syncwarp(3); else __syncthreads(); x[0] = 1; }"
     with raises(r"(?s)wait for each other for ever.*PTX line \d+: .*bar.warp.sync"):
         launch(body, cupy.zeros(1, "f"))
+    body = 'float* x) { if (threadIdx.x < 32) asm volatile("bar.sync 1, 64;"); x[0] = 1; }'
+    with raises(r"(?s)wait for each other for ever.*PTX line \d+: .*bar.sync"):
+        launch(body, cupy.zeros(1, "f"), block=64)
 
 
 def test_shared_memory_of_a_block_that_has_ended_is_not_read():
@@ -74,7 +86,7 @@ REFUSED = {
     "no threads": ("a block of 0", PLAIN, {"block": 0}),
     "more than it is compiled for": ("at most 64", PLAIN, {"block": 96, "head": OF_64}),
     "no blocks": ("a grid of 0", PLAIN, {"grid": 0}),
-    "dynamic shared memory": ("dynamic shared memory", PLAIN, {"shared": 4}),
+    "too much shared memory": ("49153 bytes of dynamic", PLAIN, {"shared": 49153}),
     "clusters that do not divide the grid": ("in clusters of 2", PLAIN, {"grid": 3, "head": TWO}),
     "clusters of 16 not asked for": ("CLUSTER_SIZE", PLAIN, {"grid": 16, "head": SIXTEEN}),
 }  # fmt: skip
@@ -99,6 +111,20 @@ def test_clusters_of_16_run_where_they_are_asked_for_and_find_room():
     assert x.item() == 32
     with softgpu.settings(largest_cluster=8), raises("no room for a cluster of 16"):
         made((32,), (1,), (x,))
+
+
+def test_more_shared_memory_is_there_where_it_is_asked_for():
+    made, x = (
+        kernel("int* x) { extern __shared__ int s[]; s[50000] = x[0]; x[1] = s[50000]; }"),
+        cupy.ones(2, "i"),
+    )
+    most = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    cupy.cuda.driver.funcSetAttribute(made.kernel.ptr, 8, most)
+    made((1,), (1,), (x,), shared_mem=most)
+    with raises(f"{most + 4} bytes of dynamic"):
+        made((1,), (1,), (x,), shared_mem=most + 4)
+    with raises(f"{most + 4} bytes of shared memory"):
+        cupy.cuda.driver.funcSetAttribute(made.kernel.ptr, 8, most + 4)
 
 
 def test_an_instruction_that_is_not_known_is_named():

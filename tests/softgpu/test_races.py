@@ -29,12 +29,20 @@ def copy(to: str, source: str) -> str:
         "r"((unsigned)__cvta_generic_to_shared({to})), "l"({source}) : "memory");"""
 
 
+def pair(last: str) -> str:
+    """Half of the block meets at barrier 1, the other half at 2."""
+    return f"{S} v[t] = t; if (t < 64) {asm('bar.sync 1, 64')} else {asm('bar.sync 2, 64')} {last}"
+
+
 # The kernel's text, and how it is launched if not as one block of 64 threads.
 ORDERED = {
     "a barrier": (S + "v[t] = t; __syncthreads(); x[t] = v[t ^ 33];", {}),
     "a barrier after a read": (S + "v[t] = t; __syncthreads(); int r = v[t ^ 33];"
         "__syncthreads(); v[t] = r;", {}),
     "a barrier of the warp": (S + "v[t] = t; __syncwarp(); x[t] = v[t ^ 1];", {}),
+    "a barrier of half the block": (pair("x[t] = v[t ^ 33];"), {"block": 128}),
+    "arriving, and waiting": (S + f"if (t < 32) {{ v[t] = t; {asm('bar.arrive 1, 64')} }}"
+        f"else {{ {asm('bar.sync 1, 64')} x[t] = v[t - 32]; }}", {}),
     "atomic operations": ("int* x) { atomicAdd(x, 1);", {"grid": 2}),
     "other halves of a word": ("short* x) { __shared__ short s[64]; volatile short* v = s;"
         "v[threadIdx.x] = 1; x[threadIdx.x] = v[threadIdx.x];", {}),
@@ -59,6 +67,9 @@ RACES = {
         {}),
     "one of many readers overwrites": (S + "if (t == 0) v[0] = 3; __syncthreads(); int r = v[0];"
         "if (t == 40) v[0] = r + 1; x[t] = r;", {}),
+    "a barrier of the other half": (pair("x[t] = v[t ^ 65];"), {"block": 128}),
+    "a write behind the arrival": (S + f"if (t < 32) {{ {asm('bar.arrive 1, 64')} v[t] = t; }}"
+        f"else {{ {asm('bar.sync 1, 64')} x[t] = v[t - 32]; }}", {}),
     "a word over its halves": (S + "((volatile short*)s)[t] = t; if (t < 32) x[t] = v[t];", {}),
     "an atomic operation and a plain read": ("volatile int* x) { atomicAdd((int*)x, 1);"
         "x[64 + threadIdx.x] = x[0];", {}),

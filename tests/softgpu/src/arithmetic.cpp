@@ -4,6 +4,7 @@
 #include <fenv.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "lanes.h"
 
@@ -44,6 +45,31 @@ T insert_bits(T part, T into, u32 position, u32 length) {
   return (into & ~mask) | (part << position & mask);
 }
 constexpr auto insert = []<class T>(T a, T b, u32 c, u32 d) { return insert_bits(a, b, c, d); };
+constexpr auto reversed = []<class T>(T a) {
+  T out = 0;
+  for (u32 k = 0; k < kBits<T>; ++k) out |= (a >> k & 1) << (kBits<T> - 1 - k);
+  return out;
+};
+// Each nibble of the selector takes a byte of a and b, or its sign.
+u32 permute_bytes(u32 a, u32 b, u32 selector) {
+  u32 out = 0;
+  for (int k = 0; k < 4; ++k) {
+    const u32 nibble = selector >> (4 * k) & 15;
+    const u32 byte = (u64(b) << 32 | a) >> (8 * (nibble & 7)) & 255;
+    out |= (nibble & 8 ? (byte & 128 ? 255 : 0) : byte) << (8 * k);
+  }
+  return out;
+}
+template <bool left, bool wrap>
+u32 funnel(u32 low, u32 high, u32 n) {
+  const u64 v = u64(high) << 32 | low;
+  n = wrap ? n & 31 : std::min(n, 32u);
+  return left ? u32(v << n >> 32) : u32(v >> n);
+}
+template <auto f, class... Sources>
+constexpr ByType of_words() {
+  return {nullptr, nullptr, each<f, Sources...>};
+}
 
 const std::map<std::string, ByType> integers = {
     {"add", of_bits<[]<class T>(T a, T b) { return a + b; }, 2>()},
@@ -78,6 +104,16 @@ const std::map<std::string, ByType> integers = {
                        2>()},
     {"min", of_numbers<[]<class T>(T a, T b) { return std::min(a, b); }, 2>()},
     {"max", of_numbers<[]<class T>(T a, T b) { return std::max(a, b); }, 2>()},
+    {"abs", of_numbers<[]<class T>(T a) { return T(a < 0 ? 0 - u64(a) : u64(a)); }, 1>()},
+    {"popc", of_bits<[]<class T>(T a) { return std::popcount(a); }, 1>()},
+    {"clz", of_bits<[]<class T>(T a) { return std::countl_zero(a); }, 1>()},
+    {"brev", of_bits<reversed, 1>()},
+    {"bfind.shiftamt", of_words<[](u32 a) { return a ? std::countl_zero(a) : -1; }, u32>()},
+    {"prmt", of_words<permute_bytes, u32, u32, u32>()},
+    {"shf.l.wrap", of_words<funnel<true, true>, u32, u32, u32>()},
+    {"shf.l.clamp", of_words<funnel<true, false>, u32, u32, u32>()},
+    {"shf.r.wrap", of_words<funnel<false, true>, u32, u32, u32>()},
+    {"shf.r.clamp", of_words<funnel<false, false>, u32, u32, u32>()},
 };
 
 template <size_t>
@@ -107,12 +143,10 @@ template <auto f, int n>
 constexpr Real real() {
   return {in_float32<f, n>, each_of<f, double, n>()};
 }
-// The other one of a NaN; -0 is less than 0.
+// NaN, if there is one.
 template <class T>
-T lesser(T a, T b) {
-  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? b : a;
-  if (a == b) return std::signbit(a) ? a : b;
-  return a < b ? a : b;
+T lesser_or_nan(T a, T b) {
+  return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : lesser(a, b);
 }
 // 0 where the divisor is above 2^126, as div.approx and div.full may.
 template <class T>
@@ -123,6 +157,16 @@ T divided_approximately(T a, T b) {
   return a / b;
 }
 constexpr auto reciprocal = []<class T>(T a) { return 1 / a; };
+constexpr auto reciprocal_root = []<class T>(T a) { return T(1 / std::sqrt((long double)(a))); };
+template <auto f>
+constexpr Real approximate() {
+  return {in_float32<f, 1>, each<f, double>, each<upper_half<f>, double>};
+}
+// By way of float64, so that a float32 is rounded once.
+template <double (*f)(double)>
+constexpr Real in_float64() {
+  return {in_float32<[](float a) { return float(f(double(a))); }, 1>, nullptr};
+}
 
 const std::map<std::string, Real> reals = {
     {"add", real<[]<class T>(T a, T b) { return a + b; }, 2>()},
@@ -137,10 +181,13 @@ const std::map<std::string, Real> reals = {
     {"abs", real<[]<class T>(T a) { return std::fabs(a); }, 1>()},
     {"copysign", real<[]<class T>(T a, T b) { return std::copysign(b, a); }, 2>()},
     {"sqrt", real<[]<class T>(T a) { return std::sqrt(a); }, 1>()},
-    {"rcp",
-     {in_float32<reciprocal, 1>, each<reciprocal, double>, each<upper_half<reciprocal>, double>}},
-    // By way of float64, so that a float32 is rounded once.
-    {"ex2", {in_float32<[](float a) { return float(std::exp2(double(a))); }, 1>, nullptr}},
+    {"min.NaN", real<[]<class T>(T a, T b) { return lesser_or_nan(a, b); }, 2>()},
+    {"max.NaN", real<[]<class T>(T a, T b) { return -lesser_or_nan(-a, -b); }, 2>()},
+    {"rcp", approximate<reciprocal>()},
+    {"rsqrt", approximate<reciprocal_root>()},
+    {"ex2", in_float64<std::exp2>()},
+    {"lg2", in_float64<std::log2>()},
+    {"tanh", in_float64<std::tanh>()},
 };
 
 // d = a compared with b, or the contrary of that.
@@ -207,15 +254,16 @@ void set_rounding(Instruction& i) {
 
 bool choose_arithmetic(Instruction& i, const Opcode& op) {
   const std::string& type = op.type();
+  if (type.find("f16") != type.npos) return choose_half(i, op);
   if (type != "f32" && type != "f64") {
     const auto found = integers.find(op.base() + op.middle());
     i.run = found == integers.end() ? nullptr : found->second.of(type);
     return i.run != nullptr;
   }
-  const std::string how = op.middle({"rn", "rz", "rm", "rp", "ftz"});
-  const bool approximate = how == ".approx" || how == ".full";
-  const auto found = reals.find(op.base() == "div" && approximate ? "div.approx" : op.base());
-  if (found == reals.end() || !(how.empty() || approximate)) return false;
+  std::string how = op.middle({"rn", "rz", "rm", "rp", "ftz"});
+  if (how == ".approx" || how == ".full") how = op.base() == "div" ? ".approx" : "";
+  const auto found = reals.find(op.base() + how);
+  if (found == reals.end()) return false;
   const Real& f = found->second;
   i.run = type == "f32" ? f.f32 : i.ftz ? f.f64_ftz : f.f64;
   set_rounding(i);

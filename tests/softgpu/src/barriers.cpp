@@ -1,25 +1,46 @@
 // SPDX-License-Identifier: MIT
-// Barriers: of a block, of the lanes of a warp, of a cluster.
+// Barriers: of a block, of some of its threads, of the lanes of a warp, of a cluster.
 #include "lanes.h"
 
 namespace sg {
 namespace {
 
-// The block's threads go on once all that live have arrived.
-void look_at_block(Block& b) {
-  if (b.arrived == 0 || b.arrived < b.live) return;
-  b.arrived = 0;
-  const Clock met = running->watch ? b.meeting.end() : nullptr;
+// What an instruction at a block's barrier asks for.
+enum Ask : u8 { kSync, kArrive, kAll, kAny, kCount };
+
+u32 waiting(const Warp& w, size_t barrier) {
+  u32 lanes = lanes_in(w, State::kAtBarrier);
+  for_lanes(lanes, [&](int lane) { lanes &= ~(u32(w.barrier[lane] != barrier) << lane); });
+  return lanes;
+}
+
+void release(Block& b, size_t barrier) {
+  Barrier& bar = b.barriers[barrier];
+  const Clock met = running->watch ? bar.meeting.end() : nullptr;
   for (Warp& w : b.warps) {
+    const u32 lanes = waiting(w, barrier);
     int pc = -1;
-    for_lanes(lanes_in(w, State::kAtBarrier), [&](int lane) {
+    for_lanes(lanes, [&](int lane) {
       const Instruction& i = w.function->code[size_t(w.pc[lane]) - 1];
-      if (pc >= 0 && pc != w.pc[lane] && i.variant)
+      if (i.aligned && (lanes != w.live || (pc >= 0 && pc != w.pc[lane])))
         fail(w, i, lane, 719, "lanes of a warp wait at different barriers");
       pc = w.pc[lane];
       w.state[lane] = State::kRuns;
+      if (i.variant >= kAll)
+        w.row(i.dest[0])[lane] = u64(i.variant == kCount ? bar.yes
+                                     : i.variant == kAll ? bar.yes == bar.arrived
+                                                         : bar.yes > 0);
       if (running->watch) leave(w, lane, met);
     });
+  }
+  bar.arrived = bar.expected = bar.yes = 0;
+}
+
+// Threads go on once all that are expected have arrived: all that live, if no number is told.
+void look_at_block(Block& b) {
+  for (size_t k = 0; k < std::size(b.barriers); ++k) {
+    const Barrier& bar = b.barriers[k];
+    if (bar.arrived && bar.arrived >= (bar.expected ? bar.expected : b.live)) release(b, k);
   }
 }
 
@@ -59,11 +80,22 @@ u32 lanes_in(const Warp& w, State state) {
 }
 
 void arrive_at_block_barrier(Warp& w, const Instruction& i, u32 lanes) {
+  const bool reduces = i.variant >= kAll, counted = i.sources - reduces > 1;
   for_lanes(lanes, [&](int lane) {
-    if (w.row(i.source[0])[lane]) fail(w, i, lane, 719, "a barrier is not known but barrier 0");
-    ++w.block->arrived;
-    if (running->watch) w.block->meeting.arrive(w, lane);
+    const u64 id = u32(w.row(i.source[0])[lane]);
+    const int expected = counted ? int(w.row(i.source[1])[lane]) : 0;
+    if (id >= std::size(w.block->barriers) || expected % 32)
+      fail(w, i, lane, 719, format("barrier %d, of 0 to 15, for %d threads", int(id), expected));
+    Barrier& bar = w.block->barriers[id];
+    if (bar.arrived && bar.expected != expected)
+      fail(w, i, lane, 719, "threads wait at a barrier for different numbers");
+    bar.expected = expected;
+    ++bar.arrived;
+    if (reduces) bar.yes += int(w.row(i.source[i.sources - 1])[lane] & 1);
+    if (running->watch) bar.meeting.arrive(w, lane);
+    if (i.variant == kArrive) return;
     w.state[lane] = State::kAtBarrier;
+    w.barrier[lane] = u8(id);
   });
   look_at_block(*w.block);
 }
@@ -150,8 +182,13 @@ bool choose_barrier(Instruction& i, const Opcode& op) {
     return true;
   }
   i.kind = kBlockBarrier;
-  i.variant = op.base() == "bar" || op.has("aligned");  // the lanes of a warp come together
-  return op.has("sync") && i.sources == 1;
+  i.aligned = op.base() == "bar" || op.has("aligned");  // the lanes of a warp come together
+  i.variant = op.has("arrive") ? kArrive
+              : !op.has("red") ? kSync
+              : op.has("and")  ? kAll
+              : op.has("or")   ? kAny
+                               : kCount;
+  return true;
 }
 
 }  // namespace sg

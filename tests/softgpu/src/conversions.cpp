@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cvt: one number's type to another's.
+// cvt: one number's type to another's. Arithmetic of float16 and bfloat16.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -99,6 +99,39 @@ void to_real(Warp& w, const Instruction& i, u32 lanes) {
   });
 }
 
+// Two float32 into a pair of halves: the first one is the upper.
+template <class To>
+void to_pair(Warp& w, const Instruction& i, u32 lanes) {
+  const auto half = [](float v) { return half_of<To>(double(v)).bits; };
+  apply<float, float>(w, i, lanes, [=](float a, float b) { return u32(half(a)) << 16 | half(b); });
+}
+
+// f of each half in the sources, in float64, which holds sums and products, and rounded once. The
+// variant says how many halves there are.
+template <auto f, class H>
+void of_halves(Warp& w, const Instruction& i, u32 lanes) {
+  for_lanes(lanes, [&](int lane) {
+    u64 all = 0;
+    for (int k = 0; k < i.variant; ++k) {
+      const auto in = [&](int s) { return double(H{u16(w.row(i.source[s])[lane] >> 16 * k)}); };
+      all |= u64(half_of<H>(f(in(0), in(1), in(2))).bits) << 16 * k;
+    }
+    w.row(i.dest[0])[lane] = all;
+  });
+}
+template <auto f>
+constexpr std::pair<Operation, Operation> kHalves = {of_halves<f, Half>, of_halves<f, Bfloat>};
+const std::map<std::string, std::pair<Operation, Operation>> half_operations = {
+    {"add", kHalves<[](double a, double b, double) { return a + b; }>},
+    {"sub", kHalves<[](double a, double b, double) { return a - b; }>},
+    {"mul", kHalves<[](double a, double b, double) { return a * b; }>},
+    {"fma", kHalves<[](double a, double b, double c) { return std::fma(a, b, c); }>},
+    {"min", kHalves<[](double a, double b, double) { return lesser(a, b); }>},
+    {"max", kHalves<[](double a, double b, double) { return -lesser(-a, -b); }>},
+    {"neg", kHalves<[](double a, double, double) { return -a; }>},
+    {"abs", kHalves<[](double a, double, double) { return std::fabs(a); }>},
+};
+
 // What needs no rounding, or is rounded as usual, in a loop of its own.
 template <class To, class From>
 constexpr Operation kPlain = each<[](From v) { return To(v); }, From>;
@@ -165,9 +198,21 @@ Operation conversion(Instruction& i, const Type& to, const Type& from) {
 
 }  // namespace
 
+bool choose_half(Instruction& i, const Opcode& op) {
+  const auto found = half_operations.find(op.base());
+  if (found == half_operations.end() || !op.middle({"rn"}).empty()) return false;
+  i.variant = op.type().ends_with("x2") ? 2 : 1;
+  i.run = op.type()[0] == 'b' ? found->second.second : found->second.first;
+  return true;
+}
+
 bool choose_conversion(Instruction& i, const Opcode& op) {
   if (op.parts.size() < 3) return false;
   const std::string& name = op.parts[op.parts.size() - 2];
+  if (name == "f16x2" || name == "bf16x2") {
+    i.run = name == "f16x2" ? to_pair<Half> : to_pair<Bfloat>;
+    return op.type() == "f32" && op.middle({"rn", name.c_str()}).empty() && i.sources == 2;
+  }
   const Type *const to = type_named(name), *const from = type_named(op.type());
   const std::string how =
       op.middle({"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "ftz", "sat", name.c_str()});

@@ -35,7 +35,7 @@ class Decoder {
     int line = 0;
   };
   void declare_registers();
-  void declare_shared();
+  void declare_variable(Space);
   int constant(u64 value);
   int special(const std::string& name);              // -1: there is none
   int find_register(const std::string& name) const;  // the same
@@ -76,11 +76,13 @@ void Decoder::declare_registers() {
   r_.need(";");
 }
 
-void Decoder::declare_shared() {
+void Decoder::declare_variable(Space space) {
   const Declaration d = r_.declaration();
-  f_.shared = int(round_up(size_t(f_.shared), d.align));
-  scopes_[0].variables[d.name] = {kShared, u64(kReservedShared + f_.shared), d.bytes};
-  f_.shared += int(d.bytes);
+  int& size = space == kShared ? f_.shared : f_.local;
+  size = int(round_up(size_t(size), d.align));
+  const int begin = space == kShared ? kReservedShared : 0;
+  scopes_[0].variables[d.name] = {space, u64(begin + size), d.bytes};
+  size += int(d.bytes);
   r_.need(";");
 }
 
@@ -190,13 +192,6 @@ Operand Decoder::operand() {
   return o;
 }
 
-// Those without a result: all their operands are sources.
-bool has_result(const std::string& base) {
-  for (const char* without : {"st", "red", "bar", "barrier", "membar", "fence", "cp"})
-    if (base == without) return false;
-  return true;
-}
-
 void Decoder::place_sources(Instruction& i, const Operand& o) {
   std::vector<int> rows = o.type == Operand::kVector ? o.rows : std::vector<int>{o.row};
   if (o.second >= 0) rows.push_back(o.second);
@@ -212,7 +207,7 @@ void Decoder::place_sources(Instruction& i, const Operand& o) {
 
 void Decoder::place_operands(Instruction& i, const Opcode& op,
                              const std::vector<Operand>& operands) {
-  const bool result = has_result(op.base());
+  const bool result = op.has_result();
   for (const Operand& o : operands) {
     const bool is_result = result && &o == &operands[0];
     if (o.type == Operand::kVector && (&o == &operands[0] || !result))
@@ -263,7 +258,8 @@ void Decoder::statement() {
 void Decoder::block_item(const Token& t) {
   if (r_.take(".pragma")) return r_.skip_to(";");
   if (r_.take(".reg")) return declare_registers();
-  if (r_.take(".shared")) return declare_shared();
+  if (r_.take(".shared")) return declare_variable(kShared);
+  if (r_.take(".local")) return declare_variable(kLocal);
   if (t.type != Token::kName || r_.m.tokens[r_.at + 1].text != ":") return statement();
   labels_[t.text] = int(f_.code.size());
   r_.at += 2;
@@ -283,6 +279,8 @@ void Decoder::decode() {
     }
   } while (braces);
   f_.code.push_back(start({}, kExit));
+  for (auto& [row, value] : f_.constants)
+    if (value == Variable::kDynamic) value = kReservedShared + round_up(size_t(f_.shared), 16);
   for (const auto& [at, label] : jumps_) {
     const auto found = labels_.find(label);
     if (found == labels_.end()) throw Error{218, "a label is not known: " + label};

@@ -180,11 +180,11 @@ static void check_device(int device) {
 static int attribute(int number) {
   const Limits& l = limits();
   const std::map<int, int> known = {
-      {8, kStaticShared},       // bytes of a block
-      {16, settings().sms},     // multiprocessors
-      {39, l.threads_per_sm},   // threads of a multiprocessor
-      {75, l.capability / 10},  // compute capability
-      {76, l.capability % 10},
+      {8, kStaticShared},                               // bytes of a block
+      {16, settings().sms},                             // multiprocessors
+      {39, l.threads_per_sm},                           // threads of a multiprocessor
+      {75, l.capability / 10},                          // compute capability
+      {76, l.capability % 10}, {97, largest_shared()},  // bytes of a block that opts in
   };
   auto found = known.find(number);
   if (found == known.end())

@@ -51,6 +51,7 @@ struct Limits {
   const char* name;
 };
 const Limits& limits();
+inline int largest_shared() { return limits().shared_per_sm - limits().reserved_shared; }  // opt-in
 int current_device();
 
 // Work that is given to a stream is done in its order, after work of other streams.

@@ -37,6 +37,7 @@ void make_warp(Block& b, int first_thread, int threads) {
   w.first_thread = first_thread;
   const int left = threads - first_thread;
   w.lanes = left >= 32 ? 0xffffffffu : (1u << left) - 1;
+  w.local.resize(size_t(f.local) * 32);
   w.registers.assign(size_t(f.rows) * 32, 0xfff7dead7ff7deadull);
   for (const auto& [row, value] : f.constants) std::fill_n(w.row(row), 32, value);
 }
@@ -47,7 +48,8 @@ Cluster make_cluster() {
   for (u64 k = 0; k < product(running->cluster); ++k) {
     Block& b = c.blocks.emplace_back();
     b.rank = unsigned(k);
-    b.shared_bytes = size_t(running->function->shared);
+    const unsigned dynamic = running->launch.dynamic_shared;
+    b.shared_bytes = round_up(size_t(running->function->shared), dynamic ? 16 : 1) + dynamic;
     b.storage.resize(b.shared_bytes + Page::kBytes);
     const u64 begin = reinterpret_cast<u64>(b.storage.data());
     b.shared = b.storage.data() + (round_up(begin, Page::kBytes) - begin);
@@ -59,6 +61,7 @@ Cluster make_cluster() {
 void start_warp(Warp& w) {
   w.live = w.lanes;
   w.rotate = false;
+  std::fill(w.local.begin(), w.local.end(), 0xff);
   for (int lane = 0; lane < 32; ++lane) {
     w.pc[lane] = 0;
     w.state[lane] = w.lanes >> lane & 1 ? State::kRuns : State::kEnded;
@@ -69,7 +72,7 @@ void start_warp(Warp& w) {
   }
 }
 
-// Shared memory begins as NaNs.
+// Shared and local memory begin as NaNs.
 void start_cluster(Cluster& c, u64 number) {
   const Launch& l = running->launch;
   const unsigned* const size = running->cluster;
@@ -86,8 +89,7 @@ void start_cluster(Cluster& c, u64 number) {
     b.id[1] = id[1] * size[1] + b.rank / size[0] % size[1];
     b.id[2] = id[2] * size[2] + b.rank / size[0] / size[1];
     b.live = int(product(l.block));
-    b.arrived = 0;
-    b.meeting = {};
+    for (Barrier& barrier : b.barriers) barrier = {};
     std::fill_n(b.shared, b.shared_bytes, 0xff);
     for (Warp& w : b.warps) start_warp(w);
   }
@@ -130,13 +132,15 @@ void check_blocks(Function& f, const Launch& l) {
   if (f.max_threads && threads > u64(f.max_threads))
     throw Error{kInvalidValue, format("%s: a block of %d threads, compiled for at most %d", name,
                                       int(threads), f.max_threads)};
+  const int most = f.max_dynamic > kStaticShared ? largest_shared() : kStaticShared;
+  if (l.dynamic_shared > u32(f.max_dynamic) || f.shared + int(l.dynamic_shared) > most)
+    throw Error{kInvalidValue, format("%s: %u bytes of dynamic and %d of static shared memory",
+                                      name, l.dynamic_shared, f.shared)};
 }
 
 // What a GPU refuses at once, and not when the stream comes to it.
-void check_launch(Function& f, const Launch& l, unsigned dynamic_shared) {
+void check_launch(Function& f, const Launch& l) {
   check_blocks(f, l);
-  if (dynamic_shared)
-    throw Error{kInvalidValue, f.name + ": dynamic shared memory, of which nothing is known here"};
   if (!f.cluster[0]) return;
   check_cluster(f, l.grid, f.cluster);
   if (product(f.cluster) > u64(settings().largest_cluster))
@@ -144,9 +148,10 @@ void check_launch(Function& f, const Launch& l, unsigned dynamic_shared) {
                                         int(product(f.cluster)))};
 }
 
-int blocks_per_multiprocessor(const Function& f, int threads) {
+int blocks_per_multiprocessor(const Function& f, int threads, unsigned dynamic_shared) {
   const Limits& l = limits();
-  const int shared = f.shared + l.reserved_shared, warps = (threads + 31) / 32;
+  const int shared = f.shared + int(dynamic_shared) + l.reserved_shared;
+  const int warps = (threads + 31) / 32;
   const int fits = shared ? l.shared_per_sm / shared : l.blocks_per_sm;
   return std::min({l.threads_per_sm / (32 * warps), l.blocks_per_sm, fits});
 }
@@ -203,9 +208,12 @@ int cuFuncGetModule(Module** m, Function* f) {
 }
 int cuFuncSetAttribute(Function* f, int number, int value) {
   return answer([&] {
-    if (number != 14)  // that clusters of more than 8 blocks are allowed
+    if (number != 8 && number != 14)
       throw Error{kInvalidValue, format("the attribute %d of a kernel is not known", number)};
-    f->nonportable = value;
+    if (number == 8 && (value < 0 || value + f->shared > largest_shared()))
+      throw Error{kInvalidValue, format("%s: %d bytes of shared memory", f->name.c_str(), value)};
+    // Bytes of dynamic shared memory; that clusters of more than 8 blocks are allowed.
+    (number == 8 ? f->max_dynamic : f->nonportable) = value;
   });
 }
 int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) {
@@ -221,8 +229,8 @@ int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) 
 int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned dynamic_shared, u64 handle, void** values, void**) {
   return answer([&] {
-    const Launch l{{gx, gy, gz}, {bx, by, bz}};
-    check_launch(*f, l, dynamic_shared);
+    const Launch l{{gx, gy, gz}, {bx, by, bz}, dynamic_shared};
+    check_launch(*f, l);
     Stream& stream = stream_of(handle);
     if (stream.device != f->module->device)
       throw Error{kInvalidHandle, format("%s is loaded on device %d, the stream is of device %d",
@@ -243,12 +251,13 @@ int cuOccupancyMaxActiveClusters(int* n, Function* f, const LaunchConfig* c) {
     Launch l{};
     std::copy(c->grid, c->grid + 3, l.grid);
     std::copy(c->block, c->block + 3, l.block);
+    l.dynamic_shared = c->dynamic_shared;
     unsigned cluster[3] = {1, 1, 1};
     if (f->cluster[0]) std::copy(f->cluster, f->cluster + 3, cluster);
     check_cluster(*f, l.grid, cluster);
     check_blocks(*f, l);
     const int blocks = int(product(cluster));
-    const int each = blocks_per_multiprocessor(*f, int(product(l.block)));
+    const int each = blocks_per_multiprocessor(*f, int(product(l.block)), l.dynamic_shared);
     const bool fits = blocks <= settings().largest_cluster && each;
     *n = fits ? std::max(settings().sms * each / blocks, 1) : 0;
   });

@@ -77,6 +77,13 @@ template <class T>
 inline T flushed(T v) {
   return std::fabs(v) < std::numeric_limits<T>::min() ? std::copysign(T(0), v) : v;
 }
+// The other one of a NaN; -0 is less than 0.
+template <class T>
+inline T lesser(T a, T b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? b : a;
+  if (a == b) return std::signbit(a) ? a : b;
+  return a < b ? a : b;
+}
 // Has an instruction run under its own rounding mode, where that is not the usual one.
 void set_rounding(Instruction&);
 
@@ -102,6 +109,7 @@ struct ByType {
 bool choose_arithmetic(Instruction&, const Opcode&);
 bool choose_comparison(Instruction&, const Opcode&);
 bool choose_conversion(Instruction&, const Opcode&);
+bool choose_half(Instruction&, const Opcode&);
 bool choose_memory(Instruction&, const Opcode&);
 bool choose_atomic(Instruction&, const Opcode&);
 bool choose_async_copy(Instruction&, const Opcode&);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Finds what addresses point at: loads, stores, atomic sums, and asynchronous copies to shared
-// memory, which are made when they are waited for, in the order in which they were asked for, or,
-// if the settings say so, at once. Whatever is not in live memory is an error.
+// Finds what addresses point at: loads, stores, atomic operations, and asynchronous copies to
+// shared memory, which are made when they are waited for, in the order in which they were asked
+// for, or, if the settings say so, at once. Whatever is not in live memory is an error.
 #include <algorithm>
 
 #include "lanes.h"
@@ -70,18 +70,20 @@ u8* shared_at(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, S
   return b.shared + (offset - kReservedShared);
 }
 
-u8* param_at(Warp& w, const Instruction& i, int lane, u64 offset, u32 bytes) {
-  const u64 size = running->function->params_size;
+u8* private_at(Warp& w, const Instruction& i, int lane, u64 offset, u32 bytes, bool local) {
+  const Function& f = *running->function;
+  const u64 size = local ? u64(f.local) : f.params_size;
   if (offset + bytes > size || offset % bytes)
     fail(w, i, lane, 700,
-         format("parameters at 0x%llx: misaligned, or outside of %llu bytes", Number(offset),
-                Number(size)));
-  return const_cast<u8*>(running->params) + offset;
+         format("%s at 0x%llx: misaligned, or outside of %llu bytes",
+                local ? "local memory" : "parameters", Number(offset), Number(size)));
+  return (local ? w.local.data() + size * u64(lane) : const_cast<u8*>(running->params)) + offset;
 }
 
 u8* pointer(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, Space space,
             bool write) {
-  if (space == kParam) return param_at(w, i, lane, address, bytes);
+  if (space == kParam || space == kLocal)
+    return private_at(w, i, lane, address, bytes, space == kLocal);
   if (space == kShared || space == kSharedCluster)
     return shared_at(w, i, lane, address, bytes, space);
   return global_at(w, i, lane, address, bytes, write);
@@ -150,24 +152,47 @@ void store(Warp& w, const Instruction& i, u32 lanes) {
     });
   }
 }
-// An atomic sum, lane after lane.
-template <class T>
-void add(Warp& w, const Instruction& i, u32 lanes) {
+// An atomic operation, lane after lane.
+template <auto f, class T>
+void update(Warp& w, const Instruction& i, u32 lanes) {
   Pointers p;
   locate(w, i, lanes, w.row(i.source[0]), i.offset, sizeof(T), i.space, AccessKind::kUpdate, p);
   for_lanes(lanes, [&](int lane) {
     T old;
     memcpy(&old, p.at[lane], sizeof(T));
-    const T next = T(old + from_bits<T>(w.row(i.source[1])[lane]));
+    const auto in = [&](int s) { return from_bits<T>(w.row(i.source[s])[lane]); };
+    const T next = f(old, in(1), in(2));
     memcpy(p.at[lane], &next, sizeof(T));
     w.row(i.dest[0])[lane] = to_bits(old);
   });
 }
+struct Atomic {
+  ByType whole;
+  Operation f32 = nullptr, f64 = nullptr;
+};
+template <auto f>
+constexpr ByType of_whole = {nullptr,        nullptr,           update<f, u32>, update<f, int32_t>,
+                             update<f, u64>, update<f, int64_t>};
+constexpr auto sum = []<class T>(T a, T b, T) { return a + b; };
+const std::map<std::string, Atomic> atomics = {
+    {"add", {of_whole<sum>, update<sum, float>, update<sum, double>}},
+    {"min", {of_whole<[]<class T>(T a, T b, T) { return std::min(a, b); }>}},
+    {"max", {of_whole<[]<class T>(T a, T b, T) { return std::max(a, b); }>}},
+    {"and", {of_whole<[]<class T>(T a, T b, T) { return a & b; }>}},
+    {"or", {of_whole<[]<class T>(T a, T b, T) { return a | b; }>}},
+    {"xor", {of_whole<[]<class T>(T a, T b, T) { return a ^ b; }>}},
+    {"exch", {of_whole<[]<class T>(T, T b, T) { return b; }>}},
+    {"cas", {of_whole<[]<class T>(T a, T b, T c) { return a == b ? c : a; }>}},
+};
 
 Space space_of(const Opcode& op) {
-  static const std::map<std::string, Space> names = {
-      {"global", kGlobal}, {"shared", kShared}, {"shared::cta", kShared},
-      {"const", kConst},   {"param", kParam},   {"shared::cluster", kSharedCluster}};
+  static const std::map<std::string, Space> names = {{"global", kGlobal},
+                                                     {"shared", kShared},
+                                                     {"shared::cta", kShared},
+                                                     {"local", kLocal},
+                                                     {"const", kConst},
+                                                     {"param", kParam},
+                                                     {"shared::cluster", kSharedCluster}};
   for (const std::string& part : op.parts)
     if (const auto found = names.find(part); found != names.end()) return found->second;
   return kNoSpace;
@@ -241,13 +266,12 @@ bool choose_memory(Instruction& i, const Opcode& op) {
 }
 
 bool choose_atomic(Instruction& i, const Opcode& op) {
-  static const std::map<std::string, Operation> adds = {
-      {"u32", add<u32>}, {"s32", add<u32>}, {"u64", add<u64>}, {"f32", add<float>}};
   i.space = space_of(op);
-  const auto found = adds.find(op.type());
-  if (!op.has("add") || i.elements > 1 || i.space == kNoSpace || found == adds.end()) return false;
-  i.run = found->second;
-  return true;
+  const auto found = atomics.find(op.parts[op.parts.size() - 2]);
+  if (found == atomics.end() || i.elements > 1 || i.space == kNoSpace) return false;
+  const auto& [whole, f32, f64] = found->second;
+  i.run = op.type() == "f32" ? f32 : op.type() == "f64" ? f64 : whole.of(op.type());
+  return i.run != nullptr;
 }
 
 bool choose_async_copy(Instruction& i, const Opcode& op) {

@@ -130,7 +130,7 @@ Declaration Reader::declaration() {
   d.bytes = d.element;
   d.align = std::max(d.align, d.element);
   while (take("[")) {
-    d.bytes *= number();
+    d.bytes *= is("]") ? 0 : number();
     need("]");
   }
   return d;
@@ -163,6 +163,11 @@ void read_variable(Reader& r, Space space) {
   if (!address) throw Error{2, "no memory is left for a variable of a module"};
   memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
   m.variables[d.name] = {space, address, d.bytes};
+  r.need(";");
+}
+
+void read_dynamic_shared(Reader& r) {
+  r.m.variables[r.declaration().name] = {kShared, Variable::kDynamic, 0};
   r.need(";");
 }
 
@@ -218,9 +223,11 @@ void read_module(Module& m) {
       r.skip_line();
     else if (word == ".global" || word == ".const")
       read_variable(r, word == ".global" ? kGlobal : kConst);
+    else if (word == ".shared" && r.m.tokens[r.at - 2].text == ".extern")
+      read_dynamic_shared(r);
     else if (word == ".entry")
       read_kernel(r);
-    else if (word != ".visible" && word != ".weak")
+    else if (word != ".visible" && word != ".weak" && word != ".extern")
       r.fail("not known: " + word);
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which family of instructions knows an opcode; moves, shuffles, and what has nothing to do here.
+// Which family of instructions knows an opcode; moves, what lanes of a warp do together, and what
+// has nothing to do here.
 #include <algorithm>
 
 #include "lanes.h"
@@ -16,6 +17,13 @@ Opcode::Opcode(const std::string& name) {
 
 bool Opcode::has(const char* wanted) const {
   return std::find(parts.begin(), parts.end(), wanted) != parts.end();
+}
+
+bool Opcode::has_result() const {
+  if (base() == "bar" || base() == "barrier") return has("red");
+  for (const char* without : {"st", "red", "membar", "fence", "cp"})
+    if (base() == without) return false;
+  return true;
 }
 
 std::string Opcode::middle(std::initializer_list<const char*> without) const {
@@ -68,10 +76,11 @@ bool choose_move(Instruction& i, const Opcode& op) {
   return true;
 }
 
-// A generic address is one of global memory; those of shared memory are not known.
+// A generic address is one of global memory; those of shared memory are not known, and nothing is
+// read by those of local memory.
 bool choose_address(Instruction& i, const Opcode& op) {
   i.run = move;
-  return op.has("global");
+  return op.has("global") || op.has("local");
 }
 
 // The same address in the shared memory of another block of the cluster.
@@ -130,6 +139,33 @@ bool choose_shuffle(Instruction& i, const Opcode& op) {
   return true;
 }
 
+template <auto f>
+void vote(Warp& w, const Instruction& i, u32 lanes) {
+  const u64* const votes = w.row(i.source[0]);
+  u32 yes = 0;
+  for_lanes(lanes, [&](int lane) { yes |= u32(votes[lane] & 1) << lane; });
+  for_lanes(lanes, [&](int lane) { w.row(i.dest[0])[lane] = f(yes, lanes); });
+}
+const std::map<std::string, Operation> votes = {
+    {".all.pred", vote<[](u32 yes, u32 lanes) { return u32(yes == lanes); }>},
+    {".any.pred", vote<[](u32 yes, u32) { return u32(yes != 0); }>},
+    {".uni.pred", vote<[](u32 yes, u32 lanes) { return u32(yes == lanes || yes == 0); }>},
+    {".ballot.b32", vote<[](u32 yes, u32) { return yes; }>},
+};
+bool choose_vote(Instruction& i, const Opcode& op) {
+  const auto found = votes.find(op.middle({"sync"}) + "." + op.type());
+  i.kind = kWarpSync;
+  i.members = 1;
+  i.run = found == votes.end() || !op.has("sync") ? nullptr : found->second;
+  return i.run != nullptr;
+}
+bool choose_active_mask(Instruction& i, const Opcode&) {
+  i.run = [](Warp& w, const Instruction& i, u32 lanes) {
+    for_lanes(lanes, [&](int lane) { w.row(i.dest[0])[lane] = lanes; });
+  };
+  return true;
+}
+
 using Family = bool (*)(Instruction&, const Opcode&);
 Family family_of(const std::string& base) {
   static const std::map<std::string, Family> families = [] {
@@ -138,8 +174,9 @@ Family family_of(const std::string& base) {
       for (const char* known : bases) out[known] = family;
     };
     add(choose_arithmetic,
-        {"add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max", "neg",  "abs",
-         "and", "or",  "xor", "not", "shl", "shr", "bfi", "rcp", "ex2", "sqrt", "copysign"});
+        {"add",   "sub",  "mul", "mad",  "fma",  "div", "rem",   "min", "max", "neg",  "abs",
+         "and",   "or",   "xor", "not",  "shl",  "shr", "bfi",   "rcp", "ex2", "sqrt", "copysign",
+         "bfind", "popc", "clz", "brev", "prmt", "shf", "rsqrt", "lg2", "tanh"});
     add(choose_comparison, {"setp", "selp"});
     add(choose_conversion, {"cvt"});
     add(choose_move, {"mov"});
@@ -149,6 +186,8 @@ Family family_of(const std::string& base) {
     add(choose_atomic, {"atom", "red"});
     add(choose_async_copy, {"cp"});
     add(choose_shuffle, {"shfl"});
+    add(choose_vote, {"vote"});
+    add(choose_active_mask, {"activemask"});
     add(choose_barrier, {"bar", "barrier"});
     add(choose_nothing, {"membar", "fence"});
     return out;

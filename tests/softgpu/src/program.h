@@ -15,7 +15,7 @@ using Operation = void (*)(Warp&, const Instruction&, u32 lanes);
 
 // How the schedule takes an instruction; of kNormal ones it knows nothing.
 enum Kind : u8 { kNormal, kBranch, kExit, kWarpSync, kBlockBarrier, kClusterArrive, kClusterWait };
-enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kParam, kConst };
+enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kLocal, kParam, kConst };
 
 // An address in a cluster's shared memory has the block's rank + 1 here, or 0: the own block.
 constexpr u32 kRankShift = 24;
@@ -31,7 +31,7 @@ struct Instruction {
   u8 variant = 0;   // of operations that have several: see there
   u8 rounding = 0;  // 0 to nearest, 1 to zero, 2 down, 3 up
   bool ftz = false, saturate = false, integral = false;
-  bool negate_guard = false;
+  bool negate_guard = false, aligned = false;
   int guard = -1;  // the row of its predicate
   int dest[4] = {}, source[6] = {};
   int members = 0;  // which source is the mask of lanes that take part
@@ -47,6 +47,7 @@ struct Opcode {
   std::vector<std::string> parts;
   explicit Opcode(const std::string& name);
   bool has(const char* part) const;
+  bool has_result() const;  // else all its operands are sources
   // The parts between, less those that are not wanted, with dots before them.
   std::string middle(std::initializer_list<const char*> without = {}) const;
   const std::string& base() const { return parts.front(); }
@@ -76,7 +77,7 @@ struct Function {
   int rows = 1;
   std::vector<std::pair<int, u64>> constants;  // row and value
   std::vector<Special> specials;
-  int shared = 0, max_threads = 0;
+  int shared = 0, max_dynamic = kStaticShared, local = 0, max_threads = 0;
   unsigned cluster[3] = {0, 0, 0};  // 0: not said
   int nonportable = 0;
   size_t first_token = 0;  // of the body
@@ -86,6 +87,8 @@ struct Variable {
   Space space;
   u64 address;
   size_t bytes;
+  // The address of shared memory that the launch sizes, until the kernel's other is placed.
+  static constexpr u64 kDynamic = 0xdd00dd00dd00dd00;
 };
 struct Token {
   enum Type : u8 { kName, kNumber, kFloat, kDouble, kPunctuation, kString, kEnd } type;

@@ -112,6 +112,7 @@ void run_group(Warp& w, Group g, int64_t turn) {
     const Instruction& i = code[g.pc];
     const u32 lanes = let_through(w, i, g.lanes);
     ++running->issued;
+    running->executed += u64(__builtin_popcount(lanes));
     if (i.kind == kNormal) {
       if (lanes) i.run(w, i, lanes);
       ++g.pc;

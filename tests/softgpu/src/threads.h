@@ -27,9 +27,11 @@ struct Warp {
   Function* function = nullptr;
   int first_thread = 0;
   std::vector<u64> registers;
+  std::vector<u8> local;  // memory of each lane
   u32 lanes = 0, live = 0;
   int pc[32];  // program counters
   State state[32];
+  u8 barrier[32];         // at which a lane waits
   u64 cluster_phase[32];  // at whose end it is let go
   bool rotate = false;    // other lanes first, after long loops
   AsyncCopies copies[32];
@@ -38,12 +40,18 @@ struct Warp {
   u64* row(int i) { return &registers[size_t(i) * 32]; }
 };
 
+struct Barrier {
+  int arrived = 0, expected = 0;  // expected 0: all threads of the block
+  int yes = 0;                    // with a predicate that holds
+  Meeting meeting;
+};
+
 struct Block {
   Cluster* cluster = nullptr;
   unsigned id[3], rank = 0;
   std::deque<Warp> warps;
-  int live = 0, arrived = 0;  // arrived at the block's barrier
-  Meeting meeting;
+  int live = 0;
+  Barrier barriers[16];
   std::vector<u8> storage;
   u8* shared = nullptr;  // in storage, aligned
   size_t shared_bytes = 0;
@@ -68,8 +76,8 @@ struct Running {
   unsigned cluster[3] = {1, 1, 1};
   bool async_early = false;
   u64 random = 1;
-  u64 issued = 0;          // instructions of warps
-  Watch* watch = nullptr;  // counts and looks for races
+  u64 issued = 0, executed = 0;  // instructions of warps, and of their threads
+  Watch* watch = nullptr;        // counts and looks for races
 };
 extern thread_local Running* running;
 

@@ -64,12 +64,18 @@ struct ReadBy {
   u32 epoch = 0, line = 0;
 };
 
+// Accesses of warps to shared memory; how often it was busy, and would be without conflicts.
+struct SharedCounts {
+  u64 accesses = 0, wavefronts = 0, ideal = 0;
+};
+
 // Of one launch.
 struct Watch {
   bool count = false, races = false;
   u64 number = 0;  // no two launches have the same
   u32 cluster = 0, cluster_threads = 0;
   std::map<u64, Watched> ranges;
+  SharedCounts shared_loads, shared_stores;
   std::vector<std::vector<ReadBy>> readers;  // by thread; the first is not used
   size_t readers_used = 1;
   Error unwritten = {0, ""};  // a read of what nothing has written: a race, if that comes later

@@ -23,6 +23,7 @@ _ATTRIBUTES = {
     "MaxSharedMemoryPerBlock": 8,
     "MultiProcessorCount": 16,
     "MaxThreadsPerMultiProcessor": 39,
+    "MaxSharedMemoryPerBlockOptin": 97,
 }
 
 
