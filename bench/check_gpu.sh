@@ -94,7 +94,7 @@ part tests 150 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra
 # What plans do without the features that not every GPU has.
 part features-off 55 env CUNORM_FEATURES=none \
   "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}" \
-  tests/operators/test_named_norms.py tests/operators/test_variants.py \
+  tests/operators/test_named_norms.py tests/operators/test_roundings.py \
   tests/operators/test_special_data.py tests/memory/test_accumulate.py
 sanitize memcheck
 sanitize racecheck

@@ -206,6 +206,13 @@ def test_a_cover_of_the_builds_compiles_for_every_architecture_and_none_spills(
     check_none_spills(builds, architecture)
 
 
+def test_rows_that_fill_a_threads_registers_do_not_spill():
+    case = {name: choices[0] for name, choices in BACKWARD.items()}
+    case |= {"x": "bfloat16", "weight": "float32", "d_residual": "x", "center": True}
+    case |= {"outputs": "bfloat16 dx and dresidual", "sums": ("dweight",)}
+    check_none_spills([backward_build(case | {"width": 16384, "access": 16})], "90")
+
+
 def test_the_covers_have_every_kind_of_plan():
     rows = cover("rows")
     found = {(build.kernel, build.cluster) for build in rows}

@@ -79,11 +79,6 @@ def strides_of(array: Any) -> tuple[int, ...]:
     return array.stride() if callable(getattr(array, "stride", None)) else array.strides
 
 
-def filled(array: Any, byte: int = 0xFF) -> Any:
-    """Return an array like one of NumPy's, of such bytes: 0xff for NaN."""
-    return np.full(array.nbytes, byte, np.uint8).view(array.dtype).reshape(array.shape)
-
-
 def arrays_of(named: dict[str, Any]) -> dict[str, Any]:
     """Return those that are arrays, of a call's arguments or of a result's fields."""
     return {name: array for name, array in named.items() if hasattr(array, "shape")}

@@ -17,7 +17,7 @@ from cunorm import (
 )
 from cunorm.__main__ import main
 from cunorm._activations import ACTIVATIONS
-from cunorm._arrays import CPU, Device, describe, numpy_view
+from cunorm._arrays import Device, describe, numpy_view
 from cunorm._arrays import _numpy as numpy_arrays
 from cunorm._arrays._cupy import Cupy
 from cunorm._arrays._dlpack import DLPack, read_capsule
@@ -65,7 +65,6 @@ from cunorm.row_norm import _backward, _forward
 
 __all__ = [
     "ACTIVATIONS",
-    "CPU",
     "DTYPES",
     "FLOAT32",
     "FLOAT64",

@@ -22,7 +22,8 @@ from bench.cases import (
     worst_error,
 )
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "check_gpu.sh"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "bench" / "check_gpu.sh"
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
 OF_CHANNELS = [operator for operator in OPERATORS if operator.of_channels]
 
@@ -98,6 +99,9 @@ def test_check_gpu_says_what_it_would_run_in_under_eight_minutes(tmp_path):
     limits += 2 * [60] if "compute-sanitizer is not installed" in run.stdout else []
     limits += [55] if "torch or triton is not installed" in run.stdout else []
     (until_killed,) = map(int, re.findall(r"--kill-after=(\d+)", SCRIPT.read_text()))
+    files = re.findall(r"tests/\S+\.py", run.stdout)
+    assert files
+    assert all((ROOT / file).is_file() for file in files)
     assert len(limits) == 7
     assert sum(limits) + len(limits) * until_killed < 8 * 60
     assert list(tmp_path.iterdir()) == []

@@ -96,9 +96,6 @@ class ExternalStream:
         event.record(self)
         return event
 
-    def launch_host_func(self, callback, arg):
-        _driver.later(lambda: callback(arg), self.ptr)
-
     def is_capturing(self):
         return _driver.is_capturing(self.ptr)
 
