@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Generator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -36,6 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if softgpu.is_loaded() and (mark := item.get_closest_marker("real_gpu")):
             item.add_marker(pytest.mark.skip(reason=f"not on the software GPU: {mark.args[0]}"))
+        if item.name.startswith("cunorm.torch.") and not find_spec("torch"):
+            item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))  # a doctest
 
 
 def pytest_report_header() -> str:
