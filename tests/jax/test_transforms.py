@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support.kinds import OnJax, OnJaxCpu
 from tests.support.operands import draw
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
@@ -88,18 +89,21 @@ BATCHES = {
     ),
     "a Jacobian": (lambda f: jax.jacrev(f, (0, 1)), "rms_norm", (8, 8), False),
 }
+ON_GPU = pytest.param("gradients of each", OnJax, marks=pytest.mark.gpu)
 
 
-@pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_is_as_its_examples_and_one_call_where_they_share_parameters(name):
+@pytest.mark.parametrize(("name", "kind"), [*((name, OnJaxCpu) for name in BATCHES), ON_GPU])
+def test_a_batch_is_as_its_examples_and_one_call_where_they_share_parameters(name, kind):
     transform, norm, shapes, is_one_call = BATCHES[name]
     arrays = drawn(*shapes)
-    compare(transform, norm, arrays)
-    text = lowered(transform(getattr(cunorm.jax, norm)), *arrays)
+    with jax.default_device(kind().device):
+        compare(transform, norm, arrays)
+    text = lowered(transform(getattr(cunorm.jax, norm)), *arrays, platform=kind.platform)
     assert ("stablehlo.while" not in text) == is_one_call  # which goes over examples
 
 
-def test_scan_over_layers_with_checkpoint():
+@pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
+def test_scan_over_layers_with_checkpoint(kind):
     x, weights = drawn((3, 8), (4, 8))
 
     def stack(add, x, weights):
@@ -112,7 +116,8 @@ def test_scan_over_layers_with_checkpoint():
         return (x * stream).sum() + sums.sum()
 
     derive = lambda add: jax.value_and_grad(partial(stack, add), (0, 1))  # noqa: E731
-    compare(derive, "add_rms_norm", (x, weights))
+    with jax.default_device(kind().device):
+        compare(derive, "add_rms_norm", (x, weights))
 
 
 def test_inputs_may_be_donated_and_are_not_written_over_while_they_are_needed():

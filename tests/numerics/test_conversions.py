@@ -4,6 +4,8 @@
 One by one it is the stand-ins for cuda_fp16.h and cuda_bf16.h, which round as CUDA does.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from tests.support.host_code import (
     needs_a_compiler,
     special_values,
 )
+from tests.support.internals import compiler
 from tests.support.operands import DTYPES, assert_same_bits
 
 pytestmark = needs_a_compiler
@@ -26,20 +29,28 @@ WIDE = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
 STORED = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 NARROW = ("fp16", "bf16")
 
-SOURCE = """
+ONE_BY_ONE = """
 #include "simd_doubles.h"
-template <class T, int count, class C>
-void store_all(T* out, const C* in) {
-  simd::Vector<C> v[count];
-  for (int i = 0; i < count; ++i) v[i] = simd::load<C>(in + i * simd::lanes<C>);
-  simd::store_all(out, v);
-}
 #define LOOP(NAME, FROM, TO, STEP, ...)                             \\
   extern "C" void NAME(const FROM* in, TO* out, long long count) {  \\
     for (long long i = 0; i < count; i += STEP) {                   \\
       __VA_ARGS__;                                                  \\
     }                                                               \\
   }
+LOOP(one_load_fp16_float, fp16, float, 1, out[i] = __half2float(in[i]))
+LOOP(one_store_fp16_float, float, fp16, 1, out[i] = __float2half_rn(in[i]))
+LOOP(one_store_fp16_double, double, fp16, 1, out[i] = __double2half(in[i]))
+LOOP(one_load_bf16_float, bf16, float, 1, out[i] = __bfloat162float(in[i]))
+LOOP(one_store_bf16_float, float, bf16, 1, out[i] = __float2bfloat16_rn(in[i]))
+LOOP(one_store_bf16_double, double, bf16, 1, out[i] = __double2bfloat16(in[i]))
+"""
+VECTORS = """
+template <class T, int count, class C>
+void store_all(T* out, const C* in) {
+  simd::Vector<C> v[count];
+  for (int i = 0; i < count; ++i) v[i] = simd::load<C>(in + i * simd::lanes<C>);
+  simd::store_all(out, v);
+}
 #define LOOPS(C, T)                                                                       \\
   LOOP(store_all_##T##_##C, C, T, 64, constexpr int even = 64 / simd::lanes<C>;           \\
        constexpr int odd = even - 1; constexpr int last = odd * simd::lanes<C>;           \\
@@ -50,12 +61,6 @@ void store_all(T* out, const C* in) {
   LOOP(store_##T##_##C, C, T, simd::lanes<C>, simd::store(out + i, simd::load<C>(in + i)))
 LOOPS(float, fp16) LOOPS(float, bf16) LOOPS(float, fp32) LOOPS(float, fp64)
 LOOPS(double, fp16) LOOPS(double, bf16) LOOPS(double, fp32) LOOPS(double, fp64)
-LOOP(one_load_fp16_float, fp16, float, 1, out[i] = __half2float(in[i]))
-LOOP(one_store_fp16_float, float, fp16, 1, out[i] = __float2half_rn(in[i]))
-LOOP(one_store_fp16_double, double, fp16, 1, out[i] = __double2half(in[i]))
-LOOP(one_load_bf16_float, bf16, float, 1, out[i] = __bfloat162float(in[i]))
-LOOP(one_store_bf16_float, float, bf16, 1, out[i] = __float2bfloat16_rn(in[i]))
-LOOP(one_store_bf16_double, double, bf16, 1, out[i] = __double2bfloat16(in[i]))
 """
 
 
@@ -63,7 +68,7 @@ LOOP(one_store_bf16_double, double, bf16, 1, out[i] = __double2bfloat16(in[i]))
 def convert(request, tmp_path_factory):
     """Run a loop over an array of any size."""
     folder = tmp_path_factory.mktemp("simd")
-    return loaded(compiled(folder, SOURCE, *for_machine(request.param)))
+    return loaded(compiled(folder, ONE_BY_ONE + VECTORS, *for_machine(request.param)))
 
 
 @np.errstate(invalid="ignore")  # signalling NaNs
@@ -120,3 +125,11 @@ def test_float_and_double_convert_as_numpy_does(convert, stored, wide):
             given = values.astype(source)
             result = convert(f"{function}_{stored}_{wide}", given, target)
             assert_same_values(result, given.astype(target))
+
+
+@pytest.mark.skipif(not (compiler() and compiler().is_gcc), reason="reads GCC's report of vectors")
+def test_every_loop_one_by_one_vectorises(tmp_path):
+    report = tmp_path / "report"
+    compiled(tmp_path, ONE_BY_ONE, *for_machine("native"), f"-fopt-info-vec-optimized={report}")
+    lines = set(re.findall(r"probe\.cu:(\d+):.*loop vectorized", report.read_text()))
+    assert len(lines) == ONE_BY_ONE.count("\nLOOP(")

@@ -131,3 +131,18 @@ def test_results_do_not_depend_on_the_machine(native, tmp_path, machine):
             number = ~np.isnan(ours)
             np.testing.assert_array_equal(np.isnan(theirs), ~number, function)
             assert_same_bits(theirs[number], ours[number], function)
+
+
+def test_no_function_is_called_and_no_branch_taken(tmp_path):
+    source = '#include "math.cuh"\n' + "".join(
+        f'extern "C" simd::Vector<{kind}> {function}_{kind}(simd::Vector<{kind}> v) '
+        f"{{ return math::{function}(v); }}\n"
+        for function in FUNCTIONS
+        for kind in DTYPES
+    )
+    assembly = compiled(tmp_path, source, *for_machine("x86-64-v3"), "-S").read_text()
+    for name in (f"{function}_{kind}" for function in FUNCTIONS for kind in DTYPES):
+        body = assembly.partition(f"\n{name}:")[2].partition("\tret")[0]
+        operations = [line.split()[0] for line in body.splitlines() if line.startswith("\t")]
+        assert len(operations) > 10, name
+        assert not [one for one in operations if one.startswith(("j", "call"))], name

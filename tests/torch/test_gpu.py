@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.torch on a GPU: as in float64 on the CPU, in CUDA graphs, on streams and compiled."""
+"""cunorm.torch on a GPU: within the same bounds, in CUDA graphs, on streams and compiled."""
 
 from __future__ import annotations
 
@@ -7,43 +7,70 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from tests.support.torch_cases import case, gradients  # noqa: E402
-from tests.support.torch_norms import BF16, F32, assert_near  # noqa: E402
+import cunorm.torch as ct  # noqa: E402
+from cunorm import GroupNormForward, GroupNormGrads, NormForward, NormGrads  # noqa: E402
+from tests.support.bounds import check_backward, check_forward  # noqa: E402
+from tests.support.gpu_arrays import OnTorch  # noqa: E402
+from tests.support.group_bounds import check_group_backward, check_group_forward  # noqa: E402
+from tests.support.operands import draw  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch has no CUDA"),
     # torch's own, when inductor is imported
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
 ]
 
+F32, BF16 = "float32", "bfloat16"
+SHAPE, IMAGES, GROUPS = (64, 1024), (3, 64, 12, 10), 8
+IMAGE = {"activation": "silu", "channel_axis": 1}
+# What a norm is differentiated by, x first, then the gradients of its results.
+ROWS = {"x": BF16, "residual": F32, "weight": F32, "dy": BF16, "d_residual": F32}
+OF_IMAGES = dict.fromkeys(("x", "weight", "bias", "dy"), F32)
+
+
+def check_rows(found, x, residual, weight, dy, d_residual):
+    y, stream, dx, dresidual, dweight = found
+    check_forward(NormForward(y, stream), x, weight, None, residual, eps=1e-6)
+    grads, told = NormGrads(dx, dweight, dresidual=dresidual), {"x_dtype": x.dtype, "eps": 1e-6}
+    check_backward(grads, dy, stream, weight, None, d_residual, **told)
+
+
+def check_images(found, x, weight, bias, dy):
+    given, told = (x, GROUPS, weight, bias), {**IMAGE, "eps": 1e-5}
+    check_group_forward(GroupNormForward(found[0]), *given, **told)
+    check_group_backward(GroupNormGrads(*found[1:]), dy, *given, **told)
+
 
 class Norm:
-    """A norm and what is given to it on the GPU: a bfloat16 branch of a float32 stream, images."""
+    """A norm of a bfloat16 branch and a float32 stream, or of images in channels_last."""
 
     def __init__(self, name):
-        self.call, tensors = case(name)
-        dtypes = [BF16 if name == "add_rms_norm" else F32, *[F32] * len(tensors)]
-        given = zip(tensors, dtypes, strict=False)
-        self.leaves = [one.detach().to("cuda", dtype).requires_grad_() for one, dtype in given]
+        self.gpu, shape, dtypes = OnTorch(), SHAPE, ROWS
+        self.call, self.hold = ct.add_rms_norm, check_rows
+        if name == "group_norm":
+            self.call = lambda x, *parameters: (ct.group_norm(x, GROUPS, *parameters, **IMAGE),)
+            self.hold, shape, dtypes = check_images, IMAGES, OF_IMAGES
+        shapes = dict.fromkeys(("weight", "bias"), shape[1])
+        drawn = (self.gpu.put(draw(one, shapes.get(one, shape), dtypes[one])) for one in dtypes)
+        last = {"memory_format": torch.channels_last}
+        tensors = [one.to(**last) if one.ndim == 4 else one for one in drawn]
+        self.leaves, self.arriving = [one.requires_grad_() for one in tensors[:3]], tensors[3:]
+        self.x = tensors[0].detach()
 
-    def step(self, leaves=None):
+    def step(self):
         """Return results and gradients."""
-        leaves = leaves or self.leaves
-        return [*(one.detach() for one in self.call(*leaves)), *gradients(self.call, leaves)]
-
-    def change(self, others):
-        """Put other numbers into x."""
-        self.leaves[0].detach().copy_(others)
+        results = self.call(*self.leaves)
+        gradients = torch.autograd.grad(results, self.leaves, self.arriving)
+        return [*(one.detach() for one in results), *gradients]
 
     def check(self, found):
-        exact = self.step([one.detach().cpu().double().requires_grad_() for one in self.leaves])
-        for one, right in zip(found, exact, strict=True):
-            assert_near(one.cpu(), right)
-            assert one.stride() == right.stride()
+        assert all(one.stride() == self.x.stride() for one in found if one.ndim > 1)
+        given = [*self.leaves, *self.arriving]
+        results, operands = ([self.gpu.get(t.contiguous()) for t in ts] for ts in (found, given))
+        self.hold(results, *operands)
 
 
-@pytest.fixture(params=["add_rms_norm", "channels last"])
+@pytest.fixture(params=["add_rms_norm", "group_norm"])
 def norm(request):
     return Norm(request.param)
 
@@ -57,7 +84,7 @@ def test_forward_and_backward_are_captured_in_a_cuda_graph_after_one_warm_call(n
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = norm.step()
-    norm.change(norm.leaves[0].flip(0))
+    norm.x.copy_(norm.x.flip(0))
     graph.replay()
     torch.cuda.synchronize()
     norm.check(found)
@@ -74,11 +101,11 @@ def test_a_compiled_norm_is_that_of_an_eager_call_to_the_bit(norm):
 
 def test_a_backward_runs_on_the_stream_of_its_forward(norm):
     norm.check(norm.step())
-    others, side = norm.leaves[0].detach().flip(0), torch.cuda.Stream()
+    others, side = norm.x.flip(0), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(20_000_000)
-        norm.change(others)  # on another stream it would be read before
+        norm.x.copy_(others)  # on another stream it would be read before
         found = norm.step()
     side.synchronize()
     norm.check(found)
