@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
-from bench import cases, host, timing  # noqa: E402
-from bench.cases import OPERATORS  # noqa: E402
-from bench.rows import read_csv  # noqa: E402
+from bench import cases, host, timing
+from bench.cases import OPERATORS
+from bench.rows import read_csv
 
 ROOT = Path(__file__).parents[2]
 
