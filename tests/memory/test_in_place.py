@@ -134,6 +134,20 @@ def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
 # --- where the residual stream begins -------------------------------------------------------------
 
 
+def test_where_x_is_returned_as_the_stream_y_may_be_any_other_input():
+    arrays = {name: draw(name, 1003, "float32") for name in ("x", "gate", "weight")}
+    expected = cunorm.add_rms_norm(**arrays, residual=None, groups=17).y
+    for name in ("gate", "weight"):
+        given = {key: array.copy() for key, array in arrays.items()}
+        out = AddNorm(y=given[name])
+        result = cunorm.add_rms_norm(**given, residual=None, groups=17, out=out)
+        with at(name):
+            assert result.y is given[name]
+            assert result.residual is given["x"]
+            assert_same_bits(result.y, expected)
+            assert_same_bits(result.residual, arrays["x"])
+
+
 @pytest.mark.parametrize(("dtype", "stream"), [("float32", "float16"), ("bfloat16", "float32")])
 def test_y_may_be_exactly_x_where_the_stream_is_written_to_another_array(dtype, stream):
     """Of rows that are aligned to an element, and to no more."""

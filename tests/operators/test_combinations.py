@@ -34,7 +34,7 @@ OF_GROUPS = HELD | {"activation": (None, "silu"), "channels_last": (True, False)
 def cases(kernel, seed=None):
     """Return a cover of what is compiled, whose cases have each of the activations in turn."""
     held = OF_GROUPS if "group" in kernel else OF_ROWS
-    if "backward" in kernel:  # of dy and dgate, some are float16
+    if "backward" in kernel:  # of rows, dy may be float16
         held = held | {"x": ("bfloat16", "float32", "float64")}
     held = {name: choices for name, choices in held.items() if name in FACTORS[kernel] | WHERE}
     for number, case in enumerate(cover(kernel, held, seed)):

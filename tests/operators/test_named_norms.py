@@ -60,7 +60,7 @@ def check_named(on, name, dtype, shape, groups=1):
     assert type(grads.dx) is type(x)
     assert grads.dresidual is grads.dx
     check_backward(get_all(on, grads), rows["dy"], rows["x"], *operands, **meaning)
-    if not norm.has_residual or dtype != "float32":
+    if not norm.has_residual:
         return
     added = getattr(cunorm, f"add_{name}")(x, residual, **theirs)
     assert type(added) is AddNorm
@@ -81,6 +81,12 @@ def test_all_that_goes_by_a_norms_name_is_within_its_bounds(anywhere, name, dtyp
         rows = min(row_count(width), max(3, 20_000 // width))
         with at(f"width {width}"):
             check_named(anywhere, name, dtype, (rows, width))
+
+
+@pytest.mark.gpu
+@pytest.mark.real_gpu("too long")
+def test_long_rows_are_within_their_bounds_on_a_gpu():
+    check_named(OnCupy(), "layer_norm", "float32", (2, 65536))
 
 
 def test_parameter_gradients_are_within_their_bounds_over_any_number_of_rows(device):

@@ -261,7 +261,7 @@ def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> lis
         more |= activations | {"dy": tuple(DTYPES)}
         factors = {name: more.get(name, choices) for name, choices in factors.items()}
         factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
-    return [_legal(case) for case in pairwise(factors, _telling)]
+    return [_legal(case) for case in pairwise(factors, telling)]
 
 
 def _legal(case: Case) -> Case:
@@ -274,7 +274,7 @@ def _legal(case: Case) -> Case:
     return case | {name: choice for name, choice in more.items() if name in case}
 
 
-def _telling(case: Case) -> Case:
+def telling(case: Case) -> Case:
     """Return what of a case, or of a part of one, is not idle."""
     idle: set[str] = set()
     if not case.get("gate", True):

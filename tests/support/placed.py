@@ -15,6 +15,7 @@ from tests.support.operands import DTYPES
 Array = np.ndarray
 Shape = tuple[int, ...]
 POISON = 0xFF  # bytes of NaNs of every dtype
+BEHIND = 64  # bytes of it after an array
 
 
 def _longer_rows(shape: Shape, dtype: np.dtype, padding: int) -> Array:
@@ -82,14 +83,15 @@ class Placed:
     """An array that begins some elements off a boundary and ends where its memory does.
 
     `like` has its shape, strides and dtype. Without values it is poison, as what lies between its
-    elements is in any case.
+    elements is in any case, and behind it on a CPU, where a store there would not fault.
     """
 
     def __init__(self, on: Any, like: Array, values: Array | None, offset: int = 0) -> None:
         size = like.itemsize
         steps = [(n - 1) * s for n, s in zip(like.shape, like.strides, strict=True)]
         begin = offset * size - sum(s for s in steps if s < 0)
-        self.bytes = np.full(begin + sum(s for s in steps if s > 0) + size, POISON, np.uint8)
+        end = begin + sum(s for s in steps if s > 0) + size + (0 if on.is_gpu else BEHIND)
+        self.bytes = np.full(end, POISON, np.uint8)
         self.host = np.ndarray(like.shape, like.dtype, self.bytes, begin, like.strides)
         self.host.view(f"u{size}")[...] = 0
         self._between = np.flatnonzero(self.bytes)

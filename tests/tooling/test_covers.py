@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 
+from tests.support import cases
 from tests.support.covers import everything, pairwise
 
 FACTORS = [
@@ -20,7 +21,13 @@ def pairs(case):
 
 @pytest.mark.parametrize(("factors", "most"), list(zip(FACTORS, (115, 18, 4), strict=True)))
 def test_a_cover_has_every_pair_of_choices_and_is_small_and_always_the_same(factors, most):
-    cases = pairwise(factors)
-    assert set().union(*map(pairs, cases)) == set().union(*map(pairs, everything(factors)))
-    assert len(cases) <= most
-    assert pairwise(factors) == cases
+    found = pairwise(factors)
+    assert set().union(*map(pairs, found)) == set().union(*map(pairs, everything(factors)))
+    assert len(found) <= most
+    assert pairwise(factors) == found
+
+
+@pytest.mark.parametrize("kernel", cases.FACTORS)
+def test_every_choice_for_a_kernel_is_in_a_case_in_which_it_is_not_idle(kernel):
+    live = set().union(*(cases.telling(case).items() for case in cases.cover(kernel, {})))
+    assert live >= {(name, c) for name, choices in cases.FACTORS[kernel].items() for c in choices}
