@@ -11,7 +11,7 @@ if not softgpu.is_loaded():
     reason = softgpu.unavailable() or "there is a GPU: the software GPU is not loaded"
     pytest.skip(reason, allow_module_level=True)
 
-import cupy as cupy
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 
 def kernel(body: str, head: str = ""):
