@@ -147,16 +147,19 @@ const Range* range_of(u64 address) {
   return address < after->second.end ? &after->second : nullptr;
 }
 
-// Memory has a page before and after it that nobody may touch; arrays begin as NaNs.
+// An array has a page before and after it that nobody may touch, and begins as NaNs. What modules
+// keep has none: a process may have 65530 pieces of memory, and these lie together as one.
 u64 allocate(size_t bytes, int device, bool is_array) {
   const size_t room = (bytes + kPage - 1) / kPage * kPage;
   u8* at = static_cast<u8*>(mmap(nullptr, room + 2 * kPage, PROT_READ | PROT_WRITE,
                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (at == MAP_FAILED) return 0;
-  mprotect(at, kPage, PROT_NONE);
-  mprotect(at + kPage + room, kPage, PROT_NONE);
+  if (is_array) {
+    mprotect(at, kPage, PROT_NONE);
+    mprotect(at + kPage + room, kPage, PROT_NONE);
+    memset(at + kPage, 0xff, bytes);
+  }
   at += kPage;
-  if (is_array) memset(at, 0xff, bytes);
   const u64 begin = reinterpret_cast<u64>(at);
   ranges[begin] = {begin, begin + bytes, device, is_array};
   ++ranges_epoch;
