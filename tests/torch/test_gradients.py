@@ -239,3 +239,12 @@ def test_kernels_get_the_callers_own_memory(name, way, monkeypatch):
     for call, arrays in ((there, expected), (back, read)):
         for key, one in arrays.items():
             assert getattr(call, key).pointer == one.data_ptr(), key
+
+
+def test_the_streams_gradient_is_not_rounded_to_xs_dtype():
+    x = torch.randn(5, 8, dtype=torch.bfloat16, requires_grad=True)
+    residual, weight = torch.randn(5, 8, requires_grad=True), torch.ones(8)
+    y, stream = ct.add_rms_norm(x, residual, weight)
+    torch.autograd.backward([y, stream], [torch.randn_like(y), torch.randn_like(stream)])
+    assert (residual.grad != residual.grad.bfloat16()).any()
+    torch.testing.assert_close(x.grad, residual.grad.bfloat16(), rtol=0, atol=0)
