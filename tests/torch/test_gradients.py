@@ -241,10 +241,12 @@ def test_kernels_get_the_callers_own_memory(name, way, monkeypatch):
             assert getattr(call, key).pointer == one.data_ptr(), key
 
 
-def test_the_streams_gradient_is_not_rounded_to_xs_dtype():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_streams_gradient_is_not_rounded_to_xs_dtype(compiled):
+    norm = torch.compile(ct.add_rms_norm, backend="aot_eager") if compiled else ct.add_rms_norm
     x = torch.randn(5, 8, dtype=torch.bfloat16, requires_grad=True)
     residual, weight = torch.randn(5, 8, requires_grad=True), torch.ones(8)
-    y, stream = ct.add_rms_norm(x, residual, weight)
+    y, stream = norm(x, residual, weight)
     torch.autograd.backward([y, stream], [torch.randn_like(y), torch.randn_like(stream)])
     assert (residual.grad != residual.grad.bfloat16()).any()
     torch.testing.assert_close(x.grad, residual.grad.bfloat16(), rtol=0, atol=0)
