@@ -128,7 +128,7 @@ def _schedule(
         passes = [((True, False, False), parts * tiles), ((False, True, False), where.groups)]
         passes += [((False, False, True), parts * tiles)] if writes else []
     names = ("FIND", "COMBINE", "WRITE")
-    chunk = max(1, min(chunk, GRID_LIMIT // max(blocks for _, blocks in passes)))
+    chunk = min(chunk, GRID_LIMIT // max(blocks for _, blocks in passes))
     return Schedule(
         tuple(
             Pass(

@@ -18,14 +18,15 @@ import pytest
 from tests import softgpu
 from tests.support.gpu_arrays import OnCupy
 from tests.support.internals import (
+    GRID_LIMIT,
     Features,
     Launch,
-    _again,
     _cluster_fit,
     _cuda,
     _group_plan,
     _plan,
 )
+from tests.support.remembered import forget
 
 SCHEDULES = {
     "lockstep": {"schedule": "lockstep"},
@@ -69,33 +70,15 @@ def machine(
         mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
         mock.patch.object(_cuda, "features_of", lambda capability: has),
         mock.patch.object(_cuda, "launch", noted),
-        _few_blocks(grid) if grid else nullcontext(),
+        mock.patch.object(_plan, "GRID_LIMIT", grid or GRID_LIMIT),
+        mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         _texts(sources) if sources else nullcontext(),
     ):
-        _forget()
-        yield launches
-    _forget()
-
-
-def _forget() -> None:
-    """Forget what was planned for another GPU."""
-    _cuda.device_limits.cache_clear()
-    _cuda.fits_cluster.cache_clear()
-    _again.forget()
-
-
-@contextmanager
-def _few_blocks(most: int) -> Iterator[None]:
-    planned = (_plan.cuda_forward, _plan.cuda_backward, _group_plan.cuda_schedule)
-    with (
-        mock.patch.object(_plan, "GRID_LIMIT", most),
-        mock.patch.object(_group_plan, "GRID_LIMIT", most),
-    ):
-        for plan in planned:
-            plan.cache_clear()
-        yield
-    for plan in planned:
-        plan.cache_clear()
+        forget()  # what was planned for another GPU
+        try:
+            yield launches
+        finally:
+            forget()
 
 
 @contextmanager
@@ -103,5 +86,7 @@ def _texts(sources: dict[str, str]) -> Iterator[None]:
     own = _cuda.source_text
     with mock.patch.object(_cuda, "source_text", lambda kernel: sources.get(kernel) or own(kernel)):
         _cuda.forget()
-        yield
-    _cuda.forget()
+        try:
+            yield
+        finally:
+            _cuda.forget()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Sizes that every kind of plan is made for, small enough for an interpreter.
 
-With one multiprocessor a backward's blocks walk three rows and more. A forward's blocks do where a
-launch may have a few blocks only, which a GPU's never has: `machine(grid=...)`.
+With one multiprocessor a backward's blocks walk three rows and more. A forward's blocks walk rows,
+and a group norm's launches have some of the samples, where a launch may have a few blocks only,
+which a GPU's never has: `machine(grid=...)`.
 """
 
 from __future__ import annotations
@@ -63,18 +64,25 @@ def of_rows(launch: Launch) -> str:
     return f"{macros['THREADS_PER_ROW']} of {macros['THREADS']}{streamed}{copied}"
 
 
+class GroupPlan(NamedTuple):
+    """Samples, by how many launches a forward is, and how many blocks one sample has at most."""
+
+    samples: Samples
+    launches: int
+    blocks: int
+
+
 _FIRST = {"channels_last": False, "channel_axis": 1}
-# By how many launches a forward is; a block has one tile of a sample.
 GROUP_PLANS = {
-    "last, one launch": (Samples(3, (9, 7), 40, 5), 1),
-    "last, one launch, groups together": (Samples(3, (150,), 36, 6), 1),
-    "last, one launch, a thread of a position": (Samples(3, (), 64, 4), 1),
-    "last, three launches": (Samples(2, (2100,), 8, 2), 3),
-    "last, three launches, tiles of channels": (Samples(2, (19,), 1036, 1), 3),
-    "first, one launch, in a warp": (Samples(3, (5,), 9, 3, **_FIRST), 1),
-    "first, one launch, in warps": (Samples(3, (9, 31), 6, 2, **_FIRST), 1),
-    "first, three launches, in a warp": (Samples(2, (15,), 520, 1, **_FIRST), 3),
-    "first, three launches, in warps": (Samples(2, (5003,), 4, 2, **_FIRST), 3),
+    "last, one launch": GroupPlan(Samples(3, (9, 7), 40, 5), 1, 5),
+    "last, one launch, groups together": GroupPlan(Samples(3, (150,), 36, 6), 1, 3),
+    "last, one launch, a thread of a position": GroupPlan(Samples(3, (), 64, 4), 1, 4),
+    "last, three launches": GroupPlan(Samples(2, (2100,), 8, 2), 3, 5),
+    "last, three launches, tiles of channels": GroupPlan(Samples(2, (19,), 1036, 1), 3, 10),
+    "first, one launch, in a warp": GroupPlan(Samples(3, (5,), 9, 3, **_FIRST), 1, 3),
+    "first, one launch, in warps": GroupPlan(Samples(3, (9, 31), 6, 2, **_FIRST), 1, 2),
+    "first, three launches, in a warp": GroupPlan(Samples(2, (15,), 520, 1, **_FIRST), 3, 33),
+    "first, three launches, in warps": GroupPlan(Samples(2, (5003,), 4, 2, **_FIRST), 3, 8),
 }
 
 
@@ -88,19 +96,22 @@ class Planned(NamedTuple):
     def case(self) -> dict[str, Any]:
         """What says so in a case."""
         if "group" in self.kernel:
-            return {"samples": GROUP_PLANS[self.plan][0]}
+            return {"samples": GROUP_PLANS[self.plan].samples}
         return {"shape": ROW_PLANS[self.plan].shape(self.kernel)}
 
-    def machine(self, *, few: bool = False, **told: Any) -> AbstractContextManager[list[Launch]]:
-        """Let calls run on a GPU that has what the plan uses, and few multiprocessors.
+    def machine(self, *, few: int = 0, **told: Any) -> AbstractContextManager[list[Launch]]:
+        """Let calls run on a GPU that has what the plan uses, and one multiprocessor.
 
-        `few`: and whose launches have a few blocks, or clusters of them.
+        `few`: and whose launches have so many times two blocks, or clusters of them, or the blocks
+        of one sample of float32.
         """
-        features, blocks = "", 1
-        if plan := ROW_PLANS.get(self.plan):
-            threads_of_row, threads = map(int, plan.forward.partition(",")[0].split(" of "))
-            features, blocks = plan.features, max(1, threads_of_row // threads)
-        return machine(features, 6 * blocks if few else None, **{"multiprocessors": 1, **told})
+        if plan := GROUP_PLANS.get(self.plan):
+            features, blocks = "", plan.blocks
+        else:
+            rows = ROW_PLANS[self.plan]
+            threads_of_row, threads = map(int, rows.forward.partition(",")[0].split(" of "))
+            features, blocks = rows.features, 2 * max(1, threads_of_row // threads)
+        return machine(features, few * blocks or None, **{"multiprocessors": 1, **told})
 
 
 KERNELS = tuple(FACTORS)

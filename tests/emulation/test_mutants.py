@@ -62,10 +62,10 @@ def settings() -> list[Setting]:
         for operands, case, *told in ROWS:
             case = (every if operands is EVERY else operands) | case
             found.append(Setting(f"row_norm_{direction}", case, *told))
-        for name, (samples, _) in GROUP_PLANS.items():
-            case = {"samples": samples._replace(samples=3), "eps": 0.5}
+        for name, plan in GROUP_PLANS.items():
+            case = {"samples": plan.samples._replace(samples=3), "eps": 0.5}
             grid = CHUNKS.get(name, {}).get(direction)
-            if samples.spatial:
+            if plan.samples.spatial:
                 found.append(Setting(f"group_norm_{direction}", case, grid=grid))
     for shape in COPIES:
         case = BACKWARD | {"shape": shape, "gate_position": "pre"}

@@ -12,8 +12,9 @@ import cunorm
 from tests import softgpu
 from tests.support.bounds import check_backward, check_forward
 from tests.support.gpu_arrays import OnCupy, get_all, put_all
-from tests.support.internals import Build, Launch, _again, _cuda
+from tests.support.internals import Build, Launch, _cuda
 from tests.support.operands import assert_same_bits, at, draw
+from tests.support.remembered import forget
 
 pytestmark = pytest.mark.gpu
 
@@ -60,12 +61,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Build]]:
     forget()  # what runs without clusters
     yield builds
     forget()
-
-
-def forget() -> None:
-    _cuda.device_limits.cache_clear()
-    _cuda.fits_cluster.cache_clear()
-    _again.forget()
 
 
 def cluster(builds: list[Build], kernel: str) -> int:
@@ -136,7 +131,7 @@ def test_where_no_cluster_of_16_fits_8_blocks_add_in_the_same_order(
     assert_cluster(launched, kernel, 16)
     with monkeypatch.context() as patched:
         patched.setattr(_cuda, "fits_cluster", lambda *sizes: False)
-        _again.forget()
+        forget()
         others = run(given, {"center": True})
     assert cluster(launched, kernel) == 8
     whole, other = (get_all(gpu, both[kernel == "row_norm_backward"]) for both in (usual, others))

@@ -8,17 +8,13 @@ remembered is forgotten, and each is made once more: errors are the same, result
 
 from __future__ import annotations
 
-import gc
-from functools import _lru_cache_wrapper
 from importlib.util import find_spec
-from inspect import signature
 
 import numpy as np
 import pytest
 
 import cunorm
 from cunorm import NormForward
-from tests.support import internals
 from tests.support.calls import (
     FUNCTIONS,
     GROUP_NORMS,
@@ -31,6 +27,7 @@ from tests.support.calls import (
     to,
 )
 from tests.support.operands import at, bits
+from tests.support.remembered import caches, forget
 
 KINDS = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
 ROWS = [(5, 8), (3, 8), (5, 16), (2, 5, 8), (0, 8), (10, 8)]
@@ -52,13 +49,6 @@ INPUTS = ("x", "dy", "residual", "gate", "d_residual", "weight", "bias", "mean",
 RESULTS = ("y", "residual", "mean", "rstd", "dx", "dweight", "dbias", "dgate")
 PLACES = (*INPUTS, *(f"out.{field}" for field in RESULTS), "workspace")
 SLOT = 1 << 13  # bytes of memory for each of them
-
-
-def caches():
-    """Return every function of cunorm's that remembers what it made of its arguments."""
-    found = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]
-    ours = [one for one in found if str(one.__module__).startswith("cunorm")]
-    return [one for one in ours if signature(one.__wrapped__).parameters]
 
 
 def changed(told, kinds, rng):
@@ -147,14 +137,12 @@ def check_all_alike(told, kinds, steps):
     else:
         memory = np.zeros(SLOT * len(PLACES) + 64, np.uint8)
         memory = memory[-memory.ctypes.data % 64 :][:-64]
-    rng, remembering = np.random.default_rng(0), caches()
+    rng = np.random.default_rng(0)
     while len(told) < steps:
         told.append(changed(told[rng.integers(len(told))], kinds, rng))
     made = [make(one, memory) for one in told]
     for one, (forms, results, after) in zip(told, made, strict=True):
-        internals._again.forget()
-        for cache in remembering:
-            cache.cache_clear()
+        forget()
         with at(one):
             right_forms, right, right_after = make(one, memory)
             assert forms == right_forms
@@ -197,17 +185,11 @@ def test_thousands_of_shapes_do_not_make_what_is_remembered_grow_without_end():
         cunorm.group_norm(x, 1)
 
     ones = np.ones((40, 80), np.float32)
-    call(1, 1)
-    remembering = [(cache, cache.cache_info()) for cache in caches()]
-    assert len(remembering) > 20
-    assert all((before.maxsize or 0) <= 4096 for _, before in remembering)
+    forget()
     for rows in range(1, 36):
         for width in range(1, 33):
             call(rows, width)
-    asked = []
-    for cache, before in remembering:
-        if before.maxsize is None:
-            assert cache.cache_info().currsize == before.currsize
-        else:
-            asked.append(cache.cache_info().misses - before.misses)
-    assert max(asked) > 1024  # so that some is forgotten
+    infos = [one.cache_info() for one in caches()]
+    assert all((info.maxsize or 0) <= 4096 for info in infos)
+    assert all(info.currsize < 100 for info in infos if info.maxsize is None)
+    assert max(info.misses for info in infos) > 1024  # so that some is forgotten
