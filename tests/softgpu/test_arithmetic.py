@@ -27,6 +27,13 @@ TYPES = {
 }
 OF_C = ("f32", "f64", "s8", "s16", "s32", "s64", "u32")
 RNG = np.random.default_rng(3)
+BEGINNING = RNG.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _drawn_alike():
+    """Let a test draw the same numbers whatever ran before."""
+    RNG.bit_generator.state = BEGINNING
 
 
 def computed(bodies: list[tuple[str, str]], *arrays: np.ndarray) -> list[np.ndarray]:
@@ -277,7 +284,9 @@ def test_approximate_instructions_are_rounded_to_nearest():
     a = np.abs(drawn("f32"))[:128] / 32
     found = run("f32", "f32", [f"{what}.approx.f32" for what in APPROXIMATE], a)
     for (what, f), y in zip(APPROXIMATE.items(), found, strict=True):
-        np.testing.assert_array_equal(y, f(a.astype("f8")).astype("f4"), what)
+        with np.errstate(over="ignore"):
+            right = f(a.astype("f8")).astype("f4")
+        np.testing.assert_array_equal(y, right, what)
 
 
 FUNCTIONS = {
