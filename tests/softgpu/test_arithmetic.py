@@ -6,25 +6,11 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.softgpu.launching import cupy, launch
+from tests.softgpu.statements import TYPES, computed, run
 
-# The name in PTX: that in C++, the letter of a register in inline PTX, and NumPy's dtype.
-TYPES = {
-    "f64": ("double", "d", np.dtype("f8")),
-    "f32": ("float", "f", np.dtype("f4")),
-    "f16": ("unsigned short", "h", np.dtype("f2")),
-    "bf16": ("unsigned short", "h", np.dtype(ml_dtypes.bfloat16)),
-    "s64": ("long long", "l", np.dtype("i8")),
-    "u64": ("unsigned long long", "l", np.dtype("u8")),
-    "s32": ("int", "r", np.dtype("i4")),
-    "u32": ("unsigned", "r", np.dtype("u4")),
-    "s16": ("short", "h", np.dtype("i2")),
-    "s8": ("signed char", "", np.dtype("i1")),
-}
 OF_C = ("f32", "f64", "s8", "s16", "s32", "s64", "u32")
 RNG = np.random.default_rng(3)
 BEGINNING = RNG.bit_generator.state
@@ -34,36 +20,6 @@ BEGINNING = RNG.bit_generator.state
 def _drawn_alike():
     """Let a test draw the same numbers whatever ran before."""
     RNG.bit_generator.state = BEGINNING
-
-
-def computed(bodies: list[tuple[str, str]], *arrays: np.ndarray) -> list[np.ndarray]:
-    """Run statements on elements a, b and c of arrays; each is told with the type of its r."""
-    names = {dtype: name for name, _, dtype in TYPES.values()} | {np.dtype("u2"): "unsigned short"}
-    size = arrays[0].size
-    text = "".join(f", const {names[v.dtype]}* p{k}" for k, v in enumerate(arrays)) + ") {"
-    text += "int i = threadIdx.x;"
-    text += "".join(f"{names[v.dtype]} {'abc'[k]} = p{k}[i];" for k, v in enumerate(arrays))
-    for k, (to, body) in enumerate(bodies):
-        kind = TYPES[to][0]
-        text += f"{{ {kind} r; {body} *({kind}*)(y + {k * size} + i) = r; }}"
-    out = cupy.zeros((len(bodies), size), "u8")
-    launch(f"unsigned long long* y{text} }}", out, *map(cupy.asarray, arrays), block=size)
-    return [
-        row.view(TYPES[to][2])[:: 8 // TYPES[to][2].itemsize]
-        for row, (to, _) in zip(out.get(), bodies, strict=True)
-    ]
-
-
-def run(to: str, source: str, instructions: list[str], *arrays: np.ndarray) -> list[np.ndarray]:
-    """Give the results of instructions for the elements of arrays."""
-    raw = [v.view("u2") if v.dtype.itemsize == 2 else v for v in arrays]
-    inputs = ", ".join(f'"{TYPES[source][1]}"({"abc"[k]})' for k in range(len(arrays)))
-    operands = ", ".join(f"%{k + 1}" for k in range(len(arrays)))
-    result = f'"={TYPES[to][1]}"(r)'
-    asm = [
-        f'asm volatile("{name} %0, {operands};" : {result} : {inputs});' for name in instructions
-    ]
-    return computed([(to, body) for body in asm], *raw)
 
 
 def ends(kind: str) -> tuple[float, float]:
