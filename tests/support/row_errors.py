@@ -75,6 +75,9 @@ class Rows:
             self._add_pre_gate(self.before)
         self.k = 1.0 if options.c is None else options.c / math.sqrt(self.r.shape[-1])
         self.w = 1.0 if weight is None else options.parameter(weight) + options.weight_offset
+        self.w_error = 0.0  # that a sum with weight_offset can be small beside
+        if weight is not None and options.weight_offset:
+            self.w_error = rounding(options.parameter(weight), compute, str(weight.dtype))
         self.kr, self.kr_error = self.k * self.r, None  # None where kr is not rounded
         if options.round_before_weight and narrows(str(rounded_to), compute):
             self._round(rounded_to)
@@ -127,7 +130,8 @@ class Rows:
         if self.kr_error is None:
             return n_bound(self.n, terms, self.compute) + np.abs(self.k * self.w) * self.r_error
         sizes = np.maximum(np.abs(self.n), terms)
-        return np.abs(self.w) * self.kr_error + count(3, self.compute) * ulp(sizes, self.compute)
+        error = np.abs(self.w) * self.kr_error + np.abs(self.kr) * self.w_error
+        return error + count(3, self.compute) * ulp(sizes, self.compute)
 
     def y_error(self) -> Array:
         """Bound the error of y = n * g before the store."""
