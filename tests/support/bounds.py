@@ -47,7 +47,8 @@ class Held(NamedTuple):
         if name in ("dweight", "dbias"):
             magnitude, more = error
             return param_grad_bound(exact, magnitude, dtype, self.compute) + more
-        return error + rounding(exact, dtype, self.compute)
+        # Of a number that the error takes past a power of two, an ulp is twice as large.
+        return error + rounding(np.abs(exact) + error, dtype, self.compute)
 
     def check(self, result: Any) -> dict[str, float]:
         """Check the fields that are not None; return each one's worst error, in its bounds."""
