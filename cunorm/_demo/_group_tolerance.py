@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cunorm import reference
-from cunorm._demo._ulps import LOST, Array, Bounds, U, mean, row_max, store, ulp, wide
+from cunorm._demo._ulps import LOST, Array, Bounds, U, mean, row_max, stored, ulp, wide
 from cunorm.reference.activations import ACTIVATIONS
 from cunorm.results import GroupNormForward, GroupNormGrads
 
@@ -122,7 +122,7 @@ def forward_bounds(groups: Groups, exact: GroupNormForward, dtype: str) -> Bound
     """Return exact values and bounds for a forward of the oracle."""
     many = wide(groups.r)
     return {
-        "y": (exact.y, groups.like_x(groups.y_error()) + store(exact.y, dtype)),
+        "y": (exact.y, stored(exact.y, groups.like_x(groups.y_error()), dtype)),
         "mean": (exact.mean, ulp(exact.mean) + 4 * many * U / exact.rstd),
         "rstd": (exact.rstd, 8 * many * U * exact.rstd),
     }
@@ -143,7 +143,7 @@ def backward_bounds(groups: Groups, exact: GroupNormGrads, dy: Array) -> Bounds:
     of_dweight = abs(h) * (8 * U * (abs(r) + 0.25) + groups.r_lost) + abs(r) * (h_error + h_lost)
     of_dbias = 8 * U * abs(h) + h_error + h_lost
     of_dx = groups.like_x(_dx_error(groups, h, h_error, h_lost))
-    bounds = {"dx": (exact.dx, of_dx + store(exact.dx, dtype))}
+    bounds = {"dx": (exact.dx, stored(exact.dx, of_dx, dtype))}
     for name, error in (("dweight", of_dweight), ("dbias", of_dbias)):
         gradient = getattr(exact, name)
         total = groups.of_channels(error + LOST)

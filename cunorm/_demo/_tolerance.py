@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cunorm import reference
-from cunorm._demo._ulps import LOST, Array, Bounds, U, mean, row_max, store, ulp, wide
+from cunorm._demo._ulps import LOST, Array, Bounds, U, mean, row_max, stored, ulp, wide
 from cunorm.reference.activations import ACTIVATIONS
 from cunorm.results import NormForward, NormGrads
 
@@ -154,7 +154,7 @@ def forward_bounds(rows: Rows, exact: NormForward, dtype: str) -> Bounds:
         error = error + _GATE * abs(exact.y.reshape(rows.s.shape)) + 2 * LOST * abs(rows.n)
     of_rstd = 8 * rows.wide * U + (_GATE if rows.is_pre_gate else 0.0)
     bounds = {
-        "y": (exact.y, rows.flat(error) + store(exact.y, dtype)),
+        "y": (exact.y, stored(exact.y, rows.flat(error), dtype)),
         "rstd": (exact.rstd, of_rstd * exact.rstd),
     }
     if exact.mean is not None:
@@ -178,7 +178,7 @@ def backward_bounds(rows: Rows, exact: NormGrads, dy: Array, d_residual: Array |
     if rows.gate is not None and rows.is_pre_gate:
         g = _silu(rows.gate)
         of_dx = abs(g) * error + _GATE * abs(dp * g) + 2 * LOST * abs(dp)
-    bound = rows.flat(of_dx) + store(exact.dx, dtype)
+    bound = stored(exact.dx, rows.flat(of_dx), dtype)
     bounds = {"dx": (exact.dx, bound), "dresidual": (exact.dx, bound)}
     if rows.gate is not None:
         if rows.is_pre_gate:
@@ -186,7 +186,7 @@ def backward_bounds(rows: Rows, exact: NormGrads, dy: Array, d_residual: Array |
         else:
             factor, error = dy * rows.n, abs(dy) * rows.n_error() + LOST * abs(rows.n)
         of_dgate = rows.flat(_dgate_error(rows.gate, factor, error))
-        bounds["dgate"] = (exact.dgate, of_dgate + store(exact.dgate, dtype))
+        bounds["dgate"] = (exact.dgate, stored(exact.dgate, of_dgate, dtype))
     # dweight and dbias are relative to the sum over rows of |summand|; the correction of the mean
     # moves every r of a row, also where it is zero.
     dn, of_gate = abs(dy * rows.after), 0.0 if rows.gate is None else 2 * _GATE

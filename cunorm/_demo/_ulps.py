@@ -56,9 +56,10 @@ def ulp(values: Array, dtype: str = "float32") -> Array:
     return np.asarray(np.ldexp(1.0, exponent - (digits - 1)))
 
 
-def store(exact: Array, dtype: str) -> Array | float:
-    """Bound the error of the store of a result in its dtype."""
-    return LOST + (0.0 if dtype == "float32" else 0.5 * ulp(exact, dtype))
+def stored(exact: Array, error: Array, dtype: str) -> Array:
+    """Bound the error of a result that is stored in its dtype; before, it has one already."""
+    rounding = 0.0 if dtype == "float32" else 0.5 * ulp(abs(exact) + error, dtype)
+    return np.asarray(error + rounding + LOST)
 
 
 def row_max(values: Array) -> Array:
