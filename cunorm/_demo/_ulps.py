@@ -57,7 +57,7 @@ def ulp(values: Array, dtype: str = "float32") -> Array:
 
 
 def stored(exact: Array, error: Array, dtype: str) -> Array:
-    """Bound the error of a result that is stored in its dtype; before, it has one already."""
+    """Bound the error of a result that is off by `error` before it is stored in its dtype."""
     rounding = 0.0 if dtype == "float32" else 0.5 * ulp(abs(exact) + error, dtype)
     return np.asarray(error + rounding + LOST)
 

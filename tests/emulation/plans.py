@@ -102,8 +102,8 @@ class Planned(NamedTuple):
     def machine(self, *, few: int = 0, **told: Any) -> AbstractContextManager[list[Launch]]:
         """Let calls run on a GPU that has what the plan uses, and one multiprocessor.
 
-        `few`: and whose launches have so many times two blocks, or clusters of them, or the blocks
-        of one sample of float32.
+        `few`: its launches have at most so many times two blocks, or two clusters, or the blocks of
+        one float32 sample; 0: as many as they like.
         """
         if plan := GROUP_PLANS.get(self.plan):
             features, blocks = "", plan.blocks
