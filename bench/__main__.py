@@ -9,6 +9,7 @@ from importlib import import_module
 
 COMMANDS = {  # each is loaded when asked for, as each has needs of its own
     "time": "bench.timing",
+    "against": "bench.against",
     "static": "bench.static",
     "bytes": "bench.traffic",
     "plot": "bench.plot",

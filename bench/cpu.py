@@ -13,10 +13,11 @@ import ctypes
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,20 @@ class Cpu:
     driver = ""
     note = "freed memory is kept, so that no page fault is timed"
 
-    def __init__(self, threads: int, calls_in_turn: int | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        calls_in_turn: int | None = None,
+        copies: Sequence[ModuleType] = (cunorm,),  # of cunorm, that are to be timed
+    ) -> None:
         self.threads = threads
+        self._copies = copies
         self._calls_asked_for = calls_in_turn
         self._calls_in_turn = 1
         keep_freed_memory()
         torch.set_num_threads(threads)
-        cunorm.set_num_threads(threads)
+        for copy in copies:
+            copy.set_num_threads(threads)
 
     @property
     def name(self) -> str:
@@ -96,7 +104,8 @@ class Cpu:
             for shape in (point.shape, checked_shape(point.shape))
         }
         with ThreadPoolExecutor(available_cores()) as pool:
-            list(pool.map(_compile, sorted(needs, key=str)))
+            for copy in self._copies:
+                list(pool.map(partial(_compile, copy), sorted(needs, key=str)))
 
 
 def keep_freed_memory() -> None:
@@ -141,10 +150,10 @@ def _model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _compile(need: tuple[Any, ...]) -> None:
+def _compile(copy: ModuleType, need: tuple[Any, ...]) -> None:
     base, options = need[0], dict(need[1:])
     functions = [f"{base}_forward", f"{base}_backward"]
-    cunorm.warmup(functions, **options, device="cpu", workers=1, progress=False)
+    copy.warmup(functions, **options, device="cpu", workers=1, progress=False)
 
 
 def _described(operator: Operator, dtype: str, shape: Shape) -> tuple[tuple[str, Any], ...]:

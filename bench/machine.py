@@ -52,21 +52,25 @@ def facts(device: Any, providers: Iterable[Provider] = ()) -> Facts:
 
 
 def commit() -> str:
-    """Return the source tree's commit, with a plus where tracked files have changed.
+    """Return the commit of the source tree; $CUNORM_COMMIT, if it came without its history."""
+    return os.environ.get("CUNORM_COMMIT") or commit_of(Path(__file__).parent)
 
-    $CUNORM_COMMIT tells it of a tree that came without its history.
+
+def commit_of(folder: Path) -> str:
+    """Return the commit of the source tree that a folder is of.
+
+    With a plus where tracked files have changed.
     """
-    if told := os.environ.get("CUNORM_COMMIT"):
-        return told
-    found = _git("rev-parse", "--short=10", "HEAD")
-    return found + "+" if found and _git("status", "--porcelain", "-uno") else found or "unknown"
+    found = _git(folder, "rev-parse", "--short=10", "HEAD")
+    changed = found and _git(folder, "status", "--porcelain", "-uno")
+    return found + "+" if changed else found or "unknown"
 
 
-def _git(*arguments: str) -> str:
+def _git(folder: Path, *arguments: str) -> str:
     program = shutil.which("git")
     if program is None:
         return ""
-    command = [program, "-C", str(Path(__file__).parent), *arguments]
+    command = [program, "-C", str(folder), *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     return run.stdout.strip() if run.returncode == 0 else ""
 

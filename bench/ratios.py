@@ -44,6 +44,11 @@ class Ratio:
         return "gated norms" if self.operator.endswith("_gate") else "ungated norms"
 
     @property
+    def elements(self) -> int:
+        """The elements of x."""
+        return math.prod(map(int, self.shape.split("x")))
+
+    @property
     def x_bytes(self) -> int:
         """The size of x."""
         return x_bytes(self.shape, self.dtype)

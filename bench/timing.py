@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
 _AXES = {operator.name: operator.axes for operator in OPERATORS}
 _COMMANDS = (
-    "other commands, each with its own --help: static and bytes judge the GPU plans without a GPU, "
-    "table and plot draw from the CSV"
+    "other commands, each with its own --help: against times another checkout beside this one, "
+    "static and bytes judge the GPU plans without a GPU, table and plot draw from the CSV"
 )
 _NOT_OF_HOST = (
     *("device", "dtype", "direction", "shapes", "providers"),

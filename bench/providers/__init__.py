@@ -64,4 +64,4 @@ def load(device: str, names: Iterable[str]) -> tuple[list[Provider], dict[str, E
     return found, failures
 
 
-__all__ = ["DEFAULT", "LOADERS", "Provider", "load"]
+__all__ = ["DEFAULT", "LOADERS", "Cunorm", "Provider", "load"]

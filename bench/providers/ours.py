@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import cunorm
@@ -13,19 +14,20 @@ from bench.providers.base import Provider
 
 
 class Cunorm(Provider):
-    """cunorm called on arrays of one kind."""
+    """cunorm, or another copy of it, called on arrays of one kind."""
 
-    def __init__(self, name: str, arrays: str) -> None:
+    def __init__(self, name: str, arrays: str, copy: ModuleType = cunorm) -> None:
         self.name = name
         self.arrays = arrays
+        self.copy = copy
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the plain form, or the backward of what the `_forward` form kept."""
         if direction == "forward":
-            return [cases.forward(cunorm, operator, operands) for operands in sets]
-        saved = [cases.training_forward(cunorm, operator, operands)() for operands in sets]
+            return [cases.forward(self.copy, operator, operands) for operands in sets]
+        saved = [cases.training_forward(self.copy, operator, operands)() for operands in sets]
         pairs = zip(sets, saved, strict=True)
-        return [cases.backward(cunorm, operator, operands, kept) for operands, kept in pairs]
+        return [cases.backward(self.copy, operator, operands, kept) for operands, kept in pairs]
 
     def named(self, operator: Operator, direction: str, result: Any) -> dict[str, Any]:
         """Return the fields of the result."""

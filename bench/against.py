@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: MIT
+"""`python -m bench against CHECKOUT`: cunorm here and in another checkout, in turns on a CPU.
+
+Both are imported into one process and get the same tensors and threads; each is first held to the
+oracle. A ratio is this one's median time over the other's. A point beyond the limit is timed twice
+more, and the median of its three ratios counts. The exit status is 1 where a geometric mean or a
+point is beyond its limit, or where a call failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import arguments, copies, cpu, engine, grid, machine, rows
+from bench.cases import DTYPES, OPERATORS
+from bench.providers import Cunorm, Provider
+from bench.ratios import Ratio, geometric_mean, ratios
+from cunorm._cpu import thread_count
+
+THIS, OTHER = "cunorm", "other"
+# From many short rows to one long one; the last is a call's cost on the host.
+SHAPES = (
+    *((65536, 64), (16384, 256), (4096, 1024), (4096, 4096), (1024, 16384)),
+    *((64, 65536), (4, 262144), (1, 1 << 20), (8, 1024)),
+)
+QUICK_SHAPES = ((65536, 64), (4096, 1024), (4, 262144))
+QUICK_NAMES = ("rms_norm", "layer_norm", "rms_norm+post_gate", "add_rms_norm")
+AGAIN = 2  # more times that a point beyond the limit is timed
+
+_NAMES = [operator.name for operator in OPERATORS if operator.axes == 2]
+_DEFAULT_NAMES = [name for name in grid.DEFAULT_OPERATORS if name in _NAMES]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest ratios that are no loss."""
+
+    mean: float
+    point: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Time both copies at every point, and print the ratios."""
+    options = parse(argv)
+    try:
+        other = copies.load(options.checkout)
+        ours = Cunorm(THIS, "torch")
+        copies.compile_apart((ours.copy, other), options.march)
+        avx512 = copies.has_avx512()
+    except (ImportError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    device = cpu.Cpu(options.threads, options.calls, (ours.copy, other))
+    facts = machine.facts(device, [])
+    print(f"{facts}, against {machine.commit_of(options.checkout)}\n{device.note}")
+    print(f"compiled with -march={options.march or 'native'}, {'' if avx512 else 'no '}AVX-512")
+    points = list(grid.points(options.shapes, options.op, options.direction, options.dtype))
+    print(f"compiling what {len(points)} points need", flush=True)
+    device.prepare(points)
+    run = _Run(device, (ours, Cunorm(OTHER, "torch", other)), facts, options)
+    found = [ratio for point in points for ratio in run.timed(point)]
+    if options.out:
+        rows.write_csv(options.out, run.rows)
+    limits = Limits(options.most_mean, options.most_point)
+    print("\n" + table(found, limits))
+    lost = beyond(found, limits)
+    print("\n".join(["", *lost, *map(str, run.failures)]) if lost or run.failures else "no loss")
+    return 1 if lost or run.failures else 0
+
+
+class _Run:
+    """What times points, and keeps the rows and the failures."""
+
+    def __init__(
+        self,
+        device: engine.Device,
+        providers: tuple[Provider, Provider],
+        facts: machine.Facts,
+        options: argparse.Namespace,
+    ) -> None:
+        self.rows: list[rows.Row] = []
+        self.failures: list[engine.Failure] = []
+        self._timing = (providers, facts, options.seconds)
+        self._device, self._most = device, options.most_point
+
+    def timed(self, point: grid.Point) -> list[Ratio]:
+        """Time a point and print its line; return its ratio, if there is one."""
+        new, failed = engine.time_point(self._device, point, *self._timing)
+        self.failures += failed
+        if failed:
+            return []
+        found = ratios(new, THIS, OTHER)
+        if found[0].value > self._most:
+            for _ in range(AGAIN):
+                new, _failed = engine.time_point(self._device, point, *self._timing)
+                found += ratios(new, THIS, OTHER)
+        self.rows += new  # the last, where there are several
+        times = " ".join(f"{row.provider} {row.p50_us:.4g} µs," for row in new)
+        again = ", ".join(f"{ratio.value:.3f}" for ratio in found)
+        ratio = median(found)
+        seen = f" (of {again})" if len(found) > 1 else ""
+        print(f"{ratio.value:.3f}  {ratio.point}: {times[:-1]}{seen}", flush=True)
+        return [ratio]
+
+
+def median(found: Sequence[Ratio]) -> Ratio:
+    """Return the median of the ratios of one point."""
+    return sorted(found, key=lambda ratio: ratio.value)[len(found) // 2]
+
+
+def groups(found: Iterable[Ratio]) -> dict[str, list[Ratio]]:
+    """Return the ratios by operator, direction and dtype, those of small calls, and all."""
+    found = list(found)
+    by_name: dict[str, list[Ratio]] = {}
+    for ratio in found:
+        by_name.setdefault(f"{ratio.label} {ratio.direction} {ratio.dtype}", []).append(ratio)
+    small = [ratio for ratio in found if ratio.elements <= engine.HOST_ELEMENTS]
+    if small:
+        by_name["small calls"] = small
+    return by_name | {"all": found}
+
+
+def table(found: Sequence[Ratio], limits: Limits) -> str:
+    """Return the geometric mean of each group, and its worst point."""
+    lines = [f"{'this one / the other':44} mean  worst"]
+    for name, group in groups(found).items() if found else ():
+        mean, worst = geometric_mean(group), max(group, key=lambda ratio: ratio.value)
+        at = worst.point if name in ("small calls", "all") else worst.shape
+        lines.append(f"{name:44} {mean:.3f} {worst.value:.3f} at {at}")
+    lines.append(f"wanted: mean of all at most {limits.mean:g}, each point {limits.point:g}")
+    return "\n".join(lines)
+
+
+def beyond(found: Sequence[Ratio], limits: Limits) -> list[str]:
+    """Return what is beyond the limits, a line for each."""
+    if not found:
+        return ["LOSS nothing was compared"]
+    mean = geometric_mean(found)
+    lines = [f"LOSS geometric mean {mean:.3f}"] if mean > limits.mean else []
+    return lines + [
+        f"LOSS {one.value:.3f} {one.point}" for one in found if one.value > limits.point
+    ]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m bench against", description=__doc__)
+    add = parser.add_argument
+    add("checkout", type=Path, help="the folder of the other checkout: what has cunorm/ in it")
+    add("--march", help="compile both for this -march of the compiler's; default: native")
+    add("--op", type=arguments.list_of(_NAMES), help=f"some of {', '.join(_NAMES)}")
+    add("--dtype", type=arguments.list_of(DTYPES), default=list(grid.DEFAULT_DTYPES))
+    directions = list(grid.DIRECTIONS)
+    add("--direction", type=arguments.list_of(directions), default=directions)
+    add("--shapes", type=arguments.shapes, help="ROWSxWIDTH,...; default: the command's own")
+    add("--quick", action="store_true", help="fewer operators and shapes, in a minute")
+    add("--seconds", type=arguments.seconds, default=0.7, help="spent on each point")
+    add("--calls", type=arguments.count, help="in each turn; default: as `time` has it")
+    add("--threads", type=arguments.count, default=thread_count())
+    add("--most-mean", type=float, default=1.05, help="wanted of the geometric mean")
+    add("--most-point", type=float, default=1.25, help="wanted of each point")
+    add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
+    options = parser.parse_args(argv)
+    options.op = options.op or (QUICK_NAMES if options.quick else _DEFAULT_NAMES)
+    options.shapes = options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
+    if {len(shape) for shape in options.shapes} != {2}:
+        parser.error("--shapes: expected ROWSxWIDTH,...")
+    if options.out and not options.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {options.out.parent}")
+    return options

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""Another checkout's cunorm beside this one in a process, and the CPU that both are compiled for.
+
+Modules import each other by their full names, when they are themselves imported: so each copy has
+its own, and `sys.modules` has this checkout's but for the time that the other takes to import.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from cunorm._cpu._compile import base_options
+from cunorm._cpu._compiler import compiler
+
+_FLAGS = "CUNORM_CXXFLAGS"
+_NOT_LOADED = ("_demo", "jax", "torch")  # packages that the plain functions do not need
+
+
+def load(checkout: Path) -> ModuleType:
+    """Return the cunorm of another checkout; ImportError where it would share modules with ours."""
+    package = checkout.resolve() / "cunorm"
+    if not (package / "__init__.py").is_file():
+        raise ImportError(f"{checkout} is no checkout of cunorm")
+    if late := list(late_imports(package)):
+        raise ImportError(f"{late[0]} imports cunorm in a function, where it would get this one")
+    ours = _set_aside()
+    sys.path.insert(0, str(package.parent))
+    try:
+        copy = import_module("cunorm")
+        if Path(str(copy.__file__)).parent != package:
+            raise ImportError(f"{copy.__file__} was imported, expected what is in {package}")
+    finally:
+        sys.path.remove(str(package.parent))
+        _set_aside()
+        sys.modules.update(ours)
+    return copy
+
+
+def _set_aside() -> dict[str, ModuleType]:
+    """Take cunorm's modules out of `sys.modules`, and return them."""
+    names = [name for name in sys.modules if name.partition(".")[0] == "cunorm"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def late_imports(package: Path) -> Iterator[str]:
+    """Yield where functions, as far as calls on a CPU need them, import modules of cunorm."""
+    for path in sorted(package.rglob("*.py")):
+        if path.relative_to(package).parts[0] in _NOT_LOADED:
+            continue
+        tree = ast.parse(path.read_text("utf-8"))
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for node in (inner for function in functions for inner in ast.walk(function)):
+            if any(name.partition(".")[0] == "cunorm" for name in _imported(node)):
+                yield f"{path}:{node.lineno}"
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):  # of one with dots the module is the package's
+        return ["cunorm" if node.level else str(node.module)]
+    return []
+
+
+def compile_apart(copies: Iterable[ModuleType], march: str | None) -> None:
+    """Let copies compile so that their libraries share nothing; for an architecture of -march's.
+
+    GCC has a process share variables of inline functions by their names, of whatever size they are.
+    Options that cunorm adds where the machine has AVX-512 are left out where `march` has none.
+    """
+    found = compiler()
+    more = [os.environ.get(_FLAGS, ""), f"-march={march}" if march else ""]
+    more += ["-fno-gnu-unique"] if found and found.is_gcc else []
+    os.environ[_FLAGS] = " ".join(filter(None, more))
+    for copy in () if has_avx512() else copies:
+        options = copy._cpu._compiler
+        described = re.sub(r"\bavx512\w*", "", options.cpu_identity())
+        options.cpu_identity = lambda told=described: told
+
+
+def has_avx512() -> bool:
+    """Whether the code that is compiled has AVX-512; ValueError where the compiler refuses."""
+    found = compiler()
+    if found is None:
+        raise ValueError("there is no C++ compiler")
+    command: Sequence[str] = [*found.command, *base_options(), "-dM", "-E", "-xc++", os.devnull]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        raise ValueError(answer.stderr.strip().partition("\n")[0])
+    return "__AVX512F__" in answer.stdout

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""`python -m bench against` times two copies of cunorm that share no module, and judges ratios."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the bench compares with PyTorch")
+import cunorm
+from bench import against, copies, engine, grid
+from bench.cases import OPERATORS
+from bench.ratios import Ratio
+from bench.turns import Turn
+
+ROOT = Path(__file__).parents[2]
+LIMITS = against.Limits(mean=1.05, point=1.25)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Return another folder with the same files."""
+    folder = tmp_path / "other"
+    shutil.copytree(ROOT / "cunorm", folder / "cunorm", ignore=shutil.ignore_patterns("__py*"))
+    (folder / "kernels_cu").symlink_to(ROOT / "kernels_cu")
+    return folder
+
+
+def ours_loaded():
+    return {name: module for name, module in sys.modules.items() if name.startswith("cunorm")}
+
+
+def test_another_checkout_has_modules_of_its_own(checkout):
+    before, path = ours_loaded(), list(sys.path)
+    other = copies.load(checkout)
+    assert (ours_loaded(), sys.path) == (before, path)
+    pairs = [
+        (cunorm, other),
+        (cunorm._cpu._compile, other._cpu._compile),
+        (cunorm._cpu._threads, other._cpu._threads),
+    ]
+    for ours, theirs in pairs:
+        assert Path(ours.__file__).is_relative_to(ROOT)
+        assert Path(theirs.__file__).is_relative_to(checkout)
+    for name in ("rms_norm", "layer_norm_backward", "warmup", "set_num_threads"):
+        assert Path(getattr(other, name).__globals__["__file__"]).is_relative_to(checkout)
+    taken = cunorm._cpu.thread_count()
+    other.set_num_threads(taken + 1)
+    assert (cunorm._cpu.thread_count(), other._cpu.thread_count()) == (taken, taken + 1)
+
+
+def test_a_checkout_that_would_share_modules_is_refused(checkout):
+    assert list(copies.late_imports(ROOT / "cunorm")) == []
+    results = checkout / "cunorm" / "results.py"
+    results.write_text(results.read_text() + "def late():\n    from cunorm import rms_norm\n")
+    with pytest.raises(ImportError, match=r"results\.py:\d+ imports cunorm in a function"):
+        copies.load(checkout)
+    with pytest.raises(ImportError, match="is no checkout"):
+        copies.load(checkout / "cunorm")
+
+
+def ratio(value, shape="64x64", dtype="float32"):
+    return Ratio("rms_norm", "", "forward", dtype, shape, value)
+
+
+def test_a_mean_or_a_point_beyond_its_limit_is_a_loss():
+    assert against.beyond([ratio(1.2), ratio(0.9)], LIMITS) == []
+    assert against.beyond([ratio(1.04), ratio(1.07)], LIMITS) == ["LOSS geometric mean 1.055"]
+    assert against.beyond([ratio(1.3), ratio(0.5)], LIMITS) == [
+        "LOSS 1.300 rms_norm forward float32 64x64"
+    ]
+    assert against.beyond([], LIMITS)
+
+
+def test_the_table_has_the_mean_and_the_worst_point_of_each_group():
+    found = [ratio(2.0), ratio(0.5, "256x256"), ratio(1.1, "256x256", "bfloat16")]
+    lines = against.table(found, LIMITS).splitlines()
+    assert [line.split(maxsplit=3)[3] for line in lines[1:3]] == [
+        "1.000 2.000 at 64x64",
+        "1.100 1.100 at 256x256",
+    ]
+    assert re.fullmatch(r"small calls +2\.000 2\.000 at rms_norm forward float32 64x64", lines[3])
+    assert re.fullmatch(r"all +1\.032 2\.000 at rms_norm forward float32 64x64", lines[4])
+
+
+@pytest.mark.parametrize(
+    ("measured", "counts"), [([1.2], 1.2), ([1.5, 1.1, 1.0], 1.1), ([1.5, 1.0, 1.4], 1.4)]
+)
+def test_a_point_beyond_the_limit_is_timed_twice_more(measured, counts, monkeypatch, capsys):
+    left = iter(measured)
+    point = grid.Point(OPERATORS[0], "forward", "float32", (64, 64))
+
+    def timed(device, point, providers, facts, seconds):
+        times = {"copy": 1.0, against.THIS: next(left), against.OTHER: 1.0}
+        rows = [
+            engine._row(facts, point, name, 1, [spent] * 5, Turn(lambda: 0.0), 1.0)
+            for name, spent in times.items()
+        ]
+        return rows, []
+
+    monkeypatch.setattr(engine, "time_point", timed)
+    run = against._Run(None, (), against.machine.Facts("", "", "", "", "", 1), against.parse(["."]))
+    (found,) = run.timed(point)
+    assert found.value == pytest.approx(counts)
+    assert next(left, None) is None
+    assert len(run.rows) == 3
+
+
+def test_two_copies_are_timed_as_they_are_compiled_for_an_architecture(checkout, tmp_path):
+    out = tmp_path / "rows.csv"
+    asked = ("--march", "x86-64-v2", "--op", "rms_norm", "--shapes", "8x64", "--seconds", "0.01")
+    limits = ("--most-mean", "100", "--most-point", "100", "--out", out)
+    command = [sys.executable, "-m", "bench", "against", checkout, *asked, *limits]
+    environment = {**os.environ, "CUNORM_CXXFLAGS": "-O1"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "compiled with -march=x86-64-v2, no AVX-512" in ran.stdout
+    assert len(out.read_text().splitlines()) == 1 + 2 * 2 * 3
+    assert "no loss" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("march", "expected"), [(None, ("-O1",)), ("x86-64-v3", ("-O1", "-march=x86-64-v3"))]
+)
+def test_libraries_of_copies_share_no_variables(march, expected, monkeypatch):
+    found = copies.compiler()
+    if not (found and found.is_gcc):
+        pytest.skip("only GCC's libraries do")
+    monkeypatch.setenv("CUNORM_CXXFLAGS", "-O1")
+    before = copies.base_options()
+    copies.compile_apart((), march)
+    assert copies.base_options() == (*before[:-1], *expected, "-fno-gnu-unique")
+
+
+def test_an_unknown_architecture_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("CUNORM_CXXFLAGS", "")
+    assert against.main([str(ROOT), "--march", "abacus"]) == 1
+    assert "abacus" in capsys.readouterr().err
