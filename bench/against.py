@@ -3,13 +3,15 @@
 
 Both are imported into one process and get the same tensors and threads; each is first held to the
 oracle. A ratio is this one's median time over the other's. A point beyond the limit is timed twice
-more, and the median of its three ratios counts. The exit status is 1 where a geometric mean or a
+more at the end, and the median of its three ratios counts: but where others use the machine, no
+ratio tells anything. The exit status is 1 where a geometric mean or a
 point is beyond its limit, or where a call failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,10 +61,11 @@ def main(argv: Sequence[str]) -> int:
     print(f"{facts}, against {machine.commit_of(options.checkout)}\n{device.note}")
     print(f"compiled with -march={options.march or 'native'}, {'' if avx512 else 'no '}AVX-512")
     points = list(grid.points(options.shapes, options.op, options.direction, options.dtype))
+    print(f"load average {os.getloadavg()[0]:.1f} before; others' work spoils the ratios")
     print(f"compiling what {len(points)} points need", flush=True)
     device.prepare(points)
     run = _Run(device, (ours, Cunorm(OTHER, "torch", other)), facts, options)
-    found = [ratio for point in points for ratio in run.timed(point)]
+    found = run.ratios(points)
     if options.out:
         rows.write_csv(options.out, run.rows)
     limits = Limits(options.most_mean, options.most_point)
@@ -82,29 +85,32 @@ class _Run:
         facts: machine.Facts,
         options: argparse.Namespace,
     ) -> None:
-        self.rows: list[rows.Row] = []
+        self.rows: list[rows.Row] = []  # of all times that a point was timed
         self.failures: list[engine.Failure] = []
         self._timing = (providers, facts, options.seconds)
         self._device, self._most = device, options.most_point
 
-    def timed(self, point: grid.Point) -> list[Ratio]:
+    def ratios(self, points: Sequence[grid.Point]) -> list[Ratio]:
+        """Time points, and at the end those again that are beyond the limit; return a ratio each.
+
+        By then what else the machine was doing may be over.
+        """
+        timed = [(point, self._timed(point)) for point in points]
+        lost = [(point, found) for point, found in timed if found and found[0].value > self._most]
+        for point, found in lost * AGAIN:
+            found += self._timed(point)
+        return [median(found) for _, found in timed if found]
+
+    def _timed(self, point: grid.Point) -> list[Ratio]:
         """Time a point and print its line; return its ratio, if there is one."""
         new, failed = engine.time_point(self._device, point, *self._timing)
+        self.rows += new
         self.failures += failed
-        if failed:
-            return []
         found = ratios(new, THIS, OTHER)
-        if found[0].value > self._most:
-            for _ in range(AGAIN):
-                new, _failed = engine.time_point(self._device, point, *self._timing)
-                found += ratios(new, THIS, OTHER)
-        self.rows += new  # the last, where there are several
-        times = " ".join(f"{row.provider} {row.p50_us:.4g} µs," for row in new)
-        again = ", ".join(f"{ratio.value:.3f}" for ratio in found)
-        ratio = median(found)
-        seen = f" (of {again})" if len(found) > 1 else ""
-        print(f"{ratio.value:.3f}  {ratio.point}: {times[:-1]}{seen}", flush=True)
-        return [ratio]
+        times = ", ".join(f"{row.provider} {row.p50_us:.4g} µs" for row in new)
+        for ratio in found:
+            print(f"{ratio.value:.3f}  {ratio.point}: {times}", flush=True)
+        return found
 
 
 def median(found: Sequence[Ratio]) -> Ratio:
