@@ -92,11 +92,16 @@ def measured(rows: Sequence[Row]) -> str:
     )
 
 
-def ratios(rows: Iterable[Row], numerator: str, denominator: str) -> list[Ratio]:
-    """Return the medians of one provider over those of another, at all points that have both."""
+def ratios(
+    rows: Iterable[Row], numerator: str, denominator: str, column: str = "p50_us"
+) -> list[Ratio]:
+    """Return the medians, or another column, of one provider over those of another.
+
+    At all points that have both.
+    """
     points: dict[tuple[str, str, str, str, str], dict[str, float]] = {}
     for row in rows:
-        points.setdefault(row.point, {})[row.provider] = row.p50_us
+        points.setdefault(row.point, {})[row.provider] = getattr(row, column)
     return [
         Ratio(*point, value=times[numerator] / times[denominator])
         for point, times in points.items()
