@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from bench.cases import OPERATORS, Operator
+from bench.model import ELEMENTS, GPUS, Traffic
 from bench.static_occupancy import ARCHITECTURES
 from cunorm import _calls, _cuda, _planned_builds
 from cunorm._arrays import Device
-from cunorm._builds import Build
+from cunorm._builds import Build, Launch
 from cunorm._dtypes import DTYPES, DType
 from cunorm._features import LEAST_CAPABILITY, NONE, Features, features_of
 from cunorm._planned_builds import Layer
@@ -32,6 +33,8 @@ PARAM_GRAD, ANY_SHAPE = "param_grad", "any"
 
 DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
+# Of GPUs for which there are goals: all widths that those name.
+GOAL_WIDTHS = tuple(sorted({*WIDTHS, 128, 512, 2048, 8192, 12288, 32768, 131072}))
 # Channels, height and width: of few positions a block has whole groups, of many it has not.
 SAMPLES = tuple((channels, size, size) for channels in (128, 320, 512) for size in (16, 128))
 GRID = (
@@ -39,7 +42,7 @@ GRID = (
     "group_norm+silu",
 )
 _DTYPES = ("float32", "bfloat16")
-_ROWS = 65536  # enough for every GPU to have several for each block
+_SAMPLES = 65536  # enough for every GPU to have several for each block
 _SHARED_MEMORY = 48 << 10  # of a block, static
 _TYPES = {dtype.cuda: dtype for dtype in DTYPES.values()}
 _PASSES = ("find", "combine", "write")
@@ -60,6 +63,8 @@ _ROW_OPERANDS = {
     "group_norm_backward": Rows(_group_calls._BACKWARD_LINES, 3 * 8),
     "param_grad": Rows((), 0),
 }
+_WRITTEN = ("y", "new_residual", "dx", "dresidual", "dgate")
+_PARAMETERS = 2  # weight and bias, the first of the other pointers
 _OTHER_POINTERS = {
     "row_norm_forward": 5,
     "row_norm_backward": 7,
@@ -81,6 +86,11 @@ class Plan(NamedTuple):
     shape: str  # a row's width, or a sample's channels, height and width
     regime: str
     step: str  # of three launches, which passes it makes
+    rows: int  # of x; of a group norm and of what is below, 0
+    grid: int
+    parts: int  # rows of partial sums that a backward writes for each parameter
+    sums_pitch: int  # elements from one to the next
+    param_grad: Launch | None  # that adds them up
     build: Build
 
     @property
@@ -111,6 +121,33 @@ class Plan(NamedTuple):
         end = len(names) * step
         others = range(end, end + 8 * _OTHER_POINTERS[self.build.kernel], 8)
         return frozenset((*range(0, end, step or 1), *others))
+
+    def parameters(self) -> frozenset[int]:
+        """Return the places of weight and bias."""
+        names, step = _ROW_OPERANDS[self.build.kernel]
+        return frozenset(len(names) * step + 8 * index for index in range(_PARAMETERS))
+
+    def traffic(self) -> Traffic:
+        """Return the bytes for each element of x that the launch must move."""
+        operands = self.row_operands().values()
+        writes = sum(dtype.itemsize for name, dtype in operands if name in _WRITTEN)
+        return Traffic(sum(dtype.itemsize for _, dtype in operands) - writes, writes)
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether it is a row norm's main kernel."""
+        return self.build.kernel.startswith("row_norm")
+
+    @property
+    def stages(self) -> int:
+        """Rows of each team that are copied to shared memory, or computed there, at a time."""
+        copied = dict(self.build.macros).get("ASYNC_COPIES") == "true"
+        return self.number("STAGES", 2 if copied else 0)
+
+    @property
+    def rows_at_once(self) -> float:
+        """The rows that the blocks of the launch walk together."""
+        return self.grid * self.threads / self.number("THREADS_PER_ROW")
 
     def aligned_bytes(self, itemsize: int) -> int:
         """Return the bytes of an access that the alignment of rows or lines allows."""
@@ -163,7 +200,8 @@ def grid(architectures: tuple[str, ...]) -> list[Plan]:
 def _of_grid(architecture: str, features: Features) -> Iterator[Plan]:
     for operator in OPERATORS:
         if operator.name in GRID:
-            shapes = SAMPLES if operator.of_channels else [(width,) for width in WIDTHS]
+            widths = GOAL_WIDTHS if architecture in GPUS else WIDTHS
+            shapes = SAMPLES if operator.of_channels else [(width,) for width in widths]
             for direction in DIRECTIONS:
                 for dtype in _DTYPES:
                     for shape in shapes:
@@ -183,12 +221,18 @@ def plans(
     `shape` is a row's width alone, or a sample's channels, height and width.
     """
     layer = (_group_layer if operator.of_channels else _layer)(operator, dtype, *shape)
+    rows = 0 if operator.of_channels else max(1, ELEMENTS // shape[0])
+    name = f"{operator.base}_{direction}"
     with _pretended(architecture, features) as device:
-        builds = _planned_builds.builds(
-            f"{operator.base}_{direction}", layer, [_ROWS], shape[0], device
-        )
+        if isinstance(layer, GroupLayer):
+            builds = _planned_builds.builds(name, layer, [_SAMPLES], shape[0], device)
+            launches = [Launch(build, 0, 0) for build in builds]
+        else:
+            launches = _planned_builds.launches(name, layer, [rows], shape[0], device)
+    params = next((one for one in launches if rows and one.build.kernel == PARAM_GRAD), None)
     label = "+".join(n for n in LEAST_CAPABILITY if getattr(features, n)) or "none"
-    for build in builds:
+    for launch in launches:
+        build = launch.build
         found = regime(build)
         yield Plan(
             architecture,
@@ -197,9 +241,14 @@ def plans(
             operator.memory,
             direction,
             dtype,
-            ANY_SHAPE if found == PARAM_GRAD else "x".join(map(str, shape)),
+            ANY_SHAPE if found == PARAM_GRAD and not rows else "x".join(map(str, shape)),
             found,
             _step(build) if found == THREE_LAUNCHES else "",
+            rows,
+            launch.grid,
+            launch.parts,
+            launch.sums_pitch,
+            None if launch is params else params,
             build,
         )
 
