@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from bench.model import GPUS
 from bench.static_occupancy import ARCHITECTURES, occupancy
 from bench.static_plans import Plan
 from bench.static_ptx import WIDE, Access, accesses
@@ -190,7 +191,8 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
 def compiled(build: Build, architecture: str) -> tuple[str, str, str]:
     """Compile a build as the launcher does; return ptxas's log, the PTX and the SASS, if known."""
     found = compile_build(build, architecture)
-    reads_sass = build.kernel.startswith(("row_norm", "param_grad")) and disassembler()
+    wanted = ("row_norm", *(("param_grad",) if architecture in GPUS else ()))
+    reads_sass = build.kernel.startswith(wanted) and disassembler() is not None
     return found.log, found.ptx, disassemble(found.cubin) if reads_sass else ""
 
 

@@ -51,7 +51,7 @@ def disassemble(cubin: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin + b"\0")  # CuPy takes the last byte, a zero, for the end of a text
-        run = subprocess.run([tool, "-c", file], capture_output=True, text=True)
+        run = subprocess.run([tool, "-c", "-ndf", file], capture_output=True, text=True)
     if run.returncode:
         raise RuntimeError(f"{tool.name} failed: {run.stderr.strip()}")
     return run.stdout
