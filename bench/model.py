@@ -8,6 +8,11 @@ of the speed of a device-to-device copy of the operator's own bytes (more than 1
 - latency: what is loaded at a time arrives a loaded memory latency later (Little's law), and reads
   are a part of the traffic alone;
 - traffic: a row that is read twice moves more than the operator's bytes, where L2 does not hold it.
+
+It does not see what blocks wait for beside row operands (barriers, clusters, weight from L2, the
+latency of arithmetic), that a block's phases follow one another (`overlap_share` does), a last wave
+of blocks, partial sums that a streamed backward adds to in memory, nor how well copies coalesce. So
+a prediction is a ceiling, and one that misses a goal is worth more than one that meets it.
 """
 
 from __future__ import annotations

@@ -44,6 +44,10 @@ _SAMPLE, _SEED = 60, 1
 def main(argv: list[str]) -> int:
     """Make the table or check one; return 1 if something is wrong."""
     options = _arguments(argv)
+    if options.read:
+        rows = read_csv(options.read, Row)
+        chosen = [row for row in rows if row.arch.removeprefix("sm_") in options.arch]
+        return _told([row for row in chosen if is_chosen(row, options.only)], options)
     plans = [plan for plan in grid(options.arch) if is_chosen(plan, options.only)]
     if not options.check and disassembler() is None:
         print(MISSING, file=sys.stderr)
@@ -60,6 +64,14 @@ def main(argv: list[str]) -> int:
     rows = list(_measured(plans, options.jobs))
     if options.out:
         write_csv(options.out, Row, rows)
+    return _told(rows, options)
+
+
+def _told(rows: list[Row], options: argparse.Namespace) -> int:
+    """Print what rows say; return 1 if something is held against them."""
+    if not rows:
+        print("no such plans", file=sys.stderr)
+        return 2
     print(listed(rows) if options.only else summary(rows), goals_table(rows), sep="\n\n")
     return report(rows, goals=options.goals)
 
@@ -79,7 +91,7 @@ def late_or_slow(row: Row, goals: bool) -> list[str]:
     return [*row.late(), *missed(row)] if goals else []
 
 
-def is_chosen(plan: Plan, only: list[tuple[str, ...]]) -> bool:
+def is_chosen(plan: Plan | Row, only: list[tuple[str, ...]]) -> bool:
     """Whether a plan is one of those that are asked for; nothing asks for all."""
     facts = (plan.operator, plan.direction, plan.dtype, plan.shape)
     return not only or any(
@@ -160,6 +172,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
     parser.add_argument(
         "--check", type=Path, help="compare plans, and a sample compiled, with such a CSV instead"
+    )
+    parser.add_argument(
+        "--read", type=Path, help="tell what such a CSV says instead, and compile nothing"
     )
     parser.add_argument(
         "--only",

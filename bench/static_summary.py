@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 from bench.model import GPUS
 from bench.static_plans import PARAM_GRAD
 from bench.static_rows import Row
 
+KINDS = ("plain", "residual", "gated")
 _SHARES = ("issue", "latency", "traffic")
 
 
@@ -72,25 +74,37 @@ def limit(row: Row) -> str:
 
 
 def goals_table(rows: list[Row]) -> str:
-    """Return, for each goal and architecture, the plans that meet it, and the worst one."""
-    head = f"{'predictions by a model, not measured':38}{'meet it':>10}{'late loads':>12}"
+    """Return, for each goal, architecture and kind of norm, how many plans meet it, and the worst.
+
+    They are plans by default, of float32 and bfloat16.
+    """
+    head = f"{'predictions by a model, not measured':50}{'meet it':>10}{'late loads':>12}"
     return "\n".join([f"{head}  the worst: prediction, plan, limit", *_goal_lines(rows)])
 
 
 def _goal_lines(rows: list[Row]) -> Iterator[str]:
-    for architecture in GPUS:
-        for goal in GOALS:
-            found = [row for row in rows if row.arch == f"sm_{architecture}" and goal.of(row)]
-            if not found:
-                continue
+    for architecture, goal, kind in product(GPUS, GOALS, KINDS):
+        found = [
+            row
+            for row in rows
+            if row.arch == f"sm_{architecture}" and goal.of(row) and kind_of(row) == kind
+        ]
+        if found:
             met = sum(share(row) >= goal.wanted for row in found)
             late = sum(bool(row.late()) for row in found)
             worst = min(found, key=share)
             yield (
-                f"{f'sm_{architecture}':8}{goal!s:30}{met:5}/{len(found):<4}{late:7}/{len(found):<4}"
-                f"  {share(worst):.3f} {worst.operator} {worst.dtype} {worst.shape},"
-                f" {worst.regime}: {limit(worst)}"
+                f"{f'sm_{architecture}':8}{goal!s:32}{kind:10}{met:6}/{len(found):<3}"
+                f"{late:8}/{len(found):<3}  {share(worst):.3f} {worst.operator} {worst.dtype} "
+                f"{worst.shape}, {worst.regime}: {limit(worst)}"
             )
+
+
+def kind_of(row: Row) -> str:
+    """Return which of KINDS a row norm is."""
+    if row.operator.startswith("add_"):
+        return "residual"
+    return "gated" if row.operator.endswith("_gate") else "plain"
 
 
 def listed(rows: list[Row]) -> str:

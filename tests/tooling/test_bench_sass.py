@@ -25,7 +25,7 @@ row_norm_forward:
         /*0080*/                   FFMA.FTZ R20, R8, R12, R9 ;
         /*0090*/              @!P1 BRA `(.L_x_2) ;
         /*00a0*/                   MOV R30, 0xc0 ;
-        /*00b0*/                   CALL.REL.NOINC `($__internal_0_$__cuda_sm20_sqrt_rn_ftz_f32_slowpath) ;
+        /*00b0*/                   CALL.REL.NOINC `($__internal_0_$__cuda_sm20_sqrt_slowpath) ;
         /*00c0*/                   BRA `(.L_x_3) ;
 .L_x_2:
         /*00d0*/                   MUFU.RSQ R20, R20 ;
@@ -46,7 +46,7 @@ row_norm_forward:
 .L_x_4:
         /*01b0*/                   BRA `(.L_x_4);
         /*01c0*/                   NOP;
-$__internal_0_$__cuda_sm20_sqrt_rn_ftz_f32_slowpath:
+$__internal_0_$__cuda_sm20_sqrt_slowpath:
         /*01d0*/                   LDG.E.128 R40, desc[UR8][R2.64] ;
         /*01e0*/                   RET.REL.NODEC R30 `(row_norm_forward) ;
 """
