@@ -22,7 +22,8 @@ from pathlib import Path
 
 from bench.records import read_csv, write_csv
 from bench.static_occupancy import ARCHITECTURES
-from bench.static_plans import Plan, grid
+from bench.static_plan import Plan
+from bench.static_plans import grid
 from bench.static_rows import (
     KEY,
     PLANNED,

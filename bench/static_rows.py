@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from bench.model import GPUS
 from bench.static_occupancy import ARCHITECTURES, occupancy
-from bench.static_plans import Plan
+from bench.static_plan import Plan
 from bench.static_ptx import WIDE, Access, accesses
 from bench.static_sass import disassemble, disassembler
 from bench.static_speed import speed

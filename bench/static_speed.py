@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from bench.model import GPUS, Gpu, ParamGrad, call_prediction, overlap_share, shares
 from bench.static_occupancy import ARCHITECTURES
-from bench.static_plans import STREAMED, Plan
+from bench.static_plan import STREAMED, Plan
 from bench.static_reads import Found, Operands, loads_at_once, read
 from cunorm._builds import Build, Launch
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from bench.model import GPUS
-from bench.static_plans import PARAM_GRAD
+from bench.static_plan import PARAM_GRAD
 from bench.static_rows import Row
 
 KINDS = ("plain", "residual", "gated")
