@@ -2,7 +2,12 @@
 """`python -m bench static`: what NVRTC makes of the GPU plans, and a gate for it, without a GPU.
 
 The exit status is 1 where a plan spills, has a stack frame, or accesses arrays as large as x by
-less at a time than alignment and the plan's pack allow.
+less at a time than alignment and the plan's pack allow; with --goals, also where loads of a row
+norm stand behind its stores, or a prediction misses a goal.
+
+Of row norms the SASS is read too (static_reads.py says what is counted), which takes nvdisasm:
+`pip install nvidia-cuda-nvdisasm`. --check does without it. From what it says a model predicts
+shares of copy speed (model.py); those are not measurements.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from pathlib import Path
 
 from bench.records import read_csv, write_csv
 from bench.static_occupancy import ARCHITECTURES
-from bench.static_plans import Plan, grid
+from bench.static_plan import Plan
+from bench.static_plans import grid
 from bench.static_rows import (
     KEY,
     PLANNED,
@@ -26,6 +32,8 @@ from bench.static_rows import (
     nvrtc_version,
     planned,
 )
+from bench.static_sass import MISSING, disassembler
+from bench.static_summary import goals_table, listed, missed, summary
 
 # Of a plan that is checked against a table: how far its registers may be from those there, as the
 # same version of NVRTC comes in several builds; all else must be the same.
@@ -37,10 +45,19 @@ _SAMPLE, _SEED = 60, 1
 def main(argv: list[str]) -> int:
     """Make the table or check one; return 1 if something is wrong."""
     options = _arguments(argv)
-    plans = grid(options.arch)
+    if options.read:
+        rows = read_csv(options.read, Row)
+        chosen = [row for row in rows if row.arch.removeprefix("sm_") in options.arch]
+        return _told([row for row in chosen if is_chosen(row, options.only)], options)
+    plans = [plan for plan in grid(options.arch) if is_chosen(plan, options.only)]
+    if not options.check and disassembler() is None:
+        print(MISSING, file=sys.stderr)
+        return 2
     if options.check:
         table = read_csv(options.check, Row)
         faults = list(differences(table, plans, options.sample, options.jobs))
+        if disassembler() is None:
+            print(f"{MISSING}; what the SASS says was not compared")
         print(
             "\n".join(faults) or f"{options.check}: {options.sample} lines compiled, as they were"
         )
@@ -48,13 +65,21 @@ def main(argv: list[str]) -> int:
     rows = list(_measured(plans, options.jobs))
     if options.out:
         write_csv(options.out, Row, rows)
-    print(summary(rows))
-    return report(rows)
+    return _told(rows, options)
 
 
-def report(rows: list[Row]) -> int:
+def _told(rows: list[Row], options: argparse.Namespace) -> int:
+    """Print what rows say; return 1 if something is held against them."""
+    if not rows:
+        print("no such plans", file=sys.stderr)
+        return 2
+    print(listed(rows) if options.only else summary(rows), goals_table(rows), sep="\n\n")
+    return report(rows, goals=options.goals)
+
+
+def report(rows: list[Row], *, goals: bool = False) -> int:
     """Print what the gate holds against the rows; return 1 if there is anything."""
-    faulty = {row: found for row in rows if (found := row.faults())}
+    faulty = {row: found for row in rows if (found := [*row.faults(), *(late_or_slow(row, goals))])}
     if faulty:
         print(f"\n{len(faulty)} launches do not pass:")
     for row, found in faulty.items():
@@ -62,27 +87,17 @@ def report(rows: list[Row]) -> int:
     return bool(faulty)
 
 
-def summary(rows: list[Row]) -> str:
-    """Return the most registers, and the least occupancy, by architecture and regime."""
-    columns = f"{'plans':>6}{'registers':>10}{'warps/SM':>9}{'narrow':>7}{'by plan':>8}"
-    lines = [f"{'':8}{'regime':36}{columns}"]
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.arch, row.regime), []).append(row)
-    for (architecture, regime), group in groups.items():
-        narrow = sum(0 < row.narrowest_bytes < 16 for row in group)
-        by_plan = sum(row.planned_bytes < row.aligned_bytes for row in group)
-        lines.append(
-            f"{architecture:8}{regime:36}{len(group):6}{max(row.registers for row in group):10}"
-            f"{min(row.warps_per_sm for row in group):9}{narrow:7}{by_plan:8}"
-        )
-    lines += [
-        "",
-        f"NVRTC {nvrtc_version()}. registers: the most; warps/SM: the least; narrow: launches that",
-        "access some array as large as x by less than 16 bytes; by plan: those of packs that are",
-        "smaller than alignment allows, as registers want it.",
-    ]
-    return "\n".join(lines)
+def late_or_slow(row: Row, goals: bool) -> list[str]:
+    """Return what is held against a row if the goals are."""
+    return [*row.late(), *missed(row)] if goals else []
+
+
+def is_chosen(plan: Plan | Row, only: list[tuple[str, ...]]) -> bool:
+    """Whether a plan is one of those that are asked for; nothing asks for all."""
+    facts = (plan.operator, plan.direction, plan.dtype, plan.shape)
+    return not only or any(
+        all(wanted in ("", fact) for wanted, fact in zip(one, facts, strict=False)) for one in only
+    )
 
 
 def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> Iterator[str]:
@@ -103,6 +118,8 @@ def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> I
         chosen = _chosen(known, sample)
         for row in _measured([now[key] for key in chosen], jobs):
             same = {name: getattr(row, name) for name in _SAME}
+            if disassembler() is not None:
+                same["late_loads"] = row.late_loads
             yield from _unlike(table[row.key], same, {"registers": row.registers})
 
 
@@ -156,6 +173,21 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="write a CSV here as well")
     parser.add_argument(
         "--check", type=Path, help="compare plans, and a sample compiled, with such a CSV instead"
+    )
+    parser.add_argument(
+        "--read", type=Path, help="tell what such a CSV says instead, and compile nothing"
+    )
+    parser.add_argument(
+        "--only",
+        type=lambda text: [tuple(one.split(":")) for one in text.split(",")],
+        default=[],
+        help="plans to compile, each as OPERATOR:DIRECTION:DTYPE:SHAPE, any of which may be empty "
+        "or left out at the end; those are printed one by one",
+    )
+    parser.add_argument(
+        "--goals",
+        action="store_true",
+        help="hold late loads and goals that are missed against them",
     )
     parser.add_argument("--sample", type=int, default=_SAMPLE, help="lines that --check compiles")
     parser.add_argument("--jobs", type=int, default=2, help="processes that compile")

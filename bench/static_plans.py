@@ -9,29 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from bench.cases import OPERATORS, Operator
+from bench.model import ELEMENTS, GPUS
 from bench.static_occupancy import ARCHITECTURES
-from cunorm import _calls, _cuda, _planned_builds
+from bench.static_plan import ANY_SHAPE, PARAM_GRAD, THREE_LAUNCHES, Plan, regime
+from cunorm import _cuda, _planned_builds
 from cunorm._arrays import Device
-from cunorm._builds import Build
-from cunorm._dtypes import DTYPES, DType
+from cunorm._builds import Build, Launch
+from cunorm._dtypes import DTYPES
 from cunorm._features import LEAST_CAPABILITY, NONE, Features, features_of
 from cunorm._planned_builds import Layer
-from cunorm._teams import ACCESS_BYTES
-from cunorm.group_norm import _calls as _group_calls
 from cunorm.group_norm._planned_builds import GroupLayer
 from cunorm.row_norm._backward_plan import NEEDS
 from cunorm.row_norm._variant import Variant
 
-STREAMED, SEVERAL_ROWS, ONE_ROW = "streamed", "several rows a block", "one row a block"
-COPIED_AHEAD = " copied ahead"  # rows, to shared memory
-ONE_LAUNCH, THREE_LAUNCHES = "one launch", "three launches"
-PARAM_GRAD, ANY_SHAPE = "param_grad", "any"
-
 DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
+# Of GPUs for which there are goals: all widths that those name.
+GOAL_WIDTHS = tuple(sorted({*WIDTHS, 128, 512, 2048, 8192, 12288, 32768, 131072}))
 # Channels, height and width: of few positions a block has whole groups, of many it has not.
 SAMPLES = tuple((channels, size, size) for channels in (128, 320, 512) for size in (16, 128))
 GRID = (
@@ -39,109 +35,9 @@ GRID = (
     "group_norm+silu",
 )
 _DTYPES = ("float32", "bfloat16")
-_ROWS = 65536  # enough for every GPU to have several for each block
+_SAMPLES = 65536  # enough for every GPU to have several for each block
 _SHARED_MEMORY = 48 << 10  # of a block, static
-_TYPES = {dtype.cuda: dtype for dtype in DTYPES.values()}
 _PASSES = ("find", "combine", "write")
-
-
-class Rows(NamedTuple):
-    """The arguments of a kernel that are as large as x, and bytes from one to the next."""
-
-    names: tuple[str, ...]
-    step: int
-
-
-# In the order of `struct Arguments`: a pointer with the sizes and strides of its rows or lines.
-_ROW_OPERANDS = {
-    "row_norm_forward": Rows(_calls._FORWARD_ROWS, 6 * 8),
-    "row_norm_backward": Rows(_calls._BACKWARD_ROWS, 6 * 8),
-    "group_norm_forward": Rows(_group_calls._FORWARD_LINES, 3 * 8),
-    "group_norm_backward": Rows(_group_calls._BACKWARD_LINES, 3 * 8),
-    "param_grad": Rows((), 0),
-}
-_OTHER_POINTERS = {
-    "row_norm_forward": 5,
-    "row_norm_backward": 7,
-    "group_norm_forward": 5,
-    "group_norm_backward": 7,
-    "param_grad": 4,
-}
-
-
-class Plan(NamedTuple):
-    """A launch of a call on a GPU, of arrays that are aligned."""
-
-    architecture: str
-    features: str  # that it is planned with, joined by "+", where those are not the default ones
-    operator: str
-    memory: str
-    direction: str
-    dtype: str
-    shape: str  # a row's width, or a sample's channels, height and width
-    regime: str
-    step: str  # of three launches, which passes it makes
-    build: Build
-
-    @property
-    def threads(self) -> int:
-        """The threads of a block."""
-        if self.regime == PARAM_GRAD:
-            return self.number("COLUMN_THREADS") * self.number("PART_THREADS")
-        return self.number("THREADS")
-
-    def number(self, macro: str, otherwise: int = 1) -> int:
-        """Return a number of the build."""
-        return int(dict(self.build.macros).get(macro, otherwise))
-
-    def row_operands(self) -> dict[int, tuple[str, DType]]:
-        """Return the names and dtypes of arrays as large as x, by the places of their pointers."""
-        names, step = _ROW_OPERANDS[self.build.kernel]
-        macros = dict(self.build.macros)
-        types = {name: _TYPES.get(macros[f"{name.upper()}_T"]) for name in names}
-        return {
-            index * step: (name, dtype)
-            for index, (name, dtype) in enumerate(types.items())
-            if dtype is not None
-        }
-
-    def pointers(self) -> frozenset[int]:
-        """Return the places of all pointers among the arguments."""
-        names, step = _ROW_OPERANDS[self.build.kernel]
-        end = len(names) * step
-        others = range(end, end + 8 * _OTHER_POINTERS[self.build.kernel], 8)
-        return frozenset((*range(0, end, step or 1), *others))
-
-    def aligned_bytes(self, itemsize: int) -> int:
-        """Return the bytes of an access that the alignment of rows or lines allows."""
-        sizes = list(map(int, self.shape.split("x")))
-        line = sizes[0] if self.memory != "NCHW" else sizes[1] * sizes[2]
-        return min(ACCESS_BYTES, (line & -line) * itemsize)
-
-    def access_bytes(self, itemsize: int) -> int:
-        """Return the bytes of an access to an aligned array as large as x, by its itemsize."""
-        return min(ACCESS_BYTES, self.number("PACK") * itemsize)
-
-
-def regime(build: Build) -> str:
-    """Return how threads share rows or samples."""
-    macros = dict(build.macros)
-    if build.kernel == "param_grad":
-        return PARAM_GRAD
-    if build.kernel.startswith("group_norm"):
-        one = macros["FIND"] == macros["COMBINE"] == "true"
-        return ONE_LAUNCH if one else THREE_LAUNCHES
-    ahead = COPIED_AHEAD if macros.get("ASYNC_COPIES") == "true" else ""
-    return _sharing(macros) + ahead
-
-
-def _sharing(macros: dict[str, str]) -> str:
-    threads, of_row = int(macros["THREADS"]), int(macros["THREADS_PER_ROW"])
-    if macros["PACKS"] == "0":
-        return STREAMED
-    if of_row > threads:
-        return f"cluster of {of_row // threads}"
-    return SEVERAL_ROWS if of_row < threads else ONE_ROW
 
 
 def grid(architectures: tuple[str, ...]) -> list[Plan]:
@@ -163,7 +59,8 @@ def grid(architectures: tuple[str, ...]) -> list[Plan]:
 def _of_grid(architecture: str, features: Features) -> Iterator[Plan]:
     for operator in OPERATORS:
         if operator.name in GRID:
-            shapes = SAMPLES if operator.of_channels else [(width,) for width in WIDTHS]
+            widths = GOAL_WIDTHS if architecture in GPUS else WIDTHS
+            shapes = SAMPLES if operator.of_channels else [(width,) for width in widths]
             for direction in DIRECTIONS:
                 for dtype in _DTYPES:
                     for shape in shapes:
@@ -183,12 +80,18 @@ def plans(
     `shape` is a row's width alone, or a sample's channels, height and width.
     """
     layer = (_group_layer if operator.of_channels else _layer)(operator, dtype, *shape)
+    rows = 0 if operator.of_channels else max(1, ELEMENTS // shape[0])
+    name = f"{operator.base}_{direction}"
     with _pretended(architecture, features) as device:
-        builds = _planned_builds.builds(
-            f"{operator.base}_{direction}", layer, [_ROWS], shape[0], device
-        )
+        if isinstance(layer, GroupLayer):
+            builds = _planned_builds.builds(name, layer, [_SAMPLES], shape[0], device)
+            launches = [Launch(build, 0, 0) for build in builds]
+        else:
+            launches = _planned_builds.launches(name, layer, [rows], shape[0], device)
+    params = next((one for one in launches if rows and one.build.kernel == PARAM_GRAD), None)
     label = "+".join(n for n in LEAST_CAPABILITY if getattr(features, n)) or "none"
-    for build in builds:
+    for launch in launches:
+        build = launch.build
         found = regime(build)
         yield Plan(
             architecture,
@@ -197,9 +100,14 @@ def plans(
             operator.memory,
             direction,
             dtype,
-            ANY_SHAPE if found == PARAM_GRAD else "x".join(map(str, shape)),
+            ANY_SHAPE if found == PARAM_GRAD and not rows else "x".join(map(str, shape)),
             found,
             _step(build) if found == THREE_LAUNCHES else "",
+            rows,
+            launch.grid,
+            launch.parts,
+            launch.sums_pitch,
+            None if launch is params else params,
             build,
         )
 

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from bench.model import GPUS
 from bench.static_occupancy import ARCHITECTURES, occupancy
-from bench.static_plans import Plan
+from bench.static_plan import Plan
 from bench.static_ptx import WIDE, Access, accesses
+from bench.static_sass import disassemble, disassembler
+from bench.static_speed import speed
 from cunorm import _cuda
 from cunorm._builds import Build
 from tests.support.nvrtc import compile_build, resource_usage
@@ -33,6 +36,16 @@ class Row:
         too, which width and registers limit, and as it is. 0: the launch accesses none.
     narrowed
         Accesses to such arrays that are narrower than planned, as "operand:bytes".
+    late_loads, instructions, bytes_in_flight
+        Of row norms, what the SASS says (static_reads.py): loads behind the row's first store, warp
+        instructions times 32 for an element of x, bytes of reads in flight on a multiprocessor.
+    issue_share, latency_share, traffic_share, prediction
+        What share of copy speed those allow, by a model (model.py), and the least of them, 1 at
+        most: nothing that was measured. Empty where the model has no constants for the GPU.
+    overlap_share
+        Such a share too, if each block waits and computes in turn. The prediction leaves it out.
+    call_prediction
+        Of a backward, the same with param_grad counted in, for an x of 2**26 elements.
     """
 
     nvrtc: str
@@ -65,6 +78,15 @@ class Row:
     planned_bytes: int
     narrowest_bytes: int
     narrowed: str
+    late_loads: str
+    instructions: str
+    bytes_in_flight: str
+    issue_share: str
+    latency_share: str
+    traffic_share: str
+    overlap_share: str
+    prediction: str
+    call_prediction: str
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -84,10 +106,16 @@ class Row:
             found.append("a multiprocessor has not room for one block")
         return found
 
+    def late(self) -> list[str]:
+        """Return what is held against loads behind stores, in plans that keep rows."""
+        if self.packs == 0 or self.late_loads in ("", "0"):
+            return []
+        return [f"{self.late_loads} loads stand behind the row's first store"]
+
 
 def measured(plan: Plan) -> Row:
-    """Compile a plan and return its line."""
-    log, ptx = compiled(plan.build, plan.architecture)
+    """Compile a plan and return its line; what the SASS says is empty without a disassembler."""
+    log, ptx, sass = compiled(plan.build, plan.architecture)
     usage = resource_usage(log)
     counted = accesses(ptx, plan.pointers())
     threads = plan.threads
@@ -96,6 +124,7 @@ def measured(plan: Plan) -> Row:
     widths = _widths(plan, counted)
     return Row(
         **planned(plan),
+        **speed(plan, blocks, sass, _sass_of),
         nvrtc=nvrtc_version(),
         registers=usage.registers,
         spill_stores=usage.spill_stores,
@@ -158,11 +187,17 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
     )
 
 
-@lru_cache(maxsize=4096)
-def compiled(build: Build, architecture: str) -> tuple[str, str]:
-    """Compile a build as the launcher does; return ptxas's log and the PTX."""
+@lru_cache(maxsize=256)
+def compiled(build: Build, architecture: str) -> tuple[str, str, str]:
+    """Compile a build as the launcher does; return ptxas's log, the PTX and the SASS, if known."""
     found = compile_build(build, architecture)
-    return found.log, found.ptx
+    wanted = ("row_norm", *(("param_grad",) if architecture in GPUS else ()))
+    reads_sass = build.kernel.startswith(wanted) and disassembler() is not None
+    return found.log, found.ptx, disassemble(found.cubin) if reads_sass else ""
+
+
+def _sass_of(build: Build, architecture: str) -> str:
+    return compiled(build, architecture)[2]
 
 
 def nvrtc_version() -> str:

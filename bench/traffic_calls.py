@@ -20,15 +20,8 @@ from bench.cases import (
     host_operands,
     training_forward,
 )
-from bench.static_plans import (
-    COPIED_AHEAD,
-    PARAM_GRAD,
-    STREAMED,
-    THREE_LAUNCHES,
-    feature_sets,
-    plans,
-    regime,
-)
+from bench.static_plan import COPIED_AHEAD, PARAM_GRAD, STREAMED, THREE_LAUNCHES, regime
+from bench.static_plans import feature_sets, plans
 from cunorm import NormForward, reference
 from cunorm._features import LEAST_CAPABILITY, Features
 from tests import softgpu

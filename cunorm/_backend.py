@@ -12,7 +12,7 @@ from cunorm import _again, _cpu, _cuda, _cuda_calls, _fallback, _plan, _scratch
 from cunorm._again import Ran
 from cunorm._arguments import Kernels, Pointers
 from cunorm._arrays import Device, contiguous_form
-from cunorm._builds import Build, Launch
+from cunorm._builds import Launch
 from cunorm._calls import (
     BACKWARD_ARRAYS,
     BACKWARD_SIZE,
@@ -43,12 +43,12 @@ def run_forward(call: Forward) -> Ran | None:
     return None
 
 
-def forward_builds(form: ForwardForm, device: Device) -> list[Build]:
-    """Return what `run_forward` needs for a form of call whose arrays are aligned."""
+def forward_launches(form: ForwardForm, device: Device) -> list[Launch]:
+    """Return what `run_forward` starts for a form of call whose arrays are aligned."""
     walk = form.where.walk
     if device.kind == "cuda":
-        return [_cuda_forward(form, _plan.common_access(walk.width, []), device).build]
-    return [_forward_on_cpu(form)[0].build]
+        return [_cuda_forward(form, _plan.common_access(walk.width, []), device)]
+    return [_forward_on_cpu(form)[0]]
 
 
 def run_backward(call: Backward) -> Ran | None:
@@ -65,8 +65,8 @@ def run_backward(call: Backward) -> Ran | None:
     return None
 
 
-def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
-    """Return what `run_backward` needs for a form of call whose arrays are aligned."""
+def backward_launches(form: BackwardForm, device: Device) -> list[Launch]:
+    """Return what `run_backward` starts for a form of call whose arrays are aligned."""
     walk = form.where.walk
     width = walk.width * walk.groups
     if device.kind == "cuda":
@@ -77,7 +77,7 @@ def backward_builds(form: BackwardForm, device: Device) -> list[Build]:
         params = _plan.cpu_param_grad(form.param_types, width)
     if form.types.dweight or form.types.dbias:
         launches.append(params)
-    return [launch.build for launch in launches]
+    return launches
 
 
 def _cuda_forward(form: ForwardForm, access: int, device: Device) -> Launch:

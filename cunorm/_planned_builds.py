@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cunorm import _backend
 from cunorm._arrays import Device, Form, contiguous_form
-from cunorm._builds import Build
+from cunorm._builds import Build, Launch
 from cunorm._calls import BackwardForm, ForwardForm
 from cunorm._dtypes import DType
 from cunorm._plan import CPU_SHARED_PARTS, CPU_SHARED_ROWS
@@ -48,9 +48,16 @@ def builds(
     if isinstance(layer, GroupLayer):
         of_groups = _of_groups.backward_builds if is_backward else _of_groups.forward_builds
         return of_groups(layer, rows, width, device)
-    planned = _backward_builds if is_backward else _forward_builds
+    return [launch.build for launch in launches(name, layer, rows, width, device)]
+
+
+def launches(
+    name: str, layer: Layer, rows: list[int] | None, width: int, device: Device
+) -> list[Launch]:
+    """Return what a row norm starts, of the builds that `builds` returns."""
+    planned = _backward_launches if name.endswith("_backward") else _forward_launches
     shapes = [(count, width) for count in rows or _rows(layer.variant.groups)]
-    return [build for shape in shapes for build in planned(layer, shape, device)]
+    return [launch for shape in shapes for launch in planned(layer, shape, device)]
 
 
 def _rows(groups: int) -> list[int]:
@@ -65,15 +72,15 @@ def _rows(groups: int) -> list[int]:
     return sorted({max(1, rows) for rows in most})
 
 
-def _forward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:
-    """Return what the forward needs for an x of (rows, width)."""
-    return _backend.forward_builds(_forward_form(layer, shape, device), device)
+def _forward_launches(layer: Layer, shape: tuple[int, int], device: Device) -> list[Launch]:
+    """Return what the forward starts for an x of (rows, width)."""
+    return _backend.forward_launches(_forward_form(layer, shape, device), device)
 
 
-def _backward_builds(layer: Layer, shape: tuple[int, int], device: Device) -> list[Build]:
-    """Return what the backward needs, given what the forward returns and a dy like its y."""
+def _backward_launches(layer: Layer, shape: tuple[int, int], device: Device) -> list[Launch]:
+    """Return what the backward starts, given what the forward returns and a dy like its y."""
     form = _backward_form(layer, _forward_form(layer, shape, device), device)
-    return [] if form is None else _backend.backward_builds(form, device)
+    return [] if form is None else _backend.backward_launches(form, device)
 
 
 def _forward_form(layer: Layer, shape: tuple[int, int], device: Device) -> ForwardForm:

@@ -12,15 +12,15 @@ import pytest
 from bench import traffic
 from bench.cases import OPERATORS
 from bench.records import read_csv
-from bench.static_plans import (
+from bench.static_plan import (
     COPIED_AHEAD,
-    DIRECTIONS,
     ONE_LAUNCH,
     ONE_ROW,
     SEVERAL_ROWS,
     STREAMED,
     THREE_LAUNCHES,
 )
+from bench.static_plans import DIRECTIONS
 from bench.traffic import Row, counted, main
 from bench.traffic_calls import Call, calls
 from tests.emulation.machine import needs_softgpu

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.static_plans import ONE_ROW, Plan, grid
+from bench.static_plan import ONE_ROW, Plan
+from bench.static_plans import grid
 from bench.static_ptx import Access, accesses
 from cunorm._builds import Build
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Which of a kernel's arguments the address of an access in its SASS is computed from.
+
+The places of pointers among the arguments, in bytes, are followed through registers, along every
+way that the kernel may take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bench.static_sass import Block, Instruction
+
+# Where the arguments begin in constant bank 0.
+_ARGUMENTS = {"75": 0x160, "80": 0x160, "86": 0x160, "89": 0x160, "90": 0x210}
+_ARGUMENTS_LATER = 0x380
+
+_REGISTER = re.compile(r"\b(?P<kind>U?R)(?P<number>\d+)\b")
+_CONSTANT = re.compile(r"c\[0x0\]\[(?P<place>0x[0-9a-f]+)\]")
+_ADDRESS = re.compile(r"(?<!desc)\[(?P<inside>[^\]]*R\d[^\]]*)\]")
+_DESCRIPTOR = re.compile(r"desc\[[^\]]*\]")
+_PREDICATE = re.compile(r"^!?U?P(?:T|\d)$")
+_NO_RESULT = ("ST", "BRA", "BAR", "EXIT", "CALL", "RET", "RED", "LDGSTS", "BSSY", "BSYNC")
+LOADS, STORES = ("LDG", "LD"), ("STG", "ST")
+# What addresses are computed by; the rest computes values.
+_ADDRESSES = ("IMAD", "IADD", "LEA", "MOV", "R2UR", "SEL", "VIADD", "LDC")
+
+Reached = dict[str, frozenset[int]]
+
+
+def registers(text: str) -> list[str]:
+    """Return the registers that a text names."""
+    return [found[0] for found in _REGISTER.finditer(text)]
+
+
+def results(instruction: Instruction) -> list[str]:
+    """Return the registers that an instruction writes."""
+    if instruction.name.startswith(_NO_RESULT) or "SETP" in instruction.name:
+        return []
+    arguments = instruction.arguments
+    first = next((a for a in arguments if not _PREDICATE.match(a)), "")
+    found = _REGISTER.fullmatch(first)
+    if found is None:
+        return []
+    count = _result_registers(instruction)
+    starts = [int(found["number"])]
+    if instruction.bytes == 32 and (other := _REGISTER.fullmatch(arguments[1])):
+        starts.append(int(other["number"]))
+    return [f"{found['kind']}{start + i}" for start in starts for i in range(count)]
+
+
+def _result_registers(instruction: Instruction) -> int:
+    if instruction.bytes >= 8:
+        return min(4, instruction.bytes // 4)
+    doubles = ("DADD", "DMUL", "DFMA", "F2F.F64", "I2F.F64")
+    return 2 if ".WIDE" in instruction.code or instruction.code.startswith(doubles) else 1
+
+
+def pointers_of(
+    code: list[Block], architecture: str, pointers: frozenset[int]
+) -> dict[Instruction, frozenset[int]]:
+    """Return of every access to global memory the pointers that its address is computed from."""
+    base = _ARGUMENTS.get(architecture, _ARGUMENTS_LATER)
+    entries: list[Reached | None] = [{}] + [None] * (len(code) - 1)
+    left, found = [0], {}
+    while left:
+        number = left.pop()
+        reached = dict(entries[number] or {})
+        for instruction in code[number].instructions:
+            if instruction.name in (*LOADS, *STORES, "LDGSTS"):
+                found[instruction] = frozenset().union(*_address(instruction, reached))
+            _step(instruction, reached, base, pointers)
+        for other in _followers(code, number):
+            merged = _merged(entries[other], reached)
+            if merged != entries[other]:
+                entries[other] = merged
+                left.append(other)
+    return found
+
+
+def _followers(code: list[Block], number: int) -> list[int]:
+    """Return where a block goes on; nowhere behind a call, whose results are numbers.
+
+    A slow path is called beside a fast one, which has the same pointers in its registers.
+    """
+    block = code[number]
+    if not any(one.is_call for one in block.instructions):
+        return block.next
+    others = {n for i, other in enumerate(code) if i != number for n in other.next}
+    return [n for n in block.next if n not in others]
+
+
+def _address(instruction: Instruction, reached: Reached) -> Iterator[frozenset[int]]:
+    text = _DESCRIPTOR.sub("", instruction.operands)
+    inside = [match["inside"] for match in _ADDRESS.finditer(text)]
+    for register in registers(inside[-1] if inside else ""):
+        yield reached.get(register, frozenset())
+
+
+def _step(instruction: Instruction, reached: Reached, base: int, pointers: frozenset[int]) -> None:
+    written = results(instruction)
+    if not written:
+        return
+    places: frozenset[int] = frozenset()
+    constants = [int(c["place"], 16) - base for c in _CONSTANT.finditer(instruction.operands)]
+    if instruction.name.removeprefix("U").startswith(_ADDRESSES):
+        given = instruction.operands.partition(",")[2]
+        known = (reached.get(register, frozenset()) for register in registers(given))
+        places = frozenset().union(*known, (place for place in constants if place in pointers))
+    wide_constant = instruction.name in ("LDC", "ULDC", "LDCU") and constants
+    for index, register in enumerate(written):
+        now = places
+        if wide_constant:
+            now = frozenset({constants[0] + 4 * index} & pointers)
+        if instruction.predicate:
+            now |= reached.get(register, frozenset())
+        reached[register] = now
+
+
+def _merged(old: Reached | None, new: Reached) -> Reached:
+    if old is None:
+        return new
+    return {name: old.get(name, frozenset()) | new.get(name, frozenset()) for name in {*old, *new}}

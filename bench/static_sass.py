@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""The SASS of a kernel: NVIDIA's disassembler, and its text as basic blocks of instructions."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+MISSING = (
+    "nvdisasm was not found: pip install nvidia-cuda-nvdisasm, "
+    "or have CUDA's on PATH or in CUDA_HOME/bin"
+)
+
+_LABEL = re.compile(r"^(?P<name>[.$\w]+):\s*$")
+_LINE = re.compile(
+    r"^\s*/\*[0-9a-f]+\*/\s+(?:(?P<predicate>@!?U?P\w+)\s+)?(?P<code>[A-Z][\w.]*)(?P<operands>[^;]*);"
+)
+_TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
+_SIZE = re.compile(r"\.(?P<bits>U8|S8|U16|S16|64|128|256)(?=\.|$)")
+_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
+
+
+@cache
+def disassembler() -> Path | None:
+    """Find nvdisasm: on PATH, in CUDA_HOME, in NVIDIA's wheels, in Triton's."""
+    if found := shutil.which("nvdisasm"):
+        return Path(found)
+    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders = [home / "bin" for home in homes]
+    for package, pattern in (("nvidia", "*/bin"), ("triton", "backends/nvidia/bin")):
+        spec = find_spec(package)
+        for place in spec.submodule_search_locations or () if spec else ():
+            folders += sorted(Path(place).glob(pattern))
+    candidates = (folder / name for folder in folders for name in ("nvdisasm", "nvdisasm.exe"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def disassemble(cubin: bytes) -> str:
+    """Return the text of a cubin's kernels; RuntimeError where there is no disassembler."""
+    tool = disassembler()
+    if tool is None:
+        raise RuntimeError(MISSING)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(cubin + b"\0")  # CuPy takes the last byte, a zero, for the end of a text
+        run = subprocess.run([tool, "-c", "-ndf", file], capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(f"{tool.name} failed: {run.stderr.strip()}")
+    return run.stdout
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction:
+    """One instruction as it is written."""
+
+    predicate: str
+    code: str
+    operands: str
+
+    @property
+    def name(self) -> str:
+        """The code without what qualifies it."""
+        return self.code.partition(".")[0]
+
+    @property
+    def bytes(self) -> int:
+        """What an access moves for a thread."""
+        found = _SIZE.search(self.code)
+        return _BYTES[found["bits"]] if found else 4
+
+    @property
+    def arguments(self) -> list[str]:
+        """The operands one by one."""
+        return [text.strip() for text in self.operands.split(",")]
+
+    @property
+    def target(self) -> str:
+        """The label in the same function that it branches to, if it may; a CALL may be a branch."""
+        found = _TARGET.search(self.operands)
+        if found is None or self.name not in ("BRA", "BRX", "JMP", "JMX", "CALL"):
+            return ""
+        return found["label"] if found["label"].startswith(".") else ""
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it calls another function, which is some slow path."""
+        return self.name == "CALL" and not self.target
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is a branch or an exit that every thread takes."""
+        if self.predicate not in ("", "@PT", "@!UPT"):
+            return False
+        if self.name in ("EXIT", "RET"):
+            return True
+        branches = self.code in ("BRA", "JMP", "BRA.U", "CALL.REL.NOINC") and bool(self.target)
+        return branches and len(self.arguments) == 1
+
+
+@dataclass(eq=False)
+class Block:
+    """Instructions that are executed one after another, and where they go on, by number."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    next: list[int] = field(default_factory=list)
+
+    @property
+    def is_end(self) -> bool:
+        """Whether a warp may end here."""
+        return not self.next or self.instructions[-1].name in ("EXIT", "RET")
+
+
+def blocks(text: str) -> list[Block]:
+    """Return the blocks of the kernel in a text, its first function; 0 is where it starts.
+
+    What it calls (slow paths of divisions and roots) stands behind it and is left out.
+    """
+    found, labels = [Block()], {}
+    for item in _items(text):
+        if isinstance(item, str):
+            if found[-1].instructions:
+                found.append(Block())
+            labels[item] = len(found) - 1
+            continue
+        found[-1].instructions.append(item)
+        if item.target or item.name in ("EXIT", "RET"):
+            found.append(Block())
+    if not found[-1].instructions:
+        found.append(Block())  # a label behind the last instruction
+    for number, block in enumerate(found[:-1]):
+        last = block.instructions[-1] if block.instructions else None
+        if last is not None and last.target in labels:
+            block.next.append(labels[last.target])
+        if last is None or not last.is_certain:
+            block.next.append(number + 1)
+    return found
+
+
+def _items(text: str) -> Iterator[str | Instruction]:
+    """Yield the labels and instructions of the first function."""
+    begun = False
+    for line in text.splitlines():
+        if found := _LINE.match(line):
+            begun = True
+            yield Instruction(found["predicate"] or "", found["code"], found["operands"].strip())
+        elif (found := _LABEL.match(line)) and begun:
+            if found["name"].startswith("$"):
+                return
+            yield found["name"]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT
+"""What the SASS of a plan says of its speed, as columns of the static table.
+
+`instructions` counts a warp's instructions for one row, times 32 over the elements of the row that
+the warp takes; so it is a thread's instructions for each element. Of blocks that walk several rows,
+what is executed once is spread over them; a forward's block takes one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.model import GPUS, Gpu, ParamGrad, call_prediction, overlap_share, shares
+from bench.static_occupancy import ARCHITECTURES
+from bench.static_plan import STREAMED, Plan
+from bench.static_reads import Found, Operands, loads_at_once, read
+from cunorm._builds import Build, Launch
+
+COLUMNS = (
+    *("late_loads", "instructions", "bytes_in_flight", "issue_share", "latency_share"),
+    *("traffic_share", "overlap_share", "prediction", "call_prediction"),
+)
+_PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # types and where the sums of param_grad are
+
+Sass = Callable[[Build, str], str]
+
+
+def speed(plan: Plan, blocks_per_sm: int, sass: str, sass_of: Sass) -> dict[str, str]:
+    """Return the columns; empty ones where nothing is known.
+
+    Parameters
+    ----------
+    plan
+        A launch.
+    blocks_per_sm
+        That a multiprocessor has room for.
+    sass
+        Its disassembly; empty without a disassembler.
+    sass_of
+        Returns that of another build, param_grad's, on the same architecture.
+    """
+    columns = dict.fromkeys(COLUMNS, "")
+    if not sass or not plan.of_rows or not blocks_per_sm:
+        return columns
+    share = _width(plan) / plan.number("THREADS_PER_ROW")
+    rows = {place: dtype.itemsize for place, (_, dtype) in plan.row_operands().items()}
+    others = plan.pointers() - plan.parameters() - set(rows)
+    found = read(sass, plan.architecture, Operands(rows, plan.parameters(), others, share))
+    if found.instructions == 0 or (found.loaded == 0 and plan.stages == 0):
+        raise ValueError(f"no loads of a row were found in the SASS of {plan}")
+    passes = max(1.0, plan.rows / plan.rows_at_once)
+    instructions = (found.instructions + found.instructions_once / passes) / share
+    in_flight = _bytes_in_flight(plan, found, share, blocks_per_sm)
+    columns |= {
+        "late_loads": str(found.late_loads),
+        "instructions": f"{instructions:.1f}",
+        "bytes_in_flight": f"{in_flight:.0f}",
+    }
+    return columns | _predicted(plan, found, instructions, in_flight, blocks_per_sm, sass_of)
+
+
+def _predicted(
+    plan: Plan,
+    found: Found,
+    instructions: float,
+    in_flight: float,
+    blocks_per_sm: int,
+    sass_of: Sass,
+) -> dict[str, str]:
+    gpu = GPUS.get(plan.architecture)
+    if gpu is None:
+        return {}
+    traffic = plan.traffic()
+    resident = plan.threads * _resident(plan, blocks_per_sm) * gpu.sm_count
+    resident *= _width(plan) / plan.number("THREADS_PER_ROW") * traffic.reads
+    reads = float(traffic.reads)
+    if plan.regime == STREAMED and resident > gpu.l2:
+        reads = max(reads, found.loaded / (_width(plan) / plan.number("THREADS_PER_ROW")))
+    ceilings = shares(gpu, traffic, instructions, in_flight, reads)
+    columns = {
+        "issue_share": f"{ceilings.issue:.2f}",
+        "latency_share": f"{ceilings.latency:.2f}",
+        "traffic_share": f"{ceilings.traffic:.2f}",
+        "overlap_share": f"{_overlap(plan, gpu, found, blocks_per_sm):.2f}",
+        "prediction": f"{ceilings.prediction:.3f}",
+    }
+    if plan.direction == "backward":
+        params = plan.param_grad and _param_grad(plan, plan.param_grad, sass_of)
+        whole = call_prediction(gpu, traffic, ceilings.prediction, params)
+        columns["call_prediction"] = f"{whole:.3f}"
+    return columns
+
+
+def _bytes_in_flight(plan: Plan, found: Found, share: float, blocks_per_sm: int) -> float:
+    """Return the bytes of reads in flight on a multiprocessor.
+
+    A row's reads take as many latencies as they are waited for. Of staged rows, what is copied
+    takes one of them, shared by the rows that are on their way together.
+    """
+    threads = plan.threads * _resident(plan, blocks_per_sm)
+    if plan.stages == 0:
+        return threads * found.loaded / max(1.0, found.waits)
+    loaded = share * plan.traffic().reads
+    return threads * loaded / max((1 + found.waits) / plan.stages, found.waits)
+
+
+def _overlap(plan: Plan, gpu: Gpu, found: Found, blocks_per_sm: int) -> float:
+    """Return the share of copy speed if a block waits, then computes, and overlaps with others."""
+    passes = max(1.0, plan.rows / plan.rows_at_once)
+    warps = plan.threads / 32
+    issued = (found.instructions + found.instructions_once / passes) * max(1.0, warps / 4)
+    own = max(1.0, found.waits) * gpu.latency + issued / gpu.clock
+    read = _width(plan) / plan.number("THREADS_PER_ROW") * plan.traffic().reads
+    if plan.stages:
+        own = found.waits * gpu.latency + issued / gpu.clock
+        own = max((gpu.latency + own) / plan.stages, own)
+    of_sm = plan.threads * _resident(plan, blocks_per_sm)
+    return overlap_share(gpu, plan.traffic(), of_sm * read, own)
+
+
+def _resident(plan: Plan, blocks_per_sm: int) -> float:
+    """Return the blocks of a multiprocessor: as many as there is room for, if there are so many."""
+    return min(blocks_per_sm, plan.grid / ARCHITECTURES[plan.architecture].sm_count)
+
+
+def _param_grad(plan: Plan, launch: Launch, sass_of: Sass) -> ParamGrad:
+    """Return what param_grad does after a backward."""
+    macros = dict(launch.build.macros)
+    sums = [place for name, place in _PARTIAL_SUMS if macros[name] != "absent"]
+    pointers = frozenset(range(0, 32, 8))
+    sass = sass_of(launch.build, plan.architecture)
+    of_thread = plan.parts / int(macros["PART_THREADS"])
+    at_once = [max(1.0, loads_at_once(sass, plan.architecture, place, pointers)) for place in sums]
+    serial = sum(max(1.0, of_thread / count) for count in at_once)
+    itemsize = 8 if macros["COMPUTE_T"] == "fp64" else 4
+    return ParamGrad(len(sums) * plan.parts * plan.sums_pitch * itemsize, serial)
+
+
+def _width(plan: Plan) -> int:
+    return int(plan.shape)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""What the static table says, for a reader: by regime, plan by plan, and beside the goals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+from bench.model import GPUS
+from bench.static_plan import PARAM_GRAD
+from bench.static_rows import Row
+
+KINDS = ("plain", "residual", "gated")
+_SHARES = ("issue", "latency", "traffic")
+
+
+class Goal(NamedTuple):
+    """A share of copy speed that is wanted of default plans, where the model knows the GPU."""
+
+    direction: str
+    least: int  # width
+    most: int
+    wanted: float
+    architectures: tuple[str, ...]
+
+    def of(self, row: Row) -> bool:
+        """Whether it is for a row."""
+        return (
+            row.arch.removeprefix("sm_") in self.architectures
+            and row.direction == self.direction
+            and row.kernel.startswith("row_norm")
+            and not row.features
+            and self.least <= int(row.shape) <= self.most
+            and bool(row.prediction)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.least}-{self.most} >= {self.wanted}"
+
+
+_ALL, _CLUSTERS = tuple(GPUS), ("90", "100")
+GOALS = (
+    Goal("forward", 64, 512, 0.85, _ALL),
+    Goal("forward", 1024, 16384, 0.92, _ALL),
+    Goal("forward", 32768, 262144, 0.88, _CLUSTERS),
+    Goal("backward", 256, 8192, 0.85, _ALL),
+    Goal("backward", 12288, 262144, 0.75, _ALL),
+)
+
+
+def share(row: Row) -> float:
+    """Return the prediction of the row's call: of a backward, with param_grad counted in."""
+    return float(row.call_prediction or row.prediction)
+
+
+def missed(row: Row) -> list[str]:
+    """Return the goals that a row misses."""
+    return [
+        f"{share(row):.3f} of copy speed is predicted, the goal is {goal.wanted}"
+        for goal in GOALS
+        if goal.of(row) and share(row) < goal.wanted
+    ]
+
+
+def limit(row: Row) -> str:
+    """Name what bounds a prediction."""
+    name = min(_SHARES, key=lambda name: float(getattr(row, f"{name}_share")))
+    if float(row.prediction) == 1.0:
+        name = "copy"
+    if row.call_prediction and float(row.call_prediction) < 0.95 * float(row.prediction):
+        return PARAM_GRAD if name == "copy" else f"{name} and {PARAM_GRAD}"
+    return name
+
+
+def goals_table(rows: list[Row]) -> str:
+    """Return, for each goal, architecture and kind of norm, how many plans meet it, and the worst.
+
+    They are plans by default, of float32 and bfloat16.
+    """
+    head = f"{'predictions by a model, not measured':50}{'meet it':>10}{'late loads':>12}"
+    return "\n".join([f"{head}  the worst: prediction, plan, limit", *_goal_lines(rows)])
+
+
+def _goal_lines(rows: list[Row]) -> Iterator[str]:
+    for architecture, goal, kind in product(GPUS, GOALS, KINDS):
+        found = [
+            row
+            for row in rows
+            if row.arch == f"sm_{architecture}" and goal.of(row) and kind_of(row) == kind
+        ]
+        if found:
+            met = sum(share(row) >= goal.wanted for row in found)
+            late = sum(bool(row.late()) for row in found)
+            worst = min(found, key=share)
+            yield (
+                f"{f'sm_{architecture}':8}{goal!s:32}{kind:10}{met:6}/{len(found):<3}"
+                f"{late:8}/{len(found):<3}  {share(worst):.3f} {worst.operator} {worst.dtype} "
+                f"{worst.shape}, {worst.regime}: {limit(worst)}"
+            )
+
+
+def kind_of(row: Row) -> str:
+    """Return which of KINDS a row norm is."""
+    if row.operator.startswith("add_"):
+        return "residual"
+    return "gated" if row.operator.endswith("_gate") else "plain"
+
+
+def listed(rows: list[Row]) -> str:
+    """Return a line for every row."""
+    lines = [
+        f"{'':58}{'regime':32}{'regs':>5}{'blocks':>7}{'late':>5}{'instr':>7}{'in flight':>10}"
+        f"{'issue':>7}{'latency':>8}{'overlap':>8}{'prediction':>11}{'call':>7}"
+    ]
+    lines += [
+        f"{' '.join(filter(None, row.key[:-2])):58}{row.regime:32}{row.registers:5}"
+        f"{row.blocks_per_sm:7}{row.late_loads:>5}{row.instructions:>7}{row.bytes_in_flight:>10}"
+        f"{row.issue_share:>7}{row.latency_share:>8}{row.overlap_share:>8}{row.prediction:>11}"
+        f"{row.call_prediction:>7}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def summary(rows: list[Row]) -> str:
+    """Return the most registers, and the least occupancy, by architecture and regime."""
+    columns = f"{'plans':>6}{'registers':>10}{'warps/SM':>9}{'narrow':>7}{'by plan':>8}"
+    lines = [f"{'':8}{'regime':36}{columns}"]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.arch, row.regime), []).append(row)
+    for (architecture, regime), group in groups.items():
+        narrow = sum(0 < row.narrowest_bytes < 16 for row in group)
+        by_plan = sum(row.planned_bytes < row.aligned_bytes for row in group)
+        lines.append(
+            f"{architecture:8}{regime:36}{len(group):6}{max(row.registers for row in group):10}"
+            f"{min(row.warps_per_sm for row in group):9}{narrow:7}{by_plan:8}"
+        )
+    lines += [
+        "",
+        f"NVRTC {rows[0].nvrtc}. registers: the most; warps/SM: the least; narrow: launches that",
+        "access some array as large as x by less than 16 bytes; by plan: those of packs that are",
+        "smaller than alignment allows, as registers want it.",
+    ]
+    return "\n".join(lines)
