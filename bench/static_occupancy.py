@@ -16,26 +16,27 @@ class Architecture(NamedTuple):
 
     From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; how
     registers and shared memory are allocated, here and in `occupancy`, from cuda_occupancy.h of
-    CUDA 13.0.
+    CUDA 13.0; the second cache as PyTorch prints it.
     """
 
     warps: int
     blocks: int
     shared: int  # bytes
     sm_count: int
+    l2: int  # bytes of the GPU's second cache
     shared_unit: int = 128  # in which a block's shared memory is allocated
     reserved: int = 1 << 10  # of each block's shared memory, by the driver
 
 
 # By compute capability: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
 ARCHITECTURES = {
-    "75": Architecture(32, 16, 64 << 10, sm_count=40, shared_unit=256, reserved=0),
-    "80": Architecture(64, 32, 164 << 10, sm_count=108),
-    "86": Architecture(48, 16, 100 << 10, sm_count=82),
-    "89": Architecture(48, 24, 100 << 10, sm_count=128),
-    "90": Architecture(64, 32, 228 << 10, sm_count=132),
-    "100": Architecture(64, 32, 228 << 10, sm_count=148),
-    "120": Architecture(48, 24, 100 << 10, sm_count=170),
+    "75": Architecture(32, 16, 64 << 10, sm_count=40, l2=4 << 20, shared_unit=256, reserved=0),
+    "80": Architecture(64, 32, 164 << 10, sm_count=108, l2=40 << 20),
+    "86": Architecture(48, 16, 100 << 10, sm_count=82, l2=6 << 20),
+    "89": Architecture(48, 24, 100 << 10, sm_count=128, l2=72 << 20),
+    "90": Architecture(64, 32, 228 << 10, sm_count=132, l2=60 << 20),
+    "100": Architecture(64, 32, 228 << 10, sm_count=148, l2=126 << 20),
+    "120": Architecture(48, 24, 100 << 10, sm_count=170, l2=96 << 20),
 }
 
 
@@ -51,7 +52,7 @@ def occupancy(architecture: Architecture, threads: int, registers: int, shared: 
     registers
         Registers of a thread.
     shared
-        Bytes of static shared memory of a block.
+        Bytes of shared memory of a block.
     """
     warps = -(-threads // _WARP)
     of_warp = _up(registers * _WARP, _REGISTER_UNIT)

@@ -38,8 +38,8 @@ _ROW_OPERANDS = {
 _WRITTEN = ("y", "new_residual", "dx", "dresidual", "dgate")
 _PARAMETERS = 2  # weight and bias, the first of the other pointers
 _OTHER_POINTERS = {
-    "row_norm_forward": 5,
-    "row_norm_backward": 7,
+    "row_norm_forward": 4,
+    "row_norm_backward": 6,
     "group_norm_forward": 5,
     "group_norm_backward": 7,
     "param_grad": 4,
@@ -60,6 +60,7 @@ class Plan(NamedTuple):
     step: str  # of three launches, which passes it makes
     rows: int  # of x; of a group norm and of what is below, 0
     grid: int
+    shared: int  # bytes of a block's shared memory, beside what its kernel declares
     parts: int  # rows of partial sums that a backward writes for each parameter
     sums_pitch: int  # elements from one to the next
     param_grad: Launch | None  # that adds them up
@@ -149,7 +150,7 @@ def staged_rows(macros: dict[str, str]) -> int:
 
 def _sharing(macros: dict[str, str]) -> str:
     threads, of_row = int(macros["THREADS"]), int(macros["THREADS_PER_ROW"])
-    if macros["PACKS"] == "0":
+    if int(macros["WIDTH"]) > of_row * int(macros["PACK"]) * int(macros["PACKS"]):
         return STREAMED
     if of_row > threads:
         return f"cluster of {of_row // threads}"

@@ -36,7 +36,6 @@ GRID = (
 )
 _DTYPES = ("float32", "bfloat16")
 _SAMPLES = 65536  # enough for every GPU to have several for each block
-_SHARED_MEMORY = 48 << 10  # of a block, static
 _PASSES = ("find", "combine", "write")
 
 
@@ -105,6 +104,7 @@ def plans(
             _step(build) if found == THREE_LAUNCHES else "",
             rows,
             launch.grid,
+            launch.shared,
             launch.parts,
             launch.sums_pitch,
             None if launch is params else params,
@@ -171,7 +171,9 @@ def _pretended(architecture: str, features: Features) -> Iterator[Device]:
         sm_count=limits.sm_count,
         compute_capability=architecture,
         max_threads_per_sm=32 * limits.warps,
-        shared_memory_per_block=_SHARED_MEMORY,
+        shared_memory_per_block_optin=limits.shared - limits.reserved,
+        shared_memory_per_sm=limits.shared,
+        l2_bytes=limits.l2,
         features=features,
     )
     asked = _cuda.device_limits, _cuda.fits_cluster

@@ -16,7 +16,7 @@ WIDE = 16  # bytes, or more, of a wide access
 _INSTRUCTION = re.compile(
     r"^\s*(?:@!?%\w+\s+)?(?P<code>[a-z][\w.:]*)\s+(?P<operands>.+);", re.MULTILINE
 )
-_ACCESS = re.compile(r"^(?P<kind>ld|st)\.(?!param|shared|local|const)")
+_ACCESS = re.compile(r"^(?P<kind>ld|st)\.(?!param|shared|local|const|async)")
 _COPY = re.compile(r"^cp\.async\.c[ag]\.shared")
 _SIZE = re.compile(r"(?:\.v(?P<items>\d))?\.[a-z]+(?P<bits>\d+)$")
 _ADDRESS = re.compile(r"\[(?P<base>[%\w$]+)(?:\+(?P<plus>-?\d+))?\]")

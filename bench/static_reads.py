@@ -70,9 +70,11 @@ def read(text: str, architecture: str, operands: Operands) -> Found:
     """Count what stands in a kernel's disassembly."""
     code = blocks(text)
     every = operands.parameters | operands.others | set(operands.rows)
+    found = pointers_of(code, architecture, every)
+    are_staged = any(one.name == "LDGSTS" for one in found)
     reached = {
-        one: _operand(places, operands)
-        for one, places in pointers_of(code, architecture, every).items()
+        one: _operand(places, operands, prefers_rows=not are_staged or one.name not in LOADS)
+        for one, places in found.items()
     }
     rows = {one for one, place in reached.items() if place in operands.rows}
     wanted = rows | {one for one, place in reached.items() if place in operands.parameters}
@@ -92,9 +94,14 @@ def read(text: str, architecture: str, operands: Operands) -> Found:
     )
 
 
-def _operand(places: frozenset[int], operands: Operands) -> int | None:
-    """Return the pointer that an access is by; of several, that of a row operand."""
-    return min(places, key=lambda place: (place not in operands.rows, place), default=None)
+def _operand(places: frozenset[int], operands: Operands, prefers_rows: bool) -> int | None:
+    """Return the pointer that an access is by; of several, that of a row operand.
+
+    Or that of another, for a plain load where rows are staged: those are of a row's statistics.
+    """
+    return min(
+        places, key=lambda place: ((place in operands.rows) != prefers_rows, place), default=None
+    )
 
 
 def _trips(

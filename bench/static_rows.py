@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from bench.model import GPUS
 from bench.static_occupancy import ARCHITECTURES, occupancy
-from bench.static_plan import Plan
+from bench.static_plan import STREAMED, Plan
 from bench.static_ptx import WIDE, Access, accesses
 from bench.static_sass import disassemble, disassembler
 from bench.static_speed import speed
@@ -108,7 +108,7 @@ class Row:
 
     def late(self) -> list[str]:
         """Return what is held against loads behind stores, in plans that keep rows."""
-        if self.packs == 0 or self.late_loads in ("", "0"):
+        if self.regime == STREAMED or self.late_loads in ("", "0"):
             return []
         return [f"{self.late_loads} loads stand behind the row's first store"]
 
@@ -120,7 +120,8 @@ def measured(plan: Plan) -> Row:
     counted = accesses(ptx, plan.pointers())
     threads = plan.threads
     limits = ARCHITECTURES[plan.architecture]
-    blocks = occupancy(limits, threads, usage.registers, usage.shared)
+    shared = usage.shared + plan.shared
+    blocks = occupancy(limits, threads, usage.registers, shared)
     widths = _widths(plan, counted)
     return Row(
         **planned(plan),
@@ -130,7 +131,7 @@ def measured(plan: Plan) -> Row:
         spill_stores=usage.spill_stores,
         spill_loads=usage.spill_loads,
         stack=usage.stack,
-        shared=usage.shared,
+        shared=shared,
         blocks_per_sm=blocks,
         warps_per_sm=blocks * -(-threads // 32),
         loads_16=_count(counted, "ld", wide=True),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from cunorm import _again, _cpu, _cuda, _cuda_calls, _fallback, _plan, _scratch
 from cunorm._again import Ran
@@ -17,7 +17,6 @@ from cunorm._calls import (
     BACKWARD_ARRAYS,
     BACKWARD_SIZE,
     FORWARD_ARRAYS,
-    FORWARD_SIZE,
     Backward,
     BackwardForm,
     Forward,
@@ -27,7 +26,7 @@ from cunorm._calls import (
     param_grad_arguments,
 )
 from cunorm._cuda_calls import Launches, Start
-from cunorm._features import PORTABLE_CLUSTER, Features
+from cunorm._features import DeviceLimits
 from cunorm._loaded import Cached
 
 
@@ -81,50 +80,46 @@ def backward_launches(form: BackwardForm, device: Device) -> list[Launch]:
 
 
 def _cuda_forward(form: ForwardForm, access: int, device: Device) -> Launch:
-    def plan(features: Features) -> Launch:
-        return _plan.cuda_forward(form.types, form.where.walk, access, features)
-
+    plan = partial(_plan.cuda_forward, form.types, form.where.walk, access)
     return _that_fits(plan, device)
 
 
 def _cuda_backward(form: BackwardForm, access: int, device: Device) -> Launch:
-    walk, sm_count = form.where.walk.not_empty(), _cuda.device_limits(device).sm_count
-
-    def plan(features: Features) -> Launch:
-        return _plan.cuda_backward(form.types, walk, access, sm_count, features)
-
+    plan = partial(_plan.cuda_backward, form.types, form.where.walk.not_empty(), access)
     return _that_fits(plan, device)
 
 
-def _that_fits(plan: Callable[[Features], Launch], device: Device) -> Launch:
-    """Plan with all that a GPU has; with smaller clusters where it has no room for the largest."""
-    features = _cuda.device_limits(device).features
-    launch = plan(features)
-    if launch.build.cluster <= PORTABLE_CLUSTER or _cuda.fits_cluster(launch, device):
-        return launch
-    return plan(features._replace(largest_cluster=PORTABLE_CLUSTER))
+def _that_fits(plan: Callable[[DeviceLimits], Launch], device: Device) -> Launch:
+    """Plan with all that a GPU has; with smaller clusters, or none, where it has no room for them.
+
+    A part of a GPU may have none for clusters that all whole ones take.
+    """
+    gpu = _cuda.device_limits(device)
+    launch = plan(gpu)
+    while launch.build.cluster > 1 and not _cuda.fits_cluster(launch, device):
+        fewer = min(launch.build.cluster, gpu.features.largest_cluster) // 2
+        features = gpu.features._replace(clusters=fewer > 1, largest_cluster=fewer)
+        gpu = gpu._replace(features=features)
+        launch = plan(gpu)
+    return launch
 
 
 @Cached
 def cpu_forward_kernels(form: ForwardForm, numbers: bytes) -> Kernels:
     """Return what runs calls of a form, given where their arrays lie."""
     launch, parts = _forward_on_cpu(form)
-    passes = form.passes if parts else (0,)
-    tasks = _tasks_of_passes(launch, form, len(passes), FORWARD_SIZE)
 
     def packed(pointers: Pointers) -> bytes:
-        arrays, sums = pointers[:FORWARD_ARRAYS], pointers[FORWARD_ARRAYS:]
-        return b"".join(forward_arguments(form, arrays, numbers, one, *sums) for one in passes)
+        return forward_arguments(form, pointers, numbers)
 
-    run = _cpu.runner(tasks, packed, FORWARD_ARRAYS + bool(parts))
-    return _scratch.lent_last(_part_sums_size(form, parts), run)
+    return _cpu.runner([_task(launch, 0, form.where.walk.elements, parts)], packed, FORWARD_ARRAYS)
 
 
 def _forward_on_cpu(form: ForwardForm) -> tuple[Launch, int]:
-    """Return a launch, and into how many parts it cuts rows that blocks share."""
+    """Return a launch, and into how many parts it cuts rows that threads share; 0: they do not."""
     walk = form.where.walk
     launch, parts = _plan.cpu_forward(form.types, walk), _plan.cpu_forward_parts(walk)
-    return (_plan.cpu_shared(launch, walk, parts) if parts else launch), parts
+    return (_plan.cpu_shared(launch, walk) if parts else launch), parts
 
 
 @Cached
@@ -132,22 +127,17 @@ def cpu_backward_kernels(form: BackwardForm, numbers: bytes) -> Kernels:
     """Return the same of backwards."""
     walk = form.where.walk
     launch, parts = _backward_on_cpu(form)
-    passes = () if not walk.rows else form.passes if parts else (0,)
-    tasks = _tasks_of_passes(launch, form, len(passes), BACKWARD_SIZE)
+    tasks = [_task(launch, 0, walk.elements, parts)] if walk.rows else []
     if form.parameters:
         width = walk.width * walk.groups
         params = _plan.cpu_param_grad(form.param_types, width)
-        tasks.append(_task(params, len(passes) * BACKWARD_SIZE, launch.parts * width))
+        tasks.append(_task(params, len(tasks) * BACKWARD_SIZE, launch.parts * width))
 
     def packed(pointers: Pointers) -> bytes:
-        arrays, sums = pointers[:BACKWARD_ARRAYS], pointers[BACKWARD_ARRAYS:]
-        found = b"".join(
-            backward_arguments(form, arrays, numbers, launch, one, *sums) for one in passes
-        )
-        return found + (param_grad_arguments(form, arrays, launch) if form.parameters else b"")
+        found = backward_arguments(form, pointers, numbers, launch) if walk.rows else b""
+        return found + (param_grad_arguments(form, pointers, launch) if form.parameters else b"")
 
-    run = _cpu.runner(tasks, packed, BACKWARD_ARRAYS + bool(parts))
-    run = _scratch.lent_last(_part_sums_size(form, parts), run)
+    run = _cpu.runner(tasks, packed, BACKWARD_ARRAYS)
     return _scratch.lent(form.parameters * launch.sums_size * form.types.compute.itemsize, run)
 
 
@@ -156,24 +146,11 @@ def _backward_on_cpu(form: BackwardForm) -> tuple[Launch, int]:
     walk = form.where.walk
     launch = _plan.cpu_backward(form.types, walk.not_empty())
     parts = _plan.cpu_backward_parts(walk)
-    return (_plan.cpu_shared(launch, walk, parts) if parts else launch), parts
+    return (_plan.cpu_shared(launch, walk) if parts else launch), parts
 
 
-def _part_sums_size(form: ForwardForm | BackwardForm, parts: int) -> int:
-    """Return the bytes of what passes over shared rows hand on: three sums, found twice at most."""
-    walk = form.where.walk
-    return 2 * 3 * walk.rows * walk.groups * parts * form.types.compute.itemsize
-
-
-def _tasks_of_passes(
-    launch: Launch, form: ForwardForm | BackwardForm, passes: int, size: int
-) -> list[_cpu.Task]:
-    elements = form.where.walk.elements
-    return [_task(launch, number * size, elements) for number in range(passes)]
-
-
-def _task(launch: Launch, place: int, work: int) -> _cpu.Task:
-    return _cpu.Task(_cpu.library(launch.build), launch.grid, place, work)
+def _task(launch: Launch, place: int, work: int, parts: int = 0) -> _cpu.Task:
+    return _cpu.Task(_cpu.library(launch.build), launch.grid, place, work, parts)
 
 
 @Cached

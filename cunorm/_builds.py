@@ -50,6 +50,7 @@ class Launch:
     block: int
     parts: int = 0
     sums_pitch: int = 0
+    shared: int = 0  # bytes of a block's shared memory, beside what its kernel declares
 
     @property
     def sums_size(self) -> int:
@@ -108,11 +109,10 @@ class ForwardTypes(NamedTuple):
         """Return the operands that have a row for each row of x."""
         return (self.x, self.residual, self.gate, self.y, self.new_residual)
 
-    def kept_bytes(self) -> int:
-        """Return the registers, in bytes, that an element of a row kept by its thread takes."""
-        if self.formula.pre_gate:
-            return self.compute.itemsize  # of the product with the gate
-        return _kept_itemsize(self.new_residual or self.x, self.compute)
+    def held_operands(self) -> list[int]:
+        """Return the bytes of what a thread holds of an element of a row."""
+        operands = (self.x, self.residual, self.gate, self.weight, self.bias)
+        return [_held_itemsize(dtype, self.compute) for dtype in operands if dtype is not None]
 
 
 class BackwardTypes(NamedTuple):
@@ -155,11 +155,11 @@ class BackwardTypes(NamedTuple):
         inputs = (self.dy, self.x, self.d_residual, self.gate)
         return (*inputs, self.dx, self.dresidual, self.dgate)
 
-    def kept_bytes(self) -> int:
-        """Return the registers, in bytes, that an element of a row kept by its thread takes."""
-        kept = (self.dy, self.x, self.gate)
-        inputs = sum(_kept_itemsize(dtype, self.compute) for dtype in kept if dtype is not None)
-        return inputs + (self.dweight + self.dbias) * self.compute.itemsize
+    def held_operands(self) -> list[int]:
+        """Return the bytes of what a thread holds of an element of a row, and of its sums."""
+        operands = (self.dy, self.x, self.d_residual, self.gate, self.weight, self.bias)
+        held = [_held_itemsize(dtype, self.compute) for dtype in operands if dtype is not None]
+        return held + [self.compute.itemsize] * (self.dweight + self.dbias)
 
 
 class ParamGradTypes(NamedTuple):
@@ -180,8 +180,8 @@ class ParamGradTypes(NamedTuple):
         )
 
 
-def _kept_itemsize(dtype: DType, compute: DType) -> int:
-    """Return the registers of a kept element: as stored, but compilers keep float64 converted."""
+def _held_itemsize(dtype: DType, compute: DType) -> int:
+    """Return the bytes of a held element: as stored, but compilers hold float64 converted."""
     return compute.itemsize if compute.itemsize == 8 else dtype.itemsize
 
 

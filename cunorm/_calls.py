@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -13,24 +14,19 @@ from cunorm._arrays import Operand
 from cunorm._builds import BackwardTypes, ForwardTypes, Launch, ParamGradTypes
 from cunorm._checks import Geometry
 from cunorm._cpu import Pointers
+from cunorm._dtypes import FLOAT64
 from cunorm._layout import RowLayout
 
 # The kernels' argument structs: all fields are of eight bytes. Rows: a pointer and a layout.
-_FORWARD = struct.Struct("<" + 5 * "Q5q" + "5Q4q")
-_BACKWARD = struct.Struct("<" + 7 * "Q5q" + "7Q4q")
-_FORWARD_NUMBERS, _BACKWARD_NUMBERS = struct.Struct("<3d"), struct.Struct("<2d")
+_FORWARD = struct.Struct("<" + 5 * "Q5q" + "4Q3q")
+_BACKWARD = struct.Struct("<" + 7 * "Q5q" + "6Q3q")
 _PARAM_GRAD = struct.Struct("<4Q3q")
-
-# The bytes of a forward's, and of a backward's but for those of param_grad.cu.
-FORWARD_SIZE = _FORWARD.size + _FORWARD_NUMBERS.size
-BACKWARD_SIZE = _BACKWARD.size + _BACKWARD_NUMBERS.size
+BACKWARD_SIZE = _BACKWARD.size + 2 * 8  # bytes, with the numbers
 
 _FORWARD_ROWS = ("x", "residual", "gate", "y", "new_residual")
 _FORWARD_OTHERS = ("weight", "bias", "mean", "rstd")
 _BACKWARD_ROWS = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
 _BACKWARD_OTHERS = ("weight", "bias", "mean", "rstd")
-# Passes over rows that blocks share, as row_parts.cuh counts them.
-_ADD_RESIDUAL, _FIND_SUMS, _FIND_SUMS_AGAIN, _WRITE_RESULTS = range(4)
 # The fields of a call that come before its arrays: form and numbers.
 _BEFORE_FORWARD: Final = 4
 _BEFORE_BACKWARD: Final = 3
@@ -43,13 +39,6 @@ class ForwardForm:
     where: Geometry
     types: ForwardTypes
     layouts: tuple[RowLayout, ...]  # of the operands with rows, in the kernel's order
-
-    @property
-    def passes(self) -> tuple[int, ...]:
-        """Return the passes that are made over rows that blocks share."""
-        first = (_ADD_RESIDUAL,) if self.types.new_residual is not None else ()
-        again = (_FIND_SUMS_AGAIN,) if self.types.formula.center else ()
-        return (*first, _FIND_SUMS, *again, _WRITE_RESULTS)
 
 
 class Forward(NamedTuple):
@@ -71,7 +60,7 @@ class Forward(NamedTuple):
 
     def numbers(self) -> bytes:
         """Return the end of the arguments, as bits: 0.0 is not -0.0."""
-        return _FORWARD_NUMBERS.pack(self.k, self.eps, self.weight_offset)
+        return _numbers(self.form, self.k, self.eps, self.weight_offset)
 
     def pointers(self) -> tuple[int, ...]:
         """Return where the arrays lie, 0 for none, in the order of the fields."""
@@ -93,17 +82,12 @@ class Forward(NamedTuple):
 FORWARD_ARRAYS = len(Forward._fields) - _BEFORE_FORWARD  # of a call, absent ones too
 
 
-def forward_arguments(
-    form: ForwardForm, pointers: Pointers, numbers: bytes, row_pass: int = 0, part_sums: int = 0
-) -> bytes:
-    """Return `struct Arguments` of row_norm_forward.cu; `pointers` as Forward has them.
-
-    The last two are of rows that blocks share: which pass it is, and the pointer of their sums.
-    """
+def forward_arguments(form: ForwardForm, pointers: Pointers, numbers: bytes) -> bytes:
+    """Return `struct Arguments` of row_norm_forward.cu; `pointers` as Forward has them."""
     at = dict(zip(Forward._fields[_BEFORE_FORWARD:], pointers, strict=True))
-    others = [*(at[name] for name in _FORWARD_OTHERS), part_sums]
+    others = [at[name] for name in _FORWARD_OTHERS]
     rows = _rows([at[name] for name in _FORWARD_ROWS], form.layouts)
-    return _FORWARD.pack(*rows, *others, *_sizes(form.where), row_pass) + numbers
+    return _FORWARD.pack(*rows, *others, *_sizes(form.where)) + numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,11 +103,6 @@ class BackwardForm:
     def parameters(self) -> int:
         """Return for how many parameters a gradient is wanted."""
         return self.types.dweight + self.types.dbias
-
-    @property
-    def passes(self) -> tuple[int, ...]:
-        """Return the passes that are made over rows that blocks share."""
-        return (_FIND_SUMS, _WRITE_RESULTS)
 
 
 class Backward(NamedTuple):
@@ -153,7 +132,7 @@ class Backward(NamedTuple):
 
     def numbers(self) -> bytes:
         """Return the end of the arguments, as bits: 0.0 is not -0.0."""
-        return _BACKWARD_NUMBERS.pack(self.k, self.weight_offset)
+        return _numbers(self.form, self.k, self.weight_offset)
 
     def pointers(self) -> tuple[int, ...]:
         """Return where the arrays lie, 0 for none, in the order of the fields."""
@@ -180,23 +159,14 @@ BACKWARD_ARRAYS = len(Backward._fields) - _BEFORE_BACKWARD
 
 
 def backward_arguments(
-    form: BackwardForm,
-    pointers: Pointers,
-    numbers: bytes,
-    launch: Launch,
-    row_pass: int = 0,
-    part_sums: int = 0,
+    form: BackwardForm, pointers: Pointers, numbers: bytes, launch: Launch
 ) -> bytes:
-    """Return `struct Arguments` of row_norm_backward.cu; `pointers` as Backward has them.
-
-    The last two are as in `forward_arguments`.
-    """
+    """Return `struct Arguments` of row_norm_backward.cu; `pointers` as Backward has them."""
     at = dict(zip(Backward._fields[_BEFORE_BACKWARD:], pointers, strict=True))
     others = [at[name] for name in _BACKWARD_OTHERS]
     sums = _sum_pointers(form, at["sums"], launch)
     rows = _rows([at[name] for name in _BACKWARD_ROWS], form.layouts)
-    sizes = _sizes(form.where)
-    return _BACKWARD.pack(*rows, *others, *sums, part_sums, *sizes, row_pass) + numbers
+    return _BACKWARD.pack(*rows, *others, *sums, *_sizes(form.where)) + numbers
 
 
 def param_grad_arguments(form: BackwardForm, pointers: Pointers, launch: Launch) -> bytes:
@@ -216,6 +186,13 @@ def _sum_pointers(form: BackwardForm, first: int, launch: Launch) -> tuple[int, 
         return (0, first)
     size = launch.sums_size * form.types.compute.itemsize
     return (first, first + size if form.types.dbias else 0)
+
+
+def _numbers(form: ForwardForm | BackwardForm, *numbers: float) -> bytes:
+    """Return `Number` of types.cuh of each; what is too large for a float becomes infinite."""
+    if form.types.compute is FLOAT64:
+        return array("d", numbers).tobytes()
+    return array("f", [half for number in numbers for half in (number, 0.0)]).tobytes()
 
 
 def _rows(pointers: list[int], layouts: tuple[RowLayout, ...]) -> Iterator[int]:

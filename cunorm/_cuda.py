@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cunorm._cluster_fit import allow_large_clusters, clusters_that_fit
-from cunorm._features import PORTABLE_CLUSTER, Features, features_of
+from cunorm._features import PORTABLE_CLUSTER, DeviceLimits, features_of
 from cunorm._loaded import Loaded
 from cunorm._sources import source_text
 
@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
 _ERROR_LINES = 8  # of a compiler's log, in an error message
-
-
-class DeviceLimits(NamedTuple):
-    """What a launch plan needs to know of a GPU."""
-
-    sm_count: int
-    compute_capability: str  # "90" is 9.0
-    max_threads_per_sm: int
-    shared_memory_per_block: int  # bytes, static
-    features: Features
 
 
 class _Stream(NamedTuple):
@@ -76,10 +66,11 @@ def launch(launch: Launch, arguments: bytes, device: Device, stream: int) -> Non
 def _start(launch: Launch, arguments: bytes, current_device: int, stream: int) -> None:
     # CuPy passes a NumPy array by value if it has one element, of any size.
     argument = np.frombuffer(arguments, dtype=_block_of(len(arguments)))
-    kernel = _loaded.get((launch.build, current_device))
-    if kernel is None:
-        kernel, _ = _ready(launch.build, current_device)
-    kernel((launch.grid,), (launch.block,), (argument,), stream=_Stream(stream))
+    function = _loaded.get((launch.build, current_device))
+    if function is None:
+        function, _ = _ready(launch.build, current_device)
+    grid, block = (launch.grid,), (launch.block,)
+    function(grid, block, (argument,), shared_mem=launch.shared, stream=_Stream(stream))
 
 
 @lru_cache(maxsize=64)
@@ -91,12 +82,16 @@ _loaded: Loaded[tuple[Build, int], Any] = Loaded()
 
 
 def _ready(build: Build, current_device: int) -> tuple[Any, bool]:
-    """Return the kernel of a build, and whether it was loaded here and now."""
+    """Return CuPy's function of a build, and whether it was loaded here and now."""
     return _loaded.ready((build, current_device), lambda: (_load(build), True))
 
 
 def _load(build: Build) -> Any:
-    """Compile a build for the current device, or take it from CuPy's cache on disk, and load it."""
+    """Compile a build for the current device, or take it from CuPy's cache on disk, and load it.
+
+    What is returned is of this device: a RawKernel would look for it at every launch. It may be
+    launched with all the shared memory that a block can have.
+    """
     cupy = _cupy()
     options = compile_options(build)
     kernel = cupy.RawKernel(source_text(build.kernel), build.kernel, options)
@@ -104,9 +99,12 @@ def _load(build: Build) -> Any:
         kernel.compile()
     except cupy.cuda.compiler.CompileException as error:
         raise RuntimeError(compile_error_text(build, options, str(error))) from None
+    most = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    kernel.max_dynamic_shared_size_bytes = most - kernel.shared_size_bytes
+    function = kernel.kernel
     if build.cluster > PORTABLE_CLUSTER:
-        allow_large_clusters(cupy, kernel)
-    return kernel
+        allow_large_clusters(cupy, function)
+    return function
 
 
 def prepare(build: Build, device: Device) -> bool:
@@ -182,7 +180,9 @@ def device_limits(device: Device) -> DeviceLimits:
         sm_count=attributes["MultiProcessorCount"],
         compute_capability=gpu.compute_capability,
         max_threads_per_sm=attributes["MaxThreadsPerMultiProcessor"],
-        shared_memory_per_block=attributes["MaxSharedMemoryPerBlock"],
+        shared_memory_per_block_optin=attributes["MaxSharedMemoryPerBlockOptin"],
+        shared_memory_per_sm=attributes["MaxSharedMemoryPerMultiprocessor"],
+        l2_bytes=attributes["L2CacheSize"],
         features=features_of(gpu.compute_capability),
     )
 
@@ -190,10 +190,9 @@ def device_limits(device: Device) -> DeviceLimits:
 @lru_cache(maxsize=1024)
 def fits_cluster(launch: Launch, device: Device) -> bool:
     """Whether a device has room for a cluster of a launch, as its kernel and its block are."""
-    build = launch.build
     with _cupy().cuda.Device(device.index):
-        kernel, _ = _ready(build, device.index)
-        return clusters_that_fit(kernel, build.cluster, launch.block) > 0
+        function, _ = _ready(launch.build, device.index)
+        return clusters_that_fit(function, launch) > 0
 
 
 def require() -> None:

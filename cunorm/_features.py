@@ -23,7 +23,19 @@ class Features(NamedTuple):
 
     clusters: bool = False  # blocks that share a row and read each other's shared memory
     async_copies: bool = False  # rows on their way to shared memory while others are computed
-    largest_cluster: int = 16  # blocks; where the driver fits no such cluster, PORTABLE_CLUSTER
+    largest_cluster: int = 16  # blocks; half as many, and so on, where the driver has no room
+
+
+class DeviceLimits(NamedTuple):
+    """What a launch plan needs to know of a GPU."""
+
+    sm_count: int
+    compute_capability: str  # "90" is 9.0
+    max_threads_per_sm: int
+    shared_memory_per_block_optin: int  # bytes that a launch may give a block
+    shared_memory_per_sm: int
+    l2_bytes: int
+    features: Features
 
 
 NONE = Features()

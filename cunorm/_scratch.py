@@ -31,21 +31,6 @@ def take_back(operand: Operand) -> None:
         _kept.append(operand)
 
 
-def lent_last(size: int, kernels: Kernels) -> Kernels:
-    """Lend kernels memory, if they need some, whose address they take after those of arrays."""
-    if not size:
-        return kernels
-
-    def run(pointers: Pointers) -> None:
-        memory = lend(size)
-        try:
-            kernels([*pointers, memory.pointer])
-        finally:
-            take_back(memory)
-
-    return run
-
-
 def lent(size: int, kernels: Kernels) -> Kernels:
     """Lend kernels memory, if they need some, whose address they take last, where that is 0."""
     if not size:

@@ -10,40 +10,77 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cunorm._builds import BackwardTypes, ForwardTypes, Macros
-from cunorm._features import NONE, Features
+from cunorm._features import NONE, PORTABLE_CLUSTER, Features
+
+RowTypes = ForwardTypes | BackwardTypes
 
 ACCESS_BYTES = 16
-# Threads that share a row, by the greatest width they serve.
-_FORWARD_TEAMS = ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128), (32768, 256))
-_BACKWARD_TEAMS = ((64, 8), (128, 16), (256, 32), (512, 64), (4096, 128), (16384, 256))
-# Bytes of a row that a thread may keep in registers, by threads of the block: a block has 64 Ki
-# registers, a thread at most 255.
-_KEPT_BYTES = {8: 512, 16: 512, 32: 512, 64: 512, 128: 512, 256: 512, 512: 256, 1024: 64}
-# Activations take registers too, and with more than this of what is kept ptxas spills: threads of a
-# row, bytes that are left to a thread, its elements in a gated forward and a gated backward, and
-# bytes of a pack, once converted, of a gated backward that streams.
-_GATED_THREADS, _GATED_SPARE = 256, 32
-_GATED_ELEMENTS, _GATED_BACKWARD_ELEMENTS, _GATED_BACKWARD_PACK_BYTES = 64, 24, 16
-_STREAMED_THREADS = 512
 # Bytes of a pack once converted, of which a thread has several in registers at a time.
 PACK_BYTES = 32
-# Blocks of a cluster: threads of each, bytes of a row that it keeps in a forward, elements that it
-# keeps in a backward, and how many there are at most; and packs of a thread, where there is a gate.
-# Where a GPU has no room for so many blocks, half as many of twice the threads add in the same
-# order, that of the cluster's warps. Elements that a thread keeps at most, by the threads of its
-# block, in a forward and in a backward: with more, ptxas spills.
-_CLUSTER_THREADS, _CLUSTER_BYTES, _CLUSTER_ELEMENTS, _MOST_BLOCKS = 256, 32 << 10, 8 << 10, 16
-_GATED_CLUSTER_PACKS = 32
-_CLUSTER_KEPT = {256: (128, 128), 512: (56, 24)}
+# Of a multiprocessor; a warp's registers are in one of its partitions.
+_WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MOST_REGISTERS = 32, 64 << 10, 4, 2048, 255
+# Threads that may share a row in a block, and those of a block of a cluster, of which there are so
+# many at most.
+_TEAMS = (4, 8, 16, 32, 64, 128, 256, 512)
+_CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)
+_STREAMED_THREADS, _STREAMED_PACKS = 512, 4
+
+
+class _Taste(NamedTuple):
+    """What suits the threads of a kernel: numbers that were found by compiling it."""
+
+    block: int  # threads of a block of several teams
+    few: int  # elements of a row that a thread holds, of float32, rather than more
+    many: int  # and at most, where a row is too long for more threads
+    registers: int  # beside those that hold the row and its sums
+    narrow: int  # more of them, where operands are converted
+    narrow_element: float  # the same for each element
+    single: int  # instead, where packs are of one element
+    streamed: int  # more of them, where rows are streamed
+    gate: int  # more of them, for an activation
+    gate_element: float  # the same for each element
+    spare: float  # by which what elements take is to be multiplied
+    center_element: float  # more of them for each element of a row that is centered
+
+
+_FORWARD = _Taste(
+    block=128,
+    few=32,
+    many=64,
+    registers=36,
+    narrow=0,
+    narrow_element=0,
+    single=0,
+    streamed=0,
+    gate=24,
+    gate_element=0,
+    center_element=0.625,
+    spare=1.0,
+)
+_BACKWARD = _Taste(
+    block=256,
+    few=16,
+    many=48,
+    registers=44,
+    narrow=4,
+    narrow_element=0.75,
+    single=28,
+    streamed=12,
+    gate=28,
+    gate_element=1.25,
+    center_element=0,
+    spare=1.2,
+)
 
 
 class Team(NamedTuple):
-    """How threads share the rows: the constants of `struct Team` in row.cuh."""
+    """How threads share the rows: the constants of `struct Team` in reduce.cuh."""
 
     threads: int  # of a block
     threads_per_row: int  # more: those of a cluster of blocks
     pack: int
-    packs: int  # 0: streamed
+    packs: int  # that a thread holds at a time
+    blocks_per_sm: int = 1  # for which registers leave room
 
     @property
     def rows_per_block(self) -> int:
@@ -55,6 +92,11 @@ class Team(NamedTuple):
         """Return how many blocks share a row."""
         return max(1, self.threads_per_row // self.threads)
 
+    @property
+    def chunk(self) -> int:
+        """Return how many elements of a row its threads hold at a time."""
+        return self.threads_per_row * self.packs * self.pack
+
     def macros(self, width: int, groups: int, access: int) -> Macros:
         """Return the part of the build that says how rows are walked; 0: known at run time."""
         return (
@@ -65,68 +107,118 @@ class Team(NamedTuple):
             ("PACK", str(self.pack)),
             ("PACKS", str(self.packs)),
             ("ACCESS", str(access)),
+            ("BLOCKS_PER_SM", str(self.blocks_per_sm)),
             *((("CLUSTER", str(self.cluster)),) if self.cluster > 1 else ()),
         )
 
 
-def cuda_team(types: ForwardTypes | BackwardTypes, width: int, features: Features = NONE) -> Team:
+def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     """Return how a GPU's threads share rows of a width."""
     itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
     pack = min(ACCESS_BYTES // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width)
-    team = _block_team(types, width, pack)
-    if features.clusters and (team is None or width > _block_share(types)):
-        team = _cluster_team(types, width, pack, features.largest_cluster) or team
-    if team is not None:
-        return team
-    if isinstance(types, BackwardTypes) and types.gate is not None:
-        pack = min(pack, _GATED_BACKWARD_PACK_BYTES // types.compute.itemsize)
-    return Team(_STREAMED_THREADS, _STREAMED_THREADS, pack, packs=0)
+    few = max(pack, _taste(types).few * 4 // types.compute.itemsize)
+    found = _of_block(types, width, pack, few)
+    if found is None and features.clusters:
+        found = _of_cluster(types, width, pack, features.largest_cluster)
+    found = found or _of_block(types, width, pack, _taste(types).many)
+    return found or _streamed(types, pack, features.largest_cluster if features.clusters else 1)
 
 
-def _block_team(types: ForwardTypes | BackwardTypes, width: int, pack: int) -> Team | None:
-    """Return how a block, or a part of one, keeps a row; None where it is too long."""
-    teams = _FORWARD_TEAMS if isinstance(types, ForwardTypes) else _BACKWARD_TEAMS
-    threads_per_row = next((threads for limit, threads in teams if width <= limit), None)
-    while threads_per_row is not None and threads_per_row in _KEPT_BYTES:
-        packs = -(-width // (threads_per_row * pack))
-        if _fits(types, threads_per_row, packs * pack):
-            threads = max(threads_per_row, 128) if threads_per_row <= 32 else threads_per_row
-            return Team(threads, threads_per_row, pack, packs)
-        threads_per_row *= 2
+def _of_block(types: RowTypes, width: int, pack: int, most: int) -> Team | None:
+    """Return how a block, or a part of one, holds a row; None where that is too long.
+
+    Lanes that share a row within a warp have half as many elements: more of them are busy.
+    """
+    for threads_per_row in _TEAMS:
+        elements = _held(width, threads_per_row, pack)
+        threads = _taste(types).block if threads_per_row <= _WARP else threads_per_row
+        room = _room(types, elements, pack, threads)
+        if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room:
+            return Team(threads, threads_per_row, pack, elements // pack, room)
     return None
 
 
-def _block_share(types: ForwardTypes | BackwardTypes) -> int:
-    """Return how many elements of a row a block of a cluster takes, rather than more."""
-    if isinstance(types, ForwardTypes):
-        return _CLUSTER_BYTES // types.kept_bytes()
-    return _CLUSTER_ELEMENTS
+def _of_cluster(types: RowTypes, width: int, pack: int, largest: int) -> Team | None:
+    """Return how a cluster holds a row: as few blocks as leave room for two on a multiprocessor.
 
+    If there are none such, the more blocks the better.
 
-def _cluster_team(
-    types: ForwardTypes | BackwardTypes, width: int, pack: int, largest: int
-) -> Team | None:
-    """Return how a cluster keeps a row; None where it is too long: in a backward, ptxas spills."""
-    forward = isinstance(types, ForwardTypes)
-    share, blocks = _block_share(types), 2
-    while blocks <= _MOST_BLOCKS:
-        threads = blocks * _CLUSTER_THREADS
-        packs = -(-width // (threads * pack))
-        short = width <= blocks * share or (forward and blocks == _MOST_BLOCKS)
-        few = types.gate is None or packs <= _GATED_CLUSTER_PACKS
-        of_block = threads // min(blocks, largest)
-        kept = packs * pack <= _CLUSTER_KEPT[of_block][0 if forward else 1]
-        if short and few and kept and _fits(types, of_block, packs * pack):
-            return Team(of_block, threads, pack, packs)
-        blocks *= 2
+    Where a GPU has no room for clusters of so many blocks, half as many of twice the threads add in
+    the same order, that of the cluster's warps.
+    """
+    for least, clusters in ((2, _CLUSTERS), (1, _CLUSTERS[::-1])):
+        for blocks in clusters:
+            threads_per_row = blocks * _CLUSTER_THREADS
+            elements = _held(width, threads_per_row, pack)
+            threads = threads_per_row // min(blocks, largest)
+            room = _room(types, elements, pack, _CLUSTER_THREADS)
+            if (
+                elements <= _taste(types).many
+                and room >= least
+                and _room(types, elements, pack, threads)
+            ):
+                return Team(
+                    threads,
+                    threads_per_row,
+                    pack,
+                    elements // pack,
+                    _room(types, elements, pack, threads),
+                )
     return None
 
 
-def _fits(types: ForwardTypes | BackwardTypes, threads: int, elements: int) -> bool:
-    """Whether a thread's registers hold so many elements of a row, beside what is computed."""
-    kept = elements * types.kept_bytes()
-    if types.gate is None:
-        return kept <= _KEPT_BYTES[threads]
-    limit = _GATED_ELEMENTS if isinstance(types, ForwardTypes) else _GATED_BACKWARD_ELEMENTS
-    within = elements <= limit and threads <= _GATED_THREADS
-    return within and kept + _GATED_SPARE <= _KEPT_BYTES[threads]
+def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
+    """Return how a block, or the largest cluster, goes over a row that is too long to be held."""
+    threads_per_row = threads = _STREAMED_THREADS * 4 // types.compute.itemsize
+    if largest >= PORTABLE_CLUSTER:
+        threads_per_row = _CLUSTERS[-1] * threads // 2
+        threads = threads_per_row // largest
+    more = _taste(types).streamed
+    while True:
+        rooms = [
+            (packs * _room(types, packs * pack, pack, threads, more), packs)
+            for packs in range(1, _STREAMED_PACKS + 1)
+        ]
+        held, packs = max(rooms)
+        if held or pack == 1:
+            return Team(threads, threads_per_row, pack, packs if held else 1, max(1, held // packs))
+        pack //= 2
+
+
+def _held(width: int, threads: int, pack: int) -> int:
+    """Return how many elements of a row a thread holds: whole packs."""
+    return -(-width // (threads * pack)) * pack
+
+
+def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0) -> int:
+    """Return for how many blocks on a multiprocessor there are registers; 0: for none.
+
+    `more`: those that a thread takes beside what it takes for any plan, of float32.
+    """
+    registers = _registers(types, elements, pack) + more * types.compute.itemsize // 4
+    registers = -(-registers // 8) * 8
+    if registers > _MOST_REGISTERS:
+        return 0
+    warps = _SM_PARTITIONS * (_SM_REGISTERS // _SM_PARTITIONS // (registers * _WARP))
+    return min(warps * _WARP, _SM_THREADS) // threads
+
+
+def _registers(types: RowTypes, elements: int, pack: int) -> int:
+    """Return about how many registers a thread needs that holds so many elements of a row."""
+    taste, held = _taste(types), types.held_operands()
+    of_element = sum(max(size / 4, 1 / pack) for size in held)
+    registers = taste.registers
+    if types.formula.center:
+        of_element += taste.center_element
+    if types.gate is not None:
+        registers += taste.gate
+        of_element += taste.gate_element
+    of_narrow = taste.narrow + elements * taste.narrow_element
+    narrow = taste.single if pack == 1 else of_narrow if min(held) < 4 else 0
+    return int(
+        registers * types.compute.itemsize / 4 + narrow + elements * of_element * taste.spare
+    )
+
+
+def _taste(types: RowTypes) -> _Taste:
+    return _FORWARD if isinstance(types, ForwardTypes) else _BACKWARD

@@ -18,7 +18,7 @@ struct ItemSum {
   __device__ void add_product(At at, Item<B> a, Item<B> b) {
     run.item[at.index] = fma(a, b, run.item[at.index]);
   }
-  __device__ void end_run() {
+  __device__ void end_chunk() {
     unrolled<items_per_pack<B>>([&](int i) {
       total.item[i].add(run.item[i]);
       run.item[i] = Item<B>{};
@@ -200,13 +200,13 @@ struct TilePacks {
   Loaded packs[kept<B> ? B::packs : 1];
 
   // use(column, end, pack) for each pack, which load(line, column, end) gives.
-  template <class Strip, class Load, class Use, class EndRun>
-  __device__ void load_each(const Strip& strip, Load load, Use use, EndRun end_run) {
+  template <class Strip, class Load, class Use, class EndChunk>
+  __device__ void load_each(const Strip& strip, Load load, Use use, EndChunk end_chunk) {
     if constexpr (kept<B>)
       strip.for_each_pack([&](int i, index_t line, auto column,
                               index_t end) { packs[i] = load(line, column, end); },
-                          NoEndRun{});
-    next_pass(strip, load, use, end_run);
+                          NoEndChunk{});
+    next_pass(strip, load, use, end_chunk);
   }
   // The pass that writes, which another launch than the first has to load for.
   template <class Strip, class Load, class Use>
@@ -214,10 +214,10 @@ struct TilePacks {
     if constexpr (B::find)
       next_pass(strip, load, use);
     else
-      load_each(strip, load, use, NoEndRun{});
+      load_each(strip, load, use, NoEndChunk{});
   }
-  template <class Strip, class Load, class Use, class EndRun = NoEndRun>
-  __device__ void next_pass(const Strip& strip, Load load, Use use, EndRun end_run = {}) const {
+  template <class Strip, class Load, class Use, class EndChunk = NoEndChunk>
+  __device__ void next_pass(const Strip& strip, Load load, Use use, EndChunk end_chunk = {}) const {
     strip.for_each_pack(
         [&](int i, index_t line, auto column, index_t end) {
           if constexpr (kept<B>)
@@ -225,7 +225,7 @@ struct TilePacks {
           else
             use(line, column, end, load(line, column, end));
         },
-        end_run);
+        end_chunk);
   }
 };
 

@@ -11,7 +11,9 @@
 // On a GPU threads keep their packs in registers. On the CPU the one thread reads them again from
 // its caches.
 #pragma once
-#include "row.cuh"
+#include "group_memory.cuh"
+#include "operands.cuh"
+#include "reduce.cuh"
 
 // Where an operand's lines are, strides in elements.
 template <class T>
@@ -168,9 +170,9 @@ struct Strip {
   __device__ bool has_channels() const { return inside(channel, extent.channels); }
 
   // use(i, line, column, end) for each of the thread's packs; the pack is there where column < end.
-  // end_run() after at most 16 of them and after the last.
-  template <class Use, class EndRun>
-  __device__ void for_each_pack(Use use, EndRun end_run) const {
+  // end_chunk() after at most 16 of them and after the last.
+  template <class Use, class EndChunk>
+  __device__ void for_each_pack(Use use, EndChunk end_chunk) const {
     const index_t first = tile.part * Extent<B>::tile_positions, width = extent.width();
     if constexpr (kept<B>) {
 #pragma unroll
@@ -182,19 +184,19 @@ struct Strip {
         } else {
           use(i, index_t(channel), first + step * B::pack, has_channels() ? width : 0);
         }
-        if (i % 16 == 15 || i == B::packs - 1) end_run();
+        if (i % 16 == 15 || i == B::packs - 1) end_chunk();
       }
     } else if constexpr (B::channels_last) {
       const index_t end = first + extent.part_positions(tile.part);
       for (index_t run = first; run < end; run += 16) {
         for (index_t line = run; line < end && line < run + 16; ++line)
           use(0, line, channel, width);
-        end_run();
+        end_chunk();
       }
     } else {
       for_each_column<B>(
           first, B::pack, first + extent.part_positions(tile.part),
-          [&](auto column) { use(0, index_t(channel), column, width); }, end_run);
+          [&](auto column) { use(0, index_t(channel), column, width); }, end_chunk);
     }
   }
 

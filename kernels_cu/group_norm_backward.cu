@@ -45,9 +45,6 @@ struct Build {
 };
 // clang-format on
 
-template <>
-inline constexpr bool stores_whole<Build> = true;
-
 template <class B>
 struct Arguments {
   Lines<const typename B::dy_t> dy;
@@ -159,9 +156,9 @@ __device__ inline void find_sums(const Arguments<B>& arguments, const Extent<B>&
           if constexpr (B::kept_h > 0) line_h[column / B::pack] = pack_h;
         },
         [&] {
-          sum_h.end_run();
-          sum_h_p.end_run();
-          sum_p.end_run();
+          sum_h.end_chunk();
+          sum_h_p.end_chunk();
+          sum_p.end_chunk();
         });
     const auto sums_h = team.all_reduce(sum_h), sums_h_p = team.all_reduce(sum_h_p);
     const auto sums_p = team.all_reduce(sum_p);
@@ -240,7 +237,7 @@ __device__ inline void write_dx(const Arguments<B>& arguments, const Extent<B>& 
         strip, loader(arguments, sample),
         [&](index_t line, auto column, index_t end, const Inputs<B>& inputs) {
           prefetch_inputs<B>(arguments.dy, arguments.x, sample, strip.later(line), column);
-          OutputPack<B, typename B::dx_t> dx(arguments.dx.at(sample, line), end);
+          TileOutput<B, typename B::dx_t> dx(arguments.dx.at(sample, line), end);
           for_each_item<B>(column, end, [&](auto at) {
             const auto p = channels.p(inputs, at);
             Item<B> h;

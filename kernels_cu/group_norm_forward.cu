@@ -37,9 +37,6 @@ struct Build {
 };
 // clang-format on
 
-template <>
-inline constexpr bool stores_whole<Build> = true;
-
 template <class B>
 struct Arguments {
   Lines<const typename B::x_t> x;
@@ -78,7 +75,7 @@ __device__ inline void find_moments(const Arguments<B>& arguments, const Extent<
             prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
           for_each_item<B>(column, end, [&](auto at) { sum.add(at, read<B>(x, at)); });
         },
-        [&] { sum.end_run(); });
+        [&] { sum.end_chunk(); });
     const auto sums = team.all_reduce(sum);
     const C count = C(extent.part_positions(tile.part));
     const auto shift = for_channels<B>([&](int i) { return sums.item[i] / count; });
@@ -94,8 +91,8 @@ __device__ inline void find_moments(const Arguments<B>& arguments, const Extent<
           });
         },
         [&] {
-          sum_t.end_run();
-          sum_tt.end_run();
+          sum_t.end_chunk();
+          sum_tt.end_chunk();
         });
     const auto sums_t = team.all_reduce(sum_t), sums_tt = team.all_reduce(sum_tt);
     if (!team.is_first()) return;
@@ -197,7 +194,7 @@ __device__ inline void write_y(const Arguments<B>& arguments, const Extent<B>& e
         },
         [&](index_t line, auto column, index_t end, const auto& x) {
           prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
-          OutputPack<B, typename B::y_t> y(arguments.y.at(sample, line), end);
+          TileOutput<B, typename B::y_t> y(arguments.y.at(sample, line), end);
           for_each_item<B>(column, end, [&](auto at) {
             const auto q =
                 (read<B>(x, at) - of_channel<B>(shift, at)) - of_channel<B>(correction, at);

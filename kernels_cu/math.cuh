@@ -57,19 +57,24 @@ __device__ inline V quotient(V numerator, V v) {
   return numerator * reciprocal(v);
 }
 
-// numerator / sqrt(v), rounded about once: what rounding leaves of the root, of the numerator and
-// of the quotient is made up for. Where either is below 2^-99 these rests may be lost, as
-// subnormals are zero here, and the result is within 1.5 ulp. At zero and infinity it is the plain
-// quotient.
-__device__ inline float over_root(double numerator, float v) {
-  const float root = sqrt(v), inverse = 1.0f / root;
-  const float root_rest = 0.5f * fma(-root, root, v) * inverse;
-  const float high = float(numerator), low = float(numerator - double(high));
-  const float quotient = high / root;
-  const float rest = fma(-quotient, root, high) + fma(-quotient, root_rest, low);
-  const float result = fma(rest, inverse, quotient);
-  return rest != 0 && result == result ? result : quotient;  // -0 stays -0
+// 1 / sqrt(v), rounded about once: the approximation of the hardware and one step of Newton's, with
+// what rounding the product loses. At zero and infinity the approximation is right, the step NaN.
+__device__ inline float reciprocal_root(float v) {
+  const float approximation = rsqrtf(v), product = v * approximation;
+  const float lost = fma(v, approximation, -product);
+  const float rest = fma(-lost, approximation, fma(-product, approximation, 1.0f));
+  const float refined = fma(0.5f * approximation, rest, approximation);
+  return rest == rest ? refined : approximation;
 }
-__device__ inline double over_root(double numerator, double v) { return numerator / sqrt(v); }
+__device__ inline double reciprocal_root(double v) { return 1.0 / sqrt(v); }
+
+// sum / count, rounded once, for a count that a compiler knows: what rounding leaves of the
+// quotient is made up for. Infinity and NaN stay what they are.
+template <class C>
+__device__ inline C divided(C sum, C count) {
+  const C inverse = C(1) / count, quotient = sum * inverse;
+  const C rest = fma(-quotient, count, sum);
+  return rest == rest ? fma(rest, inverse, quotient) : quotient;
+}
 
 }  // namespace math

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The blocks' partial sums -> dweight and dbias, in float64 and a fixed order, with one rounding.
 //
-// A block takes some columns. Its threads stand in part_threads rows of column_threads: each adds
-// every part_threads-th part of its own columns, then the first row of threads adds what the others
-// found, in their order.
-#include "items.cuh"
+// A block takes some columns of one of the two. Its threads stand in part_threads rows of
+// column_threads: each adds every part_threads-th part of its own columns, then the first row of
+// threads adds what the others found, in their order.
+#include "memory.cuh"
 
 // clang-format off
 struct Build {
@@ -34,18 +34,20 @@ struct Scratch {
   typename B::compute_t sums[B::part_threads][B::column_threads][B::pack];
 };
 
+// `block` is the block's number among those of the gradient.
 template <class B, class T>
-__device__ inline void add_parts(const Arguments<B>& arguments, const typename B::sums_t* part_sums,
-                                 T* gradient, Scratch<B>& scratch) {
+__device__ inline void add_parts(const Arguments<B>& arguments, const typename B::sums_t* sums,
+                                 T* gradient, index_t block, Scratch<B>& scratch) {
   const int column_thread = threadIdx.x % B::column_threads,
             part_thread = threadIdx.x / B::column_threads;
-  const index_t column = (index_t(blockIdx.x) * B::column_threads + column_thread) * B::pack;
+  const index_t column = (block * B::column_threads + column_thread) * B::pack;
 
   Items<B> sum = {};
+#pragma unroll 8
   for (index_t part = part_thread; part < arguments.parts; part += B::part_threads) {
-    const auto sums = load_pack<B>(part_sums + part * arguments.stride, column, arguments.width);
+    const auto found = load_pack<B>(sums + part * arguments.stride, column, arguments.width);
     for_each_item<B>(column, arguments.width,
-                     [&](auto at) { sum.item[at.index] += read<B>(sums, at); });
+                     [&](auto at) { sum.item[at.index] += read<B>(found, at); });
   }
 
   if constexpr (B::part_threads > 1) {
@@ -55,24 +57,27 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
     for (int other = 1; other < B::part_threads; ++other)
       for (int i = 0; i < B::pack; ++i) sum.item[i] += scratch.sums[other][column_thread][i];
   }
-  with_column<B>(column, arguments.width, [&](auto column) {
-    if constexpr (B::accumulate) {
-      const auto before = load_pack<B, T>(gradient, column, arguments.width);
-      for_each_item<B>(column, arguments.width,
-                       [&](auto at) { sum.item[at.index] += read<B>(before, at); });
-    }
-    OutputPack<B, T> output(gradient, arguments.width);
+  if constexpr (B::accumulate) {
+    const auto before = load_pack<B, T>(gradient, column, arguments.width);
     for_each_item<B>(column, arguments.width,
-                     [&](auto at) { write(output, at, sum.item[at.index]); });
-    output.store(column);
-  });
+                     [&](auto at) { sum.item[at.index] += read<B>(before, at); });
+  }
+  OutputPack<B, T> output(gradient, arguments.width);
+  for_each_item<B>(column, arguments.width,
+                   [&](auto at) { write(output, at, sum.item[at.index]); });
+  output.store(column);
 }
 
 extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads)
     param_grad(const Arguments<Build> arguments) {
-  __shared__ Scratch<Build> dweight_scratch, dbias_scratch;
-  if constexpr (present<Build::dweight_t>)
-    add_parts<Build>(arguments, arguments.dweight_sums, arguments.dweight, dweight_scratch);
-  if constexpr (present<Build::dbias_t>)
-    add_parts<Build>(arguments, arguments.dbias_sums, arguments.dbias, dbias_scratch);
+  using B = Build;
+  __shared__ Scratch<B> scratch;
+  constexpr bool both = present<B::dweight_t> && present<B::dbias_t>;
+  const index_t block = blockIdx.x / (both ? 2 : 1);
+  if constexpr (present<B::dweight_t>)
+    if (!both || blockIdx.x % 2 == 0)
+      add_parts<B>(arguments, arguments.dweight_sums, arguments.dweight, block, scratch);
+  if constexpr (present<B::dbias_t>)
+    if (!both || blockIdx.x % 2 == 1)
+      add_parts<B>(arguments, arguments.dbias_sums, arguments.dbias, block, scratch);
 }

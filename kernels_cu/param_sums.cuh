@@ -1,199 +1,227 @@
 // SPDX-License-Identifier: MIT
 // Sums over the rows that a block walks, for the gradients of the parameters: one sum per column.
 //
-// Rows are added up sixteen at a time (the recent sums), and those sums added to the block's row of
-// partial sums in memory, so that no chain of additions is long. Recent sums are kept in registers
-// where the row is, else in memory: in a row that follows the block's partial sums, or, of a block
-// with sixteen rows at most, in place of those. Blocks of different groups of columns write the
-// same rows of sums, each its own columns.
+// Rows are added up thirty-two at a time (recent sums), and those sums added to totals, so that no
+// chain of additions is long. A thread has the sums of its own columns. Where it holds its whole
+// row it has recent sums in registers and totals in shared memory; of a streamed row, recent sums
+// in shared memory and totals in the block's row of partial sums. Where shared memory has no room,
+// they are in global memory. Blocks of different groups of columns write the same rows of partial
+// sums, each its own columns. The CPU build replaces this file.
 #pragma once
 #include "row.cuh"
+
+inline constexpr int most_recent = 32;
 
 // A pack of sums, open for adding to.
 template <class Sums>
 struct Adder {
   Sums sums;
 
-  template <class At, class V>
-  __device__ void add(At at, V v) {
+  template <class C>
+  __device__ void add(ItemAt at, C v) {
     sums.item[at.index] += v;
   }
-  template <class At, class V>
-  __device__ void add_product(At at, V a, V b) {
+  template <class C>
+  __device__ void add_product(ItemAt at, C a, C b) {
     sums.item[at.index] = fma(a, b, sums.item[at.index]);
   }
 };
 
-// A pack of sums in memory.
-template <class B, class Column>
-struct OpenSums : Adder<Items<B>> {
-  using C = typename B::compute_t;
-  C* row;
-  Column column;
-  index_t width;
+// Adds to a pack of the row of partial sums, which holds some if it has `begun`.
+template <class B, class C>
+__device__ inline void add_to_row(C* row, const PackAt<B>& at, Pack<C, B::pack> sums, bool begun) {
+  const auto before = load_where<B>(at.live && begun, row + at.column);
+  unrolled<B::pack>([&](int i) { sums.item[i] += before.item[i]; });
+  store_where<B>(at.live, row + at.column, sums);
+}
 
-  // Without `begun`, the row holds no sums yet.
-  __device__ OpenSums(C* row, Column column, index_t width, bool begun)
-      : Adder<Items<B>>{}, row(row), column(column), width(width) {
-    if (begun) this->sums = load_items<B>(row, column, width);
-  }
-  __device__ void store() const { store_items<B>(row, column, width, this->sums); }
-};
-
-// A pack of sums in registers.
+// Of rows that are held. The teams of a block add up their totals at the end.
 template <class B>
-struct OpenRegisters : Adder<Pack<typename B::compute_t, B::pack>&> {
-  __device__ void store() const {}
-};
-
-// For a gradient that was not asked for.
-struct NoSums {
-  template <class At, class V>
-  __device__ void add(At, V) {}
-  template <class At, class V>
-  __device__ void add_product(At, V, V) {}
-  __device__ void store() const {}
-};
-
-// Sums for one parameter; `wanted` is false where the caller asked for none.
-template <class B, bool wanted>
-struct ColumnSums {
+struct HeldSums {
   using C = typename B::compute_t;
-  static constexpr bool in_registers = B::packs > 0;
-  static constexpr int teams = Team<B>::per_block;
-  static constexpr int padded_width =
-      wanted && teams > 1 ? B::packs * Team<B>::threads * B::pack : 1;
-  struct Scratch {
-    C sums[padded_width];
-  };
+  using Sums = Pack<C, B::pack>;
+  static constexpr int values = B::packs * B::pack, team_threads = Team<B>::threads;
+  static constexpr bool several = Team<B>::per_block > 1;
+  static_assert(B::sums_in_shared || !several, "teams meet in shared memory");
 
-  C* sums;
-  C* recent_row;
-  index_t width;
-  Pack<C, B::pack> recent[wanted && in_registers ? B::packs : 1] = {};
-  bool begun = false, recent_begun = false;
+  C* totals;  // value v of thread t at v * threads + t
+  C* row;     // of partial sums
+  Sums recent[B::packs] = {};
+  bool begun = false;
 
-  __device__ ColumnSums(C* all_sums, const BlockShare& share, index_t width, bool few_rows)
-      : sums(all_sums + share.block * (in_registers ? 1 : 2) * sum_pitch(width * share.groups) +
-             share.group * width),
-        recent_row(few_rows ? sums : sums + sum_pitch(width * share.groups)),
-        width(width) {}
+  __device__ HeldSums(C* sums, const BlockShare& share, SharedMemory& memory)
+      : totals(memory.take<C>(B::sums_in_shared ? values * B::threads : 0)),
+        row(sums + share.block * sum_pitch(B::width * share.groups) + share.group * B::width) {}
 
-  template <class Column>
-  __device__ auto open(int pack, Column column) {
-    if constexpr (!wanted)
-      return NoSums{};
-    else if constexpr (in_registers)
-      return OpenRegisters<B>{{recent[pack]}};
-    else
-      return OpenSums<B, Column>(recent_row, column, width, recent_begun);
+  __device__ Adder<Sums&> open(const PackAt<B>& at) { return {recent[at.index]}; }
+  __device__ void close(const PackAt<B>&, const Adder<Sums&>&) const {}
+  __device__ void end_row() {}
+
+  __device__ void flush(const Walk<B>& walk) {
+    walk.whole_row().first_chunk().for_each_pack([&](auto at) {
+      if constexpr (B::sums_in_shared)
+        unrolled<B::pack>([&](int i) {
+          C& total = this->total(at.index * B::pack + i);
+          total = begun ? total + recent[at.index].item[i] : recent[at.index].item[i];
+        });
+      else
+        add_to_row(row, at, recent[at.index], begun);
+      recent[at.index] = {};
+    });
+    begun = true;
   }
 
-  // After the columns of some rows.
-  __device__ void end_rows() { recent_begun = true; }
-
-  // Moves the recent sums to the block's row.
-  __device__ void flush(const Team<B>& team, Scratch& scratch) {
-    if constexpr (teams > 1) add_teams(team, scratch);
-    if constexpr (in_registers) {
-#pragma unroll
-      for (int i = 0; i < B::packs; ++i) {
-        if (team.index() == 0) add_to_sums(team.column(i), recent[i]);
-        recent[i] = {};
-      }
-    } else if (recent_row != sums) {
-      for_each_column<B>(
-          team.column(0), Team<B>::threads * B::pack, width,
-          [&](auto column) { add_to_sums(column, load_pack<B>(recent_row, column, width)); },
-          NoEndRun{});
-    }
-    begun = true;
-    recent_begun = false;
+  // To the row of partial sums.
+  __device__ void finish(const Walk<B>& walk) const {
+    if constexpr (several)
+      add_teams();
+    else if constexpr (B::sums_in_shared)
+      walk.whole_row().first_chunk().for_each_pack([&](auto at) {
+        Sums sums;
+        unrolled<B::pack>([&](int i) { sums.item[i] = total(at.index * B::pack + i); });
+        store_where<B>(at.live, row + at.column, sums);
+      });
   }
 
  private:
-  template <class Column, class P>
-  __device__ void add_to_sums(Column column, const P& v) {
-    if (begun) {
-      OpenSums<B, Column> open(sums, column, width, begun);
-      for_each_item<B>(column, width, [&](auto at) { open.add(at, read<B>(v, at)); });
-      open.store();
-    } else {
-      OutputPack<B, C, true> output(sums, width);
-      for_each_item<B>(column, width, [&](auto at) { write(output, at, read<B>(v, at)); });
-      output.store(column);
-    }
-  }
+  __device__ C& total(int value) const { return totals[value * B::threads + threadIdx.x]; }
 
-  // The block's teams add their recent sums one after the other; the first team gets the result.
-  __device__ void add_teams(const Team<B>& team, Scratch& scratch) {
-    for (int turn = 0; turn < teams; ++turn) {
-      if (team.index() == turn) {
-#pragma unroll
-        for (int i = 0; i < B::packs; ++i) {
-#pragma unroll
-          for (int j = 0; j < B::pack; ++j) {
-            C& total = scratch.sums[team.column(i) + j];
-            total = turn == 0 ? recent[i].item[j] : total + recent[i].item[j];
-          }
-        }
-      }
-      __syncthreads();
-    }
-    if (team.index() > 0) return;
-#pragma unroll
-    for (int i = 0; i < B::packs; ++i) {
-#pragma unroll
-      for (int j = 0; j < B::pack; ++j) recent[i].item[j] = scratch.sums[team.column(i) + j];
+  __device__ void add_teams() const {
+    __syncthreads();
+    for (int i = threadIdx.x; i < values * team_threads; i += B::threads) {
+      const int value = i / team_threads, thread = i % team_threads;
+      C sum = 0;
+      for (int team = 0; team < Team<B>::per_block; ++team)
+        sum += totals[value * B::threads + team * team_threads + thread];
+      const int column = (value / B::pack * team_threads + thread) * B::pack + value % B::pack;
+      if (inside(column, B::width)) global_store(row + column, sum);
     }
   }
 };
+
+// Of streamed rows: the recent sums of the thread's columns lie as HeldSums' totals do, or, in
+// global memory, in a second row.
+template <class B>
+struct StreamedSums {
+  using C = typename B::compute_t;
+  using Sums = Pack<C, B::pack>;
+  static constexpr index_t chunks = (B::width + chunk_width<B> - 1) / chunk_width<B>;
+  static_assert(Team<B>::per_block == 1, "a block's threads have columns of their own");
+
+  C* recent;
+  C* row;  // of partial sums
+  bool begun = false, recent_begun = false;
+
+  __device__ StreamedSums(C* sums, const BlockShare& share, SharedMemory& memory) {
+    const index_t pitch = sum_pitch(B::width * share.groups);
+    row = sums + share.block * pitch * (B::sums_in_shared ? 1 : 2) + share.group * B::width;
+    recent = B::sums_in_shared ? memory.take<C>(int(chunks) * B::packs * B::pack * B::threads)
+                               : row + pitch;
+  }
+
+  __device__ Adder<Sums> open(const PackAt<B>& at) const {
+    Adder<Sums> adder = {};
+    if (recent_begun && has_place(at))
+      unrolled<B::pack>([&](int i) { adder.sums.item[i] = recent[place(at, i)]; });
+    return adder;
+  }
+  __device__ void close(const PackAt<B>& at, const Adder<Sums>& adder) const {
+    if (has_place(at)) unrolled<B::pack>([&](int i) { recent[place(at, i)] = adder.sums.item[i]; });
+  }
+  __device__ void end_row() { recent_begun = true; }
+
+  __device__ void flush(const Walk<B>& walk) {
+    walk.whole_row().for_each_chunk([&](const auto& chunk) {
+      chunk.for_each_pack([&](auto at) { add_to_row(row, at, open(at).sums, begun); });
+    });
+    begun = true;
+    recent_begun = false;
+  }
+  __device__ void finish(const Walk<B>&) const {}
+
+ private:
+  static __device__ bool has_place(const PackAt<B>& at) { return B::sums_in_shared || at.live; }
+  static __device__ index_t place(const PackAt<B>& at, int i) {
+    if constexpr (!B::sums_in_shared) return at.column + i;
+    return (at.column / (Team<B>::threads * B::pack) * B::pack + i) * B::threads + threadIdx.x;
+  }
+};
+
+// For a gradient that was not asked for.
+struct NoAdder {
+  template <class C>
+  __device__ void add(ItemAt, C) {}
+  template <class C>
+  __device__ void add_product(ItemAt, C, C) {}
+};
+template <class B>
+struct NoSums {
+  template <class C>
+  __device__ NoSums(C*, const BlockShare&, SharedMemory&) {}
+  __device__ NoAdder open(const PackAt<B>&) const { return {}; }
+  __device__ void close(const PackAt<B>&, const NoAdder&) const {}
+  __device__ void end_row() {}
+  __device__ void flush(const Walk<B>&) {}
+  __device__ void finish(const Walk<B>&) const {}
+};
+
+// Of one parameter.
+template <class B, bool wanted>
+using ColumnSums = either<!wanted, NoSums<B>, either<streamed<B>, StreamedSums<B>, HeldSums<B>>>;
 
 template <class B>
 struct ParamSums {
   using C = typename B::compute_t;
   using Weight = ColumnSums<B, B::dweight>;
   using Bias = ColumnSums<B, B::dbias>;
-  struct Scratch {
-    typename Weight::Scratch dweight;
-    typename Bias::Scratch dbias;
-  };
-
-  static constexpr int most_recent = 16;
 
   Weight dweight;
   Bias dbias;
-  Scratch& scratch;
-  int recent_rows = 0;
+  int rows = 0;  // in the recent sums
 
-  __device__ ParamSums(const BlockShare& share, C* dweight_sums, C* dbias_sums, index_t rows,
-                       index_t width, Scratch& scratch)
-      : dweight(dweight_sums, share, width, few(share, rows)),
-        dbias(dbias_sums, share, width, few(share, rows)),
-        scratch(scratch) {}
+  template <class Arguments>
+  __device__ ParamSums(const Arguments& arguments, const Walk<B>& walk, SharedMemory& memory)
+      : dweight(arguments.dweight_sums, walk.share, memory),
+        dbias(arguments.dbias_sums, walk.share, memory) {}
 
-  // After `count` rows.
-  __device__ void end_rows(const Team<B>& team, int count) {
-    static_assert(most_recent % max_rows_at_once == 0, "rows that are taken at once are recent");
-    dweight.end_rows();
-    dbias.end_rows();
-    recent_rows += count;
-    if (recent_rows == most_recent) flush(team);
+  // After a row.
+  __device__ void end_row(const Walk<B>& walk) {
+    dweight.end_row();
+    dbias.end_row();
+    if (++rows == most_recent) flush(walk);
   }
-
-  __device__ void finish(const Team<B>& team) {
-    if (recent_rows > 0) flush(team);
+  __device__ void finish(const Walk<B>& walk) {
+    if (rows > 0) flush(walk);
+    dweight.finish(walk);
+    dbias.finish(walk);
   }
 
  private:
-  // Whether all rows that a block walks are recent.
-  static __device__ bool few(const BlockShare& share, index_t rows) {
-    return rows <= share.blocks * Team<B>::per_block * most_recent;
-  }
-
-  __device__ void flush(const Team<B>& team) {
-    if constexpr (B::dweight) dweight.flush(team, scratch.dweight);
-    if constexpr (B::dbias) dbias.flush(team, scratch.dbias);
-    recent_rows = 0;
+  __device__ void flush(const Walk<B>& walk) {
+    dweight.flush(walk);
+    dbias.flush(walk);
+    rows = 0;
   }
 };
+
+// find(row), and then, for each pack of the row, write(found, at, dweight, dbias), which adds to
+// the sums; reload(found, chunk) comes before where the row is streamed.
+template <class B, class Find, class Reload, class Write>
+__device__ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, Find find,
+                                    Reload reload, Write write) {
+  walk.for_each_row([&](const auto& row) {
+    auto found = find(row);
+    row.for_each_chunk_again([&](const auto& chunk) {
+      if constexpr (streamed<B>) reload(found, chunk);
+      chunk.for_each_pack([&](auto at) {
+        auto dweight = sums.dweight.open(at);
+        auto dbias = sums.dbias.open(at);
+        write(found, at, dweight, dbias);
+        sums.dweight.close(at, dweight);
+        sums.dbias.close(at, dbias);
+      });
+    });
+    sums.end_row(walk);
+  });
+  sums.finish(walk);
+}

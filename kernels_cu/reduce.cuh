@@ -1,65 +1,40 @@
 // SPDX-License-Identifier: MIT
 // Sums in a fixed order: over a thread's packs, over the lanes of a warp, over the warps of a
-// block, over the blocks of a cluster.
+// block, over the blocks of a cluster. The CPU build replaces this file.
 #pragma once
-#include "cluster.cuh"
-#include "items.cuh"
+#include "memory.cuh"
+#include "ptx.cuh"
 
-// A sum of runs. The CPU's one thread has many of them, so that it takes from each what adding the
-// last one gave too much (Kahan's sum), unless that was infinite; a GPU's has few.
-template <class B, class V>
-struct RunSum {
-  V sum = {}, excess = {};
-
-  __device__ void add(V v) {
-    if constexpr (B::threads == 1) {
-      v -= excess;
-      const V next = sum + v;
-      excess = next - next == V{} ? (next - sum) - v : V{};
-      sum = next;
-    } else {
-      sum += v;
-    }
-  }
-};
-
-// One thread's sum over its packs. Item i of every pack is added to sum i; after a run of at most
-// 16 packs, end_run() folds those sums into one and adds it to the recent runs' sum, which moves on
-// after 32 runs. So no chain of additions is long, which would add up its roundings.
+// One thread's sum over its packs: item i of every pack is added to sum i, and end_chunk() folds
+// those sums into one. So no chain of additions is long, which would add up its roundings.
 template <class B>
 struct LaneSum {
   using C = typename B::compute_t;
   static constexpr int items = items_per_pack<B>;
-  static constexpr int recent_packs = 16 * 32;  // after which the sum moves on
-  Items<B> run = {};
-  RunSum<B, C> recent_runs;
+  Items<B> chunk = {};
   C total = 0;
-  int runs = 0;
 
   template <class At>
   __device__ void add(At at, Item<B> v) {
-    run.item[at.index] += v;
+    chunk.item[at.index] += v;
   }
   template <class At>
   __device__ void add_product(At at, Item<B> a, Item<B> b) {
-    run.item[at.index] = fma(a, b, run.item[at.index]);
+    chunk.item[at.index] = fma(a, b, chunk.item[at.index]);
   }
 
-  __device__ void end_run() {
+  __device__ void end_chunk() {
     fold<items / 2>();
-    recent_runs.add(item_sum(run.item[0]));
-    unrolled<items>([&](int i) { run.item[i] = Item<B>{}; });
-    if (++runs % 32 != 0) return;
-    total += recent_runs.sum;
-    recent_runs = {};
+    total += chunk.item[0];
+    unrolled<items>([&](int i) { chunk.item[i] = 0; });
   }
 
-  __device__ C value() const { return total + recent_runs.sum; }
+  __device__ C value() const { return total; }
 
  private:
   template <int half>
   __device__ void fold() {
-    unrolled<half>([&](int i) { run.item[i] += run.item[i + half]; });
+    unrolled<half>([&](int i) { chunk.item[i] += chunk.item[i + half]; });
     if constexpr (half > 1) fold<half / 2>();
   }
 };
@@ -85,9 +60,10 @@ struct BlockScratch {
   C sums[2][warps][max_sums];
 };
 
-// Leaves each warp's sums where the other warps find them, behind a barrier.
+// Every thread of the block gets the sums over the block. `turn` counts this thread's calls.
 template <int warps, class C, int n>
-__device__ inline auto& share_sums(Pack<C, n> v, BlockScratch<C, warps>& scratch, int& turn) {
+__device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
+                                              int& turn) {
   static_assert(warps <= 32 && n <= BlockScratch<C, warps>::max_sums,
                 "scratch holds a few sums of up to 32 warps");
   v = warp_all_reduce<32>(v);
@@ -96,33 +72,95 @@ __device__ inline auto& share_sums(Pack<C, n> v, BlockScratch<C, warps>& scratch
 #pragma unroll
     for (int i = 0; i < n; ++i) sums[threadIdx.x / 32][i] = v.item[i];
   }
-  return sums;
-}
-
-// Every thread of the block gets the sums over the block. `turn` counts this thread's calls.
-template <int warps, class C, int n>
-__device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
-                                              int& turn) {
-  const auto& sums = share_sums(v, scratch, turn);
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < n; ++i) v.item[i] = sums[threadIdx.x % warps][i];
   return warp_all_reduce<warps>(v);
 }
 
-// The same over the blocks of a cluster. A block must not end before all have read its scratch.
+// What the warps of a cluster send to each of its blocks. Two halves are enough: who has the sums
+// of one turn from all warps, knows that they have read those of the turn before. A block waits for
+// all that is sent to it, so nothing is sent to one that has ended.
+template <class C, int warps>
+struct ClusterScratch : BlockScratch<C, warps> {
+  Arrivals arrivals[2];
+
+  __device__ void begin() {
+    if (threadIdx.x < 2) begin_arrivals(arrivals[threadIdx.x]);
+    cluster_barrier();
+  }
+};
+
+// The same over the blocks of a cluster, of which each has so many warps.
 template <int warps, int blocks, class C, int n>
-__device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v, BlockScratch<C, warps>& scratch,
+__device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
+                                                ClusterScratch<C, warps * blocks>& scratch,
                                                 int& turn) {
-  constexpr int shared_sums = warps * blocks, lanes = shared_sums < 32 ? shared_sums : 32;
-  const auto& sums = share_sums(v, scratch, turn);
-  cluster_barrier();
+  constexpr int senders = warps * blocks, lanes = senders < 32 ? senders : 32;
+  static_assert(blocks <= 32, "a lane of a warp sends to each block");
+  auto& sums = scratch.sums[turn % 2];
+  auto& arrivals = scratch.arrivals[turn % 2];
+  const int lane = threadIdx.x % 32, sender = cluster_rank() * warps + threadIdx.x / 32;
+  if (threadIdx.x == 0) expect_arrivals(arrivals, senders * sizeof(v));
+  v = warp_all_reduce<32>(v);
+  if (lane < blocks) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) cluster_send(v.item[i], &sums[sender][i], arrivals, lane);
+  }
+  wait_for_arrivals(arrivals, turn / 2 % 2);
+  ++turn;
   v = {};
 #pragma unroll
-  for (int first = 0; first < shared_sums; first += lanes) {
-    const int warp = first + threadIdx.x % lanes;
+  for (int first = 0; first < senders; first += lanes) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) v.item[i] += cluster_load(&sums[warp % warps][i], warp / warps);
+    for (int i = 0; i < n; ++i) v.item[i] += sums[first + lane % lanes][i];
   }
+  __syncwarp();  // the warp has read them before it sends again
   return warp_all_reduce<lanes>(v);
 }
+
+// The threads that share a row: threads_per_row of them. Up to a warp's worth, a block holds
+// several teams and each takes its own row; beyond that the block is one team, or the cluster of
+// blocks is, for long rows.
+template <class B>
+struct Team {
+  using C = typename B::compute_t;
+  static constexpr int threads = B::threads_per_row;
+  static constexpr int blocks = threads > B::threads ? threads / B::threads : 1;  // of its cluster
+  static constexpr int warps = threads > 32 ? threads / blocks / 32 : 1;          // of a block
+  static constexpr int per_block = blocks > 1 ? 1 : B::threads / threads;
+  using Scratch = either<(blocks > 1), ClusterScratch<C, warps * blocks>, BlockScratch<C, warps>>;
+
+  Scratch& scratch;
+  int turn = 0;
+
+  __device__ explicit Team(Scratch& scratch) : scratch(scratch) {
+    if constexpr (blocks > 1) scratch.begin();
+  }
+
+  __device__ int index() const { return threadIdx.x / threads; }
+  __device__ int thread() const {
+    if constexpr (blocks > 1)
+      return cluster_rank() * B::threads + threadIdx.x;
+    else
+      return threadIdx.x % threads;
+  }
+
+  // Every thread of the team gets the sums over the team.
+  template <int n>
+  __device__ Pack<C, n> all_reduce(const Pack<C, n>& v) {
+    if constexpr (threads <= 32)
+      return warp_all_reduce<threads>(v);
+    else if constexpr (blocks == 1)
+      return block_all_reduce<warps>(v, scratch, turn);
+    else
+      return cluster_all_reduce<warps, blocks>(v, scratch, turn);
+  }
+  __device__ C all_reduce(C v) { return all_reduce(Pack<C, 1>{{v}}).item[0]; }
+
+  // The totals of the threads' sums.
+  template <class... Sums>
+  __device__ Pack<C, sizeof...(Sums)> totals(const Sums&... sums) {
+    return all_reduce(Pack<C, sizeof...(Sums)>{{sums.value()...}});
+  }
+};

@@ -1,218 +1,261 @@
 // SPDX-License-Identifier: MIT
-// A row and the team of threads that shares it.
+// A row as one of its team's threads sees it.
 //
-// A team is threads_per_row threads. Up to a warp's worth, a block holds several teams and each
-// takes its own row; beyond that the block is one team, or the cluster of blocks is, for long rows.
-// Thread t of a team owns the packs t, t + threads_per_row, ... of the row. It keeps them in
-// registers (B::packs of them), or, where B::packs is 0, reads them again in each pass
-// ("streamed"). The CPU build is a team of one thread: its rows stay in the cache, so that it
-// streams.
-//
-// Where a row of x falls into groups with statistics of their own, each group's columns are rows
-// for themselves: `row` below is such a one. A block stays with one group, and so with one part of
-// the weight.
+// Thread t of a team owns the packs t, t + threads_per_row, ... of the row. It holds B::packs of
+// them in registers at a time: a chunk. A row that is held is one chunk, loaded once; a longer one
+// is streamed, chunk by chunk, and again in the second pass, from its end backwards, as what was
+// read last is in the caches still. The CPU build replaces this file.
 #pragma once
-#include "items.cuh"
+#include "operands.cuh"
 #include "reduce.cuh"
 
-// Where an operand's rows are: up to three leading axes, strides in elements.
-template <class T>
-struct Rows {
-  T* data;
-  index_t inner, middle;  // sizes of the last two leading axes
-  index_t outer_stride, middle_stride, inner_stride;
+template <class B>
+inline constexpr index_t chunk_width = index_t(Team<B>::threads) * B::pack * B::packs;
+template <class B>
+inline constexpr bool streamed = B::width > chunk_width<B>;
 
-  __device__ T* at(index_t row) const {
-    if constexpr (!present<T>) return data;
-    if (row < inner) return data + row * inner_stride;
-    const index_t rest = row / inner;
-    return data + (rest / middle) * outer_stride + (rest % middle) * middle_stride +
-           (row % inner) * inner_stride;
-  }
-};
+// Whether every chunk of a row is full.
+template <class B>
+inline constexpr bool full = B::width % chunk_width<B> == 0;
 
-// From one row of sums in memory to the next: whole cache lines.
-__device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }
+// A streamed row may have nearly 2^31 columns, and its last chunk end beyond.
+template <class B>
+using column_t = either<streamed<B>, index_t, int>;
 
-template <template <class> class Arguments, class B>
-__device__ inline index_t row_width(const Arguments<B>& arguments) {
-  return B::width > 0 ? B::width : arguments.width;
-}
-
-template <template <class> class Arguments, class B>
-__device__ inline index_t row_groups(const Arguments<B>& arguments) {
-  return B::groups > 0 ? B::groups : arguments.groups;
-}
-
-// The group of columns that a block, or a cluster of them, has, and its place among the blocks, or
-// clusters, that have the same.
-struct BlockShare {
-  index_t groups, group, block, blocks;
-
-  __device__ BlockShare(index_t groups, int cluster)
-      : groups(groups),
-        group(blockIdx.x / cluster % groups),
-        block(blockIdx.x / cluster / groups),
-        blocks(gridDim.x / cluster / groups) {}
-
-  // The number, among the rows of all groups, of a row of the block's group.
-  __device__ index_t row_index(index_t row) const { return row * groups + group; }
+// One of the packs that a thread holds, where it begins in the row, and whether it is inside.
+template <class B>
+struct PackAt {
+  int index;
+  column_t<B> column;
+  bool live;
 };
 
 template <class B>
-struct Team {
-  using C = typename B::compute_t;
-  static constexpr int threads = B::threads_per_row;
-  static constexpr int blocks = threads > B::threads ? threads / B::threads : 1;  // of its cluster
-  static constexpr int warps = threads > 32 ? threads / blocks / 32 : 1;          // of a block
-  static constexpr int per_block = blocks > 1 ? 1 : B::threads / threads;
-  using Scratch = BlockScratch<C, warps>;
+struct Chunk {
+  column_t<B> first;  // where the thread's first pack begins
+  column_t<B> end;    // of the row; 0 for a team that has no row
 
-  Scratch& scratch;
-  int turn = 0;
-
-  __device__ explicit Team(Scratch& scratch) : scratch(scratch) {}
-
-  __device__ int index() const { return threadIdx.x / threads; }
-  __device__ int thread() const {
-    if constexpr (blocks > 1)
-      return cluster_rank() * B::threads + threadIdx.x;
-    else
-      return threadIdx.x % threads;
-  }
-  // A block of one team takes rows that there are; of several teams, the last may find none left.
-  static __device__ bool has_row(index_t row, index_t rows) {
-    if constexpr (per_block == 1)
-      return true;
-    else
-      return inside(row, rows);
-  }
-
-  __device__ index_t column(index_t pack) const { return (pack * threads + thread()) * B::pack; }
-
-  // Every thread of the team gets the sums over the team.
-  template <int n>
-  __device__ Pack<C, n> all_reduce(const Pack<C, n>& v) {
-    if constexpr (threads == 1) {
-      return v;
-    } else if constexpr (threads <= 32) {
-      return warp_all_reduce<threads>(v);
-    } else if constexpr (blocks == 1) {
-      return block_all_reduce<warps>(v, scratch, turn);
-    } else {
-      return cluster_all_reduce<warps, blocks>(v, scratch, turn);
-    }
-  }
-  __device__ C all_reduce(C v) { return all_reduce(Pack<C, 1>{{v}}).item[0]; }
-
-  // After the last sums.
-  __device__ void end() const {
-    if constexpr (blocks > 1) cluster_barrier();
-  }
-};
-
-// use(first, count) for those of a group's rows that the team takes, up to `at_once` at a time. One
-// thread walks neighbours, which its caches like; on a GPU the blocks together sweep through
-// memory.
-template <class B, class Use>
-__device__ inline void for_each_rows(const Team<B>& team, const BlockShare& share, index_t rows,
-                                     int at_once, Use use) {
-  if constexpr (B::threads == 1) {
-    const index_t last = rows * (share.block + 1) / share.blocks;
-    for (index_t row = rows * share.block / share.blocks; row < last; row += at_once)
-      use(row, row + at_once < last ? at_once : static_cast<int>(last - row));
-  } else {
-    constexpr index_t per_block = Team<B>::per_block;
-    for (index_t row = share.block * per_block; row < rows; row += share.blocks * per_block)
-      use(row + team.index(), 1);
-  }
-}
-
-// Where nothing is to be done after a run of packs.
-struct NoEndRun {
-  __device__ void operator()() const {}
-};
-
-// use(i, column) for each pack of the row that is the thread's, from the first-th on, and end_run()
-// after at most 16 of them and after the last.
-template <class B, class Use, class EndRun = NoEndRun>
-__device__ inline void for_each_pack(const Team<B>& team, index_t width, Use use,
-                                     EndRun end_run = {}, int first = 0) {
-  if constexpr (B::packs > 0) {
+  template <class F>
+  __device__ void for_each_pack(F f) const {
 #pragma unroll
     for (int i = 0; i < B::packs; ++i) {
-      use(i, team.column(i));
-      if (i % 16 == 15 || i == B::packs - 1) end_run();
+      const column_t<B> column = first + i * (Team<B>::threads * B::pack);
+      f(PackAt<B>{i, column, inside(full<B> ? 0 : column, end)});
     }
-  } else {
-    for_each_column<B>(
-        team.column(first), Team<B>::threads * B::pack, width, [&](auto column) { use(0, column); },
-        end_run);
   }
-}
+};
 
-// What was kept, as if just loaded: a compiler that knew it was converted before would hold the
-// converted items in registers too, more than the plan allows for. (Of 16 bits alone there is
-// nothing to gain: converted, they take no more.)
-template <class Kept>
-__device__ inline Kept as_loaded(Kept kept) {
-  if constexpr (sizeof(Kept) % sizeof(unsigned) == 0) {
-    unsigned words[sizeof(Kept) / sizeof(unsigned)];
-    memcpy(words, &kept, sizeof(Kept));
+template <class B, class F>
+__device__ inline void for_each_item(const PackAt<B>& at, F f) {
 #pragma unroll
-    for (unsigned& word : words) asm volatile("" : "+r"(word));
-    memcpy(&kept, words, sizeof(Kept));
-  }
-  return kept;
+  for (int i = 0; i < B::pack; ++i) f(ItemAt{i, at.live});
 }
 
-// A row as one thread sees it: pack by pack, from registers or from memory again.
-template <class B, class Kept>
+// Which of a group's rows a team takes: blocks sweep through memory together. A block of one team
+// takes rows that there are; of several teams, the last may find none left.
+template <class B>
+struct Row;
+template <class B>
+struct Walk {
+  Team<B>& team;
+  BlockShare share;
+  index_t rows;  // of the group
+  int thread;    // of the team
+
+  __device__ Walk(Team<B>& team, const BlockShare& share, index_t rows, index_t)
+      : team(team), share(share), rows(rows), thread(team.thread()) {}
+
+  // A row of the team's: it may be beyond the last.
+  __device__ Row<B> row(index_t number) const {
+    const index_t row = first_row(number) + (Team<B>::per_block == 1 ? 0 : team.index());
+    return {*this, number, share.row_index(row), inside(row, rows)};
+  }
+
+  // All columns, as of some row.
+  __device__ Row<B> whole_row() const { return {*this, 0, 0, true}; }
+
+  template <class Use>
+  __device__ void for_each_row(Use use) const {
+    for (index_t number = 0; first_row(number) < rows; ++number) {
+      Row<B> row = this->row(number);
+      if constexpr (Team<B>::per_block == 1) row.exists = true;
+      use(row);
+    }
+  }
+
+ private:
+  __device__ index_t first_row(index_t number) const {  // of the block's teams
+    return (share.block + number * share.blocks) * Team<B>::per_block;
+  }
+};
+
+template <class B>
+struct Row {
+  const Walk<B>& walk;
+  index_t number;  // in the walk
+  index_t index;   // among the rows of all groups
+  bool exists;
+
+  __device__ Row after(int rows) const { return walk.row(number + rows); }
+
+  // An operand's row.
+  template <class T>
+  __device__ T* of(const Rows<T>& operand) const {
+    return operand.at(index);
+  }
+
+  __device__ Chunk<B> chunk(column_t<B> begin) const {
+    return {begin + walk.thread * B::pack, exists ? column_t<B>(B::width) : 0};
+  }
+  __device__ Chunk<B> first_chunk() const { return chunk(0); }
+  // The columns of the first chunk, over all threads.
+  static __device__ index_t first_width() {
+    return B::width < chunk_width<B> ? B::width : chunk_width<B>;
+  }
+
+  template <class F>
+  __device__ void for_each_next_chunk(F f) const {
+    if constexpr (streamed<B>)
+      for (index_t begin = chunk_width<B>; begin < B::width; begin += chunk_width<B>)
+        f(chunk(begin));
+  }
+  template <class F>
+  __device__ void for_each_chunk(F f) const {
+    f(first_chunk());
+    for_each_next_chunk(f);
+  }
+  // The second pass.
+  template <class F>
+  __device__ void for_each_chunk_again(F f) const {
+    if constexpr (streamed<B>)
+      for (index_t begin = (B::width - 1) / chunk_width<B> * chunk_width<B>; begin > 0;
+           begin -= chunk_width<B>)
+        f(chunk(begin));
+    f(first_chunk());
+  }
+};
+
+// An operand's packs of a row, as a thread holds them: as they were stored. `once`: the kernel
+// loads no pack of it a second time, even of a streamed row.
+template <class B, class T, bool once = false>
 struct RowPacks {
-  static constexpr int kept_packs = B::packs > 0 ? B::packs : 1;
-  Kept kept[kept_packs];
+  const T* row;
+  LoadedPack<B, T> packs[B::packs];
 
-  // Loads the packs that are kept, or only the first of a streamed row.
-  template <class Load>
-  __device__ void start(const Team<B>& team, Load load) {
-#pragma unroll
-    for (int i = 0; i < kept_packs; ++i) kept[i] = load(team.column(i));
+  __device__ explicit RowPacks(const T* row) : row(row) {}
+
+  // Starts to load a chunk.
+  __device__ void load(const Chunk<B>& chunk) {
+    chunk.for_each_pack(
+        [&](auto at) { packs[at.index] = load_where<B>(at.live, row + at.column); });
   }
+  __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const { return packs[at.index]; }
+  // In the second pass.
+  __device__ LoadedPack<B, T> again(const PackAt<B>& at) const {
+    return as_loaded(packs[at.index]);
+  }
+};
+template <class B, bool once>
+struct RowPacks<B, absent, once> {
+  __device__ explicit RowPacks(const absent*) {}
+  __device__ void load(const Chunk<B>&) {}
+  __device__ LoadedPack<B, absent> operator[](const PackAt<B>&) const { return {}; }
+  __device__ LoadedPack<B, absent> again(const PackAt<B>&) const { return {}; }
+};
 
-  // Pack i, at `column`; `reload` is called only where nothing was kept.
-  template <class Column, class Load>
-  __device__ Kept pack(int i, Column column, Load reload) const {
-    if constexpr (B::packs > 0)
-      return as_loaded(kept[i]);
+// A parameter's, which all rows have.
+template <class B, class T>
+using ParameterPacks = RowPacks<B, T>;
+
+// What a thread computes of a row in the first pass and holds for the second. Without `hold`, and
+// where the row is streamed, it computes that again.
+template <class B, class V, bool hold = true>
+struct HeldPacks {
+  V packs[B::packs];
+
+  __device__ explicit HeldPacks(const Row<B>&) {}
+
+  __device__ void put(const PackAt<B>& at, const V& pack) { packs[at.index] = pack; }
+  __device__ V operator[](const PackAt<B>& at) const { return packs[at.index]; }
+  template <class Compute>
+  __device__ V again(const PackAt<B>& at, Compute compute) const {
+    if constexpr (streamed<B> || !hold)
+      return compute();
     else
-      return reload(column);
+      return as_loaded(packs[at.index]);
   }
+};
 
-  // use(column, pack) for each pack that start() loaded, and end_run() as in for_each_pack. Not
-  // as_loaded: what compilers keep of the packs between the passes of the moments saves registers.
-  template <class Use, class EndRun>
-  __device__ void for_each_kept(const Team<B>& team, Use use, EndRun end_run) const {
+// A pack of a row to be written, as OutputPack.
+template <class B, class T, bool read_again = false>
+struct RowOutput : OutputPack<B, T, read_again> {
+  __device__ explicit RowOutput(T* row) : OutputPack<B, T, read_again>(row, 0) {}
+
+  __device__ LoadedPack<B, T> store(const PackAt<B>& at) const {
+    store_where<B>(at.live, this->row + at.column, this->value);
+    return this->value;
+  }
+};
+template <class B>
+struct RowOutput<B, absent, false> {
+  __device__ explicit RowOutput(absent*) {}
+  __device__ void store(const PackAt<B>&) const {}
+};
+
+// Parts of the shared memory that the launch gives, one after the other.
+struct SharedMemory {
+  unsigned char* next = launch_shared_memory();
+
+  template <class T>
+  __device__ T* take(int count) {
+    T* const part = reinterpret_cast<T*>(next);
+    next += count * sizeof(T);
+    return part;
+  }
+};
+
+// An operand's packs of rows to come, on their way to shared memory. Those of neighbouring threads
+// are neighbours, so that no two of them wait for the same bank.
+template <class B, class T>
+struct StagedPacks {
+  using Moved = Words<B, T>;
+  using Word = typename Moved::Word;
+  Word* words;
+
+  __device__ explicit StagedPacks(SharedMemory& memory)
+      : words(memory.take<Word>(B::stages * B::packs * Moved::count * B::threads)) {}
+
+  // Starts the copies of the thread's packs.
+  template <class Packs>
+  __device__ void copy(const Packs& packs, const Row<B>& row, int stage) const {
+    row.first_chunk().for_each_pack([&](auto at) {
+      if (!at.live) return;
+      const auto* const from = reinterpret_cast<const Word*>(packs.row + at.column);
 #pragma unroll
-    for (int i = 0; i < kept_packs; ++i) {
-      use(team.column(i), kept[i]);
-      if (i % 16 == 15 || i == kept_packs - 1) end_run();
-    }
+      for (int i = 0; i < Moved::count; ++i)
+        async_copy<sizeof(Word)>(place(stage, at.index, i), from + i);
+    });
+  }
+  template <class Packs>
+  __device__ void take(Packs& packs, const Row<B>& row, int stage) const {
+    row.first_chunk().for_each_pack([&](auto at) {
+      Moved moved = {};
+      if (at.live)
+        unrolled<Moved::count>([&](int i) { moved.word[i] = *place(stage, at.index, i); });
+      packs.packs[at.index] = unpacked<B, T>(moved);
+    });
   }
 
-  // The same for each pack of the row, where start() has loaded its first.
-  template <class Load, class Use, class EndRun>
-  __device__ void first_pass(const Team<B>& team, index_t width, Load load, Use use,
-                             EndRun end_run) const {
-    for_each_kept(team, use, end_run);
-    if constexpr (B::packs == 0)
-      for_each_pack(team, width, [&](int, auto column) { use(column, load(column)); }, end_run, 1);
+ private:
+  __device__ Word* place(int stage, int pack, int word) const {
+    return words + ((stage * B::packs + pack) * Moved::count + word) * B::threads + threadIdx.x;
   }
-
-  // The same again; `reload` is called only where nothing was kept.
-  template <class Load, class Use, class EndRun = NoEndRun>
-  __device__ void next_pass(const Team<B>& team, index_t width, Load reload, Use use,
-                            EndRun end_run = {}) const {
-    for_each_pack(
-        team, width, [&](int i, auto column) { use(column, pack(i, column, reload)); }, end_run);
-  }
+};
+template <class B>
+struct StagedPacks<B, absent> {
+  __device__ explicit StagedPacks(SharedMemory&) {}
+  template <class Packs>
+  __device__ void copy(const Packs&, const Row<B>&, int) const {}
+  template <class Packs>
+  __device__ void take(const Packs&, const Row<B>&, int) const {}
 };

@@ -13,23 +13,15 @@
 //   dweight = sum over rows of dn * k * r
 //   dbias   = sum over rows of dn
 //
-// The saved mean is rounded, so its error is measured and taken out again (see moments.cuh):
+// The saved mean is rounded, so its error is measured and taken out again (see the forward):
 //   correction  = mean(p - mean)
 //   sum(r * dr) = rstd * (sum((p - mean) * dr) - correction * sum(dr))
 //
 // Each block adds up dweight and dbias over the rows it walks and writes one row of partial sums
 // (param_sums.cuh); param_grad.cu adds those in a fixed order. Operands that the wanted gradients
 // do not need are absent.
-#include "backward_row.cuh"
+#include "activations.cuh"
 #include "param_sums.cuh"
-#include "row_parts.cuh"
-
-#ifndef ASYNC_COPIES
-#define ASYNC_COPIES false
-#endif
-#ifndef KEPT_PACKS
-#define KEPT_PACKS 0
-#endif
 
 // clang-format off
 struct Build {
@@ -59,115 +51,276 @@ struct Build {
   static constexpr int threads = THREADS;               // of a block
   static constexpr int threads_per_row = THREADS_PER_ROW;  // more: a cluster's
   static constexpr int pack = PACK;                     // elements a thread handles at a time
-  static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
+  static constexpr int packs = PACKS;                   // packs that a thread holds at a time
   static constexpr int access = ACCESS;                 // elements in one access, by alignment
-  static constexpr bool async_copies = ASYNC_COPIES;    // of each team's next row
-  // Of the gates of the rows taken at once, which a CPU's thread keeps where it has a first pass.
-  static constexpr int kept_packs = center || dp ? KEPT_PACKS : 0;
+  static constexpr int blocks_per_sm = BLOCKS_PER_SM;   // that registers must leave room for
+  static constexpr int stages = STAGES;                 // rows on their way to shared memory
+  static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // where that has room
 };
 // clang-format on
 
-// The second pass over some rows at once, from a pack of theirs on.
 template <class B>
-__device__ inline void write_rows(const Team<B>& team, const Affine<B>& parameters,
-                                  const BackwardRow<B>* rows, int count, ParamSums<B>& param_sums,
-                                  int first = 0) {
-  const index_t end = rows[0].end;
-  for_each_pack(
-      team, end,
-      [&](int pack, auto column) {
-        const auto factors = parameters.load_factors(column, end);
-        const auto bias = parameters.load_bias(column, end);
-        auto dweight = param_sums.dweight.open(pack, column);
-        auto dbias = param_sums.dbias.open(pack, column);
-        for (int i = 0; i < count; ++i)
-          write_gradients(rows[i], pack, column, factors, bias, dweight, dbias);
-        dweight.store();
-        dbias.store();
-      },
-      NoEndRun{}, first);
-}
-
-template <class B>
-__device__ inline ParamSums<B> open_sums(const Arguments<B>& arguments, const BlockShare& share,
-                                         typename ParamSums<B>::Scratch& scratch) {
-  return {share,          arguments.dweight_sums, arguments.dbias_sums,
-          arguments.rows, row_width(arguments),   scratch};
-}
-
-template <class B>
-__device__ inline void differentiate_rows(const Arguments<B>& arguments, Team<B>& team,
-                                          const BlockShare& share, index_t first, int count,
-                                          index_t ahead, StagedRows<B>& staged,
-                                          ParamSums<B>& param_sums) {
-  BackwardRow<B> rows[max_rows_at_once];
-  const Affine<B> parameters(arguments, share);
-  const index_t row_packs = (row_width(arguments) + B::pack - 1) / B::pack;
-  for (int i = 0; i < count; ++i) {
-    copy_row(arguments, team, share, first + i + share.blocks * Team<B>::per_block, staged);
-    open_row(arguments, team, share, first + i, ahead, rows[i]);
-    rows[i].kept_gate = kept_packs<GatePack<B>, B::kept_packs>() + i * row_packs;
-    find_factors(arguments, team, parameters, staged, rows[i]);
-  }
-
-  write_rows(team, parameters, rows, count, param_sums);
-}
-
-// One pass over the block's part of a row that several blocks share; the row has partial sums of
-// its own.
-template <class B>
-__device__ inline void pass_over_part(const Arguments<B>& arguments, const Team<B>& team,
-                                      typename ParamSums<B>::Scratch& scratch) {
+struct Arguments {
   using C = typename B::compute_t;
-  const RowPart<B> part(row_width(arguments));
-  const BlockShare share(row_groups(arguments), static_cast<int>(part.parts));
-  const SharedSums<C> sums(arguments.part_sums, share.row_index(share.block), part.parts);
-  const Affine<B> parameters(arguments, share);
-  BackwardRow<B> row;
-  open_row(arguments, team, share, share.block, 0, row);
-  row.end = part.end;
-  if (arguments.pass == find_sums) {
-    const auto over_part = [&](auto use, auto end_run) {
-      for_each_pack(
-          team, part.end, [&](int, auto column) { use(column, row.load(column)); }, end_run,
-          part.first);
-    };
-    sums.store(find_sums, part.number, find_sums_of(parameters, row, over_part));
-  } else {
-    if constexpr (B::center || B::dp) set_factors(arguments, sums.total(find_sums), row);
-    auto param_sums = open_sums(arguments, share, scratch);
-    write_rows(team, parameters, &row, 1, param_sums, part.first);
-  }
+  Rows<const typename B::dy_t> dy;
+  Rows<const typename B::x_t> x;
+  Rows<const typename B::d_residual_t> d_residual;
+  Rows<const typename B::gate_t> gate;
+  Rows<typename B::dx_t> dx;
+  Rows<typename B::dresidual_t> dresidual;
+  Rows<typename B::dgate_t> dgate;
+  const typename B::weight_t* weight;
+  const typename B::bias_t* bias;
+  const C* mean;
+  const C* rstd;
+  C* dweight_sums;
+  C* dbias_sums;
+  index_t rows, groups, width;  // rows of each group
+  Number<C> k, weight_offset;
+};
+
+// What a gate does at each item of a pack.
+template <class B>
+using GatePack = Pack<Activated<Item<B>>, items_per_pack<B>>;
+
+template <class B, class G, class At>
+__device__ inline Activated<Item<B>> gate_at(const G& gate, At item) {
+  Activated<Item<B>> activated = {};
+  if constexpr (present<typename B::gate_t>) activated = B::activation::at(read<B>(gate, item));
+  return activated;
 }
+
+// An item of the inputs, with the gate applied on the side where it stands.
+template <class B>
+struct GatedItem {
+  Item<B> dy, dn, x = {}, p = {};
+
+  template <class Dy, class X, class At>
+  __device__ GatedItem(const Dy& dy_pack, const X& x_pack, const Activated<Item<B>>& gate, At item)
+      : dy(read<B>(dy_pack, item)), dn(dy) {
+    if constexpr (present<typename B::x_t>) p = x = read<B>(x_pack, item);
+    if constexpr (B::pre_gate) p *= gate.value;
+    if constexpr (B::post_gate) dn *= gate.value;
+  }
+};
+
+// A row: its operands, and what the first pass over it finds for the second.
+//   k * r = ((p - mean) - correction) * k_rstd
+//   dp    = dn * factor * k_rstd + k * r * r_factor + offset
+template <class B>
+struct BackwardRow {
+  using C = typename B::compute_t;
+  RowPacks<B, typename B::dy_t> dy;
+  RowPacks<B, typename B::x_t> x;
+  RowPacks<B, typename B::gate_t> gate;
+  RowPacks<B, typename B::d_residual_t, true> d_residual;
+  typename B::dx_t* dx;
+  typename B::dresidual_t* dresidual;
+  typename B::dgate_t* dgate;
+  HeldPacks<B, GatePack<B>, false> gates;
+  C rstd = 0, mean = 0, correction = 0, k_rstd = 0, r_factor = 0, offset = 0;
+
+  __device__ BackwardRow(const Arguments<B>& arguments, const Row<B>& row)
+      : dy(row.of(arguments.dy)),
+        x(row.of(arguments.x)),
+        gate(row.of(arguments.gate)),
+        d_residual(row.of(arguments.d_residual)),
+        dx(row.of(arguments.dx)),
+        dresidual(row.of(arguments.dresidual)),
+        dgate(row.of(arguments.dgate)),
+        gates(row) {}
+
+  template <class V>
+  __device__ V shifted(V p) const {
+    if constexpr (B::center)
+      return p - mean;
+    else
+      return p;
+  }
+};
+
+// Inputs of rows to come, on their way to shared memory. Results may lie over inputs even so: only
+// the thread that copies a pack writes there, after it has taken it. No barrier is needed, as a
+// thread takes what it copied itself, and copies to the same place only after that.
+template <class B>
+struct StagedRows {
+  StagedPacks<B, typename B::dy_t> dy;
+  StagedPacks<B, typename B::x_t> x;
+  StagedPacks<B, typename B::gate_t> gate;
+  StagedPacks<B, typename B::d_residual_t> d_residual;
+  int stage = 0;
+
+  __device__ explicit StagedRows(SharedMemory& memory)
+      : dy(memory), x(memory), gate(memory), d_residual(memory) {}
+
+  __device__ void copy(const Arguments<B>& arguments, const Row<B>& row) {
+    const BackwardRow<B> inputs(arguments, row);
+    dy.copy(inputs.dy, row, stage);
+    x.copy(inputs.x, row, stage);
+    gate.copy(inputs.gate, row, stage);
+    d_residual.copy(inputs.d_residual, row, stage);
+    async_commit();
+    if (++stage == B::stages) stage = 0;
+  }
+
+  // The row that was copied first.
+  __device__ void take(BackwardRow<B>& inputs, const Row<B>& row) const {
+    async_wait<B::stages - 1>();
+    dy.take(inputs.dy, row, stage);
+    x.take(inputs.x, row, stage);
+    gate.take(inputs.gate, row, stage);
+    d_residual.take(inputs.d_residual, row, stage);
+  }
+};
 
 template <class B>
-__device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& team,
-                                     StagedRows<B>& staged,
-                                     typename ParamSums<B>::Scratch& scratch) {
-  if constexpr (shared_rows) {
-    pass_over_part(arguments, team, scratch);
-  } else {
-    const BlockShare share(row_groups(arguments), Team<B>::blocks);
-    auto param_sums = open_sums(arguments, share, scratch);
-    copy_row(arguments, team, share, share.block * Team<B>::per_block + team.index(), staged);
-    using Row = first_present<typename B::x_t, typename B::dy_t>;
-    const int at_once = rows_at_once<Row>(row_width(arguments));
-    const index_t ahead = rows_ahead<Row>(row_width(arguments));
-    for_each_rows(team, share, arguments.rows, at_once, [&](index_t first, int count) {
-      differentiate_rows(arguments, team, share, first, count, ahead, staged, param_sums);
-      param_sums.end_rows(team, count);
+__device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& team) {
+  using C = typename B::compute_t;
+  const BlockShare share(row_groups(arguments), Team<B>::blocks);
+  const Walk<B> walk(team, share, arguments.rows, row_width(arguments));
+  const C width = C(row_width(arguments)), k = arguments.k, weight_offset = arguments.weight_offset;
+  const index_t first_parameter = share.group * row_width(arguments);
+  ParameterPacks<B, typename B::weight_t> weight(arguments.weight + first_parameter);
+  ParameterPacks<B, typename B::bias_t> bias(arguments.bias + first_parameter);
+  SharedMemory memory;
+  StagedRows<B> staged(memory);
+  ParamSums<B> sums(arguments, walk, memory);
+
+  // Load: the parameters once, where rows are held; a row's inputs all at once, or, where there are
+  // stages, while so many rows before it are computed.
+  const auto load_parameters = [&](const auto& chunk) {
+    weight.load(chunk);
+    bias.load(chunk);
+  };
+  if constexpr (!streamed<B>) load_parameters(walk.whole_row().first_chunk());
+  if constexpr (B::stages > 0)
+    for (int i = 0; i < B::stages; ++i) staged.copy(arguments, walk.row(i));
+  const auto load = [&](auto& row, const auto& chunk) {
+    row.dy.load(chunk);
+    row.x.load(chunk);
+    row.gate.load(chunk);
+    if constexpr (!streamed<B>) row.d_residual.load(chunk);
+  };
+  const auto load_statistics = [&](const auto& place) {
+    Pack<C, 2> found = {};
+    if (present<typename B::x_t> && place.exists)
+      found.item[0] = global_load(arguments.rstd + place.index);
+    if (B::center && place.exists) found.item[1] = global_load(arguments.mean + place.index);
+    return found;
+  };
+  Pack<C, 2> next_statistics = {};
+  if constexpr (B::stages > 0) next_statistics = load_statistics(walk.row(0));
+
+  // Reduce, and find the factors.
+  const auto find = [&](const auto& place) {
+    BackwardRow<B> row(arguments, place);
+    if constexpr (B::stages > 0) {
+      staged.take(row, place);
+      staged.copy(arguments, place.after(B::stages));
+    }
+    const auto statistics = B::stages > 0 ? next_statistics : load_statistics(place);
+    row.rstd = statistics.item[0];
+    row.mean = statistics.item[1];
+    row.k_rstd = k * row.rstd;
+    if constexpr (B::stages > 0) next_statistics = load_statistics(place.after(1));
+
+    LaneSum<B> sum_p, sum_dr, sum_p_dr;
+    place.for_each_chunk([&](const auto& chunk) {
+      if constexpr (B::stages == 0) load(row, chunk);
+      if constexpr (streamed<B>) load_parameters(chunk);
+      if constexpr (!B::center && !B::dp) return;
+      chunk.for_each_pack([&](auto at) {
+        const auto dy = row.dy[at];
+        const auto x = row.x[at];
+        const auto gate = row.gate[at];
+        GatePack<B> gates = {};
+        for_each_item<B>(at, [&](auto item) {
+          gates.item[item.index] = gate_at<B>(gate, item);
+          const GatedItem<B> gated(dy, x, gates.item[item.index], item);
+          const auto p = clear_outside<B>(row.shifted(gated.p), item);
+          if constexpr (B::center) sum_p.add(item, p);
+          if constexpr (B::dp) {
+            auto dr = gated.dn;
+            if constexpr (present<typename B::weight_t>)
+              dr *= factor<B>(weight[at], weight_offset, item);
+            if constexpr (B::center) sum_dr.add(item, dr);
+            sum_p_dr.add_product(item, p, dr);
+          }
+        });
+        row.gates.put(at, gates);
+      });
+      sum_p.end_chunk();
+      sum_dr.end_chunk();
+      sum_p_dr.end_chunk();
     });
-    param_sums.finish(team);
-    team.end();
-  }
+
+    C sum_q_dr = 0;
+    if constexpr (B::center) {
+      const auto found = team.totals(sum_p, sum_dr, sum_p_dr);
+      row.correction = math::divided(found.item[0], width);
+      row.offset = -row.rstd * math::divided(k * found.item[1], width);
+      sum_q_dr = fma(-row.correction, found.item[1], found.item[2]);
+    } else if constexpr (B::dp) {
+      sum_q_dr = team.totals(sum_p_dr).item[0];
+    }
+    row.r_factor = math::divided(-row.rstd * (row.rstd * sum_q_dr), width);
+    return row;
+  };
+
+  // Store: the gradients with rows, and what the row adds to the sums over rows.
+  const auto load_again = [&](auto& row, const auto& chunk) {
+    load(row, chunk);
+    row.d_residual.load(chunk);
+    load_parameters(chunk);
+  };
+  const auto write_pack = [&](auto& row, auto at, auto& dweight, auto& dbias) {
+    const auto dy = row.dy.again(at);
+    const auto x = row.x.again(at);
+    const auto gate = row.gate.again(at);
+    const auto gates = row.gates.again(at, [&] {
+      GatePack<B> pack = {};
+      for_each_item<B>(at, [&](auto item) { pack.item[item.index] = gate_at<B>(gate, item); });
+      return pack;
+    });
+    const auto d_residual = row.d_residual[at];
+    const auto k_rstd = spread<B>(row.k_rstd);
+    const auto r_factor = spread<B>(row.r_factor), offset = spread<B>(row.offset);
+    RowOutput<B, typename B::dx_t> dx(row.dx);
+    RowOutput<B, typename B::dresidual_t> dresidual(row.dresidual);
+    RowOutput<B, typename B::dgate_t> dgate(row.dgate);
+    for_each_item<B>(at, [&](auto item) {
+      const auto& activated = gates.item[item.index];
+      const GatedItem<B> gated(dy, x, activated, item);
+      auto q = row.shifted(gated.p);
+      if constexpr (B::center) q -= row.correction;
+      const auto k_r = q * k_rstd, rounded = as_rounded<B>(k_r);
+      dweight.add_product(item, gated.dn, rounded);
+      dbias.add(item, gated.dn);
+      auto dp = gated.dn;
+      if constexpr (present<typename B::weight_t>) dp *= factor<B>(weight[at], weight_offset, item);
+      dp = fma(dp, k_rstd, fma(k_r, r_factor, offset));
+      auto ds = dp;
+      if constexpr (B::pre_gate) ds *= activated.value;
+      if constexpr (present<typename B::d_residual_t>) ds += read<B>(d_residual, item);
+      if constexpr (present<typename B::dx_t>) write(dx, item, ds);
+      if constexpr (present<typename B::dresidual_t>) write(dresidual, item, ds);
+      if constexpr (present<typename B::dgate_t> && B::pre_gate)
+        write(dgate, item, activated.derivative * (dp * gated.x));
+      if constexpr (present<typename B::dgate_t> && B::post_gate)
+        write(dgate, item,
+              activated.derivative *
+                  (gated.dy * affine<B>(rounded, weight[at], weight_offset, bias[at], item)));
+    });
+    dx.store(at);
+    dresidual.store(at);
+    dgate.store(at);
+  };
+  for_each_row(walk, sums, find, load_again, write_pack);
 }
 
-extern "C" __global__ void __launch_bounds__(Build::threads, 1) CLUSTER_LAUNCH
+extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_sm) CLUSTER_LAUNCH
     row_norm_backward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
-  __shared__ ParamSums<Build>::Scratch param_scratch;
-  __shared__ StagedRows<Build>::Storage staged_storage;
   Team<Build> team(scratch);
-  StagedRows<Build> staged(staged_storage);
-  differentiate(arguments, team, staged, param_scratch);
+  differentiate(arguments, team);
 }

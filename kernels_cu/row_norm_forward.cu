@@ -9,17 +9,17 @@
 //   n    = k * (q * rstd) * (weight + weight_offset) + bias
 //   y    = n * g(gate)    if post-gate, else n
 //
-// A team of threads takes a row (row.cuh), finds its moments (moments.cuh) and writes y in a last
-// pass over the row.
+// One rounded mean is not enough: for a row of mean 1e4 and deviation 1 it is off by thousands of
+// ulps of the result. So the row is shifted by about its mean, and what is left is corrected:
+//   t = p - shift,   correction = mean(t),   q = t - correction
+//   mean(q * q) = mean(t * t) - correction^2
+// With a shift within half a deviation of the mean that is a difference of 5 to 1 at most, and
+// keeps its accuracy. (2 to 1 cost the bound of y.) Of a row that is held the shift is the mean; of
+// a streamed one it is that of its beginning, and where that is unlike the rest there is a second
+// try.
 #include "activations.cuh"
-#include "affine.cuh"
 #include "math.cuh"
-#include "moments.cuh"
-#include "row_parts.cuh"
-
-#ifndef KEPT_PACKS
-#define KEPT_PACKS 0
-#endif
+#include "row.cuh"
 
 // clang-format off
 struct Build {
@@ -42,14 +42,15 @@ struct Build {
   static constexpr int threads = THREADS;               // of a block
   static constexpr int threads_per_row = THREADS_PER_ROW;  // more: a cluster's
   static constexpr int pack = PACK;                     // elements a thread handles at a time
-  static constexpr int packs = PACKS;                   // packs that a thread keeps; 0: streamed
+  static constexpr int packs = PACKS;                   // packs that a thread holds at a time
+  static constexpr int blocks_per_sm = BLOCKS_PER_SM;   // that registers must leave room for
   static constexpr int access = ACCESS;                 // elements in one access, by alignment
-  static constexpr int kept_packs = KEPT_PACKS;         // of p, which a CPU's thread keeps
 };
 // clang-format on
 
 template <class B>
 struct Arguments {
+  using C = typename B::compute_t;
   Rows<const typename B::x_t> x;
   Rows<const typename B::residual_t> residual;
   Rows<const typename B::gate_t> gate;
@@ -57,257 +58,181 @@ struct Arguments {
   Rows<typename B::new_residual_t> new_residual;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
-  typename B::compute_t* mean;                // null: not wanted
-  typename B::compute_t* rstd;                // null: not wanted
-  Pack<typename B::compute_t, 3>* part_sums;  // of shared rows
-  index_t rows, groups, width;                // rows of each group
-  index_t pass;                               // over shared rows
-  double k, eps, weight_offset;
+  C* mean;                      // null: not wanted
+  C* rstd;                      // null: not wanted
+  index_t rows, groups, width;  // rows of each group
+  Number<C> k, eps, weight_offset;
 };
 
-// A row, and what the first pass over it finds for the second.
 template <class B>
-struct ForwardRow {
+__device__ inline const auto& stream_of(const Arguments<B>& arguments) {
+  if constexpr (present<typename B::new_residual_t>)
+    return arguments.new_residual;
+  else
+    return arguments.x;
+}
+
+template <class B>
+__device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, const Row<B>& row) {
   using C = typename B::compute_t;
   using stream_t = first_present<typename B::new_residual_t, typename B::x_t>;
-  using StreamPack = LoadedPack<B, stream_t>;
-  // What is kept of p: s as it is stored or, gated, what was computed.
-  using Kept = either<B::pre_gate, Items<B>, StreamPack>;
-  index_t end;  // the width, or 0 for a team that has no row
-  const typename B::x_t* x;
-  const typename B::x_t* later_x;  // of a row to come, to be prefetched
-  const typename B::residual_t* residual;
-  const typename B::residual_t* later_residual;
-  const typename B::gate_t* gate;
-  const typename B::gate_t* later_gate;
-  typename B::new_residual_t* new_residual;
-  typename B::y_t* y;
-  RowPacks<B, Kept> packs;
-  Kept* kept_p;
-  Moments<B> moments;
-  C rstd, k_rstd;
+  using Held = either<B::pre_gate, Items<B>, LoadedPack<B, stream_t>>;
+  const C width = C(row_width(arguments)), offset = arguments.weight_offset;
+  const index_t first_parameter = row.walk.share.group * row_width(arguments);
+  const auto new_residual = row.of(arguments.new_residual);
+  const auto y_row = row.of(arguments.y);
+  constexpr bool writes_stream = present<typename B::new_residual_t>;
+  RowPacks<B, typename B::x_t, writes_stream> x(row.of(arguments.x));
+  RowPacks<B, typename B::residual_t, true> residual(row.of(arguments.residual));
+  RowPacks<B, typename B::gate_t> gate(row.of(arguments.gate));
+  RowPacks<B, stream_t> stream(row.of(stream_of(arguments)));
+  ParameterPacks<B, typename B::weight_t> weight(arguments.weight + first_parameter);
+  ParameterPacks<B, typename B::bias_t> bias(arguments.bias + first_parameter);
+  HeldPacks<B, Held> p(row);
 
-  // The pack of p; this writes the residual stream.
-  template <class Column>
-  __device__ Kept load(Column column) const {
-    const Kept p = gated(column, load_stream(column));
-    if constexpr (B::kept_packs > 0) kept_p[column / B::pack] = p;
-    return p;
-  }
-
-  template <class Column>
-  __device__ Kept reload(Column column) const {
-    if constexpr (B::kept_packs > 0)
-      return kept_p[column / B::pack];
-    else if constexpr (present<typename B::new_residual_t>)
-      return gated(column, load_pack<B, stream_t>(new_residual, column, end));
-    else
-      return load(column);
-  }
-
- private:
-  template <class Column>
-  __device__ StreamPack load_stream(Column column) const {
-    const auto x_pack = load_pack<B>(x, column, end);
-    if constexpr (!present<typename B::new_residual_t>) {
-      return x_pack;
-    } else {
-      const auto residual_pack = load_pack<B>(residual, column, end);
-      OutputPack<B, stream_t, true> stream(new_residual, end);
-      for_each_item<B>(column, end, [&](auto at) {
-        auto s = read<B>(x_pack, at);
-        if constexpr (present<typename B::residual_t>) s += read<B>(residual_pack, at);
-        write(stream, at, s);
-      });
-      return stream.store(column);
+  // Load. Of a row that is held this is all that is ever loaded, before anything is stored.
+  const auto load = [&](const auto& chunk) {
+    x.load(chunk);
+    residual.load(chunk);
+    if constexpr (B::pre_gate || !streamed<B>) gate.load(chunk);
+    if constexpr (!streamed<B>) {
+      weight.load(chunk);
+      bias.load(chunk);
     }
-  }
-
-  template <class Column>
-  __device__ Kept gated(Column column, const StreamPack& s) const {
+  };
+  const auto add_residual = [&](auto at) {
+    if constexpr (!writes_stream) {
+      return x[at];
+    } else {
+      RowOutput<B, stream_t, true> s(new_residual);
+      for_each_item<B>(at, [&](auto item) {
+        auto v = read<B>(x[at], item);
+        if constexpr (present<typename B::residual_t>) v += read<B>(residual[at], item);
+        write(s, item, v);
+      });
+      return s.store(at);
+    }
+  };
+  const auto gated = [&](auto at, const auto& s) {
     if constexpr (!B::pre_gate) {
       return s;
     } else {
-      const auto gate_pack = load_pack<B>(gate, column, end);
-      Kept p = {};
-      for_each_item<B>(column, end, [&](auto at) {
-        p.item[at.index] = read<B>(s, at) * B::activation::at(read<B>(gate_pack, at)).value;
+      Items<B> pack = {};
+      for_each_item<B>(at, [&](auto item) {
+        pack.item[item.index] = read<B>(s, item) * B::activation::value(read<B>(gate[at], item));
       });
-      return p;
+      return pack;
     }
-  }
-};
-
-template <class B>
-__device__ inline void open_row(const Arguments<B>& arguments, const Team<B>& team,
-                                const BlockShare& share, index_t row_of_group, index_t ahead,
-                                ForwardRow<B>& row) {
-  const index_t width = row_width(arguments), rows = arguments.rows;
-  const index_t index = share.row_index(row_of_group);
-  const index_t later = row_of_group + ahead < rows ? share.row_index(row_of_group + ahead) : index;
-  row.end = team.has_row(row_of_group, rows) ? width : 0;
-  row.x = arguments.x.at(index);
-  row.later_x = arguments.x.at(later);
-  row.residual = arguments.residual.at(index);
-  row.later_residual = arguments.residual.at(later);
-  row.gate = arguments.gate.at(index);
-  row.later_gate = arguments.gate.at(later);
-  row.new_residual = arguments.new_residual.at(index);
-  row.y = arguments.y.at(index);
-  row.kept_p = kept_packs<typename ForwardRow<B>::Kept, B::kept_packs>();
-}
-
-// What multiplies the row.
-template <class B>
-__device__ inline void find_factors(const Arguments<B>& arguments, ForwardRow<B>& row) {
-  using C = typename B::compute_t;
-  const C square = row.moments.variance + C(arguments.eps);
-  row.rstd = math::over_root(1.0, square);
-  if constexpr (present<typename B::rounded_t>)
-    row.k_rstd = C(arguments.k) * row.rstd;  // as the backward does, which rounds k * r again
-  else
-    row.k_rstd = math::over_root(arguments.k, square);
-}
-
-// The first pass: the row's moments.
-template <class B>
-__device__ inline void find_moments(const Arguments<B>& arguments, Team<B>& team,
-                                    ForwardRow<B>& row) {
-  const auto load = [&](auto column) {
-    prefetch_output<B>(row.y, column);
-    return row.load(column);
-  };
-  const auto reload = [&](auto column) { return row.reload(column); };
-  row.packs.start(team, load);
-  row.moments = row_moments(team, row.packs, row.end, row_width(arguments), load, reload);
-  find_factors(arguments, row);
-}
-
-// The second pass, for one pack.
-template <class B, class Column, class Factors, class Bias>
-__device__ inline void write_pack(const ForwardRow<B>& row, int pack, Column column,
-                                  const Factors& factors, const Bias& bias) {
-  const auto p = row.packs.pack(pack, column, [&](auto column) { return row.reload(column); });
-  prefetch_later<B>(row.later_x, column);
-  prefetch_later<B>(row.later_residual, column);
-  prefetch_later<B>(row.later_gate, column);
-  const auto gate = load_pack<B>(only_if<B::post_gate>(row.gate), column, row.end);
-  const auto k_rstd = spread<B>(row.k_rstd);
-  OutputPack<B, typename B::y_t> y(row.y, row.end);
-  for_each_item<B>(column, row.end, [&](auto at) {
-    const auto k_r = as_rounded<B>(row.moments.centered(read<B>(p, at)) * k_rstd);
-    auto n = affine<B>(k_r, factors, bias, at);
-    if constexpr (B::post_gate) n *= B::activation::at(read<B>(gate, at)).value;
-    write(y, at, n);
-  });
-  y.store(column);
-}
-
-// The second pass over the row, from a pack of it on.
-template <class B>
-__device__ inline void write_row(const Arguments<B>& arguments, const Team<B>& team,
-                                 const BlockShare& share, const ForwardRow<B>& row, int first = 0) {
-  const Affine<B> parameters(arguments, share);
-  for_each_pack(
-      team, row.end,
-      [&](int pack, auto column) {
-        const auto factors = parameters.load_factors(column, row.end);
-        write_pack(row, pack, column, factors, parameters.load_bias(column, row.end));
-      },
-      NoEndRun{}, first);
-}
-
-template <class B>
-__device__ inline void save_statistics(const Arguments<B>& arguments, const Team<B>& team,
-                                       index_t index, const ForwardRow<B>& row) {
-  if (team.thread() > 0 || row.end == 0) return;
-  if (arguments.mean != nullptr)
-    global_store(arguments.mean + index, row.moments.shift + row.moments.correction);
-  if (arguments.rstd != nullptr) global_store(arguments.rstd + index, row.rstd);
-}
-
-template <class B>
-__device__ inline void normalize_row(const Arguments<B>& arguments, Team<B>& team,
-                                     const BlockShare& share, index_t row_of_group, index_t ahead) {
-  ForwardRow<B> row;
-  open_row(arguments, team, share, row_of_group, ahead, row);
-  find_moments(arguments, team, row);
-  write_row(arguments, team, share, row);
-  save_statistics(arguments, team, share.row_index(row_of_group), row);
-}
-
-// One pass over the block's part of a row that several blocks share.
-template <class B>
-__device__ inline void pass_over_part(const Arguments<B>& arguments, Team<B>& team) {
-  using C = typename B::compute_t;
-  using Kept = typename ForwardRow<B>::Kept;
-  const index_t width = row_width(arguments);
-  const RowPart<B, 1> part(width);  // the first pack is loaded before the others
-  const BlockShare share(row_groups(arguments), static_cast<int>(part.parts));
-  const index_t index = share.row_index(share.block);
-  const SharedSums<C> sums(arguments.part_sums, index, part.parts);
-  ForwardRow<B> row;
-  open_row(arguments, team, share, share.block, 0, row);
-  row.end = part.end;
-  const auto reload = [&](auto column) { return row.reload(column); };
-  const auto find = [&](Pass pass, C shift) {
-    const auto over_part = [&](auto use, auto end_run) {
-      if (part.number == 0)
-        row.packs.first_pass(team, part.end, reload, use, end_run);
-      else
-        for_each_pack(
-            team, part.end, [&](int, auto column) { use(column, reload(column)); }, end_run,
-            part.first);
-    };
-    const auto found = part_sums<B, Kept>(shift, part.end, over_part);
-    sums.store(pass, part.number, {{found.item[0], found.item[1], shift}});
-  };
-  const auto moments = [&](Pass pass) {
-    const auto total = sums.total(pass);
-    if constexpr (B::center)
-      return moments_of<B>(sums.load(pass, 0).item[2], {{total.item[0], total.item[1]}}, width);
-    else
-      return moments_of<B>(total.item[0], width);
   };
 
-  if (arguments.pass == add_residual) {
-    for_each_pack(
-        team, part.end, [&](int, auto column) { row.load(column); }, NoEndRun{}, part.first);
-  } else if (arguments.pass == find_sums) {
-    row.packs.start(team, reload);
-    find(find_sums, first_mean(team, row.packs, width, width));
-  } else {
-    row.moments = moments(find_sums);
-    const bool again = B::center && is_far(row.moments);
-    if (again && arguments.pass == find_sums_again) {
-      row.packs.start(team, reload);
-      find(find_sums_again, row.moments.shift + row.moments.correction);
-    }
-    if (arguments.pass != write_results) return;
-    if (again) row.moments = moments(find_sums_again);
-    find_factors(arguments, row);
-    write_row(arguments, team, share, row, part.first);
-    if (part.number == 0) save_statistics(arguments, team, index, row);
-  }
-}
-
-template <class B>
-__device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team) {
-  if constexpr (shared_rows) {
-    pass_over_part(arguments, team);
-  } else {
-    const BlockShare share(row_groups(arguments), Team<B>::blocks);
-    const index_t ahead = rows_ahead<typename B::x_t>(row_width(arguments));
-    for_each_rows(team, share, arguments.rows, 1, [&](index_t row_of_group, int) {
-      normalize_row(arguments, team, share, row_of_group, ahead);
+  // Loads p of a chunk, and uses each pack.
+  const auto take = [&](const auto& chunk, auto use) {
+    load(chunk);
+    chunk.for_each_pack([&](auto at) {
+      p.put(at, gated(at, add_residual(at)));
+      for_each_item<B>(at, [&](auto item) { use(item, read<B>(p[at], item)); });
     });
-    team.end();
+  };
+
+  // Reduce: the mean square, of a row that is centered about its mean.
+  C shift = 0, correction = 0, variance = 0;
+  if constexpr (!B::center) {
+    LaneSum<B> squares;
+    row.for_each_chunk([&](const auto& chunk) {
+      take(chunk, [&](auto item, auto v) { squares.add_product(item, v, v); });
+      squares.end_chunk();
+    });
+    variance = math::divided(team.totals(squares).item[0], width);
+  } else {
+    LaneSum<B> sum, sum_t, sum_tt;
+    const auto add = [&](auto item, auto v) {
+      const auto t = clear_outside<B>(v - shift, item);
+      sum_t.add(item, t);
+      sum_tt.add_product(item, t, t);
+    };
+    const auto end_chunk = [&] {
+      sum_t.end_chunk();
+      sum_tt.end_chunk();
+    };
+    const auto find_variance = [&] {
+      const auto sums = team.totals(sum_t, sum_tt);
+      correction = math::divided(sums.item[0], width);
+      variance = fma(-correction, correction, math::divided(sums.item[1], width));
+      if (variance < 0) variance = 0;
+    };
+
+    const auto first = row.first_chunk();
+    take(first, [&](auto item, auto v) { sum.add(item, v); });
+    sum.end_chunk();
+    shift = math::divided(team.totals(sum).item[0], C(row.first_width()));
+    first.for_each_pack([&](auto at) {
+      for_each_item<B>(at, [&](auto item) { add(item, read<B>(p[at], item)); });
+    });
+    end_chunk();
+    row.for_each_next_chunk([&](const auto& chunk) {
+      take(chunk, add);
+      end_chunk();
+    });
+    find_variance();
+
+    const bool is_far = 4 * correction * correction > variance;
+    if (streamed<B> && is_far) {
+      shift += correction;
+      sum_t = LaneSum<B>();
+      sum_tt = LaneSum<B>();
+      row.for_each_chunk([&](const auto& chunk) {
+        stream.load(chunk);
+        if constexpr (B::pre_gate) gate.load(chunk);
+        chunk.for_each_pack([&](auto at) {
+          p.put(at, gated(at, stream[at]));
+          for_each_item<B>(at, [&](auto item) { add(item, read<B>(p[at], item)); });
+        });
+        end_chunk();
+      });
+      find_variance();
+    }
   }
+
+  // Factors.
+  const C rstd = math::reciprocal_root(variance + C(arguments.eps));
+  const auto k_rstd = spread<B>(C(arguments.k) * rstd);
+  if (row.exists && team.thread() == 0) {
+    if (arguments.mean != nullptr) global_store(arguments.mean + row.index, shift + correction);
+    if (arguments.rstd != nullptr) global_store(arguments.rstd + row.index, rstd);
+  }
+
+  // Store.
+  row.for_each_chunk_again([&](const auto& chunk) {
+    if constexpr (streamed<B>) {
+      stream.load(chunk);
+      gate.load(chunk);
+      weight.load(chunk);
+      bias.load(chunk);
+    }
+    chunk.for_each_pack([&](auto at) {
+      const auto s = stream[at];
+      const auto gate_pack = gate[at];
+      const auto p_pack = p.again(at, [&] { return gated(at, s); });
+      const auto weight_pack = weight[at];
+      const auto bias_pack = bias[at];
+      RowOutput<B, typename B::y_t> y(y_row);
+      for_each_item<B>(at, [&](auto item) {
+        auto q = read<B>(p_pack, item);
+        if constexpr (B::center) q = (q - shift) - correction;
+        auto n = affine<B>(as_rounded<B>(q * k_rstd), weight_pack, offset, bias_pack, item);
+        if constexpr (B::post_gate) n *= B::activation::value(read<B>(gate_pack, item));
+        write(y, item, n);
+      });
+      y.store(at);
+    });
+  });
 }
 
-extern "C" __global__ void __launch_bounds__(Build::threads, 1) CLUSTER_LAUNCH
+extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_sm) CLUSTER_LAUNCH
     row_norm_forward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
   Team<Build> team(scratch);
-  normalize(arguments, team);
+  const BlockShare share(row_groups(arguments), Team<Build>::blocks);
+  const Walk<Build> walk(team, share, arguments.rows, row_width(arguments));
+  walk.for_each_row([&](const auto& row) { normalize(arguments, team, row); });
 }

@@ -36,7 +36,7 @@ _SERIAL_WORK = 1 << 15
 
 
 # `struct List`, `struct Task` and `struct Place` of launch.h.
-_LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqq"), struct.Struct("<2q")
+_LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
 
 
 class Task(NamedTuple):
@@ -46,6 +46,14 @@ class Task(NamedTuple):
     grid: int  # blocks
     place: int  # where, in the arguments of all, its own begin
     work: int  # elements that it goes through
+    parts: int = 0  # of each block's work, of which every thread does some; 0: it does whole blocks
+
+    @property
+    def most_threads(self) -> int:
+        """Return how many threads find something to do."""
+        if self.work <= _SERIAL_WORK:
+            return 1
+        return self.parts or self.grid
 
 
 def runner(tasks: Sequence[Task], arguments: Callable[[Pointers], bytes], arrays: int) -> Kernels:
@@ -57,10 +65,12 @@ def runner(tasks: Sequence[Task], arguments: Callable[[Pointers], bytes], arrays
         return lambda pointers: None
     plain, places = template(arguments, arrays)
     head = _LIST.pack(len(tasks), len(places), len(plain) // WORD)
-    packed = [_TASK.pack(task.entry.blocks, task.grid, task.place // WORD) for task in tasks]
+    packed = [
+        _TASK.pack(task.entry.blocks, task.grid, task.place // WORD, task.parts) for task in tasks
+    ]
     listed = b"".join((head, *packed, *(_PLACE.pack(*place) for place in places), plain))
     run, pack = tasks[0].entry.run, struct.Struct(f"<{arrays}Q").pack
-    most = max((task.grid for task in tasks if task.work > _SERIAL_WORK), default=1)
+    most = max(task.most_threads for task in tasks)
     if most > 1:
         return lambda pointers: run(listed, pack(*pointers), min(thread_count(), most))
     return lambda pointers: run(listed, pack(*pointers), 1)

@@ -13,7 +13,7 @@ from tests.support.nvrtc import CUPY_OPTIONS, resource_usage  # it needs CuPy
 
 PROBE = """
 #include "activations.cuh"
-extern "C" __global__ void probe(const C* z, C* value, C* slope) {
+extern "C" __global__ void probe(const VALUE_T* z, VALUE_T* value, VALUE_T* slope) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   using G = activations::GATE_ACTIVATION;
   if (!SLOPE) {
@@ -41,7 +41,7 @@ def compiled(text, name, kind, slope=1):
     from cupy.cuda import nvrtc
 
     options = ["-std=c++17", "--fmad=false", *CUPY_OPTIONS, "--gpu-architecture=sm_90"]
-    options += [f"-DC={kind}", f"-DGATE_ACTIVATION={name}", f"-DSLOPE={slope}"]
+    options += [f"-DVALUE_T={kind}", f"-DGATE_ACTIVATION={name}", f"-DSLOPE={slope}"]
     program = nvrtc.createProgram(text, "probe.cu", (), ())
     try:
         nvrtc.compileProgram(program, [*options, "--ptxas-options=-v"])

@@ -5,6 +5,7 @@ import ctypes
 import struct
 import subprocess
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,6 +87,16 @@ def test_each_block_runs_once_after_the_kernels_before(run, threads):
         assert all((note[:, 0] == 1).all() for note in notes)
         for before, after in pairwise(notes):
             assert before[:, 2].max() < after[:, 1].min()
+
+
+def test_rows_in_parts_have_as_many_threads_as_there_are_parts():
+    told = []
+    entry = SimpleNamespace(blocks=0, run=lambda listed, at, threads: told.append(threads))
+    cunorm.set_num_threads(40)
+    for grid, work, parts in ((3, 1 << 20, 7), (3, 1 << 20, 0), (3, 100, 7)):
+        runner([Task(entry, grid, 0, work, parts)], lambda pointers: bytes(8), 0)([])
+    cunorm.set_num_threads(None)
+    assert told == [7, 3, 1]
 
 
 def test_little_work_stays_on_the_thread_that_calls(run):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+from contextlib import nullcontext
 from importlib.machinery import PathFinder
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ extern "C" __global__ void probe(const Arguments a) {
 }
 """
 BUILD = Build("probe", (("STEP", "3"),))
+TWO = "__cluster_dims__(2,1,1)"
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +95,52 @@ def test_a_build_is_compiled_once_for_each_device_and_the_callers_stays_current(
     assert cunorm.cache_info().cuda_kernels == 0
 
 
+SHARED = """
+struct Arguments { long long* out; long long last; double unused; };
+extern "C" __global__ void probe(const Arguments a) {
+  extern __shared__ long long given[];
+  __shared__ volatile long long own;
+  own = 7;
+  given[a.last] = own;
+  a.out[0] = given[a.last];
+}
+"""
+
+
+@software
+@pytest.mark.parametrize(("size", "is_right"), [(8, True), (70_000, True), (69_992, False)])
+def test_a_launch_gives_a_block_its_shared_memory_and_no_more(cupy, monkeypatch, size, is_right):
+    monkeypatch.setattr(_cuda, "source_text", lambda kernel: SHARED)
+    out = cupy.zeros(1, np.int64)
+    last = 0 if size == 8 else 70_000 // 8 - 1
+    arguments = struct.pack("<qqd", out.data.ptr, last, 0.0)
+    with nullcontext() if is_right else pytest.raises(RuntimeError, match="outside of the block's"):
+        one = Launch(BUILD, 1, 1, shared=size)
+        _cuda.launch(one, arguments, Device("cuda", 0), 0)
+        cupy.cuda.Device().synchronize()
+        assert out.item() == 7
+
+
+@software
+def test_a_gpu_is_asked_for_room_for_the_clusters_of_a_launch_with_its_shared_memory(
+    cupy, monkeypatch
+):
+    monkeypatch.setattr(
+        _cuda, "source_text", lambda _: PROBE.replace("void probe", "void CLUSTER_OF probe")
+    )
+    build = Build("probe", (("STEP", "1"), ("CLUSTER", "2"), ("CLUSTER_OF", TWO)))
+    for shared, fits in ((0, True), (100_000, True), (300_000, False)):
+        assert _cuda.fits_cluster(Launch(build, 2, 32, shared=shared), Device("cuda", 0)) == fits
+
+
 @software
 @pytest.mark.parametrize("capability", [80, 90])
 def test_device_limits_are_those_of_the_gpu_and_are_asked_once(capability):
     with softgpu.settings(capability=capability):
         limits = _cuda.device_limits(Device("cuda", 0))
     features = Features(clusters=capability == 90, async_copies=True)
-    assert limits == (132, str(capability), 2048, 49152, features)
+    shared, l2 = {80: (164 << 10, 40 << 20), 90: (228 << 10, 60 << 20)}[capability]
+    assert limits == (132, str(capability), 2048, shared - 1024, shared, l2, features)
     assert _cuda.device_limits(Device("cuda", 0)) is limits
 
 
@@ -190,7 +231,7 @@ stream, arguments = Stream(), struct.pack("<qqd", 0, 5, 2.0)
 block = np.frombuffer(arguments, dtype=_cuda._block_of(len(arguments)))
 kernel = function.Function.__new__(function.Function)  # one that was never loaded
 try:
-    kernel((1,), (1,), (block,), stream=stream)
+    kernel((1,), (1,), (block,), shared_mem=8, stream=stream)
 except (runtime.CUDARuntimeError, driver.CUDADriverError):  # not TypeError: it got that far
     assert stream.asked == 1
 else:
@@ -200,8 +241,11 @@ options = _cuda.compile_options(build)
 kernel = cupy.RawKernel("the source", build.kernel, options)
 assert (kernel.name, kernel.options) == ("probe", options)
 assert callable(driver.funcSetAttribute)
-assert {"kernel", "compile"} <= vars(cupy.RawKernel).keys()
+asked = {"kernel", "compile", "shared_size_bytes", "max_dynamic_shared_size_bytes"}
+assert asked <= vars(cupy.RawKernel).keys()
 assert "ptr" in vars(function.Function)
+names = ("L2CacheSize", "MaxSharedMemoryPerBlockOptin", "MaxSharedMemoryPerMultiprocessor")
+assert all(hasattr(runtime, f"cudaDevAttr{name}") for name in names)
 """
 
 

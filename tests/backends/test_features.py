@@ -11,6 +11,7 @@ import pytest
 
 import cunorm
 from tests import softgpu
+from tests.support.gpus import SM_COUNT, limits_of
 from tests.support.internals import (
     DTYPES,
     FLOAT32,
@@ -83,11 +84,11 @@ def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, cap
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
-def test_a_gpu_without_room_for_16_blocks_has_8_of_twice_the_threads(monkeypatch):
-    """Of which the bits are the same, as tests/gpu/test_clusters.py has it."""
+def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
+    """Of 16 blocks it has 8 of twice the threads, and the same bits: tests/gpu/test_clusters.py."""
     import cupy
 
-    launched, launch, x = [], _cuda.launch, draw("x", (3, 100_003), "float32")
+    launched, launch, x = [], _cuda.launch, draw("x", (3, 200_003), "float32")
 
     def noted(what, *rest):
         launched.append((what.build.cluster, what.block))
@@ -95,13 +96,14 @@ def test_a_gpu_without_room_for_16_blocks_has_8_of_twice_the_threads(monkeypatch
 
     monkeypatch.setattr(_cuda, "launch", noted)
     found = []
-    for room in (16, 8, None):  # at last, as it is for the tests that follow
+    for room in (16, 8, 4, 2, 1, None):  # at last, as it is for the tests that follow
         _cuda.fits_cluster.cache_clear()
         _backend.forget()
         if room:
             with softgpu.settings(largest_cluster=room):
                 found.append(cunorm.rms_norm(cupy.asarray(x)))
-    assert launched == [(16, 256), (8, 512)]
+    assert launched[:2] == [(16, 256), (8, 512)]
+    assert all(cluster <= room for (cluster, _), room in zip(launched[2:], (4, 2, 1), strict=True))
     for y in found:
         np.testing.assert_allclose(y.get(), cunorm.reference.rms_norm(x), rtol=0, atol=1e-5)
 
@@ -110,7 +112,6 @@ def test_a_gpu_without_room_for_16_blocks_has_8_of_twice_the_threads(monkeypatch
 
 WITH_CLUSTERS = Features(clusters=True)
 WIDTHS = (64, 1000, 8192, 8193, 16384, 20001, 32768, 65536, 100003, 131072, 262144, 2**20)
-SM_COUNT = 132
 
 
 def launches(features: Features) -> Iterator[tuple[Walk, Launch]]:
@@ -121,11 +122,11 @@ def launches(features: Features) -> Iterator[tuple[Walk, Launch]]:
         compute = FLOAT64 if dtype is FLOAT64 else FLOAT32
         gate, formula = (dtype, Formula(activation="silu")) if gated else (None, Formula())
         forward = ForwardTypes(compute, x=dtype, y=dtype, gate=gate, formula=formula)
-        yield walk, cuda_forward(forward, walk, 16, features)
+        yield walk, cuda_forward(forward, walk, 16, limits_of("90", features))
         backward = BackwardTypes(
             compute, dy=dtype, x=dtype, dx=dtype, gate=gate, dweight=True, formula=formula
         )
-        yield walk, cuda_backward(backward, walk, 16, SM_COUNT, features)
+        yield walk, cuda_backward(backward, walk, 16, limits_of("90", features))
 
 
 def test_a_grid_is_whole_clusters_of_every_group_whose_sums_fit_the_workspace():

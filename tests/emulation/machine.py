@@ -48,13 +48,17 @@ def gpu() -> OnCupy:
 
 @contextmanager
 def machine(
-    features: str = "", grid: int | None = None, sources: dict[str, str] | None = None, **told: Any
+    features: str = "",
+    grid: int | None = None,
+    sources: dict[str, str] | None = None,
+    spared: int = 0,
+    **told: Any,
 ) -> Iterator[list[Launch]]:
     """Let calls run on such a GPU; yields the launches, as they are made.
 
     `grid` is the most blocks of a launch, so that each block walks rows, or each launch has some of
-    the samples. `sources` are the texts of kernels, in place of their own. The rest are settings of
-    the software GPU.
+    the samples. `sources` are the texts of kernels, in place of their own. `spared` is how many
+    bytes of shared memory plans do without. The rest are settings of the software GPU.
     """
     softgpu.load()
     has = Features(**dict.fromkeys(features.split(), True))
@@ -71,6 +75,7 @@ def machine(
         mock.patch.object(_cuda, "features_of", lambda capability: has),
         mock.patch.object(_cuda, "launch", noted),
         mock.patch.object(_plan, "GRID_LIMIT", grid or GRID_LIMIT),
+        mock.patch.object(_plan, "_RESERVED", spared or _plan._RESERVED),
         mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         _texts(sources) if sources else nullcontext(),
     ):

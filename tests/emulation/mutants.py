@@ -15,6 +15,7 @@ from typing import Any
 # Between threads of a block, of a warp, of a cluster, and of a thread for its own copies.
 _BARRIER = re.compile(
     r"__sync(?:threads|warp)\([^()]*\);|\bcluster_barrier\(\);|\basync_wait<[^;{}]*>\(\);"
+    r"|\bwait_for_arrivals\([^;{}]*\);"
 )
 _GUARD = re.compile(r"(?<!bool )\binside\(")  # a use of it, not its definition
 _FUNCTION = re.compile(r"__(?:device|global)__[^;{}]*?(\w+)\([^()]*\)[^;{}()]*\{")
@@ -81,9 +82,9 @@ class Switch:
 
 
 def _module(kernel: Any) -> ctypes.c_void_p:
-    """Return the module of a CuPy kernel."""
+    """Return the module of a function of CuPy's."""
     module = ctypes.c_void_p()
-    function = ctypes.c_void_p(kernel.kernel.ptr)
+    function = ctypes.c_void_p(kernel.ptr)
     if _driver().cuFuncGetModule(ctypes.byref(module), function):
         raise RuntimeError("the driver knows no module of a kernel")
     return module

@@ -8,8 +8,9 @@ which a GPU's never has: `machine(grid=...)`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,47 +22,109 @@ from tests.support.placed import Samples, Shape
 
 FEATURES = "clusters async_copies"
 _ELEMENTS = 24_000  # of an array, at least three rows
+# Bytes of shared memory that plans do not use, of an H200's 228 KiB, by blocks that share them.
+_SPARED = {1: 225 << 10, 2: 112 << 10}
 
 
 class RowPlan(NamedTuple):
-    """A width of float32, what the plan may use of a GPU, and how threads share rows."""
+    """A width, how threads share rows of it, what the plan may use of a GPU, and which operands."""
 
     width: int
-    features: str
-    forward: str
-    backward: str
-    backward_width: int = 0  # where it is another
+    launch: str  # see of_rows
+    features: str = ""
+    case: Mapping[str, Any] = MappingProxyType({})  # float32 unless it says otherwise
+    told: Mapping[str, Any] = MappingProxyType({})  # what a machine is told
 
-    def shape(self, kernel: str) -> Shape:
+    @property
+    def shape(self) -> Shape:
         """Return three leading axes and the width."""
-        width = (self.backward_width if "backward" in kernel else 0) or self.width
-        if width > 6000:
-            return (1, 1, 3, width)
-        return (2, 3, max(1, _ELEMENTS // (6 * width)), width)
+        if self.width > 6000:
+            return (1, 1, 3, self.width)
+        return (2, 3, max(1, _ELEMENTS // (6 * self.width)), self.width)
+
+    @property
+    def cluster(self) -> int:
+        """Return how many blocks share a row."""
+        threads_of_row, threads = map(int, self.launch.partition(",")[0].split(" of "))
+        return max(1, threads_of_row // threads)
 
 
-ROW_PLANS = {
-    "8 threads a row": RowPlan(33, "", "8 of 128", "8 of 128"),
-    "16 threads a row": RowPlan(100, "", "16 of 128", "16 of 128"),
-    "16 threads a row, copied ahead": RowPlan(128, FEATURES, "16 of 128", "16 of 128, copied"),
-    "a warp a row": RowPlan(230, "", "32 of 128", "32 of 128"),
-    "a block a row": RowPlan(3100, "", "64 of 64", "128 of 128"),
-    "a block a row, copied ahead": RowPlan(1028, FEATURES, "32 of 128", "128 of 128, copied"),
-    "a wide block a row": RowPlan(5003, "", "64 of 64", "256 of 256"),
-    "streamed": RowPlan(33004, "", "512 of 512, streamed", "512 of 512, streamed", 16400),
-    "a cluster of 2": RowPlan(9001, FEATURES, "512 of 256", "512 of 256"),
-    "a cluster of 4": RowPlan(20000, FEATURES, "1024 of 256", "1024 of 256"),
-    "a cluster of 8": RowPlan(40004, FEATURES, "2048 of 256", "2048 of 256"),
-    "a cluster of 16": RowPlan(70002, FEATURES, "4096 of 256", "4096 of 256"),
+_PLAIN = {"center": False, "bias": None, "stream": None, "d_residual": None}
+_BARE = {"weight": None, "bias": None, "stream": None}
+_WIDE = dict.fromkeys(("x", "dy", "weight", "bias", "gate", "d_residual"), "float64")
+_WIDE |= {"gate_activation": "identity"}
+FORWARD_PLANS = {
+    "4 threads a row": RowPlan(33, "4 of 128"),
+    "8 threads a row": RowPlan(65, "8 of 128"),
+    "8 threads a row, of packs": RowPlan(100, "8 of 128"),
+    "16 threads a row": RowPlan(230, "16 of 128"),
+    "a warp a row": RowPlan(300, "32 of 128"),
+    "a block of 64 a row": RowPlan(1028, "64 of 64"),
+    "a block of 128 a row": RowPlan(2052, "128 of 128"),
+    "a block of 256 a row": RowPlan(5003, "256 of 256"),
+    "a block of 512 a row": RowPlan(8200, "512 of 512"),
+    "streamed": RowPlan(12004, "512 of 512, streamed"),
+    "a cluster of 2": RowPlan(16388, "512 of 256", FEATURES, _BARE),
+    "a cluster of 4": RowPlan(12004, "1024 of 256", FEATURES),
+    "a cluster of 8": RowPlan(20484, "2048 of 256", FEATURES),
+    "a cluster of 16": RowPlan(40964, "4096 of 256", FEATURES),
+    "streamed in a cluster": RowPlan(49154, "2048 of 128, streamed", FEATURES, _WIDE),
 }
+BACKWARD_PLANS = {
+    "8 threads a row": RowPlan(33, "8 of 256"),
+    "8 threads a row, 2 rows ahead": RowPlan(33, "8 of 256, 2 ahead", FEATURES),
+    "4 threads a row, 4 rows ahead": RowPlan(5, "4 of 256, 4 ahead", FEATURES, _PLAIN),
+    "16 threads a row": RowPlan(100, "16 of 256"),
+    "16 threads a row, 1 row ahead": RowPlan(128, "16 of 256, 1 ahead", FEATURES),
+    "a warp a row": RowPlan(230, "32 of 256"),
+    "a warp a row, 1 row ahead": RowPlan(230, "32 of 256, 1 ahead", FEATURES),
+    "a warp a row, little shared memory": RowPlan(
+        *(512, "32 of 256", ""),
+        *(_PLAIN | {"bias": "float32", "needs": ("weight", "bias")}, {"capability": 75}),
+    ),
+    "a block of 64 a row": RowPlan(600, "64 of 64, 1 ahead", FEATURES),
+    "a block of 128 a row": RowPlan(1028, "128 of 128"),
+    "a block of 128 a row, 1 row ahead": RowPlan(1028, "128 of 128, 1 ahead", FEATURES),
+    "a block of 256 a row, 2 rows ahead": RowPlan(2052, "256 of 256, 2 ahead", FEATURES),
+    "a block of 512 a row": RowPlan(4100, "512 of 512", "", _PLAIN),
+    "a block of 512 a row, sums in global memory": RowPlan(
+        *(7204, "512 of 512, global", ""),
+        *(_PLAIN | {"bias": "float32", "needs": ("weight", "bias")}, {"capability": 75}),
+    ),
+    "streamed": RowPlan(8200, "512 of 512, streamed"),
+    "streamed, sums in global memory": RowPlan(
+        8200, "512 of 512, streamed, global", told={"capability": 75}
+    ),
+    "a cluster of 2, 1 row ahead": RowPlan(
+        8196, "512 of 256, 1 ahead", FEATURES, _PLAIN | {"needs": ("x",)}
+    ),
+    "a cluster of 4": RowPlan(5003, "1024 of 256", "clusters"),
+    "a cluster of 4, 2 rows ahead": RowPlan(5003, "1024 of 256, 2 ahead", FEATURES),
+    "a cluster of 4, sums in global memory": RowPlan(
+        5003, "1024 of 256, global", FEATURES, told={"spared": _SPARED[2]}
+    ),
+    "a cluster of 8, 1 row ahead": RowPlan(8200, "2048 of 256, 1 ahead", FEATURES),
+    "a cluster of 16, 1 row ahead": RowPlan(16500, "4096 of 256, 1 ahead", FEATURES),
+    "streamed in a cluster": RowPlan(20002, "2048 of 128, streamed", FEATURES, _WIDE),
+    "streamed in a cluster, sums in global memory": RowPlan(
+        20002, "2048 of 128, streamed, global", FEATURES, _WIDE, {"spared": _SPARED[1]}
+    ),
+}
+ROW_PLANS = {"row_norm_forward": FORWARD_PLANS, "row_norm_backward": BACKWARD_PLANS}
 
 
 def of_rows(launch: Launch) -> str:
-    """Return how many threads share a row, and how many a block has."""
+    """Return how many threads share a row, and how many a block has; what else there is."""
     macros = dict(launch.build.macros)
-    streamed = ", streamed" if macros["PACKS"] == "0" else ""
-    copied = ", copied" if macros.get("ASYNC_COPIES") == "true" else ""
-    return f"{macros['THREADS_PER_ROW']} of {macros['THREADS']}{streamed}{copied}"
+    of_row, threads, pack, packs = (
+        int(macros[name]) for name in ("THREADS_PER_ROW", "THREADS", "PACK", "PACKS")
+    )
+    said = f"{of_row} of {threads}"
+    if int(macros["WIDTH"]) > of_row * pack * packs:
+        said += ", streamed"
+    if macros.get("STAGES", "0") != "0":
+        said += f", {macros['STAGES']} ahead"
+    return said + (", global" if macros.get("SUMS_IN_SHARED") == "false" else "")
 
 
 class GroupPlan(NamedTuple):
@@ -93,37 +156,41 @@ class Planned(NamedTuple):
     plan: str
 
     @property
+    def rows(self) -> RowPlan | None:
+        """The plan of a row norm."""
+        return ROW_PLANS.get(self.kernel, {}).get(self.plan)
+
+    @property
     def case(self) -> dict[str, Any]:
         """What says so in a case."""
-        if "group" in self.kernel:
-            return {"samples": GROUP_PLANS[self.plan].samples}
-        return {"shape": ROW_PLANS[self.plan].shape(self.kernel)}
+        if self.rows:
+            return {"shape": self.rows.shape, **self.rows.case}
+        return {"samples": GROUP_PLANS[self.plan].samples}
 
-    def machine(self, *, few: int = 0, **told: Any) -> AbstractContextManager[list[Launch]]:
+    def machine(
+        self, *, few: int = 0, grid: int | None = None, **told: Any
+    ) -> AbstractContextManager[list[Launch]]:
         """Let calls run on a GPU that has what the plan uses, and one multiprocessor.
 
-        `few`: its launches have at most so many times two blocks, or two clusters, or the blocks of
-        one float32 sample; 0: as many as they like.
+        `few`: its launches have at most so many times the blocks of one float32 sample, or as many
+        blocks or clusters as walk three rows each; 0: as many as `grid` says.
         """
-        if plan := GROUP_PLANS.get(self.plan):
-            features, blocks = "", plan.blocks
+        features, blocks = "", 0
+        if self.rows:
+            features, told = self.rows.features, {**self.rows.told, **told}
+            blocks = (1 if self.rows.width > 6000 else 2) * self.rows.cluster
         else:
-            rows = ROW_PLANS[self.plan]
-            threads_of_row, threads = map(int, rows.forward.partition(",")[0].split(" of "))
-            features, blocks = rows.features, 2 * max(1, threads_of_row // threads)
-        return machine(features, few * blocks or None, **{"multiprocessors": 1, **told})
+            blocks = GROUP_PLANS[self.plan].blocks
+        return machine(features, few * blocks or grid, **{"multiprocessors": 1, **told})
 
 
 KERNELS = tuple(FACTORS)
-PLANNED = [
-    Planned(f"{norm}_norm_{direction}", plan)
-    for norm, plans in (("row", ROW_PLANS), ("group", GROUP_PLANS))
-    for plan in plans
-    for direction in ("forward", "backward")
-]
+PLANS = {kernel: ROW_PLANS.get(kernel, GROUP_PLANS) for kernel in KERNELS}
+PLANNED = [Planned(kernel, plan) for kernel, plans in PLANS.items() for plan in plans]
 # Those of which more is run than others.
 TYPICAL = (
-    *("16 threads a row", "a block a row, copied ahead", "streamed", "a cluster of 2"),
+    *("8 threads a row", "16 threads a row, 1 row ahead", "a block of 64 a row", "streamed"),
+    *("a cluster of 4", "a cluster of 4, 2 rows ahead", "streamed in a cluster"),
     *("last, one launch", "last, three launches", "first, three launches, in a warp"),
 )
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""A backward reads what the wanted gradients need, and again only what its sums are over."""
+"""A row norm moves each element once, and again only what sums over a streamed row are over."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.emulation.machine import machine, needs_softgpu
+from tests.emulation.plans import ROW_PLANS, every_plan, of_rows
 from tests.softgpu.counters import counting
 from tests.support.cases import call_of
 from tests.support.gradients import MADE_OF, NEEDS
@@ -46,3 +47,41 @@ def test_a_backward_reads_what_the_wanted_gradients_need_and_again_for_sums(posi
     size = 5 * WIDTHS[plan] * 4
     for name in LARGE & loaded.keys():
         assert loaded[name] in (0, size * (2 if name in again else 1)), name
+
+
+OPERANDS = {
+    "plain": {},
+    "residual": {"stream": "+ float32", "d_residual": "float32"},
+    "pre-gate": {"gate": "float32", "gate_position": "pre"},
+    "residual, post-gate": {"stream": "+ float32", "d_residual": "float32", "gate": "float32"},
+}
+# Arrays as large as x that a forward and a backward must move.
+ARRAYS = {"plain": (2, 3), "residual": (4, 4), "pre-gate": (3, 5), "residual, post-gate": (5, 6)}
+# What is read again of a streamed row.
+AGAIN = {
+    "plain": (1, 2),  # x; dy and x
+    "residual": (1, 2),
+    "pre-gate": (2, 3),  # and the gate
+    "residual, post-gate": (1, 3),
+}
+ALL = ("x", "weight", "bias", "gate")
+EVERY_PLAN = [one for one in every_plan() if one.values[0].kernel in ROW_PLANS]
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("planned", EVERY_PLAN)
+def test_a_plan_moves_the_bytes_that_it_must_and_of_a_streamed_row_some_again(planned, operands):
+    dtype, is_backward = planned.case.get("x", "float32"), "backward" in planned.kernel
+    case = planned.case | {"gate": None, "d_residual": None, "stream": None}
+    case |= {"center": True, "needs": ALL}
+    case |= {name: told.replace("float32", dtype) for name, told in OPERANDS[operands].items()}
+    call = call_of(planned.kernel, case)
+    with planned.machine() as launched, counting() as launches:
+        call.check()
+    size = call.inputs["x"].array.nbytes
+    rows = [placed.array for placed in call.arrays if placed.array.nbytes == size]
+    moved = [launches[0].of(array.data.ptr) for array in rows]
+    arrays = ARRAYS[operands][is_backward]
+    if "streamed" in of_rows(launched[0]):
+        arrays += AGAIN[operands][is_backward]
+    assert sum(one.loaded + one.stored for one in moved) == arrays * size

@@ -49,7 +49,8 @@ ROWS = [
     (EVERY, OF_WARPS, "", 6),
     (EVERY, {"shape": (2, 3, 2, 3100)}, "", 2),
     (EVERY, {"shape": (1, 1, 3, 16500)}, "", 1),
-    (UNGATED, {"shape": (1, 1, 3, 8196), "groups": 3}, "clusters", 12),
+    (UNGATED, {"shape": (1, 1, 3, 12004)}, "clusters", 8),
+    (UNGATED, {"shape": (1, 1, 3, 20004)}, "clusters", 8),
 ]
 COPIES = [(2, 3, 70, 100), (2, 3, 5, 1028)]  # shapes whose rows are copied ahead
 # The most blocks of a group norm's launch, so that it has some of the samples.
@@ -76,17 +77,25 @@ def settings() -> list[Setting]:
 
 # Barriers and guards that no call of a kernel needs; and why.
 _LOAD_EACH = "load_each: if (inside(column, end)) {"
-_OF_GROUPS = {_LOAD_EACH: "only group norms load by the channel"}
+_FOR_EACH_ITEM = "for_each_item: const bool live = inside(column, end);"
+_OF_COLUMNS = {
+    "load_pack: return load_where<B>(inside(column, end), row + column);": "rows have packs in "
+    "chunks, whose guard is for_each_pack's",
+    "store: store_where<B>(inside(column, end), row + column, value);": "the same",
+    _FOR_EACH_ITEM: "the same",
+}
 _OF_ROWS = {
-    "has_row: return inside(row, rows);": "group norms have no rows",
-    "cluster_all_reduce: cluster_barrier();": "nor clusters",
-    "end: if constexpr (blocks > 1) cluster_barrier();": "nor clusters",
+    "begin: cluster_barrier();": "group norms have no clusters",
+    "cluster_all_reduce: __syncwarp();  // the warp has read them before it sends again": (
+        "the same"
+    ),
+    "cluster_all_reduce: wait_for_arrivals(arrivals, turn / 2 % 2);": "the same",
+    "store: store_where<B>(inside(column, end), row + column, value);": "they store tiles",
 }
 UNNEEDED = {
-    "row_norm_forward": _OF_GROUPS,
-    "row_norm_backward": _OF_GROUPS,
-    "param_grad": _OF_GROUPS
-    | {"for_each_item: const bool live = inside(column, end);": "nothing it adds needs clearing"},
+    "row_norm_forward": _OF_COLUMNS,
+    "row_norm_backward": _OF_COLUMNS,
+    "param_grad": {_FOR_EACH_ITEM: "nothing it adds needs clearing: loads gave zeros"},
     "group_norm_forward": _OF_ROWS
     | {_LOAD_EACH: "a tile's threads are those of its channels, which there are"},
     "group_norm_backward": _OF_ROWS,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.emulation.machine import SCHEDULES, needs_softgpu
-from tests.emulation.plans import GROUP_PLANS, KERNELS, ROW_PLANS, Planned
+from tests.emulation.plans import KERNELS, PLANS, Planned
 from tests.support.cases import arranged, call_of, cover
 from tests.support.covers import label
 from tests.support.operands import assert_same_fields
@@ -23,7 +23,7 @@ pytestmark = needs_softgpu
 
 def cases(kernel: str, seed: int | None = None) -> list[Any]:
     """Return a cover of all pairs, and of plans; another one for another seed."""
-    found = cover(kernel, {"plan": tuple(GROUP_PLANS if "group" in kernel else ROW_PLANS)}, seed)
+    found = cover(kernel, {"plan": tuple(PLANS[kernel])}, seed)
     draw = random.Random(kernel)
     return [arranged(kernel, draw, case) for case in found]
 
@@ -35,11 +35,13 @@ def check(kernel: str, case: Any) -> None:
     if case.get("groups", 1) > 1 and of["shape"][-1] > 6000:
         of["shape"] = (1, 1, 2, of["shape"][-1])
     call = call_of(kernel, of | case)
-    with planned.machine():
+    with planned.machine() as launches:
         usual = call.check()
     order = SCHEDULES[draw.choice([*SCHEDULES][1:])]
-    few = case.get("groups", 2)  # and samples of float64 have twice the blocks
-    with planned.machine(few=few, copies=draw.choice(["late", "early"]), **order):
+    # A block or a cluster walks each group's rows. Samples of float64 have twice the blocks.
+    is_row = planned.rows is not None
+    few = {"grid": launches[0].build.cluster * case["groups"]} if is_row else {"few": 2}
+    with planned.machine(**few, copies=draw.choice(["late", "early"]), **order):
         assert_same_fields(call.run(), usual)
 
 

@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 
 from tests.emulation.machine import SCHEDULES, needs_softgpu
-from tests.emulation.plans import GROUP_PLANS, PLANNED, ROW_PLANS, Planned, every_plan, of_rows
+from tests.emulation.plans import (
+    BACKWARD_PLANS,
+    GROUP_PLANS,
+    PLANNED,
+    Planned,
+    every_plan,
+    of_rows,
+)
 from tests.support.cases import call_of, groups_of
+from tests.support.internals import source_text
 from tests.support.operands import assert_same_bits, assert_same_fields
 
 pytestmark = needs_softgpu
@@ -26,7 +34,7 @@ every = pytest.mark.parametrize("planned", PLANNED, ids="-".join)
 
 
 def call(planned):
-    return call_of(planned.kernel, planned.case | CASES[planned.kernel])
+    return call_of(planned.kernel, CASES[planned.kernel] | planned.case)
 
 
 @cache
@@ -51,33 +59,40 @@ def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
         last = {dict(launch.build.macros)["CHANNELS_LAST"] for launch in made}
         assert last == {"true" if plan.startswith("last") else "false"}
     else:
-        assert of_rows(made[0]) == getattr(ROW_PLANS[plan], kernel.rpartition("_")[2])
-    assert len(launches) - len(made) == ("backward" in kernel)  # param_grad
+        assert of_rows(made[0]) == planned.rows.launch
+    wanted = planned.case.get("needs", ("weight",))
+    assert len(launches) - len(made) == ("backward" in kernel and "weight" in wanted)  # param_grad
 
 
 @every
 def test_no_thread_races_another_and_a_row_or_group_does_not_show_in_others(planned):
     """One is constant, and one is not finite; each block walks some, or a launch has some."""
     made, is_forward = call(planned), "forward" in planned.kernel
-    poisoned, field = ("x", "y") if is_forward else ("dy", "dx")
-    operand = groups_of(planned.case, made.inputs[poisoned].host)
-    middle = tuple(size // 2 for size in operand.shape)
-    operand[middle] = np.nan if is_forward else np.inf
-    changed = np.zeros(operand.shape, bool)
-    changed[middle[0], :, middle[2]] = True
-    for name in ("x", "residual") if is_forward else ():
-        if made.inputs.get(name):
-            groups_of(planned.case, made.inputs[name].host)[0, :, 0] = 1e4 + 0.3
     usually, right = usual(planned)
+    poisoned, field = ("x", "y") if is_forward else ("dy", "dx")
+    is_wanted = getattr(right, field) is not None
+    if is_wanted:
+        operand = groups_of(planned.case, made.inputs[poisoned].host)
+        middle = tuple(size // 2 for size in operand.shape)
+        operand[middle] = np.nan if is_forward else np.inf
+        changed = np.zeros(operand.shape, bool)
+        changed[middle[0], :, middle[2]] = True
+    for name, value in {"x": 1e4 + 0.3, "residual": 1e4 + 0.3, "gate": 1}.items():
+        if is_forward and made.inputs.get(name):
+            groups_of(planned.case, made.inputs[name].host)[0, :, 0] = value
     with planned.machine(few=1, races=True, copies="late", schedule="random") as launches:
-        got, expected = getattr(made.run(), field), getattr(right, field)
+        got = made.run()
     grids = [max(one.grid for one in of_norm(planned, many)) for many in (launches, usually)]
-    assert grids[0] < grids[1] or planned.kernel == "row_norm_backward"
-    got, expected = groups_of(planned.case, got), groups_of(planned.case, expected)
+    are_few = planned.kernel == "row_norm_backward" or "streamed" in planned.plan
+    assert grids[0] < grids[1] or are_few
+    if not is_wanted:
+        return assert_same_fields(got, right)
+    got, expected = (groups_of(planned.case, getattr(one, field)) for one in (got, right))
     assert not np.isfinite(got[changed]).any()
     if is_forward:
-        bias = made.inputs["bias"].host.reshape(got.shape[2:])[0]
-        assert_same_bits(got[0, :, 0], np.broadcast_to(bias, got[0, :, 0].shape), "y")
+        bias = made.inputs["bias"].host if made.inputs["bias"] else np.zeros(got[0].size, got.dtype)
+        bias = bias.reshape(-1, *got.shape[2:])[0, 0]
+        assert (got[0, :, 0] == bias).all()
         changed[0, :, 0] = True
     assert_same_bits(got[~changed], expected[~changed], field)
 
@@ -95,15 +110,33 @@ def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned)
                 assert_same_fields(made.run(), expected)
 
 
+def runs_of(planned, rows):
+    """Return the text of a kernel whose recent sums are of so many rows at most."""
+    text = source_text(planned.kernel)
+    assert text.count("most_recent = 32;") == 1
+    return {planned.kernel: text.replace("most_recent = 32;", f"most_recent = {rows};")}
+
+
+@pytest.mark.parametrize("plan", BACKWARD_PLANS)
+def test_parameter_gradients_are_right_where_runs_of_rows_are_short(plan):
+    """Of one row, or of two and one: recent sums are added to no totals, and to some."""
+    planned = Planned("row_norm_backward", plan)
+    made = call(planned)
+    for rows in (1, 2):
+        with planned.machine(few=1, races=True, sources=runs_of(planned, rows)):
+            made.check()
+
+
 # How many rows of a group a backward takes at a time, with one multiprocessor.
-AT_A_TIME = {"16 threads a row": 40, "a block a row": 2, "streamed": 1, "a cluster of 2": 1}
+AT_A_TIME = {"16 threads a row": 16, "a block of 128 a row, 1 row ahead": 4, "streamed": 1}
+AT_A_TIME |= {"a cluster of 4, 2 rows ahead": 1}
 
 
 @pytest.mark.parametrize("plan", AT_A_TIME)
 def test_parameter_gradients_are_right_where_a_block_has_more_rows_than_it_adds_up_at_once(plan):
     planned = Planned("row_norm_backward", plan)
-    shape = (1, 1, 16 * AT_A_TIME[plan] + 1, planned.case["shape"][-1])
     groups = 3 if plan == "16 threads a row" else 1
+    shape = (1, 1, 32 * AT_A_TIME[plan] + 1, planned.case["shape"][-1])
     made = call_of(planned.kernel, {"shape": shape, "groups": groups, "center": True})
     with planned.machine() as launches:
         made.check()

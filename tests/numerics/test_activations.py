@@ -49,6 +49,7 @@ CUDA = """
 #include <math.h>
 #define SCALAR
 #define __device__
+inline float rsqrtf(float v) { return 1 / sqrtf(v); }
 inline float __fdividef(float a, float b) { return b > 0x1p126f ? 0 : a / b; }
 """
 

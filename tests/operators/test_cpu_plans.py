@@ -12,7 +12,15 @@ import cunorm
 from tests.support.cases import call_of
 from tests.support.described import forget, loaded_builds, with_empty_caches
 from tests.support.gpu_arrays import OnNumpy
-from tests.support.internals import _plan, compiler, thread_count
+from tests.support.host_code import compiled, loaded
+from tests.support.internals import (
+    FLOAT32,
+    ForwardTypes,
+    Walk,
+    _plan,
+    compiler,
+    thread_count,
+)
 from tests.support.operands import assert_same_bits, assert_same_fields, draw
 
 pytestmark = [
@@ -131,6 +139,40 @@ def test_shared_rows_ignore_the_number_of_threads():
         cunorm.set_num_threads(before)
 
 
+PARTS = """
+#include "row_norm_forward.cu"
+
+// The parts of a row of so many columns that have some, and those columns; -1: parts have gaps.
+extern "C" void parts(const long long* widths, long long* parts, long long* columns, long long n) {
+  for (long long i = 0; i < n; ++i) {
+    Team<Build>::Scratch scratch;
+    const Team<Build> team(scratch);
+    gang = Gang{0, 1, nullptr, nullptr, 1000};
+    parts[i] = columns[i] = 0;
+    const Walk<Build> walk(team, BlockShare(1, 1), 1, widths[i]);
+    walk.row(0).for_each_chunk([&](const auto& chunk) {
+      if (gang.part > parts[i]) columns[i] = -widths[i];
+      parts[i] = gang.part + 1;
+      columns[i] += chunk.end - chunk.first;
+    });
+  }
+}
+"""
+
+
+def test_rows_are_cut_into_as_many_parts_as_are_planned(tmp_path):
+    widths = [n * PART + FIRST - PART + more for n in (3, 4, 9) for more in (-64, -1, 0, 1, 63, 64)]
+    walks = [Walk(1, width) for width in widths]
+    launch = _plan.cpu_forward(ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32), walks[0])
+    macros = _plan.cpu_shared(launch, walks[0]).build.macros
+    options = ["-std=c++17", "-shared", "-fPIC", *(f"-D{name}={value}" for name, value in macros)]
+    run = loaded(compiled(tmp_path, PARTS, *options))
+    parts, columns = run("parts", np.array(widths), np.int64, np.int64)
+    assert columns.tolist() == widths
+    assert parts.tolist() == [_plan.cpu_forward_parts(walk) for walk in walks]
+    assert len(set(parts)) == 5
+
+
 # --- rows that are kept ---------------------------------------------------------------------------
 
 # Of rows that both directions keep, that a forward does (in float32 up to 2 ** 15), and that none.
@@ -150,7 +192,7 @@ def keeping(direction):
     """Return whether builds of a direction that were loaded keep something, or not, or both."""
     builds = loaded_builds("PRE_GATE")
     macros = [dict(b.macros) for b in builds if b.kernel == f"row_norm_{direction}"]
-    return {"KEPT_PACKS" in names for names in macros}
+    return {"HELD_PACKS" in names for names in macros}
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])

@@ -15,7 +15,7 @@ from tests.support.norm_checks import check_group_norm, check_layer_norm, laid_o
 from tests.support.operands import at, draw
 from tests.support.scales import (
     check_backward_rounds_what_the_forward_rounded,
-    check_scales_are_rounded_once,
+    check_scales,
     check_scales_beyond_float32,
 )
 
@@ -118,9 +118,9 @@ def test_a_beginning_unlike_the_rest_does_not_add_up_its_roundings():
         check_group_forward(cunorm.group_norm_forward(x, 256), x, 256, None, None, eps=1e-5)
 
 
-def test_rstd_and_what_multiplies_a_row_are_rounded_once(device):
+def test_rstd_is_rounded_once_and_with_k_three_times(device):
     forward, rows = run_on(device, cunorm.normalize_forward), 300 if device.is_gpu else 2047
-    check_scales_are_rounded_once(lambda x, c: forward(x, c=c, eps=0.0), rows)
+    check_scales(lambda x, c: forward(x, c=c, eps=0.0), rows)
 
 
 def test_a_length_beyond_float32_is_infinite_or_zero(device):

@@ -25,7 +25,7 @@ FLAGS = (
 # What is compiled together, which is quicker, and how: what interprets, and what prepares that.
 UNITS = {
     ("arithmetic", "conversions"): "-O2",
-    ("memory", "operations", "schedule", "barriers", "races", "counters"): "-O2",
+    ("memory", "operations", "schedule", "barriers", "mbarriers", "races", "counters"): "-O2",
     ("module", "decode", "kernels", "driver", "streams"): "-O1",
 }
 NEEDED = {"avx2", "fma", "f16c"}  # of the processor

@@ -119,12 +119,15 @@ def test_more_shared_memory_is_there_where_it_is_asked_for():
         cupy.ones(2, "i"),
     )
     most = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
-    cupy.cuda.driver.funcSetAttribute(made.kernel.ptr, 8, most)
+    with raises(f"{most} bytes of dynamic"):
+        made((1,), (1,), (x,), shared_mem=most)
+    made.max_dynamic_shared_size_bytes = most
+    assert (made.shared_size_bytes, made.max_dynamic_shared_size_bytes) == (0, most)
     made((1,), (1,), (x,), shared_mem=most)
     with raises(f"{most + 4} bytes of dynamic"):
         made((1,), (1,), (x,), shared_mem=most + 4)
     with raises(f"{most + 4} bytes of shared memory"):
-        cupy.cuda.driver.funcSetAttribute(made.kernel.ptr, 8, most + 4)
+        made.max_dynamic_shared_size_bytes = most + 4
 
 
 def test_an_instruction_that_is_not_known_is_named():

@@ -13,7 +13,7 @@ import pytest
 
 from tests import softgpu
 from tests.softgpu.launching import cupy, kernel, launch
-from tests.support.internals import _cluster_fit
+from tests.support.internals import Build, Launch, _cluster_fit
 
 EXCHANGE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; %s
     x[threadIdx.x] = s[threadIdx.x ^ %d]; }"""
@@ -78,17 +78,20 @@ def test_kernels_are_compiled_for_the_compute_capability_that_is_set(capability)
 
 
 @pytest.mark.parametrize(
-    ("size", "largest", "fit"), [(8, 16, 33), (8, 8, 33), (16, 16, 16), (16, 8, 0)]
+    ("size", "largest", "shared", "fit"),
+    [(8, 16, 0, 33), (8, 8, 0, 33), (16, 16, 0, 16), (16, 8, 0, 0), (8, 16, 200 << 10, 16)],
 )
-def test_the_driver_says_how_many_clusters_fit(size, largest, fit):
-    """Two blocks of 1024 threads run on each multiprocessor."""
+def test_the_driver_says_how_many_clusters_fit(size, largest, shared, fit):
+    """Two blocks of 1024 threads run on each multiprocessor, one where it has much memory."""
     made = kernel("int* x) { }", f"__cluster_dims__({size}, 1, 1)")
-    _cluster_fit.allow_large_clusters(cupy, made)
+    _cluster_fit.allow_large_clusters(cupy, made.kernel)
     with (
         softgpu.settings(largest_cluster=largest),
         mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
     ):
-        assert _cluster_fit.clusters_that_fit(made, 64, 1024) == fit
+        made.max_dynamic_shared_size_bytes = shared
+        asked = Launch(Build("k", (("CLUSTER", str(size)),)), 64, 1024, shared=shared)
+        assert _cluster_fit.clusters_that_fit(made.kernel, asked) == fit
 
 
 def test_another_process_uses_it_as_it_is_set():

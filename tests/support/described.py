@@ -77,8 +77,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
 
 
 def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
-    """List the builds that are loaded for GPUs; the same holds."""
-    return _loads(monkeypatch, _cuda, lambda grid, block, arguments, stream: None)
+    """List the builds that are loaded for GPUs; the same holds. There is room for every cluster."""
+    monkeypatch.setattr(_cuda, "fits_cluster", lambda launch, device: True)
+    return _loads(monkeypatch, _cuda, lambda grid, block, arguments, **told: None)
 
 
 def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[Build]:

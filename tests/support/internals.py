@@ -41,7 +41,7 @@ from cunorm._demo._group_operators import GroupOracle, group_operators_of
 from cunorm._demo._operators import Oracle, operators_of
 from cunorm._demo._ulps import worst_error
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
-from cunorm._features import NONE, Features, features_of
+from cunorm._features import NONE, DeviceLimits, Features, features_of
 from cunorm._loaded import Cached, Loaded
 from cunorm._plan import (
     GRID_LIMIT,
@@ -77,6 +77,7 @@ __all__ = [
     "Cupy",
     "DLPack",
     "Device",
+    "DeviceLimits",
     "Features",
     "Formula",
     "ForwardTypes",

@@ -9,11 +9,12 @@ from tests.support.operands import assert_same_bits, at
 from tests.support.ulps import ulp
 
 
-def check_scales_are_rounded_once(forward, rows):
-    """Hold `forward(x, c)`, with eps = 0, to half an ulp and little more.
+def check_scales(forward, rows):
+    """Hold `forward(x, c)`, with eps = 0, to half an ulp of rstd and little more.
 
     A row is (1, b) with a whole b: the sum of squares is exact in any order, and y of the 1 is
-    k * rstd. Rounding root, quotient, k and product one after the other is up to 2.4 ulp here.
+    k * rstd. An ulp is up to twice as large a part of one number as of another: the roundings of
+    rstd, k and their product are 2.5 ulps at most.
     """
     b = np.arange(1, rows + 1)
     x = np.stack([np.ones(rows), b], axis=1).astype(np.float32)
@@ -21,10 +22,11 @@ def check_scales_are_rounded_once(forward, rows):
     for c in (None, 3.0, 1 / 3, 1e30):
         k = 1.0 if c is None else c / math.sqrt(2)
         result = forward(x, c)
-        for name, actual, exact in (("rstd", result.rstd, rstd), ("y", result.y[:, 0], k * rstd)):
+        of_y = (result.y[:, 0], k * rstd, 0.501 if c is None else 2.5)
+        for actual, exact, ulps in ((result.rstd, rstd, 0.501), of_y):
             error = np.abs(actual.reshape(-1) - exact) / ulp(exact, "float32")
-            with at(name, c):
-                assert error.max() <= 0.501
+            with at(c):
+                assert error.max() <= ulps
 
 
 def check_scales_beyond_float32(forward):

@@ -44,7 +44,7 @@ SAMPLE = (
     ("rms_norm+groups", "forward", "float32", SEVERAL_ROWS),
     ("layer_norm", "forward", "bfloat16", "cluster of 4"),
     ("rms_norm+post_gate", "backward", "bfloat16", ONE_ROW + COPIED_AHEAD),
-    ("add_layer_norm", "backward", "float32", "cluster of 2"),
+    ("add_layer_norm", "backward", "float32", "cluster of 8" + COPIED_AHEAD),
     ("group_norm+silu NHWC", "forward", "bfloat16", ONE_LAUNCH),
     ("group_norm+silu NCHW", "backward", "float32", THREE_LAUNCHES),
 )

@@ -107,7 +107,9 @@ void arrive_at_cluster_barrier(Warp& w, const Instruction& i, u32 lanes) {
       fail(w, i, lane, 719, "a thread arrives twice at the cluster's barrier");
     w.cluster_phase[lane] = c.phase + 1;
     ++c.arrived;
-    if (running->watch && i.variant) c.meeting.arrive(w, lane);
+    const bool orders = i.variant || (w.published >> lane & 1);
+    if (running->watch && orders) c.meeting.arrive(w, lane);
+    w.published &= ~(1u << lane);
   });
   look_at_cluster(c);
 }
@@ -161,11 +163,12 @@ bool release_waiting_lanes(Warp& w) {
   return moved;
 }
 
-void end_threads(Warp& w, u32 lanes) {
+void end_threads(Warp& w, const Instruction& i, u32 lanes) {
   for_lanes(lanes, [&](int lane) { w.state[lane] = State::kEnded; });
   w.live &= ~lanes;
   w.block->live -= __builtin_popcount(lanes);
   w.block->cluster->live -= __builtin_popcount(lanes);
+  if (w.block->live == 0) check_messages(w, i, lanes);
   look_at_block(*w.block);
   look_at_cluster(*w.block->cluster);
 }

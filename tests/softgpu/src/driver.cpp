@@ -29,13 +29,13 @@ std::string format(const char* text, ...) {
 }
 
 static const Limits known_limits[] = {
-    {75, 1024, 16, 64 << 10, 0, "T4"},
-    {80, 2048, 32, 164 << 10, 1024, "A100"},
-    {86, 1536, 16, 100 << 10, 1024, "A10"},
-    {89, 1536, 24, 100 << 10, 1024, "L4"},
-    {90, 2048, 32, 228 << 10, 1024, "H200"},
-    {100, 2048, 32, 228 << 10, 1024, "B200"},
-    {120, 1536, 24, 100 << 10, 1024, "RTX 5090"},
+    {75, 1024, 16, 64 << 10, 0, 4 << 20, "T4"},
+    {80, 2048, 32, 164 << 10, 1024, 40 << 20, "A100"},
+    {86, 1536, 16, 100 << 10, 1024, 6 << 20, "A10"},
+    {89, 1536, 24, 100 << 10, 1024, 48 << 20, "L4"},
+    {90, 2048, 32, 228 << 10, 1024, 60 << 20, "H200"},
+    {100, 2048, 32, 228 << 10, 1024, 126 << 20, "B200"},
+    {120, 1536, 24, 100 << 10, 1024, 96 << 20, "RTX 5090"},
 };
 static const Limits* limits_of(int capability) {
   for (const Limits& l : known_limits)
@@ -183,11 +183,14 @@ static void check_device(int device) {
 static int attribute(int number) {
   const Limits& l = limits();
   const std::map<int, int> known = {
-      {8, kStaticShared},                               // bytes of a block
-      {16, settings().sms},                             // multiprocessors
-      {39, l.threads_per_sm},                           // threads of a multiprocessor
-      {75, l.capability / 10},                          // compute capability
-      {76, l.capability % 10}, {97, largest_shared()},  // bytes of a block that opts in
+      {8, kStaticShared},       // bytes of a block
+      {16, settings().sms},     // multiprocessors
+      {39, l.threads_per_sm},   // threads of a multiprocessor
+      {38, l.l2_bytes},         // of the second cache
+      {81, l.shared_per_sm},    // bytes of a multiprocessor
+      {97, largest_shared()},   // bytes of a block that opts in
+      {75, l.capability / 10},  // compute capability
+      {76, l.capability % 10},
   };
   auto found = known.find(number);
   if (found == known.end())

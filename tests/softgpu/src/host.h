@@ -47,7 +47,7 @@ int answer(Work work) {
 
 // What a GPU of the chosen compute capability has.
 struct Limits {
-  int capability, threads_per_sm, blocks_per_sm, shared_per_sm, reserved_shared;
+  int capability, threads_per_sm, blocks_per_sm, shared_per_sm, reserved_shared, l2_bytes;
   const char* name;
 };
 const Limits& limits();

@@ -61,6 +61,7 @@ Cluster make_cluster() {
 void start_warp(Warp& w) {
   w.live = w.lanes;
   w.rotate = false;
+  w.published = 0;
   std::fill(w.local.begin(), w.local.end(), 0xff);
   for (int lane = 0; lane < 32; ++lane) {
     w.pc[lane] = 0;
@@ -90,6 +91,7 @@ void start_cluster(Cluster& c, u64 number) {
     b.id[2] = id[2] * size[2] + b.rank / size[0] / size[1];
     b.live = int(product(l.block));
     for (Barrier& barrier : b.barriers) barrier = {};
+    b.mbarriers.clear();
     std::fill_n(b.shared, b.shared_bytes, 0xff);
     for (Warp& w : b.warps) start_warp(w);
   }
@@ -132,8 +134,7 @@ void check_blocks(Function& f, const Launch& l) {
   if (f.max_threads && threads > u64(f.max_threads))
     throw Error{kInvalidValue, format("%s: a block of %d threads, compiled for at most %d", name,
                                       int(threads), f.max_threads)};
-  const int most = f.max_dynamic > kStaticShared ? largest_shared() : kStaticShared;
-  if (l.dynamic_shared > u32(f.max_dynamic) || f.shared + int(l.dynamic_shared) > most)
+  if (l.dynamic_shared > u32(f.max_dynamic))
     throw Error{kInvalidValue, format("%s: %u bytes of dynamic and %d of static shared memory",
                                       name, l.dynamic_shared, f.shared)};
 }
@@ -214,6 +215,13 @@ int cuFuncSetAttribute(Function* f, int number, int value) {
       throw Error{kInvalidValue, format("%s: %d bytes of shared memory", f->name.c_str(), value)};
     // Bytes of dynamic shared memory; that clusters of more than 8 blocks are allowed.
     (number == 8 ? f->max_dynamic : f->nonportable) = value;
+  });
+}
+int cuFuncGetAttribute(int* value, int number, Function* f) {
+  return answer([&] {
+    if (number != 1 && number != 8)
+      throw Error{kInvalidValue, format("the attribute %d of a kernel is not known", number)};
+    *value = number == 1 ? f->shared : f->max_dynamic;  // bytes of shared memory
   });
 }
 int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) {

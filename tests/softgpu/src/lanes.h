@@ -114,5 +114,9 @@ bool choose_memory(Instruction&, const Opcode&);
 bool choose_atomic(Instruction&, const Opcode&);
 bool choose_async_copy(Instruction&, const Opcode&);
 bool choose_barrier(Instruction&, const Opcode&);
+bool choose_mbarrier(Instruction&, const Opcode&);
+bool choose_send(Instruction&, const Opcode&);
+bool choose_fence(Instruction&, const Opcode&);
+Space space_of(const Opcode&);
 
 }  // namespace sg

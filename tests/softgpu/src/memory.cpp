@@ -185,6 +185,8 @@ const std::map<std::string, Atomic> atomics = {
     {"cas", {of_whole<[]<class T>(T a, T b, T c) { return a == b ? c : a; }>}},
 };
 
+}  // namespace
+
 Space space_of(const Opcode& op) {
   static const std::map<std::string, Space> names = {{"global", kGlobal},
                                                      {"shared", kShared},
@@ -197,6 +199,8 @@ Space space_of(const Opcode& op) {
     if (const auto found = names.find(part); found != names.end()) return found->second;
   return kNoSpace;
 }
+
+namespace {
 
 void copy_now(u8* to, const u64 from, u32 bytes) {
   memcpy(to, reinterpret_cast<const u8*>(from), bytes);
@@ -246,6 +250,7 @@ void wait_for_groups(Warp& w, const Instruction& i, u32 lanes) {
 }  // namespace
 
 bool choose_memory(Instruction& i, const Opcode& op) {
+  if (op.has("async")) return choose_send(i, op);
   i.space = space_of(op);
   static const std::map<std::string, Operation> loads = {
       {"8", load<u8>},   {"s8", load<int8_t>},   {"16", load<u16>}, {"s16", load<int16_t>},

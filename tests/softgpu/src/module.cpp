@@ -243,6 +243,7 @@ void decode_kernel(Function& f) {
   if (f.shared > kStaticShared)
     throw Error{218,
                 format("%s: %d bytes of shared memory, %d allowed", name, f.shared, kStaticShared)};
+  f.max_dynamic = kStaticShared - f.shared;
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ bool Opcode::has(const char* wanted) const {
 
 bool Opcode::has_result() const {
   if (base() == "bar" || base() == "barrier") return has("red");
+  if (base() == "mbarrier") return !has("init");
   for (const char* without : {"st", "red", "membar", "fence", "cp"})
     if (base() == without) return false;
   return true;
@@ -96,12 +97,6 @@ void map_address(Warp& w, const Instruction& i, u32 lanes) {
 bool choose_cluster_address(Instruction& i, const Opcode& op) {
   i.run = map_address;
   return op.type() == "u32";
-}
-
-// Fences order what runs in order here anyway.
-bool choose_nothing(Instruction& i, const Opcode&) {
-  i.run = [](Warp&, const Instruction&, u32) {};
-  return true;
 }
 
 // Where a lane's value comes from; ok says whether that lies in the lane's own segment.
@@ -189,7 +184,8 @@ Family family_of(const std::string& base) {
     add(choose_vote, {"vote"});
     add(choose_active_mask, {"activemask"});
     add(choose_barrier, {"bar", "barrier"});
-    add(choose_nothing, {"membar", "fence"});
+    add(choose_mbarrier, {"mbarrier"});
+    add(choose_fence, {"membar", "fence"});
     return out;
   }();
   const auto found = families.find(base);

@@ -14,7 +14,16 @@ struct Watched;
 using Operation = void (*)(Warp&, const Instruction&, u32 lanes);
 
 // How the schedule takes an instruction; of kNormal ones it knows nothing.
-enum Kind : u8 { kNormal, kBranch, kExit, kWarpSync, kBlockBarrier, kClusterArrive, kClusterWait };
+enum Kind : u8 {
+  kNormal,
+  kBranch,
+  kExit,
+  kWarpSync,
+  kBlockBarrier,
+  kClusterArrive,
+  kClusterWait,
+  kMbarrierWait
+};
 enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kLocal, kParam, kConst };
 
 // An address in a cluster's shared memory has the block's rank + 1 here, or 0: the own block.
@@ -77,7 +86,7 @@ struct Function {
   int rows = 1;
   std::vector<std::pair<int, u64>> constants;  // row and value
   std::vector<Special> specials;
-  int shared = 0, max_dynamic = kStaticShared, local = 0, max_threads = 0;
+  int shared = 0, max_dynamic = 0, local = 0, max_threads = 0;
   unsigned cluster[3] = {0, 0, 0};  // 0: not said
   int nonportable = 0;
   size_t first_token = 0;  // of the body

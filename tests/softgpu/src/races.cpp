@@ -179,7 +179,7 @@ void check_races(Warp& w, const Instruction& i, int lane, Watched& memory, u64 a
   Page& page = page_of(memory, address, bytes);
   Access now{w.clock[lane].epoch, u32(i.line), running->watch->cluster,
              u16(thread_in_cluster(w, lane))};
-  now.atomic = kind == AccessKind::kUpdate;
+  now.atomic = kind == AccessKind::kUpdate || kind == AccessKind::kSynchronizes;
   now.copying = kind == AccessKind::kCopyBegins;
   const Checked access{w, i, lane, memory, now};
   const u64 first = address % Page::kBytes / page.cell_bytes;
@@ -192,6 +192,13 @@ void check_races(Warp& w, const Instruction& i, int lane, Watched& memory, u64 a
     else
       access.write(c);
   }
+}
+
+void end_message(Watched& memory, u64 address, u32 bytes) {
+  if (!running->watch->races) return;
+  Page& page = page_of(memory, address, bytes);
+  const u64 first = address % Page::kBytes / page.cell_bytes;
+  for (u64 k = first; k < first + bytes / page.cell_bytes; ++k) page.cells[k].write.copying = false;
 }
 
 }  // namespace sg

@@ -99,10 +99,11 @@ bool leave_straight_line(Warp& w, const Instruction& i, Group& g, u32 lanes) {
   ++g.pc;
   if (!lanes) return true;
   put_back(w, g);
-  if (i.kind == kExit) end_threads(w, lanes);
+  if (i.kind == kExit) end_threads(w, i, lanes);
   if (i.kind == kBlockBarrier) arrive_at_block_barrier(w, i, lanes);
   if (i.kind == kClusterArrive) arrive_at_cluster_barrier(w, i, lanes);
   if (i.kind == kClusterWait) wait_at_cluster_barrier(w, i, lanes);
+  if (i.kind == kMbarrierWait) wait_at_mbarrier(w, i, lanes);
   return false;
 }
 
@@ -156,6 +157,9 @@ bool run_warp(Warp& w, Schedule schedule) {
       const Instruction& i = w.function->code[size_t(std::max(0, pc))];
       text += format("\n  %s: PTX line %d: %s", place_of(w, lane).c_str(), i.line,
                      w.function->module->line(i.line).c_str());
+      if (w.state[lane] == State::kAtMbarrier)
+        text += format(" %d arrivals and %d bytes are missing", w.mbarrier[lane]->pending,
+                       w.mbarrier[lane]->bytes);
     }
   throw Error{719, text};
 }

@@ -8,7 +8,7 @@
 
 namespace sg {
 
-enum class State : u8 { kRuns, kAtBarrier, kAtWarpSync, kAtCluster, kEnded };
+enum class State : u8 { kRuns, kAtBarrier, kAtWarpSync, kAtCluster, kAtMbarrier, kEnded };
 
 struct AsyncCopy {
   u64 to, from;
@@ -18,6 +18,23 @@ struct AsyncCopy {
 struct AsyncCopies {
   std::vector<AsyncCopy> open;
   std::deque<std::vector<AsyncCopy>> groups;
+};
+
+// What is on its way to shared memory.
+struct Message {
+  u8* to;
+  u32 bytes;
+  u64 value;
+};
+// A barrier in shared memory. Its phase ends when so many have arrived, and the bytes they expect
+// have been sent.
+struct Mbarrier {
+  int count = 0, pending = 0, bytes = 0;
+  u64 phase = 0;              // how many have ended
+  bool is_waited_for = true;  // the phase of the last message
+  std::vector<Message> messages;
+  Meeting meeting;
+  Clock met;  // of the last phase
 };
 
 // A register is a row of 32 values, one for each lane. What lies above a value's own width is not
@@ -33,7 +50,9 @@ struct Warp {
   State state[32];
   u8 barrier[32];         // at which a lane waits
   u64 cluster_phase[32];  // at whose end it is let go
-  bool rotate = false;    // other lanes first, after long loops
+  Mbarrier* mbarrier[32];
+  u32 published = 0;    // lanes whose mbarriers others see behind the cluster's next barrier
+  bool rotate = false;  // other lanes first, after long loops
   AsyncCopies copies[32];
   ThreadClock clock[32];  // where races are looked for
 
@@ -52,6 +71,7 @@ struct Block {
   std::deque<Warp> warps;
   int live = 0;
   Barrier barriers[16];
+  std::map<u64, Mbarrier> mbarriers;  // by the place in shared memory
   std::vector<u8> storage;
   u8* shared = nullptr;  // in storage, aligned
   size_t shared_bytes = 0;
@@ -99,7 +119,9 @@ void arrive_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
 void wait_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
 bool try_warp_sync(Warp&, const Instruction&, u32 lanes);  // whether all members are there
 bool release_waiting_lanes(Warp&);                         // those who are
-void end_threads(Warp&, u32 lanes);
+void end_threads(Warp&, const Instruction&, u32 lanes);
+void wait_at_mbarrier(Warp&, const Instruction&, u32 lanes);
+void check_messages(Warp&, const Instruction&, u32 lanes);  // where a block ends
 u32 lanes_in(const Warp&, State);
 
 // Runs the blocks of a cluster until their threads have ended.

@@ -11,7 +11,15 @@ struct Cluster;
 struct Instruction;
 
 // An asynchronous copy reads and writes from when it is asked for until it is waited for.
-enum class AccessKind : u8 { kRead, kWrite, kUpdate, kCopyBegins, kCopyEnds, kCopyReads };
+enum class AccessKind : u8 {
+  kRead,
+  kWrite,
+  kUpdate,
+  kCopyBegins,
+  kCopyEnds,
+  kCopyReads,
+  kSynchronizes  // by means of an mbarrier
+};
 
 // What a thread has seen of the others of its cluster: of each, up to which of its epochs. A
 // thread's epoch ends where it lets others see what it did, as at a barrier.
@@ -90,5 +98,6 @@ void observe(Warp&, const Instruction&, u32 lanes, u8* const* at, u32 bytes, Acc
 Watched* watched_at(Warp&, const Instruction&, u64 address);
 void count_access(Warp&, const Instruction&, u32 lanes, u8* const* at, u32 bytes, bool store);
 void check_races(Warp&, const Instruction&, int lane, Watched&, u64 address, u32 bytes, AccessKind);
+void end_message(Watched&, u64 address, u32 bytes);  // what was sent is there
 
 }  // namespace sg

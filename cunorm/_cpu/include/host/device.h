@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "gang.h"
+
 // Accumulators stay in registers only where all is inlined.
 #define __global__ __attribute__((flatten, noinline))
 #define __device__

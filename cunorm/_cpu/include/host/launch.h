@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Runs the kernel KERNEL, and lists of kernels, on several cores. Appended to the kernel's source.
+#include <algorithm>
 #include <vector>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-// The blocks of the grid from the first to before the last.
+// The blocks of the grid from the first to before the last; all threads of a gang run the same.
 extern "C" void cunorm_blocks(long long grid, long long first, long long last,
-                              const void* arguments) {
+                              const void* arguments, const Gang* threads) {
+  gang = *threads;
   const auto& typed = *static_cast<const Arguments<Build>*>(arguments);
   gridDim.x = static_cast<unsigned>(grid);
   for (long long block = first; block < last; ++block) {
@@ -22,10 +24,11 @@ extern "C" void cunorm_blocks(long long grid, long long first, long long last,
 struct List {
   long long tasks, places, words;
 };
-// A kernel: cunorm_blocks of its library, how many blocks, and at which word its arguments begin.
+// A kernel: cunorm_blocks of its library, how many blocks, at which word its arguments begin, and,
+// where threads share rows, into how many parts a row is cut.
 struct Task {
   decltype(&cunorm_blocks) blocks;
-  long long grid, arguments;
+  long long grid, arguments, parts;
 };
 // The word to which the address of an array is added.
 struct Place {
@@ -33,15 +36,20 @@ struct Place {
 };
 
 // One of several threads' share of each kernel; `wait` returns when all have done theirs. What is
-// too little to share is the first thread's, which calls.
-template <class Wait>
-inline void run_share(const Task* tasks, long long count, const long long* words, int thread,
-                      int threads, const Wait& wait) {
+// too little to share is the first thread's, which calls. Threads share rows only where there are
+// not as many for each; `sums` is memory for sums of parts, of each thread's own and of all.
+inline void run_share(const Task* tasks, long long count, const long long* words, double* sums,
+                      long long sums_size, int thread, int threads, void (*wait)()) {
   for (long long i = 0; i < count; ++i) {
-    const long long grid = tasks[i].grid, first = (grid * thread + threads - 1) / threads;
-    const long long last = (grid * (thread + 1) + threads - 1) / threads;
+    const Task& task = tasks[i];
+    const bool together = task.parts > 0 && task.grid % threads != 0;
+    const Gang gang = together ? Gang{thread, threads, wait, sums, task.parts}
+                               : Gang{0, 1, [] {}, sums + (thread + 1) * sums_size, task.parts};
+    const long long first = together ? 0 : (task.grid * thread + threads - 1) / threads;
+    const long long last =
+        together ? task.grid : (task.grid * (thread + 1) + threads - 1) / threads;
     if (i > 0) wait();
-    if (first < last) tasks[i].blocks(grid, first, last, words + tasks[i].arguments);
+    if (first < last) task.blocks(task.grid, first, last, words + task.arguments, &gang);
   }
 }
 
@@ -52,15 +60,20 @@ extern "C" void cunorm_run(const List* list, const long long* addresses, int thr
   const long long* const first = reinterpret_cast<const long long*>(places + list->places);
   std::vector<long long> words(first, first + list->words);
   for (long long i = 0; i < list->places; ++i) words[places[i].word] += addresses[places[i].array];
+  long long parts = 0;
+  for (long long i = 0; i < list->tasks; ++i) parts = std::max(parts, tasks[i].parts);
+  const long long sums_size = Gang::rings * parts;
+  std::vector<double> sums(sums_size * (threads + 1));
 #ifdef _OPENMP
   // Even a parallel region of one thread would cost more than a small kernel.
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
-    run_share(tasks, list->tasks, words.data(), omp_get_thread_num(), omp_get_num_threads(), [] {
+    run_share(tasks, list->tasks, words.data(), sums.data(), sums_size, omp_get_thread_num(),
+              omp_get_num_threads(), [] {
 #pragma omp barrier
-    });
+              });
     return;
   }
 #endif
-  run_share(tasks, list->tasks, words.data(), 0, 1, [] {});
+  run_share(tasks, list->tasks, words.data(), sums.data(), sums_size, 0, 1, [] {});
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The CPU's math.cuh: exp, erfc and tanh of whole SIMD vectors, without a branch; over_root of one
-// number, computed in double, so that a float is rounded once.
+// The CPU's math.cuh: exp, erfc and tanh of whole SIMD vectors, without a branch; reciprocal_root
+// of one number, computed in double, so that a float is rounded once.
 //
 // Every element goes through the same operations, fused ones where the source says fma, so a result
 // does not depend on how many elements a vector has. exp is within 1.1 ulp, tanh within 1.5, erfc
@@ -18,10 +18,13 @@
 namespace math {
 
 template <class C>
-inline C over_root(double numerator, C v) {
-  const C rounded = C(numerator);
-  const bool in_range = rounded != 0 && !__builtin_isinf(rounded);
-  return C((in_range ? numerator : double(rounded)) / sqrt(double(v)));
+inline C reciprocal_root(C v) {
+  return C(1.0 / sqrt(double(v)));
+}
+
+template <class C>
+inline C divided(C sum, C count) {
+  return sum / count;
 }
 
 template <class V>

@@ -7,11 +7,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "access.cuh"
 #include "simd.h"
 #include "simd_doubles.h"
 #include "simd_streaming.h"
-#include "vec.cuh"
+#include "types.cuh"
 
 // Results too large for the cache go past it: a store need not first read what it overwrites.
 #ifdef NON_TEMPORAL
@@ -20,35 +19,24 @@ inline constexpr bool non_temporal = true;
 inline constexpr bool non_temporal = false;
 #endif
 
-// Passes over the rows last so long that memory idles in one that prefetches nothing.
-#ifdef LONG_PASSES
-inline constexpr bool long_passes = true;
-#else
-inline constexpr bool long_passes = false;
-#endif
-
-// One row and its results fill a core's caches.
-#ifdef WIDE_ROWS
-inline constexpr bool wide_rows = true;
-#else
-inline constexpr bool wide_rows = false;
-#endif
-
-// Several blocks share a row, and a launch makes one pass.
-#ifdef SHARED_ROWS
-inline constexpr bool shared_rows = true;
-#else
-inline constexpr bool shared_rows = false;
-#endif
-
-inline constexpr int cache_line = 64;
-
 inline bool inside(index_t index, index_t count) { return index < count; }
+
+template <class A>
+inline A global_load(const A* address) {
+  return *address;
+}
+template <class A>
+inline void global_store(A* address, A value) {
+  *address = value;
+}
 
 template <class B>
 using Item = simd::Vector<typename B::compute_t>;
 template <class B>
 inline constexpr int items_per_pack = B::pack / simd::lanes<typename B::compute_t>;
+
+template <class B>
+using Items = Pack<Item<B>, items_per_pack<B>>;
 
 template <class B>
 inline Item<B> spread(typename B::compute_t v) {
@@ -70,64 +58,6 @@ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-inline constexpr int max_rows_at_once = 4;
-
-// As many rows of x as stay in a second-level cache between passes, with dy, the sums of a
-// parameter's gradient and the rows on their way in; measured with 1 MiB of it. Powers of two: sums
-// are counted to sixteen rows.
-template <class T>
-inline int rows_at_once(index_t width) {
-  const index_t row_bytes = width * index_t(sizeof(T));
-  return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
-}
-
-// Far enough for memory to answer in time: 64 KiB, and beyond the rows that are taken at once.
-template <class T>
-inline index_t rows_ahead(index_t width) {
-  const index_t row_bytes = width * index_t(sizeof(T));
-  return std::max<index_t>(rows_at_once<T>(width), (1 << 16) / row_bytes);
-}
-
-// GCC takes what only prefetches for something without an effect, and drops calls that it does not
-// inline at once.
-template <class B, class T>
-__forceinline__ void prefetch_pack(const T* row, index_t column) {
-  constexpr int to_read = 0, to_second_level = 2;
-  for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
-    __builtin_prefetch(row + column + i, to_read, to_second_level);
-}
-template <class B>
-inline void prefetch_pack(const absent*, index_t) {}
-
-// Of a row to come.
-template <class B, class T>
-__forceinline__ void prefetch_later(const T* row, index_t column) {
-  if constexpr (!wide_rows) prefetch_pack<B>(row, column);
-}
-
-template <class B, class T>
-__forceinline__ void prefetch_output(T* row, index_t column) {
-  constexpr int to_write = 1, to_first_level = 3;
-  if constexpr (non_temporal && simd::can_stream<T, typename B::compute_t>) return;
-  for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
-    __builtin_prefetch(row + column + i, to_write, to_first_level);
-}
-template <class B>
-inline void prefetch_output(absent*, index_t) {}
-
-// GCC must not know what the address is: it would ask for it anew in each step of a loop.
-template <class V, int packs>
-inline V* kept_packs() {
-  if constexpr (packs == 0) {
-    return nullptr;
-  } else {
-    thread_local static V kept[packs];
-    V* place = kept;
-    asm("" : "+r"(place));
-    return place;
-  }
-}
-
 // Where a pack begins, with what is known of it: that it is whole, or that the row's end cuts it.
 struct WholeColumn {
   index_t column;
@@ -137,29 +67,6 @@ struct CutColumn {
   index_t column;
   operator index_t() const { return column; }
 };
-
-template <class B, class F, class EndRun>
-inline void for_each_column(index_t first, index_t step, index_t end, const F& f,
-                            const EndRun& end_run) {
-  index_t column = first;
-  while (column + B::pack <= end) {
-    const index_t last = std::min(column + 15 * step, end - B::pack);
-    for (; column <= last; column += step) f(WholeColumn{column});
-    end_run();
-  }
-  if (column < end) {
-    f(CutColumn{column});
-    end_run();
-  }
-}
-
-template <class B, class F>
-inline void with_column(index_t column, index_t end, const F& f) {
-  if (column + B::pack <= end)
-    f(WholeColumn{column});
-  else
-    f(CutColumn{column});
-}
 
 struct WholeItem {
   int index;
@@ -220,9 +127,6 @@ inline Item<B> read(const Pack<Item<B>, items_per_pack<B>>& items, At at) {
   return items.item[at.index];
 }
 
-template <class B>
-inline constexpr bool stores_whole = false;
-
 // The items are stored together at the end: stores in between, which may branch, would keep the
 // compiler from computing on all items at a time.
 template <class B, class T, bool read_again = false>
@@ -233,6 +137,9 @@ struct OutputPack {
 
   OutputPack(T* row, index_t end) : row(row), end(end) {}
 
+  LoadedPack<B, T> store(index_t column) const {
+    return column + B::pack <= end ? store(WholeColumn{column}) : store(CutColumn{column});
+  }
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
     if constexpr (std::is_same_v<Column, WholeColumn> && !streams)
@@ -286,21 +193,6 @@ template <class B>
 inline Item<B> clear_outside(Item<B> v, CutItem at) {
   for (int i = at.count; i < simd::lanes<typename B::compute_t>; ++i) v[i] = 0;
   return v;
-}
-
-template <class B, class Load>
-inline Pack<Item<B>, items_per_pack<B>> load_each(index_t column, index_t end, index_t size,
-                                                  const Load& load) {
-  typename B::compute_t values[B::pack] = {};
-  const index_t last = std::min<index_t>(column + B::pack, end);
-  for (index_t group = column / size; group * size < last; ++group) {
-    const auto value = load(group);
-    const index_t first = std::max(group * size, column);
-    for (index_t i = first; i < std::min(last, (group + 1) * size); ++i) values[i - column] = value;
-  }
-  Pack<Item<B>, items_per_pack<B>> out;
-  std::memcpy(&out, values, sizeof(out));
-  return out;
 }
 
 template <class V>

@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-#include "dtypes.cuh"
+#include "types.cuh"
 
 namespace simd {
 

@@ -22,7 +22,9 @@ def get_cuda_path():
 _ATTRIBUTES = {
     "MaxSharedMemoryPerBlock": 8,
     "MultiProcessorCount": 16,
+    "L2CacheSize": 38,
     "MaxThreadsPerMultiProcessor": 39,
+    "MaxSharedMemoryPerMultiprocessor": 81,
     "MaxSharedMemoryPerBlockOptin": 97,
 }
 

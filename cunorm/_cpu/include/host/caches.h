@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+// What a CPU's caches are told, and what is kept in them from one pass to the next.
+#pragma once
+#include "memory.cuh"
+
+inline constexpr int cache_line = 64;
+
+// GCC takes what only prefetches for something without an effect, and drops calls that it does not
+// inline at once.
+template <class B, class T>
+__forceinline__ void prefetch_pack(const T* row, index_t column) {
+  constexpr int to_read = 0, to_second_level = 2;
+  for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
+    __builtin_prefetch(row + column + i, to_read, to_second_level);
+}
+template <class B>
+inline void prefetch_pack(const absent*, index_t) {}
+
+template <class B, class T>
+__forceinline__ void prefetch_output(T* row, index_t column) {
+  constexpr int to_write = 1, to_first_level = 3;
+  if constexpr (non_temporal && simd::can_stream<T, typename B::compute_t>) return;
+  for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
+    __builtin_prefetch(row + column + i, to_write, to_first_level);
+}
+template <class B>
+inline void prefetch_output(absent*, index_t) {}
+
+// GCC must not know what the address is: it would ask for it anew in each step of a loop.
+template <class V, int packs>
+inline V* kept_packs() {
+  if constexpr (packs == 0) {
+    return nullptr;
+  } else {
+    thread_local static V kept[packs];
+    V* place = kept;
+    asm("" : "+r"(place));
+    return place;
+  }
+}

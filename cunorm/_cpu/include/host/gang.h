@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// Threads that share rows: those of a CPU, where rows are few and long. Each has its parts of every
+// row; launch.h says which thread is which.
+#pragma once
+
+// Several threads share a row.
+#ifdef SHARED_ROWS
+inline constexpr bool shared_rows = true;
+#else
+inline constexpr bool shared_rows = false;
+#endif
+
+struct Gang {
+  int thread = 0, threads = 1;
+  void (*wait)() = nullptr;  // until all threads have come here
+  double* sums = nullptr;    // `rings` rows of one for each part
+  long long parts = 1;       // of a row
+  long long part = 0;        // that the thread is in; negative: in none
+  int next_ring = 0;
+
+  static constexpr int rings = 8;
+
+  // Sums of the parts, for one of some things that are summed. They are used again when the thread
+  // has waited several times.
+  template <class C>
+  C* ring() {
+    C* const found = reinterpret_cast<C*>(sums + next_ring++ % rings * parts);
+    for (long long i = thread; i < parts; i += threads) found[i] = 0;
+    return found;
+  }
+};
+
+inline thread_local Gang gang;

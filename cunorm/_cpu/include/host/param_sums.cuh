@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+// The CPU's param_sums.cuh: sums over the rows that a block walks, in memory.
+//
+// Rows are added up sixteen at a time (the recent sums), and those sums added to the block's row of
+// partial sums. Recent sums are in a row that follows it or, of a block with sixteen rows at most,
+// in place of it. Rows are taken several at once, so that they share what is loaded and stored.
+#pragma once
+#include <new>
+
+#include "row.cuh"
+
+// A pack of sums, open for adding to.
+template <class B>
+struct Adder {
+  Items<B> sums;
+
+  template <class At>
+  void add(At at, Item<B> v) {
+    sums.item[at.index] += v;
+  }
+  template <class At>
+  void add_product(At at, Item<B> a, Item<B> b) {
+    sums.item[at.index] = fma(a, b, sums.item[at.index]);
+  }
+};
+
+// For a gradient that was not asked for.
+struct NoAdder {
+  template <class At, class V>
+  void add(At, V) {}
+  template <class At, class V>
+  void add_product(At, V, V) {}
+};
+
+// Sums for one parameter; `wanted` is false where the caller asked for none.
+template <class B, bool wanted>
+struct ColumnSums {
+  using C = typename B::compute_t;
+  C *sums, *recent;
+  bool begun = false, recent_begun = false;
+
+  ColumnSums(C* all_sums, const Walk<B>& walk, bool few_rows) {
+    const index_t pitch = sum_pitch(walk.width * walk.share.groups);
+    sums = all_sums + walk.share.block * 2 * pitch + walk.share.group * walk.width;
+    recent = few_rows ? sums : sums + pitch;
+  }
+
+  template <class At>
+  auto open(At at) const {
+    if constexpr (wanted)
+      return Adder<B>{recent_begun ? items(recent, at) : Items<B>{}};
+    else
+      return NoAdder{};
+  }
+  template <class At, class A>
+  void close(At at, const A& adder) const {
+    if constexpr (wanted) store(recent, at, adder.sums);
+  }
+
+  // Moves the recent sums to the block's row.
+  void end_run(const Walk<B>& walk) {
+    if constexpr (!wanted) return;
+    if (recent != sums)
+      walk.row(0).for_each_chunk([&](const auto& chunk) {
+        chunk.for_each_pack([&](auto at) {
+          Items<B> v = items(recent, at);
+          if (begun) {
+            const Items<B> before = items(sums, at);
+            for_each_item<B>(at, [&](auto item) { v.item[item.index] += before.item[item.index]; });
+          }
+          store(sums, at, v);
+        });
+      });
+    begun = true;
+    recent_begun = false;
+  }
+
+ private:
+  template <class At>
+  static Items<B> items(const C* row, At at) {
+    Items<B> out = {};
+    const LoadedPack<B, C> pack{row + at.column};
+    for_each_item<B>(at, [&](auto item) { out.item[item.index] = read<B>(pack, item); });
+    return out;
+  }
+  template <class At>
+  static void store(C* row, At at, const Items<B>& v) {
+    OutputPack<B, C, true> output(row, at.end);
+    for_each_item<B>(at, [&](auto item) { write(output, item, v.item[item.index]); });
+    output.store(at.place);
+  }
+};
+
+template <class B>
+struct ParamSums {
+  static constexpr int run_rows = 16;
+  static_assert(run_rows % max_rows_at_once == 0, "rows that are taken at once are recent");
+
+  ColumnSums<B, B::dweight> dweight;
+  ColumnSums<B, B::dbias> dbias;
+  int rows = 0;
+
+  template <class Arguments>
+  ParamSums(const Arguments& arguments, const Walk<B>& walk, SharedMemory&)
+      : dweight(arguments.dweight_sums, walk, few(walk)),
+        dbias(arguments.dbias_sums, walk, few(walk)) {}
+
+  void end_rows(const Walk<B>& walk, int count) {
+    dweight.recent_begun = dbias.recent_begun = true;
+    rows += count;
+    if (rows == run_rows) finish(walk);
+  }
+  void finish(const Walk<B>& walk) {
+    if (rows == 0) return;
+    dweight.end_run(walk);
+    dbias.end_run(walk);
+    rows = 0;
+  }
+
+ private:
+  // Whether all rows that a block walks are recent.
+  static bool few(const Walk<B>& walk) { return walk.rows <= walk.share.blocks * run_rows; }
+};
+
+template <class B, class Find, class Reload, class Write>
+inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& find, const Reload&,
+                         const Write& write) {
+  using Found = decltype(find(walk.row(0)));
+  alignas(Found) unsigned char memory[max_rows_at_once][sizeof(Found)];
+  walk.for_each_rows(rows_at_once(walk.row_bytes), [&](index_t first, int count) {
+    Found* const found = reinterpret_cast<Found*>(memory);
+    for (int i = 0; i < count; ++i) new (found + i) Found(find(walk.row(first + i, i)));
+    walk.row(first).for_each_chunk_again([&](const auto& chunk) {
+      chunk.for_each_pack([&](auto at) {
+        auto dweight = sums.dweight.open(at);
+        auto dbias = sums.dbias.open(at);
+        for (int i = 0; i < count; ++i) write(found[i], at, dweight, dbias);
+        sums.dweight.close(at, dweight);
+        sums.dbias.close(at, dbias);
+      });
+    });
+    sums.end_rows(walk, count);
+  });
+  sums.finish(walk);
+}

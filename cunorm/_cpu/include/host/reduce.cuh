@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+// The CPU's reduce.cuh: sums of one thread, or of several that share a row, whose parts are added
+// in their order. No result depends on whether rows are shared.
+#pragma once
+#include "memory.cuh"
+#include "ptx.cuh"
+
+// A sum of many. Each takes what adding the last one gave too much (Kahan's sum), unless that was
+// infinite.
+template <class B, class V>
+struct RunSum {
+  V sum = {}, excess = {};
+
+  void add(V v) {
+    v -= excess;
+    const V next = sum + v;
+    excess = next - next == V{} ? (next - sum) - v : V{};
+    sum = next;
+  }
+};
+
+// Item i of every pack is added to sum i; after a chunk of at most 16 packs those sums are folded
+// into one, and after the chunks of a part the sums of those.
+inline constexpr int chunk_packs = 16, part_chunks = 32;
+template <class B>
+struct LaneSum {
+  using C = typename B::compute_t;
+  static constexpr int items = items_per_pack<B>;
+  Items<B> chunk = {};
+  RunSum<B, C> recent;
+  C total = 0;
+  int chunks = 0;
+  index_t part = -1;
+  C* parts = nullptr;  // of a row that is shared
+
+  LaneSum() {
+    if constexpr (shared_rows) parts = gang.ring<C>();
+  }
+
+  template <class At>
+  void add(At at, Item<B> v) {
+    chunk.item[at.index] += v;
+  }
+  template <class At>
+  void add_product(At at, Item<B> a, Item<B> b) {
+    chunk.item[at.index] = fma(a, b, chunk.item[at.index]);
+  }
+
+  void end_chunk() {
+    fold<items / 2>();
+    const C sum = item_sum(chunk.item[0]);
+    unrolled<items>([&](int i) { chunk.item[i] = Item<B>{}; });
+    if constexpr (shared_rows) {
+      if (gang.part < 0) return;
+      if (part != gang.part) recent = {};
+      part = gang.part;
+      recent.add(sum);
+      parts[part] = recent.sum;
+    } else {
+      recent.add(sum);
+      if (++chunks % part_chunks != 0) return;
+      total += recent.sum;
+      recent = {};
+    }
+  }
+
+  // Of a shared row: when all threads have waited for each other.
+  C value() const {
+    if constexpr (!shared_rows) return total + recent.sum;
+    C sum = 0;
+    for (index_t i = 0; i < gang.parts; ++i) sum += parts[i];
+    return sum;
+  }
+
+ private:
+  template <int half>
+  void fold() {
+    unrolled<half>([&](int i) { chunk.item[i] += chunk.item[i + half]; });
+    if constexpr (half > 1) fold<half / 2>();
+  }
+};
+
+template <int threads, class C, int n>
+inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
+  return v;
+}
+
+template <class B>
+struct Team {
+  using C = typename B::compute_t;
+  static constexpr int threads = 1, blocks = 1, per_block = 1;
+  struct Scratch {};
+
+  explicit Team(Scratch&) {}
+
+  int index() const { return 0; }
+  int thread() const { return shared_rows ? gang.thread : 0; }
+  template <class V>
+  V all_reduce(const V& v) const {
+    return v;
+  }
+  // The totals of the threads' sums.
+  template <class... Sums>
+  Pack<C, sizeof...(Sums)> totals(const Sums&... sums) const {
+    if constexpr (shared_rows) gang.wait();
+    return {{sums.value()...}};
+  }
+};

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT
+// The CPU's row.cuh: a row is walked in chunks of packs, which are used where they lie in memory
+// and come from the caches in the second pass. A thread walks neighbouring rows. The accessors of
+// operands prefetch, for rows to come.
+#pragma once
+#include "caches.h"
+#include "operands.cuh"
+#include "reduce.cuh"
+
+// Passes over the rows last so long that memory idles in one that prefetches nothing.
+#ifdef LONG_PASSES
+inline constexpr bool long_passes = true;
+#else
+inline constexpr bool long_passes = false;
+#endif
+
+// One row and its results fill a core's caches.
+#ifdef WIDE_ROWS
+inline constexpr bool wide_rows = true;
+#else
+inline constexpr bool wide_rows = false;
+#endif
+
+// Packs that a thread holds of what it computed of a row, or of the rows that it takes at once.
+#ifndef HELD_PACKS
+#define HELD_PACKS 0
+#endif
+
+template <class B>
+inline constexpr bool streamed = true;
+
+// As many rows of x as stay in a second-level cache between passes, with dy, the sums of a
+// parameter's gradient and the rows on their way in; measured with 1 MiB of it. Powers of two: sums
+// are counted to sixteen rows.
+inline constexpr int max_rows_at_once = 4;
+inline int rows_at_once(index_t row_bytes) {
+  return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
+}
+
+// How many rows ahead to prefetch: far enough for memory to answer in time, 64 KiB, and beyond the
+// rows that are taken at once.
+inline index_t rows_ahead(index_t row_bytes) {
+  return std::max<index_t>(rows_at_once(row_bytes), (1 << 16) / row_bytes);
+}
+
+// One pack: whole, or cut by the row's end. In the second pass it is there `again`.
+template <class Place, bool again_>
+struct PackAt {
+  static constexpr bool again = again_;
+  Place place;
+  index_t column, end;  // of the row
+};
+
+template <class B, class Place, bool again, class F>
+inline void for_each_item(PackAt<Place, again> at, const F& f) {
+  for_each_item<B>(at.place, at.end, f);
+}
+
+// Where a row's results are, so that the first pass prefetches them.
+template <class B>
+struct Results {
+  static constexpr int most = 3;
+  const char* row[most] = {};
+  index_t itemsize[most] = {};
+  int count = 0;
+
+  template <class T>
+  void add(const T* result) {
+    if constexpr (!present<T> || (non_temporal && simd::can_stream<T, typename B::compute_t>))
+      return;
+    row[count] = reinterpret_cast<const char*>(result);
+    itemsize[count++] = sizeof(T);
+  }
+  __forceinline__ void prefetch(index_t column) const {
+    constexpr int to_write = 1, to_first_level = 3;
+    for (int i = 0; i < count; ++i)
+      for (index_t byte = 0; byte < B::pack * itemsize[i]; byte += cache_line)
+        __builtin_prefetch(row[i] + column * itemsize[i] + byte, to_write, to_first_level);
+  }
+};
+
+template <class B, bool again>
+struct Chunk {
+  index_t first, end;  // columns
+  bool is_cut;
+  const Results<B>& results;
+
+  template <class F>
+  void for_each_pack(const F& f) const {
+    if (is_cut)
+      f(PackAt<CutColumn, again>{{first}, first, end});
+    else
+      for (index_t column = first; column < end; column += B::pack) {
+        if constexpr (!again) results.prefetch(column);
+        f(PackAt<WholeColumn, again>{{column}, column, end});
+      }
+  }
+};
+
+// Where a row of an input is, and one to come.
+template <class T>
+struct InputRow {
+  T *data, *later;
+};
+
+template <class B>
+struct Row;
+
+template <class B>
+struct Walk {
+  BlockShare share;
+  index_t rows, width, row_bytes;
+  index_t ahead;  // how many rows ahead to prefetch
+
+  Walk(const Team<B>&, const BlockShare& share, index_t rows, index_t width)
+      : share(share),
+        rows(rows),
+        width(width),
+        row_bytes(width * itemsize()),
+        ahead(rows_ahead(row_bytes)) {}
+
+  Row<B> row(index_t row, int slot = 0) const {
+    return {*this, share.row_index(row), share.row_index(row + ahead < rows ? row + ahead : row),
+            slot};
+  }
+
+  // use(first, count) for rows that are taken at once.
+  template <class Use>
+  void for_each_rows(int at_once, const Use& use) const {
+    const index_t last = rows * (share.block + 1) / share.blocks;
+    for (index_t row = rows * share.block / share.blocks; row < last; row += at_once)
+      use(row, int(std::min<index_t>(at_once, last - row)));
+  }
+  template <class Use>
+  void for_each_row(const Use& use) const {
+    for_each_rows(1, [&](index_t first, int) { use(row(first)); });
+  }
+
+ private:
+  static constexpr index_t itemsize() {
+    if constexpr (present<typename B::x_t>)
+      return sizeof(typename B::x_t);
+    else
+      return sizeof(typename B::dy_t);
+  }
+};
+
+// Chunks are of 16 packs, but the first, which is one pack, and the last, where the row's end cuts
+// it. Threads that share the row have the parts of it in turn.
+template <class B>
+struct Row {
+  static constexpr bool exists = true;
+  const Walk<B>& walk;
+  index_t index, later;  // among the rows of all groups
+  int slot;              // among the rows that are taken at once
+  mutable Results<B> results = {};
+
+  template <class T>
+  InputRow<const T> of(const Rows<const T>& operand) const {
+    return {operand.at(index), operand.at(later)};
+  }
+  template <class T>
+  T* of(const Rows<T>& operand) const {
+    T* const row = operand.at(index);
+    results.add(row);
+    return row;
+  }
+
+  index_t first_width() const { return std::min<index_t>(walk.width, B::pack); }
+  Chunk<B, false> first_chunk() const {
+    if constexpr (!shared_rows) return chunk<false>(0);
+    gang.part = gang.thread == 0 ? 0 : -1;
+    return chunk<false>(gang.thread == 0 ? 0 : chunks());
+  }
+  template <class F>
+  void for_each_next_chunk(const F& f) const {
+    for_each_of_chunks<false>(1, f);
+  }
+  template <class F>
+  void for_each_chunk(const F& f) const {
+    for_each_of_chunks<false>(0, f);
+  }
+  template <class F>
+  void for_each_chunk_again(const F& f) const {
+    for_each_of_chunks<true>(0, f);
+  }
+
+ private:
+  index_t whole_packs() const { return walk.width / B::pack; }
+  index_t whole_chunks() const {
+    return whole_packs() == 0 ? 0 : 1 + (whole_packs() - 1 + chunk_packs - 1) / chunk_packs;
+  }
+  index_t chunks() const { return whole_chunks() + (walk.width % B::pack != 0); }
+
+  template <bool again>
+  Chunk<B, again> chunk(index_t number) const {
+    const auto first = [&](index_t number) {
+      const index_t pack = number == 0 ? 0 : 1 + (number - 1) * chunk_packs;
+      return std::min(pack, whole_packs()) * B::pack;
+    };
+    const index_t begin = first(number);
+    if (number < whole_chunks()) return {begin, first(number + 1), false, results};
+    return {begin, number < chunks() ? walk.width : begin, number < chunks(), results};
+  }
+
+  template <bool again, class F>
+  void for_each_of_chunks(index_t first, const F& f) const {
+    if constexpr (!shared_rows) {
+      for (index_t i = first; i < chunks(); ++i) f(chunk<again>(i));
+    } else {
+      for (index_t part = gang.thread; part < gang.parts; part += gang.threads) {
+        gang.part = part;
+        const index_t begin = std::max(first, part * part_chunks);
+        const index_t end = std::min(chunks(), (part + 1) * part_chunks);
+        for (index_t i = begin; i < end; ++i) f(chunk<again>(i));
+      }
+    }
+  }
+};
+
+// An operand of the row, in memory. Of a row to come, each pack is prefetched once: in the second
+// pass, or in the only one, or, where passes are long, half of them in each.
+template <class B, class T, bool once = false>
+struct RowPacks {
+  InputRow<const T> row;
+
+  explicit RowPacks(InputRow<const T> row) : row(row) {}
+  explicit RowPacks(const T* row) : row{row, row} {}
+
+  template <class Chunk>
+  void load(const Chunk&) {}
+  template <class At>
+  __forceinline__ LoadedPack<B, T> operator[](At at) const {
+    constexpr bool split = long_passes && !once;
+    if constexpr (!wide_rows && (once || split || At::again))
+      if (!split || (at.column / B::pack % 2 == 0) == At::again)
+        prefetch_pack<B>(row.later, at.column);
+    return {row.data + at.column};
+  }
+  template <class At>
+  __forceinline__ LoadedPack<B, T> again(At at) const {
+    return (*this)[at];
+  }
+};
+template <class B, bool once>
+struct RowPacks<B, absent, once> {
+  template <class Pointer>
+  explicit RowPacks(Pointer) {}
+  template <class Chunk>
+  void load(const Chunk&) {}
+  template <class At>
+  LoadedPack<B, absent> operator[](At) const {
+    return {};
+  }
+  template <class At>
+  LoadedPack<B, absent> again(At) const {
+    return {};
+  }
+};
+
+// A parameter, which all rows have.
+template <class B, class T>
+struct ParameterPacks {
+  const T* row;
+
+  explicit ParameterPacks(const T* row) : row(row) {}
+  template <class Chunk>
+  void load(const Chunk&) {}
+  template <class At>
+  LoadedPack<B, T> operator[](At at) const {
+    return load_pack<B>(row, at.column, 0);
+  }
+};
+
+// What a thread computes of a row in the first pass, and holds for the second where that takes
+// longer than to load it. With `hold` the pack that was computed last is used once more.
+template <class B, class V, bool hold = true>
+struct HeldPacks {
+  V* packs;
+  either<hold, V, absent> last;
+
+  explicit HeldPacks(const Row<B>& row) : packs(kept_packs<V, HELD_PACKS>()) {
+    if constexpr (HELD_PACKS > 0) packs += row.slot * ((row.walk.width + B::pack - 1) / B::pack);
+  }
+  template <class At>
+  void put(At at, const V& pack) {
+    if constexpr (hold) last = pack;
+    if constexpr (HELD_PACKS > 0) packs[at.column / B::pack] = pack;
+  }
+  template <class At>
+  const V& operator[](At) const {
+    return last;
+  }
+  template <class At, class Compute>
+  V again(At at, const Compute& compute) const {
+    if constexpr (HELD_PACKS > 0)
+      return packs[at.column / B::pack];
+    else
+      return compute();
+  }
+};
+
+template <class B, class T, bool read_again = false>
+struct RowOutput : OutputPack<B, T, read_again> {
+  explicit RowOutput(T* row) : OutputPack<B, T, read_again>(row, 0) {}
+
+  template <class At>
+  LoadedPack<B, T> store(At at) {
+    this->end = at.end;
+    return OutputPack<B, T, read_again>::store(at.place);
+  }
+};
+template <class B>
+struct RowOutput<B, absent, false> {
+  explicit RowOutput(absent*) {}
+  template <class At>
+  void store(At) const {}
+};
+
+// Rows on their way to shared memory, of which a CPU has none.
+struct SharedMemory {};
+template <class B, class T>
+struct StagedPacks {
+  explicit StagedPacks(SharedMemory&) {}
+};

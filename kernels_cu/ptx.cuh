@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// What CUDA C++ has no plain word for: shared memory that the launch gives, copies that go on by
+// themselves, clusters of blocks. The CPU build replaces this file.
+#pragma once
+
+// Shared memory of the size that the launch says, aligned for every type.
+__device__ inline unsigned char* launch_shared_memory() {
+  extern __shared__ uint4 launch_shared[];
+  return reinterpret_cast<unsigned char*>(launch_shared);
+}
+
+__device__ inline unsigned shared_address(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+
+// ---- Copies from global to shared memory, from compute capability 8.0 on. A thread's copies since
+// its last commit form a group. Once it has waited for the group, the thread itself sees what was
+// copied; others do behind a barrier.
+
+// Starts a copy; both addresses are multiples of `bytes`. One of 16 bytes passes by the L1 cache.
+template <int bytes>
+__device__ inline void async_copy(void* shared, const void* global) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
+  if constexpr (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+                 "l"(global)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(shared)),
+                 "l"(global), "n"(bytes)
+                 : "memory");
+}
+
+// Ends a group, be it empty.
+__device__ inline void async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for all groups but the newest `pending`.
+template <int pending>
+__device__ inline void async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// ---- Clusters: blocks that store to each other's shared memory. From compute capability 9.0 on.
+// How many blocks form a cluster is compiled in, as CuPy's launches have no attribute for it.
+#if CLUSTER > 1
+#define CLUSTER_LAUNCH __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_LAUNCH
+#endif
+
+// The number of the block in its cluster.
+__device__ inline int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// An mbarrier: its phase ends when it was told once what bytes to expect, and they have come.
+using Arrivals = unsigned long long;
+
+__device__ inline void begin_arrivals(Arrivals& arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&arrivals))
+               : "memory");
+}
+
+// Every thread of every block of the cluster waits here for all others, and then sees which
+// arrivals have begun, but no other stores: it waits for none.
+__device__ inline void cluster_barrier() {
+  asm volatile(
+      "fence.mbarrier_init.release.cluster;\n\t"
+      "barrier.cluster.arrive.relaxed.aligned;\n\t"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+__device__ inline void expect_arrivals(Arrivals& arrivals, int bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&arrivals)),
+      "r"(bytes)
+      : "memory");
+}
+
+// Waits for the end of the phase, which is an even or an odd one, and then sees what has come.
+__device__ inline void wait_for_arrivals(const Arrivals& arrivals, int parity) {
+  for (int ended = 0; !ended;)
+    asm volatile(
+        "{.reg .pred ended;\n\t"
+        "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, ended;}"
+        : "=r"(ended)
+        : "r"(shared_address(&arrivals)), "r"(parity)
+        : "memory");
+}
+
+// Stores a value to *place in block `rank`, of whose arrivals its bytes are some.
+template <class T>
+__device__ inline void cluster_send(T value, T* place, Arrivals& arrivals, int rank) {
+  const auto there = [&](const void* shared) {
+    unsigned address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(address)
+        : "r"(shared_address(shared)), "r"(rank));
+    return address;
+  };
+#define SEND "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
+  if constexpr (sizeof(T) == 4)
+    asm volatile(SEND ".b32 [%0], %1, [%2];" ::"r"(there(place)), "f"(value), "r"(there(&arrivals))
+                 : "memory");
+  else
+    asm volatile(SEND ".b64 [%0], %1, [%2];" ::"r"(there(place)), "d"(value), "r"(there(&arrivals))
+                 : "memory");
+#undef SEND
+}

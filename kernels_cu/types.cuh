@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// Storage types and the one conversion between any two of them.
+//
+// An operand is stored in fp16, bf16, fp32 or fp64 and computed on in fp32 or fp64. `absent` is the
+// type of an operand that a build does not have: code that handles an operand stands under `if
+// constexpr (present<...>)`.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+using fp16 = __half;
+using bf16 = __nv_bfloat16;
+using fp32 = float;
+using fp64 = double;
+using index_t = long long;
+
+struct absent {};
+template <class T>
+inline constexpr bool present = true;
+template <>
+inline constexpr bool present<absent> = false;
+template <>
+inline constexpr bool present<const absent> = false;
+
+// The first type if the condition holds, else the second.
+template <bool condition, class First, class Second>
+struct Either {
+  using type = First;
+};
+template <class First, class Second>
+struct Either<false, First, Second> {
+  using type = Second;
+};
+template <bool condition, class First, class Second>
+using either = typename Either<condition, First, Second>::type;
+
+// The first of two types that is present.
+template <class First, class Second>
+using first_present = either<present<First>, First, Second>;
+
+template <class A, class B>
+inline constexpr bool same_type = false;
+template <class A>
+inline constexpr bool same_type<A, A> = true;
+
+// A number among a kernel's arguments, all of which take eight bytes.
+template <class C>
+struct alignas(8) Number {
+  C value;
+  __device__ operator C() const { return value; }
+};
+
+// convert<To>(v) rounds once, to nearest even.
+__device__ inline fp32 to_wide(fp16 v) { return __half2float(v); }
+__device__ inline fp32 to_wide(bf16 v) { return __bfloat162float(v); }
+__device__ inline fp16 to_narrow(fp32 v, fp16) { return __float2half_rn(v); }
+__device__ inline fp16 to_narrow(fp64 v, fp16) { return __double2half(v); }
+__device__ inline bf16 to_narrow(fp32 v, bf16) { return __float2bfloat16_rn(v); }
+__device__ inline bf16 to_narrow(fp64 v, bf16) { return __double2bfloat16(v); }
+
+template <class To, class From>
+__device__ inline To convert(From v) {
+  if constexpr (same_type<To, From>)
+    return v;
+  else if constexpr (sizeof(From) == 2)
+    return to_wide(v);
+  else if constexpr (sizeof(To) == 2)
+    return to_narrow(v, To());
+  else
+    return static_cast<To>(v);
+}
+
+// The consecutive elements that one thread handles at a time.
+//
+// How many there are follows from the width and the operands' types alone, never from a pointer's
+// alignment, so the order in which a row is summed is part of what the row's width means.
+template <class T, int size>
+struct Pack {
+  T item[size];
+};
+template <int size>
+struct Pack<absent, size> {};
+
+// f(0), f(1), ... f(count - 1) with constant arguments, so that what they index can stay in
+// registers.
+template <int count, int first = 0, class F>
+__device__ inline void unrolled(const F& f) {
+  if constexpr (first < count) {
+    f(first);
+    unrolled<count, first + 1>(f);
+  }
+}

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: MIT
+"""What launch plans are told of GPUs that are not there."""
+
+from __future__ import annotations
+
+from tests.support.internals import DeviceLimits, Features, features_of
+
+SM_COUNT = 132
+L2_BYTES = 50 << 20
+# KiB of shared memory that a launch may give a block, and that a multiprocessor has, as "CUDA C++
+# Programming Guide" has them.
+_SHARED = {
+    "75": (64, 64),
+    "80": (163, 164),
+    "86": (99, 100),
+    "89": (99, 100),
+    "90": (227, 228),
+    "100": (227, 228),
+    "120": (99, 100),
+}
+ARCHITECTURES = tuple(_SHARED)
+
+
+def limits_of(
+    architecture: str, features: Features | None = None, sm_count: int = SM_COUNT
+) -> DeviceLimits:
+    """Return what plans are told of a GPU; without features, those that it uses by default."""
+    block, multiprocessor = (kib << 10 for kib in _SHARED[architecture])
+    features = features_of(architecture) if features is None else features
+    threads = (
+        1024 if architecture == "75" else 2048 if architecture in ("80", "90", "100") else 1536
+    )
+    return DeviceLimits(sm_count, architecture, threads, block, multiprocessor, L2_BYTES, features)
