@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where an operand's rows are: up to three leading axes, as `struct Rows` in row.cuh has them."""
+"""Where an operand's rows are: up to three leading axes, as `Rows` in operands.cuh has them."""
 
 from __future__ import annotations
 
