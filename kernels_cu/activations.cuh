@@ -9,7 +9,7 @@
 // V is float or double, on the CPU a vector of them: a build picks one of the structs by its name,
 // and the same text serves both. 1 - s(z) is no difference, so that tails keep their digits; where
 // s(z) is subnormal it may be 0. At an infinity a derivative is its limit; NaN gives NaN. A caller
-// that uses one of both pays for that alone, once all is inlined; value(z) may take fewer steps.
+// that uses one of both pays for that alone, once all is inlined.
 #pragma once
 #include "math.cuh"
 
@@ -38,23 +38,14 @@ __device__ inline Logistic<V> logistic(V z) {
   return {value, math::at_most(e, math::largest_finite<V>) * value};
 }
 
-// What takes as many steps alone as beside the derivative.
-template <class G>
-struct Activation {
-  template <class V>
-  static __device__ V value(V z) {
-    return G::at(z).value;
-  }
-};
-
-struct identity : Activation<identity> {
+struct identity {
   template <class V>
   static __device__ Activated<V> at(V z) {
     return {z, math::constant<V>(1)};
   }
 };
 
-struct sigmoid : Activation<sigmoid> {
+struct sigmoid {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const auto s = logistic(z);
@@ -64,17 +55,13 @@ struct sigmoid : Activation<sigmoid> {
 
 struct silu {
   template <class V>
-  static __device__ V value(V z) {
-    return math::quotient(z, 1.0f + math::exp_minus(z));
-  }
-  template <class V>
   static __device__ Activated<V> at(V z) {
     const auto s = logistic(z);
     return {z * s.value, s.value * fma(bounded(z), s.complement, math::constant<V>(1))};
   }
 };
 
-struct tanh : Activation<tanh> {
+struct tanh {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V e = math::exp(-2.0f * math::fabs(z));
@@ -84,7 +71,7 @@ struct tanh : Activation<tanh> {
 };
 
 // No comparison holds for NaN.
-struct relu : Activation<relu> {
+struct relu {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V zero = math::constant<V>(0), one = math::constant<V>(1);
@@ -93,7 +80,7 @@ struct relu : Activation<relu> {
   }
 };
 
-struct gelu : Activation<gelu> {
+struct gelu {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const V cumulative = 0.5f * math::erfc(z * math::constant<V>(-0.70710678118654752440));
@@ -105,7 +92,7 @@ struct gelu : Activation<gelu> {
   }
 };
 
-struct gelu_tanh : Activation<gelu_tanh> {
+struct gelu_tanh {
   template <class V>
   static __device__ Activated<V> at(V z) {
     constexpr double slope = 1.5957691216057307118, cubic = 0.044715 * slope;  // of 2u

@@ -4,6 +4,27 @@
 #pragma once
 #include "group.cuh"
 
+// One thread's sum over its packs.
+template <class B>
+struct LaneSum {
+  ItemSums<B> chunk;
+  RowSum<B> row;
+
+  template <class At>
+  __device__ void add(At at, Item<B> v) {
+    chunk.add(at, v);
+  }
+  template <class At>
+  __device__ void add_product(At at, Item<B> a, Item<B> b) {
+    chunk.add_product(at, a, b);
+  }
+  __device__ void end_chunk() {
+    row.add(chunk);
+    chunk = {};
+  }
+  __device__ typename B::compute_t value() const { return row.value(); }
+};
+
 // One thread's sums, one for each item of its packs. Like LaneSum, with no long chains.
 template <class B>
 struct ItemSum {
@@ -116,14 +137,14 @@ __device__ inline C handed_load(const C* place) {
   if constexpr (in_shared_memory<B>)
     return *place;
   else
-    return global_load(place);
+    return *place;
 }
 template <class B, class C>
 __device__ inline void handed_store(C* place, C value) {
   if constexpr (in_shared_memory<B>)
     *place = value;
   else
-    global_store(place, value);
+    *place = value;
 }
 
 // Three numbers for each channel of each part, and three for each group.
@@ -171,7 +192,7 @@ struct HandedOn {
     else if constexpr (in_shared_memory<B>)
       unrolled<int(sizeof(v) / sizeof(C))>([&](int i) { place[i] = v.item[i]; });
     else
-      global_store(place, first_of(v.item[0]));
+      *place = first_of(v.item[0]);
   }
 
   __device__ C load_group(int value, index_t sample, index_t group) const {

@@ -215,7 +215,7 @@ struct Strip {
     } else if constexpr (B::channels_last) {
       return load_items<B>(parameter, channel, extent.channels);
     } else {
-      const C value = has_channels() ? convert<C>(global_load(parameter + channel)) : C(0);
+      const C value = has_channels() ? convert<C>(parameter[channel]) : C(0);
       return ChannelItems<B>{{spread<B>(value)}};
     }
   }

@@ -114,7 +114,7 @@ template <class B, class Strip>
 __device__ inline auto load_channels(const Arguments<B>& arguments, const Strip& strip) {
   const index_t first = (strip.extent.first_sample + strip.tile.sample) * strip.extent.groups;
   const auto of_group = [&](const typename B::compute_t* statistic) {
-    return strip.load_groups([&](index_t group) { return global_load(statistic + first + group); });
+    return strip.load_groups([&](index_t group) { return statistic[first + group]; });
   };
   const auto bias = strip.load_parameter(arguments.bias);
   const auto weight = strip.load_parameter(arguments.weight);
@@ -189,7 +189,7 @@ __device__ inline void combine_sums(const Arguments<B>& arguments, const Extent<
   const double correction = team.all_reduce(sum_p) / elements;
 
   const index_t whole_sample = extent.first_sample + sample;
-  const double rstd = global_load(arguments.rstd + whole_sample * extent.groups + group);
+  const double rstd = arguments.rstd[whole_sample * extent.groups + group];
   Pack<double, 2> weighted = {};  // sums of weight * h and of weight * h * r
   for (index_t i = team.thread() / lanes; i < size; i += Team<Combining<B>>::threads / lanes) {
     const index_t channel = first + i;
@@ -202,11 +202,10 @@ __device__ inline void combine_sums(const Arguments<B>& arguments, const Extent<
     if (team.thread() % lanes > 0) continue;
     const double sum_h = sums.item[0], sum_h_r = rstd * (sums.item[1] - correction * sum_h);
     const index_t place = whole_sample * sum_pitch(extent.channels) + channel;
-    if constexpr (B::dweight) global_store(arguments.dweight_sums + place, C(sum_h_r));
-    if constexpr (B::dbias) global_store(arguments.dbias_sums + place, C(sum_h));
+    if constexpr (B::dweight) arguments.dweight_sums[place] = C(sum_h_r);
+    if constexpr (B::dbias) arguments.dbias_sums[place] = C(sum_h);
     double weight = 1;
-    if constexpr (present<typename B::weight_t>)
-      weight = convert<C>(global_load(arguments.weight + channel));
+    if constexpr (present<typename B::weight_t>) weight = convert<C>(arguments.weight[channel]);
     weighted.item[0] += weight * sum_h;
     weighted.item[1] += weight * sum_h_r;
   }

@@ -170,8 +170,8 @@ __device__ inline void combine_moments(const Arguments<B>& arguments, const Exte
   handed_on.store_group(Correction, sample, group, C((first_shift - double(shift)) + rest));
   handed_on.store_group(Rstd, sample, group, C(rstd));
   const index_t index = (extent.first_sample + sample) * extent.groups + group;
-  if (arguments.mean != nullptr) global_store(arguments.mean + index, shift);
-  if (arguments.rstd != nullptr) global_store(arguments.rstd + index, C(rstd));
+  if (arguments.mean != nullptr) arguments.mean[index] = shift;
+  if (arguments.rstd != nullptr) arguments.rstd[index] = C(rstd);
 }
 
 template <class B>
@@ -199,7 +199,7 @@ __device__ inline void write_y(const Arguments<B>& arguments, const Extent<B>& e
             const auto q =
                 (read<B>(x, at) - of_channel<B>(shift, at)) - of_channel<B>(correction, at);
             const auto n = affine<B>(q, factor, bias, at);
-            write(y, at, B::activation::value(n));
+            write(y, at, B::activation::at(n).value);
           });
           y.store(column);
         });

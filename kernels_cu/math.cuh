@@ -51,11 +51,6 @@ __device__ inline float reciprocal(float v) {
   return v < 0x1p126f ? refined : approximation;
 }
 __device__ inline double reciprocal(double v) { return 1.0 / v; }
-// numerator / v for such a v.
-template <class V>
-__device__ inline V quotient(V numerator, V v) {
-  return numerator * reciprocal(v);
-}
 
 // 1 / sqrt(v), rounded about once: the approximation of the hardware and one step of Newton's, with
 // what rounding the product loses. At zero and infinity the approximation is right, the step NaN.

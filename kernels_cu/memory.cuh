@@ -11,15 +11,6 @@
 // The one test that stands before an access to global memory.
 __device__ inline bool inside(index_t index, index_t count) { return index < count; }
 
-template <class A>
-__device__ inline A global_load(const A* address) {
-  return *address;
-}
-template <class A>
-__device__ inline void global_store(A* address, A value) {
-  *address = value;
-}
-
 // What one access moves.
 template <int bytes>
 using WordOf = either<bytes == 16, uint4,
@@ -68,7 +59,7 @@ __device__ inline LoadedPack<B, T> load_where(bool live, const T* place) {
   if (live) {
 #pragma unroll
     for (int i = 0; i < Moved::count; ++i)
-      words.word[i] = global_load(reinterpret_cast<const typename Moved::Word*>(place) + i);
+      words.word[i] = reinterpret_cast<const typename Moved::Word*>(place)[i];
   }
   return unpacked<B, T>(words);
 }
@@ -81,7 +72,7 @@ __device__ inline void store_where(bool live, T* place, const Pack<T, B::pack>& 
   if (live) {
 #pragma unroll
     for (int i = 0; i < Moved::count; ++i)
-      global_store(reinterpret_cast<typename Moved::Word*>(place) + i, words.word[i]);
+      reinterpret_cast<typename Moved::Word*>(place)[i] = words.word[i];
   }
 }
 
@@ -105,6 +96,7 @@ struct OutputPack {
     return value;
   }
 };
+
 // What a kernel computes on at once, and how many of them a pack has. On the CPU it is a vector.
 template <class B>
 using Item = typename B::compute_t;

@@ -57,20 +57,16 @@ struct BlockShare {
 // What multiplies k * r, of a pack of weight.
 template <class B, class W, class At>
 __device__ inline Item<B> factor(const W& weight, typename B::compute_t offset, At at) {
-  const auto w = read<B>(weight, at);
-  if constexpr (B::weight_offset)
-    return w + offset;
-  else
-    return w;
+  auto w = read<B>(weight, at);
+  if constexpr (B::weight_offset) w += offset;
+  return w;
 }
 
 // k * r as the weight meets it.
 template <class B>
 __device__ inline Item<B> as_rounded(Item<B> k_r) {
-  if constexpr (present<typename B::rounded_t>)
-    return rounded_to<B, typename B::rounded_t>(k_r);
-  else
-    return k_r;
+  if constexpr (present<typename B::rounded_t>) k_r = rounded_to<B, typename B::rounded_t>(k_r);
+  return k_r;
 }
 
 // n of k * r as rounded.

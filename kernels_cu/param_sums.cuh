@@ -19,11 +19,11 @@ struct Adder {
 
   template <class C>
   __device__ void add(ItemAt at, C v) {
-    sums.item[at.index] += v;
+    if constexpr (present<Sums>) sums.item[at.index] += v;
   }
   template <class C>
   __device__ void add_product(ItemAt at, C a, C b) {
-    sums.item[at.index] = fma(a, b, sums.item[at.index]);
+    if constexpr (present<Sums>) sums.item[at.index] = fma(a, b, sums.item[at.index]);
   }
 };
 
@@ -94,7 +94,7 @@ struct HeldSums {
       for (int team = 0; team < Team<B>::per_block; ++team)
         sum += totals[value * B::threads + team * team_threads + thread];
       const int column = (value / B::pack * team_threads + thread) * B::pack + value % B::pack;
-      if (inside(column, B::width)) global_store(row + column, sum);
+      if (inside(column, B::width)) row[column] = sum;
     }
   }
 };
@@ -147,19 +147,13 @@ struct StreamedSums {
   }
 };
 
-// For a gradient that was not asked for.
-struct NoAdder {
-  template <class C>
-  __device__ void add(ItemAt, C) {}
-  template <class C>
-  __device__ void add_product(ItemAt, C, C) {}
-};
+// For a gradient that is not wanted.
 template <class B>
 struct NoSums {
   template <class C>
   __device__ NoSums(C*, const BlockShare&, SharedMemory&) {}
-  __device__ NoAdder open(const PackAt<B>&) const { return {}; }
-  __device__ void close(const PackAt<B>&, const NoAdder&) const {}
+  __device__ Adder<absent> open(const PackAt<B>&) const { return {}; }
+  __device__ void close(const PackAt<B>&, const Adder<absent>&) const {}
   __device__ void end_row() {}
   __device__ void flush(const Walk<B>&) {}
   __device__ void finish(const Walk<B>&) const {}
@@ -172,11 +166,8 @@ using ColumnSums = either<!wanted, NoSums<B>, either<streamed<B>, StreamedSums<B
 template <class B>
 struct ParamSums {
   using C = typename B::compute_t;
-  using Weight = ColumnSums<B, B::dweight>;
-  using Bias = ColumnSums<B, B::dbias>;
-
-  Weight dweight;
-  Bias dbias;
+  ColumnSums<B, B::dweight> dweight;
+  ColumnSums<B, B::dbias> dbias;
   int rows = 0;  // in the recent sums
 
   template <class Arguments>

@@ -5,38 +5,41 @@
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// One thread's sum over its packs: item i of every pack is added to sum i, and end_chunk() folds
-// those sums into one. So no chain of additions is long, which would add up its roundings.
+// One thread's sums over the packs of a chunk: item i of every pack is added to sum i. So no chain
+// of additions is long, which would add up its roundings.
 template <class B>
-struct LaneSum {
-  using C = typename B::compute_t;
-  static constexpr int items = items_per_pack<B>;
-  Items<B> chunk = {};
-  C total = 0;
+struct ItemSums {
+  Items<B> sums = {};
 
   template <class At>
   __device__ void add(At at, Item<B> v) {
-    chunk.item[at.index] += v;
+    sums.item[at.index] += v;
   }
   template <class At>
   __device__ void add_product(At at, Item<B> a, Item<B> b) {
-    chunk.item[at.index] = fma(a, b, chunk.item[at.index]);
+    sums.item[at.index] = fma(a, b, sums.item[at.index]);
   }
-
-  __device__ void end_chunk() {
-    fold<items / 2>();
-    total += chunk.item[0];
-    unrolled<items>([&](int i) { chunk.item[i] = 0; });
+  // Folded into one.
+  __device__ Item<B> total() {
+    fold<items_per_pack<B> / 2>();
+    return sums.item[0];
   }
-
-  __device__ C value() const { return total; }
 
  private:
   template <int half>
   __device__ void fold() {
-    unrolled<half>([&](int i) { chunk.item[i] += chunk.item[i + half]; });
+    unrolled<half>([&](int i) { sums.item[i] += sums.item[i + half]; });
     if constexpr (half > 1) fold<half / 2>();
   }
+};
+
+// One thread's sum over the chunks of a row.
+template <class B>
+struct RowSum {
+  typename B::compute_t sum = 0;
+
+  __device__ void add(ItemSums<B>& chunk) { sum += chunk.total(); }
+  __device__ typename B::compute_t value() const { return sum; }
 };
 
 // Every thread of each aligned run of `threads` lanes of a warp gets the sums over the run.

@@ -146,21 +146,15 @@ struct RowPacks {
 
   // Starts to load a chunk.
   __device__ void load(const Chunk<B>& chunk) {
-    chunk.for_each_pack(
-        [&](auto at) { packs[at.index] = load_where<B>(at.live, row + at.column); });
+    if constexpr (present<T>)
+      chunk.for_each_pack(
+          [&](auto at) { packs[at.index] = load_where<B>(at.live, row + at.column); });
   }
   __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const { return packs[at.index]; }
   // In the second pass.
   __device__ LoadedPack<B, T> again(const PackAt<B>& at) const {
     return as_loaded(packs[at.index]);
   }
-};
-template <class B, bool once>
-struct RowPacks<B, absent, once> {
-  __device__ explicit RowPacks(const absent*) {}
-  __device__ void load(const Chunk<B>&) {}
-  __device__ LoadedPack<B, absent> operator[](const PackAt<B>&) const { return {}; }
-  __device__ LoadedPack<B, absent> again(const PackAt<B>&) const { return {}; }
 };
 
 // A parameter's, which all rows have.
@@ -192,14 +186,9 @@ struct RowOutput : OutputPack<B, T, read_again> {
   __device__ explicit RowOutput(T* row) : OutputPack<B, T, read_again>(row, 0) {}
 
   __device__ LoadedPack<B, T> store(const PackAt<B>& at) const {
-    store_where<B>(at.live, this->row + at.column, this->value);
+    if constexpr (present<T>) store_where<B>(at.live, this->row + at.column, this->value);
     return this->value;
   }
-};
-template <class B>
-struct RowOutput<B, absent, false> {
-  __device__ explicit RowOutput(absent*) {}
-  __device__ void store(const PackAt<B>&) const {}
 };
 
 // Parts of the shared memory that the launch gives, one after the other.
@@ -223,11 +212,13 @@ struct StagedPacks {
   Word* words;
 
   __device__ explicit StagedPacks(SharedMemory& memory)
-      : words(memory.take<Word>(B::stages * B::packs * Moved::count * B::threads)) {}
+      : words(
+            memory.take<Word>(present<T> ? B::stages * B::packs * Moved::count * B::threads : 0)) {}
 
   // Starts the copies of the thread's packs.
   template <class Packs>
   __device__ void copy(const Packs& packs, const Row<B>& row, int stage) const {
+    if constexpr (!present<T>) return;
     row.first_chunk().for_each_pack([&](auto at) {
       if (!at.live) return;
       const auto* const from = reinterpret_cast<const Word*>(packs.row + at.column);
@@ -238,6 +229,7 @@ struct StagedPacks {
   }
   template <class Packs>
   __device__ void take(Packs& packs, const Row<B>& row, int stage) const {
+    if constexpr (!present<T>) return;
     row.first_chunk().for_each_pack([&](auto at) {
       Moved moved = {};
       if (at.live)
@@ -250,12 +242,4 @@ struct StagedPacks {
   __device__ Word* place(int stage, int pack, int word) const {
     return words + ((stage * B::packs + pack) * Moved::count + word) * B::threads + threadIdx.x;
   }
-};
-template <class B>
-struct StagedPacks<B, absent> {
-  __device__ explicit StagedPacks(SharedMemory&) {}
-  template <class Packs>
-  __device__ void copy(const Packs&, const Row<B>&, int) const {}
-  template <class Packs>
-  __device__ void take(const Packs&, const Row<B>&, int) const {}
 };

@@ -132,10 +132,8 @@ struct BackwardRow {
 
   template <class V>
   __device__ V shifted(V p) const {
-    if constexpr (B::center)
-      return p - mean;
-    else
-      return p;
+    if constexpr (B::center) p -= mean;
+    return p;
   }
 };
 
@@ -203,9 +201,8 @@ __device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& tea
   };
   const auto load_statistics = [&](const auto& place) {
     Pack<C, 2> found = {};
-    if (present<typename B::x_t> && place.exists)
-      found.item[0] = global_load(arguments.rstd + place.index);
-    if (B::center && place.exists) found.item[1] = global_load(arguments.mean + place.index);
+    if (present<typename B::x_t> && place.exists) found.item[0] = arguments.rstd[place.index];
+    if (B::center && place.exists) found.item[1] = arguments.mean[place.index];
     return found;
   };
   Pack<C, 2> next_statistics = {};
@@ -224,11 +221,12 @@ __device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& tea
     row.k_rstd = k * row.rstd;
     if constexpr (B::stages > 0) next_statistics = load_statistics(place.after(1));
 
-    LaneSum<B> sum_p, sum_dr, sum_p_dr;
+    RowSum<B> sum_p, sum_dr, sum_p_dr;
     place.for_each_chunk([&](const auto& chunk) {
       if constexpr (B::stages == 0) load(row, chunk);
       if constexpr (streamed<B>) load_parameters(chunk);
       if constexpr (!B::center && !B::dp) return;
+      ItemSums<B> p_sums, dr_sums, p_dr_sums;
       chunk.for_each_pack([&](auto at) {
         const auto dy = row.dy[at];
         const auto x = row.x[at];
@@ -238,20 +236,20 @@ __device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& tea
           gates.item[item.index] = gate_at<B>(gate, item);
           const GatedItem<B> gated(dy, x, gates.item[item.index], item);
           const auto p = clear_outside<B>(row.shifted(gated.p), item);
-          if constexpr (B::center) sum_p.add(item, p);
+          if constexpr (B::center) p_sums.add(item, p);
           if constexpr (B::dp) {
             auto dr = gated.dn;
             if constexpr (present<typename B::weight_t>)
               dr *= factor<B>(weight[at], weight_offset, item);
-            if constexpr (B::center) sum_dr.add(item, dr);
-            sum_p_dr.add_product(item, p, dr);
+            if constexpr (B::center) dr_sums.add(item, dr);
+            p_dr_sums.add_product(item, p, dr);
           }
         });
         row.gates.put(at, gates);
       });
-      sum_p.end_chunk();
-      sum_dr.end_chunk();
-      sum_p_dr.end_chunk();
+      sum_p.add(p_sums);
+      sum_dr.add(dr_sums);
+      sum_p_dr.add(p_dr_sums);
     });
 
     C sum_q_dr = 0;

@@ -119,40 +119,63 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
     } else {
       Items<B> pack = {};
       for_each_item<B>(at, [&](auto item) {
-        pack.item[item.index] = read<B>(s, item) * B::activation::value(read<B>(gate[at], item));
+        pack.item[item.index] = read<B>(s, item) * B::activation::at(read<B>(gate[at], item)).value;
       });
       return pack;
     }
   };
 
-  // Loads p of a chunk, and uses each pack.
-  const auto take = [&](const auto& chunk, auto use) {
+  // Uses each item of p of a chunk: one that is held, one that is loaded first, or, of a streamed
+  // row, one that is loaded again.
+  const auto use_pack = [&](auto at, const auto& use) {
+    for_each_item<B>(at, [&](auto item) { use(item, read<B>(p[at], item)); });
+  };
+  const auto use_held = [&](const auto& chunk, const auto& use) {
+    chunk.for_each_pack([&](auto at) { use_pack(at, use); });
+  };
+  const auto use_loaded = [&](const auto& chunk, const auto& use) {
     load(chunk);
     chunk.for_each_pack([&](auto at) {
       p.put(at, gated(at, add_residual(at)));
-      for_each_item<B>(at, [&](auto item) { use(item, read<B>(p[at], item)); });
+      use_pack(at, use);
+    });
+  };
+  const auto use_again = [&](const auto& chunk, const auto& use) {
+    stream.load(chunk);
+    if constexpr (B::pre_gate) gate.load(chunk);
+    chunk.for_each_pack([&](auto at) {
+      p.put(at, gated(at, stream[at]));
+      use_pack(at, use);
     });
   };
 
   // Reduce: the mean square, of a row that is centered about its mean.
   C shift = 0, correction = 0, variance = 0;
   if constexpr (!B::center) {
-    LaneSum<B> squares;
+    RowSum<B> squares;
     row.for_each_chunk([&](const auto& chunk) {
-      take(chunk, [&](auto item, auto v) { squares.add_product(item, v, v); });
-      squares.end_chunk();
+      ItemSums<B> sums;
+      use_loaded(chunk, [&](auto item, auto v) { sums.add_product(item, v, v); });
+      squares.add(sums);
     });
     variance = math::divided(team.totals(squares).item[0], width);
   } else {
-    LaneSum<B> sum, sum_t, sum_tt;
-    const auto add = [&](auto item, auto v) {
-      const auto t = clear_outside<B>(v - shift, item);
-      sum_t.add(item, t);
-      sum_tt.add_product(item, t, t);
-    };
-    const auto end_chunk = [&] {
-      sum_t.end_chunk();
-      sum_tt.end_chunk();
+    const auto first = row.first_chunk();
+    ItemSums<B> first_sums;
+    RowSum<B> first_sum, sum_t, sum_tt;
+    use_loaded(first, [&](auto item, auto v) { first_sums.add(item, v); });
+    first_sum.add(first_sums);
+    shift = math::divided(team.totals(first_sum).item[0], C(row.first_width()));
+
+    const auto add_chunk = [&](const auto& chunk, const auto& use_chunk) {
+      ItemSums<B> t_sums, tt_sums;
+      use_chunk(chunk, [&](auto item, auto v) {
+        const auto t = clear_outside<B>(v - shift, item);
+        t_sums.add(item, t);
+        tt_sums.add_product(item, t, t);
+      });
+      sum_t.add(t_sums);
+      sum_tt.add(tt_sums);
     };
     const auto find_variance = [&] {
       const auto sums = team.totals(sum_t, sum_tt);
@@ -160,35 +183,16 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       variance = fma(-correction, correction, math::divided(sums.item[1], width));
       if (variance < 0) variance = 0;
     };
-
-    const auto first = row.first_chunk();
-    take(first, [&](auto item, auto v) { sum.add(item, v); });
-    sum.end_chunk();
-    shift = math::divided(team.totals(sum).item[0], C(row.first_width()));
-    first.for_each_pack([&](auto at) {
-      for_each_item<B>(at, [&](auto item) { add(item, read<B>(p[at], item)); });
-    });
-    end_chunk();
-    row.for_each_next_chunk([&](const auto& chunk) {
-      take(chunk, add);
-      end_chunk();
-    });
+    add_chunk(first, use_held);
+    row.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, use_loaded); });
     find_variance();
 
     const bool is_far = 4 * correction * correction > variance;
     if (streamed<B> && is_far) {
       shift += correction;
-      sum_t = LaneSum<B>();
-      sum_tt = LaneSum<B>();
-      row.for_each_chunk([&](const auto& chunk) {
-        stream.load(chunk);
-        if constexpr (B::pre_gate) gate.load(chunk);
-        chunk.for_each_pack([&](auto at) {
-          p.put(at, gated(at, stream[at]));
-          for_each_item<B>(at, [&](auto item) { add(item, read<B>(p[at], item)); });
-        });
-        end_chunk();
-      });
+      sum_t = {};
+      sum_tt = {};
+      row.for_each_chunk([&](const auto& chunk) { add_chunk(chunk, use_again); });
       find_variance();
     }
   }
@@ -197,8 +201,8 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
   const C rstd = math::reciprocal_root(variance + C(arguments.eps));
   const auto k_rstd = spread<B>(C(arguments.k) * rstd);
   if (row.exists && team.thread() == 0) {
-    if (arguments.mean != nullptr) global_store(arguments.mean + row.index, shift + correction);
-    if (arguments.rstd != nullptr) global_store(arguments.rstd + row.index, rstd);
+    if (arguments.mean != nullptr) arguments.mean[row.index] = shift + correction;
+    if (arguments.rstd != nullptr) arguments.rstd[row.index] = rstd;
   }
 
   // Store.
@@ -213,14 +217,12 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       const auto s = stream[at];
       const auto gate_pack = gate[at];
       const auto p_pack = p.again(at, [&] { return gated(at, s); });
-      const auto weight_pack = weight[at];
-      const auto bias_pack = bias[at];
       RowOutput<B, typename B::y_t> y(y_row);
       for_each_item<B>(at, [&](auto item) {
         auto q = read<B>(p_pack, item);
         if constexpr (B::center) q = (q - shift) - correction;
-        auto n = affine<B>(as_rounded<B>(q * k_rstd), weight_pack, offset, bias_pack, item);
-        if constexpr (B::post_gate) n *= B::activation::value(read<B>(gate_pack, item));
+        auto n = affine<B>(as_rounded<B>(q * k_rstd), weight[at], offset, bias[at], item);
+        if constexpr (B::post_gate) n *= B::activation::at(read<B>(gate_pack, item)).value;
         write(y, item, n);
       });
       y.store(at);

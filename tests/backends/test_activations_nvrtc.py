@@ -17,7 +17,7 @@ extern "C" __global__ void probe(const VALUE_T* z, VALUE_T* value, VALUE_T* slop
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   using G = activations::GATE_ACTIVATION;
   if (!SLOPE) {
-    value[i] = G::value(z[i]);
+    value[i] = G::at(z[i]).value;
   } else {
     const auto g = G::at(z[i]);
     value[i] = g.value;

@@ -83,10 +83,6 @@ template <class V>
 inline V reciprocal(V v) {
   return 1.0f / v;
 }
-template <class V>
-inline V quotient(V numerator, V v) {
-  return numerator / v;
-}
 
 // The coefficients stand in the order of the powers, from that of v^0.
 template <int first = 0, class V, class C, int count>

@@ -21,15 +21,6 @@ inline constexpr bool non_temporal = false;
 
 inline bool inside(index_t index, index_t count) { return index < count; }
 
-template <class A>
-inline A global_load(const A* address) {
-  return *address;
-}
-template <class A>
-inline void global_store(A* address, A value) {
-  *address = value;
-}
-
 template <class B>
 using Item = simd::Vector<typename B::compute_t>;
 template <class B>

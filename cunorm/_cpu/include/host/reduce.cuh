@@ -19,37 +19,49 @@ struct RunSum {
   }
 };
 
-// Item i of every pack is added to sum i; after a chunk of at most 16 packs those sums are folded
-// into one, and after the chunks of a part the sums of those.
+// Sums over a chunk of at most 16 packs: item i of every pack is added to sum i.
 inline constexpr int chunk_packs = 16, part_chunks = 32;
 template <class B>
-struct LaneSum {
+struct ItemSums {
+  Items<B> sums = {};
+
+  template <class At>
+  void add(At at, Item<B> v) {
+    sums.item[at.index] += v;
+  }
+  template <class At>
+  void add_product(At at, Item<B> a, Item<B> b) {
+    sums.item[at.index] = fma(a, b, sums.item[at.index]);
+  }
+  typename B::compute_t total() {
+    fold<items_per_pack<B> / 2>();
+    return item_sum(sums.item[0]);
+  }
+
+ private:
+  template <int half>
+  void fold() {
+    unrolled<half>([&](int i) { sums.item[i] += sums.item[i + half]; });
+    if constexpr (half > 1) fold<half / 2>();
+  }
+};
+
+// A sum over a row's chunks: those of a part are added up, and then the parts.
+template <class B>
+struct RowSum {
   using C = typename B::compute_t;
-  static constexpr int items = items_per_pack<B>;
-  Items<B> chunk = {};
   RunSum<B, C> recent;
   C total = 0;
   int chunks = 0;
   index_t part = -1;
   C* parts = nullptr;  // of a row that is shared
 
-  LaneSum() {
+  RowSum() {
     if constexpr (shared_rows) parts = gang.ring<C>();
   }
 
-  template <class At>
-  void add(At at, Item<B> v) {
-    chunk.item[at.index] += v;
-  }
-  template <class At>
-  void add_product(At at, Item<B> a, Item<B> b) {
-    chunk.item[at.index] = fma(a, b, chunk.item[at.index]);
-  }
-
-  void end_chunk() {
-    fold<items / 2>();
-    const C sum = item_sum(chunk.item[0]);
-    unrolled<items>([&](int i) { chunk.item[i] = Item<B>{}; });
+  void add(ItemSums<B>& chunk) {
+    const C sum = chunk.total();
     if constexpr (shared_rows) {
       if (gang.part < 0) return;
       if (part != gang.part) recent = {};
@@ -70,13 +82,6 @@ struct LaneSum {
     C sum = 0;
     for (index_t i = 0; i < gang.parts; ++i) sum += parts[i];
     return sum;
-  }
-
- private:
-  template <int half>
-  void fold() {
-    unrolled<half>([&](int i) { chunk.item[i] += chunk.item[i + half]; });
-    if constexpr (half > 1) fold<half / 2>();
   }
 };
 
