@@ -165,7 +165,6 @@ using ColumnSums = either<!wanted, NoSums<B>, either<streamed<B>, StreamedSums<B
 
 template <class B>
 struct ParamSums {
-  using C = typename B::compute_t;
   ColumnSums<B, B::dweight> dweight;
   ColumnSums<B, B::dbias> dbias;
   int rows = 0;  // in the recent sums
