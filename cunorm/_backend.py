@@ -8,7 +8,17 @@ import warnings
 from collections.abc import Callable
 from functools import cache, partial
 
-from cunorm import _again, _cpu, _cuda, _cuda_calls, _fallback, _plan, _scratch
+from cunorm import (
+    _again,
+    _cpu,
+    _cpu_plan,
+    _cuda,
+    _cuda_calls,
+    _cuda_plan,
+    _fallback,
+    _plan,
+    _scratch,
+)
 from cunorm._again import Ran
 from cunorm._arguments import Kernels, Pointers
 from cunorm._arrays import Device, contiguous_form
@@ -70,22 +80,22 @@ def backward_launches(form: BackwardForm, device: Device) -> list[Launch]:
     width = walk.width * walk.groups
     if device.kind == "cuda":
         launches = [_cuda_backward(form, _plan.common_access(walk.width, []), device)]
-        params = _plan.cuda_param_grad(form.param_types, width)
+        params = _cuda_plan.cuda_param_grad(form.param_types, width)
     else:
         launches = [_backward_on_cpu(form)[0]]
-        params = _plan.cpu_param_grad(form.param_types, width)
+        params = _cpu_plan.cpu_param_grad(form.param_types, width)
     if form.types.dweight or form.types.dbias:
         launches.append(params)
     return launches
 
 
 def _cuda_forward(form: ForwardForm, access: int, device: Device) -> Launch:
-    plan = partial(_plan.cuda_forward, form.types, form.where.walk, access)
+    plan = partial(_cuda_plan.cuda_forward, form.types, form.where.walk, access)
     return _that_fits(plan, device)
 
 
 def _cuda_backward(form: BackwardForm, access: int, device: Device) -> Launch:
-    plan = partial(_plan.cuda_backward, form.types, form.where.walk.not_empty(), access)
+    plan = partial(_cuda_plan.cuda_backward, form.types, form.where.walk.not_empty(), access)
     return _that_fits(plan, device)
 
 
@@ -118,8 +128,8 @@ def cpu_forward_kernels(form: ForwardForm, numbers: bytes) -> Kernels:
 def _forward_on_cpu(form: ForwardForm) -> tuple[Launch, int]:
     """Return a launch, and into how many parts it cuts rows that threads share; 0: they do not."""
     walk = form.where.walk
-    launch, parts = _plan.cpu_forward(form.types, walk), _plan.cpu_forward_parts(walk)
-    return (_plan.cpu_shared(launch, walk) if parts else launch), parts
+    launch, parts = _cpu_plan.cpu_forward(form.types, walk), _cpu_plan.cpu_forward_parts(walk)
+    return (_cpu_plan.cpu_shared(launch, walk) if parts else launch), parts
 
 
 @Cached
@@ -130,7 +140,7 @@ def cpu_backward_kernels(form: BackwardForm, numbers: bytes) -> Kernels:
     tasks = [_task(launch, 0, walk.elements, parts)] if walk.rows else []
     if form.parameters:
         width = walk.width * walk.groups
-        params = _plan.cpu_param_grad(form.param_types, width)
+        params = _cpu_plan.cpu_param_grad(form.param_types, width)
         tasks.append(_task(params, len(tasks) * BACKWARD_SIZE, launch.parts * width))
 
     def packed(pointers: Pointers) -> bytes:
@@ -144,9 +154,9 @@ def cpu_backward_kernels(form: BackwardForm, numbers: bytes) -> Kernels:
 def _backward_on_cpu(form: BackwardForm) -> tuple[Launch, int]:
     """Return the same of a backward."""
     walk = form.where.walk
-    launch = _plan.cpu_backward(form.types, walk.not_empty())
-    parts = _plan.cpu_backward_parts(walk)
-    return (_plan.cpu_shared(launch, walk) if parts else launch), parts
+    launch = _cpu_plan.cpu_backward(form.types, walk.not_empty())
+    parts = _cpu_plan.cpu_backward_parts(walk)
+    return (_cpu_plan.cpu_shared(launch, walk) if parts else launch), parts
 
 
 def _task(launch: Launch, place: int, work: int, parts: int = 0) -> _cpu.Task:
@@ -164,7 +174,7 @@ def _forward_starter(form: ForwardForm, numbers: bytes, launch: Launch, device: 
 @Cached
 def _backward_starter(form: BackwardForm, numbers: bytes, launch: Launch, device: Device) -> Start:
     walk = form.where.walk
-    params = _plan.cuda_param_grad(form.param_types, walk.width * walk.groups)
+    params = _cuda_plan.cuda_param_grad(form.param_types, walk.width * walk.groups)
 
     def launches(pointers: Pointers) -> Launches:
         found = []

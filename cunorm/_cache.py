@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from cunorm import _backend, _cpu, _cuda, _plan
+from cunorm import _backend, _cpu, _cpu_plan, _cuda, _cuda_plan
 from cunorm._cpu._files import TEMPORARY
 from cunorm._sources import source_text
 from cunorm.group_norm import _backward_plan as _group_backward
@@ -28,12 +28,12 @@ _LIBRARY = re.compile(r"[a-z]\w*-[0-9a-f]{32}\.so")
 _OTHER = re.compile(r"(headers-[0-9a-f]{32}\.h\.gch|refused-[0-9a-f]{32}\.json)")
 _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the middle of one
 _PLANS = (
-    _plan.cpu_forward,
-    _plan.cpu_backward,
-    _plan.cpu_param_grad,
-    _plan.cuda_forward,
-    _plan.cuda_backward,
-    _plan.cuda_param_grad,
+    _cpu_plan.cpu_forward,
+    _cpu_plan.cpu_backward,
+    _cpu_plan.cpu_param_grad,
+    _cuda_plan.cuda_forward,
+    _cuda_plan.cuda_backward,
+    _cuda_plan.cuda_param_grad,
     _forward_plan.planned,
     _backward_plan.planned,
     _group_plan.cpu_schedule,

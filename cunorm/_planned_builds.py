@@ -9,8 +9,8 @@ from cunorm import _backend
 from cunorm._arrays import Device, Form, contiguous_form
 from cunorm._builds import Build, Launch
 from cunorm._calls import BackwardForm, ForwardForm
+from cunorm._cpu_plan import CPU_SHARED_PARTS, CPU_SHARED_ROWS
 from cunorm._dtypes import DType
-from cunorm._plan import CPU_SHARED_PARTS, CPU_SHARED_ROWS
 from cunorm.group_norm import _planned_builds as _of_groups
 from cunorm.group_norm._planned_builds import GroupLayer
 from cunorm.row_norm import _backward_plan, _forward_plan

@@ -26,50 +26,50 @@ _CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
 
 
-class _Taste(NamedTuple):
-    """What suits the threads of a kernel: numbers that were found by compiling it."""
+class _Tuning(NamedTuple):
+    """A kernel's limits for a thread, and the registers that it takes: found by compiling it."""
 
-    block: int  # threads of a block of several teams
-    few: int  # elements of a row that a thread holds, of float32, rather than more
-    many: int  # and at most, where a row is too long for more threads
+    block_threads: int  # of a block of several teams
+    preferred_elements: int  # of a row that a thread holds, of float32
+    most_elements: int  # the same, where a row is too long for more threads
     registers: int  # beside those that hold the row and its sums
-    narrow: int  # more of them, where operands are converted
+    element_factor: float  # of those that hold the row and its sums
+    narrow_registers: int  # more of them, where operands are converted
     narrow_element: float  # the same for each element
-    single: int  # instead, where packs are of one element
-    streamed: int  # more of them, where rows are streamed
-    gate: int  # more of them, for an activation
+    single_registers: int  # instead, where packs are of one element
+    streamed_registers: int  # more of them, where rows are streamed
+    gate_registers: int  # more of them, for an activation
     gate_element: float  # the same for each element
-    spare: float  # by which what elements take is to be multiplied
     center_element: float  # more of them for each element of a row that is centered
 
 
-_FORWARD = _Taste(
-    block=128,
-    few=32,
-    many=64,
+_FORWARD = _Tuning(
+    block_threads=128,
+    preferred_elements=32,
+    most_elements=64,
     registers=36,
-    narrow=0,
+    element_factor=1.0,
+    narrow_registers=0,
     narrow_element=0,
-    single=0,
-    streamed=0,
-    gate=24,
+    single_registers=0,
+    streamed_registers=0,
+    gate_registers=24,
     gate_element=0,
     center_element=0.625,
-    spare=1.0,
 )
-_BACKWARD = _Taste(
-    block=256,
-    few=16,
-    many=48,
+_BACKWARD = _Tuning(
+    block_threads=256,
+    preferred_elements=16,
+    most_elements=48,
     registers=44,
-    narrow=4,
+    element_factor=1.2,
+    narrow_registers=4,
     narrow_element=0.75,
-    single=28,
-    streamed=12,
-    gate=28,
+    single_registers=28,
+    streamed_registers=12,
+    gate_registers=28,
     gate_element=1.25,
     center_element=0,
-    spare=1.2,
 )
 
 
@@ -116,11 +116,11 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     """Return how a GPU's threads share rows of a width."""
     itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
     pack = min(ACCESS_BYTES // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width)
-    few = max(pack, _taste(types).few * 4 // types.compute.itemsize)
+    few = max(pack, _tuning(types).preferred_elements * 4 // types.compute.itemsize)
     found = _of_block(types, width, pack, few)
     if found is None and features.clusters:
         found = _of_cluster(types, width, pack, features.largest_cluster)
-    found = found or _of_block(types, width, pack, _taste(types).many)
+    found = found or _of_block(types, width, pack, _tuning(types).most_elements)
     return found or _streamed(types, pack, features.largest_cluster if features.clusters else 1)
 
 
@@ -131,7 +131,7 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int) -> Team | None:
     """
     for threads_per_row in _TEAMS:
         elements = _held(width, threads_per_row, pack)
-        threads = _taste(types).block if threads_per_row <= _WARP else threads_per_row
+        threads = _tuning(types).block_threads if threads_per_row <= _WARP else threads_per_row
         room = _room(types, elements, pack, threads)
         if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room:
             return Team(threads, threads_per_row, pack, elements // pack, room)
@@ -150,20 +150,12 @@ def _of_cluster(types: RowTypes, width: int, pack: int, largest: int) -> Team | 
         for blocks in clusters:
             threads_per_row = blocks * _CLUSTER_THREADS
             elements = _held(width, threads_per_row, pack)
+            if elements > _tuning(types).most_elements:
+                continue
             threads = threads_per_row // min(blocks, largest)
-            room = _room(types, elements, pack, _CLUSTER_THREADS)
-            if (
-                elements <= _taste(types).many
-                and room >= least
-                and _room(types, elements, pack, threads)
-            ):
-                return Team(
-                    threads,
-                    threads_per_row,
-                    pack,
-                    elements // pack,
-                    _room(types, elements, pack, threads),
-                )
+            room = _room(types, elements, pack, threads)
+            if room and _room(types, elements, pack, _CLUSTER_THREADS) >= least:
+                return Team(threads, threads_per_row, pack, elements // pack, room)
     return None
 
 
@@ -173,7 +165,7 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
     if largest >= PORTABLE_CLUSTER:
         threads_per_row = _CLUSTERS[-1] * threads // 2
         threads = threads_per_row // largest
-    more = _taste(types).streamed
+    more = _tuning(types).streamed_registers
     while True:
         rooms = [
             (packs * _room(types, packs * pack, pack, threads, more), packs)
@@ -205,20 +197,22 @@ def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0
 
 def _registers(types: RowTypes, elements: int, pack: int) -> int:
     """Return about how many registers a thread needs that holds so many elements of a row."""
-    taste, held = _taste(types), types.held_operands()
+    tuning, held = _tuning(types), types.held_operands()
     of_element = sum(max(size / 4, 1 / pack) for size in held)
-    registers = taste.registers
+    registers = tuning.registers
     if types.formula.center:
-        of_element += taste.center_element
+        of_element += tuning.center_element
     if types.gate is not None:
-        registers += taste.gate
-        of_element += taste.gate_element
-    of_narrow = taste.narrow + elements * taste.narrow_element
-    narrow = taste.single if pack == 1 else of_narrow if min(held) < 4 else 0
+        registers += tuning.gate_registers
+        of_element += tuning.gate_element
+    of_narrow = tuning.narrow_registers + elements * tuning.narrow_element
+    narrow = tuning.single_registers if pack == 1 else of_narrow if min(held) < 4 else 0
     return int(
-        registers * types.compute.itemsize / 4 + narrow + elements * of_element * taste.spare
+        registers * types.compute.itemsize / 4
+        + narrow
+        + elements * of_element * tuning.element_factor
     )
 
 
-def _taste(types: RowTypes) -> _Taste:
+def _tuning(types: RowTypes) -> _Tuning:
     return _FORWARD if isinstance(types, ForwardTypes) else _BACKWARD

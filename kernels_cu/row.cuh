@@ -209,23 +209,23 @@ template <class B, class T>
 struct StagedPacks {
   using Moved = Words<B, T>;
   using Word = typename Moved::Word;
+  static constexpr int thread_words = B::packs * Moved::count;  // of a row
   Word* words;
 
   __device__ explicit StagedPacks(SharedMemory& memory)
-      : words(
-            memory.take<Word>(present<T> ? B::stages * B::packs * Moved::count * B::threads : 0)) {}
+      : words(memory.take<Word>(present<T> ? B::stages * thread_words * B::threads : 0)) {}
 
   // Starts the copies of the thread's packs.
   template <class Packs>
   __device__ void copy(const Packs& packs, const Row<B>& row, int stage) const {
-    if constexpr (!present<T>) return;
-    row.first_chunk().for_each_pack([&](auto at) {
-      if (!at.live) return;
-      const auto* const from = reinterpret_cast<const Word*>(packs.row + at.column);
+    if constexpr (present<T>)
+      row.first_chunk().for_each_pack([&](auto at) {
+        if (!at.live) return;
+        const auto* const from = reinterpret_cast<const Word*>(packs.row + at.column);
 #pragma unroll
-      for (int i = 0; i < Moved::count; ++i)
-        async_copy<sizeof(Word)>(place(stage, at.index, i), from + i);
-    });
+        for (int i = 0; i < Moved::count; ++i)
+          async_copy<sizeof(Word)>(place(stage, at.index, i), from + i);
+      });
   }
   template <class Packs>
   __device__ void take(Packs& packs, const Row<B>& row, int stage) const {
@@ -240,6 +240,6 @@ struct StagedPacks {
 
  private:
   __device__ Word* place(int stage, int pack, int word) const {
-    return words + ((stage * B::packs + pack) * Moved::count + word) * B::threads + threadIdx.x;
+    return words + (stage * thread_words + pack * Moved::count + word) * B::threads + threadIdx.x;
   }
 };

@@ -6,17 +6,17 @@
 //   p    = s * g(gate)    if pre-gate, else s
 //   q    = p - mean(p)    if center, else p
 //   rstd = 1 / sqrt(mean(q * q) + eps)
-//   n    = k * (q * rstd) * (weight + weight_offset) + bias
+//   r    = q * rstd
+//   n    = k * r * (weight + weight_offset) + bias         k * rstd is one factor
 //   y    = n * g(gate)    if post-gate, else n
 //
 // One rounded mean is not enough: for a row of mean 1e4 and deviation 1 it is off by thousands of
 // ulps of the result. So the row is shifted by about its mean, and what is left is corrected:
 //   t = p - shift,   correction = mean(t),   q = t - correction
 //   mean(q * q) = mean(t * t) - correction^2
-// With a shift within half a deviation of the mean that is a difference of 5 to 1 at most, and
-// keeps its accuracy. (2 to 1 cost the bound of y.) Of a row that is held the shift is the mean; of
-// a streamed one it is that of its beginning, and where that is unlike the rest there is a second
-// try.
+// With a shift within half a deviation of the mean, mean(t * t) is at least 5 * correction^2, and
+// the difference keeps its accuracy. Of a row that is held the shift is the mean; of a streamed one
+// it is that of its beginning, and where it is farther off, the row is read once more.
 #include "activations.cuh"
 #include "math.cuh"
 #include "row.cuh"
@@ -33,10 +33,12 @@ struct Build {
   using y_t = Y_T;
   using activation = activations::GATE_ACTIVATION;
   using rounded_t = ROUNDED_T;                          // of k * r before weight
+  using stream_t = first_present<new_residual_t, x_t>;  // of s
   static constexpr bool pre_gate = PRE_GATE;
   static constexpr bool post_gate = present<gate_t> && !pre_gate;
   static constexpr bool center = CENTER;
   static constexpr bool weight_offset = WEIGHT_OFFSET;
+  static constexpr bool writes_stream = present<new_residual_t>;
   static constexpr index_t width = WIDTH;               // 0: known only at run time
   static constexpr index_t groups = GROUPS;             // the same
   static constexpr int threads = THREADS;               // of a block
@@ -66,7 +68,7 @@ struct Arguments {
 
 template <class B>
 __device__ inline const auto& stream_of(const Arguments<B>& arguments) {
-  if constexpr (present<typename B::new_residual_t>)
+  if constexpr (B::writes_stream)
     return arguments.new_residual;
   else
     return arguments.x;
@@ -75,22 +77,22 @@ __device__ inline const auto& stream_of(const Arguments<B>& arguments) {
 template <class B>
 __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, const Row<B>& row) {
   using C = typename B::compute_t;
-  using stream_t = first_present<typename B::new_residual_t, typename B::x_t>;
+  using stream_t = typename B::stream_t;
   using Held = either<B::pre_gate, Items<B>, LoadedPack<B, stream_t>>;
   const C width = C(row_width(arguments)), offset = arguments.weight_offset;
   const index_t first_parameter = row.walk.share.group * row_width(arguments);
   const auto new_residual = row.of(arguments.new_residual);
   const auto y_row = row.of(arguments.y);
-  constexpr bool writes_stream = present<typename B::new_residual_t>;
-  RowPacks<B, typename B::x_t, writes_stream> x(row.of(arguments.x));
-  RowPacks<B, typename B::residual_t, true> residual(row.of(arguments.residual));
+  constexpr bool once = true, read_again = true;
+  RowPacks<B, typename B::x_t, B::writes_stream> x(row.of(arguments.x));
+  RowPacks<B, typename B::residual_t, once> residual(row.of(arguments.residual));
   RowPacks<B, typename B::gate_t> gate(row.of(arguments.gate));
   RowPacks<B, stream_t> stream(row.of(stream_of(arguments)));
   ParameterPacks<B, typename B::weight_t> weight(arguments.weight + first_parameter);
   ParameterPacks<B, typename B::bias_t> bias(arguments.bias + first_parameter);
   HeldPacks<B, Held> p(row);
 
-  // Load. Of a row that is held this is all that is ever loaded, before anything is stored.
+  // Load. Of a row that is held this is all that is ever loaded, before any of it is stored.
   const auto load = [&](const auto& chunk) {
     x.load(chunk);
     residual.load(chunk);
@@ -100,11 +102,11 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       bias.load(chunk);
     }
   };
-  const auto add_residual = [&](auto at) {
-    if constexpr (!writes_stream) {
+  const auto make_stream = [&](auto at) {
+    if constexpr (!B::writes_stream) {
       return x[at];
     } else {
-      RowOutput<B, stream_t, true> s(new_residual);
+      RowOutput<B, stream_t, read_again> s(new_residual);
       for_each_item<B>(at, [&](auto item) {
         auto v = read<B>(x[at], item);
         if constexpr (present<typename B::residual_t>) v += read<B>(residual[at], item);
@@ -125,22 +127,21 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
     }
   };
 
-  // Uses each item of p of a chunk: one that is held, one that is loaded first, or, of a streamed
-  // row, one that is loaded again.
+  // Each item of p: of a chunk that is held, of one to be loaded, of a streamed one once more.
   const auto use_pack = [&](auto at, const auto& use) {
     for_each_item<B>(at, [&](auto item) { use(item, read<B>(p[at], item)); });
   };
   const auto use_held = [&](const auto& chunk, const auto& use) {
     chunk.for_each_pack([&](auto at) { use_pack(at, use); });
   };
-  const auto use_loaded = [&](const auto& chunk, const auto& use) {
+  const auto load_and_use = [&](const auto& chunk, const auto& use) {
     load(chunk);
     chunk.for_each_pack([&](auto at) {
-      p.put(at, gated(at, add_residual(at)));
+      p.put(at, gated(at, make_stream(at)));
       use_pack(at, use);
     });
   };
-  const auto use_again = [&](const auto& chunk, const auto& use) {
+  const auto reload_and_use = [&](const auto& chunk, const auto& use) {
     stream.load(chunk);
     if constexpr (B::pre_gate) gate.load(chunk);
     chunk.for_each_pack([&](auto at) {
@@ -155,7 +156,7 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
     RowSum<B> squares;
     row.for_each_chunk([&](const auto& chunk) {
       ItemSums<B> sums;
-      use_loaded(chunk, [&](auto item, auto v) { sums.add_product(item, v, v); });
+      load_and_use(chunk, [&](auto item, auto v) { sums.add_product(item, v, v); });
       squares.add(sums);
     });
     variance = math::divided(team.totals(squares).item[0], width);
@@ -163,14 +164,14 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
     const auto first = row.first_chunk();
     ItemSums<B> first_sums;
     RowSum<B> first_sum, sum_t, sum_tt;
-    use_loaded(first, [&](auto item, auto v) { first_sums.add(item, v); });
+    load_and_use(first, [&](auto item, auto v) { first_sums.add(item, v); });
     first_sum.add(first_sums);
     shift = math::divided(team.totals(first_sum).item[0], C(row.first_width()));
 
     const auto add_chunk = [&](const auto& chunk, const auto& use_chunk) {
       ItemSums<B> t_sums, tt_sums;
       use_chunk(chunk, [&](auto item, auto v) {
-        const auto t = clear_outside<B>(v - shift, item);
+        const auto t = clear_outside<B>(v - shift, item);  // where v is 0, but t is not
         t_sums.add(item, t);
         tt_sums.add_product(item, t, t);
       });
@@ -181,10 +182,10 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       const auto sums = team.totals(sum_t, sum_tt);
       correction = math::divided(sums.item[0], width);
       variance = fma(-correction, correction, math::divided(sums.item[1], width));
-      if (variance < 0) variance = 0;
+      if (variance < 0) variance = 0;  // a NaN stays
     };
     add_chunk(first, use_held);
-    row.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, use_loaded); });
+    row.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, load_and_use); });
     find_variance();
 
     const bool is_far = 4 * correction * correction > variance;
@@ -192,7 +193,7 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       shift += correction;
       sum_t = {};
       sum_tt = {};
-      row.for_each_chunk([&](const auto& chunk) { add_chunk(chunk, use_again); });
+      row.for_each_chunk([&](const auto& chunk) { add_chunk(chunk, reload_and_use); });
       find_variance();
     }
   }
@@ -205,7 +206,7 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
     if (arguments.rstd != nullptr) arguments.rstd[row.index] = rstd;
   }
 
-  // Store.
+  // Store; a streamed row from its end backwards.
   row.for_each_chunk_again([&](const auto& chunk) {
     if constexpr (streamed<B>) {
       stream.load(chunk);
@@ -220,7 +221,7 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       RowOutput<B, typename B::y_t> y(y_row);
       for_each_item<B>(at, [&](auto item) {
         auto q = read<B>(p_pack, item);
-        if constexpr (B::center) q = (q - shift) - correction;
+        if constexpr (B::center) q = (q - shift) - correction;  // their sum would be rounded
         auto n = affine<B>(as_rounded<B>(q * k_rstd), weight[at], offset, bias[at], item);
         if constexpr (B::post_gate) n *= B::activation::at(read<B>(gate_pack, item)).value;
         write(y, item, n);

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from cunorm._builds import Build, Macros
-from cunorm._plan import CPU_PACK, GRID_LIMIT, cpu_stores
+from cunorm._cpu_plan import CPU_PACK, cpu_stores
+from cunorm._plan import GRID_LIMIT
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupTypes
 from cunorm.group_norm._tiling import (
     LINE,

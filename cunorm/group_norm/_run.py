@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from cunorm import _again, _backend, _cpu, _cuda_calls, _fallback, _plan, _scratch
+from cunorm import _again, _backend, _cpu, _cpu_plan, _cuda_calls, _cuda_plan, _fallback, _scratch
 from cunorm._again import Ran
 from cunorm._arguments import Kernels, Pointers
 from cunorm._arrays import CPU, Device, contiguous_form
 from cunorm._builds import Build, Launch
 from cunorm._cuda_calls import Launches, Start
 from cunorm._loaded import Cached
+from cunorm._plan import common_access
 from cunorm.group_norm._calls import (
     GroupBackwardForm,
     GroupCall,
@@ -64,7 +65,7 @@ def schedule_of(form: GroupForm, device: Device, access: int | None = None) -> S
         return cpu_schedule(form.types, where)
     if access is None:
         line = where.channels if where.channels_last else where.positions
-        access = _plan.common_access(line, [])
+        access = common_access(line, [])
     return cuda_schedule(form.types, where, access)
 
 
@@ -96,7 +97,7 @@ def cpu_kernels(form: GroupForm, numbers: bytes) -> Kernels:
         for one in schedule.passes
     ]
     if isinstance(form, GroupBackwardForm) and form.parameters:
-        launch = _plan.cpu_param_grad(form.param_types, where.channels)
+        launch = _cpu_plan.cpu_param_grad(form.param_types, where.channels)
         library, work = _cpu.library(launch.build), where.samples * where.channels
         tasks.append(_cpu.Task(library, launch.grid, len(chunks) * size, work))
 
@@ -139,5 +140,5 @@ def _starter(form: GroupForm, numbers: bytes, schedule: Schedule, device: Device
 
 
 def _param_launch(form: GroupBackwardForm, device: Device) -> Launch:
-    plan = _plan.cpu_param_grad if device.kind == "cpu" else _plan.cuda_param_grad
+    plan = _cpu_plan.cpu_param_grad if device.kind == "cpu" else _cuda_plan.cuda_param_grad
     return plan(form.param_types, form.where.channels)

@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from cunorm._builds import Macros
-from cunorm._plan import CPU_PACK
+from cunorm._cpu_plan import CPU_PACK
 from cunorm._teams import ACCESS_BYTES, PACK_BYTES
 from cunorm.group_norm._builds import GroupForwardTypes, GroupTypes
 

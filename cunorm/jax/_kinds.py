@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from cunorm import _backend, _checks, _plan
+from cunorm import _backend, _checks
 from cunorm._arrays import CPU, Device, Form
 from cunorm._calls import Backward, BackwardForm, Forward
 from cunorm._cpu import Kernels
+from cunorm._cuda_plan import MOST_SMS
 from cunorm._dtypes import DType
 from cunorm.group_norm import _backward_plan as group_backward_plan
 from cunorm.group_norm import _forward as group_forward_plan
@@ -20,6 +21,7 @@ from cunorm.group_norm._calls import GroupBackward, GroupForward, eps_of
 from cunorm.jax._op import Op
 from cunorm.row_norm import _backward_plan, _forward_plan
 from cunorm.row_norm._variant import Numbers, Variant
+from cunorm.row_norm._workspace import workspace_size
 
 
 class Settled(NamedTuple):
@@ -123,7 +125,7 @@ def _row_backward(op: Op, device: Device) -> Settled:
 
 
 def _row_workspace(form: BackwardForm) -> int:
-    size = _plan.workspace_size(form.types.compute, form.where.walk, _plan.MOST_SMS)
+    size = workspace_size(form.types.compute, form.where.walk, MOST_SMS)
     return form.parameters * size
 
 

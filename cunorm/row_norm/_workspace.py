@@ -6,11 +6,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from cunorm import _checks, _cuda, _plan
+from cunorm import _checks, _cuda
 from cunorm._arrays import Device, Operand, describe_memory
 from cunorm._calls import BackwardForm
 from cunorm._checks import Geometry
+from cunorm._cpu_plan import cpu_parts
+from cunorm._cuda_plan import cuda_parts
 from cunorm._dtypes import DType
+from cunorm._plan import Walk, sums_pitch
 
 
 def given_workspace(function: str, workspace: Any, x: Operand, form: BackwardForm) -> Operand:
@@ -31,4 +34,11 @@ def workspace_bytes(where: Geometry, compute: DType, parameters: int, device: De
     if not parameters:
         return 0
     sm_count = _cuda.device_limits(device).sm_count if device.kind == "cuda" else None
-    return parameters * _plan.workspace_size(compute, where.walk, sm_count)
+    return parameters * workspace_size(compute, where.walk, sm_count)
+
+
+def workspace_size(compute: DType, where: Walk, sm_count: int | None) -> int:
+    """Return the bytes that partial sums for one parameter take at most; None: on a CPU."""
+    rows = where.not_empty().rows
+    parts = cpu_parts(rows) if sm_count is None else min(rows, cuda_parts(where, sm_count))
+    return parts * sums_pitch(where, twice=True) * compute.itemsize

@@ -23,8 +23,8 @@ from tests.support.internals import (
     Launch,
     _cluster_fit,
     _cuda,
+    _cuda_plan,
     _group_plan,
-    _plan,
 )
 from tests.support.remembered import forget
 
@@ -74,8 +74,8 @@ def machine(
         mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
         mock.patch.object(_cuda, "features_of", lambda capability: has),
         mock.patch.object(_cuda, "launch", noted),
-        mock.patch.object(_plan, "GRID_LIMIT", grid or GRID_LIMIT),
-        mock.patch.object(_plan, "_RESERVED", spared or _plan._RESERVED),
+        mock.patch.object(_cuda_plan, "GRID_LIMIT", grid or GRID_LIMIT),
+        mock.patch.object(_cuda_plan, "_RESERVED_BYTES", spared or _cuda_plan._RESERVED_BYTES),
         mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         _texts(sources) if sources else nullcontext(),
     ):

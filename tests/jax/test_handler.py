@@ -19,7 +19,7 @@ jnp = jax.numpy
 
 import cunorm.jax  # noqa: E402
 from tests.support.gpus import limits_of  # noqa: E402
-from tests.support.internals import MOST_SMS, Device, _plan  # noqa: E402
+from tests.support.internals import MOST_SMS, Device, _cuda_plan  # noqa: E402
 from tests.support.jax_frames import (  # noqa: E402
     CONTEXT,
     Api,
@@ -105,7 +105,7 @@ def test_no_gpu_needs_more_workspace_than_xla_is_told_of(sms):
             settled = settle(op, Device("cuda", 0))
             form = settled.call(*[None] * settled.arrays).form
             gpu = limits_of("90", sm_count=sms)
-            launch = _plan.cuda_backward(form.types, form.where.walk, 1, gpu)
+            launch = _cuda_plan.cuda_backward(form.types, form.where.walk, 1, gpu)
             assert launch.sums_size * form.types.compute.itemsize <= settled.workspace
 
 

@@ -17,7 +17,7 @@ from tests.support.internals import (
     FLOAT32,
     ForwardTypes,
     Walk,
-    _plan,
+    _cpu_plan,
     compiler,
     thread_count,
 )
@@ -93,7 +93,7 @@ def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, m
     sizes = [(rows, width) for width in BACKWARD_WIDTHS for rows in (1, 3)]
     shared = [backward(name, *size).run() for size in sizes]
     assert is_shared()
-    monkeypatch.setattr(_plan, "CPU_SHARED_ROWS", 0)
+    monkeypatch.setattr(_cpu_plan, "CPU_SHARED_ROWS", 0)
     forget()
     for size, expected in zip(sizes, shared, strict=True):
         assert_same_fields(backward(name, *size).run(), expected)
@@ -163,13 +163,13 @@ extern "C" void parts(const long long* widths, long long* parts, long long* colu
 def test_rows_are_cut_into_as_many_parts_as_are_planned(tmp_path):
     widths = [n * PART + FIRST - PART + more for n in (3, 4, 9) for more in (-64, -1, 0, 1, 63, 64)]
     walks = [Walk(1, width) for width in widths]
-    launch = _plan.cpu_forward(ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32), walks[0])
-    macros = _plan.cpu_shared(launch, walks[0]).build.macros
+    launch = _cpu_plan.cpu_forward(ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32), walks[0])
+    macros = _cpu_plan.cpu_shared(launch, walks[0]).build.macros
     options = ["-std=c++17", "-shared", "-fPIC", *(f"-D{name}={value}" for name, value in macros)]
     run = loaded(compiled(tmp_path, PARTS, *options))
     parts, columns = run("parts", np.array(widths), np.int64, np.int64)
     assert columns.tolist() == widths
-    assert parts.tolist() == [_plan.cpu_forward_parts(walk) for walk in walks]
+    assert parts.tolist() == [_cpu_plan.cpu_forward_parts(walk) for walk in walks]
     assert len(set(parts)) == 5
 
 
@@ -198,11 +198,12 @@ def keeping(direction):
 @pytest.mark.parametrize("position", ["pre", "post"])
 def test_results_do_not_show_what_is_kept(position, monkeypatch):
     for plan in ("cpu_forward", "cpu_backward"):
-        monkeypatch.setattr(_plan, plan, getattr(_plan, plan).__wrapped__)  # no plan is remembered
+        made_anew = getattr(_cpu_plan, plan).__wrapped__
+        monkeypatch.setattr(_cpu_plan, plan, made_anew)
     kept = list(results(position))
     assert keeping("backward") == {True, False}
     assert keeping("forward") == ({True, False} if position == "pre" else {False})
-    monkeypatch.setattr(_plan, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(_cpu_plan, "_KEPT_BYTES", 0)
     with_empty_caches(monkeypatch)
     for fields, computed in zip(kept, results(position), strict=True):
         assert_same_fields(fields, computed)

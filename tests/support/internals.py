@@ -8,9 +8,10 @@ from cunorm import (
     _cache,
     _cluster_fit,
     _cpu,
+    _cpu_plan,
     _cuda,
+    _cuda_plan,
     _info,
-    _plan,
     _scratch,
     _warmup,
     _warmup_command,
@@ -35,6 +36,8 @@ from cunorm._cpu import (
     runner,
     thread_count,
 )
+from cunorm._cpu_plan import cpu_forward
+from cunorm._cuda_plan import MOST_SMS, cuda_backward, cuda_forward, cuda_param_grad
 from cunorm._demo import _group_tolerance as group_tolerance
 from cunorm._demo import _tolerance as demo_tolerance
 from cunorm._demo._group_operators import GroupOracle, group_operators_of
@@ -43,16 +46,7 @@ from cunorm._demo._ulps import worst_error
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm._features import NONE, DeviceLimits, Features, features_of
 from cunorm._loaded import Cached, Loaded
-from cunorm._plan import (
-    GRID_LIMIT,
-    MOST_SMS,
-    Walk,
-    cpu_forward,
-    cuda_backward,
-    cuda_forward,
-    cuda_param_grad,
-    workspace_size,
-)
+from cunorm._plan import GRID_LIMIT, Walk
 from cunorm._sources import source_text
 from cunorm.group_norm import _backward as _group_backward
 from cunorm.group_norm import _forward as _group_forward
@@ -62,6 +56,7 @@ from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes
 from cunorm.group_norm._plan import cuda_schedule
 from cunorm.group_norm._tiling import Samples
 from cunorm.row_norm import _backward, _forward
+from cunorm.row_norm._workspace import workspace_size
 
 __all__ = [
     "ACTIVATIONS",
@@ -100,11 +95,12 @@ __all__ = [
     "_compile",
     "_compiler",
     "_cpu",
+    "_cpu_plan",
     "_cuda",
+    "_cuda_plan",
     "_group_plan",
     "_group_run",
     "_info",
-    "_plan",
     "_scratch",
     "_threads",
     "_warmup",
