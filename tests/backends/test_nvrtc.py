@@ -8,215 +8,41 @@ Plans are made for a GPU of the architecture, of which they take no more than it
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import product
 from math import prod
 
 import pytest
 
-from tests.support.covers import Case, pairwise
 from tests.support.gpus import limits_of
 from tests.support.internals import (
-    ACTIVATIONS,
-    DTYPES,
-    FLOAT32,
     FLOAT64,
-    BackwardTypes,
     Build,
-    Features,
     Formula,
     ForwardTypes,
-    GroupBackwardTypes,
-    GroupForwardTypes,
     Launch,
-    ParamGradTypes,
-    Samples,
     Walk,
-    cuda_backward,
     cuda_forward,
-    cuda_param_grad,
-    cuda_schedule,
 )
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from tests.support.nvrtc import compile_build, resource_usage  # it needs CuPy
+from tests.support.nvrtc_covers import (
+    BACKWARD,
+    ROWS,
+    backward_launch,
+    cases,
+    group_builds,
+    group_cover,
+    row_cover,
+)
 
 ARCHITECTURES = ("75", "80", "86", "89", "100", "120", "90")
 SHARES = 32  # of a cover, a test each
-ROWS = 1 << 20  # so many that each block has some
 # Bytes of shared memory that the kernels declare at most, beside what a launch gives: of row norms,
 # and of others, which are given none; and what the driver takes of a multiprocessor's for a block.
 OF_ROW_NORMS, STATIC_SHARED_MEMORY, OF_DRIVER = 1 << 10, 48 << 10, 1 << 10
 SENT = 48  # more of them, for each warp of a cluster
 REGISTERS, PARTITIONS, WARP = 64 << 10, 4, 32  # of a multiprocessor
-
-# What kernels have. An operand has x's dtype ("x"), float32, another of them, or is absent (None).
-COMMON = {
-    "x": tuple(DTYPES),
-    "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
-    "weight": (None, "x", "float32"),
-    "access": (1, 2, 16),
-}
-SUMS = {"sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias"))}
-BIAS, DY = {"bias": (None, "x", "float32")}, {"dy": ("x", "float16")}
-OF_ROWS = COMMON | {
-    "gate": (None, "x", "float32"),
-    "position": ("post", "pre"),
-    "offset": (False, True),
-    "rounded": (False, True),
-    "center": (False, True),
-    # One width or more of each kind of plan: teams within a warp, of a block, of clusters, streamed
-    # by a block, and by a cluster with sums in shared memory and without; odd ones.
-    "width": (1, 100, 1000, 5003, 8192, 20001, 65536, 100003, 262144, 1 << 20),
-    # Without clusters and copies, with what the GPU has, and without room for clusters of 16.
-    "features": ("none", "all", "clusters of 8"),
-    "groups": (1, 3, 8),
-}
-FORWARD = OF_ROWS | BIAS | {"residual": (None, "x", "float32"), "y": ("x", "float32")}
-BACKWARD = {
-    **(OF_ROWS | DY | SUMS),
-    "d_residual": (None, "x"),
-    "outputs": ("dx", "bfloat16 dx and dresidual", "neither"),
-    "dgate": (False, True),
-}
-PARAM_GRAD = {
-    "compute": ("float32", "float64"),
-    "dweight": (None, *DTYPES),
-    "dbias": (None, *DTYPES),
-    "accumulate": (False, True),
-}
-# Positions, channels and groups. Of one launch: few positions, odd sizes, what fills a block of
-# either layout; of three: tiles of some channels.
-SHAPES = ((49, 96, 1), (256, 24, 3), (500, 320, 32), (1024, 64, 4), (4096, 3000, 2))
-OF_GROUPS = COMMON | BIAS | {"shape": SHAPES, "channels_last": (True, False)}
-GROUP_FORWARD = OF_GROUPS | {"y": ("x", "float16")}
-GROUP_BACKWARD = OF_GROUPS | DY | SUMS | {"dx": (True, False)}
-PLAIN_WIDTHS = (16384, 32768, 65536, 131072)  # for which there are clusters of every size
-OF_LARGE_ARRAYS = {"X_T", "Y_T", "DY_T", "BIAS_T", "ACTIVATION", "ACCESS"}
-
-
-def dtypes(case: Case, *names: str) -> dict:
-    """Return the dtypes of operands."""
-    dtype = {"x": DTYPES[case["x"]], None: None, **DTYPES}
-    return {name: dtype[case[name]] for name in names}
-
-
-def formula(case: Case, compute) -> Formula:
-    gated, x = case["gate"] is not None, DTYPES[case["x"]]
-    return Formula(
-        center=case["center"],
-        activation=case["activation"] if gated else "identity",
-        pre_gate=gated and case["position"] == "pre",
-        weight_offset=case["offset"] and case["weight"] is not None,
-        rounded=x if case["rounded"] and x is not compute else None,
-    )
-
-
-def features(case: Case, architecture: str) -> Features:
-    """Return those of a case that a GPU of the architecture can have."""
-    if case["features"] == "none":
-        return Features()
-    number, largest = int(architecture), 8 if case["features"] == "clusters of 8" else 16
-    return Features(number >= 90, number >= 80, largest)
-
-
-def planned(plan, types, case: Case, architecture: str) -> Launch:
-    """Return the launch of a case of FORWARD or BACKWARD."""
-    walk = Walk(ROWS, case["width"], case["groups"])
-    return plan(types, walk, case["access"], limits_of(architecture, features(case, architecture)))
-
-
-def forward_launch(case: Case, architecture: str) -> Launch:
-    """Return the launch of a case of FORWARD."""
-    told = dtypes(case, "residual", "gate", "weight", "bias", "y") | {"x": DTYPES[case["x"]]}
-    compute = FLOAT64 if FLOAT64 in (told["x"], told["residual"]) else FLOAT32
-    told |= {"new_residual": told["residual"], "formula": formula(case, compute)}
-    return planned(cuda_forward, ForwardTypes(compute, **told), case, architecture)
-
-
-def backward_launch(case: Case, architecture: str) -> Launch:
-    """Return the launch of a case of BACKWARD."""
-    x = DTYPES[case["x"]]
-    compute = FLOAT64 if x is FLOAT64 else FLOAT32
-    told = dtypes(case, "dy", "d_residual", "weight", "gate") | {"formula": formula(case, compute)}
-    told["dgate"] = told["gate"] if case["dgate"] else None
-    needs_bias = told["dgate"] is not None and not told["formula"].pre_gate
-    told |= {"x": x, "bias": x if needs_bias else None}
-    told["dx"], told["dresidual"] = {
-        "dx": (x, None),
-        "bfloat16 dx and dresidual": (DTYPES["bfloat16"], x),
-        "neither": (None, None),
-    }[case["outputs"]]
-    told |= {name: name in case["sums"] for name in ("dweight", "dbias")}
-    return planned(cuda_backward, BackwardTypes(compute, **told), case, architecture)
-
-
-def param_grad_launch(case: Case) -> Launch:
-    """Return the launch of a case of PARAM_GRAD."""
-    types = dtypes(case | {"x": "float32"}, "compute", "dweight", "dbias").values()
-    return cuda_param_grad(ParamGradTypes(*types, case["accumulate"]), 4096)
-
-
-def plain_launches(architecture: str) -> list[Launch]:
-    """Return launches of what is common: a weight, nothing that is optional."""
-    plain = {name: choices[0] for name, choices in (FORWARD | BACKWARD).items()}
-    plain |= {"x": "bfloat16", "features": "all", "access": 16}
-    forward = [plain | {"width": width, "weight": "x"} for width in PLAIN_WIDTHS]
-    backward = [case | {"sums": ("dweight",)} for case in forward] + [plain | {"width": 16384}]
-    return [forward_launch(case, architecture) for case in forward] + [
-        backward_launch(case, architecture) for case in backward
-    ]
-
-
-def group_builds(case: Case) -> list[Build]:
-    """Return the builds of a case of GROUP_FORWARD or GROUP_BACKWARD."""
-    x = DTYPES[case["x"]]
-    told = dtypes(case, "weight", "bias") | {"x": x, "activation": case["activation"]}
-    told["compute"] = FLOAT64 if x is FLOAT64 else FLOAT32
-    if "y" in case:
-        types = GroupForwardTypes(**told, **dtypes(case, "y"))
-    else:
-        told |= {name: name in case["sums"] for name in ("dweight", "dbias")}
-        dx = x if case["dx"] or not case["sums"] else None
-        types = GroupBackwardTypes(**told, **dtypes(case, "dy"), dx=dx)
-    where = Samples(4, *case["shape"], case["channels_last"])
-    return [one.build for one in cuda_schedule(types, where, case["access"]).passes]
-
-
-def read_macros(build: Build) -> Build:
-    """Return what a build reads of its macros: one that only combines sees no large array."""
-    macros = dict(build.macros)
-    if macros["FIND"] == macros["WRITE"] == "false":
-        macros = {name: macros[name] for name in macros if name not in OF_LARGE_ARRAYS}
-    return Build(build.kernel, tuple(macros.items()))
-
-
-@cache
-def cases(kind: str) -> list[Case]:
-    """Return cases of a kernel among which every two choices of its operands meet."""
-    return pairwise(globals()[kind])
-
-
-@cache
-def row_cover(architecture: str) -> list[Launch]:
-    """Return launches of the row norms that have all of their cases."""
-    found = [forward_launch(case, architecture) for case in cases("FORWARD")]
-    found += [backward_launch(case, architecture) for case in cases("BACKWARD")]
-    found += map(param_grad_launch, cases("PARAM_GRAD"))
-    found += plain_launches(architecture)
-    return list({launch.build: launch for launch in found}.values())
-
-
-@cache
-def group_cover() -> list[Build]:
-    """Return builds of the group norms that have all of their cases."""
-    builds = [
-        b
-        for kind in ("FORWARD", "BACKWARD")
-        for c in cases(f"GROUP_{kind}")
-        for b in group_builds(c)
-    ]
-    return list({read_macros(build): build for build in builds}.values())
 
 
 def check_none_spills(build: Build, architecture: str):
