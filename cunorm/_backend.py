@@ -90,28 +90,34 @@ def backward_launches(form: BackwardForm, device: Device) -> list[Launch]:
 
 
 def _cuda_forward(form: ForwardForm, access: int, device: Device) -> Launch:
-    plan = partial(_cuda_plan.cuda_forward, form.types, form.where.walk, access)
-    return _that_fits(plan, device)
+    walk = form.where.walk
+    plan = partial(_cuda_plan.cuda_forward, form.types, walk)
+    return plan(access, _limits_that_fit(plan, walk.width, device))
 
 
 def _cuda_backward(form: BackwardForm, access: int, device: Device) -> Launch:
-    plan = partial(_cuda_plan.cuda_backward, form.types, form.where.walk.not_empty(), access)
-    return _that_fits(plan, device)
+    walk = form.where.walk.not_empty()
+    plan = partial(_cuda_plan.cuda_backward, form.types, walk)
+    return plan(access, _limits_that_fit(plan, walk.width, device))
 
 
-def _that_fits(plan: Callable[[DeviceLimits], Launch], device: Device) -> Launch:
-    """Plan with all that a GPU has; with smaller clusters, or none, where it has no room for them.
+def _limits_that_fit(
+    plan: Callable[[int, DeviceLimits], Launch], width: int, device: Device
+) -> DeviceLimits:
+    """Return what a GPU has, with smaller clusters, or none, where it has no room for them.
 
-    A part of a GPU may have none for clusters that all whole ones take.
+    A part of a GPU may have none for clusters that all whole ones take. The plan for aligned arrays
+    is asked, which takes the most: no result is to depend on alignment.
     """
     gpu = _cuda.device_limits(device)
-    launch = plan(gpu)
+    aligned = _plan.common_access(width, [])
+    launch = plan(aligned, gpu)
     while launch.build.cluster > 1 and not _cuda.fits_cluster(launch, device):
         fewer = min(launch.build.cluster, gpu.features.largest_cluster) // 2
         features = gpu.features._replace(clusters=fewer > 1, largest_cluster=fewer)
         gpu = gpu._replace(features=features)
-        launch = plan(gpu)
-    return launch
+        launch = plan(aligned, gpu)
+    return gpu
 
 
 @Cached

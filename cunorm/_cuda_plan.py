@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cunorm._builds import BackwardTypes, Build, ForwardTypes, Launch, ParamGradTypes, cuda_bool
 from cunorm._features import DeviceLimits
 from cunorm._plan import GRID_LIMIT, Walk, gradients, sums_pitch
-from cunorm._teams import Team, cuda_team
+from cunorm._teams import RowTypes, Team, cuda_team
 
 # Blocks of the backward on each multiprocessor at most, by the greatest width they serve: each has
 # a row of partial sums, which param_grad reads.
@@ -31,7 +31,7 @@ MOST_SMS = 256
 @lru_cache(maxsize=4096)
 def cuda_forward(types: ForwardTypes, where: Walk, access: int, gpu: DeviceLimits) -> Launch:
     """Plan row_norm_forward on a GPU; `access` is what alignment allows (see `common_access`)."""
-    team = cuda_team(types, where.width, gpu.features)
+    team = _team(types, where.width, gpu)
     access = min(access, team.pack)
     if access < team.pack:  # what is loaded in parts takes more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
@@ -41,6 +41,13 @@ def cuda_forward(types: ForwardTypes, where: Walk, access: int, gpu: DeviceLimit
     if where.width > team.chunk:
         parts = min(parts, max(1, _streamed_blocks(types, where.width, gpu) // blocks_of_all))
     return Launch(Build("row_norm_forward", macros), parts * blocks_of_all, team.threads)
+
+
+def _team(types: RowTypes, width: int, gpu: DeviceLimits) -> Team:
+    """Return how threads share rows, with no more blocks on a multiprocessor than its threads."""
+    team = cuda_team(types, width, gpu.features)
+    most = max(1, gpu.max_threads_per_sm // team.threads)
+    return team._replace(blocks_per_sm=min(team.blocks_per_sm, most))
 
 
 def _streamed_blocks(types: ForwardTypes, width: int, gpu: DeviceLimits) -> int:
@@ -57,7 +64,7 @@ def _streamed_blocks(types: ForwardTypes, width: int, gpu: DeviceLimits) -> int:
 @lru_cache(maxsize=4096)
 def cuda_backward(types: BackwardTypes, where: Walk, access: int, gpu: DeviceLimits) -> Launch:
     """Plan row_norm_backward on a GPU."""
-    team = cuda_team(types, where.width, gpu.features)
+    team = _team(types, where.width, gpu)
     access = min(access, team.pack)
     sums = (types.dweight or types.dbias) > 0
     blocks = cuda_parts(where, gpu.sm_count) // team.cluster if sums else GRID_LIMIT

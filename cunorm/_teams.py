@@ -37,6 +37,7 @@ class _Tuning(NamedTuple):
     narrow_registers: int  # more of them, where operands are converted
     narrow_element: float  # the same for each element
     single_registers: int  # instead, where packs are of one element
+    pair_element: float  # and more for each element, where packs are of two
     streamed_registers: int  # more of them, where rows are streamed
     gate_registers: int  # more of them, for an activation
     gate_element: float  # the same for each element
@@ -52,6 +53,7 @@ _FORWARD = _Tuning(
     narrow_registers=0,
     narrow_element=0,
     single_registers=0,
+    pair_element=1.25,
     streamed_registers=0,
     gate_registers=24,
     gate_element=0,
@@ -66,6 +68,7 @@ _BACKWARD = _Tuning(
     narrow_registers=4,
     narrow_element=0.75,
     single_registers=28,
+    pair_element=2,
     streamed_registers=12,
     gate_registers=28,
     gate_element=1.25,
@@ -144,7 +147,7 @@ def _of_cluster(types: RowTypes, width: int, pack: int, largest: int) -> Team | 
     If there are none such, the more blocks the better.
 
     Where a GPU has no room for clusters of so many blocks, half as many of twice the threads add in
-    the same order, that of the cluster's warps.
+    the same order, that of the cluster's warps, if their registers suffice; else others are found.
     """
     for least, clusters in ((2, _CLUSTERS), (1, _CLUSTERS[::-1])):
         for blocks in clusters:
@@ -205,13 +208,14 @@ def _registers(types: RowTypes, elements: int, pack: int) -> int:
     if types.gate is not None:
         registers += tuning.gate_registers
         of_element += tuning.gate_element
-    of_narrow = tuning.narrow_registers + elements * tuning.narrow_element
-    narrow = tuning.single_registers if pack == 1 else of_narrow if min(held) < 4 else 0
-    return int(
-        registers * types.compute.itemsize / 4
-        + narrow
-        + elements * of_element * tuning.element_factor
-    )
+    more: float = 0
+    if pack == 1:
+        more = tuning.single_registers
+    elif min(held) < 4:
+        of_narrow = tuning.narrow_element + (tuning.pair_element if pack == 2 else 0)
+        more = tuning.narrow_registers + elements * of_narrow
+    of_row = elements * of_element * tuning.element_factor
+    return int(registers * types.compute.itemsize / 4 + more + of_row)
 
 
 def _tuning(types: RowTypes) -> _Tuning:

@@ -132,21 +132,6 @@ struct ChannelTeam {
 template <class B>
 inline constexpr bool in_shared_memory = one_pass<B> && kept<B>;
 
-template <class B, class C>
-__device__ inline C handed_load(const C* place) {
-  if constexpr (in_shared_memory<B>)
-    return *place;
-  else
-    return *place;
-}
-template <class B, class C>
-__device__ inline void handed_store(C* place, C value) {
-  if constexpr (in_shared_memory<B>)
-    *place = value;
-  else
-    *place = value;
-}
-
 // Three numbers for each channel of each part, and three for each group.
 template <class B>
 struct HandedOn {
@@ -179,7 +164,7 @@ struct HandedOn {
       return channels + ((value * extent.samples + sample) * extent.parts() + part) * pitch();
   }
   __device__ C load(int value, index_t sample, index_t part, index_t channel) const {
-    return handed_load<B>(row(value, sample, part) + in_row(channel));
+    return row(value, sample, part)[in_row(channel)];
   }
   // A thread's values of its channels.
   template <class Strip>
@@ -196,10 +181,10 @@ struct HandedOn {
   }
 
   __device__ C load_group(int value, index_t sample, index_t group) const {
-    return handed_load<B>(group_place(value, sample, group));
+    return *group_place(value, sample, group);
   }
   __device__ void store_group(int value, index_t sample, index_t group, C v) const {
-    handed_store<B>(group_place(value, sample, group), v);
+    *group_place(value, sample, group) = v;
   }
 
  private:

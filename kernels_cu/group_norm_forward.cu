@@ -8,8 +8,8 @@
 //
 // Three passes: find each channel's moments in each part of the sample, combine them to those of
 // the groups, and write y (group.cuh). A block whose tile has whole groups makes all three, and
-// reads x once; else each is a launch. As one rounded mean is not enough (moments.cuh), it is
-// handed on as two numbers: mean = shift + correction.
+// reads x once; else each is a launch. As one rounded mean is not enough (row_norm_forward.cu), it
+// is handed on as two numbers: mean = shift + correction.
 #include "activations.cuh"
 #include "channel_sums.cuh"
 #include "math.cuh"

@@ -5,8 +5,7 @@
 #include "memory.cuh"
 #include "ptx.cuh"
 
-// One thread's sums over the packs of a chunk: item i of every pack is added to sum i. So no chain
-// of additions is long, which would add up its roundings.
+// One thread's sums over the packs of a chunk: item i of every pack is added to sum i.
 template <class B>
 struct ItemSums {
   Items<B> sums = {};
@@ -33,13 +32,19 @@ struct ItemSums {
   }
 };
 
-// One thread's sum over the chunks of a row.
+// One thread's sum over the chunks of a row. Each takes what adding the last one gave too much
+// (Kahan's sum), unless that was infinite: roundings of long rows do not add up.
 template <class B>
 struct RowSum {
-  typename B::compute_t sum = 0;
+  using C = typename B::compute_t;
+  C sum = 0, excess = 0;
 
-  __device__ void add(ItemSums<B>& chunk) { sum += chunk.total(); }
-  __device__ typename B::compute_t value() const { return sum; }
+  __device__ void add(ItemSums<B>& chunk) {
+    const C v = chunk.total() - excess, next = sum + v;
+    excess = next - next == 0 ? (next - sum) - v : 0;
+    sum = next;
+  }
+  __device__ C value() const { return sum; }
 };
 
 // Every thread of each aligned run of `threads` lanes of a warp gets the sums over the run.

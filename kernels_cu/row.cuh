@@ -187,7 +187,7 @@ struct RowOutput : OutputPack<B, T, read_again> {
 
   __device__ LoadedPack<B, T> store(const PackAt<B>& at) const {
     if constexpr (present<T>) store_where<B>(at.live, this->row + at.column, this->value);
-    return this->value;
+    return read_again ? as_loaded(this->value) : this->value;
   }
 };
 

@@ -67,14 +67,6 @@ struct Arguments {
 };
 
 template <class B>
-__device__ inline const auto& stream_of(const Arguments<B>& arguments) {
-  if constexpr (B::writes_stream)
-    return arguments.new_residual;
-  else
-    return arguments.x;
-}
-
-template <class B>
 __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, const Row<B>& row) {
   using C = typename B::compute_t;
   using stream_t = typename B::stream_t;
@@ -87,7 +79,12 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
   RowPacks<B, typename B::x_t, B::writes_stream> x(row.of(arguments.x));
   RowPacks<B, typename B::residual_t, once> residual(row.of(arguments.residual));
   RowPacks<B, typename B::gate_t> gate(row.of(arguments.gate));
-  RowPacks<B, stream_t> stream(row.of(stream_of(arguments)));
+  RowPacks<B, stream_t> stream([&] {
+    if constexpr (B::writes_stream)
+      return new_residual;
+    else
+      return row.of(arguments.x);
+  }());
   ParameterPacks<B, typename B::weight_t> weight(arguments.weight + first_parameter);
   ParameterPacks<B, typename B::bias_t> bias(arguments.bias + first_parameter);
   HeldPacks<B, Held> p(row);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.support.internals import (
     FLOAT64,
     GRID_LIMIT,
     BackwardTypes,
+    Device,
     Features,
     Formula,
     ForwardTypes,
@@ -106,6 +108,19 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
     assert all(cluster <= room for (cluster, _), room in zip(launched[2:], (4, 2, 1), strict=True))
     for y in found:
         np.testing.assert_allclose(y.get(), cunorm.reference.rms_norm(x), rtol=0, atol=1e-5)
+
+
+def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
+    """Even if there is room for larger clusters with what a misaligned call does without."""
+    monkeypatch.setattr(_cuda, "device_limits", lambda device: limits_of("90"))
+    monkeypatch.setattr(_cuda, "fits_cluster", lambda launch, device: launch.shared < 64 << 10)
+    x, where = DTYPES["bfloat16"], SimpleNamespace(walk=Walk(100, 131072))
+    types = BackwardTypes(FLOAT32, x, x, dx=x, weight=x, dweight=True)
+    form, device = SimpleNamespace(types=types, where=where), Device("cuda", 0)
+    launches = [_backend._cuda_backward(form, access, device) for access in (16, 1)]
+    aligned, misaligned = (dict(launch.build.macros) for launch in launches)
+    for name in ("THREADS_PER_ROW", "PACK", "PACKS"):
+        assert aligned[name] == misaligned[name]
 
 
 # --- rows that are shared by clusters of blocks ---------------------------------------------------

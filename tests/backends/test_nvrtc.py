@@ -61,7 +61,7 @@ def check_has_room(launch: Launch, architecture: str) -> None:
     assert usage.shared <= (declared if launch.shared else STATIC_SHARED_MEMORY), launch
     limits, shared = limits_of(architecture), usage.shared + launch.shared
     blocks = int(dict(launch.build.macros).get("BLOCKS_PER_SM", "1"))
-    blocks = min(blocks, limits.max_threads_per_sm // launch.block)  # more never meet there
+    assert launch.block * blocks <= limits.max_threads_per_sm, launch
     of_warp = -(-usage.registers // 8) * 8 * WARP
     warps = PARTITIONS * (REGISTERS // PARTITIONS // of_warp)
     assert launch.block * blocks <= warps * WARP, f"{launch}: {usage}"

@@ -48,7 +48,7 @@ OF_ROWS = COMMON | {
     "center": (False, True),
     # One width or more of each kind of plan: teams within a warp, of a block, of clusters, streamed
     # by a block, and by a cluster with sums in shared memory and without; odd ones.
-    "width": (1, 100, 1000, 5003, 8192, 20001, 65536, 100003, 262144, 1 << 20),
+    "width": (1, 100, 1000, 1538, 5003, 8192, 20001, 65536, 100003, 262144, 1 << 20),
     # Without clusters and copies, with what the GPU has, and without room for clusters of 16.
     "features": ("none", "all", "clusters of 8"),
     "groups": (1, 3, 8),

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""The sums of a row that a block streams do not add up their roundings."""
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests.emulation.machine import gpu, machine, needs_softgpu
+from tests.support.bounds import check_backward, check_forward
+from tests.support.gpu_arrays import get_all
+
+pytestmark = needs_softgpu
+WIDTH = 1 << 20  # more than a hundred chunks
+
+
+@pytest.fixture
+def device():
+    with machine("async_copies", multiprocessors=1, capability=80):
+        yield gpu()
+
+
+@pytest.mark.parametrize("value", [1 / 3, 1.1])
+def test_equal_elements_do_not_add_up_their_roundings(device, value):
+    x, dy = np.full((2, 1, WIDTH), [[[value]], [[1.3]]], np.float32)
+    f = get_all(device, cunorm.rms_norm_forward(device.put(x), eps=0))
+    check_forward(f, x, None, None, eps=0)
+    arrays = {"dy": device.put(dy), "x": device.put(x), "rstd": device.put(f.rstd)}
+    check_backward(get_all(device, cunorm.rms_norm_backward(**arrays)), dy, x, None, None, eps=0)
