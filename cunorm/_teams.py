@@ -41,6 +41,7 @@ class _Tuning(NamedTuple):
     streamed_registers: int  # more of them, where rows are streamed
     gate_registers: int  # more of them, for an activation
     gate_element: float  # the same for each element
+    gate_element_of_many: float  # instead, where a thread holds more elements than are preferred
     center_element: float  # more of them for each element of a row that is centered
 
 
@@ -57,6 +58,7 @@ _FORWARD = _Tuning(
     streamed_registers=0,
     gate_registers=24,
     gate_element=0,
+    gate_element_of_many=0.625,
     center_element=0.625,
 )
 _BACKWARD = _Tuning(
@@ -72,6 +74,7 @@ _BACKWARD = _Tuning(
     streamed_registers=12,
     gate_registers=28,
     gate_element=1.25,
+    gate_element_of_many=1.25,
     center_element=0,
 )
 
@@ -207,7 +210,8 @@ def _registers(types: RowTypes, elements: int, pack: int) -> int:
         of_element += tuning.center_element
     if types.gate is not None:
         registers += tuning.gate_registers
-        of_element += tuning.gate_element
+        is_many = elements > tuning.preferred_elements
+        of_element += tuning.gate_element_of_many if is_many else tuning.gate_element
     more: float = 0
     if pack == 1:
         more = tuning.single_registers

@@ -68,7 +68,7 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
   output.store(column);
 }
 
-extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads)
+extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads, 1)
     param_grad(const Arguments<Build> arguments) {
   using B = Build;
   __shared__ Scratch<B> scratch;

@@ -213,13 +213,15 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
     }
     chunk.for_each_pack([&](auto at) {
       const auto s = stream[at];
-      const auto gate_pack = gate[at];
+      const auto gate_pack = gate.again(at);
       const auto p_pack = p.again(at, [&] { return gated(at, s); });
+      const auto weight_pack = weight.again(at);
+      const auto bias_pack = bias.again(at);
       RowOutput<B, typename B::y_t> y(y_row);
       for_each_item<B>(at, [&](auto item) {
         auto q = read<B>(p_pack, item);
         if constexpr (B::center) q = (q - shift) - correction;  // their sum would be rounded
-        auto n = affine<B>(as_rounded<B>(q * k_rstd), weight[at], offset, bias[at], item);
+        auto n = affine<B>(as_rounded<B>(q * k_rstd), weight_pack, offset, bias_pack, item);
         if constexpr (B::post_gate) n *= B::activation::at(read<B>(gate_pack, item)).value;
         write(y, item, n);
       });

@@ -270,6 +270,10 @@ struct ParameterPacks {
   LoadedPack<B, T> operator[](At at) const {
     return load_pack<B>(row, at.column, 0);
   }
+  template <class At>
+  LoadedPack<B, T> again(At at) const {
+    return (*this)[at];
+  }
 };
 
 // What a thread computes of a row in the first pass, and holds for the second where that takes
