@@ -60,8 +60,7 @@ struct Arguments {
   Rows<typename B::new_residual_t> new_residual;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
-  C* mean;                      // null: not wanted
-  C* rstd;                      // null: not wanted
+  C *mean, *rstd;               // null: not wanted
   index_t rows, groups, width;  // rows of each group
   Number<C> k, eps, weight_offset;
 };
