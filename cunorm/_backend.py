@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 from cunorm import (
@@ -106,17 +107,18 @@ def _limits_that_fit(
 ) -> DeviceLimits:
     """Return what a GPU has, with smaller clusters, or none, where it has no room for them.
 
-    A part of a GPU may have none for clusters that all whole ones take. The plan for aligned arrays
-    is asked, which takes the most: no result is to depend on alignment.
+    A part of a GPU may have none for clusters that all whole ones take. The room is for blocks that
+    have a multiprocessor each, as those of misaligned arrays may: no result depends on alignment.
     """
     gpu = _cuda.device_limits(device)
-    aligned = _plan.common_access(width, [])
-    launch = plan(aligned, gpu)
-    while launch.build.cluster > 1 and not _cuda.fits_cluster(launch, device):
+    aligned, more_than_half = _plan.common_access(width, []), gpu.shared_memory_per_sm // 2
+    while (launch := plan(aligned, gpu)).build.cluster > 1:
+        alone = replace(launch, shared=max(launch.shared, more_than_half))
+        if _cuda.fits_cluster(alone, device):
+            break
         fewer = min(launch.build.cluster, gpu.features.largest_cluster) // 2
         features = gpu.features._replace(clusters=fewer > 1, largest_cluster=fewer)
         gpu = gpu._replace(features=features)
-        launch = plan(aligned, gpu)
     return gpu
 
 

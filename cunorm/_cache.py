@@ -34,6 +34,7 @@ _PLANS = (
     _cuda_plan.cuda_forward,
     _cuda_plan.cuda_backward,
     _cuda_plan.cuda_param_grad,
+    _cuda.fits_cluster,
     _forward_plan.planned,
     _backward_plan.planned,
     _group_plan.cpu_schedule,

@@ -25,7 +25,7 @@ struct LaneSum {
   __device__ typename B::compute_t value() const { return row.value(); }
 };
 
-// One thread's sums, one for each item of its packs. Like LaneSum, with no long chains.
+// One thread's sums, one for each item of its packs, of which a part has few.
 template <class B>
 struct ItemSum {
   Items<B> run = {};

@@ -111,16 +111,23 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
 
 
 def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
-    """Even if there is room for larger clusters with what a misaligned call does without."""
-    monkeypatch.setattr(_cuda, "device_limits", lambda device: limits_of("90"))
-    monkeypatch.setattr(_cuda, "fits_cluster", lambda launch, device: launch.shared < 64 << 10)
-    x, where = DTYPES["bfloat16"], SimpleNamespace(walk=Walk(100, 131072))
-    types = BackwardTypes(FLOAT32, x, x, dx=x, weight=x, dweight=True)
-    form, device = SimpleNamespace(types=types, where=where), Device("cuda", 0)
-    launches = [_backend._cuda_backward(form, access, device) for access in (16, 1)]
-    aligned, misaligned = (dict(launch.build.macros) for launch in launches)
-    for name in ("THREADS_PER_ROW", "PACK", "PACKS"):
-        assert aligned[name] == misaligned[name]
+    """Clusters have room if each of their blocks has a multiprocessor, whatever it takes of it."""
+    limits = limits_of("90")
+
+    def fits(launch, device):
+        return launch.build.cluster <= 8 and 2 * launch.shared >= limits.shared_memory_per_sm
+
+    monkeypatch.setattr(_cuda, "device_limits", lambda device: limits)
+    monkeypatch.setattr(_cuda, "fits_cluster", fits)
+    x, where, device = DTYPES["bfloat16"], SimpleNamespace(walk=Walk(100, 98304)), Device("cuda", 0)
+    backward = BackwardTypes(FLOAT32, x, x, dx=x, weight=x, dweight=True)
+    forward = ForwardTypes(FLOAT32, x, x, weight=x, bias=x, formula=Formula(center=True))
+    for plan, types in ((_backend._cuda_backward, backward), (_backend._cuda_forward, forward)):
+        form = SimpleNamespace(types=types, where=where)
+        aligned, misaligned = (dict(plan(form, n, device).build.macros) for n in (16, 1))
+        assert aligned["CLUSTER"] == "8"
+        for name in ("THREADS_PER_ROW", "PACK", "PACKS"):
+            assert aligned[name] == misaligned[name]
 
 
 # --- rows that are shared by clusters of blocks ---------------------------------------------------
