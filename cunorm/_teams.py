@@ -39,6 +39,7 @@ class _Tuning(NamedTuple):
     single_registers: int  # instead, where packs are of one element
     pair_element: float  # and more for each element, where packs are of two
     streamed_registers: int  # more of them, where rows are streamed
+    residual_registers: int  # more of them, where a residual is added
     gate_registers: int  # more of them, for an activation
     gate_element: float  # the same for each element
     gate_element_of_many: float  # instead, where a thread holds more elements than are preferred
@@ -56,6 +57,7 @@ _FORWARD = _Tuning(
     single_registers=0,
     pair_element=1.25,
     streamed_registers=0,
+    residual_registers=13,
     gate_registers=24,
     gate_element=0,
     gate_element_of_many=0.625,
@@ -72,6 +74,7 @@ _BACKWARD = _Tuning(
     single_registers=28,
     pair_element=2,
     streamed_registers=12,
+    residual_registers=0,
     gate_registers=28,
     gate_element=1.25,
     gate_element_of_many=1.25,
@@ -208,6 +211,8 @@ def _registers(types: RowTypes, elements: int, pack: int) -> int:
     registers = tuning.registers
     if types.formula.center:
         of_element += tuning.center_element
+    if isinstance(types, ForwardTypes) and types.residual is not None:
+        registers += tuning.residual_registers
     if types.gate is not None:
         registers += tuning.gate_registers
         is_many = elements > tuning.preferred_elements
