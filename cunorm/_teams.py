@@ -39,7 +39,7 @@ class _Tuning(NamedTuple):
     single_registers: int  # instead, where packs are of one element
     pair_element: float  # and more for each element, where packs are of two
     streamed_registers: int  # more of them, where rows are streamed
-    residual_registers: int  # more of them, where a residual is added
+    residual_registers: int  # more of those, where a residual is added and nothing is centered
     gate_registers: int  # more of them, for an activation
     gate_element: float  # the same for each element
     gate_element_of_many: float  # instead, where a thread holds more elements than are preferred
@@ -211,8 +211,6 @@ def _registers(types: RowTypes, elements: int, pack: int) -> int:
     registers = tuning.registers
     if types.formula.center:
         of_element += tuning.center_element
-    if isinstance(types, ForwardTypes) and types.residual is not None:
-        registers += tuning.residual_registers
     if types.gate is not None:
         registers += tuning.gate_registers
         is_many = elements > tuning.preferred_elements
@@ -223,6 +221,8 @@ def _registers(types: RowTypes, elements: int, pack: int) -> int:
     elif min(held) < 4:
         of_narrow = tuning.narrow_element + (tuning.pair_element if pack == 2 else 0)
         more = tuning.narrow_registers + elements * of_narrow
+        adds = isinstance(types, ForwardTypes) and types.residual is not None
+        more += tuning.residual_registers if adds and not types.formula.center else 0
     of_row = elements * of_element * tuning.element_factor
     return int(registers * types.compute.itemsize / 4 + more + of_row)
 

@@ -144,6 +144,7 @@ def plain_launches(architecture: str) -> list[Launch]:
     plain |= {"x": "bfloat16", "features": "all", "access": 16}
     forward = [plain | {"width": width, "weight": "x"} for width in PLAIN_WIDTHS]
     backward = [case | {"sums": ("dweight",)} for case in forward] + [plain | {"width": 16384}]
+    backward += [forward[0] | {"width": 4096, "sums": ("dweight", "dbias")}]
     return [forward_launch(case, architecture) for case in forward] + [
         backward_launch(case, architecture) for case in backward
     ]
