@@ -18,23 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import arguments, copies, cpu, engine, grid, machine, rows
-from bench.cases import DTYPES, OPERATORS
+from bench.cases import DTYPES, OPERATORS, Shape
 from bench.providers import Cunorm, Provider
 from bench.ratios import Ratio, geometric_mean, ratios
 from cunorm._cpu import thread_count
 
 THIS, OTHER, TIME = "cunorm", "other", "p20_us"
-# From many short rows to one long one; the last is a call's cost on the host.
-SHAPES = (
+# From many short rows to one long one; the last is a call's cost on the host. Then samples.
+SHAPES: tuple[Shape, ...] = (
     *((65536, 64), (16384, 256), (4096, 1024), (4096, 4096), (1024, 16384)),
     *((64, 65536), (4, 262144), (1, 1 << 20), (8, 1024)),
+    *((2, 320, 64, 64), (2, 128, 128, 128), (4, 128, 97, 31), (1, 512, 64, 64)),
+    *((8, 256, 32, 32), (32, 64, 16, 16), (1, 320, 8, 8)),
 )
-QUICK_SHAPES = ((65536, 64), (4096, 1024), (4, 262144))
+QUICK_SHAPES: tuple[Shape, ...] = ((65536, 64), (4096, 1024), (4, 262144))
 QUICK_NAMES = ("rms_norm", "layer_norm", "rms_norm+post_gate", "add_rms_norm")
 AGAIN = 2  # more times that a point beyond the limit is timed
 
-_NAMES = [operator.name for operator in OPERATORS if operator.axes == 2]
-_DEFAULT_NAMES = [name for name in grid.DEFAULT_OPERATORS if name in _NAMES]
+_NAMES = list(dict.fromkeys(operator.name for operator in OPERATORS))
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--dtype", type=arguments.list_of(DTYPES), default=list(grid.DEFAULT_DTYPES))
     directions = list(grid.DIRECTIONS)
     add("--direction", type=arguments.list_of(directions), default=directions)
-    add("--shapes", type=arguments.shapes, help="ROWSxWIDTH,...; default: the command's own")
+    add("--shapes", type=arguments.shapes, help="ROWSxWIDTH or NxCxHxW,...")
     add("--quick", action="store_true", help="fewer operators and shapes, in a minute")
     add("--seconds", type=arguments.seconds, default=0.7, help="spent on each point")
     add("--calls", type=arguments.count, help="in each turn; default: as `time` has it")
@@ -171,10 +172,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--most-point", type=float, default=1.25, help="wanted of each point")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
     options = parser.parse_args(argv)
-    options.op = options.op or (QUICK_NAMES if options.quick else _DEFAULT_NAMES)
+    options.op = options.op or (QUICK_NAMES if options.quick else grid.DEFAULT_OPERATORS)
     options.shapes = options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
-    if {len(shape) for shape in options.shapes} != {2}:
-        parser.error("--shapes: expected ROWSxWIDTH,...")
     if options.out and not options.out.parent.is_dir():
         parser.error(f"--out: there is no folder {options.out.parent}")
     return options

@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: MIT
 """A model of a GPU that predicts, from a kernel's SASS, what share of copy speed it can reach.
 
-Nothing here was measured with these kernels. A row norm is bound by three things, each as a share
-of the speed of a device-to-device copy of the operator's own bytes (more than 1: it is no bound):
+Nothing here was measured with these kernels. A row norm and a launch of a group norm are bound by
+three things, each as a share of the speed of a device-to-device copy of their own bytes (more than
+1: it is no bound):
 
-- issue: a multiprocessor starts so many warp instructions a clock;
+- issue: a multiprocessor starts so many warp instructions a clock, and of a group norm's so many
+  special functions;
 - latency: what is loaded at a time arrives a loaded memory latency later (Little's law), and reads
   are a part of the traffic alone;
 - traffic: a row that is read twice moves more than the operator's bytes, where L2 does not hold it.
 
-It does not see what blocks wait for beside row operands (barriers, clusters, weight from L2, the
-latency of arithmetic), that a block's phases follow one another (`overlap_share` does), a last wave
-of blocks, partial sums that a streamed backward adds to in memory, nor how well copies coalesce. So
-a prediction is a ceiling, and one that misses a goal is worth more than one that meets it.
+A group norm's block copies all of its tile at once, and then computes and reads nothing. So its
+tile counts as bytes in flight for the share of the block's time (`block_time`) that is the latency.
+Where a group norm takes several launches, each has its own bytes, which are in memory or, if the
+launch before left them there, in L2; its call takes the sum of their times (`launch_time`).
+
+The model does not see what a row norm's blocks wait for beside row operands (barriers, clusters,
+weight from L2, the latency of arithmetic), that their phases follow one another (`overlap_share`
+does), a last wave of blocks, partial sums that a streamed backward adds to in memory, that blocks
+of a cluster wait for each other, nor how well copies coalesce. So a prediction is a ceiling, and
+one that misses a goal is worth more than one that meets it.
 """
 
 from __future__ import annotations
 
+from math import ceil, inf
 from typing import NamedTuple
 
 
@@ -30,6 +39,8 @@ class Gpu(NamedTuple):
     latency: float = 0.85e-6  # of a load from memory while memory is busy
     l2_latency: float = 0.15e-6  # of a load that L2 holds
     issue_slots: int = 4  # warp instructions a multiprocessor starts in a clock
+    special: int = 16  # roots, powers, reciprocals and the like, of threads, the same
+    sm_bytes: int = 64  # that a multiprocessor gets from L2 in a clock
 
 
 # By compute capability. Others have no prediction.
@@ -42,13 +53,19 @@ class Gpu(NamedTuple):
 #   660 clocks). With memory near its peak it is about twice that: 0.85 µs, which says that a copy
 #   needs 14 KB of reads in flight on a multiprocessor of an H200. No better figure for the others.
 # - l2_latency: about 260 clocks (published pointer chases on A100 and H100).
-# - issue_slots: four schedulers, since Volta.
+# - issue_slots: four schedulers, since Volta. special: the CUDA C++ Programming Guide, "Arithmetic
+#   Instructions", results a clock and multiprocessor.
+# - sm_bytes: the port of a multiprocessor's first cache (published microbenchmarks since Volta).
 GPUS = {
     "80": Gpu(sm_count=108, clock=1.410e9, copy=1.7e12, l2=40 << 20),
     "90": Gpu(sm_count=132, clock=1.755e9, copy=4.3e12, l2=50 << 20),
     "100": Gpu(sm_count=148, clock=1.850e9, copy=7.0e12, l2=126 << 20),
 }
 LAUNCH = 3e-6  # seconds from the end of a kernel to the work of the next on its stream
+# Seconds that a block of a group norm waits for its sums: in the SASS of a forward some 6 barriers,
+# 25 shuffles and 15 loads from shared memory follow one another, each about 30 clocks (published
+# microbenchmarks), with two divisions, a root and 100 additions of 4 clocks between them.
+REDUCTIONS = 1e-6
 ELEMENTS = 1 << 26  # of x, in all predictions
 
 
@@ -99,7 +116,12 @@ class ParamGrad(NamedTuple):
 
 
 def shares(
-    gpu: Gpu, traffic: Traffic, instructions: float, bytes_in_flight: float, reads: float
+    gpu: Gpu,
+    traffic: Traffic,
+    instructions: float,
+    bytes_in_flight: float,
+    reads: float,
+    special: float = 0.0,
 ) -> Shares:
     """Return the ceilings of a kernel.
 
@@ -114,23 +136,68 @@ def shares(
     bytes_in_flight
         Bytes of reads in flight on a multiprocessor.
     reads
-        Bytes for each element of x that the kernel reads from memory; more than `traffic.reads` if
-        it reads a row twice.
+        Bytes for each element of x that it reads; more than `traffic.reads` if a row twice.
+    special
+        Of the instructions, special functions; 0 where they are not looked at.
 
     Notes
     -----
     With n elements a second on a multiprocessor:
 
     - copy speed:  n = copy / sm_count / (reads + writes)
-    - issue:       n = issue_slots * clock * 32 / instructions
+    - issue:       n = clock * issue_slots * 32 / instructions, or clock * gpu.special / special
     - latency:     n = bytes_in_flight / latency / (bytes that the kernel reads)
     """
     at_copy_speed = gpu.copy / gpu.sm_count / traffic.total
-    issued = gpu.issue_slots * gpu.clock * 32 / instructions
+    started = gpu.special / special if special else inf
+    issued = gpu.clock * min(gpu.issue_slots * 32 / instructions, started)
     read = bytes_in_flight / gpu.latency / reads
     return Shares(
         issued / at_copy_speed, read / at_copy_speed, traffic.total / (reads + traffic.writes)
     )
+
+
+class Blocks(NamedTuple):
+    """The blocks of a group norm's launch.
+
+    Attributes
+    ----------
+    tile
+        Bytes that a block reads.
+    instructions
+        That each of its warps executes.
+    warps
+        Of a block.
+    latency
+        Seconds until what it reads begins to arrive: of memory or of L2.
+    """
+
+    tile: float
+    instructions: float
+    warps: int
+    latency: float
+
+
+def block_time(gpu: Gpu, blocks: Blocks, at_once: int = 1) -> float:
+    """Return the seconds that so many blocks take which have a multiprocessor to themselves."""
+    copied = at_once * blocks.tile / (gpu.sm_bytes * gpu.clock)
+    turns = max(1.0, at_once * blocks.warps / gpu.issue_slots)
+    return blocks.latency + copied + blocks.instructions * turns / gpu.clock + REDUCTIONS
+
+
+def grid_time(gpu: Gpu, blocks: Blocks, grid: int, blocks_per_sm: int) -> float:
+    """Return the seconds that the multiprocessor with most blocks of a grid takes."""
+    most = ceil(grid / gpu.sm_count)
+    return ceil(most / blocks_per_sm) * block_time(gpu, blocks, min(most, blocks_per_sm))
+
+
+def launch_time(gpu: Gpu, moved: float, prediction: float, blocks: Blocks) -> float:
+    """Return the seconds of a launch among others on its stream, which moves so many bytes.
+
+    It begins with the latency of its first blocks and ends with what its last ones compute.
+    """
+    ends = block_time(gpu, blocks._replace(tile=0.0))
+    return LAUNCH + moved / gpu.copy / prediction + ends
 
 
 def overlap_share(gpu: Gpu, traffic: Traffic, row_bytes: float, period: float) -> float:
@@ -155,15 +222,18 @@ def overlap_share(gpu: Gpu, traffic: Traffic, row_bytes: float, period: float) -
 def call_prediction(
     gpu: Gpu, traffic: Traffic, prediction: float, param_grad: ParamGrad | None
 ) -> float:
-    """Return the share of copy speed of a backward with param_grad, for an x of `ELEMENTS`.
-
-    The time is that of the main kernel at its own prediction, plus a launch, plus param_grad's. The
-    main kernel writes the partial sums at copy speed; param_grad reads them at copy speed or, if
-    that takes longer, at the latency of L2 for each of a thread's serial loads.
-    """
+    """Return the share of copy speed of a backward with param_grad, for an x of `ELEMENTS`."""
     ideal = ELEMENTS * traffic.total / gpu.copy
-    time = ideal / prediction
-    if param_grad is not None:
-        moved = param_grad.partial_bytes / gpu.copy
-        time += moved + LAUNCH + max(moved, param_grad.serial_loads * gpu.l2_latency)
-    return ideal / time
+    return ideal / (ideal / prediction + param_grad_time(gpu, param_grad))
+
+
+def param_grad_time(gpu: Gpu, param_grad: ParamGrad | None) -> float:
+    """Return the seconds that param_grad adds to a backward, if it follows.
+
+    The main kernel writes the partial sums at copy speed; param_grad reads them at copy speed or,
+    if that takes longer, at the latency of L2 for each of a thread's serial loads.
+    """
+    if param_grad is None:
+        return 0.0
+    moved = param_grad.partial_bytes / gpu.copy
+    return moved + LAUNCH + max(moved, param_grad.serial_loads * gpu.l2_latency)

@@ -5,9 +5,9 @@ The exit status is 1 where a plan spills, has a stack frame, or accesses arrays 
 less at a time than alignment and the plan's pack allow; with --goals, also where loads of a row
 norm stand behind its stores, or a prediction misses a goal.
 
-Of row norms the SASS is read too (static_reads.py says what is counted), which takes nvdisasm:
-`pip install nvidia-cuda-nvdisasm`. --check does without it. From what it says a model predicts
-shares of copy speed (model.py); those are not measurements.
+The SASS is read too (static_reads.py and static_packs.py say what is counted), which takes
+nvdisasm: `pip install nvidia-cuda-nvdisasm`. --check does without it. From what it says a model
+predicts shares of copy speed (model.py); those are not measurements.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from bench.static_rows import (
     planned,
 )
 from bench.static_sass import MISSING, disassembler
+from bench.static_small import table
 from bench.static_summary import goals_table, listed, missed, summary
 
 # Of a plan that is checked against a table: how far its registers may be from those there, as the
@@ -53,9 +54,12 @@ def main(argv: list[str]) -> int:
     if not options.check and disassembler() is None:
         print(MISSING, file=sys.stderr)
         return 2
+    if options.small:
+        print(*table(options.arch), sep="\n")
+        return 0
     if options.check:
-        table = read_csv(options.check, Row)
-        faults = list(differences(table, plans, options.sample, options.jobs))
+        checked = read_csv(options.check, Row)
+        faults = list(differences(checked, plans, options.sample, options.jobs))
         if disassembler() is None:
             print(f"{MISSING}; what the SASS says was not compared")
         print(
@@ -188,6 +192,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--goals",
         action="store_true",
         help="hold late loads and goals that are missed against them",
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="predict times of group norms of few samples instead"
     )
     parser.add_argument("--sample", type=int, default=_SAMPLE, help="lines that --check compiles")
     parser.add_argument("--jobs", type=int, default=2, help="processes that compile")

@@ -119,7 +119,7 @@ class _Finder:
         self, region: frozenset[int], entry: int, loop: frozenset[int] | None
     ) -> list[frozenset[int]]:
         """Return the best way from an entry to an end of the kernel or, of a loop, back to it."""
-        parts = _components(region, lambda n: self._within(n, region, entry, loop))
+        parts = components(region, lambda n: self._within(n, region, entry, loop))
         of = {number: part for part in parts for number in part}
         best: dict[frozenset[int], tuple[Key, frozenset[int] | None]] = {
             of[entry]: ((0, 0, 0), None)
@@ -175,7 +175,7 @@ class _Finder:
     def _core(self, loop: frozenset[int]) -> frozenset[int]:
         """Return the innermost loop that accesses most bytes of row operands, or the loop."""
         header = self.entered(loop, loop)[0]
-        parts = _components(loop, lambda n: self._within(n, loop, header, loop))
+        parts = components(loop, lambda n: self._within(n, loop, header, loop))
         inner = [part for part in parts if self.is_loop(part, loop, header, loop)]
         most = max(inner, key=self._bytes, default=None)
         return self._core(most) if most is not None and self._bytes(most) else loop
@@ -202,7 +202,7 @@ def _sum(one: Key, other: Key) -> Key:
     return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
-def _components(
+def components(
     region: frozenset[int], following: Callable[[int], Iterable[int]]
 ) -> list[frozenset[int]]:
     """Return the strongly connected components of a region in the order of its ways (Tarjan)."""

@@ -14,7 +14,7 @@ from cunorm.group_norm import _calls as _group_calls
 
 STREAMED, SEVERAL_ROWS, ONE_ROW = "streamed", "several rows a block", "one row a block"
 COPIED_AHEAD = " copied ahead"  # rows, to shared memory
-ONE_LAUNCH, THREE_LAUNCHES = "one launch", "three launches"
+ONE_LAUNCH, TWO_LAUNCHES = "one launch", "two launches"
 PARAM_GRAD, ANY_SHAPE = "param_grad", "any"
 
 _TYPES = {dtype.cuda: dtype for dtype in DTYPES.values()}
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
     dtype: str
     shape: str  # a row's width, or a sample's channels, height and width
     regime: str
-    step: str  # of three launches, which passes it makes
+    step: str  # of two launches, which passes it makes
     rows: int  # of x; of a group norm and of what is below, 0
     grid: int
     shared: int  # bytes of a block's shared memory, beside what its kernel declares
@@ -65,6 +65,9 @@ class Plan(NamedTuple):
     sums_pitch: int  # elements from one to the next
     param_grad: Launch | None  # that adds them up
     build: Build
+    samples: int = 0  # of a group norm's x
+    chunk: int = 0  # of them, which a launch has, if all are not gone over by one
+    before: Plan | None = None  # of two launches, the first
 
     @property
     def threads(self) -> int:
@@ -138,8 +141,9 @@ def regime(build: Build) -> str:
     if build.kernel == "param_grad":
         return PARAM_GRAD
     if build.kernel.startswith("group_norm"):
-        one = macros["FIND"] == macros["COMBINE"] == "true"
-        return ONE_LAUNCH if one else THREE_LAUNCHES
+        if macros["FIND"] != macros["WRITE"]:
+            return TWO_LAUNCHES
+        return ONE_LAUNCH if macros["CLUSTER"] == "1" else f"cluster of {macros['CLUSTER']}"
     return _sharing(macros) + (COPIED_AHEAD if staged_rows(macros) else "")
 
 

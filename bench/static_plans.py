@@ -9,18 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
 
 from bench.cases import OPERATORS, Operator
 from bench.model import ELEMENTS, GPUS
 from bench.static_occupancy import ARCHITECTURES
-from bench.static_plan import ANY_SHAPE, PARAM_GRAD, THREE_LAUNCHES, Plan, regime
+from bench.static_plan import ANY_SHAPE, PARAM_GRAD, TWO_LAUNCHES, Plan, regime
 from cunorm import _cuda, _planned_builds
 from cunorm._arrays import Device
 from cunorm._builds import Build, Launch
 from cunorm._dtypes import DTYPES
 from cunorm._features import LEAST_CAPABILITY, NONE, Features, features_of
 from cunorm._planned_builds import Layer
+from cunorm.group_norm import _planned_builds as _of_groups
+from cunorm.group_norm._calls import GroupBackwardForm, GroupForm
 from cunorm.group_norm._planned_builds import GroupLayer
+from cunorm.group_norm._run import _param_launch, schedule_of
 from cunorm.row_norm._backward_plan import NEEDS
 from cunorm.row_norm._variant import Variant
 
@@ -28,14 +34,18 @@ DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
 # Of GPUs for which there are goals: all widths that those name.
 GOAL_WIDTHS = tuple(sorted({*WIDTHS, 128, 512, 2048, 8192, 12288, 32768, 131072}))
-# Channels, height and width: of few positions a block has whole groups, of many it has not.
-SAMPLES = tuple((channels, size, size) for channels in (128, 320, 512) for size in (16, 128))
+# Channels, height and width: of few positions a block has whole groups, of more a cluster, of many
+# none.
+SAMPLES = tuple(
+    (channels, size, size)
+    for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()
+    for channels in counts
+)
 GRID = (
     *("rms_norm", "layer_norm", "add_rms_norm", "rms_norm+post_gate", "rms_norm+pre_gate"),
     "group_norm+silu",
 )
 _DTYPES = ("float32", "bfloat16")
-_SAMPLES = 65536  # enough for every GPU to have several for each block
 _PASSES = ("find", "combine", "write")
 
 
@@ -73,46 +83,97 @@ def plans(
     shape: tuple[int, ...],
     architecture: str,
     features: Features,
+    samples: int = 0,
 ) -> Iterator[Plan]:
     """Yield the launches of a call as bench/cases.py makes it.
 
-    `shape` is a row's width alone, or a sample's channels, height and width.
+    `shape` is a row's width alone, or a sample's channels, height and width, of which there are so
+    many, or as many as make `ELEMENTS`.
     """
-    layer = (_group_layer if operator.of_channels else _layer)(operator, dtype, *shape)
-    rows = 0 if operator.of_channels else max(1, ELEMENTS // shape[0])
-    name = f"{operator.base}_{direction}"
+    count = samples or max(1, ELEMENTS // prod(shape))
     with _pretended(architecture, features) as device:
-        if isinstance(layer, GroupLayer):
-            builds = _planned_builds.builds(name, layer, [_SAMPLES], shape[0], device)
-            launches = [Launch(build, 0, 0) for build in builds]
+        if operator.of_channels:
+            group = _group_layer(operator, dtype, *shape)
+            made = _group_launches(group, direction, count, shape[0], device)
         else:
-            launches = _planned_builds.launches(name, layer, [rows], shape[0], device)
-    params = next((one for one in launches if rows and one.build.kernel == PARAM_GRAD), None)
+            layer, name = _layer(operator, dtype, *shape), f"{operator.base}_{direction}"
+            made = _row_launches(name, layer, count, shape[0], device)
     label = "+".join(n for n in LEAST_CAPABILITY if getattr(features, n)) or "none"
-    for launch in launches:
-        build = launch.build
-        found = regime(build)
-        yield Plan(
-            architecture,
-            "" if features == default_features(architecture) else label,
-            operator.name,
-            operator.memory,
-            direction,
-            dtype,
-            ANY_SHAPE if found == PARAM_GRAD and not rows else "x".join(map(str, shape)),
-            found,
-            _step(build) if found == THREE_LAUNCHES else "",
-            rows,
-            launch.grid,
+    if features == default_features(architecture):
+        label = ""
+    names = (architecture, label, operator.name, operator.memory, direction, dtype)
+    yield from _plans(names, "x".join(map(str, shape)), made)
+
+
+def _plans(
+    names: tuple[str, str, str, str, str, str], shape: str, made: list[tuple[Launch, _Sizes]]
+) -> Iterator[Plan]:
+    """Yield the launches of a call; the names are the first fields of a Plan."""
+    params = next((one for one, _ in made if one.build.kernel == PARAM_GRAD), None)
+    before = None
+    for launch, sizes in made:
+        any_shape = launch is params and not sizes.rows
+        plan = Plan(
+            *names,
+            ANY_SHAPE if any_shape else shape,
+            regime(launch.build),
+            _step(launch.build),
+            sizes.rows,
+            0 if any_shape else launch.grid,
             launch.shared,
             launch.parts,
             launch.sums_pitch,
             None if launch is params else params,
-            build,
+            launch.build,
+            sizes.samples,
+            sizes.chunk,
+            None if launch is params else before,
         )
+        yield plan
+        before = plan
+
+
+class _Sizes(NamedTuple):
+    """The fields of a Plan with these names."""
+
+    rows: int
+    samples: int = 0
+    chunk: int = 0
+
+
+def _row_launches(
+    name: str, layer: Layer, rows: int, width: int, device: Device
+) -> list[tuple[Launch, _Sizes]]:
+    """Return what a call starts, and its rows."""
+    launches = _planned_builds.launches(name, layer, [rows], width, device)
+    return [(launch, _Sizes(rows)) for launch in launches]
+
+
+def _group_launches(
+    layer: GroupLayer, direction: str, samples: int, channels: int, device: Device
+) -> list[tuple[Launch, _Sizes]]:
+    """Return what a call starts for a chunk of its samples, and the sizes that a Plan has."""
+    forward = _of_groups._forward_form(layer, channels, device)
+    form: GroupForm | None = forward
+    if direction == "backward":
+        form = _of_groups._backward_form(layer, forward, device)
+    assert form is not None
+    form = replace(form, where=form.where._replace(samples=samples))
+    schedule = schedule_of(form, device)
+    sizes = _Sizes(0, samples, schedule.chunk)
+    parts, pitch = samples * schedule.parts, form.where.pitch
+    made = [
+        (replace(one, grid=one.grid * schedule.chunk, parts=parts, sums_pitch=pitch), sizes)
+        for one in schedule.passes
+    ]
+    if isinstance(form, GroupBackwardForm):
+        made.append((_param_launch(form, device), _Sizes(0)))
+    return made
 
 
 def _step(build: Build) -> str:
+    if regime(build) != TWO_LAUNCHES:
+        return ""
     macros = dict(build.macros)
     return "+".join(name for name in _PASSES if macros[name.upper()] == "true")
 

@@ -37,15 +37,17 @@ class Row:
     narrowed
         Accesses to such arrays that are narrower than planned, as "operand:bytes".
     late_loads, instructions, bytes_in_flight
-        Of row norms, what the SASS says (static_reads.py): loads behind the row's first store, warp
-        instructions times 32 for an element of x, bytes of reads in flight on a multiprocessor.
+        What the SASS says (static_reads.py, static_packs.py): of row norms, loads behind the row's
+        first store; warp instructions times 32 for an element of x; bytes of reads in flight on a
+        multiprocessor.
     issue_share, latency_share, traffic_share, prediction
         What share of copy speed those allow, by a model (model.py), and the least of them, 1 at
         most: nothing that was measured. Empty where the model has no constants for the GPU.
     overlap_share
         Such a share too, if each block waits and computes in turn. The prediction leaves it out.
     call_prediction
-        Of a backward, the same with param_grad counted in, for an x of 2**26 elements.
+        Of a backward, the same with param_grad counted in, for an x of 2**26 elements; of two
+        launches, of both together, in the second's line.
     """
 
     nvrtc: str
@@ -115,25 +117,22 @@ class Row:
 
 def measured(plan: Plan) -> Row:
     """Compile a plan and return its line; what the SASS says is empty without a disassembler."""
-    log, ptx, sass = compiled(plan.build, plan.architecture)
+    log, ptx, _ = compiled(plan.build, plan.architecture)
     usage = resource_usage(log)
     counted = accesses(ptx, plan.pointers())
-    threads = plan.threads
-    limits = ARCHITECTURES[plan.architecture]
-    shared = usage.shared + plan.shared
-    blocks = occupancy(limits, threads, usage.registers, shared)
+    blocks = blocks_per_sm(plan)
     widths = _widths(plan, counted)
     return Row(
         **planned(plan),
-        **speed(plan, blocks, sass, _sass_of),
+        **speed(plan, blocks_per_sm, sass_of),
         nvrtc=nvrtc_version(),
         registers=usage.registers,
         spill_stores=usage.spill_stores,
         spill_loads=usage.spill_loads,
         stack=usage.stack,
-        shared=shared,
+        shared=usage.shared + plan.shared,
         blocks_per_sm=blocks,
-        warps_per_sm=blocks * -(-threads // 32),
+        warps_per_sm=blocks * -(-plan.threads // 32),
         loads_16=_count(counted, "ld", wide=True),
         loads_narrow=_count(counted, "ld", wide=False),
         stores_16=_count(counted, "st", wide=True),
@@ -143,6 +142,13 @@ def measured(plan: Plan) -> Row:
             sorted({f"{name}:{size}" for name, size, wanted in widths if size < wanted})
         ),
     )
+
+
+def blocks_per_sm(plan: Plan) -> int:
+    """Return how many blocks of a launch a multiprocessor has room for."""
+    usage = resource_usage(compiled(plan.build, plan.architecture)[0])
+    limits = ARCHITECTURES[plan.architecture]
+    return occupancy(limits, plan.threads, usage.registers, usage.shared + plan.shared)
 
 
 def planned(plan: Plan) -> dict[str, str | int]:
@@ -192,12 +198,13 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
 def compiled(build: Build, architecture: str) -> tuple[str, str, str]:
     """Compile a build as the launcher does; return ptxas's log, the PTX and the SASS, if known."""
     found = compile_build(build, architecture)
-    wanted = ("row_norm", *(("param_grad",) if architecture in GPUS else ()))
+    wanted = ("row_norm", "group_norm", *(("param_grad",) if architecture in GPUS else ()))
     reads_sass = build.kernel.startswith(wanted) and disassembler() is not None
     return found.log, found.ptx, disassemble(found.cubin) if reads_sass else ""
 
 
-def _sass_of(build: Build, architecture: str) -> str:
+def sass_of(build: Build, architecture: str) -> str:
+    """Return the disassembly of a build, if it is known."""
     return compiled(build, architecture)[2]
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.model import GPUS, Gpu, ParamGrad, call_prediction, overlap_share, shares
+from bench.static_groups import speed_of_groups
 from bench.static_occupancy import ARCHITECTURES
-from bench.static_plan import STREAMED, Plan
+from bench.static_plan import PARAM_GRAD, STREAMED, Plan
 from bench.static_reads import Found, Operands, loads_at_once, read
-from cunorm._builds import Build, Launch
+from cunorm._builds import Build
 
 COLUMNS = (
     *("late_loads", "instructions", "bytes_in_flight", "issue_share", "latency_share"),
@@ -25,23 +26,29 @@ _PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # types and where the sums o
 Sass = Callable[[Build, str], str]
 
 
-def speed(plan: Plan, blocks_per_sm: int, sass: str, sass_of: Sass) -> dict[str, str]:
+def speed(plan: Plan, blocks_of: Callable[[Plan], int], sass_of: Sass) -> dict[str, str]:
     """Return the columns; empty ones where nothing is known.
 
     Parameters
     ----------
     plan
         A launch.
-    blocks_per_sm
-        That a multiprocessor has room for.
-    sass
-        Its disassembly; empty without a disassembler.
+    blocks_of
+        Returns how many of a launch's blocks a multiprocessor has room for.
     sass_of
-        Returns that of another build, param_grad's, on the same architecture.
+        Returns the disassembly of a build on an architecture; empty without a disassembler.
     """
     columns = dict.fromkeys(COLUMNS, "")
-    if not sass or not plan.of_rows or not blocks_per_sm:
+    blocks_per_sm, sass = blocks_of(plan), sass_of(plan.build, plan.architecture)
+    if not sass or plan.regime == PARAM_GRAD or not blocks_per_sm:
         return columns
+    if not plan.of_rows:
+        return columns | speed_of_groups(
+            plan,
+            lambda one: sass_of(one.build, one.architecture),
+            blocks_of,
+            param_grad_of(plan, sass_of),
+        )
     share = _width(plan) / plan.number("THREADS_PER_ROW")
     rows = {place: dtype.itemsize for place, (_, dtype) in plan.row_operands().items()}
     others = plan.pointers() - plan.parameters() - set(rows)
@@ -85,7 +92,7 @@ def _predicted(
         "prediction": f"{ceilings.prediction:.3f}",
     }
     if plan.direction == "backward":
-        params = plan.param_grad and _param_grad(plan, plan.param_grad, sass_of)
+        params = param_grad_of(plan, sass_of)
         whole = call_prediction(gpu, traffic, ceilings.prediction, params)
         columns["call_prediction"] = f"{whole:.3f}"
     return columns
@@ -123,8 +130,11 @@ def _resident(plan: Plan, blocks_per_sm: int) -> float:
     return min(blocks_per_sm, plan.grid / ARCHITECTURES[plan.architecture].sm_count)
 
 
-def _param_grad(plan: Plan, launch: Launch, sass_of: Sass) -> ParamGrad:
-    """Return what param_grad does after a backward."""
+def param_grad_of(plan: Plan, sass_of: Sass) -> ParamGrad | None:
+    """Return what param_grad does after a backward, if it follows and is known."""
+    launch = plan.param_grad
+    if launch is None or plan.architecture not in GPUS:
+        return None
     macros = dict(launch.build.macros)
     sums = [place for name, place in _PARTIAL_SUMS if macros[name] != "absent"]
     pointers = frozenset(range(0, 32, 8))

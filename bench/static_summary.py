@@ -5,38 +5,60 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 from bench.model import GPUS
-from bench.static_plan import PARAM_GRAD
+from bench.static_occupancy import ARCHITECTURES
+from bench.static_plan import PARAM_GRAD, TWO_LAUNCHES
 from bench.static_rows import Row
+from cunorm._dtypes import DTYPES
 
-KINDS = ("plain", "residual", "gated")
+ONE_PASS, TWO_PASSES = "one pass", "two passes"
+KINDS = ("plain", "residual", "gated", "NHWC", "NCHW")
 _SHARES = ("issue", "latency", "traffic")
+
+
+def passes(row: Row) -> str | None:
+    """Return which limit of a group norm's call the row's share is of; "" of a row norm."""
+    if row.kernel == PARAM_GRAD or row.step == "find":
+        return None
+    if not row.memory:
+        return ""
+    read = DTYPES[row.dtype].itemsize * (1 if row.direction == "forward" else 2)
+    fits = read * _size(row) <= ARCHITECTURES[row.arch.removeprefix("sm_")].l2 // 2
+    return ONE_PASS if row.regime != TWO_LAUNCHES or fits else TWO_PASSES
+
+
+def _size(row: Row) -> int:
+    """Return the elements of a row or sample."""
+    return prod(map(int, row.shape.split("x")))
 
 
 class Goal(NamedTuple):
     """A share of copy speed that is wanted of default plans, where the model knows the GPU."""
 
     direction: str
-    least: int  # width
+    least: int  # width, or elements of a sample
     most: int
     wanted: float
     architectures: tuple[str, ...]
+    passes: str = ""  # of a group norm, the limit
 
     def of(self, row: Row) -> bool:
         """Whether it is for a row."""
         return (
             row.arch.removeprefix("sm_") in self.architectures
             and row.direction == self.direction
-            and row.kernel.startswith("row_norm")
+            and passes(row) == self.passes
             and not row.features
-            and self.least <= int(row.shape) <= self.most
+            and self.least <= _size(row) <= self.most
             and bool(row.prediction)
         )
 
     def __str__(self) -> str:
-        return f"{self.direction} {self.least}-{self.most} >= {self.wanted}"
+        sizes = self.passes or f"{self.least}-{self.most}"
+        return f"{self.direction} {sizes} >= {self.wanted}"
 
 
 _ALL, _CLUSTERS = tuple(GPUS), ("90", "100")
@@ -46,6 +68,8 @@ GOALS = (
     Goal("forward", 32768, 262144, 0.88, _CLUSTERS),
     Goal("backward", 256, 8192, 0.85, _ALL),
     Goal("backward", 12288, 262144, 0.75, _ALL),
+    *(Goal(way, 0, 1 << 31, 0.75, ("90",), ONE_PASS) for way in ("forward", "backward")),
+    *(Goal(way, 0, 1 << 31, 0.9, ("90",), TWO_PASSES) for way in ("forward", "backward")),
 )
 
 
@@ -69,7 +93,8 @@ def limit(row: Row) -> str:
     if float(row.prediction) == 1.0:
         name = "copy"
     if row.call_prediction and float(row.call_prediction) < 0.95 * float(row.prediction):
-        return PARAM_GRAD if name == "copy" else f"{name} and {PARAM_GRAD}"
+        other = "launches" if row.step else PARAM_GRAD
+        return other if name == "copy" else f"{name} and {other}"
     return name
 
 
@@ -101,7 +126,9 @@ def _goal_lines(rows: list[Row]) -> Iterator[str]:
 
 
 def kind_of(row: Row) -> str:
-    """Return which of KINDS a row norm is."""
+    """Return which of KINDS a norm is."""
+    if row.memory:
+        return row.memory
     if row.operator.startswith("add_"):
         return "residual"
     return "gated" if row.operator.endswith("_gate") else "plain"
@@ -110,11 +137,11 @@ def kind_of(row: Row) -> str:
 def listed(rows: list[Row]) -> str:
     """Return a line for every row."""
     lines = [
-        f"{'':58}{'regime':32}{'regs':>5}{'blocks':>7}{'late':>5}{'instr':>7}{'in flight':>10}"
+        f"{'':69}{'regime':32}{'regs':>5}{'blocks':>7}{'late':>5}{'instr':>7}{'in flight':>10}"
         f"{'issue':>7}{'latency':>8}{'overlap':>8}{'prediction':>11}{'call':>7}"
     ]
     lines += [
-        f"{' '.join(filter(None, row.key[:-2])):58}{row.regime:32}{row.registers:5}"
+        f"{' '.join(filter(None, (*row.key[:-2], row.step))):69}{row.regime:32}{row.registers:5}"
         f"{row.blocks_per_sm:7}{row.late_loads:>5}{row.instructions:>7}{row.bytes_in_flight:>10}"
         f"{row.issue_share:>7}{row.latency_share:>8}{row.overlap_share:>8}{row.prediction:>11}"
         f"{row.call_prediction:>7}"

@@ -20,7 +20,7 @@ from bench.cases import (
     host_operands,
     training_forward,
 )
-from bench.static_plan import COPIED_AHEAD, PARAM_GRAD, STREAMED, THREE_LAUNCHES, regime
+from bench.static_plan import COPIED_AHEAD, PARAM_GRAD, STREAMED, TWO_LAUNCHES, regime
 from bench.static_plans import feature_sets, plans
 from cunorm import NormForward, reference
 from cunorm._features import LEAST_CAPABILITY, Features
@@ -116,7 +116,7 @@ def _has(operator: Operator, name: str) -> bool:
 
 def _read_again(call: Call, names: list[str]) -> set[str]:
     """Return what a regime that keeps nothing reads for the sums, and again for the results."""
-    if call.regime == THREE_LAUNCHES:
+    if call.regime == TWO_LAUNCHES:
         return {"x", "dy"} & set(names)
     if call.regime != STREAMED:
         return set()

@@ -93,26 +93,31 @@ def backward_launches(form: BackwardForm, device: Device) -> list[Launch]:
 def _cuda_forward(form: ForwardForm, access: int, device: Device) -> Launch:
     walk = form.where.walk
     plan = partial(_cuda_plan.cuda_forward, form.types, walk)
-    return plan(access, _limits_that_fit(plan, walk.width, device))
+    return plan(access, _limits_of(plan, walk.width, device))
 
 
 def _cuda_backward(form: BackwardForm, access: int, device: Device) -> Launch:
     walk = form.where.walk.not_empty()
     plan = partial(_cuda_plan.cuda_backward, form.types, walk)
-    return plan(access, _limits_that_fit(plan, walk.width, device))
+    return plan(access, _limits_of(plan, walk.width, device))
 
 
-def _limits_that_fit(
+def _limits_of(
     plan: Callable[[int, DeviceLimits], Launch], width: int, device: Device
 ) -> DeviceLimits:
+    """Return what a GPU has, as arrays are aligned: no result depends on alignment."""
+    return limits_that_fit(partial(plan, _plan.common_access(width, [])), device)
+
+
+def limits_that_fit(plan: Callable[[DeviceLimits], Launch], device: Device) -> DeviceLimits:
     """Return what a GPU has, with smaller clusters, or none, where it has no room for them.
 
     A part of a GPU may have none for clusters that all whole ones take. The room is for blocks that
-    have a multiprocessor each, as those of misaligned arrays may: no result depends on alignment.
+    have a multiprocessor each, as those of misaligned arrays may.
     """
     gpu = _cuda.device_limits(device)
-    aligned, more_than_half = _plan.common_access(width, []), gpu.shared_memory_per_sm // 2
-    while (launch := plan(aligned, gpu)).build.cluster > 1:
+    more_than_half = gpu.shared_memory_per_sm // 2
+    while (launch := plan(gpu)).build.cluster > 1:
         alone = replace(launch, shared=max(launch.shared, more_than_half))
         if _cuda.fits_cluster(alone, device):
             break

@@ -4,7 +4,7 @@
 Every test of the features passes where the PTX of the kernels is interpreted: in four orders of
 threads, with copies as early and as late as they may be, with races looked for. That is no run on a
 GPU: `CUNORM_FEATURES=none` in the environment turns them off, a list of names turns on those alone.
-Without them rows are read twice, and loaded when they are needed.
+Without them long rows and large samples are read twice, and rows loaded when they are needed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PORTABLE_CLUSTER = 8
 class Features(NamedTuple):
     """Which features a plan uses."""
 
-    clusters: bool = False  # blocks that share a row and read each other's shared memory
-    async_copies: bool = False  # rows on their way to shared memory while others are computed
+    clusters: bool = False  # blocks that share a row or groups and send each other their sums
+    async_copies: bool = False  # of rows, while others are computed, and of samples
     largest_cluster: int = 16  # blocks; half as many, and so on, where the driver has no room
 
 

@@ -6,36 +6,16 @@
 //   n    = weight * (x - mean) * rstd + bias
 //   y    = g(n)
 //
-// Three passes: find each channel's moments in each part of the sample, combine them to those of
-// the groups, and write y (group.cuh). A block whose tile has whole groups makes all three, and
-// reads x once; else each is a launch. As one rounded mean is not enough (row_norm_forward.cu), it
-// is handed on as two numbers: mean = shift + correction.
-#include "activations.cuh"
-#include "channel_sums.cuh"
+// A sample is cut into parts, whose moments are found and combined (group_tile.cuh). One rounded
+// mean is not enough (row_norm_forward.cu): what is subtracted is mean + correction.
+#include "group_tile.cuh"
 #include "math.cuh"
 
-// clang-format off
-struct Build {
-  using compute_t = COMPUTE_T;
-  using x_t = X_T;
-  using weight_t = WEIGHT_T;
-  using bias_t = BIAS_T;
+struct Build : GroupBuild {
   using y_t = Y_T;
-  using activation = activations::ACTIVATION;
-  static constexpr bool find = FIND;                    // the passes that a launch makes
-  static constexpr bool combine = COMBINE;
-  static constexpr bool write = WRITE;
-  static constexpr bool channels_last = CHANNELS_LAST;
-  static constexpr index_t channels = CHANNELS;         // 0: known only at run time
-  static constexpr index_t groups = GROUPS;             // the same
-  static constexpr int threads = THREADS;               // of a block
-  static constexpr int channel_threads = CHANNEL_THREADS;
-  static constexpr int position_threads = POSITION_THREADS;
-  static constexpr int pack = PACK;                     // elements a thread handles at a time
-  static constexpr int packs = PACKS;                   // packs of a thread in a tile
-  static constexpr int access = ACCESS;                 // elements in one access, by alignment
+  static constexpr int sums = 2;       // that are added up at a time
+  static constexpr bool reads = true;  // the tile
 };
-// clang-format on
 
 template <class B>
 struct Arguments {
@@ -46,190 +26,112 @@ struct Arguments {
   typename B::compute_t* mean;  // null: not wanted
   typename B::compute_t* rstd;  // null: not wanted
   typename B::compute_t* handed_on;
-  index_t samples, first_sample;  // of the launch
-  index_t positions, channels, groups, block_groups;
+  Sizes sizes;
   double eps;
 };
 
-enum Moment { Shift, Sum, Squares };  // of a channel: sums of t = x - shift, and of t * t
-enum GroupMoment { Mean, Correction, Rstd };
+enum Moment { Sum, Squares, Shift };  // of a part: sums of t = x - shift, and of t * t
+enum Statistic { Mean, Correction, Rstd };
 
-template <class B>
-using Packs = TilePacks<B, LoadedPack<B, typename B::x_t>>;
+template <class B, class Strip>
+__device__ inline void find_moments(const Strip& strip, const TilePacks<B, typename B::x_t>& x,
+                                    const GroupTeam<B>& team) {
+  const auto sum = strip.template sums<1>([&](auto at, auto& sums) {
+    const auto pack = x[at];
+    for_each_item<B>(at, [&](auto item) { sums[0].add(item, read<B>(pack, item)); });
+  });
+  const auto shift = team.means(strip, sum);
+  const auto sums_of_t = strip.template sums<2>([&](auto at, auto& sums) {
+    const auto pack = x[at];
+    for_each_item<B>(at, [&](auto item) {
+      const auto t = clear_outside<B>(read<B>(pack, item) - of_channel<B>(shift, item), item);
+      sums[Sum].add(item, t);
+      sums[Squares].add_product(item, t, t);
+    });
+  });
+  team.hand_on(strip, sums_of_t, shift);
+}
 
-template <class B>
-__device__ inline void find_moments(const Arguments<B>& arguments, const Extent<B>& extent,
-                                    const Tile& tile, Packs<B>& packs, ChannelTeam<B>& team,
-                                    const HandedOn<B>& handed_on) {
-  using C = typename B::compute_t;
-  const index_t sample = extent.first_sample + tile.sample;
-  const auto load = [&](index_t line, auto column, index_t end) {
-    return load_pack<B>(arguments.x.at(sample, line), column, end);
+// Chan's formula: a group's mean is that of its first part plus the mean distance from that, so
+// that equal elements leave no rest.
+template <class B, class Group>
+__device__ inline void combine_moments(const Arguments<B>& arguments, const Group& group) {
+  using C = typename Group::C;
+  const auto first = group.part(0);
+  const auto distance = [&](const auto& part) {
+    return (part.values.item[Shift] - first.values.item[Shift]) + (part.mean - first.mean);
   };
-  with_strip(extent, tile, [&](const auto& strip) {
-    ChannelSum<B> sum;
-    packs.load_each(
-        strip, load,
-        [&](index_t line, auto column, index_t end, const auto& x) {
-          if constexpr (B::channels_last)
-            prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
-          for_each_item<B>(column, end, [&](auto at) { sum.add(at, read<B>(x, at)); });
-        },
-        [&] { sum.end_chunk(); });
-    const auto sums = team.all_reduce(sum);
-    const C count = C(extent.part_positions(tile.part));
-    const auto shift = for_channels<B>([&](int i) { return sums.item[i] / count; });
-
-    ChannelSum<B> sum_t, sum_tt;
-    packs.next_pass(
-        strip, load,
-        [&](index_t, auto column, index_t end, const auto& x) {
-          for_each_item<B>(column, end, [&](auto at) {
-            const auto t = clear_outside<B>(read<B>(x, at) - of_channel<B>(shift, at), at);
-            sum_t.add(at, t);
-            sum_tt.add_product(at, t, t);
-          });
-        },
-        [&] {
-          sum_t.end_chunk();
-          sum_tt.end_chunk();
-        });
-    const auto sums_t = team.all_reduce(sum_t), sums_tt = team.all_reduce(sum_tt);
-    if (!team.is_first()) return;
-    handed_on.store(Shift, strip, shift);
-    handed_on.store(Sum, strip, sums_t);
-    handed_on.store(Squares, strip, sums_tt);
+  Pack<C, 1> distances = {}, squares = {};
+  group.for_each_part([&](const auto& part) { distances.item[0] += part.count * distance(part); });
+  const C mean_distance = warp_all_reduce<32>(distances).item[0] / group.elements();
+  group.for_each_part([&](const auto& part) {
+    const C left = distance(part) - mean_distance;
+    squares.item[0] +=
+        (part.values.item[Squares] - part.values.item[Sum] * part.mean) + part.count * left * left;
   });
+  C variance = warp_all_reduce<32>(squares).item[0] / group.elements();
+  if (variance < 0) variance = 0;  // a NaN stays
+  if (!group.is_first_thread()) return;
+
+  const C from_first = first.mean + mean_distance;
+  const auto mean = typename B::compute_t(first.values.item[Shift] + from_first);
+  const C rstd = math::reciprocal_root(variance + C(arguments.eps));
+  group.put(Mean, mean);
+  group.put(Correction, (first.values.item[Shift] - C(mean)) + from_first);
+  group.put(Rstd, rstd);
+  if (!group.is_of_first_part()) return;
+  if (arguments.mean != nullptr) arguments.mean[group.index()] = mean;
+  if (arguments.rstd != nullptr) arguments.rstd[group.index()] = rstd;
 }
 
-// A channel in a part of the sample: how many elements it has there, how far their mean is from a
-// first one's, and their squares about it.
-struct PartMoments {
-  double count, distance, squares;
-};
-
-// Of the parts of a sample, of which only the last may be shorter.
-struct PartCounts {
-  index_t last;
-  double whole, whole_inverse, cut, cut_inverse;
-
-  template <class B>
-  __device__ explicit PartCounts(const Extent<B>& extent)
-      : last(extent.parts() - 1),
-        whole(double(extent.part_positions(0))),
-        whole_inverse(1.0 / whole),
-        cut(double(extent.part_positions(last))),
-        cut_inverse(1.0 / cut) {}
-
-  __device__ double count(index_t part) const { return part < last ? whole : cut; }
-  __device__ double inverse(index_t part) const {
-    return part < last ? whole_inverse : cut_inverse;
-  }
-};
-
-// Chan's formula, in double: a group's mean is that of its first channel's first part plus the mean
-// distance from that, so that equal elements leave no rest.
-template <class B>
-__device__ inline void combine_moments(const Arguments<B>& arguments, const Extent<B>& extent,
-                                       Team<Combining<B>>& team, index_t sample, index_t group,
-                                       const HandedOn<B>& handed_on) {
-  using C = typename B::compute_t;
-  const index_t size = extent.group_channels(), first = group * size;
-  const double first_shift = handed_on.load(Shift, sample, 0, first);
-  const PartCounts counts(extent);
-  const double first_rest = handed_on.load(Sum, sample, 0, first) * counts.inverse(0);
-  const auto moments = [&](index_t part, index_t channel) {
-    const double sum = handed_on.load(Sum, sample, part, channel);
-    const double rest = sum * counts.inverse(part);
-    const double shift = handed_on.load(Shift, sample, part, channel);
-    const double squares = handed_on.load(Squares, sample, part, channel) - sum * rest;
-    return PartMoments{counts.count(part), (shift - first_shift) + (rest - first_rest), squares};
+// The mean's correction is put into what is added: n = (x - mean) * factor + offset.
+template <class B, class Strip, class Weight, class Bias>
+__device__ inline void write_y(const Arguments<B>& arguments, const Strip& strip,
+                               const TilePacks<B, typename B::x_t>& x, const Weight& weight,
+                               const Bias& bias, const GroupTeam<B>& team) {
+  const auto statistic = [&](int value) {
+    return strip.of_groups([&](auto group) { return team.of_group(value, group); });
   };
-
-  double distances = 0;
-  for_each_part(team, extent.parts(), size, [&](index_t part, index_t channel) {
-    const auto m = moments(part, first + channel);
-    distances += m.count * m.distance;
-  });
-  const double elements = double(extent.group_size());
-  const double distance = team.all_reduce(distances) / elements;
-
-  double squares = 0;
-  for_each_part(team, extent.parts(), size, [&](index_t part, index_t channel) {
-    const auto m = moments(part, first + channel);
-    const double rest = m.distance - distance;
-    squares += m.squares + m.count * rest * rest;
-  });
-  squares = team.all_reduce(squares);
-  if (team.thread() > 0) return;
-
-  const double rest = first_rest + distance, mean = first_shift + rest;
-  const C shift = C(mean);
-  const double rstd = 1.0 / sqrt((squares < 0 ? 0 : squares) / elements + arguments.eps);
-  handed_on.store_group(Mean, sample, group, shift);
-  handed_on.store_group(Correction, sample, group, C((first_shift - double(shift)) + rest));
-  handed_on.store_group(Rstd, sample, group, C(rstd));
-  const index_t index = (extent.first_sample + sample) * extent.groups + group;
-  if (arguments.mean != nullptr) arguments.mean[index] = shift;
-  if (arguments.rstd != nullptr) arguments.rstd[index] = C(rstd);
-}
-
-template <class B>
-__device__ inline void write_y(const Arguments<B>& arguments, const Extent<B>& extent,
-                               const Tile& tile, Packs<B>& packs, const HandedOn<B>& handed_on) {
-  const index_t sample = extent.first_sample + tile.sample;
-  with_strip(extent, tile, [&](const auto& strip) {
-    const auto of_group = [&](int value) {
-      return strip.load_groups(
-          [&](index_t group) { return handed_on.load_group(value, tile.sample, group); });
-    };
-    const auto shift = of_group(Mean), correction = of_group(Correction), rstd = of_group(Rstd);
-    const auto weight = strip.load_parameter(arguments.weight);
-    const auto bias = strip.load_parameter(arguments.bias);
-    const auto factor = weighted<B>(rstd, weight);
-    packs.last_pass(
-        strip,
-        [&](index_t line, auto column, index_t end) {
-          return load_pack<B>(arguments.x.at(sample, line), column, end);
-        },
-        [&](index_t line, auto column, index_t end, const auto& x) {
-          prefetch_pack<B>(arguments.x.at(sample, strip.later(line)), column);
-          TileOutput<B, typename B::y_t> y(arguments.y.at(sample, line), end);
-          for_each_item<B>(column, end, [&](auto at) {
-            const auto q =
-                (read<B>(x, at) - of_channel<B>(shift, at)) - of_channel<B>(correction, at);
-            const auto n = affine<B>(q, factor, bias, at);
-            write(y, at, B::activation::at(n).value);
-          });
-          y.store(column);
-        });
+  const auto mean = statistic(Mean), correction = statistic(Correction);
+  const auto factor = weighted<B>(statistic(Rstd), weight);
+  const auto offset = for_channels<B>(
+      [&](int i) { return affine<B>(-correction.item[i], factor.item[i], bias, i); });
+  strip.for_each_pack([&](auto at) {
+    const auto pack = x[at];
+    TileOutput<B, typename B::y_t> y(strip, arguments.y, at);
+    for_each_item<B>(at, [&](auto item) {
+      const auto t = read<B>(pack, item) - of_channel<B>(mean, item);
+      const auto n = fma(t, of_channel<B>(factor, item), of_channel<B>(offset, item));
+      write(y, item, B::activation::at(n).value);
+    });
+    y.store(at);
   });
 }
 
-extern "C" __global__ void __launch_bounds__(Build::threads, 1)
+extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_sm) CLUSTER_LAUNCH
     group_norm_forward(const Arguments<Build> arguments) {
-  __shared__ ChannelScratch<Build> channel_scratch;
-  __shared__ Team<Combining<Build>>::Scratch team_scratch;
-  __shared__ HandedOn<Build>::Scratch handed_scratch;
-  const Extent<Build> extent(arguments);
-  const HandedOn<Build> handed_on(extent, arguments.handed_on, handed_scratch);
-  Packs<Build> packs;
-  if constexpr (Build::find) {
-    ChannelTeam<Build> team(channel_scratch);
-    for_each_tile(extent, [&](const Tile& tile) {
-      find_moments(arguments, extent, tile, packs, team, handed_on);
-    });
-  }
-  if constexpr (one_pass<Build>) __syncthreads();
-  if constexpr (Build::combine) {
-    Team<Combining<Build>> team(team_scratch);
-    for_each_group(extent, team, [&](index_t sample, index_t group) {
-      combine_moments(arguments, extent, team, sample, group, handed_on);
-    });
-  }
-  if constexpr (Build::write) {
-    if constexpr (one_pass<Build>) __syncthreads();
-    for_each_tile(extent,
-                  [&](const Tile& tile) { write_y(arguments, extent, tile, packs, handed_on); });
-  }
+  __shared__ GroupTeam<Build>::Scratch scratch;
+  SharedMemory memory;
+  const Tile<Build> tile(arguments.sizes);
+
+  // Load.
+  const TilePacks<Build, Build::x_t> x(memory, tile, arguments.x);
+  const auto weight =
+      tile.of_strips([&](const auto& strip) { return strip.parameter(arguments.weight); });
+  const auto bias =
+      tile.of_strips([&](const auto& strip) { return strip.parameter(arguments.bias); });
+
+  // Reduce: the tile's moments.
+  const GroupTeam<Build> team(tile, scratch, arguments.handed_on);
+  if constexpr (Build::find)
+    tile.for_each_strip([&](const auto& strip) { find_moments(strip, x, team); });
+
+  // Factors.
+  if constexpr (Build::combine)
+    for_each_group(team, [&](const auto& group) { combine_moments(arguments, group); });
+
+  // Store.
+  if constexpr (Build::write)
+    tile.for_each_strip(
+        [&](const auto& strip) { write_y(arguments, strip, x, weight(strip), bias(strip), team); });
 }

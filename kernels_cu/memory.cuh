@@ -117,11 +117,14 @@ struct ItemAt {
   int index;
   bool live;
 };
+template <class B, class At, class F>
+__device__ inline void for_each_item(const At& at, F f) {
+#pragma unroll
+  for (int i = 0; i < B::pack; ++i) f(ItemAt{i, at.live});
+}
 template <class B, class F>
 __device__ inline void for_each_item(index_t column, index_t end, F f) {
-  const bool live = inside(column, end);
-#pragma unroll
-  for (int i = 0; i < B::pack; ++i) f(ItemAt{i, live});
+  for_each_item<B>(ItemAt{0, inside(column, end)}, f);
 }
 
 template <class B, class T>

@@ -1,10 +1,33 @@
 // SPDX-License-Identifier: MIT
-// What a row norm's operands are: where rows lie, which of them a block has, and what weight and
-// bias do to the normalised row:
+// What both directions of the row norms are compiled for, where rows lie, which of them a block
+// has, and what weight and bias do to the normalised row:
 //
 //   n = k * r * (weight + weight_offset) + bias      k * r first rounded to rounded_t, if present
 #pragma once
+#include "activations.cuh"
 #include "memory.cuh"
+
+struct RowBuild {
+  using compute_t = COMPUTE_T;
+  using x_t = X_T;
+  using gate_t = GATE_T;
+  using weight_t = WEIGHT_T;
+  using bias_t = BIAS_T;
+  using activation = activations::GATE_ACTIVATION;
+  using rounded_t = ROUNDED_T;  // of k * r before weight
+  static constexpr bool pre_gate = PRE_GATE;
+  static constexpr bool post_gate = present<gate_t> && !pre_gate;
+  static constexpr bool center = CENTER;
+  static constexpr bool weight_offset = WEIGHT_OFFSET;
+  static constexpr index_t width = WIDTH;                  // 0: known only at run time
+  static constexpr index_t groups = GROUPS;                // the same
+  static constexpr int threads = THREADS;                  // of a block
+  static constexpr int threads_per_row = THREADS_PER_ROW;  // more: a cluster's
+  static constexpr int pack = PACK;                        // elements a thread handles at a time
+  static constexpr int packs = PACKS;                      // packs that a thread holds at a time
+  static constexpr int blocks_per_sm = BLOCKS_PER_SM;      // that registers must leave room for
+  static constexpr int access = ACCESS;                    // elements in one access, by alignment
+};
 
 // Where an operand's rows are: up to three leading axes, strides in elements.
 template <class T>
@@ -21,9 +44,6 @@ struct Rows {
            (row % inner) * inner_stride;
   }
 };
-
-// From one row of sums in memory to the next: whole cache lines.
-__device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }
 
 template <template <class> class Arguments, class B>
 __device__ inline index_t row_width(const Arguments<B>& arguments) {

@@ -6,19 +6,17 @@
 // threads adds what the others found, in their order.
 #include "memory.cuh"
 
-// clang-format off
 struct Build {
   using sums_t = COMPUTE_T;
-  using compute_t = fp64;                               // there may be thousands of parts
+  using compute_t = fp64;  // there may be thousands of parts
   using dweight_t = DWEIGHT_T;
   using dbias_t = DBIAS_T;
-  static constexpr bool accumulate = ACCUMULATE;        // onto what dweight and dbias hold
+  static constexpr bool accumulate = ACCUMULATE;  // onto what dweight and dbias hold
   static constexpr int column_threads = COLUMN_THREADS;
   static constexpr int part_threads = PART_THREADS;
-  static constexpr int pack = PACK;                     // columns of a thread
+  static constexpr int pack = PACK;  // columns of a thread
   static constexpr int access = 1;
 };
-// clang-format on
 
 template <class B>
 struct Arguments {

@@ -2,12 +2,24 @@
 // What CUDA C++ has no plain word for: shared memory that the launch gives, copies that go on by
 // themselves, clusters of blocks. The CPU build replaces this file.
 #pragma once
+#include "memory.cuh"
 
-// Shared memory of the size that the launch says, aligned for every type.
-__device__ inline unsigned char* launch_shared_memory() {
-  extern __shared__ uint4 launch_shared[];
-  return reinterpret_cast<unsigned char*>(launch_shared);
-}
+// Shared memory of the size that the launch says, aligned for every type: parts of it, one after
+// the other.
+struct SharedMemory {
+  unsigned char* next;
+
+  __device__ SharedMemory() {
+    extern __shared__ uint4 launch_shared[];
+    next = reinterpret_cast<unsigned char*>(launch_shared);
+  }
+  template <class T>
+  __device__ T* take(int count) {
+    T* const part = reinterpret_cast<T*>(next);
+    next += count * sizeof(T);
+    return part;
+  }
+};
 
 __device__ inline unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
@@ -39,6 +51,41 @@ template <int pending>
 __device__ inline void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+// Packs of an operand in shared memory. Those of neighbouring threads are neighbours, so that no
+// two of them wait for the same bank.
+template <class B, class T>
+struct SharedPacks {
+  using Moved = Words<B, T>;
+  using Word = typename Moved::Word;
+  Word* words;
+
+  // So many for each thread.
+  __device__ SharedPacks(SharedMemory& memory, int packs)
+      : words(memory.take<Word>(packs * Moved::count * B::threads)) {}
+
+  // Starts to copy a pack to the thread's place of that number, or copies it.
+  template <bool async = true>
+  __device__ void copy(int number, const T* pack) const {
+    const auto* const from = reinterpret_cast<const Word*>(pack);
+    unrolled<Moved::count>([&](int i) {
+      if constexpr (async)
+        async_copy<sizeof(Word)>(place(number, i), from + i);
+      else
+        *place(number, i) = from[i];
+    });
+  }
+  __device__ LoadedPack<B, T> load_where(bool live, int number) const {
+    Moved moved = {};
+    if (live) unrolled<Moved::count>([&](int i) { moved.word[i] = *place(number, i); });
+    return unpacked<B, T>(moved);
+  }
+
+ private:
+  __device__ Word* place(int number, int word) const {
+    return words + (number * Moved::count + word) * B::threads + threadIdx.x;
+  }
+};
 
 // ---- Clusters: blocks that store to each other's shared memory. From compute capability 9.0 on.
 // How many blocks form a cluster is compiled in, as CuPy's launches have no attribute for it.

@@ -53,10 +53,8 @@ __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   static_assert(threads <= 32 && (threads & (threads - 1)) == 0,
                 "a run of lanes is a power of two");
 #pragma unroll
-  for (int mask = threads / 2; mask > 0; mask /= 2) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) v.item[i] += __shfl_xor_sync(0xffffffffu, v.item[i], mask);
-  }
+  for (int mask = threads / 2; mask > 0; mask /= 2)
+    unrolled<n>([&](int i) { v.item[i] += __shfl_xor_sync(0xffffffffu, v.item[i], mask); });
   return v;
 }
 
@@ -76,13 +74,9 @@ __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warp
                 "scratch holds a few sums of up to 32 warps");
   v = warp_all_reduce<32>(v);
   auto& sums = scratch.sums[turn++ % 2];
-  if (threadIdx.x % 32 == 0) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) sums[threadIdx.x / 32][i] = v.item[i];
-  }
+  if (threadIdx.x % 32 == 0) unrolled<n>([&](int i) { sums[threadIdx.x / 32][i] = v.item[i]; });
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < n; ++i) v.item[i] = sums[threadIdx.x % warps][i];
+  unrolled<n>([&](int i) { v.item[i] = sums[threadIdx.x % warps][i]; });
   return warp_all_reduce<warps>(v);
 }
 
@@ -111,18 +105,14 @@ __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
   const int lane = threadIdx.x % 32, sender = cluster_rank() * warps + threadIdx.x / 32;
   if (threadIdx.x == 0) expect_arrivals(arrivals, senders * sizeof(v));
   v = warp_all_reduce<32>(v);
-  if (lane < blocks) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) cluster_send(v.item[i], &sums[sender][i], arrivals, lane);
-  }
+  if (lane < blocks)
+    unrolled<n>([&](int i) { cluster_send(v.item[i], &sums[sender][i], arrivals, lane); });
   wait_for_arrivals(arrivals, turn / 2 % 2);
   ++turn;
   v = {};
 #pragma unroll
-  for (int first = 0; first < senders; first += lanes) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) v.item[i] += sums[first + lane % lanes][i];
-  }
+  for (int first = 0; first < senders; first += lanes)
+    unrolled<n>([&](int i) { v.item[i] += sums[first + lane % lanes][i]; });
   __syncwarp();  // the warp has read them before it sends again
   return warp_all_reduce<lanes>(v);
 }
@@ -164,7 +154,6 @@ struct Team {
     else
       return cluster_all_reduce<warps, blocks>(v, scratch, turn);
   }
-  __device__ C all_reduce(C v) { return all_reduce(Pack<C, 1>{{v}}).item[0]; }
 
   // The totals of the threads' sums.
   template <class... Sums>

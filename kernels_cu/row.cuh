@@ -45,12 +45,6 @@ struct Chunk {
   }
 };
 
-template <class B, class F>
-__device__ inline void for_each_item(const PackAt<B>& at, F f) {
-#pragma unroll
-  for (int i = 0; i < B::pack; ++i) f(ItemAt{i, at.live});
-}
-
 // Which of a group's rows a team takes: blocks sweep through memory together. A block of one team
 // takes rows that there are; of several teams, the last may find none left.
 template <class B>
@@ -191,55 +185,27 @@ struct RowOutput : OutputPack<B, T, read_again> {
   }
 };
 
-// Parts of the shared memory that the launch gives, one after the other.
-struct SharedMemory {
-  unsigned char* next = launch_shared_memory();
-
-  template <class T>
-  __device__ T* take(int count) {
-    T* const part = reinterpret_cast<T*>(next);
-    next += count * sizeof(T);
-    return part;
-  }
-};
-
-// An operand's packs of rows to come, on their way to shared memory. Those of neighbouring threads
-// are neighbours, so that no two of them wait for the same bank.
+// An operand's packs of rows to come, on their way to shared memory.
 template <class B, class T>
 struct StagedPacks {
-  using Moved = Words<B, T>;
-  using Word = typename Moved::Word;
-  static constexpr int thread_words = B::packs * Moved::count;  // of a row
-  Word* words;
+  SharedPacks<B, T> shared;
 
   __device__ explicit StagedPacks(SharedMemory& memory)
-      : words(memory.take<Word>(present<T> ? B::stages * thread_words * B::threads : 0)) {}
+      : shared(memory, present<T> ? B::stages * B::packs : 0) {}
 
   // Starts the copies of the thread's packs.
   template <class Packs>
   __device__ void copy(const Packs& packs, const Row<B>& row, int stage) const {
     if constexpr (present<T>)
       row.first_chunk().for_each_pack([&](auto at) {
-        if (!at.live) return;
-        const auto* const from = reinterpret_cast<const Word*>(packs.row + at.column);
-#pragma unroll
-        for (int i = 0; i < Moved::count; ++i)
-          async_copy<sizeof(Word)>(place(stage, at.index, i), from + i);
+        if (at.live) shared.copy(stage * B::packs + at.index, packs.row + at.column);
       });
   }
   template <class Packs>
   __device__ void take(Packs& packs, const Row<B>& row, int stage) const {
-    if constexpr (!present<T>) return;
-    row.first_chunk().for_each_pack([&](auto at) {
-      Moved moved = {};
-      if (at.live)
-        unrolled<Moved::count>([&](int i) { moved.word[i] = *place(stage, at.index, i); });
-      packs.packs[at.index] = unpacked<B, T>(moved);
-    });
-  }
-
- private:
-  __device__ Word* place(int stage, int pack, int word) const {
-    return words + (stage * thread_words + pack * Moved::count + word) * B::threads + threadIdx.x;
+    if constexpr (present<T>)
+      row.first_chunk().for_each_pack([&](auto at) {
+        packs.packs[at.index] = shared.load_where(at.live, stage * B::packs + at.index);
+      });
   }
 };

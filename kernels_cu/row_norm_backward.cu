@@ -20,44 +20,22 @@
 // Each block adds up dweight and dbias over the rows it walks and writes one row of partial sums
 // (param_sums.cuh); param_grad.cu adds those in a fixed order. Operands that the wanted gradients
 // do not need are absent.
-#include "activations.cuh"
 #include "param_sums.cuh"
 
-// clang-format off
-struct Build {
-  using compute_t = COMPUTE_T;
+struct Build : RowBuild {
   using dy_t = DY_T;
-  using x_t = X_T;
   using d_residual_t = D_RESIDUAL_T;
-  using gate_t = GATE_T;
   using dx_t = DX_T;
   using dresidual_t = DRESIDUAL_T;
   using dgate_t = DGATE_T;
-  using weight_t = WEIGHT_T;
-  using bias_t = BIAS_T;
-  using activation = activations::GATE_ACTIVATION;
-  using rounded_t = ROUNDED_T;                          // of k * r before weight
-  static constexpr bool pre_gate = PRE_GATE;
-  static constexpr bool post_gate = present<gate_t> && !pre_gate;
-  static constexpr bool center = CENTER;
-  static constexpr bool weight_offset = WEIGHT_OFFSET;
   static constexpr bool dweight = DWEIGHT;
   static constexpr bool dbias = DBIAS;
   // Whether the gradient of p is needed.
   static constexpr bool dp =
       present<dx_t> || present<dresidual_t> || (present<dgate_t> && pre_gate);
-  static constexpr index_t width = WIDTH;               // 0: known only at run time
-  static constexpr index_t groups = GROUPS;             // the same
-  static constexpr int threads = THREADS;               // of a block
-  static constexpr int threads_per_row = THREADS_PER_ROW;  // more: a cluster's
-  static constexpr int pack = PACK;                     // elements a thread handles at a time
-  static constexpr int packs = PACKS;                   // packs that a thread holds at a time
-  static constexpr int access = ACCESS;                 // elements in one access, by alignment
-  static constexpr int blocks_per_sm = BLOCKS_PER_SM;   // that registers must leave room for
-  static constexpr int stages = STAGES;                 // rows on their way to shared memory
+  static constexpr int stages = STAGES;                   // rows on their way to shared memory
   static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // where that has room
 };
-// clang-format on
 
 template <class B>
 struct Arguments {

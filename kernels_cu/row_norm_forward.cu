@@ -17,38 +17,16 @@
 // With a shift within half a deviation of the mean, mean(t * t) is at least 5 * correction^2, and
 // the difference keeps its accuracy. Of a row that is held the shift is the mean; of a streamed one
 // it is that of its beginning, and where it is farther off, the row is read once more.
-#include "activations.cuh"
 #include "math.cuh"
 #include "row.cuh"
 
-// clang-format off
-struct Build {
-  using compute_t = COMPUTE_T;
-  using x_t = X_T;
+struct Build : RowBuild {
   using residual_t = RESIDUAL_T;
   using new_residual_t = NEW_RESIDUAL_T;
-  using gate_t = GATE_T;
-  using weight_t = WEIGHT_T;
-  using bias_t = BIAS_T;
   using y_t = Y_T;
-  using activation = activations::GATE_ACTIVATION;
-  using rounded_t = ROUNDED_T;                          // of k * r before weight
-  using stream_t = first_present<new_residual_t, x_t>;  // of s
-  static constexpr bool pre_gate = PRE_GATE;
-  static constexpr bool post_gate = present<gate_t> && !pre_gate;
-  static constexpr bool center = CENTER;
-  static constexpr bool weight_offset = WEIGHT_OFFSET;
+  using stream_t = either<present<new_residual_t>, new_residual_t, x_t>;  // of s
   static constexpr bool writes_stream = present<new_residual_t>;
-  static constexpr index_t width = WIDTH;               // 0: known only at run time
-  static constexpr index_t groups = GROUPS;             // the same
-  static constexpr int threads = THREADS;               // of a block
-  static constexpr int threads_per_row = THREADS_PER_ROW;  // more: a cluster's
-  static constexpr int pack = PACK;                     // elements a thread handles at a time
-  static constexpr int packs = PACKS;                   // packs that a thread holds at a time
-  static constexpr int blocks_per_sm = BLOCKS_PER_SM;   // that registers must leave room for
-  static constexpr int access = ACCESS;                 // elements in one access, by alignment
 };
-// clang-format on
 
 template <class B>
 struct Arguments {

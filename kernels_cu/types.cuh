@@ -34,10 +34,6 @@ struct Either<false, First, Second> {
 template <bool condition, class First, class Second>
 using either = typename Either<condition, First, Second>::type;
 
-// The first of two types that is present.
-template <class First, class Second>
-using first_present = either<present<First>, First, Second>;
-
 template <class A, class B>
 inline constexpr bool same_type = false;
 template <class A>
@@ -90,3 +86,6 @@ __device__ inline void unrolled(const F& f) {
     unrolled<count, first + 1>(f);
   }
 }
+
+// From one row of sums in memory to the next: whole cache lines.
+__device__ inline index_t sum_pitch(index_t width) { return (width + 15) / 16 * 16; }

@@ -16,8 +16,8 @@ from cunorm.group_norm._plan import Schedule
 from cunorm.group_norm._tiling import Samples
 
 # The kernels' argument structs: all fields are of eight bytes. Lines: a pointer and two strides.
-_FORWARD = struct.Struct("<" + 2 * "Q2q" + "5Q6q")  # and eps
-_BACKWARD = struct.Struct("<" + 3 * "Q2q" + "7Q6q")
+_FORWARD = struct.Struct("<" + 2 * "Q2q" + "5Q8q")  # and eps
+_BACKWARD = struct.Struct("<" + 3 * "Q2q" + "7Q8q")
 _PARAM_GRAD = struct.Struct("<4Q3q")
 _EPS = struct.Struct("<d")
 
@@ -143,7 +143,7 @@ def workspace_elements(form: GroupForm, schedule: Schedule) -> int:
     """Return how many elements of the compute type a call's workspace has."""
     where = form.where
     parameters = form.parameters if isinstance(form, GroupBackwardForm) else 0
-    return schedule.handed_size + parameters * where.samples * where.pitch
+    return schedule.handed_size + parameters * where.samples * schedule.parts * where.pitch
 
 
 def arguments(
@@ -194,22 +194,24 @@ def _backward_arguments(
 
 
 def param_grad_arguments(form: GroupBackwardForm, pointers: Pointers, schedule: Schedule) -> bytes:
-    """Return `struct Arguments` of param_grad.cu: a part is a sample."""
+    """Return `struct Arguments` of param_grad.cu."""
     *_, dweight, dbias, workspace = pointers
     sums, where = _sum_pointers(form, workspace, schedule), form.where
-    return _PARAM_GRAD.pack(*sums, dweight, dbias, where.samples, where.pitch, where.channels)
+    parts = where.samples * schedule.parts
+    return _PARAM_GRAD.pack(*sums, dweight, dbias, parts, where.pitch, where.channels)
 
 
 def _sum_pointers(form: GroupBackwardForm, first: int, schedule: Schedule) -> tuple[int, int]:
-    """Return where the samples' sums for dweight and for dbias begin."""
+    """Return where the sums for dweight and for dbias begin, of each part of each sample."""
     itemsize = form.types.compute.itemsize
     dweight = first + schedule.handed_size * itemsize
-    rows = form.where.samples * form.where.pitch * itemsize
+    rows = form.where.samples * schedule.parts * form.where.pitch * itemsize
     return dweight, dweight + rows if form.types.dweight else dweight
 
 
-def _sizes(where: Samples, schedule: Schedule) -> tuple[int, int, int, int]:
-    return where.positions, where.channels, where.groups, schedule.block_groups
+def _sizes(where: Samples, schedule: Schedule) -> tuple[int, ...]:
+    cut = schedule.block_groups, schedule.part_positions, schedule.parts
+    return where.positions, where.channels, where.groups, *cut
 
 
 def _access(call: GroupCall, names: tuple[str, ...]) -> int:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """How the group-norm kernels are built and started, on a GPU and on a CPU.
 
-How a sample is cut into tiles, and on a GPU whether one block makes all passes, depends on its
-shape and on the operands' dtypes alone, so that a sample's results depend neither on the other
-samples nor on alignment. On a CPU the same tiles are gone over by whichever launches are quickest:
-no result depends on them.
+How a sample is cut into tiles, and on a GPU whether a block or a cluster makes all passes, depends
+on its shape, the operands' dtypes and the GPU alone, so that a sample's results depend neither on
+the other samples nor on alignment. On a CPU the same tiles are gone over by whichever launches are
+quickest: no result depends on them.
 """
 
 from __future__ import annotations
@@ -12,39 +12,36 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from cunorm._builds import Build, Macros
+from cunorm._builds import Build, Launch, Macros, cuda_bool
 from cunorm._cpu_plan import CPU_PACK, cpu_stores
+from cunorm._features import DeviceLimits
 from cunorm._plan import GRID_LIMIT
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupTypes
 from cunorm.group_norm._tiling import (
     LINE,
+    VALUES,
     Samples,
     Tiling,
     cpu_tiling,
-    cuda_one_pass_tiling,
     cuda_tiling,
 )
 
-VALUES = 3  # that a pass hands on at most, of each channel of a part and of each group
-
-
-class Pass(NamedTuple):
-    """A launch: what is compiled, blocks for each sample, threads of a block."""
-
-    build: Build
-    blocks: int
-    threads: int
-
 
 class Schedule(NamedTuple):
-    """The launches that go over so many samples at a time."""
+    """The launches that go over so many samples at a time; their grids are those of one sample."""
 
-    passes: tuple[Pass, ...]
+    passes: tuple[Launch, ...]
     chunk: int
     block_groups: int  # groups of which one block makes all passes
+    part_positions: int
+    parts: int  # of a sample
     handed_size: int  # elements of what the passes of a chunk hand on in global memory
 
 
+# The passes that a launch makes: finding, combining, writing.
+_ALL, _FIND, _COMBINE = (True, True, True), (True, False, False), (False, True, False)
+_WRITE, _COMBINE_AND_WRITE = (False, False, True), (False, True, True)
+_LEAST_COPY = 4  # bytes of an asynchronous copy
 # Bytes of the samples that all cores together take at a time where each pass is a launch, so that
 # the last pass finds them in the cores' caches; and of those of which one core makes all passes, if
 # there are enough to share.
@@ -57,22 +54,35 @@ _CPU_SMALL = 1 << 15  # elements that one core takes in any case
 
 
 @lru_cache(maxsize=4096)
-def cuda_schedule(types: GroupTypes, where: Samples, access: int) -> Schedule:
+def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: DeviceLimits) -> Schedule:
     """Plan the launches on a GPU; `access` is what alignment allows (see `common_access`)."""
-    whole = cuda_one_pass_tiling(types, where)
-    tiling = whole[0] if whole else cuda_tiling(types, where)
+    tiling = cuda_tiling(types, where, gpu)
+    access = min(access, tiling.pack)
+    least = access * min(dtype.itemsize for dtype in types.loaded())
+    async_copies = gpu.features.async_copies and least >= _LEAST_COPY
     macros = (
         *_macros(types, where, channels=where.channels, groups=where.groups),
-        *tiling.macros(access),
+        *tiling.macros(access, async_copies),
     )
-    return _schedule(types, where, tiling, macros, whole[1] if whole else 0, where.samples)
+    written = types.written()
+    if types.compute.itemsize == 4 and written is not None and written.itemsize == 2:
+        macros += (("APPROXIMATE", "true"),)
+    units = where.groups // tiling.unit_groups
+    parts, shared = tiling.parts * tiling.channel_parts, tiling.shared(types, where.channels_last)
+    passes, handed = [(_ALL, units * tiling.cluster)], 0
+    if not tiling.cluster:
+        passes = [(_FIND, units * parts), (_COMBINE_AND_WRITE, units * parts)]
+        handed = VALUES * where.groups * parts
+        if isinstance(types, GroupBackwardTypes):
+            handed += 2 * tiling.parts * where.pitch
+    return _schedule(types, where, tiling, macros, passes, where.samples, handed, shared)
 
 
 @lru_cache(maxsize=4096)
 def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     """Plan the launches on a CPU."""
     tiling = cpu_tiling(types, where)
-    macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(access=1))
+    macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(1, async_copies=False))
     row = where.channels if where.channels_last else where.positions
     written = types.written()
     if written is not None:
@@ -80,12 +90,17 @@ def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     sample_bytes = where.positions * where.channels * types.x.itemsize
     block_groups = _cpu_block_groups(where, sample_bytes)
     chunk = where.samples if block_groups else _CPU_CHUNK // sample_bytes
-    handed_channels = _parts(tiling, where) * where.pitch
-    chunk = max(1, min(where.samples, chunk, _CPU_HANDED // handed_channels))
+    chunk = min(chunk, _CPU_HANDED // (tiling.parts * where.pitch))
     if isinstance(types, GroupBackwardTypes) and _keeps_h(types, where, block_groups):
-        kept_h = _CPU_KEPT_H // (CPU_PACK * types.compute.itemsize)
-        return _schedule(types, where, tiling, macros, block_groups, chunk, kept_h)
-    return _schedule(types, where, tiling, macros, block_groups, chunk)
+        macros += (("KEPT_H", str(_CPU_KEPT_H // (CPU_PACK * types.compute.itemsize))),)
+    strips = -(-where.channels // (tiling.pack if where.channels_last else 1))
+    passes = [(_FIND, tiling.parts * strips), (_COMBINE, where.groups)]
+    passes += [(_WRITE, tiling.parts * strips)]
+    if block_groups:
+        passes = [(_ALL, where.groups // block_groups)]
+    rows = VALUES + (2 if isinstance(types, GroupBackwardTypes) else 0)
+    handed = rows * tiling.parts * where.pitch + VALUES * where.groups
+    return _schedule(types, where, tiling, macros, passes, chunk, handed, 0, block_groups or 1)
 
 
 def _keeps_h(types: GroupBackwardTypes, where: Samples, block_groups: int) -> bool:
@@ -111,52 +126,34 @@ def _schedule(
     where: Samples,
     tiling: Tiling,
     macros: Macros,
-    block_groups: int,
+    passes: list[tuple[tuple[bool, bool, bool], int]],
     chunk: int,
-    kept_h: int = 0,
+    handed: int,
+    shared: int,
+    block_groups: int = 1,
 ) -> Schedule:
-    """Return the launches: one where blocks have whole groups, else one for each pass."""
-    if isinstance(types, GroupBackwardTypes):
-        macros += (("KEPT_H", str(kept_h)),)
-    channels = tiling.tile(where.channels_last)[1]
-    parts, tiles = _parts(tiling, where), -(-where.channels // channels)
-    writes = types.written() is not None
-    handed = VALUES * (parts * where.pitch + where.groups)
-    if block_groups:
-        passes = [((True, True, writes), where.groups // block_groups)]
-        handed = handed if tiling.threads == 1 else 0
-    else:
-        passes = [((True, False, False), parts * tiles), ((False, True, False), where.groups)]
-        passes += [((False, False, True), parts * tiles)] if writes else []
-    names = ("FIND", "COMBINE", "WRITE")
-    chunk = min(chunk, GRID_LIMIT // max(blocks for _, blocks in passes))
+    """Return the launches of passes and their blocks, with what each sample hands on."""
+    launches = []
+    for flags, blocks in passes:
+        found = zip(("FIND", "COMBINE", "WRITE"), map(cuda_bool, flags), strict=True)
+        build = Build(types.kernel, (*macros, *found))
+        reads = flags[0] or types.written() is not None
+        launches.append(Launch(build, blocks, tiling.threads, shared=shared if reads else 0))
+    chunk = max(1, min(where.samples, chunk, GRID_LIMIT // max(one.grid for one in launches)))
     return Schedule(
-        tuple(
-            Pass(
-                Build(
-                    types.kernel,
-                    (*macros, *((n, str(f).lower()) for n, f in zip(names, flags, strict=True))),
-                ),
-                blocks,
-                tiling.threads,
-            )
-            for flags, blocks in passes
-        ),
+        tuple(launches),
         chunk,
-        block_groups or 1,
+        block_groups,
+        tiling.part_positions,
+        tiling.parts,
         -(-handed * chunk // LINE) * LINE,
     )
-
-
-def _parts(tiling: Tiling, where: Samples) -> int:
-    """Return how many parts the positions of a sample are summed in."""
-    return -(-where.positions // tiling.tile(where.channels_last)[0])
 
 
 def _macros(types: GroupTypes, where: Samples, channels: int, groups: int) -> Macros:
     return (
         *types.macros(),
-        ("CHANNELS_LAST", str(where.channels_last).lower()),
+        ("CHANNELS_LAST", cuda_bool(where.channels_last)),
         ("CHANNELS", str(channels)),
         ("GROUPS", str(groups)),
     )

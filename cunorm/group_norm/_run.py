@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 
 from cunorm import _again, _backend, _cpu, _cpu_plan, _cuda_calls, _cuda_plan, _fallback, _scratch
 from cunorm._again import Ran
@@ -63,10 +64,10 @@ def schedule_of(form: GroupForm, device: Device, access: int | None = None) -> S
     where = form.where._replace(samples=max(form.where.samples, 1))
     if device.kind == "cpu":
         return cpu_schedule(form.types, where)
-    if access is None:
-        line = where.channels if where.channels_last else where.positions
-        access = common_access(line, [])
-    return cuda_schedule(form.types, where, access)
+    aligned = common_access(where.channels if where.channels_last else where.positions, [])
+    plan = partial(cuda_schedule, form.types, where)
+    gpu = _backend.limits_that_fit(lambda gpu: plan(aligned, gpu).passes[0], device)
+    return plan(aligned if access is None else access, gpu)
 
 
 @lru_cache(maxsize=1024)
@@ -83,7 +84,7 @@ def launches(
     for count, first in _chunks(form, schedule):
         of_chunk = arguments(form, pointers, numbers, schedule, count, first)
         for one in schedule.passes:
-            yield Launch(one.build, one.blocks * count, one.threads), of_chunk
+            yield replace(one, grid=one.grid * count), of_chunk
 
 
 @Cached
@@ -92,13 +93,14 @@ def cpu_kernels(form: GroupForm, numbers: bytes) -> Kernels:
     schedule, where, size = schedule_of(form, CPU), form.where, arguments_size(form)
     chunks = _chunks(form, schedule)
     tasks = [
-        _cpu.Task(_cpu.library(one.build), one.blocks * count, number * size, where.elements)
+        _cpu.Task(_cpu.library(one.build), one.grid * count, number * size, where.elements)
         for number, (count, _) in enumerate(chunks)
         for one in schedule.passes
     ]
     if isinstance(form, GroupBackwardForm) and form.parameters:
         launch = _cpu_plan.cpu_param_grad(form.param_types, where.channels)
-        library, work = _cpu.library(launch.build), where.samples * where.channels
+        library = _cpu.library(launch.build)
+        work = where.samples * schedule.parts * where.channels
         tasks.append(_cpu.Task(library, launch.grid, len(chunks) * size, work))
 
     def packed(pointers: Pointers) -> bytes:
@@ -113,6 +115,7 @@ def cpu_kernels(form: GroupForm, numbers: bytes) -> Kernels:
 
 def forget() -> None:
     """Let the next call load its kernels anew."""
+    schedule_of.cache_clear()
     workspace_bytes.cache_clear()
     cpu_kernels.cache_clear()
     _starter.cache_clear()

@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: MIT
-"""How a sample is cut into tiles, and on a GPU how the threads of a block share one."""
+"""How a sample is cut into the tiles that blocks have, and how threads share one."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import NamedTuple
 
-from cunorm._builds import Macros
+from cunorm._builds import Macros, cuda_bool
 from cunorm._cpu_plan import CPU_PACK
+from cunorm._features import DeviceLimits
 from cunorm._teams import ACCESS_BYTES, PACK_BYTES
 from cunorm.group_norm._builds import GroupForwardTypes, GroupTypes
 
 LINE = 16  # elements to which rows of channels are padded
-# Threads of a GPU's block, bytes of x and dy that each keeps, and packs of them; of a block that
-# makes all passes, and of others.
-_THREADS = 256
-_KEPT_BYTES, _ONE_PASS_KEPT_BYTES, _PACKS = 128, 256, 16
-# Elements that a thread of a block that makes all passes keeps at most: in a forward, a backward,
-# and one with gelu, whose derivative takes registers too. With more, ptxas spills.
-_ONE_PASS_ELEMENTS, _BACKWARD_ELEMENTS, _GELU_ELEMENTS = 128, 32, 16
-# A block that makes all passes takes lines of at least a memory sector, and few enough channels to
-# hand on their values in shared memory.
-_SECTOR, _ONE_PASS_CHANNELS = 32, 512
-# Bytes of a pack, once converted, in a backward, which holds several sums of each element.
-_BACKWARD_PACK_BYTES = 16
+VALUES = 3  # that a part of a sample hands on of each group
+# Threads of a GPU's block, at most, each of which has so many packs of an operand, if there are.
+_THREADS, _PACKS, _WARP = 128, 12, 32
+_BLOCKS = 4  # on a multiprocessor, for which float32's registers leave room
+# Bytes of an operand that lie contiguous in a tile, at least, where a sample has so many; blocks
+# of a cluster at most; and blocks that share a multiprocessor's shared memory: the first fit is
+# taken. Samples that have none are streamed by as long lines, and as many blocks.
+_FITS = ((128, 8, 2), (64, 8, 2), (64, 16, 2), (32, 16, 2))
+_STREAMED_LINE, _STREAMED_BLOCKS = 64, 2
+_CLUSTERS = (1, 2, 4, 8, 16)
+# Bytes of a channels-first unit, at least: several small groups of a sample are one.
+_UNIT_BYTES = 16 << 10
+_RESERVED_BYTES = 2 << 10  # of a block's shared memory: what the driver takes, and alignment
+# Bytes of an operand in a tile, about, or what makes a tile of a sample for each multiprocessor.
+_LEAST_TILE = 24 << 10
 # Packs of a tile on a CPU: parts of lines, or of a channel; both stay in a core's caches. And bytes
 # of a line, once converted, that are a pack: each of its sums takes 8 registers of AVX-512.
 _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
@@ -55,33 +59,50 @@ class Samples(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How a block's threads share a tile: the constants of `struct Build`."""
+    """A block's tile and its threads: the constants of `struct Tile` in group_tile.cuh."""
 
-    threads: int
+    unit_groups: int  # whose channels a tile has, or, of one group, some of them
     channel_threads: int
     position_threads: int
     pack: int
-    packs: int
+    part_positions: int
+    parts: int  # along the positions of a sample
+    channel_parts: int = 1  # along the channels of a group
+    cluster: int = 0  # blocks that make all passes over a unit; 0: each pass is a launch
+    blocks_per_sm: int = 1  # for which registers leave room
 
-    def tile(self, channels_last: bool) -> tuple[int, int]:
-        """Return how many positions and how many channels a tile has."""
-        of_packs = self.position_threads * self.packs
-        if channels_last:
-            return of_packs, self.channel_threads * self.pack
-        return of_packs * self.pack, self.channel_threads
+    @property
+    def threads(self) -> int:
+        """Return how many threads a block has: whole warps."""
+        return -(-self.channel_threads * self.position_threads // _WARP) * _WARP
 
-    def macros(self, access: int) -> Macros:
+    def shared(self, types: GroupTypes, channels_last: bool) -> int:
+        """Return the bytes of a tile in shared memory."""
+        step = self.position_threads * (1 if channels_last else self.pack)
+        packs = self.part_positions // step * self.threads
+        return packs * self.pack * sum(dtype.itemsize for dtype in types.loaded())
+
+    def macros(self, access: int, async_copies: bool) -> Macros:
         """Return the part of the build that says so."""
-        names = ("THREADS", "CHANNEL_THREADS", "POSITION_THREADS", "PACK", "PACKS")
-        sizes = zip(names, map(str, self), strict=True)
-        return (*sizes, ("ACCESS", str(min(access, self.pack))))
+        return (
+            ("UNIT_GROUPS", str(self.unit_groups)),
+            ("CLUSTER", str(max(1, self.cluster))),
+            ("THREADS", str(self.threads)),
+            ("CHANNEL_THREADS", str(self.channel_threads)),
+            ("POSITION_THREADS", str(self.position_threads)),
+            ("BLOCKS_PER_SM", str(self.blocks_per_sm)),
+            ("PACK", str(self.pack)),
+            ("ACCESS", str(access)),
+            ("ASYNC_COPIES", cuda_bool(async_copies)),
+        )
 
 
 def cpu_tiling(types: GroupTypes, where: Samples) -> Tiling:
-    """Return a CPU's tiles."""
-    if not where.channels_last:
-        return Tiling(1, 1, 1, CPU_PACK, _CPU_PACKS)
-    return Tiling(1, 1, 1, _cpu_line_pack(types, where.channels), _CPU_LINES)
+    """Return a CPU's tiles: strips of lines, or of a channel, of which a part has so many."""
+    pack, positions = CPU_PACK, _CPU_PACKS * CPU_PACK
+    if where.channels_last:
+        pack, positions = _cpu_line_pack(types, where.channels), _CPU_LINES
+    return Tiling(1, 1, 1, pack, positions, -(-where.positions // positions))
 
 
 def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
@@ -98,75 +119,98 @@ def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
     return min(most, channels & -channels)
 
 
+def cuda_tiling(types: GroupTypes, where: Samples, gpu: DeviceLimits) -> Tiling:
+    """Return a GPU's tiles: those of a block, or of a cluster, that has whole groups, if it can."""
+    largest = gpu.features.largest_cluster if gpu.features.clusters else 1
+    loaded = len(types.loaded())
+    sample = where.positions * where.channels * types.x.itemsize * loaded
+    wanted = loaded * max(_LEAST_TILE, sample // gpu.sm_count) * 5 // 4
+    for line, most, blocks in _FITS:
+        fitting = [
+            tiling
+            for cluster in _CLUSTERS
+            if cluster <= min(most, largest)
+            and (tiling := _tiling(types, where, line, cluster)).cluster
+            and _room(tiling, types, where, gpu) >= blocks
+        ]
+        small = (one for one in fitting if one.shared(types, where.channels_last) <= wanted)
+        if fitting:
+            return _bounded(next(small, fitting[-1]), types, where, gpu)
+    return _streamed(types, where, gpu)
+
+
+def _streamed(types: GroupTypes, where: Samples, gpu: DeviceLimits) -> Tiling:
+    """Return tiles as large as shared memory allows, for as many blocks."""
+    parts = 1
+    while True:
+        tiling = _tiling(types, where, _STREAMED_LINE, parts, streamed=True)
+        if _room(tiling, types, where, gpu) >= _STREAMED_BLOCKS or parts >= where.positions:
+            return _bounded(tiling, types, where, gpu)
+        parts += -(-parts // 8)
+
+
+def _bounded(tiling: Tiling, types: GroupTypes, where: Samples, gpu: DeviceLimits) -> Tiling:
+    """Return a tiling with the blocks for which registers leave room, of float64 half as many."""
+    most = _BLOCKS * 4 // types.compute.itemsize
+    return tiling._replace(blocks_per_sm=max(1, min(_room(tiling, types, where, gpu), most)))
+
+
+def _tiling(
+    types: GroupTypes, where: Samples, line: int, blocks: int, *, streamed: bool = False
+) -> Tiling:
+    """Return tiles of lines as long as that, so many blocks having a unit.
+
+    Its `cluster` is 0 where those blocks make no cluster.
+    """
+    groups = _unit_groups(types, where, line)
+    channels = groups * where.group_channels
+    pack = _pack(types, channels if where.channels_last else where.positions)
+    across = channels // pack if where.channels_last else channels
+    along = where.positions if where.channels_last else where.positions // pack
+    channel_parts = _power_of_two(-(-across // _THREADS))
+    channel_threads = -(-across // channel_parts)
+    parts = blocks if streamed else max(1, blocks // channel_parts)
+    of_part = -(-along // parts)
+    threads = min(_THREADS, max(_WARP, channel_threads * -(-of_part // _PACKS)))
+    position_threads = min(max(1, threads // channel_threads), of_part)
+    length = -(-of_part // position_threads) * position_threads
+    return Tiling(
+        groups,
+        channel_threads,
+        position_threads,
+        pack,
+        length if where.channels_last else length * pack,
+        -(-along // length) if streamed else parts,
+        channel_parts,
+        0 if streamed or blocks % channel_parts else blocks,
+    )
+
+
+def _unit_groups(types: GroupTypes, where: Samples, line: int) -> int:
+    """Return of how many groups a unit has the channels: so many bytes, but a thread for each."""
+    size = where.group_channels * types.x.itemsize
+    if not where.channels_last:
+        size, line = size * where.positions, _UNIT_BYTES
+    most = max(1, _THREADS // where.group_channels)
+    divisors = [n for n in range(1, min(where.groups, most) + 1) if where.groups % n == 0]
+    return next((n for n in divisors if n * size >= line), divisors[-1])
+
+
 def _pack(types: GroupTypes, line: int) -> int:
     """Return the elements that a GPU's thread handles at a time, where so many lie contiguous."""
     itemsizes = [dtype.itemsize for dtype in (*types.loaded(), types.written()) if dtype]
-    forward = isinstance(types, GroupForwardTypes)
-    converted = PACK_BYTES if forward else _BACKWARD_PACK_BYTES
-    return min(ACCESS_BYTES // min(itemsizes), converted // types.compute.itemsize, line & -line)
+    return min(ACCESS_BYTES // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
 
 
-def _packs(types: GroupTypes, pack: int, kept_bytes: int) -> int:
-    """Return how many packs a thread keeps at most."""
-    itemsize = sum(max(dtype.itemsize, 4 // pack) for dtype in types.loaded())
-    if types.compute.itemsize == 8:
-        itemsize = 8 * len(types.loaded())  # compilers keep float64 converted
-    return max(1, min(_PACKS, kept_bytes // (pack * itemsize)))
-
-
-def cuda_tiling(types: GroupTypes, where: Samples) -> Tiling:
-    """Return tiles of a sample that a block cannot take whole groups of."""
-    pack = _pack(types, where.channels if where.channels_last else where.positions)
-    packs = _packs(types, pack, _KEPT_BYTES)
-    if where.channels_last:
-        across = where.channels // pack
-        channel_threads = -(-across // -(-across // _THREADS))
-        return Tiling(_THREADS, channel_threads, _THREADS // channel_threads, pack, packs)
-    across = -(-where.positions // pack)
-    position_threads = min(_THREADS, _power_of_two(across))
-    packs = min(packs, _power_of_two(-(-across // position_threads)))
-    return Tiling(_THREADS, _THREADS // position_threads, position_threads, pack, packs)
-
-
-def cuda_one_pass_tiling(types: GroupTypes, where: Samples) -> tuple[Tiling, int] | None:
-    """Return tiles of whole groups, and how many groups they have; None where a block has not room.
-
-    Values that a block hands on lie in shared memory.
-    """
-    block_groups = _one_pass_groups(types, where) if where.channels_last else 1
-    channels = block_groups * where.group_channels
-    if channels > _ONE_PASS_CHANNELS:
-        return None
-    line = channels if where.channels_last else where.positions
-    pack = _pack(types, line)
-    channel_threads = channels // pack if where.channels_last else channels
-    along = where.positions if where.channels_last else -(-where.positions // pack)
-    position_threads = _THREADS // channel_threads
-    if not position_threads:
-        return None
-    if not where.channels_last:
-        position_threads = _power_of_two(position_threads + 1) // 2
-    position_threads = min(position_threads, _power_of_two(along))
-    packs = _power_of_two(-(-along // position_threads))
-    if packs > min(_packs(types, pack, _ONE_PASS_KEPT_BYTES), _one_pass_elements(types) // pack):
-        return None
-    threads = -(-channel_threads * position_threads // 32) * 32
-    return Tiling(threads, channel_threads, position_threads, pack, packs), block_groups
-
-
-def _one_pass_elements(types: GroupTypes) -> int:
-    """Return how many elements registers leave room for."""
-    if isinstance(types, GroupForwardTypes):
-        return _ONE_PASS_ELEMENTS
-    gelu = types.activation.startswith("gelu")
-    return _GELU_ELEMENTS if gelu else _BACKWARD_ELEMENTS
-
-
-def _one_pass_groups(types: GroupTypes, where: Samples) -> int:
-    """Return of how many groups a block takes the channels, so that their lines are long enough."""
-    size = where.group_channels * types.x.itemsize
-    divisors = (n for n in range(1, where.groups + 1) if where.groups % n == 0)
-    return next((n for n in divisors if n * size >= _SECTOR), where.groups)
+def _room(tiling: Tiling, types: GroupTypes, where: Samples, gpu: DeviceLimits) -> int:
+    """Return how many blocks have room in a multiprocessor's shared memory."""
+    columns = tiling.channel_threads * (tiling.pack if where.channels_last else 1)
+    sums = 2 if isinstance(types, GroupForwardTypes) else 3
+    values = sums * tiling.position_threads * columns
+    values += (1 + VALUES * (1 + max(1, tiling.cluster))) * tiling.unit_groups
+    used = tiling.shared(types, where.channels_last) + values * types.compute.itemsize
+    used += _RESERVED_BYTES
+    return gpu.shared_memory_per_sm // used if used <= gpu.shared_memory_per_block_optin else 0
 
 
 def _power_of_two(n: int) -> int:

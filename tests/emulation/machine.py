@@ -25,6 +25,7 @@ from tests.support.internals import (
     _cuda,
     _cuda_plan,
     _group_plan,
+    _group_tiling,
 )
 from tests.support.remembered import forget
 
@@ -76,6 +77,9 @@ def machine(
         mock.patch.object(_cuda, "launch", noted),
         mock.patch.object(_cuda_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         mock.patch.object(_cuda_plan, "_RESERVED_BYTES", spared or _cuda_plan._RESERVED_BYTES),
+        mock.patch.object(
+            _group_tiling, "_RESERVED_BYTES", spared or _group_tiling._RESERVED_BYTES
+        ),
         mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         _texts(sources) if sources else nullcontext(),
     ):

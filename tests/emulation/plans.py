@@ -8,7 +8,7 @@ which a GPU's never has: `machine(grid=...)`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -128,25 +128,59 @@ def of_rows(launch: Launch) -> str:
 
 
 class GroupPlan(NamedTuple):
-    """Samples, by how many launches a forward is, and how many blocks one sample has at most."""
+    """Samples, and what a plan for them may use of a GPU."""
 
     samples: Samples
-    launches: int
-    blocks: int
+    features: str = ""
+    spared: int = 0  # bytes of shared memory that tiles do without
 
 
 _FIRST = {"channels_last": False, "channel_axis": 1}
-GROUP_PLANS = {
-    "last, one launch": GroupPlan(Samples(3, (9, 7), 40, 5), 1, 5),
-    "last, one launch, groups together": GroupPlan(Samples(3, (150,), 36, 6), 1, 3),
-    "last, one launch, a thread of a position": GroupPlan(Samples(3, (), 64, 4), 1, 4),
-    "last, three launches": GroupPlan(Samples(2, (2100,), 8, 2), 3, 5),
-    "last, three launches, tiles of channels": GroupPlan(Samples(2, (19,), 1036, 1), 3, 10),
-    "first, one launch, in a warp": GroupPlan(Samples(3, (5,), 9, 3, **_FIRST), 1, 3),
-    "first, one launch, in warps": GroupPlan(Samples(3, (9, 31), 6, 2, **_FIRST), 1, 2),
-    "first, three launches, in a warp": GroupPlan(Samples(2, (15,), 520, 1, **_FIRST), 3, 33),
-    "first, three launches, in warps": GroupPlan(Samples(2, (5003,), 4, 2, **_FIRST), 3, 8),
+# Bytes that leave some room for tiles, and little, where two share an H200's 228 KiB.
+_SOME, _LITTLE = 84 << 10, 98 << 10
+GROUP_PLANS = {  # named as of_groups says, and what else there is
+    "last, a block": GroupPlan(Samples(3, (9, 7), 64, 2)),
+    "last, a block of several groups": GroupPlan(Samples(3, (50,), 36, 6)),
+    "last, a block of several groups, one position": GroupPlan(Samples(3, (), 64, 4)),
+    "last, a block of several groups, odd": GroupPlan(Samples(3, (23,), 33, 11)),
+    "last, a cluster, parts of channels": GroupPlan(Samples(2, (7,), 1036, 1), FEATURES),
+    "last, a cluster of several groups": GroupPlan(Samples(2, (401,), 40, 5), FEATURES, _SOME),
+    "last, a cluster of several groups, some without": GroupPlan(
+        Samples(2, (980,), 24, 2), "clusters", _LITTLE
+    ),
+    "last, two launches of several groups": GroupPlan(
+        Samples(2, (1013,), 24, 2), "async_copies", _LITTLE
+    ),
+    "last, two launches, parts of channels": GroupPlan(Samples(2, (19,), 1036, 1), spared=_LITTLE),
+    "first, a block of several groups": GroupPlan(Samples(3, (5,), 9, 3, **_FIRST)),
+    "first, a block of several groups, of two positions": GroupPlan(
+        Samples(2, (2,), 516, 129, **_FIRST)
+    ),
+    "first, a block": GroupPlan(Samples(3, (16, 48), 12, 2, **_FIRST)),
+    "first, a cluster": GroupPlan(Samples(2, (36, 40), 8, 2, **_FIRST), FEATURES, _LITTLE),
+    "first, a cluster, some without": GroupPlan(
+        Samples(2, (580,), 10, 1, **_FIRST), FEATURES, _LITTLE
+    ),
+    "first, two launches": GroupPlan(Samples(2, (5003,), 4, 2, **_FIRST), "async_copies", _LITTLE),
+    "first, two launches, parts of channels": GroupPlan(
+        Samples(2, (15,), 520, 1, **_FIRST), spared=_LITTLE
+    ),
 }
+
+
+def of_groups(launches: Sequence[Launch]) -> str:
+    """Return the memory layout, and what makes all passes over groups, of how many."""
+    macros = dict(launches[0].build.macros)
+    last = macros["CHANNELS_LAST"] == "true"
+    columns = int(macros["CHANNEL_THREADS"]) * (int(macros["PACK"]) if last else 1)
+    unit = int(macros["CHANNELS"]) // int(macros["GROUPS"]) * int(macros["UNIT_GROUPS"])
+    said = "last, " if last else "first, "
+    if len(launches) > 1:
+        said += "two launches"
+    else:
+        said += "a block" if macros["CLUSTER"] == "1" else "a cluster"
+    said += " of several groups" if macros["UNIT_GROUPS"] != "1" else ""
+    return said + (", parts of channels" if unit > columns else "")
 
 
 class Planned(NamedTuple):
@@ -175,12 +209,13 @@ class Planned(NamedTuple):
         `few`: its launches have at most so many times the blocks of one float32 sample, or as many
         blocks or clusters as walk three rows each; 0: as many as `grid` says.
         """
-        features, blocks = "", 0
+        blocks = 1
         if self.rows:
             features, told = self.rows.features, {**self.rows.told, **told}
             blocks = (1 if self.rows.width > 6000 else 2) * self.rows.cluster
         else:
-            blocks = GROUP_PLANS[self.plan].blocks
+            features = GROUP_PLANS[self.plan].features
+            told = {"spared": GROUP_PLANS[self.plan].spared, **told}
         return machine(features, few * blocks or grid, **{"multiprocessors": 1, **told})
 
 
@@ -191,7 +226,8 @@ PLANNED = [Planned(kernel, plan) for kernel, plans in PLANS.items() for plan in 
 TYPICAL = (
     *("8 threads a row", "16 threads a row, 1 row ahead", "a block of 64 a row", "streamed"),
     *("a cluster of 4", "a cluster of 4, 2 rows ahead", "streamed in a cluster"),
-    *("last, one launch", "last, three launches", "first, three launches, in a warp"),
+    *("last, a block", "last, a cluster of several groups", "last, two launches of several groups"),
+    *("first, a cluster", "first, two launches"),
 )
 
 

@@ -8,16 +8,21 @@ import math
 import pytest
 
 from tests.emulation.machine import needs_softgpu
-from tests.emulation.plans import every_plan
+from tests.emulation.plans import PLANS, every_plan
 from tests.support.cases import call_of
 from tests.support.operands import assert_same_bits
 
 pytestmark = needs_softgpu
 
-some_plans = pytest.mark.parametrize(
-    "planned",
-    every_plan(typical={"16 threads a row", "a block a row, copied ahead", "last, one launch"}),
-)
+TYPICAL = {
+    "16 threads a row",
+    "a block of 128 a row, 1 row ahead",
+    "a cluster of 4",
+    "last, a block",
+}
+TYPICAL |= {"last, a cluster of several groups", "first, two launches"}
+assert set().union(*PLANS.values()) >= TYPICAL
+some_plans = pytest.mark.parametrize("planned", every_plan(typical=TYPICAL))
 CASES = {
     "row_norm_forward": {"center": True, "stream": "+ float32"},
     "row_norm_backward": {"center": True, "d_residual": "float32"},

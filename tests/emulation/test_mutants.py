@@ -38,6 +38,7 @@ class Setting(NamedTuple):
     case: dict[str, Any]
     features: str = ""
     grid: int | None = None
+    spared: int = 0  # bytes of shared memory that tiles do without
 
 
 EVERY = {"center": True, "c": 1.0, "weight_offset": 1.0, "gate": "float32"}
@@ -53,8 +54,6 @@ ROWS = [
     (UNGATED, {"shape": (1, 1, 3, 20004)}, "clusters", 8),
 ]
 COPIES = [(2, 3, 70, 100), (2, 3, 5, 1028)]  # shapes whose rows are copied ahead
-# The most blocks of a group norm's launch, so that it has some of the samples.
-CHUNKS = {"last, three launches": {"forward": 6, "backward": 10}}
 
 
 def settings() -> list[Setting]:
@@ -65,9 +64,10 @@ def settings() -> list[Setting]:
             found.append(Setting(f"row_norm_{direction}", case, *told))
         for name, plan in GROUP_PLANS.items():
             case = {"samples": plan.samples._replace(samples=3), "eps": 0.5}
-            grid = CHUNKS.get(name, {}).get(direction)
+            grid = 1 if "two launches" in name else None  # each of the launches has a sample
             if plan.samples.spatial:
-                found.append(Setting(f"group_norm_{direction}", case, grid=grid))
+                kernel = f"group_norm_{direction}"
+                found.append(Setting(kernel, case, plan.features, grid, plan.spared))
     for shape in COPIES:
         case = BACKWARD | {"shape": shape, "gate_position": "pre"}
         found.append(Setting("row_norm_backward", case, FEATURES))
@@ -76,29 +76,31 @@ def settings() -> list[Setting]:
 
 
 # Barriers and guards that no call of a kernel needs; and why.
-_LOAD_EACH = "load_each: if (inside(column, end)) {"
-_FOR_EACH_ITEM = "for_each_item: const bool live = inside(column, end);"
+_FOR_EACH_ITEM = "for_each_item: for_each_item<B>(ItemAt{0, inside(column, end)}, f);"
 _OF_COLUMNS = {
     "load_pack: return load_where<B>(inside(column, end), row + column);": "rows have packs in "
-    "chunks, whose guard is for_each_pack's",
+    "chunks, whose guard is for_each_pack's, and tiles have theirs",
     "store: store_where<B>(inside(column, end), row + column, value);": "the same",
     _FOR_EACH_ITEM: "the same",
 }
-_OF_ROWS = {
-    "begin: cluster_barrier();": "group norms have no clusters",
+_OF_ROWS = _OF_COLUMNS | {
+    "begin: cluster_barrier();": "group norms have sums of their own",
     "cluster_all_reduce: __syncwarp();  // the warp has read them before it sends again": (
         "the same"
     ),
     "cluster_all_reduce: wait_for_arrivals(arrivals, turn / 2 % 2);": "the same",
-    "store: store_where<B>(inside(column, end), row + column, value);": "they store tiles",
+    "block_all_reduce: __syncthreads();": "the same",
 }
 UNNEEDED = {
     "row_norm_forward": _OF_COLUMNS,
     "row_norm_backward": _OF_COLUMNS,
     "param_grad": {_FOR_EACH_ITEM: "nothing it adds needs clearing: loads gave zeros"},
-    "group_norm_forward": _OF_ROWS
-    | {_LOAD_EACH: "a tile's threads are those of its channels, which there are"},
-    "group_norm_backward": _OF_ROWS,
+    "group_norm_forward": _OF_ROWS,
+    "group_norm_backward": _OF_ROWS
+    | {
+        "means: __syncthreads();": "the forward's",
+        "for_each_group: __syncwarp();": "the lane that handed on reads what is one part",
+    },
 }
 
 # What the software GPU says of a kernel that it stops: in which, and where.
@@ -107,10 +109,10 @@ _OF_A_KERNEL = re.compile(r"\bkernel \w+[,:].*\n.*PTX line \d+: ")
 
 def seen(setting: Setting, wanted: set[str]) -> set[str]:
     """Return those of the mutants that are met and are not the kernel; it passes itself."""
-    kernel, case, features, grid = setting
+    kernel, case, features, grid, spared = setting
     text, names = switched(source_text(kernel))
     call = call_of("row_norm_backward" if kernel == "param_grad" else kernel, case)
-    with machine(features, grid, {kernel: text}, multiprocessors=1) as launches:
+    with machine(features, grid, {kernel: text}, spared, multiprocessors=1) as launches:
         call.check()
         builds = {launch.build for launch in launches if launch.build.kernel == kernel}
         switch = Switch([_cuda._loaded.get((build, 0)) for build in builds])

@@ -52,6 +52,7 @@ from cunorm.group_norm import _backward as _group_backward
 from cunorm.group_norm import _forward as _group_forward
 from cunorm.group_norm import _plan as _group_plan
 from cunorm.group_norm import _run as _group_run
+from cunorm.group_norm import _tiling as _group_tiling
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes
 from cunorm.group_norm._plan import cuda_schedule
 from cunorm.group_norm._tiling import Samples
@@ -100,6 +101,7 @@ __all__ = [
     "_cuda_plan",
     "_group_plan",
     "_group_run",
+    "_group_tiling",
     "_info",
     "_scratch",
     "_threads",

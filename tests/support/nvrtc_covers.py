@@ -13,7 +13,6 @@ from tests.support.internals import (
     FLOAT32,
     FLOAT64,
     BackwardTypes,
-    Build,
     Features,
     Formula,
     ForwardTypes,
@@ -37,6 +36,8 @@ COMMON = {
     "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
     "weight": (None, "x", "float32"),
     "access": (1, 2, 16),
+    # Without clusters and copies, with what the GPU has, and without room for clusters of 16.
+    "features": ("none", "all", "clusters of 8"),
 }
 SUMS = {"sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias"))}
 BIAS, DY = {"bias": (None, "x", "float32")}, {"dy": ("x", "float16")}
@@ -49,8 +50,6 @@ OF_ROWS = COMMON | {
     # One width or more of each kind of plan: teams within a warp, of a block, of clusters, streamed
     # by a block, and by a cluster with sums in shared memory and without; odd ones.
     "width": (1, 100, 1000, 1538, 5003, 8192, 20001, 65536, 100003, 262144, 1 << 20),
-    # Without clusters and copies, with what the GPU has, and without room for clusters of 16.
-    "features": ("none", "all", "clusters of 8"),
     "groups": (1, 3, 8),
 }
 FORWARD = OF_ROWS | BIAS | {"residual": (None, "x", "float32"), "y": ("x", "float32")}
@@ -66,14 +65,17 @@ PARAM_GRAD = {
     "dbias": (None, *DTYPES),
     "accumulate": (False, True),
 }
-# Positions, channels and groups. Of one launch: few positions, odd sizes, what fills a block of
-# either layout; of three: tiles of some channels.
-SHAPES = ((49, 96, 1), (256, 24, 3), (500, 320, 32), (1024, 64, 4), (4096, 3000, 2))
+# Positions, channels and groups: of one position, of one group, of small groups, which are taken
+# together, of larger ones and of long samples, of odd sizes, and of groups with more channels than
+# threads. A block, a cluster or two launches make the passes, as dtypes and the GPU allow.
+SHAPES = (
+    *((1, 96, 2), (49, 96, 1), (500, 320, 32), (1024, 256, 2), (16384, 320, 32)),
+    *((1000, 33, 11), (7, 4096, 1), (14, 1000, 1), (1000, 8192, 1)),
+)
 OF_GROUPS = COMMON | BIAS | {"shape": SHAPES, "channels_last": (True, False)}
 GROUP_FORWARD = OF_GROUPS | {"y": ("x", "float16")}
 GROUP_BACKWARD = OF_GROUPS | DY | SUMS | {"dx": (True, False)}
 PLAIN_WIDTHS = (16384, 32768, 65536, 131072)  # for which there are clusters of every size
-OF_LARGE_ARRAYS = {"X_T", "Y_T", "DY_T", "BIAS_T", "ACTIVATION", "ACCESS"}
 
 
 def dtypes(case: Case, *names: str) -> dict:
@@ -150,8 +152,8 @@ def plain_launches(architecture: str) -> list[Launch]:
     ]
 
 
-def group_builds(case: Case) -> list[Build]:
-    """Return the builds of a case of GROUP_FORWARD or GROUP_BACKWARD."""
+def group_launches(case: Case, architecture: str) -> tuple[Launch, ...]:
+    """Return the launches of a case of GROUP_FORWARD or GROUP_BACKWARD."""
     x = DTYPES[case["x"]]
     told = dtypes(case, "weight", "bias") | {"x": x, "activation": case["activation"]}
     told["compute"] = FLOAT64 if x is FLOAT64 else FLOAT32
@@ -162,15 +164,8 @@ def group_builds(case: Case) -> list[Build]:
         dx = x if case["dx"] or not case["sums"] else None
         types = GroupBackwardTypes(**told, **dtypes(case, "dy"), dx=dx)
     where = Samples(4, *case["shape"], case["channels_last"])
-    return [one.build for one in cuda_schedule(types, where, case["access"]).passes]
-
-
-def read_macros(build: Build) -> Build:
-    """Return what a build reads of its macros: one that only combines sees no large array."""
-    macros = dict(build.macros)
-    if macros["FIND"] == macros["WRITE"] == "false":
-        macros = {name: macros[name] for name in macros if name not in OF_LARGE_ARRAYS}
-    return Build(build.kernel, tuple(macros.items()))
+    gpu = limits_of(architecture, features(case, architecture))
+    return cuda_schedule(types, where, case["access"], gpu).passes
 
 
 @cache
@@ -190,12 +185,13 @@ def row_cover(architecture: str) -> list[Launch]:
 
 
 @cache
-def group_cover() -> list[Build]:
-    """Return builds of the group norms that have all of their cases."""
-    builds = [
-        b
-        for kind in ("FORWARD", "BACKWARD")
-        for c in cases(f"GROUP_{kind}")
-        for b in group_builds(c)
+def group_cover(architecture: str) -> list[Launch]:
+    """Return launches of the group norms that have all of their cases."""
+    found = [
+        launch
+        for kind in ("GROUP_FORWARD", "GROUP_BACKWARD")
+        for case in cases(kind)
+        for launch in group_launches(case, architecture)
     ]
-    return list({read_macros(build): build for build in builds}.values())
+    found.sort(key=lambda launch: launch.shared)  # of a build's the last, which has most, stays
+    return list({launch.build: launch for launch in found}.values())

@@ -2,6 +2,7 @@
 // What a kernel of one thread a block needs of CUDA, on a CPU: the fast build. Barriers and
 // shuffles have nobody to wait for; launch.h runs the blocks on all cores.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -15,7 +16,9 @@
 #define __launch_bounds__(...)
 
 using std::fma;
+using std::max;
 using std::memcpy;
+using std::min;
 using std::sqrt;
 
 struct Dim3 {

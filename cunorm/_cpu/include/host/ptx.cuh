@@ -4,6 +4,8 @@
 
 #define CLUSTER_LAUNCH
 
+struct SharedMemory {};
+
 inline void async_commit() {}
 template <int pending>
 inline void async_wait() {}

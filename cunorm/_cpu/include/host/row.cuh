@@ -322,7 +322,6 @@ struct RowOutput<B, absent, false> {
 };
 
 // Rows on their way to shared memory, of which a CPU has none.
-struct SharedMemory {};
 template <class B, class T>
 struct StagedPacks {
   explicit StagedPacks(SharedMemory&) {}

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: MIT
+// A block's tile of a sample: some of its positions, a part, of some whole groups, a unit; its
+// packs are in shared memory. A thread has packs of the same channels at several positions. Of a
+// group with more channels than a block's threads take, a part is some of the channels, too.
+//
+// Where a launch makes all passes, the blocks of a cluster have the parts of a unit and send each
+// other their sums; else a launch hands them on to the next. The CPU build replaces this file.
+#pragma once
+#include "group.cuh"
+#include "reduce.cuh"
+
+// One of the thread's packs, all of which are inside.
+struct PackAt {
+  int index;
+  bool live = true;
+};
+
+// The block's tile, as one of its threads sees it.
+template <class B>
+struct Tile {
+  static constexpr int group_channels = B::channels / B::groups;
+  static constexpr int unit_channels = group_channels * B::unit_groups;
+  static constexpr int units = B::groups / B::unit_groups;
+  static constexpr int columns = B::channel_threads * (B::channels_last ? B::pack : 1);
+  static constexpr int channel_parts = (unit_channels + columns - 1) / columns;
+  static constexpr int thread_positions = B::channels_last ? 1 : B::pack;
+  static constexpr int step = B::position_threads * thread_positions;
+
+  const Sizes& sizes;
+  index_t sample;  // in the launch
+  int unit, part;
+  int row, column;         // of the thread, in the tile
+  index_t channel, first;  // the thread's first channel and position
+  int packs;               // of the thread
+
+  // A launch that only writes goes backwards, as what was read last is in the caches still.
+  __device__ explicit Tile(const Sizes& sizes) : sizes(sizes) {
+    const int parts = one_launch<B> ? B::cluster : sizes.parts * channel_parts;
+    const unsigned block = B::find ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+    unit = (one_launch<B> ? block / parts : block) % units;
+    part = one_launch<B> ? block % parts : block / units % parts;
+    sample = block / (units * parts);
+    const int lane =
+        B::channels_last ? threadIdx.x % B::channel_threads : threadIdx.x / B::position_threads;
+    row = B::channels_last ? threadIdx.x / B::channel_threads : threadIdx.x % B::position_threads;
+    column = lane * (B::channels_last ? B::pack : 1);
+    const int channel_in_unit = part % channel_parts * columns + column;
+    channel = index_t(unit) * unit_channels + channel_in_unit;
+    const int before = row * thread_positions, length = positions(part);
+    first = part / channel_parts * sizes.part_positions + before;
+    const bool has_packs =
+        has_place() && inside(channel_in_unit, unit_channels) && inside(before, length);
+    packs = has_packs ? (length - before + step - 1) / step : 0;
+  }
+
+  // Some threads are left over at the end of a block.
+  __device__ bool has_place() const {
+    return inside(row, B::position_threads) && inside(column, columns);
+  }
+  __device__ static int channels(int part) {
+    return min(unit_channels - part % channel_parts * columns, columns);
+  }
+  __device__ int positions(int part) const { return int(sizes.positions_of(part / channel_parts)); }
+  // The channels that it has of each of its groups.
+  __device__ static int channels_of_group(int part) { return min(group_channels, channels(part)); }
+  __device__ int parts() const {
+    return one_launch<B> ? B::cluster : int(sizes.parts) * channel_parts;
+  }
+  __device__ index_t first_channel() const {
+    return index_t(unit) * unit_channels + part % channel_parts * columns;
+  }
+  __device__ index_t whole_sample() const { return sizes.first_sample + sample; }
+
+  // Of a group of the tile, among those of the sample, and of all samples.
+  __device__ index_t in_sample(int group) const { return index_t(unit) * B::unit_groups + group; }
+  __device__ index_t index_of(int group) const {
+    return whole_sample() * sizes.groups + in_sample(group);
+  }
+  // What the part adds to the gradients of parameters is a row of its own.
+  __device__ index_t row_of_sums() const {
+    return whole_sample() * sizes.parts + part / channel_parts;
+  }
+
+  // Where a pack of the thread is in an operand.
+  template <class T>
+  __device__ T* place(const Lines<T>& lines, PackAt at) const {
+    const index_t position = first + at.index * index_t(step);
+    if constexpr (B::channels_last) return lines.at(whole_sample(), position) + channel;
+    return lines.at(whole_sample(), channel) + position;
+  }
+
+  // use(tile): the thread has one strip of it. What it takes, of(tile), is found once.
+  template <class Use>
+  __device__ void for_each_strip(Use use) const {
+    use(*this);
+  }
+  template <class Of>
+  __device__ auto of_strips(Of of) const {
+    return [found = of(*this)](const Tile&) { return found; };
+  }
+  // The thread's packs, when they have been copied.
+  template <class F>
+  __device__ void for_each_pack(F f) const {
+    if constexpr (B::async_copies) async_wait<0>();
+#pragma unroll 2
+    for (int i = 0; i < packs; ++i) f(PackAt{i});
+  }
+
+  // Sums for each of the thread's channels, to which add(pack, sums) adds.
+  template <int count, class Add>
+  __device__ Pack<ChannelItems<B>, count> sums(Add add) const {
+    ItemSums<B> sums[count];
+    for_each_pack([&](PackAt at) { add(at, sums); });
+    Pack<ChannelItems<B>, count> found;
+    unrolled<count>([&](int i) {
+      if constexpr (B::channels_last)
+        found.item[i] = sums[i].sums;
+      else
+        found.item[i].item[0] = sums[i].total();
+    });
+    return found;
+  }
+
+  // A parameter of the thread's channels.
+  template <class T>
+  __device__ auto parameter(const T* parameter) const {
+    if constexpr (!present<T>) {
+      return absent{};
+    } else {
+      Pack<T, B::channels_last ? B::pack : 1> loaded = {};
+      if constexpr (B::channels_last)
+        loaded = load_where<B>(packs > 0, parameter + channel);
+      else if (packs > 0)
+        loaded.item[0] = parameter[channel];
+      return for_channels<B>([&](int i) { return convert<Item<B>>(loaded.item[i]); });
+    }
+  }
+
+  // value(group) for the groups, counted from the tile's first, of the thread's channels.
+  template <class Value>
+  __device__ ChannelItems<B> of_groups(Value value) const {
+    constexpr bool is_one = !B::channels_last || channel_parts > 1 || group_channels % B::pack == 0;
+    ChannelItems<B> out = {};
+    if (packs == 0) return out;
+    const int in_unit = int(channel - index_t(unit) * unit_channels);
+    const int group = in_unit / group_channels, left = (group + 1) * group_channels - in_unit;
+    const auto one = value(group), next = is_one || left >= B::pack ? one : value(group + 1);
+    return for_channels<B>([&](int i) {
+      if constexpr (is_one || group_channels >= B::pack) return i < left ? one : next;
+      return value((in_unit + i) / group_channels);
+    });
+  }
+};
+
+// An operand's packs in the tile: the constructor starts to copy them.
+template <class B, class T>
+struct TilePacks {
+  SharedPacks<B, T> shared;
+
+  __device__ TilePacks(SharedMemory& memory, const Tile<B>& tile, const Lines<const T>& lines)
+      : shared(memory, B::reads ? int(tile.sizes.part_positions / Tile<B>::step) : 0) {
+    if constexpr (!B::reads) return;
+#pragma unroll 4
+    for (int i = 0; i < tile.packs; ++i)
+      shared.template copy<B::async_copies>(i, tile.place(lines, {i}));
+    if constexpr (B::async_copies) async_commit();
+  }
+  __device__ LoadedPack<B, T> operator[](PackAt at) const {
+    return shared.load_where(true, at.index);
+  }
+};
+
+// A pack of the tile to be written.
+template <class B, class T>
+struct TileOutput : OutputPack<B, T> {
+  __device__ TileOutput(const Tile<B>& tile, const Lines<T>& lines, PackAt at)
+      : OutputPack<B, T>(tile.place(lines, at), 0) {}
+
+  // By stores that no compiler cuts into smaller ones.
+  __device__ void store(PackAt) const {
+    Words<B, T> words;
+    memcpy(&words, &this->value, sizeof(words));
+    auto* const to = reinterpret_cast<typename Words<B, T>::Word*>(this->row);
+    unrolled<Words<B, T>::count>([&](int i) { __stcg(to + i, words.word[i]); });
+  }
+};
+
+// What passes compute of a pack's items, f(item), each anew, for results that lie somewhere.
+template <class B>
+struct TileItems {
+  template <class T>
+  __device__ TileItems(const Tile<B>&, const Lines<T>&) {}
+  template <class F>
+  __device__ Items<B> operator()(PackAt at, F f) const {
+    Items<B> items;
+    for_each_item<B>(at, [&](auto item) { items.item[item.index] = f(item); });
+    return items;
+  }
+};
+
+// Sums over the tile, and what the parts of a sample find of each group: three values.
+template <class B>
+struct GroupTeam {
+  using C = typename B::compute_t;
+  using Values = Pack<C, 3>;
+  template <int count>
+  using Sums = Pack<ChannelItems<B>, count>;
+  static constexpr int columns = Tile<B>::columns, group_channels = Tile<B>::group_channels;
+  static constexpr bool is_cluster = one_launch<B> && B::cluster > 1;
+  // The rows of threads are added up to so many.
+  static constexpr int rows = B::position_threads, most = rows < 16 ? rows : 16;
+  static constexpr int spare = B::threads / columns;
+  static constexpr int slices = spare < 1 ? 1 : spare < most ? spare : most;
+
+  struct Scratch {
+    C sums[B::sums][rows][columns];
+    C means[B::unit_groups];
+    C groups[3][B::unit_groups];
+    Values parts[one_launch<B> ? B::cluster : 1][B::unit_groups];
+    Arrivals arrivals;
+  };
+
+  const Tile<B>& tile;
+  Scratch& scratch;
+  C* handed_on;  // values of each sample, group and part; then sums of each channel
+
+  __device__ GroupTeam(const Tile<B>& tile, Scratch& scratch, C* handed_on)
+      : tile(tile), scratch(scratch), handed_on(handed_on) {
+    if constexpr (is_cluster) {
+      if (threadIdx.x == 0) begin_arrivals(scratch.arrivals);
+      cluster_barrier();
+      if (threadIdx.x == 0) expect_arrivals(scratch.arrivals, sizeof(scratch.parts));
+    }
+  }
+
+  __device__ C& of_group(int value, int group) const { return scratch.groups[value][group]; }
+
+  // The groups' means in the tile.
+  __device__ ChannelItems<B> means(const Tile<B>&, const Sums<1>& sum) const {
+    add_up(sum);
+    for_each_group([&](int group) {
+      const C total = group_sums<1>(group, unweighted).item[0];
+      const C count = C(tile.channels_of_group(tile.part) * tile.positions(tile.part));
+      if (threadIdx.x % 32 == 0) scratch.means[group] = count > 0 ? total / count : 0;
+    });
+    __syncthreads();
+    return tile.of_groups([&](int group) { return scratch.means[group]; });
+  }
+
+  // Hands on sums, in the forward about the means, and these.
+  __device__ void hand_on(const Tile<B>&, const Sums<2>& sums, const ChannelItems<B>&) const {
+    add_up(sums);
+    for_each_group([&](int group) {
+      const auto found = group_sums<2>(group, unweighted);
+      hand_on(group, Values{{found.item[0], found.item[1], scratch.means[group]}});
+    });
+  }
+  // In the backward the first two times the weight, and those of each channel as they are.
+  template <class T>
+  __device__ void hand_on(const Tile<B>&, const Sums<3>& sums, const T* weight) const {
+    add_up(sums);
+    for_each_group([&](int group) { hand_on(group, group_sums<3>(group, weight)); });
+    if constexpr (!one_launch<B>)
+      for_each_column([&](int column, index_t channel) {
+        for (int i = 0; i < 2; ++i) *channel_place(i, channel) = column_sum(i, column);
+      });
+  }
+
+  // The tile's sums of a channel, which were handed on: use(channel, group, sum_h, sum_h_p).
+  template <class Use>
+  __device__ void for_each_channel(const Tile<B>&, Use use) const {
+    for_each_column([&](int column, index_t channel) {
+      C sums[2];
+      for (int i = 0; i < 2; ++i)
+        sums[i] = one_launch<B> ? column_sum(i, column) : *channel_place(i, channel);
+      use(channel, int(channel - tile.first_channel()) / group_channels, sums[0], sums[1]);
+    });
+  }
+
+  // use(group) for the tile's groups, each by a warp.
+  template <class Use>
+  __device__ void for_each_group(Use use) const {
+    for (int group = threadIdx.x / 32; group < B::unit_groups; group += B::threads / 32) use(group);
+  }
+  // What a part handed on.
+  __device__ Values* place(int group, int part) const {
+    if constexpr (one_launch<B>) return &scratch.parts[part][group];
+    const index_t first = tile.sample * tile.sizes.groups + tile.in_sample(group);
+    return reinterpret_cast<Values*>(handed_on) + first * tile.parts() + part;
+  }
+
+ private:
+  __device__ void hand_on(int group, const Values& values) const {
+    if constexpr (is_cluster) {
+      if (const int lane = threadIdx.x % 32; inside(lane, B::cluster))
+        unrolled<3>([&](int i) {
+          cluster_send(values.item[i], &place(group, tile.part)->item[i], scratch.arrivals, lane);
+        });
+    } else if (threadIdx.x % 32 == 0) {
+      *place(group, tile.part) = values;
+    }
+  }
+  __device__ C* channel_place(int value, index_t channel) const {
+    const Sizes& sizes = tile.sizes;
+    C* const first = reinterpret_cast<C*>(reinterpret_cast<Values*>(handed_on) +
+                                          sizes.samples * sizes.groups * tile.parts());
+    const index_t row =
+        (tile.sample * sizes.parts + tile.part / Tile<B>::channel_parts) * 2 + value;
+    return first + row * sum_pitch(sizes.channels) + channel;
+  }
+
+  // The threads' sums to those of columns, of each in `slices` of them.
+  template <int count>
+  __device__ void add_up(const Sums<count>& sums) const {
+    if (tile.has_place())
+      unrolled<count>([&](int value) {
+        for_channels<B>([&](int i) {
+          return scratch.sums[value][tile.row][tile.column + i] = sums.item[value].item[i];
+        });
+      });
+    __syncthreads();
+    for (int i = threadIdx.x; i < slices * columns; i += B::threads) {
+      C total[count] = {};
+      for (int row = i / columns; row < rows; row += slices)
+        unrolled<count>([&](int value) { total[value] += scratch.sums[value][row][i % columns]; });
+      unrolled<count>(
+          [&](int value) { scratch.sums[value][i / columns][i % columns] = total[value]; });
+    }
+    __syncthreads();
+  }
+  __device__ C column_sum(int value, int column) const {
+    C sum = 0;
+    for (int slice = 0; slice < slices; ++slice) sum += scratch.sums[value][slice][column];
+    return sum;
+  }
+  // By a warp, of a group's columns: all but the third times the weight.
+  static constexpr const absent* unweighted = nullptr;
+  template <int count, class T>
+  __device__ Pack<C, count> group_sums(int group, const T* weight) const {
+    const int channels = tile.channels_of_group(tile.part);
+    Pack<C, count> sums = {};
+    for (int i = threadIdx.x % 32; i < slices * channels; i += 32) {
+      const int column = group * channels + i % channels;
+      C factor = 1;
+      if constexpr (present<T>) factor = convert<C>(weight[tile.first_channel() + column]);
+      unrolled<count>([&](int value) {
+        const C sum = scratch.sums[value][i / channels][column];
+        sums.item[value] += value < 2 ? factor * sum : sum;
+      });
+    }
+    return warp_all_reduce<32>(sums);
+  }
+  template <class Use>
+  __device__ void for_each_column(Use use) const {
+    for (int column = threadIdx.x; column < tile.channels(tile.part); column += B::threads)
+      use(column, tile.first_channel() + column);
+  }
+};
+
+// A group of the tile, whose parts a warp combines.
+template <class B>
+struct Group {
+  using C = typename B::compute_t;
+  struct Part {
+    Pack<C, 3> values;
+    C count, mean;  // of its elements, and of the first value over them
+  };
+  const GroupTeam<B>& team;
+  int number, lane = threadIdx.x % 32;
+
+  __device__ index_t index() const { return team.tile.index_of(number); }
+  __device__ C elements() const { return C(Tile<B>::group_channels * team.tile.sizes.positions); }
+  __device__ Part part(int number) const {
+    const auto values = *team.place(this->number, number);
+    const C count = C(team.tile.channels_of_group(number) * team.tile.positions(number));
+    return {values, count, count > 0 ? values.item[0] / count : 0};
+  }
+  template <class Use>
+  __device__ void for_each_part(Use use) const {
+    for (int i = lane; i < team.tile.parts(); i += 32) use(part(i));
+  }
+  __device__ bool is_first_thread() const { return lane == 0; }
+  __device__ bool is_of_first_part() const { return team.tile.part == 0; }
+  __device__ void put(int value, C v) const { team.of_group(value, number) = v; }
+};
+
+// use(group), each by a warp, which combines what it handed on or others did; all see what it
+// finds.
+template <class B, class Use>
+__device__ inline void for_each_group(const GroupTeam<B>& team, Use use) {
+  if constexpr (GroupTeam<B>::is_cluster)
+    wait_for_arrivals(team.scratch.arrivals, 0);
+  else
+    __syncwarp();
+  team.for_each_group([&](int group) { use(Group<B>{team, group}); });
+  __syncthreads();
+}

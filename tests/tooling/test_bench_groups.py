@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""What `python -m bench static` reads in the SASS of group norms, and predicts from that."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.cases import OPERATORS
+from bench.model import (
+    REDUCTIONS,
+    Blocks,
+    Gpu,
+    Traffic,
+    block_time,
+    grid_time,
+    launch_time,
+    shares,
+)
+from bench.static_groups import block_elements, call_traffic
+from bench.static_packs import Packs, executed
+from bench.static_plan import TWO_LAUNCHES
+from bench.static_plans import default_features, grid, plans
+
+# A forward whose thread copies packs of 16 bytes, by four and what is left; adds them up twice, by
+# two, the same way; and writes them. Diverged warps and a division have slow paths.
+TILE = """
+        /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
+        /*0010*/                   LDC.64 R4, c[0x0][0x228] ;
+        /*0020*/               @P0 BRA `(.L_x_2) ;
+.L_x_1:
+        /*0030*/                   LDGSTS.E.BYPASS.128 [R20], desc[UR8][R2.64] ;
+        /*0040*/                   LDGSTS.E.BYPASS.128 [R20+0x1000], desc[UR8][R2.64+0x100] ;
+        /*0050*/                   LDGSTS.E.BYPASS.128 [R20+0x2000], desc[UR8][R2.64+0x200] ;
+        /*0060*/                   LDGSTS.E.BYPASS.128 [R20+0x3000], desc[UR8][R2.64+0x300] ;
+        /*0070*/                   IADD3 R2, P1, R2, 0x400, RZ ;
+        /*0080*/               @P1 BRA `(.L_x_1) ;
+.L_x_2:
+        /*0090*/                   LDGSTS.E.BYPASS.128 [R20], desc[UR8][R2.64] ;
+        /*00a0*/               @P2 BRA `(.L_x_2) ;
+.L_x_3:
+        /*00b0*/                   LDS.128 R8, [R20] ;
+        /*00c0*/                   LDS.128 R12, [R20+0x1000] ;
+        /*00d0*/                   FADD.FTZ R16, R8, R12 ;
+        /*00e0*/               @P1 BRA `(.L_x_3) ;
+        /*00f0*/               @P3 BRA `(.L_x_4) ;
+        /*0100*/                   LDS.128 R8, [R20] ;
+        /*0110*/                   FADD.FTZ R16, R8, R16 ;
+.L_x_4:
+        /*0120*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+        /*0130*/                   BRA.DIV UR4, `(.L_x_9) ;
+.L_x_5:
+        /*0140*/                   SHFL.BFLY PT, R17, R16, 0x1, 0x1f ;
+        /*0150*/              @!P4 BRA `(.L_x_6) ;
+        /*0160*/                   MOV R30, 0x180 ;
+        /*0170*/                   CALL.REL.NOINC `($__internal_0_$__cuda_sm3x_div_slowpath) ;
+.L_x_6:
+        /*0180*/                   LDS.128 R8, [R20] ;
+        /*0190*/                   LDS.128 R12, [R20+0x1000] ;
+        /*01a0*/                   FFMA.FTZ R16, R8, R12, R16 ;
+        /*01b0*/               @P1 BRA `(.L_x_6) ;
+        /*01c0*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+.L_x_7:
+        /*01d0*/                   LDS.128 R8, [R20] ;
+        /*01e0*/                   MUFU.EX2 R8, R8 ;
+        /*01f0*/                   STG.E.128 desc[UR8][R4.64], R8 ;
+        /*0200*/                   LDS.128 R12, [R20+0x1000] ;
+        /*0210*/                   MUFU.EX2 R12, R12 ;
+        /*0220*/                   STG.E.128 desc[UR8][R4.64+0x100], R12 ;
+        /*0230*/               @P1 BRA `(.L_x_7) ;
+        /*0240*/                   EXIT ;
+.L_x_9:
+        /*0250*/                   WARPSYNC.COLLECTIVE R30, `(.L_x_10) ;
+.L_x_10:
+        /*0260*/                   BRA `(.L_x_5) ;
+$__internal_0_$__cuda_sm3x_div_slowpath:
+        /*0270*/                   RET.REL.NODEC R30 `(group_norm_forward) ;
+"""
+PACKS = Packs({0: 16, 24: 16}, 16, 8.0)
+POINTERS = frozenset((0, 24, 48, 56))
+
+GPU = Gpu(sm_count=100, clock=1e9, copy=2e12, l2=1 << 20, latency=1e-6)
+# 8 warps, two a scheduler: 6400 bytes arrive in 0.1 µs, 500 instructions take 1 µs.
+BLOCKS = Blocks(6400.0, 500.0, 8, 1e-6)
+
+
+def test_main_loops_count_for_all_packs_and_what_is_left_over_does_not():
+    once = 3 + 1 + 2 + 2 + 1 + 1
+    found = executed(TILE, "90", POINTERS, PACKS)
+    assert found.instructions == once + 6 * 8 / 4 + 4 * 8 / 2 + 4 * 8 / 2 + 7 * 8 / 2
+    assert found.special == 2 * 8 / 2
+    assert executed(TILE, "90", POINTERS, PACKS._replace(of_thread=0.0)).instructions == once
+
+
+def test_a_kernel_without_loops_over_packs_is_an_error():
+    with pytest.raises(ValueError, match="no loops over packs"):
+        executed(TILE.replace("128", "32"), "90", frozenset((48, 56)), PACKS)
+
+
+def test_special_functions_are_a_bound():
+    # Copy speed: 20 bytes a ns and multiprocessor, so 5 elements of 2 bytes in and 2 out. Of 16
+    # special functions a ns an element takes 4.
+    assert shares(GPU, Traffic(2, 2), 1.0, 1e6, 2.0, special=4.0).issue == pytest.approx(0.8)
+    assert shares(GPU, Traffic(2, 2), 32.0, 1e6, 2.0, special=1.0).issue == pytest.approx(0.8)
+
+
+def test_the_time_of_blocks_is_the_formula_by_hand():
+    assert block_time(GPU, BLOCKS) == pytest.approx(1e-6 + 0.1e-6 + 1e-6 + REDUCTIONS)
+    assert block_time(GPU, BLOCKS, 2) == pytest.approx(1e-6 + 0.2e-6 + 2e-6 + REDUCTIONS)
+    # 100 multiprocessors have 101 blocks: one has two, at once or one after the other.
+    assert grid_time(GPU, BLOCKS, 101, 2) == block_time(GPU, BLOCKS, 2)
+    assert grid_time(GPU, BLOCKS, 101, 1) == 2 * block_time(GPU, BLOCKS)
+    # 2 MB at half of copy speed; the last blocks have read what they compute on.
+    ends = 1e-6 + 1e-6 + REDUCTIONS
+    assert launch_time(GPU, 2e6, 0.5, BLOCKS) == pytest.approx(3e-6 + 2e-6 + ends)
+
+
+def test_a_sample_that_l2_cannot_keep_between_launches_is_read_twice():
+    features = default_features("90")
+    operator = next(one for one in OPERATORS if one.label == "group_norm+silu NHWC")
+    for dtype, shape, expected in (
+        ("bfloat16", (128, 16, 16), Traffic(2, 2)),  # one launch
+        ("bfloat16", (128, 256, 256), Traffic(2, 2)),  # 16 MiB are less than half of 60
+        ("float32", (128, 256, 256), Traffic(8, 4)),
+    ):
+        last = list(plans(operator, "forward", dtype, shape, "90", features))[-1]
+        assert (last.before is not None) == (last.regime == TWO_LAUNCHES)
+        assert call_traffic(last) == expected
+
+
+def test_the_grid_has_every_kind_of_group_plan_and_its_blocks_have_the_sample():
+    found = [plan for plan in grid(("90",)) if plan.memory and plan.chunk and not plan.features]
+    assert {"one launch", "cluster of 16", TWO_LAUNCHES} <= {plan.regime for plan in found}
+    for plan in found:
+        tile = plan.shared / plan.traffic().reads
+        assert 0.5 * tile < block_elements(plan) <= tile
