@@ -27,6 +27,7 @@ struct GroupBuild {
   static constexpr int pack = PACK;                    // elements a thread handles at a time
   static constexpr int access = ACCESS;                // elements in one access, by alignment
   static constexpr bool async_copies = ASYNC_COPIES;
+  static constexpr bool has_runs = HAS_RUNS;  // of packs, in threads that have many
 };
 
 // Whether the launch that finds sums also writes results.

@@ -98,19 +98,34 @@ struct Tile {
   __device__ auto of_strips(Of of) const {
     return [found = of(*this)](const Tile&) { return found; };
   }
-  // The thread's packs, when they have been copied.
+  // The thread's packs from one to another, when they have been copied.
   template <class F>
-  __device__ void for_each_pack(F f) const {
+  __device__ void for_each_pack(int from, int to, F f) const {
     if constexpr (B::async_copies) async_wait<0>();
 #pragma unroll 2
-    for (int i = 0; i < packs; ++i) f(PackAt{i});
+    for (int i = from; i < to; ++i) f(PackAt{i});
+  }
+  template <class F>
+  __device__ void for_each_pack(F f) const {
+    for_each_pack(0, packs, f);
   }
 
-  // Sums for each of the thread's channels, to which add(pack, sums) adds.
+  // Sums for each of the thread's channels, to which add(pack, sums) adds: those of runs are added
+  // up, so that no chain of additions is long.
   template <int count, class Add>
   __device__ Pack<ChannelItems<B>, count> sums(Add add) const {
+    constexpr int run = 16;
     ItemSums<B> sums[count];
-    for_each_pack([&](PackAt at) { add(at, sums); });
+    if constexpr (B::has_runs)
+      for (int first = 0; first < packs; first += run) {
+        ItemSums<B> recent[count];
+        for_each_pack(first, min(first + run, packs), [&](PackAt at) { add(at, recent); });
+        unrolled<count>([&](int value) {
+          unrolled<B::pack>([&](int i) { sums[value].sums.item[i] += recent[value].sums.item[i]; });
+        });
+      }
+    else
+      for_each_pack([&](PackAt at) { add(at, sums); });
     Pack<ChannelItems<B>, count> found;
     unrolled<count>([&](int i) {
       if constexpr (B::channels_last)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from cunorm._builds import Build, Launch, Macros, cuda_bool
 from cunorm._cpu_plan import CPU_PACK, cpu_stores
-from cunorm._features import DeviceLimits
+from cunorm._cuda_plan import MOST_SMS
+from cunorm._features import DeviceLimits, Features
 from cunorm._plan import GRID_LIMIT
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupTypes
 from cunorm.group_norm._tiling import (
@@ -42,6 +43,13 @@ class Schedule(NamedTuple):
 _ALL, _FIND, _COMBINE = (True, True, True), (True, False, False), (False, True, False)
 _WRITE, _COMBINE_AND_WRITE = (False, False, True), (False, True, True)
 _LEAST_COPY = 4  # bytes of an asynchronous copy
+# GPUs of little shared memory and of much, without clusters and with: of any other, plans take no
+# more memory than those for one of them.
+SOME_GPUS = tuple(
+    DeviceLimits(MOST_SMS, "", 1024, shared - 1024, shared, 0, Features(clusters, False))
+    for shared in (64 << 10, 100 << 10, 164 << 10, 228 << 10)
+    for clusters in (False, True)
+)
 # Bytes of the samples that all cores together take at a time where each pass is a launch, so that
 # the last pass finds them in the cores' caches; and of those of which one core makes all passes, if
 # there are enough to share.

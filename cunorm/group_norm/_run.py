@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
+from math import prod
 
 from cunorm import _again, _backend, _cpu, _cpu_plan, _cuda_calls, _cuda_plan, _fallback, _scratch
 from cunorm._again import Ran
@@ -26,7 +27,7 @@ from cunorm.group_norm._calls import (
     param_grad_arguments,
     workspace_elements,
 )
-from cunorm.group_norm._plan import Schedule, cpu_schedule, cuda_schedule
+from cunorm.group_norm._plan import SOME_GPUS, Schedule, cpu_schedule, cuda_schedule
 
 
 def run(call: GroupCall) -> Ran | None:
@@ -38,6 +39,7 @@ def run(call: GroupCall) -> Ran | None:
     if device.kind == "cuda":
         schedule = schedule_of(form, device, call.access())
         size = workspace_elements(form, schedule)
+        _check_workspace(call, size * form.types.compute.itemsize)
         memory = contiguous_form((size,), form.types.compute, device) if size else None
         return _cuda_calls.run(call, _starter(form, call.numbers(), schedule, device), memory)
     if _backend.has_compiler():
@@ -68,6 +70,25 @@ def schedule_of(form: GroupForm, device: Device, access: int | None = None) -> S
     plan = partial(cuda_schedule, form.types, where)
     gpu = _backend.limits_that_fit(lambda gpu: plan(aligned, gpu).passes[0], device)
     return plan(aligned if access is None else access, gpu)
+
+
+def _check_workspace(call: GroupCall, size: int) -> None:
+    """Refuse memory that was planned before it was known for which GPU, and does not suffice."""
+    given = call.workspace
+    if given is not None and prod(given.shape) * given.dtype.itemsize < size:
+        raise RuntimeError(
+            f"cunorm: a group norm has {prod(given.shape) * given.dtype.itemsize} bytes of "
+            f"workspace, and takes {size} on this GPU"
+        )
+
+
+@lru_cache(maxsize=1024)
+def most_workspace_bytes(form: GroupForm) -> int:
+    """Return the bytes that a call takes at most on a GPU that is not known yet."""
+    where = form.where._replace(samples=max(form.where.samples, 1))
+    plans = (cuda_schedule(form.types, where, 1, gpu) for gpu in SOME_GPUS)
+    most = max(workspace_elements(form, schedule) for schedule in plans)
+    return most * form.types.compute.itemsize
 
 
 @lru_cache(maxsize=1024)

@@ -16,6 +16,7 @@ LINE = 16  # elements to which rows of channels are padded
 VALUES = 3  # that a part of a sample hands on of each group
 # Threads of a GPU's block, at most, each of which has so many packs of an operand, if there are.
 _THREADS, _PACKS, _WARP = 128, 12, 32
+_RUN = 16  # packs that a thread adds up one by one: `run` in C++
 _BLOCKS = 4  # on a multiprocessor, for which float32's registers leave room
 # Bytes of an operand that lie contiguous in a tile, at least, where a sample has so many; blocks
 # of a cluster at most; and blocks that share a multiprocessor's shared memory: the first fit is
@@ -26,7 +27,8 @@ _CLUSTERS = (1, 2, 4, 8, 16)
 # Bytes of a channels-first unit, at least: several small groups of a sample are one.
 _UNIT_BYTES = 16 << 10
 _RESERVED_BYTES = 2 << 10  # of a block's shared memory: what the driver takes, and alignment
-# Bytes of an operand in a tile, about, or what makes a tile of a sample for each multiprocessor.
+# Bytes of an operand in a tile, about, or what makes a tile of a sample for each multiprocessor (of
+# a backward, for every other).
 _LEAST_TILE = 24 << 10
 # Packs of a tile on a CPU: parts of lines, or of a channel; both stay in a core's caches. And bytes
 # of a line, once converted, that are a pack: each of its sums takes 8 registers of AVX-512.
@@ -70,6 +72,7 @@ class Tiling(NamedTuple):
     channel_parts: int = 1  # along the channels of a group
     cluster: int = 0  # blocks that make all passes over a unit; 0: each pass is a launch
     blocks_per_sm: int = 1  # for which registers leave room
+    has_runs: bool = False  # of packs, whose sums are added up: threads have many
 
     @property
     def threads(self) -> int:
@@ -94,6 +97,7 @@ class Tiling(NamedTuple):
             ("PACK", str(self.pack)),
             ("ACCESS", str(access)),
             ("ASYNC_COPIES", cuda_bool(async_copies)),
+            ("HAS_RUNS", cuda_bool(self.has_runs)),
         )
 
 
@@ -167,8 +171,8 @@ def _tiling(
     pack = _pack(types, channels if where.channels_last else where.positions)
     across = channels // pack if where.channels_last else channels
     along = where.positions if where.channels_last else where.positions // pack
-    channel_parts = _power_of_two(-(-across // _THREADS))
-    channel_threads = -(-across // channel_parts)
+    channel_threads = -(-across // _power_of_two(-(-across // _THREADS)))
+    channel_parts = -(-across // channel_threads)
     parts = blocks if streamed else max(1, blocks // channel_parts)
     of_part = -(-along // parts)
     threads = min(_THREADS, max(_WARP, channel_threads * -(-of_part // _PACKS)))
@@ -183,6 +187,7 @@ def _tiling(
         -(-along // length) if streamed else parts,
         channel_parts,
         0 if streamed or blocks % channel_parts else blocks,
+        has_runs=length > _RUN * position_threads,
     )
 
 

@@ -162,6 +162,7 @@ GROUP_PLANS = {  # named as of_groups says, and what else there is
         Samples(2, (580,), 10, 1, **_FIRST), FEATURES, _LITTLE
     ),
     "first, two launches": GroupPlan(Samples(2, (5003,), 4, 2, **_FIRST), "async_copies", _LITTLE),
+    "first, two launches, parts of channels, many": GroupPlan(Samples(2, (2,), 8193, 1, **_FIRST)),
     "first, two launches, parts of channels": GroupPlan(
         Samples(2, (15,), 520, 1, **_FIRST), spared=_LITTLE
     ),
