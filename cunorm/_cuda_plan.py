@@ -17,7 +17,7 @@ _BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
 # Rows on their way to shared memory at most, and bytes of them on a multiprocessor, for which there
 # are several; an asynchronous copy is of so many bytes at least, and a thread makes so many of an
 # operand's row at most, as each takes registers.
-_MOST_STAGES, _STAGED_BYTES, _LEAST_COPY, _MOST_COPIES = 4, 40 << 10, 4, 12
+_MOST_STAGES, _STAGED_BYTES, LEAST_COPY, _MOST_COPIES = 4, 40 << 10, 4, 12
 # Bytes of a block's shared memory that the driver takes, and what the kernel has beside; and those
 # that each warp of a cluster sends, as wide as float64.
 _RESERVED_BYTES, _SENT_BYTES = 2 << 10, 48
@@ -115,7 +115,7 @@ def _shared_memory(
     itemsizes = [dtype.itemsize for dtype in inputs if dtype is not None]
     stage = held * sum(itemsizes)
     copies = team.packs * team.pack // access
-    is_copied = access * min(itemsizes) >= _LEAST_COPY and copies <= _MOST_COPIES
+    is_copied = access * min(itemsizes) >= LEAST_COPY and copies <= _MOST_COPIES
     if is_streamed or not gpu.features.async_copies or not is_copied:
         return _SharedMemory(used, 0, in_shared)
     wanted = min(_MOST_STAGES, -(-_STAGED_BYTES // (stage * team.blocks_per_sm)))

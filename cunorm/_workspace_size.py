@@ -61,7 +61,7 @@ def workspace_size(
 
     A row norm's backward adds up dweight and dbias in parts, as many as keep the device busy, and
     then adds up the parts. A group norm's kernels hand on the statistics of parts of a sample,
-    those of its backward also the sums for dweight and dbias of each sample. Of the arrays only
+    those of its backward also the sums for dweight and dbias of each part of it. Of the arrays only
     shape, dtype, device and, of a group norm's x, the memory layout matter: the size is the same
     for each call on arrays of those, and so is enough for a training loop.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cunorm._builds import Build, Launch, Macros, cuda_bool
 from cunorm._cpu_plan import CPU_PACK, cpu_stores
-from cunorm._cuda_plan import MOST_SMS
+from cunorm._cuda_plan import LEAST_COPY, MOST_SMS
 from cunorm._features import DeviceLimits, Features
 from cunorm._plan import GRID_LIMIT
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupTypes
@@ -33,7 +33,7 @@ class Schedule(NamedTuple):
 
     passes: tuple[Launch, ...]
     chunk: int
-    block_groups: int  # groups of which one block makes all passes
+    block_groups: int  # on a CPU, groups of which one block makes all passes
     part_positions: int
     parts: int  # of a sample
     handed_size: int  # elements of what the passes of a chunk hand on in global memory
@@ -42,7 +42,6 @@ class Schedule(NamedTuple):
 # The passes that a launch makes: finding, combining, writing.
 _ALL, _FIND, _COMBINE = (True, True, True), (True, False, False), (False, True, False)
 _WRITE, _COMBINE_AND_WRITE = (False, False, True), (False, True, True)
-_LEAST_COPY = 4  # bytes of an asynchronous copy
 # GPUs of little shared memory and of much, without clusters and with: of any other, plans take no
 # more memory than those for one of them.
 SOME_GPUS = tuple(
@@ -67,7 +66,7 @@ def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: DeviceLim
     tiling = cuda_tiling(types, where, gpu)
     access = min(access, tiling.pack)
     least = access * min(dtype.itemsize for dtype in types.loaded())
-    async_copies = gpu.features.async_copies and least >= _LEAST_COPY
+    async_copies = gpu.features.async_copies and least >= LEAST_COPY
     macros = (
         *_macros(types, where, channels=where.channels, groups=where.groups),
         *tiling.macros(access, async_copies),

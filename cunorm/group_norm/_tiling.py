@@ -70,7 +70,7 @@ class Tiling(NamedTuple):
     part_positions: int
     parts: int  # along the positions of a sample
     channel_parts: int = 1  # along the channels of a group
-    cluster: int = 0  # blocks that make all passes over a unit; 0: each pass is a launch
+    cluster: int = 0  # blocks that make all passes over a unit; 0: there are several launches
     blocks_per_sm: int = 1  # for which registers leave room
     has_runs: bool = False  # of packs, whose sums are added up: threads have many
 

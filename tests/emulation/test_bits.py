@@ -15,12 +15,9 @@ from tests.support.operands import assert_same_bits
 pytestmark = needs_softgpu
 
 TYPICAL = {
-    "16 threads a row",
-    "a block of 128 a row, 1 row ahead",
-    "a cluster of 4",
-    "last, a block",
+    *("16 threads a row", "a block of 128 a row, 1 row ahead", "a cluster of 4"),
+    *("last, a block", "last, a cluster of several groups", "first, two launches"),
 }
-TYPICAL |= {"last, a cluster of several groups", "first, two launches"}
 assert set().union(*PLANS.values()) >= TYPICAL
 some_plans = pytest.mark.parametrize("planned", every_plan(typical=TYPICAL))
 CASES = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,7 +21,14 @@ jnp = jax.numpy
 
 import cunorm.jax  # noqa: E402
 from tests.support.gpus import limits_of  # noqa: E402
-from tests.support.internals import MOST_SMS, Device, _cuda_plan  # noqa: E402
+from tests.support.internals import (  # noqa: E402
+    MOST_SMS,
+    Device,
+    _cuda_plan,
+    _group_run,
+    cuda_schedule,
+    workspace_elements,
+)
 from tests.support.jax_frames import (  # noqa: E402
     CONTEXT,
     Api,
@@ -107,6 +116,29 @@ def test_no_gpu_needs_more_workspace_than_xla_is_told_of(sms):
             gpu = limits_of("90", sm_count=sms)
             launch = _cuda_plan.cuda_backward(form.types, form.where.walk, 1, gpu)
             assert launch.sums_size * form.types.compute.itemsize <= settled.workspace
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 1, 4096), (2, 49, 2048), (2, 4096, 64), (1, 5003, 8)], ids=str
+)
+def test_no_gpu_needs_more_workspace_for_images_than_xla_is_told_of(shape):
+    for call in calls(images, shape, shape[-1]):
+        settled = settle(Op.parse(call.text), Device("cuda", 0))
+        form = settled.call(*[None] * settled.arrays).form
+        for capability, sms in product(("75", "86", "90"), (1, 132, MOST_SMS)):
+            schedule = cuda_schedule(form.types, form.where, 1, limits_of(capability, sm_count=sms))
+            size = workspace_elements(form, schedule) * form.types.compute.itemsize
+            assert size <= settled.workspace
+
+
+@pytest.mark.gpu
+def test_a_workspace_that_does_not_suffice_is_refused():
+    gpu, api, call = OnCupy(), Api(), calls(*IMAGES)[1]
+    arrays = [gpu.put(np.ones(*form)) for form in (*call.inputs, *call.results)]
+    at = [one.data.ptr for one in arrays]
+    with mock.patch.object(_group_run, "workspace_elements", lambda *_: 1 << 30):
+        assert Frame(api, call.text, at[:5], at[5:]).handled(_handler.run_on_cuda)
+    assert "bytes of workspace, and takes 4294967296 on this GPU" in api.errors[0]
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -47,6 +47,15 @@ def test_a_constant_group_gives_the_activation_of_bias(device, axis):
             assert_same_bits(f.mean, constants[:, 0].astype(np.float32), "mean")
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_a_constant_group_without_bias_gives_zeros(device, axis):
+    """Of parts of unlike length, too."""
+    shape = (1, 1999, 24) if axis == -1 else (1, 24, 1999)
+    for constant in (0.1, 1e4 + 1 / 3, -7e-5):
+        x = device.put(np.full(shape, constant, np.float32))
+        assert not device.get(cunorm.group_norm(x, 3, channel_axis=axis)).any()
+
+
 # --- c and eps ------------------------------------------------------------------------------------
 
 

@@ -54,6 +54,7 @@ from cunorm.group_norm import _plan as _group_plan
 from cunorm.group_norm import _run as _group_run
 from cunorm.group_norm import _tiling as _group_tiling
 from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes
+from cunorm.group_norm._calls import workspace_elements
 from cunorm.group_norm._plan import cuda_schedule
 from cunorm.group_norm._tiling import Samples
 from cunorm.row_norm import _backward, _forward
@@ -129,6 +130,7 @@ __all__ = [
     "runners",
     "source_text",
     "thread_count",
+    "workspace_elements",
     "workspace_size",
     "worst_error",
 ]

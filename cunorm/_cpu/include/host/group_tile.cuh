@@ -206,11 +206,6 @@ struct TilePacks {
     return next < count ? next : line;
   }
 };
-template <class B>
-struct TilePacks<B, absent> {
-  template <class T>
-  TilePacks(const SharedMemory&, const Tile<B>&, const Lines<T>&) {}
-};
 
 template <class B, class T>
 struct TileOutput : OutputPack<B, T> {
@@ -347,24 +342,22 @@ struct Group {
   void put(int value, C v) const { team.of_group(value, of_launch()) = typename B::compute_t(v); }
 
   Part part(index_t) const {
-    const C count = C(team.sizes.positions_of(0));
-    return of_channel(0, number * group_channels(), count, 1 / count);
+    return of_channel(0, number * group_channels(), C(team.sizes.positions_of(0)));
   }
   template <class Use>
   void for_each_part(const Use& use) const {
     const index_t first = number * group_channels(), end = first + group_channels();
     for (index_t part = 0; part < team.sizes.parts; ++part) {
-      const C count = C(team.sizes.positions_of(part)), inverse = 1 / count;
-      for (index_t channel = first; channel < end; ++channel)
-        use(of_channel(part, channel, count, inverse));
+      const C count = C(team.sizes.positions_of(part));
+      for (index_t channel = first; channel < end; ++channel) use(of_channel(part, channel, count));
     }
   }
 
  private:
-  Part of_channel(index_t part, index_t channel, C count, C inverse) const {
+  Part of_channel(index_t part, index_t channel, C count) const {
     Part found = {{}, count};
     for (int i = 0; i < 3; ++i) found.values.item[i] = team.row(i, sample, part)[channel];
-    found.mean = found.values.item[0] * inverse;
+    found.mean = found.values.item[0] / count;
     return found;
   }
 };
