@@ -57,7 +57,9 @@ struct silu {
   template <class V>
   static __device__ Activated<V> at(V z) {
     const auto s = logistic(z);
-    return {z * s.value, s.value * fma(bounded(z), s.complement, math::constant<V>(1))};
+    const V value = z * s.value;
+    if constexpr (math::approximate) return {value, fma(-value, s.value, s.value + value)};
+    return {value, s.value * fma(bounded(z), s.complement, math::constant<V>(1))};
   }
 };
 

@@ -52,28 +52,24 @@ struct Inputs {
 // What p and h of a strip's channels take.
 template <class B, class Bias>
 struct Channels {
-  struct Found {
-    Items<B> p, h;
-  };
   const Inputs<B>& inputs;
   ChannelItems<B> mean, factor;  // rstd * weight
   Bias bias;
 
-  // Of the items of a pack.
-  template <class At>
-  __device__ Found operator[](At at) const {
+  // use(item, p, h) for the items of a pack.
+  template <class At, class Use>
+  __device__ void for_each_of_pack(At at, Use use) const {
     const auto x = inputs.x[at];
     const auto dy = inputs.dy[at];
-    Items<B> p;
     for_each_item<B>(at, [&](auto item) {
-      p.item[item.index] = clear_outside<B>(read<B>(x, item) - of_channel<B>(mean, item), item);
+      const auto p = clear_outside<B>(read<B>(x, item) - of_channel<B>(mean, item), item);
+      use(item, p, inputs.h(at, item, [&] {
+        if constexpr (B::identity) return read<B>(dy, item);
+        const auto n = affine<B>(p, of_channel<B>(factor, item), bias,
+                                 B::channels_last ? item.index : 0);
+        return clear_outside<B>(read<B>(dy, item) * B::activation::at(n).derivative, item);
+      }));
     });
-    return {p, inputs.h(at, [&](auto item) {
-              if constexpr (B::identity) return read<B>(dy, item);
-              const auto n = affine<B>(p.item[item.index], of_channel<B>(factor, item), bias,
-                                       B::channels_last ? item.index : 0);
-              return clear_outside<B>(read<B>(dy, item) * B::activation::at(n).derivative, item);
-            })};
   }
 };
 
@@ -93,11 +89,10 @@ template <class B, class Strip, class Found>
 __device__ inline void find_sums(const Arguments<B>& arguments, const Strip& strip,
                                  const Found& channels, const GroupTeam<B>& team) {
   const auto found = strip.template sums<3>([&](auto at, auto& sums) {
-    const auto pack = channels[at];
-    for_each_item<B>(at, [&](auto item) {
-      sums[SumH].add(item, pack.h.item[item.index]);
-      sums[SumHP].add_product(item, pack.h.item[item.index], pack.p.item[item.index]);
-      sums[SumP].add(item, pack.p.item[item.index]);
+    channels.for_each_of_pack(at, [&](auto item, auto p, auto h) {
+      sums[SumH].add(item, h);
+      sums[SumHP].add_product(item, h, p);
+      sums[SumP].add(item, p);
     });
   });
   team.hand_on(strip, found, arguments.weight);
@@ -130,12 +125,10 @@ __device__ inline void write_dx(const Arguments<B>& arguments, const Strip& stri
   };
   const auto factor_of_p = factor(FactorOfP), offset = factor(Offset);
   strip.for_each_pack([&](auto at) {
-    const auto pack = channels[at];
     TileOutput<B, typename B::dx_t> dx(strip, arguments.dx, at);
-    for_each_item<B>(at, [&](auto item) {
-      const auto rest = fma(pack.p.item[item.index], of_channel<B>(factor_of_p, item),
-                            of_channel<B>(offset, item));
-      write(dx, item, fma(pack.h.item[item.index], of_channel<B>(channels.factor, item), rest));
+    channels.for_each_of_pack(at, [&](auto item, auto p, auto h) {
+      const auto rest = fma(p, of_channel<B>(factor_of_p, item), of_channel<B>(offset, item));
+      write(dx, item, fma(h, of_channel<B>(channels.factor, item), rest));
     });
     dx.store(at);
   });

@@ -200,16 +200,14 @@ struct TileOutput : OutputPack<B, T> {
   }
 };
 
-// What passes compute of a pack's items, f(item), each anew, for results that lie somewhere.
+// What passes compute of items, f(), each anew, for results that lie somewhere.
 template <class B>
 struct TileItems {
   template <class T>
   __device__ TileItems(const Tile<B>&, const Lines<T>&) {}
   template <class F>
-  __device__ Items<B> operator()(PackAt at, F f) const {
-    Items<B> items;
-    for_each_item<B>(at, [&](auto item) { items.item[item.index] = f(item); });
-    return items;
+  __device__ Item<B> operator()(PackAt, ItemAt, F f) const {
+    return f();
   }
 };
 

@@ -175,7 +175,8 @@ def _tiling(
     channel_parts = -(-across // channel_threads)
     parts = blocks if streamed else max(1, blocks // channel_parts)
     of_part = -(-along // parts)
-    threads = min(_THREADS, max(_WARP, channel_threads * -(-of_part // _PACKS)))
+    warps = -(-channel_threads * -(-of_part // _PACKS) // _WARP)
+    threads = min(_THREADS, warps * _WARP)
     position_threads = min(max(1, threads // channel_threads), of_part)
     length = -(-of_part // position_threads) * position_threads
     return Tiling(

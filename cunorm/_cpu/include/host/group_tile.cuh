@@ -231,16 +231,15 @@ struct TileItems {
         group_channels(tile.sizes.channels / tile.sizes.groups),
         line_packs((tile.sizes.positions + B::pack - 1) / B::pack) {}
 
-  template <class At, class F>
-  Items<B> operator()(At at, const F& f) const {
-    if constexpr (KEPT_H > 0 && At::writes) return *place(at);
-    Items<B> items;
-    for_each_item<B>(at, [&](auto item) { items.item[item.index] = f(item); });
+  template <class At, class ItemAt, class F>
+  Item<B> operator()(At at, ItemAt item, const F& f) const {
+    if constexpr (KEPT_H > 0 && At::writes) return place(at)->item[item.index];
+    const Item<B> v = f();
     if constexpr (KEPT_H > 0) {
-      prefetch_output<B>(results.at(at.sample, at.line), at.column);
-      *place(at) = items;
+      if (item.index == 0) prefetch_output<B>(results.at(at.sample, at.line), at.column);
+      place(at)->item[item.index] = v;
     }
-    return items;
+    return v;
   }
 
  private:

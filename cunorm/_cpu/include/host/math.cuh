@@ -17,6 +17,8 @@
 
 namespace math {
 
+inline constexpr bool approximate = false;
+
 template <class C>
 inline C reciprocal_root(C v) {
   return C(1.0 / sqrt(double(v)));
