@@ -10,8 +10,8 @@
 // The saved mean is rounded, so its error is measured and taken out again where it counts:
 //   correction = mean of p,   r = (p - correction) * rstd
 //
-// As in the forward, sums of parts are found and combined. What the parts add to dweight and dbias,
-// param_grad.cu adds up.
+// As in the forward, sums of parts are found and combined. A row for each part holds what it adds
+// to dweight, at first sums of h * p, and one what it adds to dbias: param_grad.cu adds them up.
 #include "group_tile.cuh"
 
 struct Build : GroupBuild {
@@ -34,7 +34,7 @@ struct Arguments {
   const typename B::compute_t* mean;
   const typename B::compute_t* rstd;
   typename B::compute_t* dweight_sums;  // a row of channels for each part of each sample
-  typename B::compute_t* dbias_sums;
+  typename B::compute_t* dbias_sums;    // the same, also where dweight alone is wanted
   typename B::compute_t* handed_on;
   Sizes sizes;
 };
@@ -65,8 +65,8 @@ struct Channels {
       const auto p = clear_outside<B>(read<B>(x, item) - of_channel<B>(mean, item), item);
       use(item, p, inputs.h(at, item, [&] {
         if constexpr (B::identity) return read<B>(dy, item);
-        const auto n = affine<B>(p, of_channel<B>(factor, item), bias,
-                                 B::channels_last ? item.index : 0);
+        const auto n =
+            affine<B>(p, of_channel<B>(factor, item), bias, B::channels_last ? item.index : 0);
         return clear_outside<B>(read<B>(dy, item) * B::activation::at(n).derivative, item);
       }));
     });
@@ -96,6 +96,9 @@ __device__ inline void find_sums(const Arguments<B>& arguments, const Strip& str
     });
   });
   team.hand_on(strip, found, arguments.weight);
+  const index_t row = strip.row_of_sums();
+  if constexpr (B::dweight) team.store(strip, found, SumHP, arguments.dweight_sums + row);
+  if constexpr (B::dweight || B::dbias) team.store(strip, found, SumH, arguments.dbias_sums + row);
 }
 
 template <class B, class Group>
@@ -135,14 +138,14 @@ __device__ inline void write_dx(const Arguments<B>& arguments, const Strip& stri
 }
 
 template <class B, class Strip>
-__device__ inline void write_param_sums(const Arguments<B>& arguments, const Strip& strip,
-                                        const GroupTeam<B>& team) {
-  const index_t row = strip.row_of_sums() * sum_pitch(arguments.sizes.channels);
-  team.for_each_channel(strip, [&](index_t channel, auto group, auto sum_h, auto sum_h_p) {
-    const auto sum_h_q = fma(-team.of_group(Correction, group), sum_h, sum_h_p);
-    if constexpr (B::dweight)
-      arguments.dweight_sums[row + channel] = arguments.rstd[strip.index_of(group)] * sum_h_q;
-    if constexpr (B::dbias) arguments.dbias_sums[row + channel] = sum_h;
+__device__ inline void correct_dweight_sums(const Arguments<B>& arguments, const Strip& strip,
+                                            const GroupTeam<B>& team) {
+  const index_t row = strip.row_of_sums();
+  team.for_each_channel(strip, [&](index_t channel, auto group) {
+    auto& sum = arguments.dweight_sums[row + channel];
+    const auto correction = team.of_group(Correction, group);
+    sum = arguments.rstd[strip.index_of(group)] *
+          fma(-correction, arguments.dbias_sums[row + channel], sum);
   });
 }
 
@@ -172,6 +175,6 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
   if constexpr (Build::write)
     tile.for_each_strip([&](const auto& strip) {
       if constexpr (present<Build::dx_t>) write_dx(arguments, strip, channels(strip), team);
-      if constexpr (Build::dweight || Build::dbias) write_param_sums(arguments, strip, team);
+      if constexpr (Build::dweight) correct_dweight_sums(arguments, strip, team);
     });
 }

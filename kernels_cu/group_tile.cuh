@@ -20,11 +20,11 @@ template <class B>
 struct Tile {
   static constexpr int group_channels = B::channels / B::groups;
   static constexpr int unit_channels = group_channels * B::unit_groups;
-  static constexpr int units = B::groups / B::unit_groups;
+  static constexpr int units = B::groups / B::unit_groups;  // of a sample
   static constexpr int columns = B::channel_threads * (B::channels_last ? B::pack : 1);
-  static constexpr int channel_parts = (unit_channels + columns - 1) / columns;
-  static constexpr int thread_positions = B::channels_last ? 1 : B::pack;
-  static constexpr int step = B::position_threads * thread_positions;
+  static constexpr int channel_parts = (unit_channels + columns - 1) / columns;  // of a unit
+  static constexpr int pack_positions = B::channels_last ? 1 : B::pack;
+  static constexpr int step = B::position_threads * pack_positions;  // from pack to pack
 
   const Sizes& sizes;
   index_t sample;  // in the launch
@@ -35,26 +35,25 @@ struct Tile {
 
   // A launch that only writes goes backwards, as what was read last is in the caches still.
   __device__ explicit Tile(const Sizes& sizes) : sizes(sizes) {
-    const int parts = one_launch<B> ? B::cluster : sizes.parts * channel_parts;
     const unsigned block = B::find ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-    unit = (one_launch<B> ? block / parts : block) % units;
-    part = one_launch<B> ? block % parts : block / units % parts;
-    sample = block / (units * parts);
+    unit = (one_launch<B> ? block / parts() : block) % units;
+    part = one_launch<B> ? block % parts() : block / units % parts();
+    sample = block / (units * parts());
     const int lane =
         B::channels_last ? threadIdx.x % B::channel_threads : threadIdx.x / B::position_threads;
     row = B::channels_last ? threadIdx.x / B::channel_threads : threadIdx.x % B::position_threads;
     column = lane * (B::channels_last ? B::pack : 1);
     const int channel_in_unit = part % channel_parts * columns + column;
     channel = index_t(unit) * unit_channels + channel_in_unit;
-    const int before = row * thread_positions, length = positions(part);
+    const int before = row * pack_positions, length = positions(part);
     first = part / channel_parts * sizes.part_positions + before;
     const bool has_packs =
-        has_place() && inside(channel_in_unit, unit_channels) && inside(before, length);
+        has_columns() && inside(channel_in_unit, unit_channels) && inside(before, length);
     packs = has_packs ? (length - before + step - 1) / step : 0;
   }
 
   // Some threads are left over at the end of a block.
-  __device__ bool has_place() const {
+  __device__ bool has_columns() const {
     return inside(row, B::position_threads) && inside(column, columns);
   }
   __device__ static int channels(int part) {
@@ -76,14 +75,14 @@ struct Tile {
   __device__ index_t index_of(int group) const {
     return whole_sample() * sizes.groups + in_sample(group);
   }
-  // What the part adds to the gradients of parameters is a row of its own.
+  // Where the row begins that has what the part adds to the gradient of a parameter.
   __device__ index_t row_of_sums() const {
-    return whole_sample() * sizes.parts + part / channel_parts;
+    return (whole_sample() * sizes.parts + part / channel_parts) * sum_pitch(sizes.channels);
   }
 
-  // Where a pack of the thread is in an operand.
+  // Of a pack of the thread in an operand.
   template <class T>
-  __device__ T* place(const Lines<T>& lines, PackAt at) const {
+  __device__ T* address(const Lines<T>& lines, PackAt at) const {
     const index_t position = first + at.index * index_t(step);
     if constexpr (B::channels_last) return lines.at(whole_sample(), position) + channel;
     return lines.at(whole_sample(), channel) + position;
@@ -98,16 +97,13 @@ struct Tile {
   __device__ auto of_strips(Of of) const {
     return [found = of(*this)](const Tile&) { return found; };
   }
-  // The thread's packs from one to another, when they have been copied.
+  // f for the thread's packs, of which so many from one on, when they have been copied.
   template <class F>
-  __device__ void for_each_pack(int from, int to, F f) const {
+  __device__ void for_each_pack(F f, int from = 0, int most = 1 << 30) const {
     if constexpr (B::async_copies) async_wait<0>();
+    const int to = min(packs, from + most);
 #pragma unroll 2
     for (int i = from; i < to; ++i) f(PackAt{i});
-  }
-  template <class F>
-  __device__ void for_each_pack(F f) const {
-    for_each_pack(0, packs, f);
   }
 
   // Sums for each of the thread's channels, to which add(pack, sums) adds: those of runs are added
@@ -119,7 +115,7 @@ struct Tile {
     if constexpr (B::has_runs)
       for (int first = 0; first < packs; first += run) {
         ItemSums<B> recent[count];
-        for_each_pack(first, min(first + run, packs), [&](PackAt at) { add(at, recent); });
+        for_each_pack([&](PackAt at) { add(at, recent); }, first, run);
         unrolled<count>([&](int value) {
           unrolled<B::pack>([&](int i) { sums[value].sums.item[i] += recent[value].sums.item[i]; });
         });
@@ -177,7 +173,7 @@ struct TilePacks {
     if constexpr (!B::reads) return;
 #pragma unroll 4
     for (int i = 0; i < tile.packs; ++i)
-      shared.template copy<B::async_copies>(i, tile.place(lines, {i}));
+      shared.template copy<B::async_copies>(i, tile.address(lines, {i}));
     if constexpr (B::async_copies) async_commit();
   }
   __device__ LoadedPack<B, T> operator[](PackAt at) const {
@@ -189,7 +185,7 @@ struct TilePacks {
 template <class B, class T>
 struct TileOutput : OutputPack<B, T> {
   __device__ TileOutput(const Tile<B>& tile, const Lines<T>& lines, PackAt at)
-      : OutputPack<B, T>(tile.place(lines, at), 0) {}
+      : OutputPack<B, T>(tile.address(lines, at), 0) {}
 
   // By stores that no compiler cuts into smaller ones.
   __device__ void store(PackAt) const {
@@ -235,7 +231,7 @@ struct GroupTeam {
 
   const Tile<B>& tile;
   Scratch& scratch;
-  C* handed_on;  // values of each sample, group and part; then sums of each channel
+  C* handed_on;  // values of each sample, group and part
 
   __device__ GroupTeam(const Tile<B>& tile, Scratch& scratch, C* handed_on)
       : tile(tile), scratch(scratch), handed_on(handed_on) {
@@ -265,29 +261,31 @@ struct GroupTeam {
     add_up(sums);
     for_each_group([&](int group) {
       const auto found = group_sums<2>(group, unweighted);
-      hand_on(group, Values{{found.item[0], found.item[1], scratch.means[group]}});
+      send(group, Values{{found.item[0], found.item[1], scratch.means[group]}});
     });
   }
-  // In the backward the first two times the weight, and those of each channel as they are.
+  // In the backward the first two times the weight.
   template <class T>
   __device__ void hand_on(const Tile<B>&, const Sums<3>& sums, const T* weight) const {
     add_up(sums);
-    for_each_group([&](int group) { hand_on(group, group_sums<3>(group, weight)); });
-    if constexpr (!one_launch<B>)
-      for_each_column([&](int column, index_t channel) {
-        for (int i = 0; i < 2; ++i) *channel_place(i, channel) = column_sum(i, column);
-      });
+    for_each_group([&](int group) { send(group, group_sums<3>(group, weight)); });
   }
 
-  // The tile's sums of a channel, which were handed on: use(channel, group, sum_h, sum_h_p).
-  template <class Use>
-  __device__ void for_each_channel(const Tile<B>&, Use use) const {
-    for_each_column([&](int column, index_t channel) {
-      C sums[2];
-      for (int i = 0; i < 2; ++i)
-        sums[i] = one_launch<B> ? column_sum(i, column) : *channel_place(i, channel);
-      use(channel, int(channel - tile.first_channel()) / group_channels, sums[0], sums[1]);
+  // Stores one of the sums handed on, of each channel, by the thread that has it below.
+  __device__ void store(const Tile<B>& tile, const Sums<3>&, int value, C* row) const {
+    for_each_channel(tile, [&](index_t channel, int) {
+      C sum = 0;
+      for (int slice = 0; slice < slices; ++slice)
+        sum += scratch.sums[value][slice][channel - tile.first_channel()];
+      row[channel] = sum;
     });
+  }
+  // use(channel, group) for the tile's.
+  template <class Use>
+  __device__ void for_each_channel(const Tile<B>& tile, Use use) const {
+#pragma unroll 1
+    for (int column = threadIdx.x; column < tile.channels(tile.part); column += B::threads)
+      use(tile.first_channel() + column, column / group_channels);
   }
 
   // use(group) for the tile's groups, each by a warp.
@@ -296,36 +294,29 @@ struct GroupTeam {
     for (int group = threadIdx.x / 32; group < B::unit_groups; group += B::threads / 32) use(group);
   }
   // What a part handed on.
-  __device__ Values* place(int group, int part) const {
+  __device__ Values* values_of(int group, int part) const {
     if constexpr (one_launch<B>) return &scratch.parts[part][group];
     const index_t first = tile.sample * tile.sizes.groups + tile.in_sample(group);
     return reinterpret_cast<Values*>(handed_on) + first * tile.parts() + part;
   }
 
  private:
-  __device__ void hand_on(int group, const Values& values) const {
+  __device__ void send(int group, const Values& values) const {
     if constexpr (is_cluster) {
       if (const int lane = threadIdx.x % 32; inside(lane, B::cluster))
         unrolled<3>([&](int i) {
-          cluster_send(values.item[i], &place(group, tile.part)->item[i], scratch.arrivals, lane);
+          cluster_send(values.item[i], &values_of(group, tile.part)->item[i], scratch.arrivals,
+                       lane);
         });
     } else if (threadIdx.x % 32 == 0) {
-      *place(group, tile.part) = values;
+      *values_of(group, tile.part) = values;
     }
-  }
-  __device__ C* channel_place(int value, index_t channel) const {
-    const Sizes& sizes = tile.sizes;
-    C* const first = reinterpret_cast<C*>(reinterpret_cast<Values*>(handed_on) +
-                                          sizes.samples * sizes.groups * tile.parts());
-    const index_t row =
-        (tile.sample * sizes.parts + tile.part / Tile<B>::channel_parts) * 2 + value;
-    return first + row * sum_pitch(sizes.channels) + channel;
   }
 
   // The threads' sums to those of columns, of each in `slices` of them.
   template <int count>
   __device__ void add_up(const Sums<count>& sums) const {
-    if (tile.has_place())
+    if (tile.has_columns())
       unrolled<count>([&](int value) {
         for_channels<B>([&](int i) {
           return scratch.sums[value][tile.row][tile.column + i] = sums.item[value].item[i];
@@ -340,11 +331,6 @@ struct GroupTeam {
           [&](int value) { scratch.sums[value][i / columns][i % columns] = total[value]; });
     }
     __syncthreads();
-  }
-  __device__ C column_sum(int value, int column) const {
-    C sum = 0;
-    for (int slice = 0; slice < slices; ++slice) sum += scratch.sums[value][slice][column];
-    return sum;
   }
   // By a warp, of a group's columns: all but the third times the weight.
   static constexpr const absent* unweighted = nullptr;
@@ -363,11 +349,6 @@ struct GroupTeam {
     }
     return warp_all_reduce<32>(sums);
   }
-  template <class Use>
-  __device__ void for_each_column(Use use) const {
-    for (int column = threadIdx.x; column < tile.channels(tile.part); column += B::threads)
-      use(column, tile.first_channel() + column);
-  }
 };
 
 // A group of the tile, whose parts a warp combines.
@@ -379,12 +360,12 @@ struct Group {
     C count, mean;  // of its elements, and of the first value over them
   };
   const GroupTeam<B>& team;
-  int number, lane = threadIdx.x % 32;
+  int group, lane = threadIdx.x % 32;
 
-  __device__ index_t index() const { return team.tile.index_of(number); }
+  __device__ index_t index() const { return team.tile.index_of(group); }
   __device__ C elements() const { return C(Tile<B>::group_channels * team.tile.sizes.positions); }
   __device__ Part part(int number) const {
-    const auto values = *team.place(this->number, number);
+    const auto values = *team.values_of(group, number);
     const C count = C(team.tile.channels_of_group(number) * team.tile.positions(number));
     return {values, count, count > 0 ? values.item[0] / count : 0};
   }
@@ -394,7 +375,7 @@ struct Group {
   }
   __device__ bool is_first_thread() const { return lane == 0; }
   __device__ bool is_of_first_part() const { return team.tile.part == 0; }
-  __device__ void put(int value, C v) const { team.of_group(value, number) = v; }
+  __device__ void put(int value, C v) const { team.of_group(value, group) = v; }
 };
 
 // use(group), each by a warp, which combines what it handed on or others did; all see what it

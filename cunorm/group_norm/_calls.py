@@ -141,9 +141,10 @@ def array_count(form: GroupForm) -> int:
 
 def workspace_elements(form: GroupForm, schedule: Schedule) -> int:
     """Return how many elements of the compute type a call's workspace has."""
-    where = form.where
-    parameters = form.parameters if isinstance(form, GroupBackwardForm) else 0
-    return schedule.handed_size + parameters * where.samples * schedule.parts * where.pitch
+    where, rows = form.where, 0
+    if isinstance(form, GroupBackwardForm):  # dweight takes the sums for dbias, too
+        rows = 2 if form.types.dweight else int(form.types.dbias)
+    return schedule.handed_size + rows * where.samples * schedule.parts * where.pitch
 
 
 def arguments(
@@ -202,7 +203,7 @@ def param_grad_arguments(form: GroupBackwardForm, pointers: Pointers, schedule: 
 
 
 def _sum_pointers(form: GroupBackwardForm, first: int, schedule: Schedule) -> tuple[int, int]:
-    """Return where the sums for dweight and for dbias begin, of each part of each sample."""
+    """Return where the sums for dweight and for dbias begin: rows for each part of each sample."""
     itemsize = form.types.compute.itemsize
     dweight = first + schedule.handed_size * itemsize
     rows = form.where.samples * schedule.parts * form.where.pitch * itemsize

@@ -80,8 +80,6 @@ def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: DeviceLim
     if not tiling.cluster:
         passes = [(_FIND, units * parts), (_COMBINE_AND_WRITE, units * parts)]
         handed = VALUES * where.groups * parts
-        if isinstance(types, GroupBackwardTypes):
-            handed += 2 * tiling.parts * where.pitch
     return _schedule(types, where, tiling, macros, passes, where.samples, handed, shared)
 
 
@@ -105,8 +103,7 @@ def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     passes += [(_WRITE, tiling.parts * strips)]
     if block_groups:
         passes = [(_ALL, where.groups // block_groups)]
-    rows = VALUES + (2 if isinstance(types, GroupBackwardTypes) else 0)
-    handed = rows * tiling.parts * where.pitch + VALUES * where.groups
+    handed = VALUES * (tiling.parts * where.pitch + where.groups)
     return _schedule(types, where, tiling, macros, passes, chunk, handed, 0, block_groups or 1)
 
 

@@ -52,7 +52,9 @@ struct Strip {
   Channel channel;
 
   index_t index_of(index_t group) const { return sizes.first_sample * sizes.groups + group; }
-  index_t row_of_sums() const { return (sizes.first_sample + sample) * sizes.parts + part; }
+  index_t row_of_sums() const {
+    return ((sizes.first_sample + sample) * sizes.parts + part) * sum_pitch(sizes.channels);
+  }
 
   // To be written.
   template <class F>
@@ -249,12 +251,12 @@ struct TileItems {
   }
 };
 
-// What strips hand on: rows of channels, of the sums that are combined and then of those that are
-// not, for each part of each sample; and what is found of each group of the launch.
+// What strips hand on: rows of sums of channels for each part of each sample; and what is found of
+// each group of the launch.
 template <class B>
 struct GroupTeam {
   using C = typename B::compute_t;
-  static constexpr int rows = B::sums == 2 ? 3 : 5;
+  static constexpr int rows = 3;
   struct Scratch {};
 
   const Sizes& sizes;
@@ -288,35 +290,37 @@ struct GroupTeam {
   }
   template <class Strip, class T>
   void hand_on(const Strip& strip, const Pack<ChannelItems<B>, 3>& sums, const T* weight) const {
-    for (int i = 0; i < 2; ++i) {
-      store(strip, i, weighted<B>(sums.item[i], strip.parameter(weight)));
-      store(strip, 3 + i, sums.item[i]);
-    }
+    for (int i = 0; i < 2; ++i) store(strip, i, weighted<B>(sums.item[i], strip.parameter(weight)));
     store(strip, 2, sums.item[2]);
   }
 
+  template <class Strip>
+  void store(const Strip& strip, const Pack<ChannelItems<B>, 3>& sums, int value, C* row) const {
+    store(strip, sums.item[value], row);
+  }
   template <class Strip, class Use>
   void for_each_channel(const Strip& strip, const Use& use) const {
-    const C* const h = row(3, strip.sample, strip.part);
-    const C* const h_p = row(4, strip.sample, strip.part);
     const index_t size = sizes.channels / sizes.groups, first = strip.sample * sizes.groups;
     const index_t count = B::channels_last ? B::pack : 1;
     const index_t end = std::min<index_t>(strip.channel + count, sizes.channels);
     for (index_t channel = strip.channel; channel < end; ++channel)
-      use(channel, first + channel / size, h[channel], h_p[channel]);
+      use(channel, first + channel / size);
   }
 
  private:
   template <class Strip>
   void store(const Strip& strip, int value, const ChannelItems<B>& items) const {
-    C* const place = row(value, strip.sample, strip.part);
+    store(strip, items, row(value, strip.sample, strip.part));
+  }
+  template <class Strip>
+  void store(const Strip& strip, const ChannelItems<B>& items, C* row) const {
     if constexpr (B::channels_last) {
-      OutputPack<B, C, true> output(place, sizes.channels);
+      OutputPack<B, C, true> output(row, sizes.channels);
       for_each_item<B>(strip.channel, sizes.channels,
                        [&](auto at) { write(output, at, items.item[at.index]); });
       output.store(strip.channel);
     } else {
-      place[strip.channel] = first_of(items.item[0]);
+      row[strip.channel] = first_of(items.item[0]);
     }
   }
 };
