@@ -170,8 +170,10 @@ bool run_each_warp(const std::vector<Warp*>& warps, Schedule schedule) {
   if (schedule == Schedule::kRandom)
     for (size_t k = 0; k < n; ++k) moved |= run_warp(*warps[next_random() % n], schedule);
   if (moved) return true;
-  for (size_t k = 0; k < n; ++k)
+  for (size_t k = 0; k < n; ++k) {
     moved |= run_warp(*warps[schedule == Schedule::kReverse ? n - 1 - k : k], schedule);
+    if (moved && schedule != Schedule::kLockstep) return true;  // a block before the next
+  }
   return moved;
 }
 
