@@ -27,7 +27,7 @@ __device__ inline V bounded(V z) {
   return math::at_most(math::at_least(z, -1000), 1000);
 }
 
-// s(z), and 1 - s(z), which is no difference. It is 0 where e is infinite, as s(z) is.
+// s(z), and 1 - s(z), which is no difference.
 template <class V>
 struct Logistic {
   V value, complement;
@@ -35,7 +35,7 @@ struct Logistic {
 template <class V>
 __device__ inline Logistic<V> logistic(V z) {
   const V e = math::exp_minus(z), value = math::reciprocal(1.0f + e);
-  return {value, math::at_most(e, math::largest_finite<V>) * value};
+  return {value, math::share(e, value)};
 }
 
 struct identity {
@@ -58,7 +58,7 @@ struct silu {
   static __device__ Activated<V> at(V z) {
     const auto s = logistic(z);
     const V value = z * s.value;
-    if constexpr (math::approximate) return {value, fma(-value, s.value, s.value + value)};
+    if constexpr (math::approximate) return {value, fma(value, s.complement, s.value)};
     return {value, s.value * fma(bounded(z), s.complement, math::constant<V>(1))};
   }
 };

@@ -70,10 +70,9 @@ struct Tile {
   }
   __device__ index_t whole_sample() const { return sizes.first_sample + sample; }
 
-  // Of a group of the tile, among those of the sample, and of all samples.
-  __device__ index_t in_sample(int group) const { return index_t(unit) * B::unit_groups + group; }
+  // Of a group of the tile, among those of all samples.
   __device__ index_t index_of(int group) const {
-    return whole_sample() * sizes.groups + in_sample(group);
+    return whole_sample() * sizes.groups + index_t(unit) * B::unit_groups + group;
   }
   // Where the row begins that has what the part adds to the gradient of a parameter.
   __device__ index_t row_of_sums() const {
@@ -296,8 +295,8 @@ struct GroupTeam {
   // What a part handed on.
   __device__ Values* values_of(int group, int part) const {
     if constexpr (one_launch<B>) return &scratch.parts[part][group];
-    const index_t first = tile.sample * tile.sizes.groups + tile.in_sample(group);
-    return reinterpret_cast<Values*>(handed_on) + first * tile.parts() + part;
+    const index_t of_launch = tile.index_of(group) - tile.sizes.first_sample * tile.sizes.groups;
+    return reinterpret_cast<Values*>(handed_on) + of_launch * tile.parts() + part;
   }
 
  private:
@@ -378,8 +377,7 @@ struct Group {
   __device__ void put(int value, C v) const { team.of_group(value, group) = v; }
 };
 
-// use(group), each by a warp, which combines what it handed on or others did; all see what it
-// finds.
+// use(group), each by a warp, which combines what was handed on; all see what it finds.
 template <class B, class Use>
 __device__ inline void for_each_group(const GroupTeam<B>& team, Use use) {
   if constexpr (GroupTeam<B>::is_cluster)

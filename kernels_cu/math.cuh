@@ -28,11 +28,6 @@ __device__ inline V exp_minus(V v) {
   return exp(-v);
 }
 
-// The largest finite float or double.
-template <class V>
-inline constexpr double largest_finite =
-    sizeof(V) == sizeof(float) ? 0x1.fffffep127 : 0x1.fffffffffffffp1023;
-
 template <class V>
 __device__ inline V constant(double v) {
   return static_cast<V>(v);
@@ -52,6 +47,14 @@ template <class V>
 __device__ inline V at_most(V v, double bound) {
   return v > static_cast<V>(bound) ? static_cast<V>(bound) : v;
 }
+
+// e * s, where s = 1 / (1 + e): 0 if e is infinite. Saturation makes NaN 0, too.
+__device__ inline float share(float e, float s) {
+  float product;
+  asm("mul.ftz.sat.f32 %0, %1, %2;" : "=f"(product) : "f"(e), "f"(s));
+  return product;
+}
+__device__ inline double share(double e, double s) { return fmin(e, 0x1.fffffffffffffp1023) * s; }
 
 // 1 / v for v from 1 to infinity. The division of CUDA calls a subroutine for the sake of the
 // values that cannot occur here; this is its first approximation, 0 from 2^126 on, and one step of

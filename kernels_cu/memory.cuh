@@ -127,12 +127,13 @@ __device__ inline void for_each_item(index_t column, index_t end, F f) {
   for_each_item<B>(ItemAt{0, inside(column, end)}, f);
 }
 
+// Of two bfloat16 in a word, the upper one is the word without the lower: one instruction each.
 template <class B, class T>
 __device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemAt at) {
-  if constexpr (same_type<T, bf16> && same_type<Item<B>, float> && B::pack % 2 == 0) {
+  if constexpr (same_type<T, bf16> && B::pack % 2 == 0) {
     unsigned word;
     memcpy(&word, &pack.item[at.index / 2 * 2], sizeof(word));
-    return __uint_as_float(at.index % 2 ? word & 0xffff0000 : word << 16);
+    return convert<Item<B>>(__uint_as_float(at.index % 2 ? word & 0xffff0000 : word << 16));
   }
   return convert<Item<B>>(pack.item[at.index]);
 }

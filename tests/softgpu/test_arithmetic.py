@@ -136,6 +136,12 @@ def test_arithmetic_is_rounded_as_the_instruction_says(what, kind):
         np.testing.assert_array_equal(y, rounded(exact, kind, mode), mode)
 
 
+def test_a_saturated_product_is_between_0_and_1_and_of_no_number_0():
+    a, b = np.array([(0.5, 0.25), (2, 3), (-2, 3), (np.inf, 0), (np.nan, 1)], "f4").T
+    (found,) = run("f32", "f32", ["mul.sat.f32"], a.copy(), b.copy())
+    np.testing.assert_array_equal(found, np.array([0.125, 1, 0, 0, 0], "f4"))
+
+
 OF_HALVES = {what: EXACT[what] for what in ("add", "sub", "mul")} | {
     "fma.rn": EXACT["fma"],
     "min": lambda a, b: min(a, b),

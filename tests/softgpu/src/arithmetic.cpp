@@ -156,6 +156,10 @@ T divided_approximately(T a, T b) {
                          : std::copysign(T(0), std::signbit(a) == std::signbit(b) ? T(1) : T(-1));
   return a / b;
 }
+// Of a NaN 0, too.
+constexpr auto saturated_product = []<class T>(T a, T b) {
+  return a * b > 0 ? std::min(a * b, T(1)) : T(0);
+};
 constexpr auto reciprocal = []<class T>(T a) { return 1 / a; };
 constexpr auto reciprocal_root = []<class T>(T a) { return T(1 / std::sqrt((long double)(a))); };
 template <auto f>
@@ -172,6 +176,7 @@ const std::map<std::string, Real> reals = {
     {"add", real<[]<class T>(T a, T b) { return a + b; }, 2>()},
     {"sub", real<[]<class T>(T a, T b) { return a - b; }, 2>()},
     {"mul", real<[]<class T>(T a, T b) { return a * b; }, 2>()},
+    {"mul.sat", real<saturated_product, 2>()},
     {"div", real<[]<class T>(T a, T b) { return a / b; }, 2>()},
     {"div.approx", real<[]<class T>(T a, T b) { return divided_approximately(a, b); }, 2>()},
     {"fma", real<[]<class T>(T a, T b, T c) { return std::fma(a, b, c); }, 3>()},

@@ -62,6 +62,11 @@ inline V at_most(V v, double bound) {
   return select(v > constant<V>(bound), constant<V>(bound), v);
 }
 
+template <class V>
+inline V share(V e, V s) {
+  return at_most(e, largest_finite<V>) * s;
+}
+
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 // One instruction each, which gives its second operand where one is NaN.
 inline simd::Floats at_least(simd::Floats v, double bound) {
