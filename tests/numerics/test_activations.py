@@ -2,7 +2,8 @@
 """The activations of kernels_cu/activations.cuh, as the CPU and as a GPU compiles them.
 
 "vector" is the CPU build's text. "scalar" is the text of a GPU, with the C library's functions for
-CUDA's.
+CUDA's and for its one PTX instruction; "approximate" the same where results have 16 bits, where an
+infinite argument gives no derivative of silu.
 """
 
 from functools import partial
@@ -50,19 +51,24 @@ CUDA = """
 #define __device__
 inline float rsqrtf(float v) { return 1 / sqrtf(v); }
 inline float __fdividef(float a, float b) { return b > 0x1p126f ? 0 : a / b; }
+inline float __expf(float v) { return expf(v); }
+inline float saturated(float v) { return v > 0 ? fminf(v, 1) : 0; }
+#define asm(...) product = saturated(e * s)
 """
+DEVICES = {"vector": None, "scalar": CUDA, "approximate": CUDA + "#define APPROXIMATE true\n"}
 
 
-@pytest.fixture(scope="module", params=("vector", "scalar"))
+@pytest.fixture(scope="module", params=DEVICES)
 def run(request, tmp_path_factory):
     text = LOOPS + "".join(f"LOOPS({name}, float) LOOPS({name}, double)\n" for name in NAMES)
     folder = tmp_path_factory.mktemp("activations")
-    device = None if request.param == "vector" else CUDA
-    return loaded(compiled(folder, text, *for_machine("native"), device=device))
+    device = DEVICES[request.param]
+    function = loaded(compiled(folder, text, *for_machine("native"), device=device))
+    return request.param, function
 
 
 def points(dtype):
-    """Four that are sure; dense where an activation bends or ends; then of every magnitude."""
+    """Some that are sure; dense where an activation bends or ends; then of every magnitude."""
     info = np.finfo(dtype)
     rng = np.random.default_rng(0)
     dense = [np.linspace(-end, end, 20_001) for end in (3, 14, 100)]
@@ -76,15 +82,18 @@ def points(dtype):
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_derivatives_are_right_limits_included(run, name, kind):
-    dtype = DTYPES[kind]
-    of = {w: partial(run, f"{name}_{w}_{kind}") for w in ("both", "value", "slope")}
+    dtype, (device, function) = DTYPES[kind], run
+    of = {w: partial(function, f"{name}_{w}_{kind}") for w in ("both", "value", "slope")}
     z = points(dtype)
+    if (device, name) == ("approximate", "silu"):
+        z = z[~np.isinf(z)]
     value, slope = of["both"](z, dtype, dtype)
     wide, exact = z.astype(np.float64), reference.activations.ACTIVATIONS[name]
     with np.errstate(all="ignore"):
         expected, expected_slope = exact.value(wide), exact.slope(wide)
-    np.testing.assert_array_equal(value[:4], expected[:4])
-    np.testing.assert_array_equal(slope[:4], expected_slope[:4])
+    sure = ~np.isfinite(z) | (z == 0)
+    np.testing.assert_array_equal(value[sure], expected[sure])
+    np.testing.assert_array_equal(slope[sure], expected_slope[sure])
     assert_within(value, expected, gate_error(wide, name, dtype.name), "value")
     bound = gate_slope_error(wide, name, dtype.name)
     if name == "gelu" and kind == "float":  # whose exponent is corrected for its rounding
