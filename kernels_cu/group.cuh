@@ -49,7 +49,6 @@ struct Lines {
 struct Sizes {
   index_t samples, first_sample;  // of the launch
   index_t positions, channels, groups;
-  index_t block_groups;  // groups of a block
   index_t part_positions, parts;
 
   __device__ index_t positions_of(index_t part) const {

@@ -16,8 +16,8 @@ from cunorm.group_norm._plan import Schedule
 from cunorm.group_norm._tiling import Samples
 
 # The kernels' argument structs: all fields are of eight bytes. Lines: a pointer and two strides.
-_FORWARD = struct.Struct("<" + 2 * "Q2q" + "5Q8q")  # and eps
-_BACKWARD = struct.Struct("<" + 3 * "Q2q" + "7Q8q")
+_FORWARD = struct.Struct("<" + 2 * "Q2q" + "5Q7q")  # and eps
+_BACKWARD = struct.Struct("<" + 3 * "Q2q" + "7Q7q")
 _PARAM_GRAD = struct.Struct("<4Q3q")
 _EPS = struct.Struct("<d")
 
@@ -211,7 +211,7 @@ def _sum_pointers(form: GroupBackwardForm, first: int, schedule: Schedule) -> tu
 
 
 def _sizes(where: Samples, schedule: Schedule) -> tuple[int, ...]:
-    cut = schedule.block_groups, schedule.part_positions, schedule.parts
+    cut = schedule.part_positions, schedule.parts
     return where.positions, where.channels, where.groups, *cut
 
 

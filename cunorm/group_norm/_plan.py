@@ -33,7 +33,6 @@ class Schedule(NamedTuple):
 
     passes: tuple[Launch, ...]
     chunk: int
-    block_groups: int  # on a CPU, groups of which one block makes all passes
     part_positions: int
     parts: int  # of a sample
     handed_size: int  # elements of what the passes of a chunk hand on in global memory
@@ -104,7 +103,7 @@ def cpu_schedule(types: GroupTypes, where: Samples) -> Schedule:
     if block_groups:
         passes = [(_ALL, where.groups // block_groups)]
     handed = VALUES * (tiling.parts * where.pitch + where.groups)
-    return _schedule(types, where, tiling, macros, passes, chunk, handed, 0, block_groups or 1)
+    return _schedule(types, where, tiling, macros, passes, chunk, handed, 0)
 
 
 def _keeps_h(types: GroupBackwardTypes, where: Samples, block_groups: int) -> bool:
@@ -134,7 +133,6 @@ def _schedule(
     chunk: int,
     handed: int,
     shared: int,
-    block_groups: int = 1,
 ) -> Schedule:
     """Return the launches of passes and their blocks, with what each sample hands on."""
     launches = []
@@ -147,7 +145,6 @@ def _schedule(
     return Schedule(
         tuple(launches),
         chunk,
-        block_groups,
         tiling.part_positions,
         tiling.parts,
         -(-handed * chunk // LINE) * LINE,

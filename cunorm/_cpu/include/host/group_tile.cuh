@@ -156,7 +156,7 @@ struct Tile {
     constexpr index_t step = B::channels_last ? B::pack : 1;
     const index_t block = blockIdx.x, strips = (sizes.channels + step - 1) / step;
     if constexpr (one_launch<B>) {
-      const index_t shares = sizes.groups / sizes.block_groups, channels = sizes.channels / shares;
+      const index_t shares = gridDim.x / sizes.samples, channels = sizes.channels / shares;
       const index_t first = block % shares * channels;
       for (index_t part = 0; part < sizes.parts; ++part)
         for (index_t channel = first; channel < first + channels; channel += step)
@@ -365,11 +365,11 @@ struct Group {
   }
 };
 
-// use(group) for the groups of a block, which has one where it combines alone.
+// use(group) for the groups of a block.
 template <class B, class Use>
 inline void for_each_group(const GroupTeam<B>& team, const Use& use) {
   const Sizes& sizes = team.sizes;
-  const index_t count = one_launch<B> ? sizes.block_groups : 1, shares = sizes.groups / count;
+  const index_t shares = gridDim.x / sizes.samples, count = sizes.groups / shares;
   const index_t sample = blockIdx.x / shares, first = blockIdx.x % shares * count;
   for (index_t i = 0; i < count; ++i) use(Group<B>{team, sample, first + i});
 }
