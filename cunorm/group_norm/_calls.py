@@ -143,7 +143,7 @@ def workspace_elements(form: GroupForm, schedule: Schedule) -> int:
     """Return how many elements of the compute type a call's workspace has."""
     where, rows = form.where, 0
     if isinstance(form, GroupBackwardForm):  # dweight takes the sums for dbias, too
-        rows = 2 if form.types.dweight else int(form.types.dbias)
+        rows = 2 if form.types.dweight else form.parameters
     return schedule.handed_size + rows * where.samples * schedule.parts * where.pitch
 
 
