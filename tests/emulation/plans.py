@@ -146,7 +146,7 @@ GROUP_PLANS = {  # named as of_groups says, and what else there is
     "last, a cluster, parts of channels": GroupPlan(Samples(2, (7,), 1036, 1), FEATURES),
     "last, a cluster of several groups": GroupPlan(Samples(2, (401,), 40, 5), FEATURES, _SOME),
     "last, a cluster of several groups, some without": GroupPlan(
-        Samples(2, (980,), 24, 2), "clusters", _LITTLE
+        Samples(2, (290,), 40, 5), "clusters", _LITTLE
     ),
     "last, two launches of several groups": GroupPlan(
         Samples(2, (1013,), 24, 2), "async_copies", _LITTLE
@@ -158,8 +158,8 @@ GROUP_PLANS = {  # named as of_groups says, and what else there is
     ),
     "first, a block": GroupPlan(Samples(3, (16, 48), 12, 2, **_FIRST)),
     "first, a cluster": GroupPlan(Samples(2, (36, 40), 8, 2, **_FIRST), FEATURES, _LITTLE),
-    "first, a cluster, some without": GroupPlan(
-        Samples(2, (580,), 10, 1, **_FIRST), FEATURES, _LITTLE
+    "first, a cluster of several groups, some without": GroupPlan(
+        Samples(2, (388,), 40, 5, **_FIRST), FEATURES, _LITTLE
     ),
     "first, two launches": GroupPlan(Samples(2, (5003,), 4, 2, **_FIRST), "async_copies", _LITTLE),
     "first, two launches, parts of channels, many": GroupPlan(Samples(2, (2,), 8193, 1, **_FIRST)),
