@@ -51,7 +51,7 @@ def check_result(function: str, argument: str, form: Form | None, where: GroupGe
         return
     check_shape(function, argument, form, where.shape, "the shape of x")
     check_own_memory(function, argument, form)
-    if where.lines(form) is None:
+    if where.where.elements and where.lines(form) is None:
         layout = "channels last" if where.where.channels_last else "channels first"
         raise ValueError(
             f"{function}: {argument} has strides {form.strides}, expected the memory layout of x, "

@@ -17,6 +17,8 @@ from tests.support.internals import Build, Launch, _cluster_fit
 
 EXCHANGE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; %s
     x[threadIdx.x] = s[threadIdx.x ^ %d]; }"""
+FLAG = """int* x) { __shared__ volatile int s; if (threadIdx.x == 0) s = 0; __syncthreads();
+    if (threadIdx.x == %d) s = 1; while (!s); x[threadIdx.x] = 1; }"""
 TICKETS = "int* x) { x[1 + atomicAdd(x, 1)] = blockIdx.x * 64 + threadIdx.x; }"
 
 
@@ -29,6 +31,15 @@ def test_threads_that_do_not_wait_for_each_other_show_in_some_schedule(schedule)
             x = cupy.zeros(64, "i")
             launch(EXCHANGE % (wait, distance), x, block=64)
             assert np.array_equal(x.get(), np.arange(64) ^ distance) == is_right, (wait, distance)
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "serial", "reverse", "random"])
+def test_a_warp_that_goes_round_in_a_loop_gives_others_their_turn(schedule):
+    with softgpu.settings(schedule=schedule):
+        for thread in (0, 32):
+            x = cupy.zeros(64, "i")
+            launch(FLAG % thread, x, block=64)
+            assert x.get().all()
 
 
 def order(**settings):

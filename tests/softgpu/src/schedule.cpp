@@ -171,8 +171,10 @@ bool run_each_warp(const std::vector<Warp*>& warps, Schedule schedule) {
     for (size_t k = 0; k < n; ++k) moved |= run_warp(*warps[next_random() % n], schedule);
   if (moved) return true;
   for (size_t k = 0; k < n; ++k) {
-    moved |= run_warp(*warps[schedule == Schedule::kReverse ? n - 1 - k : k], schedule);
-    if (moved && schedule != Schedule::kLockstep) return true;  // a block before the next
+    Warp& w = *warps[schedule == Schedule::kReverse ? n - 1 - k : k];
+    moved |= run_warp(w, schedule);
+    const bool waits = !lanes_in(w, State::kRuns);  // its turn has not just ended
+    if (moved && waits && schedule != Schedule::kLockstep) return true;  // a block before the next
   }
   return moved;
 }

@@ -43,9 +43,6 @@ template <class V>
 using Integers = decltype(V{} == V{});
 
 template <class V>
-inline constexpr double largest_finite = std::numeric_limits<typename Element<V>::type>::max();
-
-template <class V>
 inline V constant(double v) {
   return V{} + typename Element<V>::type(v);
 }
@@ -62,11 +59,6 @@ inline V at_most(V v, double bound) {
   return select(v > constant<V>(bound), constant<V>(bound), v);
 }
 
-template <class V>
-inline V share(V e, V s) {
-  return at_most(e, largest_finite<V>) * s;
-}
-
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 // One instruction each, which gives its second operand where one is NaN.
 inline simd::Floats at_least(simd::Floats v, double bound) {
@@ -76,6 +68,12 @@ inline simd::Floats at_most(simd::Floats v, double bound) {
   return (simd::Floats)_mm512_min_ps(_mm512_set1_ps(float(bound)), (__m512)v);
 }
 #endif
+
+// e * s, where s = 1 / (1 + e): 0 if e is infinite.
+template <class V>
+inline V share(V e, V s) {
+  return at_most(e, std::numeric_limits<typename Element<V>::type>::max()) * s;
+}
 
 template <class V>
 inline V fabs(V v) {
