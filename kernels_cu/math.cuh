@@ -50,9 +50,8 @@ __device__ inline V at_most(V v, double bound) {
 
 // e * s, where s = 1 / (1 + e): 0 if e is infinite. Saturation makes NaN 0, too.
 __device__ inline float share(float e, float s) {
-  float product;
-  asm("mul.ftz.sat.f32 %0, %1, %2;" : "=f"(product) : "f"(e), "f"(s));
-  return product;
+  asm("mul.ftz.sat.f32 %0, %1, %2;" : "=f"(e) : "f"(e), "f"(s));
+  return e;
 }
 __device__ inline double share(double e, double s) { return fmin(e, 0x1.fffffffffffffp1023) * s; }
 

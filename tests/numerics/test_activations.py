@@ -53,7 +53,7 @@ inline float rsqrtf(float v) { return 1 / sqrtf(v); }
 inline float __fdividef(float a, float b) { return b > 0x1p126f ? 0 : a / b; }
 inline float __expf(float v) { return expf(v); }
 inline float saturated(float v) { return v > 0 ? fminf(v, 1) : 0; }
-#define asm(...) product = saturated(e * s)
+#define asm(...) e = saturated(e * s)
 """
 DEVICES = {"vector": None, "scalar": CUDA, "approximate": CUDA + "#define APPROXIMATE true\n"}
 
