@@ -35,7 +35,6 @@ class Gpu(NamedTuple):
     sm_count: int
     clock: float
     copy: float  # bytes a second that a copy reads and writes
-    l2: int
     latency: float = 0.85e-6  # of a load from memory while memory is busy
     l2_latency: float = 0.15e-6  # of a load that L2 holds
     issue_slots: int = 4  # warp instructions a multiprocessor starts in a clock
@@ -44,7 +43,7 @@ class Gpu(NamedTuple):
 
 
 # By compute capability. Others have no prediction.
-# - sm_count, clock (boost), l2 and peak bandwidth: NVIDIA's data sheets and white papers of A100
+# - sm_count, clock (boost) and peak bandwidth: NVIDIA's data sheets and white papers of A100
 #   80GB SXM (2.04 TB/s), H200 SXM (4.8 TB/s) and B200 SXM (8 TB/s).
 # - copy: H200's is that which the goals are stated with, 0.9 of its peak. Of the others it is the
 #   peak times a share: 0.83 for an A100, about what device-to-device copies reach there, and for a
@@ -57,9 +56,9 @@ class Gpu(NamedTuple):
 #   Instructions", results a clock and multiprocessor.
 # - sm_bytes: the port of a multiprocessor's first cache (published microbenchmarks since Volta).
 GPUS = {
-    "80": Gpu(sm_count=108, clock=1.410e9, copy=1.7e12, l2=40 << 20),
-    "90": Gpu(sm_count=132, clock=1.755e9, copy=4.3e12, l2=50 << 20),
-    "100": Gpu(sm_count=148, clock=1.850e9, copy=7.0e12, l2=126 << 20),
+    "80": Gpu(sm_count=108, clock=1.410e9, copy=1.7e12),
+    "90": Gpu(sm_count=132, clock=1.755e9, copy=4.3e12),
+    "100": Gpu(sm_count=148, clock=1.850e9, copy=7.0e12),
 }
 LAUNCH = 3e-6  # seconds from the end of a kernel to the work of the next on its stream
 # Seconds that a block of a group norm waits for its sums: in the SASS of a forward some 6 barriers,

@@ -25,7 +25,7 @@ from bench.model import (
     param_grad_time,
     shares,
 )
-from bench.static_occupancy import ARCHITECTURES
+from bench.static_occupancy import l2_keeps
 from bench.static_packs import LEAST_BYTES, Executed, Packs, executed
 from bench.static_plan import Plan
 
@@ -186,9 +186,8 @@ def _launch(plan: Plan, found: Executed, blocks_per_sm: int) -> _Launch:
 
 
 def _fits_l2(plan: Plan, samples: int) -> bool:
-    """Whether half of L2 keeps what is read of so many samples."""
-    read = samples * _sample(plan) * plan.traffic().reads
-    return read <= ARCHITECTURES[plan.architecture].l2 // 2
+    """Whether L2 keeps what is read of so many samples."""
+    return l2_keeps(plan.architecture, samples * _sample(plan) * plan.traffic().reads)
 
 
 def _sample(plan: Plan) -> int:

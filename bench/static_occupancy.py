@@ -65,5 +65,10 @@ def occupancy(architecture: Architecture, threads: int, registers: int, shared: 
     return min(architecture.blocks, architecture.warps // warps, by_registers, by_shared)
 
 
+def l2_keeps(architecture: str, size: int) -> bool:
+    """Whether half of a GPU's L2 has room for so many bytes, that the next launch reads again."""
+    return size <= ARCHITECTURES[architecture].l2 // 2
+
+
 def _up(number: int, unit: int) -> int:
     return -(-number // unit) * unit

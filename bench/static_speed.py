@@ -81,7 +81,7 @@ def _predicted(
     resident = plan.threads * _resident(plan, blocks_per_sm) * gpu.sm_count
     resident *= _width(plan) / plan.number("THREADS_PER_ROW") * traffic.reads
     reads = float(traffic.reads)
-    if plan.regime == STREAMED and resident > gpu.l2:
+    if plan.regime == STREAMED and resident > ARCHITECTURES[plan.architecture].l2:
         reads = max(reads, found.loaded / (_width(plan) / plan.number("THREADS_PER_ROW")))
     ceilings = shares(gpu, traffic, instructions, in_flight, reads)
     columns = {

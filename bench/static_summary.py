@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from bench.model import GPUS
-from bench.static_occupancy import ARCHITECTURES
+from bench.static_occupancy import l2_keeps
 from bench.static_plan import PARAM_GRAD, TWO_LAUNCHES
 from bench.static_rows import Row
 from cunorm._dtypes import DTYPES
@@ -26,7 +26,7 @@ def passes(row: Row) -> str | None:
     if not row.memory:
         return ""
     read = DTYPES[row.dtype].itemsize * (1 if row.direction == "forward" else 2)
-    fits = read * _size(row) <= ARCHITECTURES[row.arch.removeprefix("sm_")].l2 // 2
+    fits = l2_keeps(row.arch.removeprefix("sm_"), read * _size(row))
     return ONE_PASS if row.regime != TWO_LAUNCHES or fits else TWO_PASSES
 
 
@@ -68,8 +68,8 @@ GOALS = (
     Goal("forward", 32768, 262144, 0.88, _CLUSTERS),
     Goal("backward", 256, 8192, 0.85, _ALL),
     Goal("backward", 12288, 262144, 0.75, _ALL),
-    *(Goal(way, 0, 1 << 31, 0.75, ("90",), ONE_PASS) for way in ("forward", "backward")),
-    *(Goal(way, 0, 1 << 31, 0.9, ("90",), TWO_PASSES) for way in ("forward", "backward")),
+    *(Goal(name, 0, 1 << 31, 0.75, ("90",), ONE_PASS) for name in ("forward", "backward")),
+    *(Goal(name, 0, 1 << 31, 0.9, ("90",), TWO_PASSES) for name in ("forward", "backward")),
 )
 
 

@@ -195,7 +195,7 @@ struct TileOutput : OutputPack<B, T> {
   }
 };
 
-// What passes compute of items, f(), each anew, for results that lie somewhere.
+// What f() gives for the items of packs: each pass computes it anew.
 template <class B>
 struct TileItems {
   template <class T>

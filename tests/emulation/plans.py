@@ -175,13 +175,13 @@ def of_groups(launches: Sequence[Launch]) -> str:
     last = macros["CHANNELS_LAST"] == "true"
     columns = int(macros["CHANNEL_THREADS"]) * (int(macros["PACK"]) if last else 1)
     unit = int(macros["CHANNELS"]) // int(macros["GROUPS"]) * int(macros["UNIT_GROUPS"])
-    said = "last, " if last else "first, "
+    name = "last, " if last else "first, "
     if len(launches) > 1:
-        said += "two launches"
+        name += "two launches"
     else:
-        said += "a block" if macros["CLUSTER"] == "1" else "a cluster"
-    said += " of several groups" if macros["UNIT_GROUPS"] != "1" else ""
-    return said + (", parts of channels" if unit > columns else "")
+        name += "a block" if macros["CLUSTER"] == "1" else "a cluster"
+    name += " of several groups" if macros["UNIT_GROUPS"] != "1" else ""
+    return name + (", parts of channels" if unit > columns else "")
 
 
 class Planned(NamedTuple):

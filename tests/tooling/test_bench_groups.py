@@ -78,7 +78,7 @@ $__internal_0_$__cuda_sm3x_div_slowpath:
 PACKS = Packs({0: 16, 24: 16}, 16, 8.0)
 POINTERS = frozenset((0, 24, 48, 56))
 
-GPU = Gpu(sm_count=100, clock=1e9, copy=2e12, l2=1 << 20, latency=1e-6)
+GPU = Gpu(sm_count=100, clock=1e9, copy=2e12, latency=1e-6)
 # 8 warps, two a scheduler: 6400 bytes arrive in 0.1 µs, 500 instructions take 1 µs.
 BLOCKS = Blocks(6400.0, 500.0, 8, 1e-6)
 

@@ -97,7 +97,7 @@ def test_loads_in_flight_together_are_those_before_a_value_is_needed():
 
 
 def test_a_prediction_is_the_formula_by_hand():
-    gpu = Gpu(sm_count=100, clock=1e9, copy=2e12, l2=1 << 20, latency=1e-6)
+    gpu = Gpu(sm_count=100, clock=1e9, copy=2e12, latency=1e-6)
     # Copy speed: 20 bytes a ns for each multiprocessor, so 5 elements of 2 bytes in and 2 out. 4
     # slots issue 128 thread instructions a ns, so 4 elements of 32 instructions. 6000 bytes in
     # flight for a µs are 6 bytes a ns, so 3 elements.
@@ -111,7 +111,7 @@ def test_a_prediction_is_the_formula_by_hand():
 
 
 def test_param_grad_counts_in_the_prediction_of_a_backward():
-    gpu = Gpu(sm_count=100, clock=1e9, copy=2**41, l2=1 << 20, l2_latency=1e-6)
+    gpu = Gpu(sm_count=100, clock=1e9, copy=2**41, l2_latency=1e-6)
     # 2**26 elements of 8 bytes take 2**-12 s at copy speed, about 244 µs.
     ideal = 2.0**-12
     assert call_prediction(gpu, Traffic(4, 4), 0.5, None) == pytest.approx(0.5)

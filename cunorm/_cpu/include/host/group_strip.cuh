@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+// A strip of a part of a sample, as a CPU goes over it: one pack of channels wide or, with channels
+// first, one channel. What chunks of its packs add up to is added to what those before did.
+#pragma once
+#include "group.cuh"
+#include "reduce.cuh"
+
+template <class Column, bool writes_>
+struct PackAt {
+  static constexpr bool writes = writes_;  // the pass
+  index_t sample, line;
+  Column column;
+  index_t end;  // of the line
+};
+template <class B, class Column, bool writes, class F>
+inline void for_each_item(PackAt<Column, writes> at, const F& f) {
+  for_each_item<B>(at.column, at.end, f);
+}
+
+// One thread's sum over chunks of packs for each of a strip's channels, or for its channel.
+template <class B>
+struct LineSum {
+  Pack<RunSum<B, Item<B>>, items_per_pack<B>> total = {};
+
+  void add(ItemSums<B>& chunk) {
+    unrolled<items_per_pack<B>>([&](int i) { total.item[i].add(chunk.sums.item[i]); });
+  }
+  Items<B> value() const {
+    return for_channels<B>([&](int i) { return total.item[i].sum; });
+  }
+};
+template <class B>
+struct ColumnSum : RowSum<B> {
+  ChannelItems<B> value() const { return {{spread<B>(RowSum<B>::value())}}; }
+};
+template <class B>
+using ChannelSum = either<B::channels_last, LineSum<B>, ColumnSum<B>>;
+
+// Groups are counted over the samples of the launch.
+template <class B, class Channel>
+struct Strip {
+  const Sizes& sizes;
+  index_t sample, part;  // in the launch
+  Channel channel;
+
+  index_t index_of(index_t group) const { return sizes.first_sample * sizes.groups + group; }
+  index_t row_of_sums() const {
+    return ((sizes.first_sample + sample) * sizes.parts + part) * sum_pitch(sizes.channels);
+  }
+
+  // To be written.
+  template <class F>
+  void for_each_pack(const F& f) const {
+    for_each_chunk([&](auto first, index_t end) { for_each_pack_of<true>(first, end, f); });
+  }
+  template <int count, class Add>
+  Pack<ChannelItems<B>, count> sums(const Add& add) const {
+    ChannelSum<B> totals[count];
+    for_each_chunk([&](auto first, index_t end) {
+      ItemSums<B> sums[count];
+      for_each_pack_of<false>(first, end, [&](auto at) { add(at, sums); });
+      unrolled<count>([&](int i) { totals[i].add(sums[i]); });
+    });
+    Pack<ChannelItems<B>, count> found;
+    unrolled<count>([&](int i) { found.item[i] = totals[i].value(); });
+    return found;
+  }
+
+  template <class T>
+  auto parameter(const T* parameter) const {
+    if constexpr (!present<T>) {
+      return absent{};
+    } else if constexpr (B::channels_last) {
+      Items<B> out = {};
+      const auto pack = load_pack<B>(parameter, channel, sizes.channels);
+      for_each_item<B>(channel, sizes.channels,
+                       [&](auto at) { out.item[at.index] = read<B>(pack, at); });
+      return out;
+    } else {
+      const auto value = convert<typename B::compute_t>(parameter[channel]);
+      return ChannelItems<B>{{spread<B>(value)}};
+    }
+  }
+
+  template <class Value>
+  ChannelItems<B> of_groups(const Value& value) const {
+    const index_t size = sizes.channels / sizes.groups, first = sample * sizes.groups;
+    if constexpr (!B::channels_last) {
+      return {{spread<B>(value(first + channel / size))}};
+    } else {
+      typename B::compute_t values[B::pack] = {};
+      const index_t last = std::min<index_t>(channel + B::pack, sizes.channels);
+      for (index_t group = channel / size; group * size < last; ++group) {
+        const auto found = value(first + group);
+        const index_t begin = std::max<index_t>(group * size, channel);
+        for (index_t i = begin; i < std::min(last, (group + 1) * size); ++i)
+          values[i - channel] = found;
+      }
+      ChannelItems<B> out;
+      std::memcpy(&out, values, sizeof(out));
+      return out;
+    }
+  }
+
+ private:
+  // f(first, end) for chunks of 16 packs at most: of lines or, with channels first, of columns.
+  template <class F>
+  void for_each_chunk(const F& f) const {
+    const index_t first = part * sizes.part_positions, end = first + sizes.positions_of(part);
+    constexpr index_t step = 16 * (B::channels_last ? 1 : B::pack);
+    if constexpr (B::channels_last) {
+      for (index_t line = first; line < end; line += step) f(line, std::min(line + step, end));
+    } else {
+      const index_t whole = first + (end - first) / B::pack * B::pack;
+      for (index_t column = first; column < whole; column += step)
+        f(WholeColumn{column}, std::min(column + step, whole));
+      if (whole < end) f(CutColumn{whole}, end);
+    }
+  }
+  template <bool writes, class First, class F>
+  void for_each_pack_of(First first, index_t end, const F& f) const {
+    const index_t of_all = sizes.first_sample + sample;
+    if constexpr (B::channels_last)
+      for (index_t line = first; line < end; ++line)
+        f(PackAt<Channel, writes>{of_all, line, channel, sizes.channels});
+    else if constexpr (std::is_same_v<First, CutColumn>)
+      f(PackAt<CutColumn, writes>{of_all, channel, first, sizes.positions});
+    else
+      for (index_t column = first; column < end; column += B::pack)
+        f(PackAt<WholeColumn, writes>{of_all, channel, {column}, sizes.positions});
+  }
+};
