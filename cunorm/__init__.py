@@ -1,43 +1,47 @@
 # SPDX-License-Identifier: MIT
 """cunorm: fast normalization kernels, forward and backward, for every array framework.
 
-`normalize` says what the row norms have in common: rows, dtypes, rounding, strides and errors;
-`group_norm` says it of the group norms.
+`normalize` documents what the row norms have in common: rows, dtypes, rounding, strides and errors;
+`group_norm` does so for the group norms.
 
 Subnormal numbers of float32 (so of bfloat16 too) count as zero in arithmetic on CUDA, as CuPy
 compiles all kernels with flush-to-zero. On a CPU they are kept, and the floating-point mode of the
 caller is never changed.
 """
 
-from cunorm import reference
-from cunorm._cache import CacheInfo, Cleared, cache_info, clear_cache
-from cunorm._cpu import set_num_threads
-from cunorm._warmup import Warmup, warmup
-from cunorm._workspace_size import workspace_size
-from cunorm.group_norm import (
-    group_norm,
-    group_norm_backward,
-    group_norm_forward,
-    instance_norm,
-)
-from cunorm.results import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
-from cunorm.row_norm import (
-    add_layer_norm,
-    add_normalize,
-    add_rms_norm,
-    l2_norm,
-    l2_norm_backward,
-    l2_norm_forward,
-    layer_norm,
-    layer_norm_backward,
-    layer_norm_forward,
-    normalize,
-    normalize_backward,
-    normalize_forward,
-    rms_norm,
-    rms_norm_backward,
-    rms_norm_forward,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what `__getattr__` imports when it is first used
+    from cunorm import reference
+    from cunorm._backends.cpu.threads import set_num_threads
+    from cunorm._cache import CacheInfo, Cleared, cache_info, clear_cache
+    from cunorm._group_norm import (
+        group_norm,
+        group_norm_backward,
+        group_norm_forward,
+        instance_norm,
+    )
+    from cunorm._row_norm import (
+        add_layer_norm,
+        add_normalize,
+        add_rms_norm,
+        l2_norm,
+        l2_norm_backward,
+        l2_norm_forward,
+        layer_norm,
+        layer_norm_backward,
+        layer_norm_forward,
+        normalize,
+        normalize_backward,
+        normalize_forward,
+        rms_norm,
+        rms_norm_backward,
+        rms_norm_forward,
+    )
+    from cunorm._warmup import Warmup, warmup
+    from cunorm._workspace import workspace_size
+    from cunorm.results import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
 
 __version__ = "0.1.0"
 
@@ -76,3 +80,28 @@ __all__ = [
     "warmup",
     "workspace_size",
 ]
+
+_MODULES = {
+    "results": ("AddNorm", "GroupNormForward", "GroupNormGrads", "NormForward", "NormGrads"),
+    "_backends.cpu.threads": ("set_num_threads",),
+    "_cache": ("CacheInfo", "Cleared", "cache_info", "clear_cache"),
+    "_group_norm": ("group_norm", "group_norm_backward", "group_norm_forward", "instance_norm"),
+    "_warmup": ("Warmup", "warmup"),
+    "_workspace": ("workspace_size",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "reference":
+        return import_module("cunorm.reference")
+    found = getattr(import_module(f"cunorm.{_MODULE_OF.get(name, '_row_norm')}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

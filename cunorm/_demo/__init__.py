@@ -15,7 +15,7 @@ from cunorm._demo import _data
 from cunorm._demo._cases import Case, Inputs, cases_of
 from cunorm._demo._data import Array, DemoError
 from cunorm._demo._devices import Device, chosen_device
-from cunorm._dtypes import BFLOAT16, FLOAT16, FLOAT32, DType, numpy_dtype
+from cunorm._core.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType, numpy_dtype
 
 __all__ = ["DemoError", "run"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cunorm._demo._group_operators import group_operators_of
 from cunorm._demo._operators import Operands, operators_of
-from cunorm._dtypes import DType
+from cunorm._core.dtypes import DType
 
 Inputs = dict[DType, Operands]
 Case = tuple[Any, Operands]  # an Operator or a GroupOperator, which have the same methods

@@ -16,7 +16,7 @@ from cunorm import reference
 from cunorm._demo._group_tolerance import Groups, backward_bounds, forward_bounds
 from cunorm._demo._operators import bytes_of
 from cunorm._demo._ulps import worst_error
-from cunorm._dtypes import FLOAT16, FLOAT32, DType
+from cunorm._core.dtypes import FLOAT16, FLOAT32, DType
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 Operands = Mapping[str, Any]

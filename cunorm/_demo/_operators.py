@@ -13,7 +13,7 @@ import cunorm
 from cunorm import reference
 from cunorm._demo._tolerance import Rows, backward_bounds, forward_bounds
 from cunorm._demo._ulps import worst_error
-from cunorm._dtypes import FLOAT16, DType
+from cunorm._core.dtypes import FLOAT16, DType
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 Operands = Mapping[str, Any]

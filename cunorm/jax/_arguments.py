@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cunorm._dtypes import dtype_of
+from cunorm._core.dtypes import dtype_of
 from cunorm.jax._op import Array
 
 

@@ -13,7 +13,7 @@ from cunorm._arrays import CPU, Device, Form
 from cunorm._calls import Backward, BackwardForm, Forward
 from cunorm._cpu import Kernels
 from cunorm._cuda_plan import MOST_SMS
-from cunorm._dtypes import DType
+from cunorm._core.dtypes import DType
 from cunorm.group_norm import _backward_plan as group_backward_plan
 from cunorm.group_norm import _forward as group_forward_plan
 from cunorm.group_norm import _run

@@ -12,7 +12,7 @@ import jax.ffi
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from cunorm._dtypes import FLOAT64
+from cunorm._core.dtypes import FLOAT64
 from cunorm.jax._batch import run_batch
 from cunorm.jax._kinds import KINDS, Settled, settle
 from cunorm.jax._op import Op

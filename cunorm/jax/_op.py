@@ -7,7 +7,7 @@ import json
 from typing import Any, NamedTuple
 
 from cunorm._arrays import CPU, Device, Form, contiguous_form
-from cunorm._dtypes import DTYPES
+from cunorm._core.dtypes import DTYPES
 
 _VERSION = 1  # of the text
 

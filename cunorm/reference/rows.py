@@ -74,3 +74,10 @@ def sum_over_rows(terms: Float64, shape: tuple[int, ...]) -> Float64:
     """Sum over the rows; transposed, as NumPy sums pairwise along a contiguous axis only."""
     columns = np.ascontiguousarray(np.moveaxis(terms, 0, -1))
     return np.asarray(columns.sum(axis=-1)).reshape(shape)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def store(array: Array | None, exact: Any, *, added: bool = False) -> None:
+    """Write exact numbers into an array, rounded once, or add them to what it holds."""
+    if array is not None:
+        array[...] = round_to(array + exact if added else exact, array.dtype)

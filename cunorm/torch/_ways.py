@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from cunorm._dtypes import parse_optional_dtype
+from cunorm._core.dtypes import parse_optional_dtype
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 

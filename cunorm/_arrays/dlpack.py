@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: MIT
+"""Any other object with ``__dlpack__``, read through its capsule.
+
+The capsule is looked into and never taken over: its own destructor frees it, once the view
+that holds it is gone. On CUDA it is held longer, because after that the producer is free to reuse
+the memory: until, when the next view is made, our stream has passed the launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
+from typing import Any, ClassVar
+
+from cunorm._arrays.adapter import ArrayAdapter, unaligned
+from cunorm._arrays.cupy import CUPY, copied_on_device, cupy
+from cunorm._arrays.numpy import NUMPY, copied_on_host
+from cunorm._core.dtypes import ALLOWED, BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, contiguous_strides
+
+# DLDeviceType, DLDataTypeCode and flags of dlpack.h
+_KDL_CPU, _KDL_CUDA, _KDL_CUDA_MANAGED = 1, 2, 13
+_KDL_FLOAT, KDL_BFLOAT = 2, 4
+_READ_ONLY = 1
+_LEGACY_STREAM = 1  # what the protocol calls CUDA's default stream, whose handle is 0
+
+_DTYPES = {
+    (_KDL_FLOAT, 16): FLOAT16,
+    (KDL_BFLOAT, 16): BFLOAT16,
+    (_KDL_FLOAT, 32): FLOAT32,
+    (_KDL_FLOAT, 64): FLOAT64,
+}
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+class Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _VersionedTensor(ctypes.Structure):
+    """DLManagedTensorVersioned. The older DLManagedTensor simply begins with its DLTensor."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", Tensor),
+    )
+
+
+_is_named = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def read_capsule(capsule: object) -> tuple[Tensor, bool]:
+    """Return the DLTensor in a capsule, valid while the capsule lives, and whether to write to it.
+
+    Raises
+    ------
+    BufferError
+        If it is no unconsumed DLPack capsule, or one of a later major version.
+    """
+    if _is_named(capsule, b"dltensor"):
+        return Tensor.from_address(_content(capsule, b"dltensor")), True
+    if not _is_named(capsule, b"dltensor_versioned"):
+        raise BufferError(f"expected an unconsumed DLPack capsule, got {capsule!r}")
+    managed = _VersionedTensor.from_address(_content(capsule, b"dltensor_versioned"))
+    if managed.major > 1:
+        raise BufferError(f"DLPack version {managed.major}.{managed.minor} is too new, expected 1")
+    return managed.tensor, not managed.flags & _READ_ONLY
+
+
+class Hold:
+    """Keeps a capsule alive until a CUDA stream has passed the work enqueued on it so far.
+
+    "So far" is when the view lets go of its owner, which is after its launch.
+    """
+
+    __slots__ = ("capsule", "device", "stream")
+    passing: ClassVar[deque[tuple[Any, object]]] = deque()  # (event, capsule), oldest first
+    purging: ClassVar[Lock] = Lock()
+
+    def __init__(self, capsule: object, stream: Any, device: Device) -> None:
+        with self.purging:
+            while self.passing and self.passing[0][0].done:
+                self.passing.popleft()
+        self.capsule, self.stream, self.device = capsule, stream, device
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        with CUPY.device_scope(self.device):
+            event = cupy().cuda.Event(disable_timing=True)
+            event.record(self.stream)
+        self.passing.append((event, self.capsule))
+
+
+def view_of_capsule(
+    function: str, argument: str, capsule: object, owner: object, adapter: ArrayAdapter
+) -> ArrayView:
+    """Return the view of the array in a capsule, which `owner` keeps alive."""
+    tensor, writable = read_capsule(capsule)
+    dtype = _DTYPES.get((tensor.code, tensor.bits))
+    if dtype is None or tensor.lanes != 1:
+        kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code} of bits ")
+        lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
+        raise TypeError(
+            f"{function}: {argument} has dtype {kind}{tensor.bits}{lanes}, expected {ALLOWED}"
+        )
+    integers = ctypes.c_int64 * tensor.ndim
+    shape = tuple(integers.from_address(tensor.shape)) if tensor.ndim else ()
+    if tensor.strides and tensor.ndim:
+        strides = tuple(integers.from_address(tensor.strides))
+    else:
+        strides = contiguous_strides(shape)
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    if pointer % dtype.itemsize:
+        raise unaligned(f"{function}: {argument}", f"a copy of {argument}")
+    device = CPU if tensor.device_type == _KDL_CPU else Device("cuda", tensor.device_id)
+    return ArrayView(pointer, TensorSpec(shape, strides, dtype, device), owner, adapter, writable)
+
+
+class DLPackAdapter(ArrayAdapter):
+    """Foreign objects: described through their capsule, answered with NumPy or CuPy arrays."""
+
+    name = "dlpack"
+
+    def accepts(self, function: str, argument: str, kind: type) -> bool:
+        """Take whatever speaks the protocol."""
+        return hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
+
+    def view(self, function: str, argument: str, array: Any) -> ArrayView:
+        """Return the view of an object's capsule, which is made after its work is ordered."""
+        try:
+            kind, index = array.__dlpack_device__()
+            if kind == _KDL_CPU:
+                capsule = owner = _capsule(array)
+            elif kind in (_KDL_CUDA, _KDL_CUDA_MANAGED):
+                device = Device("cuda", index)
+                with self.device_scope(device):
+                    stream = cupy().cuda.get_current_stream()
+                    capsule = _capsule(array, stream=stream.ptr or _LEGACY_STREAM)
+                owner = Hold(capsule, stream, device)
+            else:
+                raise BufferError(f"it is on DLPack device type {int(kind)}, expected CPU or CUDA")
+            return view_of_capsule(function, argument, capsule, owner, self)
+        except (BufferError, RuntimeError) as error:
+            raise ValueError(
+                f"{function}: {argument} does not give its memory through DLPack: {error}"
+            ) from error
+
+    def allocate(self, spec: TensorSpec) -> ArrayView:
+        """Make a NumPy or a CuPy array."""
+        return (NUMPY if spec.device.kind == "cpu" else CUPY).allocate(spec)
+
+    def contiguous(self, view: ArrayView) -> ArrayView:
+        """Copy into C order, into memory of NumPy's or CuPy's."""
+        return (copied_on_host if view.spec.device.kind == "cpu" else copied_on_device)(view)
+
+    def stream(self, device: Device) -> int:
+        """Return CuPy's current stream, which the capsules were ordered on."""
+        return CUPY.stream(device)
+
+    def device_scope(self, device: Device) -> AbstractContextManager[object]:
+        """Make a CUDA device current."""
+        return nullcontext() if device.kind == "cpu" else CUPY.device_scope(device)
+
+
+def _capsule(array: Any, **stream: int) -> Any:
+    """Ask for a versioned capsule, which can say that it is read-only, else for an older one."""
+    try:
+        return array.__dlpack__(max_version=(1, 0), **stream)
+    except TypeError:  # the producer predates DLPack 1.0
+        return array.__dlpack__(**stream)
+
+
+DLPACK = DLPackAdapter()

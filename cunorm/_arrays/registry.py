@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""The adapter of each type of array.
+
+It is found through the root module of the type, once per type, and imports nothing that the caller
+has not imported. Whatever would give silently wrong numbers is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from cunorm._arrays.adapter import ArrayAdapter
+from cunorm._arrays.cupy import CUPY
+from cunorm._arrays.dlpack import DLPACK
+from cunorm._arrays.numpy import NUMPY
+from cunorm._arrays.torch import TORCH
+from cunorm._core.tensor import WIDEST_ACCESS, ArrayView
+
+# An adapter, or where to import it from: a front end's lies above this layer.
+_ROOTS: dict[str, ArrayAdapter | str] = {
+    "numpy": NUMPY,
+    "cupy": CUPY,
+    "torch": TORCH,
+    "jax": "cunorm.jax._adapter",
+    "jaxlib": "cunorm.jax._adapter",
+}
+library_types: dict[type, ArrayAdapter] = {}  # of the libraries themselves
+_user_types: WeakKeyDictionary[type, ArrayAdapter] = WeakKeyDictionary()
+
+
+def adapter_of(function: str, argument: str, array: Any) -> ArrayAdapter:
+    """Return the adapter of an array's type.
+
+    Raises
+    ------
+    TypeError
+        If it is no array, or of a kind that stands for something other than its memory (masked
+        array, tensor subclass, tracer). Such types are looked at every time.
+    """
+    kind = type(array)
+    adapter = library_types.get(kind) or _user_types.get(kind)
+    if adapter is None:
+        adapter = _find(function, argument, kind)
+        of_library = kind.__module__.partition(".")[0] in _ROOTS
+        (library_types if of_library else _user_types)[kind] = adapter
+    return adapter
+
+
+def _find(function: str, argument: str, kind: type) -> ArrayAdapter:
+    for base in kind.__mro__:
+        adapter = _ROOTS.get(base.__module__.partition(".")[0])
+        if isinstance(adapter, str):
+            adapter = import_module(adapter).ADAPTER
+        if adapter is not None and adapter.accepts(function, argument, kind):
+            return adapter
+    if DLPACK.accepts(function, argument, kind):
+        return DLPACK
+    got = "None" if kind is type(None) else f"of type {kind.__qualname__}"
+    raise TypeError(
+        f"{function}: {argument} is {got}, expected a NumPy, CuPy, PyTorch or JAX array or "
+        "another object with __dlpack__"
+    )
+
+
+def view(function: str, argument: str, array: Any) -> ArrayView:
+    """Return the view of an array.
+
+    Raises
+    ------
+    TypeError
+        If it is no array, or of a dtype that no kernel reads.
+    ValueError
+        If its memory cannot be read as it is: autograd, bits to resolve, sparse, no data, several
+        devices. The message names what to call.
+    """
+    return adapter_of(function, argument, array).view(function, argument, array)
+
+
+def view_all(
+    function: str, arguments: Sequence[str], arrays: Sequence[Any], required: int
+) -> list[ArrayView | None]:
+    """Return the views of arrays; all but the first `required` may be None."""
+    return [
+        None if array is None and place >= required else view(function, arguments[place], array)
+        for place, array in enumerate(arrays)
+    ]
+
+
+def view_workspace(function: str, array: Any) -> ArrayView:
+    """Return the view of an array that a call may use as memory.
+
+    It must be contiguous and writable, of any dtype of numbers in NumPy and CuPy, of uint8 or one
+    that kernels read in PyTorch.
+    """
+    found = adapter_of(function, "workspace", array).memory(function, "workspace", array)
+    if not found.writable or found.pointer % WIDEST_ACCESS:
+        raise ValueError(
+            f"{function}: workspace cannot be used in place, expected a writable array whose "
+            f"address is a multiple of {WIDEST_ACCESS} (JAX arrays are immutable)"
+        )
+    return found

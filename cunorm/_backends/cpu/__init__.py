@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""The CPU backend: the kernels' sources, compiled by the machine's C++ compiler, on all cores."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+from cunorm._backends.cpu.compile import library
+from cunorm._backends.cpu.threads import thread_count
+from cunorm._core.build import KernelArgs
+from cunorm._core.plan import KernelCall
+
+_WORD = 8  # bytes, of which all arguments are multiples
+# Elements below which waking other threads costs more than they save.
+_SERIAL_WORK = 1 << 15
+
+# `struct List`, `struct Task` and `struct Place` of launch.h.
+_LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
+
+
+def runner(calls: Sequence[KernelCall], array_count: int) -> Callable[[Sequence[int]], object]:
+    """Return a function that runs kernels, one after the other, given where arrays lie."""
+    entries = [library(call.launch.build) for call in calls]
+    words, tasks, places = b"", [], []
+    last: KernelArgs | None = None
+    first_word = 0
+    for call, entry in zip(calls, entries, strict=True):
+        if call.args is not last:
+            last, first_word = call.args, len(words) // _WORD
+            words += last.data
+            places += [_PLACE.pack(first_word + word, array) for word, array in last.relocations]
+        tasks.append(_TASK.pack(entry.blocks, call.launch.grid, first_word, call.parts))
+    head = _LIST.pack(len(tasks), len(places), len(words) // _WORD)
+    listed = b"".join((head, *tasks, *places, words))
+    run, pack = entries[0].run, struct.Struct(f"<{array_count}Q").pack
+    most = max(map(_most_threads, calls))
+    if most > 1:
+        return lambda pointers: run(listed, pack(*pointers), min(thread_count(), most))
+    return lambda pointers: run(listed, pack(*pointers), 1)
+
+
+def _most_threads(call: KernelCall) -> int:
+    """Return how many threads find something to do."""
+    if call.work <= _SERIAL_WORK:
+        return 1
+    return call.parts or call.launch.grid

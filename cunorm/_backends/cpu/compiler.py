@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: MIT
+"""The machine's C++ compiler: which one it is, how it is run, and which options it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from cunorm._backends.cpu.files import digest, temporary
+from cunorm._core.memo import on_clear
+
+_BELIEVED = 24 * 60 * 60  # seconds: what a compiler lacked may be installed since
+# What compilers say that end, or whose children end, for want of memory or disk.
+_STOPPED = re.compile(
+    r"killed|signal|no space left|disk quota|file too large|file size limit|memory exhausted"
+    r"|out of memory|cannot allocate",
+    re.IGNORECASE,
+)
+_PROBE = """#ifdef _OPENMP
+#include <omp.h>
+extern "C" int threads() { return omp_get_max_threads(); }
+#endif
+"""
+
+Options = tuple[str, ...]
+
+
+class Compiler(NamedTuple):
+    """A C++ compiler: its command and what it says of its version."""
+
+    command: tuple[str, ...]
+    version: str
+    is_gcc: bool
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler; warns, the first time, where there is none."""
+    if compiler() is not None:
+        return True
+    _warn_of_none()
+    return False
+
+
+@cache
+def _warn_of_none() -> None:
+    warnings.warn(
+        "cunorm found no C++ compiler, so CPU arrays are normalised by the slow NumPy reference: "
+        "install g++ or clang++, or point CXX at one",
+        RuntimeWarning,
+        stacklevel=_level_of_caller(),
+    )
+
+
+def _level_of_caller() -> int:
+    """Return the stacklevel with which a warning of this function's caller points to our user."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("cunorm."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+@cache
+def compiler() -> Compiler | None:
+    """Return the first C++ compiler of $CXX, c++, g++, clang++ that answers, None without one."""
+    candidates = [shlex.split(os.environ.get("CXX", "")), ["c++"], ["g++"], ["clang++"]]
+    for command in candidates:
+        if command and shutil.which(command[0]):
+            answer = subprocess.run([*command, "--version"], capture_output=True, text=True)
+            if answer.returncode == 0:
+                version = answer.stdout.partition("\n")[0]
+                is_gcc = "Free Software Foundation" in answer.stdout
+                return Compiler(tuple(command), version, is_gcc)
+    return None
+
+
+def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a compiler, which leaves its own temporary files in the folder, too."""
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=environment(folder)
+    )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a compiler: messages are in English."""
+    return {**os.environ, "TMPDIR": os.fspath(folder), "LC_ALL": "C"}
+
+
+@lru_cache(maxsize=1)
+def cpu_identity() -> str:
+    """Return what -march=native depends on."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    kinds = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in text.splitlines() if line.startswith(kinds)}))
+
+
+# --- options that a compiler may refuse -----------------------------------------------------------
+
+
+def _groups() -> tuple[Options, ...]:
+    """Return options that a compiler may refuse, together or not at all.
+
+    With the 32 registers of AVX-512, scheduling before they are given out lets several items of a
+    pack be computed at a time (a gated forward takes a tenth less); with 16, it spills. And with
+    AVX-512 GCC copies items in halves, for which a load of a whole one would have to wait.
+    """
+    has_avx512 = "avx512f" in cpu_identity()
+    faster = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512")) if has_avx512 else ()
+    return (("-fopenmp",), *faster)
+
+
+def needed(optional: Options) -> Options:
+    """Return those of the optional options that make more than a kernel's code faster."""
+    return tuple(option for option in optional if option == _groups()[0][0])
+
+
+_refused: dict[Path, tuple[Options, ...]] = {}
+on_clear(_refused.clear)
+
+
+def optional(found: Compiler, options: Options, folder: Path) -> Options:
+    """Return the optional options that a compiler takes beside others: all, before it refuses one.
+
+    What it refuses is kept in the folder for a day.
+    """
+    path = _path(found, options, folder)
+    if path not in _refused:
+        _refused[path] = _read(path)
+    refused = _refused[path]
+    return tuple(option for group in _groups() if group not in refused for option in group)
+
+
+def ask(found: Compiler, options: Options, folder: Path) -> None:
+    """Ask a compiler that failed for each of its optional options; remember what it refuses.
+
+    It refuses what it fails with, while it does not without: not where it was stopped.
+    """
+    path, groups = _path(found, options, folder), _groups()
+    answers = [_probed(found, (*options, *group), path) for group in ((), *groups)]
+    if answers[0].returncode != 0 or any(map(was_stopped, answers)):
+        return
+    failed = {group for group, answer in zip(groups, answers[1:], strict=True) if answer.returncode}
+    before = _refused.get(path, ())
+    if failed <= set(before):
+        return
+    _refused[path] = tuple(group for group in groups if group in failed or group in before)
+    with temporary(path) as made:
+        written = Path(made, path.name)
+        written.write_text(json.dumps(_refused[path]), encoding="utf-8")
+        written.replace(path)
+
+
+def _probed(found: Compiler, options: Options, path: Path) -> subprocess.CompletedProcess[str]:
+    """Make a small library with these options; return what the compiler answers."""
+    with temporary(path) as folder:
+        source, made = Path(folder, "probe.cpp"), Path(folder, "probe.so")
+        source.write_text(_PROBE, encoding="utf-8")
+        return run([*found.command, *options, str(source), "-o", str(made)], Path(folder))
+
+
+def was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:
+    """Whether a compiler failed for what has nothing to do with its options and its input."""
+    return answer.returncode < 0 or bool(answer.returncode and _STOPPED.search(answer.stderr))
+
+
+def _path(found: Compiler, options: Options, folder: Path) -> Path:
+    return folder / f"refused-{digest(*found, *options, _groups(), cpu_identity())}.json"
+
+
+def _read(path: Path) -> tuple[Options, ...]:
+    """Return the groups that a file names: none, if it is no longer believed, or no such list."""
+    try:
+        if time.time() - path.stat().st_mtime > _BELIEVED:
+            return ()
+        named = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return ()
+    return tuple(group for group in _groups() if isinstance(named, list) and list(group) in named)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""The system's headers, compiled once for all kernels: to read them is half of a quick compile.
+
+To compile them takes as long as to compile a kernel or two, so it is done beside the third compile
+of a process, and a process that exits before ends this too; one that is killed does not, and what
+is left then goes with the next `clear_cache`. GCC alone takes them in this form.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+from cunorm._backends.cpu.compiler import Compiler, Options, cpu_identity, environment
+from cunorm._backends.cpu.files import cache_folder, digest, temporary
+from cunorm._core.memo import on_clear
+
+_INCLUDE = Path(__file__).parent / "include"
+_SYSTEM_INCLUDE = re.compile(r"^#include <([^>]+)>$", re.MULTILINE)
+_WORTH_IT = 3  # which compile of a process begins to compile headers, too
+
+_compiles: dict[Path, count[int]] = {}
+on_clear(_compiles.clear)
+_threads: list[threading.Thread] = []
+_running: dict[subprocess.Popen[bytes], int] = {}  # and whose they are, as processes may fork
+_has_ended = False
+
+
+def options_for(found: Compiler, options: Options) -> Options:
+    """Return what lets GCC take compiled headers: options, none before there are such headers.
+
+    It says nothing where it cannot take them, but then there is no other file of that name.
+    """
+    if not found.is_gcc:
+        return ()
+    name = f"headers-{digest(*found, *options, cpu_identity(), _text())}.h"
+    compiled = cache_folder() / f"{name}.gch"
+    try:
+        return ("-include", str(cache_folder() / name)) if compiled.stat().st_size else ()
+    except OSError:
+        _compile_in_time(compiled, [*found.command, *options])
+        return ()
+
+
+def give_up(headers: Options) -> None:
+    """Let nobody use headers with which GCC failed: an empty file stands for them from now on."""
+    compiled = Path(f"{headers[-1]}.gch")
+    with temporary(compiled) as folder:
+        empty = Path(folder, "empty")
+        empty.touch()
+        empty.replace(compiled)
+
+
+def _compile_in_time(path: Path, command: Sequence[str]) -> None:
+    """Begin to compile headers, once in a process, if so many kernels use them."""
+    if next(_compiles.setdefault(path, count(1))) == _WORTH_IT:
+        atexit.register(_end)  # now: what removes the folder, if anything does, is to come after it
+        thread = threading.Thread(target=_make, args=(path, command), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there may be no more threads, as when the interpreter ends
+            return
+        _threads.append(thread)
+
+
+def _make(path: Path, command: Sequence[str]) -> None:
+    try:
+        with temporary(path) as folder:
+            source, made = Path(folder, "headers.h"), Path(folder, "headers.h.gch")
+            source.write_text(_text(), encoding="utf-8")
+            process = subprocess.Popen(
+                [*command, "-x", "c++-header", str(source), "-o", str(made)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment(Path(folder)),
+                start_new_session=True,
+            )
+            _running[process] = os.getpid()
+            if _has_ended:
+                _kill(process)
+            failed = process.wait()
+            del _running[process]
+            if not failed:
+                made.replace(path)
+    except OSError:  # without them, kernels compile as well
+        return
+
+
+def _end() -> None:
+    """Leave no compiler behind, nor what it has made so far."""
+    global _has_ended
+    _has_ended = True
+    for process, owner in tuple(_running.items()):
+        if owner == os.getpid():
+            _kill(process)
+    for thread in _threads:
+        thread.join(timeout=5)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a compiler and what it runs itself."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+
+
+@cache
+def _text() -> str:
+    """Return what includes all that our headers include of the system's."""
+    files = [path for path in _INCLUDE.rglob("*") if path.suffix in (".h", ".cuh")]
+    found = {name for path in files for name in _SYSTEM_INCLUDE.findall(path.read_text("utf-8"))}
+    lines = "#if __has_include(<{0}>)\n#include <{0}>\n#endif\n"
+    return "".join(map(lines.format, sorted(found - {path.name for path in files})))

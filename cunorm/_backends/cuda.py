@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: MIT
+"""The CUDA backend: NVRTC compiles a kernel through ``cupy.RawKernel``, which then launches it.
+
+CuPy is imported by the first launch and by nothing else here. It compiles for the current device,
+keeps the result in its own cache on disk, and launches on the stream it is given, so the stream
+that is current in CuPy stays what the caller made it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cunorm._backends.cluster_fit import allow_large_clusters, clusters_that_fit
+from cunorm._backends.sources import source_text
+from cunorm._backends.store import OnceMap
+from cunorm._core.build import KernelBuild, Launch
+from cunorm._core.caps import PORTABLE_CLUSTER, GpuCaps, features_of
+from cunorm._core.memo import memoize
+from cunorm._core.plan import KernelCall, fitting_caps
+from cunorm._core.tensor import Device
+
+_INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
+_ERROR_LINES = 8  # of a compiler's log, in an error message
+
+
+class _Stream(NamedTuple):
+    """A raw stream as CuPy's launcher wants it: 0 is the legacy default, 2 the per-thread one."""
+
+    ptr: int
+
+
+def launch(launch: Launch, arguments: bytes, device: Device, stream: int) -> None:
+    """Start a kernel on a stream of a device; the caller's current device is left as it was.
+
+    Parameters
+    ----------
+    launch
+        What to compile, and the numbers of blocks (at least 1) and of threads in a block.
+    arguments
+        The bytes of the kernel's one argument, a struct passed by value.
+    device
+        A CUDA device.
+    stream
+        The pointer of a CUDA stream of that device.
+
+    Raises
+    ------
+    ImportError
+        CuPy or NVRTC is not installed.
+    RuntimeError
+        The kernel does not compile.
+    """
+    cuda = _cupy().cuda
+    if cuda.runtime.getDevice() == device.index:
+        _start(launch, arguments, device.index, stream)
+    else:
+        with cuda.Device(device.index):
+            _start(launch, arguments, device.index, stream)
+
+
+def _start(launch: Launch, arguments: bytes, current_device: int, stream: int) -> None:
+    # CuPy passes a NumPy array by value if it has one element, of any size.
+    argument = np.frombuffer(arguments, dtype=_block_of(len(arguments)))
+    function = _loaded.get((launch.build, current_device))
+    if function is None:
+        function, _ = _ready(launch.build, current_device)
+    grid, block = (launch.grid,), (launch.block,)
+    function(grid, block, (argument,), shared_mem=launch.shared, stream=_Stream(stream))
+
+
+@lru_cache(maxsize=64)
+def _block_of(size: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, size))
+
+
+_loaded: OnceMap[tuple[KernelBuild, int], Any] = OnceMap()
+
+
+def _ready(build: KernelBuild, current_device: int) -> tuple[Any, bool]:
+    """Return CuPy's function of a build, and whether it was loaded here and now."""
+    return _loaded.load_once((build, current_device), lambda: (_load(build), True))
+
+
+def _load(build: KernelBuild) -> Any:
+    """Compile a build for the current device, or take it from CuPy's cache on disk, and load it.
+
+    What is returned is of this device: a RawKernel would look for it at every launch. It may be
+    launched with all the shared memory that a block can have.
+    """
+    cupy = _cupy()
+    options = compile_options(build)
+    kernel = cupy.RawKernel(source_text(build.kernel), build.kernel, options)
+    try:
+        kernel.compile()
+    except cupy.cuda.compiler.CompileException as error:
+        raise RuntimeError(compile_error_text(build, options, str(error))) from None
+    most = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    kernel.max_dynamic_shared_size_bytes = most - kernel.shared_size_bytes
+    function = kernel.kernel
+    if build.cluster > PORTABLE_CLUSTER:
+        allow_large_clusters(cupy, function)
+    return function
+
+
+def prepare(build: KernelBuild, device: Device) -> bool:
+    """Load a build ahead of its first launch on a device, which need not be current.
+
+    Return whether it was not loaded yet.
+    """
+    with _cupy().cuda.Device(device.index):
+        return _ready(build, device.index)[1]
+
+
+def loaded_count() -> int:
+    """Return how many kernels were loaded, on all devices."""
+    return len(_loaded)
+
+
+def compile_options(build: KernelBuild) -> tuple[str, ...]:
+    """Return NVRTC's options for a build; CuPy adds ``-ftz=true`` and the architecture.
+
+    ``--fmad=false``: a product and a sum are contracted where the source says ``fma`` and nowhere
+    else, so that a result does not depend on what else the build contains.
+    """
+    macros = tuple(f"-D{name}={value}" for name, value in build.macros)
+    includes = tuple(f"-I{folder}" for folder in cuda_include_folders())
+    return ("-std=c++17", "--fmad=false", *includes, *macros)
+
+
+@cache
+def cuda_include_folders() -> tuple[Path, ...]:
+    """Return the folder with ``cuda_fp16.h`` and ``cuda_bf16.h``, or nothing where none is found.
+
+    The headers of the wheels of NVRTC's own major version come first. CuPy finds those of CUDA 13
+    itself; those of CUDA 12 have no common root, and CuPy 14 looks no further.
+    """
+    major = nvrtc_version()[0]
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(path) for path in (spec and spec.submodule_search_locations) or ()]
+    folders = [wheel / f"cu{major}" / "include" for wheel in wheels]
+    if major == 12:
+        folders += [wheel / "cuda_runtime" / "include" for wheel in wheels]
+    if root := _cupy().cuda.get_cuda_path():
+        folders.append(Path(root) / "include")
+    return tuple(folder for folder in folders if (folder / "cuda_fp16.h").is_file())[:1]
+
+
+@cache
+def nvrtc_version() -> tuple[int, int]:
+    """Return the version of the NVRTC that CuPy loads."""
+    try:
+        major, minor = _cupy().cuda.nvrtc.getVersion()
+    except RuntimeError as error:  # CuPy looks for the library at the first call
+        raise ImportError(f"CuPy finds no NVRTC to compile with: {_INSTALL}: {error}") from error
+    return major, minor
+
+
+def current_device() -> int:
+    """Return the index of the current device."""
+    index: int = _cupy().cuda.runtime.getDevice()
+    return index
+
+
+@memoize(maxsize=64)
+def gpu_caps(device: Device) -> GpuCaps:
+    """Return the caps of a CUDA device."""
+    gpu = _cupy().cuda.Device(device.index)
+    attributes = gpu.attributes
+    return GpuCaps(
+        sm_count=attributes["MultiProcessorCount"],
+        compute_capability=gpu.compute_capability,
+        max_threads_per_sm=attributes["MaxThreadsPerMultiProcessor"],
+        shared_memory_per_block_optin=attributes["MaxSharedMemoryPerBlockOptin"],
+        shared_memory_per_sm=attributes["MaxSharedMemoryPerMultiprocessor"],
+        l2_bytes=attributes["L2CacheSize"],
+        features=features_of(gpu.compute_capability),
+    )
+
+
+@memoize()
+def _fits_cluster(launch: Launch, device: Device) -> bool:
+    """Whether a device has room for a cluster of a launch, as its kernel and its block are."""
+    with _cupy().cuda.Device(device.index):
+        function, _ = _ready(launch.build, device.index)
+        return clusters_that_fit(function, launch) > 0
+
+
+def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> GpuCaps:
+    """Return the caps of a device, with smaller clusters, or none, where it has no room for them.
+
+    A part of a GPU may have none for clusters that all whole ones take. The room is for blocks that
+    have a multiprocessor each, as those of misaligned arrays may.
+    """
+    caps = gpu_caps(device)
+    more_than_half = caps.shared_memory_per_sm // 2
+
+    def fits(launch: Launch) -> bool:
+        alone = replace(launch, shared=max(launch.shared, more_than_half))
+        return bool(_fits_cluster(alone, device))
+
+    return fitting_caps(caps, first_launch, fits)
+
+
+def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[int], int], None]:
+    """Return a function that starts kernels on a stream, given where arrays lie.
+
+    The arguments are made anew in each call: threads may be in the midst of the same one.
+    """
+    prepared = [(call.launch, array("Q", call.args.data), call.args.relocations) for call in calls]
+
+    def start(pointers: Sequence[int], stream: int) -> None:
+        for kernel_launch, words, relocations in prepared:
+            filled = words[:]
+            for word, place in relocations:
+                filled[word] += pointers[place]
+            launch(kernel_launch, filled.tobytes(), device, stream)
+
+    return start
+
+
+def require() -> None:
+    """Raise an ImportError where CuPy, without which nothing runs on a GPU, is not installed."""
+    _cupy()
+
+
+@cache
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            f"CUDA arrays need CuPy, which compiles and launches the kernels: {_INSTALL}: {error}"
+        ) from error
+    return cupy
+
+
+def compile_error_text(build: KernelBuild, options: tuple[str, ...], log: str) -> str:
+    """Return the text of the error for a build that NVRTC refuses, with its first error lines."""
+    lines = log.splitlines()
+    errors = [line for line in lines if "error" in line] or [line for line in lines if line.strip()]
+    text = [
+        f"NVRTC does not compile the build {build}",
+        f"  options: {' '.join(options)}",
+        *(f"  {line}" for line in errors[:_ERROR_LINES]),
+    ]
+    if "cuda_fp16.h" in log or "cuda_bf16.h" in log:
+        text.append(f"  The headers of the CUDA runtime are missing: {_INSTALL}")
+    return "\n".join(text)

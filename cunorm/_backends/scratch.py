@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""Memory of a CPU call's kernels: some MiB are kept, as to allocate them takes longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cunorm._core.memo import on_clear
+
+_LARGEST = 8 << 20  # bytes that are kept in one piece
+_PIECES = 4
+
+
+class Piece(NamedTuple):
+    """Memory of a NumPy array, and its address."""
+
+    array: np.ndarray[Any, Any]
+    address: int
+
+
+_kept: list[Piece] = []  # to take and to put back is one step each, whatever stops
+on_clear(_kept.clear)
+
+
+def take(size: int) -> Piece:
+    """Return memory of at least so many bytes."""
+    try:
+        piece = _kept.pop()
+    except IndexError:
+        return _allocated(size)
+    return piece if piece.array.nbytes >= size else _allocated(size)
+
+
+def _allocated(size: int) -> Piece:
+    array = np.empty(-(-size // 8), np.float64)
+    return Piece(array, array.ctypes.data)
+
+
+def put_back(piece: Piece) -> None:
+    """Keep memory for the next call."""
+    if piece.array.nbytes <= _LARGEST and len(_kept) < _PIECES:
+        _kept.append(piece)
+
+
+def with_scratch(
+    size: int, run: Callable[[Sequence[int]], object]
+) -> Callable[[Sequence[int]], None]:
+    """Give kernels memory, whose address is their last pointer, where that is 0."""
+
+    def run_with(pointers: Sequence[int]) -> None:
+        if pointers[-1]:
+            run(pointers)
+            return
+        piece = take(size)
+        try:
+            run([*pointers[:-1], piece.address])
+        finally:
+            put_back(piece)
+
+    return run_with

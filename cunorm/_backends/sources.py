@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""The kernels' source text.
+
+CuPy's disk cache does not see the text of included files, so local includes are put into the text.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from cunorm._core.memo import memoize
+
+_LOCAL_INCLUDE = re.compile(r'^#include "([^"]+)"$')
+
+
+@cache
+def kernel_folder() -> Path:
+    """Return the folder of the `.cu` files: in the package once installed, else beside it."""
+    here = Path(__file__).parent.parent
+    for folder in (here / "kernels_cu", here.parent / "kernels_cu"):
+        if (folder / "row.cuh").is_file():
+            return folder
+    raise FileNotFoundError(f"cunorm: no kernels_cu folder in or beside {here}; reinstall cunorm")
+
+
+@memoize(maxsize=64)
+def source_text(kernel: str, include: tuple[Path, ...] = ()) -> str:
+    """Return the text of `kernel` with local includes in place, looked up in `include` first."""
+    seen: set[Path] = set()
+    return "\n".join(_inlined(f"{kernel}.cu", (*include, kernel_folder()), seen)) + "\n"
+
+
+def _inlined(name: str, folders: tuple[Path, ...], seen: set[Path]) -> list[str]:
+    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"cunorm: {name} is in none of {', '.join(map(str, folders))}")
+    if path in seen:
+        return []
+    seen.add(path)
+    lines = [f'#line 1 "{name}"']
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        include = _LOCAL_INCLUDE.match(line)
+        if include:
+            lines += [*_inlined(include[1], folders, seen), f'#line {number + 1} "{name}"']
+        elif line != "#pragma once":
+            lines.append(line)
+        else:
+            lines.append("")
+    return lines

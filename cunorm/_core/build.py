@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""What is compiled (KernelBuild), how it is launched (Launch), and its arguments (KernelArgs)."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cunorm._core.dtypes import FLOAT64, DType
+
+Macros = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBuild:
+    """A kernel and the macros that specialise it; `kernel` names the source and its entry point."""
+
+    kernel: str
+    macros: Macros
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.kernel, self.macros)))
+
+    def __hash__(self) -> int:
+        return self._hash  # each launch asks for it
+
+    def __reduce__(self) -> tuple[type[KernelBuild], tuple[str, Macros]]:
+        return KernelBuild, (self.kernel, self.macros)  # another process hashes otherwise
+
+    @property
+    def cluster(self) -> int:
+        """Return how many blocks form a cluster."""
+        return int(dict(self.macros).get("CLUSTER", 1))
+
+    def __str__(self) -> str:
+        return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A build, and how many blocks of how many threads to start.
+
+    A row_norm_backward also has rows of partial sums, for each parameter as many, and a pitch from
+    one row to the next.
+    """
+
+    build: KernelBuild
+    grid: int
+    block: int
+    parts: int = 0
+    sums_pitch: int = 0  # elements
+    shared: int = 0  # bytes of a block's shared memory, beside what its kernel declares
+
+    @property
+    def sums_size(self) -> int:
+        """Return how many elements the partial sums for one parameter have."""
+        return self.parts * self.sums_pitch
+
+
+class Relocation(NamedTuple):
+    """A word of the arguments, and the array whose address is added to it."""
+
+    word: int
+    array: int
+
+
+class KernelArgs(NamedTuple):
+    """The bytes of a kernel's argument struct, for arrays at address 0."""
+
+    data: bytes
+    relocations: tuple[Relocation, ...]
+
+
+class ArgsWriter:
+    """Writes an argument struct, all of whose fields have eight bytes."""
+
+    def __init__(self, arrays: dict[str, int]) -> None:
+        self._arrays = arrays  # places of those that there are, by name
+        self._words: list[int] = []
+        self._relocations: list[Relocation] = []
+
+    def pointer(self, name: str, offset: int = 0) -> None:
+        """Write a pointer: so many bytes past the start of an array, null if it is absent."""
+        if name in self._arrays:
+            self._relocations.append(Relocation(len(self._words), self._arrays[name]))
+        self._words.append(offset)
+
+    def pointers_at(self, name: str, offsets: Iterable[int | None]) -> None:
+        """Write pointers into an array, at offsets in bytes; null for None."""
+        for offset in offsets:
+            if offset is None:
+                self.integers(0)
+            else:
+                self.pointer(name, offset)
+
+    def integers(self, *values: int) -> None:
+        """Write integers."""
+        self._words += values
+
+    def finish(self, numbers: bytes = b"") -> KernelArgs:
+        """Return the arguments; `numbers` come last."""
+        data = struct.pack(f"<{len(self._words)}q", *self._words)
+        return KernelArgs(data + numbers, tuple(self._relocations))
+
+
+def numbers_of(compute: DType, numbers: Iterable[float]) -> bytes:
+    """Return `Number` of types.cuh of each; what is too large for a float becomes infinite."""
+    if compute is FLOAT64:
+        return array("d", numbers).tobytes()
+    return array("f", [half for number in numbers for half in (number, 0.0)]).tobytes()
+
+
+def cuda_type(dtype: DType | None) -> str:
+    """Return the name in the sources of a dtype, None where the operand is absent."""
+    return "absent" if dtype is None else dtype.cuda
+
+
+def cuda_bool(value: bool) -> str:
+    """Return a truth value as the sources have it."""
+    return "true" if value else "false"

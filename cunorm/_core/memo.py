@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT
+"""Bounded caches of functions, all of which one call empties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+TypedKey = tuple[Any, type, str] | None
+
+_clears: list[Callable[[], object]] = []
+
+
+def on_clear(clear: Callable[[], object]) -> None:
+    """Have `clear_all` call this, too."""
+    _clears.append(clear)
+
+
+def clear_all() -> None:
+    """Empty every cache of this process that holds what calls were made of."""
+    for clear in _clears:
+        clear()
+
+
+def memoize(maxsize: int = 1024, *, typed: bool = False) -> Callable[[Callable[..., T]], Any]:
+    """Return a decorator like `functools.lru_cache`, whose cache `clear_all` empties."""
+
+    def decorate(function: Callable[..., T]) -> Any:
+        cached = lru_cache(maxsize, typed)(function)
+        on_clear(cached.cache_clear)
+        return cached
+
+    return decorate
+
+
+def typed_key(number: Any) -> TypedKey:
+    """Return a number, which may be None, with its type and sign: 0.0 equals -0.0, and Decimals."""
+    return None if number is None else (number, type(number), str(number))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""Which arrays of a call share memory: byte extents are compared, then a bounded exact solve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cunorm._core.memo import memoize
+from cunorm._core.tensor import TensorSpec
+
+
+class Pair(NamedTuple):
+    """A given output and another array of its call, which may meet at some differences of address.
+
+    Attributes
+    ----------
+    output, other : int
+        Their places. The other is an input, an earlier output, or the workspace.
+    least, most : int
+        The two meet where the output's address, less the other's, is between these.
+    """
+
+    output: int
+    other: int
+    least: int
+    most: int
+
+
+def pairs(
+    specs: Sequence[TensorSpec | None], first_output: int, given: Sequence[int]
+) -> Iterator[Pair]:
+    """Yield the pairs to compare in each call; `given` are the places of given outputs."""
+    for number, place in enumerate(given):
+        for other in (*given[:number], *range(first_output)):
+            spec, other_spec = specs[place], specs[other]
+            if spec is None or other_spec is None or 0 in (*spec.shape, *other_spec.shape):
+                continue
+            if spec.device == other_spec.device:
+                (low, high), (other_low, other_high) = _extent(spec), _extent(other_spec)
+                yield Pair(place, other, other_low - high, other_high - low)
+
+
+@memoize()
+def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
+    """Whether two arrays share memory, the first lying so many bytes behind the second."""
+    base = 1 << 60
+    try:
+        arrays = _shadow(a, base + difference), _shadow(b, base)
+        return bool(np.shares_memory(*arrays, max_work=10_000))  # type: ignore[arg-type]  # any int
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _extent(spec: TensorSpec) -> tuple[int, int]:
+    """Return where the first byte lies, and the end of the last one, from the first element."""
+    steps = [stride * (size - 1) for size, stride in zip(spec.shape, spec.strides, strict=True)]
+    lowest = sum(step for step in steps if step < 0)
+    highest = sum(step for step in steps if step > 0) + 1
+    return lowest * spec.dtype.itemsize, highest * spec.dtype.itemsize
+
+
+class _Shadow:
+    """Lies where an array does, for NumPy to reason about and never to read."""
+
+    def __init__(self, spec: TensorSpec, pointer: int) -> None:
+        itemsize = spec.dtype.itemsize
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": spec.shape,
+            "strides": tuple(stride * itemsize for stride in spec.strides),
+            "typestr": f"<u{itemsize}",
+            "data": (pointer, True),
+        }
+
+
+def _shadow(spec: TensorSpec, pointer: int) -> np.ndarray[Any, Any]:
+    return np.asarray(_Shadow(spec, pointer))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""param_grad: partial sums of rows or samples become dweight and dbias, for both families."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cunorm._core.build import ArgsWriter, KernelBuild, Launch, cuda_bool, cuda_type
+from cunorm._core.caps import Caps, CpuCaps
+from cunorm._core.dtypes import DType
+from cunorm._core.plan import KernelCall
+
+CPU_PACK = 64  # columns that a CPU's thread adds up at a time
+# Threads of a GPU's block along columns and along parts, by the greatest width.
+_CUDA_THREADS = ((2048, (8, 64)), (1 << 31, (32, 16)))
+
+
+class ParamGradTypes(NamedTuple):
+    """The results of param_grad: their dtypes, None where not wanted."""
+
+    compute: DType
+    dweight: DType | None
+    dbias: DType | None
+    accumulate: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Return how many results there are."""
+        return (self.dweight is not None) + (self.dbias is not None)
+
+
+def param_grad_launch(types: ParamGradTypes, width: int, caps: Caps) -> Launch:
+    """Plan param_grad for rows of partial sums of a width."""
+    is_cpu = isinstance(caps, CpuCaps)
+    columns, parts = (1, 1) if is_cpu else _cuda_threads(width)
+    pack = CPU_PACK if is_cpu else 1
+    macros = (
+        ("COMPUTE_T", types.compute.cuda),
+        ("DWEIGHT_T", cuda_type(types.dweight)),
+        ("DBIAS_T", cuda_type(types.dbias)),
+        ("ACCUMULATE", cuda_bool(types.accumulate)),
+        ("COLUMN_THREADS", str(columns)),
+        ("PART_THREADS", str(parts)),
+        ("PACK", str(pack)),
+    )
+    grid = -(-width // (columns * pack)) * types.outputs
+    return Launch(KernelBuild("param_grad", macros), grid, columns * parts)
+
+
+def _cuda_threads(width: int) -> tuple[int, int]:
+    return next(threads for limit, threads in _CUDA_THREADS if width <= limit)
+
+
+def param_grad_call(
+    types: ParamGradTypes,
+    arrays: dict[str, int],
+    sums: tuple[int | None, int | None],
+    parts: int,
+    pitch: int,
+    width: int,
+    caps: Caps,
+) -> KernelCall:
+    """Return the call of param_grad.
+
+    `sums` are where the partial sums for dweight and for dbias begin in the workspace, in bytes:
+    rows of a pitch in elements, as many as there are parts. None: there are none.
+    """
+    writer = ArgsWriter(arrays)
+    writer.pointers_at("workspace", sums)
+    writer.pointer("dweight")
+    writer.pointer("dbias")
+    writer.integers(parts, pitch, width)
+    launch = param_grad_launch(types, width, caps)
+    return KernelCall(launch, writer.finish(), work=parts * width)

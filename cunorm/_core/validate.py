@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: MIT
+"""Errors for wrong input, raised before anything is launched.
+
+Each message names the function, the argument, what it got and what it expected.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Collection, Iterable, Mapping, Set
+from typing import Any
+
+from cunorm._core.activations import ACTIVATIONS
+from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
+from cunorm._core.rows import WHOLE, RowAxes
+from cunorm._core.tensor import TensorSpec
+
+# --- scalars --------------------------------------------------------------------------------------
+
+
+def integer(function: str, argument: str, value: object) -> int:
+    """Return an int that was given as one."""
+    if type(value) is int:  # abstract types are slow to ask
+        return value
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{function}: {argument} is {value!r}, expected an int")
+    return int(value)
+
+
+def flag(function: str, argument: str, value: object) -> bool:
+    """Return a bool that was given as one."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}: {argument} is {value!r}, expected True or False")
+    return value
+
+
+def finite(function: str, argument: str, value: object, expected: str = "a finite number") -> float:
+    """Return a finite number as a float."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{function}: {argument} is {value!r}, expected a number")
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond the largest float64
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{function}: {argument} is {value!r}, expected {expected}")
+    return number
+
+
+def epsilon(function: str, eps: object) -> float:
+    """Return eps as a float."""
+    expected = "a finite number of at least 0"
+    value = finite(function, "eps", eps, expected)
+    if value < 0:
+        raise ValueError(f"{function}: eps is {eps!r}, expected {expected}")
+    return value
+
+
+def length(function: str, c: object) -> float | None:
+    """Return c, the length of a normalised row, as a float."""
+    return None if c is None else finite(function, "c", c, "a finite number or None")
+
+
+def choice(function: str, argument: str, value: Any, allowed: Collection[str]) -> str:
+    """Return a name that must be one of those allowed."""
+    *others, last = map(repr, allowed)
+    expected = f"{', '.join(others)} or {last}"
+    if not isinstance(value, str):
+        raise TypeError(f"{function}: {argument} is {value!r}, expected {expected}")
+    if value not in allowed:
+        raise ValueError(f"{function}: {argument} is {value!r}, expected {expected}")
+    return value
+
+
+def activation(function: str, argument: str, value: Any) -> str:
+    """Return the name in the sources of an activation."""
+    return ACTIVATIONS[choice(function, argument, value, ACTIVATIONS)]
+
+
+def names(function: str, argument: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a collection of names, in the order of the allowed ones."""
+    expected = f"expected a tuple of {', '.join(map(repr, allowed))}"
+    if not isinstance(value, list | tuple | Set):
+        raise TypeError(f"{function}: {argument} is {value!r}, {expected}")
+    if not all(isinstance(name, str) and name in allowed for name in value):
+        raise ValueError(f"{function}: {argument} is {value!r}, {expected}")
+    return tuple(name for name in allowed if name in value)
+
+
+# --- operands -------------------------------------------------------------------------------------
+
+
+def same_device(
+    function: str, x: TensorSpec, operands: Iterable[tuple[str, TensorSpec | None]]
+) -> None:
+    """Check that every operand lies where x does."""
+    for argument, operand in operands:
+        if operand is not None and operand.device != x.device:
+            raise ValueError(
+                f"{function}: {argument} is on {operand.device}, expected {x.device}, "
+                "the device of x"
+            )
+
+
+def agreed_dtype(
+    function: str, argument: str, dtype: DType | None, other: str, operand: TensorSpec | None
+) -> None:
+    """Check that the dtype of an argument is that of an array, where both are given."""
+    if dtype is not None and operand is not None and operand.dtype is not dtype:
+        raise ValueError(
+            f"{function}: {other} has dtype {operand.dtype}, expected {dtype}, that of {argument}"
+        )
+
+
+# --- arrays given for outputs ---------------------------------------------------------------------
+
+
+def out_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
+    """Check that `out` is None or such a tuple of results."""
+    if out is not None and not isinstance(out, result):
+        raise TypeError(
+            f"{function}: out is of type {type(out).__qualname__}, expected a "
+            f"{result.__name__} of arrays and Nones"
+        )
+
+
+def absent(function: str, argument: str, spec: TensorSpec | None, reason: str) -> None:
+    """Check that no array is given for an output that a call does not have."""
+    if spec is not None:
+        raise ValueError(f"{function}: {argument} is given, expected None: {reason}")
+
+
+def output(
+    function: str, argument: str, spec: TensorSpec | None, shape: tuple[int, ...], rows: RowAxes
+) -> None:
+    """Check that a given output has its shape, and strides that kernels can follow."""
+    if spec is None:
+        return
+    where = f"{function}: {argument}"
+    if spec.shape != shape:
+        raise ValueError(f"{where} has shape {spec.shape}, expected {shape}")
+    own_memory(function, argument, spec)
+    if rows.layout(spec) is None:
+        several = "contiguous rows and at most three leading axes that no single stride walks"
+        expected = "a contiguous array" if rows is WHOLE else several
+        raise ValueError(f"{where} has strides {spec.strides}, expected {expected}")
+
+
+def own_memory(function: str, argument: str, spec: TensorSpec) -> None:
+    """Check that each element of a given output has memory of its own."""
+    if _may_overlap_itself(spec):
+        raise ValueError(
+            f"{function}: {argument} has strides {spec.strides}, with which elements may share "
+            "memory, expected memory of its own for each element"
+        )
+
+
+def _may_overlap_itself(spec: TensorSpec) -> bool:
+    """Whether two elements may share memory: axes by stride, each must step over the last."""
+    axes = sorted(
+        (abs(stride), size)
+        for size, stride in zip(spec.shape, spec.strides, strict=True)
+        if size > 1
+    )
+    reach = 1
+    for stride, size in axes:
+        if stride < reach:
+            return 0 not in spec.shape
+        reach += stride * (size - 1)
+    return False
+
+
+def accumulators(
+    function: str, wanted: Collection[str], given: Mapping[str, TensorSpec | None]
+) -> None:
+    """Check that there are arrays to which the wanted parameters' gradients can be added."""
+    for name in ("dweight", "dbias"):
+        spec = given[name]
+        if name in wanted and (spec is None or spec.dtype not in (FLOAT32, FLOAT64)):
+            got = "None" if spec is None else f"of dtype {spec.dtype}"
+            raise ValueError(
+                f"{function}: out.{name} is {got}, expected an array of float32 or float64 to add "
+                "to, as accumulate is True"
+            )

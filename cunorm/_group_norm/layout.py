@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT
+"""How the channels and positions of x lie in memory, read off its shape and strides."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from cunorm._core import validate
+from cunorm._core.dtypes import DType
+from cunorm._core.rows import WHOLE, collapsed
+from cunorm._core.tensor import TensorSpec, contiguous, inverse_permutation, is_contiguous
+
+LINE = 16  # elements to which rows of channels are padded
+_LIMIT = 2**31
+
+Lines = tuple[int, int]  # the strides from sample to sample and from line to line, in elements
+
+
+class Samples(NamedTuple):
+    """The sizes of x."""
+
+    samples: int
+    positions: int
+    channels: int
+    groups: int
+    channels_last: bool  # in memory
+
+    @property
+    def elements(self) -> int:
+        """Return how many elements x has."""
+        return prod(self[:3])
+
+    @property
+    def group_channels(self) -> int:
+        """Return how many channels a group has."""
+        return self.channels // self.groups
+
+    @property
+    def pitch(self) -> int:
+        """Return the elements of a row of channels in memory: `sum_pitch` in C++."""
+        return -(-self.channels // LINE) * LINE
+
+
+class GroupGeometry(NamedTuple):
+    """How x falls into samples, positions and groups of channels."""
+
+    shape: tuple[int, ...]
+    where: Samples
+    axes: tuple[int, ...]  # of x, in the kernel's order: samples, then what it calls lines
+    result_axes: tuple[int, ...]  # of results, from the outermost in memory
+
+    @property
+    def channel_shape(self) -> tuple[int, ...]:
+        """Return the shape of weight and bias."""
+        return (self.where.channels,)
+
+    @property
+    def statistic_shape(self) -> tuple[int, ...]:
+        """Return the shape of mean and rstd."""
+        return (self.where.samples, self.where.groups)
+
+    def lines(self, spec: TensorSpec) -> Lines | None:
+        """Return where the lines of an array of x's shape are, None where kernels cannot follow."""
+        return _lines(spec.permuted(self.axes), self.where.channels_last)
+
+    def lines_of_input(self, spec: TensorSpec | None) -> Lines:
+        """Return where an operand's lines are, or those of its copy; any where absent."""
+        if spec is None:
+            return (0, 0)
+        lines = self.lines(spec) or self.lines(self.copy_of(spec))
+        assert lines is not None, "a dense copy has lines"
+        return lines
+
+    def copy_of(self, spec: TensorSpec) -> TensorSpec:
+        """Return the spec of a dense copy, in the kernel's order of axes."""
+        ordered = spec.permuted(self.axes)
+        copy = contiguous(ordered.shape, spec.dtype, spec.device)
+        return copy.permuted(inverse_permutation(self.axes))
+
+    def result(self, dtype: DType, x: TensorSpec) -> TensorSpec:
+        """Return the spec of a new output: dense, in the memory layout of x."""
+        shape = tuple(self.shape[axis] for axis in self.result_axes)
+        dense = contiguous(shape, dtype, x.device)
+        return dense.permuted(inverse_permutation(self.result_axes))
+
+
+def geometry(
+    function: str, x: TensorSpec, num_groups: int | None, channel_axis: int
+) -> GroupGeometry:
+    """Return the samples of x; a num_groups of None is the number of channels.
+
+    The memory layout is the one that the strides of x fit, else the nearer one; where that is
+    either, the one that channel_axis names.
+    """
+    shape, ndim = x.shape, len(x.shape)
+    if channel_axis not in (-1, 1):
+        raise ValueError(f"{function}: channel_axis is {channel_axis}, expected -1 or 1")
+    if ndim < 2:
+        raise ValueError(
+            f"{function}: x has shape {shape}, expected at least two axes: samples and channels"
+        )
+    last, first = _orders(ndim, channel_axis)
+    channels, positions = shape[last[-1]], prod(shape[axis] for axis in last[1:-1])
+    if not 0 < channels < _LIMIT or not positions:
+        raise ValueError(
+            f"{function}: x has shape {shape}: {channels} channels (channel_axis {channel_axis}) "
+            f"of {positions} positions, expected 1 to 2147483647 channels of at least one position"
+        )
+    num_groups = channels if num_groups is None else num_groups
+    if num_groups < 1 or channels % num_groups:
+        raise ValueError(
+            f"{function}: num_groups is {num_groups}, expected a divisor of {channels}, the number "
+            "of channels"
+        )
+    fits_last, fits_first = (
+        _lines(x.permuted(axes), axes_are_last) is not None
+        for axes, axes_are_last in ((last, True), (first, False))
+    )
+    if fits_last != fits_first:
+        channels_last = results_last = fits_last
+    else:
+        nearer = None if fits_last else _nearer_to_last(x, last)
+        results_last = channel_axis == -1 if nearer is None else nearer
+        # The memory of one position or of one channel is the same: longer lines are faster.
+        same = positions == 1 or channels == 1
+        channels_last = positions == 1 if same else results_last
+    result_axes = last if results_last else first
+    where = Samples(shape[0], positions, channels, num_groups, channels_last)
+    return GroupGeometry(shape, where, last if channels_last else first, result_axes)
+
+
+def _nearer_to_last(x: TensorSpec, last: tuple[int, ...]) -> bool | None:
+    """Whether the channels of an array that fits neither layout lie closer than its positions."""
+    (_, *sizes, _), (_, *strides, channel) = x.permuted(last)[:2]
+    closest = min(
+        (abs(s) for s, n in zip(strides, sizes, strict=True) if n > 1), default=abs(channel)
+    )
+    return None if closest == abs(channel) else abs(channel) < closest
+
+
+def _orders(ndim: int, channel_axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the axes of x with channels last, and with channels first."""
+    channel = channel_axis % ndim
+    spatial = tuple(axis for axis in range(1, ndim) if axis != channel)
+    return (0, *spatial, channel), (0, channel, *spatial)
+
+
+def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
+    """Return the strides of samples and of lines, of an array in the kernel's order of axes."""
+    shape, strides = spec.shape, spec.strides
+    lines = (shape[1:-1], strides[1:-1]) if channels_last else (shape[1:2], strides[1:2])
+    line = (shape[-1:], strides[-1:]) if channels_last else (shape[2:], strides[2:])
+    axes = collapsed(*lines)
+    if not is_contiguous(*line) or len(axes) > 1:
+        return None
+    return (strides[0] if shape[0] > 1 else 0), (axes[0][1] if axes else 0)
+
+
+def check_shape(
+    function: str, argument: str, spec: TensorSpec | None, shape: tuple[int, ...], of: str
+) -> None:
+    """Check the shape of an operand."""
+    if spec is not None and spec.shape != shape:
+        raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}, {of}")
+
+
+def check_statistic(
+    function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry, compute: DType
+) -> None:
+    """Check mean or rstd: an element for each group of each sample, in the compute type."""
+    of = "one element for each group of each sample"
+    check_shape(function, argument, spec, where.statistic_shape, of)
+    if spec is not None and spec.dtype is not compute:
+        raise TypeError(
+            f"{function}: {argument} has dtype {spec.dtype}, expected {compute}, the compute type: "
+            "float64 if x is, else float32"
+        )
+
+
+def check_output(
+    function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry
+) -> None:
+    """Check a given output that has an element for each of x."""
+    if spec is None:
+        return
+    check_shape(function, argument, spec, where.shape, "the shape of x")
+    validate.own_memory(function, argument, spec)
+    if where.where.elements and where.lines(spec) is None:
+        layout = "channels last" if where.where.channels_last else "channels first"
+        raise ValueError(
+            f"{function}: {argument} has strides {spec.strides}, expected the memory layout of x, "
+            f"{layout}, with one stride for all of its lines"
+        )
+
+
+def must_be_copied(name: str, spec: TensorSpec | None, where: GroupGeometry) -> bool:
+    """Whether the kernels cannot follow an input's strides."""
+    if spec is None:
+        return False
+    return (where.lines(spec) if name in ("x", "dy") else WHOLE.layout(spec)) is None

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""How the group-norm kernels are built and started, on a GPU and on a CPU.
+
+How a sample is cut into tiles, and on a GPU whether a block or a cluster makes all passes, depends
+on its shape, the operands' dtypes and the GPU alone, so that a sample's results depend neither on
+the other samples nor on alignment. On a CPU the same tiles are gone over by whichever launches are
+quickest: no result depends on them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool
+from cunorm._core.caps import LEAST_COPY, MOST_SMS, CpuCaps, Features, GpuCaps
+from cunorm._core.cpu_stores import cpu_stores
+from cunorm._core.param_grad import CPU_PACK
+from cunorm._core.plan import GRID_LIMIT
+from cunorm._group_norm.kernels import GroupBackwardTypes, GroupTypes
+from cunorm._group_norm.layout import LINE, Samples
+from cunorm._group_norm.tiling import VALUES, Tiling, cpu_tiling, cuda_tiling
+
+
+class Schedule(NamedTuple):
+    """The launches that go over so many samples at a time; their grids are those of one sample."""
+
+    passes: tuple[Launch, ...]
+    chunk: int
+    part_positions: int
+    parts: int  # of a sample
+    handed_size: int  # elements of what the passes of a chunk hand on in global memory
+
+
+# The passes that a launch makes: finding, combining, writing.
+_ALL, _FIND, _COMBINE = (True, True, True), (True, False, False), (False, True, False)
+_WRITE, _COMBINE_AND_WRITE = (False, False, True), (False, True, True)
+# GPUs of little shared memory and of much, without clusters and with: of any other, plans take no
+# more memory than those for one of them.
+SOME_GPUS = tuple(
+    GpuCaps(MOST_SMS, "", 1024, shared - 1024, shared, 0, Features(clusters, False))
+    for shared in (64 << 10, 100 << 10, 164 << 10, 228 << 10)
+    for clusters in (False, True)
+)
+# Bytes of the samples that all cores together take at a time where each pass is a launch, so that
+# the last pass finds them in the cores' caches; and of those of which one core makes all passes, if
+# there are enough to share.
+_CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 2 << 20, 512 << 10, 16
+# Channels, of all parts of the samples of a launch, at most: each hands on some values.
+_CPU_HANDED = 1 << 17
+# Bytes of a group's h that a thread keeps from its first pass to the last.
+_CPU_KEPT_H = 256 << 10
+_CPU_SMALL = 1 << 15  # elements that one core takes in any case
+
+
+def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: GpuCaps) -> Schedule:
+    """Plan the launches on a GPU; `access` is what alignment allows (see `vector_width`)."""
+    tiling = cuda_tiling(types, where, gpu)
+    access = min(access, tiling.pack)
+    least = access * min(dtype.itemsize for dtype in types.loaded())
+    async_copies = gpu.features.async_copies and least >= LEAST_COPY
+    macros = (
+        *_macros(types, where, channels=where.channels, groups=where.groups),
+        *tiling.macros(access, async_copies),
+    )
+    written = types.written()
+    if types.compute.itemsize == 4 and written is not None and written.itemsize == 2:
+        macros += (("APPROXIMATE", "true"),)
+    units = where.groups // tiling.unit_groups
+    parts, shared = tiling.parts * tiling.channel_parts, tiling.shared(types, where.channels_last)
+    passes, handed = [(_ALL, units * tiling.cluster)], 0
+    if not tiling.cluster:
+        passes = [(_FIND, units * parts), (_COMBINE_AND_WRITE, units * parts)]
+        handed = VALUES * where.groups * parts
+    return _schedule(types, where, tiling, macros, passes, where.samples, handed, shared)
+
+
+def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
+    """Plan the launches on a CPU."""
+    tiling = cpu_tiling(types, where)
+    macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(1, async_copies=False))
+    row = where.channels if where.channels_last else where.positions
+    written = types.written()
+    if written is not None:
+        macros += cpu_stores(where.elements, row, written, types.compute, caps)
+    sample_bytes = where.positions * where.channels * types.x.itemsize
+    block_groups = _cpu_block_groups(where, sample_bytes)
+    chunk = where.samples if block_groups else _CPU_CHUNK // sample_bytes
+    chunk = min(chunk, _CPU_HANDED // (tiling.parts * where.pitch))
+    if isinstance(types, GroupBackwardTypes) and _keeps_h(types, where, block_groups):
+        macros += (("KEPT_H", str(_CPU_KEPT_H // (CPU_PACK * types.compute.itemsize))),)
+    strips = -(-where.channels // (tiling.pack if where.channels_last else 1))
+    passes = [(_FIND, tiling.parts * strips), (_COMBINE, where.groups)]
+    passes += [(_WRITE, tiling.parts * strips)]
+    if block_groups:
+        passes = [(_ALL, where.groups // block_groups)]
+    handed = VALUES * (tiling.parts * where.pitch + where.groups)
+    return _schedule(types, where, tiling, macros, passes, chunk, handed, 0)
+
+
+def _keeps_h(types: GroupBackwardTypes, where: Samples, block_groups: int) -> bool:
+    """Whether a thread keeps what of its group an activation took long to compute."""
+    if types.activation == "identity" or types.dx is None or where.channels_last:
+        return False
+    packs = where.group_channels * -(-where.positions // CPU_PACK)
+    return block_groups == 1 and packs * CPU_PACK * types.compute.itemsize <= _CPU_KEPT_H
+
+
+def _cpu_block_groups(where: Samples, sample_bytes: int) -> int:
+    """Return of how many groups one core makes all passes, 0: of none."""
+    if where.elements <= _CPU_SMALL:
+        return where.groups
+    if not where.channels_last:
+        return 1 if where.samples * where.groups >= _CPU_SHARES else 0
+    few = sample_bytes <= _CPU_SAMPLE and where.samples >= _CPU_SHARES
+    return where.groups if few else 0
+
+
+def _schedule(
+    types: GroupTypes,
+    where: Samples,
+    tiling: Tiling,
+    macros: Macros,
+    passes: list[tuple[tuple[bool, bool, bool], int]],
+    chunk: int,
+    handed: int,
+    shared: int,
+) -> Schedule:
+    """Return the launches of passes and their blocks, with what each sample hands on."""
+    launches = []
+    for flags, blocks in passes:
+        found = zip(("FIND", "COMBINE", "WRITE"), map(cuda_bool, flags), strict=True)
+        build = KernelBuild(types.kernel, (*macros, *found))
+        reads = flags[0] or types.written() is not None
+        launches.append(Launch(build, blocks, tiling.threads, shared=shared if reads else 0))
+    chunk = max(1, min(where.samples, chunk, GRID_LIMIT // max(one.grid for one in launches)))
+    return Schedule(
+        tuple(launches),
+        chunk,
+        tiling.part_positions,
+        tiling.parts,
+        -(-handed * chunk // LINE) * LINE,
+    )
+
+
+def _macros(types: GroupTypes, where: Samples, channels: int, groups: int) -> Macros:
+    return (
+        *types.macros(),
+        ("CHANNELS_LAST", cuda_bool(where.channels_last)),
+        ("CHANNELS", str(channels)),
+        ("GROUPS", str(groups)),
+    )

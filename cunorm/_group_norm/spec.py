@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""The scalars of a group norm's call, checked: GroupForwardSpec and GroupBackwardSpec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cunorm._core import validate
+from cunorm._core.dtypes import DType, parse_optional_dtype
+from cunorm._core.memo import memoize
+from cunorm.results import GroupNormForward, GroupNormGrads
+
+NEEDS = ("x", "weight", "bias")
+EACH_CHANNEL: Final = object()  # in place of a number of groups: as many as channels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupNormSpec:
+    """What both directions of a group norm have."""
+
+    function: str
+    num_groups: int | None  # None: EACH_CHANNEL
+    activation: str
+    channel_axis: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupForwardSpec(GroupNormSpec):
+    """The scalars of a forward."""
+
+    eps: float
+    dtype: DType | None
+    saves: bool  # mean and rstd are outputs
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Return what the caller names the array for each output."""
+        fields = GroupNormForward._fields
+        return tuple(f"out.{name}" for name in fields) if self.saves else ("out",) * len(fields)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupBackwardSpec(GroupNormSpec):
+    """The scalars of a backward."""
+
+    needs: tuple[str, ...]
+    accumulate: bool
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Return what the caller names the array for each output."""
+        return tuple(f"out.{name}" for name in GroupNormGrads._fields)
+
+
+@memoize(typed=True)
+def parse_forward(
+    function: str,
+    num_groups: Any,
+    activation: Any,
+    channel_axis: Any,
+    eps: Any,
+    dtype: Any = None,
+    saves: bool = False,
+) -> GroupForwardSpec:
+    """Check a forward's scalars, as the caller gives them; `num_groups` may be EACH_CHANNEL."""
+    return GroupForwardSpec(
+        **_parse_norm(function, num_groups, activation, channel_axis),
+        eps=validate.epsilon(function, eps),
+        dtype=parse_optional_dtype(function, "dtype", dtype),
+        saves=saves,
+    )
+
+
+@memoize(typed=True)
+def parse_backward(
+    function: str,
+    num_groups: Any,
+    activation: Any,
+    channel_axis: Any,
+    needs: Any = NEEDS,
+    accumulate: Any = False,
+) -> GroupBackwardSpec:
+    """Check a backward's scalars, as the caller gives them."""
+    return GroupBackwardSpec(
+        **_parse_norm(function, num_groups, activation, channel_axis),
+        needs=validate.names(function, "needs", needs, NEEDS),
+        accumulate=validate.flag(function, "accumulate", accumulate),
+    )
+
+
+def _parse_norm(
+    function: str, num_groups: Any, activation: Any, channel_axis: Any
+) -> dict[str, Any]:
+    """Return the fields of GroupNormSpec."""
+    each = num_groups is EACH_CHANNEL
+    name = "identity" if activation is None else activation
+    return {
+        "function": function,
+        "num_groups": None if each else validate.integer(function, "num_groups", num_groups),
+        "activation": validate.activation(function, "activation", name),
+        "channel_axis": validate.integer(function, "channel_axis", channel_axis),
+    }

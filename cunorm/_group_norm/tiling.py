@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: MIT
+"""How a sample is cut into the tiles that blocks have, and how threads share one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cunorm._core.build import Macros, cuda_bool
+from cunorm._core.caps import GpuCaps
+from cunorm._core.param_grad import CPU_PACK
+from cunorm._core.tensor import WIDEST_ACCESS
+from cunorm._group_norm.kernels import GroupForwardTypes, GroupTypes
+from cunorm._group_norm.layout import LINE, Samples
+
+PACK_BYTES = 32  # of a pack once converted, of which a thread has several in registers
+VALUES = 3  # that a part of a sample hands on of each group
+# Threads of a GPU's block, at most, each of which has so many packs of an operand, if there are.
+_THREADS, _PACKS, _WARP = 128, 12, 32
+_RUN = 16  # packs that a thread adds up one by one: `run` in C++
+_BLOCKS = 4  # on a multiprocessor, for which float32's registers leave room
+# Bytes of an operand that lie contiguous in a tile, at least, where a sample has so many; blocks
+# of a cluster at most; and blocks that share a multiprocessor's shared memory: the first fit is
+# taken. Samples that have none are streamed by as long lines, and as many blocks.
+_FITS = ((128, 8, 2), (64, 8, 2), (64, 16, 2), (32, 16, 2))
+_STREAMED_LINE, _STREAMED_BLOCKS = 64, 2
+_CLUSTERS = (1, 2, 4, 8, 16)
+# Bytes of a channels-first unit, at least: several small groups of a sample are one.
+_UNIT_BYTES = 16 << 10
+_RESERVED_BYTES = 2 << 10  # of a block's shared memory: what the driver takes, and alignment
+# Bytes of an operand in a tile, about, or what makes a tile of a sample for each multiprocessor (of
+# a backward, for every other).
+_LEAST_TILE = 24 << 10
+# Packs of a tile on a CPU: parts of lines, or of a channel; both stay in a core's caches. And bytes
+# of a line, once converted, that are a pack: each of its sums takes 8 registers of AVX-512.
+_CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
+
+
+class Tiling(NamedTuple):
+    """A block's tile and its threads: the constants of `struct Tile` in group_tile.cuh."""
+
+    unit_groups: int  # whose channels a tile has, or, of one group, some of them
+    channel_threads: int
+    position_threads: int
+    pack: int
+    part_positions: int
+    parts: int  # along the positions of a sample
+    channel_parts: int = 1  # along the channels of a group
+    cluster: int = 0  # blocks that make all passes over a unit; 0: there are several launches
+    blocks_per_sm: int = 1  # for which registers leave room
+    has_runs: bool = False  # of packs, whose sums are added up: threads have many
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads a block has: whole warps."""
+        return -(-self.channel_threads * self.position_threads // _WARP) * _WARP
+
+    def shared(self, types: GroupTypes, channels_last: bool) -> int:
+        """Return the bytes of a tile in shared memory."""
+        step = self.position_threads * (1 if channels_last else self.pack)
+        packs = self.part_positions // step * self.threads
+        return packs * self.pack * sum(dtype.itemsize for dtype in types.loaded())
+
+    def macros(self, access: int, async_copies: bool) -> Macros:
+        """Return the part of the build that says so."""
+        return (
+            ("UNIT_GROUPS", str(self.unit_groups)),
+            ("CLUSTER", str(max(1, self.cluster))),
+            ("THREADS", str(self.threads)),
+            ("CHANNEL_THREADS", str(self.channel_threads)),
+            ("POSITION_THREADS", str(self.position_threads)),
+            ("BLOCKS_PER_SM", str(self.blocks_per_sm)),
+            ("PACK", str(self.pack)),
+            ("ACCESS", str(access)),
+            ("ASYNC_COPIES", cuda_bool(async_copies)),
+            ("HAS_RUNS", cuda_bool(self.has_runs)),
+        )
+
+
+def cpu_tiling(types: GroupTypes, where: Samples) -> Tiling:
+    """Return a CPU's tiles: strips of lines, or of a channel, of which a part has so many."""
+    pack, positions = CPU_PACK, _CPU_PACKS * CPU_PACK
+    if where.channels_last:
+        pack, positions = _cpu_line_pack(types, where.channels), _CPU_LINES
+    return Tiling(1, 1, 1, pack, positions, -(-where.positions // positions))
+
+
+def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
+    """Return how many channels of a line are taken at once; the last of them may be fewer.
+
+    All, where they are few. Parts of longer lines are shorter in a backward, as measured.
+    """
+    longest = _CPU_LINE_BYTES // types.compute.itemsize
+    if channels % LINE:
+        return CPU_PACK
+    if channels <= longest:
+        return channels
+    most = longest if isinstance(types, GroupForwardTypes) else CPU_PACK
+    return min(most, channels & -channels)
+
+
+def cuda_tiling(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
+    """Return a GPU's tiles: those of a block, or of a cluster, that has whole groups, if it can."""
+    largest = gpu.features.largest_cluster if gpu.features.clusters else 1
+    loaded = len(types.loaded())
+    sample = where.positions * where.channels * types.x.itemsize * loaded
+    wanted = loaded * max(_LEAST_TILE, sample // gpu.sm_count) * 5 // 4
+    for line, most, blocks in _FITS:
+        fitting = [
+            tiling
+            for cluster in _CLUSTERS
+            if cluster <= min(most, largest)
+            and (tiling := _tiling(types, where, line, cluster)).cluster
+            and _room(tiling, types, where, gpu) >= blocks
+        ]
+        small = (one for one in fitting if one.shared(types, where.channels_last) <= wanted)
+        if fitting:
+            return _bounded(next(small, fitting[-1]), types, where, gpu)
+    return _streamed(types, where, gpu)
+
+
+def _streamed(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
+    """Return tiles as large as shared memory allows, for as many blocks."""
+    parts = 1
+    while True:
+        tiling = _tiling(types, where, _STREAMED_LINE, parts, streamed=True)
+        if _room(tiling, types, where, gpu) >= _STREAMED_BLOCKS or parts >= where.positions:
+            return _bounded(tiling, types, where, gpu)
+        parts += -(-parts // 8)
+
+
+def _bounded(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
+    """Return a tiling with the blocks for which registers leave room, of float64 half as many."""
+    most = _BLOCKS * 4 // types.compute.itemsize
+    return tiling._replace(blocks_per_sm=max(1, min(_room(tiling, types, where, gpu), most)))
+
+
+def _tiling(
+    types: GroupTypes, where: Samples, line: int, blocks: int, *, streamed: bool = False
+) -> Tiling:
+    """Return tiles of lines as long as that, so many blocks having a unit.
+
+    Its `cluster` is 0 where those blocks make no cluster.
+    """
+    groups = _unit_groups(types, where, line)
+    channels = groups * where.group_channels
+    pack = _pack(types, channels if where.channels_last else where.positions)
+    across = channels // pack if where.channels_last else channels
+    along = where.positions if where.channels_last else where.positions // pack
+    channel_threads = -(-across // _power_of_two(-(-across // _THREADS)))
+    channel_parts = -(-across // channel_threads)
+    parts = blocks if streamed else max(1, blocks // channel_parts)
+    of_part = -(-along // parts)
+    warps = -(-channel_threads * -(-of_part // _PACKS) // _WARP)
+    threads = min(_THREADS, warps * _WARP)
+    position_threads = min(max(1, threads // channel_threads), of_part)
+    length = -(-of_part // position_threads) * position_threads
+    return Tiling(
+        groups,
+        channel_threads,
+        position_threads,
+        pack,
+        length if where.channels_last else length * pack,
+        -(-along // length) if streamed else parts,
+        channel_parts,
+        0 if streamed or blocks % channel_parts else blocks,
+        has_runs=length > _RUN * position_threads,
+    )
+
+
+def _unit_groups(types: GroupTypes, where: Samples, line: int) -> int:
+    """Return of how many groups a unit has the channels: so many bytes, but a thread for each."""
+    size = where.group_channels * types.x.itemsize
+    if not where.channels_last:
+        size, line = size * where.positions, _UNIT_BYTES
+    most = max(1, _THREADS // where.group_channels)
+    divisors = [n for n in range(1, min(where.groups, most) + 1) if where.groups % n == 0]
+    return next((n for n in divisors if n * size >= line), divisors[-1])
+
+
+def _pack(types: GroupTypes, line: int) -> int:
+    """Return the elements that a GPU's thread handles at a time, where so many lie contiguous."""
+    itemsizes = [dtype.itemsize for dtype in (*types.loaded(), types.written()) if dtype]
+    return min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
+
+
+def _room(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) -> int:
+    """Return how many blocks have room in a multiprocessor's shared memory."""
+    columns = tiling.channel_threads * (tiling.pack if where.channels_last else 1)
+    sums = 2 if isinstance(types, GroupForwardTypes) else 3
+    values = sums * tiling.position_threads * columns
+    values += (1 + VALUES * (1 + max(1, tiling.cluster))) * tiling.unit_groups
+    used = tiling.shared(types, where.channels_last) + values * types.compute.itemsize
+    used += _RESERVED_BYTES
+    return gpu.shared_memory_per_sm // used if used <= gpu.shared_memory_per_block_optin else 0
+
+
+def _power_of_two(n: int) -> int:
+    """Return the least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

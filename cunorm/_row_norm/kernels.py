@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""The row-norm kernels: what they are compiled for, and their argument structs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from cunorm._core.build import (
+    ArgsWriter,
+    KernelArgs,
+    Launch,
+    Macros,
+    cuda_bool,
+    cuda_type,
+    numbers_of,
+)
+from cunorm._core.dtypes import DType
+from cunorm._core.plan import Operand, vector_width
+from cunorm._core.rows import RowLayout
+from cunorm._row_norm.geometry import Geometry
+
+FORWARD_ROWS = ("x", "residual", "gate", "y", "new_residual")
+BACKWARD_ROWS = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
+_OTHERS = ("weight", "bias", "mean", "rstd")
+
+
+class Formula(NamedTuple):
+    """Which of the row norms' formulas a build computes, beside what its operands say."""
+
+    center: bool = False
+    activation: str = "identity"  # of the gate
+    pre_gate: bool = False
+    weight_offset: bool = False
+    rounded: DType | None = None  # to which k * r is rounded before weight
+
+    def macros(self) -> Macros:
+        """Return its part of a build."""
+        return (
+            ("CENTER", cuda_bool(self.center)),
+            ("GATE_ACTIVATION", self.activation),
+            ("PRE_GATE", cuda_bool(self.pre_gate)),
+            ("WEIGHT_OFFSET", cuda_bool(self.weight_offset)),
+            ("ROUNDED_T", cuda_type(self.rounded)),
+        )
+
+
+class ForwardTypes(NamedTuple):
+    """The operands of row_norm_forward: their dtypes, None where absent."""
+
+    compute: DType
+    x: DType
+    y: DType
+    residual: DType | None = None
+    gate: DType | None = None
+    new_residual: DType | None = None
+    weight: DType | None = None
+    bias: DType | None = None
+    formula: Formula = Formula()
+
+    def macros(self) -> Macros:
+        """Return their part of a build."""
+        return (
+            ("COMPUTE_T", self.compute.cuda),
+            ("X_T", self.x.cuda),
+            ("RESIDUAL_T", cuda_type(self.residual)),
+            ("GATE_T", cuda_type(self.gate)),
+            ("NEW_RESIDUAL_T", cuda_type(self.new_residual)),
+            ("WEIGHT_T", cuda_type(self.weight)),
+            ("BIAS_T", cuda_type(self.bias)),
+            ("Y_T", self.y.cuda),
+            *self.formula.macros(),
+        )
+
+    def row_operands(self) -> tuple[DType | None, ...]:
+        """Return the operands that have a row for each row of x."""
+        return (self.x, self.residual, self.gate, self.y, self.new_residual)
+
+    def held_operands(self) -> list[int]:
+        """Return the bytes of what a thread holds of an element of a row."""
+        operands = (self.x, self.residual, self.gate, self.weight, self.bias)
+        return [_held_itemsize(dtype, self.compute) for dtype in operands if dtype is not None]
+
+
+class BackwardTypes(NamedTuple):
+    """The operands of row_norm_backward: their dtypes, None where absent."""
+
+    compute: DType
+    dy: DType
+    x: DType | None = None
+    d_residual: DType | None = None
+    gate: DType | None = None
+    dx: DType | None = None
+    dresidual: DType | None = None
+    dgate: DType | None = None
+    weight: DType | None = None
+    bias: DType | None = None
+    dweight: bool = False
+    dbias: bool = False
+    formula: Formula = Formula()
+
+    def macros(self) -> Macros:
+        """Return their part of a build."""
+        return (
+            ("COMPUTE_T", self.compute.cuda),
+            ("DY_T", self.dy.cuda),
+            ("X_T", cuda_type(self.x)),
+            ("D_RESIDUAL_T", cuda_type(self.d_residual)),
+            ("GATE_T", cuda_type(self.gate)),
+            ("DX_T", cuda_type(self.dx)),
+            ("DRESIDUAL_T", cuda_type(self.dresidual)),
+            ("DGATE_T", cuda_type(self.dgate)),
+            ("WEIGHT_T", cuda_type(self.weight)),
+            ("BIAS_T", cuda_type(self.bias)),
+            ("DWEIGHT", cuda_bool(self.dweight)),
+            ("DBIAS", cuda_bool(self.dbias)),
+            *self.formula.macros(),
+        )
+
+    def row_operands(self) -> tuple[DType | None, ...]:
+        """Return the operands that have a row for each row of x."""
+        inputs = (self.dy, self.x, self.d_residual, self.gate)
+        return (*inputs, self.dx, self.dresidual, self.dgate)
+
+    def held_operands(self) -> list[int]:
+        """Return the bytes of what a thread holds of an element of a row, and of its sums."""
+        operands = (self.dy, self.x, self.d_residual, self.gate, self.weight, self.bias)
+        held = [_held_itemsize(dtype, self.compute) for dtype in operands if dtype is not None]
+        return held + [self.compute.itemsize] * (self.dweight + self.dbias)
+
+
+def _held_itemsize(dtype: DType, compute: DType) -> int:
+    """Return the bytes of a held element: as stored, but compilers hold float64 converted."""
+    return compute.itemsize if compute.itemsize == 8 else dtype.itemsize
+
+
+RowTypes = ForwardTypes | BackwardTypes
+
+
+class RowKernel(NamedTuple):
+    """A row norm's kernel with its operands, for arrays anywhere."""
+
+    types: RowTypes
+    where: Geometry
+    layouts: tuple[RowLayout, ...]  # of FORWARD_ROWS or BACKWARD_ROWS
+    arrays: dict[str, int]  # the places of the arrays that there are, by the kernel's names
+    numbers: tuple[float, ...]
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        """Return the names of the operands with rows."""
+        return FORWARD_ROWS if isinstance(self.types, ForwardTypes) else BACKWARD_ROWS
+
+    def args(self, sums: Iterable[int | None] = ()) -> KernelArgs:
+        """Return `struct Arguments`; `sums` are where partial sums begin in the workspace."""
+        writer = ArgsWriter(self.arrays)
+        for name, layout in zip(self.row_names, self.layouts, strict=True):
+            writer.pointer(name)
+            writer.integers(*layout)
+        for name in _OTHERS:
+            writer.pointer(name)
+        writer.pointers_at("workspace", sums)
+        rows, width, groups = self.where.rows
+        writer.integers(rows, groups, width)
+        return writer.finish(numbers_of(self.types.compute, self.numbers))
+
+    def sums(self, launch: Launch) -> tuple[int | None, int | None]:
+        """Return where the partial sums for dweight and for dbias begin, in bytes."""
+        types = self.types
+        assert isinstance(types, BackwardTypes)
+        size = launch.sums_size * types.compute.itemsize
+        return (0 if types.dweight else None, size * types.dweight if types.dbias else None)
+
+    def access(self, alignments: Sequence[int] | None) -> int:
+        """Return how many elements alignment lets a GPU's thread move at once."""
+        width = self.where.rows.width
+        if alignments is None:
+            return vector_width(width)
+        operands: list[Operand] = []
+        dtypes = self.types.row_operands()
+        for name, dtype, layout in zip(self.row_names, dtypes, self.layouts, strict=True):
+            if dtype is not None:
+                operands.append((alignments[self.arrays[name]], dtype.itemsize, layout.strides))
+        for name, dtype in (("weight", self.types.weight), ("bias", self.types.bias)):
+            if dtype is not None:
+                operands.append((alignments[self.arrays[name]], dtype.itemsize, ()))
+        return vector_width(width, operands)

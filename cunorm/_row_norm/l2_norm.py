@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: MIT
+"""The L2 norm: for inference, and forward and backward for training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cunorm._core import validate
+from cunorm._core.memo import typed_key
+from cunorm._dispatch import dispatch
+from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm.results import NormForward, NormGrads
+
+_LENGTH = typed_key(1.0)
+
+
+def l2_norm(
+    x: Any,
+    *,
+    eps: float = 1e-12,
+    axis: int = -1,
+    groups: int = 1,
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """Scale each row of x to length 1.
+
+    ::
+
+        y = x / sqrt(sum(x * x) + eps)
+
+    Source: `normalize` with c = 1. Note that eps is added to the sum of squares, not to their mean,
+    and inside the root; ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps).
+
+    Parameters
+    ----------
+    x : array
+        Of at least one axis; float16, bfloat16, float32 or float64.
+    eps : float, optional
+        At least 0, in the unit of x squared.
+    axis : int, optional
+        The first axis of a row, which goes to the last axis; PyTorch's ``dim=`` is one axis alone,
+        so the two agree only for the last. See `normalize`.
+    groups : int, optional
+        The number of equal slices of the last axis that are scaled each by itself; a divisor of its
+        length, with axis -1.
+    dtype : dtype, optional
+        y's; by default x's.
+    out : array, optional
+        Written and returned instead of a new array; it may be x itself.
+
+    Returns
+    -------
+    array
+        y, of x's shape, framework and device.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Notes
+    -----
+    Rounding, overflow and which strides are copied are those of `normalize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[3, 4, 0, 0]], dtype=np.float32)
+    >>> cunorm.l2_norm(x).round(4)
+    array([[0.6, 0.8, 0. , 0. ]], dtype=float32)
+    >>> cunorm.l2_norm(x + 3, groups=2).round(4)
+    array([[0.6508, 0.7593, 0.7071, 0.7071]], dtype=float32)
+    """
+    params = ("l2_norm", *_norm(axis, groups), eps, dtype, None, False, False, True)
+    arrays = (x, None, None, None, None, out, None, None, None, None)
+    return dispatch(ROW_FORWARD, params, arrays)[0]
+
+
+def l2_norm_forward(
+    x: Any,
+    *,
+    eps: float = 1e-12,
+    axis: int = -1,
+    groups: int = 1,
+    dtype: Any = None,
+    out: NormForward | None = None,
+) -> NormForward:
+    """Run `l2_norm`, and return what `l2_norm_backward` needs too.
+
+    With d the number of elements of a row, or of a group's slice of it::
+
+        rstd = sqrt(d) / sqrt(sum(x * x) + eps)
+        y = x * rstd / sqrt(d)
+
+    Source: `normalize_forward` with c = 1 and eps / d.
+
+    Parameters
+    ----------
+    x : array
+        Of at least one axis; float16, bfloat16, float32 or float64.
+    eps : float, optional
+        At least 0, in the unit of x squared; added to the sum of squares.
+    axis : int, optional
+        The first axis of a row, which goes to the last axis; not PyTorch's ``dim=``, see
+        `normalize`.
+    groups : int, optional
+        The number of slices of the last axis that are scaled each by itself.
+    dtype : dtype, optional
+        y's; by default x's.
+    out : NormForward, optional
+        Arrays to write in place of new ones, or None, for ``y`` and ``rstd``; y may be exactly x.
+
+    Returns
+    -------
+    NormForward
+        ``y`` and ``rstd`` as from `normalize_forward`; ``mean`` and ``residual`` are None.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Notes
+    -----
+    Rounding is that of `normalize_forward`; overflow and which strides are copied, of `normalize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> saved = cunorm.l2_norm_forward(np.array([[5, 5, 5, 5]], dtype=np.float32))
+    >>> saved.y.round(4), saved.rstd.round(4)
+    (array([[0.5, 0.5, 0.5, 0.5]], dtype=float32), array([0.2], dtype=float32))
+    """
+    validate.out_type("l2_norm_forward", out, NormForward)
+    params = ("l2_norm_forward", *_norm(axis, groups), eps, dtype, None, True, None, True)
+    arrays = (x, None, None, None, None, *(out or NormForward()), None)
+    return NormForward(*dispatch(ROW_FORWARD, params, arrays))
+
+
+def l2_norm_backward(
+    dy: Any, x: Any, *, rstd: Any, axis: int = -1, groups: int = 1, out: NormGrads | None = None
+) -> NormGrads:
+    """Return the gradient of `l2_norm`.
+
+    With d the number of elements of a row, or of a group's slice of it::
+
+        r = x * rstd
+        dr = dy / sqrt(d)
+        dx = rstd * (dr - r * mean(r * dr))
+
+    Source: `normalize_backward` with c = 1. Rounding, overflow and which strides are copied are as
+    said there.
+
+    Parameters
+    ----------
+    dy : array
+        Gradient that reaches y, of x's shape; float16, bfloat16, float32 or float64.
+    x : array
+        The forward's.
+    rstd : array
+        The forward's, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x is, else
+        float32.
+    axis, groups : int, optional
+        The first axis of a row (not PyTorch's ``dim=``, see `normalize`) and its groups, as the
+        forward got them.
+    out : NormGrads, optional
+        An array to write in place of a new one, as dx.
+
+    Returns
+    -------
+    NormGrads
+        ``dx``, and the same array as ``dresidual``, as from `normalize_backward`.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize_backward` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x, dy = np.array([[3, 4]], dtype=np.float32), np.array([[1, 0]], dtype=np.float32)
+    >>> saved = cunorm.l2_norm_forward(x)
+    >>> cunorm.l2_norm_backward(dy, x, rstd=saved.rstd).dx.round(4)
+    array([[ 0.128, -0.096]], dtype=float32)
+    """
+    validate.out_type("l2_norm_backward", out, NormGrads)
+    params = ("l2_norm_backward", *_norm(axis, groups))
+    arrays = (dy, x, rstd, None, None, None, None, None, *(out or NormGrads()), None)
+    return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))
+
+
+def _norm(axis: int, groups: int) -> tuple[Any, ...]:
+    """Return the scalars that say which norm it is: of length 1, not centred, without weight."""
+    return (False, axis, groups, False, "silu", "post", _LENGTH, 0.0, False)

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: MIT
+"""LayerNorm: for inference, with the residual stream, and forward and backward for training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cunorm._core import validate
+from cunorm._dispatch import dispatch
+from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.spec import NEEDS
+from cunorm.results import AddNorm, NormForward, NormGrads
+
+
+def layer_norm(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """Shift and scale each row of x to mean 0 and variance 1.
+
+    Without a gate, which multiplies x or y by its activation as in `normalize`::
+
+        q = x - mean(x)
+        y = q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
+
+    Source: J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization", arXiv:1607.06450.
+
+    Parameters
+    ----------
+    x : array
+        Of at least one axis; float16, bfloat16, float32 or float64.
+    weight, bias : array, optional
+        Of the row's shape, ``x.shape[axis:]``, each of its own dtype of the four.
+    eps : float, optional
+        At least 0, in the unit of x squared; added to the variance.
+    axis : int, optional
+        The first axis of a row, which goes to the last axis, as in ONNX; PyTorch's
+        ``normalized_shape`` is ``x.shape[axis:]``. See `normalize`.
+    groups, weight_offset, round_before_weight : int, float and bool, optional
+        The slices of the last axis that are normalised each by itself; what is added to weight;
+        whether q / sqrt(...) is rounded to x's dtype before it is multiplied by weight. See
+        `normalize`.
+    gate, gate_activation, gate_position : array, str and str, optional
+        An array of x's shape, its activation, and "pre" or "post". See `normalize`.
+    dtype : dtype, optional
+        y's; by default x's, with round_before_weight what x and weight promote to.
+    out : array, optional
+        Written and returned instead of a new array; it may be x itself.
+
+    Returns
+    -------
+    array
+        y, of x's shape, framework and device.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Notes
+    -----
+    Rounding, overflow and which strides are copied are those of `normalize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 3], [10000, 10002]], dtype=np.float32)
+    >>> cunorm.layer_norm(x, bias=np.array([0, 5], dtype=np.float32)).round(4)
+    array([[-1.,  6.],
+           [-1.,  6.]], dtype=float32)
+
+    With a gate, as in gated linear attention, and with each half of the last axis by itself:
+
+    >>> x, gate = np.float32([[1, 3, 7, 5]]), np.float32([[0, 1, 2, 3]])
+    >>> cunorm.layer_norm(x, gate=gate, gate_activation="sigmoid", groups=2).round(3)
+    array([[-0.5  ,  0.731,  0.881, -0.953]], dtype=float32)
+    """
+    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (None, weight_offset, weight is not None, eps)
+    arrays = (x, None, gate, weight, bias, out, None, None, None, None)
+    return dispatch(ROW_FORWARD, ("layer_norm", *norm, *scale, dtype), arrays)[0]
+
+
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    residual_dtype: Any = None,
+    out: AddNorm | None = None,
+) -> AddNorm:
+    """Add x to the residual stream, and apply `layer_norm` to the new stream.
+
+    ::
+
+        s = x + residual                        rounded to residual's dtype: the new stream
+        y = layer_norm(s, weight, bias)         gated, if there is a gate, as there
+
+    Sources: those of `layer_norm` and `add_normalize`, which also says where results are rounded.
+
+    Parameters
+    ----------
+    x, residual : array, and array or None
+        As for `add_normalize`.
+    weight, bias, eps, axis, groups, weight_offset, round_before_weight : optional
+        As for `layer_norm`.
+    gate, gate_activation, gate_position, dtype : optional
+        As for `layer_norm`; the new stream is ungated.
+    residual_dtype, out : dtype and AddNorm, optional
+        As for `add_normalize`.
+
+    Returns
+    -------
+    AddNorm
+        ``y`` and ``residual``, the new stream, as from `add_normalize`.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x, stream = np.array([[1, 2]], dtype=np.float32), np.array([[4, 7]], dtype=np.float32)
+    >>> result = cunorm.add_layer_norm(x, stream, out=cunorm.AddNorm(residual=stream))
+    >>> result.y.round(4), stream
+    (array([[-1.,  1.]], dtype=float32), array([[5., 9.]], dtype=float32))
+    """
+    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (None, weight_offset, weight is not None, eps)
+    validate.out_type("add_layer_norm", out, AddNorm)
+    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    arrays = (x, residual, gate, weight, bias, *(out or AddNorm()), None, None, None)
+    return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
+
+
+def layer_norm_forward(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    residual: Any = None,
+    residual_dtype: Any = None,
+    eps: float = 1e-5,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    out: NormForward | None = None,
+) -> NormForward:
+    """Run `layer_norm`, or `add_layer_norm`, and return what `layer_norm_backward` needs too.
+
+    Without a gate (for the formulas with one, see `normalize_forward`)::
+
+        s = x + residual    rounded to residual's dtype: the new residual stream; else s = x
+        q = s - mean(s)
+        rstd = 1 / sqrt(mean(q * q) + eps)
+        y = q * rstd * (weight + weight_offset) + bias
+
+    Sources: those of `layer_norm` and `add_normalize`, which also says where results are rounded.
+
+    Parameters
+    ----------
+    x, residual, residual_dtype, out : array, array, dtype and NormForward
+        As for `normalize_forward`; all but x are optional.
+    weight, bias, eps, axis, groups, weight_offset, round_before_weight : optional
+        As for `layer_norm`.
+    gate, gate_activation, gate_position, dtype : optional
+        As for `layer_norm`; the new stream is ungated.
+
+    Returns
+    -------
+    NormForward
+        ``y``, ``residual``, ``mean`` and ``rstd`` as from `normalize_forward`.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> saved = cunorm.layer_norm_forward(np.array([[3, 7]], dtype=np.float32))
+    >>> saved.y.round(4), saved.mean, saved.rstd.round(4)
+    (array([[-1.,  1.]], dtype=float32), array([5.], dtype=float32), array([0.5], dtype=float32))
+    """
+    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (None, weight_offset, weight is not None, eps)
+    validate.out_type("layer_norm_forward", out, NormForward)
+    params = ("layer_norm_forward", *norm, *scale, dtype, residual_dtype, True, False)
+    arrays = (x, residual, gate, weight, bias, *(out or NormForward()), None)
+    return NormForward(*dispatch(ROW_FORWARD, params, arrays))
+
+
+def layer_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    rstd: Any,
+    mean: Any = None,
+    d_residual: Any = None,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    x_dtype: Any = None,
+    needs: tuple[str, ...] = NEEDS,
+    out: NormGrads | None = None,
+    workspace: Any = None,
+    accumulate: bool = False,
+) -> NormGrads:
+    """Return the gradients of `layer_norm` and of `add_layer_norm`.
+
+    Without a gate (for the formulas with one, see `normalize_backward`)::
+
+        r = (x - mean) * rstd
+        dr = dy * (weight + weight_offset)
+        dx = rstd * (dr - r * mean(r * dr) - mean(dr)) + d_residual
+        dweight = sum over rows of dy * r
+        dbias = sum over rows of dy
+
+    Source: `normalize_backward`, which also says where results are rounded.
+
+    Parameters
+    ----------
+    dy, x, weight, bias, rstd, mean, d_residual, gate : array
+        As for `normalize_backward`: dy reaches y, x is what was normalised (the forward's
+        ``residual`` where it has one), rstd and mean are the forward's and needed. Without weight,
+        bias, d_residual or gate, None.
+    axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
+        As the forward got them.
+    x_dtype, needs, out, workspace, accumulate : optional
+        As for `normalize_backward`.
+
+    Returns
+    -------
+    NormGrads
+        As from `normalize_backward`.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize_backward` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x, dy = np.array([[1, 2, 3]], dtype=np.float32), np.array([[1, 0, 0]], dtype=np.float32)
+    >>> saved = cunorm.layer_norm_forward(x)
+    >>> grads = cunorm.layer_norm_backward(dy, x, rstd=saved.rstd, mean=saved.mean)
+    >>> grads.dx.round(3)
+    array([[ 0.204, -0.408,  0.204]], dtype=float32)
+    """
+    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    rest = (None, weight_offset, weight is not None, x_dtype, needs, accumulate)
+    validate.out_type("layer_norm_backward", out, NormGrads)
+    params = ("layer_norm_backward", *norm, *rest)
+    inputs = (dy, x, rstd, mean, d_residual, gate, weight, bias)
+    arrays = (*inputs, *(out or NormGrads()), workspace)
+    return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))

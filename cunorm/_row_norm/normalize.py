@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: MIT
+"""The generic row norm, for inference. `normalize` documents what all row norms have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cunorm._core import validate
+from cunorm._core.memo import typed_key
+from cunorm._dispatch import dispatch
+from cunorm._row_norm.ops import ROW_FORWARD
+from cunorm.results import AddNorm
+
+
+def normalize(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    c: float | None = None,
+    center: bool = False,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """Normalise each row of x to the length c, by default the square root of its width.
+
+    A row is all the axes from `axis` to the last, or with `groups` a slice of the last one; d is
+    its number of elements, mean() is over a row, g is the activation of the gate::
+
+        p = x * g(gate)     if there is a pre-gate, else x
+        q = p - mean(p)     if center, else p
+        r = q / sqrt(mean(q * q) + eps)
+        n = c / sqrt(d) * r * (weight + weight_offset) + bias
+        y = n * g(gate)     if there is a post-gate, else n
+
+    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square.
+
+    Parameters
+    ----------
+    x : array
+        Of at least one axis; float16, bfloat16, float32 or float64. An array of NumPy, CuPy,
+        PyTorch or JAX, or any other object with ``__dlpack__``.
+    weight, bias : array, optional
+        Of the row's shape, ``x.shape[axis:]`` (all groups side by side), each of its own dtype of
+        the four, and on x's device as every array of a call. Without weight the factor is 1,
+        without bias nothing is added.
+    c : float, optional
+        The length of a row before weight and bias, in y's unit; a constant, never learned. By
+        default sqrt(d), with which the mean square of a row is 1.
+    center : bool, optional
+        Whether the mean of the row is subtracted first.
+    eps : float, optional
+        At least 0, in the unit of x squared (of p, where there is a pre-gate). It is inside the
+        root.
+    axis : int, optional
+        The first axis of a row, which goes to the last axis, as in ONNX's LayerNormalization.
+        PyTorch's ``normalized_shape`` is the shape of such a row. PyTorch's ``dim=`` is another
+        thing, one axis alone: the two agree only for the last.
+    groups : int, optional
+        The number of equal slices of the last axis that are normalised each by itself; a divisor of
+        its length, with axis -1. Heads that share one weight need none: give x the shape
+        ``(..., heads, head_dim)``, on a view of a fused qkv too, as in `rms_norm`'s examples.
+    weight_offset : float, optional
+        Added to weight, which must be there, in the type of the computation and not rounded to that
+        of weight. 1.0 is Gemma's ``1 + weight``.
+    round_before_weight : bool, optional
+        Whether c / sqrt(d) * r is rounded to x's dtype before it is multiplied by weight, as Llama,
+        Qwen and Mamba-2 do.
+    gate : array, optional
+        Of x's shape, of its own dtype of the four; it may be an expanded view.
+    gate_activation : str, optional
+        g: "identity", "sigmoid", "silu" (which is "swish"), "tanh", "relu", "gelu" (with erf) or
+        "gelu_tanh".
+    gate_position : str, optional
+        "pre", where the gate is applied to x, or "post", to what is normalised.
+    dtype : dtype, optional
+        y's, as a name or a dtype of any of the frameworks. By default x's; with
+        round_before_weight and a weight, the dtype that the two promote to.
+    out : array, optional
+        Written and returned instead of a new array; its dtype is y's. It may be exactly an input,
+        say x itself, and overlaps none otherwise. Without it, no input is ever written to.
+
+    Returns
+    -------
+    array
+        y, of x's shape, framework and device; on CUDA in the order of its current stream.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of a type, or an array of a dtype, that is not among those above, or an
+        array stands for something other than its memory (masked array, tensor subclass, tracer).
+    ValueError
+        If shapes, devices, `axis`, `eps`, `c` or `out` do not fit, a row has no or 2**31 elements,
+        `groups` do not divide the last axis or are given with another one, the gate's activation or
+        position is unknown, `weight_offset` has no weight to be added to, or a tensor requires
+        grad. All this is checked before anything is written.
+    ImportError
+        If x is on CUDA and CuPy or NVRTC is not installed.
+    RuntimeError
+        If the kernel does not compile.
+
+    Notes
+    -----
+    Rounding: statistics, sums and products are float64 if x is, else float32, and y is rounded to
+    its dtype once, on the store; nothing is rounded before unless round_before_weight asks for it.
+    The numbers eps and weight_offset are rounded to that type of the computation too, c / sqrt(d)
+    along with the root that divides it; those beyond its range become infinite or 0.
+    The mean is corrected by the mean of what it leaves, so a constant row gives y = bias exactly,
+    with eps > 0 and a finite sum. A row's y depends on no other row, nor on strides, bit for bit.
+
+    Overflow: a sum, or a sum of squares, beyond 3.4e38 is infinite in float32, and the row then is
+    what IEEE arithmetic makes of it, zeros or NaN. Elements of float16 are too small for that,
+    unless a pre-gate enlarges them; those of bfloat16 and float32, from 1.8e19 / sqrt(d) on, are
+    not. Underflow: squares below 1.2e-38 lose digits, which an eps as small does not cover.
+
+    Strides: rows may lie anywhere, in any order, at no copy, if each row is contiguous and aligned,
+    and the axes before it, those that one stride walks taken as one, are at most three. Another
+    input is copied once; another `out` is an error.
+
+    Without a C++ compiler, host arrays are normalised by `cunorm.reference`, in float64, with one
+    warning.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[3, 4], [-30, 40]], dtype=np.float32)
+    >>> cunorm.normalize(x, c=1).round(4)
+    array([[ 0.6,  0.8],
+           [-0.6,  0.8]], dtype=float32)
+    >>> cunorm.normalize(x, center=True).round(3)
+    array([[-1.,  1.],
+           [-1.,  1.]], dtype=float32)
+    >>> gate = np.array([[1, -1], [2, 3]], dtype=np.float16)
+    >>> cunorm.normalize(x, c=1, gate=gate, gate_activation="relu").round(4)
+    array([[ 0.6,  0. ],
+           [-1.2,  2.4]], dtype=float32)
+    """
+    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (typed_key(c), weight_offset, weight is not None, eps)
+    arrays = (x, None, gate, weight, bias, out, None, None, None, None)
+    return dispatch(ROW_FORWARD, ("normalize", *norm, *scale, dtype), arrays)[0]
+
+
+def add_normalize(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    c: float | None = None,
+    center: bool = False,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    residual_dtype: Any = None,
+    out: AddNorm | None = None,
+) -> AddNorm:
+    """Add x to the residual stream, and `normalize` the new stream.
+
+    ::
+
+        s = x + residual                        rounded to residual's dtype: the new stream
+        y = normalize(s, weight, bias)          gated, if there is a gate, as there
+
+    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square. A stack of
+    layers ``x = f(norm(x)) + x`` becomes ``y, stream = add_norm(branch, stream); branch = f(y)``,
+    which begins with ``residual=None`` and ends with ``branch + stream``.
+
+    Parameters
+    ----------
+    x : array
+        What the last layer adds to the stream. Of at least one axis; float16, bfloat16, float32 or
+        float64.
+    residual : array or None
+        The stream, of x's shape, of its own dtype of the four. None where it begins: then x is the
+        new stream, and no zeros are read.
+    weight, bias : array, optional
+        Of the row's shape, ``x.shape[axis:]``, each of its own dtype of the four.
+    c : float, optional
+        The length of a row before weight and bias; by default sqrt(d), d being its width.
+    center : bool, optional
+        Whether the mean of the row is subtracted first.
+    eps : float, optional
+        At least 0, in the unit of x squared; added to the mean square.
+    axis : int, optional
+        The first axis of a row, which goes to the last axis; not PyTorch's ``dim=``, see
+        `normalize`.
+    groups, weight_offset, round_before_weight : int, float and bool, optional
+        As for `normalize`; what is rounded before weight is rounded to x's dtype, not the stream's.
+    gate, gate_activation, gate_position : array, str and str, optional
+        As for `normalize`. A pre-gate is applied to s on the way to y: the new stream is ungated.
+    dtype : dtype, optional
+        y's; by default as for `normalize`.
+    residual_dtype : dtype, optional
+        The new stream's. By default residual's, which it has to agree with, or else x's.
+    out : AddNorm, optional
+        Arrays to write in place of new ones, or None, for each result. y may be exactly an
+        input, but not an x that is returned as the new stream; the new stream may be exactly x or
+        residual (``out=AddNorm(residual=residual)`` updates it). They overlap no input otherwise.
+
+    Returns
+    -------
+    AddNorm
+        ``y`` and ``residual``, the new stream, both of x's shape, framework and device. Without
+        residual the new stream is x itself, unless another dtype or an array in `out` is asked for.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Notes
+    -----
+    Rounding: everything is computed in float64 if x or the stream is, else in float32. The sum is
+    rounded to the stream's dtype and the norm reads the rounded values, as after a separate
+    addition; y is rounded once more, on the store. Overflow and which strides are copied are those
+    of `normalize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 2]], dtype=np.float16)
+    >>> stream = np.array([[2, 2]], dtype=np.float32)
+    >>> y, stream = cunorm.add_normalize(x, stream, c=1)
+    >>> y, stream
+    (array([[0.6, 0.8]], dtype=float16), array([[3., 4.]], dtype=float32))
+    """
+    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (typed_key(c), weight_offset, weight is not None, eps)
+    validate.out_type("add_normalize", out, AddNorm)
+    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, False, True)
+    arrays = (x, residual, gate, weight, bias, *(out or AddNorm()), None, None, None)
+    return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])

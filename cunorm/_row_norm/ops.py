@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""The row norms' OpDefs, and their kernels' work done by the NumPy reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from cunorm._core.dtypes import numpy_dtype
+from cunorm._core.plan import OpDef
+from cunorm._row_norm.plan import BACKWARD_INPUTS, FORWARD_INPUTS, plan_backward, plan_forward
+from cunorm._row_norm.spec import (
+    RowBackwardSpec,
+    RowForwardSpec,
+    parse_backward,
+    parse_forward,
+)
+from cunorm.results import NormForward, NormGrads
+
+
+def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
+    from cunorm.reference import normalize_forward
+    from cunorm.reference.rows import store
+
+    x, residual, gate, weight, bias, y, new_residual, mean, rstd = arrays
+    exact = normalize_forward(
+        *(x, weight, bias),
+        residual=residual,
+        residual_dtype=None if new_residual is None else new_residual.dtype,
+        gate=gate,
+        eps=spec.mean_eps(prod(x.shape[spec.axis :]) // spec.groups),
+        **spec.options(),
+    )
+    store(new_residual, exact.residual)  # first, as y may be exactly x or residual
+    store(y, exact.y)
+    store(mean, exact.mean)
+    store(rstd, exact.rstd)
+
+
+def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None:
+    from cunorm.reference import normalize_backward
+    from cunorm.reference.rows import store
+
+    dy, x, rstd, mean, d_residual, gate, weight, bias, dx, dweight, dbias, dgate, dresidual = arrays
+    outputs = {"x": dx if dx is not None else dresidual, "weight": dweight, "bias": dbias}
+    outputs["gate"] = dgate
+    exact = normalize_backward(
+        *(dy, x, weight, bias),
+        rstd=rstd,
+        mean=mean,
+        d_residual=d_residual,
+        gate=gate,
+        x_dtype=None if spec.x_dtype is None else numpy_dtype(spec.x_dtype),
+        needs=tuple(name for name, output in outputs.items() if output is not None),
+        **spec.options(),
+    )
+    for output, gradient in ((dx, exact.dx), (dresidual, exact.dresidual), (dgate, exact.dgate)):
+        store(output, gradient)
+    for output, gradient in ((dweight, exact.dweight), (dbias, exact.dbias)):
+        store(output, gradient, added=spec.accumulate)
+
+
+ROW_FORWARD = OpDef(
+    name="row_forward",
+    inputs=FORWARD_INPUTS,
+    outputs=NormForward._fields,
+    required=1,
+    x=0,
+    spec_type=RowForwardSpec,
+    parse=parse_forward,
+    plan=plan_forward,
+    reference=_forward_by_reference,
+)
+ROW_BACKWARD = OpDef(
+    name="row_backward",
+    inputs=BACKWARD_INPUTS,
+    outputs=NormGrads._fields,
+    required=3,
+    x=1,
+    spec_type=RowBackwardSpec,
+    parse=parse_backward,
+    plan=plan_backward,
+    reference=_backward_by_reference,
+    sums=("dweight", "dbias"),
+)

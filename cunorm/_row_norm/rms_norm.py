@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: MIT
+"""RMSNorm: for inference, with the residual stream, and forward and backward for training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cunorm._core import validate
+from cunorm._dispatch import dispatch
+from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.spec import NEEDS
+from cunorm.results import AddNorm, NormForward, NormGrads
+
+
+def rms_norm(
+    x: Any,
+    weight: Any = None,
+    *,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """Divide each row of x by its root mean square.
+
+    Without a gate, which multiplies x or y by its activation as in `normalize`::
+
+        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
+
+    Source: B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
+
+    Parameters
+    ----------
+    x : array
+        Of at least one axis; float16, bfloat16, float32 or float64.
+    weight : array, optional
+        Of the row's shape, ``x.shape[axis:]``, of its own dtype of the four.
+    eps : float, optional
+        At least 0, in the unit of x squared. PyTorch's default is the machine epsilon of the type
+        that it computes in, float32's for half precision.
+    axis : int, optional
+        The first axis of a row, as for `normalize`; not PyTorch's ``dim=``.
+    groups, weight_offset, round_before_weight : int, float and bool, optional
+        The slices of the last axis that are normalised each by itself; what is added to weight;
+        whether x / sqrt(...) is rounded to x's dtype before it is multiplied by weight. See
+        `normalize`.
+    gate, gate_activation, gate_position : array, str and str, optional
+        An array of x's shape, its activation, and "pre" or "post". See `normalize`.
+    dtype : dtype, optional
+        y's; by default x's, with round_before_weight what x and weight promote to.
+    out : array, optional
+        Written and returned instead of a new array; it may be x itself.
+
+    Returns
+    -------
+    array
+        y, of x's shape, framework and device.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Notes
+    -----
+    Rounding, overflow and which strides are copied are those of `normalize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 7], [10, -70]], dtype=np.float32)
+    >>> weight = np.array([1, 10], dtype=np.float16)
+    >>> cunorm.rms_norm(x, weight).round(4)
+    array([[  0.2,  14. ],
+           [  0.2, -14. ]], dtype=float32)
+
+    As in Gemma, and in Llama, which rounds to x's dtype (float16 here) before weight:
+
+    >>> cunorm.rms_norm(x, weight, weight_offset=1.0).round(4)
+    array([[  0.4,  15.4],
+           [  0.4, -15.4]], dtype=float32)
+    >>> cunorm.rms_norm(x.astype("float16"), weight.astype("float32"), round_before_weight=True)
+    array([[  0.19995117,  14.003906  ],
+           [  0.19995117, -14.003906  ]], dtype=float32)
+
+    The gated norm of Mamba-2, with two groups here:
+
+    >>> x, z = np.float32([[1, 7, 3, 4]]), np.float32([[0, 7, -1, -1]])
+    >>> cunorm.rms_norm(x, gate=z, gate_position="pre", groups=2).round(3)
+    array([[ 0.   ,  1.414, -0.849, -1.131]], dtype=float32)
+
+    The queries' heads, each with the same weight, in a fused qkv and in place:
+
+    >>> qkv = np.full((1, 3, 2, 2), 5, dtype=np.float32)  # tokens, q and k and v, heads, width
+    >>> q = qkv[:, 0]
+    >>> cunorm.rms_norm(q, weight, out=q)[0, 1].round(3), qkv[0, 1, 1]
+    (array([ 1., 10.], dtype=float32), array([5., 5.], dtype=float32))
+    """
+    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (None, weight_offset, weight is not None, eps)
+    arrays = (x, None, gate, weight, None, out, None, None, None, None)
+    return dispatch(ROW_FORWARD, ("rms_norm", *norm, *scale, dtype), arrays)[0]
+
+
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    *,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    residual_dtype: Any = None,
+    out: AddNorm | None = None,
+) -> AddNorm:
+    """Add x to the residual stream, and apply `rms_norm` to the new stream.
+
+    ::
+
+        s = x + residual                        rounded to residual's dtype: the new stream
+        y = rms_norm(s, weight)                 gated, if there is a gate, as there
+
+    Sources: those of `rms_norm` and `add_normalize`, which also says where results are rounded.
+
+    Parameters
+    ----------
+    x, residual : array, and array or None
+        As for `add_normalize`.
+    weight, eps, axis, groups, weight_offset, round_before_weight : optional
+        As for `rms_norm`.
+    gate, gate_activation, gate_position, dtype : optional
+        As for `rms_norm`; the new stream is ungated.
+    residual_dtype, out : dtype and AddNorm, optional
+        As for `add_normalize`.
+
+    Returns
+    -------
+    AddNorm
+        ``y`` and ``residual``, the new stream, as from `add_normalize`.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[1, 7]], dtype=np.float32)
+    >>> y, stream = cunorm.add_rms_norm(x, None)
+    >>> stream is x, y.round(4)
+    (True, array([[0.2, 1.4]], dtype=float32))
+    """
+    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (None, weight_offset, weight is not None, eps)
+    validate.out_type("add_rms_norm", out, AddNorm)
+    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    arrays = (x, residual, gate, weight, None, *(out or AddNorm()), None, None, None)
+    return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
+
+
+def rms_norm_forward(
+    x: Any,
+    weight: Any = None,
+    *,
+    residual: Any = None,
+    residual_dtype: Any = None,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    out: NormForward | None = None,
+) -> NormForward:
+    """Run `rms_norm`, or `add_rms_norm`, and return what `rms_norm_backward` needs too.
+
+    Without a gate (for the formulas with one, see `normalize_forward`)::
+
+        s = x + residual    rounded to residual's dtype: the new residual stream; else s = x
+        rstd = 1 / sqrt(mean(s * s) + eps)
+        y = s * rstd * (weight + weight_offset)
+
+    Sources: those of `rms_norm` and `add_normalize`, which also says where results are rounded.
+
+    Parameters
+    ----------
+    x, residual, residual_dtype, out : array, array, dtype and NormForward
+        As for `normalize_forward`; all but x are optional.
+    weight, eps, axis, groups, weight_offset, round_before_weight : optional
+        As for `rms_norm`.
+    gate, gate_activation, gate_position, dtype : optional
+        As for `rms_norm`; the new stream is ungated.
+
+    Returns
+    -------
+    NormForward
+        ``y``, ``residual`` and ``rstd`` as from `normalize_forward`; ``mean`` is None.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> saved = cunorm.rms_norm_forward(np.array([[1, 7]], dtype=np.float32))
+    >>> saved.y.round(4), saved.rstd.round(4)
+    (array([[0.2, 1.4]], dtype=float32), array([0.2], dtype=float32))
+    """
+    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (None, weight_offset, weight is not None, eps)
+    validate.out_type("rms_norm_forward", out, NormForward)
+    params = ("rms_norm_forward", *norm, *scale, dtype, residual_dtype, True, False)
+    arrays = (x, residual, gate, weight, None, *(out or NormForward()), None)
+    return NormForward(*dispatch(ROW_FORWARD, params, arrays))
+
+
+def rms_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    *,
+    rstd: Any,
+    d_residual: Any = None,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    x_dtype: Any = None,
+    needs: tuple[str, ...] = NEEDS,
+    out: NormGrads | None = None,
+    workspace: Any = None,
+    accumulate: bool = False,
+) -> NormGrads:
+    """Return the gradients of `rms_norm` and of `add_rms_norm`.
+
+    Without a gate (for the formulas with one, see `normalize_backward`)::
+
+        r = x * rstd
+        dr = dy * (weight + weight_offset)
+        dx = rstd * (dr - r * mean(r * dr)) + d_residual
+        dweight = sum over rows of dy * r
+
+    Source: `normalize_backward`, which also says where results are rounded.
+
+    Parameters
+    ----------
+    dy, x, weight, rstd, d_residual, gate : array
+        As for `normalize_backward`: dy reaches y, x is what was normalised (the forward's
+        ``residual`` where it has one), rstd and gate the forward's; None for what there is not.
+    axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
+        As the forward got them.
+    x_dtype, needs, out, workspace, accumulate : optional
+        As for `normalize_backward`; the names in `needs` with an operand are "x", "weight", "gate".
+
+    Returns
+    -------
+    NormGrads
+        ``dx``, ``dresidual``, ``dweight`` and ``dgate`` as from `normalize_backward`.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize_backward` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x, dy = np.array([[1, 7]], dtype=np.float32), np.array([[1, 0]], dtype=np.float32)
+    >>> saved = cunorm.rms_norm_forward(x)
+    >>> cunorm.rms_norm_backward(dy, x, rstd=saved.rstd).dx.round(4)
+    array([[ 0.196, -0.028]], dtype=float32)
+    """
+    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    rest = (None, weight_offset, weight is not None, x_dtype, needs, accumulate)
+    validate.out_type("rms_norm_backward", out, NormGrads)
+    params = ("rms_norm_backward", *norm, *rest)
+    inputs = (dy, x, rstd, None, d_residual, gate, weight, None)
+    arrays = (*inputs, *(out or NormGrads()), workspace)
+    return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: MIT
+"""The scalars of a row norm's call, checked: RowForwardSpec and RowBackwardSpec."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from cunorm._core import validate
+from cunorm._core.dtypes import DType, parse_optional_dtype
+from cunorm._core.memo import TypedKey, memoize
+from cunorm._row_norm.kernels import Formula
+from cunorm.results import NormForward, NormGrads
+
+NEEDS = ("x", "weight", "bias", "gate")
+_POSITIONS = ("pre", "post")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowNormSpec:
+    """What both directions of a row norm have."""
+
+    function: str
+    center: bool
+    axis: int
+    groups: int
+    round_before_weight: bool
+    gate_activation: str
+    gate_position: str
+    c: float | None
+    weight_offset: float
+
+    def formula(self, *, gate: bool, weight: bool, x_dtype: DType, compute: DType) -> Formula:
+        """Return the formula that kernels are compiled for, with such operands."""
+        return Formula(
+            center=self.center,
+            activation=self.gate_activation if gate else "identity",
+            pre_gate=gate and self.gate_position == "pre",
+            weight_offset=weight and self.weight_offset != 0.0,
+            rounded=x_dtype if self.rounds_row and x_dtype is not compute else None,
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments that both directions of `normalize` have."""
+        return {
+            "c": self.c,
+            "center": self.center,
+            "axis": self.axis,
+            "groups": self.groups,
+            "weight_offset": self.weight_offset,
+            "round_before_weight": self.round_before_weight,
+            "gate_activation": self.gate_activation,
+            "gate_position": self.gate_position,
+        }
+
+    @property
+    def rounds_row(self) -> bool:
+        """Whether the normalised row is rounded to x's dtype before it is multiplied by weight."""
+        return self.round_before_weight
+
+    def scale(self, width: int) -> float:
+        """Return k = c / sqrt(width), by which the normalised row is multiplied."""
+        return 1.0 if self.c is None else self.c / math.sqrt(width)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowForwardSpec(RowNormSpec):
+    """The scalars of a forward."""
+
+    eps: float
+    eps_of_sum: bool  # eps is added to the sum of squares, not to their mean
+    dtype: DType | None
+    residual_dtype: DType | None
+    saves: bool  # mean and rstd are outputs
+    # Whether without residual x is the new residual stream; None where there is never a stream.
+    streams: bool | None
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Return what the caller names the array for each output."""
+        if not self.saves and not self.streams:
+            return ("out",) * len(NormForward._fields)
+        return tuple(f"out.{name}" for name in NormForward._fields)
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether a residual stream is an output even if none is written: then it is x itself."""
+        return bool(self.streams) or self.residual_dtype is not None
+
+    def mean_eps(self, width: int) -> float:
+        """Return what is added to the mean of squares."""
+        return self.eps / width if self.eps_of_sum else self.eps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBackwardSpec(RowNormSpec):
+    """The scalars of a backward."""
+
+    x_dtype: DType | None
+    needs: tuple[str, ...]
+    accumulate: bool
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Return what the caller names the array for each output."""
+        return tuple(f"out.{name}" for name in NormGrads._fields)
+
+
+@memoize(typed=True)
+def parse_forward(
+    function: str,
+    center: Any,
+    axis: Any,
+    groups: Any,
+    round_before_weight: Any,
+    gate_activation: Any,
+    gate_position: Any,
+    c: TypedKey,
+    weight_offset: Any,
+    has_weight: bool,
+    eps: Any,
+    dtype: Any = None,
+    residual_dtype: Any = None,
+    saves: bool = False,
+    streams: bool | None = False,
+    eps_of_sum: bool = False,
+) -> RowForwardSpec:
+    """Check a forward's scalars, as the caller gives them."""
+    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    return RowForwardSpec(
+        **_parse_norm(function, norm, c, weight_offset, has_weight),
+        eps=validate.epsilon(function, eps),
+        eps_of_sum=eps_of_sum,
+        dtype=parse_optional_dtype(function, "dtype", dtype),
+        residual_dtype=parse_optional_dtype(function, "residual_dtype", residual_dtype),
+        saves=saves,
+        streams=streams,
+    )
+
+
+@memoize(typed=True)
+def parse_backward(
+    function: str,
+    center: Any,
+    axis: Any,
+    groups: Any,
+    round_before_weight: Any,
+    gate_activation: Any,
+    gate_position: Any,
+    c: TypedKey,
+    weight_offset: Any,
+    has_weight: bool,
+    x_dtype: Any = None,
+    needs: Any = NEEDS,
+    accumulate: Any = False,
+) -> RowBackwardSpec:
+    """Check a backward's scalars, as the caller gives them."""
+    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    return RowBackwardSpec(
+        **_parse_norm(function, norm, c, weight_offset, has_weight),
+        x_dtype=parse_optional_dtype(function, "x_dtype", x_dtype),
+        needs=validate.names(function, "needs", needs, NEEDS),
+        accumulate=validate.flag(function, "accumulate", accumulate),
+    )
+
+
+def _parse_norm(
+    function: str, norm: tuple[Any, ...], c: TypedKey, weight_offset: Any, has_weight: bool
+) -> dict[str, Any]:
+    """Return the fields of RowNormSpec."""
+    center, axis, groups, rounds, gate_activation, gate_position = norm
+    return {
+        "function": function,
+        "center": validate.flag(function, "center", center),
+        "axis": validate.integer(function, "axis", axis),
+        "groups": validate.integer(function, "groups", groups),
+        "round_before_weight": validate.flag(function, "round_before_weight", rounds),
+        "gate_activation": validate.activation(function, "gate_activation", gate_activation),
+        "gate_position": validate.choice(function, "gate_position", gate_position, _POSITIONS),
+        "c": validate.length(function, c and c[0]),
+        "weight_offset": _parse_offset(function, weight_offset, has_weight),
+    }
+
+
+def _parse_offset(function: str, weight_offset: object, has_weight: bool) -> float:
+    """Return weight_offset as a float; without weight it has to be 0."""
+    value = validate.finite(function, "weight_offset", weight_offset)
+    if value != 0.0 and not has_weight:
+        raise ValueError(
+            f"{function}: weight_offset is {weight_offset!r}, expected 0 without a weight"
+        )
+    return value + 0.0  # -0.0 equals 0.0

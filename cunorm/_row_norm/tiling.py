@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: MIT
+"""How a GPU's threads share the rows of a row norm; a CPU's team is one thread.
+
+It depends on the width, the operands' dtypes and the GPU's features alone: a row's sums are taken
+in the order that its team gives them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cunorm._core.build import Macros
+from cunorm._core.caps import NONE, PORTABLE_CLUSTER, Features
+from cunorm._core.tensor import WIDEST_ACCESS
+from cunorm._row_norm.kernels import ForwardTypes, RowTypes
+
+# Bytes of a pack once converted, of which a thread has several in registers at a time.
+PACK_BYTES = 32
+# Of a multiprocessor; a warp's registers are in one of its partitions.
+_WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MOST_REGISTERS = 32, 64 << 10, 4, 2048, 255
+# Threads that may share a row in a block, and those of a block of a cluster, of which there are so
+# many at most.
+_TEAMS = (4, 8, 16, 32, 64, 128, 256, 512)
+_CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)
+_STREAMED_THREADS, _STREAMED_PACKS = 512, 4
+
+
+class _Tuning(NamedTuple):
+    """A kernel's limits for a thread, and the registers that it takes: found by compiling it."""
+
+    block_threads: int  # of a block of several teams
+    preferred_elements: int  # of a row that a thread holds, of float32
+    most_elements: int  # the same, where a row is too long for more threads
+    registers: int  # beside those that hold the row and its sums
+    element_factor: float  # of those that hold the row and its sums
+    narrow_registers: int  # more of them, where operands are converted
+    narrow_element: float  # the same for each element
+    single_registers: int  # instead, where packs are of one element
+    pair_element: float  # and more for each element, where packs are of two
+    streamed_registers: int  # more of them, where rows are streamed
+    residual_registers: int  # more of those, where a residual is added and nothing is centered
+    gate_registers: int  # more of them, for an activation
+    gate_element: float  # the same for each element
+    gate_element_of_many: float  # instead, where a thread holds more elements than are preferred
+    center_element: float  # more of them for each element of a row that is centered
+
+
+_FORWARD = _Tuning(
+    block_threads=128,
+    preferred_elements=32,
+    most_elements=64,
+    registers=36,
+    element_factor=1.0,
+    narrow_registers=0,
+    narrow_element=0,
+    single_registers=0,
+    pair_element=1.25,
+    streamed_registers=0,
+    residual_registers=13,
+    gate_registers=24,
+    gate_element=0,
+    gate_element_of_many=0.625,
+    center_element=0.625,
+)
+_BACKWARD = _Tuning(
+    block_threads=256,
+    preferred_elements=16,
+    most_elements=48,
+    registers=44,
+    element_factor=1.2,
+    narrow_registers=4,
+    narrow_element=0.75,
+    single_registers=28,
+    pair_element=2,
+    streamed_registers=12,
+    residual_registers=0,
+    gate_registers=28,
+    gate_element=1.25,
+    gate_element_of_many=1.25,
+    center_element=0,
+)
+
+
+class Team(NamedTuple):
+    """How threads share the rows: the constants of `struct Team` in reduce.cuh."""
+
+    threads: int  # of a block
+    threads_per_row: int  # more: those of a cluster of blocks
+    pack: int
+    packs: int  # that a thread holds at a time
+    blocks_per_sm: int = 1  # for which registers leave room
+
+    @property
+    def rows_per_block(self) -> int:
+        """Return how many rows a block, or a cluster of blocks, takes at a time."""
+        return max(1, self.threads // self.threads_per_row)
+
+    @property
+    def cluster(self) -> int:
+        """Return how many blocks share a row."""
+        return max(1, self.threads_per_row // self.threads)
+
+    @property
+    def chunk(self) -> int:
+        """Return how many elements of a row its threads hold at a time."""
+        return self.threads_per_row * self.packs * self.pack
+
+    def macros(self, width: int, groups: int, access: int) -> Macros:
+        """Return the part of the build that says how rows are walked; 0: known at run time."""
+        return (
+            ("WIDTH", str(width)),
+            ("GROUPS", str(groups)),
+            ("THREADS", str(self.threads)),
+            ("THREADS_PER_ROW", str(self.threads_per_row)),
+            ("PACK", str(self.pack)),
+            ("PACKS", str(self.packs)),
+            ("ACCESS", str(access)),
+            ("BLOCKS_PER_SM", str(self.blocks_per_sm)),
+            *((("CLUSTER", str(self.cluster)),) if self.cluster > 1 else ()),
+        )
+
+
+def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
+    """Return how a GPU's threads share rows of a width."""
+    itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
+    pack = min(
+        WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
+    )
+    few = max(pack, _tuning(types).preferred_elements * 4 // types.compute.itemsize)
+    found = _of_block(types, width, pack, few)
+    if found is None and features.clusters:
+        found = _of_cluster(types, width, pack, features.largest_cluster)
+    found = found or _of_block(types, width, pack, _tuning(types).most_elements)
+    return found or _streamed(types, pack, features.largest_cluster if features.clusters else 1)
+
+
+def _of_block(types: RowTypes, width: int, pack: int, most: int) -> Team | None:
+    """Return how a block, or a part of one, holds a row; None where that is too long.
+
+    Lanes that share a row within a warp have half as many elements: more of them are busy.
+    """
+    for threads_per_row in _TEAMS:
+        elements = _held(width, threads_per_row, pack)
+        threads = _tuning(types).block_threads if threads_per_row <= _WARP else threads_per_row
+        room = _room(types, elements, pack, threads)
+        if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room:
+            return Team(threads, threads_per_row, pack, elements // pack, room)
+    return None
+
+
+def _of_cluster(types: RowTypes, width: int, pack: int, largest: int) -> Team | None:
+    """Return how a cluster holds a row: as few blocks as leave room for two on a multiprocessor.
+
+    If there are none such, the more blocks the better.
+
+    Where a GPU has no room for clusters of so many blocks, half as many of twice the threads add in
+    the same order, that of the cluster's warps, if their registers suffice; else others are found.
+    """
+    for least, clusters in ((2, _CLUSTERS), (1, _CLUSTERS[::-1])):
+        for blocks in clusters:
+            threads_per_row = blocks * _CLUSTER_THREADS
+            elements = _held(width, threads_per_row, pack)
+            if elements > _tuning(types).most_elements:
+                continue
+            threads = threads_per_row // min(blocks, largest)
+            room = _room(types, elements, pack, threads)
+            if room and _room(types, elements, pack, _CLUSTER_THREADS) >= least:
+                return Team(threads, threads_per_row, pack, elements // pack, room)
+    return None
+
+
+def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
+    """Return how a block, or the largest cluster, goes over a row that is too long to be held."""
+    threads_per_row = threads = _STREAMED_THREADS * 4 // types.compute.itemsize
+    if largest >= PORTABLE_CLUSTER:
+        threads_per_row = _CLUSTERS[-1] * threads // 2
+        threads = threads_per_row // largest
+    more = _tuning(types).streamed_registers
+    while True:
+        rooms = [
+            (packs * _room(types, packs * pack, pack, threads, more), packs)
+            for packs in range(1, _STREAMED_PACKS + 1)
+        ]
+        held, packs = max(rooms)
+        if held or pack == 1:
+            return Team(threads, threads_per_row, pack, packs if held else 1, max(1, held // packs))
+        pack //= 2
+
+
+def _held(width: int, threads: int, pack: int) -> int:
+    """Return how many elements of a row a thread holds: whole packs."""
+    return -(-width // (threads * pack)) * pack
+
+
+def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0) -> int:
+    """Return for how many blocks on a multiprocessor there are registers; 0: for none.
+
+    `more`: those that a thread takes beside what it takes for any plan, of float32.
+    """
+    registers = _registers(types, elements, pack) + more * types.compute.itemsize // 4
+    registers = -(-registers // 8) * 8
+    if registers > _MOST_REGISTERS:
+        return 0
+    warps = _SM_PARTITIONS * (_SM_REGISTERS // _SM_PARTITIONS // (registers * _WARP))
+    return min(warps * _WARP, _SM_THREADS) // threads
+
+
+def _registers(types: RowTypes, elements: int, pack: int) -> int:
+    """Return about how many registers a thread needs that holds so many elements of a row."""
+    tuning, held = _tuning(types), types.held_operands()
+    of_element = sum(max(size / 4, 1 / pack) for size in held)
+    registers = tuning.registers
+    if types.formula.center:
+        of_element += tuning.center_element
+    if types.gate is not None:
+        registers += tuning.gate_registers
+        is_many = elements > tuning.preferred_elements
+        of_element += tuning.gate_element_of_many if is_many else tuning.gate_element
+    more: float = 0
+    if pack == 1:
+        more = tuning.single_registers
+    elif min(held) < 4:
+        of_narrow = tuning.narrow_element + (tuning.pair_element if pack == 2 else 0)
+        more = tuning.narrow_registers + elements * of_narrow
+        adds = isinstance(types, ForwardTypes) and types.residual is not None
+        more += tuning.residual_registers if adds and not types.formula.center else 0
+    of_row = elements * of_element * tuning.element_factor
+    return int(registers * types.compute.itemsize / 4 + more + of_row)
+
+
+def _tuning(types: RowTypes) -> _Tuning:
+    return _FORWARD if isinstance(types, ForwardTypes) else _BACKWARD
