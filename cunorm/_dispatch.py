@@ -276,7 +276,7 @@ class _Given(NamedTuple):
 
 
 class _Allocation(NamedTuple):
-    """An output to allocate: its place, its allocator, and the place of an array to make it like."""
+    """An output to allocate: its place, its allocator, and the place of the array to give it."""
 
     place: int
     allocate: Callable[[Any], Any]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from cunorm._core import validate
@@ -87,6 +87,13 @@ def parse_backward(
         needs=validate.names(function, "needs", needs, NEEDS),
         accumulate=validate.flag(function, "accumulate", accumulate),
     )
+
+
+@memoize()
+def backward_spec(forward: GroupForwardSpec, needs: tuple[str, ...]) -> GroupBackwardSpec:
+    """Return the spec of the backward of a forward, which errors name by the forward's function."""
+    norm = {one.name: getattr(forward, one.name) for one in fields(GroupNormSpec)}
+    return GroupBackwardSpec(**norm, needs=needs, accumulate=False)
 
 
 def _parse_norm(

@@ -66,9 +66,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
         # returned as the stream must stay; where the stream is written, x is not read again.
         aliases={count: over_y, count + 1: (0, 1)},
         shared=((count + 1, 0),) if keeps_x else (),
-        lower=partial(
-            _lower_forward, _forward_kernel(spec, inputs, results, where, dtypes.compute)
-        ),
+        lower=partial(_lower_forward, kernel),
         workspace_bound=lambda caps: 0,
         is_empty=not where.rows.rows,
     )

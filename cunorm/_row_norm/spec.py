@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from cunorm._core import validate
@@ -163,6 +163,15 @@ def parse_backward(
         needs=validate.names(function, "needs", needs, NEEDS),
         accumulate=validate.flag(function, "accumulate", accumulate),
     )
+
+
+@memoize()
+def backward_spec(
+    forward: RowForwardSpec, x_dtype: DType | None, needs: tuple[str, ...]
+) -> RowBackwardSpec:
+    """Return the spec of the backward of a forward, which errors name by the forward's function."""
+    norm = {one.name: getattr(forward, one.name) for one in fields(RowNormSpec)}
+    return RowBackwardSpec(**norm, x_dtype=x_dtype, needs=needs, accumulate=False)
 
 
 def _parse_norm(
