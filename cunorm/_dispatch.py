@@ -21,6 +21,7 @@ from cunorm._backends.cpu.caches import last_cache_bytes
 from cunorm._backends.cpu.compiler import has_compiler
 from cunorm._backends.scratch import with_scratch
 from cunorm._core import overlap, validate
+from cunorm._core.build import Launch
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.memo import memoize
 from cunorm._core.plan import Alignments, Lowered, OpDef, Plan
@@ -147,13 +148,25 @@ def _check_workspace(function: str, spec: TensorSpec, size: int, x: TensorSpec) 
     validate.same_device(function, x, [("workspace", spec)])
 
 
-def caps_for(plan: Plan, device: Device) -> Caps:
-    """Return what the launch plans of a call may use of a device."""
+def device_caps(device: Device) -> Caps:
+    """Return what launch plans may use of a device."""
     if device.kind == "cpu":
         return CpuCaps(last_cache_bytes())
-    if plan.is_empty:
-        return cuda.gpu_caps(device)  # type: ignore[no-any-return]
+    return cuda.gpu_caps(device)  # type: ignore[no-any-return]
+
+
+def caps_for(plan: Plan, device: Device) -> Caps:
+    """Return what the launches of a plan may use of a device: only clusters that fit there."""
+    if device.kind == "cpu" or plan.is_empty:
+        return device_caps(device)
     return cuda.caps_that_fit(device, lambda caps: plan.lower(caps, None).calls[0].launch)
+
+
+def launches_of(plan: Plan, device: Device) -> list[Launch]:
+    """Return the launches of a plan, of aligned arrays."""
+    if plan.is_empty:
+        return []
+    return [call.launch for call in plan.lower(caps_for(plan, device), None).calls]
 
 
 def _loaded(
