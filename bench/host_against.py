@@ -116,7 +116,7 @@ def table(here: Times, other: Times) -> str:
     """Return a table of medians and of their ratios, this one's over the other's."""
     lines = [
         f"host cost of a call in µs, of import in ms: medians of {PAIRS} x {RUNS} runs of {CALLS} "
-        "calls; what noise does to a ratio, torch's own calls show",
+        "calls; torch's own lines run the same code: their ratios are noise",
         f"{'call':50} {'shape':>13} {'arrays':24} {'other':>8} {'this':>8} {'ratio':>7}",
     ]
     for key, spent in here.items():
