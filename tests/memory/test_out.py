@@ -191,7 +191,10 @@ def peak_of(run):
     tracemalloc.start()
     peak = 0
     try:
-        for forget in (internals._again.forget, lambda: None):  # the call is planned, or repeated
+        for forget in (
+            internals._dispatch.cache_entry.cache_clear,
+            lambda: None,
+        ):  # the call is planned, or repeated
             forget()
             internals._scratch._kept.clear()  # what is lent is allocated
             before, _ = tracemalloc.get_traced_memory()

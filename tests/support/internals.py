@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The one place where tests import private names of cunorm: a change of the package ends here."""
 
+from functools import partial
+from types import SimpleNamespace
+
+from cunorm import __main__ as _command
 from cunorm import _cache, _dispatch, _info, _row_norm, _warmup
 from cunorm.__main__ import main
 from cunorm._arrays import numpy as numpy_arrays
@@ -40,10 +44,9 @@ from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import tiling as _group_tiling
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes
 from cunorm._group_norm.layout import Samples
-from cunorm._group_norm.schedule import cuda_schedule
+from cunorm._group_norm.schedule import SOME_GPUS, cuda_schedule
 from cunorm._row_norm import cpu as _cpu_plan
 from cunorm._row_norm import cuda as _cuda_plan
-from cunorm._row_norm.cpu import cpu_forward
 from cunorm._row_norm.cuda import cuda_backward, cuda_forward
 from cunorm._row_norm.geometry import Geometry
 from cunorm._row_norm.geometry import RowShape as Walk
@@ -81,6 +84,7 @@ __all__ = [
     "_cache",
     "_caches",
     "_cluster_fit",
+    "_command",
     "_compile",
     "_compiler",
     "_cpu",
@@ -102,6 +106,7 @@ __all__ = [
     "cpu_forward",
     "cuda_backward",
     "cuda_forward",
+    "cuda_param_grad",
     "cuda_schedule",
     "describe",
     "features_of",
@@ -110,12 +115,20 @@ __all__ = [
     "main",
     "numpy_arrays",
     "numpy_view",
-    "param_grad_launch",
     "read_capsule",
     "runner",
     "source_text",
     "thread_count",
-    "workspace_bound",
+    "workspace_size",
 ]
 
 host_frameworks = (Numpy, Torch, DLPack)
+
+cpu_forward = partial(_cpu_plan.cpu_forward, caps=CpuCaps(last_cache_bytes=32 << 20))
+cuda_param_grad = partial(param_grad_launch, caps=SOME_GPUS[0])
+
+
+def workspace_size(compute, rows, sm_count):
+    """Return the bytes that partial sums for one parameter take; a sm_count of None: on a CPU."""
+    caps = CpuCaps(0) if sm_count is None else SimpleNamespace(sm_count=sm_count)
+    return workspace_bound(compute, Geometry((), 0, rows), 1, caps)
