@@ -310,11 +310,12 @@ class Executable:
         realigned: Sequence[int],
         allocations: Sequence[_Allocation],
     ) -> None:
-        self._plan, self._adapter, self._device, self._run = plan, adapter, device, run
+        self._adapter, self._device, self._run = adapter, device, run
+        self._outputs, self._copies, self._shared = plan.outputs, plan.copies, plan.shared
         self._given, self._realigned, self._allocations = given, realigned, allocations
         self._first, self._last = op.first_output, op.array_count - 1
         self._has_given = any(spec is not None for spec in given.specs[self._first :])
-        self._copies = bool(realigned or plan.copies)
+        self._has_copies = bool(realigned or plan.copies)
         self._pointer = adapter.pointer if adapter.has_signature else int
 
     def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
@@ -323,7 +324,7 @@ class Executable:
             if pointers[-1] & 15:
                 view_workspace(self._given.function, arrays[-1])  # raises
             self._given.check(pointers)
-        copies = self._copied(arrays, pointers) if self._copies else None
+        copies = self._copied(arrays, pointers) if self._has_copies else None
         found = [*arrays]
         for place, allocate, model in self._allocations:
             array = found[place] = allocate(arrays[model])
@@ -333,7 +334,7 @@ class Executable:
         del copies  # not before the kernels have read them
         if self._has_given:
             self._adapter.bump_version(arrays[self._first : self._last])
-        for place, source in self._plan.shared:
+        for place, source in self._shared:
             found[place] = found[source]
         return found[self._first : self._last]
 
@@ -345,7 +346,7 @@ class Executable:
             view = self._adapter.view(function, names[place], arrays[place])
             pointers[place] = view.pointer
             copies.append(view)
-        for place, axes in self._plan.copies:
+        for place, axes in self._copies:
             view = copied(self._adapter.view(function, names[place], arrays[place]), axes)
             pointers[place] = view.pointer
             copies.append(view)
@@ -354,11 +355,11 @@ class Executable:
     def run_views(self, arrays: tuple[Any, ...], views: list[ArrayView | None]) -> list[Any]:
         """Run on arrays of any libraries, and return the outputs."""
         self._given.check([0 if view is None else view.pointer for view in views])
-        for place, axes in self._plan.copies:
+        for place, axes in self._copies:
             view = views[place]
             assert view is not None
             views[place] = copied(view, axes)
-        for place, spec in self._plan.outputs:
+        for place, spec in self._outputs:
             with _naming(self._given.function, spec):
                 views[place] = self._adapter.allocate(spec)
         pointers = [0 if view is None else view.pointer for view in views]
@@ -373,7 +374,7 @@ class Executable:
         for place in range(self._first, self._last):
             view = views[place]
             found[place] = None if view is None else view.adapter.export(view)
-        for place, source in self._plan.shared:
+        for place, source in self._shared:
             found[place] = found[source]
         return found[self._first : self._last]
 
