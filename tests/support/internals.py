@@ -38,11 +38,7 @@ from cunorm._cpu import (
 )
 from cunorm._cpu_plan import cpu_forward
 from cunorm._cuda_plan import MOST_SMS, cuda_backward, cuda_forward, cuda_param_grad
-from cunorm._demo import _group_tolerance as group_tolerance
-from cunorm._demo import _tolerance as demo_tolerance
-from cunorm._demo._group_operators import GroupOracle, group_operators_of
-from cunorm._demo._operators import Oracle, operators_of
-from cunorm._demo._ulps import worst_error
+from cunorm._demo.operators import operators_of, worst_error
 from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm._features import NONE, DeviceLimits, Features, features_of
 from cunorm._loaded import Cached, Loaded
@@ -80,10 +76,8 @@ __all__ = [
     "ForwardTypes",
     "GroupBackwardTypes",
     "GroupForwardTypes",
-    "GroupOracle",
     "Launch",
     "Loaded",
-    "Oracle",
     "ParamGradTypes",
     "Samples",
     "Task",
@@ -115,11 +109,8 @@ __all__ = [
     "cuda_forward",
     "cuda_param_grad",
     "cuda_schedule",
-    "demo_tolerance",
     "describe",
     "features_of",
-    "group_operators_of",
-    "group_tolerance",
     "host_frameworks",
     "main",
     "numpy_arrays",
