@@ -119,9 +119,9 @@ class Tolerance:
     def forward(self) -> dict[str, Array]:
         """Return the error of each result, before the store."""
         y = self.n if self.activation is None else _apply(self.activation, 0, self.n)
-        rstd_error = self.rstd.error + 8 * self.many * U * self.rstd.value
-        errors = {"y": (y * self.after).error, "mean": self.mean_error, "rstd": rstd_error}
-        return errors | {"residual": LOST + 0 * self.s.value}
+        rstd = self.rstd.error + 8 * self.many * U * self.rstd.value
+        errors = {"y": (y * self.after).error, "mean": self.mean_error, "rstd": rstd}
+        return errors | {"residual": np.full(self.s.value.shape, LOST)}
 
     def backward(self, dy: Array, d_residual: Array | None = None) -> dict[str, Array]:
         """Return the error of each gradient, before the store."""
@@ -181,11 +181,11 @@ def ulp(values: Array, dtype: str = "float32") -> Array:
 
 
 def _apply(activation: str, order: int, z: Number) -> Number:
-    """Return g(z), or its derivative for order 1.
+    """Return g(z), or g'(z) for order 1.
 
-    The derivative is the sum of `tail`, which has an exponential, and what is at most the larger of
-    the two in size. 2 u of the exponential's argument moves g by 2 u of z * tail, and the
-    derivative by 4 u of (z + z**2) * tail at most, wherever that tells.
+    g' is `tail`, which has an exponential, and another summand of at most abs(g') + abs(tail). The
+    rounding of the exponential's argument moves g by up to 2 u of z * tail, and g' by up to 4 u of
+    (abs(z) + z**2) * tail wherever that is not negligible.
     """
     function, tail = ACTIVATIONS[activation][order], TAILS.get(activation, np.zeros_like)
     value, z_value = function(z.value), np.clip(z.value, -1000.0, 1000.0)

@@ -86,6 +86,15 @@ def test_the_bounds_of_a_group_norm_with_any_activation_are_those_of_the_tests_o
     assert_near(tolerance, dy, None, forward, backward, most=4.0)
 
 
+@pytest.mark.parametrize("width", [16384, 16385])
+def test_the_bounds_of_wide_rows_are_those_of_the_tests(width):
+    x, dy = (draw(name, (3, width), "float32") for name in ("x", "dy"))
+    forward = bounds.of_forward(x, None, None, center=True, eps=1e-5)
+    backward = bounds.of_backward(dy, x, None, None, center=True, eps=1e-5)
+    tolerance = Tolerance(x, shape=(3, 1, 1, width, 1), center=True, eps=1e-5)
+    assert_near(tolerance, dy, None, forward, backward, most=1.5)
+
+
 RIGHT = {"eps": 1e-5, "center": True, "c": 2.0, "weight_offset": 1.0, "gate_activation": "gelu"}
 MISTAKES = {
     "eps is twice as large": {"eps": 2e-5},
