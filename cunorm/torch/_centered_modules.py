@@ -20,12 +20,10 @@ class LayerNorm(torch.nn.LayerNorm):
         q = x - mean(x)
         y = q / sqrt(mean(q * q) + eps) * weight + bias
 
-    Parameters, their names, the state_dict and `isinstance` are those of `torch.nn.LayerNorm`.
-
     Parameters
     ----------
     normalized_shape, eps, elementwise_affine, bias, device, dtype : optional but the first
-        As for `torch.nn.LayerNorm`.
+        As for `torch.nn.LayerNorm`, whose parameters and state_dict this subclass has.
 
     Raises
     ------
@@ -67,12 +65,10 @@ class GroupNorm(torch.nn.GroupNorm):
 
         y = g((x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias)
 
-    Parameters, their names, the state_dict and `isinstance` are those of `torch.nn.GroupNorm`.
-
     Parameters
     ----------
     num_groups, num_channels, eps, affine, device, dtype : optional but the first two
-        As for `torch.nn.GroupNorm`; the channels are axis 1 of x.
+        As for `torch.nn.GroupNorm`, whose parameters and state_dict this subclass has.
     activation : str, optional
         g: one of the activations of `cunorm.normalize`, or None.
     **options : optional
@@ -154,9 +150,8 @@ def row_axis(module: Any, x: Tensor) -> int:
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return float32 where torch.autocast computes norms in it and x is narrower, else None."""
-    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
-        return torch.float32 if torch.is_autocast_enabled("cuda") else None
-    return None
+    half = x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if half and torch.is_autocast_enabled("cuda") else None
 
 
 def changed(module: Any, base: type) -> str:

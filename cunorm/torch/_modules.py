@@ -20,16 +20,13 @@ class RMSNorm(torch.nn.RMSNorm):
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
-    Parameters, their names, the state_dict and `isinstance` are those of `torch.nn.RMSNorm`.
-
     Parameters
     ----------
     normalized_shape, elementwise_affine, device, dtype : optional but the first
-        As for `torch.nn.RMSNorm`.
+        As for `torch.nn.RMSNorm`, whose parameters and state_dict this subclass has.
     eps : float, optional
         Added to the mean square. None is the default of the installed PyTorch: the machine epsilon
-        of the type that it computes in, which is float32 for half precision. (Earlier versions
-        take that of x's dtype.)
+        of the type that it computes in, float32 for half precision; in earlier versions of x's.
     weight_offset : float, optional
         As for `rms_norm`. A new weight is ``1 - weight_offset`` throughout.
     round_before_weight : bool, optional
@@ -273,19 +270,15 @@ def _options(module: Any, x: Tensor, normalised: Tensor | None = None) -> dict[s
 
 
 def _default_eps(dtype: torch.dtype) -> float:
-    """Return what torch's rms_norm takes for eps=None: the epsilon of dtype or of its arithmetic.
+    """Return torch's eps for an x of dtype: the epsilon of its arithmetic, or of x in old versions.
 
-    Half precision computes in float32. With its own epsilon, 2**-7 or 2**-10, 2**-6 would become
-    less than 1/2; with that of float32 it becomes about 1.
+    For half precision the first leaves 2**-6 about 1, and the second makes it less than 1/2.
     """
     small = torch.full((1,), 2.0**-6, dtype=dtype, device="cpu")
-    of_dtype = torch.nn.functional.rms_norm(small, (1,)).item() < 0.5
-    computed = dtype if of_dtype else torch.promote_types(dtype, torch.float32)
-    return float(torch.finfo(computed).eps)
+    wide = torch.nn.functional.rms_norm(small, (1,)).item() > 0.5
+    return float(torch.finfo(torch.promote_types(dtype, torch.float32) if wide else dtype).eps)
 
 
 # Computed once, as torch.compile cannot trace it.
-_DEFAULT_EPS = {
-    dtype: _default_eps(dtype)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-}
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DEFAULT_EPS = {dtype: _default_eps(dtype) for dtype in _DTYPES}

@@ -81,10 +81,7 @@ class Trial:
         if name is None:
             raise Unknown(f"it has no eps: no attribute {', '.join(_EPS_NAMES)}")
         self.eps_name, self.eps = name, float(getattr(module, name))
-        self.arguments, required = _arguments(type(module).forward)
-        self.gated = [False] * (required == 1) + [True] * (
-            len(self.arguments) > 1
-        )  # how to call it
+        self.arguments, self.gated = _arguments(type(module).forward)
         self.groups = _groups(module, self.width)
         self.calls_torch = False  # whether it has called a norm of torch's
         self._module = copy.copy(module)
@@ -181,17 +178,17 @@ def eps_name(module: Any) -> str | None:
     return next((n for n in _EPS_NAMES if isinstance(getattr(module, n, None), float)), None)
 
 
-def _arguments(forward: Any) -> tuple[tuple[str, ...], int]:
-    """Return forward's names for x and gate, and how many of them it requires."""
+def _arguments(forward: Any) -> tuple[tuple[str, ...], list[bool]]:
+    """Return forward's names for x and gate, and whether calls have a gate: no, yes or both."""
     _self, *given = inspect.signature(forward).parameters.values()
     positional = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     gated = len(positional) > 1 and positional[1].name in _GATE_NAMES
     names = tuple(p.name for p in positional[: 2 if gated else 1])
-    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [p.name for p in given if p.default is p.empty and p.kind not in starred]
+    named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p.name for p in named if p.default is p.empty]
     if not required or set(required) - set(names):
         raise Unknown(f"its forward takes {', '.join(p.name for p in given)}")
-    return names, len(required)
+    return names, [False] * (len(required) == 1) + [True] * gated
 
 
 def _groups(module: Any, width: int) -> list[int]:
