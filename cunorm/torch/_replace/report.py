@@ -75,12 +75,9 @@ class Replacement:
 
     def __str__(self) -> str:
         lines: list[str] = []
-        for norms, noun, verb in (
-            (self.replaced, "norm", "replaced"),
-            (self.left, "module", "left"),
-        ):
-            if norms or verb == "replaced":
-                lines.append(f"{len(norms)} {noun}{'s' * (len(norms) != 1)} {verb}")
+        parts = [(self.replaced, "norm", "replaced"), (self.left, "module", "left")]
+        for norms, noun, verb in parts if self.left else parts[:1]:
+            lines.append(f"{len(norms)} {noun}{'s' * (len(norms) != 1)} {verb}")
             for kind, text in dict.fromkeys((kind, text) for _, kind, text in norms):
                 names = [name for name, *other in norms if other == [kind, text]]
                 lines += [f"  {kind}: {text}", *(f"    {name}" for name in _merged(names))]
