@@ -78,8 +78,7 @@ def normalize(
     gate : array, optional
         Of x's shape, of its own dtype of the four; it may be an expanded view.
     gate_activation : str, optional
-        g: "identity", "sigmoid", "silu" (which is "swish"), "tanh", "relu", "gelu" (with erf) or
-        "gelu_tanh".
+        g, by its name, such as "silu", "sigmoid" or "identity"; the error for another lists all.
     gate_position : str, optional
         "pre", where the gate is applied to x, or "post", to what is normalised.
     dtype : dtype, optional
