@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cunorm.results import AddNorm
 from cunorm.torch._modules import RMSNorm, changed, eps_of, row_axis
-from cunorm.torch._rms_norm import add_rms_norm, rms_norm
+from cunorm.torch._row_norm import add_rms_norm, rms_norm
 
 
 class AddRMSNorm(RMSNorm):

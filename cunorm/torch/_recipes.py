@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cunorm.torch._layer_norm import layer_norm
-from cunorm.torch._rms_norm import rms_norm
+from cunorm.torch._row_norm import layer_norm, rms_norm
 
 # What float32 arithmetic may make of a normalised row or of a product, in units of their largest
 # terms: 16 roundings. Sums of squares lose less, in torch's order and in ours (4 at width 16384).
