@@ -153,11 +153,13 @@ def _device(options: argparse.Namespace) -> Device:
 
 
 def _host(options: argparse.Namespace) -> int:
-    from bench import cpu, host
+    from bench import cpu, host, host_against
 
     device = cpu.Cpu(options.threads)
-    names = options.op
-    return host.run([one for one in OPERATORS if one.name in names], device, options.out)
+    operators = [one for one in OPERATORS if one.name in options.op]
+    if options.against:
+        return host_against.run(operators, device, options.against, options.out)
+    return host.run(operators, device, options.out)
 
 
 def _points(options: argparse.Namespace) -> list[grid.Point]:
@@ -197,6 +199,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--threads", type=arguments.count, default=thread_count(), help="of a CPU")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
     add("--host", action="store_true", help="instead, what small calls cost the host on a CPU")
+    against_help = "with --host: another checkout, timed beside this one in processes of its own"
+    add("--against", type=Path, metavar="CHECKOUT", help=against_help)
     options = parser.parse_args(argv)
     ignored = [name for name in _NOT_OF_HOST if getattr(options, name) != parser.get_default(name)]
     if options.host and ignored:
@@ -215,6 +219,10 @@ def _fault(options: argparse.Namespace) -> str | None:
     for name in options.providers:
         if name not in providers.LOADERS[options.device]:
             return f"--providers: {name} is not for --device {options.device}"
+    if options.against and not options.host:
+        return "--against needs --host; python -m bench against times calls of any size"
+    if options.against and not (options.against / "cunorm" / "__init__.py").is_file():
+        return f"--against: {options.against} is no checkout of cunorm"
     if options.out and not options.out.parent.is_dir():
         return f"--out: there is no folder {options.out.parent}"
     return None

@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cunorm import _demo, _info, _warmup_command
+from cunorm import _cache, _info
+from cunorm._core.activations import ACTIVATIONS
+from cunorm._core.dtypes import DTYPES
+from cunorm._group_norm.builds import LAYOUTS
+from cunorm._row_norm.spec import NEEDS
+from cunorm._warmup import AUTO, FUNCTIONS, Warmup, warmup
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,21 +26,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="show versions, devices, compilers and caches")
     demo = _demo_parser(commands)
-    warmup = commands.add_parser(
-        "warmup",
-        help="compile ahead what calls will need",
-        description=_warmup_command.DESCRIPTION,
+    ahead = commands.add_parser(
+        "warmup", help="compile ahead what calls will need", description=_WARMUP
     )
-    _warmup_command.add_options(warmup)
+    _add_warmup_options(ahead)
     chosen = parser.parse_args(arguments)
     if chosen.command == "info":
         print(_info.report())
         return 0
     if chosen.command == "warmup":
-        return _warmup_command.run(warmup, chosen)
+        return _run_warmup(ahead, chosen)
+    from cunorm._demo import DemoError, run
+
     try:
-        return _demo.run(chosen.input, chosen.device)
-    except _demo.DemoError as error:
+        return run(chosen.input, chosen.device)
+    except DemoError as error:
         demo.error(str(error))
 
 
@@ -62,6 +67,100 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
         help="where to run; by default on CUDA if there is a device, else on the CPU",
     )
     return demo
+
+
+# --- warmup ---------------------------------------------------------------------------------------
+
+_WARMUP = (
+    "Compile ahead what calls of cunorm will need, several builds at once, and keep it on disk. "
+    "Options that take several values are crossed: every combination is compiled. They mean what "
+    "the arguments of cunorm.warmup mean."
+)
+_OPERAND_VALUES = {AUTO: AUTO, "yes": True, "no": False} | {name: name for name in DTYPES}
+# Operands and their defaults, in words.
+_OPERANDS = {
+    "weight": "x's, and no for l2_norm",
+    "bias": "no",
+    "residual": "x's for the functions add_..., else no",
+    "gate": "no",
+    "d-residual": "that of the residual stream, if there is one",
+}
+_Settings = dict[str, Any]
+_REQUIRED: _Settings = {"nargs": "+", "required": True}
+_SEVERAL: _Settings = {"nargs": "+", "default": argparse.SUPPRESS}
+_FLAG: _Settings = {"action": "store_true"}
+_DTYPE: _Settings = {"choices": DTYPES, "metavar": "DTYPE"}
+_OPERAND: _Settings = {"choices": _OPERAND_VALUES, "metavar": "DTYPE", "nargs": "*"}
+
+
+def _add_warmup_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+
+    def add(name: str, what: str | None, settings: _Settings, **more: Any) -> None:
+        parser.add_argument(f"--{name}", help=what, **settings, **more)
+
+    function = "public functions, such as rms_norm or rms_norm_backward"
+    add("op", function, _REQUIRED, choices=FUNCTIONS, metavar="FUNCTION")
+    add("width", "elements of a row of x; of group norms, channels", _REQUIRED, type=int)
+    add("dtype", f"of x: {', '.join(DTYPES)}", _REQUIRED | _DTYPE)
+    add("device", "cpu, cuda or cuda:1; by default CUDA if there is a device, else the CPU", {})
+    rows = "rows or samples of x; by default what any number of them needs"
+    add("rows", rows, _SEVERAL, type=int)
+    for name, default in _OPERANDS.items():
+        what = f"its dtype, yes (or nothing) for x's, or no; by default auto: {default}"
+        add(name, what, _OPERAND, default=argparse.SUPPRESS)
+    add("y-dtype", "of y and dy", _SEVERAL | _DTYPE)
+    add("residual-dtype", "of the new residual stream", _SEVERAL | _DTYPE)
+    add("center", "of normalize: the mean is subtracted", _FLAG)
+    add("groups", "of each row", _SEVERAL, type=int)
+    add("weight-offset", "what is added to weight", _SEVERAL, type=float)
+    add(
+        "round-before-weight", "rows are rounded to x's dtype before the product with weight", _FLAG
+    )
+    names = ", ".join(ACTIVATIONS)
+    add("gate-activation", names, _SEVERAL, choices=ACTIVATIONS, metavar="NAME")
+    add("gate-position", "where the gate is applied", _SEVERAL, choices=("pre", "post"))
+    add("num-groups", "of group norms' channels", _SEVERAL, type=int)
+    add("positions", "of a sample of group norms", _SEVERAL, type=int)
+    add("layout", "in memory, of group norms' x: " + ", ".join(LAYOUTS), _SEVERAL, choices=LAYOUTS)
+    add("activation", f"of group norms: {names}", _SEVERAL, choices=ACTIVATIONS, metavar="NAME")
+    add("needs", "whose gradients are wanted", _SEVERAL, choices=NEEDS)
+    add("accumulate", "dweight and dbias are added to", _FLAG)
+    add("workers", "builds compiled at once; by default as many as cores", {}, type=int)
+    add("quiet", "no progress bar", _FLAG)
+
+
+def _run_warmup(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
+    """Run ``warmup`` and return the exit status."""
+    arguments = dict(vars(chosen))
+    for name in ("command", "op", "width", "dtype", "device", "quiet"):
+        del arguments[name]
+    if "y_dtype" in arguments:
+        arguments["dtype"] = arguments.pop("y_dtype")
+    for option in _OPERANDS:
+        name = option.replace("-", "_")
+        if name in arguments:
+            arguments[name] = [_OPERAND_VALUES[value] for value in arguments[name]] or True
+    arguments["progress"] = not chosen.quiet
+    device = chosen.device or ("cuda" if _info.cuda_devices()[0] else "cpu")
+    try:
+        done = warmup(chosen.op, chosen.width, chosen.dtype, device=device, **arguments)
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    except (ImportError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(_summary(done, device))
+    return 0
+
+
+def _summary(done: Warmup, device: str) -> str:
+    on_gpu = device.startswith("cuda")
+    folder = _cache.cupy_cache_folder() if on_gpu else _cache.cache_info().folder
+    return (
+        f"{device}: {done.builds} builds, {done.compiled} of them "
+        f"{'loaded' if on_gpu else 'compiled'} now, in {done.seconds:.1f} s, kept in {folder}"
+    )
 
 
 if __name__ == "__main__":

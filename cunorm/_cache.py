@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is kept of compiled kernels: `cache_info` counts it, `clear_cache` removes it."""
+"""The caches: `cache_info` counts what is in them, `clear_cache` empties them."""
 
 from __future__ import annotations
 
@@ -13,40 +13,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from cunorm import _backend, _cpu, _cpu_plan, _cuda, _cuda_plan
-from cunorm._cpu._files import TEMPORARY
-from cunorm._sources import source_text
-from cunorm.group_norm import _backward_plan as _group_backward
-from cunorm.group_norm import _forward as _group_forward
-from cunorm.group_norm import _plan as _group_plan
-from cunorm.group_norm import _run as _group_run
-from cunorm.row_norm import _backward_plan, _forward_plan
+from cunorm._backends import cuda
+from cunorm._backends.cpu import compile as cpu_compile
+from cunorm._backends.cpu.files import TEMPORARY, cache_folder
+from cunorm._core import memo
 
-# As _cpu/ names files: by what they hold, and a digest of all that went into it. Libraries, the
-# compiled headers of the system, and what a compiler refused.
+# The names of files say what they hold, and have a digest of all that they depend on: libraries,
+# the compiled headers of the system, and the options that a compiler refused.
 _LIBRARY = re.compile(r"[a-z]\w*-[0-9a-f]{32}\.so")
 _OTHER = re.compile(r"(headers-[0-9a-f]{32}\.h\.gch|refused-[0-9a-f]{32}\.json)")
 _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the middle of one
-_PLANS = (
-    _cpu_plan.cpu_forward,
-    _cpu_plan.cpu_backward,
-    _cpu_plan.cpu_param_grad,
-    _cuda_plan.cuda_forward,
-    _cuda_plan.cuda_backward,
-    _cuda_plan.cuda_param_grad,
-    _cuda.fits_cluster,
-    _forward_plan.planned,
-    _backward_plan.planned,
-    _group_plan.cpu_schedule,
-    _group_plan.cuda_schedule,
-    _group_forward.planned,
-    _group_backward.planned,
-    _group_run.schedule_of,
-)
 
 
 class CacheInfo(NamedTuple):
-    """What `cache_info` found.
+    """What `cache_info` returns.
 
     Attributes
     ----------
@@ -96,17 +76,17 @@ def cache_info() -> CacheInfo:
     """
     libraries = list(_libraries())
     return CacheInfo(
-        _cpu.cache_folder(),
+        cache_folder(),
         len(libraries),
         sum(size for _, size in (*libraries, *_others())),
-        _cpu.loaded_count(),
-        _cuda.loaded_count(),
+        cpu_compile.loaded_count(),
+        cuda.loaded_count(),
         cupy_cache_folder() if "cupy" in sys.modules else None,
     )
 
 
 def clear_cache() -> Cleared:
-    """Remove what was compiled for the CPU from disk, forget what was loaded and how to launch it.
+    """Remove the CPU's builds from disk, and empty every cache of this process.
 
     The next call compiles what it needs anew, from the kernels' sources as they are then. Other
     threads and processes may go on calling and compiling meanwhile; what they have loaded stays
@@ -131,11 +111,7 @@ def clear_cache() -> Cleared:
     removed = [size for path, size in files if _is_removed_now(path)]
     for folder in killed:
         shutil.rmtree(folder, ignore_errors=True)
-    _backend.forget()
-    _group_run.forget()
-    source_text.cache_clear()
-    for plan in _PLANS:
-        plan.cache_clear()
+    memo.clear_all()
     return Cleared(len(removed), sum(removed))
 
 
@@ -155,14 +131,14 @@ def _others() -> Iterator[tuple[Path, int]]:
 
 
 def _named(names: re.Pattern[str]) -> Iterator[tuple[Path, int]]:
-    found = _cpu.cache_folder().glob("*-*")
+    found = cache_folder().glob("*-*")
     return _files(path for path in found if names.fullmatch(path.name))
 
 
 def _killed_compiles() -> Iterator[Path]:
     """Yield the folders of compiles that no longer run, and did not live to remove them."""
     begun = time.time() - _LONGER_THAN_ANY_COMPILE
-    for folder in _cpu.cache_folder().glob(f"{TEMPORARY}*"):
+    for folder in cache_folder().glob(f"{TEMPORARY}*"):
         status = _status(folder)
         if status and stat.S_ISDIR(status.st_mode) and status.st_mtime < begun:
             yield folder

@@ -21,6 +21,7 @@ from cunorm._backends.cpu.caches import last_cache_bytes
 from cunorm._backends.cpu.compiler import has_compiler
 from cunorm._backends.scratch import with_scratch
 from cunorm._core import overlap, validate
+from cunorm._core.build import Launch
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.memo import memoize
 from cunorm._core.plan import Alignments, Lowered, OpDef, Plan
@@ -147,13 +148,25 @@ def _check_workspace(function: str, spec: TensorSpec, size: int, x: TensorSpec) 
     validate.same_device(function, x, [("workspace", spec)])
 
 
-def caps_for(plan: Plan, device: Device) -> Caps:
-    """Return what the launch plans of a call may use of a device."""
+def device_caps(device: Device) -> Caps:
+    """Return what launch plans may use of a device."""
     if device.kind == "cpu":
         return CpuCaps(last_cache_bytes())
-    if plan.is_empty:
-        return cuda.gpu_caps(device)  # type: ignore[no-any-return]
+    return cuda.gpu_caps(device)  # type: ignore[no-any-return]
+
+
+def caps_for(plan: Plan, device: Device) -> Caps:
+    """Return what the launches of a plan may use of a device: only clusters that fit there."""
+    if device.kind == "cpu" or plan.is_empty:
+        return device_caps(device)
     return cuda.caps_that_fit(device, lambda caps: plan.lower(caps, None).calls[0].launch)
+
+
+def launches_of(plan: Plan, device: Device) -> list[Launch]:
+    """Return the launches of a plan, of aligned arrays."""
+    if plan.is_empty:
+        return []
+    return [call.launch for call in plan.lower(caps_for(plan, device), None).calls]
 
 
 def _loaded(
@@ -297,11 +310,12 @@ class Executable:
         realigned: Sequence[int],
         allocations: Sequence[_Allocation],
     ) -> None:
-        self._plan, self._adapter, self._device, self._run = plan, adapter, device, run
+        self._adapter, self._device, self._run = adapter, device, run
+        self._outputs, self._copies, self._shared = plan.outputs, plan.copies, plan.shared
         self._given, self._realigned, self._allocations = given, realigned, allocations
         self._first, self._last = op.first_output, op.array_count - 1
         self._has_given = any(spec is not None for spec in given.specs[self._first :])
-        self._copies = bool(realigned or plan.copies)
+        self._has_copies = bool(realigned or plan.copies)
         self._pointer = adapter.pointer if adapter.has_signature else int
 
     def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
@@ -310,7 +324,7 @@ class Executable:
             if pointers[-1] & 15:
                 view_workspace(self._given.function, arrays[-1])  # raises
             self._given.check(pointers)
-        copies = self._copied(arrays, pointers) if self._copies else None
+        copies = self._copied(arrays, pointers) if self._has_copies else None
         found = [*arrays]
         for place, allocate, model in self._allocations:
             array = found[place] = allocate(arrays[model])
@@ -320,7 +334,7 @@ class Executable:
         del copies  # not before the kernels have read them
         if self._has_given:
             self._adapter.bump_version(arrays[self._first : self._last])
-        for place, source in self._plan.shared:
+        for place, source in self._shared:
             found[place] = found[source]
         return found[self._first : self._last]
 
@@ -332,7 +346,7 @@ class Executable:
             view = self._adapter.view(function, names[place], arrays[place])
             pointers[place] = view.pointer
             copies.append(view)
-        for place, axes in self._plan.copies:
+        for place, axes in self._copies:
             view = copied(self._adapter.view(function, names[place], arrays[place]), axes)
             pointers[place] = view.pointer
             copies.append(view)
@@ -341,11 +355,11 @@ class Executable:
     def run_views(self, arrays: tuple[Any, ...], views: list[ArrayView | None]) -> list[Any]:
         """Run on arrays of any libraries, and return the outputs."""
         self._given.check([0 if view is None else view.pointer for view in views])
-        for place, axes in self._plan.copies:
+        for place, axes in self._copies:
             view = views[place]
             assert view is not None
             views[place] = copied(view, axes)
-        for place, spec in self._plan.outputs:
+        for place, spec in self._outputs:
             with _naming(self._given.function, spec):
                 views[place] = self._adapter.allocate(spec)
         pointers = [0 if view is None else view.pointer for view in views]
@@ -360,7 +374,7 @@ class Executable:
         for place in range(self._first, self._last):
             view = views[place]
             found[place] = None if view is None else view.adapter.export(view)
-        for place, source in self._plan.shared:
+        for place, source in self._shared:
             found[place] = found[source]
         return found[self._first : self._last]
 

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import cunorm
-from cunorm import _cache, _cpu, _cuda, _features
-from cunorm._sources import kernel_folder
+from cunorm import _cache
+from cunorm._backends import cuda
+from cunorm._backends.cpu.compiler import compiler
+from cunorm._backends.cpu.threads import thread_count
+from cunorm._backends.sources import kernel_folder
+from cunorm._core.caps import LEAST_CAPABILITY, describe_feature
 
 # Asked for by name, as importing torch or JAX takes seconds and memory.
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "jax")
@@ -92,7 +96,7 @@ def _version(package: str) -> str | None:
 def _cpu_lines() -> Lines:
     yield "model", cpu_name()
     yield "logical cores", str(os.cpu_count())
-    yield "threads used", str(_cpu.thread_count())
+    yield "threads used", str(thread_count())
 
 
 def _cuda_lines() -> Lines:
@@ -114,9 +118,9 @@ def _cuda_lines() -> Lines:
 
 
 def _feature_lines() -> Lines:
-    for name in _features.LEAST_CAPABILITY:
+    for name in LEAST_CAPABILITY:
         try:
-            yield name, _features.described(name)
+            yield name, describe_feature(name)
         except ValueError as error:  # of the environment, which is what one looks for here
             yield name, str(error)
 
@@ -133,14 +137,14 @@ def _cuda_version(number: int) -> str:
 
 
 def _compilers() -> Lines:
-    found = _cpu.compiler()
+    found = compiler()
     if found is None:
         yield "C++", "none found: install g++ or clang++, or point CXX at one"
     else:
         yield "C++", f"{' '.join(found.command)}: {found.version}"
     try:
-        major, minor = _cuda.nvrtc_version()
-        folders = _cuda.cuda_include_folders()
+        major, minor = cuda.nvrtc_version()
+        folders = cuda.cuda_include_folders()
     except ImportError as error:
         yield "NVRTC", f"none found: {str(error).partition(': ')[2] or error}"
     else:

@@ -4,19 +4,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Set, ValuesView
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
+from inspect import signature
 from itertools import product
+from numbers import Number
 from typing import Any, NamedTuple
 
-from cunorm import _checks, _cpu, _cuda
-from cunorm._arrays import CPU, Device
-from cunorm._builds import Build
-from cunorm._described_calls import FUNCTION, AnyLayer, described_calls, positive, several
-from cunorm._planned_builds import builds as planned_builds
-from cunorm.row_norm._backward_plan import NEEDS
+from cunorm import _group_norm, _row_norm
+from cunorm._backends import cuda
+from cunorm._backends.cpu import compile as cpu_compile
+from cunorm._backends.cpu.compiler import compiler
+from cunorm._backends.cpu.threads import available_cores
+from cunorm._core import validate
+from cunorm._core.build import KernelBuild
+from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype
+from cunorm._core.tensor import CPU, Device
+from cunorm._group_norm.builds import LAYOUTS, group_builds
+from cunorm._row_norm.builds import row_launches
+from cunorm._row_norm.spec import NEEDS
+
+FUNCTION = "warmup"
+AUTO = "auto"
+FUNCTIONS = (*_row_norm.__all__, *_group_norm.__all__)
+
+Options = dict[str, Any]
 
 
 class Warmup(NamedTuple):
@@ -175,34 +189,39 @@ def warmup(
         "needs": (needs,),
         "accumulate": accumulate,
     }
-    progress = _checks.flag(FUNCTION, "progress", progress)
-    workers = _cpu.available_cores() if workers is None else positive("workers", workers)
+    progress = validate.flag(FUNCTION, "progress", progress)
+    workers = available_cores() if workers is None else _positive("workers", workers)
     row_counts = None if rows is None else _sizes("rows", rows)
     sizes = _sizes("widths", widths)
-    calls = list(described_calls(ops, dtypes, options))
+    calls = list(_calls(ops, dtypes, options))
     place = _device(device)
-    return _prepared(_builds(calls, row_counts, sizes, place), place, workers, progress)
+    return _compile(_builds(calls, row_counts, sizes, place), place, workers, progress)
 
 
 def _builds(
-    calls: list[tuple[str, AnyLayer]], rows: list[int] | None, widths: list[int], device: Device
-) -> list[Build]:
+    calls: list[tuple[str, Options]], rows: list[int] | None, widths: list[int], device: Device
+) -> list[KernelBuild]:
     """Return the builds of all calls with all shapes, each once, in their order."""
-    builds: dict[Build, None] = {}
-    for (name, layer), width in product(calls, widths):
-        builds |= dict.fromkeys(planned_builds(name, layer, rows, width, device))
+    builds: dict[KernelBuild, None] = {}
+    for (name, options), width in product(calls, widths):
+        if name in _group_norm.__all__:
+            found = group_builds(name, options, rows, width, device)
+        else:
+            launches = row_launches(name, options, rows, width, device)
+            found = [launch.build for launch in launches]
+        builds |= dict.fromkeys(found)
     return list(builds)
 
 
 def _sizes(argument: str, given: Any) -> list[int]:
-    return [positive(argument, size) for size in several(argument, given)]
+    return [_positive(argument, size) for size in _several(argument, given)]
 
 
 def _device(name: Any) -> Device:
     """Return the device of a name; it is there, and there is a compiler for it."""
     kind, _, number = str(name).partition(":")
     if kind == "cpu" and number in ("", "0"):
-        if _cpu.compiler() is None:
+        if compiler() is None:
             raise RuntimeError(
                 f"{FUNCTION}: no C++ compiler is found: install g++ or clang++, or point CXX at one"
             )
@@ -210,19 +229,19 @@ def _device(name: Any) -> Device:
     if kind != "cuda" or not (number.isdecimal() or number == ""):
         raise ValueError(f'{FUNCTION}: device is {name!r}, expected "cpu", "cuda" or "cuda:1"')
     try:
-        device = Device("cuda", int(number) if number else _cuda.current_device())
-        _cuda.device_limits(device)
+        device = Device("cuda", int(number) if number else cuda.current_device())
+        cuda.gpu_caps(device)
     except RuntimeError as error:  # CuPy's for all that the driver says
         raise RuntimeError(f"{FUNCTION}: device is {name!r}: {error}") from error
-    _cuda.nvrtc_version()  # raises where there is none
+    cuda.nvrtc_version()  # raises where there is none
     return device
 
 
-def _prepared(builds: list[Build], device: Device, workers: int, progress: bool) -> Warmup:
+def _compile(builds: list[KernelBuild], device: Device, workers: int, progress: bool) -> Warmup:
     """Compile and load builds at once, as many as there are workers."""
     start = time.perf_counter()
     on_gpu = device.kind == "cuda"
-    prepare = partial(_cuda.prepare, device=device) if on_gpu else _cpu.prepare
+    prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
     with ThreadPoolExecutor(workers) as pool, _bar(len(builds), progress) as bar:
         tasks = {pool.submit(prepare, build): build for build in builds}
         try:
@@ -237,7 +256,7 @@ def _prepared(builds: list[Build], device: Device, workers: int, progress: bool)
     return Warmup(len(builds), compiled, time.perf_counter() - start)
 
 
-def _raise_first_error(tasks: dict[Future[Any], Build]) -> None:
+def _raise_first_error(tasks: dict[Future[Any], KernelBuild]) -> None:
     failed = [(build, error) for task, build in tasks.items() if (error := task.exception())]
     if failed:
         build, error = failed[0]
@@ -263,3 +282,150 @@ def _bar(total: int, shown: bool) -> Any:
     # tqdm's thread that watches bars would stay for as long as the process lives.
     unwatched = type("Bar", (tqdm,), {"monitor_interval": 0})
     return unwatched(total=total, desc="cunorm compiles", unit="build", miniters=1)
+
+
+# --- the calls that options describe, every combination of several --------------------------------
+
+# The value of each option that a function does not take.
+_ABSENT = {
+    "weight": None,
+    "bias": None,
+    "residual": None,
+    "gate": None,
+    "d_residual": None,
+    "dtype": None,
+    "residual_dtype": None,
+    "center": False,
+    "groups": 1,
+    "weight_offset": 0.0,
+    "round_before_weight": False,
+    "gate_activation": "silu",
+    "gate_position": "post",
+    "num_groups": None,
+    "positions": None,
+    "layout": "channels_last",
+    "activation": None,
+    "needs": NEEDS,
+    "accumulate": False,
+}
+
+
+def _calls(ops: Any, dtypes: Any, options: Options) -> Iterator[tuple[str, Options]]:
+    """Yield the name of a function and its options, those of _ABSENT."""
+    names = [validate.choice(FUNCTION, "ops", name, FUNCTIONS) for name in _several("ops", ops)]
+    xs = [parse_dtype(FUNCTION, "dtypes", spec) for spec in _several("dtypes", dtypes)]
+    choices = {option: _several(option, value) for option, value in options.items()}
+    for option, values in choices.items():
+        if not any(option in _options_of(name) for name in names):
+            _check_not_given(names, option, values)
+    for name in names:
+        of_name = [
+            values if option in _options_of(name) else (_ABSENT[option],)
+            for option, values in choices.items()
+        ]
+        for x, chosen in product(xs, product(*of_name)):
+            yield name, _parsed(name, x, dict(zip(choices, chosen, strict=True)))
+
+
+def _several(argument: str, value: Any) -> tuple[Any, ...]:
+    """Return the items of a list, tuple, set, range or view of a dict; all else is the one item."""
+    if not isinstance(value, list | tuple | range | Set | ValuesView):
+        return (value,)
+    if len(value) == 0:
+        raise ValueError(f"{FUNCTION}: {argument} is {value!r}, expected at least one")
+    return tuple(value)
+
+
+def _positive(argument: str, given: Any) -> int:
+    """Return a size that was given as one."""
+    number = validate.integer(FUNCTION, argument, given)
+    if number < 1:
+        raise ValueError(f"{FUNCTION}: {argument} is {given!r}, expected at least 1")
+    return number
+
+
+@cache
+def _options_of(name: str) -> frozenset[str]:
+    """Return the options that describe a function's calls."""
+    family = _group_norm if name in _group_norm.__all__ else _row_norm
+    parameters = set(signature(getattr(family, name)).parameters)
+    if family is _group_norm:
+        parameters |= {"positions", "layout"}
+    if name.endswith("_backward"):
+        parameters.add("dtype")  # of the forward, and so on
+        if "d_residual" in parameters:
+            parameters |= {"residual", "residual_dtype"}
+    return frozenset(parameters)
+
+
+def _check_not_given(names: list[str], option: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        if not _is_default(option, value):
+            who = f"{names[0]} does not take" if len(names) == 1 else f"none of {names} takes"
+            raise ValueError(f"{FUNCTION}: {option} is {value!r}, which {who}")
+
+
+def _is_default(option: str, value: Any) -> bool:
+    """Whether a value is that of an option which is not given."""
+    if value is None or value is False or _is_auto(value):
+        return True
+    absent = _ABSENT[option]
+    if isinstance(absent, tuple):
+        return _is_names(value) and value == absent
+    # Of others, == may be an array, or True of what is not the same: to NumPy float64 equals None.
+    return isinstance(value, str | Number) and value == absent
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == AUTO
+
+
+def _parsed(name: str, x: DType, options: Options) -> Options:
+    """Return a call's options with operands as dtypes, checked."""
+    operands: Options = {
+        "x": x,
+        "weight": _operand("weight", options["weight"], x, auto=True),
+        "bias": _operand("bias", options["bias"], x),
+        "residual": _operand("residual", options["residual"], x, auto=name.startswith("add_")),
+        "gate": _operand("gate", options["gate"], x),
+        "d_residual": _d_residual(options["d_residual"]),
+        "needs": validate.names(FUNCTION, "needs", options["needs"], NEEDS),
+    }
+    for one in ("dtype", "residual_dtype"):
+        operands[one] = _name(parse_optional_dtype(FUNCTION, one, options[one]))
+    if name in _group_norm.__all__:
+        if name != "instance_norm":
+            validate.integer(FUNCTION, "num_groups", options["num_groups"])
+        operands["positions"] = _positive("positions", options["positions"])
+        validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
+    return options | operands
+
+
+def _name(dtype: DType | None) -> str | None:
+    return None if dtype is None else dtype.name
+
+
+def _operand(argument: str, value: Any, x: DType, *, auto: bool = False) -> DType | None:
+    """Return the dtype that an operand has, None where there is none."""
+    if value is None or isinstance(value, bool):
+        return x if value else None
+    if _is_auto(value):
+        return x if auto else None
+    return _dtype(argument, value)
+
+
+def _d_residual(value: Any) -> DType | bool | None:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    return None if _is_auto(value) else _dtype("d_residual", value)
+
+
+def _dtype(argument: str, value: Any) -> DType:
+    try:
+        return parse_dtype(FUNCTION, argument, value)
+    except TypeError as error:
+        raise TypeError(f"{error}, or True, False or None") from None

@@ -186,7 +186,7 @@ def gpu_caps(device: Device) -> GpuCaps:
 
 
 @memoize()
-def _fits_cluster(launch: Launch, device: Device) -> bool:
+def fits_cluster(launch: Launch, device: Device) -> bool:
     """Whether a device has room for a cluster of a launch, as its kernel and its block are."""
     with _cupy().cuda.Device(device.index):
         function, _ = _ready(launch.build, device.index)
@@ -204,7 +204,7 @@ def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> 
 
     def fits(launch: Launch) -> bool:
         alone = replace(launch, shared=max(launch.shared, more_than_half))
-        return bool(_fits_cluster(alone, device))
+        return bool(fits_cluster(alone, device))
 
     return fitting_caps(caps, first_launch, fits)
 

@@ -204,7 +204,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
         aliases={place: tuple(range(count)) for place in range(count, count + len(given))},
         shared=_shared_gradients(results, count),
         lower=partial(_lower_backward, kernel, params),
-        workspace_bound=partial(_workspace_bound, compute, where, params.outputs),
+        workspace_bound=partial(workspace_bound, compute, where, params.outputs),
         is_empty=is_empty,
     )
 
@@ -357,7 +357,7 @@ def _lower_backward(
     return Lowered(tuple(calls), size)
 
 
-def _workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps | None) -> int:
+def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps | None) -> int:
     """Return the bytes that partial sums for so many parameters take at most."""
     rows = where.rows.not_empty()
     if isinstance(caps, CpuCaps):

@@ -107,6 +107,13 @@ class RowBackwardSpec(RowNormSpec):
         return tuple(f"out.{name}" for name in NormGrads._fields)
 
 
+# The scalars of both directions, after the function, in the order of `parse_forward`.
+NORM_PARAMS = (
+    *("center", "axis", "groups", "round_before_weight", "gate_activation", "gate_position"),
+    *("c", "weight_offset", "has_weight"),
+)
+
+
 @memoize(typed=True)
 def parse_forward(
     function: str,

@@ -16,7 +16,7 @@ import pytest
 
 import cunorm
 from tests import softgpu
-from tests.support.internals import Cupy, _arrays
+from tests.support.internals import Cupy, _registry
 from tests.support.kinds import ForeignOnCuda, OnCupy
 from tests.support.operands import draw
 
@@ -45,7 +45,7 @@ def library(gpu, stream, patch):
         def stream(self, device):
             return stream.ptr
 
-    patch.setitem(_arrays._FRAMEWORKS, Own, Library())
+    patch.setitem(_registry.library_types, Own, Library())
 
     def own(array):
         memory = gpu.cupy.cuda.UnownedMemory(array.data.ptr, array.nbytes, array, 0)

@@ -31,8 +31,9 @@ from tests.support.caches import (
     script,
 )
 from tests.support.calls import call_of
-from tests.support.internals import _cache, _compile, _cpu, source_text
+from tests.support.internals import _compile, _cpu
 from tests.support.processes import ROOT, in_process
+from tests.support.remembered import caches
 
 pytestmark = [posix, compiles]
 DAY = 25 * 60 * 60  # and some
@@ -144,8 +145,7 @@ def test_calls_after_clear_cache_compile_anew_and_are_counted(folder, monkeypatc
         assert cunorm.clear_cache() == (1, size)
         assert libraries(folder) == []
         assert cunorm.cache_info()[1:4] == (0, 0, 0)
-        remembering = (*_cache._PLANS, source_text)
-        assert not any(one.cache_info().currsize for one in remembering), "how to launch it"
+        assert not any(one.cache_info().currsize for one in caches()), "how to launch it"
 
 
 def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):

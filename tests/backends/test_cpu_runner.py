@@ -2,7 +2,6 @@
 """Lists of kernels on several threads: each block once, each kernel after the one before."""
 
 import ctypes
-import struct
 import subprocess
 from itertools import pairwise
 from types import SimpleNamespace
@@ -12,7 +11,16 @@ import pytest
 
 import cunorm
 from tests.support.caches import compiles
-from tests.support.internals import Task, _compile, compiler, runner
+from tests.support.internals import (
+    ArgsWriter,
+    Build,
+    KernelCall,
+    Launch,
+    _compile,
+    _cpu,
+    compiler,
+    runner,
+)
 
 pytestmark = compiles
 
@@ -54,17 +62,26 @@ def entry(tmp_path_factory):
     return _compile.entry_of(ctypes.CDLL(str(library)))
 
 
-WORDS = struct.Struct("<2Q")  # of the arguments
+def calls_of(grids, work, parts=None):
+    """Return calls of so many blocks and elements; their arrays are notes of each, and a clock."""
+    names = [f"notes {number}" for number in range(len(grids))]
+    places = {name: place for place, name in enumerate((*names, "clock"))}
+    for number, (grid, elements) in enumerate(zip(grids, work, strict=True)):
+        writer = ArgsWriter(places)
+        writer.pointer(names[number])
+        writer.pointer("clock")
+        launch = Launch(Build("note", ()), grid, 1)
+        yield KernelCall(launch, writer.finish(), elements, parts or 0)
 
 
 @pytest.fixture
-def run(entry):
+def run(entry, monkeypatch):
     """Return what runs kernels of so many blocks and elements on several threads, twice."""
+    monkeypatch.setattr(_cpu, "library", lambda build: entry)
 
     def run(grids, threads, work=None):
-        sizes = enumerate(zip(grids, work or [1 << 20] * len(grids), strict=True))
-        tasks = [Task(entry, grid, WORDS.size * n, elements) for n, (grid, elements) in sizes]
-        run = runner(tasks, arguments, len(grids) + 1)
+        calls = list(calls_of(grids, work or [1 << 20] * len(grids)))
+        run = runner(calls, len(grids) + 1)
         cunorm.set_num_threads(threads)
         for _ in range(2):  # on arrays that are others each time
             notes, clock = [np.zeros((grid, 4), np.int64) for grid in grids], np.zeros(1, np.int64)
@@ -72,29 +89,26 @@ def run(entry):
         assert clock[0] == 2 * sum(grids)
         return notes
 
-    def arguments(pointers):
-        *notes, clock = pointers  # of each task its own, and the last for all
-        return b"".join(WORDS.pack(pointer, clock) for pointer in notes)
-
     yield run
     cunorm.set_num_threads(None)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_each_block_runs_once_after_the_kernels_before(run, threads):
-    for grids in ((), (1,), (5, 1, 9), (2, 40, 3, 3)):
+    for grids in ((1,), (5, 1, 9), (2, 40, 3, 3)):
         notes = run(grids, threads)
         assert all((note[:, 0] == 1).all() for note in notes)
         for before, after in pairwise(notes):
             assert before[:, 2].max() < after[:, 1].min()
 
 
-def test_rows_in_parts_have_as_many_threads_as_there_are_parts():
+def test_rows_in_parts_have_as_many_threads_as_there_are_parts(monkeypatch):
     told = []
     entry = SimpleNamespace(blocks=0, run=lambda listed, at, threads: told.append(threads))
+    monkeypatch.setattr(_cpu, "library", lambda build: entry)
     cunorm.set_num_threads(40)
     for grid, work, parts in ((3, 1 << 20, 7), (3, 1 << 20, 0), (3, 100, 7)):
-        runner([Task(entry, grid, 0, work, parts)], lambda pointers: bytes(8), 0)([])
+        runner(list(calls_of([grid], [work], parts)), 2)([0, 0])
     cunorm.set_num_threads(None)
     assert told == [7, 3, 1]
 

@@ -37,7 +37,7 @@ def cupy(monkeypatch):
     """Forget what the launcher knows, before and after; let it compile a small kernel."""
     import cupy
 
-    caches = (_cuda._cupy, _cuda.nvrtc_version, _cuda.cuda_include_folders, _cuda.device_limits)
+    caches = (_cuda._cupy, _cuda.nvrtc_version, _cuda.cuda_include_folders, _cuda.gpu_caps)
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: PROBE)
     monkeypatch.setattr(_cuda, "_loaded", Loaded())
     for cache in caches:
@@ -137,11 +137,11 @@ def test_a_gpu_is_asked_for_room_for_the_clusters_of_a_launch_with_its_shared_me
 @pytest.mark.parametrize("capability", [80, 90])
 def test_device_limits_are_those_of_the_gpu_and_are_asked_once(capability):
     with softgpu.settings(capability=capability):
-        limits = _cuda.device_limits(Device("cuda", 0))
+        limits = _cuda.gpu_caps(Device("cuda", 0))
     features = Features(clusters=capability == 90, async_copies=True)
     shared, l2 = {80: (164 << 10, 40 << 20), 90: (228 << 10, 60 << 20)}[capability]
     assert limits == (132, str(capability), 2048, shared - 1024, shared, l2, features)
-    assert _cuda.device_limits(Device("cuda", 0)) is limits
+    assert _cuda.gpu_caps(Device("cuda", 0)) is limits
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,8 +25,8 @@ from tests.support.internals import (
     ForwardTypes,
     Launch,
     Walk,
-    _backend,
     _cuda,
+    _memo,
     cuda_backward,
     cuda_forward,
     features_of,
@@ -99,8 +99,7 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
     monkeypatch.setattr(_cuda, "launch", noted)
     found = []
     for room in (16, 8, 4, 2, 1, None):  # at last, as it is for the tests that follow
-        _cuda.fits_cluster.cache_clear()
-        _backend.forget()
+        _memo.clear_all()
         if room:
             with softgpu.settings(largest_cluster=room):
                 found.append(cunorm.rms_norm(cupy.asarray(x)))
@@ -117,14 +116,14 @@ def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
     def fits(launch, device):
         return launch.build.cluster <= 8 and 2 * launch.shared >= limits.shared_memory_per_sm
 
-    monkeypatch.setattr(_cuda, "device_limits", lambda device: limits)
+    monkeypatch.setattr(_cuda, "gpu_caps", lambda device: limits)
     monkeypatch.setattr(_cuda, "fits_cluster", fits)
-    x, where, device = DTYPES["bfloat16"], SimpleNamespace(walk=Walk(100, 98304)), Device("cuda", 0)
+    x, walk, device = DTYPES["bfloat16"], Walk(100, 98304), Device("cuda", 0)
     backward = BackwardTypes(FLOAT32, x, x, dx=x, weight=x, dweight=True)
     forward = ForwardTypes(FLOAT32, x, x, weight=x, bias=x, formula=Formula(center=True))
-    for plan, types in ((_backend._cuda_backward, backward), (_backend._cuda_forward, forward)):
-        form = SimpleNamespace(types=types, where=where)
-        aligned, misaligned = (dict(plan(form, n, device).build.macros) for n in (16, 1))
+    for plan, types in ((cuda_backward, backward), (cuda_forward, forward)):
+        caps = _cuda.caps_that_fit(device, partial(plan, types, walk, 16))
+        aligned, misaligned = (dict(plan(types, walk, n, caps).build.macros) for n in (16, 1))
         assert aligned["CLUSTER"] == "8"
         for name in ("THREADS_PER_ROW", "PACK", "PACKS"):
             assert aligned[name] == misaligned[name]

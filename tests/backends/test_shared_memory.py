@@ -107,7 +107,7 @@ def test_a_plan_gives_what_the_kernel_takes(monkeypatch):
     monkeypatch.setattr(_cuda, "_loaded", Loaded())
     text = source_text("row_norm_backward") + TAKEN
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: text)
-    gpu = _cuda.device_limits(Device("cuda", 0))
+    gpu = _cuda.gpu_caps(Device("cuda", 0))
     seen, out = set(), cupy.zeros(1, np.uint64)
     for types, width, groups, access in drawn(40):
         plan = cuda_backward(types, Walk(1 << 20, width, groups), access, gpu)

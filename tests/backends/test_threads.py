@@ -14,7 +14,7 @@ import pytest
 import cunorm
 from tests.support.caches import ANSWERS, compiles, copies, posix, script
 from tests.support.calls import FUNCTIONS, anew, assert_same, call_of, change
-from tests.support.internals import _cpu, _threads
+from tests.support.internals import _threads
 from tests.support.operands import assert_same_bits, at
 from tests.support.processes import in_process
 
@@ -106,10 +106,10 @@ def test_omp_num_threads_is_followed_where_it_is_a_number(monkeypatch, set_threa
     for value, threads in (("3", 3), ("5,2", 5), ("", None), ("0", None), ("many", None)):
         set_threads(None)
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        count = _cpu.thread_count()
+        count = _threads.thread_count()
         assert count == threads if threads else 1 <= count <= (os.cpu_count() or 1)
         set_threads(7)
-        assert _cpu.thread_count() == 7
+        assert _threads.thread_count() == 7
 
 
 def test_set_num_threads_refuses_what_is_no_number_of_threads():

@@ -14,7 +14,7 @@ import pytest
 
 import cunorm
 from tests.support.calls import raises
-from tests.support.internals import _compile, _cpu, _info, _warmup, _warmup_command, main
+from tests.support.internals import _command, _compile, _info, _warmup, main
 
 TRAINING = ("rms_norm_forward", "rms_norm_backward")  # three builds
 
@@ -47,7 +47,7 @@ def test_as_many_builds_as_workers_are_compiled_at_once(loads, monkeypatch, work
 
 
 def test_there_are_as_many_workers_as_cores(loads, monkeypatch):
-    monkeypatch.setattr(_cpu, "available_cores", lambda: 3)
+    monkeypatch.setattr(_warmup, "available_cores", lambda: 3)
     together = threading.Barrier(3)
     while_loading(monkeypatch, lambda build: together.wait(timeout=30))
     assert warm(progress=False).builds == 3
@@ -144,7 +144,7 @@ def test_an_option_counts_for_the_functions_that_have_it(loads):
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(_cpu, "compiler", lambda: None)
+    monkeypatch.setattr(_warmup, "compiler", lambda: None)
     remedy = "install g++ or clang++, or point CXX at one"
     with raises(RuntimeError, "warmup: no C++ compiler is found: ", remedy):
         warm()
@@ -166,7 +166,7 @@ def test_the_command_hands_on_what_its_options_say(monkeypatch, capsys):
         given.append(signature(cunorm.warmup).bind(*args, **more).arguments)
         return _warmup.Warmup(7, 5, 1.25)
 
-    monkeypatch.setattr(_warmup_command, "warmup", warmed)
+    monkeypatch.setattr(_command, "warmup", warmed)
     command = "--op rms_norm group_norm --width 64 128 --dtype bfloat16 --device cpu --y-dtype "
     command += "float64 --weight float32 no auto yes --weight-offset 1 --groups 2 4 --needs x "
     assert main(["warmup", *command.split(), "--workers", "3", "--center", "--quiet"]) == 0
@@ -199,6 +199,6 @@ def test_the_command_does_it_on_the_cpu_and_says_what_is_wrong(loads, monkeypatc
         main([*command, "--device", "gpu"])
     assert stopped.value.code == 2
     assert "error: warmup: device is 'gpu', expected" in capsys.readouterr().err
-    monkeypatch.setattr(_cpu, "compiler", lambda: None)
+    monkeypatch.setattr(_warmup, "compiler", lambda: None)
     assert main([*command, "--device", "cpu"]) == 1
     assert capsys.readouterr().err.startswith("warmup: no C++ compiler is found")

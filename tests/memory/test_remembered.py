@@ -34,7 +34,7 @@ from tests.support.calls import (
     raises,
     to,
 )
-from tests.support.internals import _scratch, numpy_view
+from tests.support.internals import _scratch
 from tests.support.operands import assert_same_bits, at, draw
 
 
@@ -100,22 +100,22 @@ def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_known):
     nothing_known(monkeypatch)
     x, other = draw("x", (1, 24, 24, 64), "float32"), draw("dy", (1, 48, 24, 64), "float32")
     expected, of_other = (anew(cunorm.group_norm, array, 4) for array in (x, other))
-    call, lend, handled = partial(anew, cunorm.group_norm), _scratch.lend, []
+    call, lend, handled = partial(anew, cunorm.group_norm), _scratch.take, []
     if is_known:
         call = cunorm.group_norm
         call(x, 4)
         call(other, 4)
 
     def with_a_signal(size):
-        memory = lend(size)
+        piece = lend(size)
         if not handled:
             handled.append(True)
-            numpy_view(memory)[...] = 7
+            piece.array[...] = 7
             assert_same_bits(call(other, 4), of_other)
-            assert (numpy_view(memory) == 7).all()
-        return memory
+            assert (piece.array == 7).all()
+        return piece
 
-    monkeypatch.setattr(_scratch, "lend", with_a_signal)
+    monkeypatch.setattr(_scratch, "take", with_a_signal)
     with planning_forbidden() if is_known else nullcontext():
         assert_same_bits(call(x, 4), expected)
     assert handled

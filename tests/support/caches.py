@@ -14,7 +14,7 @@ import pytest
 
 import cunorm
 from tests.support.described import with_empty_caches
-from tests.support.internals import _backend, _compile, cache_folder, compiler
+from tests.support.internals import _compile, _compiler, cache_folder, compiler
 
 posix = pytest.mark.skipif(os.name != "posix", reason="runs shell scripts as compilers")
 compiles = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
@@ -50,7 +50,7 @@ def begun_anew(**environment: str | os.PathLike[str]) -> Iterator[pytest.MonkeyP
     """Have this process know of no compiler and of no kernel, in another environment."""
 
     def forget() -> None:
-        for known in (compiler, cache_folder, _backend.has_compiler):
+        for known in (compiler, cache_folder, _compiler._warn_of_none):
             known.cache_clear()
 
     try:

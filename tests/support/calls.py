@@ -6,22 +6,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from importlib.util import find_spec
+from functools import lru_cache
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cunorm
-from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads, row_norm
+from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
 from tests.support import internals
 from tests.support.gpu_arrays import OnCupy
 from tests.support.operands import assert_same_bits, draw
 
 WIDTH = 8
-NORMS = [name for name in row_norm.__all__ if "norm" in name]
+NORMS = [name for name in internals._row_norm.__all__ if "norm" in name]
 FORWARDS = [name for name in NORMS if not name.endswith("_backward")]
 BACKWARDS = [name for name in NORMS if name.endswith("_backward")]
 GROUP_NORMS = ["group_norm", "instance_norm", "group_norm_forward", "group_norm_backward"]
@@ -221,47 +221,57 @@ def _result_of(name: str) -> Any:
 # --- calls that are made again --------------------------------------------------------------------
 
 
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
-    """Let no call be remembered, and return those that are from now on.
+class Known:
+    """The calls of a cache of their own."""
 
-    Nor is the first one on arrays of a type; so let there have been one.
-    """
-    for kind in ("numpy", *(["torch"] if find_spec("torch") else [])):
-        internals.describe("test", "array", to(kind, np.empty(1, np.float32)))
-    calls: dict[Any, Any] = {}
-    monkeypatch.setattr(internals._again, "_known", calls)
-    return calls
+    def __init__(self) -> None:
+        self.entries = lru_cache(1024)(lambda *key: internals._dispatch.CacheEntry())
+
+    def __len__(self) -> int:
+        return self.entries.cache_info().currsize
+
+
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Known:
+    """Let the cache of calls be empty, and return what comes into it from now on."""
+    known = Known()
+    monkeypatch.setattr(internals._dispatch, "cache_entry", known.entries)
+    return known
 
 
 def anew(function: Any, *arguments: Any, **more: Any) -> Any:
-    """Call a function as if nothing was remembered: checked and planned. One thread at a time."""
+    """Call a function with an empty cache of calls: checked and planned. One thread at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(internals._again, "_known", {})
+        nothing_known(patch)
         return function(*arguments, **more)
 
 
 @contextmanager
 def planning_forbidden() -> Iterator[None]:
-    """Let no call be made but those that are remembered."""
+    """Let no call be made but those that are in the cache."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in internals.runners:
-            patch.setattr(module, "describe_all", None)
+        patch.setattr(internals._dispatch, "_executable", None)
         yield
 
 
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect what is launched, and let nothing be copied on the way there."""
+    """Collect the arrays of each launch by their names, and let none be copied on its way there."""
     seen = []
+    loaded = internals._dispatch._loaded
 
-    def run_and_see(run: Any, call: Any) -> Any:
-        seen.append(call)
-        return run(call)
+    def load_and_see(op: Any, *rest: Any) -> Any:
+        run = loaded(op, *rest)
+        outputs = ["new_residual" if name == "residual" else name for name in op.outputs]
+        names = (*op.inputs, *outputs, "workspace")
 
-    internals._again.forget()
-    monkeypatch.setattr(internals._again, "remember", lambda *ran: None)  # every call goes there
-    running = ("run_forward", "run_backward", "run", "run")
-    for module, name in zip(internals.runners, running, strict=True):
-        monkeypatch.setattr(module, name, partial(run_and_see, getattr(module, name)))
+        def run_and_see(pointers: Any) -> None:
+            arrays = [SimpleNamespace(pointer=pointer) if pointer else None for pointer in pointers]
+            seen.append(SimpleNamespace(**dict(zip(names, arrays, strict=True))))
+            run(pointers)
+
+        return run_and_see
+
+    nothing_known(monkeypatch)
+    monkeypatch.setattr(internals._dispatch, "_loaded", load_and_see)
     for framework in internals.host_frameworks:
         monkeypatch.setattr(framework, "contiguous", None)
     return seen

@@ -10,19 +10,17 @@ from typing import Any
 import pytest
 
 import cunorm
-from tests.support.calls import BACKWARDS, FORWARDS
+from tests.support.calls import BACKWARDS, FORWARDS, nothing_known
 from tests.support.calls import GROUP_NORMS as GROUPS
 from tests.support.covers import Case, pairwise
 from tests.support.internals import (
     Build,
-    Cached,
     Loaded,
-    _again,
-    _backend,
     _compile,
-    _cpu,
     _cuda,
-    _group_run,
+    _dispatch,
+    _memo,
+    _warmup,
 )
 
 Make = Callable[[tuple[int, ...], str], Any]
@@ -70,8 +68,8 @@ DESCRIBED = ("residual", "weight", "bias", "gate")
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
     """List the builds that are loaded; none of them is compiled, nor does it compute anything."""
     with_empty_caches(monkeypatch)
-    monkeypatch.setattr(_cpu, "compiler", lambda: "some")
-    monkeypatch.setattr(_backend, "has_compiler", lambda: True)
+    monkeypatch.setattr(_warmup, "compiler", lambda: "some")
+    monkeypatch.setattr(_dispatch, "has_compiler", lambda: True)
     kernel = _compile.Entry(lambda tasks, count, threads: None, 0), False
     return _loads(monkeypatch, _compile, kernel)
 
@@ -107,16 +105,12 @@ def stores_past_caches(build: Build) -> bool:
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing be loaded before a test, and nothing of it remain."""
     monkeypatch.setattr(_compile, "_loaded", Loaded())
-    monkeypatch.setattr(_again, "_known", {})
-    kernels = [(_backend, "cpu_forward_kernels"), (_backend, "cpu_backward_kernels")]
-    for module, name in (*kernels, (_group_run, "cpu_kernels")):
-        monkeypatch.setattr(module, name, Cached(getattr(module, name).__wrapped__))
+    nothing_known(monkeypatch)
 
 
 def forget() -> None:
     """Let nothing stay loaded."""
-    _backend.forget()
-    _group_run.forget()
+    _memo.clear_all()
 
 
 # --- described calls ------------------------------------------------------------------------------

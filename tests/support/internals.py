@@ -1,64 +1,57 @@
 # SPDX-License-Identifier: MIT
 """The one place where tests import private names of cunorm: a change of the package ends here."""
 
-from cunorm import (
-    _again,
-    _arrays,
-    _backend,
-    _cache,
-    _cluster_fit,
-    _cpu,
-    _cpu_plan,
-    _cuda,
-    _cuda_plan,
-    _info,
-    _scratch,
-    _warmup,
-    _warmup_command,
-)
+from functools import partial
+from types import SimpleNamespace
+
+from cunorm import __main__ as _command
+from cunorm import _cache, _dispatch, _info, _row_norm, _warmup
 from cunorm.__main__ import main
-from cunorm._activations import ACTIVATIONS
-from cunorm._arrays import Device, describe, numpy_view
-from cunorm._arrays import _numpy as numpy_arrays
-from cunorm._arrays._cupy import Cupy
-from cunorm._arrays._dlpack import DLPack, read_capsule
-from cunorm._arrays._numpy import Numpy
-from cunorm._arrays._torch import Torch
-from cunorm._builds import BackwardTypes, Build, Formula, ForwardTypes, Launch, ParamGradTypes
-from cunorm._cpu import (
-    Task,
-    _caches,
-    _compile,
-    _compiler,
-    _threads,
-    cache_folder,
-    compiler,
-    runner,
-    thread_count,
-)
-from cunorm._cpu_plan import cpu_forward
-from cunorm._cuda_plan import MOST_SMS, cuda_backward, cuda_forward, cuda_param_grad
-from cunorm._demo import _group_tolerance as group_tolerance
-from cunorm._demo import _tolerance as demo_tolerance
-from cunorm._demo._group_operators import GroupOracle, group_operators_of
-from cunorm._demo._operators import Oracle, operators_of
-from cunorm._demo._ulps import worst_error
-from cunorm._dtypes import DTYPES, FLOAT32, FLOAT64
-from cunorm._features import NONE, DeviceLimits, Features, features_of
-from cunorm._loaded import Cached, Loaded
-from cunorm._plan import GRID_LIMIT, Walk
-from cunorm._sources import source_text
-from cunorm.group_norm import _backward as _group_backward
-from cunorm.group_norm import _forward as _group_forward
-from cunorm.group_norm import _plan as _group_plan
-from cunorm.group_norm import _run as _group_run
-from cunorm.group_norm import _tiling as _group_tiling
-from cunorm.group_norm._builds import GroupBackwardTypes, GroupForwardTypes
-from cunorm.group_norm._calls import workspace_elements
-from cunorm.group_norm._plan import cuda_schedule
-from cunorm.group_norm._tiling import Samples
-from cunorm.row_norm import _backward, _forward
-from cunorm.row_norm._workspace import workspace_size
+from cunorm._arrays import numpy as numpy_arrays
+from cunorm._arrays import registry as _registry
+from cunorm._arrays.cupy import CupyAdapter as Cupy
+from cunorm._arrays.dlpack import DLPackAdapter as DLPack
+from cunorm._arrays.dlpack import read_capsule
+from cunorm._arrays.numpy import NumpyAdapter as Numpy
+from cunorm._arrays.numpy import numpy_view
+from cunorm._arrays.registry import view as describe
+from cunorm._arrays.torch import TorchAdapter as Torch
+from cunorm._backends import cluster_fit as _cluster_fit
+from cunorm._backends import cpu as _cpu
+from cunorm._backends import cuda as _cuda
+from cunorm._backends import scratch as _scratch
+from cunorm._backends.cpu import caches as _caches
+from cunorm._backends.cpu import compile as _compile
+from cunorm._backends.cpu import compiler as _compiler
+from cunorm._backends.cpu import runner
+from cunorm._backends.cpu import threads as _threads
+from cunorm._backends.cpu.compiler import compiler
+from cunorm._backends.cpu.files import cache_folder
+from cunorm._backends.cpu.threads import thread_count
+from cunorm._backends.sources import source_text
+from cunorm._backends.store import OnceMap as Loaded
+from cunorm._core import memo as _memo
+from cunorm._core.activations import ACTIVATIONS
+from cunorm._core.build import ArgsWriter, Launch
+from cunorm._core.build import KernelBuild as Build
+from cunorm._core.caps import MOST_SMS, NONE, CpuCaps, Features, features_of
+from cunorm._core.caps import GpuCaps as DeviceLimits
+from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64
+from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
+from cunorm._core.plan import GRID_LIMIT, KernelCall, fitting_caps
+from cunorm._core.tensor import Device
+from cunorm._group_norm import schedule as _group_plan
+from cunorm._group_norm import tiling as _group_tiling
+from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes
+from cunorm._group_norm.layout import Samples
+from cunorm._group_norm.schedule import SOME_GPUS, cuda_schedule
+from cunorm._row_norm import cpu as _cpu_plan
+from cunorm._row_norm import cuda as _cuda_plan
+from cunorm._row_norm.cuda import cuda_backward, cuda_forward
+from cunorm._row_norm.geometry import Geometry
+from cunorm._row_norm.geometry import RowShape as Walk
+from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
+from cunorm._row_norm.plan import workspace_bound
 
 __all__ = [
     "ACTIVATIONS",
@@ -68,9 +61,10 @@ __all__ = [
     "GRID_LIMIT",
     "MOST_SMS",
     "NONE",
+    "ArgsWriter",
     "BackwardTypes",
     "Build",
-    "Cached",
+    "CpuCaps",
     "Cupy",
     "DLPack",
     "Device",
@@ -78,36 +72,35 @@ __all__ = [
     "Features",
     "Formula",
     "ForwardTypes",
+    "Geometry",
     "GroupBackwardTypes",
     "GroupForwardTypes",
-    "GroupOracle",
+    "KernelCall",
     "Launch",
     "Loaded",
-    "Oracle",
     "ParamGradTypes",
     "Samples",
-    "Task",
     "Walk",
-    "_again",
-    "_arrays",
-    "_backend",
     "_cache",
     "_caches",
     "_cluster_fit",
+    "_command",
     "_compile",
     "_compiler",
     "_cpu",
     "_cpu_plan",
     "_cuda",
     "_cuda_plan",
+    "_dispatch",
     "_group_plan",
-    "_group_run",
     "_group_tiling",
     "_info",
+    "_memo",
+    "_registry",
+    "_row_norm",
     "_scratch",
     "_threads",
     "_warmup",
-    "_warmup_command",
     "cache_folder",
     "compiler",
     "cpu_forward",
@@ -115,25 +108,27 @@ __all__ = [
     "cuda_forward",
     "cuda_param_grad",
     "cuda_schedule",
-    "demo_tolerance",
     "describe",
     "features_of",
-    "group_operators_of",
-    "group_tolerance",
+    "fitting_caps",
     "host_frameworks",
     "main",
     "numpy_arrays",
     "numpy_view",
-    "operators_of",
     "read_capsule",
     "runner",
-    "runners",
     "source_text",
     "thread_count",
-    "workspace_elements",
     "workspace_size",
-    "worst_error",
 ]
 
-runners = (_forward, _backward, _group_forward, _group_backward)  # that plan a call and run it
 host_frameworks = (Numpy, Torch, DLPack)
+
+cpu_forward = partial(_cpu_plan.cpu_forward, caps=CpuCaps(last_cache_bytes=32 << 20))
+cuda_param_grad = partial(param_grad_launch, caps=SOME_GPUS[0])
+
+
+def workspace_size(compute, rows, sm_count):
+    """Return the bytes that partial sums for one parameter take; a sm_count of None: on a CPU."""
+    caps = CpuCaps(0) if sm_count is None else SimpleNamespace(sm_count=sm_count)
+    return workspace_bound(compute, Geometry((), 0, rows), 1, caps)

@@ -10,21 +10,13 @@ import os
 from collections import Counter
 from typing import Any
 
-from cunorm import _again, _backend
-from cunorm._cpu import _compile
-from cunorm._loaded import Cached, Loaded
-from cunorm.group_norm import _run
+from tests.support.internals import Loaded, _compile, _dispatch
 
 BUDGET = {"O0": 590, "O1": 80, "O3": 34}  # builds of a whole run at each level
-_KERNELS = [
-    (_backend, "cpu_forward_kernels"),
-    (_backend, "cpu_backward_kernels"),
-    (_run, "cpu_kernels"),
-]
 
 builds: set[tuple[str, str]] = set()  # a level, and what was built at it in this process
 _current = "O3"
-_kept: dict[str, list[tuple[Any, str, Any]]] = {}
+_kept: dict[str, Loaded] = {}
 
 
 def use(level: str) -> None:
@@ -32,9 +24,9 @@ def use(level: str) -> None:
     global _current
     if level == _current:
         return
-    _kept[_current] = [(module, name, getattr(module, name)) for module, name in _places()]
-    for module, name, value in _kept.get(level) or _fresh():
-        setattr(module, name, value)
+    _kept[_current] = _compile._loaded
+    _compile._loaded = _kept.get(level) or Loaded()
+    _dispatch.cache_entry.cache_clear()  # its calls have kernels of the last level
     _current = level
     os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is as shipped
 
@@ -55,14 +47,3 @@ def account(found: set[tuple[str, str]]) -> tuple[str, bool]:
     counts = Counter(level for level, _ in found)
     text = ", ".join(f"{counts[level]} at -{level} (of {most})" for level, most in BUDGET.items())
     return f"CPU builds: {text}", all(counts[level] <= most for level, most in BUDGET.items())
-
-
-def _places() -> list[tuple[Any, str]]:
-    return [(_compile, "_loaded"), (_again, "_known"), *_KERNELS]
-
-
-def _fresh() -> list[tuple[Any, str, Any]]:
-    kernels = [
-        (module, name, Cached(getattr(module, name).__wrapped__)) for module, name in _KERNELS
-    ]
-    return [(_compile, "_loaded", Loaded()), (_again, "_known", {}), *kernels]

@@ -8,19 +8,18 @@ from functools import _lru_cache_wrapper, cache
 from inspect import signature
 from typing import Any
 
-from tests.support.internals import Cached, _again
+from tests.support import internals  # noqa: F401  # imports the modules whose caches these are
 
 
 @cache
 def caches() -> list[Any]:
     """Return every function of cunorm's that remembers what it made of its arguments."""
-    found = [one for one in gc.get_objects() if type(one) in (_lru_cache_wrapper, Cached)]
+    found = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]
     ours = [one for one in found if str(one.__wrapped__.__module__).startswith("cunorm")]
     return [one for one in ours if signature(one.__wrapped__).parameters]
 
 
 def forget() -> None:
     """Have calls checked and planned anew; kernels stay loaded."""
-    _again.forget()
     for one in caches():
         one.cache_clear()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the bench compares with PyTorch")
-from bench import cases, host, timing
+from bench import cases, timing
 from bench.cases import OPERATORS
 from bench.rows import read_csv
 
@@ -86,25 +86,6 @@ def test_bench_names_what_it_does_not_know(wrong, capsys):
     said = capsys.readouterr().err
     assert option in said or "/not" in said
     assert value.removesuffix("/there.csv") in said
-
-
-@pytest.mark.parametrize("wrong", ["--device cuda", "--shapes 4x64", "--quick", "--calls 1"])
-def test_host_refuses_what_it_would_ignore(wrong, capsys):
-    with pytest.raises(SystemExit):
-        timing.parse(["--host", *wrong.split()])
-    assert f"--host takes no {wrong.split()[0]}\n" in capsys.readouterr().err
-    timing.parse(["--host", "--op", "l2_norm", "--threads", "1"])
-
-
-def test_bench_prints_what_small_calls_cost_the_host(monkeypatch):
-    monkeypatch.setattr(host, "CALLS", 20)
-    operators = [one for one in OPERATORS if one.name in ("rms_norm", "group_norm")]
-    lines = host.table(host.times(operators, runs=1)).splitlines()[3:]
-    shapes = [line.split()[-5 if line.startswith("cunorm") else -3] for line in lines]
-    assert set(shapes) == {"1x64", "4x64", "1x64x2x2", "4x64x2x2"}
-    # Shapes, calls of cunorm's, those of group norms with a workspace too, and torch's.
-    assert len(lines) == 2 * (7 + 2) + 2 * 2 * (9 + 2)
-    assert all(float(time) > 0 for line in lines for time in line.split()[-2:])
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])

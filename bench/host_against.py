@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""What small calls cost the host, of cunorm here and in another checkout: medians and ratios.
+
+Each has processes of its own, with this bench. They take turns run by run, so that other work on
+the machine adds to both; a few pairs of them, as a process may be slow for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from bench import host, machine
+from bench.cases import Operator
+from bench.cpu import Cpu
+from bench.host import Times
+from bench.host_calls import CALLS, Key
+
+PAIRS, RUNS = 5, 3  # pairs of processes, and the runs of each
+
+_SERVE = """
+import sys
+checkout, bench, operators, threads = sys.argv[1:]
+sys.path.insert(0, checkout)
+import cunorm
+sys.path[0] = bench
+from bench import host_calls
+host_calls.serve(operators.split(","), int(threads))
+"""
+
+
+def run(operators: Sequence[Operator], device: Cpu, checkout: Path, out: Path | None) -> int:
+    """Time both checkouts, print the medians and their ratios, and write a CSV."""
+    both = (host.CHECKOUT, checkout.resolve())
+    here, other = times(both, [operator.name for operator in operators], device.threads)
+    here[host.IMPORT], other[host.IMPORT] = host.import_times(both)
+    facts = host.facts(device)
+    of_other = replace(facts, commit=machine.commit_of(checkout))
+    print(f"{facts}, against {of_other.commit}\n\n{table(here, other)}")
+    if out is not None:
+        host.write_csv(out, [(facts, here), (of_other, other)])
+    return 0
+
+
+class Worker:
+    """A process that times the calls of a checkout's cunorm."""
+
+    def __init__(self, checkout: Path, operators: Sequence[str], threads: int) -> None:
+        bench = Path(__file__).parents[1]
+        arguments = [str(checkout), str(bench), ",".join(operators), str(threads)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.keys: list[Key] = []
+
+    def __enter__(self) -> Worker:
+        """Wait until its calls are ready."""
+        self.keys = [tuple(key) for key in json.loads(self._answer())]
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def time(self, number: int) -> float:
+        """Make a run of the calls of the key of a number, and return µs a call."""
+        print(number, file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def _answer(self) -> str:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            raise RuntimeError(f"a process of the bench ended with {self._process.wait()}")
+        return line
+
+
+def times(checkouts: Sequence[Path], operators: Sequence[str], threads: int) -> list[Times]:
+    """Return what the calls of each checkout took; the first round of a pair warms up."""
+    rounds: list[Times] = []
+    order = random.Random(0)
+    for _ in range(PAIRS):
+        with ExitStack() as stack:
+            workers = [Worker(checkout, operators, threads) for checkout in checkouts]
+            for worker in workers:
+                stack.enter_context(worker)
+            rounds += [_round(workers, order) for _ in range(RUNS + 1)][1:]
+    return [
+        {key: [one[key][place] for one in rounds] for key in rounds[0]}
+        for place in range(len(checkouts))
+    ]
+
+
+def _round(workers: Sequence[Worker], order: random.Random) -> Times:
+    """Return what a run of each key's calls took in each process; every order is drawn anew."""
+    found: Times = {key: [0.0] * len(workers) for key in workers[0].keys}
+    keys, places = list(enumerate(found)), list(range(len(workers)))
+    order.shuffle(keys)
+    for number, key in keys:
+        order.shuffle(places)
+        for place in places:
+            found[key][place] = workers[place].time(number)
+    return found
+
+
+def table(here: Times, other: Times) -> str:
+    """Return a table of medians and of their ratios, this one's over the other's."""
+    lines = [
+        f"host cost of a call in µs, of import in ms: medians of {PAIRS} x {RUNS} runs of {CALLS} "
+        "calls; torch's own lines run the same code: their ratios are noise",
+        f"{'call':50} {'shape':>13} {'arrays':24} {'other':>8} {'this':>8} {'ratio':>7}",
+    ]
+    for key, spent in here.items():
+        call, shape, kind = key
+        ours, theirs = statistics.median(spent), statistics.median(other[key])
+        unit = 1000 if key == host.IMPORT else 1
+        figures = f"{theirs / unit:8.1f} {ours / unit:8.1f} {ours / theirs:7.3f}"
+        lines.append(f"{call:50} {shape:>13} {kind:24} {figures}")
+    return "\n".join(lines)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""Small calls on a CPU, each with a timer: cunorm by its public names alone, beside torch.
+
+A call is repeated on the same arrays, but for two of `rms_norm`'s: `out=` is new memory in each
+call, or x has a number of rows that no call had before. What they need is made before the clock
+starts, and is kept, so that no address comes twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+import cunorm.torch
+from bench import cases, peers
+from bench.arrays import as_jax, as_torch
+from bench.cases import Call, Operands, Operator
+
+SHAPES = {2: ((1, 64), (4, 64)), 4: ((1, 64, 2, 2), (4, 64, 2, 2))}  # by axes; channels on axis 1
+CALLS = 1000  # of a run
+FIRST_CALLS = 20  # of a run, where each is the first of its shape
+RMS_NORM = next(one for one in cases.OPERATORS if one.name == "rms_norm")
+ROWS, WIDTH = SHAPES[2][1]
+SHAPE = f"{ROWS}x{WIDTH}"  # of rms_norm's other calls
+MOST_ROWS = 1 << 12
+
+EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
+
+Key = tuple[str, str, str]  # the call, the shape, the kind of its arrays
+Timer = Callable[[], float]  # makes the calls of a run, and returns µs a call
+
+
+def timers(operators: Sequence[Operator]) -> dict[Key, Timer]:
+    """Return all timers; those of `rms_norm` alone where that is an operator."""
+    found = operator_timers(operators)
+    if RMS_NORM in operators:
+        found |= memory_timers() | jax_timers() | autograd_timers()
+    return found
+
+
+def serve(names: Sequence[str], threads: int) -> None:
+    """Print the keys of timers; then, for each number that is read, what that timer returns."""
+    torch.set_num_threads(threads)
+    cunorm.set_num_threads(threads)
+    found = timers([one for one in cases.OPERATORS if one.name in names])
+    print(json.dumps(list(found)), flush=True)
+    for line in sys.stdin:
+        print(list(found.values())[int(line)](), flush=True)
+
+
+def _repeated(call: Call) -> Timer:
+    def run() -> float:
+        call()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        return 1e6 * (time.perf_counter() - start) / CALLS
+
+    return run
+
+
+def _with_new(call: Callable[[Any], Any], make: Callable[[], Any], most: int) -> Timer:
+    """Time a call whose argument is another one each time."""
+    kept: list[Any] = []
+
+    def run() -> float:
+        calls = min(CALLS, most)
+        kept.extend(make() for _ in range(calls))
+        start = time.perf_counter()
+        for argument in kept[-calls:]:
+            call(argument)
+        return 1e6 * (time.perf_counter() - start) / calls
+
+    return run
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def operator_timers(operators: Iterable[Operator]) -> dict[Key, Timer]:
+    """Return timers of all that operators have, on NumPy arrays and on tensors."""
+    found: dict[Key, Call] = {}
+    for operator in operators:
+        for sizes in SHAPES[operator.axes]:
+            host = cases.host_operands(operator, "float32", sizes)
+            tensors = {name: as_torch(array) for name, array in host.items()}
+            shape = f"{operator.memory} {'x'.join(map(str, sizes))}".lstrip()
+            for kind, operands in (("NumPy", host), ("torch", tensors)):
+                for what, call in _ours(operator, operands).items():
+                    found[f"cunorm {operator.name}{what}", shape, kind] = call
+            for what, call in _theirs(operator, tensors, sizes[1]).items():
+                found[f"torch's {operator.name}{what}", shape, "torch"] = call
+    return {key: _repeated(call) for key, call in found.items()}
+
+
+def _ours(operator: Operator, operands: Operands) -> dict[str, Call]:
+    """Return cunorm's calls; those with all they take of out= and workspace= allocate nothing."""
+    forward = cases.forward(cunorm, operator, operands)
+    training_forward = cases.training_forward(cunorm, operator, operands)
+    saved, y = training_forward(), forward()
+    backward = cases.backward(cunorm, operator, operands, saved)
+    grads = backward()
+    if getattr(grads, "dresidual", None) is grads.dx:  # two results are not written to one array
+        grads = grads._replace(dresidual=None)
+    found: dict[str, Call] = {}
+    for what, call, out in (
+        ("", forward, y),
+        ("_forward", training_forward, saved),
+        ("_backward", backward, grads),
+    ):
+        with_out = partial(call, out=out)
+        found |= {what: call, f"{what}, out=": with_out}
+        if operator.of_channels or (what == "_backward" and operator.parameters):
+            workspace = _workspace(operator, operands, what)
+            found[f"{what}, out=, workspace="] = partial(with_out, workspace=workspace)
+    return found
+
+
+def _workspace(operator: Operator, operands: Operands, what: str) -> Any:
+    x = operands["x"]
+    parameters = {name: operands[name] for name in operator.parameters}
+    options = {"groups": operator.groups(x.shape[1])}
+    if operator.of_channels:
+        options = {"num_groups": options["groups"], "channel_axis": 1}
+    size = cunorm.workspace_size(f"{operator.base}{what}", x, **parameters, **options)
+    workspace = np.empty(size, np.uint8)
+    return workspace if isinstance(x, np.ndarray) else as_torch(workspace)
+
+
+def _theirs(operator: Operator, tensors: Operands, width: int) -> dict[str, Call]:
+    function = peers.torch_function(torch, operator, width)
+    return {
+        "": peers.torch_forward(function, operator, tensors),
+        ", autograd.grad": peers.torch_backward(torch, function, operator, tensors),
+    }
+
+
+# --- rms_norm by what memory it gets --------------------------------------------------------------
+
+
+def memory_timers() -> dict[Key, Timer]:
+    """Return timers of `rms_norm` on new memory, on new shapes, and on strided arrays."""
+    drawn = cases.host_operands(RMS_NORM, "float32", (MOST_ROWS, WIDTH))
+    drawn["by columns"] = np.asfortranarray(drawn["x"][:ROWS])
+    rows = iter(range(ROWS + 1, MOST_ROWS))  # of both kinds, which may share plans
+    of_numpy = _memory_timers(drawn, rows, np.ones_like)
+    tensors = {name: as_torch(array) for name, array in drawn.items()}
+    of_torch = _memory_timers(tensors, rows, torch.ones_like)
+    return {
+        (f"cunorm rms_norm, {what}", shape, kind): timer
+        for kind, found in (("NumPy", of_numpy), ("torch", of_torch))
+        for (what, shape), timer in found.items()
+    }
+
+
+def _memory_timers(
+    operands: Operands, rows: Iterator[int], ones_like: Callable[[Any], Any]
+) -> dict[tuple[str, str], Timer]:
+    many, x = operands["x"], operands["x"][:ROWS]
+    norm = partial(cunorm.rms_norm, weight=operands["weight"], eps=RMS_NORM.eps)
+    return {
+        ("new out= in each call", SHAPE): _with_new(
+            lambda out: norm(x, out=out), lambda: ones_like(x), CALLS
+        ),
+        ("new number of rows in each call", f"Nx{WIDTH}"): _with_new(
+            norm, lambda: many[: next(rows)], FIRST_CALLS
+        ),
+        ("x in Fortran order", SHAPE): _repeated(partial(norm, operands["by columns"])),
+        ("every other row of x", SHAPE): _repeated(partial(norm, many[: 2 * ROWS : 2])),
+    }
+
+
+def jax_timers() -> dict[Key, Timer]:
+    """Return timers of `rms_norm` on JAX arrays, each result waited for, if there is JAX."""
+    if not find_spec("jax"):
+        return {}
+    import cunorm.jax
+
+    drawn = cases.host_operands(RMS_NORM, "float32", (ROWS, WIDTH))
+    x, weight = as_jax(drawn["x"]), as_jax(drawn["weight"])
+
+    def waited(function: Callable[..., Any]) -> Timer:
+        return _repeated(lambda: function(x, weight, eps=RMS_NORM.eps).block_until_ready())
+
+    return {
+        ("cunorm rms_norm", SHAPE, "JAX"): waited(cunorm.rms_norm),
+        ("cunorm.jax.rms_norm", SHAPE, "JAX"): waited(cunorm.jax.rms_norm),
+    }
+
+
+# --- under autograd -------------------------------------------------------------------------------
+
+
+class _Empty(torch.autograd.Function):
+    """Allocates a result and a gradient, and does nothing else: what autograd itself costs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(dy)
+
+
+def autograd_timers() -> dict[Key, Timer]:
+    """Return timers of RMSNorm where nothing is recorded, recorded, and with its backward."""
+    theirs = peers.torch_function(torch, RMS_NORM, WIDTH)
+    found: dict[Key, Timer] = {}
+    for call, function, names in (
+        (EMPTY, _Empty.apply, ("x",)),
+        (OURS, partial(cunorm.torch.rms_norm, eps=RMS_NORM.eps), ("x", "weight")),
+        ("torch's rms_norm", lambda x, weight: theirs(x, weight=weight), ("x", "weight")),
+    ):
+        drawn = cases.host_operands(RMS_NORM, "float32", (ROWS, WIDTH))
+        leaves = [as_torch(drawn[name]).requires_grad_() for name in names]
+        forward = partial(function, *leaves)
+        found[call, SHAPE, "torch, no_grad"] = torch.no_grad()(_repeated(forward))
+        found[call, SHAPE, "torch, forward"] = _repeated(forward)
+        both = partial(_with_backward, forward, leaves, torch.ones(ROWS, WIDTH))
+        found[call, SHAPE, "torch, forward, backward"] = _repeated(both)
+    return found
+
+
+def _with_backward(forward: Call, leaves: list[torch.Tensor], dy: torch.Tensor) -> Any:
+    return torch.autograd.grad(forward(), leaves, dy)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""The builds that calls of group norms need, planned as the calls themselves are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from cunorm._core import validate
+from cunorm._core.build import KernelBuild
+from cunorm._core.plan import Plan
+from cunorm._core.tensor import Device, contiguous, optional_contiguous
+from cunorm._dispatch import launches_of
+from cunorm._group_norm.plan import plan_backward, plan_forward
+from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS, parse_backward, parse_forward
+from cunorm.results import GroupNormForward
+
+FUNCTION = "warmup"  # which errors name
+LAYOUTS = {"channels_last": -1, "channels_first": 1}  # of memory, and a channel_axis that has them
+# Numbers of samples that count as few, and how often those are doubled, where any number may come.
+_FEW_SAMPLES, _DOUBLINGS = 64, 25
+
+Options = dict[str, Any]
+
+
+def group_builds(
+    name: str, options: Options, samples: list[int] | None, channels: int, device: Device
+) -> list[KernelBuild]:
+    """Return what a function needs for x of each of these numbers of samples; None: of any.
+
+    `options` are as those of `cunorm._row_norm.builds.row_launches`.
+    """
+    plan_of = backward_plan if name.endswith("_backward") else forward_plan
+
+    @cache
+    def needed(count: int) -> tuple[KernelBuild, ...]:
+        plan = plan_of(name, options, count, channels, device)
+        return tuple(dict.fromkeys(launch.build for launch in launches_of(plan, device)))
+
+    counts = _steps(needed) if samples is None else samples
+    return [build for count in counts for build in needed(count)]
+
+
+def _steps(needed: Callable[[int], object]) -> Iterator[int]:
+    """Yield numbers of samples, one for each of what is needed for any number of them.
+
+    Every small number is tried, as a few samples are shared among cores in plans of their own, and
+    of larger ones some, between which it is sought where what is needed changes.
+    """
+    tried = [*range(1, _FEW_SAMPLES), *(_FEW_SAMPLES << more for more in range(_DOUBLINGS + 1))]
+    yield 1
+    for low, high in pairwise(tried):
+        if needed(low) != needed(high):
+            yield from _steps_between(needed, low, high)
+
+
+def _steps_between(needed: Callable[[int], object], low: int, high: int) -> Iterator[int]:
+    """Yield the same above the one and up to the other, which need not the same."""
+    middle = (low + high) // 2
+    if middle == low:
+        yield high
+        return
+    for ends in ((low, middle), (middle, high)):
+        if needed(ends[0]) != needed(ends[1]):
+            yield from _steps_between(needed, *ends)
+
+
+def forward_plan(name: str, options: Options, samples: int, channels: int, device: Device) -> Plan:
+    """Plan a forward that saves its statistics."""
+    layout = validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
+    sizes = (options["positions"], channels)
+    shape = (samples, *(sizes if layout == "channels_last" else sizes[::-1]))
+    groups = EACH_CHANNEL if name == "instance_norm" else options["num_groups"]
+    norm = (FUNCTION, groups, options["activation"], LAYOUTS[layout])
+    spec = parse_forward(*norm, 0.0, options["dtype"], True)
+    inputs = (
+        contiguous(shape, options["x"], device),
+        *(optional_contiguous((channels,), options[one], device) for one in ("weight", "bias")),
+    )
+    return plan_forward(spec, (*inputs, *[None] * len(GroupNormForward._fields)))
+
+
+def backward_plan(name: str, options: Options, samples: int, channels: int, device: Device) -> Plan:
+    """Plan the backward of a forward, given what that returns and a dy like its y."""
+    forward = forward_plan(name, options, samples, channels, device)
+    x, weight, bias, y, mean, rstd = forward.specs
+    assert rstd is not None
+    norm = (FUNCTION, options["num_groups"], options["activation"], LAYOUTS[options["layout"]])
+    needs = tuple(name for name in options["needs"] if name in NEEDS)
+    accumulate = options["accumulate"]
+    spec = parse_backward(*norm, needs, accumulate)
+    sums = contiguous((channels,), rstd.dtype, device)
+    given = [
+        sums if accumulate and parameter is not None and name in needs else None
+        for name, parameter in (("weight", weight), ("bias", bias))
+    ]
+    return plan_backward(spec, (y, x, mean, rstd, weight, bias, None, *given))

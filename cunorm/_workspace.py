@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: MIT
+"""`workspace_size`: the bytes of workspace that a call needs, for callers that give it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from cunorm._arrays.registry import view
+from cunorm._core import validate
+from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64, parse_optional_dtype
+from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous
+from cunorm._dispatch import caps_for, device_caps
+from cunorm._group_norm.layout import geometry as group_geometry
+from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.spec import EACH_CHANNEL
+from cunorm._group_norm.spec import NEEDS as GROUP_NEEDS
+from cunorm._row_norm.geometry import check_parameter, geometry
+from cunorm._row_norm.plan import workspace_bound
+from cunorm._row_norm.spec import NEEDS
+
+_FUNCTION = "workspace_size"
+_DEFAULTS: dict[str, Any] = {
+    "weight": None,
+    "bias": None,
+    "axis": -1,
+    "groups": 1,
+    "x_dtype": None,
+    "needs": NEEDS,
+    "num_groups": None,
+    "channel_axis": -1,
+}
+_OF_ROWS = ("axis", "groups")
+_OF_CHANNELS = ("weight", "bias", "channel_axis")
+# The options that each function takes.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "normalize_backward": (*_OF_ROWS, "weight", "bias", "x_dtype", "needs"),
+    "rms_norm_backward": (*_OF_ROWS, "weight", "x_dtype", "needs"),
+    "layer_norm_backward": (*_OF_ROWS, "weight", "bias", "x_dtype", "needs"),
+    "l2_norm_backward": _OF_ROWS,
+    "group_norm": (*_OF_CHANNELS, "num_groups"),
+    "instance_norm": _OF_CHANNELS,
+    "group_norm_forward": (*_OF_CHANNELS, "num_groups"),
+    "group_norm_backward": (*_OF_CHANNELS, "num_groups", "needs"),
+}
+
+
+def workspace_size(
+    op: str,
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    axis: int = -1,
+    groups: int = 1,
+    x_dtype: Any = None,
+    needs: tuple[str, ...] = NEEDS,
+    num_groups: int | None = None,
+    channel_axis: int = -1,
+) -> int:
+    """Return the bytes of workspace that a function needs.
+
+    A row norm's backward adds up dweight and dbias in parts, as many as keep the device busy, and
+    then adds up the parts. A group norm's kernels hand on the statistics of parts of a sample,
+    those of its backward also the sums for dweight and dbias of each part of it. Of the arrays only
+    shape, dtype, device and, of a group norm's x, the memory layout matter: the size is the same
+    for each call on arrays of those, and so is enough for a training loop.
+
+    Parameters
+    ----------
+    op : str
+        The name of the function: "normalize_backward", "rms_norm_backward", "layer_norm_backward"
+        or "l2_norm_backward", which has no parameters, and so takes no workspace; "group_norm",
+        "instance_norm", "group_norm_forward" or "group_norm_backward".
+    x, weight, bias : array
+        As the function gets them; weight and bias are None where it gets none.
+    axis, groups : int, optional
+        As a row norm gets them.
+    x_dtype : dtype, optional
+        As a row norm gets it; or the dtype of ``out.dx``, if that says it.
+    needs : tuple of str, optional
+        As a backward gets it; the default means every operand that it has.
+    num_groups, channel_axis : int, optional
+        As a group norm gets them: all but "instance_norm" take num_groups.
+
+    Returns
+    -------
+    int
+        A number of bytes that the function takes as its `workspace`, whatever the dtypes and the
+        strides of its other operands; on a CPU the least one. It is 0 where a row norm's backward
+        computes neither dweight nor dbias, and may be for a group norm.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As the function does, and if `op` is not among those names or does not take what is given.
+    ImportError
+        If x is on CUDA and CuPy is not installed.
+
+    Examples
+    --------
+    Of the memory for the results and for the sums, nothing is allocated by the second call:
+
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x, weight = np.array([[1, 7]], dtype=np.float32), np.ones(2, dtype=np.float32)
+    >>> rstd = cunorm.rms_norm_forward(x, weight).rstd
+    >>> size = cunorm.workspace_size("rms_norm_backward", x, weight)
+    >>> workspace = np.empty(size, dtype=np.uint8)
+    >>> out = cunorm.NormGrads(dx=np.empty_like(x), dweight=np.empty_like(weight))
+    >>> grads = cunorm.rms_norm_backward(x, x, weight, rstd=rstd, out=out, workspace=workspace)
+    >>> grads.dweight is out.dweight, out.dweight.round(4)
+    (True, array([0.2, 9.8], dtype=float32))
+
+    An image of four channels in two groups is normalised in place, with no allocation at all:
+
+    >>> image = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    >>> workspace = np.empty(cunorm.workspace_size("group_norm", image, num_groups=2), np.uint8)
+    >>> cunorm.group_norm(image, 2, out=image, workspace=workspace)[0, 0, 0].round(2)
+    array([-1.53, -1.39, -1.53, -1.39], dtype=float32)
+    """
+    validate.choice(_FUNCTION, "op", op, _OPTIONS)
+    given = {
+        "weight": weight,
+        "bias": bias,
+        "axis": axis,
+        "groups": groups,
+        "x_dtype": x_dtype,
+        "needs": needs,
+        "num_groups": num_groups,
+        "channel_axis": channel_axis,
+    }
+    options = _checked(op, given)
+    parameters = [
+        None if one is None else view(_FUNCTION, name, one).spec
+        for name, one in (("weight", weight), ("bias", bias))
+    ]
+    specs = (view(_FUNCTION, "x", x).spec, *parameters)
+    if "axis" in _OPTIONS[op]:
+        return _of_rows(specs, options)
+    return (_of_group_backward if op == "group_norm_backward" else _of_group_forward)(
+        specs, options
+    )
+
+
+def _checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Check the options by themselves, and that the function takes those that are given."""
+    taken = _OPTIONS[op]
+    options = dict(given)
+    for name in ("axis", "groups", "channel_axis", "num_groups"):
+        if name != "num_groups" or name in taken:
+            options[name] = validate.integer(_FUNCTION, name, given[name])
+    options["x_dtype"] = parse_optional_dtype(_FUNCTION, "x_dtype", given["x_dtype"])
+    is_default = isinstance(given["needs"], tuple) and given["needs"] == NEEDS
+    allowed = NEEDS if is_default or op != "group_norm_backward" else GROUP_NEEDS
+    options["needs"] = validate.names(_FUNCTION, "needs", given["needs"], allowed)
+    for name, default in _DEFAULTS.items():
+        value = options[name]
+        if name in taken or (value is default if default is None else value == default):
+            continue
+        if default is None:
+            validate.absent(_FUNCTION, name, value, f"{op} has none")
+        raise ValueError(f"{_FUNCTION}: {name} is {value!r}, expected the default: {op} has none")
+    return options
+
+
+def _of_rows(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
+    x, weight, bias = specs
+    where = geometry(_FUNCTION, x, options["axis"], options["groups"])
+    count = 0
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        check_parameter(_FUNCTION, name, parameter, where)
+        validate.same_device(_FUNCTION, x, [(name, parameter)])
+        count += parameter is not None and name in options["needs"]
+    compute = FLOAT64 if FLOAT64 in (x.dtype, options["x_dtype"]) else FLOAT32
+    return workspace_bound(compute, where, count, device_caps(x.device)) if count else 0
+
+
+# A group norm is planned with every dtype that an operand may have which is not there yet.
+
+
+def _of_group_forward(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
+    def size(y: str) -> int:
+        num_groups = options["num_groups"]
+        groups = EACH_CHANNEL if num_groups is None else num_groups
+        params = (_FUNCTION, groups, None, options["channel_axis"], 0.0, y)
+        return _planned_size(GROUP_FORWARD, params, (*specs, None, None, None))
+
+    return max(map(size, DTYPES))
+
+
+def _of_group_backward(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
+    x, *parameters = specs
+    needs = tuple(name for name in options["needs"] if name in GROUP_NEEDS)
+    norm = (options["num_groups"], options["channel_axis"])
+    where = group_geometry(_FUNCTION, x, *norm)
+    compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
+    statistic = contiguous(where.statistic_shape, compute, x.device)
+    params = (_FUNCTION, norm[0], None, norm[1], needs)
+
+    def size(dy: TensorSpec, dx: TensorSpec | None) -> int:
+        arrays = (dy, x, statistic, statistic, *parameters, dx, None, None)
+        return _planned_size(GROUP_BACKWARD, params, arrays)
+
+    like_x = [where.result(dtype, x) for dtype in DTYPES.values()]
+    return max(size(*both) for both in product(like_x, like_x if "x" in needs else [None]))
+
+
+def _planned_size(op: Any, params: tuple[Any, ...], specs: OptionalSpecs) -> int:
+    plan = op.plan(op.parse(*params), specs)
+    x = specs[op.x]
+    assert x is not None
+    return int(plan.workspace_bound(caps_for(plan, x.device)))

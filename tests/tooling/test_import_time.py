@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""`import cunorm` imports next to nothing, and each public name is there when it is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.processes import in_process
+
+IMPORTED = """
+import sys
+import numpy
+before = set(sys.modules)
+import cunorm
+print(*sorted(set(sys.modules) - before))
+"""
+NAMES = """
+import cunorm
+names = cunorm.__all__
+assert len(set(names)) == len(names)
+assert {*names, "__version__"} <= set(dir(cunorm))
+values = {name: getattr(cunorm, name) for name in names}
+for name, value in values.items():
+    assert getattr(cunorm, name) is value, name
+    assert callable(value) or name == "reference", name
+assert isinstance(cunorm.__version__, str)
+assert cunorm.results.NormForward is cunorm.NormForward
+assert cunorm.reference.rms_norm is not cunorm.rms_norm
+"""
+STAR = """
+from cunorm import *
+found = {name: value for name, value in globals().items() if not name.startswith("__")}
+import cunorm
+assert found == {name: getattr(cunorm, name) for name in cunorm.__all__}
+"""
+UNKNOWN = """
+import cunorm
+for name in ("nothing", "_nothing"):
+    assert not hasattr(cunorm, name)
+    try:
+        getattr(cunorm, name)
+    except AttributeError as error:
+        assert str(error) == f"module 'cunorm' has no attribute {name!r}", error
+try:
+    from cunorm import nothing
+except ImportError as error:
+    assert str(error).startswith("cannot import name 'nothing' from 'cunorm'"), error
+else:
+    raise AssertionError("no error")
+"""
+USED = """
+import sys
+import numpy as np
+import cunorm
+y = cunorm.rms_norm(np.array([[1, 7]], np.float32))
+assert np.allclose(y, [[0.2, 1.4]])
+for name in ("torch", "jax", "cupy", "ml_dtypes"):
+    assert name not in sys.modules, name
+"""
+
+
+def test_import_adds_next_to_no_module_to_those_of_numpy():
+    more = set(in_process(IMPORTED, setup="").split()) - {"cunorm", "cunorm.results"}
+    assert not more, f"{len(more)} more: {', '.join(sorted(more))}"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(NAMES, id="dir lists the public names"),
+        pytest.param(STAR, id="a star import gives the public names"),
+        pytest.param(UNKNOWN, id="an unknown name is an error of the usual text"),
+        pytest.param(USED, id="a function works and imports no framework"),
+    ],
+)
+def test_after_import(script):
+    in_process(script, setup="")
