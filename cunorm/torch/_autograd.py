@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of a forward by their DispatchMode; the autograd.Function of all norms."""
+"""Calls of norms by their DispatchMode, and the autograd.Function of all norms."""
 
 from __future__ import annotations
 
@@ -10,31 +10,28 @@ import torch
 from torch.autograd.function import _SingleLevelFunction
 
 from cunorm._dispatch import dispatch, dispatch_spec, parse
-from cunorm.torch._formula import recorded_gradients
-from cunorm.torch._library import OPERATORS, backward_by, forward_text, present, saving
-from cunorm.torch._modes import DispatchMode, dispatch_mode
+from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
+from cunorm.torch._modes import DispatchMode, dispatch_mode, specialized
 from cunorm.torch._pair import OpPair
 
 
 def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
-    """Return y first and, of a row norm, the new residual stream, None or x where that is x.
+    """Return y and, of a row norm, the new residual stream second: x or None where that is x.
 
-    `params` are the scalars for the forward's `parse`, `arrays` its inputs.
+    `params` are scalars for the forward's `parse`, `arrays` its inputs.
     """
-    forward = pair.forward
-    mode = dispatch_mode(params[0], forward.inputs, arrays)
+    mode = dispatch_mode(params[0], pair.forward.inputs, arrays)
     if mode is DispatchMode.PLAIN:
-        return dispatch(forward, params, (*arrays, *pair.no_outputs))
+        return dispatch(pair.forward, params, (*arrays, *pair.no_outputs))
     if mode is DispatchMode.AUTOGRAD:
-        return _Norm.apply(pair, saving(parse(forward, params)), *arrays)
+        return _Norm.apply(pair, saving(parse(pair.forward, params)), *arrays)
     operators = OPERATORS[pair.name]
     run = operators.forward if mode is DispatchMode.OPERATOR else operators.transformed
-    return present(run(*arrays, forward_text(pair.name, *params)))
+    return present(run(*arrays, forward_text(pair.name, *map(specialized, params))))
 
 
-# A Function's own `apply` would look at each argument for torch.func, which is not active here.
-class _Norm(_SingleLevelFunction):
-    """A forward and its gradients, of any pair."""
+class _Norm(_SingleLevelFunction):  # a Function's `apply` is slower, for transforms
+    """A norm and its gradients, of any pair."""
 
     @staticmethod
     def forward(ctx: Any, pair: OpPair, spec: Any, *arrays: Any) -> tuple[Any, Any]:
@@ -56,20 +53,14 @@ class _Norm(_SingleLevelFunction):
 
 
 def _gradients(ctx: Any, wanted: tuple[bool, ...], dy: Any, d_residual: Any) -> list[Any]:
-    """Return the wanted gradients of the forward's inputs."""
+    """Return the wanted gradients of the inputs of a forward."""
     pair: OpPair = ctx.pair
-    if dy is not None and torch.is_grad_enabled():
-        saved = zip(pair.saved, ctx.saved_tensors, strict=True)
-        operands = {name: one for name, one in saved if name in pair.forward.inputs}
-        formula = partial(pair.formula, ctx.spec, ctx.x_dtype)
-        found = recorded_gradients(formula, ctx.x_dtype, operands, dy, d_residual)
-    else:
-        if _is_batched(dy, d_residual):
-            run = partial(backward_by, pair, OPERATORS[pair.name].backward)
-        else:
-            run = partial(pair.run, pair.backward)
-        found = pair.gradients(run, ctx, wanted, dy, d_residual)
-    return pair.in_order(found, wanted)
+    run: Any = partial(pair.run, pair.backward)
+    if torch.is_grad_enabled():
+        run = None
+    elif _is_batched(dy, d_residual):
+        run = partial(run_backward, pair, OPERATORS[pair.name].backward)
+    return pair.gradients(ctx, wanted, dy, d_residual, run)
 
 
 def _is_batched(*gradients: Any) -> bool:

@@ -14,25 +14,27 @@ from typing import Any
 
 import torch
 
+from cunorm._core.dtypes import DType
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
 from cunorm._core.serialize import spec_from_json, spec_to_json
 from cunorm._dispatch import parse
+from cunorm.torch._formula import compute_type
 from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors
 
 Function = Callable[..., Any]
-Batched = tuple[tuple[Any, ...], tuple[int, ...]]  # results, and where each one's batch axis is
+Batched = tuple[tuple[Any, ...], tuple[int, ...]]  # outputs, and where each one's batch axis is
 
 _to_text = memoize()(spec_to_json)
 _from_text = memoize()(spec_from_json)
 
 
 class Operators:
-    """The operators of a pair; the forward's also as torch.func wants it."""
+    """The operators of a pair; `transformed` is the forward's for torch.func."""
 
-    def __init__(self, pair: OpPair) -> None:
-        self.forward = _define(pair, pair.forward, "forward", pair.fake_outputs)
-        self.backward = _define(pair, pair.backward, "backward", pair.fake_gradients)
+    def __init__(self, pair: OpPair, fake_forward: Function) -> None:
+        self.forward = _define(pair, pair.forward, "forward", fake_forward)
+        self.backward = _define(pair, pair.backward, "backward", _fake_gradients)
         save, gradients = partial(_save, pair), partial(_gradients, pair, self.backward)
         self.forward.register_autograd(gradients, setup_context=save)
         once = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
@@ -46,13 +48,12 @@ def _define(pair: OpPair, op: OpDef, direction: str, fake: Function) -> Any:
 
     def run(function: Function, *arguments: Any) -> tuple[Any, ...]:
         *arrays, text = arguments
-        found = function(_from_text(op.spec_type, text), arrays)
-        x = arrays[op.x]
+        x, found = arrays[op.x], function(pair, _from_text(op.spec_type, text), arrays)
         return tuple(x.new_empty(0, dtype=torch.bool) if one is None else one for one in found)
 
     operator = torch.library.custom_op(
         f"cunorm::{pair.name}_{direction}",
-        partial(run, partial(_own_outputs, pair, op)),
+        partial(run, partial(_own_outputs, op)),
         mutates_args=(),
         schema=f"({', '.join(inputs)}, str spec) -> ({outputs})",
     )
@@ -61,16 +62,15 @@ def _define(pair: OpPair, op: OpDef, direction: str, fake: Function) -> Any:
     return operator
 
 
-def _own_outputs(pair: OpPair, op: OpDef, spec: Any, arrays: Tensors) -> list[Any]:
-    """Return outputs with the promised strides, None for absent ones and for copies of others."""
+def _own_outputs(op: OpDef, pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    """Return outputs with the promised strides, None for absent ones and for x or dx again."""
     x = arrays[op.x]
     first, *others = pair.run(op, spec, arrays)
-    others = [None if one is x or one is first else one for one in others]
     if first is not None:
-        promised = pair.like(x, dtype=first.dtype, device="meta").stride()
+        promised = _empty_like(pair, x, dtype=first.dtype, device="meta").stride()
         if first.stride() != promised:
-            first = pair.like(x, dtype=first.dtype).copy_(first)
-    return [first, *others]
+            first = _empty_like(pair, x, dtype=first.dtype).copy_(first)
+    return [first, *(None if one is x or one is first else one for one in others)]
 
 
 def present(outputs: Sequence[Any]) -> list[Any]:
@@ -80,23 +80,78 @@ def present(outputs: Sequence[Any]) -> list[Any]:
 
 @torch.compiler.assume_constant_result  # which torch.compile could not follow
 def forward_text(name: str, *params: Any) -> str:
-    """Return the spec of a forward of a pair that saves statistics, of its scalars."""
+    """Return the spec of a forward of a pair of that name, for `saving`."""
     plain = {torch.SymInt: int, torch.SymFloat: float}
-    params = tuple(plain[type(one)](one) if type(one) in plain else one for one in params)
-    pair = next(pair for pair in (ROW, GROUP) if pair.name == name)
-    return _to_text(saving(parse(pair.forward, params)))  # type: ignore[no-any-return]
+    params = tuple([plain[type(one)](one) if type(one) in plain else one for one in params])
+    forward = next(pair.forward for pair in (ROW, GROUP) if pair.name == name)
+    return _to_text(saving(parse(forward, params)))  # type: ignore[no-any-return]
 
 
 @memoize()
 def saving(spec: Any) -> Any:
-    """Return the spec of the same forward that also returns statistics."""
+    """Return the spec of a forward that also returns statistics."""
     return replace(spec, saves=True)
+
+
+# --- fake tensors ---------------------------------------------------------------------------------
+
+
+def _empty_like(pair: OpPair, x: Any, **options: Any) -> Any:
+    """Return an empty tensor that lies as outputs of x's shape do."""
+    layout = torch.contiguous_format if pair.has_stream else torch.preserve_format
+    return torch.empty_like(x, memory_format=layout, **options)
+
+
+def _torch_dtype(dtype: DType | None) -> torch.dtype | None:
+    return None if dtype is None else getattr(torch, dtype.name)
+
+
+def _fake_row_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    x, residual, _, weight, _ = arrays
+    dtype = _torch_dtype(spec.dtype)
+    if dtype is None and spec.rounds_row and weight is not None:
+        dtype = torch.promote_types(x.dtype, weight.dtype)
+    stream = _torch_dtype(spec.residual_dtype) if residual is None else residual.dtype
+    has_new = residual is not None or stream not in (None, x.dtype)
+    shape = (*x.shape[: spec.axis], *([spec.groups] if spec.groups > 1 else []))
+    mean, rstd = (x.new_empty(shape, dtype=compute_type(x.dtype, stream)) for _ in range(2))
+    return [
+        _empty_like(pair, x, dtype=dtype),
+        _empty_like(pair, x, dtype=stream) if has_new else None,
+        mean if spec.center else None,
+        rstd,
+    ]
+
+
+def _fake_group_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    x = arrays[0]
+    groups = x.shape[spec.channel_axis] if spec.num_groups is None else spec.num_groups
+    shape = (x.shape[0], groups)
+    mean, rstd = (x.new_empty(shape, dtype=compute_type(x.dtype)) for _ in range(2))
+    return [_empty_like(pair, x, dtype=_torch_dtype(spec.dtype)), mean, rstd]
+
+
+def _fake_gradients(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    named = dict(zip(pair.backward.inputs, arrays, strict=True))
+    x = named["x"]
+    x_dtype = _torch_dtype(spec.x_dtype) if pair.has_stream else x.dtype
+    named["residual"] = None if x.dtype == x_dtype else x  # dx stands for it
+
+    def fake(name: str) -> Any:
+        operand = named[name]
+        if operand is None or name.replace("residual", "x") not in spec.needs:
+            return None
+        if name in pair.backward.parameters:
+            return x.new_empty(operand.shape, dtype=operand.dtype)
+        return _empty_like(pair, x, dtype=x_dtype if name == "x" else operand.dtype)
+
+    return [fake(name) for name in pair.operands]
 
 
 # --- gradients ------------------------------------------------------------------------------------
 
 
-def backward_by(pair: OpPair, operator: Function, spec: Any, arrays: Tensors) -> list[Any]:
+def run_backward(pair: OpPair, operator: Function, spec: Any, arrays: Tensors) -> list[Any]:
     """Return the outputs of a backward, by its operator."""
     outputs = present(operator(*arrays, _to_text(spec)))
     if pair.has_stream and outputs[-1] is None:
@@ -112,9 +167,9 @@ def _save(pair: OpPair, ctx: Any, inputs: Tensors, output: Tensors) -> None:
 
 
 def _gradients(pair: OpPair, operator: Function, ctx: Any, dy: Any, *others: Any) -> Any:
-    wanted, run = tuple(ctx.needs_input_grad[:-1]), partial(backward_by, pair, operator)
-    gradients = pair.gradients(run, ctx, wanted, dy, others[0] if pair.has_stream else None)
-    return (*pair.in_order(gradients, wanted), None)
+    wanted, d_residual = tuple(ctx.needs_input_grad[:-1]), others[0] if pair.has_stream else None
+    run = partial(run_backward, pair, operator)
+    return (*pair.gradients(ctx, wanted, dy, d_residual, run), None)
 
 
 def _transformable(operator: Function, save: Function, gradients: Function) -> Function:
@@ -146,48 +201,52 @@ def _refuse(ctx: Any, *_: Any) -> Any:
 def _run_batch(
     pair: OpPair, op: OpDef, operator: Function, info: Any, dims: Sequence[Any], *arguments: Any
 ) -> Batched:
-    """Run a batch of calls as one, whose rows or samples are theirs, or one by one."""
+    """Run a batch of calls as one, with more rows or samples; one by one where that cannot be."""
     *arrays, text = arguments
     batch, count = info.batch_size, len(arrays) - len(op.parameters)
     has_sums = any(name[1:] in _from_text(op.spec_type, text).needs for name in op.sums)
     if has_sums or any(isinstance(dim, int) for dim in dims[count:]):
-        return _one_by_one(operator, batch, dims, arguments)
+        return _run_items(operator, batch, dims, arguments)
 
     def merged(array: Any, dim: Any) -> Any:
         if array is None:
             return None
-        is_batch = isinstance(dim, int)
-        return pair.merged(array.movedim(dim, 0) if is_batch else array.expand(batch, *array.shape))
+        array = array.movedim(dim, 0) if isinstance(dim, int) else array.expand(batch, *array.shape)
+        return array if pair.has_stream else array.flatten(0, 1)
+
+    def parted(output: Any) -> Any:
+        if output.dtype == torch.bool:
+            return output.new_empty(batch, 0)
+        return output if pair.has_stream else output.unflatten(0, (batch, -1))
 
     rows = map(merged, arrays[:count], dims)
-    outputs = operator(*rows, *arrays[count:], _merged_text(pair, op.spec_type, text))
-    outputs = tuple(
-        one.new_empty(batch, 0) if one.dtype == torch.bool else pair.parted(one, batch)
-        for one in outputs
-    )
-    return outputs, (0,) * len(outputs)
+    outputs = operator(*rows, *arrays[count:], _merged_text(op.spec_type, text))
+    return tuple(map(parted, outputs)), (0,) * len(outputs)
 
 
 @memoize()
-def _merged_text(pair: OpPair, spec_type: type, text: str) -> str:
-    return spec_to_json(pair.merged_spec(_from_text(spec_type, text)))
+def _merged_text(spec_type: type, text: str) -> str:
+    """Return the spec of a call whose rows have one more axis in front, or more samples."""
+    spec = _from_text(spec_type, text)
+    axis = getattr(spec, "axis", -1)
+    return text if axis < 0 else spec_to_json(replace(spec, axis=axis + 1))
 
 
-def _one_by_one(
+def _run_items(
     operator: Function, batch: int, dims: Sequence[Any], arguments: Sequence[Any]
 ) -> Batched:
     """Call an operator for each item of a batch: what all rows share differs between them."""
-    calls = [
-        operator(
-            *(
-                one.select(dim, item) if isinstance(dim, int) else one
-                for one, dim in zip(arguments, dims, strict=True)
-            )
-        )
-        for item in range(batch)
-    ]
+
+    def item_of(number: int) -> list[Any]:
+        both = zip(arguments, dims, strict=True)
+        return [one.select(dim, number) if isinstance(dim, int) else one for one, dim in both]
+
+    calls = [operator(*item_of(number)) for number in range(batch)]
     outputs = tuple(torch.stack(items) for items in zip(*calls, strict=True))
     return outputs, (0,) * len(outputs)
 
 
-OPERATORS = {pair.name: Operators(pair) for pair in (ROW, GROUP)}
+OPERATORS = {
+    "row_norm": Operators(ROW, _fake_row_outputs),
+    "group_norm": Operators(GROUP, _fake_group_outputs),
+}

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_NUMBERS = (int, float)
 
 
 class DispatchMode(Enum):
@@ -52,3 +53,9 @@ def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...])
         if not isinstance(array, torch.Tensor) and (array is not None or name == "x"):
             got = "None" if array is None else f"a {type(array).__qualname__}"
             raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor")
+
+
+def specialized(scalar: Any) -> Any:
+    """Return a scalar, as a number where torch.compile has a symbol: a set has none of those."""
+    is_traced = torch.compiler.is_dynamo_compiling() and isinstance(scalar, _NUMBERS)
+    return {scalar}.pop() if is_traced else scalar

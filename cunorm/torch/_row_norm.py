@@ -10,6 +10,7 @@ from torch import Tensor
 from cunorm._core.memo import typed_key
 from cunorm.results import AddNorm
 from cunorm.torch._autograd import call
+from cunorm.torch._modes import specialized
 from cunorm.torch._pair import ROW
 
 
@@ -315,7 +316,15 @@ def normalize(
     (tensor([[0.6000, 0.8000]]), tensor([[ 0.1280, -0.0960]]))
     """
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    params = ("normalize", *norm, typed_key(c), weight_offset, weight is not None, eps, dtype)
+    params = (
+        "normalize",
+        *norm,
+        typed_key(specialized(c)),
+        weight_offset,
+        weight is not None,
+        eps,
+        dtype,
+    )
     return call(ROW, params, (x, None, gate, weight, bias))[0]
 
 
@@ -371,7 +380,7 @@ def add_normalize(
     tensor([[1.1680, 0.9760]])
     """
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (typed_key(c), weight_offset, weight is not None, eps)
+    scale = (typed_key(specialized(c)), weight_offset, weight is not None, eps)
     params = ("add_normalize", *norm, *scale, dtype, residual_dtype, False, True)
     return _add_norm(params, (x, residual, gate, weight, bias))
 
