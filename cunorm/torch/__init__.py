@@ -9,9 +9,7 @@ transformed by torch.func; a second derivative is computed by torch's own operat
 from cunorm.results import AddNorm
 from cunorm.torch._centered_modules import GroupNorm, LayerNorm
 from cunorm.torch._group_norm import group_norm, instance_norm
-from cunorm.torch._layer_norm import add_layer_norm, layer_norm
 from cunorm.torch._modules import AddRMSNorm, GatedRMSNorm, RMSNorm
-from cunorm.torch._normalize import add_normalize, normalize
 from cunorm.torch._replace import (
     LeftNorm,
     ReplacedNorm,
@@ -19,7 +17,15 @@ from cunorm.torch._replace import (
     replace_norms,
     restore_norms,
 )
-from cunorm.torch._rms_norm import add_rms_norm, l2_norm, rms_norm
+from cunorm.torch._row_norm import (
+    add_layer_norm,
+    add_normalize,
+    add_rms_norm,
+    l2_norm,
+    layer_norm,
+    normalize,
+    rms_norm,
+)
 
 __all__ = [
     "AddNorm",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cunorm.torch._group_norm import group_norm
-from cunorm.torch._layer_norm import layer_norm
+from cunorm.torch._row_norm import layer_norm
 
 
 class LayerNorm(torch.nn.LayerNorm):

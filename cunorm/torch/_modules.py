@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cunorm.results import AddNorm
 from cunorm.torch._centered_modules import autocast_dtype, changed, check_row_shape, row_axis
-from cunorm.torch._rms_norm import add_rms_norm, rms_norm
+from cunorm.torch._row_norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(torch.nn.RMSNorm):

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cunorm.torch._layer_norm import layer_norm
-from cunorm.torch._rms_norm import rms_norm
+from cunorm.torch._row_norm import layer_norm, rms_norm
 
 Bounds = tuple[Tensor, Tensor]
 
