@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cunorm
-from tests.support.calls import FUNCTIONS, call_of, nothing_known, planning_forbidden, to
+from tests.support.calls import nothing_known, planning_forbidden, to
 from tests.support.internals import Loaded
 from tests.support.kinds import Foreign
 from tests.support.processes import in_process
@@ -126,6 +126,7 @@ def test_clear_cache_leaves_nothing_behind(tmp_path):
     """Nor does it leave what modules that were imported later keep."""
     code = """
 from tests.memory.test_cache_of_calls import *
+from tests.support.calls import FUNCTIONS, call_of
 for name in cunorm.__all__:
     getattr(cunorm, name)
 for kind in KINDS:
