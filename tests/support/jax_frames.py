@@ -14,9 +14,9 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
-from cunorm.jax import _frame, _handler  # noqa: E402
-from cunorm.jax._kinds import settle  # noqa: E402, F401
-from cunorm.jax._op import Array, Op  # noqa: E402, F401
+from cunorm.jax import _ffi, _handler, _vjp  # noqa: E402, F401
+from cunorm.jax import _xla_structs as _frame  # noqa: E402
+from cunorm.jax._call import Call  # noqa: E402, F401
 
 STREAM = 0x5EED
 CONTEXT = 0xC0
@@ -89,8 +89,8 @@ class Frame:
         value = self._keep(ctypes.create_string_buffer(content, len(content)))
         span = self._keep(_frame._Span(ctypes.addressof(value), len(content)))
         spans = self._keep((ctypes.c_void_p * 1)(ctypes.addressof(span)))
-        self.frame = _frame.Frame(
-            struct_size=ctypes.sizeof(_frame.Frame),
+        self.frame = _frame._Frame(
+            struct_size=ctypes.sizeof(_frame._Frame),
             api=ctypes.addressof(api.struct),
             context=CONTEXT,
             stage=stage,
