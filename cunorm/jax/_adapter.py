@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -31,7 +30,7 @@ from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, Plan
 from cunorm._core.tensor import ArrayView, TensorSpec
 from cunorm.jax import _ffi
-from cunorm.jax._call import Call
+from cunorm.jax._call import Call, picker
 
 _ALIGNMENT = 64  # XLA copies a host buffer that is aligned to less
 
@@ -154,11 +153,12 @@ class _EagerCall:
         self._function, self._plan = spec.function, plan
         self._has_float64 = _ffi.has_float64(plan)
         self._compiled = _compiled(op, spec)
-        sources = dict(plan.shared)
-        ranks = {place: rank for rank, place in enumerate(range(op.first_output), 1)}
-        ranks |= {one.place: rank for rank, one in enumerate(plan.outputs, len(ranks) + 1)}
+        shared, inputs = dict(plan.shared), range(op.first_output)
         places = range(op.first_output, op.array_count - 1)
-        self._order = itemgetter(*[ranks.get(sources.get(place, place), 0) for place in places])
+        self._pick = picker(
+            (*inputs, *(place for place, _ in plan.outputs)),
+            (shared.get(place, place) for place in places),
+        )
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs."""
@@ -166,7 +166,7 @@ class _EagerCall:
             _ffi.check_x64(self._function, self._plan)  # which may be turned on and off
         with jax.ensure_compile_time_eval():  # inside a jit, too, where the call is not traced
             outputs = self._compiled(inputs)
-        return [*self._order((None, *inputs, *outputs))]
+        return [*self._pick((None, *inputs, *outputs))]
 
 
 @memoize()
@@ -180,8 +180,7 @@ def _eager_call(
     inputs, given = facts[: op.first_output], facts[op.first_output :]
     if None in inputs[: op.required] or any(given):
         return None
-    described = [None if one is None else jax.ShapeDtypeStruct(*one) for one in inputs]
-    plan = Call.of(op, spec, described).plan
+    plan = Call.of_facts(op, spec, inputs).plan
     (device,) = where.device_set
     if device.platform == "cpu":
         has_compiler()

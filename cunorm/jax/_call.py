@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from cunorm._core.dtypes import DTYPES, dtype_of
@@ -15,6 +16,8 @@ from cunorm._core.serialize import spec_from_json, spec_to_json
 from cunorm._core.tensor import CPU, Device, OptionalSpecs, TensorSpec, contiguous
 from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+
+Picker = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 _VERSION = 2  # of the text
 _OPS = {op.name: op for op in (ROW_FORWARD, ROW_BACKWARD, GROUP_FORWARD, GROUP_BACKWARD)}
@@ -40,8 +43,15 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, op: OpDef, spec: Any, arrays: Sequence[Any]) -> Call:
         """Return a call on arrays, traced or not; a dtype that no kernel reads is an error."""
-        named = zip(op.inputs, arrays, strict=True)
-        return cls(op, spec, tuple([_describe(spec.function, *one) for one in named]))
+        facts = [None if array is None else (array.shape, array.dtype) for array in arrays]
+        return cls.of_facts(op, spec, facts)
+
+    @classmethod
+    def of_facts(cls, op: OpDef, spec: Any, facts: Sequence[Any]) -> Call:
+        """Return the same, for the shape and dtype of each array, None where it is absent."""
+        function, named = spec.function, zip(op.inputs, facts, strict=True)
+        inputs = [None if one is None else _describe(function, name, *one) for name, one in named]
+        return cls(op, spec, tuple(inputs))
 
     @property
     def plan(self) -> Plan:
@@ -87,12 +97,19 @@ def changed(spec: Any, **fields: Any) -> Any:
     return replace(spec, **fields)
 
 
-def _describe(function: str, name: str, array: Any) -> TensorSpec | None:
-    if array is None:
-        return None
-    if not all(isinstance(size, int) for size in array.shape):
+def _describe(function: str, name: str, shape: tuple[Any, ...], dtype: Any) -> TensorSpec:
+    if not all(isinstance(size, int) for size in shape):
         raise TypeError(
-            f"{function}: {name} has shape {array.shape}, expected sizes that are known: export "
-            "the function for each of the shapes"
+            f"{function}: {name} has shape {shape}, expected sizes that are known: export the "
+            "function for each of the shapes"
         )
-    return contiguous(array.shape, dtype_of(function, name, array.dtype), CPU)
+    return contiguous(shape, dtype_of(function, name, dtype), CPU)
+
+
+def picker(sources: Iterable[int], places: Iterable[int]) -> Picker:
+    """Return a function that picks the array at each place.
+
+    It takes a tuple of what stands for an absent array, and then of the arrays at `sources`.
+    """
+    ranks = {source: rank for rank, source in enumerate(sources, 1)}
+    return itemgetter(*[ranks.get(place, 0) for place in places])

@@ -8,8 +8,7 @@ allocates nothing on a GPU: results and workspace are XLA's.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable
 from typing import Any
 
 from cunorm._arrays.cupy import cupy
@@ -17,7 +16,7 @@ from cunorm._backends import cuda
 from cunorm._core.tensor import CPU, Device
 from cunorm._dispatch import cache_entry, caps_for, cpu_run
 from cunorm.jax import _xla_structs as xla
-from cunorm.jax._call import Call
+from cunorm.jax._call import Call, picker
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _checked: set[int] = set()  # where an api lies whose version is known
@@ -85,10 +84,7 @@ class _Executable:
         if has_workspace:
             results.append(count - 1)
         self.run, self._counts = run, (len(arguments), len(results))
-        ranks = {place: rank for rank, place in enumerate((*arguments, *results), 1)}
-        self._order: Callable[[Sequence[int]], tuple[int, ...]] = itemgetter(
-            *[ranks.get(place, 0) for place in range(count)]
-        )
+        self._pick = picker((*arguments, *results), range(count))
 
     def pointers(self, counts: tuple[int, int], found: list[int]) -> tuple[int, ...]:
         """Return where all arrays lie, 0 for none: of so many arguments, and of results."""
@@ -97,7 +93,7 @@ class _Executable:
                 f"XLA gives {counts[0]} arguments and {counts[1]} results, expected "
                 f"{self._counts[0]} and {self._counts[1]}"
             )
-        return self._order((0, *found))
+        return self._pick((0, *found))
 
 
 def _load_on_cpu(text: bytes) -> _Executable:
