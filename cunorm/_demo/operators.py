@@ -14,6 +14,7 @@ import numpy as np
 
 import cunorm
 from cunorm import reference
+from cunorm._row_norm.spec import MODELS
 from cunorm.reference.tolerance import Tolerance, bound
 from cunorm.results import AddNorm
 
@@ -135,7 +136,7 @@ class Operator:
         groups = options.get("groups", options.get("num_groups", 1))
         is_first = options.get("channel_axis") == 1
         d = x.shape[1 if is_first else -1] // groups
-        is_rounded = options.get("round_before_weight", False)
+        is_rounded = MODELS["Llama"].items() <= options.items()
         return Tolerance(
             x,
             operands.get("weight"),
@@ -211,8 +212,7 @@ def operators_of(dtype: str, width: int) -> list[Operator]:
             "post-gate": {"gate_position": "post"},
             "pre-gate": {"gate_position": "pre"},
             "groups": {"groups": math.gcd(width, 24)},
-            "Gemma": {"weight_offset": 1.0},
-            "Llama": {"round_before_weight": True},
+            **MODELS,
         }
         operators += [Operator("rms_norm", weight, 1e-6, *form) for form in forms.items()]
     group_norm = partial(Operator, "group_norm", both, 1e-5, center=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import Enum, auto
 from typing import Any, Final
 
 from cunorm._core import validate
@@ -12,7 +13,14 @@ from cunorm._core.memo import memoize
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 NEEDS = ("x", "weight", "bias")
-EACH_CHANNEL: Final = object()  # in place of a number of groups: as many as channels
+
+
+class _NumGroups(Enum):
+    EACH_CHANNEL = auto()
+
+
+# In place of a number of groups: as many as channels. torch.compile takes no bare object for this.
+EACH_CHANNEL: Final = _NumGroups.EACH_CHANNEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)

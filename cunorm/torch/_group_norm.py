@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from cunorm.torch._group_norm_function import group_norm_of
+from cunorm._group_norm.spec import EACH_CHANNEL
+from cunorm.torch._autograd import call
+from cunorm.torch._pair import GROUP
 
 
 def group_norm(
@@ -23,25 +25,15 @@ def group_norm(
 ) -> Tensor:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
-    As `cunorm.group_norm`, whose sources, rounding and memory layouts are the same; g is the
-    activation::
+    As `cunorm.group_norm`, but differentiable; x, mean, rstd and the parameters are kept for the
+    backward, which computes again what the activation, g, was given::
 
         y = g((x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias)
 
     Parameters
     ----------
-    x : Tensor
-        Of shape ``(N, ..., C)`` or, with channel_axis 1, ``(N, C, ...)``; float16, bfloat16,
-        float32 or float64, on the CPU or on CUDA.
-    num_groups : int
-        Into how many groups of neighbours the channels fall; a divisor of C.
-    weight, bias : Tensor, optional
-        Of shape ``(C,)``, each of its own dtype of the four.
-    eps, activation, dtype : optional
-        As for `cunorm.group_norm`.
-    channel_axis : int, optional
-        -1 or 1: which axis of x is that of the channels; for x as torch's own norms have it 1,
-        in ``torch.channels_last`` too.
+    x, weight, bias : Tensor
+        On the CPU or on CUDA. All arguments are as for `cunorm.group_norm`; there is no `out`.
 
     Returns
     -------
@@ -51,12 +43,7 @@ def group_norm(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `cunorm.group_norm` does, and if an argument is no tensor.
-
-    Notes
-    -----
-    For the backward x, mean, rstd and the parameters are kept, and nothing else: what the
-    activation was given is computed again.
+        As `cunorm.group_norm` does, and if an operand is no tensor.
 
     Examples
     --------
@@ -68,10 +55,8 @@ def group_norm(
     >>> weight.grad
     tensor([0.7276, 1.2127, 0.7276, 1.2127])
     """
-    if num_groups is None:  # which means to `group_norm_of` as many as there are channels
-        raise TypeError("group_norm: num_groups is None, expected an int")
-    said = (num_groups, activation, channel_axis)
-    return group_norm_of("group_norm", (x, weight, bias), said, eps, dtype)
+    params = ("group_norm", num_groups, activation, channel_axis, eps, dtype)
+    return call(GROUP, params, (x, weight, bias))[0]
 
 
 def instance_norm(
@@ -86,13 +71,11 @@ def instance_norm(
 ) -> Tensor:
     """Apply `group_norm` with each channel a group of its own.
 
-    As `cunorm.instance_norm`, whose source, rounding and memory layouts are the same.
+    As `cunorm.instance_norm`, but differentiable.
 
     Parameters
     ----------
     x, weight, bias : Tensor
-        As for `group_norm`.
-    eps, activation, channel_axis, dtype : optional
         As for `group_norm`.
 
     Returns
@@ -105,10 +88,6 @@ def instance_norm(
     TypeError, ValueError, ImportError, RuntimeError
         As `group_norm` does.
 
-    Notes
-    -----
-    For the backward x, mean, rstd and the parameters are kept, and nothing else.
-
     Examples
     --------
     >>> import torch
@@ -117,5 +96,5 @@ def instance_norm(
     tensor([[[-1.0000, -1.0000],
              [ 1.0000,  1.0000]]])
     """
-    said = (None, activation, channel_axis)
-    return group_norm_of("instance_norm", (x, weight, bias), said, eps, dtype)
+    params = ("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
+    return call(GROUP, params, (x, weight, bias))[0]

@@ -1,86 +1,390 @@
 # SPDX-License-Identifier: MIT
-"""Row norms that autograd records: the eager way, and which way each call takes."""
+"""Row norms, differentiable."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
+from cunorm._core.memo import typed_key
 from cunorm.results import AddNorm
-from cunorm.row_norm._backward import GradArrays, NormBackward, backward
-from cunorm.row_norm._forward import Arrays, Norm, forward
-from cunorm.row_norm._forward_plan import Options
-from cunorm.torch import _row_norm_operator as operator
-from cunorm.torch._row_norm_formula import differentiable_gradients
-from cunorm.torch._ways import Way, any_batched, resolved, torch_dtype, way_of
-
-# What each operand's gradient is called in `needs`: the two of x and residual are one.
-_NEEDS = ("x", "x", "gate", "weight", "bias")
+from cunorm.torch._autograd import call
+from cunorm.torch._modes import specialized
+from cunorm.torch._pair import ROW
 
 
-def row_norm(
-    norm: Norm, arrays: Arrays, dtype: Any, residual_dtype: Any = None, *, streams: bool = False
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Tensor | None = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+) -> Tensor:
+    """Divide each row of x by its root mean square.
+
+    As `cunorm.rms_norm`, but differentiable, which is also said of the other functions here; the
+    backward needs x, rstd, gate and weight, which are kept::
+
+        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
+
+    Parameters
+    ----------
+    x, weight, gate : Tensor
+        On the CPU or on CUDA. All arguments are as for `cunorm.rms_norm`; there is no `out`.
+
+    Returns
+    -------
+    Tensor
+        y, contiguous, of x's shape and device.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `cunorm.rms_norm` does, and if an operand is no tensor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import cunorm.torch
+    >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
+    >>> cunorm.torch.rms_norm(x)[0, 0].backward()
+    >>> x.grad
+    tensor([[ 0.1960, -0.0280]])
+    """
+    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    params = ("rms_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
+    return call(ROW, params, (x, None, gate, weight, None))[0]
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Tensor | None = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    residual_dtype: Any = None,
 ) -> AddNorm:
-    """Return y and, if that is asked for, the new residual stream, x itself where it is that."""
-    way = way_of(norm.function, Arrays._fields, arrays)
-    if way is Way.PLAIN:
-        result = forward(norm, arrays, Options(dtype, residual_dtype, streams=streams), None)
-        return AddNorm(result.y, result.residual)
-    if way is Way.RECORDED:
-        options = Options(dtype, residual_dtype, saves=True, streams=streams)
-        y, stream = _RowNorm.apply(norm, options, *arrays)
-    else:
-        asked = torch_dtype(norm.function, "dtype", dtype)
-        asked_residual = torch_dtype(norm.function, "residual_dtype", residual_dtype)
-        run = operator.transformed if way is Way.TRANSFORMED else operator.forward_operator
-        y, stream = operator.row_norm(run, norm, arrays, asked, asked_residual)
-    return AddNorm(y, arrays.x if stream is None else stream)
+    """Add x to the residual stream, and apply `rms_norm` to the new stream.
+
+    As `cunorm.add_rms_norm`, but differentiable. The backward keeps the new stream in place of x,
+    and adds the gradient that reaches it in the same pass::
+
+        s = x + residual                        rounded to residual's dtype: the new stream
+        y = rms_norm(s, weight)
+
+    Parameters
+    ----------
+    x, residual, weight, gate : Tensor
+        As for `rms_norm`. Without residual x is the new stream.
+
+    Returns
+    -------
+    AddNorm
+        ``y`` and ``residual``, the new stream, both differentiable.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `rms_norm` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import cunorm.torch
+    >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
+    >>> y, stream = cunorm.torch.add_rms_norm(x, torch.zeros(1, 2))
+    >>> (y.sum() + stream.sum()).backward()
+    >>> x.grad
+    tensor([[1.1680, 0.9760]])
+    """
+    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (None, weight_offset, weight is not None, eps)
+    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    return _add_norm(params, (x, residual, gate, weight, None))
 
 
-class _RowNorm(torch.autograd.Function):
-    """A row norm and its gradients. It saves what was normalised, rstd, mean and parameters."""
+def l2_norm(
+    x: Tensor, *, eps: float = 1e-12, axis: int = -1, groups: int = 1, dtype: Any = None
+) -> Tensor:
+    """Scale each row of x to length 1.
 
-    @staticmethod
-    def forward(ctx: Any, norm: Norm, options: Options, *arrays: Any) -> tuple[Any, Any]:
-        """Return y, and the new stream, None where that is x."""
-        x, residual, gate, weight, bias = arrays
-        y, stream, mean, rstd = forward(norm, Arrays(*arrays), options, None)
-        if stream is x:
-            stream = None
-        elif stream is not None and not any(ctx.needs_input_grad[2:4]):
-            ctx.mark_non_differentiable(stream)
-        normalised = x if stream is None else stream
-        ctx.norm, ctx.dtypes, ctx.has_residual = norm, (x.dtype, y.dtype), residual is not None
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(normalised, rstd, mean, gate, weight, bias)
-        return y, stream
+    As `cunorm.l2_norm`, but differentiable; x and rstd are kept for the backward::
 
-    @staticmethod
-    def backward(ctx: Any, dy: Any, d_residual: Any) -> tuple[Any, ...]:
-        """Return a gradient for each argument of `forward`, None where none is needed."""
-        wanted = ctx.needs_input_grad[2:]
-        if dy is None or torch.is_grad_enabled():
-            made = differentiable_gradients(ctx.norm, ctx.dtypes, ctx.saved_tensors, dy, d_residual)
-        else:
-            made = _gradients(ctx, wanted, dy, d_residual)
-        dx, dresidual, *others = made
-        found = (dx, dresidual if ctx.has_residual else None, *others)
-        kept = (gradient if want else None for gradient, want in zip(found, wanted, strict=True))
-        return (None, None, *kept)
+        y = x / sqrt(sum(x * x) + eps)
+
+    ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps) instead, and its ``dim``
+    is one axis alone.
+
+    Parameters
+    ----------
+    x : Tensor
+        As for `rms_norm`.
+
+    Returns
+    -------
+    Tensor
+        y, contiguous, of x's shape and device.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `rms_norm` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import cunorm.torch
+    >>> cunorm.torch.l2_norm(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000]])
+    """
+    norm = (False, axis, groups, False, "silu", "post", typed_key(1.0), 0.0, False, eps)
+    params = ("l2_norm", *norm, dtype, None, False, False, True)
+    return call(ROW, params, (x, None, None, None, None))[0]
 
 
-def _gradients(ctx: Any, wanted: tuple[bool, ...], dy: Any, d_residual: Any) -> tuple[Any, ...]:
-    """Return the kernels' gradients, in the order of Arrays."""
-    normalised, rstd, mean, gate, weight, bias = ctx.saved_tensors
-    norm: Norm = ctx.norm
-    x_dtype = ctx.dtypes[0]
-    needs = tuple({name for name, want in zip(_NEEDS, wanted, strict=True) if want})
-    arrays = GradArrays(
-        resolved(dy), normalised, rstd, mean, resolved(d_residual), gate, weight, bias
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Tensor | None = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+) -> Tensor:
+    """Shift and scale each row of x to mean 0 and variance 1.
+
+    As `cunorm.layer_norm`, but differentiable; x, mean, rstd, gate and the parameters are kept for
+    the backward::
+
+        y = (x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * (weight + weight_offset) + bias
+
+    Parameters
+    ----------
+    x, weight, bias, gate : Tensor
+        As for `rms_norm`; all arguments are as for `cunorm.layer_norm`.
+
+    Returns
+    -------
+    Tensor
+        y, contiguous, of x's shape and device.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `rms_norm` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import cunorm.torch
+    >>> bias = torch.zeros(2, requires_grad=True)
+    >>> y = cunorm.torch.layer_norm(torch.tensor([[1.0, 3.0]]), bias=bias)
+    >>> y.sum().backward()
+    >>> y.detach(), bias.grad
+    (tensor([[-1.0000,  1.0000]]), tensor([1., 1.]))
+    """
+    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    params = ("layer_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
+    return call(ROW, params, (x, None, gate, weight, bias))[0]
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Tensor | None = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    residual_dtype: Any = None,
+) -> AddNorm:
+    """Add x to the residual stream, and apply `layer_norm` to the new stream.
+
+    As `cunorm.add_layer_norm`, but differentiable, with what `add_rms_norm` says::
+
+        s = x + residual                        rounded to residual's dtype: the new stream
+        y = layer_norm(s, weight, bias)
+
+    Parameters
+    ----------
+    x, residual, weight, bias, gate : Tensor
+        As for `add_rms_norm`.
+
+    Returns
+    -------
+    AddNorm
+        ``y`` and ``residual``, the new stream, both differentiable.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `rms_norm` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import cunorm.torch
+    >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
+    >>> y, stream = cunorm.torch.add_layer_norm(x, torch.zeros(1, 2))
+    >>> (y.sum() + stream.sum()).backward()
+    >>> x.grad
+    tensor([[1., 1.]])
+    """
+    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (None, weight_offset, weight is not None, eps)
+    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    return _add_norm(params, (x, residual, gate, weight, bias))
+
+
+def normalize(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    c: float | None = None,
+    center: bool = False,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Tensor | None = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+) -> Tensor:
+    """Normalise each row of x to the length c, by default the square root of its width.
+
+    As `cunorm.normalize`, but differentiable; x, rstd, gate, the parameters and, if centred, mean
+    are kept for the backward::
+
+        q = x - mean(x)     if center, else x
+        y = c / sqrt(d) * q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
+
+    Parameters
+    ----------
+    x, weight, bias, gate : Tensor
+        As for `rms_norm`; all arguments are as for `cunorm.normalize`.
+
+    Returns
+    -------
+    Tensor
+        y, contiguous, of x's shape and device.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `rms_norm` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import cunorm.torch
+    >>> x = torch.tensor([[3.0, 4.0]], requires_grad=True)
+    >>> y = cunorm.torch.normalize(x, c=1)
+    >>> y[0, 0].backward()
+    >>> y.detach(), x.grad
+    (tensor([[0.6000, 0.8000]]), tensor([[ 0.1280, -0.0960]]))
+    """
+    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    params = (
+        "normalize",
+        *norm,
+        typed_key(specialized(c)),
+        weight_offset,
+        weight is not None,
+        eps,
+        dtype,
     )
-    if any_batched(dy, d_residual):
-        return operator.gradients(operator.backward_operator, norm, arrays, x_dtype, needs)
-    asked = NormBackward(norm.function, norm.variant, norm.c, norm.weight_offset, x_dtype, needs)
-    grads = backward(asked, arrays, None, None)
-    return (grads.dx, grads.dresidual, grads.dgate, grads.dweight, grads.dbias)
+    return call(ROW, params, (x, None, gate, weight, bias))[0]
+
+
+def add_normalize(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    c: float | None = None,
+    center: bool = False,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Tensor | None = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    residual_dtype: Any = None,
+) -> AddNorm:
+    """Add x to the residual stream, and apply `normalize` to the new stream.
+
+    As `cunorm.add_normalize`, but differentiable, with what `add_rms_norm` says::
+
+        s = x + residual                        rounded to residual's dtype: the new stream
+        y = normalize(s, weight, bias)
+
+    Parameters
+    ----------
+    x, residual, weight, bias, gate : Tensor
+        As for `add_rms_norm`.
+
+    Returns
+    -------
+    AddNorm
+        ``y`` and ``residual``, the new stream, both differentiable.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `rms_norm` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import cunorm.torch
+    >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
+    >>> y, stream = cunorm.torch.add_normalize(x, torch.zeros(1, 2))
+    >>> (y.sum() + stream.sum()).backward()
+    >>> x.grad
+    tensor([[1.1680, 0.9760]])
+    """
+    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (typed_key(specialized(c)), weight_offset, weight is not None, eps)
+    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, False, True)
+    return _add_norm(params, (x, residual, gate, weight, bias))
+
+
+def _add_norm(params: tuple[Any, ...], arrays: tuple[Any, ...]) -> AddNorm:
+    y, stream, *_ = call(ROW, params, arrays)
+    return AddNorm(y, arrays[0] if stream is None else stream)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: MIT
+"""Norms as operators of torch's dispatcher: for torch.compile, torch.func and modes.
+
+An operator takes the inputs of an OpDef, and its OpSpec as JSON. It returns no None and none of its
+inputs: what is absent is a tensor of bools, of no elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from cunorm._core.dtypes import DType
+from cunorm._core.memo import memoize
+from cunorm._core.plan import OpDef
+from cunorm._core.serialize import spec_from_json, spec_to_json
+from cunorm._dispatch import parse
+from cunorm.torch._formula import compute_type
+from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors
+
+Function = Callable[..., Any]
+Batched = tuple[tuple[Any, ...], tuple[int, ...]]  # outputs, and where each one's batch axis is
+
+_to_text = memoize()(spec_to_json)
+_from_text = memoize()(spec_from_json)
+
+
+class Operators:
+    """The operators of a pair; `transformed` is the forward's for torch.func."""
+
+    def __init__(self, pair: OpPair, fake_forward: Function) -> None:
+        self.forward = _define(pair, pair.forward, "forward", fake_forward)
+        self.backward = _define(pair, pair.backward, "backward", _fake_gradients)
+        save, gradients = partial(_save, pair), partial(_gradients, pair, self.backward)
+        self.forward.register_autograd(gradients, setup_context=save)
+        once = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
+        self.transformed = _transformable(self.forward, save, partial(_gradients, pair, once))
+
+
+def _define(pair: OpPair, op: OpDef, direction: str, fake: Function) -> Any:
+    """Define the operator of an OpDef."""
+    inputs = [f"Tensor{'?' * (n >= op.required)} {name}" for n, name in enumerate(op.inputs)]
+    outputs = ", ".join(["Tensor"] * len(op.outputs))
+
+    def run(function: Function, *arguments: Any) -> tuple[Any, ...]:
+        *arrays, text = arguments
+        x, found = arrays[op.x], function(pair, _from_text(op.spec_type, text), arrays)
+        return tuple(x.new_empty(0, dtype=torch.bool) if one is None else one for one in found)
+
+    operator = torch.library.custom_op(
+        f"cunorm::{pair.name}_{direction}",
+        partial(run, partial(_own_outputs, op)),
+        mutates_args=(),
+        schema=f"({', '.join(inputs)}, str spec) -> ({outputs})",
+    )
+    operator.register_fake(partial(run, fake))
+    operator.register_vmap(partial(_run_batch, pair, op, operator))
+    return operator
+
+
+def _own_outputs(op: OpDef, pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    """Return outputs with the promised strides, None for absent ones and for x or dx again."""
+    x = arrays[op.x]
+    first, *others = pair.run(op, spec, arrays)
+    if first is not None:
+        promised = _empty_like(pair, x, dtype=first.dtype, device="meta").stride()
+        if first.stride() != promised:
+            first = _empty_like(pair, x, dtype=first.dtype).copy_(first)
+    return [first, *(None if one is x or one is first else one for one in others)]
+
+
+def present(outputs: Sequence[Any]) -> list[Any]:
+    """Return what an operator returned, with None for what is absent."""
+    return [None if one.dtype == torch.bool else one for one in outputs]
+
+
+@torch.compiler.assume_constant_result  # which torch.compile could not follow
+def forward_text(name: str, *params: Any) -> str:
+    """Return the spec of a forward of a pair of that name, for `saving`."""
+    plain = {torch.SymInt: int, torch.SymFloat: float}
+    params = tuple([plain[type(one)](one) if type(one) in plain else one for one in params])
+    forward = next(pair.forward for pair in (ROW, GROUP) if pair.name == name)
+    return _to_text(saving(parse(forward, params)))  # type: ignore[no-any-return]
+
+
+@memoize()
+def saving(spec: Any) -> Any:
+    """Return the spec of a forward that also returns statistics."""
+    return replace(spec, saves=True)
+
+
+# --- fake tensors ---------------------------------------------------------------------------------
+
+
+def _empty_like(pair: OpPair, x: Any, **options: Any) -> Any:
+    """Return an empty tensor that lies as outputs of x's shape do."""
+    layout = torch.contiguous_format if pair.has_stream else torch.preserve_format
+    return torch.empty_like(x, memory_format=layout, **options)
+
+
+def _torch_dtype(dtype: DType | None) -> torch.dtype | None:
+    return None if dtype is None else getattr(torch, dtype.name)
+
+
+def _fake_row_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    x, residual, _, weight, _ = arrays
+    dtype = _torch_dtype(spec.dtype)
+    if dtype is None and spec.rounds_row and weight is not None:
+        dtype = torch.promote_types(x.dtype, weight.dtype)
+    stream = _torch_dtype(spec.residual_dtype) if residual is None else residual.dtype
+    has_new = residual is not None or stream not in (None, x.dtype)
+    shape = (*x.shape[: spec.axis], *([spec.groups] if spec.groups > 1 else []))
+    mean, rstd = (x.new_empty(shape, dtype=compute_type(x.dtype, stream)) for _ in range(2))
+    return [
+        _empty_like(pair, x, dtype=dtype),
+        _empty_like(pair, x, dtype=stream) if has_new else None,
+        mean if spec.center else None,
+        rstd,
+    ]
+
+
+def _fake_group_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    x = arrays[0]
+    groups = x.shape[spec.channel_axis] if spec.num_groups is None else spec.num_groups
+    shape = (x.shape[0], groups)
+    mean, rstd = (x.new_empty(shape, dtype=compute_type(x.dtype)) for _ in range(2))
+    return [_empty_like(pair, x, dtype=_torch_dtype(spec.dtype)), mean, rstd]
+
+
+def _fake_gradients(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    named = dict(zip(pair.backward.inputs, arrays, strict=True))
+    x = named["x"]
+    x_dtype = _torch_dtype(spec.x_dtype) if pair.has_stream else x.dtype
+    named["residual"] = None if x.dtype == x_dtype else x  # dx stands for it
+
+    def fake(name: str) -> Any:
+        operand = named[name]
+        if operand is None or name.replace("residual", "x") not in spec.needs:
+            return None
+        if name in pair.backward.parameters:
+            return x.new_empty(operand.shape, dtype=operand.dtype)
+        return _empty_like(pair, x, dtype=x_dtype if name == "x" else operand.dtype)
+
+    return [fake(name) for name in pair.operands]
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def run_backward(pair: OpPair, operator: Function, spec: Any, arrays: Tensors) -> list[Any]:
+    """Return the outputs of a backward, by its operator."""
+    outputs = present(operator(*arrays, _to_text(spec)))
+    if pair.has_stream and outputs[-1] is None:
+        outputs[-1] = outputs[0]  # dx is dresidual, too
+    return outputs
+
+
+def _save(pair: OpPair, ctx: Any, inputs: Tensors, output: Tensors) -> None:
+    *arrays, text = inputs
+    has_two = pair.has_stream and any(ctx.needs_input_grad[:2])
+    ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
+    pair.save(ctx, _from_text(pair.forward.spec_type, text), arrays, present(output))
+
+
+def _gradients(pair: OpPair, operator: Function, ctx: Any, dy: Any, *others: Any) -> Any:
+    wanted, d_residual = tuple(ctx.needs_input_grad[:-1]), others[0] if pair.has_stream else None
+    run = partial(run_backward, pair, operator)
+    return (*pair.gradients(ctx, wanted, dy, d_residual, run), None)
+
+
+def _transformable(operator: Function, save: Function, gradients: Function) -> Function:
+    """Return an operator as torch.func wants it, which does not ask operators for gradients."""
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True  # by the rules of the operators
+        setup_context = staticmethod(save)
+        backward = staticmethod(gradients)
+
+        @staticmethod
+        def forward(*arguments: Any) -> Any:
+            return operator(*arguments)
+
+    run: Function = Transformed.apply
+    return run
+
+
+def _refuse(ctx: Any, *_: Any) -> Any:
+    raise RuntimeError(
+        "cunorm.torch has no second derivatives under torch.func, only through "
+        "torch.autograd.grad(..., create_graph=True)"
+    )
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def _run_batch(
+    pair: OpPair, op: OpDef, operator: Function, info: Any, dims: Sequence[Any], *arguments: Any
+) -> Batched:
+    """Run a batch of calls as one, with more rows or samples; one by one where that cannot be."""
+    *arrays, text = arguments
+    batch, count = info.batch_size, len(arrays) - len(op.parameters)
+    has_sums = any(name[1:] in _from_text(op.spec_type, text).needs for name in op.sums)
+    if has_sums or any(isinstance(dim, int) for dim in dims[count:]):
+        return _run_items(operator, batch, dims, arguments)
+
+    def merged(array: Any, dim: Any) -> Any:
+        if array is None:
+            return None
+        array = array.movedim(dim, 0) if isinstance(dim, int) else array.expand(batch, *array.shape)
+        return array if pair.has_stream else array.flatten(0, 1)
+
+    def parted(output: Any) -> Any:
+        if output.dtype == torch.bool:
+            return output.new_empty(batch, 0)
+        return output if pair.has_stream else output.unflatten(0, (batch, -1))
+
+    rows = map(merged, arrays[:count], dims)
+    outputs = operator(*rows, *arrays[count:], _merged_text(op.spec_type, text))
+    return tuple(map(parted, outputs)), (0,) * len(outputs)
+
+
+@memoize()
+def _merged_text(spec_type: type, text: str) -> str:
+    """Return the spec of a call whose rows have one more axis in front, or more samples."""
+    spec = _from_text(spec_type, text)
+    axis = getattr(spec, "axis", -1)
+    return text if axis < 0 else spec_to_json(replace(spec, axis=axis + 1))
+
+
+def _run_items(
+    operator: Function, batch: int, dims: Sequence[Any], arguments: Sequence[Any]
+) -> Batched:
+    """Call an operator for each item of a batch: what all rows share differs between them."""
+
+    def item_of(number: int) -> list[Any]:
+        both = zip(arguments, dims, strict=True)
+        return [one.select(dim, number) if isinstance(dim, int) else one for one, dim in both]
+
+    calls = [operator(*item_of(number)) for number in range(batch)]
+    outputs = tuple(torch.stack(items) for items in zip(*calls, strict=True))
+    return outputs, (0,) * len(outputs)
+
+
+OPERATORS = {
+    "row_norm": Operators(ROW, _fake_row_outputs),
+    "group_norm": Operators(GROUP, _fake_group_outputs),
+}
