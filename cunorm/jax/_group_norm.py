@@ -5,8 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from cunorm.group_norm._forward import EACH_CHANNEL
-from cunorm.jax import _groups
+from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.spec import EACH_CHANNEL, backward_spec
+from cunorm.jax._vjp import Norm
+
+_group_norm = Norm(
+    GROUP_FORWARD, GROUP_BACKWARD, lambda spec, x_dtype, needs: backward_spec(spec, needs)
+)
 
 
 def group_norm(
@@ -62,10 +67,8 @@ def group_norm(
     array([[[0.  , 0.  , 0.  , 0.  ],
             [0.73, 1.21, 0.73, 1.21]]], dtype=float32)
     """
-    arrays = _groups.Arrays(x, weight, bias)
-    return _groups.group_norm(
-        "group_norm", arrays, num_groups, activation, channel_axis, eps, dtype
-    )
+    params = ("group_norm", num_groups, activation, channel_axis, eps, dtype)
+    return _group_norm(params, (x, weight, bias))[0]
 
 
 def instance_norm(
@@ -111,7 +114,5 @@ def instance_norm(
     array([[[-1., -1.],
             [ 1.,  1.]]], dtype=float32)
     """
-    arrays = _groups.Arrays(x, weight, bias)
-    return _groups.group_norm(
-        "instance_norm", arrays, EACH_CHANNEL, activation, channel_axis, eps, dtype
-    )
+    params = ("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
+    return _group_norm(params, (x, weight, bias))[0]

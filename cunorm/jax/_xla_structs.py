@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from pathlib import Path
-from typing import Any
 
 KNOWN = (0, 3)  # major and minor version
-_METADATA, _BUFFER, _STRING = 1, 1, 4  # kinds of extensions, of arguments, of attributes
+EXECUTE = 3  # the stage of a frame in which kernels run
+_METADATA = 1  # the kind of an extension
 _INTERNAL = 13  # an error's code
 _Address = ctypes.c_void_p
-
-
-# What every struct begins with.
-_HEAD = (("struct_size", ctypes.c_size_t), ("extension", _Address))
+_HEAD = (("struct_size", ctypes.c_size_t), ("extension", _Address))  # of every struct
 
 
 class _Extension(ctypes.Structure):
@@ -86,7 +84,7 @@ class _Span(ctypes.Structure):
     _fields_ = (("start", _Address), ("length", ctypes.c_size_t))
 
 
-class Frame(ctypes.Structure):
+class _Frame(ctypes.Structure):
     """A call of a handler."""
 
     _fields_ = (
@@ -109,7 +107,9 @@ class _StreamGet(ctypes.Structure):
 
 
 _Function = ctypes.CFUNCTYPE(_Address, _Address)  # of the api: takes a struct, returns an error
-_DATA = _Buffer.data.offset
+
+
+# --- versions -------------------------------------------------------------------------------------
 
 
 def library_version(include: str) -> tuple[int, int]:
@@ -128,9 +128,42 @@ def is_known(version: tuple[int, int]) -> bool:
     return version[0] == KNOWN[0] and version[1] >= KNOWN[1]
 
 
-def answered(frame: Frame) -> bool:
-    """Say of which version the handler is, if that is all that XLA asks for."""
-    place = frame.extension
+def refusal(version: tuple[int, int]) -> str:
+    """Return the text of the error for a version that is not known."""
+    return (
+        f"this JAX's foreign function interface (XLA FFI) is of version {version[0]}."
+        f"{version[1]}, expected {KNOWN[0]}.{KNOWN[1]} or a later {KNOWN[0]}.x: install another "
+        "JAX (pip install -U jax) or another cunorm"
+    )
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+# All memory there is: to read a word of it takes a tenth of the time of making a struct's object.
+_WORD = ctypes.sizeof(ctypes.c_size_t)
+_words = (ctypes.c_size_t * (sys.maxsize // _WORD)).from_address(0)
+_chars = (ctypes.c_char * sys.maxsize).from_address(0)
+
+Frame = int  # the index of its first word
+
+_EXTENSION, _API, _CONTEXT, _STAGE, _ARGUMENTS, _RESULTS, _ATTRIBUTES = (
+    getattr(_Frame, name).offset // _WORD
+    for name in ("extension", "api", "context", "stage", "arguments", "results", "attributes")
+)
+_SIZE, _VALUES = (getattr(_Arrays, name).offset // _WORD for name in ("size", "values"))
+_ATTRIBUTE_VALUES = _ATTRIBUTES + _Attributes.values.offset // _WORD
+_DATA = _Buffer.data.offset // _WORD
+_INT = 0xFFFFFFFF  # of a word, whose other half is undefined
+
+
+def frame_at(address: int) -> Frame:
+    """Return the frame at an address."""
+    return address // _WORD
+
+
+def answer_metadata_query(frame: Frame) -> bool:
+    """Write the version of the handler, if that is all that XLA asks for."""
+    place: int | None = _words[frame + _EXTENSION]
     while place:
         extension = _Extension.from_address(place)
         if extension.type == _METADATA:
@@ -142,39 +175,47 @@ def answered(frame: Frame) -> bool:
     return False
 
 
+def api_of(frame: Frame) -> int:
+    """Return where the api lies."""
+    address: int = _words[frame + _API]
+    return address
+
+
 def check(frame: Frame) -> None:
     """Refuse a frame whose structs are not those above."""
-    version = _Api.from_address(frame.api).version
+    version = _Api.from_address(api_of(frame)).version
     got = (version.major, version.minor)
-    if not is_known(got) or frame.struct_size < ctypes.sizeof(Frame):
+    if not is_known(got) or _words[frame] < ctypes.sizeof(_Frame):
         raise RuntimeError(refusal(got))
 
 
-def refusal(version: tuple[int, int]) -> str:
-    """Return the text of the error for a version that is not known."""
-    return (
-        f"this JAX's foreign function interface (XLA FFI) is of version {version[0]}."
-        f"{version[1]}, expected {KNOWN[0]}.{KNOWN[1]} or a later {KNOWN[0]}.x: install another "
-        "JAX (pip install -U jax) or another cunorm"
-    )
+def stage_of(frame: Frame) -> int:
+    """Return the stage in which a handler is called."""
+    stage: int = _words[frame + _STAGE] & _INT
+    return stage
 
 
-def addresses(arrays: Any) -> list[int]:
-    """Return where the buffers of arguments, or of results, lie; 0 for one without elements."""
-    places = (ctypes.c_size_t * arrays.size).from_address(arrays.values) if arrays.size else ()
-    return [ctypes.c_size_t.from_address(place + _DATA).value for place in places]
+def buffers(frame: Frame) -> tuple[tuple[int, int], list[int]]:
+    """Return how many arguments and results there are, and where they lie, 0 for an empty one."""
+    arguments, results = frame + _ARGUMENTS, frame + _RESULTS
+    counts = _words[arguments + _SIZE], _words[results + _SIZE]
+    first, first_result = _words[arguments + _VALUES] // _WORD, _words[results + _VALUES] // _WORD
+    found = _words[first : first + counts[0]] + _words[first_result : first_result + counts[1]]
+    return counts, [_words[buffer // _WORD + _DATA] for buffer in found]
 
 
-def attribute(attributes: Any) -> bytes:
+def attribute(frame: Frame) -> bytes:
     """Return the only attribute, a string."""
-    span = _Span.from_address(_Address.from_address(attributes.values).value or 0)
-    return ctypes.string_at(span.start or 0, span.length)
+    span = _words[_words[frame + _ATTRIBUTE_VALUES] // _WORD] // _WORD
+    start, length = _words[span : span + 2]
+    text: bytes = _chars[start : start + length]  # type: ignore[assignment]  # so c_char slices
+    return text
 
 
 def stream_of(frame: Frame) -> int:
     """Return the CUDA stream that the call is to be ordered on."""
-    given = _StreamGet(_size(_StreamGet, "stream"), None, frame.context, None)
-    error = _Function(_Api.from_address(frame.api).stream_get)(ctypes.addressof(given))
+    given = _StreamGet(_size(_StreamGet, "stream"), None, _words[frame + _CONTEXT], None)
+    error = _Function(_Api.from_address(api_of(frame)).stream_get)(ctypes.addressof(given))
     if error:
         raise RuntimeError("XLA gives no stream")
     return given.stream or 0
@@ -184,7 +225,7 @@ def error(frame: Frame, message: str) -> int:
     """Make XLA's error of a message; XLA frees it."""
     text = message.encode(errors="replace")
     given = _ErrorCreate(_size(_ErrorCreate, "code"), None, text, _INTERNAL)
-    made: int = _Function(_Api.from_address(frame.api).error_create)(ctypes.addressof(given))
+    made: int = _Function(_Api.from_address(api_of(frame)).error_create)(ctypes.addressof(given))
     return made
 
 
