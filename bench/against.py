@@ -21,7 +21,7 @@ from bench import arguments, copies, cpu, engine, grid, machine, rows
 from bench.cases import DTYPES, OPERATORS, Shape
 from bench.providers import Cunorm, Provider
 from bench.ratios import Ratio, geometric_mean, ratios
-from cunorm._cpu import thread_count
+from cunorm._backends.cpu.threads import thread_count
 
 THIS, OTHER, TIME = "cunorm", "other", "p20_us"
 # From many short rows to one long one; the last is a call's cost on the host. Then samples.

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from cunorm._cpu._compile import base_options
-from cunorm._cpu._compiler import compiler
+from cunorm._backends.cpu.compile import base_options
+from cunorm._backends.cpu.compiler import compiler
 
 _FLAGS = "CUNORM_CXXFLAGS"
-_NOT_LOADED = ("_demo", "jax", "torch")  # packages that the plain functions do not need
+_NOT_LOADED = ("__main__.py", "_demo", "jax", "torch")  # the plain functions do not need them
 
 
 def load(checkout: Path) -> ModuleType:
@@ -37,6 +38,8 @@ def load(checkout: Path) -> ModuleType:
         copy = import_module("cunorm")
         if Path(str(copy.__file__)).parent != package:
             raise ImportError(f"{copy.__file__} was imported, expected what is in {package}")
+        for name in copy.__all__:  # which else is imported when it is first used
+            getattr(copy, name)
     finally:
         sys.path.remove(str(package.parent))
         _set_aside()
@@ -81,9 +84,15 @@ def compile_apart(copies: Iterable[ModuleType], march: str | None) -> None:
     more += ["-fno-gnu-unique"] if found and found.is_gcc else []
     os.environ[_FLAGS] = " ".join(filter(None, more))
     for copy in () if has_avx512() else copies:
-        options = copy._cpu._compiler
+        options = _compiler_of(copy)
         described = re.sub(r"\bavx512\w*", "", options.cpu_identity())
         options.cpu_identity = lambda told=described: told
+
+
+def _compiler_of(copy: ModuleType) -> Any:
+    """Return the module of a copy, of any age, that has `cpu_identity`."""
+    is_old = hasattr(copy, "_cpu")
+    return copy._cpu._compiler if is_old else copy._backends.cpu.compiler
 
 
 def has_avx512() -> bool:

@@ -28,7 +28,7 @@ from bench.arrays import upload
 from bench.cases import DTYPES, Call, Operands, Operator, Shape, checked_shape, drawn
 from bench.grid import Point
 from bench.turns import Turn
-from cunorm._cpu import available_cores
+from cunorm._backends.cpu.threads import available_cores
 
 _TURN_SECONDS, _MOST_CALLS = 1e-3, 10
 

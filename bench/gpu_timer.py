@@ -23,7 +23,7 @@ from bench.arrays import upload
 from bench.cases import DTYPES, Call, Operands, drawn
 from bench.grid import Point
 from bench.turns import Turn
-from cunorm import _cuda
+from cunorm._backends import cuda as _cuda
 
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far
 MOST_SETS = 2048  # so many of the grid's smallest points have as many bytes

@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bench.model import Traffic
-from cunorm import _calls
-from cunorm._builds import Build, Launch
-from cunorm._dtypes import DTYPES, DType
-from cunorm._teams import ACCESS_BYTES
-from cunorm.group_norm import _calls as _group_calls
+from cunorm._core.build import KernelBuild, Launch
+from cunorm._core.dtypes import DTYPES, DType
+from cunorm._core.tensor import WIDEST_ACCESS
+from cunorm._row_norm.kernels import BACKWARD_ROWS, FORWARD_ROWS
 
 STREAMED, SEVERAL_ROWS, ONE_ROW = "streamed", "several rows a block", "one row a block"
 COPIED_AHEAD = " copied ahead"  # rows, to shared memory
@@ -29,10 +28,10 @@ class Rows(NamedTuple):
 
 # In the order of `struct Arguments`: a pointer with the sizes and strides of its rows or lines.
 _ROW_OPERANDS = {
-    "row_norm_forward": Rows(_calls._FORWARD_ROWS, 6 * 8),
-    "row_norm_backward": Rows(_calls._BACKWARD_ROWS, 6 * 8),
-    "group_norm_forward": Rows(_group_calls._FORWARD_LINES, 3 * 8),
-    "group_norm_backward": Rows(_group_calls._BACKWARD_LINES, 3 * 8),
+    "row_norm_forward": Rows(FORWARD_ROWS, 6 * 8),
+    "row_norm_backward": Rows(BACKWARD_ROWS, 6 * 8),
+    "group_norm_forward": Rows(("x", "y"), 3 * 8),
+    "group_norm_backward": Rows(("dy", "x", "dx"), 3 * 8),
     "param_grad": Rows((), 0),
 }
 _WRITTEN = ("y", "new_residual", "dx", "dresidual", "dgate")
@@ -64,7 +63,7 @@ class Plan(NamedTuple):
     parts: int  # rows of partial sums that a backward writes for each parameter
     sums_pitch: int  # elements from one to the next
     param_grad: Launch | None  # that adds them up
-    build: Build
+    build: KernelBuild
     samples: int = 0  # of a group norm's x
     chunk: int = 0  # of them, which a launch has, if all are not gone over by one
     before: Plan | None = None  # of two launches, the first
@@ -128,14 +127,14 @@ class Plan(NamedTuple):
         """Return the bytes of an access that the alignment of rows or lines allows."""
         sizes = list(map(int, self.shape.split("x")))
         line = sizes[0] if self.memory != "NCHW" else sizes[1] * sizes[2]
-        return min(ACCESS_BYTES, (line & -line) * itemsize)
+        return min(WIDEST_ACCESS, (line & -line) * itemsize)
 
     def access_bytes(self, itemsize: int) -> int:
         """Return the bytes of an access to an aligned array as large as x, by its itemsize."""
-        return min(ACCESS_BYTES, self.number("PACK") * itemsize)
+        return min(WIDEST_ACCESS, self.number("PACK") * itemsize)
 
 
-def regime(build: Build) -> str:
+def regime(build: KernelBuild) -> str:
     """Return how threads share rows or samples."""
     macros = dict(build.macros)
     if build.kernel == "param_grad":

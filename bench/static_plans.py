@@ -8,27 +8,22 @@ plan appears here by itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.cases import OPERATORS, Operator
 from bench.model import ELEMENTS, GPUS
 from bench.static_occupancy import ARCHITECTURES
 from bench.static_plan import ANY_SHAPE, PARAM_GRAD, TWO_LAUNCHES, Plan, regime
-from cunorm import _cuda, _planned_builds
-from cunorm._arrays import Device
-from cunorm._builds import Build, Launch
-from cunorm._dtypes import DTYPES
-from cunorm._features import LEAST_CAPABILITY, NONE, Features, features_of
-from cunorm._planned_builds import Layer
-from cunorm.group_norm import _planned_builds as _of_groups
-from cunorm.group_norm._calls import GroupBackwardForm, GroupForm
-from cunorm.group_norm._planned_builds import GroupLayer
-from cunorm.group_norm._run import _param_launch, schedule_of
-from cunorm.row_norm._backward_plan import NEEDS
-from cunorm.row_norm._variant import Variant
+from cunorm._core.build import KernelBuild, Launch
+from cunorm._core.caps import LEAST_CAPABILITY, NONE, Features, GpuCaps, features_of
+from cunorm._core.dtypes import DTYPES
+from cunorm._core.tensor import Device
+from cunorm._group_norm import builds as of_groups
+from cunorm._group_norm.schedule import cuda_schedule
+from cunorm._row_norm import builds as of_rows
+from cunorm._row_norm.spec import NEEDS
 
 DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
@@ -56,7 +51,7 @@ def grid(architectures: tuple[str, ...]) -> list[Plan]:
     """
     found: dict[Plan, None] = {}
     for architecture in architectures:
-        default: set[Build] = set()
+        default: set[KernelBuild] = set()
         for features in feature_sets(architecture):
             for plan in _of_grid(architecture, features):
                 if plan.build not in default or not plan.features:
@@ -91,13 +86,9 @@ def plans(
     many, or as many as make `ELEMENTS`.
     """
     count = samples or max(1, ELEMENTS // prod(shape))
-    with _pretended(architecture, features) as device:
-        if operator.of_channels:
-            group = _group_layer(operator, dtype, *shape)
-            made = _group_launches(group, direction, count, shape[0], device)
-        else:
-            layer, name = _layer(operator, dtype, *shape), f"{operator.base}_{direction}"
-            made = _row_launches(name, layer, count, shape[0], device)
+    launches_of = _group_launches if operator.of_channels else _row_launches
+    options = _options(operator, dtype, *shape)
+    made = launches_of(operator, direction, options, count, shape[0], _caps(architecture, features))
     label = "+".join(n for n in LEAST_CAPABILITY if getattr(features, n)) or "none"
     if features == default_features(architecture):
         label = ""
@@ -141,37 +132,43 @@ class _Sizes(NamedTuple):
     chunk: int = 0
 
 
+_GPU = Device("cuda", 0)
+_Options = dict[str, Any]
+
+
 def _row_launches(
-    name: str, layer: Layer, rows: int, width: int, device: Device
+    operator: Operator, direction: str, options: _Options, rows: int, width: int, caps: GpuCaps
 ) -> list[tuple[Launch, _Sizes]]:
-    """Return what a call starts, and its rows."""
-    launches = _planned_builds.launches(name, layer, [rows], width, device)
-    return [(launch, _Sizes(rows)) for launch in launches]
+    """Return what a call launches, and its rows."""
+    plan_of = of_rows.forward_plan if direction == "forward" else of_rows.backward_plan
+    plan = plan_of(f"{operator.base}_{direction}", options, (rows, width), _GPU)
+    return [(launch, _Sizes(rows)) for launch in plan.lower(caps, None).launches]
 
 
 def _group_launches(
-    layer: GroupLayer, direction: str, samples: int, channels: int, device: Device
+    operator: Operator,
+    direction: str,
+    options: _Options,
+    samples: int,
+    channels: int,
+    caps: GpuCaps,
 ) -> list[tuple[Launch, _Sizes]]:
-    """Return what a call starts for a chunk of its samples, and the sizes that a Plan has."""
-    forward = _of_groups._forward_form(layer, channels, device)
-    form: GroupForm | None = forward
-    if direction == "backward":
-        form = _of_groups._backward_form(layer, forward, device)
-    assert form is not None
-    form = replace(form, where=form.where._replace(samples=samples))
-    schedule = schedule_of(form, device)
+    """Return what a call launches for a chunk of its samples, and the sizes that a Plan has."""
+    plan_of = of_groups.forward_plan if direction == "forward" else of_groups.backward_plan
+    plan = plan_of(operator.name, options, samples, channels, _GPU)
+    kernel, params = plan.lower.args  # type: ignore[attr-defined]  # of functools.partial
+    schedule = cuda_schedule(kernel.types, kernel.where, kernel.access(None), caps)
     sizes = _Sizes(0, samples, schedule.chunk)
-    parts, pitch = samples * schedule.parts, form.where.pitch
-    made = [
+    parts, pitch = samples * schedule.parts, kernel.where.pitch
+    launches = list(plan.lower(caps, None).launches)
+    param_grad = [(launches.pop(), _Sizes(0))] if params is not None else []
+    return [
         (replace(one, grid=one.grid * schedule.chunk, parts=parts, sums_pitch=pitch), sizes)
-        for one in schedule.passes
-    ]
-    if isinstance(form, GroupBackwardForm):
-        made.append((_param_launch(form, device), _Sizes(0)))
-    return made
+        for one in launches
+    ] + param_grad
 
 
-def _step(build: Build) -> str:
+def _step(build: KernelBuild) -> str:
     if regime(build) != TWO_LAUNCHES:
         return ""
     macros = dict(build.macros)
@@ -189,46 +186,36 @@ def feature_sets(architecture: str) -> list[Features]:
     return list(dict.fromkeys([default_features(architecture), Features(**has), NONE]))
 
 
-def _layer(operator: Operator, dtype: str, width: int) -> Layer:
+def _options(operator: Operator, dtype: str, width: int, *positions: int) -> _Options:
+    """Return the options of `cunorm.warmup` that describe an operator's calls."""
     x, options = DTYPES[dtype], operator.options
-    return Layer(
-        operator.name,
-        Variant(
-            operator.center,
-            groups=operator.groups(width),
-            round_before_weight=options.get("round_before_weight", False),
-            gate_position=operator.gate_position or "post",
-        ),
-        x,
-        **dict.fromkeys(operator.parameters, x),
-        residual=x if operator.has_residual else None,
-        gate=x if operator.gate_position else None,
-        weight_offset=options.get("weight_offset", 0.0),
-        needs=frozenset(NEEDS),
-    )
+    operands = {name: x if name in operator.parameters else None for name in ("weight", "bias")}
+    return operands | {
+        "x": x,
+        "residual": x if operator.has_residual else None,
+        "gate": x if operator.gate_position else None,
+        "d_residual": None,
+        "dtype": None,
+        "residual_dtype": None,
+        "center": operator.center,
+        "groups": operator.groups(width),
+        "num_groups": operator.groups(width),
+        "weight_offset": options.get("weight_offset", 0.0),
+        "round_before_weight": options.get("round_before_weight", False),
+        "gate_activation": "silu",
+        "gate_position": operator.gate_position or "post",
+        "positions": prod(positions),
+        "layout": "channels_last" if operator.memory == "NHWC" else "channels_first",
+        "activation": options.get("activation"),
+        "needs": NEEDS,
+        "accumulate": False,
+    }
 
 
-def _group_layer(
-    operator: Operator, dtype: str, channels: int, height: int, width: int
-) -> GroupLayer:
-    x = DTYPES[dtype]
-    return GroupLayer(
-        operator.name,
-        x,
-        operator.groups(channels),
-        height * width,
-        "channels_last" if operator.memory == "NHWC" else "channels_first",
-        operator.options.get("activation"),
-        **dict.fromkeys(operator.parameters, x),
-        needs=frozenset(NEEDS) - {"gate"},
-    )
-
-
-@contextmanager
-def _pretended(architecture: str, features: Features) -> Iterator[Device]:
-    """Let plans be made for a GPU that is not there: all they ask of it are its limits."""
+def _caps(architecture: str, features: Features) -> GpuCaps:
+    """Return the caps of a GPU that is not there, with room for any cluster."""
     limits = ARCHITECTURES[architecture]
-    pretended = _cuda.DeviceLimits(
+    return GpuCaps(
         sm_count=limits.sm_count,
         compute_capability=architecture,
         max_threads_per_sm=32 * limits.warps,
@@ -237,12 +224,3 @@ def _pretended(architecture: str, features: Features) -> Iterator[Device]:
         l2_bytes=limits.l2,
         features=features,
     )
-    asked = _cuda.device_limits, _cuda.fits_cluster
-    _cuda.device_limits = lambda device: pretended  # type: ignore[assignment]
-    _cuda.fits_cluster = lambda *sizes: True  # type: ignore[assignment]
-    sets = feature_sets(architecture)
-    number = 3 * list(ARCHITECTURES).index(architecture) + sets.index(features)
-    try:
-        yield Device("cuda", 100 + number)  # what is remembered of a device has its number
-    finally:
-        _cuda.device_limits, _cuda.fits_cluster = asked

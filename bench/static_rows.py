@@ -13,8 +13,8 @@ from bench.static_plan import STREAMED, Plan
 from bench.static_ptx import WIDE, Access, accesses
 from bench.static_sass import disassemble, disassembler
 from bench.static_speed import speed
-from cunorm import _cuda
-from cunorm._builds import Build
+from cunorm._backends import cuda as _cuda
+from cunorm._core.build import KernelBuild
 from tests.support.nvrtc import compile_build, resource_usage
 
 KEY = ("arch", "features", "operator", "memory", "direction", "dtype", "shape", "kernel", "step")
@@ -195,7 +195,7 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
 
 
 @lru_cache(maxsize=256)
-def compiled(build: Build, architecture: str) -> tuple[str, str, str]:
+def compiled(build: KernelBuild, architecture: str) -> tuple[str, str, str]:
     """Compile a build as the launcher does; return ptxas's log, the PTX and the SASS, if known."""
     found = compile_build(build, architecture)
     wanted = ("row_norm", "group_norm", *(("param_grad",) if architecture in GPUS else ()))
@@ -203,7 +203,7 @@ def compiled(build: Build, architecture: str) -> tuple[str, str, str]:
     return found.log, found.ptx, disassemble(found.cubin) if reads_sass else ""
 
 
-def sass_of(build: Build, architecture: str) -> str:
+def sass_of(build: KernelBuild, architecture: str) -> str:
     """Return the disassembly of a build, if it is known."""
     return compiled(build, architecture)[2]
 

@@ -15,7 +15,7 @@ from bench.static_groups import speed_of_groups
 from bench.static_occupancy import ARCHITECTURES
 from bench.static_plan import PARAM_GRAD, STREAMED, Plan
 from bench.static_reads import Found, Operands, loads_at_once, read
-from cunorm._builds import Build
+from cunorm._core.build import KernelBuild
 
 COLUMNS = (
     *("late_loads", "instructions", "bytes_in_flight", "issue_share", "latency_share"),
@@ -23,7 +23,7 @@ COLUMNS = (
 )
 _PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # types and where the sums of param_grad are
 
-Sass = Callable[[Build, str], str]
+Sass = Callable[[KernelBuild, str], str]
 
 
 def speed(plan: Plan, blocks_of: Callable[[Plan], int], sass_of: Sass) -> dict[str, str]:

@@ -12,7 +12,7 @@ from bench.model import GPUS
 from bench.static_occupancy import l2_keeps
 from bench.static_plan import PARAM_GRAD, TWO_LAUNCHES
 from bench.static_rows import Row
-from cunorm._dtypes import DTYPES
+from cunorm._core.dtypes import DTYPES
 
 ONE_PASS, TWO_PASSES = "one pass", "two passes"
 KINDS = ("plain", "residual", "gated", "NHWC", "NCHW")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import arguments, grid, providers
 from bench.cases import DTYPES, OPERATORS
-from cunorm._cpu import thread_count
+from cunorm._backends.cpu.threads import thread_count
 
 if TYPE_CHECKING:
     from bench.engine import Device, Failure

@@ -23,7 +23,7 @@ from bench.cases import (
 from bench.static_plan import COPIED_AHEAD, PARAM_GRAD, STREAMED, TWO_LAUNCHES, regime
 from bench.static_plans import feature_sets, plans
 from cunorm import NormForward, reference
-from cunorm._features import LEAST_CAPABILITY, Features
+from cunorm._core.caps import LEAST_CAPABILITY, Features
 from tests import softgpu
 from tests.emulation.machine import machine
 from tests.softgpu.counters import Launch, counting

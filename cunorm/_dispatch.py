@@ -159,14 +159,14 @@ def caps_for(plan: Plan, device: Device) -> Caps:
     """Return what the launches of a plan may use of a device: only clusters that fit there."""
     if device.kind == "cpu" or plan.is_empty:
         return device_caps(device)
-    return cuda.caps_that_fit(device, lambda caps: plan.lower(caps, None).calls[0].launch)
+    return cuda.caps_that_fit(device, lambda caps: plan.lower(caps, None).launches[0])
 
 
 def launches_of(plan: Plan, device: Device) -> list[Launch]:
     """Return the launches of a plan, of aligned arrays."""
     if plan.is_empty:
         return []
-    return [call.launch for call in plan.lower(caps_for(plan, device), None).calls]
+    return [*plan.lower(caps_for(plan, device), None).launches]
 
 
 def _loaded(
@@ -190,7 +190,7 @@ def cpu_run(op: OpDef, spec: Any, plan: Plan, caps: Caps) -> Run:
     if not has_compiler():
         return partial(_run_reference, op, spec, plan.kernel_specs())
     lowered = plan.lower(caps, None)
-    run = cpu.runner(lowered.calls, op.array_count)
+    run = cpu.runner(lowered.calls(), op.array_count)
     return with_scratch(lowered.workspace, run) if lowered.workspace else run
 
 
@@ -206,7 +206,7 @@ def cuda_run(
     lowered: Lowered, device: Device, adapter: ArrayAdapter, stream_of: Callable[[Device], int]
 ) -> Run:
     """Return a function that starts kernels on a GPU, on the stream that is current then."""
-    start = cuda.launcher(lowered.calls, device)
+    start = cuda.launcher(lowered.calls(), device)
     memory = bytes_spec(lowered.workspace, device) if lowered.workspace else None
 
     def on_stream(pointers: Pointers) -> None:

@@ -44,8 +44,6 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
 # Reads the dtype of NumPy, CuPy and JAX arrays. bfloat16 joins when it is first met, so that
 # ml_dtypes is imported by nobody who does without it.
 _FROM_NUMPY: dict[Any, DType] = {numpy: dtype for dtype, numpy in _NUMPY.items()}
-# What `dtype=` was given and understood before.
-_PARSED: dict[Any, DType] = {}
 
 
 def promoted(a: DType, b: DType) -> DType:
@@ -59,11 +57,6 @@ def dtype_of(function: str, argument: str, numpy: Any) -> DType:
     """Return the storage type of an array whose dtype attribute is a NumPy dtype."""
     found = _FROM_NUMPY.get(numpy)
     return _learn(function, argument, numpy) if found is None else found
-
-
-def known_dtype(numpy: Any) -> DType:
-    """Return the same of one that `dtype_of` has been asked for before; else KeyError."""
-    return _FROM_NUMPY[numpy]
 
 
 def _learn(function: str, argument: str, numpy: Any) -> DType:
@@ -97,14 +90,10 @@ def parse_dtype(function: str, argument: str, spec: object) -> DType:
     TypeError
         If it names no storage type.
     """
-    try:
-        return _PARSED[spec]
-    except (KeyError, TypeError):  # not met before, or unhashable
-        name = _name(spec)
+    name = _name(spec)
     if name not in DTYPES:
         got = repr(spec) if isinstance(spec, str) or name is None else name
         raise TypeError(f"{function}: {argument} is {got}, expected {ALLOWED}")
-    _PARSED[spec] = DTYPES[name]
     return DTYPES[name]
 
 

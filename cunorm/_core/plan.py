@@ -51,10 +51,21 @@ class KernelCall(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """All launches of a call on a device, in order."""
+    """What a call launches on a device.
 
-    calls: tuple[KernelCall, ...]
-    workspace: int  # bytes
+    Attributes
+    ----------
+    launches : tuple of Launch
+        One of each build.
+    calls : function
+        Returns all launches in order, with their arguments: there may be thousands.
+    workspace : int
+        The bytes that they need.
+    """
+
+    launches: tuple[Launch, ...]
+    calls: Callable[[], list[KernelCall]]
+    workspace: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,8 @@ from cunorm._group_norm.spec import (
     parse_backward,
     parse_forward,
 )
+from cunorm.reference import group_norm_backward, group_norm_forward
+from cunorm.reference.rows import store
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 
@@ -25,9 +27,6 @@ def _num_groups(spec: GroupNormSpec, x: Any) -> int:
 
 
 def _forward_by_reference(spec: GroupForwardSpec, arrays: Sequence[Any]) -> None:
-    from cunorm.reference import group_norm_forward
-    from cunorm.reference.rows import store
-
     x, weight, bias, *outputs = arrays
     options: Any = {"activation": spec.activation, "channel_axis": spec.channel_axis}
     groups = _num_groups(spec, x)
@@ -37,9 +36,6 @@ def _forward_by_reference(spec: GroupForwardSpec, arrays: Sequence[Any]) -> None
 
 
 def _backward_by_reference(spec: GroupBackwardSpec, arrays: Sequence[Any]) -> None:
-    from cunorm.reference import group_norm_backward
-    from cunorm.reference.rows import store
-
     dy, x, mean, rstd, weight, bias, *outputs = arrays
     needs = [name for name, output in zip(NEEDS, outputs, strict=True) if output is not None]
     exact = group_norm_backward(

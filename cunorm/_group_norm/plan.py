@@ -214,16 +214,22 @@ def _lower(
     has_dweight = params is not None and params.dweight is not None
     sums = (first, first + where.samples * row * itemsize * has_dweight)
     cut = (schedule.part_positions, schedule.parts)
-    calls = []
-    for count, first_sample in _chunks(where.samples, schedule.chunk):
-        args = kernel.args((count, first_sample), cut, () if params is None else sums)
-        for one in schedule.passes:
-            launch = replace(one, grid=one.grid * count)
-            calls.append(KernelCall(launch, args, where.elements))
+    params_call = []
     if params is not None and params.outputs:
         sizes = (where.samples * schedule.parts, where.pitch, where.channels)
-        calls.append(param_grad_call(params, kernel.arrays, sums, *sizes, caps))
-    return Lowered(tuple(calls), _workspace(params, schedule, where.samples * row) * itemsize)
+        params_call = [param_grad_call(params, kernel.arrays, sums, *sizes, caps)]
+
+    def calls() -> list[KernelCall]:
+        found = []
+        for chunk in _chunks(where.samples, schedule.chunk):
+            args = kernel.args(chunk, cut, () if params is None else sums)
+            for one in schedule.passes:
+                launch = replace(one, grid=one.grid * chunk[0])
+                found.append(KernelCall(launch, args, where.elements))
+        return found + params_call
+
+    launches = (*schedule.passes, *(call.launch for call in params_call))
+    return Lowered(launches, calls, _workspace(params, schedule, where.samples * row) * itemsize)
 
 
 def _workspace(params: ParamGradTypes | None, schedule: Schedule, rows: int) -> int:

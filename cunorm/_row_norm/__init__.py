@@ -8,8 +8,12 @@ from cunorm._row_norm.layer_norm import (
     layer_norm_backward,
     layer_norm_forward,
 )
-from cunorm._row_norm.normalize import add_normalize, normalize
-from cunorm._row_norm.normalize_training import normalize_backward, normalize_forward
+from cunorm._row_norm.normalize import (
+    add_normalize,
+    normalize,
+    normalize_backward,
+    normalize_forward,
+)
 from cunorm._row_norm.rms_norm import (
     add_rms_norm,
     rms_norm,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The generic row norm, for inference. `normalize` documents what all row norms have in common."""
+"""The generic row norm. `normalize` documents what all row norms have in common."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._core.memo import typed_key
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.ops import ROW_FORWARD
-from cunorm.results import AddNorm
+from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.spec import NEEDS
+from cunorm.results import AddNorm, NormForward, NormGrads
 
 
 def normalize(
@@ -77,8 +78,7 @@ def normalize(
     gate : array, optional
         Of x's shape, of its own dtype of the four; it may be an expanded view.
     gate_activation : str, optional
-        g: "identity", "sigmoid", "silu" (which is "swish"), "tanh", "relu", "gelu" (with erf) or
-        "gelu_tanh".
+        g, by its name, such as "silu", "sigmoid" or "identity"; the error for another lists all.
     gate_position : str, optional
         "pre", where the gate is applied to x, or "post", to what is normalised.
     dtype : dtype, optional
@@ -248,3 +248,245 @@ def add_normalize(
     params = ("add_normalize", *norm, *scale, dtype, residual_dtype, False, True)
     arrays = (x, residual, gate, weight, bias, *(out or AddNorm()), None, None, None)
     return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
+
+
+def normalize_forward(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    residual: Any = None,
+    residual_dtype: Any = None,
+    c: float | None = None,
+    center: bool = False,
+    eps: float = 1e-6,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    dtype: Any = None,
+    out: NormForward | None = None,
+) -> NormForward:
+    """Run `normalize`, or `add_normalize`, and return what `normalize_backward` needs too.
+
+    With d the number of elements of a row and g the activation of the gate::
+
+        s = x + residual    rounded to residual's dtype: the new residual stream; else s = x
+        p = s * g(gate)     if there is a pre-gate, else s
+        q = p - mean(p)     if center, else p
+        rstd = 1 / sqrt(mean(q * q) + eps)
+        n = c / sqrt(d) * (q * rstd) * (weight + weight_offset) + bias
+        y = n * g(gate)     if there is a post-gate, else n
+
+    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square.
+
+    Parameters
+    ----------
+    x : array
+        Of at least one axis; float16, bfloat16, float32 or float64.
+    weight, bias : array, optional
+        Of the row's shape, ``x.shape[axis:]``, each of its own dtype of the four.
+    residual : array, optional
+        The residual stream to which x is added, of x's shape, of its own dtype of the four.
+    residual_dtype : dtype, optional
+        The new stream's. By default residual's, which it has to agree with. Given without
+        residual, x rounded to it is the new stream.
+    c : float, optional
+        The length of a row before weight and bias; by default sqrt(d).
+    center : bool, optional
+        Whether the mean of the row is subtracted first.
+    eps : float, optional
+        At least 0, in the unit of x squared; added to the mean square.
+    axis : int, optional
+        The first axis of a row, which goes to the last axis; not PyTorch's ``dim=``, see
+        `normalize`.
+    groups, weight_offset, round_before_weight : int, float and bool, optional
+        As for `normalize`; what is rounded before weight is rounded to x's dtype, not the stream's.
+    gate, gate_activation, gate_position : array, str and str, optional
+        As for `normalize`. The new stream is ungated.
+    dtype : dtype, optional
+        y's; by default as for `normalize`.
+    out : NormForward, optional
+        Arrays to write in place of new ones, or None, for each result. y may be exactly an
+        input, but not an x that is returned as the new stream, as with residual_dtype alone where
+        that is x's dtype; the new stream may be exactly x or residual. They overlap no input
+        otherwise.
+
+    Returns
+    -------
+    NormForward
+        ``y``; ``residual``, the new stream, None where neither residual, nor its dtype, nor an
+        array for it was given; ``mean`` of p, None without center; and ``rstd``. y and residual
+        have x's shape, mean and rstd have the shape ``x.shape[:axis]``, with a last axis of length
+        `groups` if those are not 1, and are float64 if x or the new stream is, else float32.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does.
+
+    Notes
+    -----
+    Rounding is that of `add_normalize`: mean and rstd are of the type everything is computed in,
+    and rounded to nothing less. Overflow and which strides are copied are those of `normalize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> saved = cunorm.normalize_forward(np.array([[2, 4], [3, 7]], dtype=np.float32), center=True)
+    >>> saved.y.round(4)
+    array([[-1.,  1.],
+           [-1.,  1.]], dtype=float32)
+    >>> saved.mean, saved.rstd.round(4)
+    (array([3., 5.], dtype=float32), array([1. , 0.5], dtype=float32))
+    """
+    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    scale = (typed_key(c), weight_offset, weight is not None, eps)
+    validate.out_type("normalize_forward", out, NormForward)
+    params = ("normalize_forward", *norm, *scale, dtype, residual_dtype, True, False)
+    arrays = (x, residual, gate, weight, bias, *(out or NormForward()), None)
+    return NormForward(*dispatch(ROW_FORWARD, params, arrays))
+
+
+def normalize_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    rstd: Any,
+    mean: Any = None,
+    d_residual: Any = None,
+    c: float | None = None,
+    center: bool = False,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    gate: Any = None,
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+    x_dtype: Any = None,
+    needs: tuple[str, ...] = NEEDS,
+    out: NormGrads | None = None,
+    workspace: Any = None,
+    accumulate: bool = False,
+) -> NormGrads:
+    """Return the gradients of `normalize` and of `add_normalize`.
+
+    With k = c / sqrt(d), d the number of elements of a row, mean() over a row, g the activation of
+    the gate and g' its derivative (relu'(0) is 0)::
+
+        p = x * g(gate)                                     if there is a pre-gate, else x
+        r = (p - mean) * rstd                               without center, p * rstd
+        n = k * r * (weight + weight_offset) + bias
+        dn = dy * g(gate)                                   if there is a post-gate, else dy
+        dr = k * dn * (weight + weight_offset)
+        dp = rstd * (dr - r * mean(r * dr) - mean(dr))      mean(dr) only with center
+        dx = dp * g(gate) + d_residual                      without a pre-gate, dp + d_residual
+        dgate = g'(gate) * dp * x, pre-gate                 g'(gate) * dy * n, post-gate
+        dweight = sum over rows of dn * k * r
+        dbias = sum over rows of dn
+
+    Source: "Normalize with Residual or Gate" (xopes). It is exact with eps, which rstd contains.
+
+    Parameters
+    ----------
+    dy : array
+        Gradient that reaches y, of x's shape; float16, bfloat16, float32 or float64.
+    x : array
+        What was normalised: the forward's ``residual`` where it has one, else its x. Of its own
+        dtype of the four, as every array here but rstd and mean.
+    weight, bias : array, optional
+        The forward's. Of bias only the shape and the dtype matter, which dbias gets, unless a
+        post-gate's dgate is wanted.
+    rstd, mean : array
+        The forward's, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x or dx is,
+        else float32. The mean is needed with center, and not read without.
+    d_residual : array, optional
+        Gradient that reaches the new residual stream from above, of x's shape. It goes to dx as it
+        is, past a pre-gate too.
+    c, center, axis, groups, weight_offset : float, bool, int, int and float, optional
+        As the forward got them: the row's length, whether its mean was subtracted, its first axis
+        (not PyTorch's ``dim=``, see `normalize`), its groups, what is added to weight.
+    round_before_weight : bool, optional
+        As the forward got it: k * r is rounded to dx's dtype, that of the forward's x, for n and
+        dweight. The gradient passes the rounding as it is.
+    gate, gate_activation, gate_position : array, str and str, optional
+        As the forward got them.
+    x_dtype : dtype, optional
+        dx's; by default x's. Where the forward added an x of bfloat16 to a stream of float32, give
+        bfloat16: then dx (bfloat16) and dresidual (float32) are written in one pass.
+    needs : tuple of str, optional
+        The operands whose gradients are wanted, of "x" (dx and dresidual), "weight", "bias" and
+        "gate"; by default all that there are. Nothing else is computed or written, and an array
+        that only another gradient needs is not read: ``("bias",)`` reads dy, and the gate if it is
+        a post-gate, ``("weight",)`` besides those x, rstd, mean and any gate.
+    out : NormGrads, optional
+        Arrays to write in place of new ones, or None, for each gradient. An array may be exactly an
+        input, and overlaps none otherwise.
+    workspace : array, optional
+        Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of
+        uint8 or one of the four dtypes, of at least `workspace_size` bytes, its address a multiple
+        of 16. Nothing is kept in it between calls. With it, and with an array in `out` for
+        each gradient, a call allocates nothing.
+    accumulate : bool, optional
+        Whether dweight and dbias are added to what their arrays in `out` hold, which then must be
+        there and float32 or float64, whatever the parameter is. dx and dgate are written as ever.
+
+    Returns
+    -------
+    NormGrads
+        ``dx``, the branch's gradient, and ``dresidual``, the stream's, of x's shape: the same
+        numbers, dresidual in x's dtype, and the same array where the dtypes agree. ``dweight`` and
+        ``dbias``, of the row's shape and their parameter's dtype. ``dgate``, of x's shape, also
+        where the gate is an expanded view, and of the gate's dtype. None for what is not in `needs`
+        or has no operand.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize` does; also where the mean is missing, `needs` has another name, `workspace`
+        is too small, or `accumulate` has no arrays to add to.
+
+    Notes
+    -----
+    Rounding: everything is computed in rstd's dtype, and each result rounded once, on the store.
+    The rounding error of the mean is measured on x and taken out. dweight and dbias are sums of
+    parts in a fixed order, so that they repeat bit for bit, on a CPU with any number of threads;
+    with accumulate, what was there is added before they are rounded.
+    Overflow and which strides are copied are as for `normalize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x, weight = np.array([[3, 4]], dtype=np.float32), np.ones(2, dtype=np.float16)
+    >>> saved = cunorm.normalize_forward(x, weight, c=1)
+    >>> dy = np.array([[1, 0]], dtype=np.float32)
+    >>> grads = cunorm.normalize_backward(dy, x, weight, rstd=saved.rstd, c=1)
+    >>> grads.dx.round(4), grads.dweight.round(1)
+    (array([[ 0.128, -0.096]], dtype=float32), array([0.6, 0. ], dtype=float16))
+
+    Added to gradients in float32, with nothing allocated:
+
+    >>> out = cunorm.NormGrads(dweight=np.full(2, 10, dtype=np.float32))
+    >>> size = cunorm.workspace_size("normalize_backward", x, weight, needs=("weight",))
+    >>> grads = cunorm.normalize_backward(
+    ...     dy, x, weight, rstd=saved.rstd, c=1, needs=("weight",),
+    ...     out=out, workspace=np.empty(size, dtype=np.uint8), accumulate=True,
+    ... )
+    >>> out.dweight.round(4), grads.dx is None
+    (array([10.6, 10. ], dtype=float32), True)
+    """
+    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+    rest = (typed_key(c), weight_offset, weight is not None, x_dtype, needs, accumulate)
+    validate.out_type("normalize_backward", out, NormGrads)
+    params = ("normalize_backward", *norm, *rest)
+    inputs = (dy, x, rstd, mean, d_residual, gate, weight, bias)
+    arrays = (*inputs, *(out or NormGrads()), workspace)
+    return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))

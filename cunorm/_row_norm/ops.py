@@ -16,13 +16,12 @@ from cunorm._row_norm.spec import (
     parse_backward,
     parse_forward,
 )
+from cunorm.reference import normalize_backward, normalize_forward
+from cunorm.reference.rows import store
 from cunorm.results import NormForward, NormGrads
 
 
 def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
-    from cunorm.reference import normalize_forward
-    from cunorm.reference.rows import store
-
     x, residual, gate, weight, bias, y, new_residual, mean, rstd = arrays
     exact = normalize_forward(
         *(x, weight, bias),
@@ -39,9 +38,6 @@ def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
 
 
 def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None:
-    from cunorm.reference import normalize_backward
-    from cunorm.reference.rows import store
-
     dy, x, rstd, mean, d_residual, gate, weight, bias, dx, dweight, dbias, dgate, dresidual = arrays
     outputs = {"x": dx if dx is not None else dresidual, "weight": dweight, "bias": dbias}
     outputs["gate"] = dgate

@@ -164,7 +164,8 @@ def _lower_forward(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Low
         launch = cpu.with_shared_rows(launch, rows) if parts else launch
     else:
         launch = cuda.cuda_forward(types, rows, kernel.access(alignments), caps)
-    return Lowered((KernelCall(launch, kernel.args(), rows.elements, parts),), workspace=0)
+    calls = [KernelCall(launch, kernel.args(), rows.elements, parts)]
+    return Lowered((launch,), lambda: calls, workspace=0)
 
 
 # --- the backward ---------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ def _lower_backward(
         launch = cpu.with_shared_rows(launch, rows) if shared else launch
     else:
         launch = cuda.cuda_backward(types, rows.not_empty(), kernel.access(alignments), caps)
-    calls = []
+    calls: list[KernelCall] = []
     sums = kernel.sums(launch)
     if rows.rows:
         calls.append(KernelCall(launch, kernel.args(sums), rows.elements, shared))
@@ -354,7 +355,7 @@ def _lower_backward(
         sizes = (parts, launch.sums_pitch, rows.row_width)
         calls.append(param_grad_call(params, kernel.arrays, sums, *sizes, caps))
     size = params.outputs * launch.sums_size * types.compute.itemsize
-    return Lowered(tuple(calls), size)
+    return Lowered(tuple(call.launch for call in calls), lambda: calls, size)
 
 
 def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps | None) -> int:

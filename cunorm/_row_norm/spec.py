@@ -14,6 +14,11 @@ from cunorm._row_norm.kernels import Formula
 from cunorm.results import NormForward, NormGrads
 
 NEEDS = ("x", "weight", "bias", "gate")
+# Options of `rms_norm` with which published models use it.
+MODELS: dict[str, dict[str, Any]] = {
+    "Gemma": {"weight_offset": 1.0},
+    "Llama": {"round_before_weight": True},
+}
 _POSITIONS = ("pre", "post")
 
 

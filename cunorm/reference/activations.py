@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The activations of a gate and their derivatives, in float64.
+"""The activations and their derivatives, in float64.
 
 Each is written so that nothing cancels: sigmoid from exp(-abs(z)), the normal distribution from
-erfc, the derivative of tanh as sech**2. So the tails keep their digits, but for what the rounding
-of an exponential's argument costs. NaN gives NaN.
+erfc, the derivative of tanh as sech**2. So the tails are accurate, except for the rounding of an
+exponential's argument. NaN gives NaN.
 
 At an infinity a derivative is its limit, 0 or 1. A value is its limit at +infinity; at -infinity
 sigmoid, tanh and relu are 0, -1 and 0, but silu, gelu and gelu_tanh, a product of z and a factor
@@ -42,13 +42,8 @@ def _sigmoid_slope(z: Float64) -> Float64:
     return np.asarray(e / (1.0 + e) ** 2)
 
 
-def _silu(z: Float64) -> Float64:
-    return z * sigmoid(z)
-
-
-def _silu_slope(z: Float64) -> Float64:
-    z = _finite(z)
-    return sigmoid(z) + z * _sigmoid_slope(z)
+def _silu_tail(z: Float64) -> Float64:
+    return z * _sigmoid_slope(z)
 
 
 def _tanh_slope(z: Float64) -> Float64:
@@ -68,14 +63,8 @@ def _normal_cdf(z: Float64) -> Float64:
     return 0.5 * _erfc(-math.sqrt(0.5) * z)
 
 
-def _gelu(z: Float64) -> Float64:
-    return z * _normal_cdf(z)
-
-
-def _gelu_slope(z: Float64) -> Float64:
-    z = _finite(z)
-    density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
-    return np.asarray(_normal_cdf(z) + z * density)
+def _gelu_tail(z: Float64) -> Float64:
+    return np.asarray(z * (np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)))
 
 
 # z * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) * (z + 0.044715 * z**3) is z * sigmoid(2 * u).
@@ -83,23 +72,27 @@ _TWICE_U = 2.0 * math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715
 
 
-def _gelu_tanh(z: Float64) -> Float64:
-    return z * sigmoid(_TWICE_U * (z + _CUBIC * z * z * z))
+def _twice_u(z: Float64) -> Float64:
+    return _TWICE_U * (z + _CUBIC * z * z * z)
 
 
-def _gelu_tanh_slope(z: Float64) -> Float64:
-    z = _finite(z)
-    twice_u = _TWICE_U * (z + _CUBIC * z * z * z)
-    slope = _TWICE_U * (1.0 + 3.0 * _CUBIC * z * z)
-    return sigmoid(twice_u) + z * _sigmoid_slope(twice_u) * slope
+def _gelu_tanh_tail(z: Float64) -> Float64:
+    return z * _sigmoid_slope(_twice_u(z)) * (_TWICE_U * (1.0 + 3.0 * _CUBIC * z * z))
 
 
-def _finite(z: Float64) -> Float64:
-    """Bring z to where no exponential is above 0 any more, but products with it are finite."""
-    return np.asarray(np.clip(z, -1000.0, 1000.0))
+def _product(
+    factor: Callable[[Float64], Float64], tail: Callable[[Float64], Float64]
+) -> Activation:
+    """Return z * factor(z); `tail` is z * factor'(z)."""
+
+    def slope(z: Float64) -> Float64:
+        z = np.clip(z, -1000.0, 1000.0)  # beyond, each exponential is 0; products stay finite
+        return factor(z) + tail(z)
+
+    return Activation(lambda z: z * factor(z), slope)
 
 
-_SILU = Activation(_silu, _silu_slope)
+_SILU = _product(sigmoid, _silu_tail)
 
 ACTIVATIONS = {
     "identity": Activation(np.positive, np.ones_like),
@@ -108,6 +101,17 @@ ACTIVATIONS = {
     "swish": _SILU,
     "tanh": Activation(np.tanh, _tanh_slope),
     "relu": Activation(_relu, _relu_slope),
-    "gelu": Activation(_gelu, _gelu_slope),
-    "gelu_tanh": Activation(_gelu_tanh, _gelu_tanh_slope),
+    "gelu": _product(_normal_cdf, _gelu_tail),
+    "gelu_tanh": _product(lambda z: sigmoid(_twice_u(z)), _gelu_tanh_tail),
 }
+# The summand of the derivative that has an exponential; those that are not here have none.
+TAILS = {
+    "sigmoid": _sigmoid_slope,
+    "silu": _silu_tail,
+    "swish": _silu_tail,
+    "tanh": _tanh_slope,
+    "gelu": _gelu_tail,
+    "gelu_tanh": _gelu_tanh_tail,
+}
+NONE = "identity"  # the activation of a group norm that has none
+GATE = "silu"  # the default activation of a gate

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""The generic row norm, forward and backward, which all the named forms are cases of.
+"""The generic row norm, forward and backward; the named norms are cases of it.
 
-In the formulas d is the length of a row, k = c / sqrt(d), and mean() is over a row; where there are
-groups, a row is a group's slice. g is the gate's activation and g' its derivative. The source is
-"Normalize with Residual or Gate", with eps added to the mean square.
+In the formulas d is the length of a row, k = c / sqrt(d), and mean() is over a row; with groups, a
+row is a group's slice. g is the gate's activation and g' its derivative. The source is "Normalize
+with Residual or Gate", with eps added to the mean square.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cunorm.reference.activations import ACTIVATIONS
+from cunorm.reference.activations import ACTIVATIONS, GATE
 from cunorm.reference.rows import (
     Array,
     Float64,
@@ -30,6 +31,26 @@ from cunorm.reference.rows import (
 from cunorm.results import NormForward, NormGrads
 
 OPERANDS = ("x", "weight", "bias", "gate")
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `normalize_forward` that the named norms pass on."""
+
+    axis: int
+    groups: int
+    weight_offset: float
+    round_before_weight: bool
+    gate: Array | None
+    gate_activation: str
+    gate_position: str
+
+
+class BackwardOptions(Options, total=False):
+    """Keyword arguments of `normalize_backward` that the named norms pass on."""
+
+    d_residual: Array | None
+    x_dtype: DTypeLike | None
+    needs: Collection[str]
 
 
 @np.errstate(all="ignore")
@@ -48,7 +69,7 @@ def normalize_forward(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Array | None = None,
-    gate_activation: str = "silu",
+    gate_activation: str = GATE,
     gate_position: str = "post",
 ) -> NormForward:
     """Normalise each row, and return what the backward needs.
@@ -63,7 +84,7 @@ def normalize_forward(
         n = k * r * (weight + weight_offset) + bias
         y = n * g(gate)      if post-gate, else n
 
-    With round_before_weight, k * r is rounded to x's dtype, whether or not there is a weight.
+    With round_before_weight, k * r is rounded to x's dtype, with or without a weight.
 
     The fields y, mean and rstd are float64. residual is None if neither residual nor residual_dtype
     is given. With groups > 1, for which axis is -1, mean and rstd have a last axis of that length.
@@ -116,7 +137,7 @@ def normalize_backward(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
     gate: Array | None = None,
-    gate_activation: str = "silu",
+    gate_activation: str = GATE,
     gate_position: str = "post",
     x_dtype: DTypeLike | None = None,
     needs: Collection[str] = OPERANDS,
@@ -136,10 +157,10 @@ def normalize_backward(
         dgate = g'(gate) * dy * n                 if post-gate
         dx = ds
 
-    x is what was normalised: the forward's residual where there is one, in which case x_dtype is
-    the dtype of the forward's x. To that dtype, by default x's, round_before_weight rounds k * r:
-    dweight and n have the rounded value, and dr passes through the rounding unchanged. The mean may
-    be rounded: x tells what it lacks. An operand in `needs` that is absent gives None.
+    x is the array that was normalised: the forward's residual where there is one, in which case
+    x_dtype is the dtype of the forward's x. round_before_weight rounds k * r to that dtype, by
+    default x's: dweight and n have the rounded value, and dr is as without rounding. The mean may
+    be rounded, as x gives the correction. An operand in `needs` that is absent gives None.
 
     Examples
     --------
@@ -186,7 +207,7 @@ def normalize_backward(
 def _gate_factors(
     gate: Array | None, activation: str, position: str, axis: int, groups: int
 ) -> tuple[Float64 | float, Float64 | float]:
-    """Return what the rows are multiplied by before they are normalised, and after."""
+    """Return the factors of the rows before the norm and after it."""
     if gate is None:
         return 1.0, 1.0
     g = ACTIVATIONS[activation].value(as_rows(gate, axis, groups))

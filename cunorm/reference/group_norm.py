@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The group norm, forward and backward, and its case of one channel a group, the instance norm.
+"""The group norm, forward and backward, and the instance norm, which has one channel per group.
 
 In the formulas x is viewed as [N, G, D, R]: N samples, G groups of D channels each, R positions.
 A sample's group of R * D elements has one mean and one rstd; weight and bias are per channel; phi
 is the fused activation and phi' its derivative. The source is "groupnorm chronicles", with eps
-added to the variance, and with the sums of its backward taken about the mean, so that a mean far
-from 0 costs no digits.
+added to the variance. The sums of the backward are taken about the mean, so that a mean far from 0
+loses no digits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from cunorm.reference.activations import ACTIVATIONS
+from cunorm.reference.activations import ACTIVATIONS, NONE
 from cunorm.reference.rows import Array, Float64, centered, sum_over_rows
 from cunorm.results import GroupNormForward, GroupNormGrads
 
@@ -57,14 +57,12 @@ def group_norm_forward(
     array([[ 2., 15.]])
     """
     grid = _as_grid(x, num_groups, channel_axis)
-    mean, q = _about(_means(grid), grid)
-    rstd = 1.0 / np.sqrt(_means(q * q) + eps)
-    n = _affine(q * rstd, weight, bias)
-    y = ACTIVATIONS[activation or "identity"].value(n)
-    shape = x.shape[0], num_groups
-    return GroupNormForward(
-        _in_place_of(x, y, channel_axis), mean.reshape(shape), rstd.reshape(shape)
-    )
+    rows = _as_rows(grid)
+    mean, q = centered(rows, rows.mean(axis=-1, keepdims=True))
+    rstd = 1.0 / np.sqrt((q * q).mean(axis=-1, keepdims=True) + eps)
+    n = _affine((q * rstd).reshape(grid.shape), weight, bias)
+    y = ACTIVATIONS[activation or NONE].value(n)
+    return GroupNormForward(_in_place_of(x, y, channel_axis), mean[..., 0], rstd[..., 0])
 
 
 @np.errstate(all="ignore")
@@ -92,7 +90,8 @@ def group_norm_backward(
         b[n, g] = sum over d of weight * B / (R * D)
         dx      = rstd * (weight * h - a - xhat * b)
 
-    The mean may be rounded: x tells what it lacks. An operand in `needs` that is absent gives None.
+    The mean may be rounded, as x gives the correction. An operand in `needs` that is absent gives
+    None.
 
     Examples
     --------
@@ -106,9 +105,10 @@ def group_norm_backward(
             [-0.408248]]])
     """
     grid = _as_grid(x, num_groups, channel_axis)
-    q, group_rstd = _about(_per_group(mean), grid)[1], _per_group(rstd)
-    xhat = q * group_rstd
-    slope = ACTIVATIONS[activation or "identity"].slope(_affine(xhat, weight, bias))
+    mean, rstd = (statistic.astype(np.float64)[..., None] for statistic in (mean, rstd))
+    q = centered(_as_rows(grid), mean)[1]
+    xhat = (q * rstd).reshape(grid.shape)
+    slope = ACTIVATIONS[activation or NONE].slope(_affine(xhat, weight, bias))
     h = _as_grid(dy, num_groups, channel_axis) * slope
     total_h, total_hx = (terms.sum(axis=-1, keepdims=True) for terms in (h, h * xhat))  # A and B
 
@@ -120,7 +120,7 @@ def group_norm_backward(
     if "x" in needs:
         w, width = _per_channel(weight, grid), math.prod(grid.shape[2:])
         a, b = ((w * total).sum(axis=2, keepdims=True) / width for total in (total_h, total_hx))
-        dx = _in_place_of(x, group_rstd * (w * h - a - xhat * b), channel_axis)
+        dx = _in_place_of(x, rstd[..., None] * (w * h - a - xhat * b), channel_axis)
     return GroupNormGrads(dx=dx, dweight=dweight, dbias=dbias)
 
 
@@ -166,37 +166,19 @@ def _as_grid(x: Array, num_groups: int, channel_axis: int) -> Float64:
 
 
 def _in_place_of(x: Array, grid: Float64, channel_axis: int) -> Float64:
-    """Return a grid's elements where x has its own."""
+    """Return a grid in the layout of x."""
     channels_first = grid.reshape(np.moveaxis(x, channel_axis, 1).shape)
     return np.ascontiguousarray(np.moveaxis(channels_first, 1, channel_axis))
 
 
-def _per_group(statistic: Array) -> Float64:
-    """Return a statistic as [N, G, 1, 1]."""
-    return statistic.astype(np.float64)[..., None, None]
-
-
 def _per_channel(parameter: Array | None, grid: Float64) -> Float64 | float:
-    """Return weight as [G, D, 1]; where there is none, a factor that does nothing."""
-    if parameter is None:
-        return 1.0
-    return parameter.astype(np.float64).reshape(*grid.shape[1:3], 1)
+    """Return a parameter as [G, D, 1], or 1 if there is none."""
+    return 1.0 if parameter is None else parameter.astype(np.float64).reshape(*grid.shape[1:3], 1)
 
 
 def _affine(xhat: Float64, weight: Array | None, bias: Array | None) -> Float64:
     n = _per_channel(weight, xhat) * xhat
     return n if bias is None else n + _per_channel(bias, xhat)
-
-
-def _means(grid: Float64) -> Float64:
-    """Return the mean of each group as [N, G, 1, 1]."""
-    return np.asarray(_as_rows(grid).mean(axis=-1))[..., None, None]
-
-
-def _about(mean: Float64, grid: Float64) -> tuple[Float64, Float64]:
-    """Correct a rounded mean by the mean of what it leaves; return it, and the grid about it."""
-    mean, q = centered(_as_rows(grid), mean[..., 0])
-    return mean, q.reshape(grid.shape)
 
 
 def _as_rows(grid: Float64) -> Float64:

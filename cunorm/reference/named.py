@@ -1,45 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""The named row norms, each as the case of the generic one that it is.
-
-What all but the l2 norms take besides is named once, in `Options` and `BackwardOptions`, and passed
-on to the generic norm as it is.
-"""
+"""The named row norms, as cases of the generic one."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from numpy.typing import DTypeLike
 
-from cunorm.reference.generic import normalize_backward, normalize_forward
+from cunorm.reference.generic import (
+    BackwardOptions,
+    Options,
+    normalize_backward,
+    normalize_forward,
+)
 from cunorm.reference.rows import Array, Float64
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from typing_extensions import Unpack  # in typing from Python 3.11 on
-
-
-class Options(TypedDict, total=False):
-    """Keyword arguments of `normalize_forward` that every form takes."""
-
-    axis: int
-    groups: int
-    weight_offset: float
-    round_before_weight: bool
-    gate: Array | None
-    gate_activation: str
-    gate_position: str
-
-
-class BackwardOptions(Options, total=False):
-    """Keyword arguments of `normalize_backward` that every form takes."""
-
-    d_residual: Array | None
-    x_dtype: DTypeLike | None
-    needs: Collection[str]
 
 
 def rms_norm_forward(
@@ -68,15 +47,9 @@ def layer_norm_forward(
     **options: Unpack[Options],
 ) -> NormForward:
     """Centre each row and divide it by its deviation: `normalize_forward` with center."""
+    inputs = x, weight, bias
     return normalize_forward(
-        x,
-        weight,
-        bias,
-        residual=residual,
-        residual_dtype=residual_dtype,
-        center=True,
-        eps=eps,
-        **options,
+        *inputs, residual=residual, residual_dtype=residual_dtype, center=True, eps=eps, **options
     )
 
 
@@ -90,15 +63,10 @@ def l2_norm_forward(
     groups: int = 1,
 ) -> NormForward:
     """Return y = x / sqrt(sum(x * x) + eps), with rstd = sqrt(d) / sqrt(sum(x * x) + eps)."""
-    d = math.prod(x.shape[axis:]) // groups
+    eps /= math.prod(x.shape[axis:]) // groups
+    options: Options = {"axis": axis, "groups": groups}
     return normalize_forward(
-        x,
-        residual=residual,
-        residual_dtype=residual_dtype,
-        c=1.0,
-        eps=eps / d,
-        axis=axis,
-        groups=groups,
+        x, residual=residual, residual_dtype=residual_dtype, c=1.0, eps=eps, **options
     )
 
 
@@ -190,16 +158,9 @@ def add_normalize(
     **options: Unpack[Options],
 ) -> AddNorm:
     """Return y and the new residual stream of `normalize_forward`; with no residual, that is x."""
+    inputs, dtype = (x, weight, bias), x.dtype if residual_dtype is None else residual_dtype
     result = normalize_forward(
-        x,
-        weight,
-        bias,
-        residual=residual,
-        residual_dtype=x.dtype if residual_dtype is None else residual_dtype,
-        c=c,
-        center=center,
-        eps=eps,
-        **options,
+        *inputs, residual=residual, residual_dtype=dtype, c=c, center=center, eps=eps, **options
     )
     return AddNorm(y=result.y, residual=result.residual)
 
@@ -229,12 +190,5 @@ def add_layer_norm(
 ) -> AddNorm:
     """Return y and the new residual stream of `layer_norm_forward`."""
     return add_normalize(
-        x,
-        residual,
-        weight,
-        bias,
-        residual_dtype=residual_dtype,
-        center=True,
-        eps=eps,
-        **options,
+        x, residual, weight, bias, residual_dtype=residual_dtype, center=True, eps=eps, **options
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the formulas of the row norms are made of: rows, rounding, the stream, sums."""
+"""The steps of the row norms: rounding, the residual stream, views as rows, sums."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Float64 = NDArray[np.float64]
 def round_to(values: Array, dtype: DTypeLike) -> Array:
     """Round float32 or float64 values to a storage dtype: once, to nearest, ties to even.
 
-    `astype` does so but for one case: `ml_dtypes` goes from float64 to bfloat16 by way of float32
-    and so rounds twice. Here the first of those two steps rounds to odd, which leaves no mark.
+    `astype` does so except from float64 to bfloat16, where `ml_dtypes` rounds to float32 first.
+    Here that first step rounds to odd, so that the second one rounds as if it were alone.
     """
     dtype = np.dtype(dtype)
     if dtype.name != "bfloat16" or values.dtype != np.float64:
@@ -52,10 +52,8 @@ def per_row(statistic: Array, groups: int) -> Float64:
 
 
 def per_element(parameter: Array | None, offset: float, groups: int) -> Float64 | float:
-    """Return parameter + offset as [groups, d]; where there is none, a factor that does nothing."""
-    if parameter is None:
-        return 1.0
-    return parameter.astype(np.float64).reshape(groups, -1) + offset
+    """Return parameter + offset as [groups, d], or 1 if there is no parameter."""
+    return 1.0 if parameter is None else parameter.astype(np.float64).reshape(groups, -1) + offset
 
 
 def statistic_shape(x: Array, axis: int, groups: int) -> tuple[int, ...]:
@@ -64,7 +62,7 @@ def statistic_shape(x: Array, axis: int, groups: int) -> tuple[int, ...]:
 
 
 def centered(p: Float64, mean: Float64) -> tuple[Float64, Float64]:
-    """Correct a rounded mean by the mean of what it leaves; return it, and the rows about it."""
+    """Correct a rounded mean by the mean of p - mean; return it, and the rows less it."""
     t = p - mean
     correction = t.mean(axis=-1, keepdims=True)
     return mean + correction, t - correction

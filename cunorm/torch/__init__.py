@@ -7,12 +7,16 @@ transformed by torch.func; a second derivative is computed by torch's own operat
 """
 
 from cunorm.results import AddNorm
-from cunorm.torch._fused_modules import AddRMSNorm, GatedRMSNorm
+from cunorm.torch._centered_modules import GroupNorm, LayerNorm
 from cunorm.torch._group_norm import group_norm, instance_norm
-from cunorm.torch._group_norm_module import GroupNorm
-from cunorm.torch._modules import LayerNorm, RMSNorm
-from cunorm.torch._replace import replace_norms, restore_norms
-from cunorm.torch._report import LeftNorm, ReplacedNorm, Replacement
+from cunorm.torch._modules import AddRMSNorm, GatedRMSNorm, RMSNorm
+from cunorm.torch._replace import (
+    LeftNorm,
+    ReplacedNorm,
+    Replacement,
+    replace_norms,
+    restore_norms,
+)
 from cunorm.torch._row_norm import (
     add_layer_norm,
     add_normalize,

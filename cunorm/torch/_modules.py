@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm and LayerNorm: the modules of `torch.nn`, with cunorm's forward."""
+"""RMSNorm as a module: alone, with the residual stream, and with a gate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cunorm.torch._row_norm import layer_norm, rms_norm
+from cunorm.results import AddNorm
+from cunorm.torch._centered_modules import autocast_dtype, changed, check_row_shape, row_axis
+from cunorm.torch._row_norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -18,26 +20,17 @@ class RMSNorm(torch.nn.RMSNorm):
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
-    Parameters, their names, the state_dict and `isinstance` are those of `torch.nn.RMSNorm`.
-
     Parameters
     ----------
-    normalized_shape : int or sequence of int
-        The shape of a row: the last axes of x, and weight.
+    normalized_shape, elementwise_affine, device, dtype : optional but the first
+        As for `torch.nn.RMSNorm`, whose parameters and state_dict this subclass has.
     eps : float, optional
-        Added to the mean square. None is what PyTorch takes it to be: the machine epsilon of the
-        type that it computes in, float32's for half precision. (Earlier versions of PyTorch took
-        that of x's dtype. The installed one is asked.)
-    elementwise_affine : bool, optional
-        Whether there is a weight.
-    device, dtype : optional
-        Those of weight.
+        Added to the mean square. None is the default of the installed PyTorch: the machine epsilon
+        of the type that it computes in, float32 for half precision; in earlier versions of x's.
     weight_offset : float, optional
-        Added to weight in the type of the computation. 1.0 is Gemma's ``1 + weight``. A new weight
-        is ``1 - weight_offset`` throughout.
+        As for `rms_norm`. A new weight is ``1 - weight_offset`` throughout.
     round_before_weight : bool, optional
-        Whether x / sqrt(...) is rounded to x's dtype before it is multiplied by weight, as in
-        Llama; y then has the dtype that x and weight promote to.
+        As for `rms_norm`; y then has the dtype that x and weight promote to.
 
     Raises
     ------
@@ -79,7 +72,6 @@ class RMSNorm(torch.nn.RMSNorm):
         round_before_weight: bool = False,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
-        _check_row_shape(self)
         if weight_offset and not elementwise_affine:
             raise ValueError(
                 f"{type(self).__name__}: weight_offset is {weight_offset}, expected 0.0 as "
@@ -90,144 +82,203 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def reset_parameters(self) -> None:
         """Make the factor of every element 1."""
+        check_row_shape(self)
         if self.elementwise_affine:
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y."""
-        return rms_norm(
-            x,
-            self.weight,
-            eps=eps_of(self, x),
-            axis=row_axis(self, x),
-            weight_offset=self.weight_offset,
-            round_before_weight=self.round_before_weight,
-            dtype=autocast_dtype(x),
-        )
+        return rms_norm(x, self.weight, **_options(self, x), dtype=autocast_dtype(x))
 
     def extra_repr(self) -> str:
-        """Return what `torch.nn.RMSNorm` does, and what it does not have."""
-        own = changed(self, RMSNorm, "weight_offset", "round_before_weight")
-        return f"{super().extra_repr()}{own}"
+        """Return the options of `torch.nn.RMSNorm`, and the further ones that are set."""
+        return f"{super().extra_repr()}{changed(self, RMSNorm)}"
 
 
-class LayerNorm(torch.nn.LayerNorm):
-    """`torch.nn.LayerNorm`, run by `cunorm.torch.layer_norm`.
+class AddRMSNorm(RMSNorm):
+    """Add x to the residual stream and normalise the stream, by `cunorm.torch.add_rms_norm`.
 
-    Over the last axes of x, those of normalized_shape::
+    ::
 
-        q = x - mean(x)
-        y = q / sqrt(mean(q * q) + eps) * weight + bias
+        s = x + residual            rounded to residual's dtype: the new stream
+        y = s / sqrt(mean(s * s) + eps) * (weight + weight_offset)
 
-    Parameters, their names, the state_dict and `isinstance` are those of `torch.nn.LayerNorm`.
+    A stack of pre-norm layers ``x = f(norm(x)) + x`` becomes ``y, stream = norm(x, stream)`` and
+    ``x = f(y)``, layer by layer. It begins with ``stream = None`` and ends with ``x + stream``.
 
     Parameters
     ----------
-    normalized_shape : int or sequence of int
-        The shape of a row: the last axes of x, weight and bias.
-    eps : float, optional
-        Added to the variance.
-    elementwise_affine, bias : bool, optional
-        Whether there are parameters, and a bias among them.
-    device, dtype : optional
-        Those of the parameters.
+    normalized_shape, eps, elementwise_affine, device, dtype : optional but the first
+        As for `RMSNorm`, whose parameters and state_dict it has.
+    weight_offset, round_before_weight : float and bool, optional
+        As for `RMSNorm`; the rounding before weight is to x's dtype, not to the stream's.
+    residual_dtype : dtype, optional
+        The stream's, where it begins; by default x's there. A stream of another one is an error.
 
     Raises
     ------
-    ValueError
-        If normalized_shape is empty, or x's last axes are not normalized_shape.
     TypeError, ValueError, ImportError, RuntimeError
-        As `layer_norm` does.
+        As `RMSNorm` and `add_rms_norm` do.
 
     Notes
     -----
-    Rounding is that of `RMSNorm`. The mean is corrected by the mean of what it leaves, so a
-    constant row gives y = bias exactly.
+    Rounding is that of `add_rms_norm`: the stream once, y once, from the rounded stream.
+    ``torch.autocast`` does not change it.
 
     Examples
     --------
     >>> import torch
     >>> import cunorm.torch
-    >>> norm = cunorm.torch.LayerNorm(2)
-    >>> norm(torch.tensor([[1.0, 3.0]]))
-    tensor([[-1.0000,  1.0000]], grad_fn=<...>)
+    >>> norm = cunorm.torch.AddRMSNorm(2, eps=1e-6, residual_dtype=torch.float32)
+    >>> x = torch.tensor([[1, 7]], dtype=torch.bfloat16)
+    >>> y, stream = norm(x, None)
+    >>> y, stream = norm(y, stream)
+    >>> y.dtype, stream
+    (torch.bfloat16, tensor([[1.2002, 8.3984]], grad_fn=<...>))
     """
+
+    residual_dtype: Any = None
+
+    def __init__(
+        self,
+        normalized_shape: Any,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        weight_offset: float = 0.0,
+        round_before_weight: bool = False,
+        residual_dtype: Any = None,
+    ) -> None:
+        options: Any = {"weight_offset": weight_offset, "round_before_weight": round_before_weight}
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
+        self.residual_dtype = residual_dtype
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> AddNorm:
+        """Return y and the new stream, which is x itself where residual is None."""
+        options = _options(self, x, residual)
+        return add_rms_norm(x, residual, self.weight, **options, residual_dtype=self.residual_dtype)
+
+    def extra_repr(self) -> str:
+        """Return the options of `RMSNorm`, and the stream's dtype if it is set."""
+        return super().extra_repr() + changed(self, AddRMSNorm)
+
+
+class GatedRMSNorm(RMSNorm):
+    """RMSNorm with a gate, by `cunorm.torch.rms_norm`.
+
+    g is the gate's activation; with a gate before the norm, as in Mamba-2::
+
+        p = x * g(gate)
+        y = p / sqrt(mean(p * p) + eps) * (weight + weight_offset)
+
+    and after it, as in Qwen3-Next and the linear attentions of ``fla``::
+
+        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset) * g(gate)
+
+    Parameters
+    ----------
+    normalized_shape, eps, elementwise_affine, device, dtype : optional but the first
+        As for `RMSNorm`, whose parameters and state_dict it has.
+    groups : int, optional
+        As for `rms_norm`; in Mamba-2 ``hidden_size // group_size``. More than one needs a
+        normalized_shape of one axis.
+    gate_activation : str, optional
+        g: one of the activations of `cunorm.normalize`.
+    gate_position : str, optional
+        "post", as with ``norm_before_gate=True`` elsewhere, or "pre".
+    weight_offset, round_before_weight : float and bool, optional
+        As for `RMSNorm`.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `RMSNorm` and `rms_norm` do; for an unknown activation or position when it is run.
+
+    Notes
+    -----
+    Rounding: one, on the store, and with round_before_weight the one it asks for. So the Mamba-2 of
+    ``transformers`` is ``gate_position="pre", round_before_weight=True``, and that of its authors
+    the same without round_before_weight. Qwen3-Next's module there also rounds its product with
+    weight before the gate: the results differ by one unit in the last place of bfloat16, or two
+    where both roundings are at their worst. ``torch.autocast`` does not change it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import cunorm.torch
+    >>> norm = cunorm.torch.GatedRMSNorm(4, groups=2, gate_position="pre")
+    >>> norm
+    GatedRMSNorm((4,), eps=1e-05, elementwise_affine=True, groups=2, gate_position='pre')
+    >>> x, gate = torch.tensor([[1.0, 7.0, 3.0, 4.0]]), torch.tensor([[0.0, 7.0, -1.0, -1.0]])
+    >>> norm(x, gate)
+    tensor([[ 0.0000,  1.4142, -0.8485, -1.1314]], grad_fn=<...>)
+    """
+
+    groups: int = 1
+    gate_activation: str = "silu"
+    gate_position: str = "post"
 
     def __init__(
         self,
         normalized_shape: Any,
         eps: float = 1e-5,
         elementwise_affine: bool = True,
-        bias: bool = True,
         device: Any = None,
         dtype: Any = None,
+        *,
+        groups: int = 1,
+        gate_activation: str = "silu",
+        gate_position: str = "post",
+        weight_offset: float = 0.0,
+        round_before_weight: bool = False,
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        _check_row_shape(self)
+        options: Any = {"weight_offset": weight_offset, "round_before_weight": round_before_weight}
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
+        self.groups, self.gate_activation = groups, gate_activation
+        self.gate_position = gate_position
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return y."""
-        return layer_norm(
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return y; without a gate, of the norm alone."""
+        return rms_norm(
             x,
             self.weight,
-            self.bias,
-            eps=self.eps,
-            axis=row_axis(self, x),
-            dtype=autocast_dtype(x),
+            **_options(self, x),
+            groups=self.groups,
+            gate=gate,
+            gate_activation=self.gate_activation,
+            gate_position=self.gate_position,
         )
 
-
-def row_axis(module: Any, x: Tensor) -> int:
-    """Return the first axis of x's rows, after checking that they have normalized_shape."""
-    shape: tuple[int, ...] = module.normalized_shape
-    if x.shape[-len(shape) :] != shape:
-        raise ValueError(
-            f"{type(module).__name__}: x has shape {tuple(x.shape)}, expected its last axes to be "
-            f"normalized_shape, {shape}"
-        )
-    return -len(shape)
+    def extra_repr(self) -> str:
+        """Return the options of `RMSNorm`, and those of the gate that are set."""
+        return super().extra_repr() + changed(self, GatedRMSNorm)
 
 
-def _check_row_shape(module: Any) -> None:
-    if not module.normalized_shape:
-        raise ValueError(
-            f"{type(module).__name__}: normalized_shape is (), expected one axis or more"
-        )
+def _options(module: Any, x: Tensor, normalised: Tensor | None = None) -> dict[str, Any]:
+    """Return the options that all these modules give to `rms_norm` and `add_rms_norm`."""
+    eps = module.eps
+    if eps is None:
+        eps = _DEFAULT_EPS.get((x if normalised is None else normalised).dtype, 0.0)
+    return {
+        "eps": eps,
+        "axis": row_axis(module, x),
+        "weight_offset": module.weight_offset,
+        "round_before_weight": module.round_before_weight,
+    }
 
 
 def _default_eps(dtype: torch.dtype) -> float:
-    """Return what torch's rms_norm takes for eps=None: the epsilon of dtype or of its arithmetic.
+    """Return torch's eps for an x of dtype: the epsilon of its arithmetic, or of x in old versions.
 
-    Half precision computes in float32. With its own epsilon, 2**-7 or 2**-10, 2**-6 would become
-    less than 1/2; with that of float32 it becomes about 1.
+    For half precision the first leaves 2**-6 about 1, and the second makes it less than 1/2.
     """
     small = torch.full((1,), 2.0**-6, dtype=dtype, device="cpu")
-    own = torch.nn.functional.rms_norm(small, (1,)).item() < 0.5
-    computed = dtype if own else torch.promote_types(dtype, torch.float32)
-    return float(torch.finfo(computed).eps)
+    wide = torch.nn.functional.rms_norm(small, (1,)).item() > 0.5
+    return float(torch.finfo(torch.promote_types(dtype, torch.float32) if wide else dtype).eps)
 
 
-# Asked once, as torch.compile cannot look into it.
-_DEFAULT_EPS = {
-    dtype: _default_eps(dtype)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-}
-
-
-def eps_of(module: Any, x: Tensor) -> float:
-    """Return an RMSNorm's eps, torch's default for x where it has none."""
-    eps = module.eps
-    return _DEFAULT_EPS.get(x.dtype, 0.0) if eps is None else eps
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return float32 where torch.autocast computes norms in it and x is narrower, else None."""
-    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
-        return torch.float32 if torch.is_autocast_enabled("cuda") else None
-    return None
-
-
-def changed(module: Any, base: type, *names: str) -> str:
-    """Return, for an extra_repr, the options that do not have their default."""
-    values = ((name, getattr(module, name)) for name in names)
-    return "".join(f", {name}={v!r}" for name, v in values if v != getattr(base, name))
+# Computed once, as torch.compile cannot trace it.
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DEFAULT_EPS = {dtype: _default_eps(dtype) for dtype in _DTYPES}

@@ -1,79 +1,138 @@
 # SPDX-License-Identifier: MIT
-"""The bounds of `python -m cunorm demo`, which the package cannot take from the tests."""
+"""`cunorm.reference.tolerance`, which `python -m cunorm demo` holds results to."""
 
 import numpy as np
 import pytest
 
 from cunorm import reference
+from cunorm.reference.activations import ACTIVATIONS
+from cunorm.reference.tolerance import Tolerance, bound
 from cunorm.results import AddNorm
 from tests.support import bounds, group_bounds
-from tests.support.internals import (
-    FLOAT32,
-    GroupOracle,
-    Oracle,
-    demo_tolerance,
-    group_operators_of,
-    group_tolerance,
-    operators_of,
-    worst_error,
-)
+from tests.support.internals import operators_of, worst_error
 from tests.support.operands import NORMS, draw, parameters
 
+TINY = 1e-30  # beside which an underflow is nothing
 
-@pytest.mark.parametrize("operator", operators_of(FLOAT32), ids=str)
-def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator):
-    dtype, most = "bfloat16" if operator.form == "Llama" else "float32", demo_tolerance.LARGEST_GATE
+
+def assert_near(tolerance, dy, d_residual, forward, backward, most):
+    """Check that the bounds are those of the tests or, for activations, somewhat wider."""
+    for held, errors in (
+        (forward, tolerance.forward()),
+        (backward, tolerance.backward(dy, d_residual)),
+    ):
+        fields = {n: e for n, e in held.exact._asdict().items() if e is not None}
+        for name in fields.keys() - {"residual"}:
+            dtype = str(dy.dtype) if name in ("y", "dx", "dresidual", "dgate") else "float32"
+            ours = bound(fields[name], errors[name], dtype)
+            ratio = (ours + TINY) / (held.bound(name, dtype) + TINY)
+            assert 0.999 < ratio.min() <= ratio.max() < most, name
+
+
+def drawn(dtype):
     rows = ("x", "residual", "dy", "d_residual", "gate")
-    operands = {name: draw(name, (7, 48), dtype) for name in rows}
-    operands |= parameters(NORMS["layer_norm"], 48, "float32")
-    operands["gate"] = np.clip(2 * operands["gate"], -most, most)
-    exact, rows = operator.forward(reference, operands), Oracle(operator, operands).rows
-    grads = operator.backward(reference, operands, exact)
-    stream = operands["d_residual"] if operator.has_residual else None
-    demo = demo_tolerance.forward_bounds(rows, exact, dtype)
-    demo |= demo_tolerance.backward_bounds(rows, grads, operands["dy"], stream)
-
-    width = 48 if operator.base == "l2_norm" else 1
-    told = {"center": operator.center, "c": operator.c, "eps": operator.eps / width}
-    told |= operator.options(operands)
-    given = [operands[n] if n in operator.parameters else None for n in ("weight", "bias")]
-    residual = operands["residual"] if operator.has_residual else None
-    x = exact.residual if operator.has_residual else operands["x"]
-    forward = bounds.of_forward(operands["x"], *given, residual, **told)
-    backward = bounds.of_backward(operands["dy"], x, *given, stream, **told)
-    names = {"y", "rstd", "dx"} | {f"d{name}" for name in operator.parameters}
-    names |= {"dgate"} if operator.has_gate else set()
-    for name in names:
-        held = forward if name in ("y", "rstd") else backward
-        stored = dtype if name in ("y", "dx", "dgate") else "float32"
-        ratio = demo[name][1] / held.bound(name, stored)
-        assert 0.999 < ratio.min() <= ratio.max() < 8.0, name
+    operands = {name: draw(name, (48, 48), dtype) for name in rows}
+    return operands | parameters(NORMS["layer_norm"], 48, "float32")
 
 
-@pytest.mark.parametrize("operator", group_operators_of(FLOAT32), ids=str)
+@pytest.mark.parametrize("operator", operators_of("float32", 48), ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_demos_bounds_of_group_norms_are_those_of_the_tests_or_a_little_wider(operator, dtype):
-    rows = {name: draw(name, (48, 40), dtype) for name in ("x", "dy")}
-    operands = operator.taken(rows | parameters(NORMS["layer_norm"], 40, "float32"))
-    exact, groups = operator.forward(reference, operands), GroupOracle(operator, operands).groups
-    grads = operator.backward(reference, operands, exact)
-    demo = group_tolerance.forward_bounds(groups, exact, dtype)
-    demo |= group_tolerance.backward_bounds(groups, grads, operands["dy"])
+def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dtype):
+    operands = operator.operands(drawn(dtype))
+    exact = operator.forward(reference, operands)
+    tolerance = operator.tolerance(operands, exact)
+    x, dy, d_residual = (operands.get(name) for name in ("x", "dy", "d_residual"))
+    given, told = [operands.get(name) for name in ("weight", "bias")], dict(operator.options)
+    if operator.is_group_norm:
+        given = told.pop("num_groups"), *given
+        forward = group_bounds.of_group_forward(x, *given, eps=operator.eps, **told)
+        backward = group_bounds.of_group_backward(dy, x, *given, eps=operator.eps, **told)
+    else:
+        width = 48 if operator.base == "l2_norm" else 1
+        told |= {"center": operator.center, "c": operator.c, "eps": operator.eps / width}
+        told |= {"gate": operands.get("gate")}
+        forward = bounds.of_forward(x, *given, operands.get("residual"), **told)
+        stream = x if exact.residual is None else exact.residual
+        backward = bounds.of_backward(dy, stream, *given, d_residual, **told)
+    more = told.get("activation"), told.get("gate_position"), told.get("round_before_weight")
+    assert_near(tolerance, dy, d_residual, forward, backward, most=4.0 if any(more) else 1.5)
 
-    given = [operands["x"], operator.groups(operands), operands["weight"], operands["bias"]]
-    told = {"eps": 1e-5, "channel_axis": operator.channel_axis, "activation": operator.activation}
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("center", [False, True])
+def test_the_bounds_of_any_gate_are_those_of_the_tests_or_somewhat_wider(
+    activation, position, center
+):
+    operands, shape = drawn("float32"), (48, 1, 3, 16, 1)
+    x, dy, d_residual, w, b = (operands[n] for n in ("x", "dy", "d_residual", "weight", "bias"))
+    told = {"gate": np.clip(2 * operands["gate"], -4.0, 4.0), "gate_activation": activation}
+    told |= {"gate_position": position, "center": center, "eps": 1e-5, "weight_offset": 1.0}
+    forward = bounds.of_forward(x, w, b, groups=3, **told)
+    backward = bounds.of_backward(dy, x, w, b, d_residual, groups=3, **told)
+    tolerance = Tolerance(x, w, b, shape=shape, **told)
+    assert_near(tolerance, dy, d_residual, forward, backward, most=8.0)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_bounds_of_a_group_norm_with_any_activation_are_those_of_the_tests_or_wider(activation):
+    operands, told = drawn("float32"), {"eps": 1e-5, "activation": activation}
+    x, dy = (operands[name].reshape(4, 12, 48) for name in ("x", "dy"))
+    given = x, 3, operands["weight"], operands["bias"]
     forward = group_bounds.of_group_forward(*given, **told)
-    backward = group_bounds.of_group_backward(operands["dy"], *given, **told)
-    assert demo.keys() == forward.errors.keys() | backward.errors.keys()
-    for name, (_, bound) in demo.items():
-        held = forward if name in forward.errors else backward
-        ratio = bound / held.bound(name, dtype if name in ("y", "dx") else "float32")
-        assert 0.999 < ratio.min() <= ratio.max() < 1.1, name
+    backward = group_bounds.of_group_backward(dy, *given, **told)
+    shape = (4, 12, 3, 16, 1)
+    tolerance = Tolerance(x, *given[2:], shape=shape, center=True, **told)
+    assert_near(tolerance, dy, None, forward, backward, most=4.0)
+
+
+@pytest.mark.parametrize("width", [16384, 16385])
+def test_the_bounds_of_wide_rows_are_those_of_the_tests(width):
+    x, dy = (draw(name, (3, width), "float32") for name in ("x", "dy"))
+    forward = bounds.of_forward(x, None, None, center=True, eps=1e-5)
+    backward = bounds.of_backward(dy, x, None, None, center=True, eps=1e-5)
+    tolerance = Tolerance(x, shape=(3, 1, 1, width, 1), center=True, eps=1e-5)
+    assert_near(tolerance, dy, None, forward, backward, most=1.5)
+
+
+RIGHT = {"eps": 1e-5, "center": True, "c": 2.0, "weight_offset": 1.0, "gate_activation": "gelu"}
+MISTAKES = {
+    "eps is twice as large": {"eps": 2e-5},
+    "c is 1 part in 100,000 off": {"c": 2.00002},
+    "rows keep their mean": {"center": False},
+    "there is no offset": {"weight_offset": 0.0},
+    "the gate is on the other side": {"gate_position": "pre"},
+    "gelu is approximate": {"gate_activation": "gelu_tanh"},
+    "k * r is rounded": {"round_before_weight": True},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_formula_exceeds_the_tolerance(mistake):
+    operands = drawn("bfloat16" if "rounded" in mistake else "float32")
+    x, dy, w, b = (operands[name] for name in ("x", "dy", "weight", "bias"))
+    gate = {"gate": operands["gate"]}
+    right, wrong = (RIGHT | gate | more for more in ({}, MISTAKES[mistake]))
+
+    def results(options):
+        f = reference.normalize_forward(x, w, b, **options)
+        options = {name: value for name, value in options.items() if name != "eps"}
+        return f, reference.normalize_backward(dy, x, w, b, rstd=f.rstd, mean=f.mean, **options)
+
+    def stored(result):
+        single = (None if array is None else array.astype(np.float32) for array in result)
+        return type(result)(*single)
+
+    tolerance = Tolerance(x, w, b, shape=(48, 1, 1, 48, 1), **right)
+    errors = tolerance.forward(), tolerance.backward(dy)
+    for exact, off, error in zip(results(right), results(wrong), errors, strict=True):
+        assert worst_error(stored(exact), exact, error) <= 1.0
+        assert worst_error(stored(off), exact, error) > 1.0
 
 
 def test_a_missing_or_infinite_result_is_no_small_error():
-    bounds = {"y": (np.array([[1.0, 2.0]]), np.array([[1e-6, 1e-6]]))}
+    exact, errors = AddNorm(np.array([[1.0, 2.0]])), {"y": np.array([[1e-6, 1e-6]])}
     for wrong in (np.nan, np.inf, -np.inf):
-        assert worst_error(AddNorm(np.float32([[1.0, wrong]])), bounds, ["y"]) == np.inf
-    assert worst_error(AddNorm(np.float32([[1.0, 2.0]])), bounds, ["y"]) == 0.0
-    assert worst_error(AddNorm(), bounds, ["y"]) == np.inf
+        assert worst_error(AddNorm(np.float32([[1.0, wrong]])), exact, errors) == np.inf
+    assert worst_error(AddNorm(np.float32([[1.0, 2.0]])), exact, errors) == 0.0
+    assert worst_error(AddNorm(), exact, errors) == np.inf

@@ -39,7 +39,8 @@ from cunorm._core.caps import GpuCaps as DeviceLimits
 from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
 from cunorm._core.plan import GRID_LIMIT, KernelCall, fitting_caps
-from cunorm._core.tensor import Device
+from cunorm._core.tensor import ArrayView, Device
+from cunorm._demo.operators import operators_of, worst_error
 from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import tiling as _group_tiling
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes
@@ -115,17 +116,25 @@ __all__ = [
     "main",
     "numpy_arrays",
     "numpy_view",
+    "operators_of",
     "read_capsule",
     "runner",
     "source_text",
     "thread_count",
+    "view_at",
     "workspace_size",
+    "worst_error",
 ]
 
 host_frameworks = (Numpy, Torch, DLPack)
 
 cpu_forward = partial(_cpu_plan.cpu_forward, caps=CpuCaps(last_cache_bytes=32 << 20))
 cuda_param_grad = partial(param_grad_launch, caps=SOME_GPUS[0])
+
+
+def view_at(pointer, spec):
+    """Return the array of a spec in the CPU's memory at an address."""
+    return numpy_view(ArrayView(pointer, spec, None, None, writable=True))
 
 
 def workspace_size(compute, rows, sm_count):

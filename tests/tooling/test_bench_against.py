@@ -40,17 +40,18 @@ def test_another_checkout_has_modules_of_its_own(checkout):
     assert (ours_loaded(), sys.path) == (before, path)
     pairs = [
         (cunorm, other),
-        (cunorm._cpu._compile, other._cpu._compile),
-        (cunorm._cpu._threads, other._cpu._threads),
+        (cunorm._backends.cpu.compile, other._backends.cpu.compile),
+        (cunorm._backends.cpu.threads, other._backends.cpu.threads),
     ]
     for ours, theirs in pairs:
         assert Path(ours.__file__).is_relative_to(ROOT)
         assert Path(theirs.__file__).is_relative_to(checkout)
     for name in ("rms_norm", "layer_norm_backward", "warmup", "set_num_threads"):
         assert Path(getattr(other, name).__globals__["__file__"]).is_relative_to(checkout)
-    taken = cunorm._cpu.thread_count()
+    threads, others = (copy._backends.cpu.threads for copy in (cunorm, other))
+    taken = threads.thread_count()
     other.set_num_threads(taken + 1)
-    assert (cunorm._cpu.thread_count(), other._cpu.thread_count()) == (taken, taken + 1)
+    assert (threads.thread_count(), others.thread_count()) == (taken, taken + 1)
 
 
 def test_a_checkout_that_would_share_modules_is_refused(checkout):

@@ -52,8 +52,7 @@ int main() {
 
 def test_occupancy_is_that_of_cuda_occupancy_h(tmp_path):
     pytest.importorskip("cupy", reason="CuPy is not installed")
-    from cunorm import _cuda
-    from cunorm._cpu import compiler
+    from tests.support.internals import _cuda, compiler
 
     found = compiler()
     folders = [f for f in _cuda.cuda_include_folders() if (f / "cuda_occupancy.h").is_file()]

@@ -12,7 +12,7 @@ import pytest
 from bench.static_plan import ONE_ROW, Plan
 from bench.static_plans import grid
 from bench.static_ptx import Access, accesses
-from cunorm._builds import Build
+from tests.support.internals import Build
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from bench.records import read_csv, write_csv

@@ -12,13 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cunorm.__main__ import main
-from cunorm._arrays import numpy_view
-from cunorm._demo import _data, _devices
-from cunorm.group_norm import _backward as group_backward
-from cunorm.group_norm import _forward as group_forward
-from cunorm.row_norm import _backward, _forward
+from cunorm._demo import data, devices
 from tests.support.calls import nothing_known
+from tests.support.internals import _dispatch, main, view_at
 
 ROOT = Path(__file__).parents[2]
 # Those on all dtypes, but no forms of rms_norm and one group norm alone on float16, and on float32
@@ -27,7 +23,7 @@ ROW_NORMS, FORMS, GROUP_NORMS, FAR = 7, 5, 3, 1
 OF_ROWS, OF_GROUPS = ROW_NORMS + FORMS, GROUP_NORMS + FAR  # on float32
 IN_ALL_DTYPES = 3 * ROW_NORMS + 2 * FORMS + 2 * GROUP_NORMS + FAR + 1
 RESULTS = 2 * (OF_ROWS + OF_GROUPS)  # each is a line forward and one backward
-LARGEST = _data.LARGEST
+LARGEST = data.LARGEST
 IN_FLOAT32 = {**dict.fromkeys(LARGEST, -1.0), "float32": LARGEST["float32"]}
 
 
@@ -46,14 +42,14 @@ def saved(folder: Path, array: object) -> str:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Run the demo on float32 alone, and each call once more for its time."""
-    monkeypatch.setattr(_data, "LARGEST", IN_FLOAT32)
-    monkeypatch.setattr(_devices, "_REPEATS", 1)
+    monkeypatch.setattr(data, "LARGEST", IN_FLOAT32)
+    monkeypatch.setattr(devices, "_REPEATS", 1)
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
     """Real numbers in three axes: a piece of the demo's own text."""
-    rows = _data.embedded(_data.text()[1], rows=6)
+    rows = data.embedded(data.text()[1], rows=6)
     return saved(tmp_path, rows.reshape(2, 3, 256)[..., 30:130])
 
 
@@ -76,7 +72,7 @@ def test_info_finds_no_compiler_where_there_is_none():
 
 
 def test_demo_is_within_tolerance_on_the_text_of_the_python_installation(monkeypatch, capsys):
-    monkeypatch.setattr(_data, "embedded", partial(_data.embedded, rows=512))
+    monkeypatch.setattr(data, "embedded", partial(data.embedded, rows=512))
     assert main(["demo", "--device", "cpu"]) == 0
     output = capsys.readouterr().out
     assert len(table(output)) == RESULTS
@@ -85,7 +81,7 @@ def test_demo_is_within_tolerance_on_the_text_of_the_python_installation(monkeyp
 
 
 def test_demo_takes_the_rows_of_an_array(small, monkeypatch, capsys):
-    monkeypatch.setattr(_data, "LARGEST", LARGEST)
+    monkeypatch.setattr(data, "LARGEST", LARGEST)
     assert main(["demo", "--device", "cpu", "--input", small]) == 0
     lines = table(capsys.readouterr().out)
     assert len(lines) == 2 * IN_ALL_DTYPES
@@ -109,7 +105,7 @@ def test_demo_takes_odd_input(what, tmp_path):
 
 
 def test_demo_leaves_float16_out_where_the_input_is_too_large_for_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(_data, "LARGEST", {**IN_FLOAT32, "float16": LARGEST["float16"]})
+    monkeypatch.setattr(data, "LARGEST", {**IN_FLOAT32, "float16": LARGEST["float16"]})
     path = saved(tmp_path, np.array([[1e6, 2.0, 3.0, 4.0], [5.0, -5e5, 6.0, 7.0]]))
     assert main(["demo", "--device", "cpu", "--input", path]) == 0
     output = capsys.readouterr().out
@@ -132,27 +128,28 @@ def test_demo_runs_without_a_compiler_and_without_ml_dtypes(has_ml_dtypes, small
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "operand", "count"),
+    ("op", "count"),
     [
-        (_forward, "run_forward", "y", OF_ROWS),
-        (_backward, "run_backward", "dx", OF_ROWS),
-        (group_forward, "run", "y", OF_GROUPS),
-        (group_backward, "run", "dx", OF_GROUPS),
+        ("row_forward", OF_ROWS),
+        ("row_backward", OF_ROWS),
+        ("group_forward", OF_GROUPS),
+        ("group_backward", OF_GROUPS),
     ],
-    ids=lambda given: getattr(given, "__name__", None),
 )
-def test_demo_fails_where_a_kernel_is_wrong(
-    module, name, operand, count, small, monkeypatch, capsys
-):
-    original = getattr(module, name)
+def test_demo_fails_where_a_kernel_is_wrong(op, count, small, monkeypatch, capsys):
+    loaded = _dispatch._loaded
     nothing_known(monkeypatch)
 
-    def wrong_in_the_last_row(call):  # and nothing to remember, so that it is each time
-        original(call)
-        result = numpy_view(getattr(call, operand))
-        result[-1] *= 1.1
+    def load(wrong, spec, plan, *rest):
+        run, place = loaded(wrong, spec, plan, *rest), wrong.first_output
 
-    monkeypatch.setattr(module, name, wrong_in_the_last_row)
+        def run_and_spoil(pointers):  # y, or dx
+            run(pointers)
+            view_at(pointers[place], plan.specs[place])[-1] *= 1.1
+
+        return run_and_spoil if wrong.name == op else run
+
+    monkeypatch.setattr(_dispatch, "_loaded", load)
     assert main(["demo", "--device", "cpu", "--input", small]) == 1
     output = capsys.readouterr().out
     assert output.count("  WRONG") == count
@@ -198,8 +195,8 @@ REAL = pytest.mark.real_gpu("a million elements, a hundred times, are too many f
 @pytest.mark.gpu
 @pytest.mark.parametrize("on_text", [pytest.param(True, marks=REAL), False])
 def test_demo_is_within_tolerance_on_cuda(on_text, small, monkeypatch, capsys):
-    monkeypatch.setattr(_data, "LARGEST", LARGEST)
-    monkeypatch.setattr(_devices.Cuda, "calls", 1)
+    monkeypatch.setattr(data, "LARGEST", LARGEST)
+    monkeypatch.setattr(devices.Cuda, "calls", 1)
     assert main(["demo", *(() if on_text else ("--device", "cuda", "--input", small))]) == 0
     lines = table(capsys.readouterr().out)
     assert len(lines) == 2 * IN_ALL_DTYPES

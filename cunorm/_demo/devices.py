@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""Where the demo runs: how arrays get there and back, and how a call is timed there."""
+"""The devices of the demo: copies to and from them, and the time of a call."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from cunorm import _cpu, _info
-from cunorm._demo._cases import Case, Inputs, cases_of
-from cunorm._demo._data import Array, DemoError
+from cunorm import _info
+from cunorm._backends.cpu.compiler import compiler
+from cunorm._backends.cpu.threads import available_cores, thread_count
+from cunorm._demo.data import Array, DemoError
+from cunorm._demo.operators import Operands, Operator
 
+Case = tuple[Operator, Operands]
 _REPEATS = 10
 
 
@@ -21,28 +24,25 @@ class Device:
     """The host: arrays stay where they are."""
 
     name = "cpu"
-    calls = 1  # that are timed together
+    calls = 1  # timed together
 
     def __str__(self) -> str:
         if not self.can_compile():
             return f"cpu, {_info.cpu_name()}, NumPy's loops as there is no C++ compiler"
-        return f"cpu, {_info.cpu_name()}, {_cpu.thread_count()} threads"
+        return f"cpu, {_info.cpu_name()}, {thread_count()} threads"
 
     def can_compile(self) -> bool:
         """Whether there is a compiler for it; else NumPy does the work."""
-        return _cpu.compiler() is not None
+        return compiler() is not None
 
-    def prepare(self, inputs: Inputs) -> None:
-        """Compile what `inputs` need, several kernels at once."""
-        if not self.can_compile():
-            return
+    def prepare(self, cases: Iterable[Case]) -> None:
+        """Compile the kernels of the cases, several at once."""
 
         def compile_one(case: Case) -> None:
             operator, operands = case
             operator.warm_up(operands, self.name)
 
-        cases = [case for dtype, rows in inputs.items() for case in cases_of(dtype, rows)]
-        with ThreadPoolExecutor(_cpu.available_cores()) as pool:
+        with ThreadPoolExecutor(available_cores()) as pool:
             for _ in pool.map(compile_one, cases):
                 pass
 
@@ -54,11 +54,17 @@ class Device:
         """Return an array of the device as one of the host."""
         return np.asarray(array)
 
+    def get_all(self, result: Any) -> Any:
+        """Do so with an array, or with those of a named tuple."""
+        if isinstance(result, tuple):
+            return type(result)(*map(self.get_all, result))
+        return None if result is None else self.get(result)
+
     def wait(self) -> None:
-        """Return when everything that was started is done."""
+        """Return when the device is idle."""
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        """Return the shortest time of a call, the host's part of it included."""
+        """Return the shortest of several times of a call, with the host's part."""
         times = []
         for _ in range(_REPEATS):
             self.wait()

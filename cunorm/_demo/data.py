@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from cunorm._demo._tolerance import LARGEST_GATE
 from cunorm.reference import round_to
 
 Array = NDArray[Any]
@@ -19,12 +18,13 @@ Array = NDArray[Any]
 ROWS = 4096
 _MOST_ELEMENTS = 1 << 22  # of a user's array: the float64 reference is slow
 _TEXTS = ("pydoc_data/topics.py", "LICENSE.txt", "typing.py", "os.py")
-# Larger ones are left out: what is computed from them, sums of x * dy * weight, would overflow.
+_LARGEST_GATE = 4.0
+# Of the input, by dtype, so that sums of x * dy * weight do not overflow.
 LARGEST = {"float32": 1e10, "bfloat16": 1e10, "float16": 1e4}
 
 
 class DemoError(Exception):
-    """The demo cannot run as it was asked to; the text says why."""
+    """The demo cannot run with these options; the text says why."""
 
 
 def load(path: Path) -> Array:
@@ -69,15 +69,15 @@ def embedded(content: bytes, rows: int = ROWS) -> Array:
 
 
 def operands(rows: Array, dtype: DTypeLike) -> Mapping[str, Array]:
-    """Return what the operators take, all of it real: the rows themselves and their neighbours.
+    """Return the operands of a row norm, all of them real: the rows and their neighbours.
 
-    The residual stream is the row before, the gradients are the two rows after. The gate is the row
-    before that, scaled to a gate's range where it exceeds that. The parameters are float32, as they
-    are in training: the mean row, for weight plus 1, so that none of it is zero.
+    The residual stream is the row before, the gate the one before that, scaled down to a gate's
+    range if need be. The gradients are the two rows after. The parameters are float32, as in
+    training: the bias is the mean row, and the weight is 1 more, so that none of it is zero.
     """
     x = round_to(rows, dtype)
     mean_row = rows.mean(axis=0, dtype=np.float64)
-    scale = min(1.0, LARGEST_GATE / max(float(np.abs(rows).max()), 1.0))
+    scale = min(1.0, _LARGEST_GATE / max(float(np.abs(rows).max()), 1.0))
     return {
         "x": x,
         "residual": np.roll(x, 1, axis=0),

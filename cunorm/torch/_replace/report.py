@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `replace_norms` did and did not do."""
+"""The report of `replace_norms`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LeftNorm(NamedTuple):
 
 @dataclass(frozen=True)
 class Replacement:
-    """What `replace_norms` did. Printed, it is a summary by kind, with alike names as one.
+    """What `replace_norms` did. Printed, it is a summary by class, with repeated layers as one.
 
     Attributes
     ----------
@@ -74,31 +74,27 @@ class Replacement:
     left: tuple[LeftNorm, ...]
 
     def __str__(self) -> str:
-        """Return a summary."""
         lines: list[str] = []
-        for norms, what, done in (
-            (self.replaced, "norm", "replaced"),
-            (self.left, "module", "left"),
-        ):
-            if norms or done == "replaced":
-                lines.append(f"{len(norms)} {what}{'s' * (len(norms) != 1)} {done}")
-            for kind, why in dict.fromkeys((kind, why) for _, kind, why in norms):
-                names = [name for name, *other in norms if other == [kind, why]]
-                lines += [f"  {kind}: {why}", *(f"    {name}" for name in _alike(names))]
+        parts = [(self.replaced, "norm", "replaced"), (self.left, "module", "left")]
+        for norms, noun, verb in parts if self.left else parts[:1]:
+            lines.append(f"{len(norms)} {noun}{'s' * (len(norms) != 1)} {verb}")
+            for kind, text in dict.fromkeys((kind, text) for _, kind, text in norms):
+                names = [name for name, *other in norms if other == [kind, text]]
+                lines += [f"  {kind}: {text}", *(f"    {name}" for name in _merged(names))]
         return "\n".join(lines)
 
 
-def _alike(names: list[str]) -> list[str]:
-    """Return the names, those that differ in numbers alone as one, with how many it stands for."""
-    found: dict[tuple[str, ...], list[list[str]]] = {}
+def _merged(names: list[str]) -> list[str]:
+    """Return the names, with those that differ only in numbers as one and their count."""
+    patterns: dict[tuple[str, ...], list[list[str]]] = {}
     for name in names:
         parts = name.split(".")
         pattern = tuple("*" if part.isdigit() else part for part in parts)
-        found.setdefault(pattern, []).append(parts)
+        patterns.setdefault(pattern, []).append(parts)
     lines = []
-    for alike in found.values():
-        columns = [set(column) for column in zip(*alike, strict=True)]
+    for group in patterns.values():
+        columns = [set(column) for column in zip(*group, strict=True)]
         joined = ".".join(column.pop() if len(column) == 1 else "*" for column in columns)
-        count = f" ({len(alike)})" if len(alike) > 1 else ""
+        count = f" ({len(group)})" if len(group) > 1 else ""
         lines.append((joined or "(the model itself)") + count)
     return lines

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: MIT
+"""The largest error of a norm that is computed in float32 and rounded once, on the store.
+
+It holds for finite operands of 32 bits or less whose squares do not overflow. The notation is that
+of `normalize_backward`, with u = 2**-24; a row of a group norm is a group of a sample. Rows of more
+than 16384 elements have twice these ulps:
+
+- n is within 4 ulp of the largest term of its row, rstd within 8 u of itself, the mean within one
+  ulp of itself and 4 u of the deviation.
+- dx is within 8 ulp of the largest term of its row: rstd * dr, rstd * r * mean(r * dr),
+  rstd * mean(dr) or d_residual. These may cancel, so dx itself is no measure.
+- dweight and dbias are within 8 u of the sum of their summands' magnitudes. Under center, the
+  rounding of the mean's correction moves r by a quarter of that.
+
+Other errors are carried on to first order, each at its largest:
+
+- An activation and its derivative are within 8 u of their summands, and 3 u for products with
+  them. The rounding of an exponential's argument moves the summand that has it.
+- A group norm's backward uses the derivative before the rounding of the mean is corrected.
+- k * r that is rounded before weight may fall on the other side of a tie.
+- Below `LOST`, the smallest normal number, a CPU has fewer digits and CUDA has zero: every input,
+  sum and product may be off by it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from cunorm.reference.activations import ACTIVATIONS, GATE, TAILS
+from cunorm.reference.rows import Array, round_to
+
+U = 2.0**-24
+LOST = 2.0**-126
+_FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}
+_ROW = (1, 3, 4)  # the axes of `Tolerance`'s shape that a row has
+
+
+@dataclass(frozen=True)
+class Number:
+    """Exact values, and the largest error of each; that of an input by default."""
+
+    value: Any
+    error: Any = LOST
+
+    def __add__(self, other: Number) -> Number:
+        return Number(self.value + other.value, self.error + other.error + LOST)
+
+    def __mul__(self, other: Number) -> Number:
+        error = abs(self.value) * other.error + self.error * abs(other.value)
+        return Number(self.value * other.value, error + LOST)
+
+    def __neg__(self) -> Number:
+        return Number(-self.value, self.error)
+
+    def mean(self) -> Number:
+        """Return the mean of each row."""
+        return Number(_mean(self.value), _mean(self.error))
+
+
+_ONE = Number(np.ones((1,) * 5), 0.0)
+
+
+class Tolerance:
+    """The exact rows of a norm, and the largest errors of its float32 results."""
+
+    def __init__(
+        self,
+        x: Array,
+        weight: Array | None = None,
+        bias: Array | None = None,
+        *,
+        shape: tuple[int, ...],
+        eps: float,
+        c: float | None = None,
+        center: bool = False,
+        weight_offset: float = 0.0,
+        rounded_to: DTypeLike | None = None,
+        gate: Array | None = None,
+        gate_activation: str = GATE,
+        gate_position: str = "post",
+        activation: str | None = None,
+    ) -> None:
+        """Take the options of `normalize_forward`, or those of a group norm with center.
+
+        x, or the new residual stream where there is one, is reshaped to `shape`: (samples,
+        positions before the channels, groups, channels of a group, positions after). A row norm
+        has a sample for each row, and no positions. k * r is rounded to `rounded_to`.
+        """
+        self.shape, self.center, self.activation = shape, center, activation
+        self.s = self._rows(x)
+        d = math.prod(self.s.value.shape[axis] for axis in _ROW)
+        self.k = Number(1.0 if c is None else c / math.sqrt(d), 0.0)
+        self.many = 2 if d > 16384 else 1
+        self.before = self.after = _ONE
+        self.slope, self.is_pre_gate = None, gate is not None and gate_position == "pre"
+        if gate is not None:
+            g, self.slope = (_apply(gate_activation, order, self._rows(gate)) for order in (0, 1))
+            self.before, self.after = (g, _ONE) if self.is_pre_gate else (_ONE, g)
+
+        p = self.s * self.before
+        q = p + -p.mean() if center else p
+        rstd = 1 / np.sqrt(_mean(q.value**2) + eps)
+        self.rstd = Number(rstd, rstd**3 * _mean(abs(q.value) * q.error))
+        self.mean_error = p.mean().error + ulp(p.mean().value) + 4 * self.many * U / rstd
+        self.r = q * self.rstd
+        self.kr = self._rounded(self.r * self.k, rounded_to)
+        self.w = _ONE if weight is None else self._parameter(weight, weight_offset)
+        product = self.kr * self.w
+        n = product if bias is None else product + self._parameter(bias)
+        self.n = n + self._ulps(4, n, product)
+
+    def forward(self) -> dict[str, Array]:
+        """Return the error of each result, before the store."""
+        y = self.n if self.activation is None else _apply(self.activation, 0, self.n)
+        rstd = self.rstd.error + 8 * self.many * U * self.rstd.value
+        errors = {"y": (y * self.after).error, "mean": self.mean_error, "rstd": rstd}
+        return errors | {"residual": np.full(self.s.value.shape, LOST)}
+
+    def backward(self, dy: Array, d_residual: Array | None = None) -> dict[str, Array]:
+        """Return the error of each gradient, before the store."""
+        dn, rstd, r, kr = self._rows(dy), self.rstd, self.r, self.kr
+        dgate = dn * self.n
+        if self.activation is not None:
+            n_error = self.n.error + abs(self.w.value) * rstd.value * self.mean_error
+            dn = dn * _apply(self.activation, 1, Number(self.n.value, n_error))
+        dn = dn * self.after
+        dr = dn * self.w * self.k
+        terms = [rstd * dr, -(rstd * r * (r * dr).mean()), *[-(rstd * dr.mean())] * self.center]
+        above = [] if d_residual is None else [self._rows(d_residual)]
+        dp, ds = (reduce(add, t) + self._ulps(8, *t) for t in (terms, terms + above))
+        if self.is_pre_gate:
+            dgate, ds = dp * self.s, reduce(add, [dp * self.before, *above])
+            ds = Number(ds.value, ds.error + U * abs(ds.value))
+        size = 8 * U * abs(dn.value)
+        weighted = size * (abs(kr.value) + 0.25 * self.center * abs(self.k.value))
+        sums = {"dweight": (dn * kr).error + weighted, "dbias": dn.error + size}
+        errors = {name: terms.sum(axis=(0, 1, 4)) for name, terms in sums.items()}
+        errors["dx"] = errors["dresidual"] = ds.error
+        return errors if self.slope is None else errors | {"dgate": (self.slope * dgate).error}
+
+    def _rounded(self, kr: Number, dtype: DTypeLike | None) -> Number:
+        """Round k * r to a dtype, and to both sides of a tie that is within its error."""
+        if dtype is None or np.dtype(dtype).itemsize >= 4:
+            return kr
+        error = kr.error + self._ulps(4, kr).error
+        ends = (round_to(kr.value + i * error, dtype).astype(np.float64) for i in (-1, 0, 1))
+        low, exact, high = ends
+        return Number(exact, np.maximum(exact - low, high - exact) + LOST)
+
+    def _ulps(self, count: int, *terms: Number) -> Number:
+        """Return an error of so many ulps of the largest term of each row."""
+        largest = (np.max(abs(term.value), axis=_ROW, keepdims=True) for term in terms)
+        return Number(0.0, count * self.many * ulp(reduce(np.maximum, largest)))
+
+    def _rows(self, x: Array) -> Number:
+        return Number(x.astype(np.float64).reshape(self.shape))
+
+    def _parameter(self, parameter: Array, offset: float = 0.0) -> Number:
+        return Number(parameter.astype(np.float64).reshape(*self.shape[2:4], 1) + offset)
+
+
+def bound(exact: Array, error: Array, dtype: str) -> Array:
+    """Bound the error of a result that is stored in a dtype, if the oracle has not rounded it."""
+    error = error.reshape(exact.shape) + LOST
+    half_ulp = 0.5 * ulp(abs(exact) + error, dtype) if exact.dtype == np.float64 else 0.0
+    return np.asarray(error + half_ulp)
+
+
+def ulp(values: Array, dtype: str = "float32") -> Array:
+    """Return the spacing of a dtype's numbers at each value."""
+    digits, lowest = _FORMATS[dtype]
+    exponent = np.where(values == 0, lowest, np.maximum(np.frexp(values)[1] - 1, lowest))
+    return np.asarray(np.ldexp(1.0, exponent - (digits - 1)))
+
+
+def _apply(activation: str, order: int, z: Number) -> Number:
+    """Return g(z), or g'(z) for order 1.
+
+    g' is `tail`, which has an exponential, and another summand of at most abs(g') + abs(tail). The
+    rounding of the exponential's argument moves g by up to 2 u of z * tail, and g' by up to 4 u of
+    (abs(z) + z**2) * tail wherever that is not negligible.
+    """
+    function, tail = ACTIVATIONS[activation][order], TAILS.get(activation, np.zeros_like)
+    value, z_value = function(z.value), np.clip(z.value, -1000.0, 1000.0)
+    changes = (abs(function(z.value + i * z.error) - value) for i in (-1, 1))
+    size = abs(z_value)
+    argument = (2 * size, 4 * (4 + size + size**2))[order] * abs(tail(z_value))
+    own = U * (11 * abs(value) + argument) + LOST * (1 + size) ** 3
+    return Number(value, np.maximum(*changes) + own)
+
+
+def _mean(values: Array) -> Array:
+    return np.asarray(values.mean(axis=_ROW, keepdims=True))

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""Read the operands of a module off it, and run a copy of it on samples."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from cunorm.torch._replace.recipes import Recipe
+
+# The dtype of x, and that of the parameters or None without any.
+Pair = tuple[torch.dtype, torch.dtype | None]
+
+_EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
+_GATE_NAMES = ("gate", "z", "g")
+_TORCH_NORMS = ("layer_norm", "rms_norm", "group_norm")
+_WIDTH_WITHOUT_WEIGHT = 48
+_GRADIENT_ERROR = 1e-3  # of the largest of a row: far over float32's, far below another formula's
+_ELEMENTS = 1024  # in each third of a sample, and at least a row
+
+
+class Unknown(Exception):
+    """A module has no recipe; the message says why."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Operands of a module and its result, as rows of three axes."""
+
+    operands: tuple[Any, ...]  # x, weight, bias, eps and gate
+    y: Tensor
+
+    def distance(self, recipe: Recipe) -> float:
+        """Return the distance of y from the bounds of a recipe, in y's units in the last place."""
+        x, weight, *_ = self.operands
+        if self.y.dtype != recipe.y_dtype(x.dtype, None if weight is None else weight.dtype):
+            return math.inf
+        with torch.no_grad():
+            low, high = recipe.bounds(*self.operands)
+        y = self.y.detach().double()
+        off = torch.maximum(low - y, y - high).clamp(min=0)
+        exponent = torch.frexp(torch.maximum(low.abs(), high.abs())).exponent
+        info = torch.finfo(self.y.dtype)
+        unit = torch.ldexp(torch.full_like(y, info.eps), exponent - 1)
+        worst = off / unit.clamp(min=info.eps * info.smallest_normal)
+        return math.inf if worst.isnan().any() else float(worst.max())
+
+    def has_gradients(self, recipe: Recipe) -> bool:
+        """Return whether y, of float32, has a recipe's gradients: so no statistic is detached."""
+        narrow = [operand for operand in self.operands if isinstance(operand, Tensor)]
+        wide = [operand.detach().double().requires_grad_() for operand in narrow]
+        leaves = iter(wide)
+        operands = (next(leaves) if isinstance(a, Tensor) else a for a in self.operands)
+        low, high = recipe.bounds(*operands)
+        dy = torch.randn(self.y.shape, generator=_generator(1), dtype=self.y.dtype, device="cpu")
+        try:
+            actual = torch.autograd.grad(self.y, narrow, dy)
+        except RuntimeError:
+            return False
+        expected = torch.autograd.grad((low + high) / 2, wide, dy.double())
+        return all(
+            bool(((a - e).abs() <= _GRADIENT_ERROR * e.abs().amax(-1, keepdim=True)).all())
+            for a, e in zip(actual, expected, strict=True)
+        )
+
+
+class Trial:
+    """A copy of a module to run: on the CPU, with random parameters, without its hooks."""
+
+    def __init__(self, module: Any) -> None:
+        self.parameters, self.width, self.dtype = _parameters(module)
+        name = eps_name(module)
+        if name is None:
+            raise Unknown(f"it has no eps: no attribute {', '.join(_EPS_NAMES)}")
+        self.eps_name, self.eps = name, float(getattr(module, name))
+        self.arguments, self.gated = _arguments(type(module).forward)
+        self.groups = _groups(module, self.width)
+        self.calls_torch = False  # whether it has called a norm of torch's
+        self._module = copy.copy(module)
+        # The copy shares all containers with the module but this one.
+        self._module.__dict__["_parameters"] = dict(module._parameters)
+
+    def pair(self, dtype: torch.dtype) -> Pair:
+        """Return the pair of one dtype for all operands."""
+        return dtype, dtype if self.parameters else None
+
+    def sample(self, pair: Pair, gated: bool, axes: int = 3, *, training: bool = True) -> Sample:
+        """Run forward on an x of 2 to 5 axes, which has the same rows in each call.
+
+        Raises Unknown if it fails, or returns anything but a tensor of x's shape.
+        """
+        operands = self._operands(pair, gated)
+        x, *parameters, _, gate = operands
+        module, shape = self._module, (1,) * (axes - 3) + x.shape
+        if axes == 2:
+            shape = x.flatten(0, 1).shape
+        module._parameters.update(zip(self.parameters, parameters, strict=False))
+        module.__dict__["training"] = training
+        arguments = [operand.reshape(shape).clone() for operand in (x, gate) if operand is not None]
+        try:
+            with (
+                torch.autocast("cpu", enabled=False),
+                torch.random.fork_rng(devices=[]),
+                warnings.catch_warnings(),
+                _Watch() as watch,
+            ):
+                warnings.simplefilter("ignore")
+                y = type(module).forward(module, *arguments)
+        except Exception as error:
+            line = str(error).strip().split("\n")[0]
+            raise Unknown(f"its forward fails on the CPU: {type(error).__name__}: {line}") from None
+        self.calls_torch |= watch.seen
+        if not isinstance(y, Tensor) or y.shape != shape:
+            raise Unknown("its forward returns no tensor of x's shape")
+        return Sample(operands, y.reshape(x.shape))
+
+    def _operands(self, pair: Pair, gated: bool) -> tuple[Any, ...]:
+        """Return x, weight, bias, eps and gate; in a third of the rows squares are near eps."""
+        generator = _generator(0)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+
+        rows = max(1, _ELEMENTS // self.width)
+        shape = (3, rows + (rows == self.width), self.width)  # no other axis may pass for the last
+        scale = min(max(math.sqrt(abs(self.eps)), 1e-5), 30.0)
+        scales = torch.tensor([1.0, 30.0, scale], dtype=torch.float64, device="cpu")
+        x = ((draw(*shape) + 0.5) * scales[:, None, None]).to(pair[0])
+        parameters = [draw(self.width).to(pair[1]) for _ in self.parameters]
+        gate = draw(*shape).to(pair[0]) if gated else None
+        for operand in (x, *parameters, *([gate] if gated else [])):
+            operand.requires_grad_(pair[0] is torch.float32)
+        return x, *(*parameters, None, None)[:2], self.eps, gate
+
+
+class _Watch(TorchFunctionMode):
+    """See whether one of torch's own norms is called."""
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen |= getattr(func, "__name__", "") in _TORCH_NORMS
+        return func(*args, **(kwargs or {}))
+
+
+def _generator(seed: int) -> Any:
+    return torch.Generator("cpu").manual_seed(seed)
+
+
+def _parameters(module: Any) -> tuple[tuple[str, ...], int, torch.dtype]:
+    """Return the names of weight and bias, their width and their dtype."""
+    if next(module.children(), None) is not None:
+        raise Unknown("it has submodules")
+    if any(buffer is not None for buffer in module._buffers.values()):
+        raise Unknown("it has buffers")
+    given = {name: p for name, p in module._parameters.items() if p is not None}
+    if not given:
+        return (), _WIDTH_WITHOUT_WEIGHT, torch.float32
+    (shape, dtype), *others = {(tuple(p.shape), p.dtype) for p in given.values()}
+    if len(given) > 2 or others or len(shape) != 1:
+        listed = ", ".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in given.items())
+        raise Unknown(f"its parameters are not weight and bias of a row: {listed}")
+    if shape[0] < 2:
+        raise Unknown(f"its width is {shape[0]}, at which no formula can be told from another")
+    return tuple(given), shape[0], dtype
+
+
+def eps_name(module: Any) -> str | None:
+    """Return the name of the attribute that is eps."""
+    return next((n for n in _EPS_NAMES if isinstance(getattr(module, n, None), float)), None)
+
+
+def _arguments(forward: Any) -> tuple[tuple[str, ...], list[bool]]:
+    """Return forward's names for x and gate, and whether calls have a gate: no, yes or both."""
+    _self, *given = inspect.signature(forward).parameters.values()
+    positional = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    gated = len(positional) > 1 and positional[1].name in _GATE_NAMES
+    names = tuple(p.name for p in positional[: 2 if gated else 1])
+    named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p.name for p in named if p.default is p.empty]
+    if not required or set(required) - set(names):
+        raise Unknown(f"its forward takes {', '.join(p.name for p in given)}")
+    return names, [False] * (len(required) == 1) + [True] * gated
+
+
+def _groups(module: Any, width: int) -> list[int]:
+    """Return 1 and the divisors of width among int attributes, as counts of groups or sizes."""
+    divisors = [v for v in vars(module).values() if type(v) is int and v > 0 and width % v == 0]
+    return sorted({1, *divisors, *(width // divisor for divisor in divisors)} - {width})

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""The cache of calls: which calls it has, that clear_cache empties it, and whom it keeps alive."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections import deque
+from collections.abc import Sized
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests.support.calls import FUNCTIONS, call_of, nothing_known, planning_forbidden, to
+from tests.support.internals import Loaded
+from tests.support.kinds import Foreign
+from tests.support.processes import in_process
+from tests.support.remembered import caches
+
+KINDS = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
+
+
+def test_of_1200_shapes_in_turn_the_last_1024_are_in_the_cache(monkeypatch):
+    nothing_known(monkeypatch)
+    x = np.ones((1200, 4), np.float32)
+    for rows in range(1, 1201):
+        cunorm.l2_norm(x[:rows])
+    with planning_forbidden():
+        for rows in range(1200, 1200 - 1024, -1):
+            cunorm.l2_norm(x[:rows])
+        with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+            cunorm.l2_norm(x[: 1200 - 1024])
+
+
+def test_a_call_that_is_made_now_and_then_stays_in_the_cache(monkeypatch):
+    nothing_known(monkeypatch)
+    x = np.ones((1500, 4), np.float32)
+    for rows in range(1, 1501):
+        cunorm.l2_norm(x[:rows])
+        cunorm.l2_norm(x[:7])
+    with planning_forbidden():
+        cunorm.l2_norm(x[:7])
+
+
+class Sub(np.ndarray):
+    """An array that is no more than its memory."""
+
+
+def fortran(array: Any) -> Any:
+    return to("numpy", np.asfortranarray(array))
+
+
+def misaligned(array: Any) -> Any:
+    memory = np.empty(array.nbytes + 1, np.uint8)[1:]
+    copy = memory.view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize(
+    "of", [fortran, misaligned, lambda array: array.view(Sub)], ids=["Fortran", "odd", "subclass"]
+)
+def test_calls_that_copy_and_calls_of_subclasses_are_in_the_cache(of, monkeypatch):
+    nothing_known(monkeypatch)
+    x = np.arange(40, dtype=np.float32).reshape(5, 8)
+    expected, others = cunorm.rms_norm(x), cunorm.rms_norm(x[::-1].copy())
+    np.testing.assert_array_equal(cunorm.rms_norm(of(x)), expected)
+    with planning_forbidden():
+        found = cunorm.rms_norm(of(x[::-1].copy()))
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_call_on_a_type_of_array_is_in_the_cache(kind):
+    code = (
+        "from tests.support.calls import call_of, planning_forbidden\n"
+        f"call = call_of('rms_norm', kind={kind!r})\ncall.make()\n"
+        "with planning_forbidden(): call.make()"
+    )
+    in_process(code)
+
+
+def test_new_memory_in_out_is_no_new_call(monkeypatch):
+    known = nothing_known(monkeypatch)
+    x, kept = np.ones((5, 8), np.float32), []
+    for _ in range(100):
+        kept.append(np.empty_like(x))  # so that no address comes twice
+        cunorm.rms_norm(x, out=kept[-1])
+    assert len(known) == 1
+
+
+# --- clear_cache ----------------------------------------------------------------------------------
+
+
+def sizes() -> dict[str, int]:
+    """Return the sizes of all that modules of cunorm keep in containers, and of their caches."""
+    kept = (dict, list, set, deque, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, Loaded)
+    found = {
+        f"{module.__name__}.{name}": len(value)
+        for module in list(sys.modules.values())
+        if module.__name__.startswith("cunorm.")
+        for name, value in vars(module).items()
+        if isinstance(value, kept) and isinstance(value, Sized) and not name.startswith("__")
+    }
+    for one in caches():
+        found[f"{one.__module__}.{one.__qualname__}"] = one.cache_info().currsize
+    return found
+
+
+# Tables of types and dtypes, of which there are a few.
+TABLES = {"cunorm._arrays.registry.library_types", "cunorm._core.dtypes._FROM_NUMPY"}
+TABLES |= {"cunorm._core.dtypes._NUMPY"}
+
+
+def test_clear_cache_leaves_nothing_behind(tmp_path):
+    """Nor does it leave what modules that were imported later keep."""
+    code = """
+from tests.memory.test_cache_of_calls import *
+import cunorm.reference
+for kind in KINDS:
+    if kind == "torch":
+        import cunorm.torch
+    call_of("rms_norm", kind=kind)
+before = sizes()
+for kind in KINDS:
+    for name in FUNCTIONS:
+        call_of(name, kind=kind).make()
+if "torch" in KINDS:
+    import torch
+    x = torch.ones(3, 8, requires_grad=True)
+    cunorm.torch.rms_norm(x).sum().backward()
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.RMSNorm(8))
+    cunorm.torch.replace_norms(model)
+    model(x)
+cunorm.rms_norm(Foreign(np.ones((3, 8), np.float32)))
+full = sizes()
+assert sum(full.values()) > sum(before.values()) + 50
+cunorm.clear_cache()
+left = {name: size for name, size in sizes().items() if size > before.get(name, 0)}
+assert not left.keys() - TABLES, left
+"""
+    in_process(code, CUNORM_CACHE_DIR=str(tmp_path), CUNORM_CXXFLAGS="-O0")
+
+
+# --- who is kept alive ----------------------------------------------------------------------------
+
+
+def array_class() -> Any:
+    class Own(np.ndarray):
+        """An array type of a user's."""
+
+    return Own, np.ones((3, 8), np.float32).view(Own)
+
+
+def foreign_class() -> Any:
+    class Own(Foreign):
+        """A type of a user's that speaks DLPack."""
+
+    return Own, Own(np.ones((3, 8), np.float32))
+
+
+@pytest.mark.parametrize("make", [array_class, foreign_class])
+def test_a_users_class_is_not_kept_alive(make):
+    kind, x = make()
+    for _ in range(2):
+        cunorm.rms_norm(x)
+    seen = weakref.ref(kind)
+    del kind, x
+    gc.collect()
+    assert seen() is None

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""What replace_norms keeps: plans of probes, a bounded number of them, and no class of a user."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402
+
+from cunorm.torch import _replace, replace_norms, restore_norms  # noqa: E402
+from cunorm.torch._replace import probe  # noqa: E402
+from tests.support.torch_norms import WIDTH, Formula, LlamaNorm, rms, x_of  # noqa: E402
+
+
+def with_formula():
+    """Return the class of a norm whose forward refers to the class, as super() does."""
+
+    class SomeNorm(LlamaNorm):
+        def forward(self, x):
+            return super().forward(x)
+
+    return SomeNorm
+
+
+def with_torchs_forward():
+    return type("SomeNorm", (nn.LayerNorm,), {})
+
+
+def without_recipe():
+    def forward(self, x):
+        return self.weight * rms(x, self.eps) + 1.0
+
+    return type("SomeNorm", (Formula,), {"forward": forward})
+
+
+def model_of(make):
+    """Return a model that has run, of two norms of a new class, and a reference to the class."""
+    kind = make()
+    model = nn.Sequential(kind(WIDTH), kind(WIDTH))
+    replace_norms(model)
+    model(x_of()).sum().backward()
+    return model, weakref.ref(kind)
+
+
+@pytest.mark.parametrize("restored", [True, False])
+@pytest.mark.parametrize("make", [with_formula, with_torchs_forward, without_recipe])
+def test_the_class_of_a_norm_dies_with_its_last_module(make, restored):
+    model, kind = model_of(make)
+    swapped = weakref.ref(type(model[0]))
+    if restored:
+        restore_norms(model)
+    gc.collect()
+    assert kind() is not None
+    del model
+    gc.collect()
+    assert kind() is None and swapped() is None
+
+
+@pytest.mark.parametrize("kind", [LlamaNorm, nn.LayerNorm])
+def test_modules_of_one_class_and_plan_have_one_class_while_one_of_them_lives(kind):
+    model = nn.Sequential(kind(WIDTH), kind(WIDTH))
+    replace_norms(model)
+    swapped = type(model[0])
+    del model[1]
+    gc.collect()
+    other = kind(WIDTH)
+    replace_norms(other)
+    copies = copy.copy(other), copy.deepcopy(model[0]), pickle.loads(pickle.dumps(other))
+    assert {type(module) for module in (other, *copies)} == {swapped}
+    assert issubclass(swapped, kind) and kind.__subclasses__().count(swapped) == 1
+
+
+def counted(calls):
+    def forward(self, x):
+        calls.append(1)
+        return self.weight * rms(x.float(), self.eps).to(x.dtype)
+
+    return type("SomeNorm", (Formula,), {"forward": forward})
+
+
+def test_a_module_is_probed_once_for_all_like_it_until_the_plans_are_cleared():
+    calls: list[int] = []
+    kind = counted(calls)
+    replace_norms(kind())
+    once = len(calls)
+    assert once > 0
+    replace_norms(nn.Sequential(kind(), kind()))
+    assert len(calls) == once
+    replace_norms(kind(WIDTH + 2))
+    assert len(calls) == 2 * once
+    _replace.clear()
+    replace_norms(kind())
+    assert len(calls) == 3 * once
+
+
+def test_a_class_with_another_forward_is_probed_again(monkeypatch):
+    kind = with_formula()
+    assert "weight_offset" not in replace_norms(kind()).replaced[0].runs
+    monkeypatch.setattr(kind, "forward", lambda m, x: rms(x, m.eps) * (1.0 + m.weight))
+    assert "weight_offset=1.0" in replace_norms(kind()).replaced[0].runs
+
+
+def test_the_number_of_plans_is_bounded(monkeypatch):
+    monkeypatch.setattr(probe, "_MOST_PLANS", 3)
+    _replace.clear()
+    for width in range(8, 16):
+        replace_norms(LlamaNorm(width))
+    assert len(probe._plans) == 3
+    calls: list[int] = []
+    kind = counted(calls)
+    replace_norms(kind())
+    once = len(calls)
+    replace_norms(kind())
+    assert len(calls) == once
