@@ -27,10 +27,12 @@ from cunorm._backends import cuda
 from cunorm._backends.cpu.compiler import has_compiler
 from cunorm._core.dtypes import BFLOAT16, FLOAT64, dtype_of
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpDef, Plan
+from cunorm._core.plan import OpDef
 from cunorm._core.tensor import ArrayView, TensorSpec
 from cunorm.jax import _ffi
-from cunorm.jax._call import Call, picker
+from cunorm.jax._call import Call
+
+Run = Callable[[Sequence[Any]], list[Any]]
 
 _ALIGNMENT = 64  # XLA copies a host buffer that is aligned to less
 
@@ -69,8 +71,8 @@ class JaxAdapter(DLPackAdapter):
             if array is not first and array.sharding != where:
                 return None
             facts.append((array.shape, array.dtype))
-        call: _EagerCall | None = _eager_call(op, spec, where, *facts)
-        return None if call is None else call.run(arrays[: op.first_output])
+        run: Run | None = _eager_call(op, spec, where, *facts)
+        return None if run is None else run(arrays[: op.first_output])
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of an array of one device, once its values are there or ordered."""
@@ -146,58 +148,37 @@ def _aligned(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, np.dtype[
 # --- calls of XLA's -------------------------------------------------------------------------------
 
 
-class _EagerCall:
-    """A call on JAX arrays of certain shapes and dtypes."""
-
-    def __init__(self, op: OpDef, spec: Any, plan: Plan) -> None:
-        self._function, self._plan = spec.function, plan
-        self._has_float64 = _ffi.has_float64(plan)
-        self._compiled = _compiled(op, spec)
-        shared, inputs = dict(plan.shared), range(op.first_output)
-        places = range(op.first_output, op.array_count - 1)
-        self._pick = picker(
-            (*inputs, *(place for place, _ in plan.outputs)),
-            (shared.get(place, place) for place in places),
-        )
-
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs."""
-        if self._has_float64:
-            _ffi.check_x64(self._function, self._plan)  # which may be turned on and off
-        with jax.ensure_compile_time_eval():  # inside a jit, too, where the call is not traced
-            outputs = self._compiled(inputs)
-        return [*self._pick((None, *inputs, *outputs))]
-
-
 @memoize()
-def _eager_call(
-    op: OpDef, spec: Any, where: SingleDeviceSharding, *facts: Any
-) -> _EagerCall | None:
-    """Check and plan a call; None for one that is not XLA's to make.
+def _eager_call(op: OpDef, spec: Any, where: SingleDeviceSharding, *facts: Any) -> Run | None:
+    """Return a function that makes a call, given its inputs; None: it is not XLA's to make.
 
-    Facts are None for an array that is absent, else its shape and dtype.
+    Facts are None for an array that is absent, else its shape and dtype. Whatever is wrong, or
+    missing to make the call, is an error here, before anything is traced.
     """
     inputs, given = facts[: op.first_output], facts[op.first_output :]
     if None in inputs[: op.required] or any(given):
         return None
-    plan = Call.of_facts(op, spec, inputs).plan
+    call = Call.of_facts(op, spec, inputs)
+    pick = call.output_picker()
+    _ffi.check_x64(call)
     (device,) = where.device_set
     if device.platform == "cpu":
         has_compiler()
     else:
         cuda.require()
-    return _EagerCall(op, spec, plan)
+    compiled = _compiled(op, spec)
+
+    def run(arrays: Sequence[Any]) -> list[Any]:
+        with jax.ensure_compile_time_eval():  # inside a jit, too, where the call is not traced
+            return [*pick((None, *arrays, *compiled(arrays)))]
+
+    return run
 
 
 @memoize()
-def _compiled(op: OpDef, spec: Any) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return the function of arrays that XLA compiles for each of their shapes and dtypes."""
-
-    def function(inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return _ffi.run_new_outputs(Call.of(op, spec, inputs), inputs)
-
-    compiled: Callable[[Sequence[Any]], tuple[Any, ...]] = jax.jit(function)
-    return compiled
+def _compiled(op: OpDef, spec: Any) -> Any:
+    """Return the function of inputs that XLA compiles for each of their shapes and dtypes."""
+    return jax.jit(lambda arrays: _ffi.run_new_outputs(Call.of(op, spec, arrays), arrays))
 
 
 ADAPTER = JaxAdapter()

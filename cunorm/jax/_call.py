@@ -65,6 +65,13 @@ class Call(NamedTuple):
         x = self.inputs[self.op.x]
         return self.plan.is_empty or (x is not None and 0 in x.shape)
 
+    def output_picker(self) -> Picker:
+        """Return the picker of all outputs, of None, all inputs and the outputs to allocate."""
+        op, plan, shared = self.op, self.plan, dict(self.plan.shared)
+        sources = (*range(op.first_output), *(place for place, _ in plan.outputs))
+        places = range(op.first_output, op.array_count - 1)
+        return picker(sources, (shared.get(place, place) for place in places))
+
     def text(self) -> str:
         """Return this as text, which means the same to any process of any time."""
         inputs = [None if one is None else (one.shape, one.dtype.name) for one in self.inputs]

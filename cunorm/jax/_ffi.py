@@ -15,7 +15,7 @@ from jax.custom_batching import custom_vmap
 
 from cunorm._core.dtypes import FLOAT64
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpDef, Plan
+from cunorm._core.plan import OpDef
 from cunorm.jax import _xla_structs
 from cunorm.jax._call import Call
 from cunorm.jax._handler import handler, run_on_cpu, run_on_cuda, was_called
@@ -30,38 +30,29 @@ NEEDS_X64 = (
 )
 
 
-def run(op: OpDef, spec: Any, arrays: Sequence[Any]) -> list[Any]:
+def run(op: OpDef, spec: Any, arrays: Sequence[Any]) -> Arrays:
     """Return every output of a call on its inputs, None for those that there are not.
 
     Every transformation goes through but differentiation, which is for the callers to define.
     """
     call = Call.of(op, spec, arrays)
-    check_x64(spec.function, call.plan)
-    found = [*arrays, *[None] * len(op.outputs)]
-    for (place, _), array in zip(call.plan.outputs, run_new_outputs(call, arrays), strict=True):
-        found[place] = array
-    for place, source in call.plan.shared:
-        found[place] = found[source]
-    return found[op.first_output :]
+    return call.output_picker()((None, *arrays, *run_new_outputs(call, arrays)))
 
 
 def run_new_outputs(call: Call, arrays: Sequence[Any]) -> Arrays:
     """Return the outputs that a call allocates."""
+    check_x64(call)
     if not call.plan.outputs:
         return ()
     outputs: Arrays = _underivable(call, *[array for array in arrays if array is not None])
     return outputs
 
 
-def check_x64(function: str, plan: Plan) -> None:
+def check_x64(call: Call) -> None:
     """Refuse outputs that JAX would cut to float32."""
-    if not jax.config.jax_enable_x64 and has_float64(plan):
-        raise TypeError(f"{function}: a result of dtype float64: {NEEDS_X64}")
-
-
-def has_float64(plan: Plan) -> bool:
-    """Whether a call allocates an output of float64."""
-    return any(spec.dtype is FLOAT64 for _, spec in plan.outputs)
+    is_float64 = any(spec.dtype is FLOAT64 for _, spec in call.plan.outputs)
+    if is_float64 and not jax.config.jax_enable_x64:
+        raise TypeError(f"{call.spec.function}: a result of dtype float64: {NEEDS_X64}")
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

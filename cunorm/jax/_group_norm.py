@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Differentiable group norm and instance norm of JAX arrays."""
+"""Group norm and instance norm of JAX arrays, differentiable."""
 
 from __future__ import annotations
 
@@ -27,32 +27,26 @@ def group_norm(
 ) -> Any:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
-    With the mean over the positions and channels of a group, and g the activation::
+    As `cunorm.group_norm`, but differentiable; x, two numbers for each group of each sample and the
+    parameters are saved for gradients, and what the activation, g, was given is computed again::
 
-        n = (x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias
-        y = g(n)
-
-    Source: Y. Wu and K. He, "Group Normalization", arXiv:1803.08494; the formulas fused with an
-    activation are those of "GroupNorm Chronicles" (channels-last-groupnorm).
+        y = g((x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias)
 
     Parameters
     ----------
     x, weight, bias : array
-        As of `cunorm.group_norm`, of JAX or NumPy: x of shape ``(N, ..., C)`` or, with channel_axis
-        1, ``(N, C, ...)``; weight and bias of ``(C,)``, and optional.
-    num_groups, eps, activation, channel_axis, dtype : optional but for num_groups
-        As of `cunorm.group_norm`, and static: no tracers.
+        Of JAX, traced or not, or of NumPy. All arguments are as for `cunorm.group_norm`; those that
+        are no arrays are static. There is no `out` and no `workspace`.
 
     Returns
     -------
     Array
-        y, of x's shape. Saved for its gradients: x, the parameters, and two numbers for each group
-        of each sample; what is activated is computed again.
+        y, of x's shape.
 
     Raises
     ------
     TypeError, ValueError, NotImplementedError, ImportError
-        As `cunorm.group_norm` does when the call is traced, and as `normalize` does.
+        As `cunorm.group_norm` does when the call is traced, and as `rms_norm` does.
 
     Notes
     -----
@@ -83,18 +77,14 @@ def instance_norm(
 ) -> Any:
     """Apply `group_norm` with each channel a group of its own.
 
-    With the mean over the positions of one channel of one sample, and g the activation::
+    As `cunorm.instance_norm`, but differentiable, with what `group_norm` says::
 
-        n = (x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias
-        y = g(n)
-
-    Source: D. Ulyanov, A. Vedaldi and V. Lempitsky, "Instance Normalization: The Missing Ingredient
-    for Fast Stylization", arXiv:1607.08022.
+        y = g((x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias)
 
     Parameters
     ----------
-    x, weight, bias, eps, activation, channel_axis, dtype : optional but for x
-        As for `group_norm`.
+    x, weight, bias : array
+        As for `group_norm`; all arguments are as for `cunorm.instance_norm`.
 
     Returns
     -------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Differentiable row norms of JAX arrays; `normalize` says what all have in common."""
+"""Row norms of JAX arrays, differentiable; `rms_norm` says what all have in common."""
 
 from __future__ import annotations
 
@@ -30,31 +30,37 @@ def rms_norm(
 ) -> Any:
     """Divide each row of x by its root mean square.
 
-    Without a gate, which multiplies x or y by its activation as in `normalize`::
+    As `cunorm.rms_norm`, but differentiable, and under jit, grad, vmap, scan, checkpoint and
+    shard_map, which is also said of the other functions here. Saved for gradients: x, gate, weight
+    and 1 / sqrt(...) of each row::
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
-
-    Source: B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
 
     Parameters
     ----------
     x, weight, gate : array
-        As of `cunorm.rms_norm`, of JAX or NumPy; weight and gate are optional.
-    eps, axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
-        As of `cunorm.rms_norm`, and static: no tracers.
-    dtype : dtype, optional
-        y's; as there.
+        Of JAX, traced or not, or of NumPy. All arguments are as for `cunorm.rms_norm`; those that
+        are no arrays are static. There is no `out`.
 
     Returns
     -------
     Array
-        y, of x's shape. Saved for its gradients: x, the gate and the parameters, which are there
-        anyway, and 1 / sqrt(...) of each row.
+        y, of x's shape.
 
     Raises
     ------
-    TypeError, ValueError, NotImplementedError, ImportError
-        As `normalize` does.
+    TypeError, ValueError
+        As `cunorm.rms_norm` does, when the call is traced; and for a float64 result where
+        ``jax_enable_x64`` is off.
+    NotImplementedError
+        If a second derivative is asked for.
+    ImportError
+        If this JAX's foreign function interface is of a version that is not known.
+
+    Notes
+    -----
+    Each gradient is rounded once, to its operand's dtype; y where `cunorm.rms_norm` rounds it. An
+    error while the kernels compile or run is XLA's, a RuntimeError, with their message.
 
     Examples
     --------
@@ -67,8 +73,8 @@ def rms_norm(
     array([0.2, 1.4], dtype=float32)
     """
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
-    return _row_norm(("rms_norm", *norm, *scale, dtype), (x, None, gate, weight, None))[0]
+    params = ("rms_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
+    return _row_norm(params, (x, None, gate, weight, None))[0]
 
 
 def layer_norm(
@@ -88,32 +94,26 @@ def layer_norm(
 ) -> Any:
     """Shift and scale each row of x to mean 0 and variance 1.
 
-    Without a gate, which multiplies x or y by its activation as in `normalize`::
+    As `cunorm.layer_norm`, but differentiable; x, mean and 1 / sqrt(...) of each row, gate and the
+    parameters are saved for gradients::
 
         q = x - mean(x)
         y = q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
 
-    Source: J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization", arXiv:1607.06450.
-
     Parameters
     ----------
     x, weight, bias, gate : array
-        As of `cunorm.layer_norm`, of JAX or NumPy; all but x are optional.
-    eps, axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
-        As of `cunorm.layer_norm`, and static: no tracers.
-    dtype : dtype, optional
-        y's; as there.
+        As for `rms_norm`; all arguments are as for `cunorm.layer_norm`.
 
     Returns
     -------
     Array
-        y, of x's shape. Saved for its gradients: x, the gate and the parameters, which are there
-        anyway, and the mean and 1 / sqrt(...) of each row.
+        y, of x's shape.
 
     Raises
     ------
     TypeError, ValueError, NotImplementedError, ImportError
-        As `normalize` does.
+        As `rms_norm` does.
 
     Examples
     --------
@@ -124,8 +124,8 @@ def layer_norm(
     array([[-1., 10.]], dtype=float32)
     """
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
-    return _row_norm(("layer_norm", *norm, *scale, dtype), (x, None, gate, weight, bias))[0]
+    params = ("layer_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
+    return _row_norm(params, (x, None, gate, weight, bias))[0]
 
 
 def l2_norm(
@@ -133,28 +133,24 @@ def l2_norm(
 ) -> Any:
     """Scale each row of x to length 1.
 
-    ::
+    As `cunorm.l2_norm`, but differentiable; saved are x and a number for each row::
 
         y = x / sqrt(sum(x * x) + eps)
-
-    Source: `normalize` with c = 1, but for eps, which is added to the sum.
 
     Parameters
     ----------
     x : array
-        As of `cunorm.l2_norm`, of JAX or NumPy.
-    eps, axis, groups, dtype : optional
-        As of `cunorm.l2_norm`, and static: no tracers.
+        As for `rms_norm`; all arguments are as for `cunorm.l2_norm`.
 
     Returns
     -------
     Array
-        y, of x's shape. Saved for its gradient: x and a number for each row.
+        y, of x's shape.
 
     Raises
     ------
     TypeError, ValueError, NotImplementedError, ImportError
-        As `normalize` does.
+        As `rms_norm` does.
 
     Examples
     --------
@@ -187,49 +183,26 @@ def normalize(
 ) -> Any:
     """Normalise each row of x to the length c, by default the square root of its width.
 
-    With the operands, and the defaults, of `cunorm.normalize`::
+    As `cunorm.normalize`, which says what a gate does, but differentiable; x, one or two numbers
+    for each row, gate and the parameters are saved for gradients::
 
-        p = x * g(gate)     if there is a pre-gate, else x
-        q = p - mean(p)     if center, else p
-        r = q / sqrt(mean(q * q) + eps)
-        n = c / sqrt(d) * r * (weight + weight_offset) + bias
-        y = n * g(gate)     if there is a post-gate, else n
-
-    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square.
+        q = x - mean(x)     if center, else x
+        y = c / sqrt(d) * q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
 
     Parameters
     ----------
     x, weight, bias, gate : array
-        As of `cunorm.normalize`: float16, bfloat16, float32 or float64 each, of JAX or NumPy. All
-        but x are optional.
-    c, center, eps, axis, groups, weight_offset, round_before_weight : optional
-        As of `cunorm.normalize`, and static: no tracers.
-    gate_activation, gate_position : str, optional
-        As of `cunorm.normalize`.
-    dtype : dtype, optional
-        y's; by default x's, with round_before_weight what x and weight promote to.
+        As for `rms_norm`; all arguments are as for `cunorm.normalize`.
 
     Returns
     -------
     Array
-        y, of x's shape. It may be used under jit, grad, vmap, scan, checkpoint and shard_map. Saved
-        for its gradients: x, the gate and the parameters, which are there anyway, and one or two
-        numbers for each row.
+        y, of x's shape.
 
     Raises
     ------
-    TypeError, ValueError
-        As `cunorm.normalize` does, when the call is traced; and for a float64 result where
-        ``jax_enable_x64`` is off.
-    NotImplementedError
-        If a second derivative is asked for.
-    ImportError
-        If this JAX's foreign function interface is of a version that is not known.
-
-    Notes
-    -----
-    Each gradient is rounded once, to its operand's dtype; y where `cunorm.normalize` rounds it. An
-    error while the kernels compile or run is XLA's, a RuntimeError, with their message.
+    TypeError, ValueError, NotImplementedError, ImportError
+        As `rms_norm` does.
 
     Examples
     --------
@@ -241,8 +214,8 @@ def normalize(
            [-0.6,  0.8]], dtype=float32)
     """
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (typed_key(c), weight_offset, weight is not None, eps)
-    return _row_norm(("normalize", *norm, *scale, dtype), (x, None, gate, weight, bias))[0]
+    params = ("normalize", *norm, typed_key(c), weight_offset, weight is not None, eps, dtype)
+    return _row_norm(params, (x, None, gate, weight, bias))[0]
 
 
 def add_rms_norm(
@@ -263,31 +236,28 @@ def add_rms_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
-    ::
+    As `cunorm.add_rms_norm`, but differentiable. The new stream is saved in place of x. The
+    gradients that reach it and y are added up before they are rounded, to x's dtype for x and to
+    the stream's for residual::
 
         s = x + residual                        rounded to residual's dtype: the new stream
-        y = rms_norm(s, weight)                 gated, if there is a gate, as there
-
-    Sources: those of `rms_norm` and `add_normalize`.
+        y = rms_norm(s, weight)
 
     Parameters
     ----------
     x, residual, weight, gate : array
-        As of `cunorm.add_rms_norm`, of JAX or NumPy; residual is None where the stream begins.
-    eps, axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
-        As of `rms_norm`.
-    dtype, residual_dtype : dtype, optional
-        As of `cunorm.add_rms_norm`.
+        As for `rms_norm`; all arguments are as for `cunorm.add_rms_norm`. Without residual x
+        is the new stream, unless another dtype is asked for.
 
     Returns
     -------
     AddNorm
-        ``y`` and ``residual``, the new stream, as from `add_normalize`.
+        ``y`` and ``residual``, the new stream, both of x's shape and differentiable.
 
     Raises
     ------
     TypeError, ValueError, NotImplementedError, ImportError
-        As `normalize` does.
+        As `rms_norm` does.
 
     Examples
     --------
@@ -322,31 +292,25 @@ def add_layer_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `layer_norm` to the new stream.
 
-    ::
+    As `cunorm.add_layer_norm`, but differentiable, with what `add_rms_norm` says::
 
         s = x + residual                        rounded to residual's dtype: the new stream
-        y = layer_norm(s, weight, bias)         gated, if there is a gate, as there
-
-    Sources: those of `layer_norm` and `add_normalize`.
+        y = layer_norm(s, weight, bias)
 
     Parameters
     ----------
     x, residual, weight, bias, gate : array
-        As of `cunorm.add_layer_norm`, of JAX or NumPy; residual is None where the stream begins.
-    eps, axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
-        As of `layer_norm`.
-    dtype, residual_dtype : dtype, optional
-        As of `cunorm.add_layer_norm`.
+        As for `add_rms_norm`; all arguments are as for `cunorm.add_layer_norm`.
 
     Returns
     -------
     AddNorm
-        ``y`` and ``residual``, the new stream, as from `add_normalize`.
+        ``y`` and ``residual``, the new stream, both of x's shape and differentiable.
 
     Raises
     ------
     TypeError, ValueError, NotImplementedError, ImportError
-        As `normalize` does.
+        As `rms_norm` does.
 
     Examples
     --------
@@ -383,40 +347,25 @@ def add_normalize(
 ) -> AddNorm:
     """Add x to the residual stream, and `normalize` the new stream.
 
-    ::
+    As `cunorm.add_normalize`, but differentiable, with what `add_rms_norm` says::
 
         s = x + residual                        rounded to residual's dtype: the new stream
-        y = normalize(s, weight, bias)          gated, if there is a gate, as there
-
-    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square.
+        y = normalize(s, weight, bias)
 
     Parameters
     ----------
     x, residual, weight, bias, gate : array
-        As of `cunorm.add_normalize`, of JAX or NumPy; residual is None where the stream begins.
-    c, center, eps, axis, groups, weight_offset, round_before_weight : optional
-        As of `normalize`.
-    gate_activation, gate_position : str, optional
-        As of `normalize`.
-    dtype, residual_dtype : dtype, optional
-        As of `cunorm.add_normalize`.
+        As for `add_rms_norm`; all arguments are as for `cunorm.add_normalize`.
 
     Returns
     -------
     AddNorm
-        ``y`` and ``residual``, the new stream, both of x's shape; gradients go through both.
-        Without residual the new stream is x, unless another dtype is asked for. Saved for the
-        gradients: the new stream, the gate, the parameters, and one or two numbers for each row.
+        ``y`` and ``residual``, the new stream, both of x's shape and differentiable.
 
     Raises
     ------
     TypeError, ValueError, NotImplementedError, ImportError
-        As `normalize` does.
-
-    Notes
-    -----
-    The gradients that reach y and the new stream are added up in the type of the computation and
-    rounded once, to x's dtype for x and to the stream's for residual.
+        As `rms_norm` does.
 
     Examples
     --------

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -57,13 +57,6 @@ class Norm:
         return results
 
 
-class _Static(NamedTuple):
-    """All of a call but its arrays."""
-
-    norm: Norm
-    spec: Any  # the forward's
-
-
 @partial(
     jax.tree_util.register_dataclass, data_fields=("arrays",), meta_fields=("x_dtype", "wanted")
 )
@@ -82,21 +75,20 @@ def _compiled(norm: Norm, spec: Any) -> Callable[[Arrays], Results]:
 
     def function(arrays: Arrays) -> Results:
         _ = Call.of(norm.forward, spec, arrays).plan  # refuses wrong input
-        results: Results = _norm(_Static(norm, spec), _ffi.match_varying_axes(arrays))
+        results: Results = _norm(norm, spec, _ffi.match_varying_axes(arrays))
         return results
 
     compiled: Callable[[Arrays], Results] = jax.jit(function, inline=True)
     return compiled
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _norm(static: _Static, arrays: Arrays) -> Results:
-    outputs = _outputs(static.norm.forward, static.spec, arrays)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _norm(norm: Norm, spec: Any, arrays: Arrays) -> Results:
+    outputs = _outputs(norm.forward, spec, arrays)
     return outputs["y"], outputs.get("residual")
 
 
-def _norm_and_saved(static: _Static, primals: Arrays) -> tuple[Results, _Saved]:
-    norm, spec = static
+def _norm_and_saved(norm: Norm, spec: Any, primals: Arrays) -> tuple[Results, _Saved]:
     pairs = list(zip(norm.forward.inputs, primals, strict=True))
     inputs: dict[str, Any] = {name: primal and primal.value for name, primal in pairs}
     wanted = [name for name, primal in pairs if primal is not None and primal.perturbed]
@@ -108,21 +100,20 @@ def _norm_and_saved(static: _Static, primals: Arrays) -> tuple[Results, _Saved]:
     return (y, stream), _Saved(arrays, x_dtype, tuple(wanted))
 
 
-def _gradients(static: _Static, saved: _Saved, cotangents: Results) -> tuple[Arrays]:
+def _gradients(norm: Norm, spec: Any, saved: _Saved, cotangents: Results) -> tuple[Arrays]:
     """Return the gradient of each operand, None for one of which it is not wanted, or zero."""
     dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
     gradients: dict[str, Any] = {}
     if dy is not None:
-        gradients = _backward(static, saved, dy, d_residual)
+        gradients = _backward(norm, spec, saved, dy, d_residual)
     elif d_residual is not None:  # of the results, nothing but the stream was used
         gradients = {"dx": d_residual.astype(saved.x_dtype.name), "dresidual": d_residual}
-    names = static.norm.forward.inputs
+    names = norm.forward.inputs
     return (tuple([gradients.get(f"d{one}") if one in saved.wanted else None for one in names]),)
 
 
-def _backward(static: _Static, saved: _Saved, dy: Any, d_residual: Any) -> dict[str, Any]:
+def _backward(norm: Norm, spec: Any, saved: _Saved, dy: Any, d_residual: Any) -> dict[str, Any]:
     """Return all gradients by name."""
-    norm, spec = static
     needs = {"x" if name == "residual" else name for name in saved.wanted}
     arrays = {"dy": dy, "d_residual": d_residual, **saved.arrays}
     inputs = tuple([arrays[name] for name in norm.backward.inputs])

@@ -11,101 +11,49 @@ import ctypes
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 KNOWN = (0, 3)  # major and minor version
 EXECUTE = 3  # the stage of a frame in which kernels run
-_METADATA = 1  # the kind of an extension
+_METADATA = 1  # the type of an extension
 _INTERNAL = 13  # an error's code
-_Address = ctypes.c_void_p
-_HEAD = (("struct_size", ctypes.c_size_t), ("extension", _Address))  # of every struct
 
 
-class _Extension(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("type", ctypes.c_int),
-        ("next", _Address),
-        ("metadata", _Address),  # of an extension of that type
-    )
+def _struct(**fields: Any) -> Any:
+    return type("_Struct", (ctypes.Structure,), {"_fields_": tuple(fields.items())})
 
 
-class _Version(ctypes.Structure):
-    _fields_ = (*_HEAD, ("major", ctypes.c_int), ("minor", ctypes.c_int))
+_Size, _Int, _Int64, _Address = ctypes.c_size_t, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_HEAD = {"struct_size": _Size, "extension": _Address}
 
-
-class _Metadata(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("version", _Version),
-        ("traits", ctypes.c_uint32),
-    )
-
-
-class _Api(ctypes.Structure):
-    _fields_ = (
-        *_HEAD,
-        ("version", _Version),
-        ("internal", _Address),
-        ("error_create", _Address),
-        ("error_get_message", _Address),
-        ("error_destroy", _Address),
-        ("handler_register", _Address),
-        ("stream_get", _Address),
-    )
-
-
-class _Arrays(ctypes.Structure):
-    """Arguments or results."""
-
-    _fields_ = (*_HEAD, ("size", ctypes.c_int64), ("types", _Address), ("values", _Address))
-
-
-class _Attributes(ctypes.Structure):
-    _fields_ = (
-        *_HEAD,
-        ("size", ctypes.c_int64),
-        ("types", _Address),
-        ("names", _Address),
-        ("values", _Address),
-    )
-
-
-class _Buffer(ctypes.Structure):
-    _fields_ = (
-        *_HEAD,
-        ("dtype", ctypes.c_int),
-        ("data", _Address),
-        ("rank", ctypes.c_int64),
-        ("dims", _Address),
-    )
-
-
-class _Span(ctypes.Structure):
-    _fields_ = (("start", _Address), ("length", ctypes.c_size_t))
-
-
-class _Frame(ctypes.Structure):
-    """A call of a handler."""
-
-    _fields_ = (
-        *_HEAD,
-        ("api", _Address),
-        ("context", _Address),
-        ("stage", ctypes.c_int),
-        ("arguments", _Arrays),
-        ("results", _Arrays),
-        ("attributes", _Attributes),
-    )
-
-
-class _ErrorCreate(ctypes.Structure):
-    _fields_ = (*_HEAD, ("message", ctypes.c_char_p), ("code", ctypes.c_int))
-
-
-class _StreamGet(ctypes.Structure):
-    _fields_ = (*_HEAD, ("context", _Address), ("stream", _Address))
-
-
+_Extension = _struct(struct_size=_Size, type=_Int, next=_Address, metadata=_Address)
+_Version = _struct(**_HEAD, major=_Int, minor=_Int)
+_Metadata = _struct(struct_size=_Size, version=_Version, traits=ctypes.c_uint32)
+_Api = _struct(
+    **_HEAD,
+    version=_Version,
+    internal=_Address,
+    error_create=_Address,
+    error_get_message=_Address,
+    error_destroy=_Address,
+    handler_register=_Address,
+    stream_get=_Address,
+)
+_Arrays = _struct(**_HEAD, size=_Int64, types=_Address, values=_Address)  # arguments or results
+_Attributes = _struct(**_HEAD, size=_Int64, types=_Address, names=_Address, values=_Address)
+_Buffer = _struct(**_HEAD, dtype=_Int, data=_Address, rank=_Int64, dims=_Address)
+_Span = _struct(start=_Address, length=_Size)
+_Frame = _struct(  # a call of a handler
+    **_HEAD,
+    api=_Address,
+    context=_Address,
+    stage=_Int,
+    arguments=_Arrays,
+    results=_Arrays,
+    attributes=_Attributes,
+)
+_ErrorCreate = _struct(**_HEAD, message=ctypes.c_char_p, code=_Int)
+_StreamGet = _struct(**_HEAD, context=_Address, stream=_Address)
 _Function = ctypes.CFUNCTYPE(_Address, _Address)  # of the api: takes a struct, returns an error
 
 
@@ -139,7 +87,7 @@ def refusal(version: tuple[int, int]) -> str:
 
 # --- frames ---------------------------------------------------------------------------------------
 
-# All memory there is: to read a word of it takes a tenth of the time of making a struct's object.
+# All memory there is: it takes a tenth of the time to read a word of it as to make a struct of it.
 _WORD = ctypes.sizeof(ctypes.c_size_t)
 _words = (ctypes.c_size_t * (sys.maxsize // _WORD)).from_address(0)
 _chars = (ctypes.c_char * sys.maxsize).from_address(0)
@@ -229,7 +177,7 @@ def error(frame: Frame, message: str) -> int:
     return made
 
 
-def _size(struct: type[ctypes.Structure], last: str) -> int:
+def _size(struct: Any, last: str) -> int:
     """Return what XLA calls the size of a struct: without padding at its end."""
     field = getattr(struct, last)
     size: int = field.offset + field.size
