@@ -77,9 +77,10 @@ def dispatch_spec(op: OpDef, spec: Any, arrays: tuple[Any, ...]) -> list[Any]:
     """Make a call, as `dispatch`, of an OpSpec."""
     first = arrays[0]
     adapter = library_types.get(type(first)) or adapter_of(spec.function, op.inputs[0], first)
-    outputs = adapter.dispatch(op, spec, arrays)
-    if outputs is not None:
-        return outputs
+    if adapter.makes_calls:
+        outputs = adapter.dispatch(op, spec, arrays)
+        if outputs is not None:
+            return outputs
     signature = adapter.signature(arrays, op.first_output)
     if signature is None:
         return _call_views(op, spec, arrays)
