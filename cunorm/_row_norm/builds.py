@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm._core import validate
-from cunorm._core.build import Launch
+from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DType
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous, optional_dtype
@@ -21,23 +21,19 @@ _MANY = 1 << 31
 Options = dict[str, Any]
 
 
-def row_launches(
+def row_builds(
     name: str, options: Options, rows: list[int] | None, width: int, device: Device
-) -> list[Launch]:
-    """Return what a function launches for x of each of these numbers of rows; None: of any.
+) -> list[KernelBuild]:
+    """Return the builds that a function needs for x of each of these numbers of rows; None: of any.
 
-    Parameters
-    ----------
-    name : str
-        The public function.
-    options : dict
-        The dtype of x, those of other operands, None where absent, and scalars. Every array is
-        aligned. A backward gets what the forward of the same options returns, and a dy like its y.
+    `options` are the dtype of x, those of other operands, None where absent, and scalars. Every
+    array is aligned. A backward gets what the forward of the same options returns, and a dy like
+    its y.
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
     counts = rows or _row_counts(validate.integer(FUNCTION, "groups", options["groups"]))
     plans = (plan_of(name, options, (count, width), device) for count in counts)
-    return [launch for plan in plans for launch in launches_of(plan, device)]
+    return [launch.build for plan in plans for launch in launches_of(plan, device)]
 
 
 def _row_counts(groups: int) -> list[int]:
