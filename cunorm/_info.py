@@ -34,7 +34,11 @@ def report() -> str:
     """Return the whole report."""
     sections: dict[str, Lines] = {
         "versions": _versions(),
-        "CPU": _cpu_lines(),
+        "CPU": (
+            ("model", cpu_name()),
+            ("logical cores", str(os.cpu_count())),
+            ("threads used", str(thread_count())),
+        ),
         "CUDA": (*_cuda_lines(), *_feature_lines()),
         "compilers": _compilers(),
         "caches": _caches(),
@@ -78,11 +82,9 @@ def _versions() -> Lines:
     yield "Python", f"{platform.python_version()} on {platform.platform()}, {sys.executable}"
     for name in _PACKAGES:
         yield name, _version(name) or "not installed"
-    found = [(name, _version(name)) for name in _CUDA_PACKAGES]
-    for name, number in found:
-        if number is not None:
-            yield name, number
-    if not any(number for name, number in found if name.startswith("cupy")):
+    found = {name: number for name in _CUDA_PACKAGES if (number := _version(name))}
+    yield from found.items()
+    if not any(name.startswith("cupy") for name in found):
         yield "cupy", "not installed"
 
 
@@ -93,12 +95,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_lines() -> Lines:
-    yield "model", cpu_name()
-    yield "logical cores", str(os.cpu_count())
-    yield "threads used", str(thread_count())
-
-
 def _cuda_lines() -> Lines:
     count, reason = cuda_devices()
     if not count:
@@ -106,7 +102,8 @@ def _cuda_lines() -> Lines:
         return
     import cupy
 
-    yield "driver", f"for CUDA {_cuda_version(cupy.cuda.runtime.driverGetVersion())}"
+    number = cupy.cuda.runtime.driverGetVersion()
+    yield "driver", f"for CUDA {number // 1000}.{number % 1000 // 10}"
     for index in range(count):
         properties = _properties(index)
         yield (
@@ -130,10 +127,6 @@ def _properties(index: int) -> dict[str, Any]:
 
     found: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(index)
     return found
-
-
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _compilers() -> Lines:
