@@ -16,7 +16,7 @@ from cunorm._group_norm.layout import geometry as group_geometry
 from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import NEEDS as GROUP_NEEDS
-from cunorm._row_norm.geometry import check_parameter, geometry
+from cunorm._row_norm.geometry import check_operand, geometry
 from cunorm._row_norm.plan import workspace_bound
 from cunorm._row_norm.spec import NEEDS
 
@@ -149,7 +149,7 @@ def _of_rows(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
     where = geometry(_FUNCTION, x, options["axis"], options["groups"])
     count = 0
     for name, parameter in (("weight", weight), ("bias", bias)):
-        check_parameter(_FUNCTION, name, parameter, where)
+        check_operand(_FUNCTION, name, parameter, where)
         validate.same_device(_FUNCTION, x, [(name, parameter)])
         count += parameter is not None and name in options["needs"]
     compute = FLOAT64 if FLOAT64 in (x.dtype, options["x_dtype"]) else FLOAT32
