@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import PARAMETERS, type_macros
+from cunorm._core.operands import PARAMETERS, Specs, places_of, type_macros
 from cunorm._core.plan import Operand, vector_width
-from cunorm._group_norm.layout import Lines, Samples
+from cunorm._group_norm.layout import GroupGeometry, Lines, Samples
 
 _EPS = struct.Struct("<d")
 
@@ -125,3 +125,12 @@ class GroupKernel(NamedTuple):
                 alignment = alignments[self.arrays[name]]
                 operands.append((alignment, dtype.itemsize, self.lines.get(name, ())))
         return vector_width(line, operands)
+
+
+def group_kernel(
+    types: GroupTypes, where: GroupGeometry, operands: Specs, eps: float | None = None
+) -> GroupKernel:
+    """Return a kernel of operands, which are named as the kernel names them."""
+    names = ("x", "y") if isinstance(types, GroupForwardTypes) else ("dy", "x", "dx")
+    lines = {name: where.lines_of_input(operands[name]) for name in names}
+    return GroupKernel(types, where.where, lines, places_of(operands), eps)

@@ -9,28 +9,14 @@ from functools import partial
 from cunorm._core import validate
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.operands import (
-    PARAMETERS,
-    SUMS,
-    Specs,
-    dtypes_of,
-    places_of,
-    present,
-    with_new_outputs,
-)
+from cunorm._core.operands import PARAMETERS, SUMS, Specs, dtypes_of, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
 from cunorm._core.rows import WHOLE
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous
-from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes, GroupKernel
-from cunorm._group_norm.layout import (
-    GroupGeometry,
-    check_operand,
-    check_output,
-    check_statistic,
-    geometry,
-    must_be_copied,
-)
+from cunorm._group_norm import kernels, layout
+from cunorm._group_norm.kernels import GroupKernel, group_kernel
+from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output, check_statistic
 from cunorm._group_norm.schedule import SOME_GPUS, Schedule, cpu_schedule, cuda_schedule
 from cunorm._group_norm.spec import NEEDS, GroupBackwardSpec, GroupForwardSpec
 from cunorm.results import GroupNormForward, GroupNormGrads
@@ -46,7 +32,7 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
     inputs = dict(zip(FORWARD_INPUTS, specs, strict=False))
     given = dict(zip(GroupNormForward._fields, specs[count:], strict=True))
     x = present(inputs["x"])
-    where = geometry(function, x, spec.num_groups, spec.channel_axis)
+    where = layout.geometry(function, x, spec.num_groups, spec.channel_axis)
     for name in PARAMETERS:
         check_operand(function, name, inputs[name], where)
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
@@ -59,9 +45,8 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
     results, outputs = with_new_outputs(given, wanted, count)
     operands = {**inputs, **results}
     dtypes = dtypes_of(operands, ("x", "y", *PARAMETERS))
-    types = GroupForwardTypes(compute=compute, activation=spec.activation, **dtypes)
-    lines = {name: where.lines_of_input(operands[name]) for name in ("x", "y")}
-    kernel = GroupKernel(types, where.where, lines, places_of(operands), spec.eps)
+    types = kernels.GroupForwardTypes(compute=compute, activation=spec.activation, **dtypes)
+    kernel = group_kernel(types, where, operands, spec.eps)
     return _plan(kernel, None, where, inputs, inputs, results, outputs, {count: (0,)})
 
 
@@ -83,7 +68,7 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     inputs = dict(zip(BACKWARD_INPUTS, specs, strict=False))
     given = dict(zip(GroupNormGrads._fields, specs[count:], strict=True))
     x = present(inputs["x"])
-    where = geometry(function, x, spec.num_groups, spec.channel_axis)
+    where = layout.geometry(function, x, spec.num_groups, spec.channel_axis)
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
     for name in ("dy", *PARAMETERS):
         check_operand(function, name, inputs[name], where)
@@ -104,10 +89,9 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     operands = {**reads, **results}
     dtypes = dtypes_of(operands, ("dy", "x", "dx", *PARAMETERS))
     dtypes |= {name: results[name] is not None for name in SUMS}
-    types = GroupBackwardTypes(compute=compute, activation=spec.activation, **dtypes)
+    types = kernels.GroupBackwardTypes(compute=compute, activation=spec.activation, **dtypes)
     params = ParamGradTypes(compute, **dtypes_of(results, SUMS), accumulate=spec.accumulate)
-    lines = {name: where.lines_of_input(operands[name]) for name in ("dy", "x", "dx")}
-    kernel = GroupKernel(types, where.where, lines, places_of(operands))
+    kernel = group_kernel(types, where, operands)
     return _plan(kernel, params, where, inputs, reads, results, outputs, {count: (0, 1)})
 
 
@@ -155,7 +139,7 @@ def _plan(
     copies = [
         InputCopy(place, where.axes if name in ("x", "dy") else None)
         for place, (name, spec) in enumerate(reads.items())
-        if must_be_copied(name, spec, where)
+        if layout.must_be_copied(name, spec, where)
     ]
     lower = partial(_lower, kernel, params)
     sums_nothing = params is None or not params.outputs

@@ -24,6 +24,12 @@ class GroupNormSpec:
     activation: str
     channel_axis: int
 
+    def options(self, x: Any) -> dict[str, Any]:
+        """Return the keyword arguments that both directions of `group_norm` have, for an x."""
+        groups = x.shape[self.channel_axis] if self.num_groups is None else self.num_groups
+        options = {"num_groups": groups, "activation": self.activation}
+        return options | {"channel_axis": self.channel_axis}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupForwardSpec(GroupNormSpec):
@@ -36,8 +42,7 @@ class GroupForwardSpec(GroupNormSpec):
     @property
     def output_names(self) -> tuple[str, ...]:
         """Return what the caller names the array for each output."""
-        fields = GroupNormForward._fields
-        return tuple(f"out.{name}" for name in fields) if self.saves else ("out",) * len(fields)
+        return tuple(f"out.{name}" if self.saves else "out" for name in GroupNormForward._fields)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

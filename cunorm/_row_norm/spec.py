@@ -48,16 +48,7 @@ class RowNormSpec:
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments that both directions of `normalize` have."""
-        return {
-            "c": self.c,
-            "center": self.center,
-            "axis": self.axis,
-            "groups": self.groups,
-            "weight_offset": self.weight_offset,
-            "round_before_weight": self.round_before_weight,
-            "gate_activation": self.gate_activation,
-            "gate_position": self.gate_position,
-        }
+        return {name: getattr(self, name) for name in NORM_PARAMS[:-1]}
 
     @property
     def rounds_row(self) -> bool:
@@ -84,9 +75,8 @@ class RowForwardSpec(RowNormSpec):
     @property
     def output_names(self) -> tuple[str, ...]:
         """Return what the caller names the array for each output."""
-        if not self.saves and not self.streams:
-            return ("out",) * len(NormForward._fields)
-        return tuple(f"out.{name}" for name in NormForward._fields)
+        is_tuple = self.saves or self.streams
+        return tuple(f"out.{name}" if is_tuple else "out" for name in NormForward._fields)
 
     @property
     def has_stream(self) -> bool:
@@ -113,10 +103,7 @@ class RowBackwardSpec(RowNormSpec):
 
 
 # The scalars of both directions, after the function, in the order of `parse_forward`.
-NORM_PARAMS = (
-    *("center", "axis", "groups", "round_before_weight", "gate_activation", "gate_position"),
-    *("c", "weight_offset", "has_weight"),
-)
+NORM_PARAMS = (*(one.name for one in fields(RowNormSpec)[1:]), "has_weight")
 
 
 @memoize(typed=True)
