@@ -33,16 +33,16 @@ class _Tuning(NamedTuple):
     most_elements: int  # the same, where a row is too long for more threads
     registers: int  # beside those that hold the row and its sums
     element_factor: float  # of those that hold the row and its sums
-    narrow_registers: int  # more of them, where operands are converted
-    narrow_element: float  # the same for each element
-    single_registers: int  # instead, where packs are of one element
-    pair_element: float  # and more for each element, where packs are of two
-    streamed_registers: int  # more of them, where rows are streamed
-    residual_registers: int  # more of those, where a residual is added and nothing is centered
-    gate_registers: int  # more of them, for an activation
-    gate_element: float  # the same for each element
-    gate_element_of_many: float  # instead, where a thread holds more elements than are preferred
-    center_element: float  # more of them for each element of a row that is centered
+    pair_element: float  # more for each element, where packs are of two
+    gate_registers: int  # more, for an activation
+    gate_element_of_many: float  # more for each element, if a thread holds more than are preferred
+    gate_element: float = 0  # instead, if it does not
+    narrow_registers: int = 0  # more, where operands are converted
+    narrow_element: float = 0  # the same for each element
+    single_registers: int = 0  # instead, where packs are of one element
+    streamed_registers: int = 0  # more, where rows are streamed
+    residual_registers: int = 0  # more, where a residual is added and nothing is centered
+    center_element: float = 0  # more for each element of a row that is centered
 
 
 _FORWARD = _Tuning(
@@ -51,14 +51,9 @@ _FORWARD = _Tuning(
     most_elements=64,
     registers=36,
     element_factor=1.0,
-    narrow_registers=0,
-    narrow_element=0,
-    single_registers=0,
     pair_element=1.25,
-    streamed_registers=0,
     residual_registers=13,
     gate_registers=24,
-    gate_element=0,
     gate_element_of_many=0.625,
     center_element=0.625,
 )
@@ -73,11 +68,9 @@ _BACKWARD = _Tuning(
     single_registers=28,
     pair_element=2,
     streamed_registers=12,
-    residual_registers=0,
     gate_registers=28,
     gate_element=1.25,
     gate_element_of_many=1.25,
-    center_element=0,
 )
 
 
