@@ -57,7 +57,7 @@ class Cleared(NamedTuple):
 
 
 def cache_info() -> CacheInfo:
-    """Return what is kept of compiled kernels, on disk and in this process.
+    """Return the compiled kernels that are kept, on disk and in this process.
 
     The CPU's builds are in the folder ``CUNORM_CACHE_DIR``, by default in the user's cache folder.
 
@@ -124,7 +124,7 @@ def _named(names: re.Pattern[str]) -> Iterator[tuple[Path, int]]:
 
 
 def _killed_compiles() -> Iterator[Path]:
-    """Yield the folders of compiles that no longer run, and did not live to remove them."""
+    """Yield the folders of compiles that were killed before they removed them."""
     begun = time.time() - _LONGER_THAN_ANY_COMPILE
     for folder in cache_folder().glob(f"{TEMPORARY}*"):
         status = _status(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m cunorm info`: what cunorm finds on this machine, and what it uses of it."""
+"""`python -m cunorm info`: the versions, devices, compilers and caches that cunorm uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import kernel_folder
 from cunorm._core.caps import LEAST_CAPABILITY, describe_feature
 
-# Asked for by name, as importing torch or JAX takes seconds and memory.
+# Found by name: importing torch or JAX takes seconds and memory.
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "jax")
 _CUDA_PACKAGES = (
     *("cupy", "cupy-cuda13x", "cupy-cuda12x"),
@@ -63,12 +63,12 @@ def cuda_devices() -> tuple[int, str]:
 
 
 def cuda_name(index: int) -> str:
-    """Return what the driver calls a device."""
+    """Return the driver's name of a device."""
     return str(_properties(index)["name"].decode())
 
 
 def cpu_name() -> str:
-    """Return what the system calls its processor."""
+    """Return the system's name of its processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -118,7 +118,7 @@ def _feature_lines() -> Lines:
     for name in LEAST_CAPABILITY:
         try:
             yield name, describe_feature(name)
-        except ValueError as error:  # of the environment, which is what one looks for here
+        except ValueError as error:  # the environment is wrong: the report shows it
             yield name, str(error)
 
 

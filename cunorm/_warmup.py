@@ -82,7 +82,7 @@ def warmup(
     """Compile and load what calls of norms will need, several builds at once.
 
     Without it, a call compiles what it needs when it is first made, one build after the other. The
-    builds are kept on disk for later processes, too. "One or several" is a value, or a list or tuple
+    builds are kept on disk for later processes, too. "One or several" is a value or a list or tuple
     of values; every combination of all of them is compiled.
 
     Parameters
@@ -321,7 +321,7 @@ def _is_default(option: str, value: Any) -> bool:
         return True
     if isinstance(value, tuple):
         return all(isinstance(name, str) for name in value) and value == _ABSENT[option]
-    # Of others, == may be an array, or True of what is not the same: to NumPy float64 equals None.
+    # For other types, == may return an array, or True: to NumPy float64 equals None.
     return isinstance(value, str | Number) and bool(value == _ABSENT[option])
 
 

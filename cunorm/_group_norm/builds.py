@@ -29,7 +29,7 @@ Options = dict[str, Any]
 def group_builds(
     name: str, options: Options, samples: list[int] | None, channels: int, device: Device
 ) -> list[KernelBuild]:
-    """Return what a function needs for x of each of these numbers of samples; None: of any.
+    """Return a function's builds for x of each of these numbers of samples; None: of any.
 
     `options` are as those of `cunorm._row_norm.builds.row_launches`.
     """
@@ -45,7 +45,7 @@ def group_builds(
 
 
 def _steps(needed: Callable[[int], object]) -> Iterator[int]:
-    """Yield numbers of samples, one for each of what is needed for any number of them.
+    """Yield numbers of samples whose builds serve any number of samples.
 
     Every small number is tried, as cores share a few samples in plans of their own, and powers of
     two of the larger ones, between which changes are sought.
@@ -58,7 +58,7 @@ def _steps(needed: Callable[[int], object]) -> Iterator[int]:
 
 
 def _steps_between(needed: Callable[[int], object], low: int, high: int) -> Iterator[int]:
-    """Yield the same above the one and up to the other, which need not the same."""
+    """Yield those above `low` and up to `high`, which need different builds."""
     middle = (low + high) // 2
     if middle == low:
         yield high

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The group-norm kernels: what they are compiled for, and their argument structs."""
+"""The group-norm kernels: the macros of their builds, and their argument structs."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class GroupGeometry(NamedTuple):
 
     shape: tuple[int, ...]
     where: Samples
-    axes: tuple[int, ...]  # of x, in the kernel's order: samples, then what it calls lines
+    axes: tuple[int, ...]  # of x, in the kernel's order: samples, then lines
     result_axes: tuple[int, ...]  # of results, from the outermost in memory
 
     @property

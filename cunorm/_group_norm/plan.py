@@ -98,7 +98,7 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
 def _check_gradients(
     spec: GroupBackwardSpec, inputs: Specs, where: GroupGeometry, given: Specs
 ) -> None:
-    """Check that a call has such gradients, and that they can be written there."""
+    """Check that the call has the gradients given, and can write them."""
     function = spec.function
     for name, operand in zip(given, NEEDS, strict=True):
         if operand not in spec.needs or inputs[operand] is None:

@@ -17,7 +17,7 @@ EACH_CHANNEL: Final = object()  # in place of a number of groups: as many as cha
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupNormSpec:
-    """What both directions of a group norm have."""
+    """The scalars of both directions of a group norm."""
 
     function: str
     num_groups: int | None  # None: EACH_CHANNEL
@@ -41,7 +41,7 @@ class GroupForwardSpec(GroupNormSpec):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return what the caller names the array for each output."""
+        """Return the caller's name for each output's array."""
         return tuple(f"out.{name}" if self.saves else "out" for name in GroupNormForward._fields)
 
 
@@ -54,7 +54,7 @@ class GroupBackwardSpec(GroupNormSpec):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return what the caller names the array for each output."""
+        """Return the caller's name for each output's array."""
         return tuple(f"out.{name}" for name in GroupNormGrads._fields)
 
 

@@ -37,7 +37,7 @@ def row_builds(
 
 
 def _row_counts(groups: int) -> list[int]:
-    """Return numbers of rows that need, together, what any number of them does.
+    """Return numbers of rows whose builds serve any number of rows.
 
     A CPU has other builds for outputs larger than its caches, and for few long rows: the numbers
     are the fewest, the most that its cores share in a backward and in a forward, and one more.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The row-norm kernels: what they are compiled for, and their argument structs."""
+"""The row-norm kernels: the macros of their builds, and their argument structs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKWARD_ROWS = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
 
 
 class Formula(NamedTuple):
-    """Which of the row norms' formulas a build computes, beside what its operands say."""
+    """The formula of a build, as far as its operands do not say it."""
 
     center: bool = False
     activation: str = "identity"  # of the gate
@@ -60,7 +60,7 @@ class ForwardTypes(NamedTuple):
         return tuple(getattr(self, name) for name in FORWARD_ROWS)
 
     def held_operands(self) -> list[int]:
-        """Return the bytes of what a thread holds of an element of a row."""
+        """Return the bytes of each operand that a thread holds for an element of a row."""
         operands = (self.x, self.residual, self.gate, self.weight, self.bias)
         return [_held_itemsize(dtype, self.compute) for dtype in operands if dtype is not None]
 
@@ -96,7 +96,7 @@ class BackwardTypes(NamedTuple):
         return tuple(getattr(self, name) for name in BACKWARD_ROWS)
 
     def held_operands(self) -> list[int]:
-        """Return the bytes of what a thread holds of an element of a row, and of its sums."""
+        """Return the bytes that a thread holds for an element of a row: operands and sums."""
         operands = (self.dy, self.x, self.d_residual, self.gate, self.weight, self.bias)
         held = [_held_itemsize(dtype, self.compute) for dtype in operands if dtype is not None]
         return held + [self.compute.itemsize] * (self.dweight + self.dbias)

@@ -58,7 +58,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
 
 
 def _check_forward_outputs(spec: RowForwardSpec, where: Geometry, given: Specs) -> None:
-    """Check that a call has such outputs, and that they can be written there."""
+    """Check that the call has the outputs given, and can write them."""
     function = spec.function
     if not spec.center:
         validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
@@ -172,7 +172,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
 
 
 def _check_gradients(spec: RowBackwardSpec, inputs: Specs, where: Geometry, given: Specs) -> None:
-    """Check that a call has such gradients, and that they can be written there."""
+    """Check that the call has the gradients given, and can write them."""
     function = spec.function
     rows, row = (where.shape, where.row_axes), (where.row_shape, WHOLE)
     for (name, gradient), operand in zip(given.items(), _OPERANDS, strict=True):
@@ -290,7 +290,7 @@ def _lower_backward(
 
 
 def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps | None) -> int:
-    """Return the bytes that partial sums for so many parameters take at most."""
+    """Return the most bytes of the partial sums for a number of parameters."""
     rows = where.rows.not_empty()
     if isinstance(caps, CpuCaps):
         parts = cpu.cpu_parts(rows.rows)

@@ -24,7 +24,7 @@ _POSITIONS = ("pre", "post")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowNormSpec:
-    """What both directions of a row norm have."""
+    """The scalars of both directions of a row norm."""
 
     function: str
     center: bool
@@ -37,7 +37,7 @@ class RowNormSpec:
     weight_offset: float
 
     def formula(self, *, gate: bool, weight: bool, x_dtype: DType, compute: DType) -> Formula:
-        """Return the formula that kernels are compiled for, with such operands."""
+        """Return the formula of a build, with or without a gate and a weight."""
         return Formula(
             center=self.center,
             activation=self.gate_activation if gate else "identity",
@@ -74,7 +74,7 @@ class RowForwardSpec(RowNormSpec):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return what the caller names the array for each output."""
+        """Return the caller's name for each output's array."""
         is_tuple = self.saves or self.streams
         return tuple(f"out.{name}" if is_tuple else "out" for name in NormForward._fields)
 
@@ -84,7 +84,7 @@ class RowForwardSpec(RowNormSpec):
         return bool(self.streams) or self.residual_dtype is not None
 
     def mean_eps(self, width: int) -> float:
-        """Return what is added to the mean of squares."""
+        """Return the eps that is added to the mean of squares."""
         return self.eps / width if self.eps_of_sum else self.eps
 
 
@@ -98,7 +98,7 @@ class RowBackwardSpec(RowNormSpec):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return what the caller names the array for each output."""
+        """Return the caller's name for each output's array."""
         return tuple(f"out.{name}" for name in NormGrads._fields)
 
 

@@ -14,12 +14,11 @@ from cunorm._core.caps import NONE, PORTABLE_CLUSTER, Features
 from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._row_norm.kernels import ForwardTypes, RowTypes
 
-# Bytes of a pack once converted, of which a thread has several in registers at a time.
+# Bytes of a pack in the compute type; a thread has several packs in registers.
 PACK_BYTES = 32
 # Of a multiprocessor; a warp's registers are in one of its partitions.
 _WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MOST_REGISTERS = 32, 64 << 10, 4, 2048, 255
-# Threads that may share a row in a block, and those of a block of a cluster, of which there are so
-# many at most.
+# Threads of a block that may share a row; those of a block of a cluster, and sizes of clusters.
 _TEAMS = (4, 8, 16, 32, 64, 128, 256, 512)
 _CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
@@ -146,8 +145,8 @@ def _of_cluster(types: RowTypes, width: int, pack: int, largest: int) -> Team | 
 
     If there are none such, the more blocks the better.
 
-    Where a GPU has no room for clusters of so many blocks, half as many of twice the threads add in
-    the same order, that of the cluster's warps, if their registers suffice; else others are found.
+    Where a GPU has no room for the cluster, half the blocks of twice the threads add in the same
+    order, that of the cluster's warps, if their registers suffice; else another is found.
     """
     for least, clusters in ((2, _CLUSTERS), (1, _CLUSTERS[::-1])):
         for blocks in clusters:
@@ -199,7 +198,7 @@ def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0
 
 
 def _registers(types: RowTypes, elements: int, pack: int) -> int:
-    """Return about how many registers a thread needs that holds so many elements of a row."""
+    """Return about how many registers a thread needs to hold these elements of a row."""
     tuning, held = _tuning(types), types.held_operands()
     of_element = sum(max(size / 4, 1 / pack) for size in held)
     registers = tuning.registers
