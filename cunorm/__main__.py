@@ -50,19 +50,14 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
         "the float64 reference and print a table. The exit status is 1 if a result is further "
         "off than its tolerance.",
     )
-    demo.add_argument(
-        "--input",
-        type=Path,
-        metavar="FILE.npy",
-        help="an array of floats whose last axis is a row or, for group norms, the channels of a "
+    rows = (
+        "an array of floats whose last axis is a row or, for group norms, the channels of a "
         "position; by default a text of this Python installation, each byte as its row of the "
-        "text's 256x256 log-bigram-count matrix",
+        "text's 256x256 log-bigram-count matrix"
     )
-    demo.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        help="where to run; by default on CUDA if there is a device, else on the CPU",
-    )
+    demo.add_argument("--input", type=Path, metavar="FILE.npy", help=rows)
+    where = "where to run; by default on CUDA if there is a device, else on the CPU"
+    demo.add_argument("--device", choices=("cpu", "cuda"), help=where)
     return demo
 
 

@@ -22,8 +22,7 @@ from cunorm._core.caps import LEAST_CAPABILITY, describe_feature
 # Found by name: importing torch or JAX takes seconds and memory.
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "jax")
 _CUDA_PACKAGES = (
-    *("cupy", "cupy-cuda13x", "cupy-cuda12x"),
-    *("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    *("cupy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
     *("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
 )
 
@@ -32,13 +31,10 @@ Lines = Iterable[tuple[str, str]]
 
 def report() -> str:
     """Return the whole report."""
+    cores, threads = str(os.cpu_count()), str(thread_count())
     sections: dict[str, Lines] = {
         "versions": _versions(),
-        "CPU": (
-            ("model", cpu_name()),
-            ("logical cores", str(os.cpu_count())),
-            ("threads used", str(thread_count())),
-        ),
+        "CPU": (("model", cpu_name()), ("logical cores", cores), ("threads used", threads)),
         "CUDA": (*_cuda_lines(), *_feature_lines()),
         "compilers": _compilers(),
         "caches": _caches(),
@@ -105,12 +101,12 @@ def _cuda_lines() -> Lines:
     number = cupy.cuda.runtime.driverGetVersion()
     yield "driver", f"for CUDA {number // 1000}.{number % 1000 // 10}"
     for index in range(count):
-        properties = _properties(index)
+        found = _properties(index)
         yield (
             f"device {index}",
-            f"{cuda_name(index)}, compute capability {properties['major']}.{properties['minor']}, "
-            f"{properties['multiProcessorCount']} multiprocessors, "
-            f"{properties['totalGlobalMem'] / 2**30:.1f} GiB",
+            f"{cuda_name(index)}, compute capability {found['major']}.{found['minor']}, "
+            f"{found['multiProcessorCount']} multiprocessors, "
+            f"{found['totalGlobalMem'] / 2**30:.1f} GiB",
         )
 
 

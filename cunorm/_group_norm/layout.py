@@ -114,10 +114,8 @@ def geometry(
             f"{function}: num_groups is {num_groups}, expected a divisor of {channels}, the number "
             "of channels"
         )
-    fits_last, fits_first = (
-        _lines(x.permuted(axes), axes_are_last) is not None
-        for axes, axes_are_last in ((last, True), (first, False))
-    )
+    fits_last = _lines(x.permuted(last), channels_last=True) is not None
+    fits_first = _lines(x.permuted(first), channels_last=False) is not None
     if fits_last != fits_first:
         channels_last = results_last = fits_last
     else:

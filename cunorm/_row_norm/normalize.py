@@ -71,12 +71,10 @@ def normalize(
     round_before_weight : bool, optional
         Whether c / sqrt(d) * r is rounded to x's dtype before it is multiplied by weight, as in
         Llama, Qwen and Mamba-2.
-    gate : array, optional
-        Of x's shape, of its own dtype of the four; it may be an expanded view.
-    gate_activation : str, optional
-        g: "silu", "sigmoid", "identity" and others; the error for an unknown name lists all.
-    gate_position : str, optional
-        "pre", where the gate multiplies x, or "post", where it multiplies the normalised row.
+    gate, gate_activation, gate_position : array, str and str, optional
+        The gate, of x's shape, of its own dtype of the four; it may be an expanded view. g, such as
+        "silu", "sigmoid" or "identity"; the error for an unknown name lists all. "pre", where the
+        gate multiplies x, or "post", where it multiplies the normalised row.
     dtype : dtype, optional
         y's, as a name or a dtype of any framework. By default x's; with round_before_weight and a
         weight, the dtype that the two promote to.
@@ -169,9 +167,9 @@ def add_normalize(
         s = x + residual                        rounded to residual's dtype: the new stream
         y = normalize(s, weight, bias)          gated, if there is a gate, as there
 
-    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square. A stack of
-    layers ``x = f(norm(x)) + x`` becomes ``y, stream = add_norm(branch, stream); branch = f(y)``,
-    which begins with ``residual=None`` and ends with ``branch + stream``.
+    Source: that of `normalize`. A stack of layers ``x = f(norm(x)) + x`` becomes
+    ``y, stream = add_norm(branch, stream); branch = f(y)``, which begins with ``residual=None`` and
+    ends with ``branch + stream``.
 
     Parameters
     ----------
@@ -255,7 +253,7 @@ def normalize_forward(
         n = c / sqrt(d) * (q * rstd) * (weight + weight_offset) + bias
         y = n * g(gate)     if there is a post-gate, else n
 
-    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square.
+    Source: that of `normalize`.
 
     Parameters
     ----------
@@ -263,14 +261,10 @@ def normalize_forward(
     c, center, eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype : optional
         As for `add_normalize`.
-    residual : array, optional
-        The residual stream to which x is added, of x's shape, of its own dtype of the four.
-    residual_dtype : dtype, optional
-        The new stream's. By default residual's, which it has to agree with. Without residual, x
-        rounded to it is the new stream.
+    residual, residual_dtype : array and dtype, optional
+        As for `add_normalize`. Without residual, x rounded to that dtype is the new stream.
     out : NormForward, optional
-        Arrays to write in place of new ones, or None, for each result: y and residual as for
-        `add_normalize`, mean and rstd with no input's memory.
+        As for `add_normalize`; mean and rstd overlap no input.
 
     Returns
     -------
