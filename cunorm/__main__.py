@@ -14,7 +14,7 @@ from cunorm._core.activations import ACTIVATIONS
 from cunorm._core.dtypes import DTYPES
 from cunorm._group_norm.builds import LAYOUTS
 from cunorm._row_norm.spec import NEEDS
-from cunorm._warmup import AUTO, FUNCTIONS, Warmup, warmup
+from cunorm._warmup import AUTO, FUNCTIONS, warmup
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,16 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="show versions, devices, compilers and caches")
     demo = _demo_parser(commands)
-    ahead = commands.add_parser(
-        "warmup", help="compile ahead what calls will need", description=_WARMUP
-    )
-    _add_warmup_options(ahead)
+    ahead = _warmup_parser(commands)
     chosen = parser.parse_args(arguments)
+    if chosen.command == "warmup":
+        return _run_warmup(ahead, chosen)
     if chosen.command == "info":
         print(_info.report())
         return 0
-    if chosen.command == "warmup":
-        return _run_warmup(ahead, chosen)
     from cunorm._demo import DemoError, run
 
     try:
@@ -53,19 +50,14 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
         "the float64 reference and print a table. The exit status is 1 if a result is further "
         "off than its tolerance.",
     )
-    demo.add_argument(
-        "--input",
-        type=Path,
-        metavar="FILE.npy",
-        help="an array of floats whose last axis is a row or, for group norms, the channels of a "
+    rows = (
+        "an array of floats whose last axis is a row or, for group norms, the channels of a "
         "position; by default a text of this Python installation, each byte as its row of the "
-        "text's 256x256 log-bigram-count matrix",
+        "text's 256x256 log-bigram-count matrix"
     )
-    demo.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        help="where to run; by default on CUDA if there is a device, else on the CPU",
-    )
+    demo.add_argument("--input", type=Path, metavar="FILE.npy", help=rows)
+    where = "where to run; by default on CUDA if there is a device, else on the CPU"
+    demo.add_argument("--device", choices=("cpu", "cuda"), help=where)
     return demo
 
 
@@ -83,7 +75,7 @@ _OPERANDS = {
     "bias": "no",
     "residual": "x's for the functions add_..., else no",
     "gate": "no",
-    "d-residual": "that of the residual stream, if there is one",
+    "d_residual": "that of the residual stream, if there is one",
 }
 _Settings = dict[str, Any]
 _REQUIRED: _Settings = {"nargs": "+", "required": True}
@@ -93,30 +85,32 @@ _DTYPE: _Settings = {"choices": DTYPES, "metavar": "DTYPE"}
 _OPERAND: _Settings = {"choices": _OPERAND_VALUES, "metavar": "DTYPE", "nargs": "*"}
 
 
-def _add_warmup_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the command ``warmup`` with its options."""
+    what = "compile ahead what calls will need"
+    parser: argparse.ArgumentParser = commands.add_parser("warmup", help=what, description=_WARMUP)
 
     def add(name: str, what: str | None, settings: _Settings, **more: Any) -> None:
         parser.add_argument(f"--{name}", help=what, **settings, **more)
 
     function = "public functions, such as rms_norm or rms_norm_backward"
-    add("op", function, _REQUIRED, choices=FUNCTIONS, metavar="FUNCTION")
-    add("width", "elements of a row of x; of group norms, channels", _REQUIRED, type=int)
-    add("dtype", f"of x: {', '.join(DTYPES)}", _REQUIRED | _DTYPE)
+    add("op", function, _REQUIRED, choices=FUNCTIONS, metavar="FUNCTION", dest="ops")
+    width = "elements of a row of x; of group norms, channels"
+    add("width", width, _REQUIRED, type=int, metavar="WIDTH", dest="widths")
+    add("dtype", f"of x: {', '.join(DTYPES)}", _REQUIRED | _DTYPE, dest="dtypes")
     add("device", "cpu, cuda or cuda:1; by default CUDA if there is a device, else the CPU", {})
     rows = "rows or samples of x; by default what any number of them needs"
     add("rows", rows, _SEVERAL, type=int)
     for name, default in _OPERANDS.items():
         what = f"its dtype, yes (or nothing) for x's, or no; by default auto: {default}"
-        add(name, what, _OPERAND, default=argparse.SUPPRESS)
-    add("y-dtype", "of y and dy", _SEVERAL | _DTYPE)
+        add(name.replace("_", "-"), what, _OPERAND, default=argparse.SUPPRESS)
+    add("y-dtype", "of y and dy", _SEVERAL | _DTYPE, dest="dtype")
     add("residual-dtype", "of the new residual stream", _SEVERAL | _DTYPE)
     add("center", "of normalize: the mean is subtracted", _FLAG)
     add("groups", "of each row", _SEVERAL, type=int)
     add("weight-offset", "what is added to weight", _SEVERAL, type=float)
-    add(
-        "round-before-weight", "rows are rounded to x's dtype before the product with weight", _FLAG
-    )
+    rounds = "rows are rounded to x's dtype before the product with weight"
+    add("round-before-weight", rounds, _FLAG)
     names = ", ".join(ACTIVATIONS)
     add("gate-activation", names, _SEVERAL, choices=ACTIVATIONS, metavar="NAME")
     add("gate-position", "where the gate is applied", _SEVERAL, choices=("pre", "post"))
@@ -127,40 +121,32 @@ def _add_warmup_options(parser: argparse.ArgumentParser) -> None:
     add("needs", "whose gradients are wanted", _SEVERAL, choices=NEEDS)
     add("accumulate", "dweight and dbias are added to", _FLAG)
     add("workers", "builds compiled at once; by default as many as cores", {}, type=int)
-    add("quiet", "no progress bar", _FLAG)
+    add("quiet", "no progress bar", {"action": "store_false", "dest": "progress"})
+    return parser
 
 
 def _run_warmup(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
     """Run ``warmup`` and return the exit status."""
     arguments = dict(vars(chosen))
-    for name in ("command", "op", "width", "dtype", "device", "quiet"):
-        del arguments[name]
-    if "y_dtype" in arguments:
-        arguments["dtype"] = arguments.pop("y_dtype")
-    for option in _OPERANDS:
-        name = option.replace("-", "_")
+    del arguments["command"]
+    for name in _OPERANDS:
         if name in arguments:
             arguments[name] = [_OPERAND_VALUES[value] for value in arguments[name]] or True
-    arguments["progress"] = not chosen.quiet
     device = chosen.device or ("cuda" if _info.cuda_devices()[0] else "cpu")
     try:
-        done = warmup(chosen.op, chosen.width, chosen.dtype, device=device, **arguments)
+        done = warmup(**arguments | {"device": device})
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     except (ImportError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(_summary(done, device))
-    return 0
-
-
-def _summary(done: Warmup, device: str) -> str:
     on_gpu = device.startswith("cuda")
     folder = _cache.cupy_cache_folder() if on_gpu else _cache.cache_info().folder
-    return (
+    print(
         f"{device}: {done.builds} builds, {done.compiled} of them "
         f"{'loaded' if on_gpu else 'compiled'} now, in {done.seconds:.1f} s, kept in {folder}"
     )
+    return 0
 
 
 if __name__ == "__main__":

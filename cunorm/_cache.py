@@ -18,8 +18,8 @@ from cunorm._backends.cpu import compile as cpu_compile
 from cunorm._backends.cpu.files import TEMPORARY, cache_folder
 from cunorm._core import memo
 
-# The names of files say what they hold, and have a digest of all that they depend on: libraries,
-# the compiled headers of the system, and the options that a compiler refused.
+# Names of files, with a digest of all that they depend on: libraries, the compiled headers of the
+# system, and the options that a compiler refused.
 _LIBRARY = re.compile(r"[a-z]\w*-[0-9a-f]{32}\.so")
 _OTHER = re.compile(r"(headers-[0-9a-f]{32}\.h\.gch|refused-[0-9a-f]{32}\.json)")
 _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the middle of one
@@ -33,12 +33,10 @@ class CacheInfo(NamedTuple):
     folder : Path
         Where the CPU's builds are kept.
     libraries, bytes : int
-        How many of them are there, from any process, and the bytes that all takes there: GCC's
-        form of the system's headers, too, which is as large as hundreds of builds.
-    loaded : int
-        How many of the CPU's builds this process has loaded.
-    cuda_kernels : int
-        How many CUDA kernels this process has loaded, counted on each device.
+        How many of them there are, from any process, and the bytes of all files there, GCC's
+        compiled system headers, too, which are as large as hundreds of builds.
+    loaded, cuda_kernels : int
+        How many of the CPU's builds and, on all devices, of CUDA kernels this process has loaded.
     cupy_folder : Path or None
         Where CuPy keeps what NVRTC compiled, ours and all other; None until CuPy is imported.
     """
@@ -59,7 +57,7 @@ class Cleared(NamedTuple):
 
 
 def cache_info() -> CacheInfo:
-    """Return what is kept of compiled kernels, on disk and in this process.
+    """Return the compiled kernels that are kept, on disk and in this process.
 
     The CPU's builds are in the folder ``CUNORM_CACHE_DIR``, by default in the user's cache folder.
 
@@ -74,11 +72,11 @@ def cache_info() -> CacheInfo:
     >>> cunorm.cache_info()
     CacheInfo(folder=..., libraries=..., bytes=..., loaded=..., cuda_kernels=..., cupy_folder=...)
     """
-    libraries = list(_libraries())
+    libraries = list(_named(_LIBRARY))
     return CacheInfo(
         cache_folder(),
         len(libraries),
-        sum(size for _, size in (*libraries, *_others())),
+        sum(size for _, size in (*libraries, *_named(_OTHER))),
         cpu_compile.loaded_count(),
         cuda.loaded_count(),
         cupy_cache_folder() if "cupy" in sys.modules else None,
@@ -88,11 +86,10 @@ def cache_info() -> CacheInfo:
 def clear_cache() -> Cleared:
     """Remove the CPU's builds from disk, and empty every cache of this process.
 
-    The next call compiles what it needs anew, from the kernels' sources as they are then. Other
-    threads and processes may go on calling and compiling meanwhile; what they have loaded stays
-    theirs. What a compile leaves behind when it is killed is removed a day later, as until then it
-    may belong to one that goes on. CuPy's cache, which other programs share, is left alone: a CUDA
-    kernel that CuPy has compiled is taken from there again.
+    The next call compiles what it needs from the kernels' sources as they are then. Other threads
+    and processes may call and compile meanwhile, and keep what they have loaded. Files of a killed
+    compile are removed only after a day, as until then it may still run. CuPy's cache, which other
+    programs share, is left alone: CUDA kernels are taken from there again.
 
     Returns
     -------
@@ -107,7 +104,7 @@ def clear_cache() -> Cleared:
     """
     killed = list(_killed_compiles())
     left = _files(path for folder in killed for path in folder.glob("*"))
-    files = (*_libraries(), *_others(), *left)
+    files = (*_named(_LIBRARY), *_named(_OTHER), *left)
     removed = [size for path, size in files if _is_removed_now(path)]
     for folder in killed:
         shutil.rmtree(folder, ignore_errors=True)
@@ -120,23 +117,14 @@ def cupy_cache_folder() -> Path:
     return Path(os.environ.get("CUPY_CACHE_DIR") or Path("~/.cupy/kernel_cache").expanduser())
 
 
-def _libraries() -> Iterator[tuple[Path, int]]:
-    """Return the path and the size of each file that is a library of ours."""
-    return _named(_LIBRARY)
-
-
-def _others() -> Iterator[tuple[Path, int]]:
-    """Return the same of what else helps to compile."""
-    return _named(_OTHER)
-
-
 def _named(names: re.Pattern[str]) -> Iterator[tuple[Path, int]]:
+    """Return the path and the size of each file of the cache with such a name."""
     found = cache_folder().glob("*-*")
     return _files(path for path in found if names.fullmatch(path.name))
 
 
 def _killed_compiles() -> Iterator[Path]:
-    """Yield the folders of compiles that no longer run, and did not live to remove them."""
+    """Yield the folders of compiles that were killed before they removed them."""
     begun = time.time() - _LONGER_THAN_ANY_COMPILE
     for folder in cache_folder().glob(f"{TEMPORARY}*"):
         status = _status(folder)

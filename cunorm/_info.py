@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m cunorm info`: what cunorm finds on this machine, and what it uses of it."""
+"""`python -m cunorm info`: the versions, devices, compilers and caches that cunorm uses."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import kernel_folder
 from cunorm._core.caps import LEAST_CAPABILITY, describe_feature
 
-# Asked for by name, as importing torch or JAX takes seconds and memory.
+# Found by name: importing torch or JAX takes seconds and memory.
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "jax")
 _CUDA_PACKAGES = (
-    *("cupy", "cupy-cuda13x", "cupy-cuda12x"),
-    *("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    *("cupy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
     *("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
 )
 
@@ -32,9 +31,10 @@ Lines = Iterable[tuple[str, str]]
 
 def report() -> str:
     """Return the whole report."""
+    cores, threads = str(os.cpu_count()), str(thread_count())
     sections: dict[str, Lines] = {
         "versions": _versions(),
-        "CPU": _cpu_lines(),
+        "CPU": (("model", cpu_name()), ("logical cores", cores), ("threads used", threads)),
         "CUDA": (*_cuda_lines(), *_feature_lines()),
         "compilers": _compilers(),
         "caches": _caches(),
@@ -59,12 +59,12 @@ def cuda_devices() -> tuple[int, str]:
 
 
 def cuda_name(index: int) -> str:
-    """Return what the driver calls a device."""
+    """Return the driver's name of a device."""
     return str(_properties(index)["name"].decode())
 
 
 def cpu_name() -> str:
-    """Return what the system calls its processor."""
+    """Return the system's name of its processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -78,11 +78,9 @@ def _versions() -> Lines:
     yield "Python", f"{platform.python_version()} on {platform.platform()}, {sys.executable}"
     for name in _PACKAGES:
         yield name, _version(name) or "not installed"
-    found = [(name, _version(name)) for name in _CUDA_PACKAGES]
-    for name, number in found:
-        if number is not None:
-            yield name, number
-    if not any(number for name, number in found if name.startswith("cupy")):
+    found = {name: number for name in _CUDA_PACKAGES if (number := _version(name))}
+    yield from found.items()
+    if not any(name.startswith("cupy") for name in found):
         yield "cupy", "not installed"
 
 
@@ -93,12 +91,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_lines() -> Lines:
-    yield "model", cpu_name()
-    yield "logical cores", str(os.cpu_count())
-    yield "threads used", str(thread_count())
-
-
 def _cuda_lines() -> Lines:
     count, reason = cuda_devices()
     if not count:
@@ -106,14 +98,15 @@ def _cuda_lines() -> Lines:
         return
     import cupy
 
-    yield "driver", f"for CUDA {_cuda_version(cupy.cuda.runtime.driverGetVersion())}"
+    number = cupy.cuda.runtime.driverGetVersion()
+    yield "driver", f"for CUDA {number // 1000}.{number % 1000 // 10}"
     for index in range(count):
-        properties = _properties(index)
+        found = _properties(index)
         yield (
             f"device {index}",
-            f"{cuda_name(index)}, compute capability {properties['major']}.{properties['minor']}, "
-            f"{properties['multiProcessorCount']} multiprocessors, "
-            f"{properties['totalGlobalMem'] / 2**30:.1f} GiB",
+            f"{cuda_name(index)}, compute capability {found['major']}.{found['minor']}, "
+            f"{found['multiProcessorCount']} multiprocessors, "
+            f"{found['totalGlobalMem'] / 2**30:.1f} GiB",
         )
 
 
@@ -121,7 +114,7 @@ def _feature_lines() -> Lines:
     for name in LEAST_CAPABILITY:
         try:
             yield name, describe_feature(name)
-        except ValueError as error:  # of the environment, which is what one looks for here
+        except ValueError as error:  # the environment is wrong: the report shows it
             yield name, str(error)
 
 
@@ -130,10 +123,6 @@ def _properties(index: int) -> dict[str, Any]:
 
     found: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(index)
     return found
-
-
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _compilers() -> Lines:

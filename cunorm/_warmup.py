@@ -11,6 +11,7 @@ from functools import cache, partial
 from inspect import signature
 from itertools import product
 from numbers import Number
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from cunorm import _group_norm, _row_norm
@@ -23,14 +24,11 @@ from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype
 from cunorm._core.tensor import CPU, Device
 from cunorm._group_norm.builds import LAYOUTS, group_builds
-from cunorm._row_norm.builds import row_launches
+from cunorm._row_norm.builds import FUNCTION, Options, row_builds
 from cunorm._row_norm.spec import NEEDS
 
-FUNCTION = "warmup"
 AUTO = "auto"
 FUNCTIONS = (*_row_norm.__all__, *_group_norm.__all__)
-
-Options = dict[str, Any]
 
 
 class Warmup(NamedTuple):
@@ -41,8 +39,8 @@ class Warmup(NamedTuple):
     builds : int
         How many builds the described calls need; all of them are loaded now.
     compiled : int
-        For how many of them this call made the C++ compiler run. On CUDA, how many kernels it
-        loaded: CuPy compiles them or takes them from its cache on disk, and does not say which.
+        For how many of them this call ran the C++ compiler. On CUDA, how many kernels it loaded:
+        CuPy does not say which of them it compiled and which were in its cache on disk.
     seconds : float
         How long that took.
     """
@@ -83,53 +81,48 @@ def warmup(
 ) -> Warmup:
     """Compile and load what calls of norms will need, several builds at once.
 
-    Without it, each call compiles what it needs when it is first made, one build after the other.
-    What is compiled is kept on disk, so that it also serves later processes.
-
-    Where "one or several" is said, a list or tuple stands for each of its items, and every
-    combination of all of them is compiled.
+    Without it, a call compiles what it needs when it is first made, one build after the other. The
+    builds are kept on disk for later processes, too. "One or several" is a value or a list or tuple
+    of values; every combination of all of them is compiled.
 
     Parameters
     ----------
     ops : str, one or several
-        Names of public functions, each of which means that function alone: "rms_norm" is what
-        inference calls, ("rms_norm_forward", "rms_norm_backward") is what training calls.
+        Names of public functions, each for that function alone: inference calls "rms_norm",
+        training ("rms_norm_forward", "rms_norm_backward").
     widths : int, one or several
         Elements of a row of x: all its axes from `axis` on, all groups. Of a group norm, channels.
     dtypes : dtype, one or several
-        Of x: "float16", "bfloat16", "float32" or "float64", or what a framework calls those.
+        Of x: "float16", "bfloat16", "float32" or "float64", or a framework's dtype.
     device : str
-        "cpu", "cuda" (the one that is current), or "cuda:1".
+        "cpu", "cuda" (the current one), or "cuda:1".
     rows : int, one or several, optional
-        Rows of x, or a group norm's samples. No build is for one number of rows, but few and many
-        may need different ones: on a CPU a result too large for its caches has a build of its own,
-        and a few long rows, or samples of a group norm, are shared among the cores; on a GPU a
-        backward of many rows copies the next one ahead. By default all of these are compiled.
+        Rows of x, or a group norm's samples; by default any number. Few and many may need different
+        builds: a CPU has others for results too large for its caches and for few long rows, which
+        its cores share, and a GPU's backward of many rows copies the next one ahead.
     weight, bias, residual, gate : dtype or bool or None, one or several
         The forward's operands: a dtype, or True for that of x; None or False where there is none.
-        By default, which is "auto", there is a weight, if the function takes one, and the functions
-        ``add_…`` have a residual; no bias, no gate. A backward is that of the forward described: it
-        gets the residual stream as x, a dy of y's dtype, and x's dtype as `x_dtype`.
+        By default, "auto", there is a weight, if the function takes one, and a residual for the
+        functions ``add_…``; no bias, no gate. A backward is that of the forward described: it gets
+        the residual stream as x, a dy of y's dtype, and x's dtype as `x_dtype`.
     d_residual : dtype or bool or None, one or several
-        The gradient that reaches the residual stream, for a backward; True for the stream's dtype,
-        which is what the default, "auto", means where the forward writes a stream.
+        A backward's gradient of the residual stream; True for the stream's dtype, which is also the
+        default, "auto", where the forward writes a stream.
     dtype, residual_dtype : dtype, one or several, optional
         Of y (and dy), and of the new residual stream, by default as the forward has them.
     center, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
         As the row norms take them, one or several. Of `weight_offset` it matters whether it is 0.
-    num_groups : int, one or several
-        As the group norms take it, which all but "instance_norm" must be told.
+    num_groups, activation : int, and str or None, one or several
+        As the group norms take them; all but "instance_norm" need `num_groups`.
     positions : int, one or several
-        Of a sample of a group norm: the product of its spatial axes. They must be told it.
+        Of a sample of a group norm, which needs it: the product of its spatial axes.
     layout : str, one or several
-        How x lies in memory for a group norm: "channels_last", as a NumPy array with channel_axis
-        -1 does, or "channels_first", as a contiguous tensor with channel_axis 1.
-    activation : str or None, one or several
-        As the group norms take it.
+        A group norm's memory layout of x: "channels_last", as of a NumPy array with channel_axis
+        -1, or "channels_first", as of a contiguous tensor with channel_axis 1.
     needs, accumulate : optional
         As the backward takes them; with `accumulate`, into arrays of rstd's dtype.
     workers : int, optional
-        Builds that are compiled at once; by default as many as there are cores for this process.
+        Builds that are compiled at once; by default as many as this process has cores.
     progress : bool, optional
         Whether to show a bar, if the package tqdm is installed.
 
@@ -151,8 +144,8 @@ def warmup(
 
     Notes
     -----
-    On CUDA the builds are those for contiguous arrays that begin at multiples of 16 bytes, as new
-    arrays do. A call with others, such as a slice that begins elsewhere, may need one more.
+    On CUDA the builds are for contiguous arrays that begin at multiples of 16 bytes, as new arrays
+    do. A call with others, such as a slice, may need one more.
 
     Examples
     --------
@@ -168,27 +161,8 @@ def warmup(
     ... )
     Warmup(builds=..., compiled=..., seconds=...)
     """
-    options = {
-        "weight": weight,
-        "bias": bias,
-        "residual": residual,
-        "gate": gate,
-        "d_residual": d_residual,
-        "dtype": dtype,
-        "residual_dtype": residual_dtype,
-        "center": center,
-        "groups": groups,
-        "weight_offset": weight_offset,
-        "round_before_weight": round_before_weight,
-        "gate_activation": gate_activation,
-        "gate_position": gate_position,
-        "num_groups": num_groups,
-        "positions": positions,
-        "layout": layout,
-        "activation": activation,
-        "needs": (needs,),
-        "accumulate": accumulate,
-    }
+    given = locals()
+    options = {name: given[name] for name in _ABSENT} | {"needs": (needs,)}
     progress = validate.flag(FUNCTION, "progress", progress)
     workers = available_cores() if workers is None else _positive("workers", workers)
     row_counts = None if rows is None else _sizes("rows", rows)
@@ -204,12 +178,8 @@ def _builds(
     """Return the builds of all calls with all shapes, each once, in their order."""
     builds: dict[KernelBuild, None] = {}
     for (name, options), width in product(calls, widths):
-        if name in _group_norm.__all__:
-            found = group_builds(name, options, rows, width, device)
-        else:
-            launches = row_launches(name, options, rows, width, device)
-            found = [launch.build for launch in launches]
-        builds |= dict.fromkeys(found)
+        builds_of = group_builds if name in _group_norm.__all__ else row_builds
+        builds |= dict.fromkeys(builds_of(name, options, rows, width, device))
     return list(builds)
 
 
@@ -265,20 +235,15 @@ def _raise_first_error(tasks: dict[Future[Any], KernelBuild]) -> None:
         raise RuntimeError(f"{FUNCTION}: {counts}: {text}") from error
 
 
-class _NoBar:
-    """Stands for a bar that is not shown."""
-
-    def update(self) -> None:
-        """Do nothing."""
-
-
 def _bar(total: int, shown: bool) -> Any:
+    """Return tqdm's bar, or one that shows nothing."""
+    hidden = nullcontext(SimpleNamespace(update=lambda: None))
+    if not shown:
+        return hidden
     try:
-        if not shown:
-            return nullcontext(_NoBar())
         from tqdm.auto import tqdm
     except ImportError:
-        return nullcontext(_NoBar())
+        return hidden
     # tqdm's thread that watches bars would stay for as long as the process lives.
     unwatched = type("Bar", (tqdm,), {"monitor_interval": 0})
     return unwatched(total=total, desc="cunorm compiles", unit="build", miniters=1)
@@ -286,27 +251,12 @@ def _bar(total: int, shown: bool) -> Any:
 
 # --- the calls that options describe, every combination of several --------------------------------
 
+_NOT_OPTIONS = ("ops", "widths", "dtypes", "device", "rows", "workers", "progress")
 # The value of each option that a function does not take.
-_ABSENT = {
-    "weight": None,
-    "bias": None,
-    "residual": None,
-    "gate": None,
-    "d_residual": None,
-    "dtype": None,
-    "residual_dtype": None,
-    "center": False,
-    "groups": 1,
-    "weight_offset": 0.0,
-    "round_before_weight": False,
-    "gate_activation": "silu",
-    "gate_position": "post",
-    "num_groups": None,
-    "positions": None,
-    "layout": "channels_last",
-    "activation": None,
-    "needs": NEEDS,
-    "accumulate": False,
+_ABSENT: Options = {
+    name: None if one.default == AUTO else one.default
+    for name, one in signature(warmup).parameters.items()
+    if name not in _NOT_OPTIONS
 }
 
 
@@ -369,15 +319,10 @@ def _is_default(option: str, value: Any) -> bool:
     """Whether a value is that of an option which is not given."""
     if value is None or value is False or _is_auto(value):
         return True
-    absent = _ABSENT[option]
-    if isinstance(absent, tuple):
-        return _is_names(value) and value == absent
-    # Of others, == may be an array, or True of what is not the same: to NumPy float64 equals None.
-    return isinstance(value, str | Number) and value == absent
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+    if isinstance(value, tuple):
+        return all(isinstance(name, str) for name in value) and value == _ABSENT[option]
+    # For other types, == may return an array, or True: to NumPy float64 equals None.
+    return isinstance(value, str | Number) and bool(value == _ABSENT[option])
 
 
 def _is_auto(value: Any) -> bool:
@@ -386,45 +331,30 @@ def _is_auto(value: Any) -> bool:
 
 def _parsed(name: str, x: DType, options: Options) -> Options:
     """Return a call's options with operands as dtypes, checked."""
-    operands: Options = {
-        "x": x,
-        "weight": _operand("weight", options["weight"], x, auto=True),
-        "bias": _operand("bias", options["bias"], x),
-        "residual": _operand("residual", options["residual"], x, auto=name.startswith("add_")),
-        "gate": _operand("gate", options["gate"], x),
-        "d_residual": _d_residual(options["d_residual"]),
-        "needs": validate.names(FUNCTION, "needs", options["needs"], NEEDS),
-    }
+    auto = {"weight": x, "residual": x if name.startswith("add_") else None}
+    found: Options = {"x": x}
+    for one in ("weight", "bias", "residual", "gate"):
+        found[one] = _operand(one, options[one], {True: x, False: None, AUTO: auto.get(one)})
+    of_stream = {True: True, False: False, AUTO: None}
+    found["d_residual"] = _operand("d_residual", options["d_residual"], of_stream)
+    found["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
     for one in ("dtype", "residual_dtype"):
-        operands[one] = _name(parse_optional_dtype(FUNCTION, one, options[one]))
+        dtype = parse_optional_dtype(FUNCTION, one, options[one])
+        found[one] = None if dtype is None else dtype.name
     if name in _group_norm.__all__:
         if name != "instance_norm":
             validate.integer(FUNCTION, "num_groups", options["num_groups"])
-        operands["positions"] = _positive("positions", options["positions"])
+        found["positions"] = _positive("positions", options["positions"])
         validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
-    return options | operands
+    return options | found
 
 
-def _name(dtype: DType | None) -> str | None:
-    return None if dtype is None else dtype.name
-
-
-def _operand(argument: str, value: Any, x: DType, *, auto: bool = False) -> DType | None:
-    """Return the dtype that an operand has, None where there is none."""
+def _operand(argument: str, value: Any, meanings: dict[Any, Any]) -> Any:
+    """Return the dtype that an operand has; `meanings` are those of True, False and "auto"."""
     if value is None or isinstance(value, bool):
-        return x if value else None
+        return meanings[bool(value)]
     if _is_auto(value):
-        return x if auto else None
-    return _dtype(argument, value)
-
-
-def _d_residual(value: Any) -> DType | bool | None:
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    return None if _is_auto(value) else _dtype("d_residual", value)
-
-
-def _dtype(argument: str, value: Any) -> DType:
+        return meanings[AUTO]
     try:
         return parse_dtype(FUNCTION, argument, value)
     except TypeError as error:

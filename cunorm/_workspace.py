@@ -3,33 +3,24 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from itertools import product
 from typing import Any
 
 from cunorm._arrays.registry import view
 from cunorm._core import validate
 from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64, parse_optional_dtype
-from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous
+from cunorm._core.tensor import OptionalSpecs, contiguous
 from cunorm._dispatch import caps_for, device_caps
 from cunorm._group_norm.layout import geometry as group_geometry
 from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import NEEDS as GROUP_NEEDS
-from cunorm._row_norm.geometry import check_parameter, geometry
+from cunorm._row_norm.geometry import check_operand, geometry
 from cunorm._row_norm.plan import workspace_bound
 from cunorm._row_norm.spec import NEEDS
 
 _FUNCTION = "workspace_size"
-_DEFAULTS: dict[str, Any] = {
-    "weight": None,
-    "bias": None,
-    "axis": -1,
-    "groups": 1,
-    "x_dtype": None,
-    "needs": NEEDS,
-    "num_groups": None,
-    "channel_axis": -1,
-}
 _OF_ROWS = ("axis", "groups")
 _OF_CHANNELS = ("weight", "bias", "channel_axis")
 # The options that each function takes.
@@ -60,11 +51,10 @@ def workspace_size(
 ) -> int:
     """Return the bytes of workspace that a function needs.
 
-    A row norm's backward adds up dweight and dbias in parts, as many as keep the device busy, and
-    then adds up the parts. A group norm's kernels hand on the statistics of parts of a sample,
-    those of its backward also the sums for dweight and dbias of each part of it. Of the arrays only
-    shape, dtype, device and, of a group norm's x, the memory layout matter: the size is the same
-    for each call on arrays of those, and so is enough for a training loop.
+    A row norm's backward holds partial sums of dweight and dbias there, a group norm the statistics
+    of parts of a sample, and its backward the partial sums, too. The size depends on the shapes,
+    dtypes and device of the arrays and, for a group norm, on the memory layout of x, so that one
+    call of this serves a training loop.
 
     Parameters
     ----------
@@ -74,14 +64,10 @@ def workspace_size(
         "instance_norm", "group_norm_forward" or "group_norm_backward".
     x, weight, bias : array
         As the function gets them; weight and bias are None where it gets none.
-    axis, groups : int, optional
-        As a row norm gets them.
+    axis, groups, needs, num_groups, channel_axis : optional
+        As the function gets them. The default of `needs` means every operand that there is.
     x_dtype : dtype, optional
-        As a row norm gets it; or the dtype of ``out.dx``, if that says it.
-    needs : tuple of str, optional
-        As a backward gets it; the default means every operand that it has.
-    num_groups, channel_axis : int, optional
-        As a group norm gets them: all but "instance_norm" take num_groups.
+        As a row norm gets it, or the dtype of ``out.dx``.
 
     Returns
     -------
@@ -119,28 +105,21 @@ def workspace_size(
     >>> cunorm.group_norm(image, 2, out=image, workspace=workspace)[0, 0, 0].round(2)
     array([-1.53, -1.39, -1.53, -1.39], dtype=float32)
     """
+    given = locals()
     validate.choice(_FUNCTION, "op", op, _OPTIONS)
-    given = {
-        "weight": weight,
-        "bias": bias,
-        "axis": axis,
-        "groups": groups,
-        "x_dtype": x_dtype,
-        "needs": needs,
-        "num_groups": num_groups,
-        "channel_axis": channel_axis,
-    }
-    options = _checked(op, given)
+    options = _checked(op, {name: given[name] for name in _DEFAULTS})
     parameters = [
         None if one is None else view(_FUNCTION, name, one).spec
         for name, one in (("weight", weight), ("bias", bias))
     ]
-    specs = (view(_FUNCTION, "x", x).spec, *parameters)
-    if "axis" in _OPTIONS[op]:
-        return _of_rows(specs, options)
-    return (_of_group_backward if op == "group_norm_backward" else _of_group_forward)(
-        specs, options
-    )
+    size_of = _of_rows if "axis" in _OPTIONS[op] else _of_group_forward
+    if op == "group_norm_backward":
+        size_of = _of_group_backward
+    return size_of((view(_FUNCTION, "x", x).spec, *parameters), options)
+
+
+_PARAMETERS = signature(workspace_size).parameters
+_DEFAULTS = {name: one.default for name, one in _PARAMETERS.items() if name not in ("op", "x")}
 
 
 def _checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -156,11 +135,12 @@ def _checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
     options["needs"] = validate.names(_FUNCTION, "needs", given["needs"], allowed)
     for name, default in _DEFAULTS.items():
         value = options[name]
-        if name in taken or (value is default if default is None else value == default):
-            continue
-        if default is None:
+        if name not in taken and default is None:
             validate.absent(_FUNCTION, name, value, f"{op} has none")
-        raise ValueError(f"{_FUNCTION}: {name} is {value!r}, expected the default: {op} has none")
+        elif name not in taken and value != default:
+            raise ValueError(
+                f"{_FUNCTION}: {name} is {value!r}, expected the default: {op} has none"
+            )
     return options
 
 
@@ -169,41 +149,37 @@ def _of_rows(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
     where = geometry(_FUNCTION, x, options["axis"], options["groups"])
     count = 0
     for name, parameter in (("weight", weight), ("bias", bias)):
-        check_parameter(_FUNCTION, name, parameter, where)
+        check_operand(_FUNCTION, name, parameter, where)
         validate.same_device(_FUNCTION, x, [(name, parameter)])
         count += parameter is not None and name in options["needs"]
     compute = FLOAT64 if FLOAT64 in (x.dtype, options["x_dtype"]) else FLOAT32
     return workspace_bound(compute, where, count, device_caps(x.device)) if count else 0
 
 
-# A group norm is planned with every dtype that an operand may have which is not there yet.
-
-
 def _of_group_forward(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
-    def size(y: str) -> int:
-        num_groups = options["num_groups"]
-        groups = EACH_CHANNEL if num_groups is None else num_groups
-        params = (_FUNCTION, groups, None, options["channel_axis"], 0.0, y)
-        return _planned_size(GROUP_FORWARD, params, (*specs, None, None, None))
-
-    return max(map(size, DTYPES))
+    """Return the most that any dtype of y needs."""
+    groups = EACH_CHANNEL if options["num_groups"] is None else options["num_groups"]
+    params = (_FUNCTION, groups, None, options["channel_axis"], 0.0)
+    arrays = (*specs, None, None, None)
+    return max(_planned_size(GROUP_FORWARD, (*params, y), arrays) for y in DTYPES)
 
 
 def _of_group_backward(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
+    """Return the most that any dtypes of dy and dx need."""
     x, *parameters = specs
     needs = tuple(name for name in options["needs"] if name in GROUP_NEEDS)
-    norm = (options["num_groups"], options["channel_axis"])
-    where = group_geometry(_FUNCTION, x, *norm)
+    groups, axis = options["num_groups"], options["channel_axis"]
+    where = group_geometry(_FUNCTION, x, groups, axis)
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
     statistic = contiguous(where.statistic_shape, compute, x.device)
-    params = (_FUNCTION, norm[0], None, norm[1], needs)
-
-    def size(dy: TensorSpec, dx: TensorSpec | None) -> int:
-        arrays = (dy, x, statistic, statistic, *parameters, dx, None, None)
-        return _planned_size(GROUP_BACKWARD, params, arrays)
-
+    params = (_FUNCTION, groups, None, axis, needs)
     like_x = [where.result(dtype, x) for dtype in DTYPES.values()]
-    return max(size(*both) for both in product(like_x, like_x if "x" in needs else [None]))
+    return max(
+        _planned_size(
+            GROUP_BACKWARD, params, (dy, x, statistic, statistic, *parameters, dx, None, None)
+        )
+        for dy, dx in product(like_x, like_x if "x" in needs else [None])
+    )
 
 
 def _planned_size(op: Any, params: tuple[Any, ...], specs: OptionalSpecs) -> int:

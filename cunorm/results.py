@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What the operators return: named tuples of arrays of the caller's framework.
+"""The results of the operators: named tuples of arrays of the caller's framework.
 
-A function always returns the same type; a field that does not apply to the call is None. The same
-tuples, with arrays only in the fields that are to be placed, are what `out=` takes.
+A field that does not apply to the call is None. `out=` takes the same tuples, with arrays in the
+fields that are to be written in place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class AddNorm(NamedTuple):
-    """What the `add_` functions return.
+    """The results of the `add_` functions.
 
     Attributes
     ----------
@@ -26,18 +26,18 @@ class AddNorm(NamedTuple):
 
 
 class NormForward(NamedTuple):
-    """What a row norm's forward returns: the result and what its backward needs.
+    """The results of a row norm's forward, which its backward needs.
 
     Attributes
     ----------
     y : array
         The normalised rows, of x's shape.
     residual : array or None
-        The new residual stream, which is what was normalised; None where no residual,
-        no dtype of it and no array for it was given.
+        The new residual stream, which was normalised; None where no residual, no dtype of it and
+        no array for it was given.
     mean, rstd : array or None
-        The statistics of the rows, in the compute type, of shape ``x.shape[:axis]``, with a last
-        axis of length `groups` if those are not 1; mean is None unless the rows are centred.
+        The rows' statistics, in the compute type, of shape ``x.shape[:axis]``, with a last axis of
+        length `groups` if not 1; mean is None without centering.
     """
 
     y: Any = None
@@ -47,7 +47,7 @@ class NormForward(NamedTuple):
 
 
 class NormGrads(NamedTuple):
-    """What a row norm's backward returns: one gradient per operand.
+    """The results of a row norm's backward: one gradient per operand.
 
     Attributes
     ----------
@@ -56,8 +56,7 @@ class NormGrads(NamedTuple):
     dweight, dbias : array or None
         Gradients of the parameters, of the row's shape.
     dgate : array or None
-        Gradient of the gate, of x's shape (also where the gate is an expanded view) and in the
-        gate's dtype.
+        Gradient of the gate, of x's shape, even for an expanded gate, and in the gate's dtype.
     dresidual : array or None
         Gradient of the residual stream: the same as dx, in the stream's dtype.
     """
@@ -70,7 +69,7 @@ class NormGrads(NamedTuple):
 
 
 class GroupNormForward(NamedTuple):
-    """What `group_norm_forward` returns: the result and what its backward needs.
+    """The results of `group_norm_forward`, which the backward needs.
 
     Attributes
     ----------
@@ -86,7 +85,7 @@ class GroupNormForward(NamedTuple):
 
 
 class GroupNormGrads(NamedTuple):
-    """What `group_norm_backward` returns: one gradient per operand.
+    """The results of `group_norm_backward`: one gradient per operand.
 
     Attributes
     ----------

@@ -10,6 +10,7 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._core.build import KernelBuild
+from cunorm._core.operands import PARAMETERS, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous
 from cunorm._dispatch import launches_of
@@ -28,7 +29,7 @@ Options = dict[str, Any]
 def group_builds(
     name: str, options: Options, samples: list[int] | None, channels: int, device: Device
 ) -> list[KernelBuild]:
-    """Return what a function needs for x of each of these numbers of samples; None: of any.
+    """Return a function's builds for x of each of these numbers of samples; None: of any.
 
     `options` are as those of `cunorm._row_norm.builds.row_launches`.
     """
@@ -44,10 +45,10 @@ def group_builds(
 
 
 def _steps(needed: Callable[[int], object]) -> Iterator[int]:
-    """Yield numbers of samples, one for each of what is needed for any number of them.
+    """Yield numbers of samples whose builds serve any number of samples.
 
-    Every small number is tried, as a few samples are shared among cores in plans of their own, and
-    of larger ones some, between which it is sought where what is needed changes.
+    Every small number is tried, as cores share a few samples in plans of their own, and powers of
+    two of the larger ones, between which changes are sought.
     """
     tried = [*range(1, _FEW_SAMPLES), *(_FEW_SAMPLES << more for more in range(_DOUBLINGS + 1))]
     yield 1
@@ -57,7 +58,7 @@ def _steps(needed: Callable[[int], object]) -> Iterator[int]:
 
 
 def _steps_between(needed: Callable[[int], object], low: int, high: int) -> Iterator[int]:
-    """Yield the same above the one and up to the other, which need not the same."""
+    """Yield those above `low` and up to `high`, which need different builds."""
     middle = (low + high) // 2
     if middle == low:
         yield high
@@ -75,23 +76,20 @@ def forward_plan(name: str, options: Options, samples: int, channels: int, devic
     groups = EACH_CHANNEL if name == "instance_norm" else options["num_groups"]
     norm = (FUNCTION, groups, options["activation"], LAYOUTS[layout])
     spec = parse_forward(*norm, 0.0, options["dtype"], True)
-    inputs = (
-        contiguous(shape, options["x"], device),
-        *(optional_contiguous((channels,), options[one], device) for one in ("weight", "bias")),
-    )
-    return plan_forward(spec, (*inputs, *[None] * len(GroupNormForward._fields)))
+    x = contiguous(shape, options["x"], device)
+    parameters = [optional_contiguous((channels,), options[one], device) for one in PARAMETERS]
+    return plan_forward(spec, (x, *parameters, *[None] * len(GroupNormForward._fields)))
 
 
 def backward_plan(name: str, options: Options, samples: int, channels: int, device: Device) -> Plan:
     """Plan the backward of a forward, given what that returns and a dy like its y."""
     forward = forward_plan(name, options, samples, channels, device)
     x, weight, bias, y, mean, rstd = forward.specs
-    assert rstd is not None
     norm = (FUNCTION, options["num_groups"], options["activation"], LAYOUTS[options["layout"]])
     needs = tuple(name for name in options["needs"] if name in NEEDS)
     accumulate = options["accumulate"]
     spec = parse_backward(*norm, needs, accumulate)
-    sums = contiguous((channels,), rstd.dtype, device)
+    sums = contiguous((channels,), present(rstd).dtype, device)
     given = [
         sums if accumulate and parameter is not None and name in needs else None
         for name, parameter in (("weight", weight), ("bias", bias))

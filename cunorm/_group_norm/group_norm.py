@@ -37,30 +37,29 @@ def group_norm(
     Parameters
     ----------
     x : array
-        Samples, channels and any number of axes of positions, none to three and more: of shape
-        ``(N, ..., C)`` or, with channel_axis 1, ``(N, C, ...)``. float16, bfloat16, float32 or
-        float64; an array of NumPy, CuPy, PyTorch or JAX, or any other object with ``__dlpack__``.
+        Of shape ``(N, ..., C)`` or, with channel_axis 1, ``(N, C, ...)``: samples, channels and any
+        number of axes of positions. float16, bfloat16, float32 or float64; an array of NumPy, CuPy,
+        PyTorch or JAX, or any other object with ``__dlpack__``.
     num_groups : int
-        Into how many groups of neighbours the channels fall; a divisor of C.
+        The number of groups of neighbouring channels; a divisor of C.
     weight, bias : array, optional
-        Of shape ``(C,)``, each of its own dtype of the four, and on x's device as every array of a
-        call. Without weight the factor is 1, without bias nothing is added.
+        Of shape ``(C,)``, each of its own dtype of the four. All arrays of a call are on one
+        device. By default the factor 1, and no bias.
     eps : float, optional
         At least 0, in the unit of x squared; added to the variance.
     activation : str, optional
-        g, by its name, such as "silu" or "relu"; None is "identity". The error for another name
-        lists all.
+        g, such as "silu" or "relu"; None is "identity". The error for an unknown name lists all.
     channel_axis : int, optional
-        -1 or 1: which axis of x is that of the channels. It names the axis, not the layout of the
-        memory: a PyTorch tensor of shape (N, C, H, W) has 1, in ``torch.channels_last`` too.
+        -1 or 1, the axis of the channels, whatever the memory layout: a PyTorch tensor of shape
+        (N, C, H, W) has 1, in ``torch.channels_last`` too.
     dtype : dtype, optional
-        y's, as a name or a dtype of any of the frameworks; by default x's.
+        y's, as a name or a dtype of any framework; by default x's.
     out : array, optional
-        Written and returned instead of a new array; its dtype is y's. It has the memory layout of
-        x, may be exactly x, and overlaps no other input.
+        Written and returned instead of a new array. It has the memory layout of x, may be exactly
+        x, and overlaps no other input.
     workspace : array, optional
-        Contiguous memory to use instead of allocating some, on x's device and of at least the bytes
-        that `workspace_size` says. What it held is lost.
+        Contiguous memory to use instead of allocating some, on x's device and of at least
+        `workspace_size` bytes. Its content is lost.
 
     Returns
     -------
@@ -70,12 +69,11 @@ def group_norm(
     Raises
     ------
     TypeError
-        If an argument is of a type, or an array of a dtype, that is not among those above, or an
-        array stands for something other than its memory (masked array, tensor subclass, tracer).
+        If an argument has another type or dtype than above, or an array is not plain memory (masked
+        array, tensor subclass, tracer).
     ValueError
-        If shapes, devices, `eps`, `channel_axis`, `out` or `workspace` do not fit, `num_groups`
-        does not divide C, x has less than two axes, no channels or no positions, the activation is
-        unknown, or a tensor requires grad. All this is checked before anything is written.
+        If shapes, devices, scalars, `out` or `workspace` do not fit, x has no channels or no
+        positions, or a tensor requires grad. All is checked before anything is written.
     ImportError
         If x is on CUDA and CuPy or NVRTC is not installed.
     RuntimeError
@@ -83,17 +81,15 @@ def group_norm(
 
     Notes
     -----
-    The layout of the memory is read off the strides. With channels last, the channels of a position
-    are contiguous and one stride leads from position to position; with channels first, the
-    positions of a channel are contiguous. Both are read as they are, and y gets the same layout; x
-    with other strides is copied once, to the one of the two that its strides are nearer to; where
-    that says nothing, to that of its shape.
+    The memory layout is read off the strides. With channels last, the channels of a position are
+    contiguous and one stride leads from position to position; with channels first, the positions of
+    a channel are contiguous. Both are read as they are, and y gets the same layout. x with other
+    strides is copied once, to the nearer of the two, or else to that of its shape.
 
-    Rounding: statistics, sums and products are float64 if x is, else float32, and y is rounded to
-    its dtype once, on the store. The mean is corrected by the mean of what it leaves, so a constant
-    group gives y = g(bias) exactly, with eps > 0. A sample's y depends on no other sample, bit for
-    bit. What is not finite stays in its group. Squares of deviations whose sum passes 3.4e38
-    overflow in float32.
+    Rounding: statistics, sums and products are float64 if x is, else float32; y is rounded once, on
+    the store. The mean is corrected by the mean of what it leaves, so a constant group gives y =
+    g(bias) exactly, with eps > 0. A sample's y depends on no other sample, bit for bit. What is not
+    finite stays in its group. In float32 squared deviations overflow where their sum passes 3.4e38.
 
     Examples
     --------
@@ -137,14 +133,13 @@ def instance_norm(
         y = g(n)
 
     Source: D. Ulyanov, A. Vedaldi and V. Lempitsky, "Instance Normalization: The Missing Ingredient
-    for Fast Stylization", arXiv:1607.08022.
+    for Fast Stylization", arXiv:1607.08022. `group_norm_backward` with C groups has its gradients.
 
     Parameters
     ----------
     x, weight, bias : array
-        As for `group_norm`; its gradients are those of `group_norm_backward` with C groups.
     eps, activation, channel_axis, dtype, out, workspace : optional
-        As for `group_norm`.
+        As for `group_norm`; weight and bias are optional.
 
     Returns
     -------
@@ -154,7 +149,7 @@ def instance_norm(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `group_norm` does.
+        As `group_norm`, which also says where results are rounded.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The group-norm kernels: what they are compiled for, and their argument structs."""
+"""The group-norm kernels: the macros of their builds, and their argument structs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, cuda_type
+from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool
 from cunorm._core.dtypes import DType
+from cunorm._core.operands import PARAMETERS, Specs, places_of, type_macros
 from cunorm._core.plan import Operand, vector_width
-from cunorm._group_norm.layout import Lines, Samples
+from cunorm._group_norm.layout import GroupGeometry, Lines, Samples
 
 _EPS = struct.Struct("<d")
 
@@ -32,18 +33,8 @@ class GroupForwardTypes(NamedTuple):
 
     def macros(self) -> Macros:
         """Return their part of a build."""
-        return (
-            ("COMPUTE_T", self.compute.cuda),
-            ("X_T", self.x.cuda),
-            ("WEIGHT_T", cuda_type(self.weight)),
-            ("BIAS_T", cuda_type(self.bias)),
-            ("Y_T", self.y.cuda),
-            ("ACTIVATION", self.activation),
-        )
-
-    def line_operands(self) -> tuple[tuple[str, DType | None], ...]:
-        """Return the operands with an element for each of x."""
-        return (("x", self.x), ("y", self.y))
+        dtypes = type_macros(self, "compute", "x", *PARAMETERS, "y")
+        return (*dtypes, ("ACTIVATION", self.activation))
 
     def loaded(self) -> tuple[DType, ...]:
         """Return the operands with an element for each of x that are read."""
@@ -75,20 +66,11 @@ class GroupBackwardTypes(NamedTuple):
     def macros(self) -> Macros:
         """Return their part of a build."""
         return (
-            ("COMPUTE_T", self.compute.cuda),
-            ("DY_T", self.dy.cuda),
-            ("X_T", self.x.cuda),
-            ("DX_T", cuda_type(self.dx)),
-            ("WEIGHT_T", cuda_type(self.weight)),
-            ("BIAS_T", cuda_type(self.bias)),
+            *type_macros(self, "compute", "dy", "x", "dx", *PARAMETERS),
             ("DWEIGHT", cuda_bool(self.dweight)),
             ("DBIAS", cuda_bool(self.dbias)),
             ("ACTIVATION", self.activation),
         )
-
-    def line_operands(self) -> tuple[tuple[str, DType | None], ...]:
-        """Return the operands with an element for each of x."""
-        return (("dy", self.dy), ("x", self.x), ("dx", self.dx))
 
     def loaded(self) -> tuple[DType, ...]:
         """Return the operands with an element for each of x that are read."""
@@ -123,7 +105,7 @@ class GroupKernel(NamedTuple):
         for name, strides in self.lines.items():
             writer.pointer(name)
             writer.integers(*strides)
-        for name in ("weight", "bias", "mean", "rstd"):
+        for name in (*PARAMETERS, "mean", "rstd"):
             writer.pointer(name)
         writer.pointers_at("workspace", sums)
         writer.pointer("workspace")
@@ -132,17 +114,23 @@ class GroupKernel(NamedTuple):
 
     def access(self, alignments: Sequence[int] | None) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        types, where, arrays = self.types, self.where, self.arrays
+        where = self.where
         line = where.channels if where.channels_last else where.positions
         if alignments is None:
             return vector_width(line)
-        itemsizes = {name: dtype.itemsize for name, dtype in types.line_operands() if dtype}
-        operands: list[Operand] = [
-            (alignments[arrays[name]], itemsize, self.lines[name])
-            for name, itemsize in itemsizes.items()
-        ]
-        if where.channels_last:
-            for name, dtype in (("weight", types.weight), ("bias", types.bias)):
-                if dtype is not None:
-                    operands.append((alignments[arrays[name]], dtype.itemsize, ()))
+        operands: list[Operand] = []
+        for name in (*self.lines, *(PARAMETERS if where.channels_last else ())):
+            dtype = getattr(self.types, name)
+            if dtype is not None:
+                alignment = alignments[self.arrays[name]]
+                operands.append((alignment, dtype.itemsize, self.lines.get(name, ())))
         return vector_width(line, operands)
+
+
+def group_kernel(
+    types: GroupTypes, where: GroupGeometry, operands: Specs, eps: float | None = None
+) -> GroupKernel:
+    """Return a kernel of operands, which are named as the kernel names them."""
+    names = ("x", "y") if isinstance(types, GroupForwardTypes) else ("dy", "x", "dx")
+    lines = {name: where.lines_of_input(operands[name]) for name in names}
+    return GroupKernel(types, where.where, lines, places_of(operands), eps)

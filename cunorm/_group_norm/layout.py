@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType
+from cunorm._core.operands import PARAMETERS, check_compute, check_shape
 from cunorm._core.rows import WHOLE, collapsed
 from cunorm._core.tensor import TensorSpec, contiguous, inverse_permutation, is_contiguous
 
@@ -47,7 +48,7 @@ class GroupGeometry(NamedTuple):
 
     shape: tuple[int, ...]
     where: Samples
-    axes: tuple[int, ...]  # of x, in the kernel's order: samples, then what it calls lines
+    axes: tuple[int, ...]  # of x, in the kernel's order: samples, then lines
     result_axes: tuple[int, ...]  # of results, from the outermost in memory
 
     @property
@@ -113,10 +114,8 @@ def geometry(
             f"{function}: num_groups is {num_groups}, expected a divisor of {channels}, the number "
             "of channels"
         )
-    fits_last, fits_first = (
-        _lines(x.permuted(axes), axes_are_last) is not None
-        for axes, axes_are_last in ((last, True), (first, False))
-    )
+    fits_last = _lines(x.permuted(last), channels_last=True) is not None
+    fits_first = _lines(x.permuted(first), channels_last=False) is not None
     if fits_last != fits_first:
         channels_last = results_last = fits_last
     else:
@@ -157,25 +156,23 @@ def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
     return (strides[0] if shape[0] > 1 else 0), (axes[0][1] if axes else 0)
 
 
-def check_shape(
-    function: str, argument: str, spec: TensorSpec | None, shape: tuple[int, ...], of: str
+def check_operand(
+    function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry
 ) -> None:
-    """Check the shape of an operand."""
-    if spec is not None and spec.shape != shape:
-        raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}, {of}")
+    """Check the shape of an operand that has an element for each of x, or for each channel."""
+    shape, of = where.shape, ", the shape of x"
+    if argument in PARAMETERS:
+        shape, of = where.channel_shape, ", one for each channel"
+    check_shape(function, argument, spec, shape, of)
 
 
 def check_statistic(
     function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry, compute: DType
 ) -> None:
     """Check mean or rstd: an element for each group of each sample, in the compute type."""
-    of = "one element for each group of each sample"
+    of = ", one element for each group of each sample"
     check_shape(function, argument, spec, where.statistic_shape, of)
-    if spec is not None and spec.dtype is not compute:
-        raise TypeError(
-            f"{function}: {argument} has dtype {spec.dtype}, expected {compute}, the compute type: "
-            "float64 if x is, else float32"
-        )
+    check_compute(function, argument, spec, compute, "x")
 
 
 def check_output(
@@ -184,7 +181,7 @@ def check_output(
     """Check a given output that has an element for each of x."""
     if spec is None:
         return
-    check_shape(function, argument, spec, where.shape, "the shape of x")
+    check_operand(function, argument, spec, where)
     validate.own_memory(function, argument, spec)
     if where.where.elements and where.lines(spec) is None:
         layout = "channels last" if where.where.channels_last else "channels first"

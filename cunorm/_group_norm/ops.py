@@ -12,7 +12,6 @@ from cunorm._group_norm.spec import (
     NEEDS,
     GroupBackwardSpec,
     GroupForwardSpec,
-    GroupNormSpec,
     parse_backward,
     parse_forward,
 )
@@ -21,33 +20,18 @@ from cunorm.reference.rows import store
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 
-def _num_groups(spec: GroupNormSpec, x: Any) -> int:
-    channels: int = x.shape[spec.channel_axis]
-    return channels if spec.num_groups is None else spec.num_groups
-
-
 def _forward_by_reference(spec: GroupForwardSpec, arrays: Sequence[Any]) -> None:
     x, weight, bias, *outputs = arrays
-    options: Any = {"activation": spec.activation, "channel_axis": spec.channel_axis}
-    groups = _num_groups(spec, x)
-    exact = group_norm_forward(x, groups, weight=weight, bias=bias, eps=spec.eps, **options)
+    exact = group_norm_forward(x, weight=weight, bias=bias, eps=spec.eps, **spec.options(x))
     for output, numbers in zip(outputs, exact, strict=True):
         store(output, numbers)
 
 
 def _backward_by_reference(spec: GroupBackwardSpec, arrays: Sequence[Any]) -> None:
     dy, x, mean, rstd, weight, bias, *outputs = arrays
-    needs = [name for name, output in zip(NEEDS, outputs, strict=True) if output is not None]
-    exact = group_norm_backward(
-        *(dy, x, _num_groups(spec, x)),
-        weight=weight,
-        bias=bias,
-        mean=mean,
-        rstd=rstd,
-        activation=spec.activation,
-        channel_axis=spec.channel_axis,
-        needs=tuple(needs),
-    )
+    needs = tuple(name for name, output in zip(NEEDS, outputs, strict=True) if output is not None)
+    given = {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd, "needs": needs}
+    exact = group_norm_backward(dy, x, **given, **spec.options(x))
     dx, dweight, dbias = outputs
     store(dx, exact.dx)
     store(dweight, exact.dweight, added=spec.accumulate)

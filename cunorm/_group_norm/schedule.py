@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """How the group-norm kernels are built and started, on a GPU and on a CPU.
 
-How a sample is cut into tiles, and on a GPU whether a block or a cluster makes all passes, depends
-on its shape, the operands' dtypes and the GPU alone, so that a sample's results depend neither on
-the other samples nor on alignment. On a CPU the same tiles are gone over by whichever launches are
-quickest: no result depends on them.
+The tiles of a sample, and on a GPU whether a block or a cluster makes all passes, depend on its
+shape, the operands' dtypes and the GPU alone, so that a sample's results depend neither on other
+samples nor on alignment. On a CPU the launches are the quickest for those tiles: no result depends
+on them.
 """
 
 from __future__ import annotations
@@ -22,38 +22,36 @@ from cunorm._group_norm.tiling import VALUES, Tiling, cpu_tiling, cuda_tiling
 
 
 class Schedule(NamedTuple):
-    """The launches that go over so many samples at a time; their grids are those of one sample."""
+    """The launches for a chunk of samples; their grids are those of one sample."""
 
     passes: tuple[Launch, ...]
     chunk: int
     part_positions: int
     parts: int  # of a sample
-    handed_size: int  # elements of what the passes of a chunk hand on in global memory
+    handed_size: int  # elements that the passes of a chunk hand on in global memory
 
 
 # The passes that a launch makes: finding, combining, writing.
 _ALL, _FIND, _COMBINE = (True, True, True), (True, False, False), (False, True, False)
 _WRITE, _COMBINE_AND_WRITE = (False, False, True), (False, True, True)
-# GPUs of little shared memory and of much, without clusters and with: of any other, plans take no
-# more memory than those for one of them.
+# GPUs with little and much shared memory, without and with clusters: plans for any other GPU take
+# no more memory than those for one of them.
 SOME_GPUS = tuple(
     GpuCaps(MOST_SMS, "", 1024, shared - 1024, shared, 0, Features(clusters, False))
     for shared in (64 << 10, 100 << 10, 164 << 10, 228 << 10)
     for clusters in (False, True)
 )
-# Bytes of the samples that all cores together take at a time where each pass is a launch, so that
-# the last pass finds them in the cores' caches; and of those of which one core makes all passes, if
-# there are enough to share.
+# Bytes of samples in a chunk where each pass is a launch, so that the last pass finds them in the
+# cores' caches; bytes of a sample of which one core makes all passes; and samples that are enough
+# to share.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 2 << 20, 512 << 10, 16
-# Channels, of all parts of the samples of a launch, at most: each hands on some values.
-_CPU_HANDED = 1 << 17
-# Bytes of a group's h that a thread keeps from its first pass to the last.
-_CPU_KEPT_H = 256 << 10
+_CPU_HANDED = 1 << 17  # the most channels of all parts of a launch: each hands on some values
+_CPU_KEPT_H = 256 << 10  # bytes of a group's h that a thread keeps from its first pass to the last
 _CPU_SMALL = 1 << 15  # elements that one core takes in any case
 
 
 def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: GpuCaps) -> Schedule:
-    """Plan the launches on a GPU; `access` is what alignment allows (see `vector_width`)."""
+    """Plan the launches on a GPU; alignment allows `access` elements (see `vector_width`)."""
     tiling = cuda_tiling(types, where, gpu)
     access = min(access, tiling.pack)
     least = access * min(dtype.itemsize for dtype in types.loaded())
@@ -88,9 +86,8 @@ def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
     chunk = min(chunk, _CPU_HANDED // (tiling.parts * where.pitch))
     if isinstance(types, GroupBackwardTypes) and _keeps_h(types, where, block_groups):
         macros += (("KEPT_H", str(_CPU_KEPT_H // (CPU_PACK * types.compute.itemsize))),)
-    strips = -(-where.channels // (tiling.pack if where.channels_last else 1))
-    passes = [(_FIND, tiling.parts * strips), (_COMBINE, where.groups)]
-    passes += [(_WRITE, tiling.parts * strips)]
+    blocks = tiling.parts * -(-where.channels // (tiling.pack if where.channels_last else 1))
+    passes = [(_FIND, blocks), (_COMBINE, where.groups), (_WRITE, blocks)]
     if block_groups:
         passes = [(_ALL, where.groups // block_groups)]
     handed = VALUES * (tiling.parts * where.pitch + where.groups)
@@ -98,7 +95,7 @@ def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
 
 
 def _keeps_h(types: GroupBackwardTypes, where: Samples, block_groups: int) -> bool:
-    """Whether a thread keeps what of its group an activation took long to compute."""
+    """Whether a thread keeps the activations of its group, which are slow to compute."""
     if types.activation == "identity" or types.dx is None or where.channels_last:
         return False
     packs = where.group_channels * -(-where.positions // CPU_PACK)
@@ -106,7 +103,7 @@ def _keeps_h(types: GroupBackwardTypes, where: Samples, block_groups: int) -> bo
 
 
 def _cpu_block_groups(where: Samples, sample_bytes: int) -> int:
-    """Return of how many groups one core makes all passes, 0: of none."""
+    """Return the number of groups of which one core makes all passes, 0: none."""
     if where.elements <= _CPU_SMALL:
         return where.groups
     if not where.channels_last:
@@ -133,13 +130,8 @@ def _schedule(
         reads = flags[0] or types.written() is not None
         launches.append(Launch(build, blocks, tiling.threads, shared=shared if reads else 0))
     chunk = max(1, min(where.samples, chunk, GRID_LIMIT // max(one.grid for one in launches)))
-    return Schedule(
-        tuple(launches),
-        chunk,
-        tiling.part_positions,
-        tiling.parts,
-        -(-handed * chunk // LINE) * LINE,
-    )
+    handed = -(-handed * chunk // LINE) * LINE
+    return Schedule(tuple(launches), chunk, tiling.part_positions, tiling.parts, handed)
 
 
 def _macros(types: GroupTypes, where: Samples, channels: int, groups: int) -> Macros:

@@ -25,12 +25,18 @@ EACH_CHANNEL: Final = _NumGroups.EACH_CHANNEL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupNormSpec:
-    """What both directions of a group norm have."""
+    """The scalars of both directions of a group norm."""
 
     function: str
     num_groups: int | None  # None: EACH_CHANNEL
     activation: str
     channel_axis: int
+
+    def options(self, x: Any) -> dict[str, Any]:
+        """Return the keyword arguments that both directions of `group_norm` have, for an x."""
+        groups = x.shape[self.channel_axis] if self.num_groups is None else self.num_groups
+        options = {"num_groups": groups, "activation": self.activation}
+        return options | {"channel_axis": self.channel_axis}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,9 +49,8 @@ class GroupForwardSpec(GroupNormSpec):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return what the caller names the array for each output."""
-        fields = GroupNormForward._fields
-        return tuple(f"out.{name}" for name in fields) if self.saves else ("out",) * len(fields)
+        """Return the caller's name for each output's array."""
+        return tuple(f"out.{name}" if self.saves else "out" for name in GroupNormForward._fields)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +62,7 @@ class GroupBackwardSpec(GroupNormSpec):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return what the caller names the array for each output."""
+        """Return the caller's name for each output's array."""
         return tuple(f"out.{name}" for name in GroupNormGrads._fields)
 
 

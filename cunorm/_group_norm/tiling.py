@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a sample is cut into the tiles that blocks have, and how threads share one."""
+"""Tiles: how a sample is cut into those of its blocks, and how threads share one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._group_norm.kernels import GroupForwardTypes, GroupTypes
 from cunorm._group_norm.layout import LINE, Samples
 
-PACK_BYTES = 32  # of a pack once converted, of which a thread has several in registers
-VALUES = 3  # that a part of a sample hands on of each group
-# Threads of a GPU's block, at most, each of which has so many packs of an operand, if there are.
+PACK_BYTES = 32  # of a pack in the compute type; a thread has several packs in registers
+VALUES = 3  # that a part of a sample hands on for each group
+# The most threads of a GPU's block, and the packs of an operand that each should have.
 _THREADS, _PACKS, _WARP = 128, 12, 32
 _RUN = 16  # packs that a thread adds up one by one: `run` in C++
 _BLOCKS = 4  # on a multiprocessor, for which float32's registers leave room
-# Bytes of an operand that lie contiguous in a tile, at least, where a sample has so many; blocks
-# of a cluster at most; and blocks that share a multiprocessor's shared memory: the first fit is
-# taken. Samples that have none are streamed by as long lines, and as many blocks.
+# The least contiguous bytes of an operand in a tile, if a sample has them; the most blocks of a
+# cluster; and the blocks that share a multiprocessor's shared memory: the first fit is taken.
+# Samples without one are streamed, in lines and by blocks as below.
 _FITS = ((128, 8, 2), (64, 8, 2), (64, 16, 2), (32, 16, 2))
 _STREAMED_LINE, _STREAMED_BLOCKS = 64, 2
 _CLUSTERS = (1, 2, 4, 8, 16)
-# Bytes of a channels-first unit, at least: several small groups of a sample are one.
-_UNIT_BYTES = 16 << 10
-_RESERVED_BYTES = 2 << 10  # of a block's shared memory: what the driver takes, and alignment
-# Bytes of an operand in a tile, about, or what makes a tile of a sample for each multiprocessor (of
-# a backward, for every other).
+_UNIT_BYTES = 16 << 10  # the least of a channels-first unit: several small groups are one
+_RESERVED_BYTES = 2 << 10  # of a block's shared memory, for the driver and alignment
+# About the least bytes of an operand in a tile; larger ones make a tile of a sample for each
+# multiprocessor (of a backward, for every other).
 _LEAST_TILE = 24 << 10
-# Packs of a tile on a CPU: parts of lines, or of a channel; both stay in a core's caches. And bytes
-# of a line, once converted, that are a pack: each of its sums takes 8 registers of AVX-512.
+# Packs of a tile on a CPU, of lines or of a channel, which stay in a core's caches; and the most
+# bytes of a pack of a line in the compute type: each of its sums takes 8 registers of AVX-512.
 _CPU_LINES, _CPU_PACKS, _CPU_LINE_BYTES = 256, 64, 512
 
 
@@ -77,7 +76,7 @@ class Tiling(NamedTuple):
 
 
 def cpu_tiling(types: GroupTypes, where: Samples) -> Tiling:
-    """Return a CPU's tiles: strips of lines, or of a channel, of which a part has so many."""
+    """Return a CPU's tiles: strips of the lines of a part, or of a channel."""
     pack, positions = CPU_PACK, _CPU_PACKS * CPU_PACK
     if where.channels_last:
         pack, positions = _cpu_line_pack(types, where.channels), _CPU_LINES
@@ -85,9 +84,9 @@ def cpu_tiling(types: GroupTypes, where: Samples) -> Tiling:
 
 
 def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
-    """Return how many channels of a line are taken at once; the last of them may be fewer.
+    """Return the channels of a line that are taken at once: all, if few; the last may be fewer.
 
-    All, where they are few. Parts of longer lines are shorter in a backward, as measured.
+    Parts of longer lines are shorter in a backward, as measured.
     """
     longest = _CPU_LINE_BYTES // types.compute.itemsize
     if channels % LINE:
@@ -99,7 +98,7 @@ def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
 
 
 def cuda_tiling(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
-    """Return a GPU's tiles: those of a block, or of a cluster, that has whole groups, if it can."""
+    """Return a GPU's tiles: of a block or cluster that has whole groups, if they fit."""
     largest = gpu.features.largest_cluster if gpu.features.clusters else 1
     loaded = len(types.loaded())
     sample = where.positions * where.channels * types.x.itemsize * loaded
@@ -119,7 +118,7 @@ def cuda_tiling(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
 
 
 def _streamed(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
-    """Return tiles as large as shared memory allows, for as many blocks."""
+    """Return the largest tiles for which shared memory has room."""
     parts = 1
     while True:
         tiling = _tiling(types, where, _STREAMED_LINE, parts, streamed=True)
@@ -137,9 +136,9 @@ def _bounded(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) ->
 def _tiling(
     types: GroupTypes, where: Samples, line: int, blocks: int, *, streamed: bool = False
 ) -> Tiling:
-    """Return tiles of lines as long as that, so many blocks having a unit.
+    """Return tiles of lines of these bytes, with these blocks for a unit.
 
-    Its `cluster` is 0 where those blocks make no cluster.
+    Its `cluster` is 0 where they make no cluster.
     """
     groups = _unit_groups(types, where, line)
     channels = groups * where.group_channels
@@ -168,7 +167,7 @@ def _tiling(
 
 
 def _unit_groups(types: GroupTypes, where: Samples, line: int) -> int:
-    """Return of how many groups a unit has the channels: so many bytes, but a thread for each."""
+    """Return the groups of a unit: enough bytes for a line, but a thread for each channel."""
     size = where.group_channels * types.x.itemsize
     if not where.channels_last:
         size, line = size * where.positions, _UNIT_BYTES
@@ -178,7 +177,7 @@ def _unit_groups(types: GroupTypes, where: Samples, line: int) -> int:
 
 
 def _pack(types: GroupTypes, line: int) -> int:
-    """Return the elements that a GPU's thread handles at a time, where so many lie contiguous."""
+    """Return the elements that a GPU's thread handles at a time, of a contiguous line."""
     itemsizes = [dtype.itemsize for dtype in (*types.loaded(), types.written()) if dtype]
     return min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
 

@@ -32,17 +32,16 @@ def group_norm_forward(
         rstd = 1 / sqrt(mean((x - mean) ** 2) + eps)        over a group of a sample
         y = g((x - mean) * rstd * weight + bias)
 
-    Source: that of `group_norm`, which also says where results are rounded.
+    Source: that of `group_norm`.
 
     Parameters
     ----------
-    x, num_groups : array, int
-        As for `group_norm`.
-    weight, bias, eps, activation, channel_axis, dtype, workspace : optional
-        As for `group_norm`.
+    x, num_groups, weight, bias : array, int, array and array
+    eps, activation, channel_axis, dtype, workspace : optional
+        As for `group_norm`; weight and bias are optional.
     out : GroupNormForward, optional
-        Arrays for some of the results, None for the others: y as for `group_norm`, mean and rstd
-        contiguous.
+        Arrays to write in place of new ones, or None, for each result: y as for `group_norm`, mean
+        and rstd contiguous.
 
     Returns
     -------
@@ -53,7 +52,7 @@ def group_norm_forward(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `group_norm` does.
+        As `group_norm`, which also says where results are rounded.
 
     Examples
     --------
@@ -104,44 +103,35 @@ def group_norm_backward(
     Parameters
     ----------
     dy : array
-        Gradient that reaches y, of x's shape; float16, bfloat16, float32 or float64. It is copied
-        once where its memory layout is not that of x.
-    x, num_groups : array, int
-        As the forward got them.
-    weight, bias, activation, channel_axis : optional
-        As the forward got them. Without an activation, only shape and dtype of bias matter, which
-        dbias gets.
-    mean, rstd : array
-        The forward's.
+        Gradient of y, of x's shape; float16, bfloat16, float32 or float64. It is copied once where
+        its memory layout is not that of x.
+    x, num_groups, weight, bias, mean, rstd, activation, channel_axis : array, int and str
+        As the forward got or returned them. Without an activation, of bias only shape and dtype are
+        used, for dbias.
     needs : tuple of str, optional
-        Those of "x", "weight" and "bias" whose gradients are wanted; the others are None.
+        The operands whose gradients are wanted, of "x", "weight" and "bias".
     out : GroupNormGrads, optional
-        Arrays for some of the gradients, which set their dtypes, None for the others. dx has the
-        memory layout of x and may be exactly dy or x.
-    workspace : array, optional
-        As for `group_norm`.
-    accumulate : bool, optional
-        Whether dweight and dbias are added to what the arrays given for them in `out`, of float32
-        or float64, hold.
+        Arrays to write in place of new ones, or None, for each gradient; their dtypes are those of
+        the gradients. dx has the memory layout of x and may be exactly dy or x.
+    workspace, accumulate : optional
+        As for `group_norm` and `normalize_backward`.
 
     Returns
     -------
     GroupNormGrads
         ``dx``, in x's dtype and memory layout, ``dweight`` and ``dbias``, in their parameter's
-        dtype; None where the operand is absent or not in `needs`.
+        dtype. None for what is not in `needs` or has no operand.
 
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `group_norm` does, and ValueError if a name in `needs` is none of those, or `accumulate`
-        has nothing to add to.
+        As `group_norm`; also where `needs` has another name, or `accumulate` has nothing to add to.
 
     Notes
     -----
     Rounding: as in `group_norm`, once on each store. The mean, which is rounded, is corrected by
-    the mean of x - mean where that counts; n is computed with the mean as it is given, as g' is
-    needed before. Every result is the same from run to run, and a sample's dx depends on no other
-    sample, bit for bit.
+    the mean of x - mean where that counts, but not in n, which g' needs before. Every result
+    repeats bit for bit, and a sample's dx depends on no other sample.
 
     Examples
     --------

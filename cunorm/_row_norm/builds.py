@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm._core import validate
-from cunorm._core.build import Launch
-from cunorm._core.dtypes import DType
+from cunorm._core.build import KernelBuild
+from cunorm._core.operands import PARAMETERS, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous, optional_dtype
 from cunorm._dispatch import launches_of
 from cunorm._row_norm.cpu import CPU_SHARED_PARTS, CPU_SHARED_ROWS
-from cunorm._row_norm.plan import plan_backward, plan_forward
+from cunorm._row_norm.plan import FORWARD_INPUTS, plan_backward, plan_forward
 from cunorm._row_norm.spec import NORM_PARAMS, parse_backward, parse_forward
 from cunorm.results import NormForward, NormGrads
 
@@ -21,30 +21,26 @@ _MANY = 1 << 31
 Options = dict[str, Any]
 
 
-def row_launches(
+def row_builds(
     name: str, options: Options, rows: list[int] | None, width: int, device: Device
-) -> list[Launch]:
-    """Return what a function launches for x of each of these numbers of rows; None: of any.
+) -> list[KernelBuild]:
+    """Return the builds that a function needs for x of each of these numbers of rows; None: of any.
 
-    Parameters
-    ----------
-    name : str
-        The public function.
-    options : dict
-        The dtype of x, those of other operands, None where absent, and scalars. Every array is
-        aligned. A backward gets what the forward of the same options returns, and a dy like its y.
+    `options` are the dtype of x, those of other operands, None where absent, and scalars. Every
+    array is aligned. A backward gets what the forward of the same options returns, and a dy like
+    its y.
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
     counts = rows or _row_counts(validate.integer(FUNCTION, "groups", options["groups"]))
     plans = (plan_of(name, options, (count, width), device) for count in counts)
-    return [launch for plan in plans for launch in launches_of(plan, device)]
+    return [launch.build for plan in plans for launch in launches_of(plan, device)]
 
 
 def _row_counts(groups: int) -> list[int]:
-    """Return numbers of rows that need, together, what any number of them does.
+    """Return numbers of rows whose builds serve any number of rows.
 
-    A CPU has builds for outputs that its caches hold, and for larger, and of long rows for few of
-    them: the fewest, and the most that its cores share in a backward and in a forward, one more.
+    A CPU has other builds for outputs larger than its caches, and for few long rows: the numbers
+    are the fewest, the most that its cores share in a backward and in a forward, and one more.
     """
     forward = CPU_SHARED_ROWS // max(1, groups)
     backward = min(CPU_SHARED_PARTS, forward)
@@ -54,59 +50,39 @@ def _row_counts(groups: int) -> list[int]:
 
 def forward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
     """Plan a forward that saves its statistics, for an x of (rows, width)."""
-    spec = parse_forward(
-        *(FUNCTION, *_norm(name, options), 0.0),
-        *(options["dtype"], options["residual_dtype"], True),
-    )
-    inputs = (
-        contiguous(shape, options["x"], device),
-        *(optional_contiguous(shape, options[one], device) for one in ("residual", "gate")),
-        *(optional_contiguous(shape[1:], options[one], device) for one in ("weight", "bias")),
-    )
+    dtypes = (options["dtype"], options["residual_dtype"])
+    spec = parse_forward(FUNCTION, *_norm(name, options), 0.0, *dtypes, True)
+    inputs = [
+        optional_contiguous(shape[1:] if one in PARAMETERS else shape, options[one], device)
+        for one in FORWARD_INPUTS
+    ]
     return plan_forward(spec, (*inputs, *[None] * len(NormForward._fields)))
 
 
 def backward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
     """Plan the backward of a forward, given what that returns and a dy like its y."""
-    x, _, gate, weight, bias, y, stream, mean, rstd = forward_plan(
-        name, options, shape, device
-    ).specs
-    assert x is not None
-    assert rstd is not None
+    forward = forward_plan(name, options, shape, device)
+    x, _, gate, weight, bias, y, stream, mean, rstd = forward.specs
+    x, rstd = present(x), present(rstd)
     needs, accumulate = options["needs"], options["accumulate"]
-    spec = parse_backward(*(FUNCTION, *_norm(name, options)), *(x.dtype.name, needs, accumulate))
-    d_residual = _d_residual_dtype(options["d_residual"], optional_dtype(stream), x.dtype)
-    inputs = (
-        *(y, stream or x, rstd, mean),
-        optional_contiguous(shape, d_residual, device),
-        *(gate, weight, bias),
-    )
+    spec = parse_backward(FUNCTION, *_norm(name, options), x.dtype.name, needs, accumulate)
+    dtype = options["d_residual"]
+    if dtype is None:
+        dtype = optional_dtype(stream)
+    elif dtype is True:
+        dtype = (stream or x).dtype
+    d_residual = optional_contiguous(shape, dtype or None, device)
     sums = {
         f"d{name}": contiguous(shape[1:], rstd.dtype, device)
         for name, parameter in (("weight", weight), ("bias", bias))
         if accumulate and parameter is not None and name in needs
     }
+    inputs = (y, stream or x, rstd, mean, d_residual, gate, weight, bias)
     return plan_backward(spec, (*inputs, *map(sums.get, NormGrads._fields)))
 
 
 def _norm(name: str, options: Options) -> tuple[Any, ...]:
     """Return the scalars of both directions, in the order of `parse_forward`."""
-    scalars = {
-        **options,
-        "center": "layer_norm" in name or options["center"],
-        "axis": -1,
-        "c": None,
-        "has_weight": options["weight"] is not None,
-    }
+    scalars = {**options, "axis": -1, "c": None, "has_weight": options["weight"] is not None}
+    scalars["center"] = "layer_norm" in name or options["center"]
     return tuple(scalars[one] for one in NORM_PARAMS)
-
-
-def _d_residual_dtype(
-    d_residual: DType | bool | None, stream: DType | None, x: DType
-) -> DType | None:
-    """Return the dtype of d_residual: by default that of the stream, if there is one."""
-    if d_residual is None:
-        return stream
-    if isinstance(d_residual, bool):
-        return (stream or x) if d_residual else None
-    return d_residual

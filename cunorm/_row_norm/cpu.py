@@ -16,24 +16,21 @@ from cunorm._row_norm.tiling import Team
 
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
 
-# Bytes of a row of x above which the backward prefetches in both of its passes; measured with two
-# cores and 32 MiB of cache.
+# Bytes of a row above which both passes of the backward prefetch: measured, 2 cores, 32 MiB cache.
 _SHORT_ROW = 8 << 10
-# Bytes of a row of x above which nothing is prefetched of rows to come, by the bytes of an element:
-# of two inputs without a gate, and otherwise. Measured with two cores and 480 MiB of cache.
+# Bytes of a row above which the next rows are not prefetched, for two inputs without a gate or not,
+# by the bytes of an element: measured, 2 cores, 480 MiB cache.
 _WIDE_ROW = {True: {2: 512 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
 
-# Bytes of a row that a CPU's thread keeps in one pass for the next (a row that threads share is
-# wider); how many of the widest such rows it takes at once in a backward, or twice as many of half
-# their width (`rows_at_once`); and activations that take no longer to compute than to load.
+# Bytes of a row that a thread keeps for its next pass; how many of the widest such rows it takes at
+# once in a backward (`rows_at_once`); and activations that compute as fast as they load.
 _KEPT_BYTES, _KEPT_ROWS, _QUICK = 128 << 10, 2, ("identity", "relu")
 
-# Packs of a chunk, and chunks of a part of a row that a CPU's cores share, as reduce.cuh has them.
-# They share rows wider than this, where there are so many at most.
+# Packs of a chunk, and chunks of a part of a row that cores share, as in reduce.cuh. They share at
+# most this many rows, wider than this; in a backward each of them needs its own partial sums, which
+# up to CPU_SHARED_PARTS rows have.
 _CHUNK, _PART_CHUNKS = 16, 32
-_CPU_SHARED_WIDTH, CPU_SHARED_ROWS = 1 << 16, 15
-# Rows of so many have partial sums of their own each, which those that are shared need.
-CPU_SHARED_PARTS = 4
+_CPU_SHARED_WIDTH, CPU_SHARED_ROWS, CPU_SHARED_PARTS = 1 << 16, 15, 4
 
 
 def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
@@ -43,36 +40,35 @@ def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
     macros += cpu_stores(where.elements, where.width, types.y, types.compute, caps)
     if types.formula.pre_gate:
         macros += _cpu_kept(types, where, types.compute.itemsize, rows=1)
-    return Launch(
-        KernelBuild("row_norm_forward", macros), _cpu_blocks(where.rows) * where.groups, 1
-    )
+    build = KernelBuild("row_norm_forward", macros)
+    return Launch(build, _cpu_blocks(where.rows) * where.groups, 1)
 
 
 def cpu_forward_parts(where: RowShape) -> int:
-    """Return into how many parts rows are cut, of few and long ones that blocks share; else 0."""
+    """Return the parts of each row where blocks share a few long rows, else 0."""
     return _parts(where.width) if _is_shared(where) else 0
 
 
 def cpu_backward_parts(where: RowShape) -> int:
-    """Return the same of a backward, where each row has partial sums of its own."""
+    """Return the same for a backward, where each row needs its own partial sums."""
     is_shared = _is_shared(where) and where.rows == cpu_parts(where.rows)
     return _parts(where.width) if is_shared else 0
 
 
 def _parts(width: int) -> int:
-    """Return into how many parts of so many chunks `Row` cuts a row; the first chunk is a pack."""
+    """Return the number of parts into which `Row` cuts a row; its first chunk is a pack."""
     packs, cut = divmod(width, CPU_PACK)
     chunks = 1 - (1 - packs) // _CHUNK + bool(cut)
     return -(-chunks // _PART_CHUNKS)
 
 
 def _is_shared(where: RowShape) -> bool:
-    few = 0 < where.rows * where.groups <= CPU_SHARED_ROWS
-    return few and where.width > _CPU_SHARED_WIDTH
+    is_few = 0 < where.rows * where.groups <= CPU_SHARED_ROWS
+    return is_few and where.width > _CPU_SHARED_WIDTH
 
 
 def with_shared_rows(launch: Launch, where: RowShape) -> Launch:
-    """Plan rows that threads share, each of which is a block."""
+    """Return the launch for rows that threads share: each row is a block."""
     build = KernelBuild(launch.build.kernel, (*launch.build.macros, ("SHARED_ROWS", "true")))
     return replace(launch, build=build, grid=where.rows * where.groups)
 
@@ -96,16 +92,16 @@ def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch
 
 
 def _cpu_rows(where: RowShape, row: DType, two_inputs: bool) -> Macros:
-    """Return the macro of rows so wide that none of those to come is prefetched."""
+    """Return the macro of rows too wide to prefetch the next one."""
     widest = _WIDE_ROW[two_inputs].get(row.itemsize)
     is_wide = widest is not None and where.width * row.itemsize > widest
     return (("WIDE_ROWS", "true"),) if is_wide else ()
 
 
 def _cpu_kept(types: RowTypes, where: RowShape, itemsize: int, rows: int) -> Macros:
-    """Return the macro of rows of which a thread keeps what an activation took long to compute.
+    """Return the macro of rows whose activations a thread keeps, as they are slow to compute.
 
-    Where the gate has more than 16 bits memory takes longer still.
+    With a gate of more than 16 bits, memory is slower still.
     """
     packs = _KEPT_BYTES // (CPU_PACK * itemsize)
     is_narrow = types.gate is not None and types.gate.itemsize == 2 and types.compute is FLOAT32
@@ -115,11 +111,11 @@ def _cpu_kept(types: RowTypes, where: RowShape, itemsize: int, rows: int) -> Mac
 
 
 def _cpu_blocks(rows: int) -> int:
-    """Return how many runs of rows a CPU's threads share; results do not depend on it."""
+    """Return the number of runs of rows that threads share; results do not depend on it."""
     return min(rows, 256)
 
 
 def cpu_parts(rows: int) -> int:
-    """Return how many partial sums there are: enough to share, few enough to cost nothing."""
+    """Return the number of partial sums: enough to share, few enough to cost nothing."""
     enough_to_share = min(rows, max(CPU_SHARED_PARTS, min(32, rows // 32)))
     return max(enough_to_share, -(-rows // 256))

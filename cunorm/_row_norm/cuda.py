@@ -12,22 +12,22 @@ from cunorm._row_norm.geometry import RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.tiling import Team, cuda_team
 
-# Blocks of the backward on each multiprocessor at most, by the greatest width they serve: each has
-# a row of partial sums, which param_grad reads.
+# The most blocks of a backward on a multiprocessor, by the greatest width: each has a row of
+# partial sums, which param_grad reads.
 _BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
-# Rows on their way to shared memory at most, and bytes of them on a multiprocessor, for which there
-# are several; a thread makes so many copies of an operand's row at most, as each takes registers.
+# The most rows on their way to shared memory, their bytes wanted on a multiprocessor, and the most
+# copies of a thread for an operand's row, as each takes registers.
 _MOST_STAGES, _STAGED_BYTES, _MOST_COPIES = 4, 40 << 10, 12
-# Bytes of a block's shared memory that the driver takes, and what the kernel has beside; and those
-# that each warp of a cluster sends, as wide as float64.
+# Bytes of a block's shared memory for the driver and the kernel's own variables, and those that
+# each warp of a cluster sends, as wide as float64.
 _RESERVED_BYTES, _SENT_BYTES = 2 << 10, 48
 
 
 def cuda_forward(types: ForwardTypes, where: RowShape, access: int, gpu: GpuCaps) -> Launch:
-    """Plan row_norm_forward on a GPU; `access` is what alignment allows (see `vector_width`)."""
+    """Plan row_norm_forward on a GPU; alignment allows `access` elements (see `vector_width`)."""
     team = _team(types, where.width, gpu)
     access = min(access, team.pack)
-    if access < team.pack:  # what is loaded in parts takes more registers
+    if access < team.pack:  # loads in parts take more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
     macros = types.macros() + team.macros(where.width, where.groups, access)
     blocks_of_all = where.groups * team.cluster
@@ -45,10 +45,9 @@ def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
 
 
 def _streamed_blocks(types: ForwardTypes, width: int, gpu: GpuCaps) -> int:
-    """Return how many blocks stream rows: up to two on each multiprocessor.
+    """Return how many blocks stream rows: two on each multiprocessor.
 
-    There are fewer, but one on each at least, where the second passes of a row for each block
-    would not meet the cache.
+    There are fewer, down to one, where the second passes of their rows would miss the cache.
     """
     read_again = (types.new_residual or types.x, types.gate)
     row = width * sum(dtype.itemsize for dtype in read_again if dtype is not None)
@@ -84,7 +83,7 @@ def cuda_backward(types: BackwardTypes, where: RowShape, access: int, gpu: GpuCa
 
 
 class _SharedMemory(NamedTuple):
-    """What a block of the backward has in shared memory that its launch gives."""
+    """The shared memory that a launch gives to a block of the backward."""
 
     bytes: int
     stages: int  # rows on their way there
@@ -117,6 +116,6 @@ def _shared_memory(
 
 
 def cuda_parts(where: RowShape, sm_count: int) -> int:
-    """Return how many rows of partial sums there are at most, for each group."""
+    """Return the most rows of partial sums for each group."""
     blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if where.width <= limit), 1)
     return max(1, min(sm_count, MOST_SMS) * blocks_per_sm // where.groups)

@@ -7,6 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from cunorm._core.dtypes import DType
+from cunorm._core.operands import PARAMETERS, check_compute, check_shape
 from cunorm._core.rows import RowAxes
 from cunorm._core.tensor import TensorSpec
 
@@ -95,43 +96,21 @@ def geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geomet
     return Geometry(shape, leading_axes, rows)
 
 
-def check_row_operand(
+def check_operand(
     function: str, argument: str, operand: TensorSpec | None, where: Geometry
 ) -> None:
-    """Check an operand that has an element for each of x."""
-    if operand is not None and operand.shape != where.shape:
-        raise ValueError(
-            f"{function}: {argument} has shape {operand.shape}, expected {where.shape}, "
-            "the shape of x"
-        )
-
-
-def check_parameter(
-    function: str, argument: str, operand: TensorSpec | None, where: Geometry
-) -> None:
-    """Check an operand that has an element for each of a row."""
-    if operand is not None and operand.shape != where.row_shape:
-        axes = len(where.row_shape)
-        rows = "x.shape[-1]" if axes == 1 else f"x.shape[{-axes}:]"
-        raise ValueError(
-            f"{function}: {argument} has shape {operand.shape}, expected {where.row_shape} "
-            f"to match {rows}"
-        )
+    """Check an operand that has an element for each of x or, weight and bias, of a row."""
+    shape, of = where.shape, ", the shape of x"
+    if argument in PARAMETERS:
+        shape, axes = where.row_shape, len(where.row_shape)
+        of = " to match x.shape[-1]" if axes == 1 else f" to match x.shape[{-axes}:]"
+    check_shape(function, argument, operand, shape, of)
 
 
 def check_statistic(
     function: str, argument: str, operand: TensorSpec | None, where: Geometry, compute: DType
 ) -> None:
     """Check mean or rstd: an element for each row, in the compute type."""
-    if operand is None:
-        return
-    if operand.shape != where.statistic_shape:
-        raise ValueError(
-            f"{function}: {argument} has shape {operand.shape}, expected {where.statistic_shape}, "
-            "one element for each row of x"
-        )
-    if operand.dtype is not compute:
-        raise TypeError(
-            f"{function}: {argument} has dtype {operand.dtype}, expected {compute}, "
-            "the compute type: float64 if x, its residual stream or x_dtype is, else float32"
-        )
+    of = ", one element for each row of x"
+    check_shape(function, argument, operand, where.statistic_shape, of)
+    check_compute(function, argument, operand, compute, "x, its residual stream or x_dtype")

@@ -1,32 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""The row-norm kernels: what they are compiled for, and their argument structs."""
+"""The row-norm kernels: the macros of their builds, and their argument structs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cunorm._core.build import (
-    ArgsWriter,
-    KernelArgs,
-    Launch,
-    Macros,
-    cuda_bool,
-    cuda_type,
-    numbers_of,
-)
+from cunorm._core.build import ArgsWriter, KernelArgs, Launch, Macros, cuda_bool, numbers_of
 from cunorm._core.dtypes import DType
+from cunorm._core.operands import PARAMETERS, Specs, places_of, type_macros
 from cunorm._core.plan import Operand, vector_width
 from cunorm._core.rows import RowLayout
 from cunorm._row_norm.geometry import Geometry
 
 FORWARD_ROWS = ("x", "residual", "gate", "y", "new_residual")
 BACKWARD_ROWS = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
-_OTHERS = ("weight", "bias", "mean", "rstd")
 
 
 class Formula(NamedTuple):
-    """Which of the row norms' formulas a build computes, beside what its operands say."""
+    """The formula of a build, as far as its operands do not say it."""
 
     center: bool = False
     activation: str = "identity"  # of the gate
@@ -41,7 +33,7 @@ class Formula(NamedTuple):
             ("GATE_ACTIVATION", self.activation),
             ("PRE_GATE", cuda_bool(self.pre_gate)),
             ("WEIGHT_OFFSET", cuda_bool(self.weight_offset)),
-            ("ROUNDED_T", cuda_type(self.rounded)),
+            *type_macros(self, "rounded"),
         )
 
 
@@ -60,24 +52,15 @@ class ForwardTypes(NamedTuple):
 
     def macros(self) -> Macros:
         """Return their part of a build."""
-        return (
-            ("COMPUTE_T", self.compute.cuda),
-            ("X_T", self.x.cuda),
-            ("RESIDUAL_T", cuda_type(self.residual)),
-            ("GATE_T", cuda_type(self.gate)),
-            ("NEW_RESIDUAL_T", cuda_type(self.new_residual)),
-            ("WEIGHT_T", cuda_type(self.weight)),
-            ("BIAS_T", cuda_type(self.bias)),
-            ("Y_T", self.y.cuda),
-            *self.formula.macros(),
-        )
+        names = ("compute", "x", "residual", "gate", "new_residual", "weight", "bias", "y")
+        return (*type_macros(self, *names), *self.formula.macros())
 
     def row_operands(self) -> tuple[DType | None, ...]:
         """Return the operands that have a row for each row of x."""
-        return (self.x, self.residual, self.gate, self.y, self.new_residual)
+        return tuple(getattr(self, name) for name in FORWARD_ROWS)
 
     def held_operands(self) -> list[int]:
-        """Return the bytes of what a thread holds of an element of a row."""
+        """Return the bytes of each operand that a thread holds for an element of a row."""
         operands = (self.x, self.residual, self.gate, self.weight, self.bias)
         return [_held_itemsize(dtype, self.compute) for dtype in operands if dtype is not None]
 
@@ -102,16 +85,7 @@ class BackwardTypes(NamedTuple):
     def macros(self) -> Macros:
         """Return their part of a build."""
         return (
-            ("COMPUTE_T", self.compute.cuda),
-            ("DY_T", self.dy.cuda),
-            ("X_T", cuda_type(self.x)),
-            ("D_RESIDUAL_T", cuda_type(self.d_residual)),
-            ("GATE_T", cuda_type(self.gate)),
-            ("DX_T", cuda_type(self.dx)),
-            ("DRESIDUAL_T", cuda_type(self.dresidual)),
-            ("DGATE_T", cuda_type(self.dgate)),
-            ("WEIGHT_T", cuda_type(self.weight)),
-            ("BIAS_T", cuda_type(self.bias)),
+            *type_macros(self, "compute", *BACKWARD_ROWS, *PARAMETERS),
             ("DWEIGHT", cuda_bool(self.dweight)),
             ("DBIAS", cuda_bool(self.dbias)),
             *self.formula.macros(),
@@ -119,11 +93,10 @@ class BackwardTypes(NamedTuple):
 
     def row_operands(self) -> tuple[DType | None, ...]:
         """Return the operands that have a row for each row of x."""
-        inputs = (self.dy, self.x, self.d_residual, self.gate)
-        return (*inputs, self.dx, self.dresidual, self.dgate)
+        return tuple(getattr(self, name) for name in BACKWARD_ROWS)
 
     def held_operands(self) -> list[int]:
-        """Return the bytes of what a thread holds of an element of a row, and of its sums."""
+        """Return the bytes that a thread holds for an element of a row: operands and sums."""
         operands = (self.dy, self.x, self.d_residual, self.gate, self.weight, self.bias)
         held = [_held_itemsize(dtype, self.compute) for dtype in operands if dtype is not None]
         return held + [self.compute.itemsize] * (self.dweight + self.dbias)
@@ -142,22 +115,17 @@ class RowKernel(NamedTuple):
 
     types: RowTypes
     where: Geometry
-    layouts: tuple[RowLayout, ...]  # of FORWARD_ROWS or BACKWARD_ROWS
+    layouts: dict[str, RowLayout]  # of FORWARD_ROWS or BACKWARD_ROWS
     arrays: dict[str, int]  # the places of the arrays that there are, by the kernel's names
     numbers: tuple[float, ...]
-
-    @property
-    def row_names(self) -> tuple[str, ...]:
-        """Return the names of the operands with rows."""
-        return FORWARD_ROWS if isinstance(self.types, ForwardTypes) else BACKWARD_ROWS
 
     def args(self, sums: Iterable[int | None] = ()) -> KernelArgs:
         """Return `struct Arguments`; `sums` are where partial sums begin in the workspace."""
         writer = ArgsWriter(self.arrays)
-        for name, layout in zip(self.row_names, self.layouts, strict=True):
+        for name, layout in self.layouts.items():
             writer.pointer(name)
             writer.integers(*layout)
-        for name in _OTHERS:
+        for name in (*PARAMETERS, "mean", "rstd"):
             writer.pointer(name)
         writer.pointers_at("workspace", sums)
         rows, width, groups = self.where.rows
@@ -176,12 +144,20 @@ class RowKernel(NamedTuple):
         width = self.where.rows.width
         if alignments is None:
             return vector_width(width)
+        strides = {name: layout.strides for name, layout in self.layouts.items()}
         operands: list[Operand] = []
-        dtypes = self.types.row_operands()
-        for name, dtype, layout in zip(self.row_names, dtypes, self.layouts, strict=True):
+        for name in (*self.layouts, *PARAMETERS):
+            dtype = getattr(self.types, name)
             if dtype is not None:
-                operands.append((alignments[self.arrays[name]], dtype.itemsize, layout.strides))
-        for name, dtype in (("weight", self.types.weight), ("bias", self.types.bias)):
-            if dtype is not None:
-                operands.append((alignments[self.arrays[name]], dtype.itemsize, ()))
+                alignment = alignments[self.arrays[name]]
+                operands.append((alignment, dtype.itemsize, strides.get(name, ())))
         return vector_width(width, operands)
+
+
+def row_kernel(
+    types: RowTypes, where: Geometry, operands: Specs, numbers: tuple[float, ...]
+) -> RowKernel:
+    """Return a kernel of operands, which are named as the kernel names them."""
+    names = FORWARD_ROWS if isinstance(types, ForwardTypes) else BACKWARD_ROWS
+    layouts = {name: where.row_axes.layout_of_input(operands[name]) for name in names}
+    return RowKernel(types, where, layouts, places_of(operands), numbers)

@@ -29,25 +29,14 @@ def l2_norm(
 
         y = x / sqrt(sum(x * x) + eps)
 
-    Source: `normalize` with c = 1. Note that eps is added to the sum of squares, not to their mean,
-    and inside the root; ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps).
+    Source: `normalize` with c = 1, but eps is added to the sum of squares, not to their mean. It is
+    inside the root; ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps).
 
     Parameters
     ----------
     x : array
-        Of at least one axis; float16, bfloat16, float32 or float64.
-    eps : float, optional
-        At least 0, in the unit of x squared.
-    axis : int, optional
-        The first axis of a row, which goes to the last axis; PyTorch's ``dim=`` is one axis alone,
-        so the two agree only for the last. See `normalize`.
-    groups : int, optional
-        The number of equal slices of the last axis that are scaled each by itself; a divisor of its
-        length, with axis -1.
-    dtype : dtype, optional
-        y's; by default x's.
-    out : array, optional
-        Written and returned instead of a new array; it may be x itself.
+    eps, axis, groups, dtype, out : optional
+        As for `normalize`.
 
     Returns
     -------
@@ -57,11 +46,7 @@ def l2_norm(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
-
-    Notes
-    -----
-    Rounding, overflow and which strides are copied are those of `normalize`.
+        As `normalize`, whose notes on rounding, overflow and strides hold, too.
 
     Examples
     --------
@@ -99,18 +84,8 @@ def l2_norm_forward(
     Parameters
     ----------
     x : array
-        Of at least one axis; float16, bfloat16, float32 or float64.
-    eps : float, optional
-        At least 0, in the unit of x squared; added to the sum of squares.
-    axis : int, optional
-        The first axis of a row, which goes to the last axis; not PyTorch's ``dim=``, see
-        `normalize`.
-    groups : int, optional
-        The number of slices of the last axis that are scaled each by itself.
-    dtype : dtype, optional
-        y's; by default x's.
-    out : NormForward, optional
-        Arrays to write in place of new ones, or None, for ``y`` and ``rstd``; y may be exactly x.
+    eps, axis, groups, dtype, out : optional
+        As for `normalize_forward`; eps is added to the sum of squares.
 
     Returns
     -------
@@ -120,11 +95,7 @@ def l2_norm_forward(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
-
-    Notes
-    -----
-    Rounding is that of `normalize_forward`; overflow and which strides are copied, of `normalize`.
+        As `normalize_forward`, which also says where results are rounded.
 
     Examples
     --------
@@ -151,23 +122,13 @@ def l2_norm_backward(
         dr = dy / sqrt(d)
         dx = rstd * (dr - r * mean(r * dr))
 
-    Source: `normalize_backward` with c = 1. Rounding, overflow and which strides are copied are as
-    said there.
+    Source: `normalize_backward` with c = 1.
 
     Parameters
     ----------
-    dy : array
-        Gradient that reaches y, of x's shape; float16, bfloat16, float32 or float64.
-    x : array
-        The forward's.
-    rstd : array
-        The forward's, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x is, else
-        float32.
-    axis, groups : int, optional
-        The first axis of a row (not PyTorch's ``dim=``, see `normalize`) and its groups, as the
-        forward got them.
-    out : NormGrads, optional
-        An array to write in place of a new one, as dx.
+    dy, x, rstd : array
+    axis, groups, out : optional
+        As for `normalize_backward`.
 
     Returns
     -------
@@ -177,7 +138,7 @@ def l2_norm_backward(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_backward` does.
+        As `normalize_backward`, which also says where results are rounded.
 
     Examples
     --------

@@ -39,25 +39,10 @@ def layer_norm(
 
     Parameters
     ----------
-    x : array
-        Of at least one axis; float16, bfloat16, float32 or float64.
-    weight, bias : array, optional
-        Of the row's shape, ``x.shape[axis:]``, each of its own dtype of the four.
-    eps : float, optional
-        At least 0, in the unit of x squared; added to the variance.
-    axis : int, optional
-        The first axis of a row, which goes to the last axis, as in ONNX; PyTorch's
-        ``normalized_shape`` is ``x.shape[axis:]``. See `normalize`.
-    groups, weight_offset, round_before_weight : int, float and bool, optional
-        The slices of the last axis that are normalised each by itself; what is added to weight;
-        whether q / sqrt(...) is rounded to x's dtype before it is multiplied by weight. See
-        `normalize`.
-    gate, gate_activation, gate_position : array, str and str, optional
-        An array of x's shape, its activation, and "pre" or "post". See `normalize`.
-    dtype : dtype, optional
-        y's; by default x's, with round_before_weight what x and weight promote to.
-    out : array, optional
-        Written and returned instead of a new array; it may be x itself.
+    x, weight, bias : array
+    eps, axis, groups, weight_offset, round_before_weight : optional
+    gate, gate_activation, gate_position, dtype, out : optional
+        As for `normalize`; weight and bias are optional.
 
     Returns
     -------
@@ -67,11 +52,7 @@ def layer_norm(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
-
-    Notes
-    -----
-    Rounding, overflow and which strides are copied are those of `normalize`.
+        As `normalize`, whose notes on rounding, overflow and strides hold, too.
 
     Examples
     --------
@@ -119,18 +100,14 @@ def add_layer_norm(
         s = x + residual                        rounded to residual's dtype: the new stream
         y = layer_norm(s, weight, bias)         gated, if there is a gate, as there
 
-    Sources: those of `layer_norm` and `add_normalize`, which also says where results are rounded.
+    Sources: those of `layer_norm` and `add_normalize`.
 
     Parameters
     ----------
-    x, residual : array, and array or None
-        As for `add_normalize`.
-    weight, bias, eps, axis, groups, weight_offset, round_before_weight : optional
-        As for `layer_norm`.
-    gate, gate_activation, gate_position, dtype : optional
-        As for `layer_norm`; the new stream is ungated.
-    residual_dtype, out : dtype and AddNorm, optional
-        As for `add_normalize`.
+    x, residual, weight, bias : array
+    eps, axis, groups, weight_offset, round_before_weight : optional
+    gate, gate_activation, gate_position, dtype, residual_dtype, out : optional
+        As for `add_normalize`; weight and bias are optional, and residual may be None.
 
     Returns
     -------
@@ -140,7 +117,7 @@ def add_layer_norm(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
+        As `add_normalize`, which also says where results are rounded.
 
     Examples
     --------
@@ -186,16 +163,14 @@ def layer_norm_forward(
         rstd = 1 / sqrt(mean(q * q) + eps)
         y = q * rstd * (weight + weight_offset) + bias
 
-    Sources: those of `layer_norm` and `add_normalize`, which also says where results are rounded.
+    Sources: those of `layer_norm` and `add_normalize`.
 
     Parameters
     ----------
-    x, residual, residual_dtype, out : array, array, dtype and NormForward
-        As for `normalize_forward`; all but x are optional.
-    weight, bias, eps, axis, groups, weight_offset, round_before_weight : optional
-        As for `layer_norm`.
-    gate, gate_activation, gate_position, dtype : optional
-        As for `layer_norm`; the new stream is ungated.
+    x, weight, bias, residual : array
+    residual_dtype, eps, axis, groups, weight_offset, round_before_weight : optional
+    gate, gate_activation, gate_position, dtype, out : optional
+        As for `normalize_forward`; weight, bias and residual are optional.
 
     Returns
     -------
@@ -205,7 +180,7 @@ def layer_norm_forward(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
+        As `normalize_forward`, which also says where results are rounded.
 
     Examples
     --------
@@ -255,18 +230,14 @@ def layer_norm_backward(
         dweight = sum over rows of dy * r
         dbias = sum over rows of dy
 
-    Source: `normalize_backward`, which also says where results are rounded.
+    Source: `normalize_backward`.
 
     Parameters
     ----------
-    dy, x, weight, bias, rstd, mean, d_residual, gate : array
-        As for `normalize_backward`: dy reaches y, x is what was normalised (the forward's
-        ``residual`` where it has one), rstd and mean are the forward's and needed. Without weight,
-        bias, d_residual or gate, None.
-    axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
-        As the forward got them.
-    x_dtype, needs, out, workspace, accumulate : optional
-        As for `normalize_backward`.
+    dy, x, weight, bias, rstd, mean, d_residual : array
+    axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
+    gate_position, x_dtype, needs, out, workspace, accumulate : optional
+        As for `normalize_backward`; weight, bias and d_residual are optional, mean is needed.
 
     Returns
     -------
@@ -276,7 +247,7 @@ def layer_norm_backward(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_backward` does.
+        As `normalize_backward`, which also says where results are rounded.
 
     Examples
     --------
@@ -291,7 +262,5 @@ def layer_norm_backward(
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
     rest = (None, weight_offset, weight is not None, x_dtype, needs, accumulate)
     validate.out_type("layer_norm_backward", out, NormGrads)
-    params = ("layer_norm_backward", *norm, *rest)
-    inputs = (dy, x, rstd, mean, d_residual, gate, weight, bias)
-    arrays = (*inputs, *(out or NormGrads()), workspace)
-    return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))
+    arrays = (dy, x, rstd, mean, d_residual, gate, weight, bias, *(out or NormGrads()), workspace)
+    return NormGrads(*dispatch(ROW_BACKWARD, ("layer_norm_backward", *norm, *rest), arrays))

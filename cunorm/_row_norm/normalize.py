@@ -33,8 +33,8 @@ def normalize(
 ) -> Any:
     """Normalise each row of x to the length c, by default the square root of its width.
 
-    A row is all the axes from `axis` to the last, or with `groups` a slice of the last one; d is
-    its number of elements, mean() is over a row, g is the activation of the gate::
+    A row is all axes from `axis` to the last, or with `groups` a slice of the last one; d is its
+    number of elements, mean() is over a row, g is the activation of the gate::
 
         p = x * g(gate)     if there is a pre-gate, else x
         q = p - mean(p)     if center, else p
@@ -51,42 +51,36 @@ def normalize(
         PyTorch or JAX, or any other object with ``__dlpack__``.
     weight, bias : array, optional
         Of the row's shape, ``x.shape[axis:]`` (all groups side by side), each of its own dtype of
-        the four, and on x's device as every array of a call. Without weight the factor is 1,
-        without bias nothing is added.
+        the four. All arrays of a call are on one device. By default the factor 1, and no bias.
     c : float, optional
-        The length of a row before weight and bias, in y's unit; a constant, never learned. By
-        default sqrt(d), with which the mean square of a row is 1.
+        The length of a row before weight and bias, in y's unit. With the default, sqrt(d), the mean
+        square of a row is 1.
     center : bool, optional
         Whether the mean of the row is subtracted first.
     eps : float, optional
-        At least 0, in the unit of x squared (of p, where there is a pre-gate). It is inside the
-        root.
+        At least 0, in the unit of p squared; inside the root.
     axis : int, optional
-        The first axis of a row, which goes to the last axis, as in ONNX's LayerNormalization.
-        PyTorch's ``normalized_shape`` is the shape of such a row. PyTorch's ``dim=`` is another
-        thing, one axis alone: the two agree only for the last.
+        The first axis of a row, as in ONNX. PyTorch's ``normalized_shape`` is ``x.shape[axis:]``;
+        its ``dim=`` is one axis alone, which is the same only for the last.
     groups : int, optional
-        The number of equal slices of the last axis that are normalised each by itself; a divisor of
-        its length, with axis -1. Heads that share one weight need none: give x the shape
-        ``(..., heads, head_dim)``, on a view of a fused qkv too, as in `rms_norm`'s examples.
+        Equal slices of the last axis, each normalised by itself; a divisor of its length, with axis
+        -1. Heads that share one weight need none: give x the shape ``(..., heads, head_dim)``, as
+        in `rms_norm`'s examples.
     weight_offset : float, optional
-        Added to weight, which must be there, in the type of the computation and not rounded to that
-        of weight. 1.0 is Gemma's ``1 + weight``.
+        Added to weight, which must be there, before any rounding. 1.0 is Gemma's ``1 + weight``.
     round_before_weight : bool, optional
-        Whether c / sqrt(d) * r is rounded to x's dtype before it is multiplied by weight, as Llama,
-        Qwen and Mamba-2 do.
-    gate : array, optional
-        Of x's shape, of its own dtype of the four; it may be an expanded view.
-    gate_activation : str, optional
-        g, by its name, such as "silu", "sigmoid" or "identity"; the error for another lists all.
-    gate_position : str, optional
-        "pre", where the gate is applied to x, or "post", to what is normalised.
+        Whether c / sqrt(d) * r is rounded to x's dtype before it is multiplied by weight, as in
+        Llama, Qwen and Mamba-2.
+    gate, gate_activation, gate_position : array, str and str, optional
+        The gate, of x's shape, of its own dtype of the four; it may be an expanded view. g, such as
+        "silu", "sigmoid" or "identity"; the error for an unknown name lists all. "pre", where the
+        gate multiplies x, or "post", where it multiplies the normalised row.
     dtype : dtype, optional
-        y's, as a name or a dtype of any of the frameworks. By default x's; with
-        round_before_weight and a weight, the dtype that the two promote to.
+        y's, as a name or a dtype of any framework. By default x's; with round_before_weight and a
+        weight, the dtype that the two promote to.
     out : array, optional
-        Written and returned instead of a new array; its dtype is y's. It may be exactly an input,
-        say x itself, and overlaps none otherwise. Without it, no input is ever written to.
+        Written and returned instead of a new array. It may be exactly an input, such as x, and
+        overlaps none otherwise. Without it, no input is written to.
 
     Returns
     -------
@@ -96,13 +90,11 @@ def normalize(
     Raises
     ------
     TypeError
-        If an argument is of a type, or an array of a dtype, that is not among those above, or an
-        array stands for something other than its memory (masked array, tensor subclass, tracer).
+        If an argument has another type or dtype than above, or an array is not plain memory (masked
+        array, tensor subclass, tracer).
     ValueError
-        If shapes, devices, `axis`, `eps`, `c` or `out` do not fit, a row has no or 2**31 elements,
-        `groups` do not divide the last axis or are given with another one, the gate's activation or
-        position is unknown, `weight_offset` has no weight to be added to, or a tensor requires
-        grad. All this is checked before anything is written.
+        If shapes, devices, scalars or `out` do not fit, a row has no or 2**31 elements, or a tensor
+        requires grad. All is checked before anything is written.
     ImportError
         If x is on CUDA and CuPy or NVRTC is not installed.
     RuntimeError
@@ -110,24 +102,21 @@ def normalize(
 
     Notes
     -----
-    Rounding: statistics, sums and products are float64 if x is, else float32, and y is rounded to
-    its dtype once, on the store; nothing is rounded before unless round_before_weight asks for it.
-    The numbers eps and weight_offset are rounded to that type of the computation too, c / sqrt(d)
-    along with the root that divides it; those beyond its range become infinite or 0.
-    The mean is corrected by the mean of what it leaves, so a constant row gives y = bias exactly,
-    with eps > 0 and a finite sum. A row's y depends on no other row, nor on strides, bit for bit.
+    Rounding: statistics, sums and products are float64 if x is, else float32; y is rounded once, on
+    the store. eps, weight_offset and c / sqrt(d), with the root, are rounded to that type, too, and
+    become infinite or 0 beyond its range. The mean is corrected by the mean of what it leaves, so a
+    constant row gives y = bias exactly, with eps > 0 and a finite sum. A row's y depends on no
+    other row, nor on strides, bit for bit.
 
-    Overflow: a sum, or a sum of squares, beyond 3.4e38 is infinite in float32, and the row then is
-    what IEEE arithmetic makes of it, zeros or NaN. Elements of float16 are too small for that,
-    unless a pre-gate enlarges them; those of bfloat16 and float32, from 1.8e19 / sqrt(d) on, are
-    not. Underflow: squares below 1.2e-38 lose digits, which an eps as small does not cover.
+    Overflow: in float32 a sum, or a sum of squares, beyond 3.4e38 is infinite, and the row becomes
+    zeros or NaN. Elements of bfloat16 and float32 from 1.8e19 / sqrt(d) on do this; those of
+    float16 only with a pre-gate. Squares below 1.2e-38 lose digits.
 
-    Strides: rows may lie anywhere, in any order, at no copy, if each row is contiguous and aligned,
-    and the axes before it, those that one stride walks taken as one, are at most three. Another
-    input is copied once; another `out` is an error.
+    Strides: rows are read and written in place if each is contiguous and aligned, and the axes
+    before it are at most three, counting those that one stride walks as one. Another input is
+    copied once; another `out` is an error.
 
-    Without a C++ compiler, host arrays are normalised by `cunorm.reference`, in float64, with one
-    warning.
+    Without a C++ compiler, `cunorm.reference` normalises host arrays in float64, with one warning.
 
     Examples
     --------
@@ -178,59 +167,42 @@ def add_normalize(
         s = x + residual                        rounded to residual's dtype: the new stream
         y = normalize(s, weight, bias)          gated, if there is a gate, as there
 
-    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square. A stack of
-    layers ``x = f(norm(x)) + x`` becomes ``y, stream = add_norm(branch, stream); branch = f(y)``,
-    which begins with ``residual=None`` and ends with ``branch + stream``.
+    Source: that of `normalize`. A stack of layers ``x = f(norm(x)) + x`` becomes
+    ``y, stream = add_norm(branch, stream); branch = f(y)``, which begins with ``residual=None`` and
+    ends with ``branch + stream``.
 
     Parameters
     ----------
     x : array
-        What the last layer adds to the stream. Of at least one axis; float16, bfloat16, float32 or
-        float64.
+        As for `normalize`: what the last layer adds to the stream.
     residual : array or None
-        The stream, of x's shape, of its own dtype of the four. None where it begins: then x is the
-        new stream, and no zeros are read.
-    weight, bias : array, optional
-        Of the row's shape, ``x.shape[axis:]``, each of its own dtype of the four.
-    c : float, optional
-        The length of a row before weight and bias; by default sqrt(d), d being its width.
-    center : bool, optional
-        Whether the mean of the row is subtracted first.
-    eps : float, optional
-        At least 0, in the unit of x squared; added to the mean square.
-    axis : int, optional
-        The first axis of a row, which goes to the last axis; not PyTorch's ``dim=``, see
-        `normalize`.
-    groups, weight_offset, round_before_weight : int, float and bool, optional
-        As for `normalize`; what is rounded before weight is rounded to x's dtype, not the stream's.
-    gate, gate_activation, gate_position : array, str and str, optional
+        The stream, of x's shape, of its own dtype of the four. With None, x is the new stream.
+    weight, bias, c, center, eps, axis, groups, weight_offset, round_before_weight, dtype : optional
+        As for `normalize`: rows are rounded before weight to x's dtype, not the stream's.
+    gate, gate_activation, gate_position : optional
         As for `normalize`. A pre-gate is applied to s on the way to y: the new stream is ungated.
-    dtype : dtype, optional
-        y's; by default as for `normalize`.
     residual_dtype : dtype, optional
         The new stream's. By default residual's, which it has to agree with, or else x's.
     out : AddNorm, optional
-        Arrays to write in place of new ones, or None, for each result. y may be exactly an
-        input, but not an x that is returned as the new stream; the new stream may be exactly x or
-        residual (``out=AddNorm(residual=residual)`` updates it). They overlap no input otherwise.
+        Arrays to write in place of new ones, or None, for each result. y may be exactly an input,
+        but not an x that is returned as the new stream; the new stream may be exactly x or residual
+        (``out=AddNorm(residual=residual)`` updates it). They overlap no input otherwise.
 
     Returns
     -------
     AddNorm
-        ``y`` and ``residual``, the new stream, both of x's shape, framework and device. Without
-        residual the new stream is x itself, unless another dtype or an array in `out` is asked for.
+        ``y`` and ``residual``, the new stream, both like x. Without residual the stream is x itself
+        unless `residual_dtype` is another or `out` has an array for it.
 
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
+        As `normalize`, whose notes on overflow and strides hold, too.
 
     Notes
     -----
-    Rounding: everything is computed in float64 if x or the stream is, else in float32. The sum is
-    rounded to the stream's dtype and the norm reads the rounded values, as after a separate
-    addition; y is rounded once more, on the store. Overflow and which strides are copied are those
-    of `normalize`.
+    Rounding: all is computed in float64 if x or the stream is, else in float32. The sum is rounded
+    to the stream's dtype before it is normalised, as by a separate addition; y once, on the store.
 
     Examples
     --------
@@ -281,57 +253,31 @@ def normalize_forward(
         n = c / sqrt(d) * (q * rstd) * (weight + weight_offset) + bias
         y = n * g(gate)     if there is a post-gate, else n
 
-    Source: "Normalize with Residual or Gate" (xopes), with eps added to the mean square.
+    Source: that of `normalize`.
 
     Parameters
     ----------
-    x : array
-        Of at least one axis; float16, bfloat16, float32 or float64.
-    weight, bias : array, optional
-        Of the row's shape, ``x.shape[axis:]``, each of its own dtype of the four.
-    residual : array, optional
-        The residual stream to which x is added, of x's shape, of its own dtype of the four.
-    residual_dtype : dtype, optional
-        The new stream's. By default residual's, which it has to agree with. Given without
-        residual, x rounded to it is the new stream.
-    c : float, optional
-        The length of a row before weight and bias; by default sqrt(d).
-    center : bool, optional
-        Whether the mean of the row is subtracted first.
-    eps : float, optional
-        At least 0, in the unit of x squared; added to the mean square.
-    axis : int, optional
-        The first axis of a row, which goes to the last axis; not PyTorch's ``dim=``, see
-        `normalize`.
-    groups, weight_offset, round_before_weight : int, float and bool, optional
-        As for `normalize`; what is rounded before weight is rounded to x's dtype, not the stream's.
-    gate, gate_activation, gate_position : array, str and str, optional
-        As for `normalize`. The new stream is ungated.
-    dtype : dtype, optional
-        y's; by default as for `normalize`.
+    x, weight, bias : array
+    c, center, eps, axis, groups, weight_offset, round_before_weight : optional
+    gate, gate_activation, gate_position, dtype : optional
+        As for `add_normalize`.
+    residual, residual_dtype : array and dtype, optional
+        As for `add_normalize`. Without residual, x rounded to that dtype is the new stream.
     out : NormForward, optional
-        Arrays to write in place of new ones, or None, for each result. y may be exactly an
-        input, but not an x that is returned as the new stream, as with residual_dtype alone where
-        that is x's dtype; the new stream may be exactly x or residual. They overlap no input
-        otherwise.
+        As for `add_normalize`; mean and rstd overlap no input.
 
     Returns
     -------
     NormForward
-        ``y``; ``residual``, the new stream, None where neither residual, nor its dtype, nor an
-        array for it was given; ``mean`` of p, None without center; and ``rstd``. y and residual
-        have x's shape, mean and rstd have the shape ``x.shape[:axis]``, with a last axis of length
-        `groups` if those are not 1, and are float64 if x or the new stream is, else float32.
+        ``y`` and ``residual`` as from `add_normalize`, but None for the stream where neither
+        residual, nor its dtype, nor an array for it is given; ``mean`` of p, None without center;
+        and ``rstd``. Both have the shape ``x.shape[:axis]``, with a last axis of length `groups` if
+        those are not 1, and are float64 if x or the new stream is, else float32.
 
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
-
-    Notes
-    -----
-    Rounding is that of `add_normalize`: mean and rstd are of the type everything is computed in,
-    and rounded to nothing less. Overflow and which strides are copied are those of `normalize`.
+        As `normalize`. Rounding is that of `add_normalize`; mean and rstd are not rounded further.
 
     Examples
     --------
@@ -397,69 +343,63 @@ def normalize_backward(
     Parameters
     ----------
     dy : array
-        Gradient that reaches y, of x's shape; float16, bfloat16, float32 or float64.
+        Gradient of y, of x's shape; float16, bfloat16, float32 or float64.
     x : array
         What was normalised: the forward's ``residual`` where it has one, else its x. Of its own
         dtype of the four, as every array here but rstd and mean.
     weight, bias : array, optional
-        The forward's. Of bias only the shape and the dtype matter, which dbias gets, unless a
-        post-gate's dgate is wanted.
+        The forward's. Of bias only shape and dtype are used, for dbias, unless a post-gate's dgate
+        is wanted.
     rstd, mean : array
         The forward's, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x or dx is,
         else float32. The mean is needed with center, and not read without.
     d_residual : array, optional
-        Gradient that reaches the new residual stream from above, of x's shape. It goes to dx as it
-        is, past a pre-gate too.
-    c, center, axis, groups, weight_offset : float, bool, int, int and float, optional
-        As the forward got them: the row's length, whether its mean was subtracted, its first axis
-        (not PyTorch's ``dim=``, see `normalize`), its groups, what is added to weight.
+        Gradient of the new residual stream, of x's shape. It is added to dx, past a pre-gate too.
+    c, center, axis, groups, weight_offset, gate, gate_activation, gate_position : optional
+        As the forward got them.
     round_before_weight : bool, optional
         As the forward got it: k * r is rounded to dx's dtype, that of the forward's x, for n and
-        dweight. The gradient passes the rounding as it is.
-    gate, gate_activation, gate_position : array, str and str, optional
-        As the forward got them.
+        dweight. The gradient passes the rounding unchanged.
     x_dtype : dtype, optional
         dx's; by default x's. Where the forward added an x of bfloat16 to a stream of float32, give
         bfloat16: then dx (bfloat16) and dresidual (float32) are written in one pass.
     needs : tuple of str, optional
         The operands whose gradients are wanted, of "x" (dx and dresidual), "weight", "bias" and
-        "gate"; by default all that there are. Nothing else is computed or written, and an array
-        that only another gradient needs is not read: ``("bias",)`` reads dy, and the gate if it is
-        a post-gate, ``("weight",)`` besides those x, rstd, mean and any gate.
+        "gate"; by default all that there are. Nothing else is computed or written, and arrays are
+        read only where needed: ``("bias",)`` reads dy and a post-gate, ``("weight",)`` also x,
+        rstd, mean and any gate.
     out : NormGrads, optional
         Arrays to write in place of new ones, or None, for each gradient. An array may be exactly an
         input, and overlaps none otherwise.
     workspace : array, optional
-        Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of
-        uint8 or one of the four dtypes, of at least `workspace_size` bytes, its address a multiple
-        of 16. Nothing is kept in it between calls. With it, and with an array in `out` for
-        each gradient, a call allocates nothing.
+        Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of uint8
+        or one of the four dtypes, of at least `workspace_size` bytes, its address a multiple of 16.
+        It holds nothing between calls. With it, and all gradients in `out`, a call allocates
+        nothing.
     accumulate : bool, optional
-        Whether dweight and dbias are added to what their arrays in `out` hold, which then must be
-        there and float32 or float64, whatever the parameter is. dx and dgate are written as ever.
+        Whether dweight and dbias are added to their arrays in `out`, which then must be there, and
+        float32 or float64. dx and dgate are overwritten.
 
     Returns
     -------
     NormGrads
         ``dx``, the branch's gradient, and ``dresidual``, the stream's, of x's shape: the same
         numbers, dresidual in x's dtype, and the same array where the dtypes agree. ``dweight`` and
-        ``dbias``, of the row's shape and their parameter's dtype. ``dgate``, of x's shape, also
-        where the gate is an expanded view, and of the gate's dtype. None for what is not in `needs`
-        or has no operand.
+        ``dbias``, of the row's shape and their parameter's dtype. ``dgate``, of x's shape, even for
+        an expanded gate, and the gate's dtype. None for what is not in `needs` or has no operand.
 
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does; also where the mean is missing, `needs` has another name, `workspace`
-        is too small, or `accumulate` has no arrays to add to.
+        As `normalize`; also where the mean is missing, `needs` has another name, `workspace` is too
+        small, or `accumulate` has no arrays to add to.
 
     Notes
     -----
-    Rounding: everything is computed in rstd's dtype, and each result rounded once, on the store.
-    The rounding error of the mean is measured on x and taken out. dweight and dbias are sums of
-    parts in a fixed order, so that they repeat bit for bit, on a CPU with any number of threads;
-    with accumulate, what was there is added before they are rounded.
-    Overflow and which strides are copied are as for `normalize`.
+    Rounding: all is computed in rstd's dtype, and each result rounded once, on the store. The
+    rounding error of the mean is measured on x and removed. dweight and dbias are sums of parts in
+    a fixed order and repeat bit for bit, on a CPU with any number of threads; with accumulate, the
+    old value is added before they are rounded. Overflow and strides are as for `normalize`.
 
     Examples
     --------
@@ -486,7 +426,5 @@ def normalize_backward(
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
     rest = (typed_key(c), weight_offset, weight is not None, x_dtype, needs, accumulate)
     validate.out_type("normalize_backward", out, NormGrads)
-    params = ("normalize_backward", *norm, *rest)
-    inputs = (dy, x, rstd, mean, d_residual, gate, weight, bias)
-    arrays = (*inputs, *(out or NormGrads()), workspace)
-    return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))
+    arrays = (dy, x, rstd, mean, d_residual, gate, weight, bias, *(out or NormGrads()), workspace)
+    return NormGrads(*dispatch(ROW_BACKWARD, ("normalize_backward", *norm, *rest), arrays))

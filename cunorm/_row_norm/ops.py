@@ -10,12 +10,7 @@ from typing import Any
 from cunorm._core.dtypes import numpy_dtype
 from cunorm._core.plan import OpDef
 from cunorm._row_norm.plan import BACKWARD_INPUTS, FORWARD_INPUTS, plan_backward, plan_forward
-from cunorm._row_norm.spec import (
-    RowBackwardSpec,
-    RowForwardSpec,
-    parse_backward,
-    parse_forward,
-)
+from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec, parse_backward, parse_forward
 from cunorm.reference import normalize_backward, normalize_forward
 from cunorm.reference.rows import store
 from cunorm.results import NormForward, NormGrads
@@ -39,8 +34,8 @@ def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
 
 def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None:
     dy, x, rstd, mean, d_residual, gate, weight, bias, dx, dweight, dbias, dgate, dresidual = arrays
-    outputs = {"x": dx if dx is not None else dresidual, "weight": dweight, "bias": dbias}
-    outputs["gate"] = dgate
+    of_x = dresidual if dx is None else dx
+    outputs = {"x": of_x, "weight": dweight, "bias": dbias, "gate": dgate}
     exact = normalize_backward(
         *(dy, x, weight, bias),
         rstd=rstd,

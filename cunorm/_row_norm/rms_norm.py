@@ -37,25 +37,13 @@ def rms_norm(
 
     Parameters
     ----------
-    x : array
-        Of at least one axis; float16, bfloat16, float32 or float64.
-    weight : array, optional
-        Of the row's shape, ``x.shape[axis:]``, of its own dtype of the four.
+    x, weight : array
+    axis, groups, weight_offset, round_before_weight : optional
+    gate, gate_activation, gate_position, dtype, out : optional
+        As for `normalize`; weight is optional.
     eps : float, optional
-        At least 0, in the unit of x squared. PyTorch's default is the machine epsilon of the type
-        that it computes in, float32's for half precision.
-    axis : int, optional
-        The first axis of a row, as for `normalize`; not PyTorch's ``dim=``.
-    groups, weight_offset, round_before_weight : int, float and bool, optional
-        The slices of the last axis that are normalised each by itself; what is added to weight;
-        whether x / sqrt(...) is rounded to x's dtype before it is multiplied by weight. See
-        `normalize`.
-    gate, gate_activation, gate_position : array, str and str, optional
-        An array of x's shape, its activation, and "pre" or "post". See `normalize`.
-    dtype : dtype, optional
-        y's; by default x's, with round_before_weight what x and weight promote to.
-    out : array, optional
-        Written and returned instead of a new array; it may be x itself.
+        As for `normalize`. PyTorch's default is the machine epsilon of the type that it computes
+        in, float32's for half precision.
 
     Returns
     -------
@@ -65,11 +53,7 @@ def rms_norm(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
-
-    Notes
-    -----
-    Rounding, overflow and which strides are copied are those of `normalize`.
+        As `normalize`, whose notes on rounding, overflow and strides hold, too.
 
     Examples
     --------
@@ -133,18 +117,14 @@ def add_rms_norm(
         s = x + residual                        rounded to residual's dtype: the new stream
         y = rms_norm(s, weight)                 gated, if there is a gate, as there
 
-    Sources: those of `rms_norm` and `add_normalize`, which also says where results are rounded.
+    Sources: those of `rms_norm` and `add_normalize`.
 
     Parameters
     ----------
-    x, residual : array, and array or None
-        As for `add_normalize`.
-    weight, eps, axis, groups, weight_offset, round_before_weight : optional
-        As for `rms_norm`.
-    gate, gate_activation, gate_position, dtype : optional
-        As for `rms_norm`; the new stream is ungated.
-    residual_dtype, out : dtype and AddNorm, optional
-        As for `add_normalize`.
+    x, residual, weight : array
+    eps, axis, groups, weight_offset, round_before_weight : optional
+    gate, gate_activation, gate_position, dtype, residual_dtype, out : optional
+        As for `add_normalize`; weight is optional, and residual may be None.
 
     Returns
     -------
@@ -154,7 +134,7 @@ def add_rms_norm(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
+        As `add_normalize`, which also says where results are rounded.
 
     Examples
     --------
@@ -198,16 +178,14 @@ def rms_norm_forward(
         rstd = 1 / sqrt(mean(s * s) + eps)
         y = s * rstd * (weight + weight_offset)
 
-    Sources: those of `rms_norm` and `add_normalize`, which also says where results are rounded.
+    Sources: those of `rms_norm` and `add_normalize`.
 
     Parameters
     ----------
-    x, residual, residual_dtype, out : array, array, dtype and NormForward
-        As for `normalize_forward`; all but x are optional.
-    weight, eps, axis, groups, weight_offset, round_before_weight : optional
-        As for `rms_norm`.
-    gate, gate_activation, gate_position, dtype : optional
-        As for `rms_norm`; the new stream is ungated.
+    x, weight, residual : array
+    residual_dtype, eps, axis, groups, weight_offset, round_before_weight : optional
+    gate, gate_activation, gate_position, dtype, out : optional
+        As for `normalize_forward`; weight and residual are optional.
 
     Returns
     -------
@@ -217,7 +195,7 @@ def rms_norm_forward(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize` does.
+        As `normalize_forward`, which also says where results are rounded.
 
     Examples
     --------
@@ -264,17 +242,14 @@ def rms_norm_backward(
         dx = rstd * (dr - r * mean(r * dr)) + d_residual
         dweight = sum over rows of dy * r
 
-    Source: `normalize_backward`, which also says where results are rounded.
+    Source: `normalize_backward`.
 
     Parameters
     ----------
-    dy, x, weight, rstd, d_residual, gate : array
-        As for `normalize_backward`: dy reaches y, x is what was normalised (the forward's
-        ``residual`` where it has one), rstd and gate the forward's; None for what there is not.
-    axis, groups, weight_offset, round_before_weight, gate_activation, gate_position : optional
-        As the forward got them.
-    x_dtype, needs, out, workspace, accumulate : optional
-        As for `normalize_backward`; the names in `needs` with an operand are "x", "weight", "gate".
+    dy, x, weight, rstd, d_residual : array
+    axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
+    gate_position, x_dtype, needs, out, workspace, accumulate : optional
+        As for `normalize_backward`; weight and d_residual are optional.
 
     Returns
     -------
@@ -284,7 +259,7 @@ def rms_norm_backward(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_backward` does.
+        As `normalize_backward`, which also says where results are rounded.
 
     Examples
     --------
@@ -298,7 +273,5 @@ def rms_norm_backward(
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
     rest = (None, weight_offset, weight is not None, x_dtype, needs, accumulate)
     validate.out_type("rms_norm_backward", out, NormGrads)
-    params = ("rms_norm_backward", *norm, *rest)
-    inputs = (dy, x, rstd, None, d_residual, gate, weight, None)
-    arrays = (*inputs, *(out or NormGrads()), workspace)
-    return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))
+    arrays = (dy, x, rstd, None, d_residual, gate, weight, None, *(out or NormGrads()), workspace)
+    return NormGrads(*dispatch(ROW_BACKWARD, ("rms_norm_backward", *norm, *rest), arrays))

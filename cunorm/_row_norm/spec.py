@@ -24,7 +24,7 @@ _POSITIONS = ("pre", "post")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowNormSpec:
-    """What both directions of a row norm have."""
+    """The scalars of both directions of a row norm."""
 
     function: str
     center: bool
@@ -37,7 +37,7 @@ class RowNormSpec:
     weight_offset: float
 
     def formula(self, *, gate: bool, weight: bool, x_dtype: DType, compute: DType) -> Formula:
-        """Return the formula that kernels are compiled for, with such operands."""
+        """Return the formula of a build, with or without a gate and a weight."""
         return Formula(
             center=self.center,
             activation=self.gate_activation if gate else "identity",
@@ -48,16 +48,7 @@ class RowNormSpec:
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments that both directions of `normalize` have."""
-        return {
-            "c": self.c,
-            "center": self.center,
-            "axis": self.axis,
-            "groups": self.groups,
-            "weight_offset": self.weight_offset,
-            "round_before_weight": self.round_before_weight,
-            "gate_activation": self.gate_activation,
-            "gate_position": self.gate_position,
-        }
+        return {name: getattr(self, name) for name in NORM_PARAMS[:-1]}
 
     @property
     def rounds_row(self) -> bool:
@@ -83,10 +74,9 @@ class RowForwardSpec(RowNormSpec):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return what the caller names the array for each output."""
-        if not self.saves and not self.streams:
-            return ("out",) * len(NormForward._fields)
-        return tuple(f"out.{name}" for name in NormForward._fields)
+        """Return the caller's name for each output's array."""
+        is_tuple = self.saves or self.streams
+        return tuple(f"out.{name}" if is_tuple else "out" for name in NormForward._fields)
 
     @property
     def has_stream(self) -> bool:
@@ -94,7 +84,7 @@ class RowForwardSpec(RowNormSpec):
         return bool(self.streams) or self.residual_dtype is not None
 
     def mean_eps(self, width: int) -> float:
-        """Return what is added to the mean of squares."""
+        """Return the eps that is added to the mean of squares."""
         return self.eps / width if self.eps_of_sum else self.eps
 
 
@@ -108,15 +98,12 @@ class RowBackwardSpec(RowNormSpec):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return what the caller names the array for each output."""
+        """Return the caller's name for each output's array."""
         return tuple(f"out.{name}" for name in NormGrads._fields)
 
 
 # The scalars of both directions, after the function, in the order of `parse_forward`.
-NORM_PARAMS = (
-    *("center", "axis", "groups", "round_before_weight", "gate_activation", "gate_position"),
-    *("c", "weight_offset", "has_weight"),
-)
+NORM_PARAMS = (*(one.name for one in fields(RowNormSpec)[1:]), "has_weight")
 
 
 @memoize(typed=True)

@@ -14,12 +14,11 @@ from cunorm._core.caps import NONE, PORTABLE_CLUSTER, Features
 from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._row_norm.kernels import ForwardTypes, RowTypes
 
-# Bytes of a pack once converted, of which a thread has several in registers at a time.
+# Bytes of a pack in the compute type; a thread has several packs in registers.
 PACK_BYTES = 32
 # Of a multiprocessor; a warp's registers are in one of its partitions.
 _WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MOST_REGISTERS = 32, 64 << 10, 4, 2048, 255
-# Threads that may share a row in a block, and those of a block of a cluster, of which there are so
-# many at most.
+# Threads of a block that may share a row; those of a block of a cluster, and sizes of clusters.
 _TEAMS = (4, 8, 16, 32, 64, 128, 256, 512)
 _CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
@@ -33,16 +32,16 @@ class _Tuning(NamedTuple):
     most_elements: int  # the same, where a row is too long for more threads
     registers: int  # beside those that hold the row and its sums
     element_factor: float  # of those that hold the row and its sums
-    narrow_registers: int  # more of them, where operands are converted
-    narrow_element: float  # the same for each element
-    single_registers: int  # instead, where packs are of one element
-    pair_element: float  # and more for each element, where packs are of two
-    streamed_registers: int  # more of them, where rows are streamed
-    residual_registers: int  # more of those, where a residual is added and nothing is centered
-    gate_registers: int  # more of them, for an activation
-    gate_element: float  # the same for each element
-    gate_element_of_many: float  # instead, where a thread holds more elements than are preferred
-    center_element: float  # more of them for each element of a row that is centered
+    pair_element: float  # more for each element, where packs are of two
+    gate_registers: int  # more, for an activation
+    gate_element_of_many: float  # more for each element, if a thread holds more than are preferred
+    gate_element: float = 0  # instead, if it does not
+    narrow_registers: int = 0  # more, where operands are converted
+    narrow_element: float = 0  # the same for each element
+    single_registers: int = 0  # instead, where packs are of one element
+    streamed_registers: int = 0  # more, where rows are streamed
+    residual_registers: int = 0  # more, where a residual is added and nothing is centered
+    center_element: float = 0  # more for each element of a row that is centered
 
 
 _FORWARD = _Tuning(
@@ -51,14 +50,9 @@ _FORWARD = _Tuning(
     most_elements=64,
     registers=36,
     element_factor=1.0,
-    narrow_registers=0,
-    narrow_element=0,
-    single_registers=0,
     pair_element=1.25,
-    streamed_registers=0,
     residual_registers=13,
     gate_registers=24,
-    gate_element=0,
     gate_element_of_many=0.625,
     center_element=0.625,
 )
@@ -73,11 +67,9 @@ _BACKWARD = _Tuning(
     single_registers=28,
     pair_element=2,
     streamed_registers=12,
-    residual_registers=0,
     gate_registers=28,
     gate_element=1.25,
     gate_element_of_many=1.25,
-    center_element=0,
 )
 
 
@@ -153,8 +145,8 @@ def _of_cluster(types: RowTypes, width: int, pack: int, largest: int) -> Team | 
 
     If there are none such, the more blocks the better.
 
-    Where a GPU has no room for clusters of so many blocks, half as many of twice the threads add in
-    the same order, that of the cluster's warps, if their registers suffice; else others are found.
+    Where a GPU has no room for the cluster, half the blocks of twice the threads add in the same
+    order, that of the cluster's warps, if their registers suffice; else another is found.
     """
     for least, clusters in ((2, _CLUSTERS), (1, _CLUSTERS[::-1])):
         for blocks in clusters:
@@ -206,7 +198,7 @@ def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0
 
 
 def _registers(types: RowTypes, elements: int, pack: int) -> int:
-    """Return about how many registers a thread needs that holds so many elements of a row."""
+    """Return about how many registers a thread needs to hold these elements of a row."""
     tuning, held = _tuning(types), types.held_operands()
     of_element = sum(max(size / 4, 1 / pack) for size in held)
     registers = tuning.registers

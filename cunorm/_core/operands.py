@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""The operands of a call by name: their dtypes, places and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from cunorm._core.build import Macros, cuda_type
+from cunorm._core.dtypes import DType
+from cunorm._core.plan import OutputSpec
+from cunorm._core.tensor import TensorSpec, optional_dtype
+
+Specs = dict[str, TensorSpec | None]  # in the order of a call's arrays
+
+PARAMETERS, SUMS = ("weight", "bias"), ("dweight", "dbias")
+
+
+def present(spec: TensorSpec | None) -> TensorSpec:
+    """Return the spec of an operand that a call always has."""
+    assert spec is not None
+    return spec
+
+
+def dtypes_of(operands: Specs, names: Iterable[str]) -> dict[str, Any]:
+    """Return the dtypes of some operands, None where absent."""
+    return {name: optional_dtype(operands[name]) for name in names}
+
+
+def type_macros(types: object, *names: str) -> Macros:
+    """Return the part of a build that says the dtypes of some operands: X_T for x."""
+    return tuple((f"{name.upper()}_T", cuda_type(getattr(types, name))) for name in names)
+
+
+def places_of(operands: Specs) -> dict[str, int]:
+    """Return the places of the arrays that there are, and of the workspace, which is the last."""
+    places = {name: place for place, name in enumerate(operands) if operands[name] is not None}
+    return places | {"workspace": len(operands)}
+
+
+def with_new_outputs(
+    given: Specs, wanted: dict[str, TensorSpec], first: int
+) -> tuple[Specs, tuple[OutputSpec, ...]]:
+    """Return all outputs of a call, whose places begin at `first`, and those to allocate."""
+    new = {name: spec for name, spec in wanted.items() if given[name] is None}
+    fields = [*given]
+    outputs = (OutputSpec(first + fields.index(name), spec) for name, spec in new.items())
+    return given | new, tuple(outputs)
+
+
+def check_shape(
+    function: str, argument: str, spec: TensorSpec | None, shape: tuple[int, ...], of: str
+) -> None:
+    """Check the shape of an operand; `of` says what it has to match."""
+    if spec is not None and spec.shape != shape:
+        raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{of}")
+
+
+def check_compute(
+    function: str, argument: str, spec: TensorSpec | None, compute: DType, wide: str
+) -> None:
+    """Check that a statistic has the compute type; `wide` names what makes that float64."""
+    if spec is not None and spec.dtype is not compute:
+        raise TypeError(
+            f"{function}: {argument} has dtype {spec.dtype}, expected {compute}, the compute type: "
+            f"float64 if {wide} is, else float32"
+        )
