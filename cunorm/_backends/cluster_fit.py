@@ -34,9 +34,7 @@ def allow_large_clusters(cupy: Any, function: Any) -> None:
 def clusters_that_fit(function: Any, launch: Launch) -> int:
     """Return how many clusters of a launch the current device runs at a time; 0: none."""
     config = _LaunchConfig(
-        grid=(launch.build.cluster, 1, 1),
-        block=(launch.block, 1, 1),
-        shared_memory=launch.shared,
+        grid=(launch.build.cluster, 1, 1), block=(launch.block, 1, 1), shared_memory=launch.shared
     )
     count = ctypes.c_int()
     try:

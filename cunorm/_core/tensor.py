@@ -54,31 +54,30 @@ OptionalSpecs = tuple[TensorSpec | None, ...]
 
 @dataclass(slots=True)
 class ArrayView:
-    """One array of a call.
+    """One array of a call."""
 
-    Attributes
-    ----------
-    pointer : int
-        Address of the first element; anything where the array is empty.
-    spec : TensorSpec
-        All of it but its memory.
-    owner : object
-        Keeps the memory alive. It is the caller's array itself, unless its data had to be copied
-        or came through a DLPack capsule: an output is right only if it is the array.
-    adapter : cunorm._arrays.adapter.ArrayAdapter
-        Of the library whose array it is.
-    writable : bool
-        Whether the caller allows writes to it.
-    is_new : bool
-        Whether it was made in this call.
-    """
-
-    pointer: int
+    pointer: int  # the address of the first element; anything where the array is empty
     spec: TensorSpec
+    # Keeps the memory alive. It is the caller's array, unless its data was copied or came through
+    # a DLPack capsule: an output is right only if it is the array.
     owner: Any
-    adapter: Any
-    writable: bool
-    is_new: bool = False
+    adapter: Any  # an ArrayAdapter, of the library of the array
+    writable: bool  # as the library says
+    is_new: bool = False  # made in this call
+
+
+class ArrayInterface:
+    """Memory for NumPy to take as an array, of float16 for bfloat16; keeps its owner alive."""
+
+    def __init__(self, spec: TensorSpec, pointer: int, owner: Any, writable: bool) -> None:
+        self.owner, itemsize = owner, spec.dtype.itemsize
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": spec.shape,
+            "strides": tuple(stride * itemsize for stride in spec.strides),
+            "typestr": f"=f{itemsize}",
+            "data": (pointer, not writable),
+        }
 
 
 def contiguous(shape: tuple[int, ...], dtype: DType, device: Device) -> TensorSpec:
