@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory of a CPU call's kernels: some MiB are kept, as to allocate them takes longer."""
+"""Workspaces of CPU calls: some MiB are kept, as allocation takes longer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Piece(NamedTuple):
     address: int
 
 
-_kept: list[Piece] = []  # to take and to put back is one step each, whatever stops
+_kept: list[Piece] = []  # threads take and put back by one atomic operation each
 on_clear(_kept.clear)
 
 
 def take(size: int) -> Piece:
-    """Return memory of at least so many bytes."""
+    """Return memory of at least a size in bytes."""
     try:
         piece = _kept.pop()
     except IndexError:
@@ -48,7 +48,7 @@ def put_back(piece: Piece) -> None:
 def with_scratch(
     size: int, run: Callable[[Sequence[int]], object]
 ) -> Callable[[Sequence[int]], None]:
-    """Give kernels memory, whose address is their last pointer, where that is 0."""
+    """Return `run` with memory for its last pointer, where that is 0."""
 
     def run_with(pointers: Sequence[int]) -> None:
         if pointers[-1]:

@@ -62,8 +62,8 @@ def param_grad_call(
 ) -> KernelCall:
     """Return the call of param_grad.
 
-    `sums` are where the partial sums for dweight and for dbias begin in the workspace, in bytes:
-    rows of a pitch in elements, as many as there are parts. None: there are none.
+    `sums` are the offsets in the workspace, in bytes, of the partial sums for dweight and dbias
+    (None: there are none): as many rows as there are parts, with a pitch in elements.
     """
     writer = ArgsWriter(arrays)
     writer.pointers_at("workspace", sums)

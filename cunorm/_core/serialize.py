@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""OpSpecs as text, which means the same to any process of any time."""
+"""OpSpecs as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def spec_to_json(spec: Any) -> str:
 
 
 def spec_from_json(spec_type: type, text: str) -> Any:
-    """Return the OpSpec of a class whose fields a text has."""
+    """Return the OpSpec of a class from its fields as JSON."""
     return spec_type(**{name: _decode(value) for name, value in json.loads(text).items()})
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cunorm._core.dtypes import FLOAT16, DType
 
-WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, where arrays are aligned to as many
+WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, where arrays are aligned to that
 
 
 class Device(NamedTuple):
@@ -27,13 +27,10 @@ CPU = Device("cpu", 0)
 
 
 class TensorSpec(NamedTuple):
-    """All of an array but its memory.
-
-    Strides count elements, of any sign; 0 along an expanded axis.
-    """
+    """An array without its memory."""
 
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements, of any sign; 0 along an expanded axis
     dtype: DType
     device: Device
 
@@ -48,7 +45,6 @@ class TensorSpec(NamedTuple):
         return self._replace(shape=shape, strides=tuple(self.strides[axis] for axis in axes))
 
 
-OptionalSpec = TensorSpec | None
 OptionalSpecs = tuple[TensorSpec | None, ...]
 
 
@@ -124,12 +120,12 @@ def inverse_permutation(axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def bytes_spec(size: int, device: Device) -> TensorSpec:
-    """Return a spec of so many bytes, but for an odd one."""
+    """Return the spec of an array of a size in bytes, rounded down to an even number."""
     return contiguous((size // 2,), FLOAT16, device)
 
 
 def in_elements(strides: Iterable[int], itemsize: int) -> tuple[int, ...] | None:
-    """Return byte strides counted in elements, None where one of them is no whole number."""
+    """Return byte strides in elements, None where one is no whole number of elements."""
     found = tuple(stride // itemsize for stride in strides)
     return found if tuple(stride * itemsize for stride in found) == tuple(strides) else None
 
