@@ -56,15 +56,11 @@ class TorchAdapter(ArrayAdapter):
                 f"{function}: {argument} is used where torch makes tensors without memory "
                 "(FakeTensorMode), expected real ones: use cunorm.torch there"
             )
-        dtype, device = _DTYPES.get(array.dtype), _device_of(array)
+        dtype = _DTYPES.get(array.dtype)
         if dtype is None or array.is_neg() or (array.requires_grad and _is_grad_enabled()):
             raise _refusal(function, argument, array)
-        try:
-            pointer: int = array.data_ptr()
-            shape, strides = array.shape, array.stride()
-        except RuntimeError:  # it has no such thing: sparse, nested, inside a transform
-            raise _refusal(function, argument, array) from None
-        if device is None or pointer % dtype.itemsize or (not pointer and array.numel()):
+        pointer, device = _place_of(function, argument, array)
+        if pointer % dtype.itemsize:
             raise _refusal(function, argument, array)
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None:
             raise ValueError(
@@ -72,23 +68,16 @@ class TorchAdapter(ArrayAdapter):
                 "propagate: use cunorm.torch with reverse-mode differentiation, or "
                 f"{argument}.detach()"
             )
-        spec = TensorSpec(tuple(shape), strides, dtype, device)
+        spec = TensorSpec(tuple(array.shape), array.stride(), dtype, device)
         return ArrayView(pointer, spec, array, self, writable=True)
 
     def memory(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of a tensor of uint8, or of a dtype that kernels read."""
         if array.dtype is not torch.uint8:
             return super().memory(function, argument, array)
-        device = _device_of(array)
-        try:
-            pointer: int = array.data_ptr()
-            size, strides = array.numel(), array.stride()
-        except RuntimeError:  # as in `view`
-            raise _refusal(function, argument, array, torch.uint8) from None
-        if device is None or (not pointer and size):
-            raise _refusal(function, argument, array, torch.uint8)
-        check_contiguous(function, argument, array.is_contiguous(), strides)
-        return ArrayView(pointer, bytes_spec(size, device), array, self, writable=True)
+        pointer, device = _place_of(function, argument, array, torch.uint8)
+        check_contiguous(function, argument, array.is_contiguous(), array.stride())
+        return ArrayView(pointer, bytes_spec(array.numel(), device), array, self, writable=True)
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
         """Make a tensor with torch's allocator."""
@@ -121,7 +110,7 @@ class TorchAdapter(ArrayAdapter):
                     facts.append(array.get_device())
                 else:
                     return None
-        except RuntimeError:  # as in `view`
+        except RuntimeError:  # as in `_place_of`
             return None
         return facts, pointers
 
@@ -167,11 +156,16 @@ class TorchAdapter(ArrayAdapter):
         return scope
 
 
-def _device_of(array: Any) -> Device | None:
-    """Return the device of a tensor, None for another than the CPU and CUDA."""
-    if array.is_cpu:
-        return CPU
-    return Device("cuda", array.get_device()) if array.is_cuda else None
+def _place_of(function: str, argument: str, array: Any, *also: Any) -> tuple[int, Device]:
+    """Return the address and the device of a strided tensor with data, on the CPU or CUDA."""
+    try:
+        pointer: int = array.data_ptr()
+        array.stride()
+    except RuntimeError:  # it has none: sparse, nested, inside a transform
+        raise _refusal(function, argument, array, *also) from None
+    if not (array.is_cpu or array.is_cuda) or (not pointer and array.numel()):
+        raise _refusal(function, argument, array, *also)
+    return pointer, CPU if array.is_cpu else Device("cuda", array.get_device())
 
 
 def _empty(spec: TensorSpec) -> Callable[[], Any]:

@@ -25,7 +25,6 @@ from cunorm.reference.rows import (
     per_row,
     residual_stream,
     round_to,
-    statistic_shape,
     sum_over_rows,
 )
 from cunorm.results import NormForward, NormGrads
@@ -111,7 +110,7 @@ def normalize_forward(
         kr = round_to(kr, x.dtype).astype(np.float64)
     y = _affine(kr, weight, weight_offset, bias) * after
 
-    shape = statistic_shape(x, axis, groups)
+    shape = x.shape[:axis] + ((groups,) if groups > 1 else ())  # of the statistics
     return NormForward(
         y=y.reshape(x.shape),
         residual=new_residual,
