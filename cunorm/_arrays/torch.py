@@ -43,9 +43,8 @@ class TorchAdapter(ArrayAdapter):
         if issubclass(kind, torch.Tensor):
             raise TypeError(
                 f"{function}: {argument} is a {kind.__module__}.{kind.__qualname__}, a tensor "
-                "subclass whose memory may not be what it stands for, expected a plain "
-                "torch.Tensor: pass its local or plain tensor "
-                f"({argument}.to_local() for a DTensor)"
+                "subclass whose memory may not be what it stands for, expected a plain torch.Tensor"
+                f": pass its local or plain tensor ({argument}.to_local() for a DTensor)"
             )
         return False
 

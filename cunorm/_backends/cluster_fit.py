@@ -38,8 +38,8 @@ def clusters_that_fit(function: Any, launch: Launch) -> int:
     )
     count = ctypes.c_int()
     try:
-        ask = ctypes.CDLL(_LIBRARY).cuOccupancyMaxActiveClusters
+        query = ctypes.CDLL(_LIBRARY).cuOccupancyMaxActiveClusters
     except (OSError, AttributeError):  # a driver from before there were clusters
         return 0
-    refused = ask(ctypes.byref(count), ctypes.c_void_p(function.ptr), ctypes.byref(config))
+    refused = query(ctypes.byref(count), ctypes.c_void_p(function.ptr), ctypes.byref(config))
     return 0 if refused else count.value

@@ -48,8 +48,8 @@ def promoted(a: DType, b: DType) -> DType:
 
 def dtype_of(function: str, argument: str, numpy: Any) -> DType:
     """Return the storage type of an array whose dtype attribute is a NumPy dtype."""
-    found = _FROM_NUMPY.get(numpy)
-    return _learn(function, argument, numpy) if found is None else found
+    dtype = _FROM_NUMPY.get(numpy)
+    return _learn(function, argument, numpy) if dtype is None else dtype
 
 
 def _learn(function: str, argument: str, numpy: Any) -> DType:
@@ -98,13 +98,13 @@ def _name(spec: object) -> str | None:
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """Return the NumPy dtype of a storage type; for bfloat16, ml_dtypes must be installed."""
-    found = _NUMPY.get(dtype)
-    if found is None:
+    known = _NUMPY.get(dtype)
+    if known is None:
         try:
             import ml_dtypes
         except ImportError:
             raise TypeError(
                 "a bfloat16 NumPy array needs the package ml_dtypes: pip install ml_dtypes"
             ) from None
-        found = _NUMPY[dtype] = np.dtype(ml_dtypes.bfloat16)
-    return found
+        known = _NUMPY[dtype] = np.dtype(ml_dtypes.bfloat16)
+    return known

@@ -126,8 +126,8 @@ def bytes_spec(size: int, device: Device) -> TensorSpec:
 
 def in_elements(strides: Iterable[int], itemsize: int) -> tuple[int, ...] | None:
     """Return byte strides in elements, None where one is no whole number of elements."""
-    found = tuple(stride // itemsize for stride in strides)
-    return found if tuple(stride * itemsize for stride in found) == tuple(strides) else None
+    elements = tuple(stride // itemsize for stride in strides)
+    return elements if tuple(stride * itemsize for stride in elements) == tuple(strides) else None
 
 
 def optional_dtype(spec: TensorSpec | None) -> DType | None:

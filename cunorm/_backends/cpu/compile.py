@@ -114,33 +114,33 @@ _numbers = count()
 
 def _compiled(build: KernelBuild) -> tuple[Path, bool]:
     """Return the shared library of a build, and whether this call compiled it."""
-    found = compiler()
-    if found is None:
+    cxx = compiler()
+    if cxx is None:
         raise RuntimeError("cunorm: no C++ compiler")
     base, folder = base_options(), cache_folder()
-    optional = _compiler.optional(found, base, folder)
+    optional = _compiler.optional(cxx, base, folder)
     try:
-        return _compiled_with(build, found, (*base, *optional))
+        return _compiled_with(build, cxx, (*base, *optional))
     except Failed as failed:
         if failed.was_stopped:
             raise
-    _compiler.ask(found, base, folder)
-    if _compiler.optional(found, base, folder) != optional:
+    _compiler.probe(cxx, base, folder)
+    if _compiler.optional(cxx, base, folder) != optional:
         return _compiled(build)  # without what it refuses
     # The compiler takes each option, but not with this text.
     with suppress(Failed):
-        return _compiled_with(build, found, (*base, *_compiler.needed(optional)))
-    return _compiled_with(build, found, base)
+        return _compiled_with(build, cxx, (*base, *_compiler.needed(optional)))
+    return _compiled_with(build, cxx, base)
 
 
-def _compiled_with(build: KernelBuild, found: Compiler, options: Options) -> tuple[Path, bool]:
+def _compiled_with(build: KernelBuild, cxx: Compiler, options: Options) -> tuple[Path, bool]:
     """Return the library of a build with certain options, which its name depends on."""
     text = _translation_unit(build)
-    name = digest(text, *options, *found, _stand_ins(), _cpu_identity())
+    name = digest(text, *options, *cxx, _stand_ins(), _cpu_identity())
     target = cache_folder() / f"{build.kernel}-{name}.so"
     if is_whole(target):
         return target, False
-    _compile(build, found, options, text, target)
+    _compile(build, cxx, options, text, target)
     return target, True
 
 
@@ -168,20 +168,18 @@ def _stand_ins() -> str:
     return "".join(path.read_text("utf-8") for path in sorted(_INCLUDE.rglob("*.h")))
 
 
-def _compile(
-    build: KernelBuild, found: Compiler, options: Options, text: str, target: Path
-) -> None:
+def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, target: Path) -> None:
     """Compile a build, with precompiled headers of the system where there are some."""
-    headers = precompiled.options_for(found, options)
+    headers = precompiled.options_for(cxx, options)
     with temporary(target) as made_in:
         folder = Path(made_in)
         source, made = folder / f"{build.kernel}.cpp", folder / "made.so"
         source.write_text(text, encoding="utf-8")
         own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
-        command = [*found.command, *options, *headers, *own]
+        command = [*cxx.command, *options, *headers, *own]
         first = answer = run(command, folder)
         if first.returncode != 0 and headers:
-            command = [*found.command, *options, *own]
+            command = [*cxx.command, *options, *own]
             answer = run(command, folder)
             if answer.returncode == 0 and not _compiler.was_stopped(first):
                 precompiled.give_up(headers)

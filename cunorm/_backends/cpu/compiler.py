@@ -128,25 +128,25 @@ _refused: dict[Path, tuple[Options, ...]] = {}
 on_clear(_refused.clear)
 
 
-def optional(found: Compiler, options: Options, folder: Path) -> Options:
+def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
     """Return the optional options that a compiler takes beside others.
 
     These are all until it refuses one; the folder keeps what it refuses, for a day.
     """
-    path = _path(found, options, folder)
+    path = _path(cxx, options, folder)
     if path not in _refused:
         _refused[path] = _read(path)
     refused = _refused[path]
     return tuple(option for group in _groups() if group not in refused for option in group)
 
 
-def ask(found: Compiler, options: Options, folder: Path) -> None:
+def probe(cxx: Compiler, options: Options, folder: Path) -> None:
     """Try each group of optional options with a compiler that failed; keep those it refuses.
 
     It refuses a group if it fails with it and not without it, and was not stopped.
     """
-    path, groups = _path(found, options, folder), _groups()
-    answers = [_probed(found, (*options, *group), path) for group in ((), *groups)]
+    path, groups = _path(cxx, options, folder), _groups()
+    answers = [_probed(cxx, (*options, *group), path) for group in ((), *groups)]
     if answers[0].returncode != 0 or any(map(was_stopped, answers)):
         return
     failed = {group for group, answer in zip(groups, answers[1:], strict=True) if answer.returncode}
@@ -160,12 +160,12 @@ def ask(found: Compiler, options: Options, folder: Path) -> None:
         written.replace(path)
 
 
-def _probed(found: Compiler, options: Options, path: Path) -> subprocess.CompletedProcess[str]:
+def _probed(cxx: Compiler, options: Options, path: Path) -> subprocess.CompletedProcess[str]:
     """Compile a small library with these options."""
     with temporary(path) as folder:
         source, made = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE, encoding="utf-8")
-        return run([*found.command, *options, str(source), "-o", str(made)], Path(folder))
+        return run([*cxx.command, *options, str(source), "-o", str(made)], Path(folder))
 
 
 def was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:
@@ -173,8 +173,8 @@ def was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:
     return answer.returncode < 0 or bool(answer.returncode and _STOPPED.search(answer.stderr))
 
 
-def _path(found: Compiler, options: Options, folder: Path) -> Path:
-    return folder / f"refused-{digest(*found, *options, _groups(), cpu_identity())}.json"
+def _path(cxx: Compiler, options: Options, folder: Path) -> Path:
+    return folder / f"refused-{digest(*cxx, *options, _groups(), cpu_identity())}.json"
 
 
 def _read(path: Path) -> tuple[Options, ...]:

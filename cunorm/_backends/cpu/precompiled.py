@@ -31,23 +31,23 @@ _WORTH_IT = 3  # which compile of a process begins to compile headers, too
 _compiles: dict[Path, count[int]] = {}
 on_clear(_compiles.clear)
 _threads: list[threading.Thread] = []
-_running: dict[subprocess.Popen[bytes], int] = {}  # by the process that started it: it may fork
+_running: dict[subprocess.Popen[bytes], int] = {}  # and their parents, as this one may fork
 _has_ended = False
 
 
-def options_for(found: Compiler, options: Options) -> Options:
+def options_for(cxx: Compiler, options: Options) -> Options:
     """Return the options with which GCC takes compiled headers, none before there are any.
 
     Where it cannot take them it does so silently, as there is no other file of that name.
     """
-    if not found.is_gcc:
+    if not cxx.is_gcc:
         return ()
-    name = f"headers-{digest(*found, *options, cpu_identity(), _text())}.h"
+    name = f"headers-{digest(*cxx, *options, cpu_identity(), _text())}.h"
     compiled = cache_folder() / f"{name}.gch"
     try:
         return ("-include", str(cache_folder() / name)) if compiled.stat().st_size else ()
     except OSError:
-        _compile_in_time(compiled, [*found.command, *options])
+        _compile_in_time(compiled, [*cxx.command, *options])
         return ()
 
 
@@ -117,6 +117,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _text() -> str:
     """Return a text that includes each system header that our headers include."""
     files = [path for path in _INCLUDE.rglob("*") if path.suffix in (".h", ".cuh")]
-    found = {name for path in files for name in _SYSTEM_INCLUDE.findall(path.read_text("utf-8"))}
+    names = {name for path in files for name in _SYSTEM_INCLUDE.findall(path.read_text("utf-8"))}
     lines = "#if __has_include(<{0}>)\n#include <{0}>\n#endif\n"
-    return "".join(map(lines.format, sorted(found - {path.name for path in files})))
+    return "".join(map(lines.format, sorted(names - {path.name for path in files})))
