@@ -20,6 +20,7 @@ class ArrayAdapter(ABC):
 
     name: str
     has_signature = False
+    pointer: Callable[[Any], int]  # returns the address of an array that has a signature
 
     @abstractmethod
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -51,11 +52,6 @@ class ArrayAdapter(ABC):
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         """Return a function that makes an array of a spec, given an array: of this spec or any."""
         return lambda model: self.allocate(spec).owner
-
-    @property
-    def pointer(self) -> Callable[[Any], int]:
-        """Return a function that returns the address of an array that has a signature."""
-        raise NotImplementedError(f"{self.name} arrays have no signature")
 
     def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few count versions
         """Count a write to each array, some of which are None."""

@@ -30,6 +30,7 @@ class CupyAdapter(ArrayAdapter):
 
     name = "cupy"
     has_signature = True
+    pointer = staticmethod(attrgetter("data.ptr"))
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take cupy.ndarray and its subclasses, for their memory alone."""
@@ -88,11 +89,6 @@ class CupyAdapter(ArrayAdapter):
 
         return allocate
 
-    @property
-    def pointer(self) -> Callable[[Any], int]:
-        """Return a function that returns the address of an array's first element."""
-        return attrgetter("data.ptr")
-
     def contiguous(self, view: ArrayView) -> ArrayView:
         """Copy an array in CUDA memory into C order, on the current stream.
 
@@ -111,8 +107,7 @@ class CupyAdapter(ArrayAdapter):
 
     def stream(self, device: Device) -> int:
         """Return CuPy's current stream on `device`."""
-        pointer: int = cupy().cuda.get_current_stream(device.index).ptr
-        return pointer
+        return int(cupy().cuda.get_current_stream(device.index).ptr)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
         """Make `device` current, where it is not."""

@@ -30,8 +30,7 @@ def _pointer_by_object(array: Any) -> int:
 
 def _pointer_by_ctypes(array: Any) -> int:
     """Return the address of an array's first element, in ten times the time."""
-    pointer: int = array.ctypes.data
-    return pointer
+    return int(array.ctypes.data)
 
 
 data_pointer = _pointer_by_object if sys.implementation.name == "cpython" else _pointer_by_ctypes
@@ -42,6 +41,7 @@ class NumpyAdapter(ArrayAdapter):
 
     name = "numpy"
     has_signature = True
+    pointer = staticmethod(data_pointer)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take ndarray and its subclasses, for their memory alone; masks are not memory."""
@@ -107,11 +107,6 @@ class NumpyAdapter(ArrayAdapter):
         if has_model:  # NumPy keeps the strides of axes of one element, too
             return partial(np.empty_like, dtype=dtype, subok=False)
         return lambda model: np.empty(shape, dtype)
-
-    @property
-    def pointer(self) -> Callable[[Any], int]:
-        """Return a function that returns the address of an array's first element."""
-        return data_pointer
 
     def contiguous(self, view: ArrayView) -> ArrayView:
         """Copy an array in host memory into C order; it stays one of its library."""

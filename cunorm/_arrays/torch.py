@@ -23,7 +23,6 @@ _TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
 # The types of tensors that are no more than their memory.
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 _empty_like: Callable[[Any], Any] = torch.empty_like
-_data_ptr: Callable[[Any], int] = torch.Tensor.data_ptr
 _increment_version: Callable[[Any], None] = torch.autograd.graph.increment_version
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 # Returns the FakeTensorMode in which it is called, or None.
@@ -35,6 +34,7 @@ class TorchAdapter(ArrayAdapter):
 
     name = "torch"
     has_signature = True
+    pointer = staticmethod(torch.Tensor.data_ptr)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take Tensor and Parameter alone: any other subclass gives its memory another meaning."""
@@ -118,11 +118,6 @@ class TorchAdapter(ArrayAdapter):
         empty = _empty(spec)
         return _empty_like if has_model else lambda model: empty()
 
-    @property
-    def pointer(self) -> Callable[[Any], int]:
-        """Return a function that returns the address of a tensor's first element."""
-        return _data_ptr
-
     def bump_version(self, arrays: Sequence[Any]) -> None:
         """Count a write to each tensor: autograd may have saved it."""
         for array in arrays:
@@ -144,8 +139,7 @@ class TorchAdapter(ArrayAdapter):
 
     def stream(self, device: Device) -> int:
         """Return torch's current stream on `device`, as its compiler reads it: with no object."""
-        stream: int = torch._C._cuda_getCurrentRawStream(device.index)
-        return stream
+        return int(torch._C._cuda_getCurrentRawStream(device.index))
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
         """Make a CUDA device current."""

@@ -146,8 +146,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 def current_device() -> int:
     """Return the index of the current device."""
-    index: int = _cupy().cuda.runtime.getDevice()
-    return index
+    return int(_cupy().cuda.runtime.getDevice())
 
 
 @memoize(maxsize=64)

@@ -29,12 +29,10 @@ def take(size: int) -> Piece:
     """Return memory of at least a size in bytes."""
     try:
         piece = _kept.pop()
+        if piece.array.nbytes >= size:
+            return piece
     except IndexError:
-        return _allocated(size)
-    return piece if piece.array.nbytes >= size else _allocated(size)
-
-
-def _allocated(size: int) -> Piece:
+        pass
     array = np.empty(-(-size // 8), np.float64)
     return Piece(array, array.ctypes.data)
 

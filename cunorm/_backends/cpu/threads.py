@@ -66,18 +66,13 @@ def available_cores() -> int:
 
 def _cgroup_cores() -> int | None:
     """Return the least quota of the control group and its parents, in cores, if there is one."""
-    group = _CGROUPS / _cgroup_name()
-    quotas = [_quota(place) for place in (group, *group.parents)]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _cgroup_name() -> str:
-    """Return the path of this process's control group, which a container may not know."""
     try:
         lines = _OWN_CGROUPS.read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line[4:] for line in lines if line.startswith("0::/")), "")
+    except OSError:  # a container may not know its group
+        lines = []
+    group = _CGROUPS / next((line[4:] for line in lines if line.startswith("0::/")), "")
+    quotas = [_quota(place) for place in (group, *group.parents)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota(group: Path) -> int | None:
