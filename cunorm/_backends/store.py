@@ -38,7 +38,7 @@ class OnceMap(Generic[K, V]):
                 return value, False
             value, flag = load()
             values[key] = value
-        self._loading.pop(key, None)  # who waits for this lock finds the value
+        self._loading.pop(key, None)  # a thread that waits for this lock finds the value
         return value, flag
 
     def clear(self) -> None:
