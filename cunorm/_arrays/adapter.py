@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an array library must be able to do."""
+"""The interface of an adapter to an array library."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from cunorm._core import tensor
 from cunorm._core.plan import OpDef
-from cunorm._core.tensor import (
-    ArrayView,
-    Device,
-    TensorSpec,
-    bytes_spec,
-    contiguous_strides,
-    inverse_permutation,
-    memory_order,
-)
+from cunorm._core.tensor import ArrayView, Device, TensorSpec
 
 Signature = tuple[list[Any], list[int]]  # facts, and the address of each array, 0 for none
 
@@ -25,6 +18,7 @@ Signature = tuple[list[Any], list[int]]  # facts, and the address of each array,
 class ArrayAdapter(ABC):
     """One array library: reads its arrays, and makes the ones that its user gets back."""
 
+    pointer: Callable[[Any], int]  # returns the address of an array that has a signature
     name: str
     has_signature = False
     makes_calls = False  # `dispatch` makes some
@@ -60,21 +54,16 @@ class ArrayAdapter(ABC):
         """Return a function that makes an array of a spec, given an array: of this spec or any."""
         return lambda model: self.allocate(spec).owner
 
-    @property
-    def pointer(self) -> Callable[[Any], int]:
-        """Return a function that returns the address of an array that has a signature."""
-        raise NotImplementedError(f"{self.name} arrays have no signature")
-
     def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few count versions
         """Count a write to each array, some of which are None."""
 
     def memory(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of a contiguous array of any dtype, as bytes."""
         view = self.view(function, argument, array)
-        strides = view.spec.strides
-        is_contiguous = strides == contiguous_strides(view.spec.shape)
-        check_contiguous(function, argument, is_contiguous, strides)
-        view.spec = bytes_spec(view.spec.nbytes, view.spec.device)
+        spec = view.spec
+        in_order = spec.strides == tensor.contiguous_strides(spec.shape)
+        check_contiguous(function, argument, in_order, spec.strides)
+        view.spec = tensor.bytes_spec(spec.nbytes, spec.device)
         return view
 
     def export(self, view: ArrayView) -> Any:
@@ -96,16 +85,16 @@ def copied(view: ArrayView, axes: tuple[int, ...] | None) -> ArrayView:
         return view.adapter.contiguous(view)  # type: ignore[no-any-return]
     ordered = ArrayView(view.pointer, view.spec.permuted(axes), view.owner, view.adapter, False)
     copy: ArrayView = view.adapter.contiguous(ordered)
-    copy.spec = copy.spec.permuted(inverse_permutation(axes))
+    copy.spec = copy.spec.permuted(tensor.inverse_permutation(axes))
     return copy
 
 
 def empty_dense(spec: TensorSpec, empty: Callable[[tuple[int, ...]], Any]) -> Any:
     """Make a dense array of a spec, with a function that makes one of a shape in C order."""
-    axes = memory_order(spec)
+    axes = tensor.memory_order(spec)
     if axes is None:
         return empty(spec.shape)
-    return empty(spec.permuted(axes).shape).transpose(inverse_permutation(axes))
+    return empty(spec.permuted(axes).shape).transpose(tensor.inverse_permutation(axes))
 
 
 def check_contiguous(function: str, argument: str, is_contiguous: bool, strides: Any) -> None:

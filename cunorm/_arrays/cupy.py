@@ -8,26 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
-from cunorm._arrays.adapter import (
-    ArrayAdapter,
-    Signature,
-    check_contiguous,
-    empty_dense,
-    new_view,
-    unaligned,
-)
+from cunorm._arrays import adapter
+from cunorm._arrays.adapter import ArrayAdapter, Signature, new_view
+from cunorm._core import tensor
 from cunorm._core.dtypes import dtype_of, numpy_dtype
-from cunorm._core.tensor import (
-    ArrayView,
-    Device,
-    TensorSpec,
-    bytes_spec,
-    contiguous,
-    in_elements,
-    memory_order,
-)
+from cunorm._core.tensor import ArrayView, Device, TensorSpec
 
 _NOTHING = nullcontext()
 
@@ -42,6 +30,7 @@ class CupyAdapter(ArrayAdapter):
 
     name = "cupy"
     has_signature = True
+    pointer = staticmethod(attrgetter("data.ptr"))
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take cupy.ndarray and its subclasses, for their memory alone."""
@@ -50,24 +39,24 @@ class CupyAdapter(ArrayAdapter):
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of an array by its attributes: CuPy's DLPack knows fewer dtypes."""
         dtype = dtype_of(function, argument, array.dtype)
-        strides = in_elements(array.strides, dtype.itemsize)
+        strides = tensor.in_elements(array.strides, dtype.itemsize)
         data = array.data
         pointer: int = data.ptr
         if strides is None or pointer % dtype.itemsize:
-            raise unaligned(f"{function}: {argument}", f"{argument}.copy()")
+            raise adapter.unaligned(f"{function}: {argument}", f"{argument}.copy()")
         spec = TensorSpec(array.shape, strides, dtype, Device("cuda", data.device_id))
         return ArrayView(pointer, spec, array, self, writable=True)
 
     def memory(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of an array of any dtype."""
-        check_contiguous(function, argument, array.flags.c_contiguous, array.strides)
-        spec = bytes_spec(array.nbytes, Device("cuda", array.data.device_id))
+        adapter.check_contiguous(function, argument, array.flags.c_contiguous, array.strides)
+        spec = tensor.bytes_spec(array.nbytes, Device("cuda", array.data.device_id))
         return ArrayView(array.data.ptr, spec, array, self, writable=True)
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
         """Make an array from CuPy's pool."""
         with self.device_scope(spec.device):
-            array = empty_dense(spec, partial(cupy().empty, dtype=numpy_dtype(spec.dtype)))
+            array = adapter.empty_dense(spec, partial(cupy().empty, dtype=numpy_dtype(spec.dtype)))
         return new_view(array.data.ptr, spec, array, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
@@ -90,7 +79,7 @@ class CupyAdapter(ArrayAdapter):
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         """Return a function that makes no view; a spec says more than a model's strides."""
-        if memory_order(spec) is not None:
+        if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)
         empty, shape, dtype = cupy().empty, spec.shape, numpy_dtype(spec.dtype)
 
@@ -100,19 +89,25 @@ class CupyAdapter(ArrayAdapter):
 
         return allocate
 
-    @property
-    def pointer(self) -> Callable[[Any], int]:
-        """Return a function that returns the address of an array's first element."""
-        return _pointer
-
     def contiguous(self, view: ArrayView) -> ArrayView:
-        """Copy into C order, on the current stream."""
-        return copied_on_device(view)
+        """Copy an array in CUDA memory into C order, on the current stream.
+
+        bfloat16 is copied as float16, which moves the same bits and needs no ml_dtypes.
+        """
+        module, spec = cupy(), view.spec
+        itemsize, device = spec.dtype.itemsize, spec.device
+        strides = tuple(stride * itemsize for stride in spec.strides)
+        with self.device_scope(device):
+            # CuPy wants a size and does not use it: the array's own strides say what is read.
+            memory = module.cuda.UnownedMemory(view.pointer, itemsize, view.owner, device.index)
+            first = module.cuda.MemoryPointer(memory, 0)
+            array = module.ndarray(spec.shape, f"=f{itemsize}", first, strides).copy(order="C")
+        copy = tensor.contiguous(spec.shape, spec.dtype, device)
+        return new_view(array.data.ptr, copy, array, view.adapter)
 
     def stream(self, device: Device) -> int:
         """Return CuPy's current stream on `device`."""
-        pointer: int = cupy().cuda.get_current_stream(device.index).ptr
-        return pointer
+        return int(cupy().cuda.get_current_stream(device.index).ptr)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
         """Make `device` current, where it is not."""
@@ -123,29 +118,4 @@ class CupyAdapter(ArrayAdapter):
         return scope
 
 
-def _pointer(array: Any) -> int:
-    pointer: int = array.data.ptr
-    return pointer
-
-
 CUPY = CupyAdapter()
-
-
-def copied_on_device(view: ArrayView) -> ArrayView:
-    """Return a copy in C order of an array in CUDA memory, which stays one of its library.
-
-    bfloat16 is copied as float16, which moves the same bits and needs no ml_dtypes.
-    """
-    module, spec = cupy(), view.spec
-    itemsize, device = spec.dtype.itemsize, spec.device
-    with CUPY.device_scope(device):
-        # CuPy wants a size and does not use it: the array's own strides say what is read.
-        memory = module.cuda.UnownedMemory(view.pointer, itemsize, view.owner, device.index)
-        array = module.ndarray(
-            spec.shape,
-            f"=f{itemsize}",
-            module.cuda.MemoryPointer(memory, 0),
-            tuple(stride * itemsize for stride in spec.strides),
-        ).copy(order="C")
-    copy = contiguous(spec.shape, spec.dtype, device)
-    return new_view(array.data.ptr, copy, array, view.adapter)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Any other object with ``__dlpack__``, read through its capsule.
 
-The capsule is looked into and never taken over: its own destructor frees it, once the view
-that holds it is gone. On CUDA it is held longer, because after that the producer is free to reuse
-the memory: until, when the next view is made, our stream has passed the launch.
+The capsule is read and never consumed: its own destructor frees it, once the view that holds it is
+gone. On CUDA it is held longer, as its producer may reuse the memory from then on: until, when the
+next view is made, our stream has passed the launch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from threading import Lock
 from typing import Any, ClassVar
 
 from cunorm._arrays.adapter import ArrayAdapter, unaligned
-from cunorm._arrays.cupy import CUPY, copied_on_device, cupy
-from cunorm._arrays.numpy import NUMPY, copied_on_host
+from cunorm._arrays.cupy import CUPY, CupyAdapter, cupy
+from cunorm._arrays.numpy import NUMPY, NumpyAdapter
 from cunorm._core.dtypes import ALLOWED, BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, contiguous_strides
 
@@ -75,13 +75,7 @@ _content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def read_capsule(capsule: object) -> tuple[Tensor, bool]:
-    """Return the DLTensor in a capsule, valid while the capsule lives, and whether to write to it.
-
-    Raises
-    ------
-    BufferError
-        If it is no unconsumed DLPack capsule, or one of a later major version.
-    """
+    """Return the DLTensor in a capsule, valid while that lives, and whether it may be written."""
     if _is_named(capsule, b"dltensor"):
         return Tensor.from_address(_content(capsule, b"dltensor")), True
     if not _is_named(capsule, b"dltensor_versioned"):
@@ -93,9 +87,9 @@ def read_capsule(capsule: object) -> tuple[Tensor, bool]:
 
 
 class Hold:
-    """Keeps a capsule alive until a CUDA stream has passed the work enqueued on it so far.
+    """Keeps a capsule alive until a CUDA stream has passed what was enqueued before its deletion.
 
-    "So far" is when the view lets go of its owner, which is after its launch.
+    It is deleted with the view that owns it, after the launch.
     """
 
     __slots__ = ("capsule", "device", "stream")
@@ -131,10 +125,9 @@ def view_of_capsule(
         )
     integers = ctypes.c_int64 * tensor.ndim
     shape = tuple(integers.from_address(tensor.shape)) if tensor.ndim else ()
+    strides = contiguous_strides(shape)
     if tensor.strides and tensor.ndim:
         strides = tuple(integers.from_address(tensor.strides))
-    else:
-        strides = contiguous_strides(shape)
     pointer = (tensor.data or 0) + tensor.byte_offset
     if pointer % dtype.itemsize:
         raise unaligned(f"{function}: {argument}", f"a copy of {argument}")
@@ -143,7 +136,7 @@ def view_of_capsule(
 
 
 class DLPackAdapter(ArrayAdapter):
-    """Foreign objects: described through their capsule, answered with NumPy or CuPy arrays."""
+    """Foreign objects: read through their capsule, answered with NumPy or CuPy arrays."""
 
     name = "dlpack"
 
@@ -173,11 +166,11 @@ class DLPackAdapter(ArrayAdapter):
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
         """Make a NumPy or a CuPy array."""
-        return (NUMPY if spec.device.kind == "cpu" else CUPY).allocate(spec)
+        return _own(spec).allocate(spec)
 
     def contiguous(self, view: ArrayView) -> ArrayView:
         """Copy into C order, into memory of NumPy's or CuPy's."""
-        return (copied_on_host if view.spec.device.kind == "cpu" else copied_on_device)(view)
+        return _own(view.spec).contiguous(view)
 
     def stream(self, device: Device) -> int:
         """Return CuPy's current stream, which the capsules were ordered on."""
@@ -186,6 +179,11 @@ class DLPackAdapter(ArrayAdapter):
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
         """Make a CUDA device current."""
         return nullcontext() if device.kind == "cpu" else CUPY.device_scope(device)
+
+
+def _own(spec: TensorSpec) -> NumpyAdapter | CupyAdapter:
+    """Return the adapter of the library that makes arrays on a device."""
+    return NUMPY if spec.device.kind == "cpu" else CUPY
 
 
 def _capsule(array: Any, **stream: int) -> Any:

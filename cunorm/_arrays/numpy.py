@@ -12,65 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from cunorm._arrays.adapter import (
-    ArrayAdapter,
-    Signature,
-    check_contiguous,
-    empty_dense,
-    new_view,
-)
+from cunorm._arrays.adapter import ArrayAdapter, Signature, check_contiguous, empty_dense, new_view
+from cunorm._core import tensor
 from cunorm._core.dtypes import BFLOAT16, dtype_of, numpy_dtype
-from cunorm._core.tensor import (
-    CPU,
-    ArrayView,
-    TensorSpec,
-    bytes_spec,
-    contiguous,
-    in_elements,
-    memory_order,
-)
+from cunorm._core.tensor import CPU, ArrayView, TensorSpec
 
-
-class _Interface(ctypes.Structure):
-    """PyArrayInterface, what ``__array_struct__`` points to (NumPy's array interface protocol)."""
-
-    _fields_ = (
-        ("two", ctypes.c_int),
-        ("nd", ctypes.c_int),
-        ("typekind", ctypes.c_char),
-        ("itemsize", ctypes.c_int),
-        ("flags", ctypes.c_int),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("data", ctypes.c_void_p),
-        ("descr", ctypes.c_void_p),
-    )
-
-
-_DATA = _Interface.data.offset
-_struct_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
 _address_at = ctypes.c_void_p.from_address
-
-
-def _pointer_by_interface(array: Any) -> int:
-    """Return the address of an array's first element (0.6 µs; ``array.ctypes.data``: 1-5)."""
-    capsule = array.__array_struct__
-    return _address_at(_struct_of(capsule, None) + _DATA).value or 0
-
-
 # The data pointer of PyArrayObject is its first field after the object's head: NumPy's macros for
 # C put that into every extension, so it cannot move.
 _AFTER_HEAD = object.__basicsize__
 
 
 def _pointer_by_object(array: Any) -> int:
-    """Return the address of an array's first element (0.1 µs), where an object's is its id."""
+    """Return the address of an array's first element, where id() is that of the object."""
     return _address_at(id(array) + _AFTER_HEAD).value or 0
 
 
-data_pointer = _pointer_by_object if sys.implementation.name == "cpython" else _pointer_by_interface
+def _pointer_by_ctypes(array: Any) -> int:
+    """Return the address of an array's first element, in ten times the time."""
+    return int(array.ctypes.data)
+
+
+data_pointer = _pointer_by_object if sys.implementation.name == "cpython" else _pointer_by_ctypes
 
 
 class NumpyAdapter(ArrayAdapter):
@@ -78,6 +41,7 @@ class NumpyAdapter(ArrayAdapter):
 
     name = "numpy"
     has_signature = True
+    pointer = staticmethod(data_pointer)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take ndarray and its subclasses, for their memory alone; masks are not memory."""
@@ -91,11 +55,11 @@ class NumpyAdapter(ArrayAdapter):
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of an array; one whose elements are not aligned is copied."""
         dtype = dtype_of(function, argument, array.dtype)
-        strides = in_elements(array.strides, dtype.itemsize)
+        strides = tensor.in_elements(array.strides, dtype.itemsize)
         pointer = data_pointer(array)
         if strides is None or pointer % dtype.itemsize:
             array = np.array(array, order="C")
-            spec = contiguous(array.shape, dtype, CPU)
+            spec = tensor.contiguous(array.shape, dtype, CPU)
             return ArrayView(data_pointer(array), spec, array, self, writable=True)
         spec = TensorSpec(array.shape, strides, dtype, CPU)
         return ArrayView(pointer, spec, array, self, array.flags.writeable)
@@ -106,7 +70,7 @@ class NumpyAdapter(ArrayAdapter):
         check_contiguous(function, argument, flags.c_contiguous, array.strides)
         if dtype.kind not in "biufcV" or dtype.hasobject:
             raise TypeError(f"{function}: {argument} has dtype {dtype}, expected one of numbers")
-        spec = bytes_spec(array.nbytes, CPU)
+        spec = tensor.bytes_spec(array.nbytes, CPU)
         return ArrayView(data_pointer(array), spec, array, self, flags.writeable)
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
@@ -123,7 +87,9 @@ class NumpyAdapter(ArrayAdapter):
                 facts.append(None)
                 pointers.append(0)
                 continue
-            if type(array) is not np.ndarray and not _is_plain(array):
+            if type(array) is not np.ndarray and (
+                not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray)
+            ):
                 return None
             pointer = data_pointer(array)
             fact = (array.dtype, array.shape, array.strides, pointer & 7)
@@ -135,65 +101,32 @@ class NumpyAdapter(ArrayAdapter):
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         """Return np.empty_like or np.empty, with a dtype without a model's metadata."""
-        if memory_order(spec) is not None:
+        if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)
         shape, dtype = spec.shape, numpy_dtype(spec.dtype)
         if has_model:  # NumPy keeps the strides of axes of one element, too
             return partial(np.empty_like, dtype=dtype, subok=False)
         return lambda model: np.empty(shape, dtype)
 
-    @property
-    def pointer(self) -> Callable[[Any], int]:
-        """Return a function that returns the address of an array's first element."""
-        return data_pointer
-
     def contiguous(self, view: ArrayView) -> ArrayView:
-        """Copy into C order."""
-        return copied_on_host(view)
-
-
-def _is_plain(array: Any) -> bool:
-    """Whether an object is an array without a mask."""
-    return isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+        """Copy an array in host memory into C order; it stays one of its library."""
+        array, spec = np.array(_raw_view(view), order="C"), view.spec
+        copy = tensor.contiguous(spec.shape, spec.dtype, spec.device)
+        return new_view(data_pointer(array), copy, array, view.adapter)
 
 
 NUMPY = NumpyAdapter()
 
 
-class _Memory:
-    """Lends an array's memory to NumPy, and keeps its owner alive for as long as that lasts."""
-
-    def __init__(self, view: ArrayView) -> None:
-        spec = view.spec
-        self.owner = view.owner
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": spec.shape,
-            "typestr": f"=f{spec.dtype.itemsize}",
-            "strides": tuple(stride * spec.dtype.itemsize for stride in spec.strides),
-            "data": (view.pointer, not view.writable),
-        }
-
-
-def raw_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return an array in host memory as NumPy's, with bfloat16 as float16.
-
-    That is enough to copy bits, and needs no ml_dtypes.
-    """
-    if math.prod(view.spec.shape) == 0:  # its address may be null, which NumPy would refuse
-        return np.empty(view.spec.shape, f"=f{view.spec.dtype.itemsize}")
-    return np.asarray(_Memory(view))
+def _raw_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return an array in host memory as NumPy's, with bfloat16 as float16: to copy bits."""
+    spec = view.spec
+    if math.prod(spec.shape) == 0:  # its address may be null, which NumPy would refuse
+        return np.empty(spec.shape, f"=f{spec.dtype.itemsize}")
+    return np.asarray(tensor.ArrayInterface(spec, view.pointer, view.owner, view.writable))
 
 
 def numpy_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:
     """Return an array in host memory, of any library, as NumPy's, with its own dtype."""
-    dtype = view.spec.dtype
-    raw = raw_view(view)
-    return raw.view(numpy_dtype(dtype)) if dtype is BFLOAT16 else raw
-
-
-def copied_on_host(view: ArrayView) -> ArrayView:
-    """Return a copy in C order of an array in host memory, which stays one of its library."""
-    array, spec = np.array(raw_view(view), order="C"), view.spec
-    copy = contiguous(spec.shape, spec.dtype, spec.device)
-    return new_view(data_pointer(array), copy, array, view.adapter)
+    raw = _raw_view(view)
+    return raw.view(numpy_dtype(BFLOAT16)) if view.spec.dtype is BFLOAT16 else raw

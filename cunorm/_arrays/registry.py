@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The adapter of each type of array.
+"""The adapter of each type of array, found through the root module of the type, once per type.
 
-It is found through the root module of the type, once per type, and imports nothing that the caller
-has not imported. Whatever would give silently wrong numbers is refused.
+It imports nothing that the caller has not imported. Whatever would give silently wrong numbers is
+refused.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from cunorm._arrays.adapter import ArrayAdapter
 from cunorm._arrays.cupy import CUPY
 from cunorm._arrays.dlpack import DLPACK
 from cunorm._arrays.numpy import NUMPY
-from cunorm._arrays.torch import TORCH
 from cunorm._core.tensor import WIDEST_ACCESS, ArrayView
 
-# An adapter, or where to import it from: a front end's lies above this layer.
+# An adapter, or the module to import it from, as ADAPTER: JAX's lies above this layer.
 _ROOTS: dict[str, ArrayAdapter | str] = {
     "numpy": NUMPY,
     "cupy": CUPY,
-    "torch": TORCH,
+    "torch": "cunorm._arrays.torch",
     "jax": "cunorm.jax._adapter",
     "jaxlib": "cunorm.jax._adapter",
 }
@@ -34,11 +33,8 @@ _user_types: WeakKeyDictionary[type, ArrayAdapter] = WeakKeyDictionary()
 def adapter_of(function: str, argument: str, array: Any) -> ArrayAdapter:
     """Return the adapter of an array's type.
 
-    Raises
-    ------
-    TypeError
-        If it is no array, or of a kind that stands for something other than its memory (masked
-        array, tensor subclass, tracer). Such types are looked at every time.
+    A TypeError is raised, each time, for what is no array and for types that are more than memory
+    (masked arrays, tensor subclasses, tracers).
     """
     kind = type(array)
     adapter = library_types.get(kind) or _user_types.get(kind)
@@ -66,16 +62,7 @@ def _find(function: str, argument: str, kind: type) -> ArrayAdapter:
 
 
 def view(function: str, argument: str, array: Any) -> ArrayView:
-    """Return the view of an array.
-
-    Raises
-    ------
-    TypeError
-        If it is no array, or of a dtype that no kernel reads.
-    ValueError
-        If its memory cannot be read as it is: autograd, bits to resolve, sparse, no data, several
-        devices. The message names what to call.
-    """
+    """Return the view of an array; refuse what no kernel can read as it lies in memory."""
     return adapter_of(function, argument, array).view(function, argument, array)
 
 
@@ -90,15 +77,14 @@ def view_all(
 
 
 def view_workspace(function: str, array: Any) -> ArrayView:
-    """Return the view of an array that a call may use as memory.
+    """Return the view of an array that a call may use as memory: contiguous and writable.
 
-    It must be contiguous and writable, of any dtype of numbers in NumPy and CuPy, of uint8 or one
-    that kernels read in PyTorch.
+    NumPy's and CuPy's are of any dtype of numbers, PyTorch's of uint8 or one that kernels read.
     """
-    found = adapter_of(function, "workspace", array).memory(function, "workspace", array)
-    if not found.writable or found.pointer % WIDEST_ACCESS:
+    memory = adapter_of(function, "workspace", array).memory(function, "workspace", array)
+    if not memory.writable or memory.pointer % WIDEST_ACCESS:
         raise ValueError(
             f"{function}: workspace cannot be used in place, expected a writable array whose "
             f"address is a multiple of {WIDEST_ACCESS} (JAX arrays are immutable)"
         )
-    return found
+    return memory

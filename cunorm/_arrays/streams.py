@@ -16,8 +16,8 @@ def joined(adapter: ArrayAdapter, views: Iterable[ArrayView], device: Device) ->
     """Yield the stream to launch on, which is `adapter`'s current one.
 
     It first waits for the other libraries' streams, on which arrays may still be computed; they
-    wait for it after, as their allocators may reuse the memory from then on. Where all streams are
-    the same one, as by default, nothing is done.
+    wait for it after, as their allocators may then reuse the memory. If all streams are the same,
+    as by default, nothing is done.
     """
     stream = adapter.stream(device)
     adapters: set[ArrayAdapter] = {view.adapter for view in views} - {adapter}

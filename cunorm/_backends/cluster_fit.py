@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Clusters, for which a GPU or the part of it that a process has may have no room."""
+"""Whether a GPU, or the part of it that a process has, has room for the clusters of a launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
 class _LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig of the driver API, without attributes: the kernel says its cluster."""
+    """CUlaunchConfig of the driver API, without attributes: the kernel has its cluster's size."""
 
     _fields_ = (
         ("grid", 3 * ctypes.c_uint),
@@ -27,21 +27,19 @@ class _LaunchConfig(ctypes.Structure):
 
 
 def allow_large_clusters(cupy: Any, function: Any) -> None:
-    """Let a function of CuPy's have clusters of more than 8 blocks."""
+    """Allow a function of CuPy's clusters of more than 8 blocks."""
     cupy.cuda.driver.funcSetAttribute(function.ptr, _NON_PORTABLE_CLUSTER_ALLOWED, 1)
 
 
 def clusters_that_fit(function: Any, launch: Launch) -> int:
-    """Return how many clusters of a launch the current device runs at a time; 0: none."""
+    """Return the number of clusters of a launch that the current device runs at a time."""
     config = _LaunchConfig(
-        grid=(launch.build.cluster, 1, 1),
-        block=(launch.block, 1, 1),
-        shared_memory=launch.shared,
+        grid=(launch.build.cluster, 1, 1), block=(launch.block, 1, 1), shared_memory=launch.shared
     )
     count = ctypes.c_int()
     try:
-        ask = ctypes.CDLL(_LIBRARY).cuOccupancyMaxActiveClusters
+        query = ctypes.CDLL(_LIBRARY).cuOccupancyMaxActiveClusters
     except (OSError, AttributeError):  # a driver from before there were clusters
         return 0
-    refused = ask(ctypes.byref(count), ctypes.c_void_p(function.ptr), ctypes.byref(config))
+    refused = query(ctypes.byref(count), ctypes.c_void_p(function.ptr), ctypes.byref(config))
     return 0 if refused else count.value

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The CUDA backend: NVRTC compiles a kernel through ``cupy.RawKernel``, which then launches it.
+"""The CUDA backend: NVRTC compiles kernels through ``cupy.RawKernel``, and CuPy launches them.
 
-CuPy is imported by the first launch and by nothing else here. It compiles for the current device,
-keeps the result in its own cache on disk, and launches on the stream it is given, so the stream
-that is current in CuPy stays what the caller made it.
+CuPy is imported at the first use. It compiles for the current device and has a cache on disk of its
+own. Its current stream is not changed: a launch is given one.
 """
 
 from __future__ import annotations
@@ -32,31 +31,16 @@ _ERROR_LINES = 8  # of a compiler's log, in an error message
 
 
 class _Stream(NamedTuple):
-    """A raw stream as CuPy's launcher wants it: 0 is the legacy default, 2 the per-thread one."""
+    """A raw stream as CuPy's launcher takes it: 0 is the legacy default, 2 the per-thread one."""
 
     ptr: int
 
 
 def launch(launch: Launch, arguments: bytes, device: Device, stream: int) -> None:
-    """Start a kernel on a stream of a device; the caller's current device is left as it was.
+    """Start a kernel, with the bytes of its one struct argument, on a raw stream of a device.
 
-    Parameters
-    ----------
-    launch
-        What to compile, and the numbers of blocks (at least 1) and of threads in a block.
-    arguments
-        The bytes of the kernel's one argument, a struct passed by value.
-    device
-        A CUDA device.
-    stream
-        The pointer of a CUDA stream of that device.
-
-    Raises
-    ------
-    ImportError
-        CuPy or NVRTC is not installed.
-    RuntimeError
-        The kernel does not compile.
+    The caller's current device is left as it was. An ImportError says that CuPy or NVRTC is not
+    installed, a RuntimeError that the kernel does not compile.
     """
     cuda = _cupy().cuda
     if cuda.runtime.getDevice() == device.index:
@@ -85,15 +69,15 @@ _loaded: OnceMap[tuple[KernelBuild, int], Any] = OnceMap()
 
 
 def _ready(build: KernelBuild, current_device: int) -> tuple[Any, bool]:
-    """Return CuPy's function of a build, and whether it was loaded here and now."""
+    """Return CuPy's function of a build, and whether this call loaded it."""
     return _loaded.load_once((build, current_device), lambda: (_load(build), True))
 
 
 def _load(build: KernelBuild) -> Any:
-    """Compile a build for the current device, or take it from CuPy's cache on disk, and load it.
+    """Compile a build for the current device, or read it from CuPy's cache on disk, and load it.
 
-    What is returned is of this device: a RawKernel would look for it at every launch. It may be
-    launched with all the shared memory that a block can have.
+    The function is of this device: a RawKernel would look for it at each launch. It may be launched
+    with all the shared memory that a block can have.
     """
     cupy = _cupy()
     options = compile_options(build)
@@ -111,24 +95,21 @@ def _load(build: KernelBuild) -> Any:
 
 
 def prepare(build: KernelBuild, device: Device) -> bool:
-    """Load a build ahead of its first launch on a device, which need not be current.
-
-    Return whether it was not loaded yet.
-    """
+    """Load a build on a device before its first launch; return whether it was not loaded yet."""
     with _cupy().cuda.Device(device.index):
         return _ready(build, device.index)[1]
 
 
 def loaded_count() -> int:
-    """Return how many kernels were loaded, on all devices."""
+    """Return the number of loaded kernels, on all devices."""
     return len(_loaded)
 
 
 def compile_options(build: KernelBuild) -> tuple[str, ...]:
     """Return NVRTC's options for a build; CuPy adds ``-ftz=true`` and the architecture.
 
-    ``--fmad=false``: a product and a sum are contracted where the source says ``fma`` and nowhere
-    else, so that a result does not depend on what else the build contains.
+    ``--fmad=false``: a product and a sum are contracted only where the source says ``fma``, so that
+    a result does not depend on the rest of the build.
     """
     macros = tuple(f"-D{name}={value}" for name, value in build.macros)
     includes = tuple(f"-I{folder}" for folder in cuda_include_folders())
@@ -137,10 +118,10 @@ def compile_options(build: KernelBuild) -> tuple[str, ...]:
 
 @cache
 def cuda_include_folders() -> tuple[Path, ...]:
-    """Return the folder with ``cuda_fp16.h`` and ``cuda_bf16.h``, or nothing where none is found.
+    """Return the folder with ``cuda_fp16.h`` and ``cuda_bf16.h``, if there is one.
 
-    The headers of the wheels of NVRTC's own major version come first. CuPy finds those of CUDA 13
-    itself; those of CUDA 12 have no common root, and CuPy 14 looks no further.
+    The wheels of NVRTC's major version come first. CuPy finds those of CUDA 13 itself; those of
+    CUDA 12 have no common root, and CuPy 14 looks no further.
     """
     major = nvrtc_version()[0]
     spec = importlib.util.find_spec("nvidia")
@@ -165,8 +146,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 def current_device() -> int:
     """Return the index of the current device."""
-    index: int = _cupy().cuda.runtime.getDevice()
-    return index
+    return int(_cupy().cuda.runtime.getDevice())
 
 
 @memoize(maxsize=64)
@@ -187,7 +167,7 @@ def gpu_caps(device: Device) -> GpuCaps:
 
 @memoize()
 def fits_cluster(launch: Launch, device: Device) -> bool:
-    """Whether a device has room for a cluster of a launch, as its kernel and its block are."""
+    """Whether a device has room for a cluster of a launch."""
     with _cupy().cuda.Device(device.index):
         function, _ = _ready(launch.build, device.index)
         return clusters_that_fit(function, launch) > 0
@@ -196,7 +176,7 @@ def fits_cluster(launch: Launch, device: Device) -> bool:
 def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> GpuCaps:
     """Return the caps of a device, with smaller clusters, or none, where it has no room for them.
 
-    A part of a GPU may have none for clusters that all whole ones take. The room is for blocks that
+    A part of a GPU may have no room for clusters that each whole GPU takes. Blocks are assumed to
     have a multiprocessor each, as those of misaligned arrays may.
     """
     caps = gpu_caps(device)
@@ -210,9 +190,9 @@ def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> 
 
 
 def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[int], int], None]:
-    """Return a function that starts kernels on a stream, given where arrays lie.
+    """Return a function that starts kernels on a stream, given the addresses of arrays.
 
-    The arguments are made anew in each call: threads may be in the midst of the same one.
+    It makes new arguments in each call, as several threads may call it at once.
     """
     prepared = [(call.launch, array("Q", call.args.data), call.args.relocations) for call in calls]
 
@@ -227,7 +207,7 @@ def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[
 
 
 def require() -> None:
-    """Raise an ImportError where CuPy, without which nothing runs on a GPU, is not installed."""
+    """Raise an ImportError where CuPy is not installed."""
     _cupy()
 
 
@@ -243,7 +223,7 @@ def _cupy() -> Any:
 
 
 def compile_error_text(build: KernelBuild, options: tuple[str, ...], log: str) -> str:
-    """Return the text of the error for a build that NVRTC refuses, with its first error lines."""
+    """Return the error text for a build that NVRTC refuses, with the first errors of its log."""
     lines = log.splitlines()
     errors = [line for line in lines if "error" in line] or [line for line in lines if line.strip()]
     text = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory of a CPU call's kernels: some MiB are kept, as to allocate them takes longer."""
+"""Workspaces of CPU calls: some MiB are kept, as allocation takes longer."""
 
 from __future__ import annotations
 
@@ -21,20 +21,18 @@ class Piece(NamedTuple):
     address: int
 
 
-_kept: list[Piece] = []  # to take and to put back is one step each, whatever stops
+_kept: list[Piece] = []  # threads take and put back by one atomic operation each
 on_clear(_kept.clear)
 
 
 def take(size: int) -> Piece:
-    """Return memory of at least so many bytes."""
+    """Return memory of at least a size in bytes."""
     try:
         piece = _kept.pop()
+        if piece.array.nbytes >= size:
+            return piece
     except IndexError:
-        return _allocated(size)
-    return piece if piece.array.nbytes >= size else _allocated(size)
-
-
-def _allocated(size: int) -> Piece:
+        pass
     array = np.empty(-(-size // 8), np.float64)
     return Piece(array, array.ctypes.data)
 
@@ -48,7 +46,7 @@ def put_back(piece: Piece) -> None:
 def with_scratch(
     size: int, run: Callable[[Sequence[int]], object]
 ) -> Callable[[Sequence[int]], None]:
-    """Give kernels memory, whose address is their last pointer, where that is 0."""
+    """Return `run` with memory for its last pointer, where that is 0."""
 
     def run_with(pointers: Sequence[int]) -> None:
         if pointers[-1]:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The kernels' source text.
-
-CuPy's disk cache does not see the text of included files, so local includes are put into the text.
-"""
+"""The kernels' source text, with local includes inlined, as CuPy's cache ignores their text."""
 
 from __future__ import annotations
 
@@ -44,8 +41,6 @@ def _inlined(name: str, folders: tuple[Path, ...], seen: set[Path]) -> list[str]
         include = _LOCAL_INCLUDE.match(line)
         if include:
             lines += [*_inlined(include[1], folders, seen), f'#line {number + 1} "{name}"']
-        elif line != "#pragma once":
-            lines.append(line)
         else:
-            lines.append("")
+            lines.append("" if line == "#pragma once" else line)
     return lines

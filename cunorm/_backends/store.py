@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a process has loaded, each once, whichever threads want it at the same time."""
+"""A map of what a process has loaded, each value once, by one of the threads that need it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ V = TypeVar("V")
 
 
 class OnceMap(Generic[K, V]):
-    """Values by key; of threads that want one at once, the first loads it."""
+    """Values by key; of threads that need one at once, the first loads it."""
 
     def __init__(self) -> None:
         self._values: dict[K, V] = {}
         self._loading: dict[K, Lock] = {}
         on_clear(self.clear)
         if hasattr(os, "register_at_fork"):
-            # No thread of a forked child would release a lock that another thread of its parent
-            # held.
+            # A forked child has no thread to release a lock that one of its parent's held.
             os.register_at_fork(after_in_child=self._loading.clear)
 
     def get(self, key: K) -> V | None:
@@ -39,7 +38,7 @@ class OnceMap(Generic[K, V]):
                 return value, False
             value, flag = load()
             values[key] = value
-        self._loading.pop(key, None)  # who waits for this lock finds the value
+        self._loading.pop(key, None)  # a thread that waits for this lock finds the value
         return value, flag
 
     def clear(self) -> None:

@@ -1,15 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The activations of gates and of group norms: the names of callers, and those of the sources."""
+"""The activations of gates and of group norms: their names in the sources by the public ones."""
 
 from __future__ import annotations
 
-ACTIVATIONS = {
-    "identity": "identity",
-    "sigmoid": "sigmoid",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-}
+_NAMES = ("identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_tanh")
+ACTIVATIONS = {name: name for name in _NAMES} | {"swish": "silu"}

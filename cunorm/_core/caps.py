@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What launch plans know of a device, and which features of a GPU they use.
+"""The caps of a device, which launch plans depend on, and the features of a GPU that they use.
 
-Every test of the features passes where the PTX of the kernels is interpreted: in four orders of
-threads, with copies as early and as late as they may be, with races looked for. That is no run on a
-GPU: `CUNORM_FEATURES=none` in the environment turns them off, a list of names turns on those alone.
-Without them long rows and large samples are read twice, and rows loaded when they are needed.
+The features are tested by interpreting the kernels' PTX: in four orders of threads, with copies as
+early and as late as they may be, and with a search for races. That is no run on a GPU:
+`CUNORM_FEATURES=none` in the environment turns them off, a list of names turns on those alone.
+Without them long rows and large samples are read twice, and rows are loaded when they are needed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from typing import NamedTuple
 
 VARIABLE = "CUNORM_FEATURES"
 OFF = "none"
-# Blocks of a cluster that every GPU with clusters takes.
-PORTABLE_CLUSTER = 8
-# Multiprocessors that a backward keeps busy at most: no GPU had more when this was written, and
-# so memory for partial sums can be planned before the GPU is known.
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes
+# Multiprocessors that a backward uses at most: no GPU had more when this was written, and so memory
+# for partial sums can be planned before the GPU is known.
 MOST_SMS = 256
-# Bytes of an asynchronous copy, at least.
-LEAST_COPY = 4
+LEAST_COPY = 4  # bytes of an asynchronous copy, at least
 
 
 class Features(NamedTuple):
-    """Which features a plan uses."""
+    """The features that a plan uses."""
 
     clusters: bool = False  # blocks that share a row or groups and send each other their sums
     async_copies: bool = False  # of rows, while others are computed, and of samples
@@ -32,7 +30,7 @@ class Features(NamedTuple):
 
 
 class GpuCaps(NamedTuple):
-    """What a launch plan needs to know of a GPU."""
+    """What a launch plan depends on in a GPU."""
 
     sm_count: int
     compute_capability: str  # "90" is 9.0
@@ -44,7 +42,7 @@ class GpuCaps(NamedTuple):
 
 
 class CpuCaps(NamedTuple):
-    """What a launch plan needs to know of a CPU."""
+    """What a launch plan depends on in a CPU."""
 
     last_cache_bytes: int
 
@@ -60,18 +58,17 @@ _BY_DEFAULT = {"clusters": range(90, 110), "async_copies": range(80, 1000)}
 def features_of(compute_capability: str) -> Features:
     """Return the features that plans for a GPU use; "90" is the compute capability 9.0."""
     named, number = _named(), int(compute_capability)
-    return Features(
-        **{
-            name: number in _BY_DEFAULT[name]
-            if named is None
-            else name in named and number >= least
-            for name, least in LEAST_CAPABILITY.items()
-        }
-    )
+
+    def is_used(name: str) -> bool:
+        if named is None:
+            return number in _BY_DEFAULT[name]
+        return name in named and number >= LEAST_CAPABILITY[name]
+
+    return Features(clusters=is_used("clusters"), async_copies=is_used("async_copies"))
 
 
 def describe_feature(name: str) -> str:
-    """Return on which GPUs a feature is used, and what shows that it is right."""
+    """Return a text: on which GPUs a feature is used, and how it was tested."""
     named = _named()
     if named is not None and name not in named:
         return f"off: {VARIABLE}={os.environ[VARIABLE]}"
@@ -87,7 +84,7 @@ def describe_feature(name: str) -> str:
 
 
 def _named() -> set[str] | None:
-    """Return the features that the environment names; None where it says nothing."""
+    """Return the features that the environment names, None without the variable."""
     names = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
     if unknown := names - set(LEAST_CAPABILITY) - {OFF}:
         raise ValueError(

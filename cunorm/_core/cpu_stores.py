@@ -7,10 +7,10 @@ from cunorm._core.build import Macros
 from cunorm._core.caps import CpuCaps
 from cunorm._core.dtypes import FLOAT64, DType
 
-# Stores past a CPU's caches pay, also for who reads the result next, where rows are whole cache
-# lines and the result has such a share of the last cache, by the bytes of an element (of two, a
-# store is half a line; of eight there are none), or so many bytes in any case. Measured with two
-# cores and 32 MiB of cache, and with 480 MiB.
+# Stores past a CPU's caches pay, even if the result is read next, where rows are whole cache lines
+# and the result has this share of the last cache, by the bytes of an element (of two, a store is
+# half a line; of eight there are none), or this many bytes. Measured with two cores and 32 MiB of
+# cache, and with 480 MiB.
 _LARGE_SHARE, _LARGE_RESULT, _CACHE_LINE = {4: 4, 2: 2}, 32 << 20, 64
 
 

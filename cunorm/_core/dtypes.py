@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The four storage types, and how each framework's own dtype objects map to them.
-
-Kernels, plans and launches speak of a `DType`; what NumPy, PyTorch or JAX call the same type is
-translated once, here.
-"""
+"""The four storage types, and their translation from and to the dtypes of array libraries."""
 
 from __future__ import annotations
 
@@ -15,13 +11,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A storage type: its public name, its name in the CUDA sources and its size in bytes.
-
-    There are four, below, and no others: they are compared by identity.
-    """
+    """A storage type: one of the four below, compared by identity."""
 
     name: str
-    cuda: str
+    cuda: str  # its name in the CUDA sources
     itemsize: int
 
     def __str__(self) -> str:
@@ -41,8 +34,8 @@ ALLOWED = "float16, bfloat16, float32 or float64"
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(dtype.name) for dtype in (FLOAT16, FLOAT32, FLOAT64)
 }
-# Reads the dtype of NumPy, CuPy and JAX arrays. bfloat16 joins when it is first met, so that
-# ml_dtypes is imported by nobody who does without it.
+# By the dtype of NumPy, CuPy and JAX arrays. bfloat16 is added when it is first met, so that
+# ml_dtypes is not imported without need.
 _FROM_NUMPY: dict[Any, DType] = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
 
@@ -55,12 +48,12 @@ def promoted(a: DType, b: DType) -> DType:
 
 def dtype_of(function: str, argument: str, numpy: Any) -> DType:
     """Return the storage type of an array whose dtype attribute is a NumPy dtype."""
-    found = _FROM_NUMPY.get(numpy)
-    return _learn(function, argument, numpy) if found is None else found
+    dtype = _FROM_NUMPY.get(numpy)
+    return _learn(function, argument, numpy) if dtype is None else dtype
 
 
 def _learn(function: str, argument: str, numpy: Any) -> DType:
-    """Take up bfloat16, or raise for a dtype that no kernel reads."""
+    """Add bfloat16 to the known dtypes, or raise for a dtype that no kernel reads."""
     name = str(getattr(numpy, "name", numpy))
     if name in DTYPES and not numpy.isnative:
         raise TypeError(
@@ -74,21 +67,9 @@ def _learn(function: str, argument: str, numpy: Any) -> DType:
 
 
 def parse_dtype(function: str, argument: str, spec: object) -> DType:
-    """Return the storage type that the caller named.
+    """Return the storage type of a name, or of a dtype or scalar type of any library.
 
-    Parameters
-    ----------
-    function, argument : str
-        Where it was given, for the error.
-    spec : object
-        "float16", "bfloat16", "float32" or "float64"; or the dtype or scalar type of that name
-        from NumPy, ml_dtypes, CuPy, PyTorch or JAX. Python's own ``float`` is refused: it is
-        float64 to NumPy and float32 to the others.
-
-    Raises
-    ------
-    TypeError
-        If it names no storage type.
+    Python's own ``float`` is refused: it is float64 to NumPy and float32 to the others.
     """
     name = _name(spec)
     if name not in DTYPES:
@@ -98,12 +79,12 @@ def parse_dtype(function: str, argument: str, spec: object) -> DType:
 
 
 def parse_optional_dtype(function: str, argument: str, spec: object) -> DType | None:
-    """Return the storage type that the caller named, None where that is None."""
+    """Return the storage type of a name or dtype, None for None."""
     return None if spec is None else parse_dtype(function, argument, spec)
 
 
 def _name(spec: object) -> str | None:
-    """Return what its framework calls a dtype, None where it is no dtype."""
+    """Return the name of a dtype in its library, None for what is no dtype."""
     if isinstance(spec, str):
         return spec
     if type(spec).__module__.partition(".")[0] == "torch":
@@ -116,20 +97,14 @@ def _name(spec: object) -> str | None:
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the NumPy dtype of a storage type.
-
-    Raises
-    ------
-    TypeError
-        For bfloat16 where ml_dtypes, which defines it, is not installed.
-    """
-    found = _NUMPY.get(dtype)
-    if found is None:
+    """Return the NumPy dtype of a storage type; for bfloat16, ml_dtypes must be installed."""
+    known = _NUMPY.get(dtype)
+    if known is None:
         try:
             import ml_dtypes
         except ImportError:
             raise TypeError(
                 "a bfloat16 NumPy array needs the package ml_dtypes: pip install ml_dtypes"
             ) from None
-        found = _NUMPY[dtype] = np.dtype(ml_dtypes.bfloat16)
-    return found
+        known = _NUMPY[dtype] = np.dtype(ml_dtypes.bfloat16)
+    return known

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bounded caches of functions, all of which one call empties."""
+"""Bounded caches of functions, all emptied by one call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _clears: list[Callable[[], object]] = []
 
 
 def on_clear(clear: Callable[[], object]) -> None:
-    """Have `clear_all` call this, too."""
+    """Make `clear_all` call a function, too."""
     _clears.append(clear)
 
 
 def clear_all() -> None:
-    """Empty every cache of this process that holds what calls were made of."""
+    """Empty every cache of this process."""
     for clear in _clears:
         clear()
 
@@ -37,5 +37,5 @@ def memoize(maxsize: int = 1024, *, typed: bool = False) -> Callable[[Callable[.
 
 
 def typed_key(number: Any) -> TypedKey:
-    """Return a number, which may be None, with its type and sign: 0.0 equals -0.0, and Decimals."""
+    """Return a number or None with its type and sign, as 0.0 equals -0.0 and Decimals."""
     return None if number is None else (number, type(number), str(number))

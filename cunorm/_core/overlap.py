@@ -9,22 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cunorm._core.memo import memoize
-from cunorm._core.tensor import TensorSpec
+from cunorm._core.tensor import ArrayInterface, TensorSpec
 
 
 class Pair(NamedTuple):
-    """A given output and another array of its call, which may meet at some differences of address.
+    """A given output and another array of its call, by their places.
 
-    Attributes
-    ----------
-    output, other : int
-        Their places. The other is an input, an earlier output, or the workspace.
-    least, most : int
-        The two meet where the output's address, less the other's, is between these.
+    They may meet where the output's address less the other's is between `least` and `most`.
     """
 
     output: int
-    other: int
+    other: int  # an input, an earlier output, or the workspace
     least: int
     most: int
 
@@ -48,7 +43,7 @@ def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
     """Whether two arrays share memory, the first lying so many bytes behind the second."""
     base = 1 << 60
     try:
-        arrays = _shadow(a, base + difference), _shadow(b, base)
+        arrays = _array_at(base + difference, a), _array_at(base, b)
         return bool(np.shares_memory(*arrays, max_work=10_000))  # type: ignore[arg-type]  # any int
     except np.exceptions.TooHardError:
         return True
@@ -62,19 +57,6 @@ def _extent(spec: TensorSpec) -> tuple[int, int]:
     return lowest * spec.dtype.itemsize, highest * spec.dtype.itemsize
 
 
-class _Shadow:
-    """Lies where an array does, for NumPy to reason about and never to read."""
-
-    def __init__(self, spec: TensorSpec, pointer: int) -> None:
-        itemsize = spec.dtype.itemsize
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": spec.shape,
-            "strides": tuple(stride * itemsize for stride in spec.strides),
-            "typestr": f"<u{itemsize}",
-            "data": (pointer, True),
-        }
-
-
-def _shadow(spec: TensorSpec, pointer: int) -> np.ndarray[Any, Any]:
-    return np.asarray(_Shadow(spec, pointer))
+def _array_at(pointer: int, spec: TensorSpec) -> np.ndarray[Any, Any]:
+    """Return an array for NumPy to reason about and never to read."""
+    return np.asarray(ArrayInterface(spec, pointer, None, writable=False))

@@ -31,9 +31,10 @@ class ParamGradTypes(NamedTuple):
 
 def param_grad_launch(types: ParamGradTypes, width: int, caps: Caps) -> Launch:
     """Plan param_grad for rows of partial sums of a width."""
-    is_cpu = isinstance(caps, CpuCaps)
-    columns, parts = (1, 1) if is_cpu else _cuda_threads(width)
-    pack = CPU_PACK if is_cpu else 1
+    columns, parts, pack = 1, 1, CPU_PACK
+    if not isinstance(caps, CpuCaps):
+        columns, parts = next(threads for most, threads in _CUDA_THREADS if width <= most)
+        pack = 1
     macros = (
         ("COMPUTE_T", types.compute.cuda),
         ("DWEIGHT_T", cuda_type(types.dweight)),
@@ -47,10 +48,6 @@ def param_grad_launch(types: ParamGradTypes, width: int, caps: Caps) -> Launch:
     return Launch(KernelBuild("param_grad", macros), grid, columns * parts)
 
 
-def _cuda_threads(width: int) -> tuple[int, int]:
-    return next(threads for limit, threads in _CUDA_THREADS if width <= limit)
-
-
 def param_grad_call(
     types: ParamGradTypes,
     arrays: dict[str, int],
@@ -62,8 +59,8 @@ def param_grad_call(
 ) -> KernelCall:
     """Return the call of param_grad.
 
-    `sums` are where the partial sums for dweight and for dbias begin in the workspace, in bytes:
-    rows of a pitch in elements, as many as there are parts. None: there are none.
+    `sums` are the offsets in the workspace, in bytes, of the partial sums for dweight and dbias
+    (None: there are none): as many rows as there are parts, with a pitch in elements.
     """
     writer = ArgsWriter(arrays)
     writer.pointers_at("workspace", sums)

@@ -34,18 +34,14 @@ class RowAxes(NamedTuple):
     def layout(self, spec: TensorSpec) -> RowLayout | None:
         """Return the layout of an array's rows, None where kernels cannot follow its strides.
 
-        They need each row contiguous, and at most three leading axes once those that one stride
-        walks are taken together.
+        Each row must be contiguous, with at most three leading axes once `collapsed`.
         """
         shape, strides = spec.shape, spec.strides
         if self.groups == 1:
             return _row_layout(shape, strides, self.leading_axes)
         width, step = shape[-1] // self.groups, strides[-1]
-        return _row_layout(
-            (*shape[:-1], self.groups, width),
-            (*strides[:-1], width * step, step),
-            self.leading_axes + 1,
-        )
+        shape, strides = (*shape[:-1], self.groups, width), (*strides[:-1], width * step, step)
+        return _row_layout(shape, strides, self.leading_axes + 1)
 
     def layout_of_input(self, spec: TensorSpec | None) -> RowLayout:
         """Return the layout of an input's rows, or of its copy in C order; any where absent."""
@@ -71,19 +67,14 @@ def _row_layout(
     axes = collapsed(shape[:leading_axes], strides[:leading_axes])
     if len(axes) > 3:
         return None
-    if len(axes) == 3:
-        (_, outer), (middle_size, middle), (inner_size, inner) = axes
-        return RowLayout(inner_size, middle_size, outer, middle, inner)
-    if len(axes) == 2:
-        (_, middle), (inner_size, inner) = axes
-        return RowLayout(inner_size, _UNBOUNDED, 0, middle, inner)
-    if len(axes) == 1:
-        return RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, axes[0][1])
-    return SINGLE_ROW
+    if axes:
+        axes[0] = _UNBOUNDED, axes[0][1]
+    outer, middle, inner = [(_UNBOUNDED, 0)] * (3 - len(axes)) + axes
+    return RowLayout(inner[0], middle[0], outer[1], middle[1], inner[1])
 
 
 def collapsed(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (size, stride) of the axes, neighbours joined wherever one stride walks both."""
+    """Return (size, stride) of the axes; neighbours that one stride walks are joined."""
     axes: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:

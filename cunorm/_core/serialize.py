@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""OpSpecs as text, which means the same to any process of any time."""
+"""OpSpecs as JSON."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from cunorm._core.dtypes import DTYPES, DType
+from cunorm._core.dtypes import DTYPES
 
 
 def spec_to_json(spec: Any) -> str:
     """Return the fields of an OpSpec as JSON."""
-    return json.dumps({one.name: getattr(spec, one.name) for one in fields(spec)}, default=_encode)
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    return json.dumps(values, default=lambda dtype: {"dtype": dtype.name})
 
 
 def spec_from_json(spec_type: type, text: str) -> Any:
-    """Return the OpSpec of a class whose fields a text has."""
+    """Return the OpSpec of a class from its fields as JSON."""
     return spec_type(**{name: _decode(value) for name, value in json.loads(text).items()})
-
-
-def _encode(value: Any) -> dict[str, str]:
-    assert isinstance(value, DType)
-    return {"dtype": value.name}
 
 
 def _decode(value: Any) -> Any:

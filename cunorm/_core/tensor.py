@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cunorm._core.dtypes import FLOAT16, DType
 
-WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, where arrays are aligned to as many
+WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, where arrays are aligned to that
 
 
 class Device(NamedTuple):
@@ -27,13 +27,10 @@ CPU = Device("cpu", 0)
 
 
 class TensorSpec(NamedTuple):
-    """All of an array but its memory.
-
-    Strides count elements, of any sign; 0 along an expanded axis.
-    """
+    """An array without its memory."""
 
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements, of any sign; 0 along an expanded axis
     dtype: DType
     device: Device
 
@@ -48,37 +45,35 @@ class TensorSpec(NamedTuple):
         return self._replace(shape=shape, strides=tuple(self.strides[axis] for axis in axes))
 
 
-OptionalSpec = TensorSpec | None
 OptionalSpecs = tuple[TensorSpec | None, ...]
 
 
 @dataclass(slots=True)
 class ArrayView:
-    """One array of a call.
+    """One array of a call."""
 
-    Attributes
-    ----------
-    pointer : int
-        Address of the first element; anything where the array is empty.
-    spec : TensorSpec
-        All of it but its memory.
-    owner : object
-        Keeps the memory alive. It is the caller's array itself, unless its data had to be copied
-        or came through a DLPack capsule: an output is right only if it is the array.
-    adapter : cunorm._arrays.adapter.ArrayAdapter
-        Of the library whose array it is.
-    writable : bool
-        Whether the caller allows writes to it.
-    is_new : bool
-        Whether it was made in this call.
-    """
-
-    pointer: int
+    pointer: int  # the address of the first element; anything where the array is empty
     spec: TensorSpec
+    # Keeps the memory alive. It is the caller's array, unless its data was copied or came through
+    # a DLPack capsule: an output is right only if it is the array.
     owner: Any
-    adapter: Any
-    writable: bool
-    is_new: bool = False
+    adapter: Any  # an ArrayAdapter, of the library of the array
+    writable: bool  # as the library says
+    is_new: bool = False  # made in this call
+
+
+class ArrayInterface:
+    """Memory for NumPy to take as an array, of float16 for bfloat16; keeps its owner alive."""
+
+    def __init__(self, spec: TensorSpec, pointer: int, owner: Any, writable: bool) -> None:
+        self.owner, itemsize = owner, spec.dtype.itemsize
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": spec.shape,
+            "strides": tuple(stride * itemsize for stride in spec.strides),
+            "typestr": f"=f{itemsize}",
+            "data": (pointer, not writable),
+        }
 
 
 def contiguous(shape: tuple[int, ...], dtype: DType, device: Device) -> TensorSpec:
@@ -125,14 +120,14 @@ def inverse_permutation(axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def bytes_spec(size: int, device: Device) -> TensorSpec:
-    """Return a spec of so many bytes, but for an odd one."""
+    """Return the spec of an array of a size in bytes, rounded down to an even number."""
     return contiguous((size // 2,), FLOAT16, device)
 
 
 def in_elements(strides: Iterable[int], itemsize: int) -> tuple[int, ...] | None:
-    """Return byte strides counted in elements, None where one of them is no whole number."""
-    found = tuple(stride // itemsize for stride in strides)
-    return found if tuple(stride * itemsize for stride in found) == tuple(strides) else None
+    """Return byte strides in elements, None where one is no whole number of elements."""
+    elements = tuple(stride // itemsize for stride in strides)
+    return elements if tuple(stride * itemsize for stride in elements) == tuple(strides) else None
 
 
 def optional_dtype(spec: TensorSpec | None) -> DType | None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Errors for wrong input, raised before anything is launched.
-
-Each message names the function, the argument, what it got and what it expected.
-"""
+"""Errors for wrong input: each names the function, the argument, its value and what is expected."""
 
 from __future__ import annotations
 
@@ -16,12 +13,10 @@ from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
 from cunorm._core.rows import WHOLE, RowAxes
 from cunorm._core.tensor import TensorSpec
 
-# --- scalars --------------------------------------------------------------------------------------
-
 
 def integer(function: str, argument: str, value: object) -> int:
     """Return an int that was given as one."""
-    if type(value) is int:  # abstract types are slow to ask
+    if type(value) is int:  # isinstance() of an abstract type is slow
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{function}: {argument} is {value!r}, expected an int")
@@ -88,13 +83,10 @@ def names(function: str, argument: str, value: Any, allowed: tuple[str, ...]) ->
     return tuple(name for name in allowed if name in value)
 
 
-# --- operands -------------------------------------------------------------------------------------
-
-
 def same_device(
     function: str, x: TensorSpec, operands: Iterable[tuple[str, TensorSpec | None]]
 ) -> None:
-    """Check that every operand lies where x does."""
+    """Check that every operand is on the device of x."""
     for argument, operand in operands:
         if operand is not None and operand.device != x.device:
             raise ValueError(
@@ -106,18 +98,15 @@ def same_device(
 def agreed_dtype(
     function: str, argument: str, dtype: DType | None, other: str, operand: TensorSpec | None
 ) -> None:
-    """Check that the dtype of an argument is that of an array, where both are given."""
+    """Check that an array has the dtype of an argument, where both are given."""
     if dtype is not None and operand is not None and operand.dtype is not dtype:
         raise ValueError(
             f"{function}: {other} has dtype {operand.dtype}, expected {dtype}, that of {argument}"
         )
 
 
-# --- arrays given for outputs ---------------------------------------------------------------------
-
-
 def out_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
-    """Check that `out` is None or such a tuple of results."""
+    """Check that `out` is None or a named tuple of results."""
     if out is not None and not isinstance(out, result):
         raise TypeError(
             f"{function}: out is of type {type(out).__qualname__}, expected a "
@@ -158,16 +147,11 @@ def own_memory(function: str, argument: str, spec: TensorSpec) -> None:
 
 def _may_overlap_itself(spec: TensorSpec) -> bool:
     """Whether two elements may share memory: axes by stride, each must step over the last."""
-    axes = sorted(
-        (abs(stride), size)
-        for size, stride in zip(spec.shape, spec.strides, strict=True)
-        if size > 1
-    )
     reach = 1
-    for stride, size in axes:
-        if stride < reach:
+    for stride, size in sorted(zip(map(abs, spec.strides), spec.shape, strict=True)):
+        if size > 1 and stride < reach:
             return 0 not in spec.shape
-        reach += stride * (size - 1)
+        reach += stride * max(size - 1, 0)
     return False
 
 

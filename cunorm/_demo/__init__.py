@@ -17,7 +17,6 @@ from cunorm._demo.operators import Results, operators_of
 
 __all__ = ["DemoError", "run"]
 
-
 _HEADER = (
     f"{'operator':30} {'shape':>12} {'dtype':8} {'device':6} {'time, us':>9} {'GB/s':>6} "
     "worst error / tolerance"
@@ -25,7 +24,7 @@ _HEADER = (
 
 
 def run(path: Path | None, device_name: str | None) -> int:
-    """Print the table, and return 1 if a result is further off than its tolerance, else 0."""
+    """Print the table; return 1 if an error is above its tolerance, else 0."""
     device = chosen_device(device_name)
     if path is None:
         name, content = data.text()
@@ -70,7 +69,7 @@ def _cases(rows: Array) -> Iterator[Case]:
 
 
 def _both_directions(case: Case, device: Device) -> Iterator[tuple[str, float]]:
-    """Run, check and time an operator forward and backward: yield lines and errors."""
+    """Run, check and time an operator; yield line and error of its forward and its backward."""
     operator, host = case
     x, shape = host["x"], "x".join(map(str, host["x"].shape))
     operands = {name: device.put(array) for name, array in host.items()}

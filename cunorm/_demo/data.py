@@ -48,7 +48,7 @@ def load(path: Path) -> Array:
 
 
 def text() -> tuple[str, bytes]:
-    """Return a text of this Python installation, and where it comes from."""
+    """Return the name and the bytes of a text of this Python installation."""
     folder = Path(sysconfig.get_path("stdlib"))
     for name in _TEXTS:
         if (folder / name).is_file():
@@ -57,10 +57,9 @@ def text() -> tuple[str, bytes]:
 
 
 def embedded(content: bytes, rows: int = ROWS) -> Array:
-    """Return the first bytes of a text, each as its row of the log-bigram-count matrix.
+    """Return the rows of the log-bigram-count matrix of a text, for each of its first bytes.
 
-    Row a of that matrix has log(1 + count) for each byte b, the count being how often b follows a
-    in the whole text.
+    Row a has log(1 + count) for each byte b, where count is how often b follows a in the text.
     """
     codes = np.frombuffer(content, np.uint8).astype(np.intp)
     pairs = 256 * codes[:-1] + codes[1:]
@@ -69,11 +68,11 @@ def embedded(content: bytes, rows: int = ROWS) -> Array:
 
 
 def operands(rows: Array, dtype: DTypeLike) -> Mapping[str, Array]:
-    """Return the operands of a row norm, all of them real: the rows and their neighbours.
+    """Return the operands of a row norm, made of the rows and their neighbours.
 
     The residual stream is the row before, the gate the one before that, scaled down to a gate's
     range if need be. The gradients are the two rows after. The parameters are float32, as in
-    training: the bias is the mean row, and the weight is 1 more, so that none of it is zero.
+    training: the bias is the mean row, and the weight is 1 more, so that it has no zeros.
     """
     x = round_to(rows, dtype)
     mean_row = rows.mean(axis=0, dtype=np.float64)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cunorm import _info
+from cunorm._arrays.cupy import cupy
 from cunorm._backends.cpu.compiler import compiler
 from cunorm._backends.cpu.threads import available_cores, thread_count
 from cunorm._demo.data import Array, DemoError
@@ -37,25 +38,19 @@ class Device:
 
     def prepare(self, cases: Iterable[Case]) -> None:
         """Compile the kernels of the cases, several at once."""
-
-        def compile_one(case: Case) -> None:
-            operator, operands = case
-            operator.warm_up(operands, self.name)
-
         with ThreadPoolExecutor(available_cores()) as pool:
-            for _ in pool.map(compile_one, cases):
-                pass
+            list(pool.map(lambda case: case[0].warm_up(case[1], self.name), cases))
 
     def put(self, array: Array) -> Any:
-        """Return an array of the host as one of the device."""
+        """Copy an array to the device."""
         return array
 
     def get(self, array: Any) -> Array:
-        """Return an array of the device as one of the host."""
+        """Copy an array from the device."""
         return np.asarray(array)
 
     def get_all(self, result: Any) -> Any:
-        """Do so with an array, or with those of a named tuple."""
+        """Copy an array, or the arrays of a named tuple, from the device."""
         if isinstance(result, tuple):
             return type(result)(*map(self.get_all, result))
         return None if result is None else self.get(result)
@@ -77,34 +72,29 @@ class Device:
 
 
 class Cuda(Device):
-    """CuPy's current device."""
+    """The current device of CuPy."""
 
     name = "cuda"
     calls = 20  # or it would wait for the host
 
-    def __init__(self) -> None:
-        import cupy
-
-        self._cupy = cupy
-
     def __str__(self) -> str:
-        return f"cuda, {_info.cuda_name(self._cupy.cuda.runtime.getDevice())}"
+        return f"cuda, {_info.cuda_name(cupy().cuda.runtime.getDevice())}"
 
     def can_compile(self) -> bool:
-        """Leave it to NVRTC to say where it is missing."""
+        """Return True: where NVRTC is missing, it says so itself."""
         return True
 
     def put(self, array: Array) -> Any:
-        """Copy to the device."""
-        return self._cupy.asarray(array)
+        """Copy an array to the device."""
+        return cupy().asarray(array)
 
     def get(self, array: Any) -> Array:
-        """Copy from the device."""
-        return np.asarray(self._cupy.asnumpy(array))
+        """Copy an array from the device."""
+        return np.asarray(cupy().asnumpy(array))
 
     def wait(self) -> None:
-        """Synchronise the device."""
-        self._cupy.cuda.runtime.deviceSynchronize()
+        """Return when the device is idle."""
+        cupy().cuda.runtime.deviceSynchronize()
 
 
 def chosen_device(name: str | None) -> Device:

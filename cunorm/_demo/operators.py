@@ -38,11 +38,11 @@ class Operator:
     name: str
     parameters: tuple[str, ...]
     eps: float
-    form: str = ""  # what the table calls the options
+    form: str = ""  # the name of the options in the table
     options: Mapping[str, Any] = field(default_factory=dict)  # of both directions
     center: bool = False
     c: float | None = None
-    mean: float = 0.0  # what is added to x
+    mean: float = 0.0  # is added to x
 
     def __str__(self) -> str:
         return f"{self.name}, {self.form}" if self.form else self.name
@@ -58,7 +58,7 @@ class Operator:
         return "num_groups" in self.options
 
     def operands(self, rows: Operands) -> dict[str, Any]:
-        """Return the operands of the input that it takes, in host memory."""
+        """Return its operands, in host memory."""
         names = ["x", "dy", *self.parameters]
         names += ["residual", "d_residual"] if self.name.startswith("add_") else []
         names += ["gate"] if "gate_position" in self.options else []
@@ -93,7 +93,7 @@ class Operator:
         return self._call(cunorm, self.name, operands)
 
     def forward(self, module: ModuleType, operands: Operands) -> Any:
-        """Call the forward for training of cunorm or of its reference."""
+        """Call the forward for training, of cunorm or of its reference."""
         return self._call(module, f"{self.base}_forward", operands)
 
     def _call(self, module: ModuleType, name: str, operands: Operands) -> Any:
@@ -105,7 +105,7 @@ class Operator:
         return getattr(module, name)(**_inputs(operands), eps=self.eps, **options)
 
     def backward(self, module: ModuleType, operands: Operands, saved: Any) -> Any:
-        """Call the backward of cunorm or of its reference on what a forward returned."""
+        """Call the backward, of cunorm or of its reference, on a forward's result."""
         arrays = {name: array for name, array in operands.items() if name != "residual"}
         if "residual" in operands:
             arrays["x"] = saved.residual
@@ -130,7 +130,7 @@ class Operator:
         return _bytes(forward), _bytes([*read, saved.mean, saved.rstd, *gradients])
 
     def tolerance(self, operands: Operands, exact: Any) -> Tolerance:
-        """Return the tolerance of what the reference's forward returned."""
+        """Return the tolerance of the reference's forward result."""
         x = exact.residual if "residual" in operands else operands["x"]
         options, passed = self.options, ("weight_offset", "gate_position", "activation")
         groups = options.get("groups", options.get("num_groups", 1))

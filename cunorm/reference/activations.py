@@ -17,9 +17,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Float64 = NDArray[np.float64]
+from cunorm.reference.rows import Float64
 
 _erfc: Callable[[Any], Float64] = np.vectorize(math.erfc, otypes=[np.float64])
 
@@ -49,14 +48,6 @@ def _silu_tail(z: Float64) -> Float64:
 def _tanh_slope(z: Float64) -> Float64:
     e = np.exp(-2.0 * np.abs(z))
     return np.asarray(4.0 * e / (1.0 + e) ** 2)
-
-
-def _relu(z: Float64) -> Float64:
-    return np.asarray(np.maximum(z, 0.0))
-
-
-def _relu_slope(z: Float64) -> Float64:
-    return np.asarray(np.where(np.isnan(z), z, z > 0))
 
 
 def _normal_cdf(z: Float64) -> Float64:
@@ -100,11 +91,11 @@ ACTIVATIONS = {
     "silu": _SILU,
     "swish": _SILU,
     "tanh": Activation(np.tanh, _tanh_slope),
-    "relu": Activation(_relu, _relu_slope),
+    "relu": Activation(lambda z: np.maximum(z, 0.0), lambda z: np.where(np.isnan(z), z, z > 0)),
     "gelu": _product(_normal_cdf, _gelu_tail),
     "gelu_tanh": _product(lambda z: sigmoid(_twice_u(z)), _gelu_tanh_tail),
 }
-# The summand of the derivative that has an exponential; those that are not here have none.
+# The summand of the derivative that has an exponential; the others have none.
 TAILS = {
     "sigmoid": _sigmoid_slope,
     "silu": _silu_tail,

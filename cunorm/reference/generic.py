@@ -15,19 +15,9 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import DTypeLike
 
+from cunorm.reference import rows
 from cunorm.reference.activations import ACTIVATIONS, GATE
-from cunorm.reference.rows import (
-    Array,
-    Float64,
-    as_rows,
-    centered,
-    per_element,
-    per_row,
-    residual_stream,
-    round_to,
-    statistic_shape,
-    sum_over_rows,
-)
+from cunorm.reference.rows import Array, Float64
 from cunorm.results import NormForward, NormGrads
 
 OPERANDS = ("x", "weight", "bias", "gate")
@@ -99,19 +89,19 @@ def normalize_forward(
     >>> reference.normalize_forward(x, c=1, eps=0.0, gate=x, gate_activation="relu").y
     array([[ 1.8, -0. ]])
     """
-    new_residual = residual_stream(x, residual, residual_dtype)
-    s = as_rows(x if new_residual is None else new_residual, axis, groups)
+    new_residual = rows.residual_stream(x, residual, residual_dtype)
+    s = rows.as_rows(x if new_residual is None else new_residual, axis, groups)
     before, after = _gate_factors(gate, gate_activation, gate_position, axis, groups)
 
     p = s * before
-    mean, q = centered(p, p.mean(axis=-1, keepdims=True)) if center else (None, p)
+    mean, q = rows.centered(p, p.mean(axis=-1, keepdims=True)) if center else (None, p)
     rstd = 1.0 / np.sqrt((q * q).mean(axis=-1, keepdims=True) + eps)
     kr = _k(c, s) * (q * rstd)
     if round_before_weight:
-        kr = round_to(kr, x.dtype).astype(np.float64)
+        kr = rows.round_to(kr, x.dtype).astype(np.float64)
     y = _affine(kr, weight, weight_offset, bias) * after
 
-    shape = statistic_shape(x, axis, groups)
+    shape = x.shape[:axis] + ((groups,) if groups > 1 else ())  # of the statistics
     return NormForward(
         y=y.reshape(x.shape),
         residual=new_residual,
@@ -174,32 +164,34 @@ def normalize_backward(
     if center and mean is None:
         raise ValueError("normalize_backward: mean is None, but center=True needs it")
     before, after = _gate_factors(gate, gate_activation, gate_position, axis, groups)
-    s, row_rstd = as_rows(x, axis, groups), per_row(rstd, groups)
+    s, row_rstd = rows.as_rows(x, axis, groups), rows.per_row(rstd, groups)
     p = s * before
-    q = p if mean is None or not center else centered(p, per_row(mean, groups))[1]
+    q = p if mean is None or not center else rows.centered(p, rows.per_row(mean, groups))[1]
     r = q * row_rstd
     k = _k(c, s)
     kr = k * r
     if round_before_weight:
-        kr = round_to(kr, x.dtype if x_dtype is None else x_dtype).astype(np.float64)
+        kr = rows.round_to(kr, x.dtype if x_dtype is None else x_dtype).astype(np.float64)
 
-    dn = as_rows(dy, axis, groups) * after
-    dr = k * dn * per_element(weight, weight_offset, groups)
+    dn = rows.as_rows(dy, axis, groups) * after
+    dr = k * dn * rows.per_element(weight, weight_offset, groups)
     dq = row_rstd * (dr - r * (r * dr).mean(axis=-1, keepdims=True))
     dp = dq - dq.mean(axis=-1, keepdims=True) if center else dq
 
     dx = dweight = dbias = dgate = None
     if bias is not None and "bias" in needs:
-        dbias = sum_over_rows(dn, x.shape[axis:])
+        dbias = rows.sum_over_rows(dn, x.shape[axis:])
     if weight is not None and "weight" in needs:
-        dweight = sum_over_rows(dn * kr, x.shape[axis:])
+        dweight = rows.sum_over_rows(dn * kr, x.shape[axis:])
     if "x" in needs:
         ds = dp * before
-        dx = (ds if d_residual is None else ds + as_rows(d_residual, axis, groups)).reshape(x.shape)
+        if d_residual is not None:
+            ds = ds + rows.as_rows(d_residual, axis, groups)
+        dx = ds.reshape(x.shape)
     if gate is not None and "gate" in needs:
-        slope = ACTIVATIONS[gate_activation].slope(as_rows(gate, axis, groups))
+        slope = ACTIVATIONS[gate_activation].slope(rows.as_rows(gate, axis, groups))
         n = _affine(kr, weight, weight_offset, bias)
-        dg = dp * s if gate_position == "pre" else as_rows(dy, axis, groups) * n
+        dg = dp * s if gate_position == "pre" else rows.as_rows(dy, axis, groups) * n
         dgate = (slope * dg).reshape(x.shape)
     return NormGrads(dx=dx, dweight=dweight, dbias=dbias, dgate=dgate, dresidual=dx)
 
@@ -210,15 +202,15 @@ def _gate_factors(
     """Return the factors of the rows before the norm and after it."""
     if gate is None:
         return 1.0, 1.0
-    g = ACTIVATIONS[activation].value(as_rows(gate, axis, groups))
+    g = ACTIVATIONS[activation].value(rows.as_rows(gate, axis, groups))
     return (g, 1.0) if position == "pre" else (1.0, g)
 
 
 def _affine(kr: Float64, weight: Array | None, offset: float, bias: Array | None) -> Float64:
     groups = kr.shape[1]
-    n = kr * per_element(weight, offset, groups)
-    return n if bias is None else n + per_element(bias, 0.0, groups)
+    n = kr * rows.per_element(weight, offset, groups)
+    return n if bias is None else n + rows.per_element(bias, 0.0, groups)
 
 
-def _k(c: float | None, rows: Float64) -> float:
-    return 1.0 if c is None else c / math.sqrt(rows.shape[-1])
+def _k(c: float | None, s: Float64) -> float:
+    return 1.0 if c is None else c / math.sqrt(s.shape[-1])

@@ -33,7 +33,7 @@ def round_to(values: Array, dtype: DTypeLike) -> Array:
 def residual_stream(
     x: Array, residual: Array | None, residual_dtype: DTypeLike | None
 ) -> Array | None:
-    """Return x + residual in the residual's dtype; x alone in residual_dtype; or None."""
+    """Return x + residual in the residual's dtype, x alone in residual_dtype, or None."""
     if residual is None:
         return None if residual_dtype is None else round_to(x.astype(np.float64), residual_dtype)
     compute = np.float64 if np.float64 in (x.dtype, residual.dtype) else np.float32
@@ -54,11 +54,6 @@ def per_row(statistic: Array, groups: int) -> Float64:
 def per_element(parameter: Array | None, offset: float, groups: int) -> Float64 | float:
     """Return parameter + offset as [groups, d], or 1 if there is no parameter."""
     return 1.0 if parameter is None else parameter.astype(np.float64).reshape(groups, -1) + offset
-
-
-def statistic_shape(x: Array, axis: int, groups: int) -> tuple[int, ...]:
-    """Return the shape of mean and rstd."""
-    return x.shape[:axis] + ((groups,) if groups > 1 else ())
 
 
 def centered(p: Float64, mean: Float64) -> tuple[Float64, Float64]:

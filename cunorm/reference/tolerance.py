@@ -12,7 +12,7 @@ than 16384 elements have twice these ulps:
 - dweight and dbias are within 8 u of the sum of their summands' magnitudes. Under center, the
   rounding of the mean's correction moves r by a quarter of that.
 
-Other errors are carried on to first order, each at its largest:
+Other errors are propagated to first order, each at its largest:
 
 - An activation and its derivative are within 8 u of their summands, and 3 u for products with
   them. The rounding of an exponential's argument moves the summand that has it.
@@ -155,7 +155,7 @@ class Tolerance:
         return Number(exact, np.maximum(exact - low, high - exact) + LOST)
 
     def _ulps(self, count: int, *terms: Number) -> Number:
-        """Return an error of so many ulps of the largest term of each row."""
+        """Return an error of a count of ulps of the largest term of each row."""
         largest = (np.max(abs(term.value), axis=_ROW, keepdims=True) for term in terms)
         return Number(0.0, count * self.many * ulp(reduce(np.maximum, largest)))
 
@@ -167,7 +167,7 @@ class Tolerance:
 
 
 def bound(exact: Array, error: Array, dtype: str) -> Array:
-    """Bound the error of a result that is stored in a dtype, if the oracle has not rounded it."""
+    """Return the error bound of a result stored in a dtype, unless the oracle has rounded it."""
     error = error.reshape(exact.shape) + LOST
     half_ulp = 0.5 * ulp(abs(exact) + error, dtype) if exact.dtype == np.float64 else 0.0
     return np.asarray(error + half_ulp)

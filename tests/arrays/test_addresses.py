@@ -48,6 +48,6 @@ def test_the_address_of_an_array_is_where_numpy_says(tmp_path):
         address, _ = array.__array_interface__["data"]
         with at(kind):
             assert numpy_arrays.data_pointer(array) == address
-            assert numpy_arrays._pointer_by_interface(array) == address
+            assert numpy_arrays._pointer_by_ctypes(array) == address
             if sys.implementation.name == "cpython":
                 assert numpy_arrays._pointer_by_object(array) == address

@@ -272,6 +272,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     nothing_known(monkeypatch)
     monkeypatch.setattr(internals._dispatch, "_loaded", load_and_see)
-    for framework in internals.host_frameworks:
+    for framework in internals.host_frameworks():
         monkeypatch.setattr(framework, "contiguous", None)
     return seen

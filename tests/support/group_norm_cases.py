@@ -80,6 +80,6 @@ def copies(monkeypatch: Any) -> list[Any]:
 
         return copy_and_see
 
-    for framework in host_frameworks:
+    for framework in host_frameworks():
         monkeypatch.setattr(framework, "contiguous", watch(framework.contiguous))
     return seen

@@ -2,6 +2,8 @@
 """The one place where tests import private names of cunorm: a change of the package ends here."""
 
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 from cunorm import __main__ as _command
@@ -15,7 +17,6 @@ from cunorm._arrays.dlpack import read_capsule
 from cunorm._arrays.numpy import NumpyAdapter as Numpy
 from cunorm._arrays.numpy import numpy_view
 from cunorm._arrays.registry import view as describe
-from cunorm._arrays.torch import TorchAdapter as Torch
 from cunorm._backends import cluster_fit as _cluster_fit
 from cunorm._backends import cpu as _cpu
 from cunorm._backends import cuda as _cuda
@@ -126,10 +127,14 @@ __all__ = [
     "worst_error",
 ]
 
-host_frameworks = (Numpy, Torch, DLPack)
-
 cpu_forward = partial(_cpu_plan.cpu_forward, caps=CpuCaps(last_cache_bytes=32 << 20))
 cuda_param_grad = partial(param_grad_launch, caps=SOME_GPUS[0])
+
+
+def host_frameworks():
+    """Return the adapters of host arrays, torch's where torch is installed."""
+    torch = [import_module("cunorm._arrays.torch").TorchAdapter] if find_spec("torch") else []
+    return (Numpy, DLPack, *torch)
 
 
 def view_at(pointer, spec):

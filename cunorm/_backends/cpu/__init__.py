@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CPU backend: the kernels' sources, compiled by the machine's C++ compiler, on all cores."""
+"""The CPU backend: the machine's C++ compiler compiles the kernels, which run on all cores."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from cunorm._backends.cpu.threads import thread_count
 from cunorm._core.build import KernelArgs
 from cunorm._core.plan import KernelCall
 
-_WORD = 8  # bytes, of which all arguments are multiples
-# Elements below which waking other threads costs more than they save.
-_SERIAL_WORK = 1 << 15
-
+_WORD = 8  # bytes; arguments are whole words
+_SERIAL_WORK = 1 << 15  # elements, up to which other threads cost more than they save
 # `struct List`, `struct Task` and `struct Place` of launch.h.
 _LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
 
 
 def runner(calls: Sequence[KernelCall], array_count: int) -> Callable[[Sequence[int]], object]:
-    """Return a function that runs kernels, one after the other, given where arrays lie."""
+    """Return a function that runs kernels, one after the other, given the addresses of arrays."""
     entries = [library(call.launch.build) for call in calls]
     words, tasks, places = b"", [], []
     last: KernelArgs | None = None
@@ -41,7 +39,5 @@ def runner(calls: Sequence[KernelCall], array_count: int) -> Callable[[Sequence[
 
 
 def _most_threads(call: KernelCall) -> int:
-    """Return how many threads find something to do."""
-    if call.work <= _SERIAL_WORK:
-        return 1
-    return call.parts or call.launch.grid
+    """Return the number of threads that a kernel can use."""
+    return 1 if call.work <= _SERIAL_WORK else call.parts or call.launch.grid

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CPU's caches."""
+"""The size of the CPU's last cache."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compiles a kernel's source with the machine's C++ compiler, and loads it; cached on disk."""
+"""Compiles kernels with the machine's C++ compiler, caches them on disk, and loads them."""
 
 from __future__ import annotations
 
@@ -27,56 +27,51 @@ from cunorm._core.memo import memoize, on_clear
 
 _INCLUDE = Path(__file__).parent / "include"
 _HOST = _INCLUDE / "host"
-# Strict IEEE arithmetic: no option here may set flush-to-zero in whoever loads the library, and a
-# product and a sum are contracted only where the source says fma.
+# Strict IEEE arithmetic: no option may set flush-to-zero in the process that loads the library, and
+# a product and a sum are contracted only where the source says fma.
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-w")
-_MORE_OPTIONS = "CUNORM_CXXFLAGS"  # of the environment: they come after ours
+_MORE_OPTIONS = "CUNORM_CXXFLAGS"  # an environment variable; its options come last
 _ERROR_LINES = 8
 
 
 class Entry(NamedTuple):
-    """What a library offers; see launch.h."""
+    """The functions of a library; see launch.h."""
 
-    run: Callable[[bytes, bytes, int], None]  # lists of kernels of this and other libraries
-    blocks: int  # the address of what runs blocks of its kernel
+    run: Callable[[bytes, bytes, int], None]  # runs kernels of this and other libraries
+    blocks: int  # the address of the function that runs blocks of its kernel
 
 
 class Failed(RuntimeError):
     """A build does not compile."""
 
-    was_stopped = False  # by what has nothing to do with its options and its text
+    was_stopped = False  # for a reason outside its options and its text
 
 
 def library(build: KernelBuild) -> Entry:
     """Return the entry of a build, compiled or from the cache on disk."""
-    return _loaded.get(build) or _ready(build)[0]
+    return _loaded.get(build) or _loaded.load_once(build, partial(_load, build))[0]
 
 
 _loaded: OnceMap[KernelBuild, Entry] = OnceMap()
-_times_cleared = 0
+_was_cleared = False
 
 
 def prepare(build: KernelBuild) -> bool:
-    """Load a build ahead of its first launch; return whether this called the compiler for it."""
-    return _ready(build)[1]
-
-
-def _ready(build: KernelBuild) -> tuple[Entry, bool]:
-    """Return the entry of a build, and whether the compiler was called for it here and now."""
-    return _loaded.load_once(build, partial(_load, build))
+    """Load a build before its first launch; return whether this called the compiler for it."""
+    return _loaded.load_once(build, partial(_load, build))[1]
 
 
 def loaded_count() -> int:
-    """Return how many builds this process has loaded."""
+    """Return the number of loaded builds."""
     return len(_loaded)
 
 
-def _count_clear() -> None:
-    global _times_cleared
-    _times_cleared += 1
+def _note_clear() -> None:
+    global _was_cleared
+    _was_cleared = True
 
 
-on_clear(_count_clear)
+on_clear(_note_clear)
 
 
 def _load(build: KernelBuild) -> tuple[Entry, bool]:
@@ -85,9 +80,9 @@ def _load(build: KernelBuild) -> tuple[Entry, bool]:
 
 
 def entry_of(shared: ctypes.CDLL) -> Entry:
-    """Return what an open library offers."""
+    """Return the functions of an open library."""
     run = shared.cunorm_run
-    run.restype = None  # bytes and an int are passed as they are, which argtypes would ask again
+    run.restype = None  # no argtypes: they would check each argument, which is bytes or an int
     blocks = ctypes.cast(shared.cunorm_blocks, ctypes.c_void_p).value
     assert blocks is not None
     return Entry(run, blocks)
@@ -96,66 +91,61 @@ def entry_of(shared: ctypes.CDLL) -> Entry:
 def _opened(build: KernelBuild, tries: int = 3) -> tuple[ctypes.CDLL, bool]:
     path, was_compiled = _compiled(build)
     try:
-        return (_opened_by_new_name if _times_cleared else _opened_by_path)(path), was_compiled
+        if _was_cleared:
+            return _opened_by_new_name(path), was_compiled
+        return ctypes.CDLL(os.fspath(path)), was_compiled
     except OSError:
         if tries == 1:
             raise
-    shared, was_compiled_again = _opened(build, tries - 1)  # somebody clears the cache
+    shared, was_compiled_again = _opened(build, tries - 1)  # another process clears the cache
     return shared, was_compiled or was_compiled_again
 
 
-def _opened_by_path(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(os.fspath(path))
-
-
 def _opened_by_new_name(path: Path) -> ctypes.CDLL:
-    """Open a library by a name that this process never used, and that is gone when it is open.
-
-    A loader takes a name that it had before for the library of then, be the file another.
-    """
+    """Open a library by a new name: for a known one, a loader returns the library it has loaded."""
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as folder:
         link = Path(folder, f"{next(_numbers)}-{path.name}")
         link.symlink_to(path)
-        return _opened_by_path(link)
+        return ctypes.CDLL(os.fspath(link))
 
 
 _numbers = count()
 
 
 def _compiled(build: KernelBuild) -> tuple[Path, bool]:
-    """Return the shared library of a build, and whether the cache had none and it was made now."""
-    found = compiler()
-    if found is None:
+    """Return the shared library of a build, and whether this call compiled it."""
+    cxx = compiler()
+    if cxx is None:
         raise RuntimeError("cunorm: no C++ compiler")
     base, folder = base_options(), cache_folder()
-    optional = _compiler.optional(found, base, folder)
+    optional = _compiler.optional(cxx, base, folder)
     try:
-        return _compiled_with(build, found, (*base, *optional))
+        return _compiled_with(build, cxx, (*base, *optional))
     except Failed as failed:
         if failed.was_stopped:
             raise
-    _compiler.ask(found, base, folder)
-    if _compiler.optional(found, base, folder) != optional:
+    _compiler.probe(cxx, base, folder)
+    if _compiler.optional(cxx, base, folder) != optional:
         return _compiled(build)  # without what it refuses
-    # It takes each option, but not with this text.
+    # The compiler takes each option, but not with this text.
     with suppress(Failed):
-        return _compiled_with(build, found, (*base, *_compiler.needed(optional)))
-    return _compiled_with(build, found, base)
+        return _compiled_with(build, cxx, (*base, *_compiler.needed(optional)))
+    return _compiled_with(build, cxx, base)
 
 
-def _compiled_with(build: KernelBuild, found: Compiler, options: Options) -> tuple[Path, bool]:
-    """Return the library that certain options make, which its name tells."""
+def _compiled_with(build: KernelBuild, cxx: Compiler, options: Options) -> tuple[Path, bool]:
+    """Return the library of a build with certain options, which its name depends on."""
     text = _translation_unit(build)
-    name = digest(text, *options, *found, _stand_ins(), _cpu_identity())
+    name = digest(text, *options, *cxx, _stand_ins(), _cpu_identity())
     target = cache_folder() / f"{build.kernel}-{name}.so"
     if is_whole(target):
         return target, False
-    _compile(build, found, options, text, target)
+    _compile(build, cxx, options, text, target)
     return target, True
 
 
 def base_options() -> Options:
-    """Return what every compiler is given, whatever else it takes."""
+    """Return the options of every compiler."""
     more = os.environ.get(_MORE_OPTIONS, "")
     try:
         return (*_OPTIONS, *shlex.split(more))
@@ -178,21 +168,18 @@ def _stand_ins() -> str:
     return "".join(path.read_text("utf-8") for path in sorted(_INCLUDE.rglob("*.h")))
 
 
-def _compile(
-    build: KernelBuild, found: Compiler, options: Options, text: str, target: Path
-) -> None:
-    """Compile a build, with the system's headers as they were compiled before, if they were."""
-    headers = precompiled.options_for(found, options)
+def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, target: Path) -> None:
+    """Compile a build, with precompiled headers of the system where there are some."""
+    headers = precompiled.options_for(cxx, options)
     with temporary(target) as made_in:
         folder = Path(made_in)
         source, made = folder / f"{build.kernel}.cpp", folder / "made.so"
         source.write_text(text, encoding="utf-8")
         own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
-        command = [*found.command, *options, *headers, *own]
-        answer = run(command, folder)
-        first = answer
-        if answer.returncode != 0 and headers:
-            command = [*found.command, *options, *own]
+        command = [*cxx.command, *options, *headers, *own]
+        first = answer = run(command, folder)
+        if first.returncode != 0 and headers:
+            command = [*cxx.command, *options, *own]
             answer = run(command, folder)
             if answer.returncode == 0 and not _compiler.was_stopped(first):
                 precompiled.give_up(headers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The machine's C++ compiler: which one it is, how it is run, and which options it takes."""
+"""The machine's C++ compiler: its command, its runs, and the options that it takes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from typing import NamedTuple
 from cunorm._backends.cpu.files import digest, temporary
 from cunorm._core.memo import on_clear
 
-_BELIEVED = 24 * 60 * 60  # seconds: what a compiler lacked may be installed since
-# What compilers say that end, or whose children end, for want of memory or disk.
+_BELIEVED = 24 * 60 * 60  # seconds; then a refused option is tried again
+# Messages of compilers that end, or whose children end, for want of memory or disk.
 _STOPPED = re.compile(
     r"killed|signal|no space left|disk quota|file too large|file size limit|memory exhausted"
     r"|out of memory|cannot allocate",
@@ -38,7 +38,7 @@ Options = tuple[str, ...]
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler: its command and what it says of its version."""
+    """A C++ compiler: its command and the first line of its --version."""
 
     command: tuple[str, ...]
     version: str
@@ -86,20 +86,19 @@ def compiler() -> Compiler | None:
 
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a compiler, which leaves its own temporary files in the folder, too."""
-    return subprocess.run(
-        command, capture_output=True, text=True, errors="replace", env=environment(folder)
-    )
+    """Run a compiler, with its temporary files in a folder."""
+    env = environment(folder)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=env)
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a compiler: messages are in English."""
+    """Return the environment of a compiler, with its messages in English."""
     return {**os.environ, "TMPDIR": os.fspath(folder), "LC_ALL": "C"}
 
 
 @lru_cache(maxsize=1)
 def cpu_identity() -> str:
-    """Return what -march=native depends on."""
+    """Return a text on which -march=native depends."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8")
     except OSError:
@@ -108,13 +107,10 @@ def cpu_identity() -> str:
     return "\n".join(sorted({line for line in text.splitlines() if line.startswith(kinds)}))
 
 
-# --- options that a compiler may refuse -----------------------------------------------------------
-
-
 def _groups() -> tuple[Options, ...]:
-    """Return options that a compiler may refuse, together or not at all.
+    """Return groups of options that a compiler may refuse, each as a whole.
 
-    With the 32 registers of AVX-512, scheduling before they are given out lets several items of a
+    With the 32 registers of AVX-512, scheduling before register allocation lets several items of a
     pack be computed at a time (a gated forward takes a tenth less); with 16, it spills. And with
     AVX-512 GCC copies items in halves, for which a load of a whole one would have to wait.
     """
@@ -124,33 +120,33 @@ def _groups() -> tuple[Options, ...]:
 
 
 def needed(optional: Options) -> Options:
-    """Return those of the optional options that make more than a kernel's code faster."""
-    return tuple(option for option in optional if option == _groups()[0][0])
+    """Return those of the optional options that do more than make a kernel's code faster."""
+    return tuple(option for option in optional if option == "-fopenmp")
 
 
 _refused: dict[Path, tuple[Options, ...]] = {}
 on_clear(_refused.clear)
 
 
-def optional(found: Compiler, options: Options, folder: Path) -> Options:
-    """Return the optional options that a compiler takes beside others: all, before it refuses one.
+def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
+    """Return the optional options that a compiler takes beside others.
 
-    What it refuses is kept in the folder for a day.
+    These are all until it refuses one; the folder keeps what it refuses, for a day.
     """
-    path = _path(found, options, folder)
+    path = _path(cxx, options, folder)
     if path not in _refused:
         _refused[path] = _read(path)
     refused = _refused[path]
     return tuple(option for group in _groups() if group not in refused for option in group)
 
 
-def ask(found: Compiler, options: Options, folder: Path) -> None:
-    """Ask a compiler that failed for each of its optional options; remember what it refuses.
+def probe(cxx: Compiler, options: Options, folder: Path) -> None:
+    """Try each group of optional options with a compiler that failed; keep those it refuses.
 
-    It refuses what it fails with, while it does not without: not where it was stopped.
+    It refuses a group if it fails with it and not without it, and was not stopped.
     """
-    path, groups = _path(found, options, folder), _groups()
-    answers = [_probed(found, (*options, *group), path) for group in ((), *groups)]
+    path, groups = _path(cxx, options, folder), _groups()
+    answers = [_probed(cxx, (*options, *group), path) for group in ((), *groups)]
     if answers[0].returncode != 0 or any(map(was_stopped, answers)):
         return
     failed = {group for group, answer in zip(groups, answers[1:], strict=True) if answer.returncode}
@@ -164,25 +160,25 @@ def ask(found: Compiler, options: Options, folder: Path) -> None:
         written.replace(path)
 
 
-def _probed(found: Compiler, options: Options, path: Path) -> subprocess.CompletedProcess[str]:
-    """Make a small library with these options; return what the compiler answers."""
+def _probed(cxx: Compiler, options: Options, path: Path) -> subprocess.CompletedProcess[str]:
+    """Compile a small library with these options."""
     with temporary(path) as folder:
         source, made = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE, encoding="utf-8")
-        return run([*found.command, *options, str(source), "-o", str(made)], Path(folder))
+        return run([*cxx.command, *options, str(source), "-o", str(made)], Path(folder))
 
 
 def was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:
-    """Whether a compiler failed for what has nothing to do with its options and its input."""
+    """Whether a compiler failed for a reason outside its options and its input."""
     return answer.returncode < 0 or bool(answer.returncode and _STOPPED.search(answer.stderr))
 
 
-def _path(found: Compiler, options: Options, folder: Path) -> Path:
-    return folder / f"refused-{digest(*found, *options, _groups(), cpu_identity())}.json"
+def _path(cxx: Compiler, options: Options, folder: Path) -> Path:
+    return folder / f"refused-{digest(*cxx, *options, _groups(), cpu_identity())}.json"
 
 
 def _read(path: Path) -> tuple[Options, ...]:
-    """Return the groups that a file names: none, if it is no longer believed, or no such list."""
+    """Return the groups that a file names, none if it is too old or not readable."""
     try:
         if time.time() - path.stat().st_mtime > _BELIEVED:
             return ()

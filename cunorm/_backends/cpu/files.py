@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where compiled kernels are kept, and whether a file there is still as it was made."""
+"""The folder of compiled kernels, and digests of its files."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-TEMPORARY = "compiling-"  # how the names of folders begin that are removed after their use
+TEMPORARY = "compiling-"  # the prefix of temporary folders
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def digest(*parts: object) -> str:
-    """Return a name for all that a file depends on."""
+    """Return a digest of all that a file depends on, for its name."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def seal(path: Path) -> None:
-    """Put a digest of a file at its end, which no loader of libraries reads."""
+    """Append a digest to a file: loaders of libraries do not read its end."""
     with path.open("r+b") as file:
         file.write(hashlib.sha256(file.read()).digest())
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is there as it was sealed: a loader may crash on what is left of another."""
+    """Whether a file is there as it was sealed: a loader may crash on a damaged one."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -37,17 +37,16 @@ def is_whole(path: Path) -> bool:
 
 
 def temporary(beside: Path) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder to make a file in, from which it is moved to its place when it is whole."""
+    """Return a folder to make a file in, from which it is moved to its place."""
+    # Children of a killed compiler may still write there when it is removed.
     return tempfile.TemporaryDirectory(
-        prefix=TEMPORARY,
-        dir=beside.parent,
-        ignore_cleanup_errors=True,  # what a killed compiler's own children still write
+        prefix=TEMPORARY, dir=beside.parent, ignore_cleanup_errors=True
     )
 
 
 @cache
 def cache_folder() -> Path:
-    """Return where compiled kernels are kept: a folder that is this user's alone."""
+    """Return the folder of compiled kernels, which only this user can write to."""
     chosen = os.environ.get("CUNORM_CACHE_DIR")
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()

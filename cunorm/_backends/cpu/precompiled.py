@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The system's headers, compiled once for all kernels: to read them is half of a quick compile.
+"""The system's headers, compiled once for all kernels: reading them is half of a quick compile.
 
-To compile them takes as long as to compile a kernel or two, so it is done beside the third compile
-of a process, and a process that exits before ends this too; one that is killed does not, and what
-is left then goes with the next `clear_cache`. GCC alone takes them in this form.
+Compiling them takes as long as a kernel or two, so it is done beside the third compile of a
+process. A process that exits before ends it, too; what a killed one leaves is removed by the next
+`clear_cache`. Only GCC takes headers in this form.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ _WORTH_IT = 3  # which compile of a process begins to compile headers, too
 _compiles: dict[Path, count[int]] = {}
 on_clear(_compiles.clear)
 _threads: list[threading.Thread] = []
-_running: dict[subprocess.Popen[bytes], int] = {}  # and whose they are, as processes may fork
+_running: dict[subprocess.Popen[bytes], int] = {}  # and their parents, as this one may fork
 _has_ended = False
 
 
-def options_for(found: Compiler, options: Options) -> Options:
-    """Return what lets GCC take compiled headers: options, none before there are such headers.
+def options_for(cxx: Compiler, options: Options) -> Options:
+    """Return the options with which GCC takes compiled headers, none before there are any.
 
-    It says nothing where it cannot take them, but then there is no other file of that name.
+    Where it cannot take them it does so silently, as there is no other file of that name.
     """
-    if not found.is_gcc:
+    if not cxx.is_gcc:
         return ()
-    name = f"headers-{digest(*found, *options, cpu_identity(), _text())}.h"
+    name = f"headers-{digest(*cxx, *options, cpu_identity(), _text())}.h"
     compiled = cache_folder() / f"{name}.gch"
     try:
         return ("-include", str(cache_folder() / name)) if compiled.stat().st_size else ()
     except OSError:
-        _compile_in_time(compiled, [*found.command, *options])
+        _compile_in_time(compiled, [*cxx.command, *options])
         return ()
 
 
 def give_up(headers: Options) -> None:
-    """Let nobody use headers with which GCC failed: an empty file stands for them from now on."""
+    """Replace headers with which GCC failed by an empty file, which is not used."""
     compiled = Path(f"{headers[-1]}.gch")
     with temporary(compiled) as folder:
         empty = Path(folder, "empty")
@@ -61,13 +61,13 @@ def give_up(headers: Options) -> None:
 
 
 def _compile_in_time(path: Path, command: Sequence[str]) -> None:
-    """Begin to compile headers, once in a process, if so many kernels use them."""
+    """Begin to compile headers, once in a process, when enough kernels use them."""
     if next(_compiles.setdefault(path, count(1))) == _WORTH_IT:
-        atexit.register(_end)  # now: what removes the folder, if anything does, is to come after it
+        atexit.register(_end)  # now, so that it runs before a removal of the folder
         thread = threading.Thread(target=_make, args=(path, command), daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # there may be no more threads, as when the interpreter ends
+        except RuntimeError:  # no thread can be started, as when the interpreter ends
             return
         _threads.append(thread)
 
@@ -92,12 +92,12 @@ def _make(path: Path, command: Sequence[str]) -> None:
             del _running[process]
             if not failed:
                 made.replace(path)
-    except OSError:  # without them, kernels compile as well
+    except OSError:  # kernels compile without them
         return
 
 
 def _end() -> None:
-    """Leave no compiler behind, nor what it has made so far."""
+    """End the compilers of this process, and remove their files."""
     global _has_ended
     _has_ended = True
     for process, owner in tuple(_running.items()):
@@ -108,15 +108,15 @@ def _end() -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a compiler and what it runs itself."""
+    """End a compiler and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
 
 
 @cache
 def _text() -> str:
-    """Return what includes all that our headers include of the system's."""
+    """Return a text that includes each system header that our headers include."""
     files = [path for path in _INCLUDE.rglob("*") if path.suffix in (".h", ".cuh")]
-    found = {name for path in files for name in _SYSTEM_INCLUDE.findall(path.read_text("utf-8"))}
+    names = {name for path in files for name in _SYSTEM_INCLUDE.findall(path.read_text("utf-8"))}
     lines = "#if __has_include(<{0}>)\n#include <{0}>\n#endif\n"
-    return "".join(map(lines.format, sorted(found - {path.name for path in files})))
+    return "".join(map(lines.format, sorted(names - {path.name for path in files})))

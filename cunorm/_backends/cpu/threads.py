@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How many threads the CPU kernels use."""
+"""The number of threads of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -65,19 +65,14 @@ def available_cores() -> int:
 
 
 def _cgroup_cores() -> int | None:
-    """Return the cores that the quotas of the control group and those around it leave, if any."""
-    group = _CGROUPS / _cgroup_name()
-    quotas = [_quota(place) for place in (group, *group.parents)]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _cgroup_name() -> str:
-    """Return the place of this process's control group; a container may not say or not know it."""
+    """Return the least quota of the control group and its parents, in cores, if there is one."""
     try:
         lines = _OWN_CGROUPS.read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line[4:] for line in lines if line.startswith("0::/")), "")
+    except OSError:  # a container may not know its group
+        lines = []
+    group = _CGROUPS / next((line[4:] for line in lines if line.startswith("0::/")), "")
+    quotas = [_quota(place) for place in (group, *group.parents)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota(group: Path) -> int | None:
