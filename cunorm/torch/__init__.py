@@ -10,13 +10,7 @@ from cunorm.results import AddNorm
 from cunorm.torch._centered_modules import GroupNorm, LayerNorm
 from cunorm.torch._group_norm import group_norm, instance_norm
 from cunorm.torch._modules import AddRMSNorm, GatedRMSNorm, RMSNorm
-from cunorm.torch._replace import (
-    LeftNorm,
-    ReplacedNorm,
-    Replacement,
-    replace_norms,
-    restore_norms,
-)
+from cunorm.torch._replace import LeftNorm, ReplacedNorm, Replacement, replace_norms, restore_norms
 from cunorm.torch._row_norm import (
     add_layer_norm,
     add_normalize,

@@ -27,15 +27,12 @@ class LayerNorm(torch.nn.LayerNorm):
 
     Raises
     ------
-    ValueError
-        If normalized_shape is empty, or x's last axes are not normalized_shape.
     TypeError, ValueError, ImportError, RuntimeError
-        As `layer_norm` does.
+        As `layer_norm`; ValueError also if normalized_shape is empty or not x's last axes.
 
     Notes
     -----
-    Rounding is that of `RMSNorm`. The mean is corrected by the mean of what it leaves, so a
-    constant row gives y = bias exactly.
+    Rounding is that of `cunorm.normalize`. ``torch.autocast`` changes y as for `RMSNorm`.
 
     Examples
     --------
@@ -67,10 +64,9 @@ class LayerNorm(torch.nn.LayerNorm):
 class GroupNorm(torch.nn.GroupNorm):
     """`torch.nn.GroupNorm` with an activation, run by `cunorm.torch.group_norm`.
 
-    The mean is over all positions and the channels of one group of one sample, weight and bias are
-    those of the channel, g is the activation, in the same kernel::
+    For g, the activation, and means over all positions and channels of a group of a sample::
 
-        y = g((x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias)
+        y = g((x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias)
 
     Parameters
     ----------
@@ -83,15 +79,14 @@ class GroupNorm(torch.nn.GroupNorm):
 
     Raises
     ------
-    ValueError
-        If num_groups does not divide num_channels, or x's axis 1 is not of num_channels.
     TypeError, ValueError, ImportError, RuntimeError
-        As `group_norm` does, and for an unknown activation, when it is run.
+        As `group_norm`; ValueError also if num_groups does not divide num_channels, or x's axis 1
+        is not of num_channels. An unknown activation is an error in forward.
 
     Notes
     -----
-    x is of shape (N, C, ...), in any memory format; y has the same, so that ``channels_last`` stays
-    ``channels_last``, and neither is copied. Rounding is that of `RMSNorm`.
+    x has shape (N, C, ...). y has its memory format, and neither is copied. Rounding is that of
+    `cunorm.group_norm`; ``torch.autocast`` changes y as for `RMSNorm`.
 
     Examples
     --------
