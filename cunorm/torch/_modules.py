@@ -20,6 +20,9 @@ class RMSNorm(torch.nn.RMSNorm):
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
+    Rounding is that of `cunorm.normalize`. Under ``torch.autocast`` on CUDA y is float32 where x is
+    of half precision, as from PyTorch's module.
+
     Parameters
     ----------
     normalized_shape, eps, elementwise_affine, device, dtype : optional but the first
@@ -35,11 +38,6 @@ class RMSNorm(torch.nn.RMSNorm):
         As `rms_norm`; ValueError also if normalized_shape is empty, x's last axes are not
         normalized_shape, or there is a weight_offset without elementwise_affine.
 
-    Notes
-    -----
-    Rounding is that of `cunorm.normalize`. Under ``torch.autocast`` on CUDA y is float32 where x is
-    of half precision, as from PyTorch's module.
-
     Examples
     --------
     >>> import torch
@@ -51,6 +49,7 @@ class RMSNorm(torch.nn.RMSNorm):
     tensor([[0.2000, 1.4000]], grad_fn=<...>)
     """
 
+    _cunorm_options: tuple[str, ...] = ("weight_offset", "round_before_weight")
     weight_offset: float = 0.0
     round_before_weight: bool = False
 
@@ -86,7 +85,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def extra_repr(self) -> str:
         """Return the options of `torch.nn.RMSNorm`, and the further ones that are set."""
-        return f"{super().extra_repr()}{changed(self, RMSNorm)}"
+        return f"{super().extra_repr()}{changed(self)}"
 
 
 class AddRMSNorm(RMSNorm):
@@ -99,6 +98,7 @@ class AddRMSNorm(RMSNorm):
 
     A stack of pre-norm layers ``x = f(norm(x)) + x`` becomes ``y, stream = norm(x, stream)`` and
     ``x = f(y)``, layer by layer. It begins with ``stream = None`` and ends with ``x + stream``.
+    Rounding is that of `add_rms_norm`. ``torch.autocast`` does not change the dtype of y.
 
     Parameters
     ----------
@@ -112,10 +112,6 @@ class AddRMSNorm(RMSNorm):
     TypeError, ValueError, ImportError, RuntimeError
         As `RMSNorm` and `add_rms_norm`.
 
-    Notes
-    -----
-    Rounding is that of `add_rms_norm`. ``torch.autocast`` does not change the dtype of y.
-
     Examples
     --------
     >>> import torch
@@ -128,6 +124,7 @@ class AddRMSNorm(RMSNorm):
     (torch.bfloat16, tensor([[1.2002, 8.3984]], grad_fn=<...>))
     """
 
+    _cunorm_options = (*RMSNorm._cunorm_options, "residual_dtype")
     residual_dtype: Any = None
 
     def __init__(
@@ -148,12 +145,7 @@ class AddRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> AddNorm:
         """Return y and the new stream, which is x itself where residual is None."""
-        options = _options(self, x, residual)
-        return add_rms_norm(x, residual, self.weight, **options, residual_dtype=self.residual_dtype)
-
-    def extra_repr(self) -> str:
-        """Return the options of `RMSNorm`, and the stream's dtype if it is set."""
-        return super().extra_repr() + changed(self, AddRMSNorm)
+        return add_rms_norm(x, residual, self.weight, **_options(self, x, residual))
 
 
 class GatedRMSNorm(RMSNorm):
@@ -163,6 +155,11 @@ class GatedRMSNorm(RMSNorm):
 
         y = norm(x * g(gate))       with gate_position "pre", as in Mamba-2
         y = norm(x) * g(gate)       with "post", as in Qwen3-Next and the linear attentions of fla
+
+    y is rounded once, with round_before_weight twice. Mamba-2 of ``transformers`` is
+    ``gate_position="pre", round_before_weight=True``, that of its authors the same without
+    round_before_weight. Qwen3-Next also rounds before the gate: results differ by one or at most
+    two units in the last place of bfloat16. ``torch.autocast`` does not change the dtype of y.
 
     Parameters
     ----------
@@ -181,13 +178,6 @@ class GatedRMSNorm(RMSNorm):
     TypeError, ValueError, ImportError, RuntimeError
         As `RMSNorm` and `rms_norm`. An unknown activation or position is an error in forward.
 
-    Notes
-    -----
-    y is rounded once, with round_before_weight twice. Mamba-2 of ``transformers`` is
-    ``gate_position="pre", round_before_weight=True``, that of its authors the same without
-    round_before_weight. Qwen3-Next also rounds before the gate: results differ by one or at most
-    two units in the last place of bfloat16. ``torch.autocast`` does not change the dtype of y.
-
     Examples
     --------
     >>> import torch
@@ -200,6 +190,7 @@ class GatedRMSNorm(RMSNorm):
     tensor([[ 0.0000,  1.4142, -0.8485, -1.1314]], grad_fn=<...>)
     """
 
+    _cunorm_options = (*RMSNorm._cunorm_options, "groups", "gate_activation", "gate_position")
     groups: int = 1
     gate_activation: str = "silu"
     gate_position: str = "post"
@@ -225,26 +216,16 @@ class GatedRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return y; without a gate, of the norm alone."""
-        options = {"gate_activation": self.gate_activation, "gate_position": self.gate_position}
-        options |= _options(self, x)
-        return rms_norm(x, self.weight, groups=self.groups, gate=gate, **options)
-
-    def extra_repr(self) -> str:
-        """Return the options of `RMSNorm`, and those of the gate that are set."""
-        return super().extra_repr() + changed(self, GatedRMSNorm)
+        return rms_norm(x, self.weight, gate=gate, **_options(self, x))
 
 
 def _options(module: Any, x: Tensor, normalised: Tensor | None = None) -> dict[str, Any]:
-    """Return the options that all these modules give to `rms_norm` and `add_rms_norm`."""
+    """Return the options of a module's call; `normalised` is the stream, if there is one."""
     eps = module.eps
     if eps is None:
         eps = _DEFAULT_EPS.get((x if normalised is None else normalised).dtype, 0.0)
-    return {
-        "eps": eps,
-        "axis": row_axis(module, x),
-        "weight_offset": module.weight_offset,
-        "round_before_weight": module.round_before_weight,
-    }
+    options = {name: getattr(module, name) for name in module._cunorm_options}
+    return {"eps": eps, "axis": row_axis(module, x), **options}
 
 
 def _default_eps(dtype: torch.dtype) -> float:

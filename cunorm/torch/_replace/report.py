@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class ReplacedNorm(NamedTuple):
-    """A module that runs cunorm: its name ("" for the model itself), its class, and what it runs."""
+    """A module that runs cunorm: its name, "" for the model itself, its class, and what it runs."""
 
     name: str
     kind: str
