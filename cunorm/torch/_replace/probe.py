@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Find the formula of a norm module of another library by running it.
-
-A copy of the module with random parameters runs on random rows on the CPU, in each pair of dtypes.
-The results are compared with the bounds of every `Recipe`.
-"""
+"""Find the formula of a norm module: run trials and compare them with the bounds of recipes."""
 
 from __future__ import annotations
 
@@ -24,13 +20,12 @@ from cunorm.torch._replace.trial import Pair, Trial, Unknown
 _HALF = (torch.bfloat16, torch.float16)
 _SAME = (torch.float32, *_HALF, torch.float64)
 _MIXED = tuple(pair for half in _HALF for pair in ((half, torch.float32), (torch.float32, half)))
-
-_ATTRIBUTES_OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
+_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _MOST_PLANS = 256
 
 # A plan, or the reason why there is none, by all that a probe depends on. Keys refer to classes
-# weakly, so that none is kept alive: that of a dead class equals no other, and is dropped in turn.
+# weakly: the key of a dead class equals no other, and is dropped in turn.
 _plans: dict[Any, Plan | str] = {}
 on_clear(_plans.clear)
 
@@ -106,8 +101,7 @@ def _key(module: Any, exact: bool) -> Any:
     """Return what a probe depends on, None if that is more than numbers, names and shapes."""
     kind = type(module)
     forward = inspect.getattr_static(kind, "forward")  # its closure may have the class, for super()
-    attributes = vars(module).items()
-    values = {n: _typed(v) for n, v in attributes if n not in _ATTRIBUTES_OF_ALL_MODULES}
+    values = {n: _typed(v) for n, v in vars(module).items() if n not in _MODULE_ATTRIBUTES}
     if None in values.values() or not isinstance(forward, FunctionType):
         return None
     tensors = tuple(

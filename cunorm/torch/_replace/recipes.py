@@ -17,10 +17,9 @@ from cunorm.torch._row_norm import layer_norm, rms_norm
 
 Bounds = tuple[Tensor, Tensor]
 
-# What float32 arithmetic may make of a normalised row or of a product, in units of their largest
-# terms: 16 roundings. Sums of squares lose less, in torch's order and in ours (4 at width 16384).
+# 16 roundings of the largest term of a normalised row or of a product. Sums of squares lose less,
+# in torch's order and in ours (4 at width 16384).
 _SLACK = 2.0**-20
-
 _GATES = ("silu", "sigmoid", "gelu", "relu")
 
 
@@ -34,9 +33,7 @@ class Recipe:
     round_before_weight: bool = False
     gate_activation: str | None = None  # None is no gate
     gate_position: str = "post"
-    dtype: str | None = (
-        None  # y's: "x's", "float32" (or x's, if wider), None is `rms_norm`'s default
-    )
+    dtype: str | None = None  # y's: "x's", "float32" or wider, None for the norm's default
     rounds_factor: bool = False  # whether weight + weight_offset is rounded to weight's dtype
 
     def describe(self, eps: float | None = None) -> str:
@@ -102,8 +99,7 @@ def _times(low: Tensor, high: Tensor, factor: Tensor, terms: Tensor) -> Bounds:
     return torch.minimum(*ends) - slack, torch.maximum(*ends) + slack
 
 
-# Whether a norm rounds before weight, and y's dtype, the usual first: in float32 all are the same,
-# and the first one that agrees is taken.
+# Whether a norm rounds before weight, and y's dtype. The first that agrees is taken: the usual.
 _ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
     (False, None),  # once, at the end: torch.nn, Gemma, OLMo 2
     (True, None),  # before weight: Llama, Qwen, T5 in half precision
@@ -125,5 +121,5 @@ def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:
     factors = (False, True) if recipe.weight_offset else (False,)
     for rounds_factor, (before, dtype) in product(factors, _ROUNDINGS):
         if has_weight or not before:
-            rounding: Any = {"round_before_weight": before, "rounds_factor": rounds_factor}
-            yield replace(recipe, dtype=dtype, **rounding)
+            options: Any = {"round_before_weight": before, "rounds_factor": rounds_factor}
+            yield replace(recipe, dtype=dtype, **options)

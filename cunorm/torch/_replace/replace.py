@@ -44,8 +44,7 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     model : torch.nn.Module
         Of any kind, on any device; it may be a norm itself.
     exact : bool, optional
-        Whether to leave a module where cunorm, which rounds once less, is one unit in the last
-        place off.
+        Whether to leave a norm that rounds once more, so that y is a unit in the last place off.
 
     Returns
     -------
@@ -61,10 +60,9 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     -----
     In half precision y has the bits of the module's own forward but where a number before a
     rounding is within 2**-20 of a tie, relatively to the largest of its row: there it is one unit
-    in the last place off. Where a norm rounds once more, so that a unit is common, the report says
-    so, and `exact` refuses it. In float32 the probe allows 16 roundings of the largest of the row,
-    and of the terms of a sum with a weight offset or a bias. For float64, cunorm computes in
-    float64; modules that compute in float32 agree to its precision.
+    in the last place off. The report names norms that round once more, where a unit is common. In
+    float32 the probe allows 16 roundings of the largest of the row, and of the terms of a sum with
+    a weight offset or a bias. For float64 cunorm computes in float64, many modules in float32.
 
     A replaced module runs its own forward in pairs of dtypes in which it does not agree, for a
     number of axes in which it does not (2 to 5 are tried), with further arguments, and under
@@ -94,24 +92,22 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     for name, module in _modules("replace_norms", model):
         kind = type(module).__name__
         try:
-            runs = _replace(module, exact)
+            if (runs := _replace(module, exact)) is not None:
+                replaced.append(ReplacedNorm(name, kind, runs))
         except Unknown as reason:
             if _is_called_norm(module):
                 left.append(LeftNorm(name, kind, str(reason)))
-        else:
-            if runs is not None:
-                replaced.append(ReplacedNorm(name, kind, runs))
     return Replacement(tuple(replaced), tuple(left))
 
 
 def restore_norms(model: Any) -> int:
-    """Give the norms that `replace_norms` replaced their classes back, and return their number.
+    """Give the norms that `replace_norms` replaced their classes back.
 
     Parameters
     ----------
     model : torch.nn.Module
-        One that was given to `replace_norms`, or a part or a copy of it. Modules of `cunorm.torch`
-        that were made as such stay what they are.
+        One that was given to `replace_norms`, or a part or a copy of it. Modules that were
+        made as `cunorm.torch.RMSNorm` and the like stay what they are.
 
     Returns
     -------

@@ -31,8 +31,7 @@ class Replacement:
     Attributes
     ----------
     replaced : tuple of ReplacedNorm
-        The modules that run cunorm, in the order of ``model.named_modules()``, each by its first
-        name.
+        The modules that run cunorm, in the order of ``model.named_modules()``, by first names.
     left : tuple of LeftNorm
         The modules that may be norms and were left.
 

@@ -7,9 +7,8 @@ import copy
 import inspect
 import math
 import warnings
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from cunorm.torch._replace.recipes import Recipe
 
-# The dtype of x, and that of the parameters or None without any.
-Pair = tuple[torch.dtype, torch.dtype | None]
+Pair = tuple[torch.dtype, torch.dtype | None]  # of x, and of the parameters, if there are any
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
 _GATE_NAMES = ("gate", "z", "g")
@@ -32,8 +30,7 @@ class Unknown(Exception):
     """A module has no recipe; the message says why."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Operands of a module and its result, as rows of three axes."""
 
     operands: tuple[Any, ...]  # x, weight, bias, eps and gate
@@ -86,8 +83,7 @@ class Trial:
         self.arguments, self.gated = _arguments(type(module).forward)
         self.groups = _groups(module, self.width)
         self.calls_torch = False  # whether it has called a norm of torch's
-        self._module = copy.copy(module)
-        # The copy shares all containers with the module but this one.
+        self._module = copy.copy(module)  # which shares all containers but this one:
         self._module.__dict__["_parameters"] = dict(module._parameters)
 
     def pair(self, dtype: torch.dtype) -> Pair:
@@ -98,9 +94,8 @@ class Trial:
         """Run forward on an x of 2 to 5 axes, with the same rows; raise Unknown if it fails."""
         operands = self._operands(pair, gated)
         x, *parameters, _, gate = operands
-        module, shape = self._module, (1,) * (axes - 3) + x.shape
-        if axes == 2:
-            shape = x.flatten(0, 1).shape
+        module = self._module
+        shape = x.flatten(0, 1).shape if axes == 2 else (1,) * (axes - 3) + x.shape
         module._parameters.update(zip(self.parameters, parameters, strict=False))
         module.__dict__["training"] = training
         arguments = [operand.reshape(shape).clone() for operand in (x, gate) if operand is not None]
