@@ -10,13 +10,8 @@ from cunorm.results import AddNorm
 from cunorm.torch._centered_modules import GroupNorm, LayerNorm
 from cunorm.torch._group_norm import group_norm, instance_norm
 from cunorm.torch._modules import AddRMSNorm, GatedRMSNorm, RMSNorm
-from cunorm.torch._replace import (
-    LeftNorm,
-    ReplacedNorm,
-    Replacement,
-    replace_norms,
-    restore_norms,
-)
+from cunorm.torch._replace.replace import replace_norms, restore_norms
+from cunorm.torch._replace.report import LeftNorm, ReplacedNorm, Replacement
 from cunorm.torch._row_norm import (
     add_layer_norm,
     add_normalize,

@@ -20,6 +20,8 @@ class LayerNorm(torch.nn.LayerNorm):
         q = x - mean(x)
         y = q / sqrt(mean(q * q) + eps) * weight + bias
 
+    Rounding is that of `cunorm.normalize`. ``torch.autocast`` changes y as for `RMSNorm`.
+
     Parameters
     ----------
     normalized_shape, eps, elementwise_affine, bias, device, dtype : optional but the first
@@ -27,15 +29,8 @@ class LayerNorm(torch.nn.LayerNorm):
 
     Raises
     ------
-    ValueError
-        If normalized_shape is empty, or x's last axes are not normalized_shape.
     TypeError, ValueError, ImportError, RuntimeError
-        As `layer_norm` does.
-
-    Notes
-    -----
-    Rounding is that of `RMSNorm`. The mean is corrected by the mean of what it leaves, so a
-    constant row gives y = bias exactly.
+        As `layer_norm`; ValueError also if normalized_shape is empty or not x's last axes.
 
     Examples
     --------
@@ -67,10 +62,12 @@ class LayerNorm(torch.nn.LayerNorm):
 class GroupNorm(torch.nn.GroupNorm):
     """`torch.nn.GroupNorm` with an activation, run by `cunorm.torch.group_norm`.
 
-    The mean is over all positions and the channels of one group of one sample, weight and bias are
-    those of the channel, g is the activation, in the same kernel::
+    For g, the activation, and means over all positions and channels of a group of a sample::
 
-        y = g((x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias)
+        y = g((x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias)
+
+    x has shape (N, C, ...). y has its memory format, and neither is copied. Rounding is that of
+    `cunorm.group_norm`. ``torch.autocast`` changes y as for `RMSNorm`.
 
     Parameters
     ----------
@@ -83,15 +80,9 @@ class GroupNorm(torch.nn.GroupNorm):
 
     Raises
     ------
-    ValueError
-        If num_groups does not divide num_channels, or x's axis 1 is not of num_channels.
     TypeError, ValueError, ImportError, RuntimeError
-        As `group_norm` does, and for an unknown activation, when it is run.
-
-    Notes
-    -----
-    x is of shape (N, C, ...), in any memory format; y has the same, so that ``channels_last`` stays
-    ``channels_last``, and neither is copied. Rounding is that of `RMSNorm`.
+        As `group_norm`; ValueError also if num_groups does not divide num_channels, or x's axis 1
+        is not of num_channels. An unknown activation is an error in forward.
 
     Examples
     --------
@@ -104,6 +95,7 @@ class GroupNorm(torch.nn.GroupNorm):
     tensor(0., grad_fn=<...>)
     """
 
+    _cunorm_options: tuple[str, ...] = ("activation",)
     activation: str | None = None
 
     def __init__(
@@ -133,15 +125,14 @@ class GroupNorm(torch.nn.GroupNorm):
 
     def extra_repr(self) -> str:
         """Return the options of `torch.nn.GroupNorm`, and the activation if it is set."""
-        return f"{super().extra_repr()}{changed(self, GroupNorm)}"
+        return f"{super().extra_repr()}{changed(self)}"
 
 
 def check_row_shape(module: Any) -> None:
     """Raise ValueError if a module's rows have no axis."""
     if not module.normalized_shape:
-        raise ValueError(
-            f"{type(module).__name__}: normalized_shape is (), expected one axis or more"
-        )
+        kind = type(module).__name__
+        raise ValueError(f"{kind}: normalized_shape is (), expected one axis or more")
 
 
 def row_axis(module: Any, x: Tensor) -> int:
@@ -161,7 +152,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.float32 if half and torch.is_autocast_enabled("cuda") else None
 
 
-def changed(module: Any, base: type) -> str:
-    """Return, for an extra_repr, the options that base adds and that differ from its defaults."""
-    options = {name: getattr(module, name) for name in base.__annotations__}
-    return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(base, name))
+def changed(module: Any) -> str:
+    """Return, for an extra_repr, the options beyond torch's that differ from their defaults."""
+    kind, options = type(module), {name: getattr(module, name) for name in module._cunorm_options}
+    return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))

@@ -20,31 +20,23 @@ class RMSNorm(torch.nn.RMSNorm):
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
+    Rounding is that of `cunorm.normalize`. Under ``torch.autocast`` on CUDA y is float32 where x is
+    of half precision, as from PyTorch's module.
+
     Parameters
     ----------
-    normalized_shape, elementwise_affine, device, dtype : optional but the first
-        As for `torch.nn.RMSNorm`, whose parameters and state_dict this subclass has.
-    eps : float, optional
-        Added to the mean square. None is the default of the installed PyTorch: the machine epsilon
-        of the type that it computes in, float32 for half precision; in earlier versions of x's.
-    weight_offset : float, optional
-        As for `rms_norm`. A new weight is ``1 - weight_offset`` throughout.
-    round_before_weight : bool, optional
-        As for `rms_norm`; y then has the dtype that x and weight promote to.
+    normalized_shape, eps, elementwise_affine, device, dtype : optional but the first
+        As for `torch.nn.RMSNorm`, whose parameters and state_dict this subclass has. If eps is
+        None, it is the machine epsilon of the dtype in which the installed PyTorch computes:
+        float32 for half precision, in earlier versions x's.
+    weight_offset, round_before_weight : float and bool, optional
+        As for `rms_norm`. A new weight is ``1 - weight_offset``.
 
     Raises
     ------
-    ValueError
-        If normalized_shape is empty, weight_offset has no weight to be added to, or x's last axes
-        are not normalized_shape.
     TypeError, ValueError, ImportError, RuntimeError
-        As `rms_norm` does.
-
-    Notes
-    -----
-    Rounding: sums and products are float32 (float64 if x is), whatever the parameters' dtype. y is
-    rounded once, to x's dtype; under ``torch.autocast`` on CUDA it is float32 for an x of half
-    precision, as from PyTorch's module.
+        As `rms_norm`; ValueError also if normalized_shape is empty, x's last axes are not
+        normalized_shape, or there is a weight_offset without elementwise_affine.
 
     Examples
     --------
@@ -57,6 +49,7 @@ class RMSNorm(torch.nn.RMSNorm):
     tensor([[0.2000, 1.4000]], grad_fn=<...>)
     """
 
+    _cunorm_options: tuple[str, ...] = ("weight_offset", "round_before_weight")
     weight_offset: float = 0.0
     round_before_weight: bool = False
 
@@ -92,38 +85,32 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def extra_repr(self) -> str:
         """Return the options of `torch.nn.RMSNorm`, and the further ones that are set."""
-        return f"{super().extra_repr()}{changed(self, RMSNorm)}"
+        return f"{super().extra_repr()}{changed(self)}"
 
 
 class AddRMSNorm(RMSNorm):
     """Add x to the residual stream and normalise the stream, by `cunorm.torch.add_rms_norm`.
 
-    ::
+    The new stream s is rounded to residual's dtype::
 
-        s = x + residual            rounded to residual's dtype: the new stream
+        s = x + residual
         y = s / sqrt(mean(s * s) + eps) * (weight + weight_offset)
 
     A stack of pre-norm layers ``x = f(norm(x)) + x`` becomes ``y, stream = norm(x, stream)`` and
     ``x = f(y)``, layer by layer. It begins with ``stream = None`` and ends with ``x + stream``.
+    Rounding is that of `add_rms_norm`. ``torch.autocast`` does not change the dtype of y.
 
     Parameters
     ----------
-    normalized_shape, eps, elementwise_affine, device, dtype : optional but the first
-        As for `RMSNorm`, whose parameters and state_dict it has.
-    weight_offset, round_before_weight : float and bool, optional
-        As for `RMSNorm`; the rounding before weight is to x's dtype, not to the stream's.
+    normalized_shape, eps, elementwise_affine, device, dtype, weight_offset, round_before_weight
+        As for `RMSNorm`. The rounding before weight is to x's dtype, not to the stream's.
     residual_dtype : dtype, optional
-        The stream's, where it begins; by default x's there. A stream of another one is an error.
+        The stream's, by default that of the first x. A stream of another dtype is an error.
 
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `RMSNorm` and `add_rms_norm` do.
-
-    Notes
-    -----
-    Rounding is that of `add_rms_norm`: the stream once, y once, from the rounded stream.
-    ``torch.autocast`` does not change it.
+        As `RMSNorm` and `add_rms_norm`.
 
     Examples
     --------
@@ -137,6 +124,7 @@ class AddRMSNorm(RMSNorm):
     (torch.bfloat16, tensor([[1.2002, 8.3984]], grad_fn=<...>))
     """
 
+    _cunorm_options = (*RMSNorm._cunorm_options, "residual_dtype")
     residual_dtype: Any = None
 
     def __init__(
@@ -157,30 +145,26 @@ class AddRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> AddNorm:
         """Return y and the new stream, which is x itself where residual is None."""
-        options = _options(self, x, residual)
-        return add_rms_norm(x, residual, self.weight, **options, residual_dtype=self.residual_dtype)
-
-    def extra_repr(self) -> str:
-        """Return the options of `RMSNorm`, and the stream's dtype if it is set."""
-        return super().extra_repr() + changed(self, AddRMSNorm)
+        return add_rms_norm(x, residual, self.weight, **_options(self, x, residual))
 
 
 class GatedRMSNorm(RMSNorm):
     """RMSNorm with a gate, by `cunorm.torch.rms_norm`.
 
-    g is the gate's activation; with a gate before the norm, as in Mamba-2::
+    The norm is that of `RMSNorm`, g is the gate's activation::
 
-        p = x * g(gate)
-        y = p / sqrt(mean(p * p) + eps) * (weight + weight_offset)
+        y = norm(x * g(gate))       with gate_position "pre", as in Mamba-2
+        y = norm(x) * g(gate)       with "post", as in Qwen3-Next and the linear attentions of fla
 
-    and after it, as in Qwen3-Next and the linear attentions of ``fla``::
-
-        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset) * g(gate)
+    y is rounded once, with round_before_weight twice. Mamba-2 of ``transformers`` is
+    ``gate_position="pre", round_before_weight=True``, that of its authors the same without
+    round_before_weight. Qwen3-Next also rounds before the gate: results differ by one or at most
+    two units in the last place of bfloat16. ``torch.autocast`` does not change the dtype of y.
 
     Parameters
     ----------
-    normalized_shape, eps, elementwise_affine, device, dtype : optional but the first
-        As for `RMSNorm`, whose parameters and state_dict it has.
+    normalized_shape, eps, elementwise_affine, device, dtype, weight_offset, round_before_weight
+        As for `RMSNorm`.
     groups : int, optional
         As for `rms_norm`; in Mamba-2 ``hidden_size // group_size``. More than one needs a
         normalized_shape of one axis.
@@ -188,21 +172,11 @@ class GatedRMSNorm(RMSNorm):
         g: one of the activations of `cunorm.normalize`.
     gate_position : str, optional
         "post", as with ``norm_before_gate=True`` elsewhere, or "pre".
-    weight_offset, round_before_weight : float and bool, optional
-        As for `RMSNorm`.
 
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `RMSNorm` and `rms_norm` do; for an unknown activation or position when it is run.
-
-    Notes
-    -----
-    Rounding: one, on the store, and with round_before_weight the one it asks for. So the Mamba-2 of
-    ``transformers`` is ``gate_position="pre", round_before_weight=True``, and that of its authors
-    the same without round_before_weight. Qwen3-Next's module there also rounds its product with
-    weight before the gate: the results differ by one unit in the last place of bfloat16, or two
-    where both roundings are at their worst. ``torch.autocast`` does not change it.
+        As `RMSNorm` and `rms_norm`. An unknown activation or position is an error in forward.
 
     Examples
     --------
@@ -216,6 +190,7 @@ class GatedRMSNorm(RMSNorm):
     tensor([[ 0.0000,  1.4142, -0.8485, -1.1314]], grad_fn=<...>)
     """
 
+    _cunorm_options = (*RMSNorm._cunorm_options, "groups", "gate_activation", "gate_position")
     groups: int = 1
     gate_activation: str = "silu"
     gate_position: str = "post"
@@ -236,43 +211,27 @@ class GatedRMSNorm(RMSNorm):
     ) -> None:
         options: Any = {"weight_offset": weight_offset, "round_before_weight": round_before_weight}
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
-        self.groups, self.gate_activation = groups, gate_activation
-        self.gate_position = gate_position
+        self.groups = groups
+        self.gate_activation, self.gate_position = gate_activation, gate_position
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return y; without a gate, of the norm alone."""
-        return rms_norm(
-            x,
-            self.weight,
-            **_options(self, x),
-            groups=self.groups,
-            gate=gate,
-            gate_activation=self.gate_activation,
-            gate_position=self.gate_position,
-        )
-
-    def extra_repr(self) -> str:
-        """Return the options of `RMSNorm`, and those of the gate that are set."""
-        return super().extra_repr() + changed(self, GatedRMSNorm)
+        return rms_norm(x, self.weight, gate=gate, **_options(self, x))
 
 
 def _options(module: Any, x: Tensor, normalised: Tensor | None = None) -> dict[str, Any]:
-    """Return the options that all these modules give to `rms_norm` and `add_rms_norm`."""
+    """Return the options of a module's call; `normalised` is the stream, if there is one."""
     eps = module.eps
     if eps is None:
         eps = _DEFAULT_EPS.get((x if normalised is None else normalised).dtype, 0.0)
-    return {
-        "eps": eps,
-        "axis": row_axis(module, x),
-        "weight_offset": module.weight_offset,
-        "round_before_weight": module.round_before_weight,
-    }
+    options = {name: getattr(module, name) for name in module._cunorm_options}
+    return {"eps": eps, "axis": row_axis(module, x), **options}
 
 
 def _default_eps(dtype: torch.dtype) -> float:
     """Return torch's eps for an x of dtype: the epsilon of its arithmetic, or of x in old versions.
 
-    For half precision the first leaves 2**-6 about 1, and the second makes it less than 1/2.
+    With the first, 2**-6 of half precision becomes about 1, with the second less than 1/2.
     """
     small = torch.full((1,), 2.0**-6, dtype=dtype, device="cpu")
     wide = torch.nn.functional.rms_norm(small, (1,)).item() > 0.5

@@ -137,6 +137,13 @@ def test_x_and_gate_may_be_given_by_name():
     assert torch.equal(module(x, gate=gate), expected)
 
 
+def test_an_x_that_is_given_twice_is_refused():
+    module = Gated()
+    replace_norms(module)
+    with pytest.raises(TypeError, match="multiple values for argument 'x'"):
+        module(x_of(), x=x_of())
+
+
 def test_with_a_gate_that_is_not_of_xs_shape_and_dtype_it_runs(monkeypatch):
     module = Gated()
     x, gate = arguments("a gate after", BF16)

@@ -122,6 +122,16 @@ def test_exact_leaves_what_is_a_unit_in_the_last_place_off():
     assert torch.equal(half(x, gate), expected)
 
 
+def test_only_the_calls_that_are_a_unit_off_are_reported_as_such():
+    def forward(m, x, gate=None):
+        y = LlamaNorm.forward(m, x)
+        return y if gate is None else (y * nn.functional.silu(gate.float())).to(x.dtype)
+
+    plain, gated = replace_norms(norm(forward)()).replaced[0].runs.split("; ")
+    assert "gate" in gated and "within a unit in the last place" in gated
+    assert "within" not in plain
+
+
 def test_a_probe_disturbs_nothing():
     module = norm(dropped)()
     module.register_forward_hook(lambda *_: pytest.fail("a hook was run"))

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Find the formula of a norm module of another library by running it.
-
-A copy of the module with random parameters runs on random rows on the CPU, in each pair of dtypes.
-The results are compared with the bounds of every `Recipe`.
-"""
+"""Find the formula of a norm module: run trials and compare them with the bounds of recipes."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,32 +20,33 @@ from cunorm.torch._replace.trial import Pair, Trial, Unknown
 _HALF = (torch.bfloat16, torch.float16)
 _SAME = (torch.float32, *_HALF, torch.float64)
 _MIXED = tuple(pair for half in _HALF for pair in ((half, torch.float32), (torch.float32, half)))
-
-_ATTRIBUTES_OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
+_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _MOST_PLANS = 256
 
 # A plan, or the reason why there is none, by all that a probe depends on. Keys refer to classes
-# weakly, so that none is kept alive: that of a dead class equals no other, and is dropped in turn.
+# weakly: the key of a dead class equals no other, and is dropped in turn.
 _plans: dict[Any, Plan | str] = {}
 on_clear(_plans.clear)
 
-# The dtypes of a call, whether it has a gate, which then has x's dtype, and the recipe.
-Match = tuple[Pair, bool, Recipe]
+
+class Match(NamedTuple):
+    """The recipe of calls with these dtypes, with or without a gate, which has x's dtype."""
+
+    pair: Pair
+    gated: bool
+    recipe: Recipe
+    exact: bool  # else y is up to one unit in the last place off
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to run a module: its operands, and its recipes.
-
-    Calls that have no recipe here run the module's own forward.
-    """
+    """How to run a module: its operands, and its recipes. Other calls run its own forward."""
 
     eps: str  # the attribute that is eps
     parameters: tuple[str, ...]  # the names of weight and bias, if there are any
     arguments: tuple[str, ...]  # forward's names for x and, if it takes one, gate
-    recipes: tuple[Match, ...]
-    inexact: frozenset[Pair]  # the dtypes where y is up to one unit in the last place off
+    matches: tuple[Match, ...]
     axes: frozenset[int]  # how many x may have
     under_autocast: bool  # whether it holds there too: torch's own norms change the dtype
 
@@ -57,11 +54,11 @@ class Plan:
         """Return what runs in a dtype, and where it is another recipe or is inexact."""
         lines: list[str] = []
         for gated in (False, True):
-            recipes = {pair: recipe for pair, g, recipe in self.recipes if g == gated}
-            usual = [recipe for pair, recipe in recipes.items() if set(pair) <= {dtype, None}]
-            for recipe in dict.fromkeys([*usual, *recipes.values()]):
-                pairs = [pair for pair, other in recipes.items() if other == recipe]
-                off = _listed(pair for pair in pairs if pair in self.inexact)
+            matches = [match for match in self.matches if match.gated == gated]
+            usual = [match.recipe for match in matches if set(match.pair) <= {dtype, None}]
+            for recipe in dict.fromkeys([*usual, *(match.recipe for match in matches)]):
+                pairs = {match.pair: match.exact for match in matches if match.recipe == recipe}
+                off = _listed(pair for pair, exact in pairs.items() if not exact)
                 lines.append(
                     recipe.describe(eps)
                     + ("" if recipe in usual else f" for {_listed(pairs)}")
@@ -72,8 +69,7 @@ class Plan:
 
 def _listed(pairs: Iterable[Pair]) -> str:
     """Return pairs as text: x's dtype, and weight's where it is another."""
-    names = ("/".join(dict.fromkeys(_short(d) for d in pair if d is not None)) for pair in pairs)
-    return ", ".join(names)
+    return ", ".join("/".join(dict.fromkeys(map(_short, filter(None, pair)))) for pair in pairs)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -81,10 +77,9 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def probe(module: Any, *, exact: bool) -> Plan:
-    """Return how to run a module, in its parameters' dtype at least.
+    """Return how to run a module, in its parameters' dtype at least, or raise Unknown.
 
-    Raises Unknown if no recipe fits. With `exact`, one unit in the last place is too much. Modules
-    of one class that differ in no number, name or shape are probed once.
+    Modules of one class that differ in no number, name or shape are probed once.
     """
     key = _key(module, exact)
     plan = _plans.get(key)
@@ -106,8 +101,7 @@ def _key(module: Any, exact: bool) -> Any:
     """Return what a probe depends on, None if that is more than numbers, names and shapes."""
     kind = type(module)
     forward = inspect.getattr_static(kind, "forward")  # its closure may have the class, for super()
-    attributes = vars(module).items()
-    values = {n: _typed(v) for n, v in attributes if n not in _ATTRIBUTES_OF_ALL_MODULES}
+    values = {n: _typed(v) for n, v in vars(module).items() if n not in _MODULE_ATTRIBUTES}
     if None in values.values() or not isinstance(forward, FunctionType):
         return None
     tensors = tuple(
@@ -130,31 +124,21 @@ def _typed(value: Any) -> Any:
 @torch.enable_grad()
 def _probe(module: Any, exact: bool) -> Plan:
     trial = Trial(module)
-    recipes: list[Match] = []
-    inexact: set[Pair] = set()
+    matches: list[Match] = []
     axes: list[frozenset[int]] = []
     reasons: list[Unknown] = []
     for gated in trial.gated:
         try:
             recipe, its_axes = _in_float32(trial, gated)
-            matches = _match(trial, gated, recipe, 0.0 if exact else 1.0)
+            matches += _match(trial, gated, recipe, 0.0 if exact else 1.0)
+            axes.append(its_axes)
         except Unknown as reason:
             reasons.append(reason)
-            continue
-        axes.append(its_axes)
-        recipes += [(pair, gated, recipe) for pair, recipe, _ in matches]
-        inexact |= {pair for pair, _, distance in matches if distance > 0}
     if not axes:
         raise reasons[-1]
-    return Plan(
-        trial.eps_name,
-        trial.parameters,
-        trial.arguments,
-        tuple(recipes),
-        frozenset(inexact),
-        frozenset.intersection(*axes),
-        under_autocast=not trial.calls_torch,
-    )
+    operands = trial.eps_name, trial.parameters, trial.arguments
+    common = frozenset.intersection(*axes)
+    return Plan(*operands, tuple(matches), common, under_autocast=not trial.calls_torch)
 
 
 def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
@@ -173,14 +157,12 @@ def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
     if distances[best] > 0:
         raise _far(torch.float32, best, distances[best])
     if not samples[0].has_gradients(best):
-        raise Unknown(f"it gives the results of {best}, but not its gradients")
+        raise Unknown(f"it gives the results of {best.describe()}, but not its gradients")
     return best, frozenset(axes)
 
 
-def _match(
-    trial: Trial, gated: bool, recipe: Recipe, allowed: float
-) -> list[tuple[Pair, Recipe, float]]:
-    """Return the variant for each pair of dtypes that has one, and its distance."""
+def _match(trial: Trial, gated: bool, recipe: Recipe, allowed: float) -> list[Match]:
+    """Return the variant for each pair of dtypes that has one within a distance."""
     candidates = list(variants(recipe, bool(trial.parameters)))
     distances = {}
     for pair in (*map(trial.pair, _SAME), *(_MIXED if trial.parameters else ())):
@@ -196,7 +178,7 @@ def _match(
     for pair, each in distances.items():
         best = min(candidates, key=each.__getitem__)
         if each[best] <= allowed:
-            matches.append((pair, best, each[best]))
+            matches.append(Match(pair, gated, best, each[best] == 0))
         elif pair == main:
             raise _far(trial.dtype, best, each[best])
     return matches
@@ -205,4 +187,4 @@ def _match(
 def _far(dtype: torch.dtype, recipe: Recipe, distance: float) -> Unknown:
     off = f"{distance:.3g} units in the last place off" if distance < 1e9 else "of another kind"
     where = f"its results in {_short(dtype)}"
-    return Unknown(f"{where} are no recipe's: those of the nearest, {recipe}, are {off}")
+    return Unknown(f"{where} are no recipe's: those of the nearest, {recipe.describe()}, are {off}")

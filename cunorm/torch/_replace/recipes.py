@@ -11,30 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from cunorm.torch._row_norm import layer_norm, rms_norm
 
 Bounds = tuple[Tensor, Tensor]
 
-# What float32 arithmetic may make of a normalised row or of a product, in units of their largest
-# terms: 16 roundings. Sums of squares lose less, in torch's order and in ours (4 at width 16384).
+# 16 roundings of the largest term of a normalised row or of a product. Sums of squares lose less,
+# in torch's order and in ours (4 at width 16384).
 _SLACK = 2.0**-20
-
-_GATES = {
-    "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
-    "gelu": torch.nn.functional.gelu,
-    "relu": torch.relu,
-}
+_GATES = ("silu", "sigmoid", "gelu", "relu")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A row norm with its options, but for eps. Those between center and result are `rms_norm`'s.
-
-    `call` is how the kernels run it. `bounds` are the numbers between which every result of it
-    lies, whichever float32 arithmetic computed it, from plain torch operations in float64.
-    """
+    """A row norm with its options, but for eps; from groups to gate_position, `rms_norm`'s."""
 
     center: bool = False  # whether it is a layer norm
     groups: int = 1
@@ -42,11 +33,8 @@ class Recipe:
     round_before_weight: bool = False
     gate_activation: str | None = None  # None is no gate
     gate_position: str = "post"
-    result: str = "x"  # y's dtype: x's, what x and weight are "promoted" to, or x and "float32"
+    dtype: str | None = None  # y's: "x's", "float32" or wider, None for the norm's default
     rounds_factor: bool = False  # whether weight + weight_offset is rounded to weight's dtype
-
-    def __str__(self) -> str:
-        return self.describe()
 
     def describe(self, eps: float | None = None) -> str:
         """Return the call as text, with the options that are not the default."""
@@ -54,8 +42,8 @@ class Recipe:
         if self.gate_activation:
             options.pop("gate_position", None)
             options["gate"] = f"{options.pop('gate_activation')} {self.gate_position}"
-        if not self._has_default_dtype():
-            options["dtype"] = "x's" if self.result == "x" else self.result
+        if self.dtype:
+            options["dtype"] = self.dtype
         listed = ", ".join(f"{name}={value}" for name, value in options.items())
         rounded = ", weight + weight_offset rounded" if self.rounds_factor else ""
         return f"{'layer' if self.center else 'rms'}_norm({listed}){rounded}"
@@ -64,7 +52,7 @@ class Recipe:
         """Return the function for these dtypes, and what to add to weight before, with rounding."""
         options = self._options()
         offset = options.pop("weight_offset") if self.rounds_factor else None
-        if not self._has_default_dtype():
+        if self.dtype:
             options["dtype"] = self.y_dtype(x, weight)
         return partial(layer_norm if self.center else rms_norm, **options), offset
 
@@ -72,20 +60,16 @@ class Recipe:
         values = ((field, getattr(self, field.name)) for field in fields(self)[1:-2])
         return {field.name: value for field, value in values if value != field.default}
 
-    def _has_default_dtype(self) -> bool:
-        return self.result == ("promoted" if self.round_before_weight else "x")
-
     def y_dtype(self, x: torch.dtype, weight: torch.dtype | None) -> torch.dtype:
         """Return the dtype of y, from those of x and weight."""
-        if self.result == "float32":
+        if self.dtype == "float32":
             return torch.promote_types(x, torch.float32)
-        if self.result == "promoted" and weight is not None:
-            return torch.promote_types(x, weight)
-        return x
+        promoted = self.round_before_weight and not self.dtype and weight is not None
+        return torch.promote_types(x, weight) if promoted else x
 
     def bounds(self, x: Tensor, weight: Any, bias: Any, eps: float, gate: Any) -> Bounds:
-        """Return the least and the greatest value of each element of y, in float64."""
-        g = None if gate is None else _GATES[self.gate_activation or ""](gate.double())
+        """Return the float64 bounds of y, however float32 arithmetic computes the recipe."""
+        g = None if gate is None else getattr(functional, str(self.gate_activation))(gate.double())
         pre = g is not None and self.gate_position == "pre"
         rows = (x.double() * g if pre else x.double()).unflatten(-1, (self.groups, -1))
         if self.center:
@@ -96,10 +80,9 @@ class Recipe:
         if self.round_before_weight:
             low, high = low.to(x.dtype).double(), high.to(x.dtype).double()
         if weight is not None:
-            factor_type = weight.dtype if self.rounds_factor else torch.float64
             terms = weight.double().abs() + self.weight_offset  # of a sum that may cancel
-            w = (weight.to(factor_type) + self.weight_offset).double()
-            low, high = _times(low, high, w, terms)
+            factor = (weight if self.rounds_factor else weight.double()) + self.weight_offset
+            low, high = _times(low, high, factor.double(), terms)
         if bias is not None:
             slack = _SLACK * (torch.maximum(low.abs(), high.abs()) + bias.double().abs())
             low, high = low + bias.double() - slack, high + bias.double() + slack
@@ -116,12 +99,11 @@ def _times(low: Tensor, high: Tensor, factor: Tensor, terms: Tensor) -> Bounds:
     return torch.minimum(*ends) - slack, torch.maximum(*ends) + slack
 
 
-# Whether a norm rounds before weight, and y's dtype, the usual first: in float32 all are the same,
-# and the first one that agrees is taken.
-_ROUNDINGS = (
-    (False, "x"),  # once, at the end: torch.nn, Gemma, OLMo 2
-    (True, "promoted"),  # before weight: Llama, Qwen, T5 in half precision
-    (True, "x"),  # before weight, and at the end
+# Whether a norm rounds before weight, and y's dtype. The first that agrees is taken: the usual.
+_ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
+    (False, None),  # once, at the end: torch.nn, Gemma, OLMo 2
+    (True, None),  # before weight: Llama, Qwen, T5 in half precision
+    (True, "x's"),  # before weight, and at the end
     (False, "float32"),  # nowhere: T5 with a float32 weight
 )
 
@@ -137,7 +119,7 @@ def float32_recipes(has_weight: bool, groups: Iterable[int], gated: bool) -> Ite
 def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:
     """Yield the recipes that are this one in float32 and round elsewhere in half precision."""
     factors = (False, True) if recipe.weight_offset else (False,)
-    for rounds_factor, (before, result) in product(factors, _ROUNDINGS):
+    for rounds_factor, (before, dtype) in product(factors, _ROUNDINGS):
         if has_weight or not before:
-            rounding: Any = {"round_before_weight": before, "rounds_factor": rounds_factor}
-            yield replace(recipe, result=result, **rounding)
+            options: Any = {"round_before_weight": before, "rounds_factor": rounds_factor}
+            yield replace(recipe, dtype=dtype, **options)

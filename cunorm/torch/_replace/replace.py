@@ -1,51 +1,55 @@
 # SPDX-License-Identifier: MIT
-"""`replace_norms` and `restore_norms`."""
+"""`replace_norms` and `restore_norms`: swap the class of a norm for one whose forward calls cunorm.
+
+The module stays the same object. `torch.nn.utils.parametrize` works in the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
 
-from cunorm.torch._replace.probe import probe
+from cunorm.torch._centered_modules import GroupNorm, LayerNorm
+from cunorm.torch._modules import RMSNorm
+from cunorm.torch._replace.probe import Plan, probe
 from cunorm.torch._replace.report import LeftNorm, ReplacedNorm, Replacement
-from cunorm.torch._replace.swap import TORCH_NORMS, swapped, torch_norm
 from cunorm.torch._replace.trial import Unknown, eps_name
 
-_OURS = tuple(ours for ours, _ in TORCH_NORMS.values())
+# The norms of torch.nn need no probe and run in all dtypes: our class, and the call as text.
+_TORCH_NORMS: dict[Any, tuple[Any, str]] = {
+    torch.nn.RMSNorm: (RMSNorm, "rms_norm(eps={0.eps})"),
+    torch.nn.LayerNorm: (LayerNorm, "layer_norm(eps={0.eps})"),
+    torch.nn.GroupNorm: (GroupNorm, "group_norm({0.num_groups}, eps={0.eps})"),
+}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     """Let cunorm run the norms of a model, in place.
 
-    Each norm stays the same object, with its name, parameters, hooks and state; its class becomes
-    a subclass whose forward calls cunorm. So optimizers, tied weights, ``state_dict``,
-    ``isinstance``, ``copy.deepcopy``, ``pickle`` and ``torch.compile`` work on. `restore_norms`
-    undoes it.
+    Each norm stays the same object; its class becomes a subclass whose forward calls cunorm. So its
+    name, parameters, hooks and state, optimizers, tied weights, ``isinstance``, ``copy.deepcopy``,
+    ``pickle`` and ``torch.compile`` work on. `restore_norms` undoes it.
 
     It replaces the RMSNorm, LayerNorm and GroupNorm of `torch.nn`, and every module with a formula
     of cunorm's: those of Llama, Qwen, Mistral, Gemma, T5, OLMo, Mamba-2 and most others of
-    ``transformers``. It finds the formula not by the name but by a probe: it runs a copy of the
-    module on the CPU, on random rows with random parameters, in every pair of dtypes, and compares
-    the results with cunorm's. It probes modules that have an attribute eps and no parameters but
-    one or two of one axis.
+    ``transformers``. A probe finds the formula of a module that has an attribute eps and no
+    parameters but one or two of one axis: it runs a copy on the CPU, on random rows with random
+    parameters, in every pair of dtypes, and compares the results with cunorm's.
 
     Parameters
     ----------
     model : torch.nn.Module
         Of any kind, on any device; it may be a norm itself.
     exact : bool, optional
-        Whether to leave a module where cunorm's results are one unit in the last place off, as
-        cunorm rounds once less.
+        Whether to leave a norm that rounds once more, so that y is a unit in the last place off.
 
     Returns
     -------
     Replacement
-        The modules replaced and what they run, and those that may be norms and were left, with the
-        reason. It prints as a summary.
+        The modules replaced and what they run, and those that may be norms and were left, and why.
 
     Raises
     ------
@@ -54,21 +58,16 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
 
     Notes
     -----
-    Rounding. In half precision y has the bits of the module's own forward, wherever float32
-    arithmetic decides on them: the formulas round at the same places, so that y differs, by one
-    unit in the last place, only where a number before a rounding is within 2**-20 of a tie,
-    relatively to the largest of its row. In float32 both are some units in the last place of that
-    largest from the exact result: the probe allows 16, and with a weight offset or a bias counts
-    those of the terms of a sum that cancels. For float64, cunorm computes in float64 where many
-    modules compute in float32; then they agree to float32's precision. Where they agree only to
-    one unit in the last place, as for norms that round once more, the report says so, and `exact`
-    refuses it.
+    In half precision y has the bits of the module's own forward but where a number before a
+    rounding is within 2**-20 of a tie, relatively to the largest of its row: there it is one unit
+    in the last place off. The report names norms that round once more, where a unit is common. In
+    float32 the probe allows 16 roundings of the largest of the row, and of the terms of a sum with
+    a weight offset or a bias. For float64 cunorm computes in float64, many modules in float32.
 
-    A replaced module runs its own forward where no agreement was found: in other pairs of dtypes,
-    for another number of axes (2 to 5 are tried), with further arguments, or under
-    ``torch.autocast`` where that changes the dtypes. The probe finds the formula of the module as
-    it is then: it does not follow one that changes with another attribute than eps, or with the
-    size of numbers, as with a clamp.
+    A replaced module runs its own forward in pairs of dtypes in which it does not agree, for a
+    number of axes in which it does not (2 to 5 are tried), with further arguments, and under
+    ``torch.autocast`` where that changes the dtypes. A formula that changes later, with another
+    attribute than eps or with the size of numbers, as with a clamp, is not followed.
 
     It leaves modules whose instance has its own forward (as accelerate's hooks make), parametrized
     and scripted ones, and parameters that are not plain tensors (DTensor, quantized).
@@ -93,13 +92,11 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     for name, module in _modules("replace_norms", model):
         kind = type(module).__name__
         try:
-            runs = _replace(module, exact)
+            if (runs := _replace(module, exact)) is not None:
+                replaced.append(ReplacedNorm(name, kind, runs))
         except Unknown as reason:
             if _is_called_norm(module):
                 left.append(LeftNorm(name, kind, str(reason)))
-        else:
-            if runs is not None:
-                replaced.append(ReplacedNorm(name, kind, runs))
     return Replacement(tuple(replaced), tuple(left))
 
 
@@ -109,8 +106,8 @@ def restore_norms(model: Any) -> int:
     Parameters
     ----------
     model : torch.nn.Module
-        One that was given to `replace_norms`, or a part or a copy of it. Modules of `cunorm.torch`
-        that were made as such stay what they are.
+        One that was given to `replace_norms`, or a part or a copy of it. Modules that were
+        made as `cunorm.torch.RMSNorm` and the like stay what they are.
 
     Returns
     -------
@@ -151,25 +148,23 @@ def restore_norms(model: Any) -> int:
     return len(originals)
 
 
-def _modules(function: str, model: Any) -> Iterator[tuple[str, Any]]:
+def _modules(function: str, model: Any) -> list[tuple[str, Any]]:
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"{function}: model is a {type(model).__name__}, expected a torch.nn.Module"
-        )
-    return iter(list(model.named_modules()))
+        kind = type(model).__name__
+        raise TypeError(f"{function}: model is a {kind}, expected a torch.nn.Module")
+    return list(model.named_modules())
 
 
 def _replace(module: Any, exact: bool) -> str | None:
-    """Replace a norm and return what it runs; return None for a module that is no norm.
+    """Replace a norm and return what it runs, or None for a module that is no norm.
 
-    Raises Unknown if it may be one and is left.
+    Raises Unknown for one that may be a norm and is left.
     """
     kind = type(module)
-    if hasattr(kind, "_cunorm_kind") or isinstance(module, _OURS):
+    if hasattr(kind, "_cunorm_kind") or isinstance(module, (RMSNorm, LayerNorm, GroupNorm)):
         raise Unknown("it runs cunorm already")
-    base, is_torchs = torch_norm(kind), kind.__module__.startswith("torch.nn.modules.")
-    may_be_norm = base or _is_called_norm(module) or (eps_name(module) and not is_torchs)
-    if not may_be_norm:
+    base, is_torchs = _torch_norm(kind), kind.__module__.startswith("torch.nn.modules.")
+    if not (base or _is_called_norm(module) or (eps_name(module) and not is_torchs)):
         return None
     _check_plain(module)
     if base is not None:
@@ -177,21 +172,27 @@ def _replace(module: Any, exact: bool) -> str | None:
         if set(module._parameters) != set(names):
             listed = ", ".join(module._parameters)
             raise Unknown(f"its parameters are {listed}, not {' and '.join(names)}")
-        module.__class__ = swapped(kind, None)
-        return TORCH_NORMS[base][1].format(module)
+        module.__class__ = _swapped(kind, None)
+        return _TORCH_NORMS[base][1].format(module)
     if is_torchs:
         raise Unknown("of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced")
     plan = probe(module, exact=exact)
-    module.__class__ = swapped(kind, plan)
+    module.__class__ = _swapped(kind, plan)
     dtypes = (parameter.dtype for parameter in module.parameters())
     return plan.describe(getattr(module, plan.eps), next(dtypes, torch.float32))
+
+
+def _torch_norm(kind: Any) -> Any:
+    """Return the norm of torch.nn whose forward a class has or inherits, or None."""
+    bases = (base for base in _TORCH_NORMS if issubclass(kind, base))
+    return next((base for base in bases if kind.forward is base.forward), None)
 
 
 def _is_called_norm(module: Any) -> bool:
     """Return whether the report lists a module that is left: not one made of norms and others."""
     name = type(module).__name__
     if next(module.children(), None) is None:
-        return "norm" in name.lower() or isinstance(module, tuple(TORCH_NORMS))
+        return "norm" in name.lower() or isinstance(module, tuple(_TORCH_NORMS))
     return name.endswith("Norm")
 
 
@@ -210,3 +211,68 @@ def _check_plain(module: Any) -> None:
             raise Unknown(f"{name} is a {type(parameter).__name__}, not a plain Parameter")
         if parameter is not None and parameter.dtype not in _DTYPES:
             raise Unknown(f"{name} is {parameter.dtype}")
+
+
+def _swapped(kind: Any, plan: Plan | None) -> Any:
+    """Return the subclass of kind that runs cunorm; plan is None where the forward is torch's.
+
+    Python itself lists the living subclasses of a class: a cache would keep kind alive.
+    """
+    for subclass in kind.__subclasses__():
+        members = vars(subclass)
+        if members.get("_cunorm_kind") is kind and members["_cunorm_plan"] == plan:
+            return subclass
+    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce_ex__": _reduce}
+    members |= {"_cunorm_kind": kind, "_cunorm_plan": plan}
+    base = _torch_norm(kind)
+    if plan is not None:
+        calls = {(pair, gated): recipe.call(*pair) for pair, gated, recipe, _ in plan.matches}
+        members |= {"forward": _forward, "_cunorm_calls": calls}
+    elif base is not None:
+        ours, _ = _TORCH_NORMS[base]
+        members |= {name: getattr(ours, name) for name in (*ours.__annotations__, "forward")}
+    return type(f"Cunorm{kind.__name__}", (kind,), members)
+
+
+def _forward(self: Any, *args: Any, **named: Any) -> Any:
+    """Run the recipe for these dtypes; if there is none, the module's own forward."""
+    plan: Plan = self._cunorm_plan
+    x, gate = _operands(plan.arguments, args, named)
+    parameters = [getattr(self, name) for name in plan.parameters]
+    weight = parameters[0] if parameters else None
+    pair = (getattr(x, "dtype", None), None if weight is None else weight.dtype)
+    call = self._cunorm_calls.get((pair, gate is not None))
+    if (
+        call is None
+        or x.dim() not in plan.axes
+        or (gate is not None and (gate.dtype, gate.shape) != (x.dtype, x.shape))
+        or (not plan.under_autocast and torch.is_autocast_enabled(x.device.type))
+    ):
+        return self._cunorm_kind.forward(self, *args, **named)
+    function, offset = call
+    if offset is not None:
+        parameters[0] = parameters[0] + offset
+    options = {"eps": getattr(self, plan.eps)} | ({} if gate is None else {"gate": gate})
+    return function(x, *parameters, **options)
+
+
+def _operands(names: tuple[str, ...], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return x and gate, None where there is none, and neither if there is anything else."""
+    if len(args) == 1 and not named:
+        return args[0], None
+    rest = names[len(args) :]
+    if len(args) > len(names) or any(name not in rest for name in named):
+        return None, None
+    return (*args, *map(named.get, rest), None)[:2]
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """Pickle and copy a module by its original class and plan, as pickle finds no swapped class."""
+    kind = type(self)
+    _, _, *state = kind._cunorm_kind.__reduce_ex__(self, protocol)
+    return (_new, (kind._cunorm_kind, kind._cunorm_plan), *state)
+
+
+def _new(kind: Any, plan: Plan | None) -> Any:
+    subclass = _swapped(kind, plan)
+    return subclass.__new__(subclass)

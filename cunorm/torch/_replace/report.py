@@ -3,22 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class ReplacedNorm(NamedTuple):
-    """A module that runs cunorm.
-
-    Attributes
-    ----------
-    name : str
-        Its name in the model, "" for the model itself.
-    kind : str
-        Its class, as it was and will be again.
-    runs : str
-        The function and options that it runs now.
-    """
+    """A module that runs cunorm: its name, "" for the model itself, its class, and what it runs."""
 
     name: str
     kind: str
@@ -26,15 +17,7 @@ class ReplacedNorm(NamedTuple):
 
 
 class LeftNorm(NamedTuple):
-    """A module that may be a norm and was left as it was.
-
-    Attributes
-    ----------
-    name, kind : str
-        Its name in the model, "" for the model itself, and its class.
-    reason : str
-        Why.
-    """
+    """A module that may be a norm and was left: its name, its class, and the reason."""
 
     name: str
     kind: str
@@ -48,10 +31,9 @@ class Replacement:
     Attributes
     ----------
     replaced : tuple of ReplacedNorm
-        The modules that run cunorm, in the order of ``model.named_modules()``. A module with
-        several names has the first.
+        The modules that run cunorm, in the order of ``model.named_modules()``, by first names.
     left : tuple of LeftNorm
-        The modules that may be norms and were left, and why.
+        The modules that may be norms and were left.
 
     Examples
     --------
@@ -78,23 +60,22 @@ class Replacement:
         parts = [(self.replaced, "norm", "replaced"), (self.left, "module", "left")]
         for norms, noun, verb in parts if self.left else parts[:1]:
             lines.append(f"{len(norms)} {noun}{'s' * (len(norms) != 1)} {verb}")
-            for kind, text in dict.fromkeys((kind, text) for _, kind, text in norms):
-                names = [name for name, *other in norms if other == [kind, text]]
-                lines += [f"  {kind}: {text}", *(f"    {name}" for name in _merged(names))]
+            names: dict[str, list[str]] = {}
+            for name, kind, text in norms:
+                names.setdefault(f"  {kind}: {text}", []).append(name)
+            for line, those in names.items():
+                lines += [line, *_merged(those)]
         return "\n".join(lines)
 
 
-def _merged(names: list[str]) -> list[str]:
-    """Return the names, with those that differ only in numbers as one and their count."""
+def _merged(names: list[str]) -> Iterator[str]:
+    """Yield lines with the names, those that differ only in numbers as one with their count."""
     patterns: dict[tuple[str, ...], list[list[str]]] = {}
     for name in names:
         parts = name.split(".")
-        pattern = tuple("*" if part.isdigit() else part for part in parts)
-        patterns.setdefault(pattern, []).append(parts)
-    lines = []
+        patterns.setdefault(tuple("*" if p.isdigit() else p for p in parts), []).append(parts)
     for group in patterns.values():
         columns = [set(column) for column in zip(*group, strict=True)]
         joined = ".".join(column.pop() if len(column) == 1 else "*" for column in columns)
         count = f" ({len(group)})" if len(group) > 1 else ""
-        lines.append((joined or "(the model itself)") + count)
-    return lines
+        yield f"    {joined or '(the model itself)'}{count}"

@@ -7,8 +7,8 @@ import copy
 import inspect
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from cunorm.torch._replace.recipes import Recipe
 
-# The dtype of x, and that of the parameters or None without any.
-Pair = tuple[torch.dtype, torch.dtype | None]
+Pair = tuple[torch.dtype, torch.dtype | None]  # of x, and of the parameters, if there are any
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
 _GATE_NAMES = ("gate", "z", "g")
@@ -31,8 +30,7 @@ class Unknown(Exception):
     """A module has no recipe; the message says why."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Operands of a module and its result, as rows of three axes."""
 
     operands: tuple[Any, ...]  # x, weight, bias, eps and gate
@@ -60,7 +58,8 @@ class Sample:
         leaves = iter(wide)
         operands = (next(leaves) if isinstance(a, Tensor) else a for a in self.operands)
         low, high = recipe.bounds(*operands)
-        dy = torch.randn(self.y.shape, generator=_generator(1), dtype=self.y.dtype, device="cpu")
+        generator = torch.Generator("cpu").manual_seed(1)
+        dy = torch.randn(self.y.shape, generator=generator, dtype=self.y.dtype, device="cpu")
         try:
             actual = torch.autograd.grad(self.y, narrow, dy)
         except RuntimeError:
@@ -84,8 +83,7 @@ class Trial:
         self.arguments, self.gated = _arguments(type(module).forward)
         self.groups = _groups(module, self.width)
         self.calls_torch = False  # whether it has called a norm of torch's
-        self._module = copy.copy(module)
-        # The copy shares all containers with the module but this one.
+        self._module = copy.copy(module)  # which shares all containers but this one:
         self._module.__dict__["_parameters"] = dict(module._parameters)
 
     def pair(self, dtype: torch.dtype) -> Pair:
@@ -93,15 +91,11 @@ class Trial:
         return dtype, dtype if self.parameters else None
 
     def sample(self, pair: Pair, gated: bool, axes: int = 3, *, training: bool = True) -> Sample:
-        """Run forward on an x of 2 to 5 axes, which has the same rows in each call.
-
-        Raises Unknown if it fails, or returns anything but a tensor of x's shape.
-        """
+        """Run forward on an x of 2 to 5 axes, with the same rows; raise Unknown if it fails."""
         operands = self._operands(pair, gated)
         x, *parameters, _, gate = operands
-        module, shape = self._module, (1,) * (axes - 3) + x.shape
-        if axes == 2:
-            shape = x.flatten(0, 1).shape
+        module = self._module
+        shape = x.flatten(0, 1).shape if axes == 2 else (1,) * (axes - 3) + x.shape
         module._parameters.update(zip(self.parameters, parameters, strict=False))
         module.__dict__["training"] = training
         arguments = [operand.reshape(shape).clone() for operand in (x, gate) if operand is not None]
@@ -124,18 +118,15 @@ class Trial:
 
     def _operands(self, pair: Pair, gated: bool) -> tuple[Any, ...]:
         """Return x, weight, bias, eps and gate; in a third of the rows squares are near eps."""
-        generator = _generator(0)
-
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-
+        generator = torch.Generator("cpu").manual_seed(0)
+        draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
         rows = max(1, _ELEMENTS // self.width)
         shape = (3, rows + (rows == self.width), self.width)  # no other axis may pass for the last
         scale = min(max(math.sqrt(abs(self.eps)), 1e-5), 30.0)
         scales = torch.tensor([1.0, 30.0, scale], dtype=torch.float64, device="cpu")
-        x = ((draw(*shape) + 0.5) * scales[:, None, None]).to(pair[0])
+        x = ((draw(shape) + 0.5) * scales[:, None, None]).to(pair[0])
         parameters = [draw(self.width).to(pair[1]) for _ in self.parameters]
-        gate = draw(*shape).to(pair[0]) if gated else None
+        gate = draw(shape).to(pair[0]) if gated else None
         for operand in (x, *parameters, *([gate] if gated else [])):
             operand.requires_grad_(pair[0] is torch.float32)
         return x, *(*parameters, None, None)[:2], self.eps, gate
@@ -149,10 +140,6 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen |= getattr(func, "__name__", "") in _TORCH_NORMS
         return func(*args, **(kwargs or {}))
-
-
-def _generator(seed: int) -> Any:
-    return torch.Generator("cpu").manual_seed(seed)
 
 
 def _parameters(module: Any) -> tuple[tuple[str, ...], int, torch.dtype]:
