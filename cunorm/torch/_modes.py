@@ -12,6 +12,10 @@ from torch.autograd import forward_ad
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _NUMBERS = (int, float)
+_are_transforms_active = torch._C._are_functorch_transforms_active
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_mode_count = torch._C._len_torch_dispatch_stack
+_is_grad_enabled = torch.is_grad_enabled
 
 
 class DispatchMode(Enum):
@@ -27,23 +31,23 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
     """Return how to call a function on tensors, of which all but the first, x, may be None."""
     if torch.compiler.is_compiling():
         return DispatchMode.OPERATOR
-    if torch._C._are_functorch_transforms_active():
+    if _are_transforms_active():
         return DispatchMode.TRANSFORMED
     requires_grad = False
     for array in arrays:
         if array is None:
             continue
-        if type(array) not in _PLAIN_TYPES:
+        if type(array) not in _PLAIN_TYPES or _is_wrapped(array):  # by a transform that is over
             _check_tensors(function, names, arrays)
             return DispatchMode.OPERATOR
         requires_grad = requires_grad or array.requires_grad
     if arrays[0] is None:
         _check_tensors(function, names, arrays)
-    if torch._C._len_torch_dispatch_stack():  # a mode, as FakeTensorMode, is to see the call
+    if _mode_count():  # a mode, as FakeTensorMode, is to see the call
         return DispatchMode.OPERATOR
     if forward_ad._current_level >= 0:  # tensors may have tangents, which the Function refuses
         return DispatchMode.AUTOGRAD
-    is_recorded = requires_grad and torch.is_grad_enabled()
+    is_recorded = requires_grad and _is_grad_enabled()
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
 
 
