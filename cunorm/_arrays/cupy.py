@@ -80,7 +80,7 @@ class CupyAdapter(ArrayAdapter):
                 facts.append(None)
                 pointers.append(0)
                 continue
-            if not isinstance(array, own):
+            if type(array) is not own:
                 return None
             data = array.data
             pointer = data.ptr

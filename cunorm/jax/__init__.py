@@ -4,10 +4,17 @@
 They run the kernels of the plain functions through ``jax.ffi``: XLA allocates, and orders.
 """
 
-from cunorm.jax._add_norms import add_layer_norm, add_normalize, add_rms_norm
-from cunorm.jax._group_norms import group_norm, instance_norm
-from cunorm.jax._row_norms import l2_norm, layer_norm, normalize, rms_norm
-from cunorm.jax._target import refused, register
+from cunorm.jax._ffi import refusal, register
+from cunorm.jax._group_norm import group_norm, instance_norm
+from cunorm.jax._row_norm import (
+    add_layer_norm,
+    add_normalize,
+    add_rms_norm,
+    l2_norm,
+    layer_norm,
+    normalize,
+    rms_norm,
+)
 
 __all__ = [
     "add_layer_norm",
@@ -21,5 +28,5 @@ __all__ = [
     "rms_norm",
 ]
 
-if refused() is None:  # else the first call says why
+if refusal() is None:  # else the first call raises it
     register()  # now, for executables that another process compiled

@@ -1,40 +1,50 @@
 # SPDX-License-Identifier: MIT
 """JAX arrays, on the CPU and on CUDA.
 
-A call on JAX arrays alone is XLA's to make, which allocates and orders: `cunorm.jax` has it. Where
-there are arrays of other frameworks too, both directions go through DLPack, as JAX computes in the
-background and its arrays are immutable: an input's capsule waits for its values (or orders our
-stream after them), and an output is a buffer of ours, filled first and handed to JAX after. A bare
-buffer pointer would show stale data.
+A call on JAX arrays alone is XLA's to make, which allocates and orders. Where there are arrays of
+other libraries too, both directions go through DLPack, as JAX computes in the background and its
+arrays are immutable: an input's capsule waits for its values (or orders our stream after them), and
+an output is a buffer of ours, filled first and handed to JAX after. A bare buffer pointer would
+show stale data.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from functools import cache
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.dlpack
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
-from cunorm._arrays._cupy import cupy
-from cunorm._arrays._dlpack import KDL_BFLOAT, DLPack, operand_from_capsule, read_capsule
-from cunorm._arrays._numpy import data_pointer
-from cunorm._arrays._operand import Form, Operand, fresh
+from cunorm._arrays.adapter import new_view
+from cunorm._arrays.cupy import cupy
+from cunorm._arrays.dlpack import KDL_BFLOAT, DLPackAdapter, read_capsule, view_of_capsule
+from cunorm._arrays.numpy import data_pointer
+from cunorm._backends import cuda
+from cunorm._backends.cpu.compiler import has_compiler
 from cunorm._core.dtypes import BFLOAT16, FLOAT64, dtype_of
+from cunorm._core.memo import memoize
+from cunorm._core.plan import OpDef
+from cunorm._core.tensor import ArrayView, TensorSpec
+from cunorm.jax import _ffi
+from cunorm.jax._call import Call
+
+Run = Callable[[Sequence[Any]], list[Any]]
 
 _ALIGNMENT = 64  # XLA copies a host buffer that is aligned to less
 
 
-class Jax(DLPack):
-    """JAX: the arrays of one device, read and made through DLPack."""
+class JaxAdapter(DLPackAdapter):
+    """JAX: the arrays of one device, read and made through DLPack, or by a call of XLA's."""
 
     name = "jax"
+    makes_calls = True
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take concrete arrays; a tracer has no memory."""
-        jax = sys.modules["jax"]
         if issubclass(kind, jax.core.Tracer):
             raise TypeError(
                 f"{function}: {argument} is a JAX tracer (inside jit, grad or vmap), expected an "
@@ -42,15 +52,31 @@ class Jax(DLPack):
             )
         return issubclass(kind, jax.Array)
 
-    def call(
-        self, asked: Any, numbers: Any, arrays: tuple[Any, ...], first_result: int
-    ) -> list[Any] | None:
-        """Let XLA make the call, which allocates and orders, where all arrays are JAX's."""
-        found: list[Any] | None = _eager().run(asked, numbers, arrays, first_result)
-        return found
+    def dispatch(self, op: OpDef, spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
+        """Let XLA make a call on JAX arrays of one device.
 
-    def describe(self, function: str, argument: str, array: Any) -> Operand:
-        """Describe an array of one device, once its values are there or ordered."""
+        Return None where memory for outputs is given, and for arrays that `view` refuses, copies or
+        finds missing.
+        """
+        first = arrays[0]
+        kind, where = type(first), first.sharding
+        if type(where) is not SingleDeviceSharding or _ffi.refusal():
+            return None
+        facts: list[Any] = []
+        for array in arrays:
+            if array is None:
+                facts.append(None)
+                continue
+            if type(array) is not kind or array.is_deleted():
+                return None
+            if array is not first and array.sharding != where:
+                return None
+            facts.append((array.shape, array.dtype))
+        run: Run | None = _eager_call(op, spec, where, *facts)
+        return None if run is None else run(arrays[: op.first_output])
+
+    def view(self, function: str, argument: str, array: Any) -> ArrayView:
+        """Return the view of an array of one device, once its values are there or ordered."""
         dtype_of(function, argument, array.dtype)
         if array.is_deleted():
             raise ValueError(
@@ -65,38 +91,30 @@ class Jax(DLPack):
             )
         if next(iter(devices)).platform == "cpu":
             capsule = array.__dlpack__()
-            operand = operand_from_capsule(function, argument, capsule, capsule, self)
+            view = view_of_capsule(function, argument, capsule, capsule, self)
         else:
-            operand = super().describe(function, argument, array)
-        operand.writable = False
-        return operand
+            view = super().view(function, argument, array)
+        view.writable = False
+        return view
 
-    def allocate(self, form: Form) -> Operand:
+    def allocate(self, spec: TensorSpec) -> ArrayView:
         """Make a NumPy or CuPy buffer for `export`. bfloat16 is held as float16, bits are bits."""
-        if form.dtype is FLOAT64 and not sys.modules["jax"].config.jax_enable_x64:
-            raise TypeError(
-                "a float64 JAX array would be cut to float32 here: "
-                "jax.config.update('jax_enable_x64', True) before"
-            )
+        if spec.dtype is FLOAT64 and not jax.config.jax_enable_x64:
+            raise TypeError(_ffi.NEEDS_X64)
         buffer: Any
-        if form.device.kind == "cpu":
-            buffer = _aligned(form.shape, form.dtype.itemsize)
+        if spec.device.kind == "cpu":
+            buffer = _aligned(spec.shape, spec.dtype.itemsize)
             pointer = data_pointer(buffer)
         else:
-            with self.device_scope(form.device):
-                buffer = cupy().empty(form.shape, f"=f{form.dtype.itemsize}")
+            with self.device_scope(spec.device):
+                buffer = cupy().empty(spec.shape, f"=f{spec.dtype.itemsize}")
             pointer = buffer.data.ptr
-        return fresh(pointer, form, buffer, self)
+        return new_view(pointer, spec, buffer, self)
 
-    def export(self, operand: Operand) -> Any:
+    def export(self, view: ArrayView) -> Any:
         """Hand a filled buffer to JAX, which keeps it alive. On CUDA its stream waits for ours."""
-        with self.device_scope(operand.device):
-            return import_module("jax.dlpack").from_dlpack(_Exporter(operand))
-
-
-@cache
-def _eager() -> Any:
-    return import_module("cunorm.jax._eager")
+        with self.device_scope(view.spec.device):
+            return jax.dlpack.from_dlpack(_Exporter(view))
 
 
 class _Exporter:
@@ -106,8 +124,8 @@ class _Exporter:
     interpreter has gone, and could overwrite an exception on its way up.
     """
 
-    def __init__(self, operand: Operand) -> None:
-        self.buffer, self.dtype = operand.owner, operand.dtype
+    def __init__(self, view: ArrayView) -> None:
+        self.buffer, self.dtype = view.owner, view.spec.dtype
 
     def __dlpack_device__(self) -> tuple[int, int]:
         device: tuple[int, int] = self.buffer.__dlpack_device__()
@@ -128,4 +146,40 @@ def _aligned(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, np.dtype[
     return memory[start : start + size].view(f"=f{itemsize}").reshape(shape)
 
 
-JAX = Jax()
+# --- calls of XLA's -------------------------------------------------------------------------------
+
+
+@memoize()
+def _eager_call(op: OpDef, spec: Any, where: SingleDeviceSharding, *facts: Any) -> Run | None:
+    """Return a function that makes a call, given its inputs; None: it is not XLA's to make.
+
+    Facts are None for an array that is absent, else its shape and dtype. Whatever is wrong, or
+    missing to make the call, is an error here, before anything is traced.
+    """
+    inputs, given = facts[: op.first_output], facts[op.first_output :]
+    if None in inputs[: op.required] or any(given):
+        return None
+    call = Call.of_facts(op, spec, inputs)
+    pick = call.output_picker()
+    _ffi.check_x64(call)
+    (device,) = where.device_set
+    if device.platform == "cpu":
+        has_compiler()
+    else:
+        cuda.require()
+    compiled = _compiled(op, spec)
+
+    def run(arrays: Sequence[Any]) -> list[Any]:
+        with jax.ensure_compile_time_eval():  # inside a jit, too, where the call is not traced
+            return [*pick((None, *arrays, *compiled(arrays)))]
+
+    return run
+
+
+@memoize()
+def _compiled(op: OpDef, spec: Any) -> Any:
+    """Return the function of inputs that XLA compiles for each of their shapes and dtypes."""
+    return jax.jit(lambda arrays: _ffi.run_new_outputs(Call.of(op, spec, arrays), arrays))
+
+
+ADAPTER = JaxAdapter()

@@ -8,41 +8,40 @@ allocates nothing on a GPU: results and workspace are XLA's.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
-from cunorm import _backend
-from cunorm._arrays import CPU, NUMPY, Device, Form, Framework, Operand
-from cunorm._arrays._cupy import CUPY, cupy
-from cunorm._arrays._operand import cuda_device, memory_form
-from cunorm.jax import _frame
-from cunorm.jax._kinds import Settled, settle
-from cunorm.jax._op import Op
+from cunorm._arrays.cupy import cupy
+from cunorm._backends import cuda
+from cunorm._core.tensor import CPU, Device
+from cunorm._dispatch import cache_entry, caps_for, cpu_run
+from cunorm.jax import _xla_structs as xla
+from cunorm.jax._call import Call, picker
 
-_EXECUTE = 3  # the stage of a frame in which kernels run
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _checked: set[int] = set()  # where an api lies whose version is known
-_calling: set[Any] = set()  # what was called
+_called: set[Any] = set()  # the functions that XLA called
+
+Alignments = tuple[int, ...] | None  # of all arrays, modulo 16; None: all are aligned
 
 
-def handler(run: Callable[[_frame.Frame], None]) -> Any:
+def handler(run: Callable[[xla.Frame], None]) -> Any:
     """Return a C function for XLA; it must be kept for as long as the process lives."""
 
     def handle(address: int) -> int | None:
-        frame = _frame.Frame.from_address(address)
+        frame = xla.frame_at(address)
         try:
-            _calling.add(run)
-            if frame.extension and _frame.answered(frame):
+            _called.add(run)
+            if xla.answer_metadata_query(frame):
                 return None
-            if frame.api not in _checked:
-                _frame.check(frame)
-                _checked.add(frame.api)
-            if frame.stage == _EXECUTE:  # in others there are no values
+            api = xla.api_of(frame)
+            if api not in _checked:
+                xla.check(frame)
+                _checked.add(api)
+            if xla.stage_of(frame) == xla.EXECUTE:  # in others there are no values
                 run(frame)
         except BaseException as error:  # it must not go on into C
-            return _frame.error(frame, f"cunorm: {type(error).__name__}: {error}")
+            return xla.error(frame, f"cunorm: {type(error).__name__}: {error}")
         return None
 
     return _CALLBACK(handle)
@@ -50,103 +49,84 @@ def handler(run: Callable[[_frame.Frame], None]) -> Any:
 
 def was_called() -> bool:
     """Whether XLA called any of the handlers, which it does first when it compiles."""
-    return bool(_calling)
+    return bool(_called)
 
 
-def run_on_cpu(frame: _frame.Frame) -> None:
+def run_on_cpu(frame: xla.Frame) -> None:
     """Run a call whose arrays lie in the CPU's memory."""
-    op, settled = _settled(_frame.attribute(frame.attributes), CPU)
-    pointers = _pointers(settled, frame, len(settled.made))
-    if _backend.has_compiler():
-        settled.kernels()(pointers)
-    else:
-        settled.run(settled.call(*_operands(op, settled, CPU, pointers, NUMPY)))
+    text = xla.attribute(frame)
+    entry = cache_entry(text, CPU)
+    executable = entry.executable
+    if executable is None:
+        executable = entry.executable = _load_on_cpu(text)
+    executable.run(executable.pointers(*xla.buffers(frame)))
 
 
-def run_on_cuda(frame: _frame.Frame) -> None:
+def run_on_cuda(frame: xla.Frame) -> None:
     """Start a call on the stream that XLA gives."""
-    text = _frame.attribute(frame.attributes)
-    device = _device(_frame.addresses(frame.results)[0])
-    op, settled = _settled(text, device)
-    pointers = _pointers(settled, frame, len(settled.made) + (settled.workspace > 0))
-    given = OnStream(_frame.stream_of(frame))
-    settled.run(settled.call(*_operands(op, settled, device, pointers, given)))
+    text, (counts, found) = xla.attribute(frame), xla.buffers(frame)
+    device = _device_of(found[counts[0]])
+    executable = _on_cuda(text, device, None)
+    pointers = executable.pointers(counts, found)
+    alignments = tuple([pointer & 15 for pointer in pointers])
+    if any(alignments):
+        executable = _on_cuda(text, device, alignments)
+    executable.run(pointers, xla.stream_of(frame))
 
 
-class OnStream(Framework):
-    """The arrays of a call of XLA's: they are ordered on its stream, and nothing is allocated."""
+class _Executable:
+    """A loaded call; `run` takes the pointers of all its arrays, on CUDA also a stream."""
 
-    name = "jax"
+    def __init__(self, call: Call, run: Callable[..., object], *, has_workspace: bool) -> None:
+        count = call.op.array_count
+        arguments = [place for place, spec in enumerate(call.inputs) if spec is not None]
+        results = [place for place, _ in call.plan.outputs]
+        if has_workspace:
+            results.append(count - 1)
+        self.run, self._counts = run, (len(arguments), len(results))
+        self._pick = picker((*arguments, *results), range(count))
 
-    def __init__(self, stream: int) -> None:
-        self._stream = stream
-
-    def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Take nothing: these operands are not described."""
-        return False
-
-    def describe(self, function: str, argument: str, array: Any) -> Operand:
-        """Raise: these operands are not described."""
-        raise NotImplementedError("operands of XLA's are not described")
-
-    def allocate(self, form: Form) -> Operand:
-        """Raise: XLA allocates."""
-        raise NotImplementedError("memory is XLA's to allocate")
-
-    def contiguous(self, operand: Operand) -> Operand:
-        """Return it: XLA's arrays are in C order."""
-        return operand
-
-    def stream(self, device: Device) -> int:
-        """Return XLA's stream."""
-        return self._stream
-
-    def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Make a CUDA device current."""
-        return CUPY.device_scope(device)
+    def pointers(self, counts: tuple[int, int], found: list[int]) -> tuple[int, ...]:
+        """Return where all arrays lie, 0 for none: of so many arguments, and of results."""
+        if counts != self._counts:
+            raise RuntimeError(
+                f"XLA gives {counts[0]} arguments and {counts[1]} results, expected "
+                f"{self._counts[0]} and {self._counts[1]}"
+            )
+        return self._pick((0, *found))
 
 
-def _device(pointer: int) -> Device:
-    """Return the GPU whose memory lies there."""
-    return cuda_device(cupy().cuda.runtime.pointerGetAttributes(pointer).device)
+def _load_on_cpu(text: bytes) -> _Executable:
+    call = Call.parse(text, CPU)
+    plan = call.plan
+    run = cpu_run(call.op, call.spec, plan, caps_for(plan, CPU))
+    return _Executable(call, run, has_workspace=False)
 
 
-@lru_cache(maxsize=1024)
-def _settled(text: bytes, device: Device) -> tuple[Op, Settled]:
-    """Return what a text says."""
-    op = Op.parse(text)
-    return op, settle(op, device)
+def _on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Executable:
+    """Return the executable of a text for such arrays on a GPU."""
+    entry = cache_entry(text, device, alignments)
+    if entry.executable is None:
+        entry.executable = _load_on_cuda(text, device, alignments)
+    executable: _Executable = entry.executable
+    return executable
 
 
-def _pointers(settled: Settled, frame: _frame.Frame, results: int) -> list[int]:
-    """Return where all arrays lie, 0 for none."""
-    taken, given = _frame.addresses(frame.arguments), _frame.addresses(frame.results)
-    if (len(taken), len(given)) != (len(settled.places), results):
+def _load_on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Executable:
+    call = Call.parse(text, device)
+    plan = call.plan
+    lowered = plan.lower(caps_for(plan, device), alignments)
+    size = plan.workspace_bound(None)  # which XLA was told before the GPU was known
+    if lowered.workspace > size:
+        family, _, _ = call.op.name.partition("_")
         raise RuntimeError(
-            f"XLA gives {len(taken)} arguments and {len(given)} results, expected "
-            f"{len(settled.places)} and {results}"
+            f"cunorm: a {family} norm has {size} bytes of workspace, and takes "
+            f"{lowered.workspace} on this GPU"
         )
-    pointers = [0] * settled.arrays
-    for place, pointer in zip(settled.places, taken, strict=True):
-        pointers[place] = pointer
-    for (place, _), pointer in zip(settled.made, given, strict=False):
-        pointers[place] = pointer
-    if len(given) > len(settled.made):
-        pointers[-1] = given[-1]
-    return pointers
+    run = cuda.launcher(lowered.calls(), device)
+    return _Executable(call, run, has_workspace=size > 0)
 
 
-def _operands(
-    op: Op, settled: Settled, device: Device, pointers: Sequence[int], framework: Framework
-) -> list[Operand | None]:
-    """Return the operands of all arrays."""
-    forms: list[Form | None] = [*op.forms(device)]
-    forms += [None] * (settled.arrays - len(forms))
-    for place, form in settled.made:
-        forms[place] = form
-    if pointers[-1] and forms[-1] is None:
-        forms[-1] = memory_form(settled.workspace, device)
-    return [
-        None if form is None else Operand(pointer, form, None, framework, True)
-        for form, pointer in zip(forms, pointers, strict=True)
-    ]
+def _device_of(pointer: int) -> Device:
+    """Return the GPU whose memory lies there."""
+    return Device("cuda", cupy().cuda.runtime.pointerGetAttributes(pointer).device)

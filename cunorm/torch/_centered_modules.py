@@ -46,10 +46,17 @@ class LayerNorm(torch.nn.LayerNorm):
     tensor([[-1.0000,  1.0000]], grad_fn=<...>)
     """
 
-    def reset_parameters(self) -> None:
-        """Make weight 1 and bias 0."""
+    def __init__(
+        self,
+        normalized_shape: Any,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
         check_row_shape(self)
-        super().reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,24 +22,16 @@ import jax.numpy as jnp
 
 import cunorm.jax
 from tests.support.gpus import limits_of
-from tests.support.internals import (
-    MOST_SMS,
-    Device,
-    _cuda_plan,
-    _group_run,
-    cuda_schedule,
-    workspace_elements,
-)
+from tests.support.internals import FLOAT32, MOST_SMS, Device, _dispatch
 from tests.support.jax_frames import (
     CONTEXT,
     Api,
-    Array,
+    Call,
     Frame,
-    Op,
-    _frame,
     _handler,
+    _xla_structs,
     calls_of,
-    settle,
+    contiguous,
 )
 
 
@@ -107,40 +99,78 @@ def test_a_call_on_a_gpu_without_its_workspace_is_refused():
 
 @pytest.mark.parametrize("sms", [1, 132, 188, MOST_SMS, 1000])
 def test_no_gpu_needs_more_workspace_than_xla_is_told_of(sms):
-    backward = Op.parse(calls(*ROWS)[1].text)
+    cuda = Device("cuda", 0)
+    backward = Call.parse(calls(*ROWS)[1].text, cuda)
     for count in (1, 31, 5000, 10**6):
         for width in (8, 1024, 5000, 70000):
-            x, statistic, row = (Array(s, "float32") for s in ((count, width), (count,), (width,)))
-            op = backward._replace(inputs=(x, x, statistic, None, None, None, row, None))
-            settled = settle(op, Device("cuda", 0))
-            form = settled.call(*[None] * settled.arrays).form
-            gpu = limits_of("90", sm_count=sms)
-            launch = _cuda_plan.cuda_backward(form.types, form.where.walk, 1, gpu)
-            assert launch.sums_size * form.types.compute.itemsize <= settled.workspace
+            shapes = ((count, width), (count,), (width,))
+            x, statistic, row = (contiguous(shape, FLOAT32, cuda) for shape in shapes)
+            call = backward._replace(inputs=(x, x, statistic, None, None, None, row, None))
+            check_workspace(call, limits_of("90", sm_count=sms))
 
 
 @pytest.mark.parametrize(
     "shape", [(3, 1, 4096), (2, 49, 2048), (2, 4096, 64), (1, 5003, 8)], ids=str
 )
 def test_no_gpu_needs_more_workspace_for_images_than_xla_is_told_of(shape):
-    for call in calls(images, shape, shape[-1]):
-        settled = settle(Op.parse(call.text), Device("cuda", 0))
-        form = settled.call(*[None] * settled.arrays).form
+    for called in calls(images, shape, shape[-1]):
+        call = Call.parse(called.text, Device("cuda", 0))
         for capability, sms in product(("75", "86", "90"), (1, 132, MOST_SMS)):
-            schedule = cuda_schedule(form.types, form.where, 1, limits_of(capability, sm_count=sms))
-            size = workspace_elements(form, schedule) * form.types.compute.itemsize
-            assert size <= settled.workspace
+            check_workspace(call, limits_of(capability, sm_count=sms))
+
+
+def check_workspace(call, gpu):
+    """Check the bytes for arrays that are aligned, and for those that are not."""
+    for alignment in (0, 4):
+        lowered = call.plan.lower(gpu, (alignment,) * call.op.array_count)
+        assert lowered.workspace <= call.plan.workspace_bound(None)
 
 
 @pytest.mark.gpu
-def test_a_workspace_that_does_not_suffice_is_refused():
+def test_a_workspace_that_does_not_suffice_is_refused(monkeypatch):
     gpu, api, call = OnCupy(), Api(), calls(*IMAGES)[1]
     arrays = [gpu.put(np.ones(*form)) for form in (*call.inputs, *call.results)]
     at = [one.data.ptr for one in arrays]
-    settle(Op.parse(call.text), Device("cuda", 0))  # as XLA does, before the GPU wants more
-    with mock.patch.object(_group_run, "workspace_elements", lambda *_: 1 << 30):
-        assert Frame(api, call.text, at[:5], at[5:]).handled(_handler.run_on_cuda)
+    plan_of = Call.plan.fget
+
+    def plan(call):
+        plan = plan_of(call)
+        lower = lambda *told: plan.lower(*told)._replace(workspace=1 << 32)  # noqa: E731
+        return replace(plan, lower=lower)
+
+    _dispatch.cache_entry.cache_clear()
+    monkeypatch.setattr(Call, "plan", property(plan))
+    assert Frame(api, call.text, at[:5], at[5:]).handled(_handler.run_on_cuda)
+    assert "a group norm has " in api.errors[0]
     assert "bytes of workspace, and takes 4294967296 on this GPU" in api.errors[0]
+
+
+@pytest.mark.gpu
+def test_a_call_on_a_gpu_is_planned_once_for_each_alignment(monkeypatch):
+    """The numbers are the same; the stream is XLA's of each call."""
+    gpu, call, loads, streams = OnCupy(), calls(*ROWS)[0], [], []
+    load = _handler._load_on_cuda
+    monkeypatch.setattr(_handler, "_load_on_cuda", lambda *told: loads.append(told) or load(*told))
+    _dispatch.cache_entry.cache_clear()
+    x, weight = (draw(f"{place}", *form) for place, form in enumerate(call.inputs))
+    room, parameter = gpu.put(np.zeros(x.size + 1, x.dtype)), gpu.put(weight)
+    found = []
+    for offset in (0, 0, 1, 1, 0):
+        given = room[offset : offset + x.size].reshape(x.shape)
+        given[...] = gpu.put(x)
+        made = [gpu.put(empty(form)) for form in call.results]
+        stream = gpu.cupy.cuda.Stream(non_blocking=True)
+        gpu.cupy.cuda.runtime.deviceSynchronize()
+        api = Api(stream=stream.ptr)
+        at = [given.data.ptr, parameter.data.ptr], [one.data.ptr for one in made]
+        assert Frame(api, call.text, *at).handled(_handler.run_on_cuda) is None, api.errors
+        streams.append(api.contexts)
+        stream.synchronize()
+        found.append([gpu.get(one) for one in made])
+    assert streams == [[CONTEXT]] * 5
+    assert [alignments is None for _, _, alignments in loads] == [True, False]
+    for one in found[1:]:
+        np.testing.assert_equal(one, found[0])
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -152,7 +182,7 @@ TEXT = calls(*ROWS, platform="cpu")[0].text
     ("text", "counts", "message"),
     [
         ("no text", (2, 2), "JSONDecodeError"),
-        (TEXT.replace("[1, ", "[99, ", 1), (2, 2), "text version 99, expected 1"),
+        (TEXT.replace("[2, ", "[99, ", 1), (2, 2), "text version 99, expected 2"),
         (TEXT.replace("[[32]", "[[6, 32]"), (2, 2), "weight has shape (6, 32)"),
         (TEXT, (1, 2), "XLA gives 1 arguments and 2 results, expected 2 and 2"),
         (TEXT, (2, 1), "XLA gives 2 arguments and 1 results, expected 2 and 2"),
@@ -183,7 +213,7 @@ def test_what_no_call_on_a_cpu_reads_lies_where_jaxlibs_header_says():
     body = re.search(r"struct XLA_FFI_Stream_Get_Args {(.*?)\n}", header, re.S)[1]
     fields = re.findall(r"^  [\w\s*]*?[\s*](\w+);", re.sub(r"//.*", "", body), re.M)
     assert fields == ["struct_size", "extension_start", "ctx", "stream"]
-    assert len(_frame._StreamGet._fields_) == 4
+    assert len(_xla_structs._StreamGet._fields_) == 4
     api = re.search(r"struct XLA_FFI_Api {(.*?)\n};", header, re.S)[1]
     functions = re.findall(r"STRUCT_FIELD\(XLA_FFI_(\w+)\)", api)
     told = "Error_Create Error_GetMessage Error_Destroy Handler_Register Stream_Get"

@@ -15,16 +15,17 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 
 jnp = jax.numpy
 
-from tests.support.internals import _backend, _cpu  # noqa: E402
-from tests.support.jax_frames import _handler  # noqa: E402
+from tests.support.internals import _cpu, _memo  # noqa: E402
+from tests.support.jax_frames import _ffi, _handler  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_is_a_call_of_xlas_on_the_arrays_own_memory(name, kind, monkeypatch):
-    kind, arrays, calls, find = kind(), call_of(name).arrays, [], _handler._pointers
+    kind, arrays, calls = kind(), call_of(name).arrays, []
+    find = _handler._Executable.pointers
     see = lambda *told: calls.append(find(*told)) or calls[-1]  # noqa: E731
-    monkeypatch.setattr(_handler, "_pointers", see)
+    monkeypatch.setattr(_handler._Executable, "pointers", see)
     if name == "group_norm_backward":  # the others' formulas hold with any statistics
         saved = reference.group_norm_forward(arrays["x"], arrays["num_groups"])
         arrays |= {key: getattr(saved, key).astype(np.float32) for key in ("mean", "rstd")}
@@ -51,7 +52,7 @@ def test_a_kernel_that_does_not_compile_is_an_error_with_the_compilers_words(mon
     def fail(build):
         raise RuntimeError(f"g++ does not compile {build.kernel}")
 
-    _backend.forget()
+    _memo.clear_all()
     with monkeypatch.context() as patch:
         patch.setattr(_cpu, "library", fail)
         with pytest.raises(RuntimeError, match=r"cunorm: RuntimeError: g\+\+ does not compile row"):
@@ -70,3 +71,45 @@ def test_a_call_on_arrays_with_values_is_made_at_once_inside_what_jax_traces():
 
     for transformed in (jax.jit(add), jax.vmap(add, None, axis_size=2, out_axes=None)):
         assert np.array_equal(np.asarray(transformed(x)), np.asarray(x + expected))
+
+
+@pytest.mark.parametrize("kind", [TypeError, ValueError])
+def test_an_error_while_jax_traces_a_call_is_not_swallowed(kind, monkeypatch):
+    def fail(*told):
+        raise kind("of ours")
+
+    monkeypatch.setattr(_ffi, "_ffi_call", fail)
+    x, eps = jnp.ones((3, 13)), 0.25 + 0.25 * (kind is TypeError)
+    for _ in range(2):
+        with pytest.raises(kind, match="of ours"):
+            cunorm.rms_norm(x, eps=eps)
+    monkeypatch.undo()
+    assert jnp.isfinite(cunorm.rms_norm(x, eps=eps)).all()
+
+
+WRONG = {
+    "a weight of another width": lambda one: cunorm.rms_norm(one(3, 8), one(7)),
+    "a gate of another shape": lambda one: cunorm.layer_norm(one(3, 8), gate=one(3, 9)),
+    "an axis that is not there": lambda one: cunorm.normalize(one(3, 8), axis=-3),
+    "an eps that is negative": lambda one: cunorm.l2_norm(one(3, 8), eps=-1),
+    "no x": lambda one: cunorm.rms_norm_backward(one(3, 8), None, rstd=one(3)),
+    "rstd of another shape": lambda one: cunorm.rms_norm_backward(
+        one(3, 8), one(3, 8), rstd=one(4)
+    ),
+    "groups that do not divide": lambda one: cunorm.group_norm(one(2, 3, 8), 3),
+    "statistics of another shape": lambda one: cunorm.group_norm_backward(
+        one(2, 3, 8), one(2, 3, 8), 4, mean=one(2, 2), rstd=one(2, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_the_error_that_it_is_for_numpys_arrays_and_nothing_is_traced(name):
+    errors = []
+    for one in (lambda *shape: np.ones(shape, np.float32), lambda *shape: jnp.ones(shape)):
+        for _ in range(2):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                WRONG[name](one)
+            errors.append((caught.type, str(caught.value)))
+            assert not getattr(caught.value, "__notes__", []), "of JAX's tracing"
+    assert len(set(errors)) == 1, errors

@@ -14,9 +14,8 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
-from cunorm.jax import _frame, _handler  # noqa: E402
-from cunorm.jax._kinds import settle  # noqa: E402, F401
-from cunorm.jax._op import Array, Op  # noqa: E402, F401
+from cunorm.jax import _adapter, _ffi, _handler, _xla_structs  # noqa: E402, F401
+from cunorm.jax._call import Call, contiguous  # noqa: E402, F401
 
 STREAM = 0x5EED
 CONTEXT = 0xC0
@@ -55,23 +54,26 @@ def _forms(text: str) -> list[Any]:
 class Api:
     """An api that gives a stream, and keeps the errors that are made."""
 
-    def __init__(self, version: tuple[int, int] = _frame.KNOWN, stream: int = STREAM) -> None:
+    def __init__(self, version: tuple[int, int] = _xla_structs.KNOWN, stream: int = STREAM) -> None:
         self.errors: list[str] = []
         self.contexts: list[int] = []
         self.stream = stream
-        self._kept = [_frame._Function(self._error_create), _frame._Function(self._stream_get)]
+        self._kept = [
+            _xla_structs._Function(self._error_create),
+            _xla_structs._Function(self._stream_get),
+        ]
         create, get = (ctypes.cast(one, ctypes.c_void_p).value for one in self._kept)
-        self.struct = _frame._Api(error_create=create, stream_get=get)
+        self.struct = _xla_structs._Api(error_create=create, stream_get=get)
         self.struct.version.major, self.struct.version.minor = version
 
     def _error_create(self, address: int) -> int:
-        given = _frame._ErrorCreate.from_address(address)
+        given = _xla_structs._ErrorCreate.from_address(address)
         assert (given.struct_size, given.code) == (28, 13)
         self.errors.append(given.message.decode())
         return 0xE0 + len(self.errors)
 
     def _stream_get(self, address: int) -> int:
-        given = _frame._StreamGet.from_address(address)
+        given = _xla_structs._StreamGet.from_address(address)
         assert given.struct_size == 32
         self.contexts.append(given.context)
         given.stream = self.stream
@@ -87,16 +89,16 @@ class Frame:
         self._kept: list[Any] = [api]
         content = text.encode()
         value = self._keep(ctypes.create_string_buffer(content, len(content)))
-        span = self._keep(_frame._Span(ctypes.addressof(value), len(content)))
+        span = self._keep(_xla_structs._Span(ctypes.addressof(value), len(content)))
         spans = self._keep((ctypes.c_void_p * 1)(ctypes.addressof(span)))
-        self.frame = _frame.Frame(
-            struct_size=ctypes.sizeof(_frame.Frame),
+        self.frame = _xla_structs._Frame(
+            struct_size=ctypes.sizeof(_xla_structs._Frame),
             api=ctypes.addressof(api.struct),
             context=CONTEXT,
             stage=stage,
             arguments=self._arrays(arguments),
             results=self._arrays(results),
-            attributes=_frame._Attributes(size=1, values=ctypes.addressof(spans)),
+            attributes=_xla_structs._Attributes(size=1, values=ctypes.addressof(spans)),
         )
 
     def handled(self, run: Any) -> int | None:
@@ -109,8 +111,8 @@ class Frame:
         return thing
 
     def _arrays(self, addresses: list[int]) -> Any:
-        buffers = [self._keep(_frame._Buffer(data=address)) for address in addresses]
+        buffers = [self._keep(_xla_structs._Buffer(data=address)) for address in addresses]
         places = self._keep(
             (ctypes.c_void_p * len(buffers))(*(ctypes.addressof(one) for one in buffers))
         )
-        return _frame._Arrays(size=len(buffers), values=ctypes.addressof(places))
+        return _xla_structs._Arrays(size=len(buffers), values=ctypes.addressof(places))

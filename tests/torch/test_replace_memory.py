@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from cunorm.torch import _replace, replace_norms, restore_norms  # noqa: E402
+from cunorm.torch import replace_norms, restore_norms  # noqa: E402
 from cunorm.torch._replace import probe  # noqa: E402
+from tests.support.internals import _memo  # noqa: E402
 from tests.support.torch_norms import WIDTH, Formula, LlamaNorm, rms, x_of  # noqa: E402
 
 
@@ -95,7 +96,7 @@ def test_a_module_is_probed_once_for_all_like_it_until_the_plans_are_cleared():
     assert len(calls) == once
     replace_norms(kind(WIDTH + 2))
     assert len(calls) == 2 * once
-    _replace.clear()
+    _memo.clear_all()
     replace_norms(kind())
     assert len(calls) == 3 * once
 
@@ -109,7 +110,7 @@ def test_a_class_with_another_forward_is_probed_again(monkeypatch):
 
 def test_the_number_of_plans_is_bounded(monkeypatch):
     monkeypatch.setattr(probe, "_MOST_PLANS", 3)
-    _replace.clear()
+    _memo.clear_all()
     for width in range(8, 16):
         replace_norms(LlamaNorm(width))
     assert len(probe._plans) == 3

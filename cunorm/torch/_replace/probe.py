@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from cunorm._core.memo import on_clear
 from cunorm.torch._replace.recipes import Recipe, float32_recipes, variants
 from cunorm.torch._replace.trial import Pair, Trial, Unknown
 
@@ -31,6 +32,7 @@ _MOST_PLANS = 256
 # A plan, or the reason why there is none, by all that a probe depends on. Keys refer to classes
 # weakly, so that none is kept alive: that of a dead class equals no other, and is dropped in turn.
 _plans: dict[Any, Plan | str] = {}
+on_clear(_plans.clear)
 
 # The dtypes of a call, whether it has a gate, which then has x's dtype, and the recipe.
 Match = tuple[Pair, bool, Recipe]
@@ -98,11 +100,6 @@ def probe(module: Any, *, exact: bool) -> Plan:
     if isinstance(plan, str):
         raise Unknown(plan)
     return plan
-
-
-def clear() -> None:
-    """Forget the plans, so that each module is probed again."""
-    _plans.clear()
 
 
 def _key(module: Any, exact: bool) -> Any:

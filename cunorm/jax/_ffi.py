@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""Calls of the kernels inside JAX: an FFI call with a rule for vmap and without a derivative."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.ffi
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from cunorm._core.dtypes import FLOAT64
+from cunorm._core.memo import memoize
+from cunorm._core.plan import OpDef
+from cunorm.jax import _xla_structs
+from cunorm.jax._call import Call
+from cunorm.jax._handler import handler, run_on_cpu, run_on_cuda, was_called
+from cunorm.jax._vmap import run_batch
+
+Arrays = tuple[Any, ...]
+
+_CPU_TARGET, _CUDA_TARGET = "cunorm_on_cpu", "cunorm_on_cuda"
+NEEDS_X64 = (
+    "a float64 JAX array would be cut to float32 here: "
+    "jax.config.update('jax_enable_x64', True) before"
+)
+
+
+def run(op: OpDef, spec: Any, arrays: Sequence[Any]) -> Arrays:
+    """Return every output of a call on its inputs, None for those that there are not.
+
+    Every transformation goes through but differentiation, which is for the callers to define.
+    """
+    call = Call.of(op, spec, arrays)
+    return call.output_picker()((None, *arrays, *run_new_outputs(call, arrays)))
+
+
+def run_new_outputs(call: Call, arrays: Sequence[Any]) -> Arrays:
+    """Return the outputs that a call allocates."""
+    check_x64(call)
+    if not call.plan.outputs:
+        return ()
+    outputs: Arrays = _underivable(call, *[array for array in arrays if array is not None])
+    return outputs
+
+
+def check_x64(call: Call) -> None:
+    """Refuse outputs that JAX would cut to float32."""
+    is_float64 = any(spec.dtype is FLOAT64 for _, spec in call.plan.outputs)
+    if is_float64 and not jax.config.jax_enable_x64:
+        raise TypeError(f"{call.spec.function}: a result of dtype float64: {NEEDS_X64}")
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _underivable(call: Call, *arrays: Any) -> Arrays:
+    outputs: Arrays = _batchable(call)(*arrays)
+    return outputs
+
+
+@_underivable.defjvp
+def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> None:
+    raise NotImplementedError(
+        f"{call.spec.function}: a second or a forward-mode derivative is asked for, expected first "
+        "ones of reverse mode (jax.grad, jax.vjp): cunorm.jax has no others"
+    )
+
+
+@memoize()
+def _batchable(call: Call) -> Any:
+    """Return a call as a function of the arrays that there are, with a rule for vmap."""
+
+    @custom_vmap
+    def function(*arrays: Any) -> Arrays:
+        return _ffi_call(call, arrays)
+
+    @function.def_vmap
+    def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Arrays, tuple[bool, ...]]:
+        outputs = run_batch(call, size, batched, arrays, _batchable)
+        return outputs, (True,) * len(outputs)
+
+    return function
+
+
+def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
+    """Call the target of the platform that this is compiled for, which is not known here."""
+    register()
+    plan, like = call.plan, arrays[0]
+    outputs = [_struct(spec.shape, spec.dtype.name, like) for _, spec in plan.outputs]
+    if call.is_empty:
+        axes = _varying(like)
+        return tuple(_vary(jnp.zeros(one.shape, one.dtype), axes) for one in outputs)
+    # The memory on a GPU is a result that nobody gets.
+    size = plan.workspace_bound(None)
+    workspace = [_struct((size,), "uint8", like)] if size else []
+
+    def on_cpu(*arrays: Any) -> Arrays:
+        return tuple(jax.ffi.ffi_call(_CPU_TARGET, outputs)(*arrays, op=call.text()))
+
+    def on_cuda(*arrays: Any) -> Arrays:
+        results = jax.ffi.ffi_call(_CUDA_TARGET, [*outputs, *workspace])(*arrays, op=call.text())
+        return tuple(results[: len(outputs)])
+
+    results: Arrays = jax.lax.platform_dependent(*arrays, cpu=on_cpu, cuda=on_cuda)
+    return results
+
+
+# --- arrays over several devices ------------------------------------------------------------------
+
+
+def match_varying_axes(arrays: Sequence[Any]) -> Arrays:
+    """Return the arrays, whole, and as if they all varied on the devices of a `shard_map`.
+
+    What depends on all of them varies where one does. The transpose of this sums gradients, and
+    brings those of arrays that are spread over an explicit mesh back to where these lie.
+    """
+    axes = frozenset().union(*(_varying(array) for array in arrays if array is not None))
+    return tuple([None if array is None else _vary(_whole(array), axes) for array in arrays])
+
+
+def _whole(array: Any) -> Any:
+    where = jax.typeof(array).sharding
+    if all(axis is None for axis in where.spec):
+        return array
+    return jax.reshard(array, jax.NamedSharding(where.mesh, jax.P(*(None,) * array.ndim)))
+
+
+def _vary(array: Any, axes: frozenset[Any]) -> Any:
+    missing = tuple(sorted(axes - _varying(array), key=str))
+    return jax.lax.pcast(array, missing, to="varying") if missing else array
+
+
+def _varying(array: Any) -> frozenset[Any]:
+    """Return the axes of a `shard_map`'s mesh along which an array differs."""
+    found: frozenset[Any] = jax.typeof(array).manual_axis_type.varying
+    return found
+
+
+def _struct(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    """Return the shape and dtype of a result, which is whole, and varies as an array does."""
+    found = jax.typeof(like)
+    if found.sharding.mesh.empty:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    sharding = jax.NamedSharding(found.sharding.mesh, jax.P(*(None,) * len(shape)))
+    varying = found.manual_axis_type
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=varying)
+
+
+# --- the targets ----------------------------------------------------------------------------------
+
+_handlers: list[Any] = []  # XLA calls them for as long as the process lives
+
+
+@cache
+def refusal() -> str | None:
+    """Return why this JAX cannot call the kernels, None where it can."""
+    version = _xla_structs.library_version(jax.ffi.include_dir())
+    return None if _xla_structs.is_known(version) else _xla_structs.refusal(version)
+
+
+@cache
+def register() -> None:
+    """Register the handlers.
+
+    Raises
+    ------
+    ImportError
+        If JAX's foreign function interface is of a version that is not known.
+    """
+    reason = refusal()
+    if reason is not None:
+        raise ImportError(f"cunorm.jax: {reason}")
+    atexit.register(_finish)
+    for target, run, platform in (
+        (_CPU_TARGET, run_on_cpu, "cpu"),
+        (_CUDA_TARGET, run_on_cuda, "CUDA"),
+    ):
+        function = handler(run)
+        _handlers.append(function)
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform=platform)
+
+
+def _finish() -> None:
+    """Wait for what XLA has still to run, which would wait for the GIL of a Python that has gone.
+
+    A device runs what it was given before a further computation is done, if nobody holds results.
+    """
+    if was_called():
+        after = jax.jit(lambda x: x + 1)
+        devices = {*jax.local_devices(), *jax.local_devices(backend="cpu")}
+        jax.block_until_ready([after(jax.device_put(0.0, device)) for device in devices])

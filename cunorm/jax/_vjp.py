@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""Every differentiable norm: its forward, and its gradients in reverse mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from cunorm._core.dtypes import DType, dtype_of
+from cunorm._core.memo import memoize
+from cunorm._core.plan import OpDef
+from cunorm._dispatch import parse
+from cunorm.jax import _ffi
+from cunorm.jax._call import Call, changed
+
+Arrays = tuple[Any, ...]
+Results = tuple[Any, Any]  # y, and the new residual stream or None
+
+_ARRAYS = (jax.Array, np.ndarray)
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """The operators of a norm. They name a gradient as its operand, with a d before it.
+
+    Attributes
+    ----------
+    forward, backward : OpDef
+        The operators of both directions.
+    backward_spec : function
+        Returns the backward's OpSpec: of the forward's, x's dtype, and the operands whose gradients
+        are wanted.
+    """
+
+    forward: OpDef
+    backward: OpDef
+    backward_spec: Callable[[Any, DType, tuple[str, ...]], Any]
+
+    def __call__(self, params: tuple[Any, ...], arrays: Arrays) -> Results:
+        """Return y and the new residual stream, None where there is none.
+
+        `params` are the forward's scalars, as the caller gives them, `arrays` its inputs.
+        """
+        op = self.forward
+        for place, array in enumerate(arrays):
+            if not (isinstance(array, _ARRAYS) or (array is None and place >= op.required)):
+                got = "None" if array is None else f"of type {type(array).__qualname__}"
+                where = f"{params[0]}: {op.inputs[place]}"
+                raise TypeError(f"{where} is {got}, expected a JAX or NumPy array")
+        results: Results = _compiled(self, parse(op, params))(arrays)
+        return results
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("arrays",), meta_fields=("x_dtype", "wanted")
+)
+@dataclass
+class _Saved:
+    """What the backward needs: of arrays, none of x's shape but what was given or returned."""
+
+    arrays: dict[str, Any]  # by their names in the backward
+    x_dtype: DType
+    wanted: tuple[str, ...]  # the operands whose gradients are wanted
+
+
+@memoize()
+def _compiled(norm: Norm, spec: Any) -> Callable[[Arrays], Results]:
+    """Return the function of arrays that JAX compiles for each of their shapes and dtypes."""
+
+    def function(arrays: Arrays) -> Results:
+        _ = Call.of(norm.forward, spec, arrays).plan  # refuses wrong input
+        results: Results = _norm(norm, spec, _ffi.match_varying_axes(arrays))
+        return results
+
+    compiled: Callable[[Arrays], Results] = jax.jit(function, inline=True)
+    return compiled
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _norm(norm: Norm, spec: Any, arrays: Arrays) -> Results:
+    outputs = _outputs(norm.forward, spec, arrays)
+    return outputs["y"], outputs.get("residual")
+
+
+def _norm_and_saved(norm: Norm, spec: Any, primals: Arrays) -> tuple[Results, _Saved]:
+    pairs = list(zip(norm.forward.inputs, primals, strict=True))
+    inputs: dict[str, Any] = {name: primal and primal.value for name, primal in pairs}
+    wanted = [name for name, primal in pairs if primal is not None and primal.perturbed]
+    outputs = _outputs(norm.forward, changed(spec, saves=True), tuple(inputs.values()))
+    y, stream = outputs["y"], outputs.get("residual")
+    known = inputs | outputs | {"x": inputs["x"] if stream is None else stream}
+    arrays = {name: known[name] for name in norm.backward.inputs if name in known}
+    x_dtype = dtype_of(spec.function, "x", inputs["x"].dtype)
+    return (y, stream), _Saved(arrays, x_dtype, tuple(wanted))
+
+
+def _gradients(norm: Norm, spec: Any, saved: _Saved, cotangents: Results) -> tuple[Arrays]:
+    """Return the gradient of each operand, None for one of which it is not wanted, or zero."""
+    dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
+    gradients: dict[str, Any] = {}
+    if dy is not None:
+        gradients = _backward(norm, spec, saved, dy, d_residual)
+    elif d_residual is not None:  # of the results, nothing but the stream was used
+        gradients = {"dx": d_residual.astype(saved.x_dtype.name), "dresidual": d_residual}
+    names = norm.forward.inputs
+    return (tuple([gradients.get(f"d{one}") if one in saved.wanted else None for one in names]),)
+
+
+def _backward(norm: Norm, spec: Any, saved: _Saved, dy: Any, d_residual: Any) -> dict[str, Any]:
+    """Return all gradients by name."""
+    needs = {"x" if name == "residual" else name for name in saved.wanted}
+    arrays = {"dy": dy, "d_residual": d_residual, **saved.arrays}
+    inputs = tuple([arrays[name] for name in norm.backward.inputs])
+    backward_spec = norm.backward_spec(spec, saved.x_dtype, tuple(sorted(needs)))
+    return _outputs(norm.backward, backward_spec, inputs)
+
+
+_norm.defvjp(_norm_and_saved, _gradients, symbolic_zeros=True)
+
+
+def _outputs(op: OpDef, spec: Any, arrays: Arrays) -> dict[str, Any]:
+    return dict(zip(op.outputs, _ffi.run(op, spec, arrays), strict=True))

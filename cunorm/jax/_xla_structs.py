@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+"""The structs of XLA's foreign function interface that a handler reads and writes, version 0.3.
+
+Source: ``xla/ffi/api/c_api.h``, which jaxlib brings along. Fields are only ever added to the end of
+a struct without a new major version, so later minor versions are read alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+KNOWN = (0, 3)  # major and minor version
+EXECUTE = 3  # the stage of a frame in which kernels run
+_METADATA = 1  # the type of an extension
+_INTERNAL = 13  # an error's code
+
+
+def _struct(**fields: Any) -> Any:
+    return type("_Struct", (ctypes.Structure,), {"_fields_": tuple(fields.items())})
+
+
+_Size, _Int, _Int64, _Address = ctypes.c_size_t, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_HEAD = {"struct_size": _Size, "extension": _Address}
+
+_Extension = _struct(struct_size=_Size, type=_Int, next=_Address, metadata=_Address)
+_Version = _struct(**_HEAD, major=_Int, minor=_Int)
+_Metadata = _struct(struct_size=_Size, version=_Version, traits=ctypes.c_uint32)
+_Api = _struct(
+    **_HEAD,
+    version=_Version,
+    internal=_Address,
+    error_create=_Address,
+    error_get_message=_Address,
+    error_destroy=_Address,
+    handler_register=_Address,
+    stream_get=_Address,
+)
+_Arrays = _struct(**_HEAD, size=_Int64, types=_Address, values=_Address)  # arguments or results
+_Attributes = _struct(**_HEAD, size=_Int64, types=_Address, names=_Address, values=_Address)
+_Buffer = _struct(**_HEAD, dtype=_Int, data=_Address, rank=_Int64, dims=_Address)
+_Span = _struct(start=_Address, length=_Size)
+_Frame = _struct(  # a call of a handler
+    **_HEAD,
+    api=_Address,
+    context=_Address,
+    stage=_Int,
+    arguments=_Arrays,
+    results=_Arrays,
+    attributes=_Attributes,
+)
+_ErrorCreate = _struct(**_HEAD, message=ctypes.c_char_p, code=_Int)
+_StreamGet = _struct(**_HEAD, context=_Address, stream=_Address)
+_Function = ctypes.CFUNCTYPE(_Address, _Address)  # of the api: takes a struct, returns an error
+
+
+# --- versions -------------------------------------------------------------------------------------
+
+
+def library_version(include: str) -> tuple[int, int]:
+    """Return the version that the header in a folder of jaxlib's is of; (-1, -1) without one."""
+    header = Path(include) / "xla" / "ffi" / "api" / "c_api.h"
+    try:
+        text = header.read_text()
+    except OSError:
+        return (-1, -1)
+    found = dict(re.findall(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)$", text, re.M))
+    return int(found.get("MAJOR", -1)), int(found.get("MINOR", -1))
+
+
+def is_known(version: tuple[int, int]) -> bool:
+    """Whether the structs of a version are read as those of the known one."""
+    return version[0] == KNOWN[0] and version[1] >= KNOWN[1]
+
+
+def refusal(version: tuple[int, int]) -> str:
+    """Return the text of the error for a version that is not known."""
+    return (
+        f"this JAX's foreign function interface (XLA FFI) is of version {version[0]}."
+        f"{version[1]}, expected {KNOWN[0]}.{KNOWN[1]} or a later {KNOWN[0]}.x: install another "
+        "JAX (pip install -U jax) or another cunorm"
+    )
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+# All memory there is: it takes a tenth of the time to read a word of it as to make a struct of it.
+_WORD = ctypes.sizeof(ctypes.c_size_t)
+_words = (ctypes.c_size_t * (sys.maxsize // _WORD)).from_address(0)
+_chars = (ctypes.c_char * sys.maxsize).from_address(0)
+
+Frame = int  # the index of its first word
+
+_EXTENSION, _API, _CONTEXT, _STAGE, _ARGUMENTS, _RESULTS, _ATTRIBUTES = (
+    getattr(_Frame, name).offset // _WORD
+    for name in ("extension", "api", "context", "stage", "arguments", "results", "attributes")
+)
+_SIZE, _VALUES = (getattr(_Arrays, name).offset // _WORD for name in ("size", "values"))
+_ATTRIBUTE_VALUES = _ATTRIBUTES + _Attributes.values.offset // _WORD
+_DATA = _Buffer.data.offset // _WORD
+_INT = 0xFFFFFFFF  # of a word, whose other half is undefined
+
+
+def frame_at(address: int) -> Frame:
+    """Return the frame at an address."""
+    return address // _WORD
+
+
+def answer_metadata_query(frame: Frame) -> bool:
+    """Write the version of the handler, if that is all that XLA asks for."""
+    place: int | None = _words[frame + _EXTENSION]
+    while place:
+        extension = _Extension.from_address(place)
+        if extension.type == _METADATA:
+            metadata = _Metadata.from_address(extension.metadata)
+            metadata.version.major, metadata.version.minor = KNOWN
+            metadata.traits = 0
+            return True
+        place = extension.next
+    return False
+
+
+def api_of(frame: Frame) -> int:
+    """Return where the api lies."""
+    address: int = _words[frame + _API]
+    return address
+
+
+def check(frame: Frame) -> None:
+    """Refuse a frame whose structs are not those above."""
+    version = _Api.from_address(api_of(frame)).version
+    got = (version.major, version.minor)
+    if not is_known(got) or _words[frame] < ctypes.sizeof(_Frame):
+        raise RuntimeError(refusal(got))
+
+
+def stage_of(frame: Frame) -> int:
+    """Return the stage in which a handler is called."""
+    stage: int = _words[frame + _STAGE] & _INT
+    return stage
+
+
+def buffers(frame: Frame) -> tuple[tuple[int, int], list[int]]:
+    """Return how many arguments and results there are, and where they lie, 0 for an empty one."""
+    arguments, results = frame + _ARGUMENTS, frame + _RESULTS
+    counts = _words[arguments + _SIZE], _words[results + _SIZE]
+    first, first_result = _words[arguments + _VALUES] // _WORD, _words[results + _VALUES] // _WORD
+    found = _words[first : first + counts[0]] + _words[first_result : first_result + counts[1]]
+    return counts, [_words[buffer // _WORD + _DATA] for buffer in found]
+
+
+def attribute(frame: Frame) -> bytes:
+    """Return the only attribute, a string."""
+    span = _words[_words[frame + _ATTRIBUTE_VALUES] // _WORD] // _WORD
+    start, length = _words[span : span + 2]
+    text: bytes = _chars[start : start + length]  # type: ignore[assignment]  # so c_char slices
+    return text
+
+
+def stream_of(frame: Frame) -> int:
+    """Return the CUDA stream that the call is to be ordered on."""
+    given = _StreamGet(_size(_StreamGet, "stream"), None, _words[frame + _CONTEXT], None)
+    error = _Function(_Api.from_address(api_of(frame)).stream_get)(ctypes.addressof(given))
+    if error:
+        raise RuntimeError("XLA gives no stream")
+    return given.stream or 0
+
+
+def error(frame: Frame, message: str) -> int:
+    """Make XLA's error of a message; XLA frees it."""
+    text = message.encode(errors="replace")
+    given = _ErrorCreate(_size(_ErrorCreate, "code"), None, text, _INTERNAL)
+    made: int = _Function(_Api.from_address(api_of(frame)).error_create)(ctypes.addressof(given))
+    return made
+
+
+def _size(struct: Any, last: str) -> int:
+    """Return what XLA calls the size of a struct: without padding at its end."""
+    field = getattr(struct, last)
+    size: int = field.offset + field.size
+    return size
