@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Group norm and instance norm with an activation, differentiable."""
+"""Group norms that torch differentiates, compiles and transforms."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def group_norm(
 ) -> Tensor:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
-    As `cunorm.group_norm`, but differentiable; x, mean, rstd and the parameters are kept for the
-    backward, which computes again what the activation, g, was given::
+    As `cunorm.group_norm`, but differentiable, and without `out` and `workspace`; g is the
+    activation. For the backward x, mean, rstd and the parameters are kept, and nothing else::
 
         y = g((x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias)
 
     Parameters
     ----------
     x, weight, bias : Tensor
-        On the CPU or on CUDA. All arguments are as for `cunorm.group_norm`; there is no `out`.
+        On the CPU or on CUDA; all arguments are as for `cunorm.group_norm`.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def instance_norm(
 ) -> Tensor:
     """Apply `group_norm` with each channel a group of its own.
 
-    As `cunorm.instance_norm`, but differentiable.
+    As `cunorm.instance_norm`, but differentiable, and without `out` and `workspace`.
 
     Parameters
     ----------

@@ -78,13 +78,17 @@ def present(outputs: Sequence[Any]) -> list[Any]:
     return [None if one.dtype == torch.bool else one for one in outputs]
 
 
-@torch.compiler.assume_constant_result  # which torch.compile could not follow
 def forward_text(name: str, *params: Any) -> str:
-    """Return the spec of a forward of a pair of that name, for `saving`."""
+    """Return the spec of the forward of the pair of a name that returns statistics, too."""
     plain = {torch.SymInt: int, torch.SymFloat: float}
     params = tuple([plain[type(one)](one) if type(one) in plain else one for one in params])
     forward = next(pair.forward for pair in (ROW, GROUP) if pair.name == name)
     return _to_text(saving(parse(forward, params)))  # type: ignore[no-any-return]
+
+
+# torch.compile calls it, as it could not follow it. This is what torch.compiler's decorator
+# assume_constant_result sets, once it has imported the compiler, for some seconds.
+forward_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @memoize()

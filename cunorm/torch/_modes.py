@@ -15,6 +15,7 @@ _NUMBERS = (int, float)
 # Looked up once: together they take a tenth of a call.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_transforming = torch._C._are_functorch_transforms_active
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _count_modes = torch._C._len_torch_dispatch_stack
 
 
@@ -37,7 +38,7 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
     for array in arrays:
         if array is None:
             continue
-        if type(array) not in _PLAIN_TYPES:
+        if type(array) not in _PLAIN_TYPES or _is_wrapped(array):  # by a transform that is over
             _check_tensors(function, names, arrays)
             return DispatchMode.OPERATOR
         requires_grad = requires_grad or array.requires_grad

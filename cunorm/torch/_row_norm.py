@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Row norms, differentiable."""
+"""Row norms that torch differentiates, compiles and transforms."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def rms_norm(
 ) -> Tensor:
     """Divide each row of x by its root mean square.
 
-    As `cunorm.rms_norm`, but differentiable, which is also said of the other functions here; the
-    backward needs x, rstd, gate and weight, which are kept::
+    As `cunorm.rms_norm`, but differentiable, and without `out`. For the backward x, rstd, gate and
+    weight are kept, and nothing else::
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
     Parameters
     ----------
     x, weight, gate : Tensor
-        On the CPU or on CUDA. All arguments are as for `cunorm.rms_norm`; there is no `out`.
+        On the CPU or on CUDA; all arguments are as for `cunorm.rms_norm`.
 
     Returns
     -------
@@ -82,8 +82,8 @@ def add_rms_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
-    As `cunorm.add_rms_norm`, but differentiable. The backward keeps the new stream in place of x,
-    and adds the gradient that reaches it in the same pass::
+    As `cunorm.add_rms_norm`, but differentiable, and without `out`. For the backward the new stream
+    is kept in place of x; the gradient that reaches it is added in the same pass::
 
         s = x + residual                        rounded to residual's dtype: the new stream
         y = rms_norm(s, weight)
@@ -91,7 +91,7 @@ def add_rms_norm(
     Parameters
     ----------
     x, residual, weight, gate : Tensor
-        As for `rms_norm`. Without residual x is the new stream.
+        As for `rms_norm`; where residual is None, x is the new stream.
 
     Returns
     -------
@@ -124,7 +124,8 @@ def l2_norm(
 ) -> Tensor:
     """Scale each row of x to length 1.
 
-    As `cunorm.l2_norm`, but differentiable; x and rstd are kept for the backward::
+    As `cunorm.l2_norm`, but differentiable, and without `out`. For the backward x and rstd are
+    kept, and nothing else::
 
         y = x / sqrt(sum(x * x) + eps)
 
@@ -175,8 +176,8 @@ def layer_norm(
 ) -> Tensor:
     """Shift and scale each row of x to mean 0 and variance 1.
 
-    As `cunorm.layer_norm`, but differentiable; x, mean, rstd, gate and the parameters are kept for
-    the backward::
+    As `cunorm.layer_norm`, but differentiable, and without `out`. For the backward x, mean, rstd,
+    gate and the parameters are kept, and nothing else::
 
         y = (x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * (weight + weight_offset) + bias
 
@@ -229,7 +230,8 @@ def add_layer_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `layer_norm` to the new stream.
 
-    As `cunorm.add_layer_norm`, but differentiable, with what `add_rms_norm` says::
+    As `cunorm.add_layer_norm`, but differentiable, and without `out`; kept is what `add_rms_norm`
+    keeps, and mean::
 
         s = x + residual                        rounded to residual's dtype: the new stream
         y = layer_norm(s, weight, bias)
@@ -284,8 +286,8 @@ def normalize(
 ) -> Tensor:
     """Normalise each row of x to the length c, by default the square root of its width.
 
-    As `cunorm.normalize`, but differentiable; x, rstd, gate, the parameters and, if centred, mean
-    are kept for the backward::
+    As `cunorm.normalize`, but differentiable, and without `out`. For the backward x, rstd, gate,
+    the parameters and, if centred, mean are kept, and nothing else::
 
         q = x - mean(x)     if center, else x
         y = c / sqrt(d) * q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
@@ -349,7 +351,8 @@ def add_normalize(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `normalize` to the new stream.
 
-    As `cunorm.add_normalize`, but differentiable, with what `add_rms_norm` says::
+    As `cunorm.add_normalize`, but differentiable, and without `out`; kept is what `add_rms_norm`
+    keeps, and mean, if centred::
 
         s = x + residual                        rounded to residual's dtype: the new stream
         y = normalize(s, weight, bias)

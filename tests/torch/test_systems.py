@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (  # noqa: E402
 
 import cunorm  # noqa: E402
 import cunorm.torch as ct  # noqa: E402
+from tests.support.processes import in_process  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
     KNOWN,
@@ -30,6 +31,12 @@ from tests.support.torch_norms import (  # noqa: E402
 
 # torch's own, where it traces
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+
+IMPORTED = """
+import sys
+import cunorm.torch
+print(*sys.modules)
+"""
 
 
 class Mixer(torch.nn.Module):
@@ -112,6 +119,10 @@ def test_an_exported_model_gives_the_same_for_any_number_of_rows():
         assert torch.equal(exported.module()(given), model(given))
 
 
+def test_the_import_of_cunorm_torch_leaves_torchs_compiler_alone():
+    assert "torch._dynamo" not in in_process(IMPORTED, setup="").split()
+
+
 # --- torch.compile --------------------------------------------------------------------------------
 
 
@@ -158,6 +169,21 @@ def test_norms_compiled_into_one_graph_are_eager_calls_to_the_bit(inductor):
             assert (actual.dtype, actual.stride()) == (expected.dtype, expected.stride())
             assert torch.equal(actual, expected)
         assert found[2].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_scalars_of_a_compiled_norm_may_change():
+    """What changes becomes a symbol of torch.compile's, and is to be a number for the operator."""
+
+    def norms(x, eps, c, groups, axis):
+        y = ct.rms_norm(x, eps=eps, groups=x.shape[-1] // 8)
+        z = ct.normalize(y, c=c, weight_offset=0, axis=axis)
+        return ct.group_norm(z, groups, eps=eps), ct.instance_norm(z)
+
+    compiled = torch.compile(norms, backend="aot_eager", fullgraph=True)
+    for said in ((1e-5, 1.0, 2, -1), (1e-3, 2.0, 4, 1), (0.5, -0.0, 8, 2)):
+        for width in (16, 24):
+            x = drawn(3, 5, width)
+            assert all(map(torch.equal, compiled(x, *said), norms(x, *said)))
 
 
 def test_torch_compile_takes_modules_whole():

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,15 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.library import opcheck  # noqa: E402
 
 import cunorm.torch as ct  # noqa: E402
-from tests.support.torch_cases import CASES, GROUPS, Watch, case, gradients, tensor  # noqa: E402
+from tests.support.torch_cases import (  # noqa: E402
+    CASES,
+    GROUPS,
+    Watch,
+    case,
+    factors,
+    gradients,
+    tensor,
+)
 
 # torch's own, in forward mode
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -87,6 +97,35 @@ def test_derivatives_that_there_are_not_are_an_error(name):
         call(values, *rest)
         with pytest.raises(RuntimeError, match="jvp"):
             call(forward_ad.make_dual(values, values), *rest)
+
+
+@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
+def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(way):
+    x = tensor("x", 4, 8, dtype="bfloat16")
+    with way():
+        stream = ct.add_rms_norm(x, None, residual_dtype="float32").residual
+        (found,) = torch.autograd.grad(stream, x, factors(stream))
+    assert (found.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(found, factors(stream).bfloat16())
+
+
+def test_a_tensor_that_a_transform_left_is_taken():
+    left = []
+    x = tensor("x", 4, 8)
+    torch.func.grad(lambda x: left.append(x) or x.sum())(x)
+    for arguments in ({"x": left[0]}, {"x": x, "gate": left[0]}):
+        y = ct.rms_norm(**arguments)
+        assert torch.equal(y, ct.rms_norm(**dict.fromkeys(arguments, x)))
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["eager", "operator"])
+def test_wrong_scalars_are_the_same_error_for_an_operator(way):
+    x = tensor("x", 4, 8)
+    wrong = {"axis": 1.5, "eps": "0", "groups": None, "weight_offset": 1.0, "gate_activation": "?"}
+    for name, value in wrong.items():
+        with way(), pytest.raises((TypeError, ValueError), match=f"^rms_norm: {name} is {value!r}"):
+            ct.rms_norm(x, **{name: value})
 
 
 @pytest.mark.parametrize("grad", [False, True])
