@@ -124,7 +124,7 @@ def test_a_float64_result_is_refused_where_x64_is_off_even_if_it_was_on_before()
     for norm in (cunorm.rms_norm, cunorm.jax.rms_norm):
         with jax.enable_x64(True):
             assert norm(x, dtype="float64").dtype == np.float64
-        with pytest.raises(TypeError, match="^rms_norm: a result of dtype float64: .*x64', True"):
+        with pytest.raises(TypeError, match=r"^rms_norm: a result of dtype float64: .*x64', True"):
             norm(x, dtype="float64")
 
 
