@@ -77,9 +77,10 @@ def dispatch_spec(op: OpDef, spec: Any, arrays: tuple[Any, ...]) -> list[Any]:
     """Make a call, as `dispatch`, of an OpSpec."""
     first = arrays[0]
     adapter = library_types.get(type(first)) or adapter_of(spec.function, op.inputs[0], first)
-    outputs = adapter.dispatch(op, spec, arrays)
-    if outputs is not None:
-        return outputs
+    if adapter.makes_calls:
+        outputs = adapter.dispatch(op, spec, arrays)
+        if outputs is not None:
+            return outputs
     signature = adapter.signature(arrays, op.first_output)
     if signature is None:
         return _call_views(op, spec, arrays)
@@ -314,16 +315,18 @@ class Executable:
         self._outputs, self._copies, self._shared = plan.outputs, plan.copies, plan.shared
         self._given, self._realigned, self._allocations = given, realigned, allocations
         self._first, self._last = op.first_output, op.array_count - 1
+        self._checked: list[int] = []  # addresses of the last call with given outputs
         self._has_given = any(spec is not None for spec in given.specs[self._first :])
         self._has_copies = bool(realigned or plan.copies)
         self._pointer = adapter.pointer if adapter.has_signature else int
 
     def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
         """Run on arrays of one library, which lie at these addresses, and return the outputs."""
-        if self._has_given:
+        if self._has_given and pointers != self._checked:
             if pointers[-1] & 15:
                 view_workspace(self._given.function, arrays[-1])  # raises
             self._given.check(pointers)
+            self._checked = pointers[:]
         copies = self._copied(arrays, pointers) if self._has_copies else None
         found = [*arrays]
         for place, allocate, model in self._allocations:

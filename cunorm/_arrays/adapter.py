@@ -27,6 +27,7 @@ class ArrayAdapter(ABC):
 
     name: str
     has_signature = False
+    makes_calls = False  # `dispatch` makes some
 
     @abstractmethod
     def accepts(self, function: str, argument: str, kind: type) -> bool:

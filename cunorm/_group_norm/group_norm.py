@@ -48,7 +48,8 @@ def group_norm(
     eps : float, optional
         At least 0, in the unit of x squared; added to the variance.
     activation : str, optional
-        g, by its name, such as "silu" or "relu"; None is "identity". The error for another lists all.
+        g, by its name, such as "silu" or "relu"; None is "identity". The error for another name
+        lists all.
     channel_axis : int, optional
         -1 or 1: which axis of x is that of the channels. It names the axis, not the layout of the
         memory: a PyTorch tensor of shape (N, C, H, W) has 1, in ``torch.channels_last`` too.

@@ -41,6 +41,7 @@ class JaxAdapter(DLPackAdapter):
     """JAX: the arrays of one device, read and made through DLPack, or by a call of XLA's."""
 
     name = "jax"
+    makes_calls = True
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take concrete arrays; a tracer has no memory."""

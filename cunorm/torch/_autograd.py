@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.function import _SingleLevelFunction
 
+from cunorm._core.memo import memoize
 from cunorm._dispatch import dispatch, dispatch_spec, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
 from cunorm.torch._modes import DispatchMode, dispatch_mode, specialized
@@ -24,10 +25,24 @@ def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
     if mode is DispatchMode.PLAIN:
         return dispatch(pair.forward, params, (*arrays, *pair.no_outputs))
     if mode is DispatchMode.AUTOGRAD:
-        return _Norm.apply(pair, saving(parse(pair.forward, params)), *arrays)
+        return _Norm.apply(pair, _saving_spec(pair, params), *arrays)
     operators = OPERATORS[pair.name]
     run = operators.forward if mode is DispatchMode.OPERATOR else operators.transformed
     return present(run(*arrays, forward_text(pair.name, *map(specialized, params))))
+
+
+def _saving_spec(pair: OpPair, params: tuple[Any, ...]) -> Any:
+    """Return the spec of a forward that saves its statistics."""
+    try:
+        return _remembered_spec(pair, *params)
+    except TypeError:  # one of the scalars is wrong, or cannot be hashed
+        pass
+    return saving(parse(pair.forward, params))
+
+
+@memoize(typed=True)
+def _remembered_spec(pair: OpPair, *params: Any) -> Any:
+    return saving(parse(pair.forward, params))
 
 
 class _Norm(_SingleLevelFunction):  # a Function's `apply` is slower, for transforms

@@ -12,6 +12,10 @@ from torch.autograd import forward_ad
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _NUMBERS = (int, float)
+# Looked up once: together they take a tenth of a call.
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_is_transforming = torch._C._are_functorch_transforms_active
+_count_modes = torch._C._len_torch_dispatch_stack
 
 
 class DispatchMode(Enum):
@@ -25,9 +29,9 @@ class DispatchMode(Enum):
 
 def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) -> DispatchMode:
     """Return how to call a function on tensors, of which all but the first, x, may be None."""
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return DispatchMode.OPERATOR
-    if torch._C._are_functorch_transforms_active():
+    if _is_transforming():
         return DispatchMode.TRANSFORMED
     requires_grad = False
     for array in arrays:
@@ -39,11 +43,11 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
         requires_grad = requires_grad or array.requires_grad
     if arrays[0] is None:
         _check_tensors(function, names, arrays)
-    if torch._C._len_torch_dispatch_stack():  # a mode, as FakeTensorMode, is to see the call
+    if _count_modes():  # a mode, as FakeTensorMode, is to see the call
         return DispatchMode.OPERATOR
     if forward_ad._current_level >= 0:  # tensors may have tangents, which the Function refuses
         return DispatchMode.AUTOGRAD
-    is_recorded = requires_grad and torch.is_grad_enabled()
+    is_recorded = requires_grad and _is_grad_enabled()
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
 
 

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import types
+from importlib.util import find_spec
+
 import pytest
 
+import cunorm
 from tests.support.processes import in_process
 
 IMPORTED = """
@@ -75,3 +79,10 @@ def test_import_adds_next_to_no_module_to_those_of_numpy():
 )
 def test_after_import(script):
     in_process(script, setup="")
+
+
+def test_no_function_hides_a_module_of_its_name():
+    """A module that a function hides cannot be reloaded, nor found by its name."""
+    for name in cunorm.__all__:
+        if not isinstance(getattr(cunorm, name), types.ModuleType):
+            assert find_spec(f"cunorm.{name}") is None, name
