@@ -58,21 +58,16 @@ class JaxAdapter(DLPackAdapter):
         Return None where memory for outputs is given, and for arrays that `view` refuses, copies or
         finds missing.
         """
-        first = arrays[0]
-        kind, where = type(first), first.sharding
-        if type(where) is not SingleDeviceSharding or _ffi.refusal():
-            return None
+        kind = type(arrays[0])
         facts: list[Any] = []
         for array in arrays:
             if array is None:
                 facts.append(None)
-                continue
-            if type(array) is not kind or array.is_deleted():
+            elif type(array) is kind and not array.is_deleted():
+                facts.append((array.shape, array.dtype, array.sharding))
+            else:
                 return None
-            if array is not first and array.sharding != where:
-                return None
-            facts.append((array.shape, array.dtype))
-        run: Run | None = _eager_call(op, spec, where, *facts)
+        run: Run | None = _eager_call(op, spec, *facts)
         return None if run is None else run(arrays[: op.first_output])
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
@@ -150,23 +145,27 @@ def _aligned(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, np.dtype[
 
 
 @memoize()
-def _eager_call(op: OpDef, spec: Any, where: SingleDeviceSharding, *facts: Any) -> Run | None:
+def _eager_call(op: OpDef, spec: Any, *facts: Any) -> Run | None:
     """Return a function that makes a call, given its inputs; None: it is not XLA's to make.
 
-    Facts are None for an array that is absent, else its shape and dtype. Whatever is wrong, or
-    missing to make the call, is an error here, before anything is traced.
+    Facts are None for an array that is absent, else its shape, dtype and sharding. Whatever is
+    wrong, or missing to make the call, is an error here, before anything is traced.
     """
     inputs, given = facts[: op.first_output], facts[op.first_output :]
-    if None in inputs[: op.required] or any(given):
+    where = facts[0][2]
+    is_elsewhere = any(one is not None and one[2] != where for one in inputs)
+    if None in inputs[: op.required] or any(given) or is_elsewhere:
         return None
-    call = Call.of_facts(op, spec, inputs)
-    pick = call.output_picker()
+    if type(where) is not SingleDeviceSharding or _ffi.refusal():
+        return None
+    call = Call.of_facts(op, spec, [one and one[:2] for one in inputs])
     _ffi.check_x64(call)
     (device,) = where.device_set
     if device.platform == "cpu":
         has_compiler()
     else:
         cuda.require()
+    pick = call.output_picker()
     compiled = _compiled(op, spec)
 
     def run(arrays: Sequence[Any]) -> list[Any]:

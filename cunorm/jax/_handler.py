@@ -32,13 +32,13 @@ def handler(run: Callable[[xla.Frame], None]) -> Any:
         frame = xla.frame_at(address)
         try:
             _called.add(run)
-            if xla.answer_metadata_query(frame):
+            extension, api, stage = xla.head(frame)
+            if extension and xla.answer_metadata_query(extension):
                 return None
-            api = xla.api_of(frame)
             if api not in _checked:
                 xla.check(frame)
                 _checked.add(api)
-            if xla.stage_of(frame) == xla.EXECUTE:  # in others there are no values
+            if stage == xla.EXECUTE:  # in others there are no values
                 run(frame)
         except BaseException as error:  # it must not go on into C
             return xla.error(frame, f"cunorm: {type(error).__name__}: {error}")

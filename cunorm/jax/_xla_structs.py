@@ -109,38 +109,32 @@ def frame_at(address: int) -> Frame:
     return address // _WORD
 
 
-def answer_metadata_query(frame: Frame) -> bool:
+def head(frame: Frame) -> tuple[int, int, int]:
+    """Return where extensions and the api lie, and the stage in which a handler is called."""
+    words = _words
+    return words[frame + _EXTENSION], words[frame + _API], words[frame + _STAGE] & _INT
+
+
+def answer_metadata_query(extension: int) -> bool:
     """Write the version of the handler, if that is all that XLA asks for."""
-    place: int | None = _words[frame + _EXTENSION]
+    place: int | None = extension
     while place:
-        extension = _Extension.from_address(place)
-        if extension.type == _METADATA:
-            metadata = _Metadata.from_address(extension.metadata)
+        found = _Extension.from_address(place)
+        if found.type == _METADATA:
+            metadata = _Metadata.from_address(found.metadata)
             metadata.version.major, metadata.version.minor = KNOWN
             metadata.traits = 0
             return True
-        place = extension.next
+        place = found.next
     return False
-
-
-def api_of(frame: Frame) -> int:
-    """Return where the api lies."""
-    address: int = _words[frame + _API]
-    return address
 
 
 def check(frame: Frame) -> None:
     """Refuse a frame whose structs are not those above."""
-    version = _Api.from_address(api_of(frame)).version
+    version = _Api.from_address(_words[frame + _API]).version
     got = (version.major, version.minor)
     if not is_known(got) or _words[frame] < ctypes.sizeof(_Frame):
         raise RuntimeError(refusal(got))
-
-
-def stage_of(frame: Frame) -> int:
-    """Return the stage in which a handler is called."""
-    stage: int = _words[frame + _STAGE] & _INT
-    return stage
 
 
 def buffers(frame: Frame) -> tuple[tuple[int, int], list[int]]:
@@ -163,7 +157,7 @@ def attribute(frame: Frame) -> bytes:
 def stream_of(frame: Frame) -> int:
     """Return the CUDA stream that the call is to be ordered on."""
     given = _StreamGet(_size(_StreamGet, "stream"), None, _words[frame + _CONTEXT], None)
-    error = _Function(_Api.from_address(api_of(frame)).stream_get)(ctypes.addressof(given))
+    error = _Function(_Api.from_address(_words[frame + _API]).stream_get)(ctypes.addressof(given))
     if error:
         raise RuntimeError("XLA gives no stream")
     return given.stream or 0
@@ -173,7 +167,9 @@ def error(frame: Frame, message: str) -> int:
     """Make XLA's error of a message; XLA frees it."""
     text = message.encode(errors="replace")
     given = _ErrorCreate(_size(_ErrorCreate, "code"), None, text, _INTERNAL)
-    made: int = _Function(_Api.from_address(api_of(frame)).error_create)(ctypes.addressof(given))
+    made: int = _Function(_Api.from_address(_words[frame + _API]).error_create)(
+        ctypes.addressof(given)
+    )
     return made
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -15,6 +18,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 
 jnp = jax.numpy
 
+import cunorm.jax  # noqa: E402
 from tests.support.internals import _cpu, _memo  # noqa: E402
 from tests.support.jax_frames import _ffi, _handler  # noqa: E402
 
@@ -113,3 +117,26 @@ def test_wrong_input_is_the_error_that_it_is_for_numpys_arrays_and_nothing_is_tr
             errors.append((caught.type, str(caught.value)))
             assert not getattr(caught.value, "__notes__", []), "of JAX's tracing"
     assert len(set(errors)) == 1, errors
+
+
+def test_a_float64_result_is_refused_where_x64_is_off_even_if_it_was_on_before():
+    x = jnp.ones((3, 8))
+    for norm in (cunorm.rms_norm, cunorm.jax.rms_norm):
+        with jax.enable_x64(True):
+            assert norm(x, dtype="float64").dtype == np.float64
+        with pytest.raises(TypeError, match=r"^rms_norm: a result of dtype float64: .*x64', True"):
+            norm(x, dtype="float64")
+
+
+def test_no_array_is_kept_alive_and_what_is_compiled_survives_an_emptied_cache():
+    x, compiled = jnp.ones((3, 17)), jax.jit(cunorm.jax.rms_norm)
+    results = [f(x) for f in (compiled, cunorm.jax.rms_norm, cunorm.rms_norm)]
+    jax.block_until_ready(results)
+    kept = weakref.ref(x)
+    del x
+    gc.collect()
+    assert kept() is None
+    _memo.clear_all()
+    again = jnp.ones((3, 17))
+    for f in (compiled, cunorm.jax.rms_norm, cunorm.rms_norm):
+        assert np.array_equal(f(again), results[0])
