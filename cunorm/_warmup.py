@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Set, ValuesView
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from inspect import signature
 from itertools import product
 from numbers import Number
@@ -22,6 +22,7 @@ from cunorm._backends.cpu.threads import available_cores
 from cunorm._core import validate
 from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype
+from cunorm._core.memo import memoize
 from cunorm._core.tensor import CPU, Device
 from cunorm._group_norm.builds import LAYOUTS, group_builds
 from cunorm._row_norm.builds import FUNCTION, Options, row_builds
@@ -294,7 +295,7 @@ def _positive(argument: str, given: Any) -> int:
     return number
 
 
-@cache
+@memoize()
 def _options_of(name: str) -> frozenset[str]:
     """Return the options that describe a function's calls."""
     family = _group_norm if name in _group_norm.__all__ else _row_norm

@@ -11,7 +11,7 @@ import importlib.util
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ def _start(launch: Launch, arguments: bytes, current_device: int, stream: int) -
     function(grid, block, (argument,), shared_mem=launch.shared, stream=_Stream(stream))
 
 
-@lru_cache(maxsize=64)
+@memoize(maxsize=64)
 def _block_of(size: int) -> np.dtype[np.void]:
     return np.dtype((np.void, size))
 

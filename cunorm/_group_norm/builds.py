@@ -31,7 +31,7 @@ def group_builds(
 ) -> list[KernelBuild]:
     """Return a function's builds for x of each of these numbers of samples; None: of any.
 
-    `options` are as those of `cunorm._row_norm.builds.row_launches`.
+    `options` are as those of `cunorm._row_norm.builds.row_builds`.
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
 
