@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The activations of gates: each one's value and derivative at a point.
+// The activations of gates and group norms: each one's value and derivative at a point.
 //
 //   identity   z                       silu       z s(z)
 //   sigmoid    s(z) = 1 / (1 + e^-z)   tanh       tanh z

@@ -222,10 +222,11 @@ def _result_of(name: str) -> Any:
 
 
 class Known:
-    """The calls of a cache of their own."""
+    """The calls of a cache of their own, as large as that of the package."""
 
     def __init__(self) -> None:
-        self.entries = lru_cache(1024)(lambda *key: internals._dispatch.CacheEntry())
+        parameters = internals._dispatch.cache_entry.cache_parameters()
+        self.entries = lru_cache(**parameters)(lambda *key: internals._dispatch.CacheEntry())
 
     def __len__(self) -> int:
         return self.entries.cache_info().currsize
