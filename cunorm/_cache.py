@@ -84,7 +84,7 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> Cleared:
-    """Remove the CPU's builds from disk, and empty every cache of this process.
+    """Remove the CPU's builds from disk, and forget all calls and kernels in this process.
 
     The next call compiles what it needs from the kernels' sources as they are then. Other threads
     and processes may call and compile meanwhile, and keep what they have loaded. Files of a killed

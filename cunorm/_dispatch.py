@@ -2,12 +2,12 @@
 """Every call: its cache, and the road of a call that is not in it.
 
 A call follows from its scalars, and from the signature of its arrays: shape, strides, dtype, device
-and alignment. The cache has an Executable for both. Nothing in it depends on an address.
+and alignment. The cache has an Executable for both. No address is part of its key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,7 +44,8 @@ class CacheEntry:
 def cache_entry(spec: Hashable, *signature: Hashable) -> CacheEntry:
     """Return the place of a call in the cache, which forgets the call that was used least lately.
 
-    `spec` is an OpSpec, one object for all calls of the same scalars.
+    `spec` is an OpSpec, one object for all calls of the same scalars. Calls that fail have a place
+    too, which stays empty.
     """
     return CacheEntry()
 
@@ -54,6 +55,11 @@ def parse(op: OpDef, params: tuple[Any, ...]) -> Any:
     try:
         return op.parse(*params)
     except TypeError:  # one of them is wrong, or cannot be hashed
+        pass
+    hashable = tuple([tuple(one) if isinstance(one, list | set) else one for one in params])
+    try:
+        return op.parse(*hashable)
+    except (TypeError, ValueError):  # the error has the scalars as the caller gave them
         pass
     return op.parse.__wrapped__(*params)  # type: ignore[attr-defined]  # of functools
 
@@ -122,17 +128,18 @@ def _executable(
     caps = caps_for(plan, device)
     if workspace is not None:
         _check_workspace(function, workspace.spec, plan.workspace_bound(caps), x.spec)
-    given = _Given.of(op, spec, plan, views)
+    # Inputs that are not aligned: the views are of copies, which nothing overlaps.
+    realigned = [
+        place
+        for place, view in enumerate(views[: op.first_output])
+        if view is not None and view.is_new
+    ]
+    given = _Given.of(op, spec, plan, views, realigned)
     given.check([0 if view is None else view.pointer for view in views])
     alignments = [0 if view is None else view.pointer & 15 for view in views]
     for copy in plan.copies:
         alignments[copy.place] = 0
     run = None if plan.is_empty else _loaded(op, spec, plan, caps, alignments, device, adapter)
-    realigned = [
-        place
-        for place, view in enumerate(views[: op.first_output])
-        if view is not None and view.owner is not arrays[place]
-    ]
     allocations = [
         _allocation(function, adapter, place, spec, views, realigned)
         for place, spec in plan.outputs
@@ -257,12 +264,23 @@ class _Given(NamedTuple):
     aliases: dict[int, tuple[int, ...]]
 
     @classmethod
-    def of(cls, op: OpDef, spec: Any, plan: Plan, views: Sequence[ArrayView | None]) -> _Given:
-        """Return those of a call."""
+    def of(
+        cls,
+        op: OpDef,
+        spec: Any,
+        plan: Plan,
+        views: Sequence[ArrayView | None],
+        realigned: Collection[int],
+    ) -> _Given:
+        """Return those of a call; `realigned` are the places of inputs that were copied."""
         specs = tuple([None if view is None else view.spec for view in views])
         given = [place for place in range(op.first_output, len(specs)) if specs[place] is not None]
         names = (*op.inputs, *spec.output_names, "workspace")
-        pairs = list(overlap.pairs(specs, op.first_output, given))
+        pairs = [
+            pair
+            for pair in overlap.pairs(specs, op.first_output, given)
+            if pair.other not in realigned
+        ]
         return cls(spec.function, names, specs, pairs, plan.aliases)
 
     def check(self, pointers: Pointers) -> None:
@@ -318,7 +336,7 @@ class Executable:
         self._checked: list[int] = []  # addresses of the last call with given outputs
         self._has_given = any(spec is not None for spec in given.specs[self._first :])
         self._has_copies = bool(realigned or plan.copies)
-        self._pointer = adapter.pointer if adapter.has_signature else int
+        self._pointer = adapter.pointer
 
     def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
         """Run on arrays of one library, which lie at these addresses, and return the outputs."""
@@ -393,7 +411,7 @@ def _allocation(
     """Return how to make an output: like another array, which is quicker, where one is like it."""
     models = (
         model
-        for model, view in enumerate(views)
+        for model, view in enumerate(views[:-1])  # not the workspace, whose spec is of its bytes
         if view is not None and view.spec == spec and view.adapter is adapter
     )
     model = next((model for model in models if model not in realigned), None)

@@ -18,9 +18,8 @@ Signature = tuple[list[Any], list[int]]  # facts, and the address of each array,
 class ArrayAdapter(ABC):
     """One array library: reads its arrays, and makes the ones that its user gets back."""
 
-    pointer: Callable[[Any], int]  # returns the address of an array that has a signature
     name: str
-    has_signature = False
+    pointer: Any = None  # a function of an array that has a signature: returns its address
     makes_calls = False  # `dispatch` makes some
 
     @abstractmethod

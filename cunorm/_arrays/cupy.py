@@ -29,7 +29,6 @@ class CupyAdapter(ArrayAdapter):
     """CuPy: CUDA memory, ordered on its current stream."""
 
     name = "cupy"
-    has_signature = True
     pointer = staticmethod(attrgetter("data.ptr"))
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:

@@ -40,7 +40,6 @@ class NumpyAdapter(ArrayAdapter):
     """NumPy: host memory only, bfloat16 as ``ml_dtypes.bfloat16``."""
 
     name = "numpy"
-    has_signature = True
     pointer = staticmethod(data_pointer)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -60,7 +59,7 @@ class NumpyAdapter(ArrayAdapter):
         if strides is None or pointer % dtype.itemsize:
             array = np.array(array, order="C")
             spec = tensor.contiguous(array.shape, dtype, CPU)
-            return ArrayView(data_pointer(array), spec, array, self, writable=True)
+            return new_view(data_pointer(array), spec, array, self)
         spec = TensorSpec(array.shape, strides, dtype, CPU)
         return ArrayView(pointer, spec, array, self, array.flags.writeable)
 

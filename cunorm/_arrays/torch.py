@@ -33,7 +33,6 @@ class TorchAdapter(ArrayAdapter):
     """PyTorch: its allocator makes the outputs, ordered on its current stream."""
 
     name = "torch"
-    has_signature = True
     pointer = staticmethod(torch.Tensor.data_ptr)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:

@@ -31,15 +31,17 @@ class OnceMap(Generic[K, V]):
 
     def load_once(self, key: K, load: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
         """Return a value, and the flag of `load`, False where it was loaded before."""
-        with self._loading.setdefault(key, Lock()):
-            values = self._values  # clear() puts another in its place
-            value = values.get(key)
-            if value is not None:
-                return value, False
-            value, flag = load()
-            values[key] = value
-        self._loading.pop(key, None)  # a thread that waits for this lock finds the value
-        return value, flag
+        try:
+            with self._loading.setdefault(key, Lock()):
+                values = self._values  # clear() puts another in its place
+                value = values.get(key)
+                if value is not None:
+                    return value, False
+                value, flag = load()
+                values[key] = value
+                return value, flag
+        finally:
+            self._loading.pop(key, None)  # a thread that waits for this lock finds the value
 
     def clear(self) -> None:
         """Load everything anew from now on; what is being loaded is not kept."""

@@ -20,7 +20,7 @@ def on_clear(clear: Callable[[], object]) -> None:
 
 
 def clear_all() -> None:
-    """Empty every cache of this process."""
+    """Empty every cache of calls and kernels."""
     for clear in _clears:
         clear()
 

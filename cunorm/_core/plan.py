@@ -9,7 +9,7 @@ depend on the rows around it, nor on alignment.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from cunorm._core.build import KernelArgs, Launch
@@ -152,6 +152,8 @@ class OpDef:
         The inputs that all rows share.
     sums : tuple of str
         The outputs that are sums over all rows.
+    first_output : int
+        The place of the first output.
     """
 
     name: str
@@ -165,11 +167,10 @@ class OpDef:
     reference: Callable[[Any, Sequence[Any]], None]
     parameters: tuple[str, ...] = ("weight", "bias")
     sums: tuple[str, ...] = ()
+    first_output: int = field(init=False)
 
-    @property
-    def first_output(self) -> int:
-        """Return the place of the first output."""
-        return len(self.inputs)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first_output", len(self.inputs))  # read in every call
 
     @property
     def array_count(self) -> int:

@@ -67,8 +67,12 @@ def _twice_u(z: Float64) -> Float64:
     return _TWICE_U * (z + _CUBIC * z * z * z)
 
 
+def _twice_u_slope(z: Float64) -> Float64:
+    return _TWICE_U * (1.0 + 3.0 * _CUBIC * z * z)
+
+
 def _gelu_tanh_tail(z: Float64) -> Float64:
-    return z * _sigmoid_slope(_twice_u(z)) * (_TWICE_U * (1.0 + 3.0 * _CUBIC * z * z))
+    return z * _sigmoid_slope(_twice_u(z)) * _twice_u_slope(z)
 
 
 def _product(
@@ -95,14 +99,15 @@ ACTIVATIONS = {
     "gelu": _product(_normal_cdf, _gelu_tail),
     "gelu_tanh": _product(lambda z: sigmoid(_twice_u(z)), _gelu_tanh_tail),
 }
-# The summand of the derivative that has an exponential; the others have none.
-TAILS = {
-    "sigmoid": _sigmoid_slope,
-    "silu": _silu_tail,
-    "swish": _silu_tail,
-    "tanh": _tanh_slope,
-    "gelu": _gelu_tail,
-    "gelu_tanh": _gelu_tanh_tail,
+# The summand T of the derivative that has an exponential, and z * a'(z) of that one's argument a;
+# the others have none.
+TAILS: dict[str, tuple[Callable[[Float64], Float64], Callable[[Float64], Float64]]] = {
+    "sigmoid": (_sigmoid_slope, np.positive),
+    "silu": (_silu_tail, np.positive),
+    "swish": (_silu_tail, np.positive),
+    "tanh": (_tanh_slope, lambda z: 2.0 * z),
+    "gelu": (_gelu_tail, np.square),
+    "gelu_tanh": (_gelu_tanh_tail, lambda z: z * _twice_u_slope(z)),
 }
 NONE = "identity"  # the activation of a group norm that has none
 GATE = "silu"  # the default activation of a gate

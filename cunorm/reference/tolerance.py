@@ -14,8 +14,8 @@ than 16384 elements have twice these ulps:
 
 Other errors are propagated to first order, each at its largest:
 
-- An activation and its derivative are within 8 u of their summands, and 3 u for products with
-  them. The rounding of an exponential's argument moves the summand that has it.
+- An activation is within 4 ulp, its derivative within 8 u of its summands, and 3 u for products
+  with them. The rounding of an exponential's argument moves the summand that has it.
 - A group norm's backward uses the derivative before the rounding of the mean is corrected.
 - k * r that is rounded before weight may fall on the other side of a tie.
 - Below `LOST`, the smallest normal number, a CPU has fewer digits and CUDA has zero: every input,
@@ -108,7 +108,8 @@ class Tolerance:
         q = p + -p.mean() if center else p
         rstd = 1 / np.sqrt(_mean(q.value**2) + eps)
         self.rstd = Number(rstd, rstd**3 * _mean(abs(q.value) * q.error))
-        self.mean_error = p.mean().error + ulp(p.mean().value) + 4 * self.many * U / rstd
+        self.mean = p.mean().value
+        self.mean_error = p.mean().error + ulp(self.mean) + 4 * self.many * U / rstd
         self.r = q * self.rstd
         self.kr = self._rounded(self.r * self.k, rounded_to)
         self.w = _ONE if weight is None else self._parameter(weight, weight_offset)
@@ -128,7 +129,8 @@ class Tolerance:
         dn, rstd, r, kr = self._rows(dy), self.rstd, self.r, self.kr
         dgate = dn * self.n
         if self.activation is not None:
-            n_error = self.n.error + abs(self.w.value) * rstd.value * self.mean_error
+            shift = abs(self.w.value) * rstd.value * 0.5 * ulp(self.mean)
+            n_error = np.where(self.w.value == 0, 0.0, self.n.error + shift)
             dn = dn * _apply(self.activation, 1, Number(self.n.value, n_error))
         dn = dn * self.after
         dr = dn * self.w * self.k
@@ -138,10 +140,13 @@ class Tolerance:
         if self.is_pre_gate:
             dgate, ds = dp * self.s, reduce(add, [dp * self.before, *above])
             ds = Number(ds.value, ds.error + U * abs(ds.value))
-        size = 8 * U * abs(dn.value)
+        product, size = dn * kr, 8 * U * abs(dn.value)
         weighted = size * (abs(kr.value) + 0.25 * self.center * abs(self.k.value))
-        sums = {"dweight": (dn * kr).error + weighted, "dbias": dn.error + size}
-        errors = {name: terms.sum(axis=(0, 1, 4)) for name, terms in sums.items()}
+        sums = {
+            "dweight": Number(product.value, product.error + weighted),
+            "dbias": Number(dn.value, dn.error + size),
+        }
+        errors = {name: _sum_error(terms) for name, terms in sums.items()}
         errors["dx"] = errors["dresidual"] = ds.error
         return errors if self.slope is None else errors | {"dgate": (self.slope * dgate).error}
 
@@ -167,10 +172,13 @@ class Tolerance:
 
 
 def bound(exact: Array, error: Array, dtype: str) -> Array:
-    """Return the error bound of a result stored in a dtype, unless the oracle has rounded it."""
+    """Return the error bound of a result: with half an ulp of a dtype that its store rounds to.
+
+    A float32 result is rounded by no store, a new residual stream by the oracle, too.
+    """
     error = error.reshape(exact.shape) + LOST
-    half_ulp = 0.5 * ulp(abs(exact) + error, dtype) if exact.dtype == np.float64 else 0.0
-    return np.asarray(error + half_ulp)
+    is_rounded = exact.dtype == np.float64 and dtype != "float32"
+    return np.asarray(error + (0.5 * ulp(abs(exact) + error, dtype) if is_rounded else 0.0))
 
 
 def ulp(values: Array, dtype: str = "float32") -> Array:
@@ -183,17 +191,26 @@ def ulp(values: Array, dtype: str = "float32") -> Array:
 def _apply(activation: str, order: int, z: Number) -> Number:
     """Return g(z), or g'(z) for order 1.
 
-    g' is `tail`, which has an exponential, and another summand of at most abs(g') + abs(tail). The
-    rounding of the exponential's argument moves g by up to 2 u of z * tail, and g' by up to 4 u of
-    (abs(z) + z**2) * tail wherever that is not negligible.
+    The rounding of an exponential's argument moves g by up to 2 u of z * T, and g' by up to 2 u of
+    the argument's change, z * a'(z), times T, with the names of `TAILS`.
     """
-    function, tail = ACTIVATIONS[activation][order], TAILS.get(activation, np.zeros_like)
+    function = ACTIVATIONS[activation][order]
     value, z_value = function(z.value), np.clip(z.value, -1000.0, 1000.0)
-    changes = (abs(function(z.value + i * z.error) - value) for i in (-1, 1))
-    size = abs(z_value)
-    argument = (2 * size, 4 * (4 + size + size**2))[order] * abs(tail(z_value))
-    own = U * (11 * abs(value) + argument) + LOST * (1 + size) ** 3
-    return Number(value, np.maximum(*changes) + own)
+    changes = (abs(function(z.value + i * z.error) - value) for i in (-1, -0.5, 0.5, 1))
+    own = 3 * U * abs(value) + LOST * (1 + abs(z_value)) ** 3
+    if activation in TAILS:
+        tail, sensitivity = (part(z_value) for part in TAILS[activation])
+        if order == 0:
+            own += 4 * ulp(value) + 2 * U * abs(z_value * tail)
+        else:
+            own += 8 * U * (abs(value - tail) + abs(tail)) + 2 * U * abs(sensitivity * tail)
+    return Number(value, reduce(np.maximum, changes) + own)
+
+
+def _sum_error(terms: Number) -> Array:
+    """Return the error of the sum over samples and positions, which is rounded once."""
+    axes = (0, 1, 4)
+    return np.asarray(terms.error.sum(axis=axes) + 0.5 * ulp(terms.value.sum(axis=axes)))
 
 
 def _mean(values: Array) -> Array:

@@ -85,6 +85,16 @@ def test_the_first_call_on_a_type_of_array_is_in_the_cache(kind):
     in_process(code)
 
 
+def test_needs_that_cannot_be_hashed_are_in_the_cache(monkeypatch):
+    known = nothing_known(monkeypatch)
+    x = np.ones((5, 8), np.float32)
+    rstd = cunorm.rms_norm_forward(x).rstd
+    for _ in range(2):
+        for needs in (("x", "weight"), ["x", "weight"]):
+            cunorm.rms_norm_backward(x, x, x[0], rstd=rstd, needs=needs)
+    assert len(known) == 2  # the forward and the backward
+
+
 def test_new_memory_in_out_is_no_new_call(monkeypatch):
     known = nothing_known(monkeypatch)
     x, kept = np.ones((5, 8), np.float32), []

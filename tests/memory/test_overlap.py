@@ -125,6 +125,19 @@ def test_an_x_that_is_returned_as_the_stream_may_not_be_written_over():
 # --- what lies within the extent of another, and shares nothing with it ---------------------------
 
 
+def test_an_input_that_is_copied_to_be_aligned_overlaps_no_result():
+    """Its rows are read from the end of the memory, and the result lies right behind that."""
+    memory = np.zeros(8 * 256 + 64, np.uint8)
+    start = -memory.ctypes.data % 8
+    elements = memory[start + 1 : start + 1 + 4 * 256].view(np.float32)
+    elements[:] = draw("x", 256, "float32")
+    x = np.lib.stride_tricks.as_strided(elements[-1:], (4, 64), (-256, -4))
+    out = memory[start + 4 + 4 * 256 : start + 4 + 8 * 256].view(np.float32).reshape(4, 64)
+    expected = cunorm.rms_norm(x.copy())
+    for _ in range(2):
+        assert_same_bits(cunorm.rms_norm(x, out=out), expected)
+
+
 def test_results_and_workspaces_between_the_rows_of_another_array_are_taken():
     call = call_of("rms_norm_backward")
     expected = call.make()

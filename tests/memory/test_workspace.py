@@ -171,3 +171,20 @@ def test_where_nothing_is_added_up_an_empty_workspace_is_enough():
         one, none = call_of(name, (1, 35, 12)), call_of(name, (0, 35, 12))
         assert size_of(none) <= size_of(one)
         assert none.make(workspace=none.workspace) is not None
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_result_is_not_made_like_a_workspace_of_as_many_bytes(kind):
+    """A row of 64 in float16 has 128 bytes, as the workspace, which is uint8 or 16 of float64."""
+    if kind == "torch":
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    row = draw("x", 64, "float32")
+    rstd = cunorm.rms_norm_forward(row).rstd
+    dy, x, saved = (to(kind, one) for one in (row, row, rstd))
+    told = {"rstd": saved, "x_dtype": "float16", "needs": ("x",)}
+    expected = cunorm.rms_norm_backward(dy, x, **told).dx
+    for dtype in ("uint8", "float64"):
+        workspace = to(kind, np.zeros(128, np.uint8).view(dtype))
+        dx = cunorm.rms_norm_backward(dy, x, **told, workspace=workspace).dx
+        assert (dx.shape, dx.dtype) == (expected.shape, expected.dtype)
+        assert_same_bits(host(dx), host(expected))

@@ -15,7 +15,7 @@ from tests.support.operands import NORMS, draw, parameters
 TINY = 1e-30  # beside which an underflow is nothing
 
 
-def assert_near(tolerance, dy, d_residual, forward, backward, most):
+def assert_near(tolerance, dy, d_residual, forward, backward, most, least=0.999):
     """Check that the bounds are those of the tests or, for activations, somewhat wider."""
     for held, errors in (
         (forward, tolerance.forward()),
@@ -26,7 +26,7 @@ def assert_near(tolerance, dy, d_residual, forward, backward, most):
             dtype = str(dy.dtype) if name in ("y", "dx", "dresidual", "dgate") else "float32"
             ours = bound(fields[name], errors[name], dtype)
             ratio = (ours + TINY) / (held.bound(name, dtype) + TINY)
-            assert 0.999 < ratio.min() <= ratio.max() < most, name
+            assert least < ratio.min() <= ratio.max() < most, name
 
 
 def drawn(dtype):
@@ -55,7 +55,10 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dty
         stream = x if exact.residual is None else exact.residual
         backward = bounds.of_backward(dy, stream, *given, d_residual, **told)
     more = told.get("activation"), told.get("gate_position"), told.get("round_before_weight")
-    assert_near(tolerance, dy, d_residual, forward, backward, most=4.0 if any(more) else 1.5)
+    # n is as far off there as a derivative bends: the tests take the steepest part for all of it.
+    least = 0.85 if operator.form == "mean 1e4" else 0.999
+    most = 2.5 if any(more) else 1.001
+    assert_near(tolerance, dy, d_residual, forward, backward, most, least)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -71,7 +74,7 @@ def test_the_bounds_of_any_gate_are_those_of_the_tests_or_somewhat_wider(
     forward = bounds.of_forward(x, w, b, groups=3, **told)
     backward = bounds.of_backward(dy, x, w, b, d_residual, groups=3, **told)
     tolerance = Tolerance(x, w, b, shape=shape, **told)
-    assert_near(tolerance, dy, d_residual, forward, backward, most=8.0)
+    assert_near(tolerance, dy, d_residual, forward, backward, most=3.0)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -83,7 +86,7 @@ def test_the_bounds_of_a_group_norm_with_any_activation_are_those_of_the_tests_o
     backward = group_bounds.of_group_backward(dy, *given, **told)
     shape = (4, 12, 3, 16, 1)
     tolerance = Tolerance(x, *given[2:], shape=shape, center=True, **told)
-    assert_near(tolerance, dy, None, forward, backward, most=4.0)
+    assert_near(tolerance, dy, None, forward, backward, most=2.0)
 
 
 @pytest.mark.parametrize("width", [16384, 16385])
@@ -92,7 +95,7 @@ def test_the_bounds_of_wide_rows_are_those_of_the_tests(width):
     forward = bounds.of_forward(x, None, None, center=True, eps=1e-5)
     backward = bounds.of_backward(dy, x, None, None, center=True, eps=1e-5)
     tolerance = Tolerance(x, shape=(3, 1, 1, width, 1), center=True, eps=1e-5)
-    assert_near(tolerance, dy, None, forward, backward, most=1.5)
+    assert_near(tolerance, dy, None, forward, backward, most=1.001)
 
 
 RIGHT = {"eps": 1e-5, "center": True, "c": 2.0, "weight_offset": 1.0, "gate_activation": "gelu"}
