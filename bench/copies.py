@@ -89,7 +89,7 @@ def compile_apart(copies: Iterable[ModuleType], march: str | None) -> None:
     for copy in () if has_avx512() else copies:
         options = _compiler_of(copy)
         described = re.sub(r"\bavx512\w*", "", options.cpu_identity())
-        options.cpu_identity = lambda told=described: told
+        options.cpu_identity = lambda text=described: text
 
 
 def _compiler_of(copy: ModuleType) -> Any:

@@ -140,7 +140,7 @@ def _error(
     host: Operands,
     expected: dict[str, dict[str, Any]],
 ) -> float:
-    """Return a provider's error; `expected` holds what the oracle said before."""
+    """Return a provider's error; `expected` holds what the oracle returned before."""
     computed, direction = provider.computes(point.operator), point.direction
     if computed.name not in expected:
         expected[computed.name] = oracle(computed, direction, host)

@@ -126,8 +126,8 @@ def points(
     dtypes: Sequence[str] = DEFAULT_DTYPES,
 ) -> Iterator[Point]:
     """Yield every point in the order of the shapes, as time may run out."""
-    asked = set(operators)
-    chosen = [operator for operator in OPERATORS if operator.name in asked]
+    names = set(operators)
+    chosen = [operator for operator in OPERATORS if operator.name in names]
     for shape in shapes:
         for operator, dtype, direction in product(chosen, dtypes, directions):
             if operator.axes == len(shape):

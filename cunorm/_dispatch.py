@@ -42,7 +42,7 @@ class CacheEntry:
 
 @memoize(maxsize=1024)
 def cache_entry(spec: Hashable, *signature: Hashable) -> CacheEntry:
-    """Return the place of a call in the cache, which forgets the call that was used least lately.
+    """Return the place of a call in the cache, which drops the least recently used call.
 
     `spec` is an OpSpec, one object for all calls of the same scalars. Calls that fail have a place
     too, which stays empty.

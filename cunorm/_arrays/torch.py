@@ -21,7 +21,7 @@ from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec, 
 _DTYPES: dict[Any, DType] = {getattr(torch, name): dtype for name, dtype in DTYPES.items()}
 _TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
 # The types of tensors that are no more than their memory.
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 _empty_like: Callable[[Any], Any] = torch.empty_like
 _increment_version: Callable[[Any], None] = torch.autograd.graph.increment_version
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
@@ -37,7 +37,7 @@ class TorchAdapter(ArrayAdapter):
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take Tensor and Parameter alone: any other subclass gives its memory another meaning."""
-        if kind in _PLAIN_TYPES:
+        if kind in PLAIN_TYPES:
             return True
         if issubclass(kind, torch.Tensor):
             raise TypeError(
@@ -95,7 +95,7 @@ class TorchAdapter(ArrayAdapter):
                     facts.append(None)
                     pointers.append(0)
                     continue
-                if type(array) not in _PLAIN_TYPES or array.is_neg():
+                if type(array) not in PLAIN_TYPES or array.is_neg():
                     return None
                 pointer = array.data_ptr()
                 if (not pointer and array.numel()) or (grad_enabled and array.requires_grad):

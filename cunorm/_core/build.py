@@ -26,7 +26,7 @@ class KernelBuild:
         object.__setattr__(self, "_hash", hash((self.kernel, self.macros)))
 
     def __hash__(self) -> int:
-        return self._hash  # each launch asks for it
+        return self._hash  # each launch needs it
 
     def __reduce__(self) -> tuple[type[KernelBuild], tuple[str, Macros]]:
         return KernelBuild, (self.kernel, self.macros)  # another process hashes otherwise

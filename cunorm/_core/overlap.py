@@ -58,5 +58,5 @@ def _extent(spec: TensorSpec) -> tuple[int, int]:
 
 
 def _array_at(pointer: int, spec: TensorSpec) -> np.ndarray[Any, Any]:
-    """Return an array for NumPy to reason about and never to read."""
+    """Return an array whose extent NumPy knows, and whose memory is not read."""
     return np.asarray(ArrayInterface(spec, pointer, None, writable=False))

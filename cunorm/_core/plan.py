@@ -142,7 +142,7 @@ class OpDef:
     spec_type : type
         The class of its OpSpec, a dataclass.
     parse : function
-        Returns the OpSpec of scalars as callers give them; remembers those it has checked.
+        Returns the OpSpec of scalars as callers give them; memoized.
     plan : function
         Returns the Plan of an OpSpec and the specs of inputs and given outputs.
     reference : function

@@ -17,7 +17,7 @@ class Device(NamedTuple):
     """Where memory lies: kind "cpu" (index 0) or "cuda"."""
 
     kind: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
 
     def __str__(self) -> str:
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"

@@ -7,7 +7,7 @@ from functools import partial
 
 from cunorm._core import validate
 from cunorm._core.caps import MOST_SMS, Caps, CpuCaps
-from cunorm._core.dtypes import FLOAT32, FLOAT64, DType, promoted
+from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
 from cunorm._core.operands import PARAMETERS, SUMS, Specs, dtypes_of, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, Plan
@@ -85,10 +85,8 @@ def _forward_outputs(
     validate.agreed_dtype(function, "the new residual stream", stream, "out.residual", out_stream)
     stream = optional_dtype(out_stream) or stream
     compute = FLOAT64 if FLOAT64 in (x.dtype, stream) else FLOAT32
-    y_dtype = x.dtype
-    if spec.rounds_row and weight is not None:
-        y_dtype = promoted(x.dtype, weight.dtype)
-    wanted = {"y": (where.shape, optional_dtype(y) or spec.dtype or y_dtype)}
+    y_dtype = optional_dtype(y) or spec.y_dtype(x.dtype, optional_dtype(weight))
+    wanted = {"y": (where.shape, y_dtype)}
     if stream is not None and (residual is not None or stream is not x.dtype):
         wanted["residual"] = (where.shape, stream)
     if spec.saves and spec.center:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cunorm._core import validate
-from cunorm._core.dtypes import DType, parse_optional_dtype
+from cunorm._core.dtypes import DType, parse_optional_dtype, promoted
 from cunorm._core.memo import TypedKey, memoize
 from cunorm._row_norm.kernels import Formula
 from cunorm.results import NormForward, NormGrads
@@ -43,17 +43,12 @@ class RowNormSpec:
             activation=self.gate_activation if gate else "identity",
             pre_gate=gate and self.gate_position == "pre",
             weight_offset=weight and self.weight_offset != 0.0,
-            rounded=x_dtype if self.rounds_row and x_dtype is not compute else None,
+            rounded=x_dtype if self.round_before_weight and x_dtype is not compute else None,
         )
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments that both directions of `normalize` have."""
         return {name: getattr(self, name) for name in NORM_PARAMS[:-1]}
-
-    @property
-    def rounds_row(self) -> bool:
-        """Whether the normalised row is rounded to x's dtype before it is multiplied by weight."""
-        return self.round_before_weight
 
     def scale(self, width: int) -> float:
         """Return k = c / sqrt(width), by which the normalised row is multiplied."""
@@ -71,6 +66,12 @@ class RowForwardSpec(RowNormSpec):
     saves: bool  # mean and rstd are outputs
     # Whether without residual x is the new residual stream; None where there is never a stream.
     streams: bool | None
+
+    def y_dtype(self, x: DType, weight: DType | None) -> DType:
+        """Return y's dtype, where no array is given for it."""
+        if self.dtype is None and self.round_before_weight and weight is not None:
+            return promoted(x, weight)
+        return self.dtype or x
 
     @property
     def output_names(self) -> tuple[str, ...]:

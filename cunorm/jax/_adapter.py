@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """JAX arrays, on the CPU and on CUDA.
 
-A call on JAX arrays alone is XLA's to make, which allocates and orders. Where there are arrays of
-other libraries too, both directions go through DLPack, as JAX computes in the background and its
-arrays are immutable: an input's capsule waits for its values (or orders our stream after them), and
-an output is a buffer of ours, filled first and handed to JAX after. A bare buffer pointer would
-show stale data.
+XLA makes a call on JAX arrays alone: it allocates, and orders it among others. Where there are
+arrays of other libraries too, both directions go through DLPack, as JAX computes in the background
+and its arrays are immutable: an input's capsule waits for its values (or orders our stream after
+them), and an output is a buffer of ours, filled first and handed to JAX after. A bare buffer
+pointer would show stale data.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
     if call.is_empty:
         axes = _varying(like)
         return tuple(_vary(jnp.zeros(one.shape, one.dtype), axes) for one in outputs)
-    # The memory on a GPU is a result that nobody gets.
+    # The workspace on a GPU is a result that is dropped.
     size = plan.workspace_bound(None)
     workspace = [_struct((size,), "uint8", like)] if size else []
 

@@ -116,7 +116,7 @@ def _load_on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Execu
     call = Call.parse(text, device)
     plan = call.plan
     lowered = plan.lower(caps_for(plan, device), alignments)
-    size = plan.workspace_bound(None)  # which XLA was told before the GPU was known
+    size = plan.workspace_bound(None)  # planned for XLA before the GPU was known
     if lowered.workspace > size:
         family, _, _ = call.op.name.partition("_")
         raise RuntimeError(

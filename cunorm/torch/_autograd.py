@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.function import _SingleLevelFunction
 
-from cunorm._core.memo import memoize
 from cunorm._dispatch import dispatch, dispatch_spec, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
 from cunorm.torch._modes import DispatchMode, dispatch_mode, specialized
@@ -19,33 +17,21 @@ from cunorm.torch._pair import OpPair
 def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
     """Return y and, of a row norm, the new residual stream second: x or None where that is x.
 
+    What follows is not to be used: only some modes return the statistics.
+
     `params` are scalars for the forward's `parse`, `arrays` its inputs.
     """
     mode = dispatch_mode(params[0], pair.forward.inputs, arrays)
     if mode is DispatchMode.PLAIN:
         return dispatch(pair.forward, params, (*arrays, *pair.no_outputs))
     if mode is DispatchMode.AUTOGRAD:
-        return _Norm.apply(pair, _saving_spec(pair, params), *arrays)
+        return _apply(pair, saving(parse(pair.forward, params)), *arrays)
     operators = OPERATORS[pair.name]
     run = operators.forward if mode is DispatchMode.OPERATOR else operators.transformed
     return present(run(*arrays, forward_text(pair.name, *map(specialized, params))))
 
 
-def _saving_spec(pair: OpPair, params: tuple[Any, ...]) -> Any:
-    """Return the spec of a forward that saves its statistics."""
-    try:
-        return _remembered_spec(pair, *params)
-    except TypeError:  # one of the scalars is wrong, or cannot be hashed
-        pass
-    return saving(parse(pair.forward, params))
-
-
-@memoize(typed=True)
-def _remembered_spec(pair: OpPair, *params: Any) -> Any:
-    return saving(parse(pair.forward, params))
-
-
-class _Norm(_SingleLevelFunction):  # a Function's `apply` is slower, for transforms
+class _Norm(torch.autograd.Function):
     """A norm and its gradients, of any pair."""
 
     @staticmethod
@@ -67,13 +53,17 @@ class _Norm(_SingleLevelFunction):  # a Function's `apply` is slower, for transf
         return (None, None, *_gradients(ctx, ctx.needs_input_grad[2:], dy, d_residual))
 
 
+# A Function's own `apply` looks for transforms first, which `dispatch_mode` has done.
+_apply = super(torch.autograd.Function, _Norm).apply
+
+
 def _gradients(ctx: Any, wanted: tuple[bool, ...], dy: Any, d_residual: Any) -> list[Any]:
     """Return the wanted gradients of the inputs of a forward."""
     pair: OpPair = ctx.pair
     run: Any = partial(pair.run, pair.backward)
     if torch.is_grad_enabled():
         run = None
-    elif _is_batched(dy, d_residual):
+    elif torch.compiler.is_compiling() or _is_batched(dy, d_residual):  # compiled autograd
         run = partial(run_backward, pair, OPERATORS[pair.name].backward)
     return pair.gradients(ctx, wanted, dy, d_residual, run)
 

@@ -77,7 +77,7 @@ def row_formula(spec: Any, x_dtype: torch.dtype, x: Any, gate: Any, weight: Any,
         q = q - q.mean(-1, keepdim=True)
     r = q * (q.square().mean(-1, keepdim=True) + spec.mean_eps(width)).rsqrt()
     r = r if spec.c is None else r * (spec.c / width**0.5)
-    if spec.rounds_row:
+    if spec.round_before_weight:
         r = r.to(x_dtype).to(compute)
     n = r if weight is None else r * (of_row(weight) + spec.weight_offset)
     n = n if bias is None else n + of_row(bias)

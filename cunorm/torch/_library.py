@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cunorm._core.dtypes import DType
+from cunorm._core.dtypes import DType, parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
 from cunorm._core.serialize import spec_from_json, spec_to_json
@@ -112,15 +112,16 @@ def _torch_dtype(dtype: DType | None) -> torch.dtype | None:
 
 def _fake_row_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
     x, residual, _, weight, _ = arrays
-    dtype = _torch_dtype(spec.dtype)
-    if dtype is None and spec.rounds_row and weight is not None:
-        dtype = torch.promote_types(x.dtype, weight.dtype)
+    named = (("x", x), ("weight", weight))
+    dtypes = [
+        None if one is None else parse_dtype(spec.function, name, one.dtype) for name, one in named
+    ]
     stream = _torch_dtype(spec.residual_dtype) if residual is None else residual.dtype
     has_new = residual is not None or stream not in (None, x.dtype)
     shape = (*x.shape[: spec.axis], *([spec.groups] if spec.groups > 1 else []))
     mean, rstd = (x.new_empty(shape, dtype=compute_type(x.dtype, stream)) for _ in range(2))
     return [
-        _empty_like(pair, x, dtype=dtype),
+        _empty_like(pair, x, dtype=_torch_dtype(spec.y_dtype(*dtypes))),
         _empty_like(pair, x, dtype=stream) if has_new else None,
         mean if spec.center else None,
         rstd,

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+from cunorm._arrays.registry import view
+from cunorm._arrays.torch import PLAIN_TYPES
+
 _NUMBERS = (int, float)
 # Looked up once: together they take a tenth of a call.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_transforming = torch._C._are_functorch_transforms_active
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_batch = torch._C._functorch.is_batchedtensor
 _count_modes = torch._C._len_torch_dispatch_stack
 
 
@@ -38,7 +41,7 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
     for array in arrays:
         if array is None:
             continue
-        if type(array) not in _PLAIN_TYPES or _is_wrapped(array):  # by a transform that is over
+        if type(array) not in PLAIN_TYPES or _is_wrapped(array):  # by a transform that is over
             _check_tensors(function, names, arrays)
             return DispatchMode.OPERATOR
         requires_grad = requires_grad or array.requires_grad
@@ -55,7 +58,10 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
 def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...]) -> None:
     """Check that every operand is a tensor; all but x may be None."""
     for name, array in zip(names, arrays, strict=True):
-        if not isinstance(array, torch.Tensor) and (array is not None or name == "x"):
+        if isinstance(array, torch.Tensor):
+            if _is_batch(array):  # of a vmap that is over
+                view(function, name, array)  # raises
+        elif array is not None or name == "x":
             got = "None" if array is None else f"a {type(array).__qualname__}"
             raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor")
 

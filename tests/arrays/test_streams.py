@@ -16,7 +16,7 @@ import pytest
 
 import cunorm
 from tests import softgpu
-from tests.support.internals import Cupy, _registry
+from tests.support.internals import CupyAdapter, _registry
 from tests.support.kinds import ForeignOnCuda, OnCupy
 from tests.support.operands import draw
 
@@ -41,7 +41,7 @@ def library(gpu, stream, patch):
     class Own(gpu.cupy.ndarray):
         """An array of that library's."""
 
-    class Library(Cupy):
+    class Library(CupyAdapter):
         def stream(self, device):
             return stream.ptr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import caches, described
-from tests.support.internals import Build
+from tests.support.internals import KernelBuild
 
 
 @pytest.fixture
@@ -20,6 +20,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
     """List what is loaded for a CPU, and compile nothing."""
     return described.loads(monkeypatch)

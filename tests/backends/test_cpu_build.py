@@ -24,7 +24,7 @@ from tests.support.caches import (
     posix,
     script,
 )
-from tests.support.internals import FLOAT32, ForwardTypes, Walk, _compile, compiler, cpu_forward
+from tests.support.internals import FLOAT32, ForwardTypes, RowShape, _compile, compiler, cpu_forward
 from tests.support.processes import in_process
 
 pytestmark = [posix, compiles]
@@ -51,7 +51,7 @@ def test_a_cxx_that_does_not_answer_gives_way_to_the_next(cxx):
 
 @pytest.mark.parametrize("what", ["options", "compiler", "processor", "headers", "source"])
 def test_the_name_of_a_build_depends_on_all_that_made_it(monkeypatch, what):
-    build = cpu_forward(ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32), Walk(8, 8)).build
+    build = cpu_forward(ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32), RowShape(8, 8)).build
     monkeypatch.setattr(_compile, "_compile", lambda *arguments: None)
     before = _compile._compiled(build)
     assert _compile._compiled(build) == before

@@ -13,7 +13,7 @@ import cunorm
 from tests.support.caches import compiles
 from tests.support.internals import (
     ArgsWriter,
-    Build,
+    KernelBuild,
     KernelCall,
     Launch,
     _compile,
@@ -70,7 +70,7 @@ def calls_of(grids, work, parts=None):
         writer = ArgsWriter(places)
         writer.pointer(names[number])
         writer.pointer("clock")
-        launch = Launch(Build("note", ()), grid, 1)
+        launch = Launch(KernelBuild("note", ()), grid, 1)
         yield KernelCall(launch, writer.finish(), elements, parts or 0)
 
 

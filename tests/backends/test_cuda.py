@@ -15,7 +15,7 @@ import pytest
 
 import cunorm
 from tests import softgpu
-from tests.support.internals import Build, Device, Features, Launch, Loaded, _cuda
+from tests.support.internals import Device, Features, KernelBuild, Launch, OnceMap, _cuda
 from tests.support.processes import in_process
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,7 @@ extern "C" __global__ void probe(const Arguments a) {
   a.out[i] = STEP * i + static_cast<long long>(a.value * a.scale) + 1000 * gridDim.x;
 }
 """
-BUILD = Build("probe", (("STEP", "3"),))
+BUILD = KernelBuild("probe", (("STEP", "3"),))
 TWO = "__cluster_dims__(2,1,1)"
 
 
@@ -39,7 +39,7 @@ def cupy(monkeypatch):
 
     caches = (_cuda._cupy, _cuda.nvrtc_version, _cuda.cuda_include_folders, _cuda.gpu_caps)
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: PROBE)
-    monkeypatch.setattr(_cuda, "_loaded", Loaded())
+    monkeypatch.setattr(_cuda, "_loaded", OnceMap())
     for cache in caches:
         cache.cache_clear()
     yield cupy
@@ -128,7 +128,7 @@ def test_a_gpu_is_asked_for_room_for_the_clusters_of_a_launch_with_its_shared_me
     monkeypatch.setattr(
         _cuda, "source_text", lambda _: PROBE.replace("void probe", "void CLUSTER_OF probe")
     )
-    build = Build("probe", (("STEP", "1"), ("CLUSTER", "2"), ("CLUSTER_OF", TWO)))
+    build = KernelBuild("probe", (("STEP", "1"), ("CLUSTER", "2"), ("CLUSTER_OF", TWO)))
     for shared, fits in ((0, True), (100_000, True), (300_000, False)):
         assert _cuda.fits_cluster(Launch(build, 2, 32, shared=shared), Device("cuda", 0)) == fits
 
@@ -215,7 +215,7 @@ import struct
 import cupy
 from cupy.cuda import driver, function, runtime
 from tests import softgpu
-from tests.support.internals import Build, _cuda
+from tests.support.internals import KernelBuild, _cuda
 
 assert not cupy.__file__.startswith(softgpu.STANDIN), cupy.__file__
 
@@ -236,7 +236,7 @@ except (runtime.CUDARuntimeError, driver.CUDADriverError):  # not TypeError: it 
     assert stream.asked == 1
 else:
     raise AssertionError("a kernel that was never loaded was launched")
-build = Build("probe", (("STEP", "3"),))
+build = KernelBuild("probe", (("STEP", "3"),))
 options = _cuda.compile_options(build)
 kernel = cupy.RawKernel("the source", build.kernel, options)
 assert (kernel.name, kernel.options) == ("probe", options)

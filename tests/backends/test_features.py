@@ -24,7 +24,7 @@ from tests.support.internals import (
     Formula,
     ForwardTypes,
     Launch,
-    Walk,
+    RowShape,
     _cuda,
     _memo,
     cuda_backward,
@@ -118,7 +118,7 @@ def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
 
     monkeypatch.setattr(_cuda, "gpu_caps", lambda device: limits)
     monkeypatch.setattr(_cuda, "fits_cluster", fits)
-    x, walk, device = DTYPES["bfloat16"], Walk(100, 98304), Device("cuda", 0)
+    x, walk, device = DTYPES["bfloat16"], RowShape(100, 98304), Device("cuda", 0)
     backward = BackwardTypes(FLOAT32, x, x, dx=x, weight=x, dweight=True)
     forward = ForwardTypes(FLOAT32, x, x, weight=x, bias=x, formula=Formula(center=True))
     for plan, types in ((cuda_backward, backward), (cuda_forward, forward)):
@@ -135,11 +135,11 @@ WITH_CLUSTERS = Features(clusters=True)
 WIDTHS = (64, 1000, 8192, 8193, 16384, 20001, 32768, 65536, 100003, 131072, 262144, 2**20)
 
 
-def launches(features: Features) -> Iterator[tuple[Walk, Launch]]:
+def launches(features: Features) -> Iterator[tuple[RowShape, Launch]]:
     """Yield the plans of forwards and backwards of every dtype, gated and not."""
     shapes = product((1, 5000, 2**31), WIDTHS, (1, 3))
     for dtype, gated, shape in product(DTYPES.values(), (False, True), shapes):
-        walk = Walk(*shape)
+        walk = RowShape(*shape)
         compute = FLOAT64 if dtype is FLOAT64 else FLOAT32
         gate, formula = (dtype, Formula(activation="silu")) if gated else (None, Formula())
         forward = ForwardTypes(compute, x=dtype, y=dtype, gate=gate, formula=formula)

@@ -16,11 +16,11 @@ import pytest
 from tests.support.gpus import limits_of
 from tests.support.internals import (
     FLOAT64,
-    Build,
     Formula,
     ForwardTypes,
+    KernelBuild,
     Launch,
-    Walk,
+    RowShape,
     cuda_forward,
 )
 
@@ -46,7 +46,7 @@ SENT = 48  # more of them, for each warp of a cluster
 REGISTERS, PARTITIONS, WARP = 64 << 10, 4, 32  # of a multiprocessor
 
 
-def check_none_spills(build: Build, architecture: str):
+def check_none_spills(build: KernelBuild, architecture: str):
     """Compile a build and return what a kernel takes, which is no stack."""
     compiled = compile_build(build, architecture)
     usage = resource_usage(compiled.log)
@@ -152,9 +152,9 @@ def is_streamed(macros: dict[str, str]) -> bool:
 def test_the_check_sees_a_spill():
     operands = dict.fromkeys(("x", "weight", "bias", "y"), FLOAT64)
     types = ForwardTypes(FLOAT64, **operands, formula=Formula(center=True))
-    build = cuda_forward(types, Walk(ROWS, 16384), 16, limits_of("90")).build
+    build = cuda_forward(types, RowShape(ROWS, 16384), 16, limits_of("90")).build
     crowded = {"WIDTH": "98304", "PACK": "2", "PACKS": "48"}
     crowded |= dict.fromkeys(("THREADS", "THREADS_PER_ROW"), "1024")
     macros = tuple((name, crowded.get(name, value)) for name, value in build.macros)
     with pytest.raises(AssertionError, match=r"spill_stores=[1-9]"):
-        check_none_spills(Build(build.kernel, macros), "90")
+        check_none_spills(KernelBuild(build.kernel, macros), "90")

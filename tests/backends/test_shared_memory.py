@@ -17,13 +17,13 @@ from tests.support.internals import (
     FLOAT32,
     FLOAT64,
     BackwardTypes,
-    Build,
     Device,
     Features,
     Formula,
+    KernelBuild,
     Launch,
-    Loaded,
-    Walk,
+    OnceMap,
+    RowShape,
     _cuda,
     cuda_backward,
     source_text,
@@ -77,7 +77,7 @@ def plans(count: int, architecture: str):
     for types, width, groups, access in drawn(count):
         largest = random.choice((8, 16))
         features = random.choice((Features(number >= 90, number >= 80, largest), Features()))
-        walk = Walk(random.choice((1, 7, 1 << 20)), width, groups)
+        walk = RowShape(random.choice((1, 7, 1 << 20)), width, groups)
         gpu = limits_of(architecture, features)
         yield types, walk, gpu, cuda_backward(types, walk, access, gpu)
 
@@ -104,15 +104,17 @@ def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_is_said
 def test_a_plan_gives_what_the_kernel_takes(monkeypatch):
     import cupy
 
-    monkeypatch.setattr(_cuda, "_loaded", Loaded())
+    monkeypatch.setattr(_cuda, "_loaded", OnceMap())
     text = source_text("row_norm_backward") + TAKEN
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: text)
     gpu = _cuda.gpu_caps(Device("cuda", 0))
     seen, out = set(), cupy.zeros(1, np.uint64)
     for types, width, groups, access in drawn(40):
-        plan = cuda_backward(types, Walk(1 << 20, width, groups), access, gpu)
+        plan = cuda_backward(types, RowShape(1 << 20, width, groups), access, gpu)
         macros, cluster = dict(plan.build.macros), plan.build.cluster
-        probe = Launch(Build("probe", plan.build.macros), cluster, plan.block, shared=plan.shared)
+        probe = Launch(
+            KernelBuild("probe", plan.build.macros), cluster, plan.block, shared=plan.shared
+        )
         _cuda.launch(probe, struct.pack("<q", out.data.ptr), Device("cuda", 0), 0)
         assert int(out.get()[0]) == plan.shared, plan
         seen.add((macros["STAGES"] > "0", macros["SUMS_IN_SHARED"]))

@@ -12,7 +12,7 @@ import cunorm
 from tests import softgpu
 from tests.support.bounds import check_backward, check_forward
 from tests.support.gpu_arrays import OnCupy, get_all, put_all
-from tests.support.internals import Build, Launch, _cuda
+from tests.support.internals import KernelBuild, Launch, _cuda
 from tests.support.operands import assert_same_bits, at, draw
 from tests.support.remembered import forget
 
@@ -44,12 +44,12 @@ def sizes(*also: int) -> list[Any]:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Build]]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelBuild]]:
     """Let there be clusters; list what is launched."""
     capability = int(OnCupy().cupy.cuda.Device().compute_capability)
     if capability < LEAST_CAPABILITY:
         pytest.skip(f"clusters need compute capability 9.0, this GPU is sm_{capability}")
-    builds: list[Build] = []
+    builds: list[KernelBuild] = []
     launch = _cuda.launch
 
     def noted(what: Launch, *rest: object) -> None:
@@ -65,12 +65,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Build]]:
     forget()
 
 
-def cluster(builds: list[Build], kernel: str) -> int:
+def cluster(builds: list[KernelBuild], kernel: str) -> int:
     """Return the size of the clusters of the last launch of a kernel."""
     return next(build.cluster for build in reversed(builds) if build.kernel == kernel)
 
 
-def assert_cluster(builds: list[Build], kernel: str, blocks: int) -> None:
+def assert_cluster(builds: list[KernelBuild], kernel: str, blocks: int) -> None:
     """Expect clusters of so many blocks; of 8 instead of 16 where a real GPU has no room."""
     smaller = {8} if blocks == 16 and not softgpu.is_loaded() else set()
     assert cluster(builds, kernel) in {blocks} | smaller

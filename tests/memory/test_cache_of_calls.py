@@ -16,7 +16,7 @@ import pytest
 
 import cunorm
 from tests.support.calls import nothing_known, planning_forbidden, to
-from tests.support.internals import Loaded
+from tests.support.internals import OnceMap
 from tests.support.kinds import Foreign
 from tests.support.processes import in_process
 from tests.support.remembered import caches
@@ -109,7 +109,7 @@ def test_new_memory_in_out_is_no_new_call(monkeypatch):
 
 def sizes() -> dict[str, int]:
     """Return the sizes of all that modules of cunorm keep in containers, and of their caches."""
-    kept = (dict, list, set, deque, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, Loaded)
+    kept = (dict, list, set, deque, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, OnceMap)
     found = {
         f"{module.__name__}.{name}": len(value)
         for module in list(sys.modules.values())

@@ -16,7 +16,7 @@ from tests.support.host_code import compiled, loaded
 from tests.support.internals import (
     FLOAT32,
     ForwardTypes,
-    Walk,
+    RowShape,
     _cpu_plan,
     compiler,
     cpu_forward,
@@ -163,7 +163,7 @@ extern "C" void parts(const long long* widths, long long* parts, long long* colu
 
 def test_rows_are_cut_into_as_many_parts_as_are_planned(tmp_path):
     widths = [n * PART + FIRST - PART + more for n in (3, 4, 9) for more in (-64, -1, 0, 1, 63, 64)]
-    walks = [Walk(1, width) for width in widths]
+    walks = [RowShape(1, width) for width in widths]
     launch = cpu_forward(ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32), walks[0])
     macros = _cpu_plan.with_shared_rows(launch, walks[0]).build.macros
     options = ["-std=c++17", "-shared", "-fPIC", *(f"-D{name}={value}" for name, value in macros)]

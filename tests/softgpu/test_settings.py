@@ -13,7 +13,7 @@ import pytest
 
 from tests import softgpu
 from tests.softgpu.launching import cupy, kernel, launch
-from tests.support.internals import Build, Launch, _cluster_fit
+from tests.support.internals import KernelBuild, Launch, _cluster_fit
 
 EXCHANGE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; %s
     x[threadIdx.x] = s[threadIdx.x ^ %d]; }"""
@@ -101,7 +101,7 @@ def test_the_driver_says_how_many_clusters_fit(size, largest, shared, fit):
         mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
     ):
         made.max_dynamic_shared_size_bytes = shared
-        asked = Launch(Build("k", (("CLUSTER", str(size)),)), 64, 1024, shared=shared)
+        asked = Launch(KernelBuild("k", (("CLUSTER", str(size)),)), 64, 1024, shared=shared)
         assert _cluster_fit.clusters_that_fit(made.kernel, asked) == fit
 
 

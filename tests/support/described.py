@@ -14,8 +14,8 @@ from tests.support.calls import BACKWARDS, FORWARDS, nothing_known
 from tests.support.calls import GROUP_NORMS as GROUPS
 from tests.support.covers import Case, pairwise
 from tests.support.internals import (
-    Build,
-    Loaded,
+    KernelBuild,
+    OnceMap,
     _compile,
     _cuda,
     _dispatch,
@@ -65,7 +65,7 @@ DESCRIBED = ("residual", "weight", "bias", "gate")
 # --- what is loaded -------------------------------------------------------------------------------
 
 
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
     """List the builds that are loaded; none of them is compiled, nor does it compute anything."""
     with_empty_caches(monkeypatch)
     monkeypatch.setattr(_warmup, "compiler", lambda: "some")
@@ -74,37 +74,37 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
     return _loads(monkeypatch, _compile, kernel)
 
 
-def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[Build]:
+def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
     """List the builds that are loaded for GPUs; the same holds. There is room for every cluster."""
     monkeypatch.setattr(_cuda, "fits_cluster", lambda launch, device: True)
     return _loads(monkeypatch, _cuda, lambda grid, block, arguments, **told: None)
 
 
-def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[Build]:
-    found: list[Build] = []
+def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[KernelBuild]:
+    found: list[KernelBuild] = []
 
-    def load(build: Build) -> Any:
+    def load(build: KernelBuild) -> Any:
         found.append(build)
         return kernel
 
     monkeypatch.setattr(module, "_load", load)
-    monkeypatch.setattr(module, "_loaded", Loaded())
+    monkeypatch.setattr(module, "_loaded", OnceMap())
     return found
 
 
-def loaded_builds(macro: str) -> list[Build]:
+def loaded_builds(macro: str) -> list[KernelBuild]:
     """Return the builds that are loaded for a CPU and have such a macro."""
     return [build for build in _compile._loaded if macro in dict(build.macros)]
 
 
-def stores_past_caches(build: Build) -> bool:
+def stores_past_caches(build: KernelBuild) -> bool:
     """Whether a CPU's build writes large results."""
     return "NON_TEMPORAL" in dict(build.macros)
 
 
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing be loaded before a test, and nothing of it remain."""
-    monkeypatch.setattr(_compile, "_loaded", Loaded())
+    monkeypatch.setattr(_compile, "_loaded", OnceMap())
     nothing_known(monkeypatch)
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.support.internals import DeviceLimits, Features, features_of
+from tests.support.internals import Features, GpuCaps, features_of
 
 SM_COUNT = 132
 L2_BYTES = 50 << 20
@@ -23,11 +23,11 @@ ARCHITECTURES = tuple(_SHARED)
 
 def limits_of(
     architecture: str, features: Features | None = None, sm_count: int = SM_COUNT
-) -> DeviceLimits:
+) -> GpuCaps:
     """Return what plans are told of a GPU; without features, those that it uses by default."""
     block, multiprocessor = (kib << 10 for kib in _SHARED[architecture])
     features = features_of(architecture) if features is None else features
     threads = (
         1024 if architecture == "75" else 2048 if architecture in ("80", "90", "100") else 1536
     )
-    return DeviceLimits(sm_count, architecture, threads, block, multiprocessor, L2_BYTES, features)
+    return GpuCaps(sm_count, architecture, threads, block, multiprocessor, L2_BYTES, features)

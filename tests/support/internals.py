@@ -11,11 +11,9 @@ from cunorm import _cache, _dispatch, _info, _row_norm, _warmup
 from cunorm.__main__ import main
 from cunorm._arrays import numpy as numpy_arrays
 from cunorm._arrays import registry as _registry
-from cunorm._arrays.cupy import CupyAdapter as Cupy
-from cunorm._arrays.dlpack import DLPackAdapter as DLPack
-from cunorm._arrays.dlpack import read_capsule
-from cunorm._arrays.numpy import NumpyAdapter as Numpy
-from cunorm._arrays.numpy import numpy_view
+from cunorm._arrays.cupy import CupyAdapter
+from cunorm._arrays.dlpack import DLPackAdapter, read_capsule
+from cunorm._arrays.numpy import NumpyAdapter, numpy_view
 from cunorm._arrays.registry import view as describe
 from cunorm._backends import cluster_fit as _cluster_fit
 from cunorm._backends import cpu as _cpu
@@ -30,13 +28,11 @@ from cunorm._backends.cpu.compiler import compiler
 from cunorm._backends.cpu.files import cache_folder
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import source_text
-from cunorm._backends.store import OnceMap as Loaded
+from cunorm._backends.store import OnceMap
 from cunorm._core import memo as _memo
 from cunorm._core.activations import ACTIVATIONS
-from cunorm._core.build import ArgsWriter, Launch
-from cunorm._core.build import KernelBuild as Build
-from cunorm._core.caps import MOST_SMS, NONE, CpuCaps, Features, features_of
-from cunorm._core.caps import GpuCaps as DeviceLimits
+from cunorm._core.build import ArgsWriter, KernelBuild, Launch
+from cunorm._core.caps import MOST_SMS, NONE, CpuCaps, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64
 from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
 from cunorm._core.plan import GRID_LIMIT, KernelCall, fitting_caps
@@ -50,8 +46,7 @@ from cunorm._group_norm.schedule import SOME_GPUS, cuda_schedule
 from cunorm._row_norm import cpu as _cpu_plan
 from cunorm._row_norm import cuda as _cuda_plan
 from cunorm._row_norm.cuda import cuda_backward, cuda_forward
-from cunorm._row_norm.geometry import Geometry
-from cunorm._row_norm.geometry import RowShape as Walk
+from cunorm._row_norm.geometry import Geometry, RowShape
 from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
 from cunorm._row_norm.plan import workspace_bound
 
@@ -65,24 +60,24 @@ __all__ = [
     "NONE",
     "ArgsWriter",
     "BackwardTypes",
-    "Build",
     "CpuCaps",
-    "Cupy",
-    "DLPack",
+    "CupyAdapter",
+    "DLPackAdapter",
     "Device",
-    "DeviceLimits",
     "Features",
     "Formula",
     "ForwardTypes",
     "Geometry",
+    "GpuCaps",
     "GroupBackwardTypes",
     "GroupForwardTypes",
+    "KernelBuild",
     "KernelCall",
     "Launch",
-    "Loaded",
+    "OnceMap",
     "ParamGradTypes",
+    "RowShape",
     "Samples",
-    "Walk",
     "_cache",
     "_caches",
     "_cluster_fit",
@@ -134,7 +129,7 @@ cuda_param_grad = partial(param_grad_launch, caps=SOME_GPUS[0])
 def host_frameworks():
     """Return the adapters of host arrays, torch's where torch is installed."""
     torch = [import_module("cunorm._arrays.torch").TorchAdapter] if find_spec("torch") else []
-    return (Numpy, DLPack, *torch)
+    return (NumpyAdapter, DLPackAdapter, *torch)
 
 
 def view_at(pointer, spec):

@@ -10,13 +10,13 @@ import os
 from collections import Counter
 from typing import Any
 
-from tests.support.internals import Loaded, _compile, _dispatch
+from tests.support.internals import OnceMap, _compile, _dispatch
 
 BUDGET = {"O0": 590, "O1": 80, "O3": 34}  # builds of a whole run at each level
 
 builds: set[tuple[str, str]] = set()  # a level, and what was built at it in this process
 _current = "O3"
-_kept: dict[str, Loaded] = {}
+_kept: dict[str, OnceMap] = {}
 
 
 def use(level: str) -> None:
@@ -25,7 +25,7 @@ def use(level: str) -> None:
     if level == _current:
         return
     _kept[_current] = _compile._loaded
-    _compile._loaded = _kept.get(level) or Loaded()
+    _compile._loaded = _kept.get(level) or OnceMap()
     _dispatch.cache_entry.cache_clear()  # its calls have kernels of the last level
     _current = level
     os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is as shipped

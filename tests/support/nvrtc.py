@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tests.support.internals import Build, _cuda, source_text
+from tests.support.internals import KernelBuild, _cuda, source_text
 
 # What CuPy 13 and 14 add to the options of a RawKernel, beside the architecture.
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
@@ -30,7 +30,7 @@ class Compiled(NamedTuple):
     log: str
 
 
-def compile_build(build: Build, architecture: str) -> Compiled:
+def compile_build(build: KernelBuild, architecture: str) -> Compiled:
     """Compile a build with the launcher's own options."""
     from cupy.cuda import nvrtc
 

@@ -20,8 +20,8 @@ from tests.support.internals import (
     GroupForwardTypes,
     Launch,
     ParamGradTypes,
+    RowShape,
     Samples,
-    Walk,
     cuda_backward,
     cuda_forward,
     cuda_param_grad,
@@ -105,7 +105,7 @@ def features(case: Case, architecture: str) -> Features:
 
 def planned(plan, types, case: Case, architecture: str) -> Launch:
     """Return the launch of a case of FORWARD or BACKWARD."""
-    walk = Walk(ROWS, case["width"], case["groups"])
+    walk = RowShape(ROWS, case["width"], case["groups"])
     return plan(types, walk, case["access"], limits_of(architecture, features(case, architecture)))
 
 

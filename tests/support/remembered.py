@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import gc
-from functools import _lru_cache_wrapper, cache
+from functools import _lru_cache_wrapper
 from inspect import signature
 from typing import Any
 
 from tests.support import internals  # noqa: F401  # imports the modules whose caches these are
 
 
-@cache
 def caches() -> list[Any]:
     """Return every function of cunorm's that remembers what it made of its arguments."""
     found = [one for one in gc.get_objects() if type(one) is _lru_cache_wrapper]

@@ -12,7 +12,7 @@ import pytest
 from bench.static_plan import ONE_ROW, Plan
 from bench.static_plans import grid
 from bench.static_ptx import Access, accesses
-from tests.support.internals import Build
+from tests.support.internals import KernelBuild
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from bench.records import read_csv, write_csv
@@ -33,7 +33,7 @@ def plan_of(plans: list[Plan], *facts: str) -> Plan:
 
 def with_macros(plan: Plan, **macros: str) -> Plan:
     build = tuple((name, macros.get(name, value)) for name, value in plan.build.macros)
-    return plan._replace(build=Build(plan.build.kernel, build))
+    return plan._replace(build=KernelBuild(plan.build.kernel, build))
 
 
 def test_the_committed_table_is_what_nvrtc_makes_of_the_plans():

@@ -52,6 +52,13 @@ def with_attribute(module, name, value):
     return module
 
 
+class Reducing(nn.LayerNorm):
+    """A norm that is copied and pickled in a form of its own."""
+
+    def __reduce__(self):
+        return type(self), (WIDTH,)
+
+
 class TensorLike(nn.Parameter):
     """A parameter that stands for something else, as a DTensor does."""
 
@@ -93,6 +100,11 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
         lambda: with_attribute(nn.RMSNorm(WIDTH), "weight", TensorLike(torch.ones(WIDTH))),
         "weight is a TensorLike",
     ),
+    "an attribute of an option's name": (
+        lambda: with_attribute(nn.GroupNorm(2, WIDTH), "activation", "relu"),
+        "an attribute activation of its own",
+    ),
+    "another form of copies": (lambda: Reducing(WIDTH), "its own form of copies"),
     "batch norm": (lambda: nn.BatchNorm1d(WIDTH), "of torch.nn, only"),
     "one of ours": (lambda: cunorm.torch.RMSNorm(WIDTH), "runs cunorm already"),
 }

@@ -180,10 +180,32 @@ def test_scalars_of_a_compiled_norm_may_change():
         return ct.group_norm(z, groups, eps=eps), ct.instance_norm(z)
 
     compiled = torch.compile(norms, backend="aot_eager", fullgraph=True)
-    for said in ((1e-5, 1.0, 2, -1), (1e-3, 2.0, 4, 1), (0.5, -0.0, 8, 2)):
+    for scalars in ((1e-5, 1.0, 2, -1), (1e-3, 2.0, 4, 1), (0.5, -0.0, 8, 2)):
         for width in (16, 24):
             x = drawn(3, 5, width)
-            assert all(map(torch.equal, compiled(x, *said), norms(x, *said)))
+            assert all(map(torch.equal, compiled(x, *scalars), norms(x, *scalars)))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, as it traces
+def test_compiled_autograd_gives_the_gradients_of_eager_calls():
+    """It traces the backward of the Function of eager calls, to the operator."""
+    from torch._dynamo import compiled_autograd
+
+    leaves = [drawn(3, 8), drawn(3, 8), drawn(8)]
+    leaves = [one.requires_grad_() for one in leaves]
+
+    def gradients():
+        y, stream = ct.add_rms_norm(*leaves, gate=leaves[0], eps=1e-3)
+        z = ct.group_norm(y[..., None], 2, activation="silu", channel_axis=1)
+        for one in leaves:
+            one.grad = None
+        (z.sum() + (stream * stream).sum() + y.square().sum()).backward()
+        return [one.grad.clone() for one in leaves]
+
+    expected = gradients()
+    with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        found = gradients()
+    assert all(map(torch.equal, found, expected))
 
 
 def test_torch_compile_takes_modules_whole():

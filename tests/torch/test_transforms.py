@@ -119,6 +119,18 @@ def test_a_tensor_that_a_transform_left_is_taken():
         y.sum().backward()
 
 
+def test_a_batch_that_vmap_left_is_refused_by_name():
+    left = []
+    x = tensor("x", 4, 8)
+    torch.func.vmap(lambda x: left.append(x) or x)(x)
+    for arguments in ({"x": left[0]}, {"x": x, "gate": left[0]}):
+        (*_, argument) = arguments
+        with pytest.raises(
+            TypeError, match=f"rms_norm: {argument} is a tensor inside a torch.func"
+        ):
+            ct.rms_norm(**arguments)
+
+
 @pytest.mark.parametrize("way", [nullcontext, Watch], ids=["eager", "operator"])
 def test_wrong_scalars_are_the_same_error_for_an_operator(way):
     x = tensor("x", 4, 8)

@@ -134,9 +134,9 @@ def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
     These are all until it refuses one; the folder keeps what it refuses, for a day.
     """
     path = _path(cxx, options, folder)
-    if path not in _refused:
-        _refused[path] = _read(path)
-    refused = _refused[path]
+    refused = _refused.get(path)
+    if refused is None:
+        refused = _refused[path] = _read(path)
     return tuple(option for group in _groups() if group not in refused for option in group)
 
 

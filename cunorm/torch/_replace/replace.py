@@ -23,6 +23,7 @@ _TORCH_NORMS: dict[Any, tuple[Any, str]] = {
     torch.nn.LayerNorm: (LayerNorm, "layer_norm(eps={0.eps})"),
     torch.nn.GroupNorm: (GroupNorm, "group_norm({0.num_groups}, eps={0.eps})"),
 }
+_REDUCERS = ("__reduce__", "__reduce_ex__")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -172,6 +173,9 @@ def _replace(module: Any, exact: bool) -> str | None:
         if set(module._parameters) != set(names):
             listed = ", ".join(module._parameters)
             raise Unknown(f"its parameters are {listed}, not {' and '.join(names)}")
+        for name in getattr(_TORCH_NORMS[base][0], "_cunorm_options", ()):
+            if hasattr(module, name):
+                raise Unknown(f"it has an attribute {name} of its own")
         module.__class__ = _swapped(kind, None)
         return _TORCH_NORMS[base][1].format(module)
     if is_torchs:
@@ -206,6 +210,8 @@ def _check_plain(module: Any) -> None:
         raise Unknown("it is a ScriptModule")
     if type(module).__call__ is not torch.nn.Module.__call__:
         raise Unknown("its class has a __call__ of its own")
+    if any(getattr(type(module), name) is not getattr(object, name) for name in _REDUCERS):
+        raise Unknown("its class has its own form of copies and pickles")
     for name, parameter in module._parameters.items():
         if parameter is not None and type(parameter) is not torch.nn.Parameter:
             raise Unknown(f"{name} is a {type(parameter).__name__}, not a plain Parameter")
