@@ -143,6 +143,9 @@ for kind in KINDS:
     if kind == "torch":
         import cunorm.torch
     call_of("rms_norm", kind=kind).make()  # which imports its adapter
+if find_spec("jax"):
+    import jax, cunorm.jax
+    cunorm.jax.rms_norm(jax.numpy.ones((2, 8)))
 cunorm.clear_cache()
 before = sizes()
 for kind in KINDS:
@@ -155,6 +158,11 @@ if "torch" in KINDS:
     model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.RMSNorm(8))
     cunorm.torch.replace_norms(model)
     model(x)
+if find_spec("jax"):
+    x = jax.numpy.ones((3, 8))
+    for norm in (cunorm.rms_norm, cunorm.jax.rms_norm, jax.vmap(cunorm.jax.rms_norm)):
+        norm(x)
+    jax.grad(lambda x: cunorm.jax.rms_norm(x).sum())(x)
 cunorm.rms_norm(Foreign(np.ones((3, 8), np.float32)))
 full = sizes()
 assert sum(full.values()) > sum(before.values()) + 50
