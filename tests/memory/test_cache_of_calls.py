@@ -145,7 +145,8 @@ for kind in KINDS:
     call_of("rms_norm", kind=kind).make()  # which imports its adapter
 if find_spec("jax"):
     import jax, cunorm.jax
-    cunorm.jax.rms_norm(jax.numpy.ones((2, 8)))
+    for norm in (cunorm.rms_norm, cunorm.jax.rms_norm):
+        norm(jax.numpy.ones((2, 8)))
 cunorm.clear_cache()
 before = sizes()
 for kind in KINDS:
