@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: MIT
 """The norms as functions of JAX: differentiable, under jit, vmap, scan, checkpoint and shard_map.
 
-They run the kernels of the plain functions through ``jax.ffi``: XLA allocates, and orders.
+They run the kernels of the plain functions through ``jax.ffi``: XLA allocates, and orders. Each
+does what the function of the same name in `cunorm` does, and rounds y at the same place. All have
+in common:
+
+- Arguments are those of the plain function, but for `out` and `workspace`. Arrays are of JAX,
+  traced or not, or of NumPy; all other arguments are static. Results are arrays of JAX.
+- For gradients nothing is saved but what a docstring names. mean and rstd are one number for each
+  row, or for each group of it or of a sample. A gradient is rounded once, to its operand's dtype.
+- Wrong input is the error of the plain function, when the call is traced. A float64 result is a
+  TypeError where ``jax_enable_x64`` is off, a second or forward-mode derivative a
+  NotImplementedError, a foreign function interface of a version that is not known an ImportError.
+  An error while the kernels compile or run is XLA's, a RuntimeError, with their message.
 """
 
 from cunorm.jax._ffi import refusal, register
-from cunorm.jax._group_norm import group_norm, instance_norm
-from cunorm.jax._row_norm import (
+from cunorm.jax._functions import (
     add_layer_norm,
     add_normalize,
     add_rms_norm,
+    group_norm,
+    instance_norm,
     l2_norm,
     layer_norm,
     normalize,

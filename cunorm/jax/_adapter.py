@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: MIT
 """JAX arrays, on the CPU and on CUDA.
 
-XLA makes a call on JAX arrays alone: it allocates, and orders it among others. Where there are
-arrays of other libraries too, both directions go through DLPack, as JAX computes in the background
-and its arrays are immutable: an input's capsule waits for its values (or orders our stream after
-them), and an output is a buffer of ours, filled first and handed to JAX after. A bare buffer
-pointer would show stale data.
+XLA makes a call on JAX arrays alone: it allocates the outputs, and orders the call among others.
+In a call on arrays of other libraries too, JAX's go through DLPack, as JAX computes in the
+background and its arrays are immutable: an input's capsule waits for its values (or orders our
+stream after them), where a bare pointer would show stale data; an output is a buffer of ours, which
+JAX gets when it is filled.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -55,8 +56,8 @@ class JaxAdapter(DLPackAdapter):
     def dispatch(self, op: OpDef, spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
         """Let XLA make a call on JAX arrays of one device.
 
-        Return None where memory for outputs is given, and for arrays that `view` refuses, copies or
-        finds missing.
+        Return None for a call with memory for outputs, with arrays that `view` refuses or copies,
+        or without a required array.
         """
         kind = type(arrays[0])
         facts: list[Any] = []
@@ -93,7 +94,7 @@ class JaxAdapter(DLPackAdapter):
         return view
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make a NumPy or CuPy buffer for `export`. bfloat16 is held as float16, bits are bits."""
+        """Make a NumPy or CuPy buffer for `export`; that of a bfloat16 array is of float16."""
         if spec.dtype is FLOAT64 and not jax.config.jax_enable_x64:
             raise TypeError(_ffi.NEEDS_X64)
         buffer: Any
@@ -115,16 +116,15 @@ class JaxAdapter(DLPackAdapter):
 class _Exporter:
     """Passes on the capsule of the NumPy or CuPy buffer, whose owner's C code frees it.
 
-    Written in Python, a deleter would need the GIL in XLA's threads, could be called after the
-    interpreter has gone, and could overwrite an exception on its way up.
+    A deleter written in Python would need the GIL in XLA's threads, could be called after the end
+    of the interpreter, and could overwrite an exception on its way up.
     """
 
     def __init__(self, view: ArrayView) -> None:
         self.buffer, self.dtype = view.owner, view.spec.dtype
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        device: tuple[int, int] = self.buffer.__dlpack_device__()
-        return device
+    def __dlpack_device__(self) -> Any:
+        return self.buffer.__dlpack_device__()
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
         capsule = self.buffer.__dlpack__(stream=stream)
@@ -141,15 +141,15 @@ def _aligned(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, np.dtype[
     return memory[start : start + size].view(f"=f{itemsize}").reshape(shape)
 
 
-# --- calls of XLA's -------------------------------------------------------------------------------
+# --- calls that XLA makes -------------------------------------------------------------------------
 
 
 @memoize()
 def _eager_call(op: OpDef, spec: Any, *facts: Any) -> Run | None:
-    """Return a function that makes a call, given its inputs; None: it is not XLA's to make.
+    """Return a function that makes a call on its inputs, None for a call that XLA cannot make.
 
-    Facts are None for an array that is absent, else its shape, dtype and sharding. Whatever is
-    wrong, or missing to make the call, is an error here, before anything is traced.
+    Facts are None for an array that is absent, else its shape, dtype and sharding. Wrong input, or
+    a missing compiler, is an error here, before anything is traced.
     """
     inputs, given = facts[: op.first_output], facts[op.first_output :]
     where = facts[0][2]
@@ -158,27 +158,20 @@ def _eager_call(op: OpDef, spec: Any, *facts: Any) -> Run | None:
         return None
     if type(where) is not SingleDeviceSharding or _ffi.refusal():
         return None
-    call = Call.of_facts(op, spec, [one and one[:2] for one in inputs])
+    call = Call.of(op, spec, [one and jax.ShapeDtypeStruct(*one[:2]) for one in inputs])
     _ffi.check_x64(call)
     (device,) = where.device_set
     if device.platform == "cpu":
         has_compiler()
     else:
         cuda.require()
-    pick = call.output_picker()
-    compiled = _compiled(op, spec)
+    pick, compiled = call.output_picker(), jax.jit(partial(_ffi.run_new_outputs, call))
 
     def run(arrays: Sequence[Any]) -> list[Any]:
         with jax.ensure_compile_time_eval():  # inside a jit, too, where the call is not traced
             return [*pick((None, *arrays, *compiled(arrays)))]
 
     return run
-
-
-@memoize()
-def _compiled(op: OpDef, spec: Any) -> Any:
-    """Return the function of inputs that XLA compiles for each of their shapes and dtypes."""
-    return jax.jit(lambda arrays: _ffi.run_new_outputs(Call.of(op, spec, arrays), arrays))
 
 
 ADAPTER = JaxAdapter()

@@ -16,10 +16,10 @@ from jax.custom_batching import custom_vmap
 from cunorm._core.dtypes import FLOAT64
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
+from cunorm._group_norm.spec import GroupNormSpec
 from cunorm.jax import _xla_structs
-from cunorm.jax._call import Call
-from cunorm.jax._handler import handler, run_on_cpu, run_on_cuda, was_called
-from cunorm.jax._vmap import run_batch
+from cunorm.jax._call import Call, changed
+from cunorm.jax._handler import called, handler, run_on_cpu, run_on_cuda
 
 Arrays = tuple[Any, ...]
 
@@ -30,13 +30,14 @@ NEEDS_X64 = (
 )
 
 
-def run(op: OpDef, spec: Any, arrays: Sequence[Any]) -> Arrays:
-    """Return every output of a call on its inputs, None for those that there are not.
+def run(op: OpDef, spec: Any, arrays: Sequence[Any]) -> dict[str, Any]:
+    """Return the outputs of a call by name, None for one that is absent.
 
-    Every transformation goes through but differentiation, which is for the callers to define.
+    JAX can transform the call but for derivatives, which the caller defines.
     """
     call = Call.of(op, spec, arrays)
-    return call.output_picker()((None, *arrays, *run_new_outputs(call, arrays)))
+    outputs = call.output_picker()((None, *arrays, *run_new_outputs(call, arrays)))
+    return dict(zip(op.outputs, outputs, strict=True))
 
 
 def run_new_outputs(call: Call, arrays: Sequence[Any]) -> Arrays:
@@ -71,7 +72,7 @@ def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> None:
 
 @memoize()
 def _batchable(call: Call) -> Any:
-    """Return a call as a function of the arrays that there are, with a rule for vmap."""
+    """Return a call as a function of its present arrays, with a rule for vmap."""
 
     @custom_vmap
     def function(*arrays: Any) -> Arrays:
@@ -79,10 +80,51 @@ def _batchable(call: Call) -> Any:
 
     @function.def_vmap
     def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Arrays, tuple[bool, ...]]:
-        outputs = run_batch(call, size, batched, arrays, _batchable)
+        outputs = _run_batch(call, size, batched, arrays)
         return outputs, (True,) * len(outputs)
 
     return function
+
+
+def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Arrays:
+    """Return the outputs of a batch, whose axis is the first of them and of the batched arrays.
+
+    One call takes the rows or samples of all examples. Where examples have parameters of their own,
+    or each wants a gradient that is a sum over its rows, each is a call.
+    """
+    op, spec, outputs = call.op, call.spec, call.plan.outputs
+    names = [name for name, one in zip(op.inputs, call.inputs, strict=True) if one is not None]
+    differing = {name for name, is_batched in zip(names, batched, strict=True) if is_batched}
+    wanted = {op.outputs[place - op.first_output] for place, _ in outputs}
+    if differing & set(op.parameters) or wanted & set(op.sums):
+        return _run_examples(call, batched, arrays)
+    has_samples = isinstance(spec, GroupNormSpec)  # on the first axis, which takes those of all
+    joined: dict[str, Any] = {}
+    for name, array in zip(names, arrays, strict=True):
+        if name not in op.parameters:
+            if name not in differing:
+                array = jnp.broadcast_to(array, (size, *array.shape))
+            if has_samples:
+                array = array.reshape(-1, *array.shape[2:])
+        joined[name] = array
+    x = call.inputs[op.x]
+    assert x is not None
+    if not has_samples and spec.axis >= 0:  # counted from the end, it stays what it is
+        spec = changed(spec, axis=spec.axis - len(x.shape))
+    of_all = Call.of(op, spec, [joined.get(name) for name in op.inputs])
+    results: Arrays = _batchable(of_all)(*joined.values())
+    pairs = zip(results, outputs, strict=True)
+    return tuple([result.reshape(size, *one.shape) for result, (_, one) in pairs])
+
+
+def _run_examples(call: Call, batched: list[bool], arrays: Arrays) -> Arrays:
+    differing = {place: arrays[place] for place, is_batched in enumerate(batched) if is_batched}
+
+    def run_example(own: dict[int, Any]) -> Any:
+        return _batchable(call)(*[own.get(place, array) for place, array in enumerate(arrays)])
+
+    results: Arrays = jax.lax.map(run_example, differing)
+    return results
 
 
 def _ffi_call(call: Call, arrays: Arrays) -> Arrays:
@@ -163,13 +205,7 @@ def refusal() -> str | None:
 
 @cache
 def register() -> None:
-    """Register the handlers.
-
-    Raises
-    ------
-    ImportError
-        If JAX's foreign function interface is of a version that is not known.
-    """
+    """Register the handlers, or raise `refusal`."""
     reason = refusal()
     if reason is not None:
         raise ImportError(f"cunorm.jax: {reason}")
@@ -178,17 +214,16 @@ def register() -> None:
         (_CPU_TARGET, run_on_cpu, "cpu"),
         (_CUDA_TARGET, run_on_cuda, "CUDA"),
     ):
-        function = handler(run)
-        _handlers.append(function)
-        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform=platform)
+        _handlers.append(handler(run))
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(_handlers[-1]), platform=platform)
 
 
 def _finish() -> None:
-    """Wait for what XLA has still to run, which would wait for the GIL of a Python that has gone.
+    """Wait for what XLA has still to run: after Python's end it would wait for the GIL for good.
 
-    A device runs what it was given before a further computation is done, if nobody holds results.
+    A device finishes earlier computations first, those whose results nobody holds too.
     """
-    if was_called():
+    if called:
         after = jax.jit(lambda x: x + 1)
         devices = {*jax.local_devices(), *jax.local_devices(backend="cpu")}
         jax.block_until_ready([after(jax.device_put(0.0, device)) for device in devices])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every differentiable norm: its forward, and its gradients in reverse mode."""
+"""A norm that JAX differentiates: its forward, and its gradients in reverse mode."""
 
 from __future__ import annotations
 
@@ -27,26 +27,15 @@ _ARRAYS = (jax.Array, np.ndarray)
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """The operators of a norm. They name a gradient as its operand, with a d before it.
-
-    Attributes
-    ----------
-    forward, backward : OpDef
-        The operators of both directions.
-    backward_spec : function
-        Returns the backward's OpSpec: of the forward's, x's dtype, and the operands whose gradients
-        are wanted.
-    """
+    """The operators of a norm. They name a gradient as its operand, with a d before it."""
 
     forward: OpDef
     backward: OpDef
+    # Of the forward's OpSpec, x's dtype and the operands whose gradients are wanted.
     backward_spec: Callable[[Any, DType, tuple[str, ...]], Any]
 
     def __call__(self, params: tuple[Any, ...], arrays: Arrays) -> Results:
-        """Return y and the new residual stream, None where there is none.
-
-        `params` are the forward's scalars, as the caller gives them, `arrays` its inputs.
-        """
+        """Call the forward, with scalars as the caller gives them."""
         op = self.forward
         for place, array in enumerate(arrays):
             if not (isinstance(array, _ARRAYS) or (array is None and place >= op.required)):
@@ -62,9 +51,9 @@ class Norm:
 )
 @dataclass
 class _Saved:
-    """What the backward needs: of arrays, none of x's shape but what was given or returned."""
+    """What is kept from the forward for the backward."""
 
-    arrays: dict[str, Any]  # by their names in the backward
+    arrays: dict[str, Any]  # by their names in the backward: inputs, the new stream, mean and rstd
     x_dtype: DType
     wanted: tuple[str, ...]  # the operands whose gradients are wanted
 
@@ -84,7 +73,7 @@ def _compiled(norm: Norm, spec: Any) -> Callable[[Arrays], Results]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _norm(norm: Norm, spec: Any, arrays: Arrays) -> Results:
-    outputs = _outputs(norm.forward, spec, arrays)
+    outputs = _ffi.run(norm.forward, spec, arrays)
     return outputs["y"], outputs.get("residual")
 
 
@@ -92,7 +81,7 @@ def _norm_and_saved(norm: Norm, spec: Any, primals: Arrays) -> tuple[Results, _S
     pairs = list(zip(norm.forward.inputs, primals, strict=True))
     inputs: dict[str, Any] = {name: primal and primal.value for name, primal in pairs}
     wanted = [name for name, primal in pairs if primal is not None and primal.perturbed]
-    outputs = _outputs(norm.forward, changed(spec, saves=True), tuple(inputs.values()))
+    outputs = _ffi.run(norm.forward, changed(spec, saves=True), tuple(inputs.values()))
     y, stream = outputs["y"], outputs.get("residual")
     known = inputs | outputs | {"x": inputs["x"] if stream is None else stream}
     arrays = {name: known[name] for name in norm.backward.inputs if name in known}
@@ -101,28 +90,19 @@ def _norm_and_saved(norm: Norm, spec: Any, primals: Arrays) -> tuple[Results, _S
 
 
 def _gradients(norm: Norm, spec: Any, saved: _Saved, cotangents: Results) -> tuple[Arrays]:
-    """Return the gradient of each operand, None for one of which it is not wanted, or zero."""
+    """Return the gradient of each operand, None where it is zero or not wanted."""
     dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
     gradients: dict[str, Any] = {}
     if dy is not None:
-        gradients = _backward(norm, spec, saved, dy, d_residual)
-    elif d_residual is not None:  # of the results, nothing but the stream was used
+        needs = {"x" if name == "residual" else name for name in saved.wanted}
+        backward_spec = norm.backward_spec(spec, saved.x_dtype, tuple(sorted(needs)))
+        arrays = {"dy": dy, "d_residual": d_residual, **saved.arrays}
+        inputs = [arrays[name] for name in norm.backward.inputs]
+        gradients = _ffi.run(norm.backward, backward_spec, inputs)
+    elif d_residual is not None:  # of the results, only the stream was used
         gradients = {"dx": d_residual.astype(saved.x_dtype.name), "dresidual": d_residual}
     names = norm.forward.inputs
     return (tuple([gradients.get(f"d{one}") if one in saved.wanted else None for one in names]),)
 
 
-def _backward(norm: Norm, spec: Any, saved: _Saved, dy: Any, d_residual: Any) -> dict[str, Any]:
-    """Return all gradients by name."""
-    needs = {"x" if name == "residual" else name for name in saved.wanted}
-    arrays = {"dy": dy, "d_residual": d_residual, **saved.arrays}
-    inputs = tuple([arrays[name] for name in norm.backward.inputs])
-    backward_spec = norm.backward_spec(spec, saved.x_dtype, tuple(sorted(needs)))
-    return _outputs(norm.backward, backward_spec, inputs)
-
-
 _norm.defvjp(_norm_and_saved, _gradients, symbolic_zeros=True)
-
-
-def _outputs(op: OpDef, spec: Any, arrays: Arrays) -> dict[str, Any]:
-    return dict(zip(op.outputs, _ffi.run(op, spec, arrays), strict=True))

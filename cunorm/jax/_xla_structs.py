@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The structs of XLA's foreign function interface that a handler reads and writes, version 0.3.
 
-Source: ``xla/ffi/api/c_api.h``, which jaxlib brings along. Fields are only ever added to the end of
-a struct without a new major version, so later minor versions are read alike.
+Source: ``xla/ffi/api/c_api.h``, which jaxlib brings along. Without a new major version, fields are
+only added at the end of a struct, so later minor versions are read alike.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ _Api = _struct(
 _Arrays = _struct(**_HEAD, size=_Int64, types=_Address, values=_Address)  # arguments or results
 _Attributes = _struct(**_HEAD, size=_Int64, types=_Address, names=_Address, values=_Address)
 _Buffer = _struct(**_HEAD, dtype=_Int, data=_Address, rank=_Int64, dims=_Address)
-_Span = _struct(start=_Address, length=_Size)
 _Frame = _struct(  # a call of a handler
     **_HEAD,
     api=_Address,
@@ -54,14 +53,14 @@ _Frame = _struct(  # a call of a handler
 )
 _ErrorCreate = _struct(**_HEAD, message=ctypes.c_char_p, code=_Int)
 _StreamGet = _struct(**_HEAD, context=_Address, stream=_Address)
-_Function = ctypes.CFUNCTYPE(_Address, _Address)  # of the api: takes a struct, returns an error
+Function = ctypes.CFUNCTYPE(_Address, _Address)  # of the api: takes a struct, returns an error
 
 
 # --- versions -------------------------------------------------------------------------------------
 
 
 def library_version(include: str) -> tuple[int, int]:
-    """Return the version that the header in a folder of jaxlib's is of; (-1, -1) without one."""
+    """Return the version of the header in jaxlib's folder `include`, (-1, -1) without one."""
     header = Path(include) / "xla" / "ffi" / "api" / "c_api.h"
     try:
         text = header.read_text()
@@ -72,7 +71,6 @@ def library_version(include: str) -> tuple[int, int]:
 
 
 def is_known(version: tuple[int, int]) -> bool:
-    """Whether the structs of a version are read as those of the known one."""
     return version[0] == KNOWN[0] and version[1] >= KNOWN[1]
 
 
@@ -88,25 +86,20 @@ def refusal(version: tuple[int, int]) -> str:
 # --- frames ---------------------------------------------------------------------------------------
 
 # All memory there is: it takes a tenth of the time to read a word of it as to make a struct of it.
-_WORD = ctypes.sizeof(ctypes.c_size_t)
-_words = (ctypes.c_size_t * (sys.maxsize // _WORD)).from_address(0)
+WORD = ctypes.sizeof(ctypes.c_size_t)
+_words = (ctypes.c_size_t * (sys.maxsize // WORD)).from_address(0)
 _chars = (ctypes.c_char * sys.maxsize).from_address(0)
 
 Frame = int  # the index of its first word
 
 _EXTENSION, _API, _CONTEXT, _STAGE, _ARGUMENTS, _RESULTS, _ATTRIBUTES = (
-    getattr(_Frame, name).offset // _WORD
+    getattr(_Frame, name).offset // WORD
     for name in ("extension", "api", "context", "stage", "arguments", "results", "attributes")
 )
-_SIZE, _VALUES = (getattr(_Arrays, name).offset // _WORD for name in ("size", "values"))
-_ATTRIBUTE_VALUES = _ATTRIBUTES + _Attributes.values.offset // _WORD
-_DATA = _Buffer.data.offset // _WORD
+_SIZE, _VALUES = (getattr(_Arrays, name).offset // WORD for name in ("size", "values"))
+_ATTRIBUTE_VALUES = _ATTRIBUTES + _Attributes.values.offset // WORD
+_DATA = _Buffer.data.offset // WORD
 _INT = 0xFFFFFFFF  # of a word, whose other half is undefined
-
-
-def frame_at(address: int) -> Frame:
-    """Return the frame at an address."""
-    return address // _WORD
 
 
 def head(frame: Frame) -> tuple[int, int, int]:
@@ -116,7 +109,7 @@ def head(frame: Frame) -> tuple[int, int, int]:
 
 
 def answer_metadata_query(extension: int) -> bool:
-    """Write the version of the handler, if that is all that XLA asks for."""
+    """Write the version of the handler if XLA wants only that, and return whether it does."""
     place: int | None = extension
     while place:
         found = _Extension.from_address(place)
@@ -141,40 +134,36 @@ def buffers(frame: Frame) -> tuple[tuple[int, int], list[int]]:
     """Return how many arguments and results there are, and where they lie, 0 for an empty one."""
     arguments, results = frame + _ARGUMENTS, frame + _RESULTS
     counts = _words[arguments + _SIZE], _words[results + _SIZE]
-    first, first_result = _words[arguments + _VALUES] // _WORD, _words[results + _VALUES] // _WORD
+    first, first_result = _words[arguments + _VALUES] // WORD, _words[results + _VALUES] // WORD
     found = _words[first : first + counts[0]] + _words[first_result : first_result + counts[1]]
-    return counts, [_words[buffer // _WORD + _DATA] for buffer in found]
+    return counts, [_words[buffer // WORD + _DATA] for buffer in found]
 
 
 def attribute(frame: Frame) -> bytes:
-    """Return the only attribute, a string."""
-    span = _words[_words[frame + _ATTRIBUTE_VALUES] // _WORD] // _WORD
+    """Return the only attribute: the text of a call."""
+    span = _words[_words[frame + _ATTRIBUTE_VALUES] // WORD] // WORD
     start, length = _words[span : span + 2]
     text: bytes = _chars[start : start + length]  # type: ignore[assignment]  # so c_char slices
     return text
 
 
 def stream_of(frame: Frame) -> int:
-    """Return the CUDA stream that the call is to be ordered on."""
-    given = _StreamGet(_size(_StreamGet, "stream"), None, _words[frame + _CONTEXT], None)
-    error = _Function(_Api.from_address(_words[frame + _API]).stream_get)(ctypes.addressof(given))
-    if error:
+    """Return the CUDA stream on which the call has to run."""
+    arguments = _StreamGet(ctypes.sizeof(_StreamGet), None, _words[frame + _CONTEXT], None)
+    if _call_api(frame, "stream_get", arguments):
         raise RuntimeError("XLA gives no stream")
-    return given.stream or 0
+    return arguments.stream or 0
 
 
-def error(frame: Frame, message: str) -> int:
+def error(frame: Frame, message: str) -> int | None:
     """Make XLA's error of a message; XLA frees it."""
+    code = _ErrorCreate.code
+    size = code.offset + code.size  # which for XLA has no padding at the end
     text = message.encode(errors="replace")
-    given = _ErrorCreate(_size(_ErrorCreate, "code"), None, text, _INTERNAL)
-    made: int = _Function(_Api.from_address(_words[frame + _API]).error_create)(
-        ctypes.addressof(given)
-    )
-    return made
+    return _call_api(frame, "error_create", _ErrorCreate(size, None, text, _INTERNAL))
 
 
-def _size(struct: Any, last: str) -> int:
-    """Return what XLA calls the size of a struct: without padding at its end."""
-    field = getattr(struct, last)
-    size: int = field.offset + field.size
-    return size
+def _call_api(frame: Frame, function: str, arguments: Any) -> int | None:
+    api = _Api.from_address(_words[frame + _API])
+    result: int | None = Function(getattr(api, function))(ctypes.addressof(arguments))
+    return result

@@ -21,6 +21,7 @@ STREAM = 0x5EED
 CONTEXT = 0xC0
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "ui8": "uint8"}
 _CALL = re.compile(r"custom_call @cunorm_on_\w+\(.*?op = \"(.*?)\"}.* : \((.*?)\) -> \(?(.*?)\)?$")
+_Span = _xla_structs._struct(start=ctypes.c_void_p, length=ctypes.c_size_t)  # of an attribute
 
 
 class Called(NamedTuple):
@@ -59,8 +60,8 @@ class Api:
         self.contexts: list[int] = []
         self.stream = stream
         self._kept = [
-            _xla_structs._Function(self._error_create),
-            _xla_structs._Function(self._stream_get),
+            _xla_structs.Function(self._error_create),
+            _xla_structs.Function(self._stream_get),
         ]
         create, get = (ctypes.cast(one, ctypes.c_void_p).value for one in self._kept)
         self.struct = _xla_structs._Api(error_create=create, stream_get=get)
@@ -89,7 +90,7 @@ class Frame:
         self._kept: list[Any] = [api]
         content = text.encode()
         value = self._keep(ctypes.create_string_buffer(content, len(content)))
-        span = self._keep(_xla_structs._Span(ctypes.addressof(value), len(content)))
+        span = self._keep(_Span(ctypes.addressof(value), len(content)))
         spans = self._keep((ctypes.c_void_p * 1)(ctypes.addressof(span)))
         self.frame = _xla_structs._Frame(
             struct_size=ctypes.sizeof(_xla_structs._Frame),

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""Row norms of JAX arrays, differentiable; `rms_norm` says what all have in common."""
+"""The public functions; `cunorm.jax` says what all have in common."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cunorm._core.memo import typed_key
+from cunorm._group_norm import spec as group_spec
+from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._row_norm import spec as row_spec
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import backward_spec
 from cunorm.jax._vjp import Norm
 from cunorm.results import AddNorm
 
-_row_norm = Norm(ROW_FORWARD, ROW_BACKWARD, backward_spec)
+_ROW = Norm(ROW_FORWARD, ROW_BACKWARD, row_spec.backward_spec)
+_GROUP = Norm(
+    GROUP_FORWARD, GROUP_BACKWARD, lambda spec, _, needs: group_spec.backward_spec(spec, needs)
+)
 
 
 def rms_norm(
@@ -30,37 +35,7 @@ def rms_norm(
 ) -> Any:
     """Divide each row of x by its root mean square.
 
-    As `cunorm.rms_norm`, but differentiable, and under jit, grad, vmap, scan, checkpoint and
-    shard_map, which is also said of the other functions here. Saved for gradients: x, gate, weight
-    and 1 / sqrt(...) of each row::
-
-        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
-
-    Parameters
-    ----------
-    x, weight, gate : array
-        Of JAX, traced or not, or of NumPy. All arguments are as for `cunorm.rms_norm`; those that
-        are no arrays are static. There is no `out`.
-
-    Returns
-    -------
-    Array
-        y, of x's shape.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `cunorm.rms_norm` does, when the call is traced; and for a float64 result where
-        ``jax_enable_x64`` is off.
-    NotImplementedError
-        If a second derivative is asked for.
-    ImportError
-        If this JAX's foreign function interface is of a version that is not known.
-
-    Notes
-    -----
-    Each gradient is rounded once, to its operand's dtype; y where `cunorm.rms_norm` rounds it. An
-    error while the kernels compile or run is XLA's, a RuntimeError, with their message.
+    As `cunorm.rms_norm`, but differentiable. Saved for gradients are x, gate, weight and rstd.
 
     Examples
     --------
@@ -74,7 +49,7 @@ def rms_norm(
     """
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
     params = ("rms_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
-    return _row_norm(params, (x, None, gate, weight, None))[0]
+    return _ROW(params, (x, None, gate, weight, None))[0]
 
 
 def layer_norm(
@@ -94,26 +69,8 @@ def layer_norm(
 ) -> Any:
     """Shift and scale each row of x to mean 0 and variance 1.
 
-    As `cunorm.layer_norm`, but differentiable; x, mean and 1 / sqrt(...) of each row, gate and the
-    parameters are saved for gradients::
-
-        q = x - mean(x)
-        y = q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
-
-    Parameters
-    ----------
-    x, weight, bias, gate : array
-        As for `rms_norm`; all arguments are as for `cunorm.layer_norm`.
-
-    Returns
-    -------
-    Array
-        y, of x's shape.
-
-    Raises
-    ------
-    TypeError, ValueError, NotImplementedError, ImportError
-        As `rms_norm` does.
+    As `cunorm.layer_norm`, but differentiable. Saved for gradients are x, gate, the parameters,
+    mean and rstd.
 
     Examples
     --------
@@ -125,7 +82,7 @@ def layer_norm(
     """
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
     params = ("layer_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
-    return _row_norm(params, (x, None, gate, weight, bias))[0]
+    return _ROW(params, (x, None, gate, weight, bias))[0]
 
 
 def l2_norm(
@@ -133,24 +90,7 @@ def l2_norm(
 ) -> Any:
     """Scale each row of x to length 1.
 
-    As `cunorm.l2_norm`, but differentiable; saved are x and a number for each row::
-
-        y = x / sqrt(sum(x * x) + eps)
-
-    Parameters
-    ----------
-    x : array
-        As for `rms_norm`; all arguments are as for `cunorm.l2_norm`.
-
-    Returns
-    -------
-    Array
-        y, of x's shape.
-
-    Raises
-    ------
-    TypeError, ValueError, NotImplementedError, ImportError
-        As `rms_norm` does.
+    As `cunorm.l2_norm`, but differentiable. Saved for gradients are x and rstd.
 
     Examples
     --------
@@ -161,7 +101,7 @@ def l2_norm(
     """
     norm = (False, axis, groups, False, "silu", "post", typed_key(1.0), 0.0, False, eps)
     params = ("l2_norm", *norm, dtype, None, False, False, True)
-    return _row_norm(params, (x, None, None, None, None))[0]
+    return _ROW(params, (x, None, None, None, None))[0]
 
 
 def normalize(
@@ -183,26 +123,8 @@ def normalize(
 ) -> Any:
     """Normalise each row of x to the length c, by default the square root of its width.
 
-    As `cunorm.normalize`, which says what a gate does, but differentiable; x, one or two numbers
-    for each row, gate and the parameters are saved for gradients::
-
-        q = x - mean(x)     if center, else x
-        y = c / sqrt(d) * q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
-
-    Parameters
-    ----------
-    x, weight, bias, gate : array
-        As for `rms_norm`; all arguments are as for `cunorm.normalize`.
-
-    Returns
-    -------
-    Array
-        y, of x's shape.
-
-    Raises
-    ------
-    TypeError, ValueError, NotImplementedError, ImportError
-        As `rms_norm` does.
+    As `cunorm.normalize`, but differentiable. Saved for gradients are x, gate, the parameters, rstd
+    and, with `center`, mean.
 
     Examples
     --------
@@ -215,7 +137,7 @@ def normalize(
     """
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
     params = ("normalize", *norm, typed_key(c), weight_offset, weight is not None, eps, dtype)
-    return _row_norm(params, (x, None, gate, weight, bias))[0]
+    return _ROW(params, (x, None, gate, weight, bias))[0]
 
 
 def add_rms_norm(
@@ -236,28 +158,9 @@ def add_rms_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
-    As `cunorm.add_rms_norm`, but differentiable. The new stream is saved in place of x. The
-    gradients that reach it and y are added up before they are rounded, to x's dtype for x and to
-    the stream's for residual::
-
-        s = x + residual                        rounded to residual's dtype: the new stream
-        y = rms_norm(s, weight)
-
-    Parameters
-    ----------
-    x, residual, weight, gate : array
-        As for `rms_norm`; all arguments are as for `cunorm.add_rms_norm`. Without residual x
-        is the new stream, unless another dtype is asked for.
-
-    Returns
-    -------
-    AddNorm
-        ``y`` and ``residual``, the new stream, both of x's shape and differentiable.
-
-    Raises
-    ------
-    TypeError, ValueError, NotImplementedError, ImportError
-        As `rms_norm` does.
+    As `cunorm.add_rms_norm`, but differentiable in y and in the new stream. The new stream is saved
+    for gradients in place of x. The gradients that reach it and y are added up before they are
+    rounded, to x's dtype for x and to the stream's for residual.
 
     Examples
     --------
@@ -270,7 +173,7 @@ def add_rms_norm(
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, False, True)
-    return AddNorm(*_row_norm(params, (x, residual, gate, weight, None)))
+    return AddNorm(*_ROW(params, (x, residual, gate, weight, None)))
 
 
 def add_layer_norm(
@@ -292,25 +195,7 @@ def add_layer_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `layer_norm` to the new stream.
 
-    As `cunorm.add_layer_norm`, but differentiable, with what `add_rms_norm` says::
-
-        s = x + residual                        rounded to residual's dtype: the new stream
-        y = layer_norm(s, weight, bias)
-
-    Parameters
-    ----------
-    x, residual, weight, bias, gate : array
-        As for `add_rms_norm`; all arguments are as for `cunorm.add_layer_norm`.
-
-    Returns
-    -------
-    AddNorm
-        ``y`` and ``residual``, the new stream, both of x's shape and differentiable.
-
-    Raises
-    ------
-    TypeError, ValueError, NotImplementedError, ImportError
-        As `rms_norm` does.
+    As `cunorm.add_layer_norm`, but differentiable, with what `add_rms_norm` says of the stream.
 
     Examples
     --------
@@ -323,7 +208,7 @@ def add_layer_norm(
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, False, True)
-    return AddNorm(*_row_norm(params, (x, residual, gate, weight, bias)))
+    return AddNorm(*_ROW(params, (x, residual, gate, weight, bias)))
 
 
 def add_normalize(
@@ -347,25 +232,7 @@ def add_normalize(
 ) -> AddNorm:
     """Add x to the residual stream, and `normalize` the new stream.
 
-    As `cunorm.add_normalize`, but differentiable, with what `add_rms_norm` says::
-
-        s = x + residual                        rounded to residual's dtype: the new stream
-        y = normalize(s, weight, bias)
-
-    Parameters
-    ----------
-    x, residual, weight, bias, gate : array
-        As for `add_rms_norm`; all arguments are as for `cunorm.add_normalize`.
-
-    Returns
-    -------
-    AddNorm
-        ``y`` and ``residual``, the new stream, both of x's shape and differentiable.
-
-    Raises
-    ------
-    TypeError, ValueError, NotImplementedError, ImportError
-        As `rms_norm` does.
+    As `cunorm.add_normalize`, but differentiable, with what `add_rms_norm` says of the stream.
 
     Examples
     --------
@@ -379,4 +246,59 @@ def add_normalize(
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (typed_key(c), weight_offset, weight is not None, eps)
     params = ("add_normalize", *norm, *scale, dtype, residual_dtype, False, True)
-    return AddNorm(*_row_norm(params, (x, residual, gate, weight, bias)))
+    return AddNorm(*_ROW(params, (x, residual, gate, weight, bias)))
+
+
+def group_norm(
+    x: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    dtype: Any = None,
+) -> Any:
+    """Shift and scale each group of channels of each sample to mean 0 and variance 1.
+
+    As `cunorm.group_norm`, but differentiable. Saved for gradients are x, the parameters, and mean
+    and rstd of each group; what the activation was given is computed again.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpy as np
+    >>> import cunorm.jax
+    >>> x = jnp.arange(8.0).reshape(1, 2, 4)  # a sample of two positions, of four channels
+    >>> np.asarray(cunorm.jax.group_norm(x, 2, activation="relu")).round(2)
+    array([[[0.  , 0.  , 0.  , 0.  ],
+            [0.73, 1.21, 0.73, 1.21]]], dtype=float32)
+    """
+    params = ("group_norm", num_groups, activation, channel_axis, eps, dtype)
+    return _GROUP(params, (x, weight, bias))[0]
+
+
+def instance_norm(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    dtype: Any = None,
+) -> Any:
+    """Apply `group_norm` with each channel a group of its own.
+
+    As `cunorm.instance_norm`, but differentiable. Saved for gradients is what `group_norm` saves.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpy as np
+    >>> import cunorm.jax
+    >>> np.asarray(cunorm.jax.instance_norm(jnp.array([[[1.0, 10.0], [3.0, 70.0]]]))).round(4)
+    array([[[-1., -1.],
+            [ 1.,  1.]]], dtype=float32)
+    """
+    params = ("instance_norm", group_spec.EACH_CHANNEL, activation, channel_axis, eps, dtype)
+    return _GROUP(params, (x, weight, bias))[0]
