@@ -158,9 +158,9 @@ def add_rms_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
-    As `cunorm.add_rms_norm`, but differentiable in y and in the new stream. The new stream is saved
-    for gradients in place of x. The gradients that reach it and y are added up before they are
-    rounded, to x's dtype for x and to the stream's for residual.
+    As `cunorm.add_rms_norm`, but differentiable in y and in the new stream, which is saved for
+    gradients in place of x. The gradients that reach both are added up before they are rounded, to
+    x's dtype for x and to the stream's for residual.
 
     Examples
     --------
