@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cunorm.torch._row_norm import layer_norm, rms_norm
+from cunorm.torch._functions import layer_norm, rms_norm
 
 Bounds = tuple[Tensor, Tensor]
 

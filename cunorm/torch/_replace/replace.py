@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from cunorm.torch._centered_modules import GroupNorm, LayerNorm
-from cunorm.torch._modules import RMSNorm
+from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
 from cunorm.torch._replace.probe import Plan, probe
 from cunorm.torch._replace.report import LeftNorm, ReplacedNorm, Replacement
 from cunorm.torch._replace.trial import Unknown, eps_name
