@@ -24,8 +24,13 @@ from cunorm.torch._functions import (
     rms_norm,
 )
 from cunorm.torch._modules import AddRMSNorm, GatedRMSNorm, GroupNorm, LayerNorm, RMSNorm
-from cunorm.torch._replace.replace import replace_norms, restore_norms
-from cunorm.torch._replace.report import LeftNorm, ReplacedNorm, Replacement
+from cunorm.torch._replace.replace import (
+    LeftNorm,
+    ReplacedNorm,
+    Replacement,
+    replace_norms,
+    restore_norms,
+)
 
 __all__ = [
     "AddNorm",
