@@ -27,8 +27,6 @@ _count_modes = torch._C._len_torch_dispatch_stack
 
 
 class DispatchMode(Enum):
-    """How a call is made."""
-
     PLAIN = auto()  # by `cunorm._dispatch`: no gradient is recorded
     AUTOGRAD = auto()  # by an `autograd.Function`, which costs a sixth of what an operator does
     OPERATOR = auto()  # by an operator of torch's dispatcher, which tensor subclasses and modes see

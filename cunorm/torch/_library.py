@@ -44,7 +44,6 @@ class Operators:
 
 
 def _define(pair: OpPair, op: OpDef, direction: str, fake: Function) -> Any:
-    """Define the operator of an OpDef."""
     inputs = [f"Tensor{'?' * (n >= op.required)} {name}" for n, name in enumerate(op.inputs)]
     outputs = ", ".join(["Tensor"] * len(op.outputs))
 

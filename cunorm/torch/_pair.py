@@ -89,7 +89,6 @@ class OpPair:
 def _spec_of_gradients(
     pair: OpPair, spec: Any, x_dtype: torch.dtype, wanted: tuple[bool, ...]
 ) -> Any:
-    """Return the spec of a backward that computes the wanted gradients of a forward's inputs."""
     names = zip(pair.forward.inputs, wanted, strict=True)
     wanted_names = {name.replace("residual", "x") for name, want in names if want}
     needs = tuple(name for name in pair.operands if name in wanted_names)

@@ -125,12 +125,12 @@ def _key(module: Any, exact: bool) -> Any:
     values = {n: value for n, value in vars(module).items() if n not in _MODULE_ATTRIBUTES}
     if not _is_simple((*values.values(),)) or not isinstance(forward, FunctionType):
         return None
-    tensors = tuple(
+    tensors = [
         (name, None if tensor is None else (tensor.shape, tensor.dtype))
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
-    )
-    classes = weakref.ref(kind), weakref.ref(forward)
-    return (*classes, exact, tensors, tuple(module._modules), repr(values))  # as 1 equals True
+    ]
+    text = repr((exact, values, tensors, [*module._modules]))  # as 1 equals True
+    return weakref.ref(kind), weakref.ref(forward), text
 
 
 def _is_simple(value: Any) -> bool:

@@ -263,7 +263,6 @@ def _parameters(module: Any) -> tuple[tuple[str, ...], int, torch.dtype]:
 
 
 def eps_name(module: Any) -> str | None:
-    """Return the name of the attribute that is eps."""
     return next((n for n in _EPS_NAMES if isinstance(getattr(module, n, None), float)), None)
 
 
