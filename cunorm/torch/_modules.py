@@ -131,9 +131,9 @@ class GatedRMSNorm(RMSNorm):
         y = norm(x * g(gate))       with gate_position "pre", as in Mamba-2
         y = norm(x) * g(gate)       with "post", as in Qwen3-Next and the linear attentions of fla
 
-    "post" is ``norm_before_gate=True`` elsewhere. More than one of groups, which are Mamba-2's
-    ``hidden_size // group_size``, need a normalized_shape of one axis. y is rounded once, with
-    round_before_weight twice. Mamba-2 of ``transformers`` is ``gate_position="pre",
+    "post" is ``norm_before_gate=True`` elsewhere. groups is Mamba-2's
+    ``hidden_size // group_size``; more than 1 needs a normalized_shape of one axis. y is rounded
+    once, with round_before_weight twice. Mamba-2 of ``transformers`` is ``gate_position="pre",
     round_before_weight=True``, that of its authors the same without round_before_weight.
     Qwen3-Next also rounds before the gate: results differ by one or at most two units in the last
     place of bfloat16. ``torch.autocast`` does not change the dtype of y.

@@ -92,9 +92,10 @@ def _merged(names: list[str]) -> Iterator[str]:
 
 
 def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
-    """Let cunorm run the norms of a model, in place.
+    """Let cunorm run the norms of a model, in place, and report which.
 
-    Each norm stays the same object; its class becomes a subclass whose forward calls cunorm. So its
+    The model is a module of any kind, on any device, or a norm itself; else it is a TypeError. Each
+    norm stays the same object; its class becomes a subclass whose forward calls cunorm. So its
     name, parameters, hooks and state, optimizers, tied weights, ``isinstance``, ``copy.deepcopy``,
     ``pickle`` and ``torch.compile`` work on. `restore_norms` undoes it.
 
@@ -104,25 +105,12 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     parameters but one or two of one axis: it runs a copy on the CPU, on random rows with random
     parameters, in every pair of dtypes, and compares the results with cunorm's.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Of any kind, on any device; it may be a norm itself. Else it is a TypeError.
-    exact : bool, optional
-        Whether to leave a norm that rounds once more, so that y is a unit in the last place off.
-
-    Returns
-    -------
-    Replacement
-        The modules replaced and what they run, and those that may be norms and were left, and why.
-
-    Notes
-    -----
     In half precision y has the bits of the module's own forward but where a number before a
     rounding is within 2**-20 of a tie, relatively to the largest of its row: there it is one unit
-    in the last place off. The report names norms that round once more, where a unit is common. In
-    float32 the probe allows 16 roundings of the largest of the row, and of the terms of a sum with
-    a weight offset or a bias. For float64 cunorm computes in float64, many modules in float32.
+    in the last place off. The report names norms that round once more, where a unit is common;
+    exact=True leaves those. In float32 the probe allows 16 roundings of the largest of the row, and
+    of the terms of a sum with a weight offset or a bias. For float64 cunorm computes in float64,
+    many modules in float32.
 
     A replaced module runs its own forward in pairs of dtypes in which it does not agree, for a
     number of axes in which it does not (2 to 5 are tried), with further arguments, and under
@@ -131,8 +119,6 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     instance has its own forward (as accelerate's hooks make), parametrized and scripted ones, and
     parameters that are not plain tensors (DTensor, quantized) are left.
 
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RMSNorm(8, eps=1e-6))
