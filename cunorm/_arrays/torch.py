@@ -19,7 +19,7 @@ from cunorm._core.dtypes import ALLOWED, DTYPES, DType
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec, contiguous
 
 _DTYPES: dict[Any, DType] = {getattr(torch, name): dtype for name, dtype in DTYPES.items()}
-_TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
+TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
 # The types of tensors that are no more than their memory.
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 _empty_like: Callable[[Any], Any] = torch.empty_like
@@ -162,7 +162,7 @@ def _place_of(function: str, argument: str, array: Any, *also: Any) -> tuple[int
 
 def _empty(spec: TensorSpec) -> Callable[[], Any]:
     """Return a function that makes a tensor; empty_strided parses less than torch.empty."""
-    dtype, device = _TORCH_DTYPES[spec.dtype], torch.device(str(spec.device))
+    dtype, device = TORCH_DTYPES[spec.dtype], torch.device(str(spec.device))
     return partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
 
 

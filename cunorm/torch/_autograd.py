@@ -1,25 +1,43 @@
 # SPDX-License-Identifier: MIT
-"""Calls of norms by their DispatchMode, and the autograd.Function of all norms."""
+"""How a call of a norm is made, and the autograd.Function of all norms."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
+from cunorm._arrays.registry import view
+from cunorm._arrays.torch import PLAIN_TYPES
 from cunorm._dispatch import dispatch, dispatch_spec, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
-from cunorm.torch._modes import DispatchMode, dispatch_mode, specialized
 from cunorm.torch._pair import OpPair
+
+# Looked up once: together they take a tenth of a call.
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_is_transforming = torch._C._are_functorch_transforms_active
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_batch = torch._C._functorch.is_batchedtensor
+_is_legacy_batch = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched
+_count_modes = torch._C._len_torch_dispatch_stack
+
+
+class DispatchMode(Enum):
+    PLAIN = auto()  # by `cunorm._dispatch`: no gradient is recorded
+    AUTOGRAD = auto()  # by an `autograd.Function`, which costs a sixth of what an operator does
+    OPERATOR = auto()  # by an operator of torch's dispatcher, which tensor subclasses and modes see
+    TRANSFORMED = auto()  # by an operator in a Function that torch.func can transform
 
 
 def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
     """Return y and, of a row norm, the new residual stream second: x or None where that is x.
 
-    What follows is not to be used: only some modes return the statistics.
-
-    `params` are scalars for the forward's `parse`, `arrays` its inputs.
+    `params` are scalars for the forward's `parse`, `arrays` its inputs. Further results, as only
+    some modes return statistics, are not to be used.
     """
     mode = dispatch_mode(params[0], pair.forward.inputs, arrays)
     if mode is DispatchMode.PLAIN:
@@ -29,6 +47,47 @@ def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
     operators = OPERATORS[pair.name]
     run = operators.forward if mode is DispatchMode.OPERATOR else operators.transformed
     return present(run(*arrays, forward_text(pair.name, *map(specialized, params))))
+
+
+def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) -> DispatchMode:
+    """Return how to call a function on tensors, of which all but the first, x, may be None."""
+    if _is_compiling():
+        return DispatchMode.OPERATOR
+    if _is_transforming():
+        return DispatchMode.TRANSFORMED
+    requires_grad = False
+    for array in arrays:
+        if array is None:
+            continue
+        if type(array) not in PLAIN_TYPES or _is_wrapped(array):  # by a transform that is over
+            _check_tensors(function, names, arrays)
+            return DispatchMode.OPERATOR
+        requires_grad = requires_grad or array.requires_grad
+    if arrays[0] is None:
+        _check_tensors(function, names, arrays)
+    if _count_modes():  # a mode, as FakeTensorMode, is to see the call
+        return DispatchMode.OPERATOR
+    if forward_ad._current_level >= 0:  # tensors may have tangents, which the Function refuses
+        return DispatchMode.AUTOGRAD
+    is_recorded = requires_grad and _is_grad_enabled()
+    return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
+
+
+def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...]) -> None:
+    """Check that every operand is a tensor; all but x may be None."""
+    for name, array in zip(names, arrays, strict=True):
+        if isinstance(array, torch.Tensor):
+            if _is_batch(array):  # of a vmap that is over
+                view(function, name, array)  # raises
+        elif array is not None or name == "x":
+            got = "None" if array is None else f"a {type(array).__qualname__}"
+            raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor")
+
+
+def specialized(scalar: Any) -> Any:
+    """Return a scalar, as a number where torch.compile has a symbol: a set has none of those."""
+    is_traced = torch.compiler.is_dynamo_compiling() and isinstance(scalar, (int, float))
+    return {scalar}.pop() if is_traced else scalar
 
 
 class _Norm(torch.autograd.Function):
@@ -50,27 +109,19 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Any, d_residual: Any) -> tuple[Any, ...]:
         """Return a gradient for each argument of `forward`, None where none is needed."""
-        return (None, None, *_gradients(ctx, ctx.needs_input_grad[2:], dy, d_residual))
+        pair: OpPair = ctx.pair
+        run: Any = partial(pair.run, pair.backward)
+        if _is_grad_enabled():
+            run = None
+        elif _is_compiling() or _is_batched(dy, d_residual):  # by compiled autograd
+            run = partial(run_backward, pair, OPERATORS[pair.name].backward)
+        return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, d_residual, run))
 
 
 # A Function's own `apply` looks for transforms first, which `dispatch_mode` has done.
 _apply = super(torch.autograd.Function, _Norm).apply
 
 
-def _gradients(ctx: Any, wanted: tuple[bool, ...], dy: Any, d_residual: Any) -> list[Any]:
-    """Return the wanted gradients of the inputs of a forward."""
-    pair: OpPair = ctx.pair
-    run: Any = partial(pair.run, pair.backward)
-    if torch.is_grad_enabled():
-        run = None
-    elif torch.compiler.is_compiling() or _is_batched(dy, d_residual):  # compiled autograd
-        run = partial(run_backward, pair, OPERATORS[pair.name].backward)
-    return pair.gradients(ctx, wanted, dy, d_residual, run)
-
-
 def _is_batched(*gradients: Any) -> bool:
     """Whether gradients come as batches, as for a vectorised Jacobian."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    is_legacy = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched
-    return any(one is not None and is_legacy(one) for one in gradients)
+    return _is_transforming() or any(one is not None and _is_legacy_batch(one) for one in gradients)

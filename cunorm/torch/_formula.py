@@ -61,27 +61,24 @@ def row_formula(spec: Any, x_dtype: torch.dtype, x: Any, gate: Any, weight: Any,
     compute, groups = x.dtype, spec.groups
     leading, width = x.shape[: spec.axis], x.shape[spec.axis :].numel() // groups
 
-    def of_row(operand: Any) -> Any:
-        return operand.to(compute).reshape(groups, width)
-
-    def of_rows(operand: Any) -> Any:
+    def as_rows(operand: Any, *leading: int) -> Any:
         return operand.to(compute).reshape(*leading, groups, width)
 
-    def gated(rows: Any, position: str) -> Any:
-        if gate is None or spec.gate_position != position:
-            return rows
-        return rows * ACTIVATIONS[spec.gate_activation](of_rows(gate))
-
-    q = gated(of_rows(x), "pre")
+    g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate, *leading))
+    kinds = {"gate": g is not None, "weight": weight is not None}
+    options = spec.formula(**kinds, x_dtype=x_dtype, compute=compute)
+    q = as_rows(x, *leading)
+    if options.pre_gate:
+        q = q * g
     if spec.center:
         q = q - q.mean(-1, keepdim=True)
     r = q * (q.square().mean(-1, keepdim=True) + spec.mean_eps(width)).rsqrt()
     r = r if spec.c is None else r * (spec.c / width**0.5)
-    if spec.round_before_weight:
-        r = r.to(x_dtype).to(compute)
-    n = r if weight is None else r * (of_row(weight) + spec.weight_offset)
-    n = n if bias is None else n + of_row(bias)
-    return gated(n, "post").reshape(x.shape)
+    r = r if options.rounded is None else r.to(options.rounded).to(compute)
+    n = r if weight is None else r * (as_rows(weight) + spec.weight_offset)
+    n = n if bias is None else n + as_rows(bias)
+    n = n if g is None or options.pre_gate else n * g
+    return n.reshape(x.shape)
 
 
 def group_formula(spec: Any, x_dtype: torch.dtype, x: Any, weight: Any, bias: Any) -> Any:

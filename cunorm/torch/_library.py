@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from cunorm._core.dtypes import DType, parse_dtype
+from cunorm._arrays.torch import TORCH_DTYPES
+from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
 from cunorm._core.serialize import spec_from_json, spec_to_json
@@ -33,6 +34,7 @@ class Operators:
     """The operators of a pair; `transformed` is the forward's for torch.func."""
 
     def __init__(self, pair: OpPair, fake_forward: Function) -> None:
+        self.pair = pair
         self.forward = _define(pair, pair.forward, "forward", fake_forward)
         self.backward = _define(pair, pair.backward, "backward", _fake_gradients)
         save, gradients = partial(_save, pair), partial(_gradients, pair, self.backward)
@@ -42,7 +44,6 @@ class Operators:
 
 
 def _define(pair: OpPair, op: OpDef, direction: str, fake: Function) -> Any:
-    """Define the operator of an OpDef."""
     inputs = [f"Tensor{'?' * (n >= op.required)} {name}" for n, name in enumerate(op.inputs)]
     outputs = ", ".join(["Tensor"] * len(op.outputs))
 
@@ -82,8 +83,8 @@ def forward_text(name: str, *params: Any) -> str:
     """Return the spec of the forward of the pair of a name that returns statistics, too."""
     plain = {torch.SymInt: int, torch.SymFloat: float}
     params = tuple([plain[type(one)](one) if type(one) in plain else one for one in params])
-    forward = next(pair.forward for pair in (ROW, GROUP) if pair.name == name)
-    return _to_text(saving(parse(forward, params)))  # type: ignore[no-any-return]
+    spec = saving(parse(OPERATORS[name].pair.forward, params))
+    return _to_text(spec)  # type: ignore[no-any-return]
 
 
 # torch.compile calls it, as it could not follow it. This is what torch.compiler's decorator
@@ -102,26 +103,20 @@ def saving(spec: Any) -> Any:
 
 def _empty_like(pair: OpPair, x: Any, **options: Any) -> Any:
     """Return an empty tensor that lies as outputs of x's shape do."""
-    layout = torch.contiguous_format if pair.has_stream else torch.preserve_format
+    layout = torch.contiguous_format if pair.is_rows else torch.preserve_format
     return torch.empty_like(x, memory_format=layout, **options)
-
-
-def _torch_dtype(dtype: DType | None) -> torch.dtype | None:
-    return None if dtype is None else getattr(torch, dtype.name)
 
 
 def _fake_row_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
     x, residual, _, weight, _ = arrays
-    named = (("x", x), ("weight", weight))
-    dtypes = [
-        None if one is None else parse_dtype(spec.function, name, one.dtype) for name, one in named
-    ]
-    stream = _torch_dtype(spec.residual_dtype) if residual is None else residual.dtype
+    x_dtype = parse_dtype(spec.function, "x", x.dtype)
+    weight_dtype = None if weight is None else parse_dtype(spec.function, "weight", weight.dtype)
+    stream = TORCH_DTYPES.get(spec.residual_dtype) if residual is None else residual.dtype
     has_new = residual is not None or stream not in (None, x.dtype)
     shape = (*x.shape[: spec.axis], *([spec.groups] if spec.groups > 1 else []))
     mean, rstd = (x.new_empty(shape, dtype=compute_type(x.dtype, stream)) for _ in range(2))
     return [
-        _empty_like(pair, x, dtype=_torch_dtype(spec.y_dtype(*dtypes))),
+        _empty_like(pair, x, dtype=TORCH_DTYPES[spec.y_dtype(x_dtype, weight_dtype)]),
         _empty_like(pair, x, dtype=stream) if has_new else None,
         mean if spec.center else None,
         rstd,
@@ -133,13 +128,13 @@ def _fake_group_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
     groups = x.shape[spec.channel_axis] if spec.num_groups is None else spec.num_groups
     shape = (x.shape[0], groups)
     mean, rstd = (x.new_empty(shape, dtype=compute_type(x.dtype)) for _ in range(2))
-    return [_empty_like(pair, x, dtype=_torch_dtype(spec.dtype)), mean, rstd]
+    return [_empty_like(pair, x, dtype=TORCH_DTYPES.get(spec.dtype)), mean, rstd]
 
 
 def _fake_gradients(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
     named = dict(zip(pair.backward.inputs, arrays, strict=True))
     x = named["x"]
-    x_dtype = _torch_dtype(spec.x_dtype) if pair.has_stream else x.dtype
+    x_dtype = TORCH_DTYPES[spec.x_dtype] if pair.has_stream else x.dtype
     named["residual"] = None if x.dtype == x_dtype else x  # dx stands for it
 
     def fake(name: str) -> Any:
@@ -217,12 +212,12 @@ def _run_batch(
         if array is None:
             return None
         array = array.movedim(dim, 0) if isinstance(dim, int) else array.expand(batch, *array.shape)
-        return array if pair.has_stream else array.flatten(0, 1)
+        return array if pair.is_rows else array.flatten(0, 1)
 
     def parted(output: Any) -> Any:
         if output.dtype == torch.bool:
             return output.new_empty(batch, 0)
-        return output if pair.has_stream else output.unflatten(0, (batch, -1))
+        return output if pair.is_rows else output.unflatten(0, (batch, -1))
 
     rows = map(merged, arrays[:count], dims)
     outputs = operator(*rows, *arrays[count:], _merged_text(op.spec_type, text))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm as a module: alone, with the residual stream, and with a gate."""
+"""The norms as modules: those of torch.nn, and RMSNorm with the residual stream and with a gate."""
 
 from __future__ import annotations
 
@@ -8,38 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cunorm._arrays.torch import TORCH_DTYPES
+from cunorm._core.dtypes import parse_dtype
 from cunorm.results import AddNorm
-from cunorm.torch._centered_modules import autocast_dtype, changed, check_row_shape, row_axis
-from cunorm.torch._row_norm import add_rms_norm, rms_norm
+from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
 
 
 class RMSNorm(torch.nn.RMSNorm):
     """`torch.nn.RMSNorm`, run by `cunorm.torch.rms_norm`.
 
-    Over the last axes of x, those of normalized_shape::
+    Over the last axes of x, which are those of normalized_shape::
 
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
-    Rounding is that of `cunorm.normalize`. Under ``torch.autocast`` on CUDA y is float32 where x is
-    of half precision, as from PyTorch's module.
+    The first five arguments, parameters and state_dict are PyTorch's. Without eps, it is the
+    machine epsilon of the dtype in which the installed PyTorch computes: float32 for half
+    precision, in earlier versions x's. weight_offset, which needs a weight, and round_before_weight
+    are those of `rms_norm`; a new weight is ``1 - weight_offset``. Under ``torch.autocast`` on CUDA
+    y is float32 where x is of half precision, as from PyTorch's module.
 
-    Parameters
-    ----------
-    normalized_shape, eps, elementwise_affine, device, dtype : optional but the first
-        As for `torch.nn.RMSNorm`, whose parameters and state_dict this subclass has. If eps is
-        None, it is the machine epsilon of the dtype in which the installed PyTorch computes:
-        float32 for half precision, in earlier versions x's.
-    weight_offset, round_before_weight : float and bool, optional
-        As for `rms_norm`. A new weight is ``1 - weight_offset``.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `rms_norm`; ValueError also if normalized_shape is empty, x's last axes are not
-        normalized_shape, or there is a weight_offset without elementwise_affine.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> norm = cunorm.torch.RMSNorm(2, eps=1e-6)
@@ -75,17 +62,15 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def reset_parameters(self) -> None:
         """Make the factor of every element 1."""
-        check_row_shape(self)
+        _check_row_shape(self)
         if self.elementwise_affine:
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return y."""
-        return rms_norm(x, self.weight, **_options(self, x), dtype=autocast_dtype(x))
+        return rms_norm(x, self.weight, **_options(self, x), dtype=_autocast_dtype(x))
 
     def extra_repr(self) -> str:
-        """Return the options of `torch.nn.RMSNorm`, and the further ones that are set."""
-        return f"{super().extra_repr()}{changed(self)}"
+        return f"{super().extra_repr()}{_changed(self)}"
 
 
 class AddRMSNorm(RMSNorm):
@@ -98,22 +83,11 @@ class AddRMSNorm(RMSNorm):
 
     A stack of pre-norm layers ``x = f(norm(x)) + x`` becomes ``y, stream = norm(x, stream)`` and
     ``x = f(y)``, layer by layer. It begins with ``stream = None`` and ends with ``x + stream``.
-    Rounding is that of `add_rms_norm`. ``torch.autocast`` does not change the dtype of y.
 
-    Parameters
-    ----------
-    normalized_shape, eps, elementwise_affine, device, dtype, weight_offset, round_before_weight
-        As for `RMSNorm`. The rounding before weight is to x's dtype, not to the stream's.
-    residual_dtype : dtype, optional
-        The stream's, by default that of the first x. A stream of another dtype is an error.
+    residual_dtype is the stream's dtype, by default that of the first x; a stream of another is an
+    error. Other arguments are those of `RMSNorm`: without eps, it is that of the stream's dtype,
+    and the rounding before weight is to x's. ``torch.autocast`` does not change the dtype of y.
 
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `RMSNorm` and `add_rms_norm`.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> norm = cunorm.torch.AddRMSNorm(2, eps=1e-6, residual_dtype=torch.float32)
@@ -145,41 +119,25 @@ class AddRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> AddNorm:
         """Return y and the new stream, which is x itself where residual is None."""
-        return add_rms_norm(x, residual, self.weight, **_options(self, x, residual))
+        stream = getattr(residual, "dtype", self.residual_dtype)
+        return add_rms_norm(x, residual, self.weight, **_options(self, x, stream))
 
 
 class GatedRMSNorm(RMSNorm):
     """RMSNorm with a gate, by `cunorm.torch.rms_norm`.
 
-    The norm is that of `RMSNorm`, g is the gate's activation::
+    The norm is that of `RMSNorm`, g is gate_activation, one of those of `cunorm.normalize`::
 
         y = norm(x * g(gate))       with gate_position "pre", as in Mamba-2
         y = norm(x) * g(gate)       with "post", as in Qwen3-Next and the linear attentions of fla
 
-    y is rounded once, with round_before_weight twice. Mamba-2 of ``transformers`` is
-    ``gate_position="pre", round_before_weight=True``, that of its authors the same without
-    round_before_weight. Qwen3-Next also rounds before the gate: results differ by one or at most
-    two units in the last place of bfloat16. ``torch.autocast`` does not change the dtype of y.
+    "post" is ``norm_before_gate=True`` elsewhere. groups is Mamba-2's
+    ``hidden_size // group_size``; more than 1 needs a normalized_shape of one axis. y is rounded
+    once, with round_before_weight twice. Mamba-2 of ``transformers`` is ``gate_position="pre",
+    round_before_weight=True``, that of its authors the same without round_before_weight.
+    Qwen3-Next also rounds before the gate: results differ by one or at most two units in the last
+    place of bfloat16. ``torch.autocast`` does not change the dtype of y.
 
-    Parameters
-    ----------
-    normalized_shape, eps, elementwise_affine, device, dtype, weight_offset, round_before_weight
-        As for `RMSNorm`.
-    groups : int, optional
-        As for `rms_norm`; in Mamba-2 ``hidden_size // group_size``. More than one needs a
-        normalized_shape of one axis.
-    gate_activation : str, optional
-        g: one of the activations of `cunorm.normalize`.
-    gate_position : str, optional
-        "post", as with ``norm_before_gate=True`` elsewhere, or "pre".
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `RMSNorm` and `rms_norm`. An unknown activation or position is an error in forward.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> norm = cunorm.torch.GatedRMSNorm(4, groups=2, gate_position="pre")
@@ -219,13 +177,130 @@ class GatedRMSNorm(RMSNorm):
         return rms_norm(x, self.weight, gate=gate, **_options(self, x))
 
 
-def _options(module: Any, x: Tensor, normalised: Tensor | None = None) -> dict[str, Any]:
-    """Return the options of a module's call; `normalised` is the stream, if there is one."""
-    eps = module.eps
-    if eps is None:
-        eps = _DEFAULT_EPS.get((x if normalised is None else normalised).dtype, 0.0)
+class LayerNorm(torch.nn.LayerNorm):
+    """`torch.nn.LayerNorm`, run by `cunorm.torch.layer_norm`.
+
+    Over the last axes of x, which are those of normalized_shape::
+
+        y = (x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias
+
+    Arguments, parameters and state_dict are PyTorch's; ``torch.autocast`` acts as on `RMSNorm`.
+
+    >>> import torch
+    >>> import cunorm.torch
+    >>> norm = cunorm.torch.LayerNorm(2)
+    >>> norm(torch.tensor([[1.0, 3.0]]))
+    tensor([[-1.0000,  1.0000]], grad_fn=<...>)
+    """
+
+    def __init__(
+        self,
+        normalized_shape: Any,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        _check_row_shape(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        axis, dtype = _row_axis(self, x), _autocast_dtype(x)
+        return layer_norm(x, self.weight, self.bias, eps=self.eps, axis=axis, dtype=dtype)
+
+
+class GroupNorm(torch.nn.GroupNorm):
+    """`torch.nn.GroupNorm` with an activation, run by `cunorm.torch.group_norm`.
+
+    For g, the activation, and means over all positions and channels of a group of a sample::
+
+        y = g((x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias)
+
+    x has shape (N, C, ...), for C of num_channels. y has its memory format, and neither is copied.
+    Arguments, parameters and state_dict are PyTorch's, with further ``**options`` of the installed
+    version, as ``bias=False``; only activation, one of those of `cunorm.normalize` or None, is not.
+    ``torch.autocast`` acts as on `RMSNorm`.
+
+    >>> import torch
+    >>> import cunorm.torch
+    >>> norm = cunorm.torch.GroupNorm(2, 4, activation="silu")
+    >>> norm
+    GroupNorm(2, 4, eps=1e-05, affine=True, ...activation='silu')
+    >>> norm(torch.ones(1, 4, 3, 3).to(memory_format=torch.channels_last)).sum()
+    tensor(0., grad_fn=<...>)
+    """
+
+    _cunorm_options: tuple[str, ...] = ("activation",)
+    activation: str | None = None
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype, **options)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() < 2 or x.shape[1] != self.num_channels:
+            raise ValueError(
+                f"{type(self).__name__}: x has shape {tuple(x.shape)}, expected (N, "
+                f"{self.num_channels}, ...), as num_channels is {self.num_channels}"
+            )
+        options = {"eps": self.eps, "activation": self.activation, "dtype": _autocast_dtype(x)}
+        return group_norm(x, self.num_groups, self.weight, self.bias, channel_axis=1, **options)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}{_changed(self)}"
+
+
+def _check_row_shape(module: Any) -> None:
+    if not module.normalized_shape:
+        kind = type(module).__name__
+        raise ValueError(f"{kind}: normalized_shape is (), expected one axis or more")
+
+
+def _row_axis(module: Any, x: Tensor) -> int:
+    """Return the first axis of x's rows, after checking that they have normalized_shape."""
+    shape: tuple[int, ...] = module.normalized_shape
+    if x.shape[-len(shape) :] != shape:
+        raise ValueError(
+            f"{type(module).__name__}: x has shape {tuple(x.shape)}, expected its last axes to be "
+            f"normalized_shape, {shape}"
+        )
+    return -len(shape)
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return float32 where torch.autocast computes norms in it and x is narrower, else None."""
+    half = x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if half and torch.is_autocast_enabled("cuda") else None
+
+
+def _changed(module: Any) -> str:
+    """Return, for an extra_repr, the options beyond torch's that differ from their defaults."""
+    kind, options = type(module), {name: getattr(module, name) for name in module._cunorm_options}
+    return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))
+
+
+def _options(module: Any, x: Tensor, stream: Any = None) -> dict[str, Any]:
+    """Return the options of a module's call; `stream` is the dtype of the stream, if not x's."""
     options = {name: getattr(module, name) for name in module._cunorm_options}
-    return {"eps": eps, "axis": row_axis(module, x), **options}
+    options |= {"eps": module.eps, "axis": _row_axis(module, x)}
+    if module.eps is None:
+        dtype = x.dtype if stream is None else stream
+        if not isinstance(dtype, torch.dtype):
+            dtype = TORCH_DTYPES[parse_dtype("add_rms_norm", "residual_dtype", dtype)]
+        options["eps"] = _DEFAULT_EPS.get(dtype, 0.0)
+    return options
 
 
 def _default_eps(dtype: torch.dtype) -> float:
@@ -239,5 +314,4 @@ def _default_eps(dtype: torch.dtype) -> float:
 
 
 # Computed once, as torch.compile cannot trace it.
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_DEFAULT_EPS = {dtype: _default_eps(dtype) for dtype in _DTYPES}
+_DEFAULT_EPS = {dtype: _default_eps(dtype) for dtype in TORCH_DTYPES.values()}

@@ -29,11 +29,7 @@ _GRADIENTS = ("dy", "d_residual")  # inputs of a backward: the gradients of y an
 
 @dataclass(eq=False)
 class OpPair:
-    """A forward and its backward.
-
-    The first output of the forward is y; the second one of row norms, and of no others, is the new
-    residual stream.
-    """
+    """A forward, whose outputs are y, of row norms the new stream, and statistics; its backward."""
 
     name: str  # of the operators of torch's dispatcher, but for the direction
     forward: OpDef
@@ -42,7 +38,7 @@ class OpPair:
     formula: Callable[..., Any]  # y by torch's operations, of a forward's spec, x's dtype, operands
 
     def __post_init__(self) -> None:
-        self.has_stream = "residual" in self.forward.outputs
+        self.is_rows = self.has_stream = "residual" in self.forward.outputs
         self.no_outputs = (None,) * (len(self.forward.outputs) + 1)
         self.operands = [name[1:] for name in self.backward.outputs]  # whose gradients those are
         self._saved = [name for name in self.backward.inputs if name not in _GRADIENTS]  # x first
@@ -93,7 +89,6 @@ class OpPair:
 def _spec_of_gradients(
     pair: OpPair, spec: Any, x_dtype: torch.dtype, wanted: tuple[bool, ...]
 ) -> Any:
-    """Return the spec of a backward that computes the wanted gradients of a forward's inputs."""
     names = zip(pair.forward.inputs, wanted, strict=True)
     wanted_names = {name.replace("residual", "x") for name, want in names if want}
     needs = tuple(name for name in pair.operands if name in wanted_names)

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import cunorm  # noqa: E402
-from cunorm.torch import _autograd  # noqa: E402
+from cunorm.torch._pair import OpPair  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--layers", "1", "--width", "64", "--context", "16", "--batch", "16", "--rate", "1e-2")
@@ -63,13 +63,13 @@ def test_the_example_exits_with_1_above_the_bigram_model(torch_train, capsys):
 
 
 def test_the_example_exits_with_1_if_a_gradient_is_a_little_wrong(torch_train, monkeypatch, capsys):
-    right = _autograd._gradients
+    right = OpPair.gradients
 
     def too_large(*arguments):
         dx, *others = right(*arguments)
         return (dx * 1.01, *others)
 
-    monkeypatch.setattr(_autograd, "_gradients", too_large)
+    monkeypatch.setattr(OpPair, "gradients", too_large)
     monkeypatch.setattr(torch_train, "bigram_loss", lambda *given: float("inf"))
     assert torch_train.main([*SMALL, "--steps", "40"]) == 1
     assert difference(capsys.readouterr().out) > 1e-4

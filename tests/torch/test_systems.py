@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (  # noqa: E402
 
 import cunorm  # noqa: E402
 import cunorm.torch as ct  # noqa: E402
+from cunorm.torch._library import forward_text  # noqa: E402
 from tests.support.processes import in_process  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
@@ -206,6 +207,11 @@ def test_compiled_autograd_gives_the_gradients_of_eager_calls():
     with compiled_autograd._enable(torch.compile(backend="aot_eager")):
         found = gradients()
     assert all(map(torch.equal, found, expected))
+
+
+def test_the_text_of_a_call_is_marked_constant_as_torch_marks_functions():
+    marked = vars(torch.compiler.assume_constant_result(lambda: None))
+    assert marked and marked == vars(forward_text)
 
 
 def test_torch_compile_takes_modules_whole():

@@ -12,16 +12,19 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils import parametrize
 
+from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._core.memo import on_clear
-from cunorm.torch._replace.recipes import Recipe, float32_recipes, variants
-from cunorm.torch._replace.trial import Pair, Trial, Unknown
+from cunorm.torch._replace.trial import Pair, Recipe, Trial, Unknown, float32_recipes, variants
 
 _HALF = (torch.bfloat16, torch.float16)
-_SAME = (torch.float32, *_HALF, torch.float64)
+_SAME = tuple((dtype, dtype) for dtype in (torch.float32, *_HALF, torch.float64))
 _MIXED = tuple(pair for half in _HALF for pair in ((half, torch.float32), (torch.float32, half)))
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
+_REDUCERS = ("__reduce__", "__reduce_ex__")
+_AXES = (2, 3, 4, 5)  # how many of x are tried
 _MOST_PLANS = 256
 
 # A plan, or the reason why there is none, by all that a probe depends on. Keys refer to classes
@@ -55,7 +58,7 @@ class Plan:
         lines: list[str] = []
         for gated in (False, True):
             matches = [match for match in self.matches if match.gated == gated]
-            usual = [match.recipe for match in matches if set(match.pair) <= {dtype, None}]
+            usual = [match.recipe for match in matches if match.pair == (dtype, dtype)]
             for recipe in dict.fromkeys([*usual, *(match.recipe for match in matches)]):
                 pairs = {match.pair: match.exact for match in matches if match.recipe == recipe}
                 off = _listed(pair for pair, exact in pairs.items() if not exact)
@@ -68,12 +71,30 @@ class Plan:
 
 
 def _listed(pairs: Iterable[Pair]) -> str:
-    """Return pairs as text: x's dtype, and weight's where it is another."""
-    return ", ".join("/".join(dict.fromkeys(map(_short, filter(None, pair)))) for pair in pairs)
+    return ", ".join("/".join(dict.fromkeys(map(_short, pair))) for pair in pairs)
 
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def check_plain(module: Any) -> None:
+    """Raise Unknown if a module's class does not decide alone on how it runs."""
+    if "forward" in vars(module):
+        raise Unknown("its forward was set on the instance, as hooks of accelerate do")
+    if parametrize.is_parametrized(module):
+        raise Unknown("it is parametrized")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Unknown("it is a ScriptModule")
+    if type(module).__call__ is not torch.nn.Module.__call__:
+        raise Unknown("its class has a __call__ of its own")
+    if any(getattr(type(module), name) is not getattr(object, name) for name in _REDUCERS):
+        raise Unknown("its class has its own form of copies and pickles")
+    for name, parameter in module._parameters.items():
+        if parameter is not None and type(parameter) is not torch.nn.Parameter:
+            raise Unknown(f"{name} is a {type(parameter).__name__}, not a plain Parameter")
+        if parameter is not None and parameter.dtype not in TORCH_DTYPES.values():
+            raise Unknown(f"{name} is {parameter.dtype}")
 
 
 def probe(module: Any, *, exact: bool) -> Plan:
@@ -101,23 +122,19 @@ def _key(module: Any, exact: bool) -> Any:
     """Return what a probe depends on, None if that is more than numbers, names and shapes."""
     kind = type(module)
     forward = inspect.getattr_static(kind, "forward")  # its closure may have the class, for super()
-    values = {n: _typed(v) for n, v in vars(module).items() if n not in _MODULE_ATTRIBUTES}
-    if None in values.values() or not isinstance(forward, FunctionType):
+    values = {n: value for n, value in vars(module).items() if n not in _MODULE_ATTRIBUTES}
+    if not _is_simple((*values.values(),)) or not isinstance(forward, FunctionType):
         return None
-    tensors = tuple(
+    tensors = [
         (name, None if tensor is None else (tensor.shape, tensor.dtype))
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
-    )
-    classes = weakref.ref(kind), weakref.ref(forward)
-    return (*classes, exact, tensors, tuple(module._modules), *values.items())
+    ]
+    text = repr((exact, values, tensors, [*module._modules]))  # as 1 equals True
+    return weakref.ref(kind), weakref.ref(forward), text
 
 
-def _typed(value: Any) -> Any:
-    """Return a simple value with its type, as 1 is True for a dict; None if it is not simple."""
-    if isinstance(value, tuple):
-        items = tuple(_typed(item) for item in value)
-        return None if None in items else items
-    return (type(value), value) if type(value) in _SIMPLE else None
+def _is_simple(value: Any) -> bool:
+    return all(map(_is_simple, value)) if isinstance(value, tuple) else type(value) in _SIMPLE
 
 
 @torch.inference_mode(False)
@@ -125,27 +142,24 @@ def _typed(value: Any) -> Any:
 def _probe(module: Any, exact: bool) -> Plan:
     trial = Trial(module)
     matches: list[Match] = []
-    axes: list[frozenset[int]] = []
-    reasons: list[Unknown] = []
+    axes = frozenset(_AXES)
     for gated in trial.gated:
         try:
             recipe, its_axes = _in_float32(trial, gated)
             matches += _match(trial, gated, recipe, 0.0 if exact else 1.0)
-            axes.append(its_axes)
-        except Unknown as reason:
-            reasons.append(reason)
-    if not axes:
-        raise reasons[-1]
+            axes &= its_axes
+        except Unknown:
+            if gated == trial.gated[-1] and not matches:
+                raise
     operands = trial.eps_name, trial.parameters, trial.arguments
-    common = frozenset.intersection(*axes)
-    return Plan(*operands, tuple(matches), common, under_autocast=not trial.calls_torch)
+    return Plan(*operands, tuple(matches), axes, under_autocast=not trial.calls_torch)
 
 
 def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
     """Return the recipe that agrees in float32, as its variants do, and the numbers of axes."""
-    pair = trial.pair(torch.float32)
+    pair = (torch.float32, torch.float32)
     samples, axes = [trial.sample(pair, gated)], {3}
-    for count in (2, 3, 4, 5):
+    for count in _AXES:
         with suppress(Unknown):
             samples.append(trial.sample(pair, gated, count, training=False))
             axes.add(count)
@@ -165,11 +179,11 @@ def _match(trial: Trial, gated: bool, recipe: Recipe, allowed: float) -> list[Ma
     """Return the variant for each pair of dtypes that has one within a distance."""
     candidates = list(variants(recipe, bool(trial.parameters)))
     distances = {}
-    for pair in (*map(trial.pair, _SAME), *(_MIXED if trial.parameters else ())):
+    for pair in (*_SAME, *(_MIXED if trial.parameters else ())):
         with suppress(Unknown):  # LayerNorm fails on a float32 x with a weight of half precision
             sample = trial.sample(pair, gated)
             distances[pair] = {recipe: sample.distance(recipe) for recipe in candidates}
-    main = trial.pair(trial.dtype)
+    main = (trial.dtype, trial.dtype)
     if main not in distances:
         raise Unknown(f"its forward does not run in {_short(trial.dtype)}")
     # Where several agree, as all do in float32, take the one that agrees in the most pairs.

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""`replace_norms` and `restore_norms`: swap the class of a norm for one whose forward calls cunorm.
+"""Swap the class of a norm for one whose forward calls cunorm, and back; the report of it.
 
 The module stays the same object. `torch.nn.utils.parametrize` works in the same way.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.utils import parametrize
 
-from cunorm.torch._centered_modules import GroupNorm, LayerNorm
-from cunorm.torch._modules import RMSNorm
-from cunorm.torch._replace.probe import Plan, probe
-from cunorm.torch._replace.report import LeftNorm, ReplacedNorm, Replacement
+from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
+from cunorm.torch._replace.probe import Plan, check_plain, probe
 from cunorm.torch._replace.trial import Unknown, eps_name
 
 # The norms of torch.nn need no probe and run in all dtypes: our class, and the call as text.
@@ -23,14 +22,80 @@ _TORCH_NORMS: dict[Any, tuple[Any, str]] = {
     torch.nn.LayerNorm: (LayerNorm, "layer_norm(eps={0.eps})"),
     torch.nn.GroupNorm: (GroupNorm, "group_norm({0.num_groups}, eps={0.eps})"),
 }
-_REDUCERS = ("__reduce__", "__reduce_ex__")
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class ReplacedNorm(NamedTuple):
+    """A module that runs cunorm: its name, "" for the model itself, its class, and what it runs."""
+
+    name: str
+    kind: str
+    runs: str
+
+
+class LeftNorm(NamedTuple):
+    """A module that may be a norm and was left: its name, its class, and the reason."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What `replace_norms` did. Printed, it is a summary by class, with repeated layers as one.
+
+    ``replaced`` are the modules that run cunorm, ``left`` those that may be norms and do not, both
+    in the order of ``model.named_modules()``, by first names.
+
+    >>> import torch
+    >>> import cunorm.torch
+    >>> model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.BatchNorm1d(4))
+    >>> done = cunorm.torch.replace_norms(model)
+    >>> print(done)
+    1 norm replaced
+      LayerNorm: layer_norm(eps=1e-05)
+        0
+    1 module left
+      BatchNorm1d: of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced
+        1
+    >>> done.replaced[0].runs
+    'layer_norm(eps=1e-05)'
+    """
+
+    replaced: tuple[ReplacedNorm, ...]
+    left: tuple[LeftNorm, ...]
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        parts = [(self.replaced, "norm", "replaced"), (self.left, "module", "left")]
+        for norms, noun, verb in parts if self.left else parts[:1]:
+            lines.append(f"{len(norms)} {noun}{'s' * (len(norms) != 1)} {verb}")
+            names: dict[str, list[str]] = {}
+            for name, kind, text in norms:
+                names.setdefault(f"  {kind}: {text}", []).append(name)
+            for line, those in names.items():
+                lines += [line, *_merged(those)]
+        return "\n".join(lines)
+
+
+def _merged(names: list[str]) -> Iterator[str]:
+    """Yield lines with the names, those that differ only in numbers as one with their count."""
+    patterns: dict[tuple[str, ...], list[list[str]]] = {}
+    for name in names:
+        parts = name.split(".")
+        patterns.setdefault(tuple("*" if p.isdigit() else p for p in parts), []).append(parts)
+    for group in patterns.values():
+        columns = [set(column) for column in zip(*group, strict=True)]
+        joined = ".".join(column.pop() if len(column) == 1 else "*" for column in columns)
+        count = f" ({len(group)})" if len(group) > 1 else ""
+        yield f"    {joined or '(the model itself)'}{count}"
 
 
 def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
-    """Let cunorm run the norms of a model, in place.
+    """Let cunorm run the norms of a model, in place, and report which.
 
-    Each norm stays the same object; its class becomes a subclass whose forward calls cunorm. So its
+    The model is a module of any kind, on any device, or a norm itself; else it is a TypeError. Each
+    norm stays the same object; its class becomes a subclass whose forward calls cunorm. So its
     name, parameters, hooks and state, optimizers, tied weights, ``isinstance``, ``copy.deepcopy``,
     ``pickle`` and ``torch.compile`` work on. `restore_norms` undoes it.
 
@@ -40,41 +105,20 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     parameters but one or two of one axis: it runs a copy on the CPU, on random rows with random
     parameters, in every pair of dtypes, and compares the results with cunorm's.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Of any kind, on any device; it may be a norm itself.
-    exact : bool, optional
-        Whether to leave a norm that rounds once more, so that y is a unit in the last place off.
-
-    Returns
-    -------
-    Replacement
-        The modules replaced and what they run, and those that may be norms and were left, and why.
-
-    Raises
-    ------
-    TypeError
-        If model is no module of PyTorch.
-
-    Notes
-    -----
     In half precision y has the bits of the module's own forward but where a number before a
     rounding is within 2**-20 of a tie, relatively to the largest of its row: there it is one unit
-    in the last place off. The report names norms that round once more, where a unit is common. In
-    float32 the probe allows 16 roundings of the largest of the row, and of the terms of a sum with
-    a weight offset or a bias. For float64 cunorm computes in float64, many modules in float32.
+    in the last place off. The report names norms that round once more, where a unit is common;
+    exact=True leaves those. In float32 the probe allows 16 roundings of the largest of the row, and
+    of the terms of a sum with a weight offset or a bias. For float64 cunorm computes in float64,
+    many modules in float32.
 
     A replaced module runs its own forward in pairs of dtypes in which it does not agree, for a
     number of axes in which it does not (2 to 5 are tried), with further arguments, and under
     ``torch.autocast`` where that changes the dtypes. A formula that changes later, with another
-    attribute than eps or with the size of numbers, as with a clamp, is not followed.
+    attribute than eps or with the size of numbers, as with a clamp, is not followed. Modules whose
+    instance has its own forward (as accelerate's hooks make), parametrized and scripted ones, and
+    parameters that are not plain tensors (DTensor, quantized) are left.
 
-    It leaves modules whose instance has its own forward (as accelerate's hooks make), parametrized
-    and scripted ones, and parameters that are not plain tensors (DTensor, quantized).
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RMSNorm(8, eps=1e-6))
@@ -102,29 +146,13 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
 
 
 def restore_norms(model: Any) -> int:
-    """Give the norms that `replace_norms` replaced their classes back.
+    """Give the norms that `replace_norms` replaced their classes back; return how many.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        One that was given to `replace_norms`, or a part or a copy of it. Modules that were
-        made as `cunorm.torch.RMSNorm` and the like stay what they are.
+    model is one that was given to `replace_norms`, or a part or a copy of it, else it is a
+    TypeError. Modules that were made as `cunorm.torch.RMSNorm` and the like stay what they are. It
+    is a ValueError, and nothing is restored, if a replaced module's class or forward has been
+    changed since, as by ``torch.nn.utils.parametrize`` and accelerate's hooks.
 
-    Returns
-    -------
-    int
-        How many modules were restored.
-
-    Raises
-    ------
-    TypeError
-        If model is no module of PyTorch.
-    ValueError
-        If a replaced module's class or forward has been changed since, as by
-        ``torch.nn.utils.parametrize`` and accelerate's hooks. Nothing is restored then.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> norm = torch.nn.LayerNorm(8)
@@ -167,7 +195,7 @@ def _replace(module: Any, exact: bool) -> str | None:
     base, is_torchs = _torch_norm(kind), kind.__module__.startswith("torch.nn.modules.")
     if not (base or _is_called_norm(module) or (eps_name(module) and not is_torchs)):
         return None
-    _check_plain(module)
+    check_plain(module)
     if base is not None:
         names = ("weight",) if base is torch.nn.RMSNorm else ("weight", "bias")
         if set(module._parameters) != set(names):
@@ -200,25 +228,6 @@ def _is_called_norm(module: Any) -> bool:
     return name.endswith("Norm")
 
 
-def _check_plain(module: Any) -> None:
-    """Raise Unknown if a module's class does not decide alone on how it runs."""
-    if "forward" in vars(module):
-        raise Unknown("its forward was set on the instance, as hooks of accelerate do")
-    if parametrize.is_parametrized(module):
-        raise Unknown("it is parametrized")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise Unknown("it is a ScriptModule")
-    if type(module).__call__ is not torch.nn.Module.__call__:
-        raise Unknown("its class has a __call__ of its own")
-    if any(getattr(type(module), name) is not getattr(object, name) for name in _REDUCERS):
-        raise Unknown("its class has its own form of copies and pickles")
-    for name, parameter in module._parameters.items():
-        if parameter is not None and type(parameter) is not torch.nn.Parameter:
-            raise Unknown(f"{name} is a {type(parameter).__name__}, not a plain Parameter")
-        if parameter is not None and parameter.dtype not in _DTYPES:
-            raise Unknown(f"{name} is {parameter.dtype}")
-
-
 def _swapped(kind: Any, plan: Plan | None) -> Any:
     """Return the subclass of kind that runs cunorm; plan is None where the forward is torch's.
 
@@ -245,8 +254,8 @@ def _forward(self: Any, *args: Any, **named: Any) -> Any:
     plan: Plan = self._cunorm_plan
     x, gate = _operands(plan.arguments, args, named)
     parameters = [getattr(self, name) for name in plan.parameters]
-    weight = parameters[0] if parameters else None
-    pair = (getattr(x, "dtype", None), None if weight is None else weight.dtype)
+    weight = parameters[0] if parameters else x
+    pair = (getattr(x, "dtype", None), getattr(weight, "dtype", None))
     call = self._cunorm_calls.get((pair, gate is not None))
     if (
         call is None

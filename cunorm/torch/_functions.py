@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Row norms that torch differentiates, compiles and transforms."""
+"""The norms as functions that torch differentiates, compiles and transforms."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from cunorm._core.memo import typed_key
+from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm.results import AddNorm
-from cunorm.torch._autograd import call
-from cunorm.torch._modes import specialized
-from cunorm.torch._pair import ROW
+from cunorm.torch._autograd import call, specialized
+from cunorm.torch._pair import GROUP, ROW
 
 
 def rms_norm(
@@ -30,28 +30,9 @@ def rms_norm(
 ) -> Tensor:
     """Divide each row of x by its root mean square.
 
-    As `cunorm.rms_norm`, but differentiable, and without `out`. For the backward x, rstd, gate and
-    weight are kept, and nothing else::
+    As `cunorm.rms_norm`, but differentiable and without `out`. For the backward it keeps x, rstd,
+    gate and weight.
 
-        y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
-
-    Parameters
-    ----------
-    x, weight, gate : Tensor
-        On the CPU or on CUDA; all arguments are as for `cunorm.rms_norm`.
-
-    Returns
-    -------
-    Tensor
-        y, contiguous, of x's shape and device.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `cunorm.rms_norm` does, and if an operand is no tensor.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
@@ -82,29 +63,9 @@ def add_rms_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
-    As `cunorm.add_rms_norm`, but differentiable, and without `out`. For the backward the new stream
-    is kept in place of x; the gradient that reaches it is added in the same pass::
+    As `cunorm.add_rms_norm`, but differentiable and without `out`. For the backward it keeps the
+    new stream in place of x; the gradient that reaches the stream is added in the same pass.
 
-        s = x + residual                        rounded to residual's dtype: the new stream
-        y = rms_norm(s, weight)
-
-    Parameters
-    ----------
-    x, residual, weight, gate : Tensor
-        As for `rms_norm`; where residual is None, x is the new stream.
-
-    Returns
-    -------
-    AddNorm
-        ``y`` and ``residual``, the new stream, both differentiable.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `rms_norm` does.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
@@ -124,31 +85,10 @@ def l2_norm(
 ) -> Tensor:
     """Scale each row of x to length 1.
 
-    As `cunorm.l2_norm`, but differentiable, and without `out`. For the backward x and rstd are
-    kept, and nothing else::
-
-        y = x / sqrt(sum(x * x) + eps)
-
+    As `cunorm.l2_norm`, but differentiable and without `out`. For the backward it keeps x and rstd.
     ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps) instead, and its ``dim``
     is one axis alone.
 
-    Parameters
-    ----------
-    x : Tensor
-        As for `rms_norm`.
-
-    Returns
-    -------
-    Tensor
-        y, contiguous, of x's shape and device.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `rms_norm` does.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> cunorm.torch.l2_norm(torch.tensor([[3.0, 4.0]]))
@@ -176,28 +116,9 @@ def layer_norm(
 ) -> Tensor:
     """Shift and scale each row of x to mean 0 and variance 1.
 
-    As `cunorm.layer_norm`, but differentiable, and without `out`. For the backward x, mean, rstd,
-    gate and the parameters are kept, and nothing else::
+    As `cunorm.layer_norm`, but differentiable and without `out`. For the backward it keeps x, mean,
+    rstd, gate, weight and bias.
 
-        y = (x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * (weight + weight_offset) + bias
-
-    Parameters
-    ----------
-    x, weight, bias, gate : Tensor
-        As for `rms_norm`; all arguments are as for `cunorm.layer_norm`.
-
-    Returns
-    -------
-    Tensor
-        y, contiguous, of x's shape and device.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `rms_norm` does.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> bias = torch.zeros(2, requires_grad=True)
@@ -230,29 +151,9 @@ def add_layer_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `layer_norm` to the new stream.
 
-    As `cunorm.add_layer_norm`, but differentiable, and without `out`; kept is what `add_rms_norm`
-    keeps, and mean::
+    As `cunorm.add_layer_norm`, but differentiable and without `out`. For the backward it keeps the
+    new stream in place of x, as `add_rms_norm` does.
 
-        s = x + residual                        rounded to residual's dtype: the new stream
-        y = layer_norm(s, weight, bias)
-
-    Parameters
-    ----------
-    x, residual, weight, bias, gate : Tensor
-        As for `add_rms_norm`.
-
-    Returns
-    -------
-    AddNorm
-        ``y`` and ``residual``, the new stream, both differentiable.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `rms_norm` does.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
@@ -286,29 +187,9 @@ def normalize(
 ) -> Tensor:
     """Normalise each row of x to the length c, by default the square root of its width.
 
-    As `cunorm.normalize`, but differentiable, and without `out`. For the backward x, rstd, gate,
-    the parameters and, if centred, mean are kept, and nothing else::
+    As `cunorm.normalize`, but differentiable and without `out`. For the backward it keeps x, rstd,
+    gate, weight, bias and, if centred, mean.
 
-        q = x - mean(x)     if center, else x
-        y = c / sqrt(d) * q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
-
-    Parameters
-    ----------
-    x, weight, bias, gate : Tensor
-        As for `rms_norm`; all arguments are as for `cunorm.normalize`.
-
-    Returns
-    -------
-    Tensor
-        y, contiguous, of x's shape and device.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `rms_norm` does.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> x = torch.tensor([[3.0, 4.0]], requires_grad=True)
@@ -318,16 +199,8 @@ def normalize(
     (tensor([[0.6000, 0.8000]]), tensor([[ 0.1280, -0.0960]]))
     """
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    params = (
-        "normalize",
-        *norm,
-        typed_key(specialized(c)),
-        weight_offset,
-        weight is not None,
-        eps,
-        dtype,
-    )
-    return call(ROW, params, (x, None, gate, weight, bias))[0]
+    scale = (typed_key(specialized(c)), weight_offset, weight is not None, eps)
+    return call(ROW, ("normalize", *norm, *scale, dtype), (x, None, gate, weight, bias))[0]
 
 
 def add_normalize(
@@ -351,29 +224,9 @@ def add_normalize(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `normalize` to the new stream.
 
-    As `cunorm.add_normalize`, but differentiable, and without `out`; kept is what `add_rms_norm`
-    keeps, and mean, if centred::
+    As `cunorm.add_normalize`, but differentiable and without `out`. For the backward it keeps the
+    new stream in place of x, as `add_rms_norm` does.
 
-        s = x + residual                        rounded to residual's dtype: the new stream
-        y = normalize(s, weight, bias)
-
-    Parameters
-    ----------
-    x, residual, weight, bias, gate : Tensor
-        As for `add_rms_norm`.
-
-    Returns
-    -------
-    AddNorm
-        ``y`` and ``residual``, the new stream, both differentiable.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `rms_norm` does.
-
-    Examples
-    --------
     >>> import torch
     >>> import cunorm.torch
     >>> x = torch.tensor([[1.0, 7.0]], requires_grad=True)
@@ -391,3 +244,56 @@ def add_normalize(
 def _add_norm(params: tuple[Any, ...], arrays: tuple[Any, ...]) -> AddNorm:
     y, stream, *_ = call(ROW, params, arrays)
     return AddNorm(y, arrays[0] if stream is None else stream)
+
+
+def group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    dtype: Any = None,
+) -> Tensor:
+    """Shift and scale each group of channels of each sample to mean 0 and variance 1.
+
+    As `cunorm.group_norm`, but differentiable and without `out` and `workspace`. For the backward
+    it keeps x, mean, rstd, weight and bias.
+
+    >>> import torch
+    >>> import cunorm.torch
+    >>> weight = torch.ones(4, requires_grad=True)
+    >>> x = torch.arange(8.0).reshape(1, 2, 4)
+    >>> cunorm.torch.group_norm(x, 2, weight, activation="relu").sum().backward()
+    >>> weight.grad
+    tensor([0.7276, 1.2127, 0.7276, 1.2127])
+    """
+    params = ("group_norm", num_groups, activation, channel_axis, eps, dtype)
+    return call(GROUP, params, (x, weight, bias))[0]
+
+
+def instance_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    dtype: Any = None,
+) -> Tensor:
+    """Apply `group_norm` with each channel a group of its own.
+
+    As `cunorm.instance_norm`, but differentiable as `group_norm` is, without `out` and
+    `workspace`.
+
+    >>> import torch
+    >>> import cunorm.torch
+    >>> cunorm.torch.instance_norm(torch.tensor([[[1.0, 10.0], [3.0, 70.0]]]))
+    tensor([[[-1.0000, -1.0000],
+             [ 1.0000,  1.0000]]])
+    """
+    params = ("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
+    return call(GROUP, params, (x, weight, bias))[0]
