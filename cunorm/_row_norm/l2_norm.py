@@ -31,22 +31,13 @@ def l2_norm(
 
     Source: `normalize` with c = 1, but eps is added to the sum of squares, not to their mean. It is
     inside the root; ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps).
+    Result, errors, rounding, overflow and strides are as for `normalize`.
 
     Parameters
     ----------
     x : array
     eps, axis, groups, dtype, out : optional
         As for `normalize`.
-
-    Returns
-    -------
-    array
-        y, of x's shape, framework and device.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize`, whose notes on rounding, overflow and strides hold, too.
 
     Examples
     --------
@@ -79,23 +70,14 @@ def l2_norm_forward(
         rstd = sqrt(d) / sqrt(sum(x * x) + eps)
         y = x * rstd / sqrt(d)
 
-    Source: `normalize_forward` with c = 1 and eps / d.
+    Source: `normalize_forward` with c = 1 and eps / d, with its errors and rounding. Of its results
+    mean and residual are None.
 
     Parameters
     ----------
     x : array
     eps, axis, groups, dtype, out : optional
         As for `normalize_forward`; eps is added to the sum of squares.
-
-    Returns
-    -------
-    NormForward
-        ``y`` and ``rstd`` as from `normalize_forward`; ``mean`` and ``residual`` are None.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_forward`, which also says where results are rounded.
 
     Examples
     --------
@@ -122,23 +104,14 @@ def l2_norm_backward(
         dr = dy / sqrt(d)
         dx = rstd * (dr - r * mean(r * dr))
 
-    Source: `normalize_backward` with c = 1.
+    Source: `normalize_backward` with c = 1, with its errors and rounding. Of its results there is
+    dx, which is also dresidual.
 
     Parameters
     ----------
     dy, x, rstd : array
     axis, groups, out : optional
         As for `normalize_backward`.
-
-    Returns
-    -------
-    NormGrads
-        ``dx``, and the same array as ``dresidual``, as from `normalize_backward`.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_backward`, which also says where results are rounded.
 
     Examples
     --------
