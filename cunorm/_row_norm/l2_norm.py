@@ -9,6 +9,7 @@ from cunorm._core import validate
 from cunorm._core.memo import typed_key
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.spec import L2_NORM, L2_NORM_FORWARD
 from cunorm.results import NormForward, NormGrads
 
 _LENGTH = typed_key(1.0)
@@ -49,7 +50,7 @@ def l2_norm(
     >>> cunorm.l2_norm(x + 3, groups=2).round(4)
     array([[0.6508, 0.7593, 0.7071, 0.7071]], dtype=float32)
     """
-    params = ("l2_norm", *_norm(axis, groups), eps, dtype, None, False, False, True)
+    params = ("l2_norm", *_norm(axis, groups), eps, dtype, *L2_NORM)
     arrays = (x, None, None, None, None, out, None, None, None, None)
     return dispatch(ROW_FORWARD, params, arrays)[0]
 
@@ -88,7 +89,7 @@ def l2_norm_forward(
     (array([[0.5, 0.5, 0.5, 0.5]], dtype=float32), array([0.2], dtype=float32))
     """
     validate.out_type("l2_norm_forward", out, NormForward)
-    params = ("l2_norm_forward", *_norm(axis, groups), eps, dtype, None, True, None, True)
+    params = ("l2_norm_forward", *_norm(axis, groups), eps, dtype, *L2_NORM_FORWARD)
     arrays = (x, None, None, None, None, *(out or NormForward()), None)
     return NormForward(*dispatch(ROW_FORWARD, params, arrays))
 

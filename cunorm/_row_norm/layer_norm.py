@@ -8,7 +8,7 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import NEEDS
+from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 
@@ -113,7 +113,7 @@ def add_layer_norm(
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("add_layer_norm", out, AddNorm)
-    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     arrays = (x, residual, gate, weight, bias, *(out or AddNorm()), None, None, None)
     return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
 
@@ -166,7 +166,7 @@ def layer_norm_forward(
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("layer_norm_forward", out, NormForward)
-    params = ("layer_norm_forward", *norm, *scale, dtype, residual_dtype, True, False)
+    params = ("layer_norm_forward", *norm, *scale, dtype, residual_dtype, *NORM_FORWARD)
     arrays = (x, residual, gate, weight, bias, *(out or NormForward()), None)
     return NormForward(*dispatch(ROW_FORWARD, params, arrays))
 

@@ -9,7 +9,7 @@ from cunorm._core import validate
 from cunorm._core.memo import typed_key
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import NEEDS
+from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 
@@ -211,7 +211,7 @@ def add_normalize(
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (typed_key(c), weight_offset, weight is not None, eps)
     validate.out_type("add_normalize", out, AddNorm)
-    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     arrays = (x, residual, gate, weight, bias, *(out or AddNorm()), None, None, None)
     return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
 
@@ -282,7 +282,7 @@ def normalize_forward(
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (typed_key(c), weight_offset, weight is not None, eps)
     validate.out_type("normalize_forward", out, NormForward)
-    params = ("normalize_forward", *norm, *scale, dtype, residual_dtype, True, False)
+    params = ("normalize_forward", *norm, *scale, dtype, residual_dtype, *NORM_FORWARD)
     arrays = (x, residual, gate, weight, bias, *(out or NormForward()), None)
     return NormForward(*dispatch(ROW_FORWARD, params, arrays))
 

@@ -8,7 +8,7 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import NEEDS
+from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 
@@ -130,7 +130,7 @@ def add_rms_norm(
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("add_rms_norm", out, AddNorm)
-    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     arrays = (x, residual, gate, weight, None, *(out or AddNorm()), None, None, None)
     return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
 
@@ -181,7 +181,7 @@ def rms_norm_forward(
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("rms_norm_forward", out, NormForward)
-    params = ("rms_norm_forward", *norm, *scale, dtype, residual_dtype, True, False)
+    params = ("rms_norm_forward", *norm, *scale, dtype, residual_dtype, *NORM_FORWARD)
     arrays = (x, residual, gate, weight, None, *(out or NormForward()), None)
     return NormForward(*dispatch(ROW_FORWARD, params, arrays))
 
