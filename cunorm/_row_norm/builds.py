@@ -11,7 +11,7 @@ from cunorm._core.operands import PARAMETERS, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous, optional_dtype
 from cunorm._dispatch import launches_of
-from cunorm._row_norm.cpu import CPU_SHARED_PARTS, CPU_SHARED_ROWS
+from cunorm._row_norm.launches import CPU_SHARED_PARTS, CPU_SHARED_ROWS
 from cunorm._row_norm.plan import FORWARD_INPUTS, plan_backward, plan_forward
 from cunorm._row_norm.spec import NORM_PARAMS, parse_backward, parse_forward
 from cunorm.results import NormForward, NormGrads

@@ -8,20 +8,26 @@ from functools import partial
 from cunorm._core import validate
 from cunorm._core.caps import MOST_SMS, Caps, CpuCaps
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.operands import PARAMETERS, SUMS, Specs, dtypes_of, present, with_new_outputs
+from cunorm._core.operands import (
+    STATISTICS,
+    SUMS,
+    Specs,
+    check_compute,
+    dtypes_of,
+    present,
+    with_new_outputs,
+)
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, Plan
-from cunorm._core.rows import WHOLE
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
-from cunorm._row_norm import cpu, cuda, kernels
-from cunorm._row_norm.geometry import Geometry, check_operand, check_statistic, geometry
-from cunorm._row_norm.kernels import RowKernel
+from cunorm._row_norm import launches
+from cunorm._row_norm.geometry import Geometry, check_operand, geometry
+from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowKernel, row_kernel
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
 from cunorm.results import NormForward, NormGrads
 
 FORWARD_INPUTS = ("x", "residual", "gate", "weight", "bias")
 BACKWARD_INPUTS = ("dy", "x", "rstd", "mean", "d_residual", "gate", "weight", "bias")
-_STATISTICS = ("mean", "rstd")
 _OPERANDS = ("x", "weight", "bias", "gate", "x")  # whose gradients the fields of NormGrads are
 
 
@@ -35,8 +41,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     _check_inputs(function, inputs, where)
     _check_forward_outputs(spec, where, given)
     compute, wanted = _forward_outputs(spec, inputs, given, where)
-    for name in _STATISTICS:
-        check_statistic(function, f"out.{name}", given[name], where, compute)
+    _check_statistics(function, "out.", given, compute)
     names = (*FORWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     results, outputs = with_new_outputs(given, wanted, count)
@@ -51,7 +56,7 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
         # returned as the stream must stay; where the stream is written, x is not read again.
         aliases={count: over_y, count + 1: (0, 1)},
         shared=((count + 1, 0),) if keeps_x else (),
-        lower=partial(_lower_forward, kernel),
+        lower=partial(_lower, kernel, ParamGradTypes(compute, None, None)),
         workspace_bound=lambda caps: 0,
         is_empty=not where.rows.rows,
     )
@@ -64,10 +69,8 @@ def _check_forward_outputs(spec: RowForwardSpec, where: Geometry, given: Specs) 
         validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
     if spec.streams is None:
         validate.absent(function, "out.residual", given["residual"], "there is no residual")
-    rows, statistics = (where.shape, where.row_axes), (where.statistic_shape, WHOLE)
     for argument, (name, output) in zip(spec.output_names, given.items(), strict=True):
-        expected = statistics if name in _STATISTICS else rows
-        validate.output(function, argument, output, *expected)
+        validate.output(function, argument, output, where.shape_of(name), where.axes_of(name))
 
 
 def _forward_outputs(
@@ -90,9 +93,9 @@ def _forward_outputs(
     if stream is not None and (residual is not None or stream is not x.dtype):
         wanted["residual"] = (where.shape, stream)
     if spec.saves and spec.center:
-        wanted["mean"] = (where.statistic_shape, compute)
+        wanted["mean"] = (where.shape_of("mean"), compute)
     if spec.saves:
-        wanted["rstd"] = (where.statistic_shape, compute)
+        wanted["rstd"] = (where.shape_of("rstd"), compute)
     return compute, {name: contiguous(*one, x.device) for name, one in wanted.items()}
 
 
@@ -107,24 +110,11 @@ def _forward_kernel(
         x_dtype=present(inputs["x"]).dtype,
         compute=compute,
     )
-    dtypes = dtypes_of(operands, (*kernels.FORWARD_ROWS, *PARAMETERS))
-    types = kernels.ForwardTypes(compute=compute, formula=formula, **dtypes)
+    types = ForwardTypes.of(operands, compute=compute, formula=formula)
     width = where.rows.width
-    numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
-    return kernels.row_kernel(types, where, operands, numbers)
-
-
-def _lower_forward(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
-    types, rows = kernel.types, kernel.where.rows
-    assert isinstance(types, kernels.ForwardTypes)
-    parts = 0
-    if isinstance(caps, CpuCaps):
-        launch, parts = cpu.cpu_forward(types, rows, caps), cpu.cpu_forward_parts(rows)
-        launch = cpu.with_shared_rows(launch, rows) if parts else launch
-    else:
-        launch = cuda.cuda_forward(types, rows, kernel.access(alignments), caps)
-    calls = [KernelCall(launch, kernel.args(), rows.elements, parts)]
-    return Lowered((launch,), lambda: calls, workspace=0)
+    return row_kernel(
+        types, where, operands, (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
+    )
 
 
 # --- the backward ---------------------------------------------------------------------------------
@@ -146,8 +136,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     _check_gradients(spec, inputs, where, given)
     x_dtype = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype
     compute = FLOAT64 if FLOAT64 in (x.dtype, x_dtype) else FLOAT32
-    for name in _STATISTICS:
-        check_statistic(function, name, inputs[name], where, compute)
+    _check_statistics(function, "", inputs, compute)
     names = (*BACKWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     wanted = _gradients(spec, inputs, given, where, x_dtype)
@@ -163,7 +152,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
         copies=_copies(reads, where),
         aliases={place: tuple(range(count)) for place in range(count, count + len(given))},
         shared=_shared_gradients(results, count),
-        lower=partial(_lower_backward, kernel, params),
+        lower=partial(_lower, kernel, params),
         workspace_bound=partial(workspace_bound, compute, where, params.outputs),
         is_empty=not any(results.values()) or not (where.rows.rows or params.outputs),
     )
@@ -172,13 +161,12 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
 def _check_gradients(spec: RowBackwardSpec, inputs: Specs, where: Geometry, given: Specs) -> None:
     """Check that the call has the gradients given, and can write them."""
     function = spec.function
-    rows, row = (where.shape, where.row_axes), (where.row_shape, WHOLE)
     for (name, gradient), operand in zip(given.items(), _OPERANDS, strict=True):
         if operand not in spec.needs or inputs[operand] is None:
             reason = "its operand is absent or not in needs"
             validate.absent(function, f"out.{name}", gradient, reason)
-        expected = row if operand in PARAMETERS else rows
-        validate.output(function, f"out.{name}", gradient, *expected)
+        shape, axes = where.shape_of(operand), where.axes_of(operand)
+        validate.output(function, f"out.{name}", gradient, shape, axes)
     validate.agreed_dtype(function, "x_dtype", spec.x_dtype, "out.dx", given["dx"])
     x = present(inputs["x"])
     validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
@@ -193,11 +181,10 @@ def _gradients(
         wanted["dx"] = contiguous(where.shape, x_dtype, x.device)
     if "x" in spec.needs and x_dtype is not x.dtype:
         wanted["dresidual"] = contiguous(where.shape, x.dtype, x.device)
-    shapes = {"weight": where.row_shape, "bias": where.row_shape, "gate": where.shape}
-    for name, shape in shapes.items():
+    for name in ("weight", "bias", "gate"):
         operand = inputs[name]
         if name in spec.needs and operand is not None:
-            wanted[f"d{name}"] = contiguous(shape, operand.dtype, x.device)
+            wanted[f"d{name}"] = contiguous(where.shape_of(name), operand.dtype, x.device)
     return wanted
 
 
@@ -256,45 +243,19 @@ def _backward_kernel(
         formula = formula._replace(rounded=None)  # nothing but those has n
     formula = formula._replace(center=spec.center and reads["mean"] is not None)
     operands = {**reads, **results}
-    dtypes = dtypes_of(operands, (*kernels.BACKWARD_ROWS, *PARAMETERS))
-    dtypes |= {name: results[name] is not None for name in SUMS}
-    types = kernels.BackwardTypes(compute=compute, formula=formula, **dtypes)
+    types = BackwardTypes.of(operands, compute=compute, formula=formula)
     numbers = (spec.scale(where.rows.width), spec.weight_offset)
-    return kernels.row_kernel(types, where, operands, numbers)
-
-
-def _lower_backward(
-    kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Alignments
-) -> Lowered:
-    types, rows = kernel.types, kernel.where.rows
-    assert isinstance(types, kernels.BackwardTypes)
-    shared = 0
-    if isinstance(caps, CpuCaps):
-        launch = cpu.cpu_backward(types, rows.not_empty(), caps)
-        shared = cpu.cpu_backward_parts(rows)
-        launch = cpu.with_shared_rows(launch, rows) if shared else launch
-    else:
-        launch = cuda.cuda_backward(types, rows.not_empty(), kernel.access(alignments), caps)
-    calls: list[KernelCall] = []
-    sums = kernel.sums(launch)
-    if rows.rows:
-        calls.append(KernelCall(launch, kernel.args(sums), rows.elements, shared))
-    if params.outputs:
-        parts = launch.parts if rows.rows else 0
-        sizes = (parts, launch.sums_pitch, rows.row_width)
-        calls.append(param_grad_call(params, kernel.arrays, sums, *sizes, caps))
-    size = params.outputs * launch.sums_size * types.compute.itemsize
-    return Lowered(tuple(call.launch for call in calls), lambda: calls, size)
+    return row_kernel(types, where, operands, numbers)
 
 
 def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps | None) -> int:
     """Return the most bytes of the partial sums for a number of parameters."""
     rows = where.rows.not_empty()
     if isinstance(caps, CpuCaps):
-        parts = cpu.cpu_parts(rows.rows)
+        parts = launches.cpu_parts(rows.rows)
     else:
         sm_count = MOST_SMS if caps is None else caps.sm_count
-        parts = min(rows.rows, cuda.cuda_parts(rows, sm_count))
+        parts = min(rows.rows, launches.cuda_parts(rows, sm_count))
     return parameters * parts * rows.sums_pitch(twice=True) * compute.itemsize
 
 
@@ -303,15 +264,40 @@ def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps
 
 def _check_inputs(function: str, inputs: Specs, where: Geometry) -> None:
     for name, operand in inputs.items():
-        if name not in _STATISTICS:
-            check_operand(function, name, operand, where)
+        check_operand(function, name, operand, where)
+
+
+def _check_statistics(function: str, prefix: str, operands: Specs, compute: DType) -> None:
+    """Check that mean and rstd have the compute type."""
+    for name in STATISTICS:
+        wide = "x, its residual stream or x_dtype"
+        check_compute(function, f"{prefix}{name}", operands[name], compute, wide)
 
 
 def _copies(inputs: Specs, where: Geometry) -> tuple[InputCopy, ...]:
     """Return the inputs whose strides the kernels cannot follow."""
-    whole = (*PARAMETERS, *_STATISTICS)
     return tuple(
         InputCopy(place)
         for place, (name, spec) in enumerate(inputs.items())
-        if spec is not None and (WHOLE if name in whole else where.row_axes).layout(spec) is None
+        if spec is not None and where.axes_of(name).layout(spec) is None
     )
+
+
+def _lower(
+    kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Alignments
+) -> Lowered:
+    types, rows = kernel.types, kernel.where.rows
+    if isinstance(caps, CpuCaps):
+        launch, shared = launches.cpu_launch(types, rows, caps)
+    else:
+        access = kernel.access(alignments)
+        launch, shared = launches.cuda_launch(types, rows.not_empty(), access, caps), 0
+    calls: list[KernelCall] = []
+    if rows.rows:
+        calls.append(KernelCall(launch, kernel.args(launch), rows.elements, shared))
+    if params.outputs:
+        parts = launch.parts if rows.rows else 0
+        sizes = (parts, launch.sums_pitch, rows.row_width)
+        calls.append(param_grad_call(params, kernel.arrays, kernel.sums(launch), *sizes, caps))
+    size = params.outputs * launch.sums_size * types.compute.itemsize
+    return Lowered(tuple(call.launch for call in calls), lambda: calls, size)

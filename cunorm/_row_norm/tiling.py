@@ -114,7 +114,7 @@ class Team(NamedTuple):
 
 def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     """Return how a GPU's threads share rows of a width."""
-    itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
+    itemsizes = [dtype.itemsize for name in types.rows if (dtype := getattr(types, name))]
     pack = min(
         WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
     )
@@ -199,7 +199,7 @@ def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0
 
 def _registers(types: RowTypes, elements: int, pack: int) -> int:
     """Return about how many registers a thread needs to hold these elements of a row."""
-    tuning, held = _tuning(types), types.held_operands()
+    tuning, held = _tuning(types), types.held_itemsizes()
     of_element = sum(max(size / 4, 1 / pack) for size in held)
     registers = tuning.registers
     if types.formula.center:
