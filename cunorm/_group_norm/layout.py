@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import PARAMETERS, check_compute, check_shape
+from cunorm._core.operands import PARAMETERS, STATISTICS, check_shape
 from cunorm._core.rows import WHOLE, collapsed
 from cunorm._core.tensor import TensorSpec, contiguous, inverse_permutation, is_contiguous
 
@@ -51,15 +51,11 @@ class GroupGeometry(NamedTuple):
     axes: tuple[int, ...]  # of x, in the kernel's order: samples, then lines
     result_axes: tuple[int, ...]  # of results, from the outermost in memory
 
-    @property
-    def channel_shape(self) -> tuple[int, ...]:
-        """Return the shape of weight and bias."""
-        return (self.where.channels,)
-
-    @property
-    def statistic_shape(self) -> tuple[int, ...]:
-        """Return the shape of mean and rstd."""
-        return (self.where.samples, self.where.groups)
+    def shape_of(self, operand: str) -> tuple[int, ...]:
+        """Return the shape of an operand: of x, or an element for each channel or group."""
+        if operand in STATISTICS:
+            return (self.where.samples, self.where.groups)
+        return (self.where.channels,) if operand in PARAMETERS else self.shape
 
     def lines(self, spec: TensorSpec) -> Lines | None:
         """Return where the lines of an array of x's shape are, None where kernels cannot follow."""
@@ -159,20 +155,13 @@ def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
 def check_operand(
     function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry
 ) -> None:
-    """Check the shape of an operand that has an element for each of x, or for each channel."""
-    shape, of = where.shape, ", the shape of x"
-    if argument in PARAMETERS:
-        shape, of = where.channel_shape, ", one for each channel"
-    check_shape(function, argument, spec, shape, of)
-
-
-def check_statistic(
-    function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry, compute: DType
-) -> None:
-    """Check mean or rstd: an element for each group of each sample, in the compute type."""
-    of = ", one element for each group of each sample"
-    check_shape(function, argument, spec, where.statistic_shape, of)
-    check_compute(function, argument, spec, compute, "x")
+    """Check the shape of an operand; `argument` may be its name after "out."."""
+    name, of = argument.removeprefix("out."), ", the shape of x"
+    if name in PARAMETERS:
+        of = ", one for each channel"
+    if name in STATISTICS:
+        of = ", one element for each group of each sample"
+    check_shape(function, argument, spec, where.shape_of(name), of)
 
 
 def check_output(

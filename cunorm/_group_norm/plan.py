@@ -9,21 +9,34 @@ from functools import partial
 from cunorm._core import validate
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.operands import PARAMETERS, SUMS, Specs, dtypes_of, present, with_new_outputs
+from cunorm._core.operands import (
+    PARAMETERS,
+    STATISTICS,
+    SUMS,
+    Specs,
+    check_compute,
+    dtypes_of,
+    present,
+    with_new_outputs,
+)
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
 from cunorm._core.rows import WHOLE
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous
-from cunorm._group_norm import kernels, layout
-from cunorm._group_norm.kernels import GroupKernel, group_kernel
-from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output, check_statistic
+from cunorm._group_norm import layout
+from cunorm._group_norm.kernels import (
+    GroupBackwardTypes,
+    GroupForwardTypes,
+    GroupKernel,
+    group_kernel,
+)
+from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output
 from cunorm._group_norm.schedule import SOME_GPUS, Schedule, cpu_schedule, cuda_schedule
 from cunorm._group_norm.spec import NEEDS, GroupBackwardSpec, GroupForwardSpec
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 FORWARD_INPUTS = ("x", "weight", "bias")
 BACKWARD_INPUTS = ("dy", "x", "mean", "rstd", "weight", "bias")
-_STATISTICS = ("mean", "rstd")
 
 
 def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
@@ -33,19 +46,19 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
     given = dict(zip(GroupNormForward._fields, specs[count:], strict=True))
     x = present(inputs["x"])
     where = layout.geometry(function, x, spec.num_groups, spec.channel_axis)
-    for name in PARAMETERS:
-        check_operand(function, name, inputs[name], where)
+    for name, operand in inputs.items():
+        check_operand(function, name, operand, where)
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
     _check_forward_outputs(spec, where, given, compute)
     names = (*FORWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     wanted = {"y": where.result(spec.dtype or x.dtype, x)}
     if spec.saves:
-        wanted |= dict.fromkeys(_STATISTICS, contiguous(where.statistic_shape, compute, x.device))
+        statistic = contiguous(where.shape_of("mean"), compute, x.device)
+        wanted |= dict.fromkeys(STATISTICS, statistic)
     results, outputs = with_new_outputs(given, wanted, count)
     operands = {**inputs, **results}
-    dtypes = dtypes_of(operands, ("x", "y", *PARAMETERS))
-    types = kernels.GroupForwardTypes(compute=compute, activation=spec.activation, **dtypes)
+    types = GroupForwardTypes.of(operands, compute=compute, activation=spec.activation)
     kernel = group_kernel(types, where, operands, spec.eps)
     return _plan(kernel, None, where, inputs, inputs, results, outputs, {count: (0,)})
 
@@ -57,9 +70,11 @@ def _check_forward_outputs(
     function, argument = spec.function, spec.output_names[0]
     check_output(function, argument, given["y"], where)
     validate.agreed_dtype(function, "dtype", spec.dtype, argument, given["y"])
-    for name in _STATISTICS:
-        check_statistic(function, f"out.{name}", given[name], where, compute)
-        validate.output(function, f"out.{name}", given[name], where.statistic_shape, WHOLE)
+    for name in STATISTICS:
+        argument, statistic = f"out.{name}", given[name]
+        check_operand(function, argument, statistic, where)
+        check_compute(function, argument, statistic, compute, "x")
+        validate.output(function, argument, statistic, where.shape_of(name), WHOLE)
 
 
 def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
@@ -70,10 +85,10 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     x = present(inputs["x"])
     where = layout.geometry(function, x, spec.num_groups, spec.channel_axis)
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
-    for name in ("dy", *PARAMETERS):
-        check_operand(function, name, inputs[name], where)
-    for name in _STATISTICS:
-        check_statistic(function, name, inputs[name], where, compute)
+    for name, operand in inputs.items():
+        check_operand(function, name, operand, where)
+        if name in STATISTICS:
+            check_compute(function, name, operand, compute, "x")
     _check_gradients(spec, inputs, where, given)
     names = (*BACKWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
@@ -87,9 +102,7 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     if not needs_n and results["dx"] is None:
         reads = reads | {"weight": None}
     operands = {**reads, **results}
-    dtypes = dtypes_of(operands, ("dy", "x", "dx", *PARAMETERS))
-    dtypes |= {name: results[name] is not None for name in SUMS}
-    types = kernels.GroupBackwardTypes(compute=compute, activation=spec.activation, **dtypes)
+    types = GroupBackwardTypes.of(operands, compute=compute, activation=spec.activation)
     params = ParamGradTypes(compute, **dtypes_of(results, SUMS), accumulate=spec.accumulate)
     kernel = group_kernel(types, where, operands)
     return _plan(kernel, params, where, inputs, reads, results, outputs, {count: (0, 1)})
@@ -105,8 +118,9 @@ def _check_gradients(
             reason = "its operand is absent or not in needs"
             validate.absent(function, f"out.{name}", given[name], reason)
     check_output(function, "out.dx", given["dx"], where)
-    for name in SUMS:
-        validate.output(function, f"out.{name}", given[name], where.channel_shape, WHOLE)
+    for name in PARAMETERS:
+        shape = where.shape_of(name)
+        validate.output(function, f"out.d{name}", given[f"d{name}"], shape, WHOLE)
 
 
 def _gradients(
@@ -119,7 +133,7 @@ def _gradients(
     for name in PARAMETERS:
         parameter = inputs[name]
         if name in spec.needs and parameter is not None:
-            wanted[f"d{name}"] = contiguous(where.channel_shape, parameter.dtype, x.device)
+            wanted[f"d{name}"] = contiguous(where.shape_of(name), parameter.dtype, x.device)
     return wanted
 
 

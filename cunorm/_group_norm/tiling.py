@@ -57,7 +57,7 @@ class Tiling(NamedTuple):
         """Return the bytes of a tile in shared memory."""
         step = self.position_threads * (1 if channels_last else self.pack)
         packs = self.part_positions // step * self.threads
-        return packs * self.pack * sum(dtype.itemsize for dtype in types.loaded())
+        return packs * self.pack * sum(dtype.itemsize for dtype in types.loaded)
 
     def macros(self, access: int, async_copies: bool) -> Macros:
         """Return the part of the build that says so."""
@@ -100,7 +100,7 @@ def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
 def cuda_tiling(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
     """Return a GPU's tiles: of a block or cluster that has whole groups, if they fit."""
     largest = gpu.features.largest_cluster if gpu.features.clusters else 1
-    loaded = len(types.loaded())
+    loaded = len(types.loaded)
     sample = where.positions * where.channels * types.x.itemsize * loaded
     wanted = loaded * max(_LEAST_TILE, sample // gpu.sm_count) * 5 // 4
     for line, most, blocks in _FITS:
@@ -178,7 +178,7 @@ def _unit_groups(types: GroupTypes, where: Samples, line: int) -> int:
 
 def _pack(types: GroupTypes, line: int) -> int:
     """Return the elements that a GPU's thread handles at a time, of a contiguous line."""
-    itemsizes = [dtype.itemsize for dtype in (*types.loaded(), types.written()) if dtype]
+    itemsizes = [dtype.itemsize for dtype in (*types.loaded, types.written) if dtype]
     return min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
 
 

@@ -37,7 +37,7 @@ _PLAIN = Formula()
 
 
 @dataclass(frozen=True)
-class RowTypes(KernelTypes):
+class _RowTypes(KernelTypes):
     """The operands of a row norm's kernel."""
 
     rows: ClassVar[tuple[str, ...]]  # those with a row for each row of x
@@ -62,7 +62,7 @@ class RowTypes(KernelTypes):
 
 
 @dataclass(frozen=True)
-class ForwardTypes(RowTypes):
+class ForwardTypes(_RowTypes):
     """The operands of row_norm_forward."""
 
     operands = ("x", "residual", "gate", "new_residual", *PARAMETERS, "y")
@@ -76,7 +76,7 @@ class ForwardTypes(RowTypes):
 
 
 @dataclass(frozen=True)
-class BackwardTypes(RowTypes):
+class BackwardTypes(_RowTypes):
     """The operands of row_norm_backward."""
 
     rows = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
@@ -92,6 +92,9 @@ class BackwardTypes(RowTypes):
     dgate: DType | None = None
     dweight: bool = False
     dbias: bool = False
+
+
+RowTypes = ForwardTypes | BackwardTypes
 
 
 class RowKernel(NamedTuple):

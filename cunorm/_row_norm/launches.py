@@ -27,15 +27,8 @@ _MOST_STAGES, _STAGED_BYTES, _MOST_COPIES = 4, 40 << 10, 12
 _RESERVED_BYTES, _SENT_BYTES = 2 << 10, 48
 
 
-def cuda_launch(types: RowTypes, where: RowShape, access: int, gpu: GpuCaps) -> Launch:
-    """Plan a kernel on a GPU; alignment allows `access` elements (see `vector_width`)."""
-    if isinstance(types, BackwardTypes):
-        return cuda_backward(types, where, access, gpu)
-    assert isinstance(types, ForwardTypes)
-    return cuda_forward(types, where, access, gpu)
-
-
 def cuda_forward(types: ForwardTypes, where: RowShape, access: int, gpu: GpuCaps) -> Launch:
+    """Plan row_norm_forward; alignment allows `access` elements (see `vector_width`)."""
     team = _team(types, where.width, gpu)
     access = min(access, team.pack)
     if access < team.pack:  # loads in parts take more registers
@@ -134,6 +127,7 @@ def cuda_parts(where: RowShape, sm_count: int) -> int:
 # --- on a CPU -------------------------------------------------------------------------------------
 
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
+_CPU_BLOCKS = 256  # the most runs of rows that threads share; no result depends on it
 
 # Bytes of a row above which both passes of the backward prefetch: measured, 2 cores, 32 MiB cache.
 _SHORT_ROW = 8 << 10
@@ -153,12 +147,11 @@ _CPU_SHARED_WIDTH, CPU_SHARED_ROWS, CPU_SHARED_PARTS = 1 << 16, 15, 4
 
 
 def cpu_launch(types: RowTypes, where: RowShape, caps: CpuCaps) -> tuple[Launch, int]:
-    """Plan a kernel on a CPU; return also the parts of a row that threads share, or 0."""
-    if isinstance(types, BackwardTypes):
-        launch, parts = cpu_backward(types, where.not_empty(), caps), cpu_backward_parts(where)
-    else:
-        assert isinstance(types, ForwardTypes)
+    """Plan a kernel; return also the parts of each row, if threads share rows, else 0."""
+    if isinstance(types, ForwardTypes):
         launch, parts = cpu_forward(types, where, caps), cpu_forward_parts(where)
+    else:
+        launch, parts = cpu_backward(types, where.not_empty(), caps), cpu_backward_parts(where)
     return (with_shared_rows(launch, where) if parts else launch), parts
 
 
@@ -169,7 +162,7 @@ def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
     if types.formula.pre_gate:
         macros += _cpu_kept(types, where, types.compute.itemsize, rows=1)
     build = KernelBuild("row_norm_forward", macros)
-    return Launch(build, _cpu_blocks(where.rows) * where.groups, 1)
+    return Launch(build, min(where.rows, _CPU_BLOCKS) * where.groups, 1)
 
 
 def cpu_forward_parts(where: RowShape) -> int:
@@ -208,7 +201,7 @@ def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch
         macros += cpu_stores(where.elements, where.width, largest, types.compute, caps)
     if types.dgate is not None:
         macros += _cpu_kept(types, where, 2 * types.compute.itemsize, _KEPT_ROWS)
-    parts = cpu_parts(where.rows) if types.dweight or types.dbias else _cpu_blocks(where.rows)
+    parts = cpu_parts(where.rows) if types.dweight or types.dbias else min(where.rows, _CPU_BLOCKS)
     build = KernelBuild("row_norm_backward", macros)
     return Launch(build, parts * where.groups, 1, parts, where.sums_pitch(twice=True))
 
@@ -230,11 +223,6 @@ def _cpu_kept(types: RowTypes, where: RowShape, itemsize: int, rows: int) -> Mac
     is_slow = is_narrow and types.formula.activation not in _QUICK
     is_kept = is_slow and where.width <= packs * CPU_PACK
     return (("HELD_PACKS", str(rows * packs)),) if is_kept else ()
-
-
-def _cpu_blocks(rows: int) -> int:
-    """Return the number of runs of rows that threads share; results do not depend on it."""
-    return min(rows, 256)
 
 
 def cpu_parts(rows: int) -> int:

@@ -286,12 +286,13 @@ def _copies(inputs: Specs, where: Geometry) -> tuple[InputCopy, ...]:
 def _lower(
     kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Alignments
 ) -> Lowered:
-    types, rows = kernel.types, kernel.where.rows
+    types, rows, shared = kernel.types, kernel.where.rows, 0
     if isinstance(caps, CpuCaps):
         launch, shared = launches.cpu_launch(types, rows, caps)
+    elif isinstance(types, ForwardTypes):
+        launch = launches.cuda_forward(types, rows, kernel.access(alignments), caps)
     else:
-        access = kernel.access(alignments)
-        launch, shared = launches.cuda_launch(types, rows.not_empty(), access, caps), 0
+        launch = launches.cuda_backward(types, rows.not_empty(), kernel.access(alignments), caps)
     calls: list[KernelCall] = []
     if rows.rows:
         calls.append(KernelCall(launch, kernel.args(launch), rows.elements, shared))
