@@ -76,12 +76,11 @@ class GroupKernel(NamedTuple):
     eps: float | None = None  # of a forward
 
     def args(
-        self, samples: tuple[int, int], cut: tuple[int, int], sums: Iterable[int]
+        self, samples: int, first: int, part_positions: int, parts: int, sums: Iterable[int]
     ) -> KernelArgs:
-        """Return `struct Arguments`.
+        """Return `struct Arguments`, for so many samples from the first on.
 
-        `samples` are how many, and the first; `cut` are the positions of a part, and the parts of a
-        sample; `sums` are where those for dweight and dbias begin in the workspace, in bytes.
+        `sums` are where those for dweight and dbias begin in the workspace, in bytes.
         """
         writer, where = ArgsWriter(self.arrays), self.where
         for name, strides in self.lines.items():
@@ -89,9 +88,11 @@ class GroupKernel(NamedTuple):
             writer.integers(*strides)
         for name in (*PARAMETERS, "mean", "rstd"):
             writer.pointer(name)
-        writer.pointers_at("workspace", sums)
+        if self.types.sums:
+            writer.pointers_at("workspace", sums)
         writer.pointer("workspace")
-        writer.integers(*samples, where.positions, where.channels, where.groups, *cut)
+        writer.integers(samples, first, where.positions, where.channels, where.groups)
+        writer.integers(part_positions, parts)
         return writer.finish(b"" if self.eps is None else _EPS.pack(self.eps))
 
     def access(self, alignments: Alignments) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cunorm._core import validate
 from cunorm._core.dtypes import DType
 from cunorm._core.operands import PARAMETERS, STATISTICS, check_shape
-from cunorm._core.rows import WHOLE, collapsed
+from cunorm._core.rows import collapsed
 from cunorm._core.tensor import TensorSpec, contiguous, inverse_permutation, is_contiguous
 
 LINE = 16  # elements to which rows of channels are padded
@@ -29,12 +29,10 @@ class Samples(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Return how many elements x has."""
         return prod(self[:3])
 
     @property
     def group_channels(self) -> int:
-        """Return how many channels a group has."""
         return self.channels // self.groups
 
     @property
@@ -178,10 +176,3 @@ def check_output(
             f"{function}: {argument} has strides {spec.strides}, expected the memory layout of x, "
             f"{layout}, with one stride for all of its lines"
         )
-
-
-def must_be_copied(name: str, spec: TensorSpec | None, where: GroupGeometry) -> bool:
-    """Whether the kernels cannot follow an input's strides."""
-    if spec is None:
-        return False
-    return (where.lines(spec) if name in ("x", "dy") else WHOLE.layout(spec)) is None

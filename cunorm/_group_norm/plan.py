@@ -23,15 +23,10 @@ from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
 from cunorm._core.rows import WHOLE
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous
-from cunorm._group_norm import layout
-from cunorm._group_norm.kernels import (
-    GroupBackwardTypes,
-    GroupForwardTypes,
-    GroupKernel,
-    group_kernel,
-)
-from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output
-from cunorm._group_norm.schedule import SOME_GPUS, Schedule, cpu_schedule, cuda_schedule
+from cunorm._group_norm import kernels
+from cunorm._group_norm.kernels import GroupKernel, group_kernel
+from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output, geometry
+from cunorm._group_norm.schedule import SOME_GPUS, cpu_schedule, cuda_schedule
 from cunorm._group_norm.spec import NEEDS, GroupBackwardSpec, GroupForwardSpec
 from cunorm.results import GroupNormForward, GroupNormGrads
 
@@ -45,7 +40,7 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
     inputs = dict(zip(FORWARD_INPUTS, specs, strict=False))
     given = dict(zip(GroupNormForward._fields, specs[count:], strict=True))
     x = present(inputs["x"])
-    where = layout.geometry(function, x, spec.num_groups, spec.channel_axis)
+    where = geometry(function, x, spec.num_groups, spec.channel_axis)
     for name, operand in inputs.items():
         check_operand(function, name, operand, where)
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
@@ -58,9 +53,10 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
         wanted |= dict.fromkeys(STATISTICS, statistic)
     results, outputs = with_new_outputs(given, wanted, count)
     operands = {**inputs, **results}
-    types = GroupForwardTypes.of(operands, compute=compute, activation=spec.activation)
+    types = kernels.GroupForwardTypes.of(operands, compute=compute, activation=spec.activation)
     kernel = group_kernel(types, where, operands, spec.eps)
-    return _plan(kernel, None, where, inputs, inputs, results, outputs, {count: (0,)})
+    params = ParamGradTypes(compute, None, None)
+    return _plan(kernel, params, where, inputs, inputs, results, outputs, {count: (0,)})
 
 
 def _check_forward_outputs(
@@ -83,7 +79,7 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     inputs = dict(zip(BACKWARD_INPUTS, specs, strict=False))
     given = dict(zip(GroupNormGrads._fields, specs[count:], strict=True))
     x = present(inputs["x"])
-    where = layout.geometry(function, x, spec.num_groups, spec.channel_axis)
+    where = geometry(function, x, spec.num_groups, spec.channel_axis)
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
     for name, operand in inputs.items():
         check_operand(function, name, operand, where)
@@ -102,7 +98,7 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     if not needs_n and results["dx"] is None:
         reads = reads | {"weight": None}
     operands = {**reads, **results}
-    types = GroupBackwardTypes.of(operands, compute=compute, activation=spec.activation)
+    types = kernels.GroupBackwardTypes.of(operands, compute=compute, activation=spec.activation)
     params = ParamGradTypes(compute, **dtypes_of(results, SUMS), accumulate=spec.accumulate)
     kernel = group_kernel(types, where, operands)
     return _plan(kernel, params, where, inputs, reads, results, outputs, {count: (0, 1)})
@@ -142,7 +138,7 @@ def _gradients(
 
 def _plan(
     kernel: GroupKernel,
-    params: ParamGradTypes | None,
+    params: ParamGradTypes,
     where: GroupGeometry,
     inputs: Specs,
     reads: Specs,
@@ -151,12 +147,12 @@ def _plan(
     aliases: dict[int, tuple[int, ...]],
 ) -> Plan:
     copies = [
-        InputCopy(place, where.axes if name in ("x", "dy") else None)
+        InputCopy(place, where.axes if name in kernel.lines else None)
         for place, (name, spec) in enumerate(reads.items())
-        if layout.must_be_copied(name, spec, where)
+        if spec is not None
+        and (where.lines(spec) if name in kernel.lines else WHOLE.layout(spec)) is None
     ]
     lower = partial(_lower, kernel, params)
-    sums_nothing = params is None or not params.outputs
     return Plan(
         specs=(*inputs.values(), *results.values()),
         outputs=outputs,
@@ -165,12 +161,12 @@ def _plan(
         shared=(),
         lower=lower,
         workspace_bound=partial(_workspace_bound, lower),
-        is_empty=not any(results.values()) or (not kernel.where.samples and sums_nothing),
+        is_empty=not any(results.values()) or not (kernel.where.samples or params.outputs),
     )
 
 
 def _lower(
-    kernel: GroupKernel, params: ParamGradTypes | None, caps: Caps, alignments: Alignments
+    kernel: GroupKernel, params: ParamGradTypes, caps: Caps, alignments: Alignments
 ) -> Lowered:
     types, where = kernel.types, kernel.where
     one_sample = where._replace(samples=max(where.samples, 1))
@@ -178,43 +174,33 @@ def _lower(
         schedule = cpu_schedule(types, one_sample, caps)
     else:
         schedule = cuda_schedule(types, one_sample, kernel.access(alignments), caps)
-    itemsize = types.compute.itemsize
-    row = schedule.parts * where.pitch  # of sums, of each sample
+    itemsize, samples = types.compute.itemsize, where.samples
+    size = samples * schedule.parts * where.pitch  # of the sums for a parameter
+    # Those for dbias have room beside those for dweight, even if they are not wanted.
+    has_dweight = params.dweight is not None
+    workspace = schedule.handed_size + (2 if has_dweight else params.outputs) * size
     first = schedule.handed_size * itemsize
-    has_dweight = params is not None and params.dweight is not None
-    sums = (first, first + where.samples * row * itemsize * has_dweight)
-    cut = (schedule.part_positions, schedule.parts)
+    sums = (first, first + size * itemsize * has_dweight)
     params_call = []
-    if params is not None and params.outputs:
-        sizes = (where.samples * schedule.parts, where.pitch, where.channels)
+    if params.outputs:
+        sizes = (samples * schedule.parts, where.pitch, where.channels)
         params_call = [param_grad_call(params, kernel.arrays, sums, *sizes, caps)]
 
     def calls() -> list[KernelCall]:
         found = []
-        for chunk in _chunks(where.samples, schedule.chunk):
-            args = kernel.args(chunk, cut, () if params is None else sums)
+        for first_sample in range(0, samples, schedule.chunk):
+            count = min(schedule.chunk, samples - first_sample)
+            args = kernel.args(count, first_sample, schedule.part_positions, schedule.parts, sums)
             for one in schedule.passes:
-                launch = replace(one, grid=one.grid * chunk[0])
+                launch = replace(one, grid=one.grid * count)
                 found.append(KernelCall(launch, args, where.elements))
         return found + params_call
 
     launches = (*schedule.passes, *(call.launch for call in params_call))
-    return Lowered(launches, calls, _workspace(params, schedule, where.samples * row) * itemsize)
-
-
-def _workspace(params: ParamGradTypes | None, schedule: Schedule, rows: int) -> int:
-    """Return how many elements passes hand on, and the sums have: dbias' are there for dweight."""
-    count = 0 if params is None else 2 if params.dweight is not None else params.outputs
-    return schedule.handed_size + count * rows
-
-
-def _chunks(samples: int, chunk: int) -> list[tuple[int, int]]:
-    """Return how many samples each chunk has, and its first."""
-    return [(min(chunk, samples - first), first) for first in range(0, samples, chunk)]
+    return Lowered(launches, calls, workspace * itemsize)
 
 
 def _workspace_bound(lower: partial[Lowered], caps: Caps | None) -> int:
     """Return the bytes that a call takes at most; on some GPU, for caps of None."""
-    if caps is not None:
-        return lower(caps, None).workspace
-    return max(lower(caps, None).workspace for caps in SOME_GPUS)
+    some = SOME_GPUS if caps is None else (caps,)
+    return max(lower(one, None).workspace for one in some)
