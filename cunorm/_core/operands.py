@@ -85,10 +85,10 @@ class KernelTypes:
     bias: DType | None = None
 
     @classmethod
-    def of(cls: type[T], operands: Specs, **scalars: Any) -> T:
+    def of(cls: type[T], operands: Specs, compute: DType, **scalars: Any) -> T:
         """Return the types of a call's operands, which are named as the kernel names them."""
         scalars |= {name: operands[name] is not None for name in cls.sums}
-        return cls(**dtypes_of(operands, cls.operands), **scalars)
+        return cls(compute, **dtypes_of(operands, cls.operands), **scalars)
 
     def macros(self) -> Macros:
         """Return the part of a build that says which operands there are."""

@@ -7,8 +7,8 @@ from math import prod
 from typing import NamedTuple
 
 from cunorm._core import validate
-from cunorm._core.dtypes import DType
-from cunorm._core.operands import PARAMETERS, STATISTICS, check_shape
+from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
+from cunorm._core.operands import PARAMETERS, STATISTICS, check_compute, check_shape
 from cunorm._core.rows import collapsed
 from cunorm._core.tensor import TensorSpec, contiguous, inverse_permutation, is_contiguous
 
@@ -45,6 +45,7 @@ class GroupGeometry(NamedTuple):
     """How x falls into samples, positions and groups of channels."""
 
     shape: tuple[int, ...]
+    compute: DType
     where: Samples
     axes: tuple[int, ...]  # of x, in the kernel's order: samples, then lines
     result_axes: tuple[int, ...]  # of results, from the outermost in memory
@@ -120,7 +121,8 @@ def geometry(
         channels_last = positions == 1 if same else results_last
     result_axes = last if results_last else first
     where = Samples(shape[0], positions, channels, num_groups, channels_last)
-    return GroupGeometry(shape, where, last if channels_last else first, result_axes)
+    compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
+    return GroupGeometry(shape, compute, where, last if channels_last else first, result_axes)
 
 
 def _nearer_to_last(x: TensorSpec, last: tuple[int, ...]) -> bool | None:
@@ -153,13 +155,15 @@ def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
 def check_operand(
     function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry
 ) -> None:
-    """Check the shape of an operand; `argument` may be its name after "out."."""
+    """Check an operand's shape, and a statistic's dtype; "out." may be before its name."""
     name, of = argument.removeprefix("out."), ", the shape of x"
     if name in PARAMETERS:
         of = ", one for each channel"
     if name in STATISTICS:
         of = ", one element for each group of each sample"
     check_shape(function, argument, spec, where.shape_of(name), of)
+    if name in STATISTICS:
+        check_compute(function, argument, spec, where.compute, "x")
 
 
 def check_output(

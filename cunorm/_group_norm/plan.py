@@ -8,21 +8,11 @@ from functools import partial
 
 from cunorm._core import validate
 from cunorm._core.caps import Caps, CpuCaps
-from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.operands import (
-    PARAMETERS,
-    STATISTICS,
-    SUMS,
-    Specs,
-    check_compute,
-    dtypes_of,
-    present,
-    with_new_outputs,
-)
+from cunorm._core.operands import PARAMETERS, STATISTICS, Specs, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
 from cunorm._core.rows import WHOLE
-from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous
+from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
 from cunorm._group_norm import kernels
 from cunorm._group_norm.kernels import GroupKernel, group_kernel
 from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output, geometry
@@ -43,33 +33,28 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
     where = geometry(function, x, spec.num_groups, spec.channel_axis)
     for name, operand in inputs.items():
         check_operand(function, name, operand, where)
-    compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
-    _check_forward_outputs(spec, where, given, compute)
+    _check_forward_outputs(spec, where, given)
     names = (*FORWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     wanted = {"y": where.result(spec.dtype or x.dtype, x)}
     if spec.saves:
-        statistic = contiguous(where.shape_of("mean"), compute, x.device)
+        statistic = contiguous(where.shape_of("mean"), where.compute, x.device)
         wanted |= dict.fromkeys(STATISTICS, statistic)
     results, outputs = with_new_outputs(given, wanted, count)
     operands = {**inputs, **results}
-    types = kernels.GroupForwardTypes.of(operands, compute=compute, activation=spec.activation)
+    types = kernels.GroupForwardTypes.of(operands, where.compute, activation=spec.activation)
     kernel = group_kernel(types, where, operands, spec.eps)
-    params = ParamGradTypes(compute, None, None)
+    params = ParamGradTypes(where.compute, None, None)
     return _plan(kernel, params, where, inputs, inputs, results, outputs, {count: (0,)})
 
 
-def _check_forward_outputs(
-    spec: GroupForwardSpec, where: GroupGeometry, given: Specs, compute: DType
-) -> None:
-    """Check the arrays given for outputs."""
+def _check_forward_outputs(spec: GroupForwardSpec, where: GroupGeometry, given: Specs) -> None:
     function, argument = spec.function, spec.output_names[0]
     check_output(function, argument, given["y"], where)
     validate.agreed_dtype(function, "dtype", spec.dtype, argument, given["y"])
     for name in STATISTICS:
         argument, statistic = f"out.{name}", given[name]
         check_operand(function, argument, statistic, where)
-        check_compute(function, argument, statistic, compute, "x")
         validate.output(function, argument, statistic, where.shape_of(name), WHOLE)
 
 
@@ -80,11 +65,8 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     given = dict(zip(GroupNormGrads._fields, specs[count:], strict=True))
     x = present(inputs["x"])
     where = geometry(function, x, spec.num_groups, spec.channel_axis)
-    compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
     for name, operand in inputs.items():
         check_operand(function, name, operand, where)
-        if name in STATISTICS:
-            check_compute(function, name, operand, compute, "x")
     _check_gradients(spec, inputs, where, given)
     names = (*BACKWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
@@ -98,8 +80,9 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     if not needs_n and results["dx"] is None:
         reads = reads | {"weight": None}
     operands = {**reads, **results}
-    types = kernels.GroupBackwardTypes.of(operands, compute=compute, activation=spec.activation)
-    params = ParamGradTypes(compute, **dtypes_of(results, SUMS), accumulate=spec.accumulate)
+    types = kernels.GroupBackwardTypes.of(operands, where.compute, activation=spec.activation)
+    dtypes = (optional_dtype(results["dweight"]), optional_dtype(results["dbias"]))
+    params = ParamGradTypes(where.compute, *dtypes, spec.accumulate)
     kernel = group_kernel(types, where, operands)
     return _plan(kernel, params, where, inputs, reads, results, outputs, {count: (0, 1)})
 

@@ -8,15 +8,7 @@ from functools import partial
 from cunorm._core import validate
 from cunorm._core.caps import MOST_SMS, Caps, CpuCaps
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.operands import (
-    STATISTICS,
-    SUMS,
-    Specs,
-    check_compute,
-    dtypes_of,
-    present,
-    with_new_outputs,
-)
+from cunorm._core.operands import STATISTICS, SUMS, Specs, check_compute, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, Plan
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
@@ -28,7 +20,8 @@ from cunorm.results import NormForward, NormGrads
 
 FORWARD_INPUTS = ("x", "residual", "gate", "weight", "bias")
 BACKWARD_INPUTS = ("dy", "x", "rstd", "mean", "d_residual", "gate", "weight", "bias")
-_OPERANDS = ("x", "weight", "bias", "gate", "x")  # whose gradients the fields of NormGrads are
+OPERANDS = ("x", "weight", "bias", "gate", "x")  # whose gradients the fields of NormGrads are
+_WIDE = "x, its residual stream or x_dtype"  # of which one in float64 makes the statistics float64
 
 
 def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
@@ -38,10 +31,12 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     given = dict(zip(NormForward._fields, specs[count:], strict=True))
     x = present(inputs["x"])
     where = geometry(function, x, spec.axis, spec.groups)
-    _check_inputs(function, inputs, where)
+    for name, operand in inputs.items():
+        check_operand(function, name, operand, where)
     _check_forward_outputs(spec, where, given)
     compute, wanted = _forward_outputs(spec, inputs, given, where)
-    _check_statistics(function, "out.", given, compute)
+    for name in STATISTICS:
+        check_compute(function, f"out.{name}", given[name], compute, _WIDE)
     names = (*FORWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     results, outputs = with_new_outputs(given, wanted, count)
@@ -104,17 +99,11 @@ def _forward_kernel(
 ) -> RowKernel:
     y, new_residual, mean, rstd = results.values()
     operands = {**inputs, "y": y, "new_residual": new_residual, "mean": mean, "rstd": rstd}
-    formula = spec.formula(
-        gate=inputs["gate"] is not None,
-        weight=inputs["weight"] is not None,
-        x_dtype=present(inputs["x"]).dtype,
-        compute=compute,
-    )
-    types = ForwardTypes.of(operands, compute=compute, formula=formula)
+    formula = spec.formula(inputs, present(inputs["x"]).dtype, compute)
+    types = ForwardTypes.of(operands, compute, formula=formula)
     width = where.rows.width
-    return row_kernel(
-        types, where, operands, (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
-    )
+    numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
+    return row_kernel(types, where, operands, numbers)
 
 
 # --- the backward ---------------------------------------------------------------------------------
@@ -132,11 +121,13 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
             f"{function}: mean is None, expected the mean that the forward returned, "
             "as center is True"
         )
-    _check_inputs(function, inputs, where)
+    for name, operand in inputs.items():
+        check_operand(function, name, operand, where)
     _check_gradients(spec, inputs, where, given)
     x_dtype = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype
     compute = FLOAT64 if FLOAT64 in (x.dtype, x_dtype) else FLOAT32
-    _check_statistics(function, "", inputs, compute)
+    for name in STATISTICS:
+        check_compute(function, name, inputs[name], compute, _WIDE)
     names = (*BACKWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     wanted = _gradients(spec, inputs, given, where, x_dtype)
@@ -145,7 +136,8 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     results, outputs = with_new_outputs(given, wanted, count)
     reads = _read_inputs(spec, inputs, results)
     kernel = _backward_kernel(spec, reads, results, where, x_dtype, compute)
-    params = ParamGradTypes(compute, **dtypes_of(results, SUMS), accumulate=spec.accumulate)
+    dweight, dbias = (optional_dtype(results[name]) for name in SUMS)
+    params = ParamGradTypes(compute, dweight, dbias, spec.accumulate)
     return Plan(
         specs=(*inputs.values(), *results.values()),
         outputs=outputs,
@@ -161,7 +153,7 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
 def _check_gradients(spec: RowBackwardSpec, inputs: Specs, where: Geometry, given: Specs) -> None:
     """Check that the call has the gradients given, and can write them."""
     function = spec.function
-    for (name, gradient), operand in zip(given.items(), _OPERANDS, strict=True):
+    for (name, gradient), operand in zip(given.items(), OPERANDS, strict=True):
         if operand not in spec.needs or inputs[operand] is None:
             reason = "its operand is absent or not in needs"
             validate.absent(function, f"out.{name}", gradient, reason)
@@ -206,12 +198,11 @@ def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
         dgate, of a post-gate   the same, and weight and bias
         all else                all but bias
     """
-    wanted = {name for name, gradient in results.items() if gradient is not None}
-    post_gate = spec.gate_position == "post"
-    of_x = bool(wanted & {"dx", "dresidual"})
-    needs_n = post_gate and "dgate" in wanted
-    needs_dp = of_x or ("dgate" in wanted and not post_gate)
-    needs_r = needs_dp or needs_n or "dweight" in wanted
+    post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
+    of_x = results["dx"] is not None or results["dresidual"] is not None
+    needs_n = post_gate and dgate
+    needs_dp = of_x or (dgate and not post_gate)
+    needs_r = needs_dp or needs_n or results["dweight"] is not None
     is_read = {
         "dy": True,
         "x": needs_r,
@@ -233,17 +224,12 @@ def _backward_kernel(
     x_dtype: DType,
     compute: DType,
 ) -> RowKernel:
-    formula = spec.formula(
-        gate=reads["gate"] is not None,
-        weight=reads["weight"] is not None,
-        x_dtype=x_dtype,
-        compute=compute,
-    )
+    formula = spec.formula(reads, x_dtype, compute)
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
         formula = formula._replace(rounded=None)  # nothing but those has n
     formula = formula._replace(center=spec.center and reads["mean"] is not None)
     operands = {**reads, **results}
-    types = BackwardTypes.of(operands, compute=compute, formula=formula)
+    types = BackwardTypes.of(operands, compute, formula=formula)
     numbers = (spec.scale(where.rows.width), spec.weight_offset)
     return row_kernel(types, where, operands, numbers)
 
@@ -260,18 +246,6 @@ def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps
 
 
 # --- both -----------------------------------------------------------------------------------------
-
-
-def _check_inputs(function: str, inputs: Specs, where: Geometry) -> None:
-    for name, operand in inputs.items():
-        check_operand(function, name, operand, where)
-
-
-def _check_statistics(function: str, prefix: str, operands: Specs, compute: DType) -> None:
-    """Check that mean and rstd have the compute type."""
-    for name in STATISTICS:
-        wide = "x, its residual stream or x_dtype"
-        check_compute(function, f"{prefix}{name}", operands[name], compute, wide)
 
 
 def _copies(inputs: Specs, where: Geometry) -> tuple[InputCopy, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, parse_optional_dtype, promoted
 from cunorm._core.memo import memoize
+from cunorm._core.operands import Specs
 from cunorm._row_norm.kernels import Formula
 from cunorm.results import NormForward, NormGrads
 
@@ -36,8 +37,9 @@ class RowNormSpec:
     c: float | None
     weight_offset: float
 
-    def formula(self, *, gate: bool, weight: bool, x_dtype: DType, compute: DType) -> Formula:
+    def formula(self, operands: Specs, x_dtype: DType, compute: DType) -> Formula:
         """Return the formula of a build, with or without a gate and a weight."""
+        gate, weight = operands["gate"] is not None, operands["weight"] is not None
         return Formula(
             center=self.center,
             activation=self.gate_activation if gate else "identity",
