@@ -42,8 +42,6 @@ class GroupTypes(KernelTypes):
 
 @dataclass(frozen=True)
 class GroupForwardTypes(GroupTypes):
-    """The operands of group_norm_forward."""
-
     kernel = "group_norm_forward"
     lines = ("x", "y")
     operands = ("x", *PARAMETERS, "y")
@@ -53,8 +51,6 @@ class GroupForwardTypes(GroupTypes):
 
 @dataclass(frozen=True)
 class GroupBackwardTypes(GroupTypes):
-    """The operands of group_norm_backward."""
-
     kernel = "group_norm_backward"
     lines = ("dy", "x", "dx")
     operands = (*lines, *PARAMETERS)

@@ -73,7 +73,6 @@ def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: GpuCaps) 
 
 
 def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
-    """Plan the launches on a CPU."""
     tiling = cpu_tiling(types, where)
     macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(1, async_copies=False))
     row = where.channels if where.channels_last else where.positions

@@ -41,8 +41,6 @@ class GroupNormSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupForwardSpec(GroupNormSpec):
-    """The scalars of a forward."""
-
     eps: float
     dtype: DType | None
     saves: bool  # mean and rstd are outputs
@@ -54,8 +52,6 @@ class GroupForwardSpec(GroupNormSpec):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupBackwardSpec(GroupNormSpec):
-    """The scalars of a backward."""
-
     needs: tuple[str, ...]
     accumulate: bool
 

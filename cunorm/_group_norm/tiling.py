@@ -60,7 +60,6 @@ class Tiling(NamedTuple):
         return packs * self.pack * sum(dtype.itemsize for dtype in types.loaded)
 
     def macros(self, access: int, async_copies: bool) -> Macros:
-        """Return the part of the build that says so."""
         return (
             ("UNIT_GROUPS", str(self.unit_groups)),
             ("CLUSTER", str(max(1, self.cluster))),
@@ -145,7 +144,8 @@ def _tiling(
     pack = _pack(types, channels if where.channels_last else where.positions)
     across = channels // pack if where.channels_last else channels
     along = where.positions if where.channels_last else where.positions // pack
-    channel_threads = -(-across // _power_of_two(-(-across // _THREADS)))
+    least_parts = 1 << (-(-across // _THREADS) - 1).bit_length()  # a power of two
+    channel_threads = -(-across // least_parts)
     channel_parts = -(-across // channel_threads)
     parts = blocks if streamed else max(1, blocks // channel_parts)
     of_part = -(-along // parts)
@@ -191,8 +191,3 @@ def _room(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) -> in
     used = tiling.shared(types, where.channels_last) + values * types.compute.itemsize
     used += _RESERVED_BYTES
     return gpu.shared_memory_per_sm // used if used <= gpu.shared_memory_per_block_optin else 0
-
-
-def _power_of_two(n: int) -> int:
-    """Return the least power of two that is at least n."""
-    return 1 << (n - 1).bit_length()

@@ -63,8 +63,6 @@ class _RowTypes(KernelTypes):
 
 @dataclass(frozen=True)
 class ForwardTypes(_RowTypes):
-    """The operands of row_norm_forward."""
-
     operands = ("x", "residual", "gate", "new_residual", *PARAMETERS, "y")
     rows = ("x", "residual", "gate", "y", "new_residual")
     held = ("x", "residual", "gate", *PARAMETERS)
@@ -77,8 +75,6 @@ class ForwardTypes(_RowTypes):
 
 @dataclass(frozen=True)
 class BackwardTypes(_RowTypes):
-    """The operands of row_norm_backward."""
-
     rows = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
     operands = (*rows, *PARAMETERS)
     held = ("dy", "x", "d_residual", "gate", *PARAMETERS)

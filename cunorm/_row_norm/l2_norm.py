@@ -6,13 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm._core import validate
-from cunorm._core.memo import typed_key
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import L2_NORM, L2_NORM_FORWARD
+from cunorm._row_norm.spec import L2_NORM, L2_NORM_FORWARD, L2_ROWS
 from cunorm.results import NormForward, NormGrads
-
-_LENGTH = typed_key(1.0)
 
 
 def l2_norm(
@@ -50,7 +47,7 @@ def l2_norm(
     >>> cunorm.l2_norm(x + 3, groups=2).round(4)
     array([[0.6508, 0.7593, 0.7071, 0.7071]], dtype=float32)
     """
-    params = ("l2_norm", *_norm(axis, groups), eps, dtype, *L2_NORM)
+    params = ("l2_norm", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM)
     arrays = (x, None, None, None, None, out, None, None, None, None)
     return dispatch(ROW_FORWARD, params, arrays)[0]
 
@@ -89,7 +86,7 @@ def l2_norm_forward(
     (array([[0.5, 0.5, 0.5, 0.5]], dtype=float32), array([0.2], dtype=float32))
     """
     validate.out_type("l2_norm_forward", out, NormForward)
-    params = ("l2_norm_forward", *_norm(axis, groups), eps, dtype, *L2_NORM_FORWARD)
+    params = ("l2_norm_forward", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM_FORWARD)
     arrays = (x, None, None, None, None, *(out or NormForward()), None)
     return NormForward(*dispatch(ROW_FORWARD, params, arrays))
 
@@ -124,11 +121,6 @@ def l2_norm_backward(
     array([[ 0.128, -0.096]], dtype=float32)
     """
     validate.out_type("l2_norm_backward", out, NormGrads)
-    params = ("l2_norm_backward", *_norm(axis, groups))
+    params = ("l2_norm_backward", False, axis, groups, *L2_ROWS)
     arrays = (dy, x, rstd, None, None, None, None, None, *(out or NormGrads()), None)
     return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))
-
-
-def _norm(axis: int, groups: int) -> tuple[Any, ...]:
-    """Return the scalars that say which norm it is: of length 1, not centred, without weight."""
-    return (False, axis, groups, False, "silu", "post", _LENGTH, 0.0, False)

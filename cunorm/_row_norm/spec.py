@@ -9,7 +9,7 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, parse_optional_dtype, promoted
-from cunorm._core.memo import memoize
+from cunorm._core.memo import memoize, typed_key
 from cunorm._core.operands import Specs
 from cunorm._row_norm.kernels import Formula
 from cunorm.results import NormForward, NormGrads
@@ -59,8 +59,6 @@ class RowNormSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowForwardSpec(RowNormSpec):
-    """The scalars of a forward."""
-
     eps: float
     dtype: DType | None
     residual_dtype: DType | None = None
@@ -92,8 +90,6 @@ class RowForwardSpec(RowNormSpec):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBackwardSpec(RowNormSpec):
-    """The scalars of a backward."""
-
     x_dtype: DType | None
     needs: tuple[str, ...]
     accumulate: bool
@@ -109,6 +105,8 @@ _FORWARD_PARAMS = tuple(one.name for one in fields(RowForwardSpec)[len(fields(Ro
 # The last scalars of a forward: `saves` and `streams`; of l2_norm all from `residual_dtype` on.
 ADD_NORM, NORM_FORWARD = (False, True), (True, False)
 L2_NORM, L2_NORM_FORWARD = (None, False, False, True), (None, True, None, True)
+# The scalars of l2_norm in both directions, from `round_before_weight` on: rows of length 1.
+L2_ROWS = (False, "silu", "post", typed_key(1.0), 0.0, False)
 
 
 @memoize(typed=True)
