@@ -87,11 +87,10 @@ def backward_plan(name: str, options: Options, samples: int, channels: int, devi
     x, weight, bias, y, mean, rstd = forward.specs
     norm = (FUNCTION, options["num_groups"], options["activation"], LAYOUTS[options["layout"]])
     needs = tuple(name for name in options["needs"] if name in NEEDS)
-    accumulate = options["accumulate"]
-    spec = parse_backward(*norm, needs, accumulate)
+    spec = parse_backward(*norm, needs, options["accumulate"])
     sums = contiguous((channels,), present(rstd).dtype, device)
     given = [
-        sums if accumulate and parameter is not None and name in needs else None
+        sums if spec.accumulate and parameter is not None and name in needs else None
         for name, parameter in (("weight", weight), ("bias", bias))
     ]
     return plan_backward(spec, (y, x, mean, rstd, weight, bias, None, *given))

@@ -69,16 +69,8 @@ def group_norm(
 
     Raises
     ------
-    TypeError
-        If an argument has another type or dtype than above, or an array is not plain memory (masked
-        array, tensor subclass, tracer).
-    ValueError
-        If shapes, devices, scalars, `out` or `workspace` do not fit, x has no channels or no
-        positions, or a tensor requires grad. All is checked before anything is written.
-    ImportError
-        If x is on CUDA and CuPy or NVRTC is not installed.
-    RuntimeError
-        If the kernel does not compile.
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize`; also if x has no channels or no positions, or `workspace` does not fit.
 
     Notes
     -----

@@ -94,10 +94,8 @@ def normalize(
     ValueError
         If shapes, devices, scalars or `out` do not fit, a row has no or 2**31 elements, or a tensor
         requires grad. All is checked before anything is written.
-    ImportError
-        If x is on CUDA and CuPy or NVRTC is not installed.
-    RuntimeError
-        If the kernel does not compile.
+    ImportError, RuntimeError
+        If x is on CUDA and CuPy or NVRTC is not installed; if the kernel does not compile.
 
     Notes
     -----
