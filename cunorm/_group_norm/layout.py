@@ -61,18 +61,14 @@ class GroupGeometry(NamedTuple):
         return _lines(spec.permuted(self.axes), self.where.channels_last)
 
     def lines_of_input(self, spec: TensorSpec | None) -> Lines:
-        """Return where an operand's lines are, or those of its copy; any where absent."""
+        """Return where an operand's lines are, or those of its dense copy; any where absent."""
         if spec is None:
             return (0, 0)
-        lines = self.lines(spec) or self.lines(self.copy_of(spec))
+        shape = tuple(spec.shape[axis] for axis in self.axes)
+        copy = contiguous(shape, spec.dtype, spec.device)
+        lines = self.lines(spec) or _lines(copy, self.where.channels_last)
         assert lines is not None, "a dense copy has lines"
         return lines
-
-    def copy_of(self, spec: TensorSpec) -> TensorSpec:
-        """Return the spec of a dense copy, in the kernel's order of axes."""
-        ordered = spec.permuted(self.axes)
-        copy = contiguous(ordered.shape, spec.dtype, spec.device)
-        return copy.permuted(inverse_permutation(self.axes))
 
     def result(self, dtype: DType, x: TensorSpec) -> TensorSpec:
         """Return the spec of a new output: dense, in the memory layout of x."""

@@ -67,10 +67,9 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     where = geometry(function, x, spec.num_groups, spec.channel_axis)
     for name, operand in inputs.items():
         check_operand(function, name, operand, where)
-    _check_gradients(spec, inputs, where, given)
+    wanted = _gradients(spec, inputs, given, where)
     names = (*BACKWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
-    wanted = _gradients(spec, inputs, where)
     if spec.accumulate:
         validate.accumulators(function, wanted, given)
     results, outputs = with_new_outputs(given, wanted, count)
@@ -87,32 +86,26 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     return _plan(kernel, params, where, inputs, reads, results, outputs, {count: (0, 1)})
 
 
-def _check_gradients(
-    spec: GroupBackwardSpec, inputs: Specs, where: GroupGeometry, given: Specs
-) -> None:
-    """Check that the call has the gradients given, and can write them."""
-    function = spec.function
+def _gradients(
+    spec: GroupBackwardSpec, inputs: Specs, given: Specs, where: GroupGeometry
+) -> dict[str, TensorSpec]:
+    """Return the specs of the gradients that are written, as they are where none is given.
+
+    Check that the call has the gradients given, and can write them.
+    """
+    function, x, wanted = spec.function, present(inputs["x"]), {}
     for name, operand in zip(given, NEEDS, strict=True):
         if operand not in spec.needs or inputs[operand] is None:
             reason = "its operand is absent or not in needs"
             validate.absent(function, f"out.{name}", given[name], reason)
     check_output(function, "out.dx", given["dx"], where)
-    for name in PARAMETERS:
-        shape = where.shape_of(name)
-        validate.output(function, f"out.d{name}", given[f"d{name}"], shape, WHOLE)
-
-
-def _gradients(
-    spec: GroupBackwardSpec, inputs: Specs, where: GroupGeometry
-) -> dict[str, TensorSpec]:
-    """Return the specs of the gradients that are written, as they are where none is given."""
-    x, wanted = present(inputs["x"]), {}
     if "x" in spec.needs:
         wanted["dx"] = where.result(x.dtype, x)
     for name in PARAMETERS:
-        parameter = inputs[name]
+        shape, parameter = where.shape_of(name), inputs[name]
+        validate.output(function, f"out.d{name}", given[f"d{name}"], shape, WHOLE)
         if name in spec.needs and parameter is not None:
-            wanted[f"d{name}"] = contiguous(where.shape_of(name), parameter.dtype, x.device)
+            wanted[f"d{name}"] = contiguous(shape, parameter.dtype, x.device)
     return wanted
 
 

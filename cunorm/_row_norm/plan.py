@@ -10,7 +10,7 @@ from cunorm._core.caps import MOST_SMS, Caps, CpuCaps
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
 from cunorm._core.operands import STATISTICS, SUMS, Specs, check_compute, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
-from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, Plan
+from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
 from cunorm._row_norm import launches
 from cunorm._row_norm.geometry import Geometry, check_operand, geometry
@@ -33,7 +33,6 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     where = geometry(function, x, spec.axis, spec.groups)
     for name, operand in inputs.items():
         check_operand(function, name, operand, where)
-    _check_forward_outputs(spec, where, given)
     compute, wanted = _forward_outputs(spec, inputs, given, where)
     for name in STATISTICS:
         check_compute(function, f"out.{name}", given[name], compute, _WIDE)
@@ -42,30 +41,12 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     results, outputs = with_new_outputs(given, wanted, count)
     kernel = _forward_kernel(spec, inputs, results, where, compute)
     keeps_x = spec.has_stream and results["residual"] is None
-    over_y = tuple(range(1 if keeps_x else 0, count))
-    return Plan(
-        specs=(*inputs.values(), *results.values()),
-        outputs=outputs,
-        copies=_copies(inputs, where),
-        # The stream is written while gate, weight and bias are still to be read. An x that is
-        # returned as the stream must stay; where the stream is written, x is not read again.
-        aliases={count: over_y, count + 1: (0, 1)},
-        shared=((count + 1, 0),) if keeps_x else (),
-        lower=partial(_lower, kernel, ParamGradTypes(compute, None, None)),
-        workspace_bound=lambda caps: 0,
-        is_empty=not where.rows.rows,
-    )
-
-
-def _check_forward_outputs(spec: RowForwardSpec, where: Geometry, given: Specs) -> None:
-    """Check that the call has the outputs given, and can write them."""
-    function = spec.function
-    if not spec.center:
-        validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
-    if spec.streams is None:
-        validate.absent(function, "out.residual", given["residual"], "there is no residual")
-    for argument, (name, output) in zip(spec.output_names, given.items(), strict=True):
-        validate.output(function, argument, output, where.shape_of(name), where.axes_of(name))
+    # The stream is written while gate, weight and bias are still to be read. An x that is returned
+    # as the stream must stay; where the stream is written, x is not read again.
+    aliases = {count: tuple(range(1 if keeps_x else 0, count)), count + 1: (0, 1)}
+    shared = ((count + 1, 0),) if keeps_x else ()
+    params = ParamGradTypes(compute, None, None)
+    return _plan(kernel, params, inputs, inputs, results, outputs, aliases, shared)
 
 
 def _forward_outputs(
@@ -73,25 +54,32 @@ def _forward_outputs(
 ) -> tuple[DType, dict[str, TensorSpec]]:
     """Return the compute type, and the specs of all outputs that are written.
 
-    The dtype of an output is that of a given array, else of the spec, else of its input.
+    Check that the call has the outputs given, and can write them. The dtype of an output is that of
+    a given array, else of the spec, else of its input.
     """
     function, x, y, weight = spec.function, present(inputs["x"]), given["y"], inputs["weight"]
     residual, out_stream, stream = inputs["residual"], given["residual"], spec.residual_dtype
+    if not spec.center:
+        validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
+    if spec.streams is None:
+        validate.absent(function, "out.residual", out_stream, "there is no residual")
+    for argument, (name, output) in zip(spec.output_names, given.items(), strict=True):
+        validate.output(function, argument, output, where.shape_of(name), where.axes_of(name))
     validate.agreed_dtype(function, "dtype", spec.dtype, spec.output_names[0], y)
     validate.agreed_dtype(function, "residual_dtype", stream, "residual", residual)
     stream = optional_dtype(residual) or stream
     validate.agreed_dtype(function, "the new residual stream", stream, "out.residual", out_stream)
     stream = optional_dtype(out_stream) or stream
     compute = FLOAT64 if FLOAT64 in (x.dtype, stream) else FLOAT32
-    y_dtype = optional_dtype(y) or spec.y_dtype(x.dtype, optional_dtype(weight))
-    wanted = {"y": (where.shape, y_dtype)}
+    wanted = {"y": optional_dtype(y) or spec.y_dtype(x.dtype, optional_dtype(weight))}
     if stream is not None and (residual is not None or stream is not x.dtype):
-        wanted["residual"] = (where.shape, stream)
+        wanted["residual"] = stream
     if spec.saves and spec.center:
-        wanted["mean"] = (where.shape_of("mean"), compute)
+        wanted["mean"] = compute
     if spec.saves:
-        wanted["rstd"] = (where.shape_of("rstd"), compute)
-    return compute, {name: contiguous(*one, x.device) for name, one in wanted.items()}
+        wanted["rstd"] = compute
+    new = {name: (where.shape_of(name), dtype) for name, dtype in wanted.items()}
+    return compute, {name: contiguous(*one, x.device) for name, one in new.items()}
 
 
 def _forward_kernel(
@@ -123,14 +111,12 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
         )
     for name, operand in inputs.items():
         check_operand(function, name, operand, where)
-    _check_gradients(spec, inputs, where, given)
-    x_dtype = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype
+    x_dtype, wanted = _gradients(spec, inputs, given, where)
     compute = FLOAT64 if FLOAT64 in (x.dtype, x_dtype) else FLOAT32
     for name in STATISTICS:
         check_compute(function, name, inputs[name], compute, _WIDE)
     names = (*BACKWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
-    wanted = _gradients(spec, inputs, given, where, x_dtype)
     if spec.accumulate:
         validate.accumulators(function, wanted, given)
     results, outputs = with_new_outputs(given, wanted, count)
@@ -138,21 +124,19 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     kernel = _backward_kernel(spec, reads, results, where, x_dtype, compute)
     dweight, dbias = (optional_dtype(results[name]) for name in SUMS)
     params = ParamGradTypes(compute, dweight, dbias, spec.accumulate)
-    return Plan(
-        specs=(*inputs.values(), *results.values()),
-        outputs=outputs,
-        copies=_copies(reads, where),
-        aliases={place: tuple(range(count)) for place in range(count, count + len(given))},
-        shared=_shared_gradients(results, count),
-        lower=partial(_lower, kernel, params),
-        workspace_bound=partial(workspace_bound, compute, where, params.outputs),
-        is_empty=not any(results.values()) or not (where.rows.rows or params.outputs),
-    )
+    aliases = {place: tuple(range(count)) for place in range(count, count + len(given))}
+    shared = _shared_gradients(results, count)
+    return _plan(kernel, params, inputs, reads, results, outputs, aliases, shared)
 
 
-def _check_gradients(spec: RowBackwardSpec, inputs: Specs, where: Geometry, given: Specs) -> None:
-    """Check that the call has the gradients given, and can write them."""
-    function = spec.function
+def _gradients(
+    spec: RowBackwardSpec, inputs: Specs, given: Specs, where: Geometry
+) -> tuple[DType, dict[str, TensorSpec]]:
+    """Return the dtype of dx, and the specs of all gradients that are written.
+
+    Check that the call has the gradients given, and can write them. dresidual has x's dtype.
+    """
+    function, x = spec.function, present(inputs["x"])
     for (name, gradient), operand in zip(given.items(), OPERANDS, strict=True):
         if operand not in spec.needs or inputs[operand] is None:
             reason = "its operand is absent or not in needs"
@@ -160,24 +144,17 @@ def _check_gradients(spec: RowBackwardSpec, inputs: Specs, where: Geometry, give
         shape, axes = where.shape_of(operand), where.axes_of(operand)
         validate.output(function, f"out.{name}", gradient, shape, axes)
     validate.agreed_dtype(function, "x_dtype", spec.x_dtype, "out.dx", given["dx"])
-    x = present(inputs["x"])
     validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
-
-
-def _gradients(
-    spec: RowBackwardSpec, inputs: Specs, given: Specs, where: Geometry, x_dtype: DType
-) -> dict[str, TensorSpec]:
-    """Return the specs of all gradients that are written; dresidual has x's dtype."""
-    wanted, x = {}, present(inputs["x"])
+    x_dtype, wanted = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype, {}
     if "x" in spec.needs and (x_dtype is not x.dtype or given["dresidual"] is None):
         wanted["dx"] = contiguous(where.shape, x_dtype, x.device)
     if "x" in spec.needs and x_dtype is not x.dtype:
         wanted["dresidual"] = contiguous(where.shape, x.dtype, x.device)
     for name in ("weight", "bias", "gate"):
-        operand = inputs[name]
-        if name in spec.needs and operand is not None:
-            wanted[f"d{name}"] = contiguous(where.shape_of(name), operand.dtype, x.device)
-    return wanted
+        parameter = inputs[name]
+        if name in spec.needs and parameter is not None:
+            wanted[f"d{name}"] = contiguous(where.shape_of(name), parameter.dtype, x.device)
+    return x_dtype, wanted
 
 
 def _shared_gradients(results: Specs, first: int) -> tuple[tuple[int, int], ...]:
@@ -248,12 +225,31 @@ def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps
 # --- both -----------------------------------------------------------------------------------------
 
 
-def _copies(inputs: Specs, where: Geometry) -> tuple[InputCopy, ...]:
-    """Return the inputs whose strides the kernels cannot follow."""
-    return tuple(
+def _plan(
+    kernel: RowKernel,
+    params: ParamGradTypes,
+    inputs: Specs,
+    reads: Specs,
+    results: Specs,
+    outputs: tuple[OutputSpec, ...],
+    aliases: dict[int, tuple[int, ...]],
+    shared: tuple[tuple[int, int], ...],
+) -> Plan:
+    where = kernel.where
+    copies = [
         InputCopy(place)
-        for place, (name, spec) in enumerate(inputs.items())
+        for place, (name, spec) in enumerate(reads.items())
         if spec is not None and where.axes_of(name).layout(spec) is None
+    ]
+    return Plan(
+        specs=(*inputs.values(), *results.values()),
+        outputs=outputs,
+        copies=tuple(copies),
+        aliases=aliases,
+        shared=shared,
+        lower=partial(_lower, kernel, params),
+        workspace_bound=partial(workspace_bound, kernel.types.compute, where, params.outputs),
+        is_empty=not any(results.values()) or not (where.rows.rows or params.outputs),
     )
 
 
