@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -22,11 +22,6 @@ def present(spec: TensorSpec | None) -> TensorSpec:
     """Return the spec of an operand that a call always has."""
     assert spec is not None
     return spec
-
-
-def dtypes_of(operands: Specs, names: Iterable[str]) -> dict[str, Any]:
-    """Return the dtypes of some operands, None where absent."""
-    return {name: optional_dtype(operands[name]) for name in names}
 
 
 def type_macros(types: object, *names: str) -> Macros:
@@ -87,8 +82,9 @@ class KernelTypes:
     @classmethod
     def of(cls: type[T], operands: Specs, compute: DType, **scalars: Any) -> T:
         """Return the types of a call's operands, which are named as the kernel names them."""
+        scalars |= {name: optional_dtype(operands[name]) for name in cls.operands}
         scalars |= {name: operands[name] is not None for name in cls.sums}
-        return cls(compute, **dtypes_of(operands, cls.operands), **scalars)
+        return cls(compute, **scalars)
 
     def macros(self) -> Macros:
         """Return the part of a build that says which operands there are."""

@@ -91,8 +91,7 @@ def add_layer_norm(
         s = x + residual                        rounded to residual's dtype: the new stream
         y = layer_norm(s, weight, bias)         gated, if there is a gate, as there
 
-    Sources: those of `layer_norm` and `add_normalize`.
-    Results, errors and rounding are those of `add_normalize`.
+    Sources: `layer_norm` and `add_normalize`; results, errors and rounding are as for the latter.
 
     Parameters
     ----------
@@ -145,7 +144,7 @@ def layer_norm_forward(
         rstd = 1 / sqrt(mean(q * q) + eps)
         y = q * rstd * (weight + weight_offset) + bias
 
-    Sources: those of `layer_norm` and `add_normalize`.
+    Sources: `layer_norm` and `add_normalize`.
     Results, errors and rounding are those of `normalize_forward`.
 
     Parameters

@@ -168,12 +168,7 @@ def _shared_gradients(results: Specs, first: int) -> tuple[tuple[int, int], ...]
 def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
-    ::
-
-        dbias                   dy                    and gate, where that is applied to n
-        dweight                 the same, and what n is made of before weight
-        dgate, of a post-gate   the same, and weight and bias
-        all else                all but bias
+    For dbias alone those are dy and a post-gate, for dweight also what r is made of.
     """
     post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
     of_x = results["dx"] is not None or results["dresidual"] is not None

@@ -108,8 +108,7 @@ def add_rms_norm(
         s = x + residual                        rounded to residual's dtype: the new stream
         y = rms_norm(s, weight)                 gated, if there is a gate, as there
 
-    Sources: those of `rms_norm` and `add_normalize`.
-    Results, errors and rounding are those of `add_normalize`.
+    Sources: `rms_norm` and `add_normalize`; results, errors and rounding are as for the latter.
 
     Parameters
     ----------
@@ -160,7 +159,7 @@ def rms_norm_forward(
         rstd = 1 / sqrt(mean(s * s) + eps)
         y = s * rstd * (weight + weight_offset)
 
-    Sources: those of `rms_norm` and `add_normalize`.
+    Sources: `rms_norm` and `add_normalize`.
     Results, errors and rounding are those of `normalize_forward`; mean is None.
 
     Parameters
