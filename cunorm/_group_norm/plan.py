@@ -33,29 +33,25 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
     where = geometry(function, x, spec.num_groups, spec.channel_axis)
     for name, operand in inputs.items():
         check_operand(function, name, operand, where)
-    _check_forward_outputs(spec, where, given)
+    argument, y = spec.output_names[0], given["y"]
+    check_output(function, argument, y, where)
+    validate.agreed_dtype(function, "dtype", spec.dtype, argument, y)
+    for name in STATISTICS:
+        argument, statistic = f"out.{name}", given[name]
+        check_operand(function, argument, statistic, where)
+        validate.output(function, argument, statistic, where.shape_of(name), WHOLE)
     names = (*FORWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     wanted = {"y": where.result(spec.dtype or x.dtype, x)}
     if spec.saves:
-        statistic = contiguous(where.shape_of("mean"), where.compute, x.device)
-        wanted |= dict.fromkeys(STATISTICS, statistic)
+        new = contiguous(where.shape_of("mean"), where.compute, x.device)
+        wanted |= dict.fromkeys(STATISTICS, new)
     results, outputs = with_new_outputs(given, wanted, count)
     operands = {**inputs, **results}
     types = kernels.GroupForwardTypes.of(operands, where.compute, activation=spec.activation)
     kernel = group_kernel(types, where, operands, spec.eps)
     params = ParamGradTypes(where.compute, None, None)
     return _plan(kernel, params, where, inputs, inputs, results, outputs, {count: (0,)})
-
-
-def _check_forward_outputs(spec: GroupForwardSpec, where: GroupGeometry, given: Specs) -> None:
-    function, argument = spec.function, spec.output_names[0]
-    check_output(function, argument, given["y"], where)
-    validate.agreed_dtype(function, "dtype", spec.dtype, argument, given["y"])
-    for name in STATISTICS:
-        argument, statistic = f"out.{name}", given[name]
-        check_operand(function, argument, statistic, where)
-        validate.output(function, argument, statistic, where.shape_of(name), WHOLE)
 
 
 def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
