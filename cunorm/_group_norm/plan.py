@@ -61,8 +61,8 @@ def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     given = dict(zip(GroupNormGrads._fields, specs[count:], strict=True))
     x = present(inputs["x"])
     where = geometry(function, x, spec.num_groups, spec.channel_axis)
-    for name, operand in inputs.items():
-        check_operand(function, name, operand, where)
+    for name in ("dy", *PARAMETERS, *STATISTICS):
+        check_operand(function, name, inputs[name], where)
     wanted = _gradients(spec, inputs, given, where)
     names = (*BACKWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
