@@ -14,8 +14,6 @@ from cunorm._core.operands import PARAMETERS, SUMS, KernelTypes, Specs, places_o
 from cunorm._core.plan import Alignments
 from cunorm._group_norm.layout import GroupGeometry, Lines, Samples
 
-_EPS = struct.Struct("<d")
-
 
 @dataclass(frozen=True)
 class GroupTypes(KernelTypes):
@@ -89,7 +87,7 @@ class GroupKernel(NamedTuple):
         writer.pointer("workspace")
         writer.integers(samples, first, where.positions, where.channels, where.groups)
         writer.integers(part_positions, parts)
-        return writer.finish(b"" if self.eps is None else _EPS.pack(self.eps))
+        return writer.finish(b"" if self.eps is None else struct.pack("<d", self.eps))
 
     def access(self, alignments: Alignments) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""

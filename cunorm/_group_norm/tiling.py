@@ -133,15 +133,17 @@ def _bounded(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) ->
 
 
 def _tiling(
-    types: GroupTypes, where: Samples, line: int, blocks: int, *, streamed: bool = False
+    types: GroupTypes, where: Samples, line_bytes: int, blocks: int, *, streamed: bool = False
 ) -> Tiling:
     """Return tiles of lines of these bytes, with these blocks for a unit.
 
     Its `cluster` is 0 where they make no cluster.
     """
-    groups = _unit_groups(types, where, line)
+    groups = _unit_groups(types, where, line_bytes)
     channels = groups * where.group_channels
-    pack = _pack(types, channels if where.channels_last else where.positions)
+    line = channels if where.channels_last else where.positions
+    itemsizes = [dtype.itemsize for dtype in (*types.loaded, types.written) if dtype]
+    pack = min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
     across = channels // pack if where.channels_last else channels
     along = where.positions if where.channels_last else where.positions // pack
     least_parts = 1 << (-(-across // _THREADS) - 1).bit_length()  # a power of two
@@ -174,12 +176,6 @@ def _unit_groups(types: GroupTypes, where: Samples, line: int) -> int:
     most = max(1, _THREADS // where.group_channels)
     divisors = [n for n in range(1, min(where.groups, most) + 1) if where.groups % n == 0]
     return next((n for n in divisors if n * size >= line), divisors[-1])
-
-
-def _pack(types: GroupTypes, line: int) -> int:
-    """Return the elements that a GPU's thread handles at a time, of a contiguous line."""
-    itemsizes = [dtype.itemsize for dtype in (*types.loaded, types.written) if dtype]
-    return min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
 
 
 def _room(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) -> int:

@@ -20,7 +20,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "Gemma": {"weight_offset": 1.0},
     "Llama": {"round_before_weight": True},
 }
-_POSITIONS = ("pre", "post")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +152,7 @@ def _parse_norm(function: str, scalars: tuple[Any, ...]) -> tuple[dict[str, Any]
         "groups": validate.integer(function, "groups", groups),
         "round_before_weight": validate.flag(function, "round_before_weight", rounds),
         "gate_activation": validate.activation(function, "gate_activation", activation),
-        "gate_position": validate.choice(function, "gate_position", position, _POSITIONS),
+        "gate_position": validate.choice(function, "gate_position", position, ("pre", "post")),
         "c": validate.length(function, c and c[0]),
     }
     offset = validate.finite(function, "weight_offset", weight_offset)
