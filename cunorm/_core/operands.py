@@ -100,7 +100,7 @@ class KernelTypes:
     ) -> int:
         """Return how many elements of a line alignment lets a GPU's thread move at once.
 
-        `strides` are those between lines, of the operands that have lines, or are one.
+        `strides` has those between the lines of each operand, none where it is one line.
         """
         if alignments is None:
             return vector_width(line)

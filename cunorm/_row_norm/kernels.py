@@ -53,7 +53,7 @@ class _RowTypes(KernelTypes):
     def held_itemsizes(self) -> list[int]:
         """Return the bytes that a thread holds for an element of a row: of operands, and of sums.
 
-        Operands are held as they are stored, but compilers hold float64 converted.
+        Operands are held as they are stored; where all is computed in float64, as that.
         """
         compute = self.compute.itemsize
         dtypes = [dtype for name in self.held if (dtype := getattr(self, name))]
