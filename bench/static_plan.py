@@ -9,7 +9,7 @@ from bench.model import Traffic
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.dtypes import DTYPES, DType
 from cunorm._core.tensor import WIDEST_ACCESS
-from cunorm._row_norm.kernels import BACKWARD_ROWS, FORWARD_ROWS
+from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes
 
 STREAMED, SEVERAL_ROWS, ONE_ROW = "streamed", "several rows a block", "one row a block"
 COPIED_AHEAD = " copied ahead"  # rows, to shared memory
@@ -28,8 +28,8 @@ class Rows(NamedTuple):
 
 # In the order of `struct Arguments`: a pointer with the sizes and strides of its rows or lines.
 _ROW_OPERANDS = {
-    "row_norm_forward": Rows(FORWARD_ROWS, 6 * 8),
-    "row_norm_backward": Rows(BACKWARD_ROWS, 6 * 8),
+    "row_norm_forward": Rows(ForwardTypes.rows, 6 * 8),
+    "row_norm_backward": Rows(BackwardTypes.rows, 6 * 8),
     "group_norm_forward": Rows(("x", "y"), 3 * 8),
     "group_norm_backward": Rows(("dy", "x", "dx"), 3 * 8),
     "param_grad": Rows((), 0),

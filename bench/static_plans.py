@@ -161,7 +161,7 @@ def _group_launches(
     sizes = _Sizes(0, samples, schedule.chunk)
     parts, pitch = samples * schedule.parts, kernel.where.pitch
     launches = list(plan.lower(caps, None).launches)
-    param_grad = [(launches.pop(), _Sizes(0))] if params is not None else []
+    param_grad = [(launches.pop(), _Sizes(0))] if params.outputs else []
     return [
         (replace(one, grid=one.grid * schedule.chunk, parts=parts, sums_pitch=pitch), sizes)
         for one in launches

@@ -170,8 +170,7 @@ def _of_group_backward(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
     needs = tuple(name for name in options["needs"] if name in GROUP_NEEDS)
     groups, axis = options["num_groups"], options["channel_axis"]
     where = group_geometry(_FUNCTION, x, groups, axis)
-    compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
-    statistic = contiguous(where.statistic_shape, compute, x.device)
+    statistic = contiguous(where.shape_of("mean"), where.compute, x.device)
     params = (_FUNCTION, groups, None, axis, needs)
     like_x = [where.result(dtype, x) for dtype in DTYPES.values()]
     return max(

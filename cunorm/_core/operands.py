@@ -3,28 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, TypeVar
 
-from cunorm._core.build import Macros, cuda_type
+from cunorm._core.build import Macros, cuda_bool, cuda_type
 from cunorm._core.dtypes import DType
-from cunorm._core.plan import OutputSpec
+from cunorm._core.plan import Alignments, OutputSpec, vector_width
 from cunorm._core.tensor import TensorSpec, optional_dtype
 
 Specs = dict[str, TensorSpec | None]  # in the order of a call's arrays
 
 PARAMETERS, SUMS = ("weight", "bias"), ("dweight", "dbias")
+STATISTICS = ("mean", "rstd")
 
 
 def present(spec: TensorSpec | None) -> TensorSpec:
     """Return the spec of an operand that a call always has."""
     assert spec is not None
     return spec
-
-
-def dtypes_of(operands: Specs, names: Iterable[str]) -> dict[str, Any]:
-    """Return the dtypes of some operands, None where absent."""
-    return {name: optional_dtype(operands[name]) for name in names}
 
 
 def type_macros(types: object, *names: str) -> Macros:
@@ -65,3 +62,51 @@ def check_compute(
             f"{function}: {argument} has dtype {spec.dtype}, expected {compute}, the compute type: "
             f"float64 if {wide} is, else float32"
         )
+
+
+T = TypeVar("T", bound="KernelTypes")
+
+
+@dataclass(frozen=True)
+class KernelTypes:
+    """The operands of a kernel: their dtypes, None where absent."""
+
+    operands: ClassVar[tuple[str, ...]]  # in the order of their macros
+    sums: ClassVar[tuple[str, ...]] = ()  # outputs that are summed up: True where wanted
+
+    compute: DType
+    _: KW_ONLY
+    weight: DType | None = None
+    bias: DType | None = None
+
+    @classmethod
+    def of(cls: type[T], operands: Specs, compute: DType, **scalars: Any) -> T:
+        """Return the types of a call's operands, which are named as the kernel names them."""
+        scalars |= {name: optional_dtype(operands[name]) for name in cls.operands}
+        scalars |= {name: operands[name] is not None for name in cls.sums}
+        return cls(compute, **scalars)
+
+    def macros(self) -> Macros:
+        """Return the part of a build that says which operands there are."""
+        sums = ((name.upper(), cuda_bool(getattr(self, name))) for name in self.sums)
+        return (*type_macros(self, "compute", *self.operands), *sums)
+
+    def access(
+        self,
+        line: int,
+        strides: Mapping[str, tuple[int, ...]],
+        places: dict[str, int],
+        alignments: Alignments,
+    ) -> int:
+        """Return how many elements of a line alignment lets a GPU's thread move at once.
+
+        `strides` has those between the lines of each operand, none where it is one line.
+        """
+        if alignments is None:
+            return vector_width(line)
+        operands = [
+            (alignments[places[name]], getattr(self, name).itemsize, steps)
+            for name, steps in strides.items()
+            if name in places
+        ]
+        return vector_width(line, operands)

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Group norms: each group of channels of a sample is shifted and scaled by one statistic."""
 
-from cunorm._group_norm.group_norm import group_norm, instance_norm
-from cunorm._group_norm.training import group_norm_backward, group_norm_forward
+from cunorm._group_norm.group_norm import (
+    group_norm,
+    group_norm_backward,
+    group_norm_forward,
+    instance_norm,
+)
 
 __all__ = ["group_norm", "group_norm_backward", "group_norm_forward", "instance_norm"]

@@ -8,7 +8,6 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from cunorm._core import validate
 from cunorm._core.build import KernelBuild
 from cunorm._core.operands import PARAMETERS, present
 from cunorm._core.plan import Plan
@@ -70,11 +69,10 @@ def _steps_between(needed: Callable[[int], object], low: int, high: int) -> Iter
 
 def forward_plan(name: str, options: Options, samples: int, channels: int, device: Device) -> Plan:
     """Plan a forward that saves its statistics."""
-    layout = validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
-    sizes = (options["positions"], channels)
-    shape = (samples, *(sizes if layout == "channels_last" else sizes[::-1]))
+    sizes, channel_axis = (options["positions"], channels), LAYOUTS[options["layout"]]
+    shape = (samples, *(sizes if channel_axis == -1 else sizes[::-1]))
     groups = EACH_CHANNEL if name == "instance_norm" else options["num_groups"]
-    norm = (FUNCTION, groups, options["activation"], LAYOUTS[layout])
+    norm = (FUNCTION, groups, options["activation"], channel_axis)
     spec = parse_forward(*norm, 0.0, options["dtype"], True)
     x = contiguous(shape, options["x"], device)
     parameters = [optional_contiguous((channels,), options[one], device) for one in PARAMETERS]
@@ -87,11 +85,10 @@ def backward_plan(name: str, options: Options, samples: int, channels: int, devi
     x, weight, bias, y, mean, rstd = forward.specs
     norm = (FUNCTION, options["num_groups"], options["activation"], LAYOUTS[options["layout"]])
     needs = tuple(name for name in options["needs"] if name in NEEDS)
-    accumulate = options["accumulate"]
-    spec = parse_backward(*norm, needs, accumulate)
+    spec = parse_backward(*norm, needs, options["accumulate"])
     sums = contiguous((channels,), present(rstd).dtype, device)
     given = [
-        sums if accumulate and parameter is not None and name in needs else None
+        sums if spec.accumulate and parameter is not None and name in needs else None
         for name, parameter in (("weight", weight), ("bias", bias))
     ]
     return plan_backward(spec, (y, x, mean, rstd, weight, bias, None, *given))

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Group norm and instance norm with an activation, for inference."""
+"""Group norm and instance norm with an activation: for inference, and for training."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from cunorm._core import validate
 from cunorm._dispatch import dispatch
-from cunorm._group_norm.ops import GROUP_FORWARD
-from cunorm._group_norm.spec import EACH_CHANNEL
+from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS
+from cunorm.results import GroupNormForward, GroupNormGrads
 
 
 def group_norm(
@@ -25,26 +27,25 @@ def group_norm(
 ) -> Any:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
-    The mean is over all positions and the channels of one group of one sample, weight and bias are
-    those of the channel, g is the activation::
+    The mean is over all positions and the channels of a group of a sample, weight and bias belong
+    to the channel, g is the activation::
 
         n = (x - mean) / sqrt(mean((x - mean) ** 2) + eps) * weight + bias
         y = g(n)
 
-    Source: Y. Wu and K. He, "Group Normalization", arXiv:1803.08494; the formulas fused with an
-    activation are those of "GroupNorm Chronicles" (channels-last-groupnorm).
+    Source: Y. Wu and K. He, "Group Normalization", arXiv:1803.08494; with an activation, "GroupNorm
+    Chronicles" (channels-last-groupnorm).
 
     Parameters
     ----------
     x : array
-        Of shape ``(N, ..., C)`` or, with channel_axis 1, ``(N, C, ...)``: samples, channels and any
-        number of axes of positions. float16, bfloat16, float32 or float64; an array of NumPy, CuPy,
+        Of shape ``(N, ..., C)`` or, with channel_axis 1, ``(N, C, ...)``: N samples, C channels and
+        any number of axes of positions. float16, bfloat16, float32 or float64; of NumPy, CuPy,
         PyTorch or JAX, or any other object with ``__dlpack__``.
     num_groups : int
-        The number of groups of neighbouring channels; a divisor of C.
+        Of neighbouring channels; a divisor of C.
     weight, bias : array, optional
-        Of shape ``(C,)``, each of its own dtype of the four. All arrays of a call are on one
-        device. By default the factor 1, and no bias.
+        Of shape ``(C,)``, each of its own dtype of the four. All arrays are on one device.
     eps : float, optional
         At least 0, in the unit of x squared; added to the variance.
     activation : str, optional
@@ -58,8 +59,8 @@ def group_norm(
         Written and returned instead of a new array. It has the memory layout of x, may be exactly
         x, and overlaps no other input.
     workspace : array, optional
-        Contiguous memory to use instead of allocating some, on x's device and of at least
-        `workspace_size` bytes. Its content is lost.
+        Contiguous memory on x's device, of at least `workspace_size` bytes, to use instead of
+        allocating it. Its content is lost.
 
     Returns
     -------
@@ -68,23 +69,15 @@ def group_norm(
 
     Raises
     ------
-    TypeError
-        If an argument has another type or dtype than above, or an array is not plain memory (masked
-        array, tensor subclass, tracer).
-    ValueError
-        If shapes, devices, scalars, `out` or `workspace` do not fit, x has no channels or no
-        positions, or a tensor requires grad. All is checked before anything is written.
-    ImportError
-        If x is on CUDA and CuPy or NVRTC is not installed.
-    RuntimeError
-        If the kernel does not compile.
+    TypeError, ValueError, ImportError, RuntimeError
+        As `normalize`; also if x has no channels or no positions, or `workspace` does not fit.
 
     Notes
     -----
-    The memory layout is read off the strides. With channels last, the channels of a position are
-    contiguous and one stride leads from position to position; with channels first, the positions of
-    a channel are contiguous. Both are read as they are, and y gets the same layout. x with other
-    strides is copied once, to the nearer of the two, or else to that of its shape.
+    The memory layout is read off the strides: channels last, where the channels of a position are
+    contiguous and one stride leads from position to position, or channels first, where the
+    positions of a channel are contiguous. y gets the layout of x. An x with other strides is copied
+    once, to the nearer layout, or else to that of its shape.
 
     Rounding: statistics, sums and products are float64 if x is, else float32; y is rounded once, on
     the store. The mean is corrected by the mean of what it leaves, so a constant group gives y =
@@ -134,22 +127,13 @@ def instance_norm(
 
     Source: D. Ulyanov, A. Vedaldi and V. Lempitsky, "Instance Normalization: The Missing Ingredient
     for Fast Stylization", arXiv:1607.08022. `group_norm_backward` with C groups has its gradients.
+    Result, errors and rounding are those of `group_norm`.
 
     Parameters
     ----------
     x, weight, bias : array
     eps, activation, channel_axis, dtype, out, workspace : optional
         As for `group_norm`; weight and bias are optional.
-
-    Returns
-    -------
-    array
-        y, as from `group_norm`.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `group_norm`, which also says where results are rounded.
 
     Examples
     --------
@@ -161,3 +145,130 @@ def instance_norm(
     """
     params = ("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
     return dispatch(GROUP_FORWARD, params, (x, weight, bias, out, None, None, workspace))[0]
+
+
+def group_norm_forward(
+    x: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    dtype: Any = None,
+    out: GroupNormForward | None = None,
+    workspace: Any = None,
+) -> GroupNormForward:
+    """Run `group_norm`, and return what `group_norm_backward` needs too.
+
+    ::
+
+        rstd = 1 / sqrt(mean((x - mean) ** 2) + eps)        over a group of a sample
+        y = g((x - mean) * rstd * weight + bias)
+
+    Source, y, errors and rounding are those of `group_norm`. mean and rstd have the shape ``(N,
+    num_groups)`` and are float64 if x is, else float32.
+
+    Parameters
+    ----------
+    x, num_groups, weight, bias : array, int, array and array
+    eps, activation, channel_axis, dtype, workspace : optional
+        As for `group_norm`; weight and bias are optional.
+    out : GroupNormForward, optional
+        Arrays to write in place of new ones, or None, for each result: y as for `group_norm`, mean
+        and rstd contiguous.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x = np.array([[[1, 3], [5, 7]]], dtype=np.float32)
+    >>> saved = cunorm.group_norm_forward(x, 1)
+    >>> saved.mean, saved.rstd.round(4)
+    (array([[4.]], dtype=float32), array([[0.4472]], dtype=float32))
+    """
+    validate.out_type("group_norm_forward", out, GroupNormForward)
+    params = ("group_norm_forward", num_groups, activation, channel_axis, eps, dtype, True)
+    arrays = (x, weight, bias, *(out or GroupNormForward()), workspace)
+    return GroupNormForward(*dispatch(GROUP_FORWARD, params, arrays))
+
+
+def group_norm_backward(
+    dy: Any,
+    x: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    mean: Any,
+    rstd: Any,
+    activation: str | None = None,
+    channel_axis: int = -1,
+    needs: tuple[str, ...] = NEEDS,
+    out: GroupNormGrads | None = None,
+    workspace: Any = None,
+    accumulate: bool = False,
+) -> GroupNormGrads:
+    """Return the gradients of `group_norm`.
+
+    With mean() over the positions and channels of a group of a sample, g' the derivative of the
+    activation (relu'(0) is 0), and n computed again from x::
+
+        r = (x - mean) * rstd
+        n = r * weight + bias
+        h = dy * g'(n)
+        dx = rstd * (weight * h - mean(weight * h) - r * mean(weight * h * r))
+        dweight = sum over samples and positions of h * r
+        dbias = sum over samples and positions of h
+
+    Source: equations 52 to 72 of "GroupNorm Chronicles" (channels-last-groupnorm), with sums about
+    the mean, which do not cancel where the mean is large.
+
+    Parameters
+    ----------
+    dy : array
+        Gradient of y, of x's shape; float16, bfloat16, float32 or float64. It is copied once if its
+        memory layout is not that of x.
+    x, num_groups, weight, bias, mean, rstd, activation, channel_axis : array, int and str
+        The forward's arguments and results. Without an activation, only the shape and dtype of bias
+        are used, for dbias.
+    needs : tuple of str, optional
+        The operands whose gradients are wanted, of "x", "weight" and "bias".
+    out : GroupNormGrads, optional
+        Arrays to write in place of new ones, or None, for each gradient, whose dtype they have. dx
+        has the memory layout of x and may be exactly dy or x.
+    workspace, accumulate : optional
+        As for `group_norm` and `normalize_backward`.
+
+    Returns
+    -------
+    GroupNormGrads
+        ``dx``, in x's dtype and memory layout, ``dweight`` and ``dbias``, in their parameter's
+        dtype. None for what is not in `needs` or has no operand.
+
+    Raises
+    ------
+    TypeError, ValueError, ImportError, RuntimeError
+        As `group_norm`; also if `needs` has another name, or `accumulate` has nothing to add to.
+
+    Notes
+    -----
+    Rounding: as in `group_norm`, once on each store. The mean, which is rounded, is corrected by
+    the mean of x - mean where that counts, but not in n, which g' needs before. Every result
+    repeats bit for bit, and a sample's dx depends on no other sample.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cunorm
+    >>> x, dy = np.array([[[1], [2], [3]]], dtype=np.float32), np.eye(3, 1, dtype=np.float32)[None]
+    >>> saved = cunorm.group_norm_forward(x, 1)
+    >>> grads = cunorm.group_norm_backward(dy, x, 1, mean=saved.mean, rstd=saved.rstd)
+    >>> grads.dx[0, :, 0].round(3)
+    array([ 0.204, -0.408,  0.204], dtype=float32)
+    """
+    validate.out_type("group_norm_backward", out, GroupNormGrads)
+    params = ("group_norm_backward", num_groups, activation, channel_axis, needs, accumulate)
+    arrays = (dy, x, mean, rstd, weight, bias, *(out or GroupNormGrads()), workspace)
+    return GroupNormGrads(*dispatch(GROUP_BACKWARD, params, arrays))

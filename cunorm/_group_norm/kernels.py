@@ -4,84 +4,60 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, NamedTuple
 
-from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool
+from cunorm._core.build import ArgsWriter, KernelArgs, Macros
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import PARAMETERS, Specs, places_of, type_macros
-from cunorm._core.plan import Operand, vector_width
+from cunorm._core.operands import PARAMETERS, SUMS, KernelTypes, Specs, places_of
+from cunorm._core.plan import Alignments
 from cunorm._group_norm.layout import GroupGeometry, Lines, Samples
 
-_EPS = struct.Struct("<d")
 
+@dataclass(frozen=True)
+class GroupTypes(KernelTypes):
+    """The operands of a group norm's kernel."""
 
-class GroupForwardTypes(NamedTuple):
-    """The operands of group_norm_forward: their dtypes, None where absent."""
+    kernel: ClassVar[str]  # its source, and its entry point
+    lines: ClassVar[tuple[str, ...]]  # operands with an element for each of x; the last is written
 
-    compute: DType
+    _: KW_ONLY
     x: DType
-    y: DType
-    weight: DType | None = None
-    bias: DType | None = None
     activation: str = "identity"
 
     @property
-    def kernel(self) -> str:
-        """Return the name of the kernel's source and of its entry point."""
-        return "group_norm_forward"
+    def loaded(self) -> list[DType]:
+        return [getattr(self, name) for name in self.lines[:-1]]
+
+    @property
+    def written(self) -> DType | None:
+        return getattr(self, self.lines[-1])  # type: ignore[no-any-return]
 
     def macros(self) -> Macros:
-        """Return their part of a build."""
-        dtypes = type_macros(self, "compute", "x", *PARAMETERS, "y")
-        return (*dtypes, ("ACTIVATION", self.activation))
-
-    def loaded(self) -> tuple[DType, ...]:
-        """Return the operands with an element for each of x that are read."""
-        return (self.x,)
-
-    def written(self) -> DType | None:
-        """Return the operand with an element for each of x that is written."""
-        return self.y
+        return (*super().macros(), ("ACTIVATION", self.activation))
 
 
-class GroupBackwardTypes(NamedTuple):
-    """The operands of group_norm_backward: their dtypes, None where absent."""
+@dataclass(frozen=True)
+class GroupForwardTypes(GroupTypes):
+    kernel = "group_norm_forward"
+    lines = ("x", "y")
+    operands = ("x", *PARAMETERS, "y")
 
-    compute: DType
+    y: DType
+
+
+@dataclass(frozen=True)
+class GroupBackwardTypes(GroupTypes):
+    kernel = "group_norm_backward"
+    lines = ("dy", "x", "dx")
+    operands = (*lines, *PARAMETERS)
+    sums = SUMS
+
     dy: DType
-    x: DType
     dx: DType | None = None
-    weight: DType | None = None
-    bias: DType | None = None
     dweight: bool = False
     dbias: bool = False
-    activation: str = "identity"
-
-    @property
-    def kernel(self) -> str:
-        """Return the name of the kernel's source and of its entry point."""
-        return "group_norm_backward"
-
-    def macros(self) -> Macros:
-        """Return their part of a build."""
-        return (
-            *type_macros(self, "compute", "dy", "x", "dx", *PARAMETERS),
-            ("DWEIGHT", cuda_bool(self.dweight)),
-            ("DBIAS", cuda_bool(self.dbias)),
-            ("ACTIVATION", self.activation),
-        )
-
-    def loaded(self) -> tuple[DType, ...]:
-        """Return the operands with an element for each of x that are read."""
-        return (self.dy, self.x)
-
-    def written(self) -> DType | None:
-        """Return the operand with an element for each of x that is written."""
-        return self.dx
-
-
-GroupTypes = GroupForwardTypes | GroupBackwardTypes
 
 
 class GroupKernel(NamedTuple):
@@ -90,16 +66,15 @@ class GroupKernel(NamedTuple):
     types: GroupTypes
     where: Samples
     lines: dict[str, Lines]  # of x and y, or of dy, x and dx, in the kernel's order
-    arrays: dict[str, int]  # the places of the arrays that there are, by the kernel's names
+    arrays: dict[str, int]  # the places of the arrays that are present, by the kernel's names
     eps: float | None = None  # of a forward
 
     def args(
-        self, samples: tuple[int, int], cut: tuple[int, int], sums: Iterable[int]
+        self, samples: int, first: int, part_positions: int, parts: int, sums: Iterable[int]
     ) -> KernelArgs:
-        """Return `struct Arguments`.
+        """Return `struct Arguments`, for so many samples from the first on.
 
-        `samples` are how many, and the first; `cut` are the positions of a part, and the parts of a
-        sample; `sums` are where those for dweight and dbias begin in the workspace, in bytes.
+        `sums` are where those for dweight and dbias begin in the workspace, in bytes.
         """
         writer, where = ArgsWriter(self.arrays), self.where
         for name, strides in self.lines.items():
@@ -107,30 +82,25 @@ class GroupKernel(NamedTuple):
             writer.integers(*strides)
         for name in (*PARAMETERS, "mean", "rstd"):
             writer.pointer(name)
-        writer.pointers_at("workspace", sums)
+        if self.types.sums:
+            writer.pointers_at("workspace", sums)
         writer.pointer("workspace")
-        writer.integers(*samples, where.positions, where.channels, where.groups, *cut)
-        return writer.finish(b"" if self.eps is None else _EPS.pack(self.eps))
+        writer.integers(samples, first, where.positions, where.channels, where.groups)
+        writer.integers(part_positions, parts)
+        return writer.finish(b"" if self.eps is None else struct.pack("<d", self.eps))
 
-    def access(self, alignments: Sequence[int] | None) -> int:
+    def access(self, alignments: Alignments) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        where = self.where
-        line = where.channels if where.channels_last else where.positions
-        if alignments is None:
-            return vector_width(line)
-        operands: list[Operand] = []
-        for name in (*self.lines, *(PARAMETERS if where.channels_last else ())):
-            dtype = getattr(self.types, name)
-            if dtype is not None:
-                alignment = alignments[self.arrays[name]]
-                operands.append((alignment, dtype.itemsize, self.lines.get(name, ())))
-        return vector_width(line, operands)
+        where, strides = self.where, dict[str, tuple[int, ...]](self.lines)
+        if not where.channels_last:
+            return self.types.access(where.positions, strides, self.arrays, alignments)
+        strides |= dict.fromkeys(PARAMETERS, ())
+        return self.types.access(where.channels, strides, self.arrays, alignments)
 
 
 def group_kernel(
     types: GroupTypes, where: GroupGeometry, operands: Specs, eps: float | None = None
 ) -> GroupKernel:
     """Return a kernel of operands, which are named as the kernel names them."""
-    names = ("x", "y") if isinstance(types, GroupForwardTypes) else ("dy", "x", "dx")
-    lines = {name: where.lines_of_input(operands[name]) for name in names}
+    lines = {name: where.lines_of_input(operands[name]) for name in types.lines}
     return GroupKernel(types, where.where, lines, places_of(operands), eps)

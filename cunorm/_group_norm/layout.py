@@ -7,9 +7,9 @@ from math import prod
 from typing import NamedTuple
 
 from cunorm._core import validate
-from cunorm._core.dtypes import DType
-from cunorm._core.operands import PARAMETERS, check_compute, check_shape
-from cunorm._core.rows import WHOLE, collapsed
+from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
+from cunorm._core.operands import PARAMETERS, STATISTICS, check_compute, check_shape
+from cunorm._core.rows import collapsed
 from cunorm._core.tensor import TensorSpec, contiguous, inverse_permutation, is_contiguous
 
 LINE = 16  # elements to which rows of channels are padded
@@ -29,12 +29,10 @@ class Samples(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Return how many elements x has."""
         return prod(self[:3])
 
     @property
     def group_channels(self) -> int:
-        """Return how many channels a group has."""
         return self.channels // self.groups
 
     @property
@@ -47,37 +45,30 @@ class GroupGeometry(NamedTuple):
     """How x falls into samples, positions and groups of channels."""
 
     shape: tuple[int, ...]
+    compute: DType
     where: Samples
     axes: tuple[int, ...]  # of x, in the kernel's order: samples, then lines
     result_axes: tuple[int, ...]  # of results, from the outermost in memory
 
-    @property
-    def channel_shape(self) -> tuple[int, ...]:
-        """Return the shape of weight and bias."""
-        return (self.where.channels,)
-
-    @property
-    def statistic_shape(self) -> tuple[int, ...]:
-        """Return the shape of mean and rstd."""
-        return (self.where.samples, self.where.groups)
+    def shape_of(self, operand: str) -> tuple[int, ...]:
+        """Return the shape of an operand: of x, or an element for each channel or group."""
+        if operand in STATISTICS:
+            return (self.where.samples, self.where.groups)
+        return (self.where.channels,) if operand in PARAMETERS else self.shape
 
     def lines(self, spec: TensorSpec) -> Lines | None:
         """Return where the lines of an array of x's shape are, None where kernels cannot follow."""
         return _lines(spec.permuted(self.axes), self.where.channels_last)
 
     def lines_of_input(self, spec: TensorSpec | None) -> Lines:
-        """Return where an operand's lines are, or those of its copy; any where absent."""
+        """Return where an operand's lines are, or those of its dense copy; any where absent."""
         if spec is None:
             return (0, 0)
-        lines = self.lines(spec) or self.lines(self.copy_of(spec))
+        shape = tuple(spec.shape[axis] for axis in self.axes)
+        copy = contiguous(shape, spec.dtype, spec.device)
+        lines = self.lines(spec) or _lines(copy, self.where.channels_last)
         assert lines is not None, "a dense copy has lines"
         return lines
-
-    def copy_of(self, spec: TensorSpec) -> TensorSpec:
-        """Return the spec of a dense copy, in the kernel's order of axes."""
-        ordered = spec.permuted(self.axes)
-        copy = contiguous(ordered.shape, spec.dtype, spec.device)
-        return copy.permuted(inverse_permutation(self.axes))
 
     def result(self, dtype: DType, x: TensorSpec) -> TensorSpec:
         """Return the spec of a new output: dense, in the memory layout of x."""
@@ -126,7 +117,8 @@ def geometry(
         channels_last = positions == 1 if same else results_last
     result_axes = last if results_last else first
     where = Samples(shape[0], positions, channels, num_groups, channels_last)
-    return GroupGeometry(shape, where, last if channels_last else first, result_axes)
+    compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
+    return GroupGeometry(shape, compute, where, last if channels_last else first, result_axes)
 
 
 def _nearer_to_last(x: TensorSpec, last: tuple[int, ...]) -> bool | None:
@@ -159,20 +151,15 @@ def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
 def check_operand(
     function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry
 ) -> None:
-    """Check the shape of an operand that has an element for each of x, or for each channel."""
-    shape, of = where.shape, ", the shape of x"
-    if argument in PARAMETERS:
-        shape, of = where.channel_shape, ", one for each channel"
-    check_shape(function, argument, spec, shape, of)
-
-
-def check_statistic(
-    function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry, compute: DType
-) -> None:
-    """Check mean or rstd: an element for each group of each sample, in the compute type."""
-    of = ", one element for each group of each sample"
-    check_shape(function, argument, spec, where.statistic_shape, of)
-    check_compute(function, argument, spec, compute, "x")
+    """Check an operand's shape, and a statistic's dtype; "out." may be before its name."""
+    name, of = argument.removeprefix("out."), ", the shape of x"
+    if name in PARAMETERS:
+        of = ", one for each channel"
+    if name in STATISTICS:
+        of = ", one element for each group of each sample"
+    check_shape(function, argument, spec, where.shape_of(name), of)
+    if name in STATISTICS:
+        check_compute(function, argument, spec, where.compute, "x")
 
 
 def check_output(
@@ -189,10 +176,3 @@ def check_output(
             f"{function}: {argument} has strides {spec.strides}, expected the memory layout of x, "
             f"{layout}, with one stride for all of its lines"
         )
-
-
-def must_be_copied(name: str, spec: TensorSpec | None, where: GroupGeometry) -> bool:
-    """Whether the kernels cannot follow an input's strides."""
-    if spec is None:
-        return False
-    return (where.lines(spec) if name in ("x", "dy") else WHOLE.layout(spec)) is None

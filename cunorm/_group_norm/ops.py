@@ -6,36 +6,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cunorm._core.operands import SUMS
 from cunorm._core.plan import OpDef
+from cunorm._group_norm import spec as specs
 from cunorm._group_norm.plan import BACKWARD_INPUTS, FORWARD_INPUTS, plan_backward, plan_forward
-from cunorm._group_norm.spec import (
-    NEEDS,
-    GroupBackwardSpec,
-    GroupForwardSpec,
-    parse_backward,
-    parse_forward,
-)
 from cunorm.reference import group_norm_backward, group_norm_forward
 from cunorm.reference.rows import store
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 
-def _forward_by_reference(spec: GroupForwardSpec, arrays: Sequence[Any]) -> None:
+def _forward_by_reference(spec: specs.GroupForwardSpec, arrays: Sequence[Any]) -> None:
     x, weight, bias, *outputs = arrays
     exact = group_norm_forward(x, weight=weight, bias=bias, eps=spec.eps, **spec.options(x))
     for output, numbers in zip(outputs, exact, strict=True):
         store(output, numbers)
 
 
-def _backward_by_reference(spec: GroupBackwardSpec, arrays: Sequence[Any]) -> None:
+def _backward_by_reference(spec: specs.GroupBackwardSpec, arrays: Sequence[Any]) -> None:
     dy, x, mean, rstd, weight, bias, *outputs = arrays
-    needs = tuple(name for name, output in zip(NEEDS, outputs, strict=True) if output is not None)
+    needs = {one for one, output in zip(specs.NEEDS, outputs, strict=True) if output is not None}
     given = {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd, "needs": needs}
     exact = group_norm_backward(dy, x, **given, **spec.options(x))
-    dx, dweight, dbias = outputs
-    store(dx, exact.dx)
-    store(dweight, exact.dweight, added=spec.accumulate)
-    store(dbias, exact.dbias, added=spec.accumulate)
+    for name, output, gradient in zip(GroupNormGrads._fields, outputs, exact, strict=True):
+        store(output, gradient, added=spec.accumulate and name in SUMS)
 
 
 GROUP_FORWARD = OpDef(
@@ -44,8 +37,8 @@ GROUP_FORWARD = OpDef(
     outputs=GroupNormForward._fields,
     required=1,
     x=0,
-    spec_type=GroupForwardSpec,
-    parse=parse_forward,
+    spec_type=specs.GroupForwardSpec,
+    parse=specs.parse_forward,
     plan=plan_forward,
     reference=_forward_by_reference,
 )
@@ -55,9 +48,9 @@ GROUP_BACKWARD = OpDef(
     outputs=GroupNormGrads._fields,
     required=4,
     x=1,
-    spec_type=GroupBackwardSpec,
-    parse=parse_backward,
+    spec_type=specs.GroupBackwardSpec,
+    parse=specs.parse_backward,
     plan=plan_backward,
     reference=_backward_by_reference,
-    sums=("dweight", "dbias"),
+    sums=SUMS,
 )

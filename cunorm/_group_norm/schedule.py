@@ -54,13 +54,13 @@ def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: GpuCaps) 
     """Plan the launches on a GPU; alignment allows `access` elements (see `vector_width`)."""
     tiling = cuda_tiling(types, where, gpu)
     access = min(access, tiling.pack)
-    least = access * min(dtype.itemsize for dtype in types.loaded())
+    least = access * min(dtype.itemsize for dtype in types.loaded)
     async_copies = gpu.features.async_copies and least >= LEAST_COPY
     macros = (
         *_macros(types, where, channels=where.channels, groups=where.groups),
         *tiling.macros(access, async_copies),
     )
-    written = types.written()
+    written = types.written
     if types.compute.itemsize == 4 and written is not None and written.itemsize == 2:
         macros += (("APPROXIMATE", "true"),)
     units = where.groups // tiling.unit_groups
@@ -73,11 +73,10 @@ def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: GpuCaps) 
 
 
 def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
-    """Plan the launches on a CPU."""
     tiling = cpu_tiling(types, where)
     macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(1, async_copies=False))
     row = where.channels if where.channels_last else where.positions
-    written = types.written()
+    written = types.written
     if written is not None:
         macros += cpu_stores(where.elements, row, written, types.compute, caps)
     sample_bytes = where.positions * where.channels * types.x.itemsize
@@ -127,7 +126,7 @@ def _schedule(
     for flags, blocks in passes:
         found = zip(("FIND", "COMBINE", "WRITE"), map(cuda_bool, flags), strict=True)
         build = KernelBuild(types.kernel, (*macros, *found))
-        reads = flags[0] or types.written() is not None
+        reads = flags[0] or types.written is not None
         launches.append(Launch(build, blocks, tiling.threads, shared=shared if reads else 0))
     chunk = max(1, min(where.samples, chunk, GRID_LIMIT // max(one.grid for one in launches)))
     handed = -(-handed * chunk // LINE) * LINE

@@ -41,65 +41,46 @@ class GroupNormSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupForwardSpec(GroupNormSpec):
-    """The scalars of a forward."""
-
     eps: float
     dtype: DType | None
     saves: bool  # mean and rstd are outputs
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return the caller's name for each output's array."""
         return tuple(f"out.{name}" if self.saves else "out" for name in GroupNormForward._fields)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupBackwardSpec(GroupNormSpec):
-    """The scalars of a backward."""
-
     needs: tuple[str, ...]
     accumulate: bool
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return the caller's name for each output's array."""
         return tuple(f"out.{name}" for name in GroupNormGrads._fields)
 
 
 @memoize(typed=True)
-def parse_forward(
-    function: str,
-    num_groups: Any,
-    activation: Any,
-    channel_axis: Any,
-    eps: Any,
-    dtype: Any = None,
-    saves: bool = False,
-) -> GroupForwardSpec:
-    """Check a forward's scalars, as the caller gives them; `num_groups` may be EACH_CHANNEL."""
-    return GroupForwardSpec(
-        **_parse_norm(function, num_groups, activation, channel_axis),
-        eps=validate.epsilon(function, eps),
-        dtype=parse_optional_dtype(function, "dtype", dtype),
-        saves=saves,
-    )
+def parse_forward(function: str, *scalars: Any) -> GroupForwardSpec:
+    """Check a forward's scalars, as the caller gives them, those of both directions first.
+
+    `num_groups` may be EACH_CHANNEL, and `saves` may be left out.
+    """
+    norm, rest = _parse_norm(function, *scalars[:3]), scalars[3:]
+    eps, dtype, saves = (*rest, False)[:3]
+    eps = validate.epsilon(function, eps)
+    dtype = parse_optional_dtype(function, "dtype", dtype)
+    return GroupForwardSpec(**norm, eps=eps, dtype=dtype, saves=saves)
 
 
 @memoize(typed=True)
-def parse_backward(
-    function: str,
-    num_groups: Any,
-    activation: Any,
-    channel_axis: Any,
-    needs: Any = NEEDS,
-    accumulate: Any = False,
-) -> GroupBackwardSpec:
-    """Check a backward's scalars, as the caller gives them."""
-    return GroupBackwardSpec(
-        **_parse_norm(function, num_groups, activation, channel_axis),
-        needs=validate.names(function, "needs", needs, NEEDS),
-        accumulate=validate.flag(function, "accumulate", accumulate),
-    )
+def parse_backward(function: str, *scalars: Any) -> GroupBackwardSpec:
+    """Check a backward's scalars, as `parse_forward` does; `accumulate` may be left out."""
+    norm, rest = _parse_norm(function, *scalars[:3]), scalars[3:]
+    needs, accumulate = (*rest, False)[:2]
+    needs = validate.names(function, "needs", needs, NEEDS)
+    accumulate = validate.flag(function, "accumulate", accumulate)
+    return GroupBackwardSpec(**norm, needs=needs, accumulate=accumulate)
 
 
 @memoize()

@@ -57,10 +57,9 @@ class Tiling(NamedTuple):
         """Return the bytes of a tile in shared memory."""
         step = self.position_threads * (1 if channels_last else self.pack)
         packs = self.part_positions // step * self.threads
-        return packs * self.pack * sum(dtype.itemsize for dtype in types.loaded())
+        return packs * self.pack * sum(dtype.itemsize for dtype in types.loaded)
 
     def macros(self, access: int, async_copies: bool) -> Macros:
-        """Return the part of the build that says so."""
         return (
             ("UNIT_GROUPS", str(self.unit_groups)),
             ("CLUSTER", str(max(1, self.cluster))),
@@ -100,7 +99,7 @@ def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
 def cuda_tiling(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
     """Return a GPU's tiles: of a block or cluster that has whole groups, if they fit."""
     largest = gpu.features.largest_cluster if gpu.features.clusters else 1
-    loaded = len(types.loaded())
+    loaded = len(types.loaded)
     sample = where.positions * where.channels * types.x.itemsize * loaded
     wanted = loaded * max(_LEAST_TILE, sample // gpu.sm_count) * 5 // 4
     for line, most, blocks in _FITS:
@@ -134,18 +133,21 @@ def _bounded(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) ->
 
 
 def _tiling(
-    types: GroupTypes, where: Samples, line: int, blocks: int, *, streamed: bool = False
+    types: GroupTypes, where: Samples, line_bytes: int, blocks: int, *, streamed: bool = False
 ) -> Tiling:
     """Return tiles of lines of these bytes, with these blocks for a unit.
 
     Its `cluster` is 0 where they make no cluster.
     """
-    groups = _unit_groups(types, where, line)
+    groups = _unit_groups(types, where, line_bytes)
     channels = groups * where.group_channels
-    pack = _pack(types, channels if where.channels_last else where.positions)
+    line = channels if where.channels_last else where.positions
+    itemsizes = [dtype.itemsize for dtype in (*types.loaded, types.written) if dtype]
+    pack = min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
     across = channels // pack if where.channels_last else channels
     along = where.positions if where.channels_last else where.positions // pack
-    channel_threads = -(-across // _power_of_two(-(-across // _THREADS)))
+    least_parts = 1 << (-(-across // _THREADS) - 1).bit_length()  # a power of two
+    channel_threads = -(-across // least_parts)
     channel_parts = -(-across // channel_threads)
     parts = blocks if streamed else max(1, blocks // channel_parts)
     of_part = -(-along // parts)
@@ -176,12 +178,6 @@ def _unit_groups(types: GroupTypes, where: Samples, line: int) -> int:
     return next((n for n in divisors if n * size >= line), divisors[-1])
 
 
-def _pack(types: GroupTypes, line: int) -> int:
-    """Return the elements that a GPU's thread handles at a time, of a contiguous line."""
-    itemsizes = [dtype.itemsize for dtype in (*types.loaded(), types.written()) if dtype]
-    return min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
-
-
 def _room(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) -> int:
     """Return how many blocks have room in a multiprocessor's shared memory."""
     columns = tiling.channel_threads * (tiling.pack if where.channels_last else 1)
@@ -191,8 +187,3 @@ def _room(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) -> in
     used = tiling.shared(types, where.channels_last) + values * types.compute.itemsize
     used += _RESERVED_BYTES
     return gpu.shared_memory_per_sm // used if used <= gpu.shared_memory_per_block_optin else 0
-
-
-def _power_of_two(n: int) -> int:
-    """Return the least power of two that is at least n."""
-    return 1 << (n - 1).bit_length()

@@ -11,7 +11,7 @@ from cunorm._core.operands import PARAMETERS, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous, optional_dtype
 from cunorm._dispatch import launches_of
-from cunorm._row_norm.cpu import CPU_SHARED_PARTS, CPU_SHARED_ROWS
+from cunorm._row_norm.launches import CPU_SHARED_PARTS, CPU_SHARED_ROWS
 from cunorm._row_norm.plan import FORWARD_INPUTS, plan_backward, plan_forward
 from cunorm._row_norm.spec import NORM_PARAMS, parse_backward, parse_forward
 from cunorm.results import NormForward, NormGrads
@@ -24,11 +24,9 @@ Options = dict[str, Any]
 def row_builds(
     name: str, options: Options, rows: list[int] | None, width: int, device: Device
 ) -> list[KernelBuild]:
-    """Return the builds that a function needs for x of each of these numbers of rows; None: of any.
+    """Return a function's builds for x of each of these numbers of rows; None: of any.
 
-    `options` are the dtype of x, those of other operands, None where absent, and scalars. Every
-    array is aligned. A backward gets what the forward of the same options returns, and a dy like
-    its y.
+    `options` are the dtype of x, those of other operands, None where absent, and scalars.
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
     counts = rows or _row_counts(validate.integer(FUNCTION, "groups", options["groups"]))
@@ -66,12 +64,9 @@ def backward_plan(name: str, options: Options, shape: tuple[int, int], device: D
     x, rstd = present(x), present(rstd)
     needs, accumulate = options["needs"], options["accumulate"]
     spec = parse_backward(FUNCTION, *_norm(name, options), x.dtype.name, needs, accumulate)
+    of_stream = {None: optional_dtype(stream), True: (stream or x).dtype, False: None}
     dtype = options["d_residual"]
-    if dtype is None:
-        dtype = optional_dtype(stream)
-    elif dtype is True:
-        dtype = (stream or x).dtype
-    d_residual = optional_contiguous(shape, dtype or None, device)
+    d_residual = optional_contiguous(shape, of_stream.get(dtype, dtype), device)
     sums = {
         f"d{name}": contiguous(shape[1:], rstd.dtype, device)
         for name, parameter in (("weight", weight), ("bias", bias))

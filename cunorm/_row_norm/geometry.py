@@ -6,9 +6,8 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from cunorm._core.dtypes import DType
-from cunorm._core.operands import PARAMETERS, check_compute, check_shape
-from cunorm._core.rows import RowAxes
+from cunorm._core.operands import PARAMETERS, STATISTICS, check_shape
+from cunorm._core.rows import WHOLE, RowAxes
 from cunorm._core.tensor import TensorSpec
 
 _WIDTH_LIMIT = 2**31
@@ -23,7 +22,6 @@ class RowShape(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Return how many elements x has."""
         return self.rows * self.width * self.groups
 
     @property
@@ -51,21 +49,17 @@ class Geometry(NamedTuple):
     leading_axes: int
     rows: RowShape
 
-    @property
-    def statistic_shape(self) -> tuple[int, ...]:
-        """Return the shape of mean and rstd."""
-        groups = self.rows.groups
-        return self.shape[: self.leading_axes] + ((groups,) if groups > 1 else ())
+    def shape_of(self, operand: str) -> tuple[int, ...]:
+        """Return the shape of an operand: of x, of a row, or an element for each row."""
+        if operand in STATISTICS:
+            groups = self.rows.groups
+            return self.shape[: self.leading_axes] + ((groups,) if groups > 1 else ())
+        return self.shape[self.leading_axes :] if operand in PARAMETERS else self.shape
 
-    @property
-    def row_axes(self) -> RowAxes:
-        """Return where the rows of an array of this shape begin."""
-        return RowAxes(self.leading_axes, self.rows.groups)
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Return the shape of weight and bias."""
-        return self.shape[self.leading_axes :]
+    def axes_of(self, operand: str) -> RowAxes:
+        """Return where the rows of an operand begin; a parameter or a statistic is one row."""
+        is_whole = operand in PARAMETERS or operand in STATISTICS
+        return WHOLE if is_whole else RowAxes(self.leading_axes, self.rows.groups)
 
 
 def geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geometry:
@@ -99,18 +93,11 @@ def geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geomet
 def check_operand(
     function: str, argument: str, operand: TensorSpec | None, where: Geometry
 ) -> None:
-    """Check an operand that has an element for each of x or, weight and bias, of a row."""
-    shape, of = where.shape, ", the shape of x"
+    """Check the shape of an operand."""
+    of = ", the shape of x"
     if argument in PARAMETERS:
-        shape, axes = where.row_shape, len(where.row_shape)
-        of = " to match x.shape[-1]" if axes == 1 else f" to match x.shape[{-axes}:]"
-    check_shape(function, argument, operand, shape, of)
-
-
-def check_statistic(
-    function: str, argument: str, operand: TensorSpec | None, where: Geometry, compute: DType
-) -> None:
-    """Check mean or rstd: an element for each row, in the compute type."""
-    of = ", one element for each row of x"
-    check_shape(function, argument, operand, where.statistic_shape, of)
-    check_compute(function, argument, operand, compute, "x, its residual stream or x_dtype")
+        axes = len(where.shape) - where.leading_axes
+        of = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
+    if argument in STATISTICS:
+        of = ", one element for each row of x"
+    check_shape(function, argument, operand, where.shape_of(argument), of)

@@ -6,12 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from cunorm._core import validate
-from cunorm._core.memo import typed_key
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.spec import L2_NORM, L2_NORM_FORWARD, L2_ROWS
 from cunorm.results import NormForward, NormGrads
-
-_LENGTH = typed_key(1.0)
 
 
 def l2_norm(
@@ -31,22 +29,13 @@ def l2_norm(
 
     Source: `normalize` with c = 1, but eps is added to the sum of squares, not to their mean. It is
     inside the root; ``torch.nn.functional.normalize`` divides by max(sqrt(sum(x * x)), eps).
+    Result, errors, rounding, overflow and strides are as for `normalize`.
 
     Parameters
     ----------
     x : array
     eps, axis, groups, dtype, out : optional
         As for `normalize`.
-
-    Returns
-    -------
-    array
-        y, of x's shape, framework and device.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize`, whose notes on rounding, overflow and strides hold, too.
 
     Examples
     --------
@@ -58,7 +47,7 @@ def l2_norm(
     >>> cunorm.l2_norm(x + 3, groups=2).round(4)
     array([[0.6508, 0.7593, 0.7071, 0.7071]], dtype=float32)
     """
-    params = ("l2_norm", *_norm(axis, groups), eps, dtype, None, False, False, True)
+    params = ("l2_norm", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM)
     arrays = (x, None, None, None, None, out, None, None, None, None)
     return dispatch(ROW_FORWARD, params, arrays)[0]
 
@@ -79,23 +68,14 @@ def l2_norm_forward(
         rstd = sqrt(d) / sqrt(sum(x * x) + eps)
         y = x * rstd / sqrt(d)
 
-    Source: `normalize_forward` with c = 1 and eps / d.
+    Source: `normalize_forward` with c = 1 and eps / d, with its errors and rounding. Of its results
+    mean and residual are None.
 
     Parameters
     ----------
     x : array
     eps, axis, groups, dtype, out : optional
         As for `normalize_forward`; eps is added to the sum of squares.
-
-    Returns
-    -------
-    NormForward
-        ``y`` and ``rstd`` as from `normalize_forward`; ``mean`` and ``residual`` are None.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_forward`, which also says where results are rounded.
 
     Examples
     --------
@@ -106,7 +86,7 @@ def l2_norm_forward(
     (array([[0.5, 0.5, 0.5, 0.5]], dtype=float32), array([0.2], dtype=float32))
     """
     validate.out_type("l2_norm_forward", out, NormForward)
-    params = ("l2_norm_forward", *_norm(axis, groups), eps, dtype, None, True, None, True)
+    params = ("l2_norm_forward", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM_FORWARD)
     arrays = (x, None, None, None, None, *(out or NormForward()), None)
     return NormForward(*dispatch(ROW_FORWARD, params, arrays))
 
@@ -122,23 +102,14 @@ def l2_norm_backward(
         dr = dy / sqrt(d)
         dx = rstd * (dr - r * mean(r * dr))
 
-    Source: `normalize_backward` with c = 1.
+    Source: `normalize_backward` with c = 1, with its errors and rounding. Of its results there is
+    dx, which is also dresidual.
 
     Parameters
     ----------
     dy, x, rstd : array
     axis, groups, out : optional
         As for `normalize_backward`.
-
-    Returns
-    -------
-    NormGrads
-        ``dx``, and the same array as ``dresidual``, as from `normalize_backward`.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_backward`, which also says where results are rounded.
 
     Examples
     --------
@@ -150,11 +121,6 @@ def l2_norm_backward(
     array([[ 0.128, -0.096]], dtype=float32)
     """
     validate.out_type("l2_norm_backward", out, NormGrads)
-    params = ("l2_norm_backward", *_norm(axis, groups))
+    params = ("l2_norm_backward", False, axis, groups, *L2_ROWS)
     arrays = (dy, x, rstd, None, None, None, None, None, *(out or NormGrads()), None)
     return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))
-
-
-def _norm(axis: int, groups: int) -> tuple[Any, ...]:
-    """Return the scalars that say which norm it is: of length 1, not centred, without weight."""
-    return (False, axis, groups, False, "silu", "post", _LENGTH, 0.0, False)

@@ -8,7 +8,7 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import NEEDS
+from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 
@@ -36,6 +36,7 @@ def layer_norm(
         y = q / sqrt(mean(q * q) + eps) * (weight + weight_offset) + bias
 
     Source: J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization", arXiv:1607.06450.
+    Result, errors, rounding, overflow and strides are as for `normalize`.
 
     Parameters
     ----------
@@ -43,16 +44,6 @@ def layer_norm(
     eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, out : optional
         As for `normalize`; weight and bias are optional.
-
-    Returns
-    -------
-    array
-        y, of x's shape, framework and device.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize`, whose notes on rounding, overflow and strides hold, too.
 
     Examples
     --------
@@ -100,7 +91,7 @@ def add_layer_norm(
         s = x + residual                        rounded to residual's dtype: the new stream
         y = layer_norm(s, weight, bias)         gated, if there is a gate, as there
 
-    Sources: those of `layer_norm` and `add_normalize`.
+    Sources: `layer_norm` and `add_normalize`; results, errors and rounding are as for the latter.
 
     Parameters
     ----------
@@ -108,16 +99,6 @@ def add_layer_norm(
     eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, residual_dtype, out : optional
         As for `add_normalize`; weight and bias are optional, and residual may be None.
-
-    Returns
-    -------
-    AddNorm
-        ``y`` and ``residual``, the new stream, as from `add_normalize`.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `add_normalize`, which also says where results are rounded.
 
     Examples
     --------
@@ -131,7 +112,7 @@ def add_layer_norm(
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("add_layer_norm", out, AddNorm)
-    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     arrays = (x, residual, gate, weight, bias, *(out or AddNorm()), None, None, None)
     return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
 
@@ -163,7 +144,8 @@ def layer_norm_forward(
         rstd = 1 / sqrt(mean(q * q) + eps)
         y = q * rstd * (weight + weight_offset) + bias
 
-    Sources: those of `layer_norm` and `add_normalize`.
+    Sources: `layer_norm` and `add_normalize`.
+    Results, errors and rounding are those of `normalize_forward`.
 
     Parameters
     ----------
@@ -171,16 +153,6 @@ def layer_norm_forward(
     residual_dtype, eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, out : optional
         As for `normalize_forward`; weight, bias and residual are optional.
-
-    Returns
-    -------
-    NormForward
-        ``y``, ``residual``, ``mean`` and ``rstd`` as from `normalize_forward`.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_forward`, which also says where results are rounded.
 
     Examples
     --------
@@ -193,7 +165,7 @@ def layer_norm_forward(
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("layer_norm_forward", out, NormForward)
-    params = ("layer_norm_forward", *norm, *scale, dtype, residual_dtype, True, False)
+    params = ("layer_norm_forward", *norm, *scale, dtype, residual_dtype, *NORM_FORWARD)
     arrays = (x, residual, gate, weight, bias, *(out or NormForward()), None)
     return NormForward(*dispatch(ROW_FORWARD, params, arrays))
 
@@ -230,7 +202,7 @@ def layer_norm_backward(
         dweight = sum over rows of dy * r
         dbias = sum over rows of dy
 
-    Source: `normalize_backward`.
+    Source, results, errors and rounding are those of `normalize_backward`.
 
     Parameters
     ----------
@@ -238,16 +210,6 @@ def layer_norm_backward(
     axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
     gate_position, x_dtype, needs, out, workspace, accumulate : optional
         As for `normalize_backward`; weight, bias and d_residual are optional, mean is needed.
-
-    Returns
-    -------
-    NormGrads
-        As from `normalize_backward`.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_backward`, which also says where results are rounded.
 
     Examples
     --------

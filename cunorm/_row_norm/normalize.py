@@ -9,7 +9,7 @@ from cunorm._core import validate
 from cunorm._core.memo import typed_key
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import NEEDS
+from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 
@@ -51,7 +51,7 @@ def normalize(
         PyTorch or JAX, or any other object with ``__dlpack__``.
     weight, bias : array, optional
         Of the row's shape, ``x.shape[axis:]`` (all groups side by side), each of its own dtype of
-        the four. All arrays of a call are on one device. By default the factor 1, and no bias.
+        the four. All arrays of a call are on one device.
     c : float, optional
         The length of a row before weight and bias, in y's unit. With the default, sqrt(d), the mean
         square of a row is 1.
@@ -64,8 +64,7 @@ def normalize(
         its ``dim=`` is one axis alone, which is the same only for the last.
     groups : int, optional
         Equal slices of the last axis, each normalised by itself; a divisor of its length, with axis
-        -1. Heads that share one weight need none: give x the shape ``(..., heads, head_dim)``, as
-        in `rms_norm`'s examples.
+        -1. Heads that share one weight need none: see the last example of `rms_norm`.
     weight_offset : float, optional
         Added to weight, which must be there, before any rounding. 1.0 is Gemma's ``1 + weight``.
     round_before_weight : bool, optional
@@ -73,8 +72,8 @@ def normalize(
         Llama, Qwen and Mamba-2.
     gate, gate_activation, gate_position : array, str and str, optional
         The gate, of x's shape, of its own dtype of the four; it may be an expanded view. g, such as
-        "silu", "sigmoid" or "identity"; the error for an unknown name lists all. "pre", where the
-        gate multiplies x, or "post", where it multiplies the normalised row.
+        "silu", "sigmoid" or "identity"; the error for an unknown name lists all. "pre": the gate
+        multiplies x; "post": it multiplies the normalised row.
     dtype : dtype, optional
         y's, as a name or a dtype of any framework. By default x's; with round_before_weight and a
         weight, the dtype that the two promote to.
@@ -95,10 +94,8 @@ def normalize(
     ValueError
         If shapes, devices, scalars or `out` do not fit, a row has no or 2**31 elements, or a tensor
         requires grad. All is checked before anything is written.
-    ImportError
-        If x is on CUDA and CuPy or NVRTC is not installed.
-    RuntimeError
-        If the kernel does not compile.
+    ImportError, RuntimeError
+        If x is on CUDA and CuPy or NVRTC is not installed; if the kernel does not compile.
 
     Notes
     -----
@@ -167,9 +164,9 @@ def add_normalize(
         s = x + residual                        rounded to residual's dtype: the new stream
         y = normalize(s, weight, bias)          gated, if there is a gate, as there
 
-    Source: that of `normalize`. A stack of layers ``x = f(norm(x)) + x`` becomes
-    ``y, stream = add_norm(branch, stream); branch = f(y)``, which begins with ``residual=None`` and
-    ends with ``branch + stream``.
+    Source, errors, overflow and strides are those of `normalize`. A stack of layers
+    ``x = f(norm(x)) + x`` becomes ``y, stream = add_norm(branch, stream); branch = f(y)``, which
+    begins with ``residual=None`` and ends with ``branch + stream``.
 
     Parameters
     ----------
@@ -180,7 +177,7 @@ def add_normalize(
     weight, bias, c, center, eps, axis, groups, weight_offset, round_before_weight, dtype : optional
         As for `normalize`: rows are rounded before weight to x's dtype, not the stream's.
     gate, gate_activation, gate_position : optional
-        As for `normalize`. A pre-gate is applied to s on the way to y: the new stream is ungated.
+        As for `normalize`. A pre-gate multiplies s on the way to y: the new stream is ungated.
     residual_dtype : dtype, optional
         The new stream's. By default residual's, which it has to agree with, or else x's.
     out : AddNorm, optional
@@ -193,11 +190,6 @@ def add_normalize(
     AddNorm
         ``y`` and ``residual``, the new stream, both like x. Without residual the stream is x itself
         unless `residual_dtype` is another or `out` has an array for it.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize`, whose notes on overflow and strides hold, too.
 
     Notes
     -----
@@ -217,7 +209,7 @@ def add_normalize(
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (typed_key(c), weight_offset, weight is not None, eps)
     validate.out_type("add_normalize", out, AddNorm)
-    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     arrays = (x, residual, gate, weight, bias, *(out or AddNorm()), None, None, None)
     return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
 
@@ -253,7 +245,7 @@ def normalize_forward(
         n = c / sqrt(d) * (q * rstd) * (weight + weight_offset) + bias
         y = n * g(gate)     if there is a post-gate, else n
 
-    Source: that of `normalize`.
+    Source and errors are those of `normalize`, rounding that of `add_normalize`.
 
     Parameters
     ----------
@@ -269,15 +261,10 @@ def normalize_forward(
     Returns
     -------
     NormForward
-        ``y`` and ``residual`` as from `add_normalize`, but None for the stream where neither
-        residual, nor its dtype, nor an array for it is given; ``mean`` of p, None without center;
-        and ``rstd``. Both have the shape ``x.shape[:axis]``, with a last axis of length `groups` if
-        those are not 1, and are float64 if x or the new stream is, else float32.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize`. Rounding is that of `add_normalize`; mean and rstd are not rounded further.
+        ``y`` and ``residual`` as from `add_normalize`, but None for the stream if neither residual,
+        nor its dtype, nor an array for it is given; ``mean`` of p, None without center; and
+        ``rstd``. Both have the shape ``x.shape[:axis]``, with a last axis of length `groups` if not
+        1, and the dtype of the computation: float64 if x or the new stream is, else float32.
 
     Examples
     --------
@@ -293,7 +280,7 @@ def normalize_forward(
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (typed_key(c), weight_offset, weight is not None, eps)
     validate.out_type("normalize_forward", out, NormForward)
-    params = ("normalize_forward", *norm, *scale, dtype, residual_dtype, True, False)
+    params = ("normalize_forward", *norm, *scale, dtype, residual_dtype, *NORM_FORWARD)
     arrays = (x, residual, gate, weight, bias, *(out or NormForward()), None)
     return NormForward(*dispatch(ROW_FORWARD, params, arrays))
 
@@ -348,8 +335,8 @@ def normalize_backward(
         What was normalised: the forward's ``residual`` where it has one, else its x. Of its own
         dtype of the four, as every array here but rstd and mean.
     weight, bias : array, optional
-        The forward's. Of bias only shape and dtype are used, for dbias, unless a post-gate's dgate
-        is wanted.
+        The forward's. Only the shape and dtype of bias are used, for dbias, unless a post-gate's
+        dgate is wanted.
     rstd, mean : array
         The forward's, of shape ``x.shape[:axis]`` (and `groups`, if not 1); float64 if x or dx is,
         else float32. The mean is needed with center, and not read without.
@@ -365,17 +352,15 @@ def normalize_backward(
         bfloat16: then dx (bfloat16) and dresidual (float32) are written in one pass.
     needs : tuple of str, optional
         The operands whose gradients are wanted, of "x" (dx and dresidual), "weight", "bias" and
-        "gate"; by default all that there are. Nothing else is computed or written, and arrays are
-        read only where needed: ``("bias",)`` reads dy and a post-gate, ``("weight",)`` also x,
-        rstd, mean and any gate.
+        "gate". Nothing else is computed or written, and arrays are read only where needed:
+        ``("bias",)`` reads dy and a post-gate, ``("weight",)`` also x, rstd, mean and any gate.
     out : NormGrads, optional
         Arrays to write in place of new ones, or None, for each gradient. An array may be exactly an
         input, and overlaps none otherwise.
     workspace : array, optional
         Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of uint8
         or one of the four dtypes, of at least `workspace_size` bytes, its address a multiple of 16.
-        It holds nothing between calls. With it, and all gradients in `out`, a call allocates
-        nothing.
+        It holds nothing between calls. With it and a full `out`, a call allocates nothing.
     accumulate : bool, optional
         Whether dweight and dbias are added to their arrays in `out`, which then must be there, and
         float32 or float64. dx and dgate are overwritten.
@@ -391,7 +376,7 @@ def normalize_backward(
     Raises
     ------
     TypeError, ValueError, ImportError, RuntimeError
-        As `normalize`; also where the mean is missing, `needs` has another name, `workspace` is too
+        As `normalize`; also if the mean is missing, `needs` has another name, `workspace` is too
         small, or `accumulate` has no arrays to add to.
 
     Notes

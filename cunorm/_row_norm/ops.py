@@ -8,8 +8,9 @@ from math import prod
 from typing import Any
 
 from cunorm._core.dtypes import numpy_dtype
+from cunorm._core.operands import SUMS
 from cunorm._core.plan import OpDef
-from cunorm._row_norm.plan import BACKWARD_INPUTS, FORWARD_INPUTS, plan_backward, plan_forward
+from cunorm._row_norm import plan
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec, parse_backward, parse_forward
 from cunorm.reference import normalize_backward, normalize_forward
 from cunorm.reference.rows import store
@@ -33,9 +34,8 @@ def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
 
 
 def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None:
-    dy, x, rstd, mean, d_residual, gate, weight, bias, dx, dweight, dbias, dgate, dresidual = arrays
-    of_x = dresidual if dx is None else dx
-    outputs = {"x": of_x, "weight": dweight, "bias": dbias, "gate": dgate}
+    dy, x, rstd, mean, d_residual, gate, weight, bias, *outputs = arrays
+    of = zip(plan.OPERANDS, outputs, strict=True)
     exact = normalize_backward(
         *(dy, x, weight, bias),
         rstd=rstd,
@@ -43,35 +43,33 @@ def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None
         d_residual=d_residual,
         gate=gate,
         x_dtype=None if spec.x_dtype is None else numpy_dtype(spec.x_dtype),
-        needs=tuple(name for name, output in outputs.items() if output is not None),
+        needs={operand for operand, output in of if output is not None},
         **spec.options(),
     )
-    for output, gradient in ((dx, exact.dx), (dresidual, exact.dresidual), (dgate, exact.dgate)):
-        store(output, gradient)
-    for output, gradient in ((dweight, exact.dweight), (dbias, exact.dbias)):
-        store(output, gradient, added=spec.accumulate)
+    for name, output, gradient in zip(NormGrads._fields, outputs, exact, strict=True):
+        store(output, gradient, added=spec.accumulate and name in SUMS)
 
 
 ROW_FORWARD = OpDef(
     name="row_forward",
-    inputs=FORWARD_INPUTS,
+    inputs=plan.FORWARD_INPUTS,
     outputs=NormForward._fields,
     required=1,
     x=0,
     spec_type=RowForwardSpec,
     parse=parse_forward,
-    plan=plan_forward,
+    plan=plan.plan_forward,
     reference=_forward_by_reference,
 )
 ROW_BACKWARD = OpDef(
     name="row_backward",
-    inputs=BACKWARD_INPUTS,
+    inputs=plan.BACKWARD_INPUTS,
     outputs=NormGrads._fields,
     required=3,
     x=1,
     spec_type=RowBackwardSpec,
     parse=parse_backward,
-    plan=plan_backward,
+    plan=plan.plan_backward,
     reference=_backward_by_reference,
-    sums=("dweight", "dbias"),
+    sums=SUMS,
 )

@@ -8,21 +8,20 @@ from functools import partial
 from cunorm._core import validate
 from cunorm._core.caps import MOST_SMS, Caps, CpuCaps
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.operands import PARAMETERS, SUMS, Specs, dtypes_of, present, with_new_outputs
+from cunorm._core.operands import STATISTICS, SUMS, Specs, check_compute, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
-from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, Plan
-from cunorm._core.rows import WHOLE
+from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
-from cunorm._row_norm import cpu, cuda, kernels
-from cunorm._row_norm.geometry import Geometry, check_operand, check_statistic, geometry
-from cunorm._row_norm.kernels import RowKernel
+from cunorm._row_norm import launches
+from cunorm._row_norm.geometry import Geometry, check_operand, geometry
+from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowKernel, row_kernel
 from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
 from cunorm.results import NormForward, NormGrads
 
 FORWARD_INPUTS = ("x", "residual", "gate", "weight", "bias")
 BACKWARD_INPUTS = ("dy", "x", "rstd", "mean", "d_residual", "gate", "weight", "bias")
-_STATISTICS = ("mean", "rstd")
-_OPERANDS = ("x", "weight", "bias", "gate", "x")  # whose gradients the fields of NormGrads are
+OPERANDS = ("x", "weight", "bias", "gate", "x")  # whose gradients the fields of NormGrads are
+_WIDE = "x, its residual stream or x_dtype"  # of which one in float64 makes the statistics float64
 
 
 def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
@@ -32,42 +31,22 @@ def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     given = dict(zip(NormForward._fields, specs[count:], strict=True))
     x = present(inputs["x"])
     where = geometry(function, x, spec.axis, spec.groups)
-    _check_inputs(function, inputs, where)
-    _check_forward_outputs(spec, where, given)
+    for name, operand in inputs.items():
+        check_operand(function, name, operand, where)
     compute, wanted = _forward_outputs(spec, inputs, given, where)
-    for name in _STATISTICS:
-        check_statistic(function, f"out.{name}", given[name], where, compute)
+    for name in STATISTICS:
+        check_compute(function, f"out.{name}", given[name], compute, _WIDE)
     names = (*FORWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
     results, outputs = with_new_outputs(given, wanted, count)
     kernel = _forward_kernel(spec, inputs, results, where, compute)
     keeps_x = spec.has_stream and results["residual"] is None
-    over_y = tuple(range(1 if keeps_x else 0, count))
-    return Plan(
-        specs=(*inputs.values(), *results.values()),
-        outputs=outputs,
-        copies=_copies(inputs, where),
-        # The stream is written while gate, weight and bias are still to be read. An x that is
-        # returned as the stream must stay; where the stream is written, x is not read again.
-        aliases={count: over_y, count + 1: (0, 1)},
-        shared=((count + 1, 0),) if keeps_x else (),
-        lower=partial(_lower_forward, kernel),
-        workspace_bound=lambda caps: 0,
-        is_empty=not where.rows.rows,
-    )
-
-
-def _check_forward_outputs(spec: RowForwardSpec, where: Geometry, given: Specs) -> None:
-    """Check that the call has the outputs given, and can write them."""
-    function = spec.function
-    if not spec.center:
-        validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
-    if spec.streams is None:
-        validate.absent(function, "out.residual", given["residual"], "there is no residual")
-    rows, statistics = (where.shape, where.row_axes), (where.statistic_shape, WHOLE)
-    for argument, (name, output) in zip(spec.output_names, given.items(), strict=True):
-        expected = statistics if name in _STATISTICS else rows
-        validate.output(function, argument, output, *expected)
+    # The stream is written while gate, weight and bias are still to be read. An x that is returned
+    # as the stream must stay; where the stream is written, x is not read again.
+    aliases = {count: tuple(range(1 if keeps_x else 0, count)), count + 1: (0, 1)}
+    shared = ((count + 1, 0),) if keeps_x else ()
+    params = ParamGradTypes(compute, None, None)
+    return _plan(kernel, params, inputs, inputs, results, outputs, aliases, shared)
 
 
 def _forward_outputs(
@@ -75,25 +54,32 @@ def _forward_outputs(
 ) -> tuple[DType, dict[str, TensorSpec]]:
     """Return the compute type, and the specs of all outputs that are written.
 
-    The dtype of an output is that of a given array, else of the spec, else of its input.
+    Check that the call has the outputs given, and can write them. The dtype of an output is that of
+    a given array, else of the spec, else of its input.
     """
     function, x, y, weight = spec.function, present(inputs["x"]), given["y"], inputs["weight"]
     residual, out_stream, stream = inputs["residual"], given["residual"], spec.residual_dtype
+    if not spec.center:
+        validate.absent(function, "out.mean", given["mean"], "without center there is no mean")
+    if spec.streams is None:
+        validate.absent(function, "out.residual", out_stream, "there is no residual")
+    for argument, (name, output) in zip(spec.output_names, given.items(), strict=True):
+        validate.output(function, argument, output, where.shape_of(name), where.axes_of(name))
     validate.agreed_dtype(function, "dtype", spec.dtype, spec.output_names[0], y)
     validate.agreed_dtype(function, "residual_dtype", stream, "residual", residual)
     stream = optional_dtype(residual) or stream
     validate.agreed_dtype(function, "the new residual stream", stream, "out.residual", out_stream)
     stream = optional_dtype(out_stream) or stream
     compute = FLOAT64 if FLOAT64 in (x.dtype, stream) else FLOAT32
-    y_dtype = optional_dtype(y) or spec.y_dtype(x.dtype, optional_dtype(weight))
-    wanted = {"y": (where.shape, y_dtype)}
+    wanted = {"y": optional_dtype(y) or spec.y_dtype(x.dtype, optional_dtype(weight))}
     if stream is not None and (residual is not None or stream is not x.dtype):
-        wanted["residual"] = (where.shape, stream)
+        wanted["residual"] = stream
     if spec.saves and spec.center:
-        wanted["mean"] = (where.statistic_shape, compute)
+        wanted["mean"] = compute
     if spec.saves:
-        wanted["rstd"] = (where.statistic_shape, compute)
-    return compute, {name: contiguous(*one, x.device) for name, one in wanted.items()}
+        wanted["rstd"] = compute
+    new = {name: (where.shape_of(name), dtype) for name, dtype in wanted.items()}
+    return compute, {name: contiguous(*one, x.device) for name, one in new.items()}
 
 
 def _forward_kernel(
@@ -101,30 +87,11 @@ def _forward_kernel(
 ) -> RowKernel:
     y, new_residual, mean, rstd = results.values()
     operands = {**inputs, "y": y, "new_residual": new_residual, "mean": mean, "rstd": rstd}
-    formula = spec.formula(
-        gate=inputs["gate"] is not None,
-        weight=inputs["weight"] is not None,
-        x_dtype=present(inputs["x"]).dtype,
-        compute=compute,
-    )
-    dtypes = dtypes_of(operands, (*kernels.FORWARD_ROWS, *PARAMETERS))
-    types = kernels.ForwardTypes(compute=compute, formula=formula, **dtypes)
+    formula = spec.formula(inputs, present(inputs["x"]).dtype, compute)
+    types = ForwardTypes.of(operands, compute, formula=formula)
     width = where.rows.width
     numbers = (spec.scale(width), spec.mean_eps(width), spec.weight_offset)
-    return kernels.row_kernel(types, where, operands, numbers)
-
-
-def _lower_forward(kernel: RowKernel, caps: Caps, alignments: Alignments) -> Lowered:
-    types, rows = kernel.types, kernel.where.rows
-    assert isinstance(types, kernels.ForwardTypes)
-    parts = 0
-    if isinstance(caps, CpuCaps):
-        launch, parts = cpu.cpu_forward(types, rows, caps), cpu.cpu_forward_parts(rows)
-        launch = cpu.with_shared_rows(launch, rows) if parts else launch
-    else:
-        launch = cuda.cuda_forward(types, rows, kernel.access(alignments), caps)
-    calls = [KernelCall(launch, kernel.args(), rows.elements, parts)]
-    return Lowered((launch,), lambda: calls, workspace=0)
+    return row_kernel(types, where, operands, numbers)
 
 
 # --- the backward ---------------------------------------------------------------------------------
@@ -142,63 +109,54 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
             f"{function}: mean is None, expected the mean that the forward returned, "
             "as center is True"
         )
-    _check_inputs(function, inputs, where)
-    _check_gradients(spec, inputs, where, given)
-    x_dtype = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype
+    for name, operand in inputs.items():
+        if name not in STATISTICS:
+            check_operand(function, name, operand, where)
+    x_dtype, wanted = _gradients(spec, inputs, given, where)
     compute = FLOAT64 if FLOAT64 in (x.dtype, x_dtype) else FLOAT32
-    for name in _STATISTICS:
-        check_statistic(function, name, inputs[name], where, compute)
+    for name in STATISTICS:
+        check_operand(function, name, inputs[name], where)
+        check_compute(function, name, inputs[name], compute, _WIDE)
     names = (*BACKWARD_INPUTS, *spec.output_names)
     validate.same_device(function, x, zip(names, specs, strict=True))
-    wanted = _gradients(spec, inputs, given, where, x_dtype)
     if spec.accumulate:
         validate.accumulators(function, wanted, given)
     results, outputs = with_new_outputs(given, wanted, count)
     reads = _read_inputs(spec, inputs, results)
     kernel = _backward_kernel(spec, reads, results, where, x_dtype, compute)
-    params = ParamGradTypes(compute, **dtypes_of(results, SUMS), accumulate=spec.accumulate)
-    return Plan(
-        specs=(*inputs.values(), *results.values()),
-        outputs=outputs,
-        copies=_copies(reads, where),
-        aliases={place: tuple(range(count)) for place in range(count, count + len(given))},
-        shared=_shared_gradients(results, count),
-        lower=partial(_lower_backward, kernel, params),
-        workspace_bound=partial(workspace_bound, compute, where, params.outputs),
-        is_empty=not any(results.values()) or not (where.rows.rows or params.outputs),
-    )
-
-
-def _check_gradients(spec: RowBackwardSpec, inputs: Specs, where: Geometry, given: Specs) -> None:
-    """Check that the call has the gradients given, and can write them."""
-    function = spec.function
-    rows, row = (where.shape, where.row_axes), (where.row_shape, WHOLE)
-    for (name, gradient), operand in zip(given.items(), _OPERANDS, strict=True):
-        if operand not in spec.needs or inputs[operand] is None:
-            reason = "its operand is absent or not in needs"
-            validate.absent(function, f"out.{name}", gradient, reason)
-        expected = row if operand in PARAMETERS else rows
-        validate.output(function, f"out.{name}", gradient, *expected)
-    validate.agreed_dtype(function, "x_dtype", spec.x_dtype, "out.dx", given["dx"])
-    x = present(inputs["x"])
-    validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
+    dweight, dbias = (optional_dtype(results[name]) for name in SUMS)
+    params = ParamGradTypes(compute, dweight, dbias, spec.accumulate)
+    aliases = {place: tuple(range(count)) for place in range(count, count + len(given))}
+    shared = _shared_gradients(results, count)
+    return _plan(kernel, params, inputs, reads, results, outputs, aliases, shared)
 
 
 def _gradients(
-    spec: RowBackwardSpec, inputs: Specs, given: Specs, where: Geometry, x_dtype: DType
-) -> dict[str, TensorSpec]:
-    """Return the specs of all gradients that are written; dresidual has x's dtype."""
-    wanted, x = {}, present(inputs["x"])
+    spec: RowBackwardSpec, inputs: Specs, given: Specs, where: Geometry
+) -> tuple[DType, dict[str, TensorSpec]]:
+    """Return the dtype of dx, and the specs of all gradients that are written.
+
+    Check that the call has the gradients given, and can write them. dresidual has x's dtype.
+    """
+    function, x = spec.function, present(inputs["x"])
+    for (name, gradient), operand in zip(given.items(), OPERANDS, strict=True):
+        if operand not in spec.needs or inputs[operand] is None:
+            reason = "its operand is absent or not in needs"
+            validate.absent(function, f"out.{name}", gradient, reason)
+        shape, axes = where.shape_of(operand), where.axes_of(operand)
+        validate.output(function, f"out.{name}", gradient, shape, axes)
+    validate.agreed_dtype(function, "x_dtype", spec.x_dtype, "out.dx", given["dx"])
+    validate.agreed_dtype(function, "x", x.dtype, "out.dresidual", given["dresidual"])
+    x_dtype, wanted = spec.x_dtype or optional_dtype(given["dx"]) or x.dtype, {}
     if "x" in spec.needs and (x_dtype is not x.dtype or given["dresidual"] is None):
         wanted["dx"] = contiguous(where.shape, x_dtype, x.device)
     if "x" in spec.needs and x_dtype is not x.dtype:
         wanted["dresidual"] = contiguous(where.shape, x.dtype, x.device)
-    shapes = {"weight": where.row_shape, "bias": where.row_shape, "gate": where.shape}
-    for name, shape in shapes.items():
-        operand = inputs[name]
-        if name in spec.needs and operand is not None:
-            wanted[f"d{name}"] = contiguous(shape, operand.dtype, x.device)
-    return wanted
+    for name in ("weight", "bias", "gate"):
+        parameter = inputs[name]
+        if name in spec.needs and parameter is not None:
+            wanted[f"d{name}"] = contiguous(where.shape_of(name), parameter.dtype, x.device)
+    return x_dtype, wanted
 
 
 def _shared_gradients(results: Specs, first: int) -> tuple[tuple[int, int], ...]:
@@ -212,19 +170,13 @@ def _shared_gradients(results: Specs, first: int) -> tuple[tuple[int, int], ...]
 def _read_inputs(spec: RowBackwardSpec, inputs: Specs, results: Specs) -> Specs:
     """Return the inputs that the kernels read; the others are None.
 
-    ::
-
-        dbias                   dy                    and gate, where that is applied to n
-        dweight                 the same, and what n is made of before weight
-        dgate, of a post-gate   the same, and weight and bias
-        all else                all but bias
+    For dbias alone those are dy and a post-gate, for dweight also what r is made of.
     """
-    wanted = {name for name, gradient in results.items() if gradient is not None}
-    post_gate = spec.gate_position == "post"
-    of_x = bool(wanted & {"dx", "dresidual"})
-    needs_n = post_gate and "dgate" in wanted
-    needs_dp = of_x or ("dgate" in wanted and not post_gate)
-    needs_r = needs_dp or needs_n or "dweight" in wanted
+    post_gate, dgate = spec.gate_position == "post", results["dgate"] is not None
+    of_x = results["dx"] is not None or results["dresidual"] is not None
+    needs_n = post_gate and dgate
+    needs_dp = of_x or (dgate and not post_gate)
+    needs_r = needs_dp or needs_n or results["dweight"] is not None
     is_read = {
         "dy": True,
         "x": needs_r,
@@ -246,72 +198,74 @@ def _backward_kernel(
     x_dtype: DType,
     compute: DType,
 ) -> RowKernel:
-    formula = spec.formula(
-        gate=reads["gate"] is not None,
-        weight=reads["weight"] is not None,
-        x_dtype=x_dtype,
-        compute=compute,
-    )
+    formula = spec.formula(reads, x_dtype, compute)
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
         formula = formula._replace(rounded=None)  # nothing but those has n
     formula = formula._replace(center=spec.center and reads["mean"] is not None)
     operands = {**reads, **results}
-    dtypes = dtypes_of(operands, (*kernels.BACKWARD_ROWS, *PARAMETERS))
-    dtypes |= {name: results[name] is not None for name in SUMS}
-    types = kernels.BackwardTypes(compute=compute, formula=formula, **dtypes)
+    types = BackwardTypes.of(operands, compute, formula=formula)
     numbers = (spec.scale(where.rows.width), spec.weight_offset)
-    return kernels.row_kernel(types, where, operands, numbers)
-
-
-def _lower_backward(
-    kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Alignments
-) -> Lowered:
-    types, rows = kernel.types, kernel.where.rows
-    assert isinstance(types, kernels.BackwardTypes)
-    shared = 0
-    if isinstance(caps, CpuCaps):
-        launch = cpu.cpu_backward(types, rows.not_empty(), caps)
-        shared = cpu.cpu_backward_parts(rows)
-        launch = cpu.with_shared_rows(launch, rows) if shared else launch
-    else:
-        launch = cuda.cuda_backward(types, rows.not_empty(), kernel.access(alignments), caps)
-    calls: list[KernelCall] = []
-    sums = kernel.sums(launch)
-    if rows.rows:
-        calls.append(KernelCall(launch, kernel.args(sums), rows.elements, shared))
-    if params.outputs:
-        parts = launch.parts if rows.rows else 0
-        sizes = (parts, launch.sums_pitch, rows.row_width)
-        calls.append(param_grad_call(params, kernel.arrays, sums, *sizes, caps))
-    size = params.outputs * launch.sums_size * types.compute.itemsize
-    return Lowered(tuple(call.launch for call in calls), lambda: calls, size)
+    return row_kernel(types, where, operands, numbers)
 
 
 def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps | None) -> int:
     """Return the most bytes of the partial sums for a number of parameters."""
     rows = where.rows.not_empty()
     if isinstance(caps, CpuCaps):
-        parts = cpu.cpu_parts(rows.rows)
+        parts = launches.cpu_parts(rows.rows)
     else:
         sm_count = MOST_SMS if caps is None else caps.sm_count
-        parts = min(rows.rows, cuda.cuda_parts(rows, sm_count))
+        parts = min(rows.rows, launches.cuda_parts(rows, sm_count))
     return parameters * parts * rows.sums_pitch(twice=True) * compute.itemsize
 
 
 # --- both -----------------------------------------------------------------------------------------
 
 
-def _check_inputs(function: str, inputs: Specs, where: Geometry) -> None:
-    for name, operand in inputs.items():
-        if name not in _STATISTICS:
-            check_operand(function, name, operand, where)
-
-
-def _copies(inputs: Specs, where: Geometry) -> tuple[InputCopy, ...]:
-    """Return the inputs whose strides the kernels cannot follow."""
-    whole = (*PARAMETERS, *_STATISTICS)
-    return tuple(
+def _plan(
+    kernel: RowKernel,
+    params: ParamGradTypes,
+    inputs: Specs,
+    reads: Specs,
+    results: Specs,
+    outputs: tuple[OutputSpec, ...],
+    aliases: dict[int, tuple[int, ...]],
+    shared: tuple[tuple[int, int], ...],
+) -> Plan:
+    where = kernel.where
+    copies = [
         InputCopy(place)
-        for place, (name, spec) in enumerate(inputs.items())
-        if spec is not None and (WHOLE if name in whole else where.row_axes).layout(spec) is None
+        for place, (name, spec) in enumerate(reads.items())
+        if spec is not None and where.axes_of(name).layout(spec) is None
+    ]
+    return Plan(
+        specs=(*inputs.values(), *results.values()),
+        outputs=outputs,
+        copies=tuple(copies),
+        aliases=aliases,
+        shared=shared,
+        lower=partial(_lower, kernel, params),
+        workspace_bound=partial(workspace_bound, kernel.types.compute, where, params.outputs),
+        is_empty=not any(results.values()) or not (where.rows.rows or params.outputs),
     )
+
+
+def _lower(
+    kernel: RowKernel, params: ParamGradTypes, caps: Caps, alignments: Alignments
+) -> Lowered:
+    types, rows, shared = kernel.types, kernel.where.rows, 0
+    if isinstance(caps, CpuCaps):
+        launch, shared = launches.cpu_launch(types, rows, caps)
+    elif isinstance(types, ForwardTypes):
+        launch = launches.cuda_forward(types, rows, kernel.access(alignments), caps)
+    else:
+        launch = launches.cuda_backward(types, rows.not_empty(), kernel.access(alignments), caps)
+    calls: list[KernelCall] = []
+    if rows.rows:
+        calls.append(KernelCall(launch, kernel.args(launch), rows.elements, shared))
+    if params.outputs:
+        parts = launch.parts if rows.rows else 0
+        sizes = (parts, launch.sums_pitch, rows.row_width)
+        calls.append(param_grad_call(params, kernel.arrays, kernel.sums(launch), *sizes, caps))
+    size = params.outputs * launch.sums_size * types.compute.itemsize
+    return Lowered(tuple(call.launch for call in calls), lambda: calls, size)

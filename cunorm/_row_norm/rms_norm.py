@@ -8,7 +8,7 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import NEEDS
+from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 
@@ -34,6 +34,7 @@ def rms_norm(
         y = x / sqrt(mean(x * x) + eps) * (weight + weight_offset)
 
     Source: B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
+    Result, errors, rounding, overflow and strides are as for `normalize`.
 
     Parameters
     ----------
@@ -44,16 +45,6 @@ def rms_norm(
     eps : float, optional
         As for `normalize`. PyTorch's default is the machine epsilon of the type that it computes
         in, float32's for half precision.
-
-    Returns
-    -------
-    array
-        y, of x's shape, framework and device.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize`, whose notes on rounding, overflow and strides hold, too.
 
     Examples
     --------
@@ -117,7 +108,7 @@ def add_rms_norm(
         s = x + residual                        rounded to residual's dtype: the new stream
         y = rms_norm(s, weight)                 gated, if there is a gate, as there
 
-    Sources: those of `rms_norm` and `add_normalize`.
+    Sources: `rms_norm` and `add_normalize`; results, errors and rounding are as for the latter.
 
     Parameters
     ----------
@@ -125,16 +116,6 @@ def add_rms_norm(
     eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, residual_dtype, out : optional
         As for `add_normalize`; weight is optional, and residual may be None.
-
-    Returns
-    -------
-    AddNorm
-        ``y`` and ``residual``, the new stream, as from `add_normalize`.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `add_normalize`, which also says where results are rounded.
 
     Examples
     --------
@@ -148,7 +129,7 @@ def add_rms_norm(
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("add_rms_norm", out, AddNorm)
-    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     arrays = (x, residual, gate, weight, None, *(out or AddNorm()), None, None, None)
     return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
 
@@ -178,7 +159,8 @@ def rms_norm_forward(
         rstd = 1 / sqrt(mean(s * s) + eps)
         y = s * rstd * (weight + weight_offset)
 
-    Sources: those of `rms_norm` and `add_normalize`.
+    Sources: `rms_norm` and `add_normalize`.
+    Results, errors and rounding are those of `normalize_forward`; mean is None.
 
     Parameters
     ----------
@@ -186,16 +168,6 @@ def rms_norm_forward(
     residual_dtype, eps, axis, groups, weight_offset, round_before_weight : optional
     gate, gate_activation, gate_position, dtype, out : optional
         As for `normalize_forward`; weight and residual are optional.
-
-    Returns
-    -------
-    NormForward
-        ``y``, ``residual`` and ``rstd`` as from `normalize_forward`; ``mean`` is None.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_forward`, which also says where results are rounded.
 
     Examples
     --------
@@ -208,7 +180,7 @@ def rms_norm_forward(
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("rms_norm_forward", out, NormForward)
-    params = ("rms_norm_forward", *norm, *scale, dtype, residual_dtype, True, False)
+    params = ("rms_norm_forward", *norm, *scale, dtype, residual_dtype, *NORM_FORWARD)
     arrays = (x, residual, gate, weight, None, *(out or NormForward()), None)
     return NormForward(*dispatch(ROW_FORWARD, params, arrays))
 
@@ -242,7 +214,7 @@ def rms_norm_backward(
         dx = rstd * (dr - r * mean(r * dr)) + d_residual
         dweight = sum over rows of dy * r
 
-    Source: `normalize_backward`.
+    Source, results, errors and rounding are those of `normalize_backward`; dbias is None.
 
     Parameters
     ----------
@@ -250,16 +222,6 @@ def rms_norm_backward(
     axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
     gate_position, x_dtype, needs, out, workspace, accumulate : optional
         As for `normalize_backward`; weight and d_residual are optional.
-
-    Returns
-    -------
-    NormGrads
-        ``dx``, ``dresidual``, ``dweight`` and ``dgate`` as from `normalize_backward`.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As `normalize_backward`, which also says where results are rounded.
 
     Examples
     --------

@@ -9,7 +9,8 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._core.dtypes import DType, parse_optional_dtype, promoted
-from cunorm._core.memo import TypedKey, memoize
+from cunorm._core.memo import memoize, typed_key
+from cunorm._core.operands import Specs
 from cunorm._row_norm.kernels import Formula
 from cunorm.results import NormForward, NormGrads
 
@@ -19,7 +20,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "Gemma": {"weight_offset": 1.0},
     "Llama": {"round_before_weight": True},
 }
-_POSITIONS = ("pre", "post")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,8 +36,9 @@ class RowNormSpec:
     c: float | None
     weight_offset: float
 
-    def formula(self, *, gate: bool, weight: bool, x_dtype: DType, compute: DType) -> Formula:
+    def formula(self, operands: Specs, x_dtype: DType, compute: DType) -> Formula:
         """Return the formula of a build, with or without a gate and a weight."""
+        gate, weight = operands["gate"] is not None, operands["weight"] is not None
         return Formula(
             center=self.center,
             activation=self.gate_activation if gate else "identity",
@@ -57,15 +58,13 @@ class RowNormSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowForwardSpec(RowNormSpec):
-    """The scalars of a forward."""
-
     eps: float
-    eps_of_sum: bool  # eps is added to the sum of squares, not to their mean
     dtype: DType | None
-    residual_dtype: DType | None
-    saves: bool  # mean and rstd are outputs
+    residual_dtype: DType | None = None
+    saves: bool = False  # mean and rstd are outputs
     # Whether without residual x is the new residual stream; None where there is never a stream.
-    streams: bool | None
+    streams: bool | None = False
+    eps_of_sum: bool = False  # eps is added to the sum of squares, not to their mean
 
     def y_dtype(self, x: DType, weight: DType | None) -> DType:
         """Return y's dtype, where no array is given for it."""
@@ -75,7 +74,6 @@ class RowForwardSpec(RowNormSpec):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return the caller's name for each output's array."""
         is_tuple = self.saves or self.streams
         return tuple(f"out.{name}" if is_tuple else "out" for name in NormForward._fields)
 
@@ -91,74 +89,43 @@ class RowForwardSpec(RowNormSpec):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBackwardSpec(RowNormSpec):
-    """The scalars of a backward."""
-
     x_dtype: DType | None
     needs: tuple[str, ...]
     accumulate: bool
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Return the caller's name for each output's array."""
         return tuple(f"out.{name}" for name in NormGrads._fields)
 
 
-# The scalars of both directions, after the function, in the order of `parse_forward`.
+# The scalars after the function: those of both directions, then those that a forward adds.
 NORM_PARAMS = (*(one.name for one in fields(RowNormSpec)[1:]), "has_weight")
+_FORWARD_PARAMS = tuple(one.name for one in fields(RowForwardSpec)[len(fields(RowNormSpec)) :])
+# The last scalars of a forward: `saves` and `streams`; of l2_norm all from `residual_dtype` on.
+ADD_NORM, NORM_FORWARD = (False, True), (True, False)
+L2_NORM, L2_NORM_FORWARD = (None, False, False, True), (None, True, None, True)
+# The scalars of l2_norm in both directions, from `round_before_weight` on: rows of length 1.
+L2_ROWS = (False, "silu", "post", typed_key(1.0), 0.0, False)
 
 
 @memoize(typed=True)
-def parse_forward(
-    function: str,
-    center: Any,
-    axis: Any,
-    groups: Any,
-    round_before_weight: Any,
-    gate_activation: Any,
-    gate_position: Any,
-    c: TypedKey,
-    weight_offset: Any,
-    has_weight: bool,
-    eps: Any,
-    dtype: Any = None,
-    residual_dtype: Any = None,
-    saves: bool = False,
-    streams: bool | None = False,
-    eps_of_sum: bool = False,
-) -> RowForwardSpec:
-    """Check a forward's scalars, as the caller gives them."""
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    return RowForwardSpec(
-        **_parse_norm(function, norm, c, weight_offset, has_weight),
-        eps=validate.epsilon(function, eps),
-        eps_of_sum=eps_of_sum,
-        dtype=parse_optional_dtype(function, "dtype", dtype),
-        residual_dtype=parse_optional_dtype(function, "residual_dtype", residual_dtype),
-        saves=saves,
-        streams=streams,
-    )
+def parse_forward(function: str, *scalars: Any) -> RowForwardSpec:
+    """Check a forward's scalars, as the caller gives them; c is its `typed_key`."""
+    norm, rest = _parse_norm(function, scalars)
+    own = dict(zip(_FORWARD_PARAMS, rest, strict=False))
+    own["eps"] = validate.epsilon(function, own["eps"])
+    for name in ("dtype", "residual_dtype"):
+        own[name] = parse_optional_dtype(function, name, own.get(name))
+    return RowForwardSpec(**norm, **own)
 
 
 @memoize(typed=True)
-def parse_backward(
-    function: str,
-    center: Any,
-    axis: Any,
-    groups: Any,
-    round_before_weight: Any,
-    gate_activation: Any,
-    gate_position: Any,
-    c: TypedKey,
-    weight_offset: Any,
-    has_weight: bool,
-    x_dtype: Any = None,
-    needs: Any = NEEDS,
-    accumulate: Any = False,
-) -> RowBackwardSpec:
-    """Check a backward's scalars, as the caller gives them."""
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
+def parse_backward(function: str, *scalars: Any) -> RowBackwardSpec:
+    """Check a backward's scalars, as `parse_forward` does; all but the norm's may be left out."""
+    norm, rest = _parse_norm(function, scalars)
+    x_dtype, needs, accumulate = rest or (None, NEEDS, False)
     return RowBackwardSpec(
-        **_parse_norm(function, norm, c, weight_offset, has_weight),
+        **norm,
         x_dtype=parse_optional_dtype(function, "x_dtype", x_dtype),
         needs=validate.names(function, "needs", needs, NEEDS),
         accumulate=validate.flag(function, "accumulate", accumulate),
@@ -174,29 +141,23 @@ def backward_spec(
     return RowBackwardSpec(**norm, x_dtype=x_dtype, needs=needs, accumulate=False)
 
 
-def _parse_norm(
-    function: str, norm: tuple[Any, ...], c: TypedKey, weight_offset: Any, has_weight: bool
-) -> dict[str, Any]:
-    """Return the fields of RowNormSpec."""
-    center, axis, groups, rounds, gate_activation, gate_position = norm
-    return {
+def _parse_norm(function: str, scalars: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Return the fields of RowNormSpec, and the scalars that are not of both directions."""
+    norm, rest = scalars[: len(NORM_PARAMS)], scalars[len(NORM_PARAMS) :]
+    center, axis, groups, rounds, activation, position, c, weight_offset, has_weight = norm
+    found = {
         "function": function,
         "center": validate.flag(function, "center", center),
         "axis": validate.integer(function, "axis", axis),
         "groups": validate.integer(function, "groups", groups),
         "round_before_weight": validate.flag(function, "round_before_weight", rounds),
-        "gate_activation": validate.activation(function, "gate_activation", gate_activation),
-        "gate_position": validate.choice(function, "gate_position", gate_position, _POSITIONS),
+        "gate_activation": validate.activation(function, "gate_activation", activation),
+        "gate_position": validate.choice(function, "gate_position", position, ("pre", "post")),
         "c": validate.length(function, c and c[0]),
-        "weight_offset": _parse_offset(function, weight_offset, has_weight),
     }
-
-
-def _parse_offset(function: str, weight_offset: object, has_weight: bool) -> float:
-    """Return weight_offset as a float; without weight it has to be 0."""
-    value = validate.finite(function, "weight_offset", weight_offset)
-    if value != 0.0 and not has_weight:
+    offset = validate.finite(function, "weight_offset", weight_offset)
+    if offset != 0.0 and not has_weight:
         raise ValueError(
             f"{function}: weight_offset is {weight_offset!r}, expected 0 without a weight"
         )
-    return value + 0.0  # -0.0 equals 0.0
+    return found | {"weight_offset": offset + 0.0}, rest  # -0.0 equals 0.0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cunorm._core.build import Macros
 from cunorm._core.caps import NONE, PORTABLE_CLUSTER, Features
 from cunorm._core.tensor import WIDEST_ACCESS
-from cunorm._row_norm.kernels import ForwardTypes, RowTypes
+from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 
 # Bytes of a pack in the compute type; a thread has several packs in registers.
 PACK_BYTES = 32
@@ -44,33 +44,35 @@ class _Tuning(NamedTuple):
     center_element: float = 0  # more for each element of a row that is centered
 
 
-_FORWARD = _Tuning(
-    block_threads=128,
-    preferred_elements=32,
-    most_elements=64,
-    registers=36,
-    element_factor=1.0,
-    pair_element=1.25,
-    residual_registers=13,
-    gate_registers=24,
-    gate_element_of_many=0.625,
-    center_element=0.625,
-)
-_BACKWARD = _Tuning(
-    block_threads=256,
-    preferred_elements=16,
-    most_elements=48,
-    registers=44,
-    element_factor=1.2,
-    narrow_registers=4,
-    narrow_element=0.75,
-    single_registers=28,
-    pair_element=2,
-    streamed_registers=12,
-    gate_registers=28,
-    gate_element=1.25,
-    gate_element_of_many=1.25,
-)
+_TUNING = {
+    ForwardTypes: _Tuning(
+        block_threads=128,
+        preferred_elements=32,
+        most_elements=64,
+        registers=36,
+        element_factor=1.0,
+        pair_element=1.25,
+        residual_registers=13,
+        gate_registers=24,
+        gate_element_of_many=0.625,
+        center_element=0.625,
+    ),
+    BackwardTypes: _Tuning(
+        block_threads=256,
+        preferred_elements=16,
+        most_elements=48,
+        registers=44,
+        element_factor=1.2,
+        narrow_registers=4,
+        narrow_element=0.75,
+        single_registers=28,
+        pair_element=2,
+        streamed_registers=12,
+        gate_registers=28,
+        gate_element=1.25,
+        gate_element_of_many=1.25,
+    ),
+}
 
 
 class Team(NamedTuple):
@@ -114,15 +116,15 @@ class Team(NamedTuple):
 
 def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     """Return how a GPU's threads share rows of a width."""
-    itemsizes = [dtype.itemsize for dtype in types.row_operands() if dtype is not None]
+    itemsizes = [dtype.itemsize for name in types.rows if (dtype := getattr(types, name))]
     pack = min(
         WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
     )
-    few = max(pack, _tuning(types).preferred_elements * 4 // types.compute.itemsize)
+    few = max(pack, _TUNING[type(types)].preferred_elements * 4 // types.compute.itemsize)
     found = _of_block(types, width, pack, few)
     if found is None and features.clusters:
         found = _of_cluster(types, width, pack, features.largest_cluster)
-    found = found or _of_block(types, width, pack, _tuning(types).most_elements)
+    found = found or _of_block(types, width, pack, _TUNING[type(types)].most_elements)
     return found or _streamed(types, pack, features.largest_cluster if features.clusters else 1)
 
 
@@ -133,7 +135,9 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int) -> Team | None:
     """
     for threads_per_row in _TEAMS:
         elements = _held(width, threads_per_row, pack)
-        threads = _tuning(types).block_threads if threads_per_row <= _WARP else threads_per_row
+        threads = (
+            _TUNING[type(types)].block_threads if threads_per_row <= _WARP else threads_per_row
+        )
         room = _room(types, elements, pack, threads)
         if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room:
             return Team(threads, threads_per_row, pack, elements // pack, room)
@@ -143,16 +147,15 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int) -> Team | None:
 def _of_cluster(types: RowTypes, width: int, pack: int, largest: int) -> Team | None:
     """Return how a cluster holds a row: as few blocks as leave room for two on a multiprocessor.
 
-    If there are none such, the more blocks the better.
-
-    Where a GPU has no room for the cluster, half the blocks of twice the threads add in the same
-    order, that of the cluster's warps, if their registers suffice; else another is found.
+    If there are none such, the more blocks the better. Where a GPU has no room for the cluster,
+    half the blocks of twice the threads add in the same order, that of the cluster's warps, if
+    their registers suffice; else another cluster is found.
     """
     for least, clusters in ((2, _CLUSTERS), (1, _CLUSTERS[::-1])):
         for blocks in clusters:
             threads_per_row = blocks * _CLUSTER_THREADS
             elements = _held(width, threads_per_row, pack)
-            if elements > _tuning(types).most_elements:
+            if elements > _TUNING[type(types)].most_elements:
                 continue
             threads = threads_per_row // min(blocks, largest)
             room = _room(types, elements, pack, threads)
@@ -167,7 +170,7 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
     if largest >= PORTABLE_CLUSTER:
         threads_per_row = _CLUSTERS[-1] * threads // 2
         threads = threads_per_row // largest
-    more = _tuning(types).streamed_registers
+    more = _TUNING[type(types)].streamed_registers
     while True:
         rooms = [
             (packs * _room(types, packs * pack, pack, threads, more), packs)
@@ -199,7 +202,7 @@ def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0
 
 def _registers(types: RowTypes, elements: int, pack: int) -> int:
     """Return about how many registers a thread needs to hold these elements of a row."""
-    tuning, held = _tuning(types), types.held_operands()
+    tuning, held = _TUNING[type(types)], types.held_itemsizes()
     of_element = sum(max(size / 4, 1 / pack) for size in held)
     registers = tuning.registers
     if types.formula.center:
@@ -218,7 +221,3 @@ def _registers(types: RowTypes, elements: int, pack: int) -> int:
         more += tuning.residual_registers if adds and not types.formula.center else 0
     of_row = elements * of_element * tuning.element_factor
     return int(registers * types.compute.itemsize / 4 + more + of_row)
-
-
-def _tuning(types: RowTypes) -> _Tuning:
-    return _FORWARD if isinstance(types, ForwardTypes) else _BACKWARD

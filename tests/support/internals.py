@@ -43,11 +43,11 @@ from cunorm._group_norm import tiling as _group_tiling
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes
 from cunorm._group_norm.layout import Samples
 from cunorm._group_norm.schedule import SOME_GPUS, cuda_schedule
-from cunorm._row_norm import cpu as _cpu_plan
-from cunorm._row_norm import cuda as _cuda_plan
-from cunorm._row_norm.cuda import cuda_backward, cuda_forward
+from cunorm._row_norm import launches as _cpu_plan
+from cunorm._row_norm import launches as _cuda_plan
 from cunorm._row_norm.geometry import Geometry, RowShape
 from cunorm._row_norm.kernels import BackwardTypes, Formula, ForwardTypes
+from cunorm._row_norm.launches import cuda_backward, cuda_forward
 from cunorm._row_norm.plan import workspace_bound
 
 __all__ = [

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""Launch plans of the row norms, on a GPU and on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool
+from cunorm._core.caps import LEAST_COPY, MOST_SMS, CpuCaps, GpuCaps
+from cunorm._core.cpu_stores import cpu_stores
+from cunorm._core.dtypes import FLOAT32, DType
+from cunorm._core.param_grad import CPU_PACK
+from cunorm._core.plan import GRID_LIMIT
+from cunorm._row_norm.geometry import RowShape
+from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
+from cunorm._row_norm.tiling import Team, cuda_team
+
+# The most blocks of a backward on a multiprocessor, by the greatest width: each has a row of
+# partial sums, which param_grad reads.
+_BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
+# The most rows on their way to shared memory, their bytes wanted on a multiprocessor, and the most
+# copies of a thread for an operand's row, as each takes registers.
+_MOST_STAGES, _STAGED_BYTES, _MOST_COPIES = 4, 40 << 10, 12
+# Bytes of a block's shared memory for the driver and the kernel's own variables, and those that
+# each warp of a cluster sends, as wide as float64.
+_RESERVED_BYTES, _SENT_BYTES = 2 << 10, 48
+
+
+def cuda_forward(types: ForwardTypes, where: RowShape, access: int, gpu: GpuCaps) -> Launch:
+    """Plan row_norm_forward; alignment allows `access` elements (see `vector_width`)."""
+    team = _team(types, where.width, gpu)
+    access = min(access, team.pack)
+    if access < team.pack:  # loads in parts take more registers
+        team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
+    macros = types.macros() + team.macros(where.width, where.groups, access)
+    blocks_of_all = where.groups * team.cluster
+    parts = min(-(-where.rows // team.rows_per_block), GRID_LIMIT // blocks_of_all)
+    if where.width > team.chunk:
+        parts = min(parts, max(1, _streamed_blocks(types, where.width, gpu) // blocks_of_all))
+    return Launch(KernelBuild("row_norm_forward", macros), parts * blocks_of_all, team.threads)
+
+
+def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
+    """Return how threads share rows, with no more blocks on a multiprocessor than its threads."""
+    team = cuda_team(types, width, gpu.features)
+    most = max(1, gpu.max_threads_per_sm // team.threads)
+    return team._replace(blocks_per_sm=min(team.blocks_per_sm, most))
+
+
+def _streamed_blocks(types: ForwardTypes, width: int, gpu: GpuCaps) -> int:
+    """Return how many blocks stream rows: two on each multiprocessor.
+
+    There are fewer, down to one, where the second passes of their rows would miss the cache.
+    """
+    read_again = (types.new_residual or types.x, types.gate)
+    row = width * sum(dtype.itemsize for dtype in read_again if dtype is not None)
+    return max(gpu.sm_count, min(2 * gpu.sm_count, gpu.l2_bytes // 2 // row))
+
+
+def cuda_backward(types: BackwardTypes, where: RowShape, access: int, gpu: GpuCaps) -> Launch:
+    team = _team(types, where.width, gpu)
+    access = min(access, team.pack)
+    sums = (types.dweight or types.dbias) > 0
+    blocks = cuda_parts(where, gpu.sm_count) // team.cluster if sums else GRID_LIMIT
+    blocks = min(blocks, gpu.sm_count * team.blocks_per_sm // (where.groups * team.cluster))
+    parts = min(-(-where.rows // team.rows_per_block), max(1, blocks))
+    memory = _shared_memory(types, team, where.width, access, gpu)
+    while team.rows_per_block > 1 and not memory.sums:  # its teams meet in shared memory
+        team = team._replace(blocks_per_sm=team.blocks_per_sm - 1)
+        memory = _shared_memory(types, team, where.width, access, gpu)
+    macros = (
+        *types.macros(),
+        *team.macros(where.width, where.groups, access),
+        ("STAGES", str(memory.stages)),
+        ("SUMS_IN_SHARED", cuda_bool(memory.sums)),
+    )
+    return Launch(
+        KernelBuild("row_norm_backward", macros),
+        parts * where.groups * team.cluster,
+        team.threads,
+        parts,
+        where.sums_pitch(twice=where.width > team.chunk and not memory.sums),
+        memory.bytes,
+    )
+
+
+class _SharedMemory(NamedTuple):
+    """The shared memory that a launch gives to a block of the backward."""
+
+    bytes: int
+    stages: int  # rows on their way there
+    sums: bool  # over rows
+
+
+def _shared_memory(
+    types: BackwardTypes, team: Team, width: int, access: int, gpu: GpuCaps
+) -> _SharedMemory:
+    """Return how shared memory is used: for sums first, then for rows to come."""
+    sent = team.threads_per_row // 32 * _SENT_BYTES if team.cluster > 1 else 0
+    reserved = _RESERVED_BYTES + sent
+    left = gpu.shared_memory_per_sm // team.blocks_per_sm - reserved
+    left = min(left, gpu.shared_memory_per_block_optin - reserved)
+    is_streamed = width > team.chunk
+    held = -(-width // team.chunk) * team.chunk // team.cluster * team.rows_per_block
+    sums = held * (types.dweight + types.dbias) * types.compute.itemsize
+    in_shared = sums <= left
+    used = sums if in_shared else 0
+    inputs = (types.dy, types.x, types.gate, types.d_residual)
+    itemsizes = [dtype.itemsize for dtype in inputs if dtype is not None]
+    stage = held * sum(itemsizes)
+    copies = team.packs * team.pack // access
+    is_copied = access * min(itemsizes) >= LEAST_COPY and copies <= _MOST_COPIES
+    if is_streamed or not gpu.features.async_copies or not is_copied:
+        return _SharedMemory(used, 0, in_shared)
+    wanted = min(_MOST_STAGES, -(-_STAGED_BYTES // (stage * team.blocks_per_sm)))
+    stages = max(0, min(wanted, (left - used) // stage))
+    return _SharedMemory(used + stages * stage, stages, in_shared)
+
+
+def cuda_parts(where: RowShape, sm_count: int) -> int:
+    """Return the most rows of partial sums for each group."""
+    blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if where.width <= limit), 1)
+    return max(1, min(sm_count, MOST_SMS) * blocks_per_sm // where.groups)
+
+
+# --- on a CPU -------------------------------------------------------------------------------------
+
+CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
+_CPU_BLOCKS = 256  # the most runs of rows that threads share; no result depends on it
+
+# Bytes of a row above which both passes of the backward prefetch: measured, 2 cores, 32 MiB cache.
+_SHORT_ROW = 8 << 10
+# Bytes of a row above which the next rows are not prefetched, for two inputs without a gate or not,
+# by the bytes of an element: measured, 2 cores, 480 MiB cache.
+_WIDE_ROW = {True: {2: 512 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
+
+# Bytes of a row that a thread keeps for its next pass; how many of the widest such rows it takes at
+# once in a backward (`rows_at_once`); and activations that compute as fast as they load.
+_KEPT_BYTES, _KEPT_ROWS, _QUICK = 128 << 10, 2, ("identity", "relu")
+
+# Packs of a chunk, and chunks of a part of a row that cores share, as in reduce.cuh. They share at
+# most this many rows, wider than this; in a backward each of them needs its own partial sums, which
+# up to CPU_SHARED_PARTS rows have.
+_CHUNK, _PART_CHUNKS = 16, 32
+_CPU_SHARED_WIDTH, CPU_SHARED_ROWS, CPU_SHARED_PARTS = 1 << 16, 15, 4
+
+
+def cpu_launch(types: RowTypes, where: RowShape, caps: CpuCaps) -> tuple[Launch, int]:
+    """Plan a kernel; return also the parts of each row, if threads share rows, else 0."""
+    if isinstance(types, ForwardTypes):
+        launch, parts = cpu_forward(types, where, caps), cpu_forward_parts(where)
+    else:
+        launch, parts = cpu_backward(types, where.not_empty(), caps), cpu_backward_parts(where)
+    return (with_shared_rows(launch, where) if parts else launch), parts
+
+
+def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
+    macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
+    macros += _cpu_rows(where, types.x, types.gate is None and types.residual is not None)
+    macros += cpu_stores(where.elements, where.width, types.y, types.compute, caps)
+    if types.formula.pre_gate:
+        macros += _cpu_kept(types, where, types.compute.itemsize, rows=1)
+    build = KernelBuild("row_norm_forward", macros)
+    return Launch(build, min(where.rows, _CPU_BLOCKS) * where.groups, 1)
+
+
+def cpu_forward_parts(where: RowShape) -> int:
+    """Return the parts into which `Row` cuts each of a few long rows, which threads share, else 0.
+
+    The first chunk is a pack.
+    """
+    is_few = 0 < where.rows * where.groups <= CPU_SHARED_ROWS
+    if not is_few or where.width <= _CPU_SHARED_WIDTH:
+        return 0
+    packs, cut = divmod(where.width, CPU_PACK)
+    chunks = 1 - (1 - packs) // _CHUNK + bool(cut)
+    return -(-chunks // _PART_CHUNKS)
+
+
+def cpu_backward_parts(where: RowShape) -> int:
+    """Return the same for a backward, where each row needs its own partial sums."""
+    return cpu_forward_parts(where) if where.rows == cpu_parts(where.rows) else 0
+
+
+def with_shared_rows(launch: Launch, where: RowShape) -> Launch:
+    """Return the launch for rows that threads share: each row is a block."""
+    build = KernelBuild(launch.build.kernel, (*launch.build.macros, ("SHARED_ROWS", "true")))
+    return replace(launch, build=build, grid=where.rows * where.groups)
+
+
+def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
+    row = types.x or types.dy
+    macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
+    macros += (("STAGES", "0"), ("SUMS_IN_SHARED", "false"))
+    macros += _cpu_rows(where, row, types.gate is None)
+    if where.width * row.itemsize > _SHORT_ROW:
+        macros += (("LONG_PASSES", "true"),)
+    largest = types.dx or types.dgate
+    if largest is not None:
+        macros += cpu_stores(where.elements, where.width, largest, types.compute, caps)
+    if types.dgate is not None:
+        macros += _cpu_kept(types, where, 2 * types.compute.itemsize, _KEPT_ROWS)
+    parts = cpu_parts(where.rows) if types.dweight or types.dbias else min(where.rows, _CPU_BLOCKS)
+    build = KernelBuild("row_norm_backward", macros)
+    return Launch(build, parts * where.groups, 1, parts, where.sums_pitch(twice=True))
+
+
+def _cpu_rows(where: RowShape, row: DType, two_inputs: bool) -> Macros:
+    """Return the macro of rows too wide to prefetch the next one."""
+    widest = _WIDE_ROW[two_inputs].get(row.itemsize)
+    is_wide = widest is not None and where.width * row.itemsize > widest
+    return (("WIDE_ROWS", "true"),) if is_wide else ()
+
+
+def _cpu_kept(types: RowTypes, where: RowShape, itemsize: int, rows: int) -> Macros:
+    """Return the macro of rows whose activations a thread keeps, as they are slow to compute.
+
+    With a gate of more than 16 bits, memory is slower still.
+    """
+    packs = _KEPT_BYTES // (CPU_PACK * itemsize)
+    is_narrow = types.gate is not None and types.gate.itemsize == 2 and types.compute is FLOAT32
+    is_slow = is_narrow and types.formula.activation not in _QUICK
+    is_kept = is_slow and where.width <= packs * CPU_PACK
+    return (("HELD_PACKS", str(rows * packs)),) if is_kept else ()
+
+
+def cpu_parts(rows: int) -> int:
+    """Return the number of partial sums: enough to share, few enough to cost nothing."""
+    enough_to_share = min(rows, max(CPU_SHARED_PARTS, min(32, rows // 32)))
+    return max(enough_to_share, -(-rows // 256))
