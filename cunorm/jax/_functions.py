@@ -10,6 +10,7 @@ from cunorm._group_norm import spec as group_spec
 from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm import spec as row_spec
 from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.spec import ADD_NORM, L2_NORM, L2_ROWS
 from cunorm.jax._vjp import Norm
 from cunorm.results import AddNorm
 
@@ -99,8 +100,7 @@ def l2_norm(
     >>> np.asarray(cunorm.jax.l2_norm(jnp.array([[3.0, 4.0]]))).round(4)
     array([[0.6, 0.8]], dtype=float32)
     """
-    norm = (False, axis, groups, False, "silu", "post", typed_key(1.0), 0.0, False, eps)
-    params = ("l2_norm", *norm, dtype, None, False, False, True)
+    params = ("l2_norm", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM)
     return _ROW(params, (x, None, None, None, None))[0]
 
 
@@ -172,7 +172,7 @@ def add_rms_norm(
     """
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
-    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     return AddNorm(*_ROW(params, (x, residual, gate, weight, None)))
 
 
@@ -207,7 +207,7 @@ def add_layer_norm(
     """
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
-    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     return AddNorm(*_ROW(params, (x, residual, gate, weight, bias)))
 
 
@@ -245,7 +245,7 @@ def add_normalize(
     """
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (typed_key(c), weight_offset, weight is not None, eps)
-    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     return AddNorm(*_ROW(params, (x, residual, gate, weight, bias)))
 
 

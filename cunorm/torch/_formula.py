@@ -65,8 +65,7 @@ def row_formula(spec: Any, x_dtype: torch.dtype, x: Any, gate: Any, weight: Any,
         return operand.to(compute).reshape(*leading, groups, width)
 
     g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate, *leading))
-    kinds = {"gate": g is not None, "weight": weight is not None}
-    options = spec.formula(**kinds, x_dtype=x_dtype, compute=compute)
+    options = spec.formula({"gate": gate, "weight": weight}, x_dtype, compute)
     q = as_rows(x, *leading)
     if options.pre_gate:
         q = q * g

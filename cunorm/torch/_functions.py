@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cunorm._core.memo import typed_key
 from cunorm._group_norm.spec import EACH_CHANNEL
+from cunorm._row_norm.spec import ADD_NORM, L2_NORM, L2_ROWS
 from cunorm.results import AddNorm
 from cunorm.torch._autograd import call, specialized
 from cunorm.torch._pair import GROUP, ROW
@@ -76,7 +77,7 @@ def add_rms_norm(
     """
     norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
-    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     return _add_norm(params, (x, residual, gate, weight, None))
 
 
@@ -94,8 +95,7 @@ def l2_norm(
     >>> cunorm.torch.l2_norm(torch.tensor([[3.0, 4.0]]))
     tensor([[0.6000, 0.8000]])
     """
-    norm = (False, axis, groups, False, "silu", "post", typed_key(1.0), 0.0, False, eps)
-    params = ("l2_norm", *norm, dtype, None, False, False, True)
+    params = ("l2_norm", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM)
     return call(ROW, params, (x, None, None, None, None))[0]
 
 
@@ -164,7 +164,7 @@ def add_layer_norm(
     """
     norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (None, weight_offset, weight is not None, eps)
-    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     return _add_norm(params, (x, residual, gate, weight, bias))
 
 
@@ -237,7 +237,7 @@ def add_normalize(
     """
     norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
     scale = (typed_key(specialized(c)), weight_offset, weight is not None, eps)
-    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, False, True)
+    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
     return _add_norm(params, (x, residual, gate, weight, bias))
 
 
