@@ -133,7 +133,7 @@ def test_libraries_of_copies_share_no_variables(march, expected, monkeypatch):
         pytest.skip("only GCC's libraries do")
     monkeypatch.setenv("CUNORM_CXXFLAGS", "-O1")
     before = copies.base_options()
-    copies.compile_apart((), march)
+    copies.isolate_builds((), march)
     assert copies.base_options() == (*before[:-1], *expected, "-fno-gnu-unique")
 
 
