@@ -13,8 +13,15 @@ from numpy.lib.stride_tricks import as_strided
 
 from cunorm import AddNorm, GroupNormForward, NormForward, NormGrads
 from tests.arguments.wrong_input import COMPUTE, DTYPES, NO_ARRAY, Cases, table_of
-from tests.support.calls import FUNCTIONS, GROUP_NORMS, OF_ROWS, call_of, parameters_of, taking
-from tests.support.operands import DTYPES as KNOWN
+from tests.support.calls import (
+    FUNCTIONS,
+    GROUP_NORMS,
+    OF_ROWS,
+    call_of,
+    functions_taking,
+    parameters_of,
+)
+from tests.support.operands import DTYPES as NUMPY_DTYPES
 from tests.support.refused import Case, each
 
 UNWRITABLE = (
@@ -29,7 +36,7 @@ FOLLOWED = "contiguous rows and at most three leading axes that no single stride
 LINES = "the memory layout of x, channels last, with one stride for all of its lines"
 CONTIGUOUS = "a contiguous array"
 ABSENT = "is given, expected None: its operand is absent or not in needs"
-SAID = "as cunorm.workspace_size says"
+SIZE_HINT = "as cunorm.workspace_size says"
 TO_ADD_TO = "expected an array of float32 or float64 to add to, as accumulate is True"
 NO_STREAM = "out.residual is given, expected None: there is no residual"
 NO_MEAN = "out.mean is given, expected None: without center there is no mean"
@@ -58,9 +65,9 @@ def places() -> list[Place]:
     found = []
     for name in FUNCTIONS:
         call = call_of(name)
-        made = call.out | ({"dresidual": call.out["dx"]} if call.result is NormGrads else {})
+        results = call.out | ({"dresidual": call.out["dx"]} if call.result is NormGrads else {})
         label = "out" if call.result is None else "out.{}"
-        found += [Place(name, field, label.format(field), a) for field, a in made.items()]
+        found += [Place(name, field, label.format(field), a) for field, a in results.items()]
     return found
 
 
@@ -171,7 +178,9 @@ def accumulators() -> Cases:
     for place in PLACES:
         if place.field in ("dweight", "dbias"):
             call = call_of(place.name)
-            kinds = [(np.zeros(8, KNOWN[d]), f"of dtype {d}") for d in ("float16", "bfloat16")]
+            kinds = [
+                (np.zeros(8, NUMPY_DTYPES[d]), f"of dtype {d}") for d in ("float16", "bfloat16")
+            ]
             for wrong, got in [(None, "None"), *kinds]:
                 change = {"out": call.out_of(call.out | {place.field: wrong}), "accumulate": True}
                 yield Case(place.name, VALUE, f"{place.label} is {got}, {TO_ADD_TO}", change)
@@ -183,8 +192,8 @@ def accumulators() -> Cases:
 # --- workspaces -----------------------------------------------------------------------------------
 
 
-def lent(error: Any, text: str, workspace: Any) -> list[Case]:
-    return each(taking("workspace"), error, f"workspace {text}", workspace=workspace)
+def workspace_cases(error: Any, text: str, workspace: Any) -> list[Case]:
+    return each(functions_taking("workspace"), error, f"workspace {text}", workspace=workspace)
 
 
 def aligned(size: int = SIZE) -> Any:
@@ -198,27 +207,33 @@ def views() -> Cases:
     for memory in (square, square.view(np.float32)):
         expanded = np.broadcast_to(memory[:1], memory.shape)
         for view in (memory[:, :8], memory[::-1], memory.T, memory[::2], memory[0, ::-1], expanded):
-            yield from lent(VALUE, f"has strides {view.strides}, expected {CONTIGUOUS}", view)
+            yield from workspace_cases(
+                VALUE, f"has strides {view.strides}, expected {CONTIGUOUS}", view
+            )
 
 
 def unusable() -> Cases:
     for dtype in ("u1", "f4"):
         read_only = np.broadcast_to(aligned(), SIZE)
         for memory in (*(aligned()[n : n - 16] for n in (1, 4, 8)), read_only):
-            yield from lent(VALUE, UNUSABLE, memory.view(dtype))
+            yield from workspace_cases(VALUE, UNUSABLE, memory.view(dtype))
 
 
 def no_numbers() -> Cases:
     for dtype in (np.dtype(object), np.dtype([("number", "f8"), ("thing", "O")])):
-        yield from lent(TYPE, f"has dtype {dtype}, expected one of numbers", np.zeros(64, dtype))
+        yield from workspace_cases(
+            TYPE, f"has dtype {dtype}, expected one of numbers", np.zeros(64, dtype)
+        )
     for one in ([0.0], 4096, b"bytes", bytearray(4096)):
-        yield from lent(TYPE, f"is of type {type(one).__name__}, expected {NO_ARRAY}", one)
+        yield from workspace_cases(
+            TYPE, f"is of type {type(one).__name__}, expected {NO_ARRAY}", one
+        )
 
 
 def too_small() -> Cases:
-    for name in taking("workspace"):
+    for name in functions_taking("workspace"):
         if size := call_of(name).workspace.size:
-            text = f"workspace has {size - 4} bytes, expected at least {size}, {SAID}"
+            text = f"workspace has {size - 4} bytes, expected at least {size}, {SIZE_HINT}"
             yield Case(name, VALUE, text, {"workspace": aligned(size - 4)})
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import cunorm
 from tests.support.bounds import check_backward, check_forward
-from tests.support.calls import launched
+from tests.support.calls import record_launches
 from tests.support.gpu_arrays import get_all
 from tests.support.internals import read_capsule
 from tests.support.kinds import GPU_KINDS, KINDS, Foreign, ForeignBefore1, OnTorchCpu, kinds
@@ -24,7 +24,7 @@ CASES = list(zip(NORMS, ("float16", "bfloat16", "float32", "float64"), strict=Tr
 
 @pytest.fixture
 def calls(monkeypatch):
-    return launched(monkeypatch)
+    return record_launches(monkeypatch)
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -34,16 +34,16 @@ def test_results_are_of_the_callers_framework_and_right(kind, name, dtype):
     x, dy = (draw(operand, SHAPE, dtype) for operand in ("x", "dy"))
     given = parameters(norm, SHAPE[-1], dtype)
     with kind.jax.enable_x64(dtype == "float64") if hasattr(kind, "jax") else nullcontext():
-        told = {key: kind.put(array) for key, array in given.items()} | norm.asked()
-        forward = getattr(cunorm, f"{name}_forward")(kind.put(x), **told)
-        told |= saved(norm, forward)
-        grads = getattr(cunorm, f"{name}_backward")(kind.put(dy), kind.put(x), **told)
+        options = {key: kind.put(array) for key, array in given.items()} | norm.keywords()
+        forward = getattr(cunorm, f"{name}_forward")(kind.put(x), **options)
+        options |= saved(norm, forward)
+        grads = getattr(cunorm, f"{name}_backward")(kind.put(dy), kind.put(x), **options)
     assert kind.is_own(forward.rstd, "float64" if dtype == "float64" else "float32")
     for result in (forward.y, grads.dx, grads.dweight, grads.dbias):
         assert result is None or kind.is_own(result, dtype)
-    pair, meaning = weight_and_bias(given), norm.meaning(SHAPE[-1])
-    check_forward(get_all(kind, forward), x, *pair, **meaning)
-    check_backward(get_all(kind, grads), dy, x, *pair, **meaning)
+    pair, oracle_options = weight_and_bias(given), norm.oracle_options(SHAPE[-1])
+    check_forward(get_all(kind, forward), x, *pair, **oracle_options)
+    check_backward(get_all(kind, grads), dy, x, *pair, **oracle_options)
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -66,11 +66,11 @@ def test_kernels_read_and_write_the_arrays_own_memory(kind, calls):
     parameters = {n: kind.put(optional(n, SHAPE[-1], "float32")) for n in norm.parameters}
     forward = cunorm.layer_norm_forward(x, **parameters, residual=residual)
     statistics, stream = saved(norm, forward), forward.residual
-    told = parameters | statistics | {"d_residual": above}
-    grads = cunorm.layer_norm_backward(dy, stream, **told)
+    options = parameters | statistics | {"d_residual": above}
+    grads = cunorm.layer_norm_backward(dy, stream, **options)
     used = {"x": x, "residual": residual, "y": forward.y, "new_residual": stream}
     of_grads = {name: getattr(grads, name) for name in ("dx", "dweight", "dbias")}
-    everything = used | parameters | statistics, {"x": stream, "dy": dy} | told | of_grads
+    everything = used | parameters | statistics, {"x": stream, "dy": dy} | options | of_grads
     for launch, arrays in zip(calls, everything, strict=True):
         for name, array in arrays.items():
             assert getattr(launch, name).pointer == kind.address(array), name
@@ -160,7 +160,7 @@ def test_numpy_arrays_that_are_memory_of_another_kind_are_read_right(name, monke
     expected = cunorm.rms_norm(np.array(array, order="C"))
     np.testing.assert_array_equal(cunorm.rms_norm(array), expected)
     if is_read_there is not None:
-        calls = launched(monkeypatch)
+        calls = record_launches(monkeypatch)
         cunorm.rms_norm(array)
         place = calls[0].x.pointer
         assert (place == array.__array_interface__["data"][0]) == is_read_there
@@ -191,8 +191,8 @@ def test_a_capsule_of_either_version_is_looked_into_and_freed_not_consumed(kind)
 class Offset(Foreign):
     """An array whose capsule says that it begins some bytes after its address."""
 
-    def __dlpack__(self, **told):
-        capsule = super().__dlpack__(**told)
+    def __dlpack__(self, **options):
+        capsule = super().__dlpack__(**options)
         tensor, _ = read_capsule(capsule)
         tensor.data, tensor.byte_offset = tensor.data - 64, 64
         return capsule

@@ -15,7 +15,7 @@ from tests.support.internals import KernelBuild
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Have an empty cache of compiled kernels."""
-    with caches.own_cache(tmp_path) as cache:
+    with caches.separate_cache(tmp_path) as cache:
         yield cache
 
 

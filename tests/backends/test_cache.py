@@ -26,9 +26,9 @@ from tests.support.caches import (
     compiles,
     copies,
     libraries,
-    own_cache,
     posix,
     script,
+    separate_cache,
 )
 from tests.support.calls import call_of
 from tests.support.internals import _compile, _cpu
@@ -73,7 +73,7 @@ def test_a_damaged_library_is_compiled_again(tmp_path):
         "for damaged in (b'', whole[:4096], whole[:3000] + one_bit + whole[3001:]):\n"
         "    library.unlink()  # as its old content is mapped\n"
         "    library.write_bytes(damaged)\n"
-        "    described.forget()\n"
+        "    described.clear_all()\n"
         "    caches.check()\n"
         "    assert library.read_bytes() != damaged",
         CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
@@ -84,7 +84,7 @@ def test_a_damaged_library_is_compiled_again(tmp_path):
 def test_the_cache_is_a_folder_of_the_user_alone(tmp_path, monkeypatch):
     """A relative one survives a change of directory."""
     monkeypatch.chdir(tmp_path)
-    with own_cache(tmp_path) as cache:
+    with separate_cache(tmp_path) as cache:
         monkeypatch.setenv("CUNORM_CACHE_DIR", "cache")
         assert cunorm.cache_info().folder == cache
         assert stat.S_IMODE(cache.stat().st_mode) == 0o700
@@ -103,7 +103,7 @@ def test_a_cache_that_others_may_write_to_or_that_is_no_folder_is_not_used(tmp_p
     else:
         cache.mkdir()
         cache.chmod(what)
-    with own_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
+    with separate_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
         assert cunorm.cache_info().folder not in (cache, *cache.parents)
         check()
         assert cunorm.cache_info().libraries == 1
@@ -172,7 +172,7 @@ def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):
 
 def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
     """The folder of one that runs now is not touched, nor what only looks like such a folder."""
-    with own_cache(tmp_path, f"{ANSWERS}kill -9 $PPID") as cache:
+    with separate_cache(tmp_path, f"{ANSWERS}kill -9 $PPID") as cache:
         started().wait()
         assert cunorm.clear_cache().files == 0
         (left,) = cache.iterdir()
@@ -197,10 +197,10 @@ def test_kernels_that_were_made_while_another_clears_are_not_used_again(name, mo
     def clear_meanwhile(*arguments):
         made.append(runner(*arguments))
         if len(made) == 1:
-            described.forget()  # and not yet what was planned, as in the midst of `clear_cache`
+            described.clear_all()  # and not yet what was planned, as in the midst of `clear_cache`
         return made[-1]
 
-    described.forget()
+    described.clear_all()
     monkeypatch.setattr(_cpu, "runner", clear_meanwhile)
     for times in (1, 2, 2):
         call.make()
@@ -229,7 +229,7 @@ def test_what_another_clears_as_soon_as_it_was_made_is_made_again(when, folder, 
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr(_compile, "_compile", lambda *told: told[-1].write_text("no library"))
+    monkeypatch.setattr(_compile, "_compile", lambda *args: args[-1].write_text("no library"))
     with pytest.raises(OSError, match="row_norm_forward-"):
         check()
 

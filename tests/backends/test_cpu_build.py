@@ -14,15 +14,15 @@ import cunorm
 from tests.support import described
 from tests.support.caches import (
     ANSWERS,
-    begun_anew,
     check,
     compiles,
     copies,
+    fresh_process,
     gcc,
     libraries,
-    own_cache,
     posix,
     script,
+    separate_cache,
 )
 from tests.support.internals import FLOAT32, ForwardTypes, RowShape, _compile, compiler, cpu_forward
 from tests.support.processes import in_process
@@ -35,7 +35,7 @@ pytestmark = [posix, compiles]
 def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_after(tmp_path):
     log = tmp_path / "log"
     text = f'echo "$@" >> "{log}"\n{copies()}'
-    with own_cache(tmp_path, text, CXX=" -DMINE", CUNORM_CXXFLAGS="-O0 -DALSO"):
+    with separate_cache(tmp_path, text, CXX=" -DMINE", CUNORM_CXXFLAGS="-O0 -DALSO"):
         check()
     (compiled,) = [line for line in log.read_text().splitlines() if "--version" not in line]
     assert re.match(r"-DMINE .*-O3 .*-ffp-contract=off .*-w .*-O0 -DALSO ", compiled)
@@ -45,7 +45,7 @@ def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_aft
 
 @pytest.mark.parametrize("cxx", ["/nowhere/c++", "false", ""])
 def test_a_cxx_that_does_not_answer_gives_way_to_the_next(cxx):
-    with begun_anew(CXX=cxx):
+    with fresh_process(CXX=cxx):
         assert compiler().command != (cxx,)
 
 
@@ -68,7 +68,7 @@ def test_the_name_of_a_build_depends_on_all_that_made_it(monkeypatch, what):
 
 def test_a_compile_that_fails_is_an_error_with_command_first_lines_and_build(tmp_path):
     lines = "".join(f'echo "norm.cpp:{n}: error: number {n}" >&2\n' for n in range(1, 30))
-    with own_cache(tmp_path, f"{ANSWERS}{lines}exit 1") as cache:
+    with separate_cache(tmp_path, f"{ANSWERS}{lines}exit 1") as cache:
         with pytest.raises(RuntimeError) as caught:
             check()
         assert not list(cache.iterdir()), "nothing is left of a build that failed"
@@ -99,7 +99,7 @@ def faulty(tmp_path, request):
     flag.touch()
     fault = WITH_OPENMP.format(FAULTS[request.param]) if request.param in FAULTS else request.param
     text = f'{ANSWERS}flag="{flag}" openmp="{openmp}"\n{fault}{NOTES}{copies()}'
-    with own_cache(tmp_path, text) as cache:
+    with separate_cache(tmp_path, text) as cache:
         yield flag, openmp, cache
 
 
@@ -118,14 +118,14 @@ def test_a_compiler_that_is_stopped_is_an_error_and_leaves_nothing_behind(faulty
 @pytest.mark.parametrize("faulty", ["refuses OpenMP"], indirect=True)
 def test_a_compiler_that_refused_an_option_is_asked_again_a_day_later(faulty):
     flag, openmp, cache = faulty
-    told = {"device": "cpu", "progress": False, "workers": 2}
-    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **told)  # both find out
+    options = {"device": "cpu", "progress": False, "workers": 2}
+    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **options)  # both find out
     serial, (refused,) = libraries(cache), cache.glob("*.json")
     assert len(serial) == 2
     assert not openmp.exists()
     flag.unlink()
     for day in range(2):
-        described.forget()
+        described.clear_all()
         check()
         assert len(libraries(cache)) == 2 + day
         assert openmp.exists() == bool(day)

@@ -103,14 +103,14 @@ def test_each_block_runs_once_after_the_kernels_before(run, threads):
 
 
 def test_rows_in_parts_have_as_many_threads_as_there_are_parts(monkeypatch):
-    told = []
-    entry = SimpleNamespace(blocks=0, run=lambda listed, at, threads: told.append(threads))
+    counts = []
+    entry = SimpleNamespace(blocks=0, run=lambda listed, at, threads: counts.append(threads))
     monkeypatch.setattr(_cpu, "library", lambda build: entry)
     cunorm.set_num_threads(40)
     for grid, work, parts in ((3, 1 << 20, 7), (3, 1 << 20, 0), (3, 100, 7)):
         runner(list(calls_of([grid], [work], parts)), 2)([0, 0])
     cunorm.set_num_threads(None)
-    assert told == [7, 3, 1]
+    assert counts == [7, 3, 1]
 
 
 def test_little_work_stays_on_the_thread_that_calls(run):

@@ -79,8 +79,8 @@ def test_a_launch_hands_over_grid_block_arguments_and_stream(cupy):
 
 @software
 def test_a_build_is_compiled_once_for_each_device_and_the_callers_stays_current(cupy, monkeypatch):
-    made, make = [], cupy.RawKernel
-    monkeypatch.setattr(cupy, "RawKernel", lambda *told: (made.append(told), make(*told))[1])
+    compiled, make = [], cupy.RawKernel
+    monkeypatch.setattr(cupy, "RawKernel", lambda *args: (compiled.append(args), make(*args))[1])
     with softgpu.settings(devices=3), cupy.cuda.Device(1):
         for device in (0, 2, 1, 0, 2):
             for grid in (1, 5):
@@ -90,7 +90,7 @@ def test_a_build_is_compiled_once_for_each_device_and_the_callers_stays_current(
                 assert cupy.cuda.runtime.getDevice() == 1
                 with cupy.cuda.Device(device):
                     assert out.get().tolist() == expected(grid, 32)
-    assert len(made) == cunorm.cache_info().cuda_kernels == 3
+    assert len(compiled) == cunorm.cache_info().cuda_kernels == 3
     cunorm.clear_cache()
     assert cunorm.cache_info().cuda_kernels == 0
 
@@ -252,6 +252,6 @@ assert all(hasattr(runtime, f"cudaDevAttr{name}") for name in names)
 @pytest.mark.skipif(PathFinder.find_spec("cupy", SEARCHED) is None, reason="CuPy is not installed")
 def test_cupy_takes_our_argument_block_and_our_options():
     """In a process of its own: where there is no GPU, `import cupy` imports a stand-in here."""
-    told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = os.pathsep.join(path for path in told if path != softgpu.STANDIN)
+    args = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = os.pathsep.join(path for path in args if path != softgpu.STANDIN)
     in_process(SCRIPT, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="")

@@ -13,7 +13,7 @@ import pytest
 import cunorm
 from cunorm import GroupNormForward, NormForward
 from tests.support.bounds import check_forward
-from tests.support.caches import begun_anew
+from tests.support.caches import fresh_process
 from tests.support.cases import FACTORS, Samples, arranged, call_of, cover
 from tests.support.covers import label
 from tests.support.gpu_arrays import OnNumpy
@@ -25,7 +25,7 @@ from tests.support.operands import draw
 
 @pytest.fixture(autouse=True)
 def without_compiler():
-    with begun_anew(CXX="", PATH=os.devnull), warnings.catch_warnings():
+    with fresh_process(CXX="", PATH=os.devnull), warnings.catch_warnings():
         assert compiler() is None
         warnings.filterwarnings("ignore", "cunorm found no C")
         yield

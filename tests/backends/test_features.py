@@ -90,21 +90,21 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
     """Of 16 blocks it has 8 of twice the threads, and the same bits: tests/gpu/test_clusters.py."""
     import cupy
 
-    launched, launch, x = [], _cuda.launch, draw("x", (3, 200_003), "float32")
+    launches, launch, x = [], _cuda.launch, draw("x", (3, 200_003), "float32")
 
-    def noted(what, *rest):
-        launched.append((what.build.cluster, what.block))
+    def record(what, *rest):
+        launches.append((what.build.cluster, what.block))
         launch(what, *rest)
 
-    monkeypatch.setattr(_cuda, "launch", noted)
+    monkeypatch.setattr(_cuda, "launch", record)
     found = []
     for room in (16, 8, 4, 2, 1, None):  # at last, as it is for the tests that follow
         _memo.clear_all()
         if room:
             with softgpu.settings(largest_cluster=room):
                 found.append(cunorm.rms_norm(cupy.asarray(x)))
-    assert launched[:2] == [(16, 256), (8, 512)]
-    assert all(cluster <= room for (cluster, _), room in zip(launched[2:], (4, 2, 1), strict=True))
+    assert launches[:2] == [(16, 256), (8, 512)]
+    assert all(cluster <= room for (cluster, _), room in zip(launches[2:], (4, 2, 1), strict=True))
     for y in found:
         np.testing.assert_allclose(y.get(), cunorm.reference.rms_norm(x), rtol=0, atol=1e-5)
 

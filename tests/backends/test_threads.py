@@ -13,7 +13,7 @@ import pytest
 
 import cunorm
 from tests.support.caches import ANSWERS, compiles, copies, posix, script
-from tests.support.calls import FUNCTIONS, anew, assert_same, call_of, change
+from tests.support.calls import FUNCTIONS, assert_same, call_of, call_uncached, change
 from tests.support.internals import _threads
 from tests.support.operands import assert_same_bits, at
 from tests.support.processes import in_process
@@ -52,7 +52,7 @@ def test_threads_that_call_at_once_in_any_order_get_their_own_right_answers(kind
         mine = [call_of(name, shape, kind) for name, shape in calls]
         for call in mine:
             change(call.arrays, str(thread))
-        of_threads.append([(call, anew(call.make)) for call in mine])
+        of_threads.append([(call, call_uncached(call.make)) for call in mine])
 
     def work(thread):
         mine = of_threads[thread]

@@ -175,8 +175,8 @@ def test_the_command_hands_on_what_its_options_say(monkeypatch, capsys):
     right |= {"weight_offset": [1.0], "groups": [2, 4], "needs": ["x"], "workers": 3}
     right |= {"center": True, "progress": False}
     assert {name: given[0][name] for name in right} == right
-    said = capsys.readouterr().out
-    assert said.startswith("cpu: 7 builds, 5 of them compiled now, in 1.2 s, kept in ")
+    output = capsys.readouterr().out
+    assert output.startswith("cpu: 7 builds, 5 of them compiled now, in 1.2 s, kept in ")
 
 
 def test_every_argument_is_an_option_of_the_command(capsys):

@@ -44,8 +44,8 @@ CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, BUILD])
 def test_both_norms_train_alike_and_beat_the_bigram_model(device):
     command = [sys.executable, EXAMPLES / "torch_train.py", *SMALL, "--steps", "200"]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # which tests beside it leave it
-    told = {"capture_output": True, "text": True, "env": one_thread, "check": False}
-    done = subprocess.run([*command, "--device", device], **told)
+    options = {"capture_output": True, "text": True, "env": one_thread, "check": False}
+    done = subprocess.run([*command, "--device", device], **options)
     assert done.returncode == 0, done.stdout + done.stderr
     # Of the layer those before attention and MLP, of queries and of keys; and the last.
     assert "5 norms replaced" in done.stdout

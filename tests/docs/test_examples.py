@@ -92,8 +92,8 @@ def nats(printed):
 def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
     picture = tmp_path / "curve.png"
     length = ("--steps", 200, "--batch", 16, "--rate", 1e-2)
-    told = (*SMALL_MODEL, *length, "--output", picture, "--device", device)
-    done = run(TRAINING, *told, VALIDATIONS=1)
+    options = (*SMALL_MODEL, *length, "--output", picture, "--device", device)
+    done = run(TRAINING, *options, VALIDATIONS=1)
     assert done.returncode == 0, done.stderr
     baseline, final = nats(done.stdout)
     assert final < baseline - 0.1  # 2.23 where the bigram model has 2.40
@@ -102,8 +102,8 @@ def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
 
 
 def test_training_exits_with_1_above_the_bigram_model(tmp_path):
-    told = (*SMALL_MODEL, "--steps", 1, "--output", tmp_path / "curve.png", "--device", "cpu")
-    done = run(TRAINING, *told)
+    options = (*SMALL_MODEL, "--steps", 1, "--output", tmp_path / "curve.png", "--device", "cpu")
+    done = run(TRAINING, *options)
     assert done.returncode == 1, done.stderr
     baseline, final = nats(done.stdout)
     assert final > baseline
@@ -118,8 +118,8 @@ def denoised(printed):
 @pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
     picture = tmp_path / "block.png"
-    told = (*SMALL_BLOCK, "--steps", 100, "--output", picture, "--device", device)
-    done = run(DENOISING, *told)
+    options = (*SMALL_BLOCK, "--steps", 100, "--output", picture, "--device", device)
+    done = run(DENOISING, *options)
     assert done.returncode == 0, done.stderr
     error, blur, model = denoised(done.stdout)
     assert error < 1e-8

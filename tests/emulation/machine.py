@@ -27,7 +27,7 @@ from tests.support.internals import (
     _group_plan,
     _group_tiling,
 )
-from tests.support.remembered import forget
+from tests.support.remembered import clear_plans
 
 SCHEDULES = {
     "lockstep": {"schedule": "lockstep"},
@@ -53,7 +53,7 @@ def machine(
     grid: int | None = None,
     sources: dict[str, str] | None = None,
     spared: int = 0,
-    **told: Any,
+    **settings: Any,
 ) -> Iterator[list[Launch]]:
     """Let calls run on such a GPU; yields the launches, as they are made.
 
@@ -71,7 +71,7 @@ def machine(
         start(launch, *rest)
 
     with (
-        softgpu.settings(**told),
+        softgpu.settings(**settings),
         mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
         mock.patch.object(_cuda, "features_of", lambda capability: has),
         mock.patch.object(_cuda, "launch", noted),
@@ -83,11 +83,11 @@ def machine(
         mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         _texts(sources) if sources else nullcontext(),
     ):
-        forget()  # what was planned for another GPU
+        clear_plans()  # what was planned for another GPU
         try:
             yield launches
         finally:
-            forget()
+            clear_plans()
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Switch:
     def __init__(self, kernels: Sequence[Any]) -> None:
         self._modules = [_module(kernel) for kernel in kernels]
 
-    def met(self) -> set[int]:
+    def reached(self) -> set[int]:
         """Return the mutants of which a run has met what they lack or have."""
         flags = [_variable(module, "mutant_met", ctypes.c_bool * _MOST) for module in self._modules]
         return {number for number in range(_MOST) if any(each[number] for each in flags)}

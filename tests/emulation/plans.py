@@ -33,7 +33,7 @@ class RowPlan(NamedTuple):
     launch: str  # see of_rows
     features: str = ""
     case: Mapping[str, Any] = MappingProxyType({})  # float32 unless it says otherwise
-    told: Mapping[str, Any] = MappingProxyType({})  # what a machine is told
+    settings: Mapping[str, Any] = MappingProxyType({})  # what a machine is told
 
     @property
     def shape(self) -> Shape:
@@ -93,7 +93,7 @@ BACKWARD_PLANS = {
     ),
     "streamed": RowPlan(8200, "512 of 512, streamed"),
     "streamed, sums in global memory": RowPlan(
-        8200, "512 of 512, streamed, global", told={"capability": 75}
+        8200, "512 of 512, streamed, global", settings={"capability": 75}
     ),
     "a cluster of 2, 1 row ahead": RowPlan(
         8196, "512 of 256, 1 ahead", FEATURES, _PLAIN | {"needs": ("x",)}
@@ -101,7 +101,7 @@ BACKWARD_PLANS = {
     "a cluster of 4": RowPlan(5003, "1024 of 256", "clusters"),
     "a cluster of 4, 2 rows ahead": RowPlan(5003, "1024 of 256, 2 ahead", FEATURES),
     "a cluster of 4, sums in global memory": RowPlan(
-        5003, "1024 of 256, global", FEATURES, told={"spared": _SPARED[2]}
+        5003, "1024 of 256, global", FEATURES, settings={"spared": _SPARED[2]}
     ),
     "a cluster of 8, 1 row ahead": RowPlan(8200, "2048 of 256, 1 ahead", FEATURES),
     "a cluster of 16, 1 row ahead": RowPlan(16500, "4096 of 256, 1 ahead", FEATURES),
@@ -203,7 +203,7 @@ class Planned(NamedTuple):
         return {"samples": GROUP_PLANS[self.plan].samples}
 
     def machine(
-        self, *, few: int = 0, grid: int | None = None, **told: Any
+        self, *, few: int = 0, grid: int | None = None, **settings: Any
     ) -> AbstractContextManager[list[Launch]]:
         """Let calls run on a GPU that has what the plan uses, and one multiprocessor.
 
@@ -212,12 +212,12 @@ class Planned(NamedTuple):
         """
         blocks = 1
         if self.rows:
-            features, told = self.rows.features, {**self.rows.told, **told}
+            features, settings = self.rows.features, {**self.rows.settings, **settings}
             blocks = (1 if self.rows.width > 6000 else 2) * self.rows.cluster
         else:
             features = GROUP_PLANS[self.plan].features
-            told = {"spared": GROUP_PLANS[self.plan].spared, **told}
-        return machine(features, few * blocks or grid, **{"multiprocessors": 1, **told})
+            settings = {"spared": GROUP_PLANS[self.plan].spared, **settings}
+        return machine(features, few * blocks or grid, **{"multiprocessors": 1, **settings})
 
 
 KERNELS = tuple(FACTORS)

@@ -59,9 +59,9 @@ COPIES = [(2, 3, 70, 100), (2, 3, 5, 1028)]  # shapes whose rows are copied ahea
 def settings() -> list[Setting]:
     found = []
     for direction, every in (("forward", FORWARD), ("backward", BACKWARD)):
-        for operands, case, *told in ROWS:
+        for operands, case, *rest in ROWS:
             case = (every if operands is EVERY else operands) | case
-            found.append(Setting(f"row_norm_{direction}", case, *told))
+            found.append(Setting(f"row_norm_{direction}", case, *rest))
         for name, plan in GROUP_PLANS.items():
             case = {"samples": plan.samples._replace(samples=3), "eps": 0.5}
             grid = 1 if "two launches" in name else None  # each of the launches has a sample
@@ -107,7 +107,7 @@ UNNEEDED = {
 _OF_A_KERNEL = re.compile(r"\bkernel \w+[,:].*\n.*PTX line \d+: ")
 
 
-def seen(setting: Setting, wanted: set[str]) -> set[str]:
+def detected(setting: Setting, wanted: set[str]) -> set[str]:
     """Return those of the mutants that are met and are not the kernel; it passes itself."""
     kernel, case, features, grid, spared = setting
     text, names = switched(source_text(kernel))
@@ -119,8 +119,8 @@ def seen(setting: Setting, wanted: set[str]) -> set[str]:
         for order in ORDERS:
             with switch.at(NONE if order else NOTING), softgpu.settings(**order):
                 call.check()
-        met = [number for number in switch.met() if names[number] in wanted]
-        return {names[n] for n in met if any(fails(call, switch, n, order) for order in ORDERS)}
+        reached = [number for number in switch.reached() if names[number] in wanted]
+        return {names[n] for n in reached if any(fails(call, switch, n, order) for order in ORDERS)}
 
 
 def fails(call: Any, switch: Switch, number: int, order: dict[str, Any]) -> bool:
@@ -141,7 +141,7 @@ def test_without_any_barrier_or_guard_some_call_fails(kernel):
     left = set(switched(source_text(kernel))[1])
     for setting in settings():
         if setting.kernel == kernel:
-            left -= seen(setting, left)
+            left -= detected(setting, left)
     assert left == set(UNNEEDED[kernel])
 
 

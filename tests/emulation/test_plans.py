@@ -102,10 +102,10 @@ def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned)
     made = call(planned)
     with planned.machine(few=1):
         expected = made.check()
-    for schedule, told in SCHEDULES.items():
+    for schedule, settings in SCHEDULES.items():
         if schedule != "lockstep":
             copies = {"copies": "early"} if schedule == "reverse" else {}
-            with planned.machine(few=1, **told, **copies):
+            with planned.machine(few=1, **settings, **copies):
                 assert_same_fields(made.run(), expected)
 
 

@@ -14,7 +14,7 @@ from tests.support.bounds import check_backward, check_forward
 from tests.support.gpu_arrays import OnCupy, get_all, put_all
 from tests.support.internals import KernelBuild, Launch, _cuda
 from tests.support.operands import assert_same_bits, at, draw
-from tests.support.remembered import forget
+from tests.support.remembered import clear_plans
 
 pytestmark = pytest.mark.gpu
 
@@ -60,9 +60,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelBuild]]:
     if capability not in BY_DEFAULT:
         monkeypatch.setenv("CUNORM_FEATURES", "clusters")
     monkeypatch.setattr(_cuda, "launch", noted)
-    forget()  # what runs without clusters
+    clear_plans()  # what runs without clusters
     yield builds
-    forget()
+    clear_plans()
 
 
 def cluster(builds: list[KernelBuild], kernel: str) -> int:
@@ -100,11 +100,11 @@ def check(given: dict, norm: dict) -> None:
     """Hold both to the oracle."""
     gpu = OnCupy()
     forward, grads = (get_all(gpu, result) for result in run(put_all(gpu, given), norm))
-    told = norm | {"gate": given.get("gate"), "eps": 1e-6}
+    options = norm | {"gate": given.get("gate"), "eps": 1e-6}
     parameters = (given["weight"], given["bias"])
-    check_forward(forward, given["x"], *parameters, given["residual"], **told)
+    check_forward(forward, given["x"], *parameters, given["residual"], **options)
     back = (given["dy"], forward.residual, *parameters, given["d_residual"])
-    worst = check_backward(grads, *back, **told)
+    worst = check_backward(grads, *back, **options)
     assert worst.keys() >= {"dx", "dweight", "dbias"}
 
 
@@ -133,7 +133,7 @@ def test_where_no_cluster_of_16_fits_8_blocks_add_in_the_same_order(
     assert_cluster(launched, kernel, 16)
     with monkeypatch.context() as patched:
         patched.setattr(_cuda, "fits_cluster", lambda one, device: one.build.cluster <= 8)
-        forget()
+        clear_plans()
         others = run(given, {"center": True})
     assert cluster(launched, kernel) == 8
     whole, other = (get_all(gpu, both[kernel == "row_norm_backward"]) for both in (usual, others))

@@ -37,12 +37,12 @@ def test_without_a_compiler_the_reference_does_the_work_with_one_warning():
 import warnings
 import jax, jax.numpy as jnp
 import cunorm.jax
-from tests.support.jax_devices import RESIDUAL, WEIGHT, X, assert_alike, exact, loss
+from tests.support.jax_devices import RESIDUAL, WEIGHT, X, assert_close, exact, loss
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     derived = jax.grad(lambda *arrays: loss(cunorm.jax.add_rms_norm, *arrays), (0, 1, 2))
     for _ in range(2):
-        assert_alike(derived(X, RESIDUAL, WEIGHT), exact(X, RESIDUAL, WEIGHT))
+        assert_close(derived(X, RESIDUAL, WEIGHT), exact(X, RESIDUAL, WEIGHT))
     narrow = cunorm.jax.layer_norm(X.astype(jnp.bfloat16))
     assert narrow.dtype == jnp.bfloat16
 assert ["no C++ compiler" in str(warning.message) for warning in caught] == [True], caught

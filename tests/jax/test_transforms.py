@@ -28,7 +28,7 @@ def drawn(*shapes):
     return [jnp.asarray(draw(f"{i}", shape, "float32")) for i, shape in enumerate(shapes)]
 
 
-def assert_alike(actual, expected):
+def assert_close(actual, expected):
     for got, right in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert got.shape == right.shape
         np.testing.assert_allclose(got, right, **CLOSE)
@@ -38,7 +38,7 @@ def compare(transform, name, arrays):
     """Compare what a transformation makes of a norm and of its formula."""
     norms = getattr(cunorm.jax, name), getattr(jax_formulas, name)
     got, right = jax.jit(lambda *arrays: [transform(norm)(*arrays) for norm in norms])(*arrays)
-    assert_alike(got, right)
+    assert_close(got, right)
 
 
 def square(norm):
@@ -50,13 +50,13 @@ def gated(in_axes):
 
 
 def on_images(axis):
-    said = {"activation": "silu", "channel_axis": axis}
-    return lambda norm: jax.vmap(lambda x, w: norm(x, 2, w, **said), (0, None))
+    options = {"activation": "silu", "channel_axis": axis}
+    return lambda norm: jax.vmap(lambda x, w: norm(x, 2, w, **options), (0, None))
 
 
-def of_each(norm, **said):
+def of_each(norm, **options):
     """Derive by the x of each example and by a weight that they share."""
-    return jax.vmap(jax.grad(square(lambda x, w: norm(x, weight=w, **said)), (0, 1)), (0, None))
+    return jax.vmap(jax.grad(square(lambda x, w: norm(x, weight=w, **options)), (0, 1)), (0, None))
 
 
 def three_times(norm):
@@ -123,16 +123,16 @@ def test_scan_over_layers_with_checkpoint(kind):
 def test_inputs_may_be_donated_and_are_not_written_over_while_they_are_needed():
     x = draw("x", (3, 8), "float32")
     y = jax.jit(cunorm.jax.rms_norm, donate_argnums=0)(jnp.asarray(x))
-    assert_alike(y, rms_norm(x))
+    assert_close(y, rms_norm(x))
     y, kept = jax.jit(lambda x: (cunorm.jax.rms_norm(x + 1.0), x + 1.0))(x)
-    assert_alike((y, kept), (rms_norm(x + 1.0), x + 1.0))
+    assert_close((y, kept), (rms_norm(x + 1.0), x + 1.0))
 
 
 def test_jit_disabled():
     x, weight = drawn((3, 8), (8,))
     with jax.disable_jit():
         got = jax.grad(square(cunorm.jax.rms_norm), (0, 1))(x, weight)
-    assert_alike(got, jax.jit(jax.grad(square(rms_norm), (0, 1)))(x, weight))
+    assert_close(got, jax.jit(jax.grad(square(rms_norm), (0, 1)))(x, weight))
 
 
 @pytest.mark.parametrize("rows", [(0, 8), (0, 3, 8)])

@@ -14,17 +14,19 @@ import pytest
 import cunorm
 from cunorm import NormGrads, reference
 from tests.support.bounds import check_backward
-from tests.support.calls import arrays_of, call_of, devices, fields, host, taking, to
+from tests.support.calls import arrays_of, call_of, devices, fields, functions_taking, host, to
 from tests.support.group_bounds import check_group_backward
 from tests.support.operands import assert_same_bits, at, draw
 
 # Of few rows and many, whole and in groups; of group norms, in one launch on a CPU and in several.
 OF_ROWS = [((1, 5), 1), ((50, 64), 4), ((3, 7, 33), 1), ((3000, 8), 2), ((9, 1003), 1)]
 OF_IMAGES = [((3, 8, 8), 4), ((2, 4900, 8), 2), ((1, 2, 6), 6)]
-ADDING = taking("accumulate")
+ACCUMULATING = functions_taking("accumulate")
 # Of parameters, and of arrays that are added to.
 PAIRS = [("float32", "float64"), ("bfloat16", "float32")]
-CASES = [(name, *PAIRS[number % 2]) for number, name in enumerate([*ADDING, ADDING[-1]])]
+CASES = [
+    (name, *PAIRS[number % 2]) for number, name in enumerate([*ACCUMULATING, ACCUMULATING[-1]])
+]
 EPS = 1e-5
 
 
@@ -48,7 +50,7 @@ def exact_of(call):
     """Return the parameters' gradients as arrays of float64 get them, held to the oracle."""
     wanted, shape = sums_of(call)
     forward = getattr(reference, call.name.replace("backward", "forward"))
-    right = forward(host(call.arrays["x"]), **call.said, eps=EPS)
+    right = forward(host(call.arrays["x"]), **call.options, eps=EPS)
     for key in {"rstd", "mean"} & call.arrays.keys():
         numbers = getattr(right, key).astype(np.float32)
         call.arrays[key] = to(call.kind, numbers.reshape(call.shapes[key]))
@@ -57,10 +59,10 @@ def exact_of(call):
     grads = call.result(**{field: host(array) for field, array in grads.items()})
     given = {key: host(array) for key, array in arrays_of(call.arrays).items()}
     operands = {"bias": None} | {k: a for k, a in given.items() if k not in ("rstd", "mean")}
-    if "num_groups" in call.said:
-        check_group_backward(grads, **operands, **call.said, eps=EPS)
+    if "num_groups" in call.options:
+        check_group_backward(grads, **operands, **call.options, eps=EPS)
     else:
-        check_backward(grads, **operands, **call.said | {"center": "mean" in given}, eps=EPS)
+        check_backward(grads, **operands, **call.options | {"center": "mean" in given}, eps=EPS)
     return {field: host(array) for field, array in out.items()}
 
 
@@ -72,16 +74,16 @@ def test_what_was_there_and_the_gradient_are_added_and_rounded_once(name, dtype,
         wanted, shape = sums_of(call)
         before = {field: draw(field, shape, into, deviation=30) for field in wanted}
         out = call.result(**{field: to(kind, array) for field, array in before.items()})
-        for told in ({}, {"workspace": call.sized_workspace()}):
-            call.arrays["dy"][...] = to(kind, draw(f"dy {told}", call.shapes["dy"], "float32"))
+        for kwargs in ({}, {"workspace": call.make_workspace()}):
+            call.arrays["dy"][...] = to(kind, draw(f"dy {kwargs}", call.shapes["dy"], "float32"))
             exact = exact_of(call)
-            made = {field: host(array) for field, array in fields(call.make()).items()}
+            results = {field: host(array) for field, array in fields(call.make()).items()}
             for field in wanted:
-                made[field] = (before[field].astype(np.float64) + exact[field]).astype(into)
-            for field, array in fields(call.make(out=out, accumulate=True, **told)).items():
+                results[field] = (before[field].astype(np.float64) + exact[field]).astype(into)
+            for field, array in fields(call.make(out=out, accumulate=True, **kwargs)).items():
                 assert field not in wanted or array is getattr(out, field)
-                assert_same_bits(host(array), made[field], field)
-            before = made
+                assert_same_bits(host(array), results[field], field)
+            before = results
 
 
 def test_gradients_too_small_for_the_weights_dtype_are_not_lost():
@@ -89,9 +91,9 @@ def test_gradients_too_small_for_the_weights_dtype_are_not_lost():
     call = call_of("layer_norm_backward", (4, 8))
     call.arrays |= {"bias": draw("bias", 8, "bfloat16"), "dy": np.full((4, 8), 2**-9, np.float32)}
     dbias = np.full(8, 256, np.float32)
-    told = {"gate": None, "needs": ("bias",), "out": NormGrads(dbias=dbias), "accumulate": True}
+    kwargs = {"gate": None, "needs": ("bias",), "out": NormGrads(dbias=dbias), "accumulate": True}
     for _ in range(128):
-        cunorm.layer_norm_backward(**call.arrays | told)
+        cunorm.layer_norm_backward(**call.arrays | kwargs)
     np.testing.assert_array_equal(dbias, 257)
 
 
@@ -108,7 +110,7 @@ def test_only_what_is_needed_is_added_to(name, needs):
         assert_same_bits(grads.dbias, (before + exact["dbias"]).astype(np.float32))
 
 
-@pytest.mark.parametrize("name", ADDING)
+@pytest.mark.parametrize("name", ACCUMULATING)
 def test_without_rows_nothing_changes(name):
     call = call_of(name, (0, 4, 8))
     before = np.array([np.inf, -np.inf, np.nan, 1, 2, 3, 4, 5], np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cunorm
-from tests.support.calls import nothing_known, planning_forbidden, to
+from tests.support.calls import cached_calls_only, empty_call_cache, to
 from tests.support.internals import OnceMap
 from tests.support.kinds import Foreign
 from tests.support.processes import in_process
@@ -25,11 +25,11 @@ KINDS = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
 
 
 def test_of_1200_shapes_in_turn_the_last_1024_are_in_the_cache(monkeypatch):
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
     x = np.ones((1200, 4), np.float32)
     for rows in range(1, 1201):
         cunorm.l2_norm(x[:rows])
-    with planning_forbidden():
+    with cached_calls_only():
         for rows in range(1200, 1200 - 1024, -1):
             cunorm.l2_norm(x[:rows])
         with pytest.raises(TypeError, match="'NoneType' object is not callable"):
@@ -37,12 +37,12 @@ def test_of_1200_shapes_in_turn_the_last_1024_are_in_the_cache(monkeypatch):
 
 
 def test_a_call_that_is_made_now_and_then_stays_in_the_cache(monkeypatch):
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
     x = np.ones((1500, 4), np.float32)
     for rows in range(1, 1501):
         cunorm.l2_norm(x[:rows])
         cunorm.l2_norm(x[:7])
-    with planning_forbidden():
+    with cached_calls_only():
         cunorm.l2_norm(x[:7])
 
 
@@ -65,11 +65,11 @@ def misaligned(array: Any) -> Any:
     "of", [fortran, misaligned, lambda array: array.view(Sub)], ids=["Fortran", "odd", "subclass"]
 )
 def test_calls_that_copy_and_calls_of_subclasses_are_in_the_cache(of, monkeypatch):
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
     x = np.arange(40, dtype=np.float32).reshape(5, 8)
     expected, others = cunorm.rms_norm(x), cunorm.rms_norm(x[::-1].copy())
     np.testing.assert_array_equal(cunorm.rms_norm(of(x)), expected)
-    with planning_forbidden():
+    with cached_calls_only():
         found = cunorm.rms_norm(of(x[::-1].copy()))
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, others)
@@ -78,30 +78,30 @@ def test_calls_that_copy_and_calls_of_subclasses_are_in_the_cache(of, monkeypatc
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_call_on_a_type_of_array_is_in_the_cache(kind):
     code = (
-        "from tests.support.calls import call_of, planning_forbidden\n"
+        "from tests.support.calls import call_of, cached_calls_only\n"
         f"call = call_of('rms_norm', kind={kind!r})\ncall.make()\n"
-        "with planning_forbidden(): call.make()"
+        "with cached_calls_only(): call.make()"
     )
     in_process(code)
 
 
 def test_needs_that_cannot_be_hashed_are_in_the_cache(monkeypatch):
-    known = nothing_known(monkeypatch)
+    cache = empty_call_cache(monkeypatch)
     x = np.ones((5, 8), np.float32)
     rstd = cunorm.rms_norm_forward(x).rstd
     for _ in range(2):
         for needs in (("x", "weight"), ["x", "weight"]):
             cunorm.rms_norm_backward(x, x, x[0], rstd=rstd, needs=needs)
-    assert len(known) == 2  # the forward and the backward
+    assert len(cache) == 2  # the forward and the backward
 
 
 def test_new_memory_in_out_is_no_new_call(monkeypatch):
-    known = nothing_known(monkeypatch)
+    cache = empty_call_cache(monkeypatch)
     x, kept = np.ones((5, 8), np.float32), []
     for _ in range(100):
         kept.append(np.empty_like(x))  # so that no address comes twice
         cunorm.rms_norm(x, out=kept[-1])
-    assert len(known) == 1
+    assert len(cache) == 1
 
 
 # --- clear_cache ----------------------------------------------------------------------------------

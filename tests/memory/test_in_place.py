@@ -57,19 +57,19 @@ def statistics(rows, groups):
     return {"mean": mean, "rstd": rstd}
 
 
-def check(function, result, arrays, all_places, kind="numpy", **told):
+def check(function, result, arrays, all_places, kind="numpy", **options):
     """Call with results over copies of inputs, and compare with results in memory of their own."""
 
     def put():
         copies = {id(array): to(kind, array.copy()) for array in arrays.values()}
         return {name: copies[id(array)] for name, array in arrays.items()}
 
-    right = {k: host(a) for k, a in function(**put(), **told)._asdict().items() if a is not None}
+    right = {k: host(a) for k, a in function(**put(), **options)._asdict().items() if a is not None}
     for places in all_places:
         copies = put()
         out = result(**{field: copies[name] for field, name in places.items()})
         with at(places):
-            actual = function(**copies, **told, out=out)
+            actual = function(**copies, **options, out=out)
             assert all(getattr(actual, field) is getattr(out, field) for field in places)
             for field, array in right.items():
                 assert_same_bits(host(getattr(actual, field)), array, field)
@@ -82,10 +82,10 @@ def check(function, result, arrays, all_places, kind="numpy", **told):
 @pytest.mark.parametrize(("dtype", "position"), [("float32", "pre"), ("bfloat16", "post")])
 def test_results_of_a_forward_may_be_exactly_inputs(dtype, position, kind):
     for rows, width, groups in ALL_SIZES[kind]:
-        told = {"groups": groups, "gate_position": position, "kind": kind}
+        options = {"groups": groups, "gate_position": position, "kind": kind}
         arrays = arrays_of(rows, width, dtype, "x", "residual", "gate")
         with at(rows, width, groups):
-            check(cunorm.layer_norm_forward, NormForward, arrays, FORWARD_PLACES, **told)
+            check(cunorm.layer_norm_forward, NormForward, arrays, FORWARD_PLACES, **options)
 
 
 @devices
@@ -99,12 +99,12 @@ def test_results_of_a_forward_may_be_exactly_inputs(dtype, position, kind):
 )
 def test_gradients_may_be_exactly_inputs(dtype, stream, position, kind):
     for rows, width, groups in ALL_SIZES[kind]:
-        told = {"groups": groups, "gate_position": position, "kind": kind, "x_dtype": dtype}
+        options = {"groups": groups, "gate_position": position, "kind": kind, "x_dtype": dtype}
         arrays = arrays_of(rows, width, dtype, "dy", "gate", "d_residual")
         arrays |= statistics((rows,), groups) | {"x": draw("x", (rows, width), stream)}
         places = BACKWARD_PLACES if stream == dtype else WIDER_PLACES
         with at(rows, width, groups):
-            check(cunorm.layer_norm_backward, NormGrads, arrays, places, **told)
+            check(cunorm.layer_norm_backward, NormGrads, arrays, places, **options)
 
 
 # --- one array for several operands ---------------------------------------------------------------
@@ -115,10 +115,10 @@ def test_a_result_may_be_written_over_an_array_that_is_every_input():
         x, given = draw("x", (rows, width), "float32"), arrays_of(rows, width, "float32")
         stream = dict.fromkeys(("x", "residual", "gate"), x) | given
         given |= dict.fromkeys(("dy", "x", "gate", "d_residual"), x) | statistics((rows,), groups)
-        over, told = [{"dx": "x"}, {"dgate": "x"}], {"groups": groups}
+        over, options = [{"dx": "x"}, {"dgate": "x"}], {"groups": groups}
         with at(rows, width, groups):
-            check(cunorm.layer_norm_forward, NormForward, stream, [{"y": "x"}], **told)
-            check(cunorm.layer_norm_backward, NormGrads, given, over, **told)
+            check(cunorm.layer_norm_forward, NormForward, stream, [{"y": "x"}], **options)
+            check(cunorm.layer_norm_backward, NormGrads, given, over, **options)
 
 
 @pytest.mark.parametrize("groups", [1, 64])

@@ -53,16 +53,16 @@ def far():
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 def test_rows_further_apart_than_32_bits_reach_are_right(far, backwards):
-    names, told = ("x", "residual", "dy", "d_residual"), {"backwards": backwards}
+    names, kwargs = ("x", "residual", "dy", "d_residual"), {"backwards": backwards}
     dtype = "bfloat16" if backwards else "float32"
     near = {name: draw(name, (2, WIDTH), dtype) for name in names}
 
     def rows(*values, **more):
         return far((2, WIDTH), (0, 1), 0, near["x"].dtype, *values, **more)
 
-    given = {name: rows(values, **told) for name, values in near.items()}
+    given = {name: rows(values, **kwargs) for name, values in near.items()}
     weight = draw("weight", WIDTH, dtype)
-    out = NormForward(y=rows(), residual=rows(**told))
+    out = NormForward(y=rows(), residual=rows(**kwargs))
     forward = cunorm.layer_norm_forward(
         given["x"], weight, weight, residual=given["residual"], out=out
     )
@@ -70,8 +70,8 @@ def test_rows_further_apart_than_32_bits_reach_are_right(far, backwards):
     check_forward(forward, near["x"], weight, weight, near["residual"], center=True, eps=1e-5)
     stream, saved = forward.residual, {"rstd": forward.rstd, "mean": forward.mean}
     for dx in (rows(), given["dy"]):  # in place, too
-        told = saved | {"d_residual": given["d_residual"], "out": NormGrads(dx=dx)}
-        grads = cunorm.layer_norm_backward(given["dy"], stream, weight, weight, **told)
+        kwargs = saved | {"d_residual": given["d_residual"], "out": NormGrads(dx=dx)}
+        grads = cunorm.layer_norm_backward(given["dy"], stream, weight, weight, **kwargs)
         operands = (near["dy"], stream.copy(), weight, weight, near["d_residual"])
         check_backward(grads, *operands, center=True, eps=1e-5)
 

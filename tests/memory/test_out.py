@@ -16,15 +16,15 @@ from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormG
 from tests.support import internals
 from tests.support.calls import (
     GROUP_NORMS,
-    anew,
     assert_same,
+    cached_calls_only,
     call_of,
+    call_uncached,
     devices,
+    empty_call_cache,
     fields,
     host,
     names,
-    nothing_known,
-    planning_forbidden,
     to,
 )
 from tests.support.group_norm_cases import laid_out
@@ -68,9 +68,11 @@ def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, k
 
     No memory is allocated where all is given, and torch knows which tensors were written to.
     """
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
     call = call_of(name, kind=kind)
-    expected = {field: host(array).copy() for field, array in fields(anew(call.make)).items()}
+    expected = {
+        field: host(array).copy() for field, array in fields(call_uncached(call.make)).items()
+    }
     read = call.arrays | {"workspace": call.workspace}
     with operations(kind) as seen:
         for part, turn in ((part, turn) for part in (None, *call.parts()) for turn in range(3)):
@@ -78,18 +80,20 @@ def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, k
                 array[...] = np.nan
             before, unchanged = versions(call.out), versions(read)
             seen.clear()
-            with planning_forbidden() if turn == 2 else nullcontext(), at(part, turn):
-                result, met = fields(call.run(without=part)), {*seen}
+            with cached_calls_only() if turn == 2 else nullcontext(), at(part, turn):
+                result, called = fields(call.run(without=part)), {*seen}
                 assert versions(read) == unchanged
                 assert versions(call.out) == {f: n + (f != part) for f, n in before.items()}
                 for field, array in call.out.items():
                     assert (result[field] is array) == (field != part)
                 for field, right in expected.items():
                     assert_same_bits(host(result[field]), right, field)
-                lends = kind == "cupy" and part == "workspace" and call.workspace.size > 0
-                makes = kind != "numpy" and (part in call.out or lends)
-                assert bool(met & {"empty", "empty_strided", "empty_like"}) == makes
-                assert makes or met <= {"view", "slice", "detach"}  # of a workspace of bytes
+                allocates_workspace = (
+                    kind == "cupy" and part == "workspace" and call.workspace.size > 0
+                )
+                allocates = kind != "numpy" and (part in call.out or allocates_workspace)
+                assert bool(called & {"empty", "empty_strided", "empty_like"}) == allocates
+                assert allocates or called <= {"view", "slice", "detach"}  # of a workspace of bytes
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 6, 10), (2, 70, 70, 10)], ids=["one pass", "several"])
@@ -103,10 +107,10 @@ def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
         field = "dx" if "dx" in call.out else "y"
         call.arrays |= {key: laid_out(call.arrays[key], axis, memory) for key in inputs}
         call.out[field] = laid_out(call.out[field], axis, memory)
-        call.workspace = call.sized_workspace()
+        call.workspace = call.make_workspace()
         expected = call.make()
         with at(axis, memory):
-            with planning_forbidden():
+            with cached_calls_only():
                 assert_same(call.make(), expected)
             assert_same(call.run(), expected)
             for key in inputs:
@@ -136,8 +140,8 @@ def test_a_stream_that_is_x_itself_is_returned_with_given_results():
     for _ in range(2):
         assert cunorm.add_rms_norm(x, None, out=AddNorm(y=y)).residual is x
         assert cunorm.rms_norm_forward(x, out=NormForward(y=y)).residual is None
-        told = {"residual_dtype": "float32", "out": NormForward(y=y)}
-        assert cunorm.rms_norm_forward(x, **told).residual is x
+        kwargs = {"residual_dtype": "float32", "out": NormForward(y=y)}
+        assert cunorm.rms_norm_forward(x, **kwargs).residual is x
 
 
 # --- dtypes ---------------------------------------------------------------------------------------
@@ -149,9 +153,9 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
         return to(kind, np.empty(shape, dtype))
 
     x, dy, gate = (to(kind, draw(name, (5, 8), "bfloat16")) for name in ("x", "dy", "gate"))
-    told = {"weight": to(kind, draw("weight", 8, "float32")), "gate": gate}
-    forward, y = cunorm.rms_norm_forward(x, **told, dtype="float16"), empty((5, 8))
-    assert cunorm.rms_norm(x, **told, out=y) is y
+    kwargs = {"weight": to(kind, draw("weight", 8, "float32")), "gate": gate}
+    forward, y = cunorm.rms_norm_forward(x, **kwargs, dtype="float16"), empty((5, 8))
+    assert cunorm.rms_norm(x, **kwargs, out=y) is y
     stream = empty((5, 8))
     apart = cunorm.add_rms_norm(x, None, residual_dtype="float16")
     assert cunorm.add_rms_norm(x, None, out=AddNorm(residual=stream)).residual is stream
@@ -167,7 +171,7 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
         for d in ("float16", "float64")
     )
     for out, dx in (narrow, wide):
-        grads = cunorm.rms_norm_backward(dy, x, **told, rstd=forward.rstd, out=out)
+        grads = cunorm.rms_norm_backward(dy, x, **kwargs, rstd=forward.rstd, out=out)
         assert grads.dresidual.dtype == x.dtype
         assert call.make(out=GroupNormGrads(dx=dx)).dx is dx
     for field in ("dweight", "dgate"):
@@ -191,8 +195,8 @@ def peaks_of(run):
     tracemalloc.start()
     peaks = []
     try:
-        for forget in (internals._dispatch.cache_entry.cache_clear, lambda: None):
-            forget()
+        for clear in (internals._dispatch.cache_entry.cache_clear, lambda: None):
+            clear()
             internals._scratch._kept.clear()  # what is lent is allocated
             before, _ = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()
@@ -220,10 +224,10 @@ def test_only_some_mib_of_what_was_lent_are_kept():
     """What a call lends itself to add up the gradients of 400,000 weights is gone after it."""
     x, weight = draw("x", (8, 400_000), "float32"), draw("weight", 400_000, "float32")
     out = cunorm.NormGrads(dweight=np.empty_like(weight))
-    told = {"rstd": np.ones(8, np.float32), "needs": ("weight",), "out": out}
-    lent = cunorm.workspace_size("rms_norm_backward", x, weight, needs=("weight",))
-    assert lent > 8 << 20
-    run = partial(cunorm.rms_norm_backward, x, x, weight, **told)
+    kwargs = {"rstd": np.ones(8, np.float32), "needs": ("weight",), "out": out}
+    size = cunorm.workspace_size("rms_norm_backward", x, weight, needs=("weight",))
+    assert size > 8 << 20
+    run = partial(cunorm.rms_norm_backward, x, x, weight, **kwargs)
     run()
     internals._scratch._kept.clear()
     tracemalloc.start()
@@ -232,5 +236,5 @@ def test_only_some_mib_of_what_was_lent_are_kept():
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak >= lent
+    assert peak >= size
     assert kept < 1 << 20

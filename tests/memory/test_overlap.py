@@ -83,9 +83,9 @@ def test_a_workspace_that_overlaps_any_array_is_refused(name):
 def test_an_input_in_other_strides_or_dtype_is_not_exactly_it():
     x = X.copy()
     for out in (x[::-1], x.view(np.float16)[:, :8]):
-        for function, told in ((cunorm.rms_norm, {}), (cunorm.group_norm, {"num_groups": 2})):
+        for function, kwargs in ((cunorm.rms_norm, {}), (cunorm.group_norm, {"num_groups": 2})):
             with raises(ValueError, f"{function.__name__}: out overlaps x, {IN_PLACE}"):
-                function(x, **told, out=out)
+                function(x, **kwargs, out=out)
 
 
 def test_a_reversed_result_lies_before_its_first_element():
@@ -113,9 +113,9 @@ def test_what_is_read_after_a_result_is_written_may_not_be_that():
 
 def test_an_x_that_is_returned_as_the_stream_may_not_be_written_over():
     x = draw("x", 1003, "float32")
-    for told in ({}, {"weight": x}, {"gate": x}):
+    for kwargs in ({}, {"weight": x}, {"gate": x}):
         with raises(ValueError, f"add_rms_norm: out.y overlaps x, {OWN}"):
-            cunorm.add_rms_norm(x, None, **told, out=AddNorm(y=x))
+            cunorm.add_rms_norm(x, None, **kwargs, out=AddNorm(y=x))
     with raises(ValueError, f"normalize_forward: out.y overlaps x, {OWN}"):
         cunorm.normalize_forward(x, residual_dtype="float32", out=NormForward(y=x))
     with raises(ValueError, f"normalize_forward: out.residual overlaps out.y, {OWN}"):

@@ -17,14 +17,14 @@ from tests.support.calls import (
     call_of,
     devices,
     fields,
+    functions_taking,
     host,
     raises,
-    taking,
     to,
 )
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
-LENT = taking("workspace")
+TAKING_WORKSPACE = functions_taking("workspace")
 # Of few rows and many, whole and in groups; of group norms, in one launch on a CPU and in several.
 OF_ROWS = [((1, 1), 1), ((0, 5), 1), ((3, 37, 14), 7), ((300, 64), 2), ((3, 1000), 1)]
 OF_IMAGES = [((3, 35, 12), 4, -1), ((2, 12, 35), 4, 1), ((2, 3000, 24), 3, -1)]
@@ -38,8 +38,8 @@ def calls_of(name, kind="numpy"):
 
 def size_of(call, **more):
     taken = ("x", "weight", "bias", "groups", "num_groups", "channel_axis")
-    told = {key: call.arrays[key] for key in taken if key in call.arrays}
-    return cunorm.workspace_size(call.name, **told | more)
+    options = {key: call.arrays[key] for key in taken if key in call.arrays}
+    return cunorm.workspace_size(call.name, **options | more)
 
 
 def guarded(kind, size, fill=0xFF):
@@ -50,13 +50,13 @@ def guarded(kind, size, fill=0xFF):
     return memory[start : start + size], memory
 
 
-def check_enough(call, size, **told):
+def check_enough(call, size, **options):
     """Check that so many bytes are enough, not one around them is touched, and less is refused."""
-    expected = {field: host(array) for field, array in fields(call.make(**told)).items()}
+    expected = {field: host(array) for field, array in fields(call.make(**options)).items()}
     for fill in (0xFF, 0x7F):
         workspace, memory = guarded(call.kind, size, fill)
-        result = fields(call.make(**told, workspace=workspace))
-        with at(call.shapes["x"], told, fill):
+        result = fields(call.make(**options, workspace=workspace))
+        with at(call.shapes["x"], options, fill):
             assert result.keys() == expected.keys()
             for field, array in result.items():
                 assert_same_bits(host(array), expected[field], field)
@@ -65,14 +65,14 @@ def check_enough(call, size, **told):
     if size:
         text = f"workspace has {size - 4} bytes, expected at least {size}, as "
         with raises(ValueError, f"{call.name}: {text}cunorm.workspace_size says"):
-            call.make(**told, workspace=guarded(call.kind, size - 4)[0])
+            call.make(**options, workspace=guarded(call.kind, size - 4)[0])
 
 
 # --- enough, and nothing kept ---------------------------------------------------------------------
 
 
 @devices
-@pytest.mark.parametrize("name", LENT)
+@pytest.mark.parametrize("name", TAKING_WORKSPACE)
 def test_exactly_as_many_bytes_as_are_said_are_enough(name, kind):
     """And one workspace serves all calls."""
     calls = [(call, size_of(call)) for call in calls_of(name, kind)]
@@ -112,17 +112,17 @@ def test_a_group_norms_size_is_enough_for_any_activation_and_dtypes_of_the_other
     for dtype, axis in product(("bfloat16", "float64"), (-1, 1)):
         x = draw("x", shape if axis == -1 else (*shape[:1], shape[-1], *shape[1:-1]), dtype)
         parameter, given = to(kind, draw("weight", shape[-1], "float64")), to(kind, x)
-        told = {"weight": parameter, "bias": parameter, "num_groups": 2, "channel_axis": axis}
+        options = {"weight": parameter, "bias": parameter, "num_groups": 2, "channel_axis": axis}
         statistic = type(given)((len(x), 2), "float64" if dtype == "float64" else "float32")
         back = {"dy": given, "mean": statistic, "rstd": statistic}
         back["out"] = GroupNormGrads(dx=given[::-1])
         rest = {"group_norm": {"out": given[::-1]}, "group_norm_backward": back}
         for op, activation in product(rest, ("identity", "gelu")):
-            enough = cunorm.workspace_size(op, given, **told)
+            enough = cunorm.workspace_size(op, given, **options)
             sizes = [enough, enough - 4] if kind == "numpy" and enough else [enough]
             for size in sizes:
                 says = "overlaps" if size == enough else f"has {size} bytes, expected at least"
-                more = told | {"activation": activation, "workspace": guarded(kind, size)[0]}
+                more = options | {"activation": activation, "workspace": guarded(kind, size)[0]}
                 with at(dtype, axis, op, activation), pytest.raises(ValueError, match=says):
                     getattr(cunorm, op)(x=given, **rest[op], **more)
 
@@ -164,8 +164,8 @@ def test_the_workspace_may_be_a_torch_tensor(kind):
 
 def test_where_nothing_is_added_up_an_empty_workspace_is_enough():
     call = call_of("layer_norm_backward")
-    told = {"needs": ("x",), "workspace": np.empty(0, np.uint8)}
-    assert_same(call.make(**told), call.make(needs=("x",)))
+    options = {"needs": ("x",), "workspace": np.empty(0, np.uint8)}
+    assert_same(call.make(**options), call.make(needs=("x",)))
     assert cunorm.workspace_size("l2_norm_backward", call.arrays["x"], groups=2) == 0
     for name in GROUP_NORMS:
         one, none = call_of(name, (1, 35, 12)), call_of(name, (0, 35, 12))
@@ -181,10 +181,10 @@ def test_a_result_is_not_made_like_a_workspace_of_as_many_bytes(kind):
     row = draw("x", 64, "float32")
     rstd = cunorm.rms_norm_forward(row).rstd
     dy, x, saved = (to(kind, one) for one in (row, row, rstd))
-    told = {"rstd": saved, "x_dtype": "float16", "needs": ("x",)}
-    expected = cunorm.rms_norm_backward(dy, x, **told).dx
+    options = {"rstd": saved, "x_dtype": "float16", "needs": ("x",)}
+    expected = cunorm.rms_norm_backward(dy, x, **options).dx
     for dtype in ("uint8", "float64"):
         workspace = to(kind, np.zeros(128, np.uint8).view(dtype))
-        dx = cunorm.rms_norm_backward(dy, x, **told, workspace=workspace).dx
+        dx = cunorm.rms_norm_backward(dy, x, **options, workspace=workspace).dx
         assert (dx.shape, dx.dtype) == (expected.shape, expected.dtype)
         assert_same_bits(host(dx), host(expected))

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from cunorm.reference.activations import ACTIVATIONS
-from tests.support.bounds import of_backward, of_forward
+from tests.support.bounds import expected_backward, expected_forward
 from tests.support.gate_bounds import gate_error, gate_slope_error
-from tests.support.group_bounds import of_group_backward, of_group_forward
+from tests.support.group_bounds import expected_group_backward, expected_group_forward
 from tests.support.operands import at
 from tests.support.reference_cases import group_norm, operands, row_norm
 from tests.support.ulps import assert_within
@@ -45,12 +45,12 @@ def in_decimals(x, weight, bias, dy, eps, center):
         return {name: np.array([float(v) for v in row]) for name, row in exact.items()}
 
 
-def check(result, held, exact):
+def check(result, expected, exact):
     """Hold results by name to half of each bound."""
-    for name in exact.keys() & held.errors.keys():
+    for name in exact.keys() & expected.errors.keys():
         got = getattr(result, name)
         if got is not None:
-            right, half = exact[name].reshape(got.shape), held.bound(name, "float64") / 2
+            right, half = exact[name].reshape(got.shape), expected.bound(name, "float64") / 2
             assert_within(got, right, half, name)
 
 
@@ -60,13 +60,13 @@ def check(result, held, exact):
 def test_a_row_norm_is_exact_to_its_own_ulps(width, mean, center):
     for seed in range(10 if width < 1000 else 1):
         a = operands((1, width), seed=seed)
-        a.x, told = a.x + mean, {"eps": 1e-6, "center": center}
+        a.x, options = a.x + mean, {"eps": 1e-6, "center": center}
         given = a.weight, a.bias
         exact = in_decimals(a.x[0], *given, a.dy[0], 1e-6, center) | {"dbias": a.dy[0]}
-        f, grads = row_norm(a, **told)
+        f, grads = row_norm(a, **options)
         with at(f"seed {seed}"):
-            check(f, of_forward(a.x, *given, **told), exact)
-            check(grads, of_backward(a.dy, a.x, *given, **told), exact)
+            check(f, expected_forward(a.x, *given, **options), exact)
+            check(grads, expected_backward(a.dy, a.x, *given, **options), exact)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e4])
@@ -87,9 +87,9 @@ def test_a_group_norm_is_exact_to_its_own_ulps(depth, positions, mean):
         by_channel = summands.swapaxes(0, 1).reshape(3 * depth, -1)
         exact[name] = np.array([math.fsum(channel) for channel in by_channel])
     f, grads = group_norm(a, 3, channel_axis=1)
-    given, told = (a.x, 3, a.weight, a.bias), {"eps": 1e-5, "channel_axis": 1}
-    check(f, of_group_forward(*given, **told), exact)
-    check(grads, of_group_backward(a.dy, *given, **told), exact)
+    given, options = (a.x, 3, a.weight, a.bias), {"eps": 1e-5, "channel_axis": 1}
+    check(f, expected_group_forward(*given, **options), exact)
+    check(grads, expected_group_backward(a.dy, *given, **options), exact)
 
 
 def test_parameter_gradients_of_many_rows_keep_their_digits():

@@ -132,9 +132,9 @@ def test_a_groups_results_are_those_of_it_alone(device):
 def gated(on, arrays, **norm):
     """Return the results of both directions of a gated layer norm."""
     x, dy, gate, *parameters = map(on.put, arrays)
-    told = {"gate": gate, "gate_position": "pre"} | norm
-    f = cunorm.layer_norm_forward(x, *parameters, **told)
-    grads = cunorm.layer_norm_backward(dy, x, *parameters, rstd=f.rstd, mean=f.mean, **told)
+    options = {"gate": gate, "gate_position": "pre"} | norm
+    f = cunorm.layer_norm_forward(x, *parameters, **options)
+    grads = cunorm.layer_norm_backward(dy, x, *parameters, rstd=f.rstd, mean=f.mean, **options)
     results = (f.y, f.mean, f.rstd, grads.dx, grads.dgate, grads.dweight, grads.dbias)
     return [on.get(result) for result in results]
 

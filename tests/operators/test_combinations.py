@@ -26,18 +26,18 @@ SIZES = [
 ]
 WHERE = {"channels_last": (True, False), "channel_axis": (-1, 1)}
 # What is not compiled, and so differs from size to size; and activations take turns.
-HELD = {"in_place": (None,), "accumulate": (None, "float64")}
-OF_ROWS = HELD | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
-OF_GROUPS = HELD | {"activation": (None, "silu"), "channels_last": (True, False)}
+FIXED = {"in_place": (None,), "accumulate": (None, "float64")}
+OF_ROWS = FIXED | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
+OF_GROUPS = FIXED | {"activation": (None, "silu"), "channels_last": (True, False)}
 
 
 def cases(kernel, seed=None):
     """Return a cover of what is compiled, whose cases have each of the activations in turn."""
-    held = OF_GROUPS if "group" in kernel else OF_ROWS
+    fixed = OF_GROUPS if "group" in kernel else OF_ROWS
     if "backward" in kernel:  # of rows, dy may be float16
-        held = held | {"x": ("bfloat16", "float32", "float64")}
-    held = {name: choices for name, choices in held.items() if name in FACTORS[kernel] | WHERE}
-    for number, case in enumerate(cover(kernel, held, seed)):
+        fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
+    fixed = {name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | WHERE}
+    for number, case in enumerate(cover(kernel, fixed, seed)):
         for name in {"gate_activation", "activation"} & case.keys():
             case[name] = case[name] and ACTIVATIONS[number % len(ACTIVATIONS)]
         yield case

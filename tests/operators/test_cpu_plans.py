@@ -10,7 +10,7 @@ import pytest
 
 import cunorm
 from tests.support.cases import call_of
-from tests.support.described import forget, loaded_builds, with_empty_caches
+from tests.support.described import clear_all, loaded_builds, with_empty_caches
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.host_code import compiled, loaded
 from tests.support.internals import (
@@ -95,7 +95,7 @@ def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, m
     shared = [backward(name, *size).run() for size in sizes]
     assert is_shared()
     monkeypatch.setattr(_cpu_plan, "CPU_SHARED_ROWS", 0)
-    forget()
+    clear_all()
     for size, expected in zip(sizes, shared, strict=True):
         assert_same_fields(backward(name, *size).run(), expected)
     assert not is_shared()

@@ -43,36 +43,38 @@ def check_named(on, name, dtype, shape, groups=1):
     rows = {n: draw(n, shape, dtype) for n in ("x", "residual", "dy", "d_residual")}
     given = parameters(norm, shape[-1], dtype)
     operands = weight_and_bias(given)
-    meaning = norm.meaning(shape[-1] // groups) | {"groups": groups}
-    there, theirs = put_all(on, rows), put_all(on, given) | norm.asked() | {"groups": groups}
+    oracle_options = norm.oracle_options(shape[-1] // groups) | {"groups": groups}
+    there, kwargs = put_all(on, rows), put_all(on, given) | norm.keywords() | {"groups": groups}
     x, residual = there["x"], there["residual"]
-    forward, backward = (getattr(cunorm, f"{name}_{way}") for way in ("forward", "backward"))
+    forward, backward = (
+        getattr(cunorm, f"{name}_{direction}") for direction in ("forward", "backward")
+    )
 
-    f = forward(x, **theirs)
+    f = forward(x, **kwargs)
     assert type(f) is NormForward
     assert type(f.y) is type(x)
     assert f.rstd.shape == (shape[0], *([groups] if groups > 1 else []))
-    check_forward(get_all(on, f), rows["x"], *operands, **meaning)
-    y = on.get(getattr(cunorm, name)(x, **theirs))
+    check_forward(get_all(on, f), rows["x"], *operands, **oracle_options)
+    y = on.get(getattr(cunorm, name)(x, **kwargs))
     assert_same_bits(y, on.get(f.y))
-    grads = backward(there["dy"], x, **theirs, **saved(norm, f))
+    grads = backward(there["dy"], x, **kwargs, **saved(norm, f))
     assert type(grads) is NormGrads
     assert type(grads.dx) is type(x)
     assert grads.dresidual is grads.dx
-    check_backward(get_all(on, grads), rows["dy"], rows["x"], *operands, **meaning)
+    check_backward(get_all(on, grads), rows["dy"], rows["x"], *operands, **oracle_options)
     if not norm.has_residual:
         return
-    added = getattr(cunorm, f"add_{name}")(x, residual, **theirs)
+    added = getattr(cunorm, f"add_{name}")(x, residual, **kwargs)
     assert type(added) is AddNorm
-    f = forward(x, **theirs, residual=residual)
+    f = forward(x, **kwargs, residual=residual)
     got = get_all(on, f)
     for field, array in zip(("y", "residual"), get_all(on, added), strict=True):
         assert_same_bits(array, getattr(got, field), field)
-    check_forward(got, rows["x"], *operands, rows["residual"], **meaning)
+    check_forward(got, rows["x"], *operands, rows["residual"], **oracle_options)
     more = saved(norm, f) | {"d_residual": there["d_residual"]}
-    grads = backward(there["dy"], f.residual, **theirs, **more)
+    grads = backward(there["dy"], f.residual, **kwargs, **more)
     stream = (rows["dy"], got.residual, *operands, rows["d_residual"])
-    check_backward(get_all(on, grads), *stream, **meaning)
+    check_backward(get_all(on, grads), *stream, **oracle_options)
 
 
 @pytest.mark.parametrize(("name", "dtype", "gpu_width"), CASES)
@@ -135,17 +137,17 @@ def test_variants_of_a_stream_are_within_their_bounds(anywhere, variant):
         given = {name: draw(name, columns, "float32") for name in ("weight", "bias")}
         if "gate_position" in norm:
             given["gate"] = draw("gate", shape, "float16")
-        there, theirs = put_all(anywhere, rows), put_all(anywhere, given) | norm
-        f = cunorm.normalize_forward(there["x"], residual=there["residual"], **theirs)
+        there, kwargs = put_all(anywhere, rows), put_all(anywhere, given) | norm
+        f = cunorm.normalize_forward(there["x"], residual=there["residual"], **kwargs)
         more = {"d_residual": there["d_residual"], "x_dtype": rows["x"].dtype}
         more |= {"rstd": f.rstd, "mean": f.mean}
-        grads = cunorm.normalize_backward(there["dy"], f.residual, **theirs, **more)
-        f, told = get_all(anywhere, f), {"bias": given["bias"], "eps": 1e-6} | given | norm
+        grads = cunorm.normalize_backward(there["dy"], f.residual, **kwargs, **more)
+        f, options = get_all(anywhere, f), {"bias": given["bias"], "eps": 1e-6} | given | norm
         with at(f"width {width}"):
-            check_forward(f, rows["x"], residual=rows["residual"], **told)
-            held = (rows["dy"], f.residual)
-            told |= {"d_residual": rows["d_residual"], "x_dtype": rows["x"].dtype}
-            worst = check_backward(get_all(anywhere, grads), *held, **told)
+            check_forward(f, rows["x"], residual=rows["residual"], **options)
+            operands = (rows["dy"], f.residual)
+            options |= {"d_residual": rows["d_residual"], "x_dtype": rows["x"].dtype}
+            worst = check_backward(get_all(anywhere, grads), *operands, **options)
             expected = {"dx", "dresidual", "dweight", "dbias"}
             assert worst.keys() == expected | ({"dgate"} if "gate" in given else set())
 
@@ -159,9 +161,9 @@ def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywh
         OnCupy: lambda array: anywhere.cupy.broadcast_to(array, (50, 8, 64)),
         OnJax: lambda array: None,
     }.get(type(anywhere), lambda array: np.broadcast_to(array, (50, 8, 64)))(there["gate"])
-    told = {} if wide is None else {"gate": np.broadcast_to(gate, (50, 8, 64))}
+    options = {} if wide is None else {"gate": np.broadcast_to(gate, (50, 8, 64))}
     f = cunorm.rms_norm_forward(there["x"][:, 1], there["weight"], gate=wide)
-    check_forward(get_all(anywhere, f), qkv[:, 1], weight, None, eps=1e-6, **told)
+    check_forward(get_all(anywhere, f), qkv[:, 1], weight, None, eps=1e-6, **options)
 
 
 # --- group norms ----------------------------------------------------------------------------------
@@ -179,21 +181,21 @@ def check_grouped(on, name, size, dtype, memory, channel_axis, activation="silu"
     x, dy = draw("x", shape, dtype, mean=mean), draw("dy", shape, dtype)
     given = parameters(NORMS["layer_norm"], channels, "float32")
     there = [laid_out(on, array, channel_axis, memory) for array in (x, dy)]
-    told = {"activation": activation, "channel_axis": channel_axis}
-    theirs = put_all(on, given) | told
+    options = {"activation": activation, "channel_axis": channel_axis}
+    kwargs = put_all(on, given) | options
     groups = channels if name == "instance_norm" else groups
-    f = cunorm.group_norm_forward(there[0], groups, **theirs)
+    f = cunorm.group_norm_forward(there[0], groups, **kwargs)
     of = {"num_groups": groups} if name == "group_norm" else {}
-    y = getattr(cunorm, name)(there[0], **of, **theirs)
+    y = getattr(cunorm, name)(there[0], **of, **kwargs)
     saved = {"mean": f.mean, "rstd": f.rstd}
-    grads = cunorm.group_norm_backward(*there[::-1], groups, **theirs, **saved)
+    grads = cunorm.group_norm_backward(*there[::-1], groups, **kwargs, **saved)
     assert (type(f), type(grads)) == (GroupNormForward, GroupNormGrads)
     assert all(type(result) is type(there[0]) for result in (*f, *grads))
     assert_same_bits(on.get(y), on.get(f.y))
-    held = (x, groups, *weight_and_bias(given))
+    operands = (x, groups, *weight_and_bias(given))
     with at(size, dtype, memory, channel_axis):
-        check_group_forward(get_all(on, f), *held, eps=1e-5, **told)
-        check_group_backward(get_all(on, grads), dy, *held, eps=1e-5, **told)
+        check_group_forward(get_all(on, f), *operands, eps=1e-5, **options)
+        check_group_backward(get_all(on, grads), dy, *operands, eps=1e-5, **options)
 
 
 def laid_out(on, array, channel_axis, memory):

@@ -9,21 +9,21 @@ import pytest
 import cunorm
 from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy
-from tests.support.gradients import MADE_OF, NEEDS
+from tests.support.gradients import INPUTS_OF, NEEDS
 from tests.support.operands import assert_same_bits, at, draw
 from tests.support.placed import Samples
 
 EVERY = {"shape": (1, 1, 19, 41), "groups": 3, "center": True, "c": 3.0, "weight_offset": 1.0}
 EVERY |= {"round_before_weight": True, "d_residual": "float32", "gate_activation": "gelu"}
 # What each gradient of a group norm is made of, and what else where there is an activation.
-OF_GROUPS = {
+GROUP_INPUTS_OF = {
     "x": ({"dy", "x", "mean", "rstd", "weight"}, {"bias"}),
     "weight": ({"dy", "x", "mean", "rstd"}, {"weight", "bias"}),
     "bias": ({"dy"}, {"x", "mean", "rstd", "weight", "bias"}),
 }
 GROUP_NORMS = {"silu": (24, "silu"), "linear": (24, None), "in three passes": (4900, "silu")}
 CASES = [*NEEDS, ("silu", ("bias", "x")), ("silu", ("weight", "bias"))]
-CASES += [(kind, (name,)) for kind in GROUP_NORMS for name in OF_GROUPS]
+CASES += [(kind, (name,)) for kind in GROUP_NORMS for name in GROUP_INPUTS_OF]
 
 
 def backward(kind, **more):
@@ -36,11 +36,11 @@ def backward(kind, **more):
     return call_of("row_norm_backward", EVERY | gated | more, OnNumpy())
 
 
-def made_of(kind, needs):
+def inputs_of(kind, needs):
     if kind not in GROUP_NORMS:
-        return set().union(*(MADE_OF[kind][name] for name in needs))
+        return set().union(*(INPUTS_OF[kind][name] for name in needs))
     _, activation = GROUP_NORMS[kind]
-    parts = [OF_GROUPS[name][: 2 if activation else 1] for name in needs]
+    parts = [GROUP_INPUTS_OF[name][: 2 if activation else 1] for name in needs]
     return set().union(*(names for part in parts for names in part))
 
 
@@ -50,7 +50,7 @@ def test_gradients_asked_for_are_those_among_all_and_need_nothing_else(kind, nee
 
     The other way round, NaN in what a gradient is made of shows in it.
     """
-    whole, part, read = backward(kind).check(), backward(kind, needs=needs), made_of(kind, needs)
+    whole, part, read = backward(kind).check(), backward(kind, needs=needs), inputs_of(kind, needs)
     for name, placed in part.inputs.items():
         if placed and name not in read:
             placed.host[...] = np.nan
@@ -69,7 +69,7 @@ def test_gradients_asked_for_are_those_among_all_and_need_nothing_else(kind, nee
 
 def test_without_center_a_mean_is_not_read():
     call = backward("pre", center=False)
-    call.told["mean"] = np.full_like(call.inputs["rstd"].host, np.nan)
+    call.options["mean"] = np.full_like(call.inputs["rstd"].host, np.nan)
     call.check()
 
 

@@ -68,27 +68,27 @@ FORMULAS = {"llama": (llama, {}), "gemma": (gemma, {"weight_offset": 1.0}), **MA
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_published_norm_and_its_gradients_are_those_of_torchs_autograd(name):
-    formula, told = FORMULAS[name]
+    formula, options = FORMULAS[name]
     x, weight, gate, dy = drawn("x", "weight", "gate", "dy")
-    arrays = [x, weight, gate] if "gate_position" in told else [x, weight]
+    arrays = [x, weight, gate] if "gate_position" in options else [x, weight]
     leaves = [torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in arrays]
     exact = formula(*leaves)
     exact.backward(torch.from_numpy(dy.astype(np.float64)))
 
-    told = told | ({"gate": gate} if "gate_position" in told else {})
-    oracle = reference.rms_norm_forward(x, weight, eps=EPS, **told)
+    options = options | ({"gate": gate} if "gate_position" in options else {})
+    oracle = reference.rms_norm_forward(x, weight, eps=EPS, **options)
     agree(oracle.y, exact.detach())
-    oracle = reference.rms_norm_backward(dy, x, weight, rstd=oracle.rstd, **told)
+    oracle = reference.rms_norm_backward(dy, x, weight, rstd=oracle.rstd, **options)
     gradients = (oracle.dx, oracle.dweight, oracle.dgate)
     for gradient, leaf in zip(gradients, leaves, strict=False):
         agree(gradient, leaf.grad)
 
-    theirs = told | ({"gate": on.put(gate)} if "gate" in told else {})
+    theirs = options | ({"gate": on.put(gate)} if "gate" in options else {})
     operands = [on.put(array) for array in (x, weight)]
     forward = cunorm.rms_norm_forward(*operands, eps=EPS, **theirs)
     grads = cunorm.rms_norm_backward(on.put(dy), *operands, rstd=forward.rstd, **theirs)
-    check_forward(get_all(on, forward), x, weight, None, eps=EPS, **told)
-    check_backward(get_all(on, grads), dy, x, weight, None, eps=EPS, **told)
+    check_forward(get_all(on, forward), x, weight, None, eps=EPS, **options)
+    check_backward(get_all(on, grads), dy, x, weight, None, eps=EPS, **options)
 
 
 def agree(oracle, exact):
@@ -119,11 +119,11 @@ def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weigh
 @pytest.mark.parametrize("name", ["gemma", *MAMBA])
 def test_other_published_norms_are_their_references_to_the_bit(name):
     """As above; and a gate's activation and the products with it and weight may be as far off."""
-    formula, told = FORMULAS[name]
+    formula, options = FORMULAS[name]
     x, weight, *gate = drawn("x", "weight", *(["gate"] if name in MAMBA else []))
     expected = on.get(formula(*(on.put(array) for array in (x, weight, *gate))))
-    told = told | {"eps": EPS, "gate": gate[0] if gate else None}
-    y, exact = (norm(x, weight, **told) for norm in (cunorm.rms_norm, reference.rms_norm))
+    options = options | {"eps": EPS, "gate": gate[0] if gate else None}
+    y, exact = (norm(x, weight, **options) for norm in (cunorm.rms_norm, reference.rms_norm))
     assert y.dtype == expected.dtype
     assert (y == expected)[far_from_ties(exact, y.dtype, 12 * ULP)].all()
 

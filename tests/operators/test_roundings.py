@@ -88,9 +88,9 @@ def test_equal_gradients_do_not_add_up_their_roundings(rows, width):
 def run_on(device, function):
     """Return a function of NumPy arrays that runs this one on a device."""
 
-    def run(*arrays, **told):
-        told = {n: device.put(v) if hasattr(v, "dtype") else v for n, v in told.items()}
-        return get_all(device, function(*map(device.put, arrays), **told))
+    def run(*arrays, **options):
+        options = {n: device.put(v) if hasattr(v, "dtype") else v for n, v in options.items()}
+        return get_all(device, function(*map(device.put, arrays), **options))
 
     return run
 

@@ -66,10 +66,10 @@ def test_c_is_the_length_of_a_row_and_eps_is_added_to_the_mean_square(center):
         f = cunorm.normalize_forward(x, c=c, center=center, eps=0.0)
         lengths = np.linalg.norm(f.y.astype(np.float64), axis=-1)
         np.testing.assert_allclose(lengths, abs(float(c)), rtol=1e-6)
-        told = {"c": float(c), "center": center, "eps": 0.0}
-        check_forward(f, x, None, None, **told)
+        options = {"c": float(c), "center": center, "eps": 0.0}
+        check_forward(f, x, None, None, **options)
         saved = {"rstd": f.rstd, "mean": f.mean, "c": c, "center": center}
-        check_backward(cunorm.normalize_backward(dy, x, **saved), dy, x, None, None, **told)
+        check_backward(cunorm.normalize_backward(dy, x, **saved), dy, x, None, None, **options)
     for eps in (0, 1e-12, 0.5, 1e6, np.float32(1e-3)):
         f = cunorm.normalize_forward(x, center=center, eps=eps)
         check_forward(f, x, None, None, center=center, eps=float(eps))
@@ -143,11 +143,11 @@ def test_an_infinite_weight_poisons_no_sum_beyond_the_sample(positions):
     """What lies outside a pack is 0, and 0 times infinity would be NaN in the sums."""
     x, dy = (draw(name, (1, 4, positions), "float32") for name in ("x", "dy"))
     weight, bias = np.float32([np.inf, 1, 1, 1]), np.ones(4, np.float32)
-    told = {"channel_axis": 1, "activation": "silu"}
-    f = cunorm.group_norm_forward(x, 4, weight, bias, **told)
+    options = {"channel_axis": 1, "activation": "silu"}
+    f = cunorm.group_norm_forward(x, 4, weight, bias, **options)
     given = (dy, x, 4, weight, bias)
-    grads = cunorm.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **told)
-    exact = reference.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **told)
+    grads = cunorm.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **options)
+    exact = reference.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **options)
     for field in ("dbias", "dweight"):
         isnan = (np.isnan(getattr(grads, field)), np.isnan(getattr(exact, field)))
         np.testing.assert_array_equal(*isnan)

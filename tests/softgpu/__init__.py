@@ -61,10 +61,10 @@ def subprocess_environment() -> dict[str, str]:
     load()
     paths = [STANDIN, os.environ.get("PYTHONPATH", "")]
     names = ("SOFTGPU_LIBRARY", "SOFTGPU_NVRTC", "SOFTGPU_PTX")
-    told = ",".join(f"{name}={_set(name)}" for name in NAMES)
+    text = ",".join(f"{name}={_set(name)}" for name in NAMES)
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "SOFTGPU_SETTINGS": told,
+        "SOFTGPU_SETTINGS": text,
         **{name: os.environ[name] for name in names},
     }
 
@@ -89,8 +89,8 @@ def settings(**values: object) -> Iterator[None]:
 
 
 def _set(name: str, value: str | None = None) -> str:
-    told = None if value is None else value.encode()
-    before = load().softgpu_setting(name.encode(), told)
+    text = None if value is None else value.encode()
+    before = load().softgpu_setting(name.encode(), text)
     if before is None:
         raise ValueError(f"the software GPU has no setting {name}={value}")
     return before.decode()

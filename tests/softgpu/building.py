@@ -68,12 +68,12 @@ def folder() -> Path:
     """Make the user's own folder for the library and for PTX, if need be."""
     path = Path(tempfile.gettempdir()) / f"cunorm-softgpu-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
-    known = path.lstat()
+    status = path.lstat()
     if (
         not path.is_dir()
         or path.is_symlink()
-        or known.st_uid != os.getuid()
-        or known.st_mode & 0o77
+        or status.st_uid != os.getuid()
+        or status.st_mode & 0o77
     ):
         raise PermissionError(f"{path} is not a folder of this user alone")
     return path
@@ -87,23 +87,23 @@ def library() -> Path:
     version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True)
     sources = [path.read_text() for path in sorted(SOURCES.iterdir())]
     key = repr((compiler(), version.stdout, FLAGS, UNITS, _processor(), sources))
-    made = folder() / f"libsoftgpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    target = folder() / f"libsoftgpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     with (folder() / "lock").open("w") as lock, tempfile.TemporaryDirectory() as objects:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
+        if not target.exists():
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 compiled = list(pool.map(partial(_compiled, Path(objects)), UNITS))
-            part = Path(objects) / made.name
+            part = Path(objects) / target.name
             _run("-shared", "-Wl,-soname,libsoftgpu.so", *compiled, "-o", str(part))
-            part.replace(made)
-    return made
+            part.replace(target)
+    return target
 
 
 def _compiled(folder: Path, unit: tuple[str, ...]) -> str:
-    made = str(folder / f"{unit[0]}.o")
+    target = str(folder / f"{unit[0]}.o")
     included = [word for name in unit for word in ("-include", str(SOURCES / f"{name}.cpp"))]
-    _run(*FLAGS, UNITS[unit], *included, "-x", "c++", "-c", os.devnull, "-o", made)
-    return made
+    _run(*FLAGS, UNITS[unit], *included, "-x", "c++", "-c", os.devnull, "-o", target)
+    return target
 
 
 def _run(*arguments: str) -> None:

@@ -85,22 +85,22 @@ class Launch:
 def counting() -> Iterator[list[Launch]]:
     """Give a list that has the launches made within, once the block has ended."""
     launches: list[Launch] = []
-    load().softgpu_forget_launches()
+    load().softgpu_clear_launches()
     with settings(counters=True):
         yield launches
     read = load().softgpu_launch
     read.argtypes, read.restype = [ctypes.c_uint64], ctypes.POINTER(_Launch)
-    while made := read(len(launches)):
-        launches.append(_launch(made.contents))
-    load().softgpu_forget_launches()
+    while record := read(len(launches)):
+        launches.append(_launch(record.contents))
+    load().softgpu_clear_launches()
 
 
-def _launch(made: _Launch) -> Launch:
-    plain = (made.threads, made.issued, made.executed)
-    shared = (_read(Shared, one) for one in (made.shared_loads, made.shared_stores))
-    ranges = tuple(_read(Range, made.range[k]) for k in range(made.ranges))
-    return Launch(made.kernel.decode(), *plain, *shared, ranges)
+def _launch(record: _Launch) -> Launch:
+    plain = (record.threads, record.issued, record.executed)
+    shared = (_read(Shared, one) for one in (record.shared_loads, record.shared_stores))
+    ranges = tuple(_read(Range, record.range[k]) for k in range(record.ranges))
+    return Launch(record.kernel.decode(), *plain, *shared, ranges)
 
 
-def _read(kind: type, made: ctypes.Structure):
-    return kind(*(getattr(made, field.name) for field in fields(kind)))
+def _read(kind: type, record: ctypes.Structure):
+    return kind(*(getattr(record, field.name) for field in fields(kind)))

@@ -20,9 +20,9 @@ def kernel(body: str, head: str = ""):
 
 
 def launch(body: str, *arguments, grid=1, block=32, shared=0, head="", stream=None) -> None:
-    told = {"shared_mem": shared, "stream": stream}
+    kwargs = {"shared_mem": shared, "stream": stream}
     grid, block = (size if isinstance(size, tuple) else (size,) for size in (grid, block))
-    kernel(body, head)(grid, block, arguments, **told)
+    kernel(body, head)(grid, block, arguments, **kwargs)
 
 
 def raises(text: str):

@@ -95,9 +95,9 @@ ORDERS = [(s, c) for s in ("lockstep", "serial", "reverse", "random") for c in (
 
 
 def run(what: tuple[str, dict], schedule: str, copies: str) -> None:
-    body, told = what
+    body, options = what
     with softgpu.settings(races=True, schedule=schedule, copies=copies):
-        launch(f"{body} }}", cupy.zeros(256, "i"), **{"block": 64, **told})
+        launch(f"{body} }}", cupy.zeros(256, "i"), **{"block": 64, **options})
 
 
 @pytest.mark.parametrize("what", ORDERED)

@@ -29,7 +29,7 @@ from tests.support.ulps import Array, assert_same_numbers, assert_within, roundi
 __all__ = ["assert_within", "check_backward", "check_forward", "param_grad_bound", "ulp"]
 
 
-class Held(NamedTuple):
+class Expected(NamedTuple):
     """What a norm's results are held to: the exact ones, and how far off each may be.
 
     An error is that of a field before it is stored, in the field's shape or what broadcasts to it;
@@ -73,7 +73,7 @@ def check_forward(result: Any, *given: Any, **options: Any) -> dict[str, float]:
     arguments of cunorm.normalize. For `l2_norm`, give c=1 and eps/d. Returns each field's worst
     error in units of its bound.
     """
-    return of_forward(*given, **options).check(result)
+    return expected_forward(*given, **options).check(result)
 
 
 def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
@@ -84,11 +84,11 @@ def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
     round_before_weight rounds to. The exact statistics are computed from x, whatever the kernel was
     given. Returns as above.
     """
-    return of_backward(*given, **options).check(grads)
+    return expected_backward(*given, **options).check(grads)
 
 
 @np.errstate(all="ignore")
-def of_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options) -> Held:
+def expected_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options) -> Expected:
     """Return what a forward is held to."""
     more = {"residual": residual, "residual_dtype": residual_dtype}
     exact = reference.normalize_forward(x, weight, bias, **more, **options)
@@ -100,17 +100,17 @@ def of_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options
         "mean": lambda: rows.mean_error().reshape(exact.mean.shape),
         "rstd": lambda: rows.rstd_error().reshape(exact.rstd.shape),
     }
-    return Held(exact, errors, compute)
+    return Expected(exact, errors, compute)
 
 
 @np.errstate(all="ignore")
-def of_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options) -> Held:
+def expected_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options) -> Expected:
     """Return what a backward is held to."""
     norm, x_dtype = Options(**options), x.dtype if x_dtype is None else x_dtype
     f = reference.normalize_forward(x, **vars(norm.up_to_r()))
-    told = {name: value for name, value in options.items() if name != "eps"}
-    told |= {"rstd": f.rstd, "mean": f.mean, "d_residual": d_residual, "x_dtype": x_dtype}
-    exact = reference.normalize_backward(dy, x, weight, bias, **told)
+    kwargs = {name: value for name, value in options.items() if name != "eps"}
+    kwargs |= {"rstd": f.rstd, "mean": f.mean, "d_residual": d_residual, "x_dtype": x_dtype}
+    exact = reference.normalize_backward(dy, x, weight, bias, **kwargs)
     compute = compute_type(x)
     rows = Rows(x, weight, bias, norm, compute=compute, rounded_to=x_dtype)
     dy = norm.rows(dy)
@@ -125,7 +125,7 @@ def of_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options
     errors = dict.fromkeys(("dx", "dresidual"), of_rows(rows.ds_error, *stream))
     errors["dgate"] = of_rows(rows.dgate_error)
     errors |= {"dweight": of_sums(rows.dweight_terms), "dbias": of_sums(rows.dbias_terms)}
-    return Held(exact, errors, compute)
+    return Expected(exact, errors, compute)
 
 
 def param_grad_bound(exact: Array, magnitude: Array, dtype: str, compute: str = "float32") -> Array:

@@ -46,43 +46,43 @@ def copies() -> str:
 
 
 @contextmanager
-def begun_anew(**environment: str | os.PathLike[str]) -> Iterator[pytest.MonkeyPatch]:
+def fresh_process(**environment: str | os.PathLike[str]) -> Iterator[pytest.MonkeyPatch]:
     """Have this process know of no compiler and of no kernel, in another environment."""
 
-    def forget() -> None:
-        for known in (compiler, cache_folder, _compiler._warn_of_none):
-            known.cache_clear()
+    def clear() -> None:
+        for cached in (compiler, cache_folder, _compiler._warn_of_none):
+            cached.cache_clear()
 
     try:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, os.fspath(value))
             with_empty_caches(patch)
-            forget()
+            clear()
             yield patch
     finally:
-        forget()
+        clear()
 
 
 @contextmanager
-def own_cache(folder: Path, text: str | None = None, **environment: str) -> Iterator[Path]:
+def separate_cache(folder: Path, text: str | None = None, **environment: str) -> Iterator[Path]:
     """Have a cache below a folder, and a compiler of a few lines of shell, or one that copies."""
     environment["CXX"] = script(folder, text or copies()) + environment.get("CXX", "")
-    kept = folder / "cache"
-    with begun_anew(CUNORM_CACHE_DIR=kept, **environment):
-        yield kept
+    cache = folder / "cache"
+    with fresh_process(CUNORM_CACHE_DIR=cache, **environment):
+        yield cache
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the kernels that are compiled from now on."""
     found: list[str] = []
-    compile_it = _compile._compile
+    compile_build = _compile._compile
 
-    def noted(build, *rest):
+    def compile_and_record(build, *rest):
         found.append(build.kernel)
-        compile_it(build, *rest)
+        compile_build(build, *rest)
 
-    monkeypatch.setattr(_compile, "_compile", noted)
+    monkeypatch.setattr(_compile, "_compile", compile_and_record)
     return found
 
 

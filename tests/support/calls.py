@@ -35,7 +35,7 @@ devices = pytest.mark.parametrize(
 )  # whose arrays: of NumPy on a CPU, of CuPy on a GPU
 
 
-def taking(*arguments: str) -> list[str]:
+def functions_taking(*arguments: str) -> list[str]:
     """Name the public functions that have all of these arguments."""
     return [name for name in FUNCTIONS if {*arguments} <= parameters_of(name)]
 
@@ -120,29 +120,31 @@ def elsewhere(array: Any, start: int = 0) -> Any:
 class Call:
     """A call of a public function with arrays for all that it takes, and for all that it makes."""
 
-    shape, said = (5, WIDTH), {"center": True}
+    shape, options = (5, WIDTH), {"center": True}
 
-    def __init__(self, name: str, shape: Any = None, kind: str = "numpy", **said: Any) -> None:
+    def __init__(self, name: str, shape: Any = None, kind: str = "numpy", **options: Any) -> None:
         self.name, self.function, self.kind = name, getattr(cunorm, name), kind
         taken = parameters_of(name)
-        self.said = {key: value for key, value in (self.said | said).items() if key in taken}
+        self.options = {
+            key: value for key, value in (self.options | options).items() if key in taken
+        }
         self.shapes = self._shapes(*(shape or self.shape))
         self.arrays = {
             key: to(kind, draw(key, size, "float32"))
             for key, size in self.shapes.items()
             if key in taken
-        } | self.said
-        self.result = _result_of(name)
+        } | self.options
+        self.result = _result_type(name)
         self.out = {
             field: to(kind, np.full(self.shapes[_LIKE.get(field, field)], np.nan, np.float32))
             for field in self._fields()
         }
-        self.workspace = self.sized_workspace() if "workspace" in taken else None
+        self.workspace = self.make_workspace() if "workspace" in taken else None
 
     def _shapes(self, *shape: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of each operand that there may be."""
         *leading, width = shape
-        groups = self.said.get("groups", 1)
+        groups = self.options.get("groups", 1)
         statistic = (*leading, groups) if groups > 1 else tuple(leading)
         of_rows = dict.fromkeys(("x", "dy", "residual", "gate", "d_residual"), shape)
         shapes = of_rows | dict.fromkeys(("rstd", "mean"), statistic)
@@ -152,7 +154,7 @@ class Call:
         """Name the results that there are, each of its own."""
         if self.result is None:
             return ["y"]
-        centered = self.said.get("center") or "layer_norm" in self.name or "group" in self.name
+        centered = self.options.get("center") or "layer_norm" in self.name or "group" in self.name
         absent = [] if centered else ["mean"]
         if self.name.endswith("backward"):
             absent = ["dresidual"]  # dx is, where their dtypes agree
@@ -163,11 +165,11 @@ class Call:
             and (_LIKE.get(field, field) in self.arrays or field in ("y", "mean", "rstd"))
         ]
 
-    def sized_workspace(self) -> Any:
+    def make_workspace(self) -> Any:
         """Make memory of exactly the size that is said of the arrays as they are."""
         sized = signature(cunorm.workspace_size).parameters.keys()
-        told = {key: value for key, value in self.arrays.items() if key in sized}
-        return to(self.kind, np.empty(cunorm.workspace_size(self.name, **told), np.uint8))
+        options = {key: value for key, value in self.arrays.items() if key in sized}
+        return to(self.kind, np.empty(cunorm.workspace_size(self.name, **options), np.uint8))
 
     def parts(self) -> list[str]:
         """Name what a call has to make if it is left out."""
@@ -185,18 +187,18 @@ class Call:
         """Let the call write its results to `out`."""
         out = self.out_of({field: a for field, a in self.out.items() if field != without})
         has_workspace = self.workspace is not None and without != "workspace"
-        lent = {"workspace": self.workspace} if has_workspace else {}
-        return self.function(**self.arrays | lent | {"out": out} | more)
+        workspace = {"workspace": self.workspace} if has_workspace else {}
+        return self.function(**self.arrays | workspace | {"out": out} | more)
 
 
 class GroupCall(Call):
     """The same of a group norm."""
 
-    shape, said = (3, 8, WIDTH), {"num_groups": 4, "activation": "silu", "channel_axis": -1}
+    shape, options = (3, 8, WIDTH), {"num_groups": 4, "activation": "silu", "channel_axis": -1}
 
     def _shapes(self, *shape: int) -> dict[str, tuple[int, ...]]:
-        channels = (shape[self.said["channel_axis"]],)
-        statistic = (shape[0], self.said.get("num_groups", channels[0]))
+        channels = (shape[self.options["channel_axis"]],)
+        statistic = (shape[0], self.options.get("num_groups", channels[0]))
         shapes = dict.fromkeys(("x", "dy"), shape) | dict.fromkeys(("mean", "rstd"), statistic)
         return shapes | dict.fromkeys(("weight", "bias"), channels)
 
@@ -204,24 +206,24 @@ class GroupCall(Call):
 _LIKE = {f"d{name}": name for name in ("x", "weight", "bias", "gate")} | {"y": "x"}
 
 
-def call_of(name: str, shape: Any = None, kind: str = "numpy", **said: Any) -> Call:
+def call_of(name: str, shape: Any = None, kind: str = "numpy", **options: Any) -> Call:
     """Return a call of any of the functions."""
-    return (GroupCall if name in GROUP_NORMS else Call)(name, shape, kind, **said)
+    return (GroupCall if name in GROUP_NORMS else Call)(name, shape, kind, **options)
 
 
-def _result_of(name: str) -> Any:
+def _result_type(name: str) -> Any:
     """Return the tuple of a function's results, None where it is y alone."""
     if name.startswith("add_"):
         return AddNorm
-    way = {"forward": 0, "backward": 1}.get(name.rpartition("_")[2])
+    direction = {"forward": 0, "backward": 1}.get(name.rpartition("_")[2])
     of_rows, of_groups = (NormForward, NormGrads), (GroupNormForward, GroupNormGrads)
-    return None if way is None else (of_groups if name in GROUP_NORMS else of_rows)[way]
+    return None if direction is None else (of_groups if name in GROUP_NORMS else of_rows)[direction]
 
 
 # --- calls that are made again --------------------------------------------------------------------
 
 
-class Known:
+class CallCache:
     """The calls of a cache of their own, as large as that of the package."""
 
     def __init__(self) -> None:
@@ -232,47 +234,47 @@ class Known:
         return self.entries.cache_info().currsize
 
 
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Known:
+def empty_call_cache(monkeypatch: pytest.MonkeyPatch) -> CallCache:
     """Let the cache of calls be empty, and return what comes into it from now on."""
-    known = Known()
-    monkeypatch.setattr(internals._dispatch, "cache_entry", known.entries)
-    return known
+    cache = CallCache()
+    monkeypatch.setattr(internals._dispatch, "cache_entry", cache.entries)
+    return cache
 
 
-def anew(function: Any, *arguments: Any, **more: Any) -> Any:
+def call_uncached(function: Any, *arguments: Any, **more: Any) -> Any:
     """Call a function with an empty cache of calls: checked and planned. One thread at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        nothing_known(patch)
+        empty_call_cache(patch)
         return function(*arguments, **more)
 
 
 @contextmanager
-def planning_forbidden() -> Iterator[None]:
+def cached_calls_only() -> Iterator[None]:
     """Let no call be made but those that are in the cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(internals._dispatch, "_executable", None)
         yield
 
 
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collect the arrays of each launch by their names, and let none be copied on its way there."""
-    seen = []
+    launches = []
     loaded = internals._dispatch._loaded
 
-    def load_and_see(op: Any, *rest: Any) -> Any:
+    def load_recorded(op: Any, *rest: Any) -> Any:
         run = loaded(op, *rest)
         outputs = ["new_residual" if name == "residual" else name for name in op.outputs]
         names = (*op.inputs, *outputs, "workspace")
 
-        def run_and_see(pointers: Any) -> None:
+        def run_recorded(pointers: Any) -> None:
             arrays = [SimpleNamespace(pointer=pointer) if pointer else None for pointer in pointers]
-            seen.append(SimpleNamespace(**dict(zip(names, arrays, strict=True))))
+            launches.append(SimpleNamespace(**dict(zip(names, arrays, strict=True))))
             run(pointers)
 
-        return run_and_see
+        return run_recorded
 
-    nothing_known(monkeypatch)
-    monkeypatch.setattr(internals._dispatch, "_loaded", load_and_see)
+    empty_call_cache(monkeypatch)
+    monkeypatch.setattr(internals._dispatch, "_loaded", load_recorded)
     for framework in internals.host_frameworks():
         monkeypatch.setattr(framework, "contiguous", None)
-    return seen
+    return launches

@@ -49,10 +49,10 @@ class Call(NamedTuple):
     on: Any
     function: Callable[..., Any]
     inputs: dict[str, Placed | None]
-    told: dict[str, Any]
+    options: dict[str, Any]
     out: Any  # the function's result, of what is placed
     arrays: list[Placed]
-    hold: Callable[[Any], Any]  # to the oracle
+    check_result: Callable[[Any], Any]  # to the oracle
 
     def run(self) -> Any:
         """Make the call, and return its results; it writes nothing else."""
@@ -61,7 +61,7 @@ class Call(NamedTuple):
         given = {name: placed and placed.array for name, placed in self.inputs.items()}
         places = [placed for placed in self.out if placed is not None]
         out = type(self.out)(*(placed and placed.array for placed in self.out))
-        result = self.function(**given, **self.told, out=out if places else None)
+        result = self.function(**given, **self.options, out=out if places else None)
         for placed in self.arrays:
             placed.check(written=any(placed is place for place in places))
         return get_all(self.on, result)
@@ -69,19 +69,21 @@ class Call(NamedTuple):
     def check(self) -> Any:
         """Make the call, hold its results to the oracle, and return them."""
         result = self.run()
-        self.hold(result)
+        self.check_result(result)
         return result
 
 
 def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
     """Place a call by which a kernel runs, on a GPU unless told otherwise."""
     case, on, is_row = DEFAULTS | case, on or OnCupy(), "row" in kernel
-    make, told = _rows(case, on) if is_row else _groups(case, on)
+    make, options = _rows(case, on) if is_row else _groups(case, on)
     inputs = {"x": make.large(case["x"])}
     if is_row:
         inputs["gate"] = make.large(case["gate"], near=True)
     inputs |= {"weight": make.param(case["weight"], mean=1.0), "bias": make.param(case["bias"])}
-    return (_backward if "backward" in kernel else _forward)(case, on, is_row, make, inputs, told)
+    return (_backward if "backward" in kernel else _forward)(
+        case, on, is_row, make, inputs, options
+    )
 
 
 def groups_of(case: Mapping[str, Any], array: Array) -> Array:
@@ -102,11 +104,11 @@ def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
     if picked is not None:
         shape = (1, 1, len(picked), columns)
         arranged["pick"] = lambda values: values.reshape(-1, columns)[picked].reshape(shape)
-    told = {name: case[name] for name in _NORM}
+    options = {name: case[name] for name in _NORM}
     if case["weight"] is None:
-        told["weight_offset"] = 0.0
+        options["weight_offset"] = 0.0
     make = Draws(on, lambda dtype, at: ROW_LAYOUTS[at](shape, dtype), drawn, columns, **arranged)
-    return make, told
+    return make, options
 
 
 def _groups(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
@@ -115,9 +117,9 @@ def _groups(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
     if picked is not None:
         of = of._replace(samples=len(picked))
         arranged["pick"] = lambda values: values[picked]
-    told = {"num_groups": of.groups, "channel_axis": of.channel_axis}
+    options = {"num_groups": of.groups, "channel_axis": of.channel_axis}
     make = Draws(on, of.empty, shape, of.channels, **arranged)
-    return make, told | {"activation": case["activation"]}
+    return make, options | {"activation": case["activation"]}
 
 
 def _arrangement(case: Case, names: Sequence[str]) -> dict[str, Any]:
@@ -130,33 +132,33 @@ def _hosts(inputs: Mapping[str, Placed | None]) -> dict[str, Array | None]:
     return {name: placed and placed.host for name, placed in inputs.items()}
 
 
-def _hold(check: Callable[..., Any], operands: dict[str, Any], result: Any) -> None:
+def _check_result(check: Callable[..., Any], operands: dict[str, Any], result: Any) -> None:
     check(result, **operands)
 
 
-def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, told: Any) -> Call:
-    told |= {"eps": case["eps"]}
+def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
+    options |= {"eps": case["eps"]}
     places = {"y": inputs["x"] if case["in_place"] else make.result(case["y"] or case["x"])}
     if is_row:
         kind, _, stream = (case["stream"] or "").partition(" ")
         inputs["residual"] = make.large(stream if kind == "+" else None)
-        told |= {"residual_dtype": DTYPES[stream]} if kind == "as" else {}
+        options |= {"residual_dtype": DTYPES[stream]} if kind == "as" else {}
         if kind:
             over = inputs["residual"] if case["in_place"] == "all" else None
             places["residual"] = over or make.result(stream)
     of_rows = (cunorm.normalize_forward, NormForward, check_forward)
     of_groups = (cunorm.group_norm_forward, GroupNormForward, check_group_forward)
     function, kind, check = of_rows if is_row else of_groups
-    hold = partial(_hold, check, _hosts(inputs) | told)
-    return Call(on, function, inputs, told, kind(**places), make.all, hold)
+    check_result = partial(_check_result, check, _hosts(inputs) | options)
+    return Call(on, function, inputs, options, kind(**places), make.all, check_result)
 
 
-def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, told: Any) -> Call:
+def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
     inputs["dy"] = make.large(case["dy"], near=True)
     if is_row:
         inputs["d_residual"] = make.large(case["d_residual"], near=True)
-        told |= {"x_dtype": DTYPES[case["dx"] or case["x"]]}
-    operands = _hosts(inputs) | told
+        options |= {"x_dtype": DTYPES[case["dx"] or case["x"]]}
+    operands = _hosts(inputs) | options
     statistics = _statistics(case, operands)
     inputs |= {name: make.values(array) for name, array in statistics.items()}
     needs = tuple(name for name in case["needs"] if inputs.get(name)) or ("x",)
@@ -167,13 +169,13 @@ def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, told:
     function, kind, check = of_rows if is_row else of_groups
     exact = getattr(reference, function.__name__)
 
-    def hold(result: Any) -> None:
+    def check_result(result: Any) -> None:
         if before:
-            result = _less(result, before, exact(**operands, **statistics))
+            result = _subtract(result, before, exact(**operands, **statistics))
         check(result, **operands, eps=EPS)
 
-    called = told | {"needs": needs, "accumulate": bool(before)}
-    return Call(on, function, inputs, called, kind(**places), make.all, hold)
+    options = options | {"needs": needs, "accumulate": bool(before)}
+    return Call(on, function, inputs, options, kind(**places), make.all, check_result)
 
 
 def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
@@ -208,7 +210,7 @@ def _accumulated(case: Case, make: Draws, needs: tuple[str, ...]) -> dict[str, P
     return {name: make.param(case["accumulate"]) for name in names if case["accumulate"]}
 
 
-def _less(result: Any, before: dict[str, Placed], exact: Any) -> Any:
+def _subtract(result: Any, before: dict[str, Placed], exact: Any) -> Any:
     """Return a result less what it was added to: what is nearest to the exact sum and rounds so."""
     for name, placed in before.items():
         total = getattr(result, name)
@@ -261,7 +263,7 @@ def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> lis
         more |= activations | {"dy": tuple(DTYPES)}
         factors = {name: more.get(name, choices) for name, choices in factors.items()}
         factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
-    return [_legal(case) for case in pairwise(factors, telling)]
+    return [_legal(case) for case in pairwise(factors, relevant)]
 
 
 def _legal(case: Case) -> Case:
@@ -274,7 +276,7 @@ def _legal(case: Case) -> Case:
     return case | {name: choice for name, choice in more.items() if name in case}
 
 
-def telling(case: Case) -> Case:
+def relevant(case: Case) -> Case:
     """Return what of a case, or of a part of one, is not idle."""
     idle: set[str] = set()
     if not case.get("gate", True):

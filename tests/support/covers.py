@@ -21,7 +21,7 @@ def everything(factors: Mapping[str, Sequence[Any]]) -> Iterator[Case]:
 
 
 def pairwise(
-    factors: Mapping[str, Sequence[Any]], telling: Callable[[Case], Case] = dict
+    factors: Mapping[str, Sequence[Any]], relevant: Callable[[Case], Case] = dict
 ) -> list[Case]:
     """Return combinations among which every two choices of different factors meet.
 
@@ -44,7 +44,7 @@ def pairwise(
     cases = []
 
     def gain(case: Case, pair: frozenset[Any], name: str, choice: Any) -> tuple[bool, int, int]:
-        live = telling(case | {name: choice}).items()
+        live = relevant(case | {name: choice}).items()
         found = sum(frozenset(both) in missing for both in combinations(live, 2))
         return (pair <= live, found, -taken[name, choice])
 
@@ -54,7 +54,7 @@ def pairwise(
         for name in sorted(factors, key=lambda name: -len(factors[name])):
             if name not in case:
                 case[name] = max(factors[name], key=partial(gain, case, pair, name))
-        live = telling(case).items()
+        live = relevant(case).items()
         if not pair <= live:  # one of the two makes the other idle
             del missing[pair]
             continue

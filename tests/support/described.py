@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cunorm
-from tests.support.calls import BACKWARDS, FORWARDS, nothing_known
+from tests.support.calls import BACKWARDS, FORWARDS, empty_call_cache
 from tests.support.calls import GROUP_NORMS as GROUPS
 from tests.support.covers import Case, pairwise
 from tests.support.internals import (
@@ -77,7 +77,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
 def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
     """List the builds that are loaded for GPUs; the same holds. There is room for every cluster."""
     monkeypatch.setattr(_cuda, "fits_cluster", lambda launch, device: True)
-    return _loads(monkeypatch, _cuda, lambda grid, block, arguments, **told: None)
+    return _loads(monkeypatch, _cuda, lambda grid, block, arguments, **options: None)
 
 
 def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[KernelBuild]:
@@ -105,10 +105,10 @@ def stores_past_caches(build: KernelBuild) -> bool:
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing be loaded before a test, and nothing of it remain."""
     monkeypatch.setattr(_compile, "_loaded", OnceMap())
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
 
 
-def forget() -> None:
+def clear_all() -> None:
     """Let nothing stay loaded."""
     _memo.clear_all()
 
@@ -135,20 +135,22 @@ def _parameters(case: Case) -> set[str]:
     return set(signature(getattr(cunorm, case["op"])).parameters)
 
 
-def warm(case: Case, device: str, **more: Any) -> Any:
+def warm_up(case: Case, device: str, **more: Any) -> Any:
     """Describe a case to `warmup`."""
-    said = {name: case[name] for name in case if name not in ("op", "x", "shape")}
+    options = {name: case[name] for name in case if name not in ("op", "x", "shape")}
     if case["op"] in GROUPS:
-        said["positions"] = case["shape"][1]
+        options["positions"] = case["shape"][1]
     width = case["shape"][-1]
-    return cunorm.warmup(case["op"], width, case["x"], device=device, progress=False, **said | more)
+    return cunorm.warmup(
+        case["op"], width, case["x"], device=device, progress=False, **options | more
+    )
 
 
 def call(case: Case, make: Make) -> None:
     """Make the call, with arrays of a shape and a dtype's name from `make`."""
     given = _of_group(case, make) if case["op"] in GROUPS else _of_rows(case, make)
-    told = {name: case[name] for name in case if name not in (*DESCRIBED, "d_residual", "dtype")}
-    given = {"residual": None} | told | {k: a for k, a in given.items() if a is not None}
+    options = {name: case[name] for name in case if name not in (*DESCRIBED, "d_residual", "dtype")}
+    given = {"residual": None} | options | {k: a for k, a in given.items() if a is not None}
     if not case["op"].endswith("_backward"):
         given["dtype"] = case["dtype"]
     elif case.get("accumulate"):
@@ -196,8 +198,10 @@ def _of_group(case: Case, make: Make) -> dict[str, Any]:
 def _dtypes(case: Case) -> dict[str, str]:
     """Return the dtypes of the optional operands that a case has."""
     auto = {"weight": True, "residual": case["op"].startswith("add_")}
-    said = {name: auto[name] if case.get(name) == "auto" else case.get(name) for name in DESCRIBED}
-    return {name: case["x"] if kind is True else kind for name, kind in said.items() if kind}
+    options = {
+        name: auto[name] if case.get(name) == "auto" else case.get(name) for name in DESCRIBED
+    }
+    return {name: case["x"] if kind is True else kind for name, kind in options.items() if kind}
 
 
 def _compute(case: Case) -> str:

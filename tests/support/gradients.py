@@ -2,7 +2,7 @@
 """What the gradients of a row norm are made of, and which of them to ask for."""
 
 # What each gradient is made of. Without center there is no mean, without a gate no gate.
-MADE_OF = {
+INPUTS_OF = {
     None: {
         "bias": {"dy"},
         "weight": {"dy", "x", "rstd", "mean"},
@@ -22,5 +22,5 @@ MADE_OF = {
     },
 }
 # Each gradient alone, those of parameters, and all but one of a parameter.
-NEEDS = [(position, (name,)) for position, gradients in MADE_OF.items() for name in gradients]
+NEEDS = [(position, (name,)) for position, gradients in INPUTS_OF.items() for name in gradients]
 NEEDS += [(None, ("weight", "bias")), ("pre", ("weight", "x", "gate")), ("post", ("bias", "gate"))]

@@ -19,47 +19,56 @@ import numpy as np
 
 from cunorm import reference
 from cunorm.reference.activations import ACTIVATIONS
-from tests.support.bounds import Held, compute_type
+from tests.support.bounds import Expected, compute_type
 from tests.support.gate_bounds import Gate, count, gate_error, gate_slope_error
 from tests.support.row_errors import Options, Rows
 from tests.support.ulps import Array, ulp, unit
 
 
-def check_group_forward(result: Any, *given: Any, **told: Any) -> dict[str, float]:
+def check_group_forward(result: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Do what `check_forward` does, given what the forward takes."""
-    return of_group_forward(*given, **told).check(result)
+    return expected_group_forward(*given, **options).check(result)
 
 
-def check_group_backward(grads: Any, *given: Any, **told: Any) -> dict[str, float]:
+def check_group_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
     """Do what `check_backward` does, given dy and what the forward takes.
 
     The kernel's mean is taken to be within half an ulp.
     """
-    return of_group_backward(*given, **told).check(grads)
+    return expected_group_backward(*given, **options).check(grads)
 
 
 @np.errstate(all="ignore")
-def of_group_forward(x, num_groups, weight, bias, *, eps, activation=None, channel_axis=-1) -> Held:
+def expected_group_forward(
+    x, num_groups, weight, bias, *, eps, activation=None, channel_axis=-1
+) -> Expected:
     """Return what a forward is held to."""
-    told = {"eps": eps, "channel_axis": channel_axis}
-    exact = reference.group_norm_forward(x, num_groups, weight, bias, activation=activation, **told)
-    rows = rows_of(x, num_groups, weight, bias, **told)
+    options = {"eps": eps, "channel_axis": channel_axis}
+    exact = reference.group_norm_forward(
+        x, num_groups, weight, bias, activation=activation, **options
+    )
+    rows = rows_of(x, num_groups, weight, bias, **options)
     errors = {
         "y": lambda: like(x, y_error(rows, activation or "identity"), channel_axis),
         "mean": lambda: rows.mean_error()[..., 0],
         "rstd": lambda: rows.rstd_error()[..., 0],
     }
-    return Held(exact, errors, rows.compute)
+    return Expected(exact, errors, rows.compute)
 
 
 @np.errstate(all="ignore")
-def of_group_backward(
+def expected_group_backward(
     dy, x, num_groups, weight, bias, *, eps, activation=None, channel_axis=-1
-) -> Held:
+) -> Expected:
     """Return what a backward is held to."""
     f = reference.group_norm_forward(x, num_groups, eps=eps, channel_axis=channel_axis)
-    told = {"mean": f.mean, "rstd": f.rstd, "activation": activation, "channel_axis": channel_axis}
-    exact = reference.group_norm_backward(dy, x, num_groups, weight, bias, **told)
+    options = {
+        "mean": f.mean,
+        "rstd": f.rstd,
+        "activation": activation,
+        "channel_axis": channel_axis,
+    }
+    exact = reference.group_norm_backward(dy, x, num_groups, weight, bias, **options)
     rows = rows_of(x, num_groups, weight, bias, eps=eps, channel_axis=channel_axis)
     rows.after = activation_slope(rows, activation or "identity")
     channels = x.shape[channel_axis]
@@ -73,7 +82,7 @@ def of_group_backward(
         "dweight": by_channel(rows.dweight_terms),
         "dbias": by_channel(rows.dbias_terms),
     }
-    return Held(exact, errors, rows.compute)
+    return Expected(exact, errors, rows.compute)
 
 
 def rows_of(x, num_groups, weight, bias, *, eps, channel_axis) -> Rows:

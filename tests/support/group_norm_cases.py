@@ -52,11 +52,11 @@ def run(
     """Run both directions with float32 parameters and silu; the last are what else to tell them."""
     channels = x.shape[channel_axis]
     weight, bias = (put(optional(name, channels, "float32")) for name in ("weight", "bias"))
-    told = {"activation": "silu", "channel_axis": channel_axis}
-    f = cunorm.group_norm_forward(x, groups, weight, bias, **told, **forward or {})
+    options = {"activation": "silu", "channel_axis": channel_axis}
+    f = cunorm.group_norm_forward(x, groups, weight, bias, **options, **forward or {})
     saved = {"mean": f.mean, "rstd": f.rstd}
     grads = cunorm.group_norm_backward(
-        dy, x, groups, weight, bias, **saved, **told, **backward or {}
+        dy, x, groups, weight, bias, **saved, **options, **backward or {}
     )
     return Results(*f, *grads)
 
@@ -64,9 +64,9 @@ def run(
 def check(results: Results, x: Any, dy: Any, groups: int, channel_axis: int = -1) -> None:
     """Hold what `run` returns to the oracle."""
     parameters = [optional(name, x.shape[channel_axis], "float32") for name in ("weight", "bias")]
-    told = {"eps": 1e-5, "activation": "silu", "channel_axis": channel_axis}
-    check_group_forward(GroupNormForward(*results[:3]), x, groups, *parameters, **told)
-    check_group_backward(GroupNormGrads(*results[3:]), dy, x, groups, *parameters, **told)
+    options = {"eps": 1e-5, "activation": "silu", "channel_axis": channel_axis}
+    check_group_forward(GroupNormForward(*results[:3]), x, groups, *parameters, **options)
+    check_group_backward(GroupNormGrads(*results[3:]), dy, x, groups, *parameters, **options)
 
 
 def copies(monkeypatch: Any) -> list[Any]:

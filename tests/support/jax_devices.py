@@ -30,7 +30,7 @@ def loss(norm, *arrays):
     return (y**2 * jnp.arange(16.0)).sum() + (stream**3).sum()
 
 
-def assert_alike(actual, expected):
+def assert_close(actual, expected):
     for got, right in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         # A few roundings of float32, in sums of 8 terms of up to about 100.
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=2e-4)
@@ -61,7 +61,7 @@ def check_shard_map(mesh):
         of_rows = mapped(of_each, out_specs=P("d"), check_vma=False)
         return outside(*arrays), inside(*arrays), of_rows(*arrays).sum(0)
 
-    assert_alike(derived(X, RESIDUAL, WEIGHT), (right, right, right[2]))
+    assert_close(derived(X, RESIDUAL, WEIGHT), (right, right, right[2]))
 
 
 def check_arrays_that_are_spread_out_under_jit(mesh):
@@ -75,9 +75,9 @@ def check_arrays_that_are_spread_out_under_jit(mesh):
     with jax.set_mesh(mesh):
         x, residual = jax.device_put((X, RESIDUAL), jax.NamedSharding(mesh, P("d")))
         found, images = derived(x, residual, WEIGHT)
-    assert_alike(found, exact(X, RESIDUAL, WEIGHT))
+    assert_close(found, exact(X, RESIDUAL, WEIGHT))
     formula = jax.grad(lambda x: (jax_formulas.group_norm(x, 4) ** 3).sum())
-    assert_alike(images, formula(X[:, None]))
+    assert_close(images, formula(X[:, None]))
 
 
 def check_pmap_with_kernels_of_several_threads_on_all_devices_at_once():
@@ -95,7 +95,7 @@ def check_pmap_with_kernels_of_several_threads_on_all_devices_at_once():
 def check_an_executable_of_another_process(path):
     given = pickle.loads(Path(path).read_bytes())
     compiled = deserialize_and_load(*given, execution_devices=jax.devices()[:1])
-    assert_alike(compiled(WEIGHT, X), jax_formulas.rms_norm(X).sum(0))
+    assert_close(compiled(WEIGHT, X), jax_formulas.rms_norm(X).sum(0))
 
 
 def slow(x):

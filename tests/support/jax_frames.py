@@ -23,7 +23,7 @@ _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float
 _CALL = re.compile(r"custom_call @cunorm_on_\w+\(.*?op = \"(.*?)\"}.* : \((.*?)\) -> \(?(.*?)\)?$")
 
 
-class Called(NamedTuple):
+class CustomCall(NamedTuple):
     """A call that XLA is told to make: its text, and what it takes and gives, as (shape, dtype)."""
 
     text: str
@@ -36,17 +36,17 @@ def lowered(function: Any, *arrays: Any, platform: str = "cpu") -> str:
     return jax.jit(function).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
 
 
-def calls_of(function: Any, *arrays: Any, platform: str = "cpu") -> list[Called]:
+def calls_of(function: Any, *arrays: Any, platform: str = "cpu") -> list[CustomCall]:
     """Return the calls of cunorm's kernels among that."""
     found = map(_CALL.search, lowered(function, *arrays, platform=platform).splitlines())
     return [
-        Called(call[1].replace(r"\22", '"'), _forms(call[2]), _forms(call[3]))
+        CustomCall(call[1].replace(r"\22", '"'), _specs(call[2]), _specs(call[3]))
         for call in found
         if call
     ]
 
 
-def _forms(text: str) -> list[Any]:
+def _specs(text: str) -> list[Any]:
     every = [one.split("x") for one in re.findall(r"tensor<([^>]*)>", text)]
     return [(tuple(map(int, shape)), _DTYPES[dtype]) for *shape, dtype in every]
 
@@ -101,7 +101,7 @@ class Frame:
             attributes=_xla_structs._Attributes(size=1, values=ctypes.addressof(spans)),
         )
 
-    def handled(self, run: Any) -> int | None:
+    def handle(self, run: Any) -> int | None:
         """Let a handler have it, of an api that was not met before."""
         _handler._checked.clear()  # XLA's lies where it does for good
         return _handler.handler(run)(ctypes.addressof(self.frame))

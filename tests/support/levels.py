@@ -16,7 +16,7 @@ BUDGET = {"O0": 590, "O1": 80, "O3": 34}  # builds of a whole run at each level
 
 builds: set[tuple[str, str]] = set()  # a level, and what was built at it in this process
 _current = "O3"
-_kept: dict[str, OnceMap] = {}
+_stored: dict[str, OnceMap] = {}
 
 
 def use(level: str) -> None:
@@ -24,8 +24,8 @@ def use(level: str) -> None:
     global _current
     if level == _current:
         return
-    _kept[_current] = _compile._loaded
-    _compile._loaded = _kept.get(level) or OnceMap()
+    _stored[_current] = _compile._loaded
+    _compile._loaded = _stored.get(level) or OnceMap()
     _dispatch.cache_entry.cache_clear()  # its calls have kernels of the last level
     _current = level
     os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is as shipped
@@ -35,11 +35,11 @@ def count_builds() -> None:
     """Note each build that is loaded, and the level that it has."""
     load = _compile._load
 
-    def noted(build: Any) -> Any:
+    def load_and_record(build: Any) -> Any:
         builds.add((_current, str(build)))
         return load(build)
 
-    _compile._load = noted
+    _compile._load = load_and_record
 
 
 def account(found: set[tuple[str, str]]) -> tuple[str, bool]:

@@ -33,13 +33,13 @@ def check_group_norm(on, x, groups, axis, activation="silu"):
     """Hold a group norm of x, forward and backward, to its bounds."""
     dtype = str(x.dtype)
     dy, given = draw("dy", x.shape, dtype), (groups, *parameters(x.shape[axis], dtype))
-    told = {"activation": activation, "channel_axis": axis}
+    options = {"activation": activation, "channel_axis": axis}
     there, theirs = [on.put(dy), on.put(x)], (groups, *map(on.put, given[1:]))
-    f = cunorm.group_norm_forward(there[1], *theirs, **told)
-    grads = cunorm.group_norm_backward(*there, *theirs, mean=f.mean, rstd=f.rstd, **told)
+    f = cunorm.group_norm_forward(there[1], *theirs, **options)
+    grads = cunorm.group_norm_backward(*there, *theirs, mean=f.mean, rstd=f.rstd, **options)
     f, grads = get_all(on, f), get_all(on, grads)
-    check_group_forward(f, x, *given, **told, eps=1e-5)
-    check_group_backward(grads, dy, x, *given, **told, eps=1e-5)
+    check_group_forward(f, x, *given, **options, eps=1e-5)
+    check_group_backward(grads, dy, x, *given, **options, eps=1e-5)
     return f
 
 

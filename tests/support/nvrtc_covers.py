@@ -103,35 +103,39 @@ def features(case: Case, architecture: str) -> Features:
     return Features(number >= 90, number >= 80, largest)
 
 
-def planned(plan, types, case: Case, architecture: str) -> Launch:
+def make_plan(plan, types, case: Case, architecture: str) -> Launch:
     """Return the launch of a case of FORWARD or BACKWARD."""
-    walk = RowShape(ROWS, case["width"], case["groups"])
-    return plan(types, walk, case["access"], limits_of(architecture, features(case, architecture)))
+    row_shape = RowShape(ROWS, case["width"], case["groups"])
+    return plan(
+        types, row_shape, case["access"], limits_of(architecture, features(case, architecture))
+    )
 
 
 def forward_launch(case: Case, architecture: str) -> Launch:
     """Return the launch of a case of FORWARD."""
-    told = dtypes(case, "residual", "gate", "weight", "bias", "y") | {"x": DTYPES[case["x"]]}
-    compute = FLOAT64 if FLOAT64 in (told["x"], told["residual"]) else FLOAT32
-    told |= {"new_residual": told["residual"], "formula": formula(case, compute)}
-    return planned(cuda_forward, ForwardTypes(compute, **told), case, architecture)
+    operands = dtypes(case, "residual", "gate", "weight", "bias", "y") | {"x": DTYPES[case["x"]]}
+    compute = FLOAT64 if FLOAT64 in (operands["x"], operands["residual"]) else FLOAT32
+    operands |= {"new_residual": operands["residual"], "formula": formula(case, compute)}
+    return make_plan(cuda_forward, ForwardTypes(compute, **operands), case, architecture)
 
 
 def backward_launch(case: Case, architecture: str) -> Launch:
     """Return the launch of a case of BACKWARD."""
     x = DTYPES[case["x"]]
     compute = FLOAT64 if x is FLOAT64 else FLOAT32
-    told = dtypes(case, "dy", "d_residual", "weight", "gate") | {"formula": formula(case, compute)}
-    told["dgate"] = told["gate"] if case["dgate"] else None
-    needs_bias = told["dgate"] is not None and not told["formula"].pre_gate
-    told |= {"x": x, "bias": x if needs_bias else None}
-    told["dx"], told["dresidual"] = {
+    operands = dtypes(case, "dy", "d_residual", "weight", "gate") | {
+        "formula": formula(case, compute)
+    }
+    operands["dgate"] = operands["gate"] if case["dgate"] else None
+    needs_bias = operands["dgate"] is not None and not operands["formula"].pre_gate
+    operands |= {"x": x, "bias": x if needs_bias else None}
+    operands["dx"], operands["dresidual"] = {
         "dx": (x, None),
         "bfloat16 dx and dresidual": (DTYPES["bfloat16"], x),
         "neither": (None, None),
     }[case["outputs"]]
-    told |= {name: name in case["sums"] for name in ("dweight", "dbias")}
-    return planned(cuda_backward, BackwardTypes(compute, **told), case, architecture)
+    operands |= {name: name in case["sums"] for name in ("dweight", "dbias")}
+    return make_plan(cuda_backward, BackwardTypes(compute, **operands), case, architecture)
 
 
 def param_grad_launch(case: Case) -> Launch:
@@ -155,14 +159,14 @@ def plain_launches(architecture: str) -> list[Launch]:
 def group_launches(case: Case, architecture: str) -> tuple[Launch, ...]:
     """Return the launches of a case of GROUP_FORWARD or GROUP_BACKWARD."""
     x = DTYPES[case["x"]]
-    told = dtypes(case, "weight", "bias") | {"x": x, "activation": case["activation"]}
-    told["compute"] = FLOAT64 if x is FLOAT64 else FLOAT32
+    operands = dtypes(case, "weight", "bias") | {"x": x, "activation": case["activation"]}
+    operands["compute"] = FLOAT64 if x is FLOAT64 else FLOAT32
     if "y" in case:
-        types = GroupForwardTypes(**told, **dtypes(case, "y"))
+        types = GroupForwardTypes(**operands, **dtypes(case, "y"))
     else:
-        told |= {name: name in case["sums"] for name in ("dweight", "dbias")}
+        operands |= {name: name in case["sums"] for name in ("dweight", "dbias")}
         dx = x if case["dx"] or not case["sums"] else None
-        types = GroupBackwardTypes(**told, **dtypes(case, "dy"), dx=dx)
+        types = GroupBackwardTypes(**operands, **dtypes(case, "dy"), dx=dx)
     where = Samples(4, *case["shape"], case["channels_last"])
     gpu = limits_of(architecture, features(case, architecture))
     return cuda_schedule(types, where, case["access"], gpu).passes

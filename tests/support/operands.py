@@ -34,12 +34,12 @@ class Norm(NamedTuple):
     options: tuple[str, ...] = ()  # what of these its functions are told
     has_residual: bool = True
 
-    def meaning(self, width: int) -> dict[str, Any]:
+    def oracle_options(self, width: int) -> dict[str, Any]:
         """Return what to tell the oracle: l2_norm adds its eps to the sum of squares."""
         eps = self.eps if self.has_residual else self.eps / width
         return {"c": self.c, "center": self.center, "eps": eps}
 
-    def asked(self) -> dict[str, Any]:
+    def keywords(self) -> dict[str, Any]:
         """Return what to tell the function, which knows the rest from its name."""
         return {name: getattr(self, name) for name in self.options}
 

@@ -37,7 +37,7 @@ def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environ
     """Run a script, which fails by raising or by hanging; return what it prints."""
     # Python 3.12 warns of forks where there are threads.
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", setup + script]
-    done = subprocess.run(
+    finished = subprocess.run(
         command,
         env={**os.environ, **environment},
         cwd=ROOT,
@@ -46,5 +46,5 @@ def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environ
         timeout=timeout,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout

@@ -27,23 +27,23 @@ def operands(shape=(5, 8), parameter=None, dtype=np.float64, seed=0) -> SimpleNa
 
 
 def row_norm(
-    a, given=("weight", "bias"), *, eps=1e-6, needs=("x", "weight", "bias", "gate"), **told
+    a, given=("weight", "bias"), *, eps=1e-6, needs=("x", "weight", "bias", "gate"), **options
 ) -> tuple[Any, Any]:
     """Run both directions with those of residual, weight, bias and gate that are given."""
     arrays = {name: getattr(a, name) for name in given}
     residual = arrays.pop("residual", None)
-    f = reference.normalize_forward(a.x, residual=residual, eps=eps, **arrays, **told)
+    f = reference.normalize_forward(a.x, residual=residual, eps=eps, **arrays, **options)
     saved = {"rstd": f.rstd, "mean": f.mean, "x_dtype": a.x.dtype, "needs": needs}
     saved |= {"d_residual": None if residual is None else a.d_residual}
     stream = a.x if residual is None else f.residual
-    return f, reference.normalize_backward(a.dy, stream, **saved, **arrays, **told)
+    return f, reference.normalize_backward(a.dy, stream, **saved, **arrays, **options)
 
 
 def group_norm(
-    a, groups, given=("weight", "bias"), *, eps=1e-5, needs=("x", "weight", "bias"), **told
+    a, groups, given=("weight", "bias"), *, eps=1e-5, needs=("x", "weight", "bias"), **options
 ):
     """Run both directions of a group norm."""
-    told |= {name: getattr(a, name) for name in given}
-    f = reference.group_norm_forward(a.x, groups, eps=eps, **told)
-    told |= {"mean": f.mean, "rstd": f.rstd, "needs": needs}
-    return f, reference.group_norm_backward(a.dy, a.x, groups, **told)
+    options |= {name: getattr(a, name) for name in given}
+    f = reference.group_norm_forward(a.x, groups, eps=eps, **options)
+    options |= {"mean": f.mean, "rstd": f.rstd, "needs": needs}
+    return f, reference.group_norm_backward(a.dy, a.x, groups, **options)

@@ -18,7 +18,7 @@ def caches() -> list[Any]:
     return [one for one in ours if signature(one.__wrapped__).parameters]
 
 
-def forget() -> None:
+def clear_plans() -> None:
     """Have calls checked and planned anew; kernels stay loaded."""
     for one in caches():
         one.cache_clear()

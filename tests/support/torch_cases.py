@@ -48,33 +48,33 @@ CASES = ROWS | GROUPS
 
 def tensor(name, *shape, dtype="float64", grad=True):
     """Draw numbers that follow from the name."""
-    made = torch.from_numpy(draw(name, shape, "float64")).to(getattr(torch, dtype))
-    return made.requires_grad_(grad)
+    result = torch.from_numpy(draw(name, shape, "float64")).to(getattr(torch, dtype))
+    return result.requires_grad_(grad)
 
 
 def operands(name):
     """Draw the operands of a case."""
-    _, given, said = CASES[name]
+    _, given, options = CASES[name]
     shape = IMAGES if name == "channels last" else SHAPE
-    axis = said.get("channel_axis", -1)
-    parameter = (shape[axis],) if name in GROUPS else shape[said.get("axis", -1) :]
+    axis = options.get("channel_axis", -1)
+    parameter = (shape[axis],) if name in GROUPS else shape[options.get("axis", -1) :]
     shapes = dict.fromkeys(("weight", "bias"), parameter)
-    made = {key: tensor(key, *shapes.get(key, shape)) for key in ("x", *given.split())}
+    tensors = {key: tensor(key, *shapes.get(key, shape)) for key in ("x", *given.split())}
     if name == "channels last":
-        x = made["x"].detach().to(memory_format=torch.channels_last)
-        made["x"] = x.requires_grad_()
-    return made
+        x = tensors["x"].detach().to(memory_format=torch.channels_last)
+        tensors["x"] = x.requires_grad_()
+    return tensors
 
 
 def case(name, module=ct):
     """Return a function of tensors, which returns a tuple, and these tensors."""
-    function, _, said = CASES[name]
+    function, _, options = CASES[name]
     given = operands(name)
 
     def call(*tensors):
         named = dict(zip(given, tensors, strict=True))
         named |= {"residual": named.get("residual")} if function.startswith("add_") else {}
-        result = getattr(module, function)(**named, **said)
+        result = getattr(module, function)(**named, **options)
         return tuple(result) if isinstance(result, tuple) else (result,)
 
     return call, tuple(given.values())

@@ -119,7 +119,7 @@ class GateRequiredNorm(Formula):
 
 
 # kind: a module, and what it runs in float32 parameters
-KNOWN = {
+CUSTOM_NORMS = {
     "Llama's": (LlamaNorm, "rms_norm(eps=1e-05, round_before_weight=True)"),
     "torchtune's": (Scale, "rms_norm(eps=1e-05, round_before_weight=True)"),
     "Gemma's": (
@@ -149,14 +149,14 @@ KNOWN = {
         "within a unit in the last place in bfloat16, float16",
     ),
 }
-TORCHS = {
+TORCH_NORMS = {
     "RMSNorm": (lambda: nn.RMSNorm(WIDTH), "rms_norm(eps=None)"),
     "RMSNorm of two axes": (lambda: nn.RMSNorm((8, WIDTH), eps=EPS), "rms_norm(eps=1e-05)"),
     "LayerNorm": (lambda: nn.LayerNorm(WIDTH), "layer_norm(eps=1e-05)"),
     "LayerNorm without bias": (lambda: nn.LayerNorm(WIDTH, bias=False), "layer_norm(eps=1e-05)"),
     "GroupNorm": (lambda: nn.GroupNorm(4, 8), "group_norm(4, eps=1e-05)"),
 }
-EVERY = KNOWN | TORCHS
+ALL_NORMS = CUSTOM_NORMS | TORCH_NORMS
 
 
 def x_of(dtype=F32):

@@ -113,9 +113,18 @@ def test_a_point_beyond_the_limit_is_timed_twice_more(measured, counts, monkeypa
 
 def test_two_copies_are_timed_as_they_are_compiled_for_an_architecture(checkout, tmp_path):
     out = tmp_path / "rows.csv"
-    asked = ("--march", "x86-64-v2", "--op", "rms_norm", "--shapes", "8x64", "--seconds", "0.01")
+    arguments = (
+        "--march",
+        "x86-64-v2",
+        "--op",
+        "rms_norm",
+        "--shapes",
+        "8x64",
+        "--seconds",
+        "0.01",
+    )
     limits = ("--most-mean", "100", "--most-point", "100", "--out", out)
-    command = [sys.executable, "-m", "bench", "against", checkout, *asked, *limits]
+    command = [sys.executable, "-m", "bench", "against", checkout, *arguments, *limits]
     environment = {**os.environ, "CUNORM_CXXFLAGS": "-O1"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

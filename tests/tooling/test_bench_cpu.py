@@ -83,9 +83,9 @@ def test_bench_names_what_it_does_not_know(wrong, capsys):
     option, value = wrong.split()
     with pytest.raises(SystemExit):
         timing.parse(["--shapes", "64x64", option, value])
-    said = capsys.readouterr().err
-    assert option in said or "/not" in said
-    assert value.removesuffix("/there.csv") in said
+    message = capsys.readouterr().err
+    assert option in message or "/not" in message
+    assert value.removesuffix("/there.csv") in message
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])

@@ -82,8 +82,8 @@ def test_a_table_that_is_not_so_is_said_to_be_wrong(plans, tmp_path):
         "regime": "streamed",
     }.items():
         table = [replace(rows[0], **{column: wrong}), rows[1]]
-        (said,) = differences(table, few, 2, 1)
-        assert f"{column} is {getattr(rows[0], column)}, the table has {wrong}" in said
+        (difference,) = differences(table, few, 2, 1)
+        assert f"{column} is {getattr(rows[0], column)}, the table has {wrong}" in difference
     assert "only in the plans" in next(differences(rows[1:], few, 2, 1))
     assert "only in the table" in next(differences(rows, few[1:], 2, 1))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cunorm._demo import data, devices
-from tests.support.calls import nothing_known
+from tests.support.calls import empty_call_cache
 from tests.support.internals import _dispatch, main, view_at
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +29,13 @@ IN_FLOAT32 = {**dict.fromkeys(LARGEST, -1.0), "float32": LARGEST["float32"]}
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the interpreter in a process of its own."""
-    told = {"capture_output": True, "text": True, "cwd": ROOT, "env": {**os.environ, **environment}}
-    return subprocess.run([sys.executable, *arguments], **told, check=False)
+    options = {
+        "capture_output": True,
+        "text": True,
+        "cwd": ROOT,
+        "env": {**os.environ, **environment},
+    }
+    return subprocess.run([sys.executable, *arguments], **options, check=False)
 
 
 def saved(folder: Path, array: object) -> str:
@@ -138,7 +143,7 @@ def test_demo_runs_without_a_compiler_and_without_ml_dtypes(has_ml_dtypes, small
 )
 def test_demo_fails_where_a_kernel_is_wrong(op, count, small, monkeypatch, capsys):
     loaded = _dispatch._loaded
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
 
     def load(wrong, spec, plan, *rest):
         run, place = loaded(wrong, spec, plan, *rest), wrong.first_output

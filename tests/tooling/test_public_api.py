@@ -101,9 +101,9 @@ def command_line_api() -> Api:
 
 
 def option(one: argparse.Action) -> str:
-    known = {"nargs": one.nargs, "choices": one.choices and [*one.choices]}
-    known["required"] = one.required or None
-    named = [f"{name}={value}" for name, value in known.items() if value is not None]
+    attributes = {"nargs": one.nargs, "choices": one.choices and [*one.choices]}
+    attributes["required"] = one.required or None
+    named = [f"{name}={value}" for name, value in attributes.items() if value is not None]
     return " ".join([*(one.option_strings or [one.dest]), *named])
 
 

@@ -54,8 +54,8 @@ def check_as_one_of_two(rank, folder):
     gathered = [one.full_tensor() for one in sharded.parameters()]
     dist.destroy_process_group()
     whole, start = list(train(model()).parameters()), list(model().parameters())
-    for way in (copied.module.parameters(), gathered):
-        for there, one, before in zip(way, whole, start, strict=True):
+    for parameters in (copied.module.parameters(), gathered):
+        for there, one, before in zip(parameters, whole, start, strict=True):
             # Sums of some 250 terms, in another order, through seven layers and two steps;
             # numbers about 1.
             torch.testing.assert_close(there, one, rtol=0, atol=7 * 2 * 250 * 2.0**-53)

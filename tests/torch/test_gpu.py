@@ -31,14 +31,14 @@ OF_IMAGES = dict.fromkeys(("x", "weight", "bias", "dy"), F32)
 def check_rows(found, x, residual, weight, dy, d_residual):
     y, stream, dx, dresidual, dweight = found
     check_forward(NormForward(y, stream), x, weight, None, residual, eps=1e-6)
-    grads, told = NormGrads(dx, dweight, dresidual=dresidual), {"x_dtype": x.dtype, "eps": 1e-6}
-    check_backward(grads, dy, stream, weight, None, d_residual, **told)
+    grads, options = NormGrads(dx, dweight, dresidual=dresidual), {"x_dtype": x.dtype, "eps": 1e-6}
+    check_backward(grads, dy, stream, weight, None, d_residual, **options)
 
 
 def check_images(found, x, weight, bias, dy):
-    given, told = (x, GROUPS, weight, bias), {**IMAGE, "eps": 1e-5}
-    check_group_forward(GroupNormForward(found[0]), *given, **told)
-    check_group_backward(GroupNormGrads(*found[1:]), dy, *given, **told)
+    given, options = (x, GROUPS, weight, bias), {**IMAGE, "eps": 1e-5}
+    check_group_forward(GroupNormForward(found[0]), *given, **options)
+    check_group_backward(GroupNormGrads(*found[1:]), dy, *given, **options)
 
 
 class Norm:
@@ -46,10 +46,10 @@ class Norm:
 
     def __init__(self, name):
         self.gpu, shape, dtypes = OnTorch(), SHAPE, ROWS
-        self.call, self.hold = ct.add_rms_norm, check_rows
+        self.call, self.check_results = ct.add_rms_norm, check_rows
         if name == "group_norm":
             self.call = lambda x, *parameters: (ct.group_norm(x, GROUPS, *parameters, **IMAGE),)
-            self.hold, shape, dtypes = check_images, IMAGES, OF_IMAGES
+            self.check_results, shape, dtypes = check_images, IMAGES, OF_IMAGES
         shapes = dict.fromkeys(("weight", "bias"), shape[1])
         drawn = (self.gpu.put(draw(one, shapes.get(one, shape), dtypes[one])) for one in dtypes)
         last = {"memory_format": torch.channels_last}
@@ -67,7 +67,7 @@ class Norm:
         assert all(one.stride() == self.x.stride() for one in found if one.ndim > 1)
         given = [*self.leaves, *self.arriving]
         results, operands = ([self.gpu.get(t.contiguous()) for t in ts] for ts in (found, given))
-        self.hold(results, *operands)
+        self.check_results(results, *operands)
 
 
 @pytest.fixture(params=["add_rms_norm", "group_norm"])

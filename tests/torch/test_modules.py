@@ -79,8 +79,8 @@ def test_parameters_state_and_copies_are_those_of_torchs_module(name):
     ours, theirs, x = pair(name)
     assert isinstance(ours, type(theirs))
     ours.load_state_dict(theirs.state_dict())
-    forms = [[(k, p.shape, p.dtype) for k, p in m.named_parameters()] for m in (ours, theirs)]
-    assert forms[0] == forms[1]
+    specs = [[(k, p.shape, p.dtype) for k, p in m.named_parameters()] for m in (ours, theirs)]
+    assert specs[0] == specs[1]
     assert repr(ours) == repr(theirs)
     own = {"activation", "round_before_weight", "weight_offset"}
     assert vars(ours).keys() - vars(theirs).keys() <= own
@@ -193,7 +193,7 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
 
 
 @pytest.mark.parametrize(
-    "made, said",
+    "module, text",
     [
         (RMSNorm(8, weight_offset=1.0, round_before_weight=True), "weight_offset=1.0, round_"),
         (GroupNorm(2, 8, activation="relu"), "activation='relu'"),
@@ -201,8 +201,8 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
         (GatedRMSNorm(8, groups=2, gate_activation="sigmoid", gate_position="pre"), "groups=2, "),
     ],
 )
-def test_what_changes_a_module_is_in_its_copy_and_is_said(made, said):
+def test_what_changes_a_module_is_in_its_copy_and_is_said(module, text):
     """As defaults are the class's, a state without them is that of a module of torch.nn."""
-    assert said in repr(made)
-    for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
-        assert repr(again) == repr(made)
+    assert text in repr(module)
+    for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert repr(again) == repr(module)

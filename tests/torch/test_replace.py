@@ -16,10 +16,10 @@ from torch import nn  # noqa: E402
 
 from cunorm.torch import replace_norms  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
+    ALL_NORMS,
     BF16,
-    EVERY,
+    CUSTOM_NORMS,
     F32,
-    KNOWN,
     Gated,
     GateRequiredNorm,
     LastAxis,
@@ -42,7 +42,7 @@ def own_forwards(patch, *kinds):
 
 
 @pytest.mark.parametrize(
-    "name, dtype", [(name, F32) for name in EVERY] + [(name, BF16) for name in KNOWN]
+    "name, dtype", [(name, F32) for name in ALL_NORMS] + [(name, BF16) for name in CUSTOM_NORMS]
 )
 def test_a_norm_runs_the_kernels_that_its_formula_is_with_its_own_results(name, dtype, monkeypatch):
     """In float32 up to 32 roundings, 16 of each; the bits in bfloat16, but for ties.
@@ -52,7 +52,7 @@ def test_a_norm_runs_the_kernels_that_its_formula_is_with_its_own_results(name, 
     is a unit off as often as not. Gradients round wherever PyTorch stores an intermediate result:
     in bfloat16 each is half a unit in the last place off, some four times in a row.
     """
-    make, runs = EVERY[name]
+    make, runs = ALL_NORMS[name]
     module, given = make().to(dtype), arguments(name, dtype)
     kind, before = type(module), results(module, *given)
     done = replace_norms(module)
@@ -79,7 +79,7 @@ def test_a_norm_runs_the_kernels_that_its_formula_is_with_its_own_results(name, 
 @pytest.mark.parametrize("x_dtype, weight_dtype", [(F32, BF16), (BF16, F32)])
 @pytest.mark.parametrize("name", ["Llama's", "Gemma's", "T5's"])
 def test_dtypes_are_those_of_the_modules_own_forward(name, x_dtype, weight_dtype):
-    module, (x,) = KNOWN[name][0]().to(weight_dtype), arguments(name, x_dtype)
+    module, (x,) = CUSTOM_NORMS[name][0]().to(weight_dtype), arguments(name, x_dtype)
     expected = module(x)
     replace_norms(module)
     actual = module(x)

@@ -205,7 +205,7 @@ def test_replacing_keeps_all_but_classes_and_restoring_gives_these_back():
     kinds = [type(module) for module in model.modules()]
     expected = results(model, x)
     state, parameters = model.state_dict(), list(model.parameters())
-    hook = model.shared.register_forward_hook(lambda *told: seen.append(told))
+    hook = model.shared.register_forward_hook(lambda *args: seen.append(args))
     replace_norms(model)
     model(x)
     assert len(seen) == 2

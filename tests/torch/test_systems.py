@@ -21,7 +21,7 @@ import cunorm.torch as ct  # noqa: E402
 from tests.support.processes import in_process  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
-    KNOWN,
+    CUSTOM_NORMS,
     WIDTH,
     LlamaNorm,
     drawn,
@@ -65,11 +65,11 @@ def test_checkpointed_norms_give_the_same_gradients(how):
         is_kept = operator is torch.ops.cunorm.row_norm_forward.default
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    told = {"use_reentrant": how == "reentrant"}
+    options = {"use_reentrant": how == "reentrant"}
     if how == "selective":
-        told["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     expected = results(model, x)
-    checkpoint(model, x.requires_grad_(), **told).backward(drawn(6, WIDTH, seed=5))
+    checkpoint(model, x.requires_grad_(), **options).backward(drawn(6, WIDTH, seed=5))
     found = [x.grad, *(parameter.grad for parameter in model.parameters())]
     assert all(map(torch.equal, found, expected[1:]))
     ours = [str(operator) for operator in seen if "cunorm" in str(operator)]
@@ -209,7 +209,9 @@ def test_compiled_autograd_gives_the_gradients_of_eager_calls():
 
 
 def test_torch_compile_takes_modules_whole():
-    others = torch.nn.Sequential(*(KNOWN[name][0]() for name in ("Llama's", "Mamba-2's", "T5's")))
+    others = torch.nn.Sequential(
+        *(CUSTOM_NORMS[name][0]() for name in ("Llama's", "Mamba-2's", "T5's"))
+    )
     ct.replace_norms(others)
     module, x = torch.nn.Sequential(Mixer(), others), drawn(6, WIDTH)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)

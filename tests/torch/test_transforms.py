@@ -42,7 +42,7 @@ def test_every_way_of_a_call_gives_the_same_bits(name):
         watched, seen = call(*tensors), gradients(call, tensors)
     family = "group_norm" if name in GROUPS else "row_norm"
     operators = {operator.name() for operator, _ in watch.seen}
-    assert operators == {f"cunorm::{family}_{way}" for way in ("forward", "backward")}
+    assert operators == {f"cunorm::{family}_{direction}" for direction in ("forward", "backward")}
     plain, _ = case(name, cunorm)
     with torch.no_grad():
         others = [call(*tensors), call(*detached(tensors)), watched, plain(*detached(tensors))]
@@ -99,10 +99,10 @@ def test_derivatives_that_there_are_not_are_an_error(name):
             call(forward_ad.make_dual(values, values), *rest)
 
 
-@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
-def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(way):
+@pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["recorded", "operator"])
+def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(mode):
     x = tensor("x", 4, 8, dtype="bfloat16")
-    with way():
+    with mode():
         stream = ct.add_rms_norm(x, None, residual_dtype="float32").residual
         (found,) = torch.autograd.grad(stream, x, factors(stream))
     assert (found.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
@@ -131,12 +131,15 @@ def test_a_batch_that_vmap_left_is_refused_by_name():
             ct.rms_norm(**arguments)
 
 
-@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["eager", "operator"])
-def test_wrong_scalars_are_the_same_error_for_an_operator(way):
+@pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["eager", "operator"])
+def test_wrong_scalars_are_the_same_error_for_an_operator(mode):
     x = tensor("x", 4, 8)
     wrong = {"axis": 1.5, "eps": "0", "groups": None, "weight_offset": 1.0, "gate_activation": "?"}
     for name, value in wrong.items():
-        with way(), pytest.raises((TypeError, ValueError), match=f"^rms_norm: {name} is {value!r}"):
+        with (
+            mode(),
+            pytest.raises((TypeError, ValueError), match=f"^rms_norm: {name} is {value!r}"),
+        ):
             ct.rms_norm(x, **{name: value})
 
 

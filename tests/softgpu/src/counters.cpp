@@ -165,7 +165,7 @@ void keep_counts(const Watch& watch) {
 }  // namespace sg
 
 extern "C" {
-void softgpu_forget_launches() { sg::kept.clear(); }
+void softgpu_clear_launches() { sg::kept.clear(); }
 // A launch that was counted, or nullptr where there are fewer.
 const void* softgpu_launch(u64 index) {
   return index < sg::kept.size() ? &sg::kept[index].launch : nullptr;

@@ -33,9 +33,9 @@ def _on_host(function):
     """Return a function that waits for the current stream, as CuPy's need not, and computes."""
 
     def compute(*args, **kwargs):
-        given = {name: _host(value) for name, value in kwargs.items()}
-        made = function(*map(_host, args), **given)
-        return asarray(made) if isinstance(made, (np.ndarray, np.generic)) else made
+        host_kwargs = {name: _host(value) for name, value in kwargs.items()}
+        result = function(*map(_host, args), **host_kwargs)
+        return asarray(result) if isinstance(result, (np.ndarray, np.generic)) else result
 
     return compute
 
@@ -107,8 +107,8 @@ class ndarray:
 
     @property
     def __cuda_array_interface__(self):
-        told = {**self._a.__array_interface__, "data": (self.data.ptr, False), "version": 3}
-        return {**told, "stream": get_current_stream().ptr or 1}
+        interface = {**self._a.__array_interface__, "data": (self.data.ptr, False), "version": 3}
+        return {**interface, "stream": get_current_stream().ptr or 1}
 
     def __len__(self):
         return len(self._a)
@@ -118,11 +118,11 @@ class ndarray:
 
     def reshape(self, *shape):
         try:
-            made = self._a.view()
-            made.shape = shape[0] if isinstance(shape[0], tuple) else shape
+            result = self._a.view()
+            result.shape = shape[0] if isinstance(shape[0], tuple) else shape
         except AttributeError:
             return self.copy().reshape(*shape)
-        return self._of(made, self._owner)
+        return self._of(result, self._owner)
 
     def ravel(self):
         return self.reshape(-1)
@@ -193,12 +193,12 @@ def _host(value):
 
 def _write(out, key, value):
     """Give the current stream an assignment; a value of the host is read at once."""
-    held = value if isinstance(value, ndarray) else None
-    value = held._a if held is not None else np.array(value)
+    source = value if isinstance(value, ndarray) else None
+    value = source._a if source is not None else np.array(value)
 
     def write():
         out._a[key] = value
-        return held  # which lives as long as this function
+        return source  # which lives as long as this function
 
     later(write, get_current_stream().ptr)
 

@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 
 from .. import _driver
-from .._driver import CUDARuntimeError, asked, call
+from .._driver import CUDARuntimeError, call, query
 from . import compiler as compiler
 from . import driver as driver
 from . import nvrtc as nvrtc
@@ -39,8 +39,8 @@ class Device:
 
     @property
     def attributes(self):
-        asked = runtime.deviceGetAttribute
-        return {name: asked(number, self.id) for name, number in _ATTRIBUTES.items()}
+        query = runtime.deviceGetAttribute
+        return {name: query(number, self.id) for name, number in _ATTRIBUTES.items()}
 
     @property
     def compute_capability(self):
@@ -113,8 +113,10 @@ class ExternalStream:
 class Stream(ExternalStream):
     def __init__(self, null=False, non_blocking=False, ptds=False):
         self._mine = not null and not ptds
-        made = asked("cuStreamCreate", int(non_blocking), kind=ctypes.c_uint64) if self._mine else 0
-        super().__init__(2 if ptds else made)
+        handle = (
+            query("cuStreamCreate", int(non_blocking), kind=ctypes.c_uint64) if self._mine else 0
+        )
+        super().__init__(2 if ptds else handle)
 
     def __del__(self, destroy=_driver.library.cuStreamDestroy_v2):
         if getattr(self, "_mine", False):
@@ -137,7 +139,7 @@ def _done(name, handle):
 
 class Event:
     def __init__(self, block=False, disable_timing=False, interprocess=False):
-        self.ptr = asked("cuEventCreate", 0, kind=ctypes.c_uint64)
+        self.ptr = query("cuEventCreate", 0, kind=ctypes.c_uint64)
 
     def __del__(self, destroy=_driver.library.cuEventDestroy_v2):
         destroy(ctypes.c_uint64(self.ptr))
@@ -180,7 +182,7 @@ class Memory:
         if self._stream.is_capturing() and self._kind not in _freed:
             raise CUDARuntimeError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: memory is allocated")
         if size:
-            self.ptr = asked("cuMemAlloc_v2", size, kind=ctypes.c_uint64)
+            self.ptr = query("cuMemAlloc_v2", size, kind=ctypes.c_uint64)
 
     def __del__(self, free=_driver.library.cuMemFreeAsync):
         if self.ptr:
