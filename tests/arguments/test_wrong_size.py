@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `workspace_size` is not the size of: its errors are those of the function, in its name."""
+"""Wrong input of `workspace_size`: it has the errors of the function, under its own name."""
 
 from __future__ import annotations
 

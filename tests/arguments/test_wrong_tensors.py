@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that stand for more than their memory, or lie elsewhere: whichever of them it is."""
+"""Arrays that are more than their memory, or on another device, as any operand or result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STATES = [
 
 
 def places_of(call):
-    """Yield each array of a call: what it is in, by which key, and what an error calls it."""
+    """Yield of each array of a call: its container, its key, and its name in errors."""
     for named in (call.arrays, call.out):
         for key in arrays_of(named):
             label = "out" if call.result is None else f"out.{key}"
@@ -60,11 +60,11 @@ def places_of(call):
 
 @names
 def test_a_tensor_that_is_not_its_memory_is_refused_whatever_was_met(name):
-    """In tests/arrays/test_refused_torch.py there is more that is not."""
+    """tests/arrays/test_refused_torch.py has further such tensors."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     call = call_of(name, kind="torch")
     if call.workspace is not None:
-        call.workspace = call.workspace.view(call.arrays["x"].dtype)  # as bytes require no grad
+        call.workspace = call.workspace.view(call.arrays["x"].dtype)  # bytes cannot require grad
     for named, key, argument in places_of(call):
         plain = named[key]
         for make, error, text in STATES:
@@ -105,7 +105,7 @@ def test_a_tensor_that_is_no_memory_to_lend_is_refused():
         check_refused(workspace_cases(ValueError, UNUSABLE, memory.view(-1)[8 // dtype.itemsize :]))
     text = "has dtype bool, expected float16, bfloat16, float32 or float64"
     check_refused(workspace_cases(TypeError, text, torch.zeros(SIZE, dtype=torch.bool)))
-    # Bytes are described as no other arrays are.
+    # The adapter treats bytes separately.
     text = NO_MEMORY.format("workspace")
     check_refused(workspace_cases(ValueError, text, freed(torch.zeros(SIZE, dtype=torch.uint8))))
 

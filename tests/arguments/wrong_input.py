@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The table of wrong input that any front end can be given: options, shapes and dtypes."""
+"""The table of wrong input for all front ends: options, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.refused import Case, Table, each
 
 ROWS = [*FORWARDS, *BACKWARDS]
 GRADIENTS = ["group_norm_backward"]
-# Types of which a wrong value is a ValueError, and what else is expected then, if it is another.
+# Types whose wrong values are a ValueError, and the expected text of a TypeError if it differs.
 REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
 TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
@@ -48,7 +48,7 @@ Cases = Iterator[Case]
 
 
 def wrong(argument: str, kind: Any, expected: str, values: Any, names: Any = None) -> Cases:
-    """Yield an error for each value: a ValueError where the type is right."""
+    """Yield an error for each value: a ValueError if its type is right."""
     for value in values:
         error = ValueError if type(value) in kind[0] else TypeError
         right = expected if error is ValueError else kind[1] or expected
@@ -57,7 +57,7 @@ def wrong(argument: str, kind: Any, expected: str, values: Any, names: Any = Non
 
 
 def gated(argument: str, expected: str, values: Any) -> Cases:
-    """Give a gate and none: what is said of it is looked at in any case."""
+    """Yield each error with a gate and without: options of a gate are checked in both cases."""
     for case in wrong(argument, NAME, expected, values):
         yield case
         yield case._replace(change=case.change | {"gate": None})
@@ -148,7 +148,7 @@ NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
 RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
 NO_MEAN = "mean is None, expected the mean that the forward returned, as center is True"
 CENTERED = ["normalize_backward", "layer_norm_backward"]
-# Each title once or more: its cases are added up.
+# A title may occur several times: its cases are joined.
 PARTS: list[tuple[str, Iterable[Case]]] = [
     ("eps", wrong("eps", REAL, f"{FINITE} of at least 0", [-1e-6, NAN, INF, 10**400, *NO_NUMBERS])),
     ("c", wrong("c", REAL, f"{FINITE} or None", [NAN, -INF, "d", Decimal(2), True])),
@@ -200,7 +200,7 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ("too wide", rows(SQUARE, 2**31, 0)),
     ("too wide", channels(HALF, 2**31, 1)),
     ("dtype of arrays", dtypes()),
-    ("dtype that is said", dtype_options()),
+    ("dtype options", dtype_options()),
     (
         "residual_dtype",
         each(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The table of memory that cannot be that of results or a workspace; of the plain functions alone.
+"""The table of arrays that cannot be results or workspaces; for the plain functions only.
 
-What overlaps is in tests/memory/test_overlap.py.
+tests/memory/test_overlap.py has overlapping arrays.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ SIZE_HINT = "as cunorm.workspace_size says"
 TO_ADD_TO = "expected an array of float32 or float64 to add to, as accumulate is True"
 NO_STREAM = "out.residual is given, expected None: there is no residual"
 NO_MEAN = "out.mean is given, expected None: without center there is no mean"
-SIZE = 1 << 16  # bytes of a workspace, of which no call here needs a quarter
+SIZE = 1 << 16  # bytes of a workspace; no call here needs a quarter of it
 TYPE, VALUE = TypeError, ValueError
 STATISTICS = ("mean", "rstd")
 
 
 class Place(NamedTuple):
-    """A result of a function: its field, what an error calls it, and an array that is right."""
+    """A result of a function: its field, its name in errors, and a valid array."""
 
     name: str
     field: str
@@ -124,7 +124,7 @@ def sharing() -> Cases:
 
 def dtypes() -> Cases:
     begun = {"residual": None, "residual_dtype": "float16"}
-    # Of a result: its dtype, the one that it must have, as what says, and what says so.
+    # Of a result: a wrong dtype, the expected one, the argument that determines it, and its value.
     agreed: list[tuple[str, str, str, str, dict[str, Any]]] = [
         ("y", "float32", "float16", "dtype", {"dtype": "float16"}),
         ("dx", "float32", "float16", "x_dtype", {"x_dtype": "float16"}),
@@ -244,7 +244,7 @@ TABLE = table_of(
         ("strides of out", strides()),
         ("out that overlaps itself", sharing()),
         ("dtype of out", dtypes()),
-        ("results that there are not", absent()),
+        ("absent results", absent()),
         ("out that cannot be written to", unwritable()),
         ("accumulate", accumulators()),
         ("strides of a workspace", views()),

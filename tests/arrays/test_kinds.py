@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays of every framework: in without a copy, out as the caller's own, with the right numbers."""
+"""Arrays of every framework: read without a copy, returned as the caller's type, correct."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_streams_and_small_arrays_are_of_the_callers_framework(kind):
     assert kind.is_own(result.residual, "float32")
     check_forward(get_all(kind, result), x, None, None, residual, eps=1e-6)
     assert cunorm.rms_norm_forward(kind.put(X[0])).rstd.shape == ()
-    if "Dlpack" not in type(kind).__name__:  # where NumPy may give no address
+    if "Dlpack" not in type(kind).__name__:  # NumPy may give no address
         assert cunorm.rms_norm(kind.put(X[:0].copy())).shape == (0, 96)
 
 
-@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # whose calls XLA makes
+@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # XLA makes the calls of JAX
 def test_kernels_read_and_write_the_arrays_own_memory(kind, calls):
     kind, norm = kind(), NORMS["layer_norm"]
     x, residual, dy, above = (kind.put(draw(n, SHAPE, "float32")) for n in ("x", "r", "dy", "dr"))
@@ -92,13 +92,13 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # which have none
+@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # JAX has no views
 def test_views_are_not_copied_but_for_a_last_axis_with_gaps(kind, calls, monkeypatch):
     kind = kind()
     whole = kind.put(X)
     for name, view in VIEWS.items():
         if name == "rows backwards" and "torch" in str(type(whole)):
-            continue  # it has no negative strides
+            continue  # torch has no negative strides
         if name == "gaps":
             monkeypatch.undo()
         part = kind.put(view(X)) if isinstance(whole, Foreign) else view(whole)
@@ -128,7 +128,7 @@ def test_operands_of_several_frameworks_go_together_and_x_decides(every):
         np.testing.assert_array_equal(one.get(y), expected)
 
 
-# --- NumPy's arrays that are not quite plain ------------------------------------------------------
+# --- unusual NumPy arrays -------------------------------------------------------------------------
 
 
 def unaligned():
@@ -141,8 +141,8 @@ def field(dtype, *more):
     return array
 
 
-# Of each: how to make it, and whether kernels read it where it lies: those with gaps do not, but in
-# a copy of their own, and what is not aligned is copied before anything else is done.
+# Each: how to create it, and whether kernels read it in place. Arrays with gaps are copied by the
+# call; unaligned ones are copied before anything else.
 ODD = {
     "a matrix": (lambda: X.view(np.matrix), True),
     "a row, expanded": (lambda: np.broadcast_to(X[0], SHAPE), True),
@@ -181,7 +181,7 @@ def test_a_capsule_of_either_version_is_looked_into_and_freed_not_consumed(kind)
             return given[-1]
 
     np.testing.assert_array_equal(cunorm.rms_norm(Kept(x)), cunorm.rms_norm(x))
-    assert "dltensor" in repr(given[-1])  # a consumed one is called otherwise
+    assert "dltensor" in repr(given[-1])  # a consumed capsule has another name
     del x
     assert alive() is not None
     given.clear()
@@ -189,7 +189,7 @@ def test_a_capsule_of_either_version_is_looked_into_and_freed_not_consumed(kind)
 
 
 class Offset(Foreign):
-    """An array whose capsule says that it begins some bytes after its address."""
+    """An array whose capsule has a byte offset."""
 
     def __dlpack__(self, **options):
         capsule = super().__dlpack__(**options)

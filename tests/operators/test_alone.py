@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What a row, a group or a sample gives depends on it alone, to the bit.
+"""The results of a row, a group or a sample depend on it alone, bit for bit.
 
-Not on those around it, on alignment, strides, threads or the run; parameter gradients on shapes.
+They do not depend on other rows, alignment, strides, threads or the run. Parameter gradients also
+depend on shapes.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ NORMS = {
 }
 norms = pytest.mark.parametrize("name", NORMS)
 pytestmark = pytest.mark.compiled("O1")
-# Of rows, width and groups; of group norms, positions, channels and groups: of one launch on a CPU
-# or of three, of several samples at a time, in chunks, whole lines, packs of them.
+# Width and groups of rows; positions, channels and groups of group norms: one launch on a CPU or
+# three, several samples at a time, chunks, whole lines, packs of lines.
 WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (20480, 1)]
 SAMPLES = {
     "last": [(300, 40, 8), (700, 256, 8), (4900, 72, 8)],
@@ -57,13 +58,13 @@ def sizes(name, is_gpu=False):
 
 
 def few(size):
-    """Return enough rows, or samples, to be planned in another way than one is."""
+    """Return a number of rows or samples that gets another plan than a single one."""
     elements = size[0] * size[1]
     return 37 if elements < 4000 else 20 if elements < 15_000 else 5
 
 
 def run(name, size, count, on=None, **more):
-    """Run both directions with everything; return the results by name."""
+    """Run both directions with all operands; return the results by name."""
     if memory_of(name) == "rows":
         leading = (1, 1, count) if count % 4 else (2, 2, count // 4)
         case = {"shape": (*leading, size[0]), "groups": size[1]}
@@ -78,7 +79,7 @@ def run(name, size, count, on=None, **more):
 
 
 def assert_same(actual, expected, picked=None):
-    """Compare results; only of rows, and those that were picked, where some were."""
+    """Compare results; with `picked`, only those of rows, at the picked indices."""
     assert actual.keys() == expected.keys()
     for field, right in expected.items():
         if picked is None:
@@ -94,7 +95,7 @@ def test_results_ignore_the_order_number_and_position_of_rows(device, name):
     for size in sizes(name, device.is_gpu):
         count = 5 if device.is_gpu else few(size)
         expected = run(name, size, count, device)
-        assert_same(run(name, size, count, device), expected)  # and the same again
+        assert_same(run(name, size, count, device), expected)  # the same again
         order = np.random.default_rng(0).permutation(count)
         choices = [order, order[:1]]
         choices += [] if device.is_gpu or len(size) > 2 else [np.tile(order, 9)]
@@ -156,7 +157,7 @@ def test_results_do_not_depend_on_the_number_of_threads_nor_on_the_run(name, def
                 assert_same(run(name, tuple(size), count), expected)
 
 
-# More than 32 MiB of results, whose build stores them otherwise than that of a few rows.
+# More than 32 MiB of results: their build stores differently from that of a few rows.
 LARGE = {"rows": ((1024,), 17000, 40, "bfloat16"), "samples": ((300, 48), 600, 20, "float32")}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every norm by its name is within its bounds, forward and backward, on any device."""
+"""All functions of every named norm are within their bounds, on any device."""
 
 import inspect
 
@@ -24,7 +24,7 @@ from tests.support.operands import (
 )
 
 all_norms = pytest.mark.parametrize("name", NORMS)
-# Dtypes, and widths on a GPU, which has builds for each.
+# Dtypes, and widths on a GPU, which has a build for each.
 CASES = [
     ("rms_norm", "float32", 4096),
     ("layer_norm", "float32", 128),
@@ -38,7 +38,7 @@ CASES = [
 
 
 def check_named(on, name, dtype, shape, groups=1):
-    """Run all that goes by a norm's name, and hold each to the oracle."""
+    """Run all functions of a named norm, and check each against the oracle."""
     norm = NORMS[name]
     rows = {n: draw(n, shape, dtype) for n in ("x", "residual", "dy", "d_residual")}
     given = parameters(norm, shape[-1], dtype)
@@ -125,7 +125,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_of_a_stream_are_within_their_bounds(anywhere, variant):
-    """Of every operand there may be; the stream is float32, and a gate float16."""
+    """All operands are given; the stream is float32, and a gate float16."""
     dtype, norm = VARIANTS[variant]
     norm = ALL | norm
     wide = "float64" if dtype == "float64" else "float32"
@@ -168,9 +168,9 @@ def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywh
 
 # --- group norms ----------------------------------------------------------------------------------
 
-AXES = {"last": -1, "first": 1}  # that channels are by their place in memory, if named so
-# Samples, positions, channels, groups: of which a block of a GPU has whole groups, and not; in
-# lines of any alignment; of several launches on a CPU.
+AXES = {"last": -1, "first": 1}  # of the channels, by their place in memory
+# Samples, positions, channels, groups: a block of a GPU has whole groups, or not; lines of any
+# alignment; several launches on a CPU.
 SIZES = [(3, 7, 3, 1), (2, 64, 32, 8), (1, 131, 40, 5), (2, 9, 320, 32), (20, 1, 64, 32)]
 HOST_SIZES = [*SIZES, (2, 4096, 96, 6), (2, 5003, 10, 10)]
 
@@ -199,7 +199,7 @@ def check_grouped(on, name, size, dtype, memory, channel_axis, activation="silu"
 
 
 def laid_out(on, array, channel_axis, memory):
-    """Put an array on the device, its channels last or first in memory; JAX knows one order."""
+    """Copy an array to the device, its channels last or first in memory; JAX has only one order."""
     axis = AXES[memory]
     dense = on.put(np.array(np.moveaxis(array, channel_axis, axis), order="C"))
     axes = list(range(array.ndim))

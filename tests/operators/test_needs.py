@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A backward reads what the wanted gradients are made of, and gives no others."""
+"""A backward reads only the inputs of the requested gradients, and returns no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.placed import Samples
 
 EVERY = {"shape": (1, 1, 19, 41), "groups": 3, "center": True, "c": 3.0, "weight_offset": 1.0}
 EVERY |= {"round_before_weight": True, "d_residual": "float32", "gate_activation": "gelu"}
-# What each gradient of a group norm is made of, and what else where there is an activation.
+# The inputs of each gradient of a group norm, and further ones with an activation.
 GROUP_INPUTS_OF = {
     "x": ({"dy", "x", "mean", "rstd", "weight"}, {"bias"}),
     "weight": ({"dy", "x", "mean", "rstd"}, {"weight", "bias"}),
@@ -27,7 +27,7 @@ CASES += [(kind, (name,)) for kind in GROUP_NORMS for name in GROUP_INPUTS_OF]
 
 
 def backward(kind, **more):
-    """Return a call of a row norm with a gate in a position, or of a group norm of a kind."""
+    """Return a call of a group norm of a kind, or of a row norm; `kind` is its gate's position."""
     if kind in GROUP_NORMS:
         positions, activation = GROUP_NORMS[kind]
         case = {"samples": Samples(2, (positions,), 10, 5), "activation": activation}
@@ -46,9 +46,9 @@ def inputs_of(kind, needs):
 
 @pytest.mark.parametrize(("kind", "needs"), CASES)
 def test_gradients_asked_for_are_those_among_all_and_need_nothing_else(kind, needs):
-    """An array that no wanted gradient is made of is full of NaN: if it is read, it shows.
+    """Inputs that no requested gradient depends on are NaN: reading one would show.
 
-    The other way round, NaN in what a gradient is made of shows in it.
+    Conversely, NaN in an input of a gradient shows in the gradient.
     """
     whole, part, read = backward(kind).check(), backward(kind, needs=needs), inputs_of(kind, needs)
     for name, placed in part.inputs.items():

@@ -19,7 +19,7 @@ dtypes = st.sampled_from(["bfloat16", "float32"])
 
 @st.composite
 def views(draws, shape):
-    """Draw a view of a shape: some part of a larger array, by steps, its axes in any order."""
+    """Draw a view of a shape: part of a larger array, with any steps and order of axes."""
     strides = [draws(steps) for _ in shape]
     starts = [draws(st.integers(0, 2)) for _ in shape]
     order = draws(st.permutations(range(len(shape))))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which axes make a row, which dtypes results have, and which results there are."""
+"""The axes of a row, the dtypes of results, and the results that are returned."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_a_group_norm_without_positions_or_of_one_group_is_a_layer_norm(groups):
         check_forward(rows, x.reshape(5, -1), None, None, **options)
 
 
-# --- nothing there --------------------------------------------------------------------------------
+# --- empty arrays ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8), (0, 0, 0, 0, 8)], ids=str)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rows and groups that are all alike, huge, zero or not finite."""
+"""Rows and groups that are constant, huge, zero or not finite."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_constant_row_under_center_gives_exactly_bias(device, dtype):
 
 @axes
 def test_a_constant_group_gives_the_activation_of_bias(device, axis):
-    """To the bit, whatever the constant: some have a mean that is not exactly a sum's rounding."""
+    """Bit for bit, for any constant: the rounded sum of some does not give their mean."""
     sizes = [(1, 10, 5), (31, 10, 1), (3007, 40, 4)]
     for positions, channels, groups in sizes[:2] if device.is_gpu else sizes:
         rng = np.random.default_rng(positions)
@@ -49,7 +49,7 @@ def test_a_constant_group_gives_the_activation_of_bias(device, axis):
 
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_a_constant_group_without_bias_gives_zeros(device, axis):
-    """Of parts of unlike length, too."""
+    """Also with parts of different lengths."""
     shape = (1, 1999, 24) if axis == -1 else (1, 24, 1999)
     for constant in (0.1, 1e4 + 1 / 3, -7e-5):
         x = device.put(np.full(shape, constant, np.float32))
@@ -140,7 +140,7 @@ def test_what_is_not_finite_stays_in_its_row_or_group(device, kernel, value):
 
 @pytest.mark.parametrize("positions", [63, 64, 65])
 def test_an_infinite_weight_poisons_no_sum_beyond_the_sample(positions):
-    """What lies outside a pack is 0, and 0 times infinity would be NaN in the sums."""
+    """Elements outside a pack are 0, and 0 times infinity would be NaN in the sums."""
     x, dy = (draw(name, (1, 4, positions), "float32") for name in ("x", "dy"))
     weight, bias = np.float32([np.inf, 1, 1, 1]), np.ones(4, np.float32)
     options = {"channel_axis": 1, "activation": "silu"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of every public function with arrays that go together, for all it takes and makes."""
+"""Calls of every public function, with matching arrays for all operands and results."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ names = pytest.mark.parametrize("name", FUNCTIONS)
 kinds = pytest.mark.parametrize("kind", ["numpy", "torch"])
 devices = pytest.mark.parametrize(
     "kind", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)]
-)  # whose arrays: of NumPy on a CPU, of CuPy on a GPU
+)  # NumPy arrays on a CPU, CuPy arrays on a GPU
 
 
 def functions_taking(*arguments: str) -> list[str]:
-    """Name the public functions that have all of these arguments."""
+    """Return the names of the public functions that have all of these arguments."""
     return [name for name in FUNCTIONS if {*arguments} <= parameters_of(name)]
 
 
@@ -45,7 +45,7 @@ def parameters_of(name: str) -> set[str]:
 
 
 def raises(error: Any, *texts: str) -> Any:
-    """Expect an error whose message is exactly these texts, one after the other."""
+    """Expect an error whose message is exactly these texts, joined."""
     return pytest.raises(error, match="^" + re.escape("".join(texts)) + "$")
 
 
@@ -65,7 +65,7 @@ def to(kind: str, array: Any) -> Any:
 
 
 def host(array: Any) -> Any:
-    """Return an array's numbers as NumPy's."""
+    """Return an array's numbers as a NumPy array."""
     if isinstance(array, np.ndarray):
         return array
     return OnCupy().get(array) if kind_of(array) == "cupy" else array.numpy()
@@ -80,17 +80,17 @@ def strides_of(array: Any) -> tuple[int, ...]:
 
 
 def arrays_of(named: dict[str, Any]) -> dict[str, Any]:
-    """Return those that are arrays, of a call's arguments or of a result's fields."""
+    """Return the arrays among a call's arguments or a result's fields."""
     return {name: array for name, array in named.items() if hasattr(array, "shape")}
 
 
 def fields(result: Any) -> dict[str, Any]:
-    """Name the arrays of a result."""
+    """Return the arrays of a result by name."""
     return arrays_of(result._asdict() if isinstance(result, tuple) else {"y": result})
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Compare results to the bit, and by what there is to know of their arrays."""
+    """Compare results bit for bit, and the types, shapes and strides of their arrays."""
     assert type(actual) is type(expected)
     actual, expected = fields(actual), fields(expected)
     assert actual.keys() == expected.keys()
@@ -102,13 +102,13 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 
 def change(arrays: dict[str, Any], to_what: str = "another") -> None:
-    """Put other numbers into arrays."""
+    """Write other numbers to arrays."""
     for name, array in arrays_of(arrays).items():
         array[...] = to(kind_of(array), draw(f"{to_what} {name}", tuple(array.shape), "float32"))
 
 
 def elsewhere(array: Any, start: int = 0) -> Any:
-    """Return an array of the same form, that many elements after where one may begin."""
+    """Return an array of the same shape in other memory, `start` elements after its beginning."""
     size = int(np.prod(array.shape))
     numbers = to(kind_of(array), draw(f"elsewhere {start}", start + size, "float32"))
     return numbers[start:].reshape(array.shape)
@@ -118,7 +118,7 @@ def elsewhere(array: Any, start: int = 0) -> Any:
 
 
 class Call:
-    """A call of a public function with arrays for all that it takes, and for all that it makes."""
+    """A call of a public function, with arrays for all of its operands and results."""
 
     shape, options = (5, WIDTH), {"center": True}
 
@@ -142,7 +142,7 @@ class Call:
         self.workspace = self.make_workspace() if "workspace" in taken else None
 
     def _shapes(self, *shape: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each operand that there may be."""
+        """Return the shapes of all possible operands."""
         *leading, width = shape
         groups = self.options.get("groups", 1)
         statistic = (*leading, groups) if groups > 1 else tuple(leading)
@@ -151,13 +151,13 @@ class Call:
         return shapes | dict.fromkeys(("weight", "bias"), (width,))
 
     def _fields(self) -> list[str]:
-        """Name the results that there are, each of its own."""
+        """Return the names of the results that are arrays of their own."""
         if self.result is None:
             return ["y"]
         centered = self.options.get("center") or "layer_norm" in self.name or "group" in self.name
         absent = [] if centered else ["mean"]
         if self.name.endswith("backward"):
-            absent = ["dresidual"]  # dx is, where their dtypes agree
+            absent = ["dresidual"]  # the same array as dx if their dtypes agree
         return [
             field
             for field in self.result._fields
@@ -166,25 +166,25 @@ class Call:
         ]
 
     def make_workspace(self) -> Any:
-        """Make memory of exactly the size that is said of the arrays as they are."""
+        """Allocate a workspace of exactly the size that workspace_size returns."""
         sized = signature(cunorm.workspace_size).parameters.keys()
         options = {key: value for key, value in self.arrays.items() if key in sized}
         return to(self.kind, np.empty(cunorm.workspace_size(self.name, **options), np.uint8))
 
     def parts(self) -> list[str]:
-        """Name what a call has to make if it is left out."""
+        """Return the names of the arrays that the call allocates if they are not given."""
         return [*self.out, *([] if self.workspace is None else ["workspace"])]
 
     def make(self, **more: Any) -> Any:
-        """Let the call make all of its results."""
+        """Make the call, which allocates all of its results."""
         return self.function(**self.arrays | more)
 
     def out_of(self, given: dict[str, Any]) -> Any:
-        """Return such results as `out` takes them."""
+        """Return these arrays as the argument `out`."""
         return given.get("y") if self.result is None else self.result(**given)
 
     def run(self, without: str | None = None, **more: Any) -> Any:
-        """Let the call write its results to `out`."""
+        """Make the call, which writes its results to `out`."""
         out = self.out_of({field: a for field, a in self.out.items() if field != without})
         has_workspace = self.workspace is not None and without != "workspace"
         workspace = {"workspace": self.workspace} if has_workspace else {}
@@ -192,7 +192,7 @@ class Call:
 
 
 class GroupCall(Call):
-    """The same of a group norm."""
+    """A call of a group norm."""
 
     shape, options = (3, 8, WIDTH), {"num_groups": 4, "activation": "silu", "channel_axis": -1}
 
@@ -207,12 +207,12 @@ _LIKE = {f"d{name}": name for name in ("x", "weight", "bias", "gate")} | {"y": "
 
 
 def call_of(name: str, shape: Any = None, kind: str = "numpy", **options: Any) -> Call:
-    """Return a call of any of the functions."""
+    """Return a call of one of the functions."""
     return (GroupCall if name in GROUP_NORMS else Call)(name, shape, kind, **options)
 
 
 def _result_type(name: str) -> Any:
-    """Return the tuple of a function's results, None where it is y alone."""
+    """Return the type of a function's result, None if it is y alone."""
     if name.startswith("add_"):
         return AddNorm
     direction = {"forward": 0, "backward": 1}.get(name.rpartition("_")[2])
@@ -220,11 +220,11 @@ def _result_type(name: str) -> Any:
     return None if direction is None else (of_groups if name in GROUP_NORMS else of_rows)[direction]
 
 
-# --- calls that are made again --------------------------------------------------------------------
+# --- the cache of calls ---------------------------------------------------------------------------
 
 
 class CallCache:
-    """The calls of a cache of their own, as large as that of the package."""
+    """A separate cache of calls, as large as the package's."""
 
     def __init__(self) -> None:
         parameters = internals._dispatch.cache_entry.cache_parameters()
@@ -235,14 +235,14 @@ class CallCache:
 
 
 def empty_call_cache(monkeypatch: pytest.MonkeyPatch) -> CallCache:
-    """Let the cache of calls be empty, and return what comes into it from now on."""
+    """Replace the cache of calls by an empty one, and return that."""
     cache = CallCache()
     monkeypatch.setattr(internals._dispatch, "cache_entry", cache.entries)
     return cache
 
 
 def call_uncached(function: Any, *arguments: Any, **more: Any) -> Any:
-    """Call a function with an empty cache of calls: checked and planned. One thread at a time."""
+    """Call a function with an empty cache, so that it is checked and planned; not thread-safe."""
     with pytest.MonkeyPatch.context() as patch:
         empty_call_cache(patch)
         return function(*arguments, **more)
@@ -250,14 +250,14 @@ def call_uncached(function: Any, *arguments: Any, **more: Any) -> Any:
 
 @contextmanager
 def cached_calls_only() -> Iterator[None]:
-    """Let no call be made but those that are in the cache."""
+    """Make all calls fail that are not in the cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(internals._dispatch, "_executable", None)
         yield
 
 
 def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect the arrays of each launch by their names, and let none be copied on its way there."""
+    """Return a list that gets the named pointers of each launch; a copy of an operand fails."""
     launches = []
     loaded = internals._dispatch._loaded
 

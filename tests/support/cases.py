@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the row norms and the group norms by cases, each held to the oracle.
+"""Calls of the row norms and the group norms by cases, each checked against the oracle.
 
-A case says what the operands are, which norm is computed of them, and how they lie in memory.
+A case has the operands, the options of the norm, and the layout of the arrays in memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NORM = {
     **{"c": None, "center": False, "groups": 1, "weight_offset": 0.0},
     **{"round_before_weight": False, "gate_activation": "silu", "gate_position": "post"},
 }
-_UP_TO_R = ("center", "groups", "gate_activation", "gate_position")  # what statistics depend on
-# What a case says where it does not say otherwise. Dtypes of operands, None: there is none; of
-# results, None: x's, or the operand's of which it is the gradient. `stream` is "+ float32" for a
-# residual of that dtype, "as float32" for x in it. `shape` has three leading axes, then the width
-# of a group; a group norm has `samples`. `layouts` is the layout of all operands, or the number of
-# the first one's, and the others have those that follow. `picked` are the numbers of the rows or
-# samples of which there are operands; None: all.
+_UP_TO_R = ("center", "groups", "gate_activation", "gate_position")  # options of the statistics
+# The default case. A dtype of None: an absent operand; for a result, the dtype of x or, for a
+# gradient, of its operand. `stream` is "+ float32" for a residual of that dtype, "as float32" for x
+# in that dtype. `shape` has three leading axes, then the width of a group; a group norm has
+# `samples`. `layouts` is the layout of all operands, or the index of the first one's layout; the
+# others take the following layouts in turn. `picked` are the indices of the rows or samples to
+# keep; None: all.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
@@ -44,18 +44,18 @@ DEFAULTS = _NORM | {
 
 
 class Call(NamedTuple):
-    """A call of a function, whose arrays have been placed."""
+    """A call of a function with placed arrays."""
 
     on: Any
     function: Callable[..., Any]
     inputs: dict[str, Placed | None]
     options: dict[str, Any]
-    out: Any  # the function's result, of what is placed
+    out: Any  # the function's result, with placed arrays
     arrays: list[Placed]
-    check_result: Callable[[Any], Any]  # to the oracle
+    check_result: Callable[[Any], Any]  # against the oracle
 
     def run(self) -> Any:
-        """Make the call, and return its results; it writes nothing else."""
+        """Make the call, check that it writes nothing but its results, and return these."""
         for placed in self.arrays:
             placed.put()
         given = {name: placed and placed.array for name, placed in self.inputs.items()}
@@ -67,14 +67,14 @@ class Call(NamedTuple):
         return get_all(self.on, result)
 
     def check(self) -> Any:
-        """Make the call, hold its results to the oracle, and return them."""
+        """Make the call, check its results against the oracle, and return them."""
         result = self.run()
         self.check_result(result)
         return result
 
 
 def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
-    """Place a call by which a kernel runs, on a GPU unless told otherwise."""
+    """Place the arrays of a call that runs a kernel, by default on a GPU."""
     case, on, is_row = DEFAULTS | case, on or OnCupy(), "row" in kernel
     make, options = _rows(case, on) if is_row else _groups(case, on)
     inputs = {"x": make.large(case["x"])}
@@ -87,7 +87,7 @@ def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
 
 
 def groups_of(case: Mapping[str, Any], array: Array) -> Array:
-    """View what is like x as rows or samples, positions, groups and their channels."""
+    """View an array like x as rows or samples, positions, groups and their channels."""
     of = case.get("samples")
     if of is None:
         return array.reshape(-1, 1, 1, array.shape[-1])
@@ -191,7 +191,7 @@ def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
 
 
 def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Placed]:
-    """Place dx, dgate and dresidual: over inputs, where it says so."""
+    """Place dx, dgate and dresidual, over inputs if the case is in place."""
     found: dict[str, Placed] = {}
     x_dtype = case["dx"] or case["x"]
     if "x" in needs:
@@ -205,13 +205,13 @@ def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Pl
 
 
 def _accumulated(case: Case, make: Draws, needs: tuple[str, ...]) -> dict[str, Placed]:
-    """Place what gradients of parameters are added to, if anything."""
+    """Place the arrays to which gradients of parameters are added, if there are any."""
     names = [f"d{name}" for name in ("weight", "bias") if name in needs]
     return {name: make.param(case["accumulate"]) for name in names if case["accumulate"]}
 
 
 def _subtract(result: Any, before: dict[str, Placed], exact: Any) -> Any:
-    """Return a result less what it was added to: what is nearest to the exact sum and rounds so."""
+    """Subtract the former values from sums: the value nearest to the exact one that rounds so."""
     for name, placed in before.items():
         total = getattr(result, name)
         rounding = 0.5 * ulp(total, str(total.dtype))
@@ -255,7 +255,7 @@ FACTORS: dict[str, dict[str, Any]] = {
 
 
 def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> list[Case]:
-    """Return cases of all pairs, in which some factors are others; of more choices for a seed."""
+    """Return a cover of all pairs, with `where` over the factors; a seed adds choices."""
     factors = {**FACTORS[kernel], **where}
     if seed is not None:
         activations = {"gate_activation": ACTIVATIONS, "activation": (None, *ACTIVATIONS[:-1])}
@@ -267,7 +267,7 @@ def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> lis
 
 
 def _legal(case: Case) -> Case:
-    """Return a case less what cannot be: a result has the dtype of what it is written over."""
+    """Return a valid case: a result has the dtype of the array that it is written over."""
     more = {}
     if case["in_place"] == "dy":
         more = {"dx": case["dy"], "dgate": None}
@@ -277,7 +277,7 @@ def _legal(case: Case) -> Case:
 
 
 def relevant(case: Case) -> Case:
-    """Return what of a case, or of a part of one, is not idle."""
+    """Return the choices of a case, or of a part of one, that have an effect."""
     idle: set[str] = set()
     if not case.get("gate", True):
         idle |= {"gate_activation", "gate_position", "dgate"}
@@ -291,11 +291,11 @@ def relevant(case: Case) -> Case:
 
 
 def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
-    """Add how arrays lie in memory, and how far from zero their numbers are."""
+    """Add the layout of arrays in memory, and the distance of their numbers from zero."""
     layouts = GROUP_LAYOUTS if "group" in kernel else ROW_LAYOUTS
-    # an array that a result is written over has no two elements in one place
+    # In place, no two elements of an array may share memory.
     first = "contiguous" if case["in_place"] else draw.choice(["contiguous", *range(len(layouts))])
     arrangement = {"layouts": first, "offset": draw.choice([0, 0, 1, 2, 4])}
-    # far from zero a mean's rounding may be beyond the corner of relu
+    # Far from zero, a mean's rounding may cross the corner of relu.
     far = draw.choice([False, True]) and case.get("activation") != "relu"
     return case | arrangement | {"far": far}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the norms as `warmup` is told of them, and as they are made; what they load."""
+"""Calls of the norms, described for `warmup` and made; and the builds that they load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.internals import (
 
 Make = Callable[[tuple[int, ...], str], Any]
 
-LARGE = 32 << 20  # bytes of a float16 result that no CPU's cache holds
+LARGE = 32 << 20  # bytes of a float16 result, too large for any CPU's cache
 COMMON = {
     "x": ["bfloat16", "float32", "float64"],
     "weight": ["auto", False, "float32"],
@@ -48,8 +48,8 @@ FACTORS = COMMON | {
     "gate_position": ["pre", "post"],
     "needs": [("x", "weight", "bias", "gate"), ("x",), ("weight", "bias"), ("gate",)],
 }
-# Of shapes (samples, positions, channels), among which are those that are one launch on a CPU and
-# those that are several, of which the results are too large for a cache or not.
+# Samples, positions and channels: one launch on a CPU or several, with results that are too large
+# for a cache or not.
 SAMPLES = [(3, 7, 20), (2, 900, 40), (20, 64, 64), (2, LARGE // 256, 128), (LARGE // 8192, 64, 64)]
 GROUP_FACTORS = COMMON | {
     "op": GROUPS,
@@ -62,11 +62,11 @@ GROUP_FACTORS = COMMON | {
 DESCRIBED = ("residual", "weight", "bias", "gate")
 
 
-# --- what is loaded -------------------------------------------------------------------------------
+# --- loaded builds --------------------------------------------------------------------------------
 
 
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
-    """List the builds that are loaded; none of them is compiled, nor does it compute anything."""
+    """Return a list that gets each loaded build; builds are not compiled and compute nothing."""
     with_empty_caches(monkeypatch)
     monkeypatch.setattr(_warmup, "compiler", lambda: "some")
     monkeypatch.setattr(_dispatch, "has_compiler", lambda: True)
@@ -75,7 +75,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
 
 
 def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
-    """List the builds that are loaded for GPUs; the same holds. There is room for every cluster."""
+    """Return the same for builds of GPUs; every cluster fits."""
     monkeypatch.setattr(_cuda, "fits_cluster", lambda launch, device: True)
     return _loads(monkeypatch, _cuda, lambda grid, block, arguments, **options: None)
 
@@ -93,23 +93,23 @@ def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[Ke
 
 
 def loaded_builds(macro: str) -> list[KernelBuild]:
-    """Return the builds that are loaded for a CPU and have such a macro."""
+    """Return the builds loaded for a CPU that define a macro."""
     return [build for build in _compile._loaded if macro in dict(build.macros)]
 
 
 def stores_past_caches(build: KernelBuild) -> bool:
-    """Whether a CPU's build writes large results."""
+    """Whether a CPU's build stores its results past the caches, as those are large."""
     return "NON_TEMPORAL" in dict(build.macros)
 
 
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing be loaded before a test, and nothing of it remain."""
+    """Give a test empty caches of builds and calls, and restore the former ones after it."""
     monkeypatch.setattr(_compile, "_loaded", OnceMap())
     empty_call_cache(monkeypatch)
 
 
 def clear_all() -> None:
-    """Let nothing stay loaded."""
+    """Clear all caches, of loaded builds too."""
     _memo.clear_all()
 
 
@@ -117,11 +117,11 @@ def clear_all() -> None:
 
 
 def cases() -> list[Case]:
-    """Return cases among which every two choices meet, those left out that no function takes."""
+    """Return a pairwise cover, without the options that a case's function does not take."""
     found = []
     for case in [*pairwise(FACTORS), *pairwise(GROUP_FACTORS)]:
         taken = _parameters(case) | {"op", "x", "shape", "layout", "dtype"}
-        if "d_residual" in taken:  # of the forward
+        if "d_residual" in taken:  # a backward; these are of its forward
             taken |= {"residual", "residual_dtype"}
         if case.get("residual") == "auto" and case["op"].startswith("add_"):
             case["residual_dtype"] = None
@@ -136,7 +136,7 @@ def _parameters(case: Case) -> set[str]:
 
 
 def warm_up(case: Case, device: str, **more: Any) -> Any:
-    """Describe a case to `warmup`."""
+    """Call `warmup` for a case."""
     options = {name: case[name] for name in case if name not in ("op", "x", "shape")}
     if case["op"] in GROUPS:
         options["positions"] = case["shape"][1]
@@ -147,7 +147,7 @@ def warm_up(case: Case, device: str, **more: Any) -> Any:
 
 
 def call(case: Case, make: Make) -> None:
-    """Make the call, with arrays of a shape and a dtype's name from `make`."""
+    """Make the call of a case; `make` allocates an array of a shape and a dtype."""
     given = _of_group(case, make) if case["op"] in GROUPS else _of_rows(case, make)
     options = {name: case[name] for name in case if name not in (*DESCRIBED, "d_residual", "dtype")}
     given = {"residual": None} | options | {k: a for k, a in given.items() if a is not None}
@@ -163,7 +163,7 @@ def call(case: Case, make: Make) -> None:
 
 
 def _of_rows(case: Case, make: Make) -> dict[str, Any]:
-    """Return a row norm's arrays; None for those that there are not."""
+    """Return a row norm's arrays; None for absent ones."""
     shape, x, dtypes = case["shape"], case["x"], _dtypes(case)
     shapes = {"residual": shape, "gate": shape, "weight": shape[1:], "bias": shape[1:]}
     given = {name: make(shapes[name], dtype) for name, dtype in dtypes.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A script: cunorm.jax over four devices of the host; and what other processes draw from it."""
+"""A script that checks cunorm.jax on four devices of the host; other tests share its arrays."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def assert_close(actual, expected):
 
 @jax.jit
 def exact(x, residual, weight):
-    """Return the gradients of the formula."""
+    """Return the formula's gradients."""
     return jax.grad(partial(loss, jax_formulas.add_rms_norm), PLACES)(x, residual, weight)
 
 
 def check_shard_map(mesh):
-    """Derive outside and inside of it, a batch too; sums over devices are of the whole."""
+    """Check gradients outside and inside of shard_map, and of a batch, with sums over devices."""
     specs, right = (P("d"), P("d"), P()), exact(X, RESIDUAL, WEIGHT)
     mapped = partial(jax.shard_map, mesh=mesh, in_specs=specs)
 
@@ -65,7 +65,7 @@ def check_shard_map(mesh):
 
 
 def check_arrays_that_are_spread_out_under_jit(mesh):
-    """XLA gathers them, as it knows nothing of what is called; the results are right."""
+    """Check sharded arrays: XLA gathers them, as a custom call is opaque to it."""
 
     @jax.jit
     def derived(x, residual, weight):

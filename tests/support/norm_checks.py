@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Norms of any data with parameters, forward and backward, on any device, held to their bounds."""
+"""Checks of norms of any data against their bounds, both directions, on any device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parameters(width, dtype):
 
 
 def check_layer_norm(on, x):
-    """Hold a layer norm of x, forward and backward, to its bounds."""
+    """Check a layer norm of x, forward and backward, against its bounds."""
     dtype, width = str(x.dtype), x.shape[-1]
     dy, given = draw("dy", x.shape, dtype), parameters(width, dtype)
     there, theirs = on.put(x), [on.put(array) for array in given]
@@ -30,7 +30,7 @@ def check_layer_norm(on, x):
 
 
 def check_group_norm(on, x, groups, axis, activation="silu"):
-    """Hold a group norm of x, forward and backward, to its bounds."""
+    """Check a group norm of x, forward and backward, against its bounds."""
     dtype = str(x.dtype)
     dy, given = draw("dy", x.shape, dtype), (groups, *parameters(x.shape[axis], dtype))
     options = {"activation": activation, "channel_axis": axis}
@@ -44,5 +44,5 @@ def check_group_norm(on, x, groups, axis, activation="silu"):
 
 
 def laid_out(x, axis):
-    """Return a copy with its last axis there."""
+    """Return a copy with the last axis moved to `axis`."""
     return np.ascontiguousarray(np.moveaxis(x, -1, axis))
