@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The cache of calls: which calls it has, that clear_cache empties it, and whom it keeps alive."""
+"""The cache of calls: its size and keys, clear_cache, and that it keeps no class alive."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_call_that_is_made_now_and_then_stays_in_the_cache(monkeypatch):
 
 
 class Sub(np.ndarray):
-    """An array that is no more than its memory."""
+    """An array subclass without other state."""
 
 
 def fortran(array: Any) -> Any:
@@ -99,7 +99,7 @@ def test_new_memory_in_out_is_no_new_call(monkeypatch):
     cache = empty_call_cache(monkeypatch)
     x, kept = np.ones((5, 8), np.float32), []
     for _ in range(100):
-        kept.append(np.empty_like(x))  # so that no address comes twice
+        kept.append(np.empty_like(x))  # so that no address occurs twice
         cunorm.rms_norm(x, out=kept[-1])
     assert len(cache) == 1
 
@@ -108,7 +108,7 @@ def test_new_memory_in_out_is_no_new_call(monkeypatch):
 
 
 def sizes() -> dict[str, int]:
-    """Return the sizes of all that modules of cunorm keep in containers, and of their caches."""
+    """Return the sizes of all module-level containers and caches of cunorm."""
     kept = (dict, list, set, deque, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, OnceMap)
     found = {
         f"{module.__name__}.{name}": len(value)
@@ -122,8 +122,8 @@ def sizes() -> dict[str, int]:
     return found
 
 
-# Tables of types and dtypes, of which there are a few, or which are weak; and of a thread that
-# compiles the system's headers.
+# Tables that may keep entries: of types and dtypes, which are few or weakly held, and of the thread
+# that compiles the system's headers.
 TABLES = {"_arrays.registry.library_types", "_dispatch.library_types", "_core.dtypes._FROM_NUMPY"}
 TABLES |= {
     "_core.dtypes._NUMPY",
@@ -133,7 +133,7 @@ TABLES |= {
 
 
 def test_clear_cache_leaves_nothing_behind(tmp_path):
-    """Nor does it leave what modules that were imported later keep."""
+    """This holds for modules imported later, too."""
     code = """
 from tests.memory.test_cache_of_calls import *
 from tests.support.calls import FUNCTIONS, call_of
@@ -142,7 +142,7 @@ for name in cunorm.__all__:
 for kind in KINDS:
     if kind == "torch":
         import cunorm.torch
-    call_of("rms_norm", kind=kind).make()  # which imports its adapter
+    call_of("rms_norm", kind=kind).make()  # imports the adapter
 if find_spec("jax"):
     import jax, cunorm.jax
     for norm in (cunorm.rms_norm, cunorm.jax.rms_norm):
@@ -174,19 +174,19 @@ assert not {name.removeprefix("cunorm.") for name in left} - TABLES, left
     in_process(code, CUNORM_CACHE_DIR=str(tmp_path), CUNORM_CXXFLAGS="-O0")
 
 
-# --- who is kept alive ----------------------------------------------------------------------------
+# --- lifetimes ------------------------------------------------------------------------------------
 
 
 def array_class() -> Any:
     class Own(np.ndarray):
-        """An array type of a user's."""
+        """A user's array type."""
 
     return Own, np.ones((3, 8), np.float32).view(Own)
 
 
 def foreign_class() -> Any:
     class Own(Foreign):
-        """A type of a user's that speaks DLPack."""
+        """A user's type with DLPack."""
 
     return Own, Own(np.ones((3, 8), np.float32))
 

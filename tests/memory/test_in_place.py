@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Results written exactly over inputs: the same bits as in arrays of their own.
+"""Results written exactly over inputs have the same bits as in separate arrays.
 
-An array of a gated call can be both what a thread reads and where it writes, several at once; rows
-are few and many, short and long, whole and in groups, so that every way of walking them is taken.
-Group norms in place are in test_out.py, views in tests/operators.
+Several arrays of a gated call can be input and result at once. Rows are few and many, short and
+long, whole and in groups, so that every plan runs. Group norms in place are in test_out.py, views
+in tests/operators.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.calls import devices, host, to
 from tests.support.operands import assert_same_bits, at, draw
 
 SIZES = [(1, 1003, 1), (1, 64, 4), (9, 5, 1), (9, 2100, 1), (9, 5, 5), (50, 200, 8)]
-SMALL = [(3, 64, 4), (2, 1003, 1)]  # for GPUs that are interpreted
+SMALL = [(3, 64, 4), (2, 1003, 1)]  # for the software GPU
 ALL_SIZES = {"numpy": SIZES, "cupy": SMALL}
 FORWARD_PLACES = [
     *({"y": name} for name in ("x", "gate", "residual")),
@@ -38,7 +38,7 @@ BACKWARD_PLACES = [
     {"dx": "dy", "dgate": "gate", "dweight": "weight", "dbias": "bias"},
     {"dx": "gate", "dgate": "x", "dweight": "bias", "dbias": "weight"},
 ]
-WIDER_PLACES = [  # of a float32 stream, that x and dresidual are of; the others are bfloat16
+WIDER_PLACES = [  # of a float32 stream: x and dresidual are float32, the others bfloat16
     {"dx": "dy", "dresidual": "x"},
     {"dx": "gate", "dresidual": "x", "dgate": "dy"},
     {"dx": "d_residual", "dgate": "gate"},
@@ -51,14 +51,14 @@ def arrays_of(rows, width, dtype, *names):
 
 
 def statistics(rows, groups):
-    """Draw a mean and an rstd of those rows: bits are compared, not what is right for them."""
+    """Draw a mean and an rstd: any numbers do, as only bits are compared."""
     shape = (*rows, groups) if groups > 1 else rows
     mean, rstd = (np.asarray(draw(name, shape, "float32")) for name in ("mean", "rstd"))
     return {"mean": mean, "rstd": rstd}
 
 
 def check(function, result, arrays, all_places, kind="numpy", **options):
-    """Call with results over copies of inputs, and compare with results in memory of their own."""
+    """Call with results over copies of inputs, and compare with results in separate memory."""
 
     def put():
         copies = {id(array): to(kind, array.copy()) for array in arrays.values()}
@@ -123,7 +123,7 @@ def test_a_result_may_be_written_over_an_array_that_is_every_input():
 
 @pytest.mark.parametrize("groups", [1, 64])
 def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
-    """There every operand has the shape of x, statistics too if each element is a group."""
+    """Every operand then has the shape of x; statistics too if each element is a group."""
     arrays = arrays_of(1, 64, "float32", "dy", "x", "d_residual", "gate")
     arrays = {name: array.reshape(64) for name, array in arrays.items()} | statistics((), groups)
     names = [name for name, array in arrays.items() if array.shape == (64,)]
@@ -150,7 +150,7 @@ def test_where_x_is_returned_as_the_stream_y_may_be_any_other_input():
 
 @pytest.mark.parametrize(("dtype", "stream"), [("float32", "float16"), ("bfloat16", "float32")])
 def test_y_may_be_exactly_x_where_the_stream_is_written_to_another_array(dtype, stream):
-    """Of rows that are aligned to an element, and to no more."""
+    """Rows are aligned to one element only."""
     for width in (1, 64, 1003, 20000, 40001):
         x, weight = draw("x", (5, width + 1), dtype)[:, 1:], draw("weight", width, dtype)
         expected = cunorm.add_rms_norm(x, None, weight, residual_dtype=stream)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays in `out=`: they are written and returned, and they set the dtype of what is written."""
+"""Arrays in `out=`: they are written and returned, and they determine the dtype of results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.operands import assert_same_bits, at, draw
 
 @contextmanager
 def operations(kind):
-    """Note what PyTorch is asked for, by its dispatcher, and CuPy for arrays, by one name."""
+    """Yield a set that gets the names of PyTorch's operations, or of CuPy's allocations."""
     seen = set()
     if kind == "cupy":
         import cupy
@@ -57,16 +57,16 @@ def operations(kind):
 
 
 def versions(named):
-    """Return how often each tensor was written to, as PyTorch knows it."""
+    """Return the version counters of tensors, which count writes."""
     return {key: array._version for key, array in named.items() if hasattr(array, "_version")}
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)])
 @names
 def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, kind, monkeypatch):
-    """All of them, or all but a part; planned, and made again, when nothing is planned anew.
+    """All arrays are given, or all but one; calls are planned first, and then cached.
 
-    No memory is allocated where all is given, and torch knows which tensors were written to.
+    With all arrays given, nothing is allocated; torch's version counters show which were written.
     """
     empty_call_cache(monkeypatch)
     call = call_of(name, kind=kind)
@@ -99,7 +99,7 @@ def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, k
 @pytest.mark.parametrize("shape", [(3, 4, 6, 10), (2, 70, 70, 10)], ids=["one pass", "several"])
 @pytest.mark.parametrize("name", ["group_norm_forward", "group_norm_backward"])
 def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
-    """In place, too."""
+    """Results are also written in place."""
     for axis, memory in ((-1, "last"), (1, "last"), (1, "first"), (-1, "first")):
         given = shape if axis == -1 else (shape[0], shape[-1], *shape[1:-1])
         call = call_of(name, given, channel_axis=axis, num_groups=5)
@@ -182,22 +182,21 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
 
 # --- memory that NumPy allocates ------------------------------------------------------------------
 
-# Of arrays that tracemalloc sees: in one of them dweight has 64 KiB, in the other rstd, which is
-# more than what Python's objects take.
+# In one shape dweight takes 64 KiB, in the other rstd; Python's own objects take less.
 SHAPES = (4, 16 << 10), (16 << 10, 4)
 GROUP_SHAPES = (2, 3, 16 << 10), (16 << 10, 2, 4)
 
 
 def peaks_of(run):
-    """Return the most bytes that a call has at once beyond those before it: planned, repeated."""
-    run()  # what is planned and compiled for such a call stays
-    gc.disable()  # else what goes meanwhile would hide what comes
+    """Return the peak memory of a call that is planned, and of one that is cached."""
+    run()  # plans and kernels of such a call stay in memory
+    gc.disable()  # else freed memory would hide allocated memory
     tracemalloc.start()
     peaks = []
     try:
         for clear in (internals._dispatch.cache_entry.cache_clear, lambda: None):
             clear()
-            internals._scratch._kept.clear()  # what is lent is allocated
+            internals._scratch._kept.clear()  # so that scratch memory is allocated
             before, _ = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()
             run()
@@ -221,7 +220,7 @@ def test_numpy_allocates_what_is_left_out_and_nothing_else(name):
 
 
 def test_only_some_mib_of_what_was_lent_are_kept():
-    """What a call lends itself to add up the gradients of 400,000 weights is gone after it."""
+    """The scratch memory for the gradients of 400,000 weights is freed after the call."""
     x, weight = draw("x", (8, 400_000), "float32"), draw("weight", 400_000, "float32")
     out = cunorm.NormGrads(dweight=np.empty_like(weight))
     kwargs = {"rstd": np.ones(8, np.float32), "needs": ("weight",), "out": out}

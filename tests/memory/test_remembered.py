@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What is remembered of calls: enough to plan none twice, no array, nothing that is another's.
+"""Cached calls: none is planned twice, none keeps an array alive, streams and devices are current.
 
-That what is remembered gives each call what is its own is shown in test_repeated_calls.py.
+test_repeated_calls.py shows that a cached call gives the results of its own arguments.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def call_cache(monkeypatch):
     return empty_call_cache(monkeypatch)
 
 
-# --- what is not planned again --------------------------------------------------------------------
+# --- cached calls ---------------------------------------------------------------------------------
 
 
 @kinds
 @names
 def test_a_call_made_again_on_other_arrays_is_not_planned(name, kind, call_cache):
-    """With memory for its results it is, which may overlap; on the same, see test_out.py."""
+    """Without `out`, that is; for calls with `out` see test_out.py."""
     several = [(2, 4900, 8)] if name in GROUP_NORMS and kind == "numpy" else []  # launches
     for number, shape in enumerate((None, *several)):
         call = call_of(name, shape, kind)
@@ -71,7 +71,7 @@ def test_a_result_of_the_form_of_one_that_is_given_is_another_array():
         assert_same_bits(residual, x.astype(np.float32))
 
 
-# --- what is not kept -----------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_calls_that_are_too_many_are_forgotten(call_cache):
@@ -96,7 +96,7 @@ def test_nothing_that_is_remembered_keeps_an_array(name):
 
 @pytest.mark.parametrize("is_cached", [False, True], ids=["planned", "again"])
 def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_cached):
-    """A signal's handler may call while a call of its own thread has lent memory."""
+    """A signal handler may make a call while one of its own thread uses scratch memory."""
     empty_call_cache(monkeypatch)
     x, other = draw("x", (1, 24, 24, 64), "float32"), draw("dy", (1, 48, 24, 64), "float32")
     expected, of_other = (call_uncached(cunorm.group_norm, array, 4) for array in (x, other))
@@ -123,8 +123,8 @@ def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_cached):
 
 # --- on GPUs --------------------------------------------------------------------------------------
 
-# The software GPU does a stream's work late, when somebody waits for it, and knows whose memory is
-# whose: so that a launch on another stream or device than the right one shows.
+# The software GPU runs a stream's work late, when the host waits for it, and knows the device of
+# all memory. So a launch on a wrong stream or device shows.
 
 
 def with_settings(**values):
@@ -137,7 +137,7 @@ def test_a_call_is_on_the_stream_that_is_current_then(name):
     import cupy
 
     call = call_of(name, kind="cupy")
-    for _ in range(2):  # what is met for the first time is not remembered
+    for _ in range(2):  # the first call fills the cache
         call.make()
         call.run()
     for order in ("late", "late_reversed"):
@@ -178,7 +178,10 @@ def test_a_call_is_on_the_device_of_its_arrays_and_leaves_the_callers(name, two_
                     found = fields(make())
                     assert two_gpus.runtime.getDevice() == current
                     assert {array.device.id for array in found.values()} == {device}
-                    for field, right in expected.items():  # a launch elsewhere would give NaNs
+                    for (
+                        field,
+                        right,
+                    ) in expected.items():  # a launch on another device would give NaNs
                         np.testing.assert_allclose(host(found[field]), right, rtol=0, atol=1e-3)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Calls of all sorts, made again and in any order, give what they give when made anew.
+"""Repeated calls of all sorts, in any order, give the results of calls without caches.
 
-Most of what a call does is remembered, by what was said, by the forms of arrays and by where they
-lie. Here each call differs in one thing from one before, right or wrong; at the end all that is
-remembered is forgotten, and each is made once more: errors are the same, results to the bit.
+Most of a call is cached by its options, and by the specs and alignment of its arrays. Here each
+call, valid or wrong, differs in one thing from an earlier one. At the end each is made once more
+with empty caches: errors are the same, results have the same bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.remembered import caches, clear_plans
 KINDS = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
 ROWS = [(5, 8), (3, 8), (5, 16), (2, 5, 8), (0, 8), (10, 8)]
 IMAGES = [(3, 8, 8), (2, 4, 8), (3, 8, 16), (3, 2, 4, 8), (0, 8, 8)]
-# Right and wrong values of options, among them those that are equal and not the same.
+# Valid and wrong values of options, some of them equal but of different types.
 OPTIONS = {
     "eps": [1.0, 2, 0.0, -0.0, True, -1.0],
     "c": [2, 2.0, 0.0, -0.0, True, "2"],
@@ -44,7 +44,7 @@ OPTIONS = {
     "center": [True, 1],
 }
 NEEDS = {"needs": [("x", "weight"), ("x",), ["x"], ("y",), "x"], "accumulate": [False, True, 0]}
-SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # that shapes go with
+SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # shapes fit these
 INPUTS = ("x", "dy", "residual", "gate", "d_residual", "weight", "bias", "mean", "rstd")
 RESULTS = ("y", "residual", "mean", "rstd", "dx", "dweight", "dbias", "dgate")
 PLACES = (*INPUTS, *(f"out.{field}" for field in RESULTS), "workspace")
@@ -52,7 +52,7 @@ SLOT = 1 << 13  # bytes of memory for each of them
 
 
 def change_one(spec, kinds, rng):
-    """Return a call that differs from another in one thing."""
+    """Return the spec of a call that differs from another in one thing."""
 
     def pick(some):
         return some[rng.integers(len(some))]
@@ -77,7 +77,7 @@ def change_one(spec, kinds, rng):
 
 
 def view(memory, spec, key, shape):
-    """Return an array in the place of a key, with numbers in it, and with a gap after each line."""
+    """Return an array of random numbers in the memory slot of a key, with a gap after each line."""
     kind, is_small = spec["kind"], key.removeprefix("out.").removeprefix("d") in INPUTS[5:]
     dtype = np.dtype("u1" if key == "workspace" else "f4")
     dtype = np.dtype(spec["dtype"]) if key in ("x", "out.y") else dtype
@@ -98,7 +98,7 @@ def view(memory, spec, key, shape):
 
 
 def make(spec, memory):
-    """Make a call: its error, or its results, what they are of, and what is in memory then."""
+    """Make a call; return its error, or a description of its results, these, and the memory."""
     sizes = {k: v for k, v in spec["options"].items() if v in SIZES.get(k, ()) and type(v) is int}
     call = call_of(spec["name"], spec["shape"], **sizes)
     memory[...] = 0
@@ -129,7 +129,7 @@ def make(spec, memory):
 
 
 def check_calls(specs, kinds, steps):
-    """Make calls, each of which differs from one before in one thing; then make each anew."""
+    """Make calls that each differ from an earlier one in one thing, then each without caches."""
     if "cupy" in kinds:
         import cupy
 
@@ -147,13 +147,13 @@ def check_calls(specs, kinds, steps):
             right_described, right, right_after = make(one, memory)
             assert described == right_described
             np.testing.assert_array_equal(after, right_after)
-            for field in results.keys() - {field for field, *_, same in specs if same}:
+            for field in results.keys() - {entry[0] for entry in described if entry[-1]}:
                 mine, its = (bits(host(found[field])) for found in (results, right))
                 np.testing.assert_array_equal(mine, its, field)
 
 
 def first_calls(names, kind):
-    """Return the calls to begin with; their numbers make no two alike where none differs."""
+    """Yield the specs of the first calls; their 1.0 equals True, a wrong value of later ones."""
     rest = {"dtype": "float32", "seed": 0, "gap": 0, "moved": {}, "instead": {}}
     for name in names:
         options = {k: 1.0 for k in ("weight_offset", "eps") if k in parameters_of(name)}
@@ -173,7 +173,7 @@ OF_GPUS = ["rms_norm", "layer_norm_backward", "group_norm", "group_norm_backward
     ],
 )
 def test_calls_made_again_are_as_calls_made_anew(names, kinds, steps):
-    """On a GPU a misaligned access is an error, too."""
+    """On a GPU a misaligned access is an error too."""
     check_calls(list(first_calls(names, kinds[0])), kinds, steps)
 
 
@@ -192,4 +192,4 @@ def test_thousands_of_shapes_do_not_make_what_is_remembered_grow_without_end():
     infos = [one.cache_info() for one in caches()]
     assert all((info.maxsize or 0) <= 4096 for info in infos)
     assert all(info.currsize < 100 for info in infos if info.maxsize is None)
-    assert max(info.misses for info in infos) > 1024  # so that some is forgotten
+    assert max(info.misses for info in infos) > 1024  # so that some entries are evicted

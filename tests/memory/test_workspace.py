@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`workspace=`: memory that a call uses and leaves no trace of, exactly as much as is said."""
+"""`workspace=`: memory that a call uses; workspace_size bytes are exactly enough."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.calls import (
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
 TAKING_WORKSPACE = functions_taking("workspace")
-# Of few rows and many, whole and in groups; of group norms, in one launch on a CPU and in several.
+# Few rows and many, whole and in groups; group norms of one launch on a CPU and of several.
 OF_ROWS = [((1, 1), 1), ((0, 5), 1), ((3, 37, 14), 7), ((300, 64), 2), ((3, 1000), 1)]
 OF_IMAGES = [((3, 35, 12), 4, -1), ((2, 12, 35), 4, 1), ((2, 3000, 24), 3, -1)]
 
@@ -43,7 +43,7 @@ def size_of(call, **more):
 
 
 def guarded(kind, size, fill=0xFF):
-    """Return an aligned array of so many bytes, 0xff for NaN, and all the memory around it."""
+    """Return an aligned array of so many bytes, by default NaN, and all the memory around it."""
     memory = np.full(size + 256, fill, np.uint8)
     start = 64 - memory.ctypes.data % 64 if kind == "numpy" else 64
     memory = to(kind, memory)
@@ -51,7 +51,7 @@ def guarded(kind, size, fill=0xFF):
 
 
 def check_enough(call, size, **options):
-    """Check that so many bytes are enough, not one around them is touched, and less is refused."""
+    """Check that so many bytes are enough, none around them is written, and fewer are refused."""
     expected = {field: host(array) for field, array in fields(call.make(**options)).items()}
     for fill in (0xFF, 0x7F):
         workspace, memory = guarded(call.kind, size, fill)
@@ -74,7 +74,7 @@ def check_enough(call, size, **options):
 @devices
 @pytest.mark.parametrize("name", TAKING_WORKSPACE)
 def test_exactly_as_many_bytes_as_are_said_are_enough(name, kind):
-    """And one workspace serves all calls."""
+    """One workspace can also serve all calls."""
     calls = [(call, size_of(call)) for call in calls_of(name, kind)]
     largest, _ = guarded(kind, max(size for _, size in calls))
     for call, size in calls:
@@ -85,7 +85,7 @@ def test_exactly_as_many_bytes_as_are_said_are_enough(name, kind):
 @pytest.mark.parametrize("needs", [("weight",), ("bias",), ("x",)], ids=",".join)
 @pytest.mark.parametrize("name", ["layer_norm_backward", "group_norm_backward"])
 def test_of_a_backward_the_size_is_that_of_what_is_wanted(name, needs):
-    """For a group norm's dweight the sums for dbias are made, too."""
+    """A group norm's dweight needs the sums for dbias too."""
     makes_both = name == "group_norm_backward" and needs == ("weight",)
     for call in [*calls_of(name)][-2:]:
         size, of_all = size_of(call, needs=needs), size_of(call)
@@ -94,7 +94,7 @@ def test_of_a_backward_the_size_is_that_of_what_is_wanted(name, needs):
 
 
 def test_dx_of_float64_makes_the_sums_float64():
-    """So does `out.dx`, which says the same, and x."""
+    """So do `out.dx` of float64, and x."""
     call = call_of("layer_norm_backward", (9, 40))
     size = size_of(call, x_dtype="float64")
     for dtype, times in (("float16", 1), ("bfloat16", 1), ("float32", 1), ("float64", 2)):
@@ -108,7 +108,7 @@ def test_dx_of_float64_makes_the_sums_float64():
 @devices
 @pytest.mark.parametrize("shape", [(2, 8, 8, 64), (2, 2, 1, 6), (3, 32, 32, 320)])
 def test_a_group_norms_size_is_enough_for_any_activation_and_dtypes_of_the_others(shape, kind):
-    """And on a CPU for all of them the same. Nothing is launched: results lie over an input."""
+    """On a CPU the size is the same for all. Nothing is launched: a result overlaps an input."""
     for dtype, axis in product(("bfloat16", "float64"), (-1, 1)):
         x = draw("x", shape if axis == -1 else (*shape[:1], shape[-1], *shape[1:-1]), dtype)
         parameter, given = to(kind, draw("weight", shape[-1], "float64")), to(kind, x)
@@ -128,7 +128,7 @@ def test_a_group_norms_size_is_enough_for_any_activation_and_dtypes_of_the_other
 
 
 def test_with_enough_rows_the_size_no_longer_grows_as_they_do():
-    """It is what keeps the device busy, not an array of x's size."""
+    """The size depends on the device's parallelism, not on the size of x."""
     x, weight = np.empty((1_000_000, WIDTH), np.float32), np.ones(WIDTH, np.float32)
     sizes = [cunorm.workspace_size("rms_norm_backward", x[:n], weight) for n in (1, 1000, 100_000)]
     assert 0 < sizes[0] <= sizes[1] < sizes[2] < x.nbytes / 10
@@ -175,7 +175,7 @@ def test_where_nothing_is_added_up_an_empty_workspace_is_enough():
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_a_result_is_not_made_like_a_workspace_of_as_many_bytes(kind):
-    """A row of 64 in float16 has 128 bytes, as the workspace, which is uint8 or 16 of float64."""
+    """A row of 64 in float16 has 128 bytes, like a workspace of 128 uint8 or 16 float64."""
     if kind == "torch":
         pytest.importorskip("torch", reason="PyTorch is not installed")
     row = draw("x", 64, "float32")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bounds have room for a store's rounding, and none for arithmetic that loses digits."""
+"""Bounds allow for the rounding of a store, and for no arithmetic that loses digits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPE = (6, 256)
 
 
 def row(dtype="float32", mean=0.0, **options):
-    """Return what both directions of a row norm are held to."""
+    """Return the expected results of both directions of a row norm."""
     x, residual = (draw(n, SHAPE, dtype, mean=mean) for n in ("x", "residual"))
     dy, gate = (draw(n, SHAPE, dtype) for n in ("dy", "gate"))
     parameters = [optional(name, SHAPE[1], dtype) for name in ("weight", "bias")]
@@ -32,7 +32,7 @@ def row(dtype="float32", mean=0.0, **options):
 
 
 def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, **options):
-    """Return the same of a group norm; the first channel has another weight and bias."""
+    """Return those of a group norm; the first channel has another weight and bias."""
     x, dy = draw("x", (2, 8, 60), dtype, mean=mean), draw("dy", (2, 8, 60), dtype)
     parameters = [optional(name, 60, dtype) for name in ("weight", "bias")]
     for parameter, value in zip(parameters, (weight, bias), strict=True):
@@ -114,7 +114,7 @@ def sigmoid(z):
     return 1 / (1 + np.exp(-z))
 
 
-LOSING = [  # of which activation, which of its functions, computed how
+LOSING = [  # the activation, its function, and a computation that loses digits
     ("sigmoid", "slope", lambda z: sigmoid(z) * (1 - sigmoid(z))),
     ("silu", "slope", lambda z: sigmoid(z) + z * (sigmoid(z) * (1 - sigmoid(z)))),
     ("tanh", "slope", lambda z: 1 - np.tanh(z) ** 2),
@@ -132,7 +132,7 @@ def test_bounds_catch_an_activation_that_loses_its_tail(activation, which, compu
         assert_within(compute(z), exact, bound)
 
 
-# --- where a result is small or sure, so is its bound ---------------------------------------------
+# --- bounds of small and of exact results ---------------------------------------------------------
 
 
 def test_each_group_is_held_to_its_own_size_and_a_tail_to_its_own():

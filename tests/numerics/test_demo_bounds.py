@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`cunorm.reference.tolerance`, which `python -m cunorm demo` holds results to."""
+"""`cunorm.reference.tolerance`, by which `python -m cunorm demo` judges results."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.support import bounds, group_bounds
 from tests.support.internals import operators_of, worst_error
 from tests.support.operands import NORMS, draw, parameters
 
-TINY = 1e-30  # beside which an underflow is nothing
+TINY = 1e-30  # larger than any underflow
 
 
 def assert_near(tolerance, dy, d_residual, forward, backward, most, least=0.999):
@@ -59,7 +59,7 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dty
         options.get("gate_position"),
         options.get("round_before_weight"),
     )
-    # n is as far off there as a derivative bends: the tests take the steepest part for all of it.
+    # There the error of n spans a bend of the derivative: the tests use its steepest part.
     least = 0.85 if operator.form == "mean 1e4" else 0.999
     most = 2.5 if any(more) else 1.001
     assert_near(tolerance, dy, d_residual, forward, backward, most, least)

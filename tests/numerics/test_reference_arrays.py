@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The oracle and its arrays: layouts, groups, no rows, special rows, no operand modified."""
+"""The oracle's arrays: layouts, groups, zero rows, special rows, unmodified operands."""
 
 from __future__ import annotations
 

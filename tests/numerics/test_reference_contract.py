@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the oracle promises besides its formulas: where it rounds, and what it is told."""
+"""The oracle's contract besides its formulas: where it rounds, and its arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_float64_is_rounded_once_to_bfloat16():
 
 @pytest.mark.parametrize(("x_dtype", "expected"), [(np.float32, 1.0), (np.float64, 1 + 2.0**-10)])
 def test_the_sum_is_float32_unless_an_operand_is_float64(x_dtype, expected):
-    # A little more than a tie of float16, by less than float32 can tell.
+    # Above a tie of float16 by less than float32 can resolve.
     x = np.array([[2.0**-11 + 2.0**-34]], x_dtype)
     result = reference.normalize_forward(x, residual=np.ones((1, 1), np.float16))
     assert result.residual.astype(np.float64) == expected
@@ -130,7 +130,7 @@ def test_l2_norm_adds_eps_to_the_sum_of_squares(groups):
 def test_defaults_and_argument_order_are_those_of_the_public_functions(name):
     theirs = inspect.signature(getattr(cunorm, name)).parameters
     ours = inspect.signature(getattr(reference, name)).parameters
-    for parameter in ours.keys() & theirs.keys() - {"mean"}:  # which its layer norm insists on
+    for parameter in ours.keys() & theirs.keys() - {"mean"}:  # required by its layer norm
         assert ours[parameter].default == theirs[parameter].default
     positional = [
         [p.name for p in f.values() if p.kind is p.POSITIONAL_OR_KEYWORD] for f in (ours, theirs)

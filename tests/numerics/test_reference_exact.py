@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The oracle against decimal arithmetic of many digits: it is exact to half of each bound.
+"""The oracle against decimal arithmetic of many digits: it is within half of each bound.
 
-The other half is for a kernel, when both compute in float64.
+The other half is for a kernel that computes in float64 too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.ulps import assert_within
 
 
 def in_decimals(x, weight, bias, dy, eps, center):
-    """Return one row's results in 60 digits; dr_r are the summands of dweight."""
+    """Return the results of one row in 60 digits; dweight are its summands."""
     with localcontext() as context:
         context.prec = 60
         x, weight, bias, dy = ([Decimal(float(v)) for v in row] for row in (x, weight, bias, dy))
@@ -46,7 +46,7 @@ def in_decimals(x, weight, bias, dy, eps, center):
 
 
 def check(result, expected, exact):
-    """Hold results by name to half of each bound."""
+    """Check results against half of each bound."""
     for name in exact.keys() & expected.errors.keys():
         got = getattr(result, name)
         if got is not None:
@@ -105,7 +105,7 @@ def test_parameter_gradients_of_many_rows_keep_their_digits():
 
 @cache
 def pi():
-    """Return 16 arctan(1/5) - 4 arctan(1/239), which is pi."""
+    """Return pi, as 16 arctan(1/5) - 4 arctan(1/239)."""
     total = Decimal(0)
     for factor, x in ((16, Decimal(1) / 5), (-4, Decimal(1) / 239)):
         total += factor * sum((-1) ** n * x ** (2 * n + 1) / (2 * n + 1) for n in range(230))
@@ -113,7 +113,7 @@ def pi():
 
 
 def erfc(x):
-    """Return 1 - erf(x) from erf's power series: 300 digits leave enough after what cancels."""
+    """Return 1 - erf(x) by erf's power series; 300 digits are enough despite cancellation."""
     total, power, n = Decimal(0), x, 0
     while power and abs(power) > Decimal("1e-290"):
         total += power / (2 * n + 1)
@@ -141,7 +141,7 @@ POINTS = np.array([sign * size for size in SIZES for sign in (-1, 1)])
 
 @pytest.mark.parametrize("activation", EXACT)
 def test_activations_and_their_slopes_are_exact_to_half_their_bounds_in_the_tails_too(activation):
-    """A slope is a quotient of differences over 2e-60. Tails keep fourteen digits."""
+    """Slopes are difference quotients over 2e-60. Tails keep fourteen digits."""
     g, h = EXACT[activation], Decimal("1e-60")
     with localcontext() as context:
         context.prec = 300

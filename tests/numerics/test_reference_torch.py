@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The oracle's norms and gradients are those of PyTorch and its autograd, in float64.
 
-What is differentiated are PyTorch's own norms, and the forward as MATH.md has it, written out.
+Autograd differentiates PyTorch's own norms, and the forward of MATH.md written out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def torch_activation(name):
 
 
 def assert_as_torch(f, grads, y, t):
-    """Hold y and the gradients to torch's, of the leaves by name; there are no others."""
+    """Check y and the gradients of the named leaves against torch; other gradients are None."""
     np.testing.assert_allclose(f.y, y.detach().numpy(), rtol=1e-11, atol=1e-13)
     for name, leaf in t.items():
         got = getattr(grads, f"d{name}")
@@ -83,7 +83,7 @@ def test_named_norms_are_those_of_torch(name, affine):
 
 
 def torch_norm(t, shape, center, groups=1, offset=0.0, activation=None, position=None, low=None):
-    """Return s and y; k * r is rounded to the dtype `low`, through which gradients go unchanged."""
+    """Return s and y; k * r is rounded to the dtype `low`, and gradients pass through unchanged."""
     s = t["x"] + t["residual"] if "residual" in t else t["x"]
     p = s.reshape(*s.shape[: s.ndim - len(shape)], groups, -1)
     gate = torch_activation(activation)(t["gate"]).reshape(p.shape) if activation else 1.0
@@ -144,7 +144,7 @@ def test_gates_and_activations_and_their_slopes_are_those_of_torch(activation):
 
 # --- group norms ----------------------------------------------------------------------------------
 
-# channels, positions, groups: no positions, one, one group, groups of one, primes, volumes.
+# Channels, positions, groups: no positions, one position, one group, single channels, volumes.
 GROUPED = [(6, (), 2), (6, (1, 1), 3), (3, (5,), 1), (3, (2, 3), 3), (35, (7, 11), 5)]
 GROUPED += [(6, (3, 1, 2), 2), (3, (), 3)]
 
@@ -159,7 +159,7 @@ def test_group_and_instance_norms_are_those_of_torch(activation, channel_axis):
         for given in subsets("weight", "bias"):
             t = leaves(a, "x", *given)
             x, weight = torch.movedim(t["x"], channel_axis, 1), t.get("weight")
-            if "bias" in t and weight is None:  # of which torch 2.13 cannot take the gradient
+            if "bias" in t and weight is None:  # torch 2.13 has no gradient of it
                 weight = torch.ones_like(t["bias"])
             if groups == channels and positions:
                 n = functions.instance_norm(x, None, None, weight, t.get("bias"), eps=EPS)

@@ -47,8 +47,8 @@ OF_ROWS = COMMON | {
     "offset": (False, True),
     "rounded": (False, True),
     "center": (False, True),
-    # Widths of each kind of plan: teams within a warp, of a block, of clusters; streamed by a block,
-    # and by a cluster with and without sums in shared memory; odd widths.
+    # Widths of each kind of plan: teams within a warp, of a block, of clusters; rows that a block
+    # streams, and that a cluster streams with and without sums in shared memory; odd widths.
     "width": (1, 100, 1000, 1538, 5003, 8192, 20001, 65536, 100003, 262144, 1 << 20),
     "groups": (1, 3, 8),
 }
