@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CPU's compiler: chosen, told its options, refusing some, stopped on the way."""
+"""The CPU's compiler: its choice, its options, refused options, interrupted compiles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.processes import in_process
 
 pytestmark = [posix, compiles]
 
-# --- which it is, and its options -----------------------------------------------------------------
+# --- choice and options ---------------------------------------------------------------------------
 
 
 def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_after(tmp_path):
@@ -94,8 +94,11 @@ FAULTS = {
 
 @pytest.fixture
 def faulty(tmp_path, request):
-    """Have a compiler with this fault, where it is to use OpenMP and while a file is there."""
-    flag, openmp = tmp_path / "flag", tmp_path / "openmp"  # the other is made where it uses it
+    """Use a compiler that fails with OpenMP while a flag file exists."""
+    flag, openmp = (
+        tmp_path / "flag",
+        tmp_path / "openmp",
+    )  # a compile with OpenMP creates the second
     flag.touch()
     fault = WITH_OPENMP.format(FAULTS[request.param]) if request.param in FAULTS else request.param
     text = f'{ANSWERS}flag="{flag}" openmp="{openmp}"\n{fault}{NOTES}{copies()}'
@@ -119,7 +122,7 @@ def test_a_compiler_that_is_stopped_is_an_error_and_leaves_nothing_behind(faulty
 def test_a_compiler_that_refused_an_option_is_asked_again_a_day_later(faulty):
     flag, openmp, cache = faulty
     options = {"device": "cpu", "progress": False, "workers": 2}
-    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **options)  # both find out
+    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **options)  # both builds meet the refusal
     serial, (refused,) = libraries(cache), cache.glob("*.json")
     assert len(serial) == 2
     assert not openmp.exists()
@@ -169,7 +172,7 @@ def test_a_compile_that_is_interrupted_leaves_nothing_behind(tmp_path):
 
 # --- compiled headers -----------------------------------------------------------------------------
 
-# Three builds, which are not called, so that a library that is copied serves for each.
+# Three builds that are not called, so that one copied library serves for all.
 THREE = """
 import pathlib, time
 folder = pathlib.Path(os.environ["CUNORM_CACHE_DIR"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a CPU's kernels ask of its caches: that lines come early, and how large the last one is."""
+"""Prefetches in the CPU's kernels, and the size of its last cache."""
 
 import os
 import platform
@@ -36,7 +36,7 @@ def assembly(build, folder):
     ids=["rows", "channels last", "channels first", "samples"],
 )
 def test_every_launch_over_memory_prefetches(shape, axis, loads, tmp_path):
-    """GCC may take a function that only prefetches for one that does nothing."""
+    """GCC may remove a function that only prefetches."""
     x = np.zeros(shape, dtype=np.float32)
     if axis is None:
         cunorm.rms_norm(x)
@@ -52,7 +52,7 @@ def test_every_launch_over_memory_prefetches(shape, axis, loads, tmp_path):
 
 
 def reads_memory(build):
-    """Whether a build goes over x, and not over sums or what the pass before prefetches."""
+    """Whether a build reads x from memory, and not sums or what the former pass prefetched."""
     macros = dict(build.macros)
     if build.kernel.startswith("row_norm"):
         return True

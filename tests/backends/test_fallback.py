@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where there is no C++ compiler, the reference answers, after one warning."""
+"""Without a C++ compiler, the reference computes the results, after one warning."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_there_is_one_warning_and_it_points_to_the_caller(call):
-    """A shape whose plan is not known yet, and again, takes no other path to it."""
+    """It points there for a first call and for a cached one."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         call()
@@ -63,7 +63,7 @@ def test_there_is_one_warning_and_it_points_to_the_caller(call):
 
 
 def covers():
-    """Return cases in which every two of the first and the last choices meet."""
+    """Yield a pairwise cover of the first and last choices of each factor."""
     for kernel, factors in FACTORS.items():
         ends = {name: (choices[0], choices[-1]) for name, choices in factors.items()}
         for case in cover(kernel, ends):
@@ -72,7 +72,7 @@ def covers():
 
 @pytest.mark.parametrize(("kernel", "case"), [*covers()])
 def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
-    """In place, too, in arrays of any layout."""
+    """Also in place, and in arrays of any layout."""
     draw = random.Random(label(case))
     of = {"shape": (1, 3, 7, 33)}
     if "group" in kernel:

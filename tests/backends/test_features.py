@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which features of a GPU its launch plans use: by its compute capability, or by name."""
+"""The features that launch plans use: by a GPU's compute capability, or by name."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, cap
 @pytest.mark.gpu
 @pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
 def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
-    """Of 16 blocks it has 8 of twice the threads, and the same bits: tests/gpu/test_clusters.py."""
+    """8 blocks of twice the threads replace 16; tests/gpu/test_clusters.py compares the bits."""
     import cupy
 
     launches, launch, x = [], _cuda.launch, draw("x", (3, 200_003), "float32")
@@ -98,7 +98,7 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
 
     monkeypatch.setattr(_cuda, "launch", record)
     found = []
-    for room in (16, 8, 4, 2, 1, None):  # at last, as it is for the tests that follow
+    for room in (16, 8, 4, 2, 1, None):  # None restores the default for later tests
         _memo.clear_all()
         if room:
             with softgpu.settings(largest_cluster=room):
@@ -110,7 +110,7 @@ def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
 
 
 def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
-    """Clusters have room if each of their blocks has a multiprocessor, whatever it takes of it."""
+    """A cluster fits if each of its blocks takes a multiprocessor of its own."""
     limits = limits_of("90")
 
     def fits(launch, device):
@@ -129,7 +129,7 @@ def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
             assert aligned[name] == misaligned[name]
 
 
-# --- rows that are shared by clusters of blocks ---------------------------------------------------
+# --- rows shared by clusters of blocks ------------------------------------------------------------
 
 WITH_CLUSTERS = Features(clusters=True)
 WIDTHS = (64, 1000, 8192, 8193, 16384, 20001, 32768, 65536, 100003, 131072, 262144, 2**20)

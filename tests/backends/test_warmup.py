@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `warmup` compiles is exactly what calls need then, on a CPU and on CUDA."""
+"""`warmup` compiles exactly the builds that calls need, on a CPU and on CUDA."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cuda_loads(monkeypatch):
 
 
 def check_warmup(case, device, make, loads):
-    """Warm up, call, forget and call: both load the same; a warmup for any rows loads no less."""
+    """Warm up, call, clear, call: both load the same; a warmup for any rows loads no less."""
     done = described.warm_up(case, device, rows=case["shape"][0])
     warmed = set(loads)
     assert done.builds == len(warmed) == len(loads)
@@ -69,8 +69,8 @@ def test_a_warmup_loads_exactly_what_a_call_on_cuda_needs(case, cuda_loads):
     check_warmup(case | {"shape": few}, "cuda", on_cuda, cuda_loads)
 
 
-# So close to each other that of one of them, whatever the cache, six rows are too large for it and
-# five are not.
+# So close to each other that for any cache size, six rows of one of the widths exceed it and five
+# do not.
 WIDTHS = [65_600, 393_216, *(768 * round(200 * 1.3**step) for step in range(9))]
 
 
@@ -102,9 +102,9 @@ def test_a_warmup_of_group_norms_that_is_told_no_rows_serves_any_number_of_sampl
 def test_several_are_crossed_and_what_they_share_is_loaded_once(loads):
     options = {"device": "cpu", "rows": 8, "progress": False}
     assert cunorm.warmup(RMS, 256, "float32", **options).builds == 3
-    ops = ("rms_norm", *RMS)  # the first two are the same
+    ops = ("rms_norm", *RMS)  # the first two have the same builds
     both = cunorm.warmup(ops, [256, 512], ["float32", "float64"], gate=(False, True), **options)
-    assert both.builds == len(loads) == 4 * 2 + 2  # param_grad knows nothing of gates
+    assert both.builds == len(loads) == 4 * 2 + 2  # param_grad does not depend on gates
 
 
 # --- with a compiler ------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How `warmup` goes about it: several builds at once, a bar, clear errors; and its command."""
+"""How `warmup` runs: parallel builds, a progress bar, clear errors; and its command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def warm(ops=TRAINING, widths=64, dtypes="float32", **more):
 
 
 def while_loading(monkeypatch, action):
-    """Do something with each build, before it counts as loaded."""
+    """Run an action with each build before it is loaded."""
     load = _compile._load
     monkeypatch.setattr(_compile, "_load", lambda build: (action(build), load(build))[1])
 

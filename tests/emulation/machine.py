@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A GPU of which a test says what it has: features, multiprocessors, how threads take turns.
+"""A software GPU with given features, multiprocessors and order of threads.
 
 with machine(features="clusters", multiprocessors=1, schedule="reverse") as launches:
-    cunorm.rms_norm(x)  # launches[-1].build says what ran
+    cunorm.rms_norm(x)  # launches[-1].build is the build that ran
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ needs_softgpu = pytest.mark.skipif(
 
 
 def gpu() -> OnCupy:
-    """Return what moves arrays to the software GPU and back."""
+    """Load the software GPU, and return the copier of arrays to and from it."""
     softgpu.load()
     return OnCupy()
 
@@ -55,11 +55,11 @@ def machine(
     spared: int = 0,
     **settings: Any,
 ) -> Iterator[list[Launch]]:
-    """Let calls run on such a GPU; yields the launches, as they are made.
+    """Run calls on such a GPU; yield a list that gets each launch.
 
-    `grid` is the most blocks of a launch, so that each block walks rows, or each launch has some of
-    the samples. `sources` are the texts of kernels, in place of their own. `spared` is how many
-    bytes of shared memory plans do without. The rest are settings of the software GPU.
+    `grid` limits the blocks of a launch, so that each block walks rows, or each launch has some of
+    the samples. `sources` replace the texts of kernels. `spared` are bytes of shared memory that
+    plans must not use. The rest are settings of the software GPU.
     """
     softgpu.load()
     has = Features(**dict.fromkeys(features.split(), True))
@@ -83,7 +83,7 @@ def machine(
         mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         _texts(sources) if sources else nullcontext(),
     ):
-        clear_plans()  # what was planned for another GPU
+        clear_plans()  # those are for another GPU
         try:
             yield launches
         finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the results of a row, or of a sample, do not depend on, to the bit."""
+"""The results of a row or sample have the same bits in any layout, among any rows, in any grid."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A row norm moves each element once, and again only what sums over a streamed row are over."""
+"""A row norm moves each element once; a streamed row's inputs of sums are read twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.gradients import INPUTS_OF, NEEDS
 pytestmark = needs_softgpu
 
 LARGE = {"dy", "x", "d_residual", "gate"}
-# Plans that keep a row, and that read it again, by widths.
+# Widths of plans that keep a row, and that read it twice.
 WIDTHS = {"kept": 100, "streamed": 16400}
 CASES = [
     pytest.param(*case, plan, marks=() if len(case[1]) == 1 else pytest.mark.exhaustive)
@@ -40,7 +40,7 @@ def test_a_backward_reads_what_the_wanted_gradients_need_and_again_for_sums(posi
         *(INPUTS_OF[position][name] for name in needs)
     )
     read_twice: set[str] = set()
-    if plan == "streamed" and set(needs) != {"bias"}:  # the mean of p, and what dp takes
+    if plan == "streamed" and set(needs) != {"bias"}:  # for the mean of p, and the sums of dp
         read_twice = {"x"} | ({"gate"} if position == "pre" else set())
         if "x" in needs or (position == "pre" and "gate" in needs):
             read_twice |= {"dy", "gate"}
@@ -55,9 +55,9 @@ OPERANDS = {
     "pre-gate": {"gate": "float32", "gate_position": "pre"},
     "residual, post-gate": {"stream": "+ float32", "d_residual": "float32", "gate": "float32"},
 }
-# Arrays as large as x that a forward and a backward must move.
+# The number of arrays as large as x that a forward and a backward must move.
 ARRAYS = {"plain": (2, 3), "residual": (4, 4), "pre-gate": (3, 5), "residual, post-gate": (5, 6)}
-# What is read again of a streamed row.
+# The number of arrays that are read twice if rows are streamed.
 READ_TWICE = {
     "plain": (1, 2),  # x; dy and x
     "residual": (1, 2),
