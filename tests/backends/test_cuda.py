@@ -232,7 +232,7 @@ block = np.frombuffer(arguments, dtype=_cuda._block_of(len(arguments)))
 kernel = function.Function.__new__(function.Function)  # one that was never loaded
 try:
     kernel((1,), (1,), (block,), shared_mem=8, stream=stream)
-except (runtime.CUDARuntimeError, driver.CUDADriverError):  # no TypeError: the arguments were accepted
+except (runtime.CUDARuntimeError, driver.CUDADriverError):  # no TypeError: arguments accepted
     assert stream.reads == 1
 else:
     raise AssertionError("a kernel that was never loaded was launched")
@@ -241,8 +241,8 @@ options = _cuda.compile_options(build)
 kernel = cupy.RawKernel("the source", build.kernel, options)
 assert (kernel.name, kernel.options) == ("probe", options)
 assert callable(driver.funcSetAttribute)
-names = {"kernel", "compile", "shared_size_bytes", "max_dynamic_shared_size_bytes"}
-assert names <= vars(cupy.RawKernel).keys()
+used = {"kernel", "compile", "shared_size_bytes", "max_dynamic_shared_size_bytes"}
+assert used <= vars(cupy.RawKernel).keys()
 assert "ptr" in vars(function.Function)
 names = ("L2CacheSize", "MaxSharedMemoryPerBlockOptin", "MaxSharedMemoryPerMultiprocessor")
 assert all(hasattr(runtime, f"cudaDevAttr{name}") for name in names)

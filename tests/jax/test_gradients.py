@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.jax in float64: values and gradients are those of the oracle."""
+"""cunorm.jax in float64: values and gradients are the oracle's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import cunorm.jax  # noqa: E402
 from tests.support.jax_frames import calls_of  # noqa: E402
 
 SHAPE = (2, 3, 4)
-# The function, what it is given beside x, and what else it is told.
+# The function, its operands besides x, and its options.
 CASES = [
     ("rms_norm", ("weight", "gate"), {"axis": 1, "gate_activation": "identity"}),
     (
@@ -49,7 +49,7 @@ CASES = [
     ("group_norm", (), {"num_groups": 1, "activation": "tanh", "channel_axis": 1, "eps": 0.1}),
     ("instance_norm", ("weight", "bias"), {"activation": "silu", "channel_axis": 1}),
 ]
-# Of float64, and sums of a few terms: what differs by more is another formula.
+# Some roundings of float64, in sums of a few terms; a larger difference is a wrong formula.
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
@@ -60,13 +60,13 @@ def float64():
 
 
 def drawn(options):
-    """Draw all operands; parameters are of a row, or of the channels."""
+    """Draw all operands; parameters have the shape of a row, or of the channels."""
     channels = SHAPE[options.get("channel_axis", -1)]
     return operands(SHAPE, SHAPE[options["axis"] :] if "axis" in options else channels)
 
 
 def exact(function, a, given, options):
-    """Return values and gradients of the oracle."""
+    """Return the oracle's values and gradients."""
     name, channels = function.removeprefix("add_"), SHAPE[options.get("channel_axis", -1)]
     if name not in NORMS:
         options = {"num_groups": channels} | options

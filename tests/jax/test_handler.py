@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The handlers that XLA calls: on a GPU with frames as XLA makes them, and what they refuse."""
+"""The handlers that XLA calls: on a GPU, with frames like XLA's; and their errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def images(x, weight):
 
 
 def calls(function, *shapes, platform="cuda"):
-    """Return forward and backward."""
+    """Return the custom calls of forward and backward."""
     found = calls_of(jax.grad(function, (0, 1)), *map(jnp.ones, shapes), platform=platform)
     assert len(found) == 2
     return found
@@ -65,7 +65,7 @@ def empty(spec):
 @pytest.mark.parametrize("is_backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("norm", [ROWS, IMAGES], ids=["rows", "images"])
 def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward):
-    """It gives the numbers of the same call on the CPU."""
+    """The results are those of the same call on the CPU."""
     gpu, api = OnCupy(), Api()
     call = calls(*norm)[is_backward]
     inputs = [draw(f"{place}", *spec) for place, spec in enumerate(call.inputs)]
@@ -82,7 +82,7 @@ def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward):
         assert Frame(api, call.text, *at).handle(_handler.run_on_cuda) is None, api.errors
         stream.synchronize()
         assert api.contexts == [CONTEXT]
-        for one, right in zip(results, expected, strict=False):  # but for a workspace
+        for one, right in zip(results, expected, strict=False):  # zip leaves the workspace out
             np.testing.assert_allclose(gpu.get(one), right, rtol=1e-4, atol=1e-4)
 
 
@@ -120,7 +120,7 @@ def test_no_gpu_needs_more_workspace_for_images_than_xla_is_told_of(shape):
 
 
 def check_workspace(call, gpu):
-    """Check the bytes for arrays that are aligned, and for those that are not."""
+    """Check the workspace of aligned and of misaligned arrays."""
     for alignment in (0, 4):
         lowered = call.plan.lower(gpu, (alignment,) * call.op.array_count)
         assert lowered.workspace <= call.plan.workspace_bound(None)
@@ -147,7 +147,7 @@ def test_a_workspace_that_does_not_suffice_is_refused(monkeypatch):
 
 @pytest.mark.gpu
 def test_a_call_on_a_gpu_is_planned_once_for_each_alignment(monkeypatch):
-    """The numbers are the same; the stream is XLA's of each call."""
+    """The numbers are the same; each call runs on its own stream of XLA."""
     gpu, call, loads, streams = OnCupy(), calls(*ROWS)[0], [], []
     load = _handler._load_on_cuda
     monkeypatch.setattr(_handler, "_load_on_cuda", lambda *args: loads.append(args) or load(*args))
@@ -173,7 +173,7 @@ def test_a_call_on_a_gpu_is_planned_once_for_each_alignment(monkeypatch):
         np.testing.assert_equal(one, found[0])
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 TEXT = calls(*ROWS, platform="cpu")[0].text
 

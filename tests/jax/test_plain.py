@@ -30,7 +30,7 @@ def test_every_function_is_a_call_of_xlas_on_the_arrays_own_memory(name, kind, m
     find = _handler._Executable.pointers
     see = lambda *args: calls.append(find(*args)) or calls[-1]  # noqa: E731
     monkeypatch.setattr(_handler._Executable, "pointers", see)
-    if name == "group_norm_backward":  # the others' formulas hold with any statistics
+    if name == "group_norm_backward":  # the other formulas hold for any statistics
         saved = reference.group_norm_forward(arrays["x"], arrays["num_groups"])
         arrays |= {key: getattr(saved, key).astype(np.float32) for key in ("mean", "rstd")}
     given = arrays | {key: kind.put(array) for key, array in arrays_of(arrays).items()}

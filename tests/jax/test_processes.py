@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.jax in interpreters of their own: several devices, ends of processes, imports."""
+"""cunorm.jax in separate interpreters: several devices, exits, imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_CPU = {"JAX_PLATFORMS": "cpu"}
 
 
 def test_four_devices_and_an_executable_of_another_process(tmp_path):
-    """The process ends by itself, with calls still to be run."""
+    """The process exits while calls are pending."""
     path, devices = tmp_path / "executable", jax_devices
     derived = jax.jit(jax.grad(lambda w, x: cunorm.jax.rms_norm(x, w).sum()))
     compiled = derived.lower(devices.WEIGHT, devices.X).compile()
@@ -55,7 +55,7 @@ assert ["no C++ compiler" in str(warning.message) for warning in caught] == [Tru
 
 
 def test_a_jax_of_another_interface_is_refused_and_served_by_the_plain_functions(tmp_path):
-    """Nor does an import of cunorm.jax bring in another framework."""
+    """An import of cunorm.jax also imports no other framework."""
     place = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
     place.parent.mkdir(parents=True)
     place.write_text("#define XLA_FFI_API_MAJOR 7\n\n#define XLA_FFI_API_MINOR 12\n")

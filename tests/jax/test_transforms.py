@@ -20,7 +20,7 @@ from tests.support import jax_formulas  # noqa: E402
 from tests.support.jax_formulas import add_rms_norm, rms_norm  # noqa: E402
 from tests.support.jax_frames import lowered  # noqa: E402
 
-# Of float32, a few roundings of 6e-8 each, in sums of up to 40 terms of about 1.
+# A few roundings of float32, 6e-8 each, in sums of up to 40 terms of about 1.
 CLOSE = {"rtol": 2e-6, "atol": 1e-5}
 
 
@@ -35,7 +35,7 @@ def assert_close(actual, expected):
 
 
 def compare(transform, name, arrays):
-    """Compare what a transformation makes of a norm and of its formula."""
+    """Compare a transformed norm with its transformed formula."""
     norms = getattr(cunorm.jax, name), getattr(jax_formulas, name)
     got, right = jax.jit(lambda *arrays: [transform(norm)(*arrays) for norm in norms])(*arrays)
     assert_close(got, right)
@@ -55,7 +55,7 @@ def on_images(axis):
 
 
 def of_each(norm, **options):
-    """Derive by the x of each example and by a weight that they share."""
+    """Return gradients by each example's x and by a weight that the examples share."""
     return jax.vmap(jax.grad(square(lambda x, w: norm(x, weight=w, **options)), (0, 1)), (0, None))
 
 
@@ -64,7 +64,7 @@ def three_times(norm):
 
 
 ROWS, IMAGES = ((4, 3, 8), 8), ((3, 2, 8, 8), 8)
-# Of each: what is made of a norm, the norm, its arrays, and whether it is one call of the kernels.
+# Each: the transformation, the norm, its arrays, and whether it is one call of the kernels.
 BATCHES = {
     "rows": (lambda f: jax.vmap(f, (0, None)), "rms_norm", ROWS, True),
     "rows and weights": (lambda f: jax.vmap(f, (2, 1)), "rms_norm", ((3, 8, 4), (8, 4)), False),
@@ -99,7 +99,7 @@ def test_a_batch_is_as_its_examples_and_one_call_where_they_share_parameters(nam
     with jax.default_device(kind().device):
         compare(transform, norm, arrays)
     text = lowered(transform(getattr(cunorm.jax, norm)), *arrays, platform=kind.platform)
-    assert ("stablehlo.while" not in text) == is_one_call  # which goes over examples
+    assert ("stablehlo.while" not in text) == is_one_call  # a loop over examples
 
 
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
@@ -165,7 +165,7 @@ def test_a_bfloat16_branch_of_a_float32_stream_has_gradients_of_each_dtype():
     dx, dstream = jax.jit(jax.grad(partial(loss, cunorm.jax.add_rms_norm), (0, 1)))(x, stream)
     assert (dx.dtype, dstream.dtype) == (ml_dtypes.bfloat16, np.float32)
     exact = jax.jit(jax.grad(partial(loss, add_rms_norm), 1))(x.astype(jnp.float32), stream)
-    # y is rounded to bfloat16, its gradient is not: both of float32 here, dx once to bfloat16.
+    # y is rounded to bfloat16, its gradient is not; both are float32 here, dx is rounded once.
     np.testing.assert_allclose(dstream, exact, rtol=2e-6, atol=2**-8)
     np.testing.assert_array_equal(np.asarray(dx), np.asarray(dstream).astype(ml_dtypes.bfloat16))
 

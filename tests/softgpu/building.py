@@ -22,17 +22,17 @@ FLAGS = (
     *("-std=c++20", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
     *("-fPIC", "-Wall", "-Wextra"),
 )
-# What is compiled together, which is quicker, and how: what interprets, and what prepares that.
+# Sources that are compiled together, which is quicker, and their options: interpreter and decoder.
 UNITS = {
     ("arithmetic", "conversions"): "-O2",
     ("memory", "operations", "schedule", "barriers", "mbarriers", "races", "counters"): "-O2",
     ("module", "decode", "kernels", "driver", "streams"): "-O1",
 }
-NEEDED = {"avx2", "fma", "f16c"}  # of the processor
+NEEDED = {"avx2", "fma", "f16c"}  # CPU flags
 
 
 def unavailable() -> str:
-    """Say why there can be no software GPU here; nothing where there can be one."""
+    """Return why the software GPU cannot run here; "" if it can."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         return "the software GPU needs Linux on x86-64"
     if missing := NEEDED - set(_processor().split()):
@@ -46,7 +46,7 @@ def unavailable() -> str:
 
 @lru_cache(maxsize=1)
 def compiler() -> list[str]:
-    """Return the command of a C++ compiler, or nothing."""
+    """Return the command of a C++ compiler; empty without one."""
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         command = shlex.split(name)
         if command and shutil.which(command[0]):
@@ -56,7 +56,7 @@ def compiler() -> list[str]:
 
 @lru_cache(maxsize=1)
 def nvrtc() -> str:
-    """Return the path of NVRTC's library in its wheel, or nothing."""
+    """Return the path of NVRTC's library in its wheel; "" without it."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(path) for path in (spec and spec.submodule_search_locations) or ()]
     kinds = ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12")
@@ -65,7 +65,7 @@ def nvrtc() -> str:
 
 
 def folder() -> Path:
-    """Make the user's own folder for the library and for PTX, if need be."""
+    """Return the user's own folder for the library and PTX; create it if necessary."""
     path = Path(tempfile.gettempdir()) / f"cunorm-softgpu-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
@@ -80,9 +80,9 @@ def folder() -> Path:
 
 
 def library() -> Path:
-    """Return the path of the library, which is compiled where it is older than its sources.
+    """Return the path of the library of these sources; compile it if necessary.
 
-    Processes wait for the one that compiles.
+    Other processes wait for the one that compiles.
     """
     version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True)
     sources = [path.read_text() for path in sorted(SOURCES.iterdir())]

@@ -15,7 +15,7 @@ cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 
 def kernel(body: str, head: str = ""):
-    """Return a kernel with a name, from its parameters and what follows them."""
+    """Return the kernel k, given its parameters with its body, and the text before its name."""
     return cupy.RawKernel(f'extern "C" __global__ void {head} k({body}', "k")
 
 

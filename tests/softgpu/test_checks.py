@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels and launches that are wrong are found out, and the error says where."""
+"""Wrong kernels and launches are errors that name the place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANK = 'unsigned rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));'
 REMOTE = """float v; asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %1, 0;"
     "ld.shared::cluster.f32 %0, [a]; }" : "=f"(v) : "r"((unsigned)__cvta_generic_to_shared(s)));"""
 
-# What is wrong: the error, the instruction, the kernel, how it is launched.
+# Each mistake: the error, the instruction, the threads of the block, the kernel.
 WRONG = {
     "a read behind an array": ("outside of any allocation; .* after 512", "ld.*global", 129,
         "volatile float* x) { x[threadIdx.x]; }"),
@@ -95,7 +95,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_launch_that_a_gpu_refuses_is_refused(what):
     error, body, options = REFUSED[what]
-    with softgpu.settings(streams="late"), raises(error):  # at once, where streams are late, too
+    with softgpu.settings(streams="late"), raises(error):  # at once, also with late streams
         launch(body, cupy.zeros(1, "f"), **options)
 
 

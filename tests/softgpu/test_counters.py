@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counters of launches, against numbers that follow from the kernel's text."""
+"""Counters of launches, against numbers derived from the kernel's text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.softgpu.launching import cupy, launch
 
 
 def counts(body: str, *arrays, **options):
-    """Return the one launch, and what it did to each array."""
+    """Return the one launch, and its accesses to each array."""
     with counting() as launches:
         launch(body, *arrays, **options)
     (recorded,) = launches
@@ -66,7 +66,7 @@ def test_asynchronous_copies_are_loads_and_stores_to_shared_memory():
     assert recorded.shared_stores == Shared(1, 1, 1)
 
 
-BANKS = {  # type, stride in elements: how often busy without and with conflicts
+BANKS = {  # type, stride in elements: wavefronts without and with conflicts
     ("float", 1): (1, 1),
     ("float", 32): (1, 32),
     ("float", 33): (1, 1),
@@ -92,7 +92,7 @@ def test_instructions_are_those_of_the_lanes_that_take_part():
     plain, x = "int* x) { if (threadIdx.x < n) x[threadIdx.x] = 1; }", cupy.zeros(32, "i")
     all_lanes, _ = counts(plain.replace("n)", "32)"), x)
     one, _ = counts(plain.replace("n)", "1)"), x)
-    assert all_lanes.executed == 32 * (all_lanes.issued - 1)  # one is a branch that none takes
+    assert all_lanes.executed == 32 * (all_lanes.issued - 1)  # one is a branch that no lane takes
     assert one.executed < all_lanes.executed
     three, _ = counts(plain.replace("n)", "32)"), x, grid=3)
     assert (three.issued, three.threads) == (3 * all_lanes.issued, 96)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Settings change what the software GPU is, and in which order its threads go on."""
+"""Settings change the properties of the software GPU, and the order of its threads."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_kernels_are_compiled_for_the_compute_capability_that_is_set(capability)
     [(8, 16, 0, 33), (8, 8, 0, 33), (16, 16, 0, 16), (16, 8, 0, 0), (8, 16, 200 << 10, 16)],
 )
 def test_the_driver_says_how_many_clusters_fit(size, largest, shared, fit):
-    """Two blocks of 1024 threads run on each multiprocessor, one where it has much memory."""
+    """Two blocks of 1024 threads fit a multiprocessor; one if it takes much shared memory."""
     compiled = kernel("int* x) { }", f"__cluster_dims__({size}, 1, 1)")
     _cluster_fit.allow_large_clusters(cupy, compiled.kernel)
     with (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench against` times two copies of cunorm that share no module, and judges ratios."""
+"""`python -m bench against` times two copies of cunorm without shared modules and judges ratios."""
 
 import os
 import re
@@ -23,7 +23,7 @@ LIMITS = against.Limits(mean=1.05, point=1.25)
 
 @pytest.fixture
 def checkout(tmp_path):
-    """Return another folder with the same files."""
+    """Return another folder with the same sources."""
     folder = tmp_path / "other"
     shutil.copytree(ROOT / "cunorm", folder / "cunorm", ignore=shutil.ignore_patterns("__py*"))
     (folder / "kernels_cu").symlink_to(ROOT / "kernels_cu")

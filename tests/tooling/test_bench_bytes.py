@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench bytes`: calls move what the table says, and hardly more than they must."""
+"""`python -m bench bytes`: calls move the bytes of the table, hardly more than necessary."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from tests.emulation.machine import needs_softgpu
 TABLE = Path(__file__).parents[2] / "bench" / "results" / "bytes.csv"
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
 
-# How many arrays as large as x a call must move (the table of the design), of a forward and of a
-# backward.
+# Arrays as large as x that a forward and a backward must move (the table of the design).
 ARRAYS = {
     "rms_norm": (2, 3),
     "add_rms_norm": (4, 4),

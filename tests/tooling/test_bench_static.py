@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench static`: NVRTC makes of the GPU plans what the table says; and its gate."""
+"""`python -m bench static`: the table matches the compiled GPU plans; and its gate."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_table_that_is_not_so_is_said_to_be_wrong(plans, tmp_path):
     assert "only in the table" in next(differences(rows, few[1:], 2, 1))
 
 
-# What NVRTC writes: an address in a register of its own, of a loop, and of copies to shared memory.
+# PTX of NVRTC: an address in its own register, one in a loop, and one of a copy to shared memory.
 PTX = """
 .visible .entry row_norm_forward(
 	.param .align 8 .b8 row_norm_forward_param_0[320]

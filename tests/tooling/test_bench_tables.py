@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tables, goals and pictures of timings say what the CSV says."""
+"""The tables, goals and pictures of timings match their CSV."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_readme_is_what_the_committed_timings_give():
 
 
 def rows_of_the_grid(torch: float, copy: float, ungated: float) -> list[Row]:
-    """Return the whole default grid of a CPU, with such times and 100 µs of cunorm."""
+    """Return the default grid of a CPU with these times, and 100 µs for cunorm."""
     times = {"cunorm": 100.0, "torch": torch, "copy": copy, "cunorm-ungated": ungated}
     return [
         row(name, time, p.operator.name, p.direction, p.dtype, p.shape_text, p.operator.memory)
@@ -166,7 +166,7 @@ def test_goals_end_in_a_status_and_are_shown_with_their_figures(csv, capsys):
 
 
 def change(time: float, **chosen: str):
-    """Return GOOD with another time of torch at the rows chosen."""
+    """Return GOOD with another time of torch in the chosen rows."""
     return [
         replace(r, p50_us=time)
         if r.provider == "torch" and all(getattr(r, name) == v for name, v in chosen.items())
@@ -184,7 +184,7 @@ def test_every_goal_is_of_its_own_points():
     }
     slow = change(96, operator="layer_norm", direction="forward", shape="4096x4096")
     assert unmet(slow) == {"every point: × torch"}
-    for shape, counts in (("512x512", True), ("511x512", False)):  # of a mebibyte, and of less
+    for shape, counts in (("512x512", True), ("511x512", False)):  # a mebibyte, and less
         more = [row("cunorm", 9, shape=shape), row("torch", 1, shape=shape)]
         assert bool(unmet([*GOOD, *more])) == counts
 

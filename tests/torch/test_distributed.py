@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Two processes train a model with norms of cunorm.torch as one does on the whole batch."""
+"""Two processes train a model with cunorm.torch's norms like one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model():
 
 
 def train(network, rank=0, ranks=1):
-    """Train on every batch, of several processes each on its own rows."""
+    """Train on every batch; each of several processes has its own rows."""
     generator = torch.Generator().manual_seed(1)
     batches = torch.randn(STEPS, 2, ROWS, WIDTH, generator=generator, dtype=torch.float64)
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
@@ -67,4 +67,4 @@ def test_two_processes_train_as_one_on_the_whole_batch(tmp_path):
         check_as_one_of_two, (str(tmp_path),), join=False, daemon=True
     )
     check_as_one_of_two(1, tmp_path)
-    assert other.join(2 * LIMIT.seconds)  # which raises what was raised there
+    assert other.join(2 * LIMIT.seconds)  # raises the other process's error

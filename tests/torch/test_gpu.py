@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.torch on a GPU: within the same bounds, in CUDA graphs, on streams and compiled."""
+"""cunorm.torch on a GPU: within its bounds, in CUDA graphs, on streams and compiled."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.operands import draw  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
-    # torch's own, when inductor is imported
+    # torch's own warning, when inductor is imported
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
 ]
 
 F32, BF16 = "float32", "bfloat16"
 SHAPE, IMAGES, GROUPS = (64, 1024), (3, 64, 12, 10), 8
 IMAGE = {"activation": "silu", "channel_axis": 1}
-# What a norm is differentiated by, x first, then the gradients of its results.
+# The inputs with gradients, x first, then the gradients of the results.
 ROWS = {"x": BF16, "residual": F32, "weight": F32, "dy": BF16, "d_residual": F32}
 OF_IMAGES = dict.fromkeys(("x", "weight", "bias", "dy"), F32)
 
@@ -58,7 +58,7 @@ class Norm:
         self.x = tensors[0].detach()
 
     def step(self):
-        """Return results and gradients."""
+        """Return the results and gradients."""
         results = self.call(*self.leaves)
         gradients = torch.autograd.grad(results, self.leaves, self.arriving)
         return [*(one.detach() for one in results), *gradients]
@@ -78,7 +78,7 @@ def norm(request):
 def test_forward_and_backward_are_captured_in_a_cuda_graph_after_one_warm_call(norm):
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # as PyTorch asks for where a backward is captured
+    with torch.cuda.stream(side):  # PyTorch requires this before a captured backward
         norm.check(norm.step())
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -105,7 +105,7 @@ def test_a_backward_runs_on_the_stream_of_its_forward(norm):
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(20_000_000)
-        norm.x.copy_(others)  # on another stream it would be read before
+        norm.x.copy_(others)  # another stream would read it before
         found = norm.step()
     side.synchronize()
     norm.check(found)

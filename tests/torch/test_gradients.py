@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of cunorm.torch's functions, by every road of autograd's, and what is kept for them."""
+"""Gradients of cunorm.torch's functions in every mode of autograd, and the saved tensors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_of_two_results_is_enough_for_a_backward(used):
         return functional.rms_norm(stream, weight.shape, weight, 1e-6), stream
 
     found = grads(ct.add_rms_norm)
-    assert found[0].data_ptr() != found[1].data_ptr()  # each has memory of its own
+    assert found[0].data_ptr() != found[1].data_ptr()  # each has its own memory
     for one, other in zip(found, grads(formula), strict=True):
         assert (one is None) == (other is None)
         if one is not None:
@@ -115,7 +115,7 @@ def test_a_stream_of_operands_without_gradients_has_none(mode):
 
 @pytest.mark.parametrize("name", ["add_normalize", "layer_norm", "channels last"])
 def test_a_batch_of_gradients_is_as_its_items(name):
-    """As torch.autograd.functional.jacobian(vectorize=True) asks for it."""
+    """torch.autograd.functional.jacobian(vectorize=True) uses this."""
     call, tensors = case(name)
     results = call(*tensors)
     batches = [torch.stack([one.detach().cos(), one.detach().sin()]) for one in results]
@@ -170,7 +170,7 @@ def test_gradients_of_transposed_and_of_expanded_tensors_are_right():
 
 # --- memory ---------------------------------------------------------------------------------------
 
-# Each, and the shapes of the statistics that it keeps.
+# Each case, and the shapes of its saved statistics.
 KEPT = {
     "rms_norm": [(2, 4)],
     "groups": [(2, 4, 2)],
@@ -184,13 +184,13 @@ kept = pytest.mark.parametrize("name", KEPT)
 
 
 class RecordedCall:
-    """A call, with what it was given and what it gave, and its backward."""
+    """A call with its operands, its results and their gradients, and its backward."""
 
     def __init__(self, name):
         self.operands = operands(name)
         self.results = case(name)[0](*self.operands.values())
         self.arriving = list(map(factors, self.results))
-        # what was normalised: x, or the new stream
+        # the normalised tensor: x, or the new stream
         self.normalised = self.results[1] if len(self.results) > 1 else self.operands["x"]
 
     def backward(self):
@@ -211,7 +211,7 @@ def test_only_what_was_normalised_statistics_gate_and_parameters_are_kept_and_al
     assert expected <= {one.data_ptr() for one in seen}
     statistics = [one for one in seen if one.data_ptr() not in expected]
     assert [one.shape for one in statistics] == KEPT[name]
-    # No array is kept that is as large as y, and none twice.
+    # No array as large as y is saved, and none twice.
     size = sum(one.nbytes for one in (recorded.normalised, *named, *statistics))
     assert sum(one.nbytes for one in seen) == size
 

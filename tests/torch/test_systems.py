@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.torch under what PyTorch wraps around a model: checkpoints, autocast, export, compile."""
+"""cunorm.torch in PyTorch's systems: checkpoints, autocast, export, compile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.torch_norms import (  # noqa: E402
     x_of,
 )
 
-# torch's own, where it traces
+# torch's own warning, when it traces
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 
 IMPORTED = """
@@ -40,7 +40,7 @@ print(*sys.modules)
 
 
 class Mixer(torch.nn.Module):
-    """Norms of four kinds between linear layers; a stream goes past the first of these."""
+    """Norms of four kinds between linear layers; a stream bypasses the first of these."""
 
     def __init__(self):
         super().__init__()
@@ -97,7 +97,7 @@ def test_autocast_leaves_norms_the_dtype_of_x_and_gradients_that_of_their_operan
 
 def test_plain_functions_and_recorded_backwards_are_refused_where_results_would_be_fake():
     x, leaf = torch.ones(3, 8), torch.ones(3, 8, requires_grad=True)
-    for _ in range(2):  # so that both are remembered
+    for _ in range(2):  # so that both are cached
         y = ct.rms_norm(leaf)
         cunorm.rms_norm(x)
         torch.autograd.grad(y, leaf, x, retain_graph=True)
@@ -128,9 +128,9 @@ def test_the_import_of_cunorm_torch_leaves_torchs_compiler_alone():
 
 @pytest.fixture
 def inductor(tmp_path):
-    """Keep away what was compiled before: its key does not tell how an operator is made.
+    """Use an empty cache: inductor's key does not depend on the implementation of operators.
 
-    Nor does inductor try out instruction sets and compile a header first, which takes long.
+    Inductor also skips its tests of instruction sets and its precompiled header, which are slow.
     """
     torch.compiler.reset()
     quick = {"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
@@ -141,7 +141,7 @@ def inductor(tmp_path):
 
 
 def every_norm(x, residual, weight, bias, scale, images):
-    """Run norms, one of them on what inductor makes, in its own layout."""
+    """Run norms, one of them on a tensor that inductor computes, in its own layout."""
     y, stream = ct.add_rms_norm(x, residual)
     first = ct.group_norm(images + images, 4, scale, channel_axis=1)
     second = ct.group_norm(first, 4, activation="silu", channel_axis=1)
@@ -149,7 +149,7 @@ def every_norm(x, residual, weight, bias, scale, images):
 
 
 def run(function, rows):
-    """Return results and gradients; images are not square, nor as many as channels."""
+    """Return results and gradients; images are not square, and all sizes differ."""
     leaves = drawn(rows, 5, 96, dtype=BF16), drawn(rows, 5, 96), drawn(96), drawn(96), drawn(12)
     leaves = [one.requires_grad_() for one in leaves]
     images = drawn(rows, 12, 7, 11).to(memory_format=torch.channels_last)
@@ -159,7 +159,7 @@ def run(function, rows):
 
 
 def test_norms_compiled_into_one_graph_are_eager_calls_to_the_bit(inductor):
-    """In one test, as the graph takes long to compile, for batches of two sizes."""
+    """One test has batches of two sizes, as the graph takes long to compile."""
     function = torch.compile(every_norm, fullgraph=True, dynamic=True)
     compiled = {3: run(function, 3)}
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -172,7 +172,7 @@ def test_norms_compiled_into_one_graph_are_eager_calls_to_the_bit(inductor):
 
 
 def test_scalars_of_a_compiled_norm_may_change():
-    """What changes becomes a symbol of torch.compile's, and is to be a number for the operator."""
+    """A changed scalar becomes a symbol in torch.compile, and must be a number for the operator."""
 
     def norms(x, eps, c, groups, axis):
         y = ct.rms_norm(x, eps=eps, groups=x.shape[-1] // 8)
@@ -186,9 +186,9 @@ def test_scalars_of_a_compiled_norm_may_change():
             assert all(map(torch.equal, compiled(x, *scalars), norms(x, *scalars)))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, as it traces
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, when it traces
 def test_compiled_autograd_gives_the_gradients_of_eager_calls():
-    """It traces the backward of the Function of eager calls, to the operator."""
+    """It traces the backward of an eager call's Function, down to the operator."""
     from torch._dynamo import compiled_autograd
 
     leaves = [drawn(3, 8), drawn(3, 8), drawn(8)]

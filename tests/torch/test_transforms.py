@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The ways in which cunorm.torch is called: eagerly, by a dispatcher, in torch.func."""
+"""cunorm.torch in all modes: eager, through the dispatcher, and in torch.func."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.torch_cases import (  # noqa: E402
     tensor,
 )
 
-# torch's own, in forward mode
+# torch's own warning, in forward mode
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 
 
@@ -53,7 +53,7 @@ def test_every_way_of_a_call_gives_the_same_bits(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_torch_func_finds_of_a_batch_what_it_finds_of_its_items(name):
-    """Results, and gradients of x and of parameters that items share or that are their own."""
+    """Results, and gradients of x and of parameters; items share parameters or have their own."""
     call, tensors = case(name)
     x, *rest = tensors = [one.detach().contiguous() for one in tensors]
     batch = torch.stack([x, -x], 1)
@@ -70,7 +70,7 @@ def test_torch_func_finds_of_a_batch_what_it_finds_of_its_items(name):
 
     of_item = torch.func.grad(total, tuple(range(len(tensors))))
     assert all(map(torch.equal, of_item(*tensors), expected(*tensors)))
-    for own in {1, len(tensors)}:  # how many of them, the first ones, items have of their own
+    for own in {1, len(tensors)}:  # the first `own` tensors differ by item
         given = [torch.stack([one, 2 * one]) for one in tensors[:own]] + tensors[own:]
         found = torch.func.vmap(of_item, (0,) * own + (None,) * len(tensors[own:]))(*given)
         for item in range(2):
@@ -153,7 +153,7 @@ def test_no_rows_give_no_results_and_zero_gradients(grad):
     assert (x.grad is not None) is grad
 
 
-# --- what the operators promise torch's dispatcher ------------------------------------------------
+# --- the operators' contract with torch's dispatcher ----------------------------------------------
 
 
 def of(dtype, *shape):
@@ -219,7 +219,7 @@ def leaf(argument, is_recorded):
     return argument.detach().requires_grad_(is_recorded and argument.requires_grad)
 
 
-# --- the plain functions, which would drop a tangent ----------------------------------------------
+# --- tangents in the plain functions, which would drop them ---------------------------------------
 
 X = torch.arange(12.0).reshape(3, 4)
 PLAIN = {
@@ -235,7 +235,7 @@ PLAIN = {
 def test_plain_functions_refuse_a_forward_mode_tangent(argument):
     call = PLAIN[argument]
     for _ in range(2):
-        call(X.clone())  # of these, calls like them are made again unchecked
+        call(X.clone())  # cached, so that like calls are not checked again
     refusal = rf"{argument} has a forward-mode tangent.* cunorm\.torch .*\.detach\(\)$"
     with forward_ad.dual_level(), torch.no_grad(), pytest.raises(ValueError, match=refusal):
         call(forward_ad.make_dual(X.clone(), torch.ones(3, 4)))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What cunorm and its tests use of CuPy, on the software GPU's driver.
+"""The part of CuPy that cunorm and its tests use, on the software GPU's driver.
 
-Kernels are compiled by the real NVRTC with the options that CuPy adds, and started with the bytes
-that CuPy would hand over. Arrays lie in memory of exactly their size. What CuPy does on the current
-stream is done in the order of that stream.
+The real NVRTC compiles kernels with the options that CuPy adds, and launches have the argument
+bytes of CuPy. Arrays have memory of exactly their size. Work of CuPy's current stream runs in the
+order of that stream.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __version__ = "14.2.0"
 
 
 def __getattr__(name):
-    """Return NumPy's types, and its functions for arrays of the device."""
+    """Return NumPy's types, and its functions, which then take arrays of the device."""
     found = getattr(np, name)
     return _on_host(found) if callable(found) and not isinstance(found, type) else found
 
 
 def _on_host(function):
-    """Return a function that waits for the current stream, as CuPy's need not, and computes."""
+    """Return a function that waits for the current stream and computes on the host."""
 
     def compute(*args, **kwargs):
         host_kwargs = {name: _host(value) for name, value in kwargs.items()}
@@ -55,7 +55,7 @@ class _Data:
 
 
 class ndarray:
-    """An array in memory of the device, which NumPy sees too."""
+    """An array in memory of the device, which NumPy can access too."""
 
     __array_priority__ = 100
     __hash__ = None
@@ -156,7 +156,7 @@ class ndarray:
     def get(self, *args, **kwargs):
         with self.device:
             stream = get_current_stream()
-            later(lambda: None, stream.ptr)  # the copy, for what the default stream waits for
+            later(lambda: None, stream.ptr)  # a copy, for which the default stream waits too
             stream.synchronize()
         return self._a.copy()
 
@@ -192,13 +192,13 @@ def _host(value):
 
 
 def _write(out, key, value):
-    """Give the current stream an assignment; a value of the host is read at once."""
+    """Queue an assignment on the current stream; a value of the host is read at once."""
     source = value if isinstance(value, ndarray) else None
     value = source._a if source is not None else np.array(value)
 
     def write():
         out._a[key] = value
-        return source  # which lives as long as this function
+        return source  # keeps it alive as long as this function
 
     later(write, get_current_stream().ptr)
 

@@ -66,7 +66,7 @@ class _Current(threading.local):
 
 
 class ExternalStream:
-    """A stream that somebody else made."""
+    """A stream that other code created."""
 
     def __init__(self, ptr, device_id=-1):
         self.ptr, self.device_id = ptr, runtime.getDevice() if device_id < 0 else device_id
@@ -156,7 +156,7 @@ class Event:
 
 
 class Graph:
-    """What was captured. It stays while the process runs, as do the arrays of what it computes."""
+    """A captured graph. It is never freed, nor are the arrays that it uses."""
 
     def __init__(self, graph):
         self.graph = graph
@@ -169,10 +169,10 @@ _freed = set()  # (device, stream, size)
 
 
 class Memory:
-    """Memory of exactly its size, which is freed in the order of the stream it was made on.
+    """Memory of exactly its size, freed in the order of the stream that it was allocated on.
 
-    CuPy lends what was freed on a stream to the next who asks there. So a capture, within which
-    nothing can be allocated, is given memory where as much was freed before.
+    CuPy reuses memory that was freed on the same stream. So a capture, which cannot allocate, still
+    gets memory if as much was freed on its stream before.
     """
 
     def __init__(self, size):
