@@ -59,7 +59,7 @@ def places_of(call):
 
 
 @names
-def test_a_tensor_that_is_not_its_memory_is_refused_whatever_was_met(name):
+def test_a_tensor_that_is_not_its_memory_is_refused_after_any_call(name):
     """tests/arrays/test_refused_torch.py has further such tensors."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     call = call_of(name, kind="torch")
@@ -95,7 +95,7 @@ def test_a_tensor_that_requires_grad_is_taken_where_none_is_recorded(name):
 # --- memory of the frameworks ---------------------------------------------------------------------
 
 
-def test_a_tensor_that_is_no_memory_to_lend_is_refused():
+def test_a_tensor_that_cannot_be_a_workspace_is_refused():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     for dtype in (torch.uint8, torch.float32):
         memory = torch.zeros(64, 64, dtype=dtype)
@@ -110,7 +110,7 @@ def test_a_tensor_that_is_no_memory_to_lend_is_refused():
     check_refused(workspace_cases(ValueError, text, freed(torch.zeros(SIZE, dtype=torch.uint8))))
 
 
-def test_jax_arrays_are_no_memory_to_write_to_or_to_lend():
+def test_jax_arrays_are_neither_results_to_write_nor_workspaces():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     check_refused(
         place.case(ValueError, UNWRITABLE, jax.numpy.asarray(place.right)) for place in PLACES

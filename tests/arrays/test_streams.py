@@ -82,7 +82,7 @@ def test_a_launch_waits_for_the_streams_of_other_operands_and_they_for_it(
     np.testing.assert_allclose(gpu.get(weight), cunorm.rms_norm(seeds[1][:1])[0], rtol=1e-6)
 
 
-def test_a_producer_is_asked_to_order_our_stream_after_its_work(gpu):
+def test_a_producer_orders_our_stream_after_its_work(gpu):
     thing, stream = ForeignOnCuda(gpu.put(draw("x", SHAPE, "float32"))), gpu.cupy.cuda.Stream()
     cunorm.rms_norm(thing)
     with stream:

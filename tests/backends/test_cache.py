@@ -124,7 +124,7 @@ def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
 # --- removal --------------------------------------------------------------------------------------
 
 
-def test_calls_after_clear_cache_compile_anew_and_are_counted(folder, monkeypatch):
+def test_calls_after_clear_cache_compile_again_and_are_counted(folder, monkeypatch):
     """This holds for calls that were cached before, too."""
     found, x, out = compiled(monkeypatch), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)
     for times in (1, 2):

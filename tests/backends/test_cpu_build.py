@@ -119,7 +119,7 @@ def test_a_compiler_that_is_stopped_is_an_error_and_leaves_nothing_behind(faulty
 
 
 @pytest.mark.parametrize("faulty", ["refuses OpenMP"], indirect=True)
-def test_a_compiler_that_refused_an_option_is_asked_again_a_day_later(faulty):
+def test_a_compiler_that_refused_an_option_is_tried_again_a_day_later(faulty):
     flag, openmp, cache = faulty
     options = {"device": "cpu", "progress": False, "workers": 2}
     cunorm.warmup("l2_norm", 4, ["float32", "float64"], **options)  # both builds meet the refusal

@@ -135,7 +135,7 @@ def test_a_gpu_is_asked_for_room_for_the_clusters_of_a_launch_with_its_shared_me
 
 @software
 @pytest.mark.parametrize("capability", [80, 90])
-def test_device_limits_are_those_of_the_gpu_and_are_asked_once(capability):
+def test_device_limits_are_those_of_the_gpu_and_are_queried_once(capability):
     with softgpu.settings(capability=capability):
         limits = _cuda.gpu_caps(Device("cuda", 0))
     features = Features(clusters=capability == 90, async_copies=True)

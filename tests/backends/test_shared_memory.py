@@ -81,7 +81,7 @@ def plans(count: int, architecture: str):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_is_said(architecture):
+def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_documented(architecture):
     for types, walk, gpu, launch in plans(500, architecture):
         macros = dict(launch.build.macros)
         blocks = int(macros["BLOCKS_PER_SM"])

@@ -75,7 +75,7 @@ WIDTHS = [65_600, 393_216, *(768 * round(200 * 1.3**step) for step in range(9))]
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 16])
-def test_a_warmup_that_is_told_no_rows_serves_few_long_rows_and_many(groups, loads):
+def test_a_warmup_without_rows_serves_few_long_rows_and_many(groups, loads):
     widths = [width for width in WIDTHS if width % groups == 0]
     cunorm.warmup(RMS, widths, "float32", device="cpu", groups=groups, progress=False)
     warmed = len(loads)
@@ -89,9 +89,7 @@ def test_a_warmup_that_is_told_no_rows_serves_few_long_rows_and_many(groups, loa
 
 @pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
 @pytest.mark.parametrize("sizes", [(64, 48, 3), (500, 64, 8), (9000, 16, 1), (40_000, 512, 32)])
-def test_a_warmup_of_group_norms_that_is_told_no_rows_serves_any_number_of_samples(
-    sizes, layout, loads
-):
+def test_a_warmup_of_group_norms_without_rows_serves_any_number_of_samples(sizes, layout, loads):
     positions, channels, num_groups = sizes
     options = {"positions": positions, "num_groups": num_groups, "layout": layout, "device": "cpu"}
     warm_up = partial(cunorm.warmup, GROUP, channels, "float32", **options, progress=False)

@@ -90,7 +90,7 @@ def test_where_no_gradient_is_wanted_nothing_is_compiled(loads):
 
 
 @pytest.mark.parametrize("without", ["", "progress", "tqdm"])
-def test_a_bar_counts_the_builds_unless_told_not_to_or_without_tqdm(
+def test_a_bar_counts_the_builds_unless_disabled_or_without_tqdm(
     loads, monkeypatch, capsys, without
 ):
     pytest.importorskip("tqdm")

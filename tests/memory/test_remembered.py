@@ -62,7 +62,7 @@ def test_a_call_made_again_on_other_arrays_is_not_planned(name, kind, call_cache
         assert len(call_cache) == 1 + number
 
 
-def test_a_result_of_the_form_of_one_that_is_given_is_another_array():
+def test_a_result_like_one_that_is_given_is_another_array():
     x, y = draw("x", (5, 8), "float16"), np.empty((5, 8), np.float32)
     kwargs = {"residual_dtype": "float32", "out": NormForward(y=y)}
     results = [cunorm.rms_norm_forward(x, **kwargs).residual for _ in range(3)]
@@ -74,7 +74,7 @@ def test_a_result_of_the_form_of_one_that_is_given_is_another_array():
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def test_calls_that_are_too_many_are_forgotten(call_cache):
+def test_calls_over_the_limit_are_evicted(call_cache):
     x, y = draw("x", (5, 8), "float32"), np.empty((5, 8), np.float32)
     for number in range(1, 1500):
         cunorm.l2_norm(x, eps=number, out=y)
@@ -84,7 +84,7 @@ def test_calls_that_are_too_many_are_forgotten(call_cache):
 
 
 @names
-def test_nothing_that_is_remembered_keeps_an_array(name):
+def test_no_cache_keeps_an_array_alive(name):
     call = call_of(name, None if name in GROUP_NORMS else (33, 44))
     arrays = [*arrays_of(call.arrays).values(), *call.out.values()]
     arrays += [*fields(call.run()).values(), *fields(call.make()).values()]
@@ -186,7 +186,7 @@ def test_a_call_is_on_the_device_of_its_arrays_and_leaves_the_callers(name, two_
 
 
 @pytest.mark.gpu
-def test_arrays_on_another_gpu_are_refused_though_their_forms_were_met(two_gpus):
+def test_arrays_on_another_gpu_are_refused_after_calls_with_equal_specs(two_gpus):
     x, weight = (to("cupy", draw(*spec, "float32")) for spec in (("x", (4, 64)), ("weight", 64)))
     with two_gpus.Device(1):
         far, far_y = weight.copy(), x.copy()

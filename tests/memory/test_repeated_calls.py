@@ -172,12 +172,12 @@ OF_GPUS = ["rms_norm", "layer_norm_backward", "group_norm", "group_norm_backward
         pytest.param(OF_GPUS, ["cupy"], 150, marks=pytest.mark.gpu, id="cupy"),
     ],
 )
-def test_calls_made_again_are_as_calls_made_anew(names, kinds, steps):
+def test_repeated_calls_are_as_first_calls(names, kinds, steps):
     """On a GPU a misaligned access is an error too."""
     check_calls(list(first_calls(names, kinds[0])), kinds, steps)
 
 
-def test_thousands_of_shapes_do_not_make_what_is_remembered_grow_without_end():
+def test_thousands_of_shapes_do_not_grow_the_caches_without_bound():
     def call(rows, width):
         x, weight = ones[:rows, :width], ones[0, :width]
         saved = cunorm.rms_norm_forward(x, weight, out=NormForward(y=np.empty(x.shape, "f4")))

@@ -73,7 +73,7 @@ def check_enough(call, size, **options):
 
 @devices
 @pytest.mark.parametrize("name", TAKING_WORKSPACE)
-def test_exactly_as_many_bytes_as_are_said_are_enough(name, kind):
+def test_exactly_as_many_bytes_as_documented_are_enough(name, kind):
     """One workspace can also serve all calls."""
     calls = [(call, size_of(call)) for call in calls_of(name, kind)]
     largest, _ = guarded(kind, max(size for _, size in calls))

@@ -139,7 +139,7 @@ def test_defaults_and_argument_order_are_those_of_the_public_functions(name):
 
 
 @pytest.mark.parametrize("name", ["normalize", "rms_norm", "layer_norm"])
-def test_named_forms_pass_every_option_on(name):
+def test_named_norms_pass_every_option_on(name):
     a, own = operands(dtype=BFLOAT16), {"center": True, "eps": 1e-5} if name == "layer_norm" else {}
     options = {"groups": 2, "weight_offset": 1.0, "round_before_weight": True, "gate": a.gate}
     options |= {"gate_activation": "tanh", "gate_position": "pre"}
@@ -163,7 +163,7 @@ def test_named_forms_pass_every_option_on(name):
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])
-def test_a_backward_gives_the_gradients_asked_for_of_operands_that_are_there(position):
+def test_a_backward_gives_the_gradients_requested_of_operands_that_are_there(position):
     a, options = operands(), {"gate_position": position, "center": True, "groups": 2}
     whole = row_norm(a, GATED, **options)[1], group_norm(a, 2, activation="silu")[1]
     for needs in [(), ("x",), ("weight", "gate"), ("bias",), ("x", "bias")]:

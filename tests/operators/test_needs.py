@@ -45,7 +45,7 @@ def inputs_of(kind, needs):
 
 
 @pytest.mark.parametrize(("kind", "needs"), CASES)
-def test_gradients_asked_for_are_those_among_all_and_need_nothing_else(kind, needs):
+def test_gradients_requested_are_those_among_all_and_need_nothing_else(kind, needs):
     """Inputs that no requested gradient depends on are NaN: reading one would show.
 
     Conversely, NaN in an input of a gradient shows in the gradient.

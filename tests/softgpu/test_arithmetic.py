@@ -205,7 +205,7 @@ def test_numbers_become_integers_within_limits(to, source):
 TINY = np.array([2.0**-130, -(2.0**-130), 2.0**-126, 1.5, np.nan, -0.0, -3.0, np.inf] * 4, "f4")
 
 
-def test_numbers_are_flushed_and_saturated_where_that_is_asked_for():
+def test_numbers_are_flushed_and_saturated_where_that_is_enabled():
     flushed = np.where(np.abs(TINY) < 2.0**-126, np.copysign(np.float32(0), TINY), TINY)
     plain, found = run("f32", "f32", ["add.f32", "add.ftz.f32"], TINY, TINY)
     np.testing.assert_array_equal(plain, TINY * 2)

@@ -104,7 +104,7 @@ def test_parameters_of_another_size_are_refused():
         launch("float* x, int n) { x[0] = n; }", cupy.zeros(1, "f"), np.int64(1))
 
 
-def test_clusters_of_16_run_where_they_are_asked_for_and_find_room():
+def test_clusters_of_16_run_where_they_are_enabled_and_find_room():
     compiled, x = kernel("int* x) { atomicAdd(x, 1); }", SIXTEEN), cupy.zeros(1, "i")
     cupy.cuda.driver.funcSetAttribute(compiled.kernel.ptr, 14, 1)
     compiled((32,), (1,), (x,))
@@ -113,7 +113,7 @@ def test_clusters_of_16_run_where_they_are_asked_for_and_find_room():
         compiled((32,), (1,), (x,))
 
 
-def test_more_shared_memory_is_there_where_it_is_asked_for():
+def test_more_shared_memory_is_there_where_it_is_enabled():
     compiled, x = (
         kernel("int* x) { extern __shared__ int s[]; s[50000] = x[0]; x[1] = s[50000]; }"),
         cupy.ones(2, "i"),

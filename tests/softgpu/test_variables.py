@@ -29,7 +29,7 @@ PTX = b""".version 8.0
 """
 
 
-def test_variables_are_shared_with_kernels_and_begin_as_they_are_told():
+def test_variables_are_shared_with_kernels_and_begin_with_their_initial_values():
     cupy.zeros(1, "f")  # creates a context
     driver, module, kernel = softgpu.load(), ctypes.c_void_p(), ctypes.c_void_p()
     assert driver.cuModuleLoadData(byref(module), PTX) == 0

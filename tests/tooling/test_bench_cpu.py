@@ -63,7 +63,7 @@ def test_bench_writes_every_point_and_provider_and_compiles_all_ahead(tmp_path):
     assert int(ahead) == int(used) >= 2 * 3
 
 
-def test_what_is_asked_for_fills_in_the_rest():
+def test_what_is_requested_fills_in_the_rest():
     assert timing.parse([]).providers == ["cunorm", "torch", "cunorm-ungated"]
     named = timing.parse(["--providers", "jax,cunorm"]).providers
     assert named == ["jax", "cunorm", "cunorm-ungated"]

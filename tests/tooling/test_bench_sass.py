@@ -68,7 +68,7 @@ STREAMED = """
 """
 
 
-def test_of_a_kept_row_late_loads_waits_and_the_usual_way_are_counted():
+def test_of_a_kept_row_late_loads_waits_and_the_usual_path_are_counted():
     found = read(KEPT, "90", OPERANDS)
     assert found.late_loads == 1  # the second load of weight; the slow path does not count
     assert found.instructions == 6 + 4 + 9  # before the branch, on the fast path, after it

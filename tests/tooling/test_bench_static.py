@@ -68,7 +68,7 @@ def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, capsy
     assert "x:2 y:2" in capsys.readouterr().out
 
 
-def test_a_table_that_is_not_so_is_said_to_be_wrong(plans, tmp_path):
+def test_a_wrong_table_is_reported(plans, tmp_path):
     few = [plan for plan in plans if plan.operator == "rms_norm" and plan.direction == "forward"]
     few = few[:2]
     rows = [measure(plan) for plan in few]

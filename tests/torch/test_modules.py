@@ -201,7 +201,7 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
         (GatedRMSNorm(8, groups=2, gate_activation="sigmoid", gate_position="pre"), "groups=2, "),
     ],
 )
-def test_what_changes_a_module_is_in_its_copy_and_is_said(module, text):
+def test_what_changes_a_module_is_in_its_copy_and_is_reported(module, text):
     """Defaults are class attributes, so a state without options is that of a torch.nn module."""
     assert text in repr(module)
     for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):

@@ -112,7 +112,7 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about float8
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_no_norm_of_cunorms_is_left_and_said_why(name):
+def test_what_is_no_norm_of_cunorms_is_left_with_its_reason(name):
     make, reason = LEFT[name]
     module = make()
     kind = type(module)

@@ -35,7 +35,7 @@ def detached(tensors):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_way_of_a_call_gives_the_same_bits(name):
+def test_every_mode_of_a_call_gives_the_same_bits(name):
     call, tensors = case(name)
     recorded = call(*tensors)
     with Watch() as watch:
