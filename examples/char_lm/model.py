@@ -72,7 +72,7 @@ class Model:
         """Return logits, (batch, time, vocabulary), for inputs of (batch, time)."""
         own, sublayers = self._own, []
         branch = own["embedding"][inputs]
-        # The stream begins as the positions, the same for each text: stride 0 in the batch.
+        # The stream begins as the positions: the same for each text, so the stride is 0.
         stream = self._xp.broadcast_to(own["position"][: inputs.shape[1]], branch.shape)
         for sublayer in self._sublayers:
             weight = sublayer.parameters["norm"]
@@ -93,8 +93,8 @@ class Model:
         grads["final_norm"] = norm_grads.dweight
         for number, sublayer in reversed(list(enumerate(self._sublayers))):
             norm, saved_by_sublayer = saved.sublayers[number]
-            # dx is the gradient of the branch, dresidual that of the stream. With one dtype they are
-            # the same array.
+            # dx is the gradient of the branch, dresidual that of the stream. They are one array if
+            # both have the same dtype.
             d_stream = norm_grads.dresidual
             d_y, sublayer_grads = sublayer.backward(norm_grads.dx, saved_by_sublayer)
             weight = sublayer.parameters["norm"]
