@@ -43,10 +43,10 @@ def run(operators: Sequence[Operator], device: Cpu, checkout: Path, out: Path | 
     here, other = times(both, [operator.name for operator in operators], device.threads)
     here[host.IMPORT], other[host.IMPORT] = host.import_times(both)
     facts = host.facts(device)
-    of_other = replace(facts, commit=machine.commit_of(checkout))
-    print(f"{facts}, against {of_other.commit}\n\n{table(here, other)}")
+    other_facts = replace(facts, commit=machine.commit_of(checkout))
+    print(f"{facts}, against {other_facts.commit}\n\n{table(here, other)}")
     if out is not None:
-        host.write_csv(out, [(facts, here), (of_other, other)])
+        host.write_csv(out, [(facts, here), (other_facts, other)])
     return 0
 
 

@@ -109,7 +109,7 @@ class Plan(NamedTuple):
         return Traffic(sum(dtype.itemsize for _, dtype in operands) - writes, writes)
 
     @property
-    def of_rows(self) -> bool:
+    def is_row_norm(self) -> bool:
         """Whether it is a row norm's main kernel."""
         return self.build.kernel.startswith("row_norm")
 

@@ -42,7 +42,7 @@ def speed(plan: Plan, blocks_of: Callable[[Plan], int], sass_of: Sass) -> dict[s
     blocks_per_sm, sass = blocks_of(plan), sass_of(plan.build, plan.architecture)
     if not sass or plan.regime == PARAM_GRAD or not blocks_per_sm:
         return columns
-    if not plan.of_rows:
+    if not plan.is_row_norm:
         return columns | speed_of_groups(
             plan,
             lambda one: sass_of(one.build, one.architecture),

@@ -43,8 +43,8 @@ class Traced(Provider):
                 return lambda: forward(*leaves)
             gradients = tuple(upstream(operands))
             pullback = record(*leaves)
-            of_y = gradients if operator.has_residual else gradients[0]
-            return lambda: pull_back(pullback, of_y)
+            dy = gradients if operator.has_residual else gradients[0]
+            return lambda: pull_back(pullback, dy)
 
         return [call(operands) for operands in sets]
 

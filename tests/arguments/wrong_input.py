@@ -66,10 +66,10 @@ def gated(argument: str, expected: str, values: Any) -> Cases:
 def shaped(names: Any, arguments: str, shapes: Any, expected: str, **more: Any) -> Cases:
     """Yield an error for each shape of an argument."""
     for argument in arguments.split():
-        taken = [name for name in names if argument in parameters_of(name)]
+        accepting = [name for name in names if argument in parameters_of(name)]
         for shape in shapes:
             wrong, text = np.ones(shape, "f4"), f"{argument} has shape {shape}, expected {expected}"
-            yield from each(taken, ValueError, text, **more | {argument: wrong})
+            yield from each(accepting, ValueError, text, **more | {argument: wrong})
 
 
 def rows(x: Any, width: int, axis: int = -1) -> Cases:

@@ -57,7 +57,7 @@ class Place(NamedTuple):
         change = {"out": call_of(self.name).out_of({self.field: wrong})} | more
         return Case(self.name, error, f"{self.label} {text}", change)
 
-    def of_groups(self) -> bool:
+    def is_group_norm(self) -> bool:
         return self.name in GROUP_NORMS
 
 
@@ -88,13 +88,13 @@ def other_types() -> Cases:
 def shapes() -> Cases:
     for place in PLACES:
         right, more = place.right.shape, ""
-        if place.of_groups() and place.field not in ("dweight", "dbias"):
+        if place.is_group_norm() and place.field not in ("dweight", "dbias"):
             each = "one element for each group of each sample"
             more = f", {each if place.field in STATISTICS else 'the shape of x'}"
         for shape in ((3,), (*right, 1), (1, *right[1:])):
             text = f"has shape {shape}, expected {right}{more}"
             yield place.case(VALUE, text, np.zeros(shape, "f4"))
-        if place.field in STATISTICS and not place.of_groups():
+        if place.field in STATISTICS and not place.is_group_norm():
             for shape in ((5,), (10,), (2, 5), (5, 1)):
                 text, wrong = f"has shape {shape}, expected (5, 2)", np.zeros(shape, "f4")
                 yield place.case(VALUE, text, wrong, groups=2)
@@ -103,7 +103,7 @@ def shapes() -> Cases:
 def strides() -> Cases:
     for place in PLACES:
         two = np.zeros((*place.right.shape, 2), np.float32)[..., 0]
-        expected = LINES if place.of_groups() else FOLLOWED
+        expected = LINES if place.is_group_norm() else FOLLOWED
         expected = expected if place.field in OF_ROWS else CONTIGUOUS
         steps = tuple(step // 4 for step in two.strides)
         yield place.case(VALUE, f"has strides {steps}, expected {expected}", two)
@@ -123,14 +123,14 @@ def sharing() -> Cases:
 
 
 def dtypes() -> Cases:
-    begun = {"residual": None, "residual_dtype": "float16"}
+    new_stream = {"residual": None, "residual_dtype": "float16"}
     # Of a result: a wrong dtype, the expected one, the argument that determines it, and its value.
     agreed: list[tuple[str, str, str, str, dict[str, Any]]] = [
         ("y", "float32", "float16", "dtype", {"dtype": "float16"}),
         ("dx", "float32", "float16", "x_dtype", {"x_dtype": "float16"}),
         ("dresidual", "float16", "float32", "x", {}),
         ("residual", "float16", "float32", "the new residual stream", {}),
-        ("residual", "float32", "float16", "the new residual stream", begun),
+        ("residual", "float32", "float16", "the new residual stream", new_stream),
     ]
     for place in PLACES:
         for field, wrong, right, of, more in agreed:
@@ -140,7 +140,7 @@ def dtypes() -> Cases:
         text = f"has dtype int32, expected {DTYPES}"
         yield place.case(TYPE, text, np.zeros_like(place.right, "i4"))
         if place.field in STATISTICS:
-            rule = COMPUTE["group" if place.of_groups() else "row"]
+            rule = COMPUTE["group" if place.is_group_norm() else "row"]
             text = f"has dtype float64, expected float32, {rule}"
             yield place.case(TYPE, text, np.zeros_like(place.right, "f8"))
 

@@ -109,7 +109,7 @@ def test_views_are_not_copied_but_for_a_last_axis_with_gaps(kind, calls, monkeyp
         calls.clear()
 
 
-def made_or_none(kind):
+def try_kind(kind):
     with suppress(pytest.skip.Exception):
         return kind()
 
@@ -119,10 +119,10 @@ def made_or_none(kind):
 )
 def test_operands_of_several_frameworks_go_together_and_x_decides(every):
     weight = optional("weight", SHAPE[-1], "float32")
-    there = [kind for kind in map(made_or_none, every.values()) if kind]
-    expected = there[0].get(cunorm.rms_norm(there[0].put(X), there[0].put(weight)))
-    assert len(there) > 1
-    for one, other in zip(there, there[1:] + there[:1], strict=True):
+    available = [kind for kind in map(try_kind, every.values()) if kind]
+    expected = available[0].get(cunorm.rms_norm(available[0].put(X), available[0].put(weight)))
+    assert len(available) > 1
+    for one, other in zip(available, available[1:] + available[:1], strict=True):
         y = cunorm.rms_norm(one.put(X), other.put(weight))
         assert one.is_own(y, "float32")
         np.testing.assert_array_equal(one.get(y), expected)

@@ -192,19 +192,19 @@ def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
 
 @pytest.mark.parametrize("name", ["rms_norm", "rms_norm_backward", "group_norm"])
 def test_kernels_that_were_made_while_another_clears_are_not_used_again(name, monkeypatch):
-    runner, made, call = _cpu.runner, [], call_of(name)
+    runner, loaded, call = _cpu.runner, [], call_of(name)
 
     def clear_meanwhile(*arguments):
-        made.append(runner(*arguments))
-        if len(made) == 1:
+        loaded.append(runner(*arguments))
+        if len(loaded) == 1:
             described.clear_all()  # as another thread may at this point
-        return made[-1]
+        return loaded[-1]
 
     described.clear_all()
     monkeypatch.setattr(_cpu, "runner", clear_meanwhile)
     for times in (1, 2, 2):
         call.make()
-        assert len(made) == times
+        assert len(loaded) == times
 
 
 @pytest.mark.parametrize("when", ["it was loaded", "it was compiled"])
@@ -215,10 +215,10 @@ def test_what_another_clears_as_soon_as_it_was_made_is_made_again(when, folder, 
 
     def clear_at_first(what):
         times.append(what)
-        made = right(what) if "loaded" in when else None
+        loaded = right(what) if "loaded" in when else None
         if len(times) == 1:
             cunorm.clear_cache()
-        return made or right(what)
+        return loaded or right(what)
 
     monkeypatch.setattr(module, name, clear_at_first)
     check()

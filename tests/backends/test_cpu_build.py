@@ -213,13 +213,13 @@ def test_a_process_that_ends_ends_the_compile_of_headers(tmp_path):
     beats, cache = tmp_path / "beats", tmp_path / "cache"
     child = f'(for i in $(seq 600); do echo >> "{beats}"; sleep 0.1; done)'
     hangs = f'case "$*" in *c++-header*) echo half > "$TMPDIR/half"; {child} & wait;; esac'
-    begun = time.monotonic()
+    start = time.monotonic()
     in_process(
         f"{THREE}while not os.path.exists({os.fspath(beats)!r}): time.sleep(0.05)",
         CXX=script(tmp_path, f"{ANSWERS}{hangs}\n{copies()}"),
         CUNORM_CACHE_DIR=os.fspath(cache),
     )
-    assert time.monotonic() - begun < 55
+    assert time.monotonic() - start < 55
     assert {path.suffix for path in cache.iterdir()} == {".so"}
     before = beats.read_text()
     time.sleep(0.5)

@@ -93,9 +93,9 @@ def test_y_may_be_written_over_x_where_the_stream_has_an_array_of_its_own():
 def test_without_rows_or_samples_parameters_have_zero_gradients():
     x, weight = np.empty((0, 6, 8), np.float32), np.ones(8, np.float32)
     row, group = (np.empty(shape, np.float32) for shape in ((0, 6), (0, 2)))
-    of_rows = cunorm.layer_norm_backward(x, x, weight, weight, rstd=row, mean=row)
-    of_groups = cunorm.group_norm_backward(x, x, 2, weight, weight, rstd=group, mean=group)
-    for grads in (of_rows, of_groups):
+    row_grads = cunorm.layer_norm_backward(x, x, weight, weight, rstd=row, mean=row)
+    group_grads = cunorm.group_norm_backward(x, x, 2, weight, weight, rstd=group, mean=group)
+    for grads in (row_grads, group_grads):
         assert grads.dx.shape == x.shape
         assert not grads.dweight.any()
         assert not grads.dbias.any()
@@ -107,7 +107,7 @@ def test_arrays_of_other_frameworks_are_served_too(framework):
     for dtype in ("float32", "bfloat16"):
         x = draw("x", (3, 4, 10), dtype)
         given = to(framework, x)
-        y, of_groups = cunorm.rms_norm(given), cunorm.group_norm(given, 5)
-        assert type(y) is type(of_groups) is type(given)
+        y, group_y = cunorm.rms_norm(given), cunorm.group_norm(given, 5)
+        assert type(y) is type(group_y) is type(given)
         check_forward(NormForward(numbers(y)), x, None, None, eps=1e-6)
-        check_group_forward(GroupNormForward(numbers(of_groups)), x, 5, None, None, eps=1e-5)
+        check_group_forward(GroupNormForward(numbers(group_y)), x, 5, None, None, eps=1e-5)

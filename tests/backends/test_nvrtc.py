@@ -25,7 +25,7 @@ from tests.support.internals import (
 )
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
-from tests.emulation.plans import of_groups
+from tests.emulation.plans import group_plan_name
 from tests.support.nvrtc import compile_build, resource_usage  # it needs CuPy
 from tests.support.nvrtc_covers import (
     BACKWARD,
@@ -133,7 +133,7 @@ def test_the_covers_have_every_kind_of_plan():
     clusters = set()
     for kind in ("GROUP_FORWARD", "GROUP_BACKWARD"):
         plans = [group_launches(case, a) for case in cases(kind) for a in ("75", "90")]
-        assert {of_groups(launches) for launches in plans} == {
+        assert {group_plan_name(launches) for launches in plans} == {
             f"{layout}, {blocks}{unit}"
             for layout in ("last", "first")
             for blocks in ("a block", "a cluster", "two launches")

@@ -87,8 +87,8 @@ def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_documen
         blocks = int(macros["BLOCKS_PER_SM"])
         assert launch.shared + DECLARED <= gpu.shared_memory_per_block_optin
         if launch.shared:
-            taken = blocks * (launch.shared + DECLARED + DRIVER)
-            assert taken <= gpu.shared_memory_per_sm, launch
+            used = blocks * (launch.shared + DECLARED + DRIVER)
+            assert used <= gpu.shared_memory_per_sm, launch
         assert blocks * launch.block * 32 <= 1 << 16, "a thread has 32 registers at least"
         several = int(macros["THREADS_PER_ROW"]) < launch.block
         assert not several or macros["SUMS_IN_SHARED"] == "true", "teams meet there"

@@ -30,7 +30,7 @@ class RowPlan(NamedTuple):
     """A width, how threads share its rows, the GPU's features, and the operands."""
 
     width: int
-    launch: str  # see of_rows
+    launch: str  # see row_plan_name
     features: str = ""
     case: Mapping[str, Any] = MappingProxyType({})  # over the defaults, float32
     settings: Mapping[str, Any] = MappingProxyType({})  # of `machine`
@@ -113,18 +113,18 @@ BACKWARD_PLANS = {
 ROW_PLANS = {"row_norm_forward": FORWARD_PLANS, "row_norm_backward": BACKWARD_PLANS}
 
 
-def of_rows(launch: Launch) -> str:
+def row_plan_name(launch: Launch) -> str:
     """Return the threads of a row and of a block, and further properties, as in RowPlan.launch."""
     macros = dict(launch.build.macros)
     of_row, threads, pack, packs = (
         int(macros[name]) for name in ("THREADS_PER_ROW", "THREADS", "PACK", "PACKS")
     )
-    said = f"{of_row} of {threads}"
+    name = f"{of_row} of {threads}"
     if int(macros["WIDTH"]) > of_row * pack * packs:
-        said += ", streamed"
+        name += ", streamed"
     if macros.get("STAGES", "0") != "0":
-        said += f", {macros['STAGES']} ahead"
-    return said + (", global" if macros.get("SUMS_IN_SHARED") == "false" else "")
+        name += f", {macros['STAGES']} ahead"
+    return name + (", global" if macros.get("SUMS_IN_SHARED") == "false" else "")
 
 
 class GroupPlan(NamedTuple):
@@ -138,7 +138,7 @@ class GroupPlan(NamedTuple):
 _FIRST = {"channels_last": False, "channel_axis": 1}
 # Bytes to spare so that two blocks of an H200 have some room for tiles, and little.
 _SOME, _LITTLE = 84 << 10, 98 << 10
-GROUP_PLANS = {  # each name begins with the result of of_groups
+GROUP_PLANS = {  # each name begins with the result of group_plan_name
     "last, a block": GroupPlan(Samples(3, (9, 7), 64, 2)),
     "last, a block of several groups": GroupPlan(Samples(3, (50,), 36, 6)),
     "last, a block of several groups, one position": GroupPlan(Samples(3, (), 64, 4)),
@@ -169,7 +169,7 @@ GROUP_PLANS = {  # each name begins with the result of of_groups
 }
 
 
-def of_groups(launches: Sequence[Launch]) -> str:
+def group_plan_name(launches: Sequence[Launch]) -> str:
     """Return the layout, and the blocks or launches that make all passes, as in GROUP_PLANS."""
     macros = dict(launches[0].build.macros)
     last = macros["CHANNELS_LAST"] == "true"

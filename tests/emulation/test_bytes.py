@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.emulation.machine import machine, needs_softgpu
-from tests.emulation.plans import ROW_PLANS, every_plan, of_rows
+from tests.emulation.plans import ROW_PLANS, every_plan, row_plan_name
 from tests.softgpu.counters import counting
 from tests.support.cases import call_of
 from tests.support.gradients import INPUTS_OF, NEEDS
@@ -82,6 +82,6 @@ def test_a_plan_moves_the_bytes_that_it_must_and_of_a_streamed_row_some_again(pl
     rows = [placed.array for placed in call.arrays if placed.array.nbytes == size]
     moved = [launches[0].of(array.data.ptr) for array in rows]
     arrays = ARRAYS[operands][is_backward]
-    if "streamed" in of_rows(planned_launches[0]):
+    if "streamed" in row_plan_name(planned_launches[0]):
         arrays += READ_TWICE[operands][is_backward]
     assert sum(one.loaded + one.stored for one in moved) == arrays * size

@@ -15,8 +15,8 @@ from tests.emulation.plans import (
     PLANNED,
     Planned,
     every_plan,
-    of_groups,
-    of_rows,
+    group_plan_name,
+    row_plan_name,
 )
 from tests.support.cases import call_of, groups_of
 from tests.support.internals import source_text
@@ -45,7 +45,7 @@ def usual(planned):
         return launches, call(planned).check()
 
 
-def of_norm(planned, launches):
+def norm_launches(planned, launches):
     """Return the launches without param_grad's."""
     return [launch for launch in launches if launch.build.kernel == planned.kernel]
 
@@ -54,11 +54,11 @@ def of_norm(planned, launches):
 def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
     kernel, plan = planned
     launches, _ = usual(planned)
-    made = of_norm(planned, launches)
+    made = norm_launches(planned, launches)
     if plan in GROUP_PLANS:
-        assert plan.startswith(of_groups(made))
+        assert plan.startswith(group_plan_name(made))
     else:
-        assert of_rows(made[0]) == planned.rows.launch
+        assert row_plan_name(made[0]) == planned.rows.launch
     wanted = planned.case.get("needs", ("weight",))
     assert len(launches) - len(made) == ("backward" in kernel and "weight" in wanted)  # param_grad
 
@@ -81,7 +81,7 @@ def test_no_thread_races_another_and_a_row_or_group_does_not_show_in_others(plan
             groups_of(planned.case, made.inputs[name].host)[0, :, 0] = value
     with planned.machine(few=1, races=True, copies="late", schedule="random") as launches:
         got = made.run()
-    grids = [max(one.grid for one in of_norm(planned, many)) for many in (launches, usually)]
+    grids = [max(one.grid for one in norm_launches(planned, many)) for many in (launches, usually)]
     are_few = planned.kernel == "row_norm_backward" or "streamed" in planned.plan
     assert grids[0] < grids[1] or are_few
     if not is_wanted:

@@ -54,7 +54,7 @@ def on_images(axis):
     return lambda norm: jax.vmap(lambda x, w: norm(x, 2, w, **options), (0, None))
 
 
-def of_each(norm, **options):
+def gradient_of_each(norm, **options):
     """Return gradients by each example's x and by a weight that the examples share."""
     return jax.vmap(jax.grad(square(lambda x, w: norm(x, weight=w, **options)), (0, 1)), (0, None))
 
@@ -74,9 +74,9 @@ BATCHES = {
     "images": (on_images(1), "group_norm", IMAGES, True),
     "images, channels last": (on_images(-1), "group_norm", IMAGES, True),
     "three times": (three_times, "rms_norm", ((4, 5, 3, 8), (6, 8)), False),
-    "gradients of each": (of_each, "rms_norm", ((4, 2, 3, 8), 8), False),
+    "gradients of each": (gradient_of_each, "rms_norm", ((4, 2, 3, 8), 8), False),
     "gradients of each image": (
-        partial(of_each, num_groups=2),
+        partial(gradient_of_each, num_groups=2),
         "group_norm",
         ((4, 2, 3, 8), 8),
         False,

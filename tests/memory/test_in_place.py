@@ -46,8 +46,8 @@ WIDER_PLACES = [  # of a float32 stream: x and dresidual are float32, the others
 
 
 def arrays_of(rows, width, dtype, *names):
-    of_rows = {name: draw(name, (rows, width), dtype) for name in names}
-    return of_rows | {name: draw(name, width, dtype) for name in ("weight", "bias")}
+    arrays = {name: draw(name, (rows, width), dtype) for name in names}
+    return arrays | {name: draw(name, width, dtype) for name in ("weight", "bias")}
 
 
 def statistics(rows, groups):

@@ -35,14 +35,14 @@ def far():
         memory = mmap.mmap(-1, 4 * FAR + 16 * size, flags=flags)
     except (OSError, ValueError, OverflowError) as error:
         pytest.skip(f"no mapping of 8 GiB of addresses: {error}")
-    base, taken = np.frombuffer(memory, np.uint8), 0
+    base, count = np.frombuffer(memory, np.uint8), 0
 
     def place(shape, strides, axis, dtype, values=None, *, backwards=False):
-        nonlocal taken
-        start = base[taken * size :][: 4 * FAR + size].view(dtype)
+        nonlocal count
+        start = base[count * size :][: 4 * FAR + size].view(dtype)
         steps = [FAR if other == axis else step for other, step in enumerate(strides)]
         array = as_strided(start, shape, [start.itemsize * step for step in steps])
-        taken += 1
+        count += 1
         array = np.flip(array, axis) if backwards else array
         if values is not None:
             array[...] = values

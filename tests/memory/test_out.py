@@ -161,9 +161,9 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
     assert cunorm.add_rms_norm(x, None, out=AddNorm(residual=stream)).residual is stream
     pairs = [(y, forward.y), (stream, apart.residual)]
     call = call_of("group_norm_backward", kind=kind)
-    of_groups, images = empty(call.shapes["x"]), call.arrays["x"]
-    assert cunorm.group_norm_forward(images, 4, out=GroupNormForward(y=of_groups)).y is of_groups
-    pairs.append((of_groups, cunorm.group_norm(images, 4, dtype="float16")))
+    group_y, images = empty(call.shapes["x"]), call.arrays["x"]
+    assert cunorm.group_norm_forward(images, 4, out=GroupNormForward(y=group_y)).y is group_y
+    pairs.append((group_y, cunorm.group_norm(images, 4, dtype="float16")))
     for found, right in pairs:
         assert_same_bits(host(found), host(right))
     narrow, wide = (

@@ -99,7 +99,7 @@ def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_cached):
     """A signal handler may make a call while one of its own thread uses scratch memory."""
     empty_call_cache(monkeypatch)
     x, other = draw("x", (1, 24, 24, 64), "float32"), draw("dy", (1, 48, 24, 64), "float32")
-    expected, of_other = (call_uncached(cunorm.group_norm, array, 4) for array in (x, other))
+    expected, expected_other = (call_uncached(cunorm.group_norm, array, 4) for array in (x, other))
     call, take, done = partial(call_uncached, cunorm.group_norm), _scratch.take, []
     if is_cached:
         call = cunorm.group_norm
@@ -111,7 +111,7 @@ def test_a_call_within_a_call_does_not_touch_its_memory(monkeypatch, is_cached):
         if not done:
             done.append(True)
             piece.array[...] = 7
-            assert_same_bits(call(other, 4), of_other)
+            assert_same_bits(call(other, 4), expected_other)
             assert (piece.array == 7).all()
         return piece
 

@@ -37,8 +37,8 @@ def calls_of(name, kind="numpy"):
 
 
 def size_of(call, **more):
-    taken = ("x", "weight", "bias", "groups", "num_groups", "channel_axis")
-    options = {key: call.arrays[key] for key in taken if key in call.arrays}
+    accepted = ("x", "weight", "bias", "groups", "num_groups", "channel_axis")
+    options = {key: call.arrays[key] for key in accepted if key in call.arrays}
     return cunorm.workspace_size(call.name, **options | more)
 
 

@@ -19,17 +19,17 @@ from tests.support.operands import assert_same_bits, assert_same_fields, at, dra
 from tests.support.placed import Samples
 
 
-def of_rows(dtype, **norm):
+def row_case(dtype, **norm):
     """Return a case whose operands are all of a dtype."""
     names = ("x", "dy", "weight", "bias", "d_residual", *(("gate",) if norm else ()))
     return dict.fromkeys(names, dtype) | {"stream": f"+ {dtype}", "center": True} | norm
 
 
 NORMS = {
-    "plain, bfloat16": of_rows("bfloat16"),
-    "plain, float32": of_rows("float32"),
-    "pre-gate, float16": of_rows("float16", gate_activation="gelu", gate_position="pre"),
-    "post-gate, bfloat16": of_rows("bfloat16", gate_position="post", round_before_weight=True),
+    "plain, bfloat16": row_case("bfloat16"),
+    "plain, float32": row_case("float32"),
+    "pre-gate, float16": row_case("float16", gate_activation="gelu", gate_position="pre"),
+    "post-gate, bfloat16": row_case("bfloat16", gate_position="post", round_before_weight=True),
     "group norm, last": {},
     "group norm, first": {},
 }
@@ -73,8 +73,8 @@ def run(name, size, count, on=None, **more):
         case = {"samples": Samples(count, size[:1], *size[1:3], last, -1 if last else 1)}
     norm, results = "row" if "shape" in case else "group", {}
     for direction in ("forward", "backward"):
-        made = call_of(f"{norm}_norm_{direction}", NORMS[name] | case | more, on or OnNumpy())
-        results |= made.run()._asdict()
+        call = call_of(f"{norm}_norm_{direction}", NORMS[name] | case | more, on or OnNumpy())
+        results |= call.run()._asdict()
     return {field: array for field, array in results.items() if array is not None}
 
 

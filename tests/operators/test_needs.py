@@ -77,9 +77,9 @@ def test_without_center_a_mean_is_not_read():
 def test_an_operand_that_is_absent_has_no_gradient(needs):
     x, dy = (draw(name, (4, 7, 10), "float32") for name in ("x", "dy"))
     f = cunorm.layer_norm_forward(x)
-    of_rows = cunorm.layer_norm_backward(dy, x, rstd=f.rstd, mean=f.mean, needs=needs)
+    row_grads = cunorm.layer_norm_backward(dy, x, rstd=f.rstd, mean=f.mean, needs=needs)
     f = cunorm.group_norm_forward(x, 5)
-    of_groups = cunorm.group_norm_backward(dy, x, 5, mean=f.mean, rstd=f.rstd, needs=needs)
-    for grads in (of_rows, of_groups):
+    group_grads = cunorm.group_norm_backward(dy, x, 5, mean=f.mean, rstd=f.rstd, needs=needs)
+    for grads in (row_grads, group_grads):
         assert [grads.dweight, grads.dbias] == [None, None]
         assert (grads.dx is not None) == ("x" in needs)

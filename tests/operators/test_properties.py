@@ -25,8 +25,8 @@ def views(draws, shape):
     order = draws(st.permutations(range(len(shape))))
 
     def view(array):
-        taken = zip(starts, shape, strides, strict=True)
-        sizes = [start + size * abs(step) for start, size, step in taken]
+        axes = zip(starts, shape, strides, strict=True)
+        sizes = [start + size * abs(step) for start, size, step in axes]
         memory = np.zeros([sizes[axis] for axis in order], array.dtype)
         whole = memory.transpose(np.argsort(order))
         parts = [slice(start, None, abs(step)) for start, step in zip(starts, strides, strict=True)]

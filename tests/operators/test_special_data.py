@@ -41,9 +41,9 @@ def test_a_constant_group_gives_the_activation_of_bias(device, axis):
         x = np.repeat(constants.astype(np.float32), channels // groups, axis=-1)
         x = laid_out(np.repeat(x, positions, axis=1), axis)
         f = check_group_norm(device, x, groups, axis)
-        of_bias = check_group_norm(device, np.zeros_like(x), groups, axis)
+        constant = check_group_norm(device, np.zeros_like(x), groups, axis)
         with at(positions, channels):
-            assert_same_bits(f.y, of_bias.y)
+            assert_same_bits(f.y, constant.y)
             assert_same_bits(f.mean, constants[:, 0].astype(np.float32), "mean")
 
 

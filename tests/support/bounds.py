@@ -115,15 +115,15 @@ def expected_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **o
     dy = norm.rows(dy)
     stream = () if d_residual is None else (norm.rows(d_residual), str(d_residual.dtype))
 
-    def of_rows(error: Callable[..., Array], *given: Any) -> Callable[[], Array]:
+    def row_bound(error: Callable[..., Array], *given: Any) -> Callable[[], Array]:
         return lambda: np.broadcast_to(error(dy, *given), dy.shape).reshape(x.shape)
 
-    def of_sums(terms: Callable[..., Any]) -> Callable[[], Any]:
+    def sum_bound(terms: Callable[..., Any]) -> Callable[[], Any]:
         return lambda: [t.sum(axis=0).reshape(x.shape[norm.axis :]) for t in terms(dy)]
 
-    errors = dict.fromkeys(("dx", "dresidual"), of_rows(rows.ds_error, *stream))
-    errors["dgate"] = of_rows(rows.dgate_error)
-    errors |= {"dweight": of_sums(rows.dweight_terms), "dbias": of_sums(rows.dbias_terms)}
+    errors = dict.fromkeys(("dx", "dresidual"), row_bound(rows.ds_error, *stream))
+    errors["dgate"] = row_bound(rows.dgate_error)
+    errors |= {"dweight": sum_bound(rows.dweight_terms), "dbias": sum_bound(rows.dbias_terms)}
     return Expected(exact, errors, compute)
 
 

@@ -101,10 +101,10 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert_same_bits(host(array), host(right), field)
 
 
-def change(arrays: dict[str, Any], to_what: str = "another") -> None:
+def change(arrays: dict[str, Any], tag: str = "another") -> None:
     """Write other numbers to arrays."""
     for name, array in arrays_of(arrays).items():
-        array[...] = to(kind_of(array), draw(f"{to_what} {name}", tuple(array.shape), "float32"))
+        array[...] = to(kind_of(array), draw(f"{tag} {name}", tuple(array.shape), "float32"))
 
 
 def elsewhere(array: Any, start: int = 0) -> Any:
@@ -124,30 +124,30 @@ class Call:
 
     def __init__(self, name: str, shape: Any = None, kind: str = "numpy", **options: Any) -> None:
         self.name, self.function, self.kind = name, getattr(cunorm, name), kind
-        taken = parameters_of(name)
+        accepted = parameters_of(name)
         self.options = {
-            key: value for key, value in (self.options | options).items() if key in taken
+            key: value for key, value in (self.options | options).items() if key in accepted
         }
         self.shapes = self._shapes(*(shape or self.shape))
         self.arrays = {
             key: to(kind, draw(key, size, "float32"))
             for key, size in self.shapes.items()
-            if key in taken
+            if key in accepted
         } | self.options
         self.result = _result_type(name)
         self.out = {
             field: to(kind, np.full(self.shapes[_LIKE.get(field, field)], np.nan, np.float32))
             for field in self._fields()
         }
-        self.workspace = self.make_workspace() if "workspace" in taken else None
+        self.workspace = self.make_workspace() if "workspace" in accepted else None
 
     def _shapes(self, *shape: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all possible operands."""
         *leading, width = shape
         groups = self.options.get("groups", 1)
         statistic = (*leading, groups) if groups > 1 else tuple(leading)
-        of_rows = dict.fromkeys(("x", "dy", "residual", "gate", "d_residual"), shape)
-        shapes = of_rows | dict.fromkeys(("rstd", "mean"), statistic)
+        row_shapes = dict.fromkeys(("x", "dy", "residual", "gate", "d_residual"), shape)
+        shapes = row_shapes | dict.fromkeys(("rstd", "mean"), statistic)
         return shapes | dict.fromkeys(("weight", "bias"), (width,))
 
     def _fields(self) -> list[str]:
@@ -216,8 +216,12 @@ def _result_type(name: str) -> Any:
     if name.startswith("add_"):
         return AddNorm
     direction = {"forward": 0, "backward": 1}.get(name.rpartition("_")[2])
-    of_rows, of_groups = (NormForward, NormGrads), (GroupNormForward, GroupNormGrads)
-    return None if direction is None else (of_groups if name in GROUP_NORMS else of_rows)[direction]
+    row_types, group_types = (NormForward, NormGrads), (GroupNormForward, GroupNormGrads)
+    return (
+        None
+        if direction is None
+        else (group_types if name in GROUP_NORMS else row_types)[direction]
+    )
 
 
 # --- the cache of calls ---------------------------------------------------------------------------

@@ -146,9 +146,9 @@ def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, option
         if kind:
             over = inputs["residual"] if case["in_place"] == "all" else None
             places["residual"] = over or make.result(stream)
-    of_rows = (cunorm.normalize_forward, NormForward, check_forward)
-    of_groups = (cunorm.group_norm_forward, GroupNormForward, check_group_forward)
-    function, kind, check = of_rows if is_row else of_groups
+    row_functions = (cunorm.normalize_forward, NormForward, check_forward)
+    group_functions = (cunorm.group_norm_forward, GroupNormForward, check_group_forward)
+    function, kind, check = row_functions if is_row else group_functions
     check_result = partial(_check_result, check, _hosts(inputs) | options)
     return Call(on, function, inputs, options, kind(**places), make.all, check_result)
 
@@ -164,9 +164,9 @@ def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, optio
     needs = tuple(name for name in case["needs"] if inputs.get(name)) or ("x",)
     before = _accumulated(case, make, needs)
     places = before | _gradients(case, make, inputs, needs)
-    of_rows = (cunorm.normalize_backward, NormGrads, check_backward)
-    of_groups = (cunorm.group_norm_backward, GroupNormGrads, check_group_backward)
-    function, kind, check = of_rows if is_row else of_groups
+    row_functions = (cunorm.normalize_backward, NormGrads, check_backward)
+    group_functions = (cunorm.group_norm_backward, GroupNormGrads, check_group_backward)
+    function, kind, check = row_functions if is_row else group_functions
     exact = getattr(reference, function.__name__)
 
     def check_result(result: Any) -> None:

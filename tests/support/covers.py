@@ -41,13 +41,13 @@ def pairwise(
         for first, second in combinations(factors, 2)
         for a, b in product(factors[first], factors[second])
     }
-    taken: Counter[tuple[str, Any]] = Counter()
+    uses: Counter[tuple[str, Any]] = Counter()
     cases = []
 
     def gain(case: Case, pair: frozenset[Any], name: str, choice: Any) -> tuple[bool, int, int]:
         live = relevant(case | {name: choice}).items()
         found = sum(frozenset(both) in missing for both in combinations(live, 2))
-        return (pair <= live, found, -taken[name, choice])
+        return (pair <= live, found, -uses[name, choice])
 
     while missing:
         pair = next(iter(missing))
@@ -61,7 +61,7 @@ def pairwise(
             continue
         for both in combinations(live, 2):
             missing.pop(frozenset(both), None)
-        taken.update(case.items())
+        uses.update(case.items())
         cases.append({name: case[name] for name in factors})
     return cases
 

@@ -120,14 +120,14 @@ def cases() -> list[Case]:
     """Return a pairwise cover, without the options that a case's function does not take."""
     found = []
     for case in [*pairwise(FACTORS), *pairwise(GROUP_FACTORS)]:
-        taken = _parameters(case) | {"op", "x", "shape", "layout", "dtype"}
-        if "d_residual" in taken:  # a backward; these are of its forward
-            taken |= {"residual", "residual_dtype"}
+        accepted = _parameters(case) | {"op", "x", "shape", "layout", "dtype"}
+        if "d_residual" in accepted:  # a backward; these are of its forward
+            accepted |= {"residual", "residual_dtype"}
         if case.get("residual") == "auto" and case["op"].startswith("add_"):
             case["residual_dtype"] = None
-        if "weight" not in taken or not case["weight"]:
+        if "weight" not in accepted or not case["weight"]:
             case["weight_offset"] = 0.0
-        found.append({name: case[name] for name in case if name in taken})
+        found.append({name: case[name] for name in case if name in accepted})
     return found
 
 
@@ -156,8 +156,8 @@ def call(case: Case, make: Make) -> None:
     elif case.get("accumulate"):
         parameters = {"weight", "bias"} & set(given) & set(case["needs"])
         kind = cunorm.GroupNormGrads if case["op"] in GROUPS else cunorm.NormGrads
-        made = {f"d{name}": make(case["shape"][-1:], _compute(case)) for name in parameters}
-        given["out"] = kind(**made)
+        grads = {f"d{name}": make(case["shape"][-1:], _compute(case)) for name in parameters}
+        given["out"] = kind(**grads)
     takes = _parameters(case)
     getattr(cunorm, case["op"])(**{name: given[name] for name in given if name in takes})
 

@@ -50,7 +50,7 @@ def check_shard_map(mesh):
     def total(*arrays):
         return jax.lax.psum(loss(add_rms_norm, *arrays), "d")
 
-    def of_each(x, residual, weight):
+    def row_gradient(x, residual, weight):
         own = jax.grad(lambda weight, *rows: loss(add_rms_norm, *rows, weight))
         return jax.vmap(own, (None, 0, 0))(weight, x, residual)
 
@@ -58,8 +58,8 @@ def check_shard_map(mesh):
     def derived(*arrays):
         outside = jax.grad(mapped(total, out_specs=P()), PLACES)
         inside = mapped(jax.grad(total, PLACES), out_specs=specs)
-        of_rows = mapped(of_each, out_specs=P("d"), check_vma=False)
-        return outside(*arrays), inside(*arrays), of_rows(*arrays).sum(0)
+        row_gradients = mapped(row_gradient, out_specs=P("d"), check_vma=False)
+        return outside(*arrays), inside(*arrays), row_gradients(*arrays).sum(0)
 
     assert_close(derived(X, RESIDUAL, WEIGHT), (right, right, right[2]))
 

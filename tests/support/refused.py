@@ -58,8 +58,8 @@ def check_refused(cases: Iterable[Case]) -> None:
 def _check_nothing_written(case: Case, call: Call) -> None:
     out = case.change.get("out")
     given = call.arrays | call.out | {"workspace": call.workspace} | case.change
-    made = out._asdict() if hasattr(out, "_asdict") else {"y": out}
-    given |= {f"out {key}": array for key, array in made.items()}
+    results = out._asdict() if hasattr(out, "_asdict") else {"y": out}
+    given |= {f"out {key}": array for key, array in results.items()}
     given = {key: array for key, array in given.items() if isinstance(array, np.ndarray)}
     before = {key: array.tobytes() for key, array in given.items() if array.size < 1 << 20}
     check_error(case, lambda: call.run(**case.change))

@@ -22,8 +22,8 @@ def check_scales(forward, rows):
     for c in (None, 3.0, 1 / 3, 1e30):
         k = 1.0 if c is None else c / math.sqrt(2)
         result = forward(x, c)
-        of_y = (result.y[:, 0], k * rstd, 0.501 if c is None else 2.5)
-        for actual, exact, ulps in ((result.rstd, rstd, 0.501), of_y):
+        y_check = (result.y[:, 0], k * rstd, 0.501 if c is None else 2.5)
+        for actual, exact, ulps in ((result.rstd, rstd, 0.501), y_check):
             error = np.abs(actual.reshape(-1) - exact) / ulp(exact, "float32")
             with at(c):
                 assert error.max() <= ulps

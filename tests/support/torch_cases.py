@@ -80,10 +80,10 @@ def case(name, module=ct):
     return call, tuple(given.values())
 
 
-def gradients(call, tensors, **how):
+def gradients(call, tensors, **options):
     """Return the gradients of a weighted sum of all results."""
     results = [one for one in call(*tensors) if one.requires_grad]
-    return torch.autograd.grad(results, tensors, [factors(one) for one in results], **how)
+    return torch.autograd.grad(results, tensors, [factors(one) for one in results], **options)
 
 
 def factors(result):

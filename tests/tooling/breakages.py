@@ -136,10 +136,10 @@ def _environment(copy: Path, folder: Path) -> dict[str, str]:
 
 def _outcome(one: Breakage, copy: Path, environment: dict[str, str]) -> Outcome:
     """Break the copy, run the tests up to the first failure, and restore the copy."""
-    begun = _cpu_seconds()
+    start = _cpu_seconds()
     with _broken(one, copy / one.file):
         ran = _pytest(["-x", *shlex.split(one.tests)], copy, environment)
-    seconds = _cpu_seconds() - begun
+    seconds = _cpu_seconds() - start
     failed = _FAILED.search(ran.stdout)
     if ran.returncode == _TESTS_FAILED and failed:
         return Outcome(one.name, failed[1], seconds)

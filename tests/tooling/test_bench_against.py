@@ -49,9 +49,9 @@ def test_another_checkout_has_modules_of_its_own(checkout):
     for name in ("rms_norm", "layer_norm_backward", "warmup", "set_num_threads"):
         assert Path(getattr(other, name).__globals__["__file__"]).is_relative_to(checkout)
     threads, others = (copy._backends.cpu.threads for copy in (cunorm, other))
-    taken = threads.thread_count()
-    other.set_num_threads(taken + 1)
-    assert (threads.thread_count(), others.thread_count()) == (taken, taken + 1)
+    count = threads.thread_count()
+    other.set_num_threads(count + 1)
+    assert (threads.thread_count(), others.thread_count()) == (count, count + 1)
 
 
 def test_a_checkout_that_would_share_modules_is_refused(checkout):

@@ -176,9 +176,9 @@ def change(time: float, **chosen: str):
 
 
 def test_every_goal_is_of_its_own_points():
-    of_rms = {"operator": "rms_norm", "direction": "backward", "dtype": "float32"}
-    assert unmet(change(599, **of_rms)) == {"rms_norm backward, float32: × torch, mean"}
-    assert unmet(change(600, **of_rms)) == set()
+    rms_rows = {"operator": "rms_norm", "direction": "backward", "dtype": "float32"}
+    assert unmet(change(599, **rms_rows)) == {"rms_norm backward, float32: × torch, mean"}
+    assert unmet(change(600, **rms_rows)) == set()
     assert unmet(change(249, operator="group_norm+silu", dtype="float32")) == {
         "group_norm+silu forward and backward, float32: × torch, mean"
     }

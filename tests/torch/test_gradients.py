@@ -43,12 +43,12 @@ def test_the_gradient_of_one_operand_alone_is_that_among_all(name):
     for place, expected in enumerate(gradients(call, tensors)):
         others = [other.detach() for other in tensors]
 
-        def of_one(one, place=place, others=others):
+        def call_on_one(one, place=place, others=others):
             return call(*others[:place], one, *others[place + 1 :])
 
         for mode in (nullcontext(), Watch()):
             with mode:
-                assert torch.equal(*gradients(of_one, (tensors[place],)), expected)
+                assert torch.equal(*gradients(call_on_one, (tensors[place],)), expected)
 
 
 def test_only_gradients_that_are_required_are_computed(monkeypatch):
@@ -119,10 +119,10 @@ def test_a_batch_of_gradients_is_as_its_items(name):
     call, tensors = case(name)
     results = call(*tensors)
     batches = [torch.stack([one.detach().cos(), one.detach().sin()]) for one in results]
-    how = {"retain_graph": True}
-    found = torch.autograd.grad(results, tensors, batches, is_grads_batched=True, **how)
+    options = {"retain_graph": True}
+    found = torch.autograd.grad(results, tensors, batches, is_grads_batched=True, **options)
     for item in range(2):
-        expected = torch.autograd.grad(results, tensors, [b[item] for b in batches], **how)
+        expected = torch.autograd.grad(results, tensors, [b[item] for b in batches], **options)
         assert all(torch.equal(mine[item], its) for mine, its in zip(found, expected, strict=True))
 
 

@@ -182,14 +182,14 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
     norm = with_random_parameters(GatedRMSNorm(32, **options))
     x, gate = drawn(6, 5, 32, dtype=F64), drawn(6, 5, 32, seed=3, dtype=F64)
 
-    def of_groups(x):
+    def group_rms_norm(x):
         rows = x.unflatten(-1, (groups, -1))
         return functional.rms_norm(rows, rows.shape[-1:], eps=1e-5).flatten(-2)
 
     g = functional.silu(gate)
-    normalised = of_groups(x * g) if position == "pre" else of_groups(x) * g
+    normalised = group_rms_norm(x * g) if position == "pre" else group_rms_norm(x) * g
     assert_near(norm(x, gate).detach(), (normalised * norm.weight).detach())
-    assert_near(norm(x).detach(), (of_groups(x) * norm.weight).detach())
+    assert_near(norm(x).detach(), (group_rms_norm(x) * norm.weight).detach())
 
 
 @pytest.mark.parametrize(

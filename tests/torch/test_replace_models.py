@@ -37,7 +37,7 @@ MODELS = {
 }
 
 
-def made(name, dtype=F32):
+def make_model(name, dtype=F32):
     """Return a model with random weights; those of norms are about 0, not about 1."""
     kind, config, options, *_ = MODELS[name]
     try:
@@ -74,7 +74,7 @@ def test_every_norm_is_replaced_and_gives_what_it_gave(name, dtype):
     One bfloat16 number in some hundreds is within 2**-20 of a tie, relative to its row's largest.
     """
     *_, count, runs = MODELS[name]
-    model, calls = made(name, dtype), []
+    model, calls = make_model(name, dtype), []
     norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
     hooks = [
         module.register_forward_hook(lambda module, given, y: calls.append((module, given)))
@@ -101,7 +101,7 @@ def test_every_norm_is_replaced_and_gives_what_it_gave(name, dtype):
 
 
 def test_a_model_that_is_saved_after_replacing_or_restored_is_what_it_was(tmp_path):
-    model = made("llama")
+    model = make_model("llama")
     expected = outputs(model)
     replace_norms(model)
     model.save_pretrained(tmp_path)

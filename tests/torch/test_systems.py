@@ -56,8 +56,8 @@ class Mixer(torch.nn.Module):
         return self.after(self.second(self.groups(y)) + stream)
 
 
-@pytest.mark.parametrize("how", ["reentrant", "not reentrant", "selective"])
-def test_checkpointed_norms_give_the_same_gradients(how):
+@pytest.mark.parametrize("mode", ["reentrant", "not reentrant", "selective"])
+def test_checkpointed_norms_give_the_same_gradients(mode):
     model, x, seen = Mixer(), drawn(6, WIDTH), []
 
     def policy(context, operator, *given, **more):
@@ -65,15 +65,15 @@ def test_checkpointed_norms_give_the_same_gradients(how):
         is_kept = operator is torch.ops.cunorm.row_norm_forward.default
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    options = {"use_reentrant": how == "reentrant"}
-    if how == "selective":
+    options = {"use_reentrant": mode == "reentrant"}
+    if mode == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     expected = results(model, x)
     checkpoint(model, x.requires_grad_(), **options).backward(drawn(6, WIDTH, seed=5))
     found = [x.grad, *(parameter.grad for parameter in model.parameters())]
     assert all(map(torch.equal, found, expected[1:]))
     ours = [str(operator) for operator in seen if "cunorm" in str(operator)]
-    once = ["row", "row", "group", "row"] if how == "selective" else []
+    once = ["row", "row", "group", "row"] if mode == "selective" else []
     assert ours == [f"cunorm.{family}_norm_forward.default" for family in once]
 
 
@@ -153,9 +153,9 @@ def run(function, rows):
     leaves = drawn(rows, 5, 96, dtype=BF16), drawn(rows, 5, 96), drawn(96), drawn(96), drawn(12)
     leaves = [one.requires_grad_() for one in leaves]
     images = drawn(rows, 12, 7, 11).to(memory_format=torch.channels_last)
-    made = function(*leaves, images)
-    douts = [drawn(*one.shape, seed=9, dtype=one.dtype) for one in made]
-    return [*made, *torch.autograd.grad(made, leaves, douts)]
+    results = function(*leaves, images)
+    douts = [drawn(*one.shape, seed=9, dtype=one.dtype) for one in results]
+    return [*results, *torch.autograd.grad(results, leaves, douts)]
 
 
 def test_norms_compiled_into_one_graph_are_eager_calls_to_the_bit(inductor):
