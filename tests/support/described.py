@@ -148,7 +148,7 @@ def warm_up(case: Case, device: str, **more: Any) -> Any:
 
 def call(case: Case, make: Make) -> None:
     """Make the call of a case; `make` allocates an array of a shape and a dtype."""
-    given = _of_group(case, make) if case["op"] in GROUPS else _of_rows(case, make)
+    given = _group_arrays(case, make) if case["op"] in GROUPS else _row_arrays(case, make)
     options = {name: case[name] for name in case if name not in (*DESCRIBED, "d_residual", "dtype")}
     given = {"residual": None} | options | {k: a for k, a in given.items() if a is not None}
     if not case["op"].endswith("_backward"):
@@ -162,7 +162,7 @@ def call(case: Case, make: Make) -> None:
     getattr(cunorm, case["op"])(**{name: given[name] for name in given if name in takes})
 
 
-def _of_rows(case: Case, make: Make) -> dict[str, Any]:
+def _row_arrays(case: Case, make: Make) -> dict[str, Any]:
     """Return a row norm's arrays; None for absent ones."""
     shape, x, dtypes = case["shape"], case["x"], _dtypes(case)
     shapes = {"residual": shape, "gate": shape, "weight": shape[1:], "bias": shape[1:]}
@@ -185,7 +185,7 @@ def _of_rows(case: Case, make: Make) -> dict[str, Any]:
     }
 
 
-def _of_group(case: Case, make: Make) -> dict[str, Any]:
+def _group_arrays(case: Case, make: Make) -> dict[str, Any]:
     samples, positions, channels = case["shape"]
     is_last = case["layout"] == "channels_last"
     shape = (samples, positions, channels) if is_last else (samples, channels, positions)
