@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Timings. `bench/check_gpu.sh` is the way in on a machine with a GPU."""
+"""Timings. On a machine with a GPU, start with `bench/check_gpu.sh`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench [COMMAND]`: the timings, and what is drawn from them or known without a GPU."""
+"""`python -m bench [COMMAND]`: timings, tables and plots, and checks of GPU plans without a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-COMMANDS = {  # each is loaded when asked for, as each has needs of its own
+COMMANDS = {  # each is imported when it runs, as their dependencies differ
     "time": "bench.timing",
     "against": "bench.against",
     "static": "bench.static",
@@ -18,7 +18,7 @@ COMMANDS = {  # each is loaded when asked for, as each has needs of its own
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command that is named first; without one, `time`."""
+    """Run the command that the first argument names; `time` by default."""
     command, rest = ("time", argv) if not argv or argv[0] not in COMMANDS else (argv[0], argv[1:])
     status: int = import_module(COMMANDS[command]).main(rest)
     return status

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench against CHECKOUT`: cunorm here and in another checkout, in turns on a CPU.
 
-Both are imported into one process and get the same tensors and threads; each is first held to the
-oracle. A ratio is this one's time over the other's, where a time is what a fifth of the turns stay
-below: other work on the machine only adds to times, and doubles medians of the same code. A point
-beyond the limit is timed twice more at the end, and the median of its three ratios counts. The exit
-status is 1 where the mean of all or a point is beyond its limit, or where a call failed.
+Both are imported into one process and get the same tensors and threads; each is first checked
+against the oracle. A ratio is this checkout's time over the other's. A time is the 20th percentile
+of the turns: other work on the machine only adds to times, and can double the median of the same
+code. A point beyond the limit is timed twice more at the end, and the median of its three ratios
+counts. The exit status is 1 if the mean of all points or one point is beyond its limit, or if a
+call failed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from bench.ratios import Ratio, geometric_mean, ratios
 from cunorm._backends.cpu.threads import thread_count
 
 THIS, OTHER, TIME = "cunorm", "other", "p20_us"
-# From many short rows to one long one; the last is a call's cost on the host. Then samples.
+# Rows, from many short ones to a long one; the last shape shows a call's cost on the host. Then
+# samples.
 SHAPES: tuple[Shape, ...] = (
     *((65536, 64), (16384, 256), (4096, 1024), (4096, 4096), (1024, 16384)),
     *((64, 65536), (4, 262144), (1, 1 << 20), (8, 1024)),
@@ -33,7 +35,7 @@ SHAPES: tuple[Shape, ...] = (
 )
 QUICK_SHAPES: tuple[Shape, ...] = ((65536, 64), (4096, 1024), (4, 262144))
 QUICK_NAMES = ("rms_norm", "layer_norm", "rms_norm+post_gate", "add_rms_norm")
-AGAIN = 2  # more times that a point beyond the limit is timed
+RETRIES = 2  # of a point beyond the limit
 
 _NAMES = list(dict.fromkeys(operator.name for operator in OPERATORS))
 
@@ -52,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         other = copies.load(options.checkout)
         ours = Cunorm(THIS, "torch")
-        copies.compile_apart((ours.copy, other), options.march)
+        copies.isolate_builds((ours.copy, other), options.march)
         avx512 = copies.has_avx512()
     except (ImportError, ValueError) as error:
         print(error, file=sys.stderr)
@@ -77,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Run:
-    """What times points, and keeps the rows and the failures."""
+    """Times points, and collects rows and failures."""
 
     def __init__(
         self,
@@ -86,24 +88,24 @@ class _Run:
         facts: machine.Facts,
         options: argparse.Namespace,
     ) -> None:
-        self.rows: list[rows.Row] = []  # of all times that a point was timed
+        self.rows: list[rows.Row] = []  # retries included
         self.failures: list[engine.Failure] = []
         self._timing = (providers, facts, options.seconds)
         self._device, self._most = device, options.most_point
 
     def ratios(self, points: Sequence[grid.Point]) -> list[Ratio]:
-        """Time points, and at the end those again that are beyond the limit; return a ratio each.
+        """Time points, and return a ratio each; points beyond the limit are timed again at the end.
 
-        By then what else the machine was doing may be over.
+        By then other work on the machine may be over.
         """
-        timed = [(point, self._timed(point)) for point in points]
+        timed = [(point, self._time(point)) for point in points]
         lost = [(point, found) for point, found in timed if found and found[0].value > self._most]
-        for point, found in lost * AGAIN:
-            found += self._timed(point)
+        for point, found in lost * RETRIES:
+            found += self._time(point)
         return [median(found) for _, found in timed if found]
 
-    def _timed(self, point: grid.Point) -> list[Ratio]:
-        """Time a point and print its line; return its ratio, if there is one."""
+    def _time(self, point: grid.Point) -> list[Ratio]:
+        """Time a point, print its line, and return its ratio; empty if a call failed."""
         new, failed = engine.time_point(self._device, point, *self._timing)
         self.rows += new
         self.failures += failed
@@ -120,7 +122,7 @@ def median(found: Sequence[Ratio]) -> Ratio:
 
 
 def groups(found: Iterable[Ratio]) -> dict[str, list[Ratio]]:
-    """Return the ratios by operator, direction and dtype, those of small calls, and all."""
+    """Group the ratios by operator, direction and dtype; add groups of small calls and of all."""
     found = list(found)
     by_name: dict[str, list[Ratio]] = {}
     for ratio in found:
@@ -143,7 +145,7 @@ def table(found: Sequence[Ratio], limits: Limits) -> str:
 
 
 def beyond(found: Sequence[Ratio], limits: Limits) -> list[str]:
-    """Return what is beyond the limits, a line for each."""
+    """Return a line for each ratio beyond its limit."""
     if not found:
         return ["LOSS nothing was compared"]
     mean = geometric_mean(found)
@@ -154,7 +156,7 @@ def beyond(found: Sequence[Ratio], limits: Limits) -> list[str]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return what the command line asks for."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench against", description=__doc__)
     add = parser.add_argument
     add("checkout", type=Path, help="the folder of the other checkout: what has cunorm/ in it")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Types of arguments on the command lines: what argparse calls with the text of one."""
+"""Argument types of the command lines, for argparse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.cases import Shape
 
 
 def list_of(allowed: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return what reads names of these with commas between them, each taken once."""
+    """Return a parser of comma-separated names among `allowed`; duplicates are dropped."""
     choices = list(allowed)
 
     def parse(text: str) -> list[str]:
@@ -24,7 +24,7 @@ def list_of(allowed: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def shapes(text: str) -> list[Shape]:
-    """Read shapes of rows or of images with commas between them, each taken once."""
+    """Read comma-separated shapes of rows or of images; duplicates are dropped."""
     try:
         found = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
     except ValueError:

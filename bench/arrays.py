@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One array, seen by several frameworks: from the host to a device, and to torch and JAX there."""
+"""Views of one array in several frameworks: from the host to a device, and to torch and JAX."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 
 def upload(xp: Any, host: Any, repeats: int = 1) -> Any:
-    """Put an array where `xp`, CuPy or NumPy, keeps its own, in the order of its memory.
+    """Copy an array to the memory of `xp`, CuPy or NumPy, and keep its memory order.
 
-    It goes there as bits, which CuPy always has. One that has rows is put there `repeats` times.
+    It is copied as integers, as CuPy may lack the dtype. The rows of an array are repeated
+    `repeats` times.
     """
     by_memory = sorted(range(host.ndim), key=lambda axis: -host.strides[axis])
     bits = xp.asarray(host.transpose(by_memory).view(f"i{host.itemsize}"))
@@ -24,7 +25,7 @@ def upload(xp: Any, host: Any, repeats: int = 1) -> Any:
 
 
 def as_torch(array: Any) -> Any:
-    """Return the torch tensor of the memory of an array of NumPy's or CuPy's, with its strides."""
+    """Return a torch tensor that views an array of NumPy or CuPy, with its strides."""
     import torch
 
     if array.dtype.name == "bfloat16":
@@ -36,16 +37,16 @@ def as_torch(array: Any) -> Any:
 
 
 def as_jax(array: Any) -> Any:
-    """Return the JAX array of an array of NumPy's or CuPy's: a copy, or the same memory."""
+    """Return an array of NumPy or CuPy as a JAX array: a copy, or the same memory."""
     import jax
 
     if isinstance(array, np.ndarray):
         return jax.numpy.asarray(array)
-    return jax.dlpack.from_dlpack(as_torch(array))  # CuPy cannot hand out bfloat16
+    return jax.dlpack.from_dlpack(as_torch(array))  # CuPy cannot export bfloat16
 
 
 def as_host(array: Any) -> Any:
-    """Return any of these as a NumPy array, with bfloat16 as a wider type where need be."""
+    """Return any of these as a NumPy array; torch's bfloat16 becomes a wider type."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(array, torch.Tensor):
         return array.detach().double().cpu().numpy()

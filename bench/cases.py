@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The operators as the timings call them: operands, cunorm's call, and a check.
+"""The operators of the timings: operands, cunorm's call, and a check.
 
-Nothing here imports CuPy or torch: a caller hands in what puts a NumPy array on its device.
-`peers` has torch's side.
+This module imports neither CuPy nor torch: the caller passes a function that copies a NumPy array
+to its device. `peers` has torch's side.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
-# Gross errors only, relative to the largest value of the result: the bounds proper are the tests'.
+# Relative to the largest value of the result. For gross errors only: the tests have exact bounds.
 TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 
-# What of x is checked against the oracle. No more rows, as torch's layer norm on a CPU adds up the
-# gradients of bfloat16 parameters in bfloat16: over thousands of rows it is off by a tenth.
+# Limits of the x that is checked against the oracle. Few rows: torch's layer norm on a CPU sums
+# the gradients of bfloat16 parameters in bfloat16, and is off by a tenth over thousands of rows.
 CHECKED_ROWS = 64
 CHECKED_ELEMENTS = 1 << 19
 DRAWN_ELEMENTS = 1 << 20  # or one sample; a power of two, as most of the shapes' axes are
@@ -42,9 +42,9 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """A function of the public API, by the name of its plain form, and what else it is told."""
+    """A function of the public API, by the name of its plain form, and its options."""
 
-    name: str  # the function's; after a plus, what it is told
+    name: str  # of the function; after a plus, of the option
     parameters: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # of forward and backward
     eps: float = 1e-5
@@ -62,7 +62,7 @@ class Operator:
 
     @property
     def axes(self) -> int:
-        """How many axes x has: 2, of rows, or 4."""
+        """The number of axes of x: 2 for rows, else 4."""
         return 4 if self.of_channels else 2
 
     @property
@@ -72,17 +72,17 @@ class Operator:
 
     @property
     def base(self) -> str:
-        """The name to which `_forward` and `_backward` are put."""
+        """The name without the prefix `add_`, which takes `_forward` and `_backward`."""
         return self.function.removeprefix("add_")
 
     @property
     def center(self) -> bool:
-        """Whether the mean is subtracted, so that backward takes it."""
+        """Whether the norm subtracts the mean; the backward then takes it."""
         return self.base in ("layer_norm", "group_norm") or bool(self.options.get("center"))
 
     @property
     def gate_position(self) -> str | None:
-        """Where the gate is applied, None without one; its activation is silu."""
+        """The position of the gate, None without one; its activation is silu."""
         return self.options.get("gate_position")
 
     @property
@@ -97,17 +97,17 @@ class Operator:
 
     @property
     def of_channels(self) -> bool:
-        """Whether it is a group norm, whose statistics are those of groups of channels."""
+        """Whether it is a group norm, with statistics of groups of channels."""
         return self.base == "group_norm"
 
     def outputs(self, direction: str) -> tuple[str, ...]:
-        """Return the names of what a direction computes, gradients in the order of `leaves`."""
+        """Return the names of a direction's results, gradients in the order of `leaves`."""
         if direction == "forward":
             return ("y", "residual") if self.has_residual else ("y",)
         return tuple("dresidual" if name == "residual" else f"d{name}" for name in self.leaves)
 
     def groups(self, width: int) -> int:
-        """Return into how many groups rows of a width, or channels, are cut: a divisor of it."""
+        """Return the number of groups of a row or of channels: a divisor of `width`."""
         return math.gcd(width, self.options.get("groups", 1))
 
     def ungated(self) -> Operator:
@@ -142,8 +142,8 @@ OPERATORS = (
 def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -> Operands:
     """Draw the operands of forward and backward on the host, all of one dtype.
 
-    x has a deviation and a mean, dy something of x, and weight a mean, so that no term of a formula
-    is next to nothing, and who leaves one out is found wrong.
+    x has a mean, dy is correlated with x, and weight has a mean. So no term of a formula is close
+    to zero, and a provider that leaves one out is found wrong.
     """
     rng = np.random.default_rng(seed)
     row_sized = ["x", "dy", *(("residual", "d_residual") if operator.has_residual else ())]
@@ -162,7 +162,7 @@ def host_operands(operator: Operator, dtype: str, shape: Shape, seed: int = 0) -
 
 
 def drawn(operator: Operator, dtype: str, shape: Shape) -> tuple[Operands, int]:
-    """Draw the operands of some rows or samples, and return how often they are to be repeated."""
+    """Draw the operands of some rows or samples, and return how often to repeat them."""
     rows, *row = shape
     few = math.gcd(rows, max(1, DRAWN_ELEMENTS // math.prod(row)))
     return host_operands(operator, dtype, (few, *row)), rows // few
@@ -180,7 +180,7 @@ def checked_shape(shape: Shape) -> Shape:
 
 
 def fewer(shape: Shape, elements: int) -> Shape:
-    """Return a shape with fewer rows or samples; where one has more elements, with less height."""
+    """Return a shape of at most so many elements: fewer rows or samples, then less height."""
     first, *others = shape
     first = max(1, min(first, elements // math.prod(others)))
     if len(shape) == 4:
@@ -190,7 +190,7 @@ def fewer(shape: Shape, elements: int) -> Shape:
 
 
 def forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
-    """Return the call of the plain form; `module` is cunorm, or its reference for the oracle's."""
+    """Return the call of the plain form; `module` is cunorm or cunorm.reference."""
     streams = [operands[name] for name in operator.inputs if name not in operator.parameters]
     function = getattr(module, operator.function)
     positional, options = _arguments(operator, operands)
@@ -198,7 +198,7 @@ def forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
 
 
 def training_forward(module: ModuleType, operator: Operator, operands: Operands) -> Call:
-    """Return the call of the `_forward` form, which keeps what the backward needs."""
+    """Return the call of the `_forward` form, which also returns statistics."""
     positional, options = _arguments(operator, operands)
     if operator.has_residual:
         options["residual"] = operands["residual"]
@@ -207,7 +207,7 @@ def training_forward(module: ModuleType, operator: Operator, operands: Operands)
 
 
 def backward(module: ModuleType, operator: Operator, operands: Operands, saved: Any) -> Call:
-    """Return the call of the `_backward` form with what `training_forward` kept."""
+    """Return the call of the `_backward` form, given the result of `training_forward`."""
     stream = saved.residual if operator.has_residual else operands["x"]
     positional, options = _arguments(operator, operands)
     options["rstd"] = saved.rstd
@@ -220,7 +220,7 @@ def backward(module: ModuleType, operator: Operator, operands: Operands, saved: 
 
 
 def _arguments(operator: Operator, operands: Operands) -> tuple[list[Any], dict[str, Any]]:
-    """Return what forward and backward have in common, by position after x and by keyword."""
+    """Return the arguments of forward and backward: positional ones after x, and keywords."""
     positional = [operands[name] for name in operator.parameters]
     options = dict(operator.options)
     if "groups" in options:
@@ -233,7 +233,7 @@ def _arguments(operator: Operator, operands: Operands) -> tuple[list[Any], dict[
 
 
 def bytes_moved(operator: Operator, direction: str, shape: Shape, itemsize: int) -> int:
-    """Count what must be read and written: row-sized operands, float32 statistics, parameters."""
+    """Count the necessary bytes: of row-sized operands, float32 statistics and parameters."""
     is_forward, rows, width = direction == "forward", *shape[:2]
     arrays = 4 if operator.has_residual else 2 if is_forward else 3
     if operator.gate_position:
@@ -248,7 +248,7 @@ def bytes_moved(operator: Operator, direction: str, shape: Shape, itemsize: int)
 
 
 def oracle(operator: Operator, direction: str, host: Operands) -> dict[str, Any]:
-    """Return what a call is to give, by name, from the float64 reference."""
+    """Return the expected results of a call by name, from the float64 reference."""
     if direction == "forward":
         result = forward(reference, operator, host)()
     else:
@@ -259,14 +259,14 @@ def oracle(operator: Operator, direction: str, host: Operands) -> dict[str, Any]
 
 
 def fields(result: Any) -> dict[str, Any]:
-    """Return the arrays of a result of cunorm's by name: y where there is but one."""
+    """Return the arrays of a result of cunorm by name; a single array is y."""
     return dict(result._asdict()) if hasattr(result, "_asdict") else {"y": result}
 
 
 def worst_error(results: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Return the largest error of any result, relative to the largest value of the one expected.
+    """Return the largest error of any result, relative to its largest expected value.
 
-    That of a mean is relative to the deviation: a mean is next to nothing where values cancel.
+    The error of a mean is relative to the deviation: values may cancel to a mean of about 0.
     """
     worst = 0.0
     for name, want in expected.items():

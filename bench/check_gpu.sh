@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in under eight minutes: the tests marked gpu, those of the row norms
-# again without the features of cunorm/_features.py, compute-sanitizer on a small set where it is
+# again without the features of cunorm/_core/caps.py, compute-sanitizer on a small set if it is
 # installed, and first timings. From a source tree, with no install:
 #
 #   bench/check_gpu.sh [--dry-run] OUT_DIR
 #
-# Results are files in OUT_DIR; summary.txt says how each part ended. Every part runs, each within
-# its own time; the exit status is 1 if one failed. $PYTHON is the interpreter (default: python3),
+# Results are files in OUT_DIR; summary.txt has the outcome of each part. Every part runs, each with
+# a time limit; the exit status is 1 if one failed. $PYTHON is the interpreter (default: python3),
 # which needs cunorm's `cuda13` or `cuda12` extra and pytest; with torch it also times torch, and
-# with Triton what there is of torch.compile, Liger-Kernel, fla-core and QuACK.
+# with Triton torch.compile, Liger-Kernel, fla-core and QuACK, if they are installed.
 set -uo pipefail
 
 usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
@@ -43,7 +43,7 @@ failed=0
 
 say() { if $dry_run; then echo "$*"; else echo "$*" | tee -a "$summary"; fi; }
 
-part() { # NAME SECONDS COMMAND...: run it within its time, its output to NAME.txt
+part() { # NAME SECONDS COMMAND...: run a command with a time limit; its output goes to NAME.txt
   local name=$1 limit=$2 start=$SECONDS status
   shift 2
   if $dry_run; then
@@ -66,7 +66,7 @@ part() { # NAME SECONDS COMMAND...: run it within its time, its output to NAME.t
   return "$status"
 }
 
-sanitize() { # TOOL: one tool of compute-sanitizer, where it is installed and knows the device
+sanitize() { # TOOL: run one tool of compute-sanitizer, if it is installed and supports the device
   local program
   program=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v compute-sanitizer)
   if [[ -z $program ]]; then
@@ -89,9 +89,9 @@ if "$python" -c "import xdist" 2>/dev/null; then
   cores=$(nproc)
   workers=(-n "$((cores < 8 ? cores : 8))")
 fi
-# Other versions of the frameworks than CI's may warn; that is no reason to fail here.
+# Frameworks of other versions than CI's may warn; that is no failure here.
 part tests 150 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
-# What plans do without the features that not every GPU has.
+# Plans without the features that not every GPU has.
 part features-off 55 env CUNORM_FEATURES=none \
   "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}" \
   tests/operators/test_named_norms.py tests/operators/test_roundings.py \
@@ -101,7 +101,7 @@ sanitize racecheck
 part timings 65 "$python" -m bench --device cuda --seconds-total 40 --seconds 0.2 \
   --providers cunorm-cupy,cunorm,torch --out "$out/timings.csv"
 if "$python" -c "import torch, triton" 2>/dev/null; then
-  # Their kernels are compiled and tuned for each shape: few points in this time.
+  # These compile and tune their kernels for each shape: few points fit this time.
   part peers 55 "$python" -m bench --device cuda --seconds-total 25 --seconds 0.2 \
     --providers cunorm,torch.compile,liger,fla,quack --dtype bfloat16 \
     --op rms_norm,rms_norm+post_gate,group_norm+silu --out "$out/peers.csv"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Another checkout's cunorm beside this one in a process, and the CPU that both are compiled for.
 
-Modules import each other by their full names, when they are themselves imported: so each copy has
-its own, and `sys.modules` has this checkout's but for the time that the other takes to import.
+Modules of cunorm import each other by full name, at import time. So each copy gets modules of its
+own: while the other checkout is imported, `sys.modules` does not contain this one's.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ _NOT_LOADED = ("__main__.py", "_demo", "jax", "torch")  # the plain functions do
 
 
 def load(checkout: Path) -> ModuleType:
-    """Return the cunorm of another checkout; ImportError where it would share modules with ours."""
+    """Return the cunorm of another checkout; ImportError if it would share modules with ours."""
     package = checkout.resolve() / "cunorm"
     if not (package / "__init__.py").is_file():
         raise ImportError(f"{checkout} is no checkout of cunorm")
     if late := list(late_imports(package)):
         raise ImportError(f"{late[0]} imports cunorm in a function, where it would get this one")
-    ours = _set_aside()
+    ours = _pop_modules()
     sys.path.insert(0, str(package.parent))
     try:
         copy = import_module("cunorm")
         if Path(str(copy.__file__)).parent != package:
             raise ImportError(f"{copy.__file__} was imported, expected what is in {package}")
-        for name in copy.__all__:  # which else is imported when it is first used
+        for name in copy.__all__:  # else imported at first use
             getattr(copy, name)
-        copy.workspace_size("rms_norm_backward", torch.empty(1, 1))  # which imports its adapter
+        copy.workspace_size("rms_norm_backward", torch.empty(1, 1))  # imports torch's adapter
     finally:
         sys.path.remove(str(package.parent))
-        _set_aside()
+        _pop_modules()
         sys.modules.update(ours)
     return copy
 
 
-def _set_aside() -> dict[str, ModuleType]:
+def _pop_modules() -> dict[str, ModuleType]:
     """Take cunorm's modules out of `sys.modules`, and return them."""
     names = [name for name in sys.modules if name.partition(".")[0] == "cunorm"]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def late_imports(package: Path) -> Iterator[str]:
-    """Yield where functions, as far as calls on a CPU need them, import modules of cunorm."""
+    """Yield the places where functions that calls on a CPU may need import modules of cunorm."""
     for path in sorted(package.rglob("*.py")):
         if path.relative_to(package).parts[0] in _NOT_LOADED:
             continue
@@ -71,35 +71,35 @@ def late_imports(package: Path) -> Iterator[str]:
 def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):  # of one with dots the module is the package's
+    if isinstance(node, ast.ImportFrom):  # a relative import is of the package
         return ["cunorm" if node.level else str(node.module)]
     return []
 
 
-def compile_apart(copies: Iterable[ModuleType], march: str | None) -> None:
-    """Let copies compile so that their libraries share nothing; for an architecture of -march's.
+def isolate_builds(copies: Iterable[ModuleType], march: str | None) -> None:
+    """Let the copies compile libraries that share nothing, for the architecture `march`.
 
-    GCC has a process share variables of inline functions by their names, of whatever size they are.
-    Options that cunorm adds where the machine has AVX-512 are left out where `march` has none.
+    With GCC, libraries of one process share variables of inline functions by name, even if their
+    sizes differ. cunorm's options for AVX-512 are left out if `march` has none.
     """
     found = compiler()
     more = [os.environ.get(_FLAGS, ""), f"-march={march}" if march else ""]
     more += ["-fno-gnu-unique"] if found and found.is_gcc else []
     os.environ[_FLAGS] = " ".join(filter(None, more))
     for copy in () if has_avx512() else copies:
-        options = _compiler_of(copy)
-        described = re.sub(r"\bavx512\w*", "", options.cpu_identity())
-        options.cpu_identity = lambda text=described: text
+        options = _compiler_module(copy)
+        identity = re.sub(r"\bavx512\w*", "", options.cpu_identity())
+        options.cpu_identity = lambda text=identity: text
 
 
-def _compiler_of(copy: ModuleType) -> Any:
-    """Return the module of a copy, of any age, that has `cpu_identity`."""
+def _compiler_module(copy: ModuleType) -> Any:
+    """Return the module with `cpu_identity` of a copy, also of an older version."""
     is_old = hasattr(copy, "_cpu")
     return copy._cpu._compiler if is_old else copy._backends.cpu.compiler
 
 
 def has_avx512() -> bool:
-    """Whether the code that is compiled has AVX-512; ValueError where the compiler refuses."""
+    """Whether compiled code uses AVX-512; ValueError if the compiler fails."""
     found = compiler()
     if found is None:
         raise ValueError("there is no C++ compiler")

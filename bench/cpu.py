@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""A CPU as the timings use it: operands, copies and a timer.
+"""The CPU of the timings: operands, copies and a timer.
 
-Everyone allocates results with an allocator that keeps freed memory, so that no page fault is
-timed. A turn is as many calls as a copy of the bytes takes to fill a millisecond, and ten at most:
-as many for everyone at a point; or so many as asked for. Of a turn of one short call, code and data
-were driven from the caches by the others.
+The allocator keeps freed memory, so that no timing includes page faults. A turn has as many calls
+as copies of the same bytes fit a millisecond, at most ten, or the requested number; all providers
+of a point get the same number. In a turn of one short call, code and data would be cold: the other
+providers evict them from the caches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TURN_SECONDS, _MOST_CALLS = 1e-3, 10
 
 
 class Cpu:
-    """The machine's CPU, with as many threads for everyone."""
+    """The machine's CPU, with the same number of threads for each provider."""
 
     kind = "cpu"
     driver = ""
@@ -43,13 +43,13 @@ class Cpu:
     def __init__(
         self,
         threads: int,
-        calls_in_turn: int | None = None,
-        copies: Sequence[ModuleType] = (cunorm,),  # of cunorm, that are to be timed
+        calls_per_turn: int | None = None,
+        copies: Sequence[ModuleType] = (cunorm,),  # the copies of cunorm to time
     ) -> None:
         self.threads = threads
         self._copies = copies
-        self._calls_asked_for = calls_in_turn
-        self._calls_in_turn = 1
+        self._requested_calls = calls_per_turn
+        self._calls_per_turn = 1
         keep_freed_memory()
         torch.set_num_threads(threads)
         for copy in copies:
@@ -57,48 +57,48 @@ class Cpu:
 
     @property
     def name(self) -> str:
-        """The CPU's model and how many cores are used."""
+        """The CPU's model and the number of cores in use."""
         return f"{_model()}, {self.threads} of {available_cores()} cores"
 
     @property
     def versions(self) -> dict[str, str]:
-        """What is timed beside cunorm and the providers; nothing here."""
+        """Versions of further software; none on a CPU."""
         return {}
 
     def fitting(self, point: Point, contestants: int) -> Point:
-        """Return the point as it is: points of the CPU's grid fit any memory."""
+        """Return the point unchanged: the CPU's grid fits any memory."""
         return point
 
     def operands(self, point: Point) -> list[Operands]:
-        """Return one set of operands; rows repeat, as drawing them all would take long."""
+        """Return one set of operands; rows repeat, as it would take long to draw all."""
         host, repeats = drawn(point.operator, point.dtype, point.shape)
         return [{name: upload(np, array, repeats) for name, array in host.items()}]
 
     def upload(self, host: Operands) -> Operands:
-        """Return the host's arrays themselves."""
+        """Return the arrays unchanged."""
         return host
 
     def copies(self, point: Point) -> list[Call]:
         """Return a copy that reads and writes as many bytes in all.
 
-        From then on a turn has as many calls as are right for it.
+        It also sets the number of calls in a turn.
         """
-        copy = copying(point.bytes, DTYPES[point.dtype].itemsize)
-        self._calls_in_turn = self._calls_asked_for or _calls_in_turn(copy)
+        copy = make_copy(point.bytes, DTYPES[point.dtype].itemsize)
+        self._calls_per_turn = self._requested_calls or _calls_per_turn(copy)
         return [copy]
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
-        """Warm up, and return the turns of the one call."""
+        """Warm up, and return the turn of the one call."""
         (call,) = calls
         if wait is not None:
-            call = partial(_waited, call, wait)
+            call = partial(_call_and_wait, call, wait)
         call()
-        return Turn(partial(_seconds, call, self._calls_in_turn))
+        return Turn(partial(_seconds, call, self._calls_per_turn))
 
     def prepare(self, points: Iterable[Point]) -> None:
-        """Compile what cunorm needs for the points and their checks, several builds at once."""
+        """Compile the builds of the points and of their checks, several at once."""
         needs = {
-            (operator.base, *_described(operator, point.dtype, shape))
+            (operator.base, *_warmup_arguments(operator, point.dtype, shape))
             for point in points
             for operator in (point.operator, point.operator.ungated())
             for shape in (point.shape, checked_shape(point.shape))
@@ -109,7 +109,7 @@ class Cpu:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep and reuse freed memory: no mmap, no trimming of the heap."""
+    """Make glibc keep and reuse freed memory: no mmap, no trimming of the heap."""
     if platform.system() == "Linux":
         trim_threshold, mmap_max = -1, -4
         libc = ctypes.CDLL(None)
@@ -117,19 +117,19 @@ def keep_freed_memory() -> None:
         libc.mallopt(mmap_max, 0)
 
 
-def copying(moved: int, itemsize: int) -> Call:
-    """Return torch's copy that reads and writes so many bytes in all."""
+def make_copy(moved: int, itemsize: int) -> Call:
+    """Return a copy by torch that reads and writes so many bytes in all."""
     dtype = {2: torch.int16, 4: torch.int32}[itemsize]
     source = torch.ones(moved // (2 * itemsize), dtype=dtype)
     return lambda: torch.empty_like(source).copy_(source)
 
 
-def _waited(call: Call, wait: Callable[[Any], Any]) -> Any:
+def _call_and_wait(call: Call, wait: Callable[[Any], Any]) -> Any:
     return wait(call())
 
 
-def _calls_in_turn(call: Call) -> int:
-    """Warm up, and return how many calls a turn takes."""
+def _calls_per_turn(call: Call) -> int:
+    """Warm up, and return the number of calls in a turn."""
     call()
     fastest = min(_seconds(call, 1) for _ in range(3))
     return max(1, min(_MOST_CALLS, round(_TURN_SECONDS / fastest)))
@@ -156,8 +156,8 @@ def _compile(copy: ModuleType, need: tuple[Any, ...]) -> None:
     copy.warmup(functions, **options, device="cpu", workers=1, progress=False)
 
 
-def _described(operator: Operator, dtype: str, shape: Shape) -> tuple[tuple[str, Any], ...]:
-    """Return the arguments of `warmup` for an operator, but for its functions."""
+def _warmup_arguments(operator: Operator, dtype: str, shape: Shape) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of `warmup` for an operator, without its functions."""
     rows, width, *positions = shape
     operands = dict.fromkeys((*operator.parameters, *operator.leaves), True)
     del operands["x"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks and times providers at a point, on either device."""
+"""Check and time providers at a point, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from bench.rows import Row
 from bench.turns import Turn, take_turns
 
 COPY = "copy"
-HOST_ELEMENTS = 1 << 14  # up to here a call on a CPU is its host cost
+HOST_ELEMENTS = 1 << 14  # a call on a CPU of so many elements or fewer is mostly host cost
 
 
 class Device(Protocol):
-    """A CPU or a GPU, which holds operands and times calls."""
+    """A CPU or a GPU that holds operands and times calls."""
 
     kind: str
     note: str
@@ -39,7 +39,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """The model."""
+        """The model of the device."""
 
     @property
     def driver(self) -> str:
@@ -47,30 +47,30 @@ class Device(Protocol):
 
     @property
     def versions(self) -> dict[str, str]:
-        """What it uses beside cunorm and the providers."""
+        """Versions of further software that it uses."""
 
     def prepare(self, points: Iterable[Point]) -> None:
-        """Compile ahead what the points need."""
+        """Compile the builds of the points."""
 
     def fitting(self, point: Point, contestants: int) -> Point:
-        """Return the point, or one with fewer rows, so that all fits the memory."""
+        """Return the point, or one with fewer rows so that everything fits the memory."""
 
     def operands(self, point: Point) -> list[Operands]:
-        """Return as many sets of operands as calls are to rotate through."""
+        """Return the sets of operands that the calls rotate through."""
 
     def upload(self, host: Operands) -> Operands:
-        """Put arrays of the host's on the device."""
+        """Copy arrays of the host to the device."""
 
     def copies(self, point: Point) -> list[Call]:
-        """Return copies of as many bytes, as many as there are sets."""
+        """Return a copy of as many bytes for each set."""
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
-        """Warm up, and return what times turns of the calls."""
+        """Warm up, and return the turn of the calls."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A provider that could not be timed at a point, and why."""
+    """A provider that failed at a point, and its error."""
 
     point: Point
     provider: str
@@ -78,7 +78,7 @@ class Failure:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is cunorm that failed, or the engine, and not another library."""
+        """Whether cunorm or the engine failed, and not another library."""
         return self.provider == COPY or self.provider.startswith("cunorm")
 
     def __str__(self) -> str:
@@ -89,20 +89,20 @@ class Failure:
 def time_point(
     device: Device, point: Point, providers: Sequence[Provider], facts: Facts, seconds: float
 ) -> tuple[list[Row], list[Failure]]:
-    """Check every provider at a point and time, in turns, those that are right."""
+    """Check every provider at a point, and time the correct ones in turns."""
     errors, failures = check(device, point, providers)
-    able = [provider for provider in providers if provider.name in errors]
-    point = device.fitting(point, 1 + len(able))
+    usable = [provider for provider in providers if provider.name in errors]
+    point = device.fitting(point, 1 + len(usable))
     sets = device.operands(point)
     turns = {COPY: device.turn(device.copies(point))}
-    for provider in able:
+    for provider in usable:
         try:
-            calls = provider.calls(point.operator, point.direction, viewed(provider, sets))
+            calls = provider.calls(point.operator, point.direction, view_all(provider, sets))
             turns[provider.name] = device.turn(calls, provider.wait)
         except Exception as error:  # of any kind, as it is another library's
             failures.append(Failure(point, provider.name, error))
     times = take_turns(turns, seconds)
-    by_name = {provider.name: provider for provider in able}
+    by_name = {provider.name: provider for provider in usable}
     rate = point.bytes / float(np.median(times[COPY]))
     rows = []
     for name, spent in times.items():
@@ -114,7 +114,7 @@ def time_point(
 def check(
     device: Device, point: Point, providers: Iterable[Provider]
 ) -> tuple[dict[str, float], list[Failure]]:
-    """Return the errors of the providers that are right on some of the point's rows or samples."""
+    """Return the errors of the providers that are correct on some of the rows or samples."""
     small = replace(point, shape=checked_shape(point.shape))
     host = host_operands(small.operator, small.dtype, small.shape)
     errors: dict[str, float] = {}
@@ -140,18 +140,18 @@ def _error(
     host: Operands,
     expected: dict[str, dict[str, Any]],
 ) -> float:
-    """Return a provider's error; `expected` holds what the oracle returned before."""
+    """Return a provider's error; `expected` caches the oracle's results."""
     computed, direction = provider.computes(point.operator), point.direction
     if computed.name not in expected:
         expected[computed.name] = oracle(computed, direction, host)
-    (call,) = provider.calls(point.operator, direction, viewed(provider, [device.upload(host)]))
-    named = provider.named(computed, direction, call())
-    results = {name: as_host(array) for name, array in named.items()}
+    (call,) = provider.calls(point.operator, direction, view_all(provider, [device.upload(host)]))
+    results = provider.results_by_name(computed, direction, call())
+    results = {name: as_host(array) for name, array in results.items()}
     return worst_error(results, expected[computed.name])
 
 
-def viewed(provider: Provider, sets: Iterable[Operands]) -> list[Operands]:
-    """Return sets of operands as the arrays that a provider takes."""
+def view_all(provider: Provider, sets: Iterable[Operands]) -> list[Operands]:
+    """Return sets of operands as arrays that a provider takes."""
     view = VIEWS[provider.arrays]
     return [{name: view(array) for name, array in operands.items()} for operands in sets]
 

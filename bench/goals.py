@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The goals for the speed on a CPU, and whether the rows of a CSV meet them.
 
-All are of points whose x has 1 MiB or more. A goal without points is not met, and a CSV must have
-every point of the default grid.
+All goals are for points whose x has 1 MiB or more. A goal without points is not met, and a CSV must
+have every point of the default grid.
 
-The project's other goals are not checked here: what small calls cost the host
-(`python -m bench --host`), the speed beside JAX on a CPU (`python -m bench table --peer jax`), the
-time to compile and to import, and all that is measured on a GPU.
+The project's other goals are not checked here: the host cost of small calls
+(`python -m bench --host`), the speed against JAX on a CPU (`python -m bench table --peer jax`), the
+time to compile and to import, and all measurements on a GPU.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from bench import grid
 from bench.ratios import Ratio, geometric_mean, points_without, ratios
 from bench.rows import Row
 
-SMALLEST = 2**20  # bytes of x; the time of fewer is mostly the host's
+SMALLEST = 2**20  # bytes of x; smaller calls mostly take the host's time
 SLOWEST_POINT = 0.97  # × torch
 DTYPES = ("float32", "bfloat16")
 BOTH = ("forward", "backward")
-NAMED = 10  # points that are missing; of more, how many
+NAMED = 10  # missing points that are named; the others are counted
 
-# Of geometric means of torch's time over cunorm's: an operator or a kind of norms, the
-# directions, and what is wanted at least in each of DTYPES.
+# The least geometric means of torch's time over cunorm's: an operator or a kind of norms, the
+# directions, and the bound for each of DTYPES.
 SPEED = (
     ("layer_norm", ("forward",), (1.05, 1.5)),
     ("layer_norm", ("backward",), (1.4, 2.0)),
@@ -34,31 +34,31 @@ SPEED = (
     ("gated norms", BOTH, (4.0, 4.0)),
     ("group_norm+silu", BOTH, (2.5, 2.5)),
 )
-# Likewise of cunorm's time over a copy's and over that without the gate, wanted at most.
+# The largest means of cunorm's time over a copy's, and over the time without the gate.
 OVER_COPY = tuple(("ungated norms", (direction,), (1.25, 2.0)) for direction in BOTH)
 OVER_UNGATED = tuple(("gated norms", (direction,), (2.0, 2.0)) for direction in BOTH)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure, what is wanted of it, and the point it comes from if it is of one alone."""
+    """One figure, its bound, and its point if it is of a single one."""
 
     text: str
     wanted: float
-    figure: float | None  # None where there are no points for it
+    figure: float | None  # None without points
     at_least: bool
     point: str = ""
 
     @property
     def met(self) -> bool:
-        """Whether there is a figure and it is good enough."""
+        """Whether there is a figure within the bound."""
         if self.figure is None:
             return False
         return self.figure >= self.wanted if self.at_least else self.figure <= self.wanted
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
-    """Return every goal with its figure; ValueError for timings that are not of a CPU."""
+    """Return every goal with its figure; ValueError for timings of a GPU."""
     if rows[0].driver:
         raise ValueError(f"the goals are for a CPU, and these timings of {rows[0].device}")
     speeds = _large(ratios(rows, "torch", "cunorm"))
@@ -75,7 +75,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def table(checked: Iterable[Goal]) -> str:
-    """Return the goals as a Markdown table, after a line that says of which points they are."""
+    """Return the goals as a Markdown table, after a line about their points."""
     lines = ["At the points whose x has 1 MiB or more:", ""]
     lines += ["| goal | wanted | figure | met |", "|---|---|---|---|"]
     for goal in checked:
@@ -120,14 +120,14 @@ def _slowest(speeds: Sequence[Ratio]) -> Goal:
 
 
 def _left_out(rows: Sequence[Row]) -> Goal:
-    """Return that no point is without cunorm: a wrong result is not timed, and not missed."""
+    """Return the goal that each timed point has cunorm, as wrong results are not timed."""
     points = points_without(rows, "cunorm")
     text = "points where others were timed and cunorm was not"
     return Goal(text, 0, len(points), at_least=False, point=", ".join(points))
 
 
 def _missing(rows: Sequence[Row]) -> Goal:
-    """Return that the default grid was timed, by all whose times the goals compare."""
+    """Return the goal that the default grid was timed, with all providers that goals compare."""
     has: dict[str, set[str]] = {}
     for row in rows:
         has.setdefault(" ".join(filter(None, row.point)), set()).add(row.provider)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""A small set of calls for compute-sanitizer: the operators both ways, against the oracle.
+"""A small set of calls for compute-sanitizer: every operator, both directions, and the oracle.
 
-Every array is an allocation of its own, so that memcheck sees an access past its end. Usage:
+Every array is a separate allocation, so that memcheck sees an access past its end. Usage:
 ``compute-sanitizer --tool memcheck --error-exitcode 9 python -m bench.gpu_check``
 """
 
@@ -13,7 +13,7 @@ from functools import partial
 from bench.arrays import upload
 from bench.cases import OPERATORS, TOLERANCE, Operator, Shape, check
 
-# An odd tail, rows in registers, rows that are streamed.
+# An odd tail, rows in registers, streamed rows.
 POINTS = (
     ("float32", (5, 33)),
     ("bfloat16", (37, 1000)),
@@ -31,9 +31,9 @@ OF_CHANNELS = (
 
 
 def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
-    """Return where an operator is run; where it is another by a number or a flag, on half of them.
+    """Return the points of an operator; half of them if only a number or a flag is special.
 
-    The generic forms are run nowhere: theirs are the builds of layer norm.
+    The generic forms have no points: they share the builds of layer norm.
     """
     if operator.base == "normalize":
         return ()
@@ -44,7 +44,7 @@ def points(operator: Operator) -> tuple[tuple[str, Shape], ...]:
 
 
 def main() -> int:
-    """Run the set; the number of results that are wrong is the exit status."""
+    """Run the set; the exit status is the number of wrong results."""
     import cupy
 
     cupy.cuda.set_allocator(None)

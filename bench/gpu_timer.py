@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A GPU as the timings use it: rotating operands, device-to-device copies and a timer.
+"""The GPU of the timings: rotating operands, device-to-device copies and a timer.
 
-Buffers rotate, so that L2 is cold, and a spinning kernel holds the GPU back until a batch of calls
-is queued, so that the host's time stays out: of all but JAX, which has streams of its own.
+Buffers rotate, so that L2 is cold. A spinning kernel holds the GPU back until a batch of calls is
+queued, so that times do not include the host's; except for JAX, which has streams of its own.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from bench.turns import Turn
 from cunorm._backends import cuda as _cuda
 
 ROTATED_BYTES = 512 << 20  # several times the L2 of any GPU so far
-MOST_SETS = 2048  # so many of the grid's smallest points have as many bytes
-MEMORY_SHARE = 64  # of what is free, this part at most is rotated; results and copies take more
+MOST_SETS = 2048  # sets of the grid's smallest point that have as many bytes
+MEMORY_SHARE = 64  # rotated sets take at most 1/64 of free memory; results and copies need more
 BATCH_SECONDS = 2e-3
-HOST_BATCHES, HOST_CALLS = 9, 8  # no more calls at once, as those that fill the GPU's queue wait
-# Arrays as large as x that are alive at once, for each set: operands and copies, and results with
-# what was saved for a backward.
-OPERAND_ARRAYS = 10
-ARRAYS_OF_ONE = 8
+HOST_BATCHES, HOST_CALLS = 9, 8  # few calls at once: with a full queue, a call would wait
+# Arrays as large as x that are alive at once, for each set.
+OPERAND_ARRAYS = 10  # operands and copies
+ARRAYS_OF_ONE = 8  # of one provider: results, and arrays saved for a backward
 
 _SPIN = """
 extern "C" __global__ void spin(long long nanoseconds) {
@@ -49,11 +48,11 @@ extern "C" __global__ void spin(long long nanoseconds) {
 class Gpu:
     """The current device; all but JAX is timed on its default stream, which is CuPy's and torch's.
 
-    `torch` is None where torch is not installed or has no CUDA.
+    `torch` is None if torch is not installed or has no CUDA.
     """
 
     kind = "cuda"
-    threads = 1  # that call
+    threads = 1  # threads that make calls
     note = (
         "buffers rotate, so that L2 is cold, and the host's time stays out; but JAX has streams of "
         "its own and is timed by the host's clock"
@@ -63,12 +62,12 @@ class Gpu:
         self._cupy: Any = cupy
         self._torch: Any = torch
         self._spin = cupy.RawKernel(_SPIN, "spin", ("-std=c++17",))
-        # One for all: each call is on the set that was used least recently, whoever used it.
+        # Shared by all providers: each call takes the least recently used set.
         self._next_set = itertools.count()
 
     @property
     def name(self) -> str:
-        """The GPU."""
+        """The GPU's name."""
         return str(self._cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
 
     @property
@@ -79,12 +78,12 @@ class Gpu:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What is timed beside cunorm and the providers."""
+        """Versions of NVRTC and CuPy."""
         nvrtc = ".".join(map(str, _cuda.nvrtc_version()))
         return {"NVRTC": nvrtc, "cupy": self._cupy.__version__}
 
     def fitting(self, point: Point, contestants: int) -> Point:
-        """Halve the rows or samples until everything at a point fits the memory."""
+        """Halve the rows or samples until everything of a point fits the memory."""
         rows, *row = point.shape
         arrays = OPERAND_ARRAYS + ARRAYS_OF_ONE * contestants
         itemsize = DTYPES[point.dtype].itemsize
@@ -95,7 +94,7 @@ class Gpu:
         return point
 
     def operands(self, point: Point) -> list[Operands]:
-        """Return the point's sets of operands; rows repeat, as drawing them all would take long."""
+        """Return the point's sets of operands; rows repeat, as it would take long to draw all."""
         host, repeats = drawn(point.operator, point.dtype, point.shape)
         return [
             {name: upload(self._cupy, array, repeats) for name, array in host.items()}
@@ -103,11 +102,11 @@ class Gpu:
         ]
 
     def upload(self, host: Operands) -> Operands:
-        """Put the host's arrays on the GPU."""
+        """Copy the host's arrays to the GPU."""
         return {name: upload(self._cupy, array) for name, array in host.items()}
 
     def copies(self, point: Point) -> list[Call]:
-        """Return device-to-device copies, each of which reads and writes as many bytes in all."""
+        """Return device-to-device copies that each read and write as many bytes in all."""
         runtime, size = self._cupy.cuda.runtime, point.bytes // 2
         kind = runtime.memcpyDeviceToDevice
 
@@ -118,10 +117,10 @@ class Gpu:
         return [copy(empty(size, np.uint8), empty(size, np.uint8)) for _ in range(sets)]
 
     def turn(self, calls: list[Call], wait: Callable[[Any], Any] | None = None) -> Turn:
-        """Warm up, and return turns of a batch of calls on one set of operands after the other.
+        """Warm up, and return the turn of a batch of calls that rotate through the sets.
 
-        With `wait`, the calls are on a stream of their own: they are timed from the first to the
-        end of the last by the host's clock.
+        With `wait`, the calls are on streams of their own. The host's clock then times them, from
+        the first to the end of the last.
         """
         call = self._rotating(calls)
         self._queue_seconds(call, len(calls) + 2, wait)  # compiles, and fills the allocators
@@ -132,10 +131,10 @@ class Gpu:
         return Turn(partial(self._seconds, call, batch, wait, host * batch), host)
 
     def prepare(self, points: Iterable[Point]) -> None:
-        """Do nothing: the first call of a kernel compiles it, and is not timed."""
+        """Do nothing: a kernel is compiled by its first call, which is not timed."""
 
     def _rotating(self, calls: list[Call]) -> Call:
-        """Call one after the other; as many results are kept, so that outputs rotate, too."""
+        """Return a call that rotates through calls; it keeps results, so that outputs rotate."""
         kept: list[Any] = [None] * len(calls)
 
         def call() -> Any:
@@ -146,7 +145,7 @@ class Gpu:
         return call
 
     def _queue_seconds(self, call: Call, calls: int, wait: Callable[[Any], Any] | None) -> float:
-        """Return how long the host takes for a batch of calls."""
+        """Return the host's seconds for a batch of calls."""
         self._cupy.cuda.runtime.deviceSynchronize()
         start = time.perf_counter()
         for _ in range(calls):
@@ -160,7 +159,7 @@ class Gpu:
     def _seconds(
         self, call: Call, calls: int, wait: Callable[[Any], Any] | None, queue_seconds: float
     ) -> float:
-        """Return the seconds of a call, in a batch."""
+        """Return the seconds of a call in a batch."""
         if wait is not None:
             start = time.perf_counter()
             for _ in range(calls):
@@ -179,7 +178,7 @@ class Gpu:
         return 1e-3 * float(cuda.get_elapsed_time(before, after)) / calls
 
     def free_memory(self) -> int:
-        """Give cached memory back; the bytes that are free then."""
+        """Free cached memory, and return the number of free bytes."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         if self._torch is not None:
             self._torch.cuda.empty_cache()
@@ -187,10 +186,10 @@ class Gpu:
 
 
 def find() -> Gpu:
-    """Return the current device; ImportError without CuPy, RuntimeError without a GPU."""
+    """Return the current GPU; ImportError without CuPy, RuntimeError without a GPU."""
     import cupy
 
-    # JAX, which is imported later, would take most of the memory for itself.
+    # JAX is imported later, and would take most of the memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         cupy.cuda.runtime.getDeviceCount()
@@ -204,6 +203,6 @@ def find() -> Gpu:
 
 
 def _sets(point: Point, free: int) -> int:
-    """Return how many sets of operands keep each other out of L2, as far as memory allows."""
+    """Return the number of sets of operands that L2 cannot hold together, as memory allows."""
     rotated = min(ROTATED_BYTES, free // MEMORY_SHARE)
     return max(2, min(MOST_SETS, -(-rotated // point.bytes)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is timed: the points, and the grids of the two devices."""
+"""The points that are timed, and the grids of CPU and GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CPU_CHANNELS = (
     (1, 512, 64, 64),
     (8, 256, 32, 32),
 )
-_IN_HALF: dict[Shape, Shape] = {(1024, 256): (2048, 256)}  # as many bytes in two a piece
+_IN_HALF: dict[Shape, Shape] = {(1024, 256): (2048, 256)}  # as many bytes as in float32
 
 _GPU_LEADING = ((16384, 4096), (131072, 256), (65536, 1024), (4096, 16384), (1024, 65536))
 _GPU_ROWS = (131072, 16384, 4096, 512, 64, 8, 1)
@@ -57,7 +57,7 @@ _QUICK = ((4096, 4096), (3000, 1003), (2, 320, 64, 64))
 
 @dataclass(frozen=True)
 class Point:
-    """What is timed: an operator in one direction, on one shape and dtype."""
+    """An operator in one direction, on one shape and dtype."""
 
     operator: Operator
     direction: str
@@ -66,17 +66,17 @@ class Point:
 
     @property
     def shape_text(self) -> str:
-        """The shape as the command line has it."""
+        """The shape as on the command line."""
         return "x".join(map(str, self.shape))
 
     @property
     def elements(self) -> int:
-        """The elements of x."""
+        """The number of elements of x."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """The bytes that must be read and written."""
+        """The bytes that a call must read and write."""
         itemsize = DTYPES[self.dtype].itemsize
         return bytes_moved(self.operator, self.direction, self.shape, itemsize)
 
@@ -89,7 +89,7 @@ class Point:
 
 
 def default_shapes(device: str, *, quick: bool = False) -> list[Shape]:
-    """Return a device's shapes of rows and of channels, the most telling first."""
+    """Return a device's shapes of rows and of channels, the most important first."""
     if quick:
         return list(_QUICK)
     if device == "cpu":

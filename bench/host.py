@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What small calls cost the host on the CPU, and what `import cunorm` does: tables and a CSV.
+"""The host cost of small calls on a CPU and of `import cunorm`: tables and a CSV.
 
-`host_calls` has the calls, `host_against` times those of another checkout, too.
+`host_calls` has the calls; `host_against` also times another checkout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.machine import Facts
 from bench.providers import autograd
 
 RUNS = 15
-IMPORTS = 9  # processes that import cunorm
+IMPORTS = 9  # processes that each import cunorm
 CHECKOUT = Path(cunorm.__file__).parents[1]
 IMPORT: Key = ("import cunorm, after numpy", "", "process")
 
@@ -56,31 +56,31 @@ def run(operators: Sequence[Operator], device: Cpu, out: Path | None) -> int:
     if under_autograd:
         print("\n" + table("under autograd, float32", with_difference(figures(under_autograd))))
     found[IMPORT] = import_times([CHECKOUT])[0]
-    median, least = (us / 1000 for us in _median_and_minimum(found[IMPORT]))
-    print(f"\n{IMPORT[0]}: {median:.1f} ms (minimum {least:.1f}) in {IMPORTS} processes")
+    median, minimum = (us / 1000 for us in _median_and_minimum(found[IMPORT]))
+    print(f"\n{IMPORT[0]}: {median:.1f} ms (minimum {minimum:.1f}) in {IMPORTS} processes")
     if out is not None:
         write_csv(out, [(facts(device), found)])
     return 0
 
 
 def facts(device: Cpu) -> Facts:
-    """Return what is known of the measurement."""
+    """Return the facts of the measurement."""
     return machine.facts(device, [autograd.Torch()])
 
 
-def write_csv(path: Path, measured: Iterable[tuple[Facts, Times]]) -> None:
+def write_csv(path: Path, measurements: Iterable[tuple[Facts, Times]]) -> None:
     """Write a line for each call, shape and kind of arrays."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for known, found in measured:
-            start = (known.date, known.commit, known.device, known.versions)
+        for run_facts, found in measurements:
+            start = (run_facts.date, run_facts.commit, run_facts.device, run_facts.versions)
             for key, pair in figures(found).items():
                 writer.writerow([*start, *key, *(f"{us:.2f}" for us in pair)])
 
 
 def times(timers: dict[Key, Timer], runs: int = RUNS) -> Times:
-    """Time runs of all calls, in an order drawn anew for each round; the first warms up."""
+    """Time runs of all calls, in a new random order each round; the first round warms up."""
     found: Times = {key: [] for key in timers}
     contestants = list(timers.items())
     order = random.Random(0)
@@ -92,9 +92,9 @@ def times(timers: dict[Key, Timer], runs: int = RUNS) -> Times:
 
 
 def import_times(checkouts: Sequence[Path]) -> list[list[float]]:
-    """Return for each checkout what `import cunorm` takes in new processes, in µs.
+    """Return the times of `import cunorm` in new processes, in µs, by checkout.
 
-    Python's bytecode is there: the first process of each, which is not counted, compiles it.
+    Bytecode is cached: the first process of each checkout compiles it, and does not count.
     """
     found: list[list[float]] = [[] for _ in checkouts]
     with tempfile.TemporaryDirectory() as bytecode:
@@ -118,7 +118,7 @@ def figures(found: Times) -> Figures:
 
 
 def with_difference(found: Figures) -> Figures:
-    """Add what `cunorm.torch.rms_norm` takes more than a function that does nothing."""
+    """Add the difference of `cunorm.torch.rms_norm` and a function that does nothing."""
     more: Figures = {}
     for kind in dict.fromkeys(key[2] for key in found):
         ours, empty = (found[call, SHAPE, kind] for call in (OURS, EMPTY))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What small calls cost the host, of cunorm here and in another checkout: medians and ratios.
+"""The host cost of small calls, here and in another checkout: medians and ratios.
 
-Each has processes of its own, with this bench. They take turns run by run, so that other work on
-the machine adds to both; a few pairs of them, as a process may be slow for as long as it lives.
+Each checkout has its own processes, with this bench. The two processes of a pair take turns run by
+run, so that other work on the machine slows both. There are several pairs, as a process may be slow
+for all of its life.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bench.cpu import Cpu
 from bench.host import Times
 from bench.host_calls import CALLS, Key
 
-PAIRS, RUNS = 5, 3  # pairs of processes, and the runs of each
+PAIRS, RUNS = 5, 3  # pairs of processes, and runs of each pair
 
 _SERVE = """
 import sys
@@ -42,10 +43,10 @@ def run(operators: Sequence[Operator], device: Cpu, checkout: Path, out: Path | 
     here, other = times(both, [operator.name for operator in operators], device.threads)
     here[host.IMPORT], other[host.IMPORT] = host.import_times(both)
     facts = host.facts(device)
-    of_other = replace(facts, commit=machine.commit_of(checkout))
-    print(f"{facts}, against {of_other.commit}\n\n{table(here, other)}")
+    other_facts = replace(facts, commit=machine.commit_of(checkout))
+    print(f"{facts}, against {other_facts.commit}\n\n{table(here, other)}")
     if out is not None:
-        host.write_csv(out, [(facts, here), (of_other, other)])
+        host.write_csv(out, [(facts, here), (other_facts, other)])
     return 0
 
 
@@ -73,7 +74,7 @@ class Worker:
         self._process.communicate()
 
     def time(self, number: int) -> float:
-        """Make a run of the calls of the key of a number, and return µs a call."""
+        """Run the calls of the key with that number, and return µs a call."""
         print(number, file=self._process.stdin, flush=True)
         return float(self._answer())
 
@@ -85,7 +86,7 @@ class Worker:
 
 
 def times(checkouts: Sequence[Path], operators: Sequence[str], threads: int) -> list[Times]:
-    """Return what the calls of each checkout took; the first round of a pair warms up."""
+    """Return the times of each checkout's calls; the first round of a pair warms up."""
     rounds: list[Times] = []
     order = random.Random(0)
     for _ in range(PAIRS):
@@ -101,7 +102,7 @@ def times(checkouts: Sequence[Path], operators: Sequence[str], threads: int) -> 
 
 
 def _round(workers: Sequence[Worker], order: random.Random) -> Times:
-    """Return what a run of each key's calls took in each process; every order is drawn anew."""
+    """Return the time of a run of each key in each process, in random orders."""
     found: Times = {key: [0.0] * len(workers) for key in workers[0].keys}
     keys, places = list(enumerate(found)), list(range(len(workers)))
     order.shuffle(keys)
@@ -113,7 +114,7 @@ def _round(workers: Sequence[Worker], order: random.Random) -> Times:
 
 
 def table(here: Times, other: Times) -> str:
-    """Return a table of medians and of their ratios, this one's over the other's."""
+    """Return a table of medians and of their ratios, this checkout's over the other's."""
     lines = [
         f"host cost of a call in µs, of import in ms: medians of {PAIRS} x {RUNS} runs of {CALLS} "
         "calls; torch's own lines run the same code: their ratios are noise",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Small calls on a CPU, each with a timer: cunorm by its public names alone, beside torch.
+"""Timers of small calls on a CPU: cunorm, by public names only, and torch.
 
-A call is repeated on the same arrays, but for two of `rms_norm`'s: `out=` is new memory in each
-call, or x has a number of rows that no call had before. What they need is made before the clock
-starts, and is kept, so that no address comes twice.
+Calls repeat on the same arrays, except for two of `rms_norm`: `out=` is new memory in each call, or
+x has a new number of rows. Their arrays are allocated before the clock starts and stay alive, so
+that no address occurs twice.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bench.arrays import as_jax, as_torch
 from bench.cases import Call, Operands, Operator
 
 SHAPES = {2: ((1, 64), (4, 64)), 4: ((1, 64, 2, 2), (4, 64, 2, 2))}  # by axes; channels on axis 1
-CALLS = 1000  # of a run
-FIRST_CALLS = 20  # of a run, where each is the first of its shape
+CALLS = 1000  # in a run
+FIRST_CALLS = 20  # in a run of first calls on a shape
 RMS_NORM = next(one for one in cases.OPERATORS if one.name == "rms_norm")
 ROWS, WIDTH = SHAPES[2][1]
 SHAPE = f"{ROWS}x{WIDTH}"  # of rms_norm's other calls
@@ -34,12 +34,12 @@ MOST_ROWS = 1 << 12
 
 EMPTY, OURS = "an empty autograd.Function", "cunorm.torch.rms_norm"
 
-Key = tuple[str, str, str]  # the call, the shape, the kind of its arrays
-Timer = Callable[[], float]  # makes the calls of a run, and returns µs a call
+Key = tuple[str, str, str]  # call, shape, array library
+Timer = Callable[[], float]  # makes a run of calls, and returns µs a call
 
 
 def timers(operators: Sequence[Operator]) -> dict[Key, Timer]:
-    """Return all timers; those of `rms_norm` alone where that is an operator."""
+    """Return all timers; `rms_norm` has more than the other operators."""
     found = operator_timers(operators)
     if RMS_NORM in operators:
         found |= memory_timers() | jax_timers() | autograd_timers()
@@ -47,7 +47,7 @@ def timers(operators: Sequence[Operator]) -> dict[Key, Timer]:
 
 
 def serve(names: Sequence[str], threads: int) -> None:
-    """Print the keys of timers; then, for each number that is read, what that timer returns."""
+    """Print the keys of timers; then read numbers, and print the result of the timer of each."""
     torch.set_num_threads(threads)
     cunorm.set_num_threads(threads)
     found = timers([one for one in cases.OPERATORS if one.name in names])
@@ -67,8 +67,8 @@ def _repeated(call: Call) -> Timer:
     return run
 
 
-def _with_new(call: Callable[[Any], Any], make: Callable[[], Any], most: int) -> Timer:
-    """Time a call whose argument is another one each time."""
+def _with_fresh(call: Callable[[Any], Any], make: Callable[[], Any], most: int) -> Timer:
+    """Return a timer of a call that gets a new argument each time."""
     kept: list[Any] = []
 
     def run() -> float:
@@ -86,7 +86,7 @@ def _with_new(call: Callable[[Any], Any], make: Callable[[], Any], most: int) ->
 
 
 def operator_timers(operators: Iterable[Operator]) -> dict[Key, Timer]:
-    """Return timers of all that operators have, on NumPy arrays and on tensors."""
+    """Return timers of all functions of operators, on NumPy arrays and on tensors."""
     found: dict[Key, Call] = {}
     for operator in operators:
         for sizes in SHAPES[operator.axes]:
@@ -94,21 +94,21 @@ def operator_timers(operators: Iterable[Operator]) -> dict[Key, Timer]:
             tensors = {name: as_torch(array) for name, array in host.items()}
             shape = f"{operator.memory} {'x'.join(map(str, sizes))}".lstrip()
             for kind, operands in (("NumPy", host), ("torch", tensors)):
-                for what, call in _ours(operator, operands).items():
+                for what, call in _cunorm_calls(operator, operands).items():
                     found[f"cunorm {operator.name}{what}", shape, kind] = call
-            for what, call in _theirs(operator, tensors, sizes[1]).items():
+            for what, call in _torch_calls(operator, tensors, sizes[1]).items():
                 found[f"torch's {operator.name}{what}", shape, "torch"] = call
     return {key: _repeated(call) for key, call in found.items()}
 
 
-def _ours(operator: Operator, operands: Operands) -> dict[str, Call]:
-    """Return cunorm's calls; those with all they take of out= and workspace= allocate nothing."""
+def _cunorm_calls(operator: Operator, operands: Operands) -> dict[str, Call]:
+    """Return cunorm's calls; those with out= and, if they take it, workspace= allocate nothing."""
     forward = cases.forward(cunorm, operator, operands)
     training_forward = cases.training_forward(cunorm, operator, operands)
     saved, y = training_forward(), forward()
     backward = cases.backward(cunorm, operator, operands, saved)
     grads = backward()
-    if getattr(grads, "dresidual", None) is grads.dx:  # two results are not written to one array
+    if getattr(grads, "dresidual", None) is grads.dx:  # one array cannot be two results of out=
         grads = grads._replace(dresidual=None)
     found: dict[str, Call] = {}
     for what, call, out in (
@@ -135,7 +135,7 @@ def _workspace(operator: Operator, operands: Operands, what: str) -> Any:
     return workspace if isinstance(x, np.ndarray) else as_torch(workspace)
 
 
-def _theirs(operator: Operator, tensors: Operands, width: int) -> dict[str, Call]:
+def _torch_calls(operator: Operator, tensors: Operands, width: int) -> dict[str, Call]:
     function = peers.torch_function(torch, operator, width)
     return {
         "": peers.torch_forward(function, operator, tensors),
@@ -143,14 +143,14 @@ def _theirs(operator: Operator, tensors: Operands, width: int) -> dict[str, Call
     }
 
 
-# --- rms_norm by what memory it gets --------------------------------------------------------------
+# --- rms_norm by its memory -----------------------------------------------------------------------
 
 
 def memory_timers() -> dict[Key, Timer]:
     """Return timers of `rms_norm` on new memory, on new shapes, and on strided arrays."""
     drawn = cases.host_operands(RMS_NORM, "float32", (MOST_ROWS, WIDTH))
     drawn["by columns"] = np.asfortranarray(drawn["x"][:ROWS])
-    rows = iter(range(ROWS + 1, MOST_ROWS))  # of both kinds, which may share plans
+    rows = iter(range(ROWS + 1, MOST_ROWS))  # shared by both libraries, which may share plans
     of_numpy = _memory_timers(drawn, rows, np.ones_like)
     tensors = {name: as_torch(array) for name, array in drawn.items()}
     of_torch = _memory_timers(tensors, rows, torch.ones_like)
@@ -167,10 +167,10 @@ def _memory_timers(
     many, x = operands["x"], operands["x"][:ROWS]
     norm = partial(cunorm.rms_norm, weight=operands["weight"], eps=RMS_NORM.eps)
     return {
-        ("new out= in each call", SHAPE): _with_new(
+        ("new out= in each call", SHAPE): _with_fresh(
             lambda out: norm(x, out=out), lambda: ones_like(x), CALLS
         ),
-        ("new number of rows in each call", f"Nx{WIDTH}"): _with_new(
+        ("new number of rows in each call", f"Nx{WIDTH}"): _with_fresh(
             norm, lambda: many[: next(rows)], FIRST_CALLS
         ),
         ("x in Fortran order", SHAPE): _repeated(partial(norm, operands["by columns"])),
@@ -179,7 +179,7 @@ def _memory_timers(
 
 
 def jax_timers() -> dict[Key, Timer]:
-    """Return timers of `rms_norm` on JAX arrays, each result waited for, if there is JAX."""
+    """Return timers of `rms_norm` on JAX arrays, which wait for each result; none without JAX."""
     if not find_spec("jax"):
         return {}
     import cunorm.jax
@@ -187,12 +187,12 @@ def jax_timers() -> dict[Key, Timer]:
     drawn = cases.host_operands(RMS_NORM, "float32", (ROWS, WIDTH))
     x, weight = as_jax(drawn["x"]), as_jax(drawn["weight"])
 
-    def waited(function: Callable[..., Any]) -> Timer:
+    def timer(function: Callable[..., Any]) -> Timer:
         return _repeated(lambda: function(x, weight, eps=RMS_NORM.eps).block_until_ready())
 
     return {
-        ("cunorm rms_norm", SHAPE, "JAX"): waited(cunorm.rms_norm),
-        ("cunorm.jax.rms_norm", SHAPE, "JAX"): waited(cunorm.jax.rms_norm),
+        ("cunorm rms_norm", SHAPE, "JAX"): timer(cunorm.rms_norm),
+        ("cunorm.jax.rms_norm", SHAPE, "JAX"): timer(cunorm.jax.rms_norm),
     }
 
 
@@ -200,7 +200,7 @@ def jax_timers() -> dict[Key, Timer]:
 
 
 class _Empty(torch.autograd.Function):
-    """Allocates a result and a gradient, and does nothing else: what autograd itself costs."""
+    """Allocates a result and a gradient, and does nothing else: the cost of autograd itself."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -212,7 +212,7 @@ class _Empty(torch.autograd.Function):
 
 
 def autograd_timers() -> dict[Key, Timer]:
-    """Return timers of RMSNorm where nothing is recorded, recorded, and with its backward."""
+    """Return timers of RMSNorm without recording, recorded, and with its backward."""
     theirs = peers.torch_function(torch, RMS_NORM, WIDTH)
     found: dict[Key, Timer] = {}
     for call, function, names in (

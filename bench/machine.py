@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a measurement was made with: the date, the commit, the device and the versions."""
+"""The facts of a measurement: date, commit, device and versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.providers import Provider
 
 @dataclass(frozen=True)
 class Facts:
-    """The columns of a row that are one measurement's."""
+    """The columns that all rows of a measurement share."""
 
     date: str
     commit: str
@@ -36,7 +36,7 @@ class Facts:
 
 
 def facts(device: Any, providers: Iterable[Provider] = ()) -> Facts:
-    """Return what is known of a device and of the software."""
+    """Return the facts of a device and of the software."""
     versions = {"cunorm": cunorm.__version__, "numpy": np.__version__} | device.versions
     for provider in providers:
         if provider.distribution:
@@ -52,15 +52,12 @@ def facts(device: Any, providers: Iterable[Provider] = ()) -> Facts:
 
 
 def commit() -> str:
-    """Return the commit of the source tree; $CUNORM_COMMIT, if it came without its history."""
+    """Return the commit of the source tree; $CUNORM_COMMIT, if set, for trees without a history."""
     return os.environ.get("CUNORM_COMMIT") or commit_of(Path(__file__).parent)
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit of the source tree that a folder is of.
-
-    With a plus where tracked files have changed.
-    """
+    """Return the commit of a folder's source tree, with a plus if tracked files have changed."""
     found = _git(folder, "rev-parse", "--short=10", "HEAD")
     changed = found and _git(folder, "status", "--porcelain", "-uno")
     return found + "+" if changed else found or "unknown"
@@ -78,5 +75,5 @@ def _git(folder: Path, *arguments: str) -> str:
 def _version(distribution: str) -> str:
     try:
         return metadata.version(distribution)
-    except metadata.PackageNotFoundError:  # installed in another way
+    except metadata.PackageNotFoundError:  # not installed as a distribution
         return "unknown"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Torch's side of the timings: the operators in its own operations, eager or compiled.
+"""Torch's side of the timings: the operators in torch's operations, eager or compiled.
 
-Torch is handed in by a caller that has it.
+The caller passes torch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from bench.cases import Call, Operands, Operator
 
-Function = Callable[..., Any]  # of the tensors of `Operator.leaves` by name
+Function = Callable[..., Any]  # takes the tensors of `Operator.leaves` by name
 
 
 def torch_function(torch: ModuleType, operator: Operator, width: int) -> Function:
-    """Return the operator for rows of a width, or so many channels; results are as cunorm's."""
+    """Return the operator for rows of a width, or so many channels, with cunorm's results."""
     norm = _norm(torch, operator, width)
     silu = torch.nn.functional.silu
 
@@ -38,23 +38,23 @@ def torch_function(torch: ModuleType, operator: Operator, width: int) -> Functio
 
 
 def compiled(torch: ModuleType, function: Function, backend: str = "inductor") -> Function:
-    """Return what torch.compile makes of a function, for one shape."""
-    torch.compiler.reset()  # all these functions have one code, whose compiled forms are few
-    # With these, a graph could be walked backward but once.
+    """Compile a function with torch.compile, for one shape."""
+    torch.compiler.reset()  # one code object may have few compiled forms, and all share it
+    # A donated buffer would allow only one backward of a graph.
     torch._functorch.config.donated_buffer = False
     compiled: Function = torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
     return compiled
 
 
 def torch_forward(function: Function, operator: Operator, tensors: Operands) -> Call:
-    """Return the call of a function of torch's."""
+    """Return the call of a function on tensors."""
     return partial(function, **{name: tensors[name] for name in operator.leaves})
 
 
 def torch_backward(
     torch: ModuleType, function: Function, operator: Operator, tensors: Operands
 ) -> Call:
-    """Record torch's forward once; the call that is returned computes every gradient from it."""
+    """Record torch's forward once, and return a call that computes every gradient from it."""
     leaves = {name: tensors[name].detach().requires_grad_() for name in operator.leaves}
     outputs = torch_forward(function, operator, leaves)()
     names = ("dy", "d_residual") if operator.has_residual else ("dy",)
@@ -64,7 +64,7 @@ def torch_backward(
 
 
 def _norm(torch: ModuleType, operator: Operator, width: int) -> Function:
-    """Return the norm alone, a function of x and the parameters by name."""
+    """Return the norm without gate or activation, a function of x and named parameters."""
     functional, options, eps = torch.nn.functional, operator.options, operator.eps
     groups = operator.groups(width)
     row = (width // groups,)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench plot`: GB/s over the size of x, as an SVG, from a CSV of timings.
 
-A panel for each operator, direction and dtype, a colour for each provider. Where several shapes
-have one size, the line goes through their geometric mean and a thin one upright spans them.
+Each operator, direction and dtype has a panel, each provider a colour. If several shapes have one
+size, the line goes through their geometric mean, and a thin upright line spans their range.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which most colour-blind people tell apart; reds are cunorm's.
+# Okabe and Ito's colours, which most colour-blind people can tell apart; cunorm has the reds.
 COLOURS = {
     "cunorm": "#d55e00",
     "cunorm-numpy": "#8c2d04",
@@ -74,7 +74,7 @@ def _only(rows: list[Row], column: str, names: str | None) -> list[Row]:
 
 
 def write_svg(path: Path, rows: Sequence[Row]) -> None:
-    """Draw the rows; the same rows give the same bytes, whatever the user's matplotlibrc says."""
+    """Draw the rows; the same rows give the same bytes, whatever the user's matplotlibrc has."""
     try:
         import matplotlib
     except ImportError as error:
@@ -96,7 +96,7 @@ def write_svg(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _smaller(svg: str) -> str:
-    """Return the picture in fewer bytes: hundredths of a point, and nothing without effect."""
+    """Shrink a picture: hundredths of a point, and no text without effect."""
     svg = re.sub(r"<[^>]+>", _rounded, svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
@@ -104,7 +104,7 @@ def _smaller(svg: str) -> str:
 
 
 def _rounded(tag: re.Match[str]) -> str:
-    """Return a tag with shorter numbers; what is between tags may be versions."""
+    """Return a tag with shorter numbers; text between tags stays, as it may have versions."""
     return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])
 
 
@@ -125,7 +125,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
             _draw(panel, chosen)
         line_of_panels[0].set_ylabel("GB/s")
     _size_axis(panels[-1], rows)
-    for line_of_panels in panels:  # after all are drawn, as they share their limits
+    for line_of_panels in panels:  # after all are drawn, as panels share their limits
         line_of_panels[0].set_ylim(bottom=0)
         for panel in line_of_panels:
             _label_lines(panel)
@@ -133,7 +133,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
 
 
 def _empty_figure(rows: Sequence[Row], lines: int, columns: int) -> tuple[Figure, Any]:
-    """Return a figure, with a note of what was measured, and its panels by line and column."""
+    """Return a figure with a note about the measurement, and its panels by line and column."""
     from matplotlib.figure import Figure
 
     left, between, above, below = _MARGINS
@@ -157,7 +157,7 @@ def _empty_figure(rows: Sequence[Row], lines: int, columns: int) -> tuple[Figure
 
 
 def _draw(panel: Axes, rows: Sequence[Row]) -> None:
-    """Draw one operator, direction and dtype: for each provider a line."""
+    """Draw one operator, direction and dtype, with a line for each provider."""
     for provider in _providers(rows):
         by_size: dict[int, list[float]] = {}
         for row in rows:
@@ -174,7 +174,7 @@ def _draw(panel: Axes, rows: Sequence[Row]) -> None:
         panel.plot(*zip(*spans, strict=True), linewidth=0.6, **style)
         means = [statistics.geometric_mean(by_size[size]) for size in sizes]
         dashes = "--" if provider == "copy" else "-"
-        marker = "" if len(sizes) > 1 else "."  # each would cost as many bytes as half a line
+        marker = "" if len(sizes) > 1 else "."  # a marker takes as many bytes as half a line
         panel.plot(sizes, means, dashes, marker=marker, linewidth=1.2, label=provider, **style)
     panel.grid(axis="y", color="#e0e0e0", linewidth=0.6, clip_on=False)
     panel.patch.set_visible(False)
@@ -183,13 +183,13 @@ def _draw(panel: Axes, rows: Sequence[Row]) -> None:
 
 
 def _providers(rows: Iterable[Row]) -> list[str]:
-    """Return who is drawn, cunorm last and so on top; without a gate it moves other bytes."""
+    """Return the providers to draw, cunorm last and so on top; not ungated, as its bytes differ."""
     there = dict.fromkeys(row.provider for row in rows if row.provider != "cunorm-ungated")
     return sorted(there, key=lambda provider: (provider == "cunorm", provider))
 
 
 def _size_axis(lowest: Sequence[Axes], rows: Iterable[Row]) -> None:
-    """Make the axis of sizes logarithmic, with at most four names of powers of two."""
+    """Make the axis of sizes logarithmic, with at most four labels, powers of two."""
     sizes = [x_bytes(row.shape, row.dtype) for row in rows]
     first, last = math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes)))
     ticks = [2**power for power in range(first, last + 1, max(1, math.ceil((last - first) / 3)))]
@@ -206,7 +206,7 @@ def _size(bytes_: int) -> str:
 
 
 def _label_lines(panel: Axes) -> None:
-    """Write each provider's name at the end of its line, one below the other where lines meet."""
+    """Write each provider's name at the end of its line, and move names apart that overlap."""
     lines = [line for line in panel.get_lines() if not line.get_label().startswith("_")]
     top = panel.get_ylim()[1]
     lines.sort(key=lambda line: line.get_ydata()[-1])
@@ -224,7 +224,7 @@ def _label_lines(panel: Axes) -> None:
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
-    """Return ascending heights moved apart to `_GAP`, evenly where they met, and none below 0."""
+    """Return ascending heights moved apart to `_GAP`, evenly around their centres, none below 0."""
     clusters: list[tuple[float, int]] = []  # centre and number of labels, from below
     for height in heights:
         centre, count = height, 1

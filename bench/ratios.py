@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Ratios of the times of two providers at the same points, from the rows of a CSV."""
+"""Ratios of two providers' times at the same points, from the rows of a CSV."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Ratio:
 
     @property
     def point(self) -> str:
-        """All that says which point it is, for a line of text."""
+        """The point as text."""
         return f"{self.label} {self.direction} {self.dtype} {self.shape}"
 
     @property
     def kind(self) -> str:
-        """Which norms it is of: "group norms", "gated norms" or "ungated norms"."""
+        """The kind of norm: "group norms", "gated norms" or "ungated norms"."""
         if self.operator.startswith("group_norm"):
             return "group norms"
         return "gated norms" if self.operator.endswith("_gate") else "ungated norms"
@@ -65,7 +65,7 @@ def x_bytes(shape: str, dtype: str) -> int:
 
 
 def load(path: Path) -> list[Row]:
-    """Read the rows of one run; ValueError where they cannot be compared with each other."""
+    """Read the rows of one run; ValueError if they cannot be compared with each other."""
     rows = read_csv(path)
     if not rows:
         raise ValueError(f"{path} has no rows")
@@ -82,12 +82,12 @@ def load(path: Path) -> list[Row]:
 
 
 def measured(rows: Sequence[Row]) -> str:
-    """Return a sentence that says what was measured, on what and when."""
-    of = rows[0]  # as `load` has it, the others are of the same run
+    """Return a sentence about the measurement: points, device, versions, dates."""
+    first = rows[0]  # `load` checks that all are of one run
     dates = sorted({row.date for row in rows})
     return (
-        f"Medians at {len({row.point for row in rows})} points; {of.device}, "
-        f"{of.threads} threads; {of.versions}; commit {of.commit}, "
+        f"Medians at {len({row.point for row in rows})} points; {first.device}, "
+        f"{first.threads} threads; {first.versions}; commit {first.commit}, "
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
     )
 
@@ -95,10 +95,7 @@ def measured(rows: Sequence[Row]) -> str:
 def ratios(
     rows: Iterable[Row], numerator: str, denominator: str, column: str = "p50_us"
 ) -> list[Ratio]:
-    """Return the medians, or another column, of one provider over those of another.
-
-    At all points that have both.
-    """
+    """Return the ratios of a column, by default the median, at all points with both providers."""
     points: dict[tuple[str, str, str, str, str], dict[str, float]] = {}
     for row in rows:
         points.setdefault(row.point, {})[row.provider] = getattr(row, column)
@@ -110,7 +107,7 @@ def ratios(
 
 
 def points_without(rows: Sequence[Row], provider: str) -> list[str]:
-    """Return the points that others have and a provider has not."""
+    """Return the points without a row of a provider."""
     has = {row.point for row in rows if row.provider == provider}
     return list(dict.fromkeys(" ".join(filter(None, r.point)) for r in rows if r.point not in has))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CSV files of dataclasses whose fields are texts and whole numbers."""
+"""CSV files of dataclasses whose fields are str and int."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T", bound="DataclassInstance")
 def write_csv(
     path: Path, kind: type[DataclassInstance], records: Iterable[DataclassInstance]
 ) -> None:
-    """Write one line for each record of a kind."""
+    """Write one line for each record of a dataclass."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(kind)], lineterminator="\n")
         writer.writeheader()
@@ -26,7 +26,7 @@ def write_csv(
 
 
 def read_csv(path: Path, kind: type[T]) -> list[T]:
-    """Read what `write_csv` wrote."""
+    """Read a file of `write_csv`."""
     numbers = {field.name for field in fields(kind) if field.type == "int"}
     with path.open(newline="", encoding="utf-8") as file:
         return [

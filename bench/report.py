@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the timings are on the screen: a table of the points, and geometric means."""
+"""The timings on the screen: a table of the points, and geometric means."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from bench.rows import Row
 
 Timed = dict[str, Row]  # one point's rows by provider
 
-_GLUE = "\N{NO-BREAK SPACE}"  # lines are not broken within a figure
+_GLUE = "\N{NO-BREAK SPACE}"  # keeps a figure on one line
 _NOT_PEERS = ("copy", "cunorm-ungated")
 _PLACES = {(operator.name, operator.memory): place for place, operator in enumerate(OPERATORS)}
 _GATED = {operator.name for operator in OPERATORS if operator.gate_position}
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """Return rows by operator and direction, then as they are."""
+    """Sort rows by operator and direction; the sort is stable."""
     return sorted(
         rows, key=lambda row: (_PLACES[row.operator, row.memory], row.direction[0] == "b")
     )
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a line for each point, then the geometric means over groups of them."""
+    """Return a line for each point, then geometric means over groups of points."""
     rows = in_order(rows)
     providers = list(dict.fromkeys(row.provider for row in rows))
     ours = [name for name in providers if name.startswith("cunorm")]
@@ -50,7 +50,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Return a line in pieces of no more than the screen's width, broken between figures."""
+    """Wrap a line to the width of the screen, between figures."""
     indent = 45 * " "
     pieces = textwrap.wrap(line, 120, subsequent_indent=indent, break_on_hyphens=False)
     return "\n".join(pieces).replace(_GLUE, " ")
@@ -83,17 +83,17 @@ def _line(found: Timed, base: str, peers: Sequence[str]) -> str:
 
 
 def _ratio(found: Timed, name: str, other: str) -> str:
-    """Return how many times the other's time one takes; empty where one was not timed."""
+    """Return one's time over the other's; empty if either was not timed."""
     if name not in found or other not in found:
         return ""
     return f"{found[name].p50_us / found[other].p50_us:.2f}"
 
 
 def _groups(timed: Iterable[Timed]) -> dict[tuple[str, str, str], list[Timed]]:
-    """Return the points of each operator, direction and dtype, then those of all operators.
+    """Group the points by operator, direction and dtype, then over all operators.
 
-    Those with a gate are taken by themselves, as their goals are others, and so is each group norm,
-    in both orders of its axes in memory.
+    Operators with a gate have groups of their own, as their goals differ. So does each group norm,
+    over both orders of its axes in memory.
     """
     groups: dict[tuple[str, str, str], list[Timed]] = {}
     of_all: dict[tuple[str, str, str], list[Timed]] = {}
@@ -110,7 +110,7 @@ def _groups(timed: Iterable[Timed]) -> dict[tuple[str, str, str], list[Timed]]:
 
 
 def _means(group: Sequence[Timed], base: str, peers: Sequence[str]) -> str:
-    """Return a group's geometric means, each with its worst point."""
+    """Return the geometric means of a group, each with its worst point."""
     of_copy = [(found[base].of_copy, found[base].shape) for found in group]
     parts = [f"of copy {_mean_and_worst(of_copy, min)}"]
     for name in peers:

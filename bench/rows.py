@@ -12,11 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """What one provider took at one point, and what it was measured on; None is an empty cell."""
+    """One provider's times at one point, and the measurement's facts; None is an empty cell."""
 
     date: str
     commit: str  # with a plus if the tree had changes
-    device: str  # the CPU's model and the cores that were used, or the GPU
+    device: str  # the CPU's model and the number of cores in use, or the GPU
     driver: str  # the CUDA driver's version; empty on a CPU
     versions: str  # "cunorm 0.1.0; torch 2.13.0; ..."
     threads: int
@@ -26,25 +26,27 @@ class Row:
     dtype: str
     shape: str  # "4096x4096"
     provider: str
-    bytes: int  # that must be read and written
+    bytes: int  # necessary reads and writes
     p20_us: float
     p50_us: float
     p80_us: float
     gb_per_s: float
-    # Its bytes per second over the copy's: the copy's p50 over this one, but of cunorm-ungated,
-    # which has fewer bytes than the copy of its point.
+    # Its bytes per second over the copy's. So it is the copy's p50 over this one, except for
+    # cunorm-ungated, which has fewer bytes than the copy of its point.
     of_copy: float
-    host_us: float | None  # what a call costs the host
-    error: float | None  # against the float64 oracle, relative to the largest value; not of copies
+    host_us: float | None  # host cost of a call
+    error: (
+        float | None
+    )  # against the float64 oracle, relative to the largest value; None for copies
 
     @property
     def point(self) -> tuple[str, str, str, str, str]:
-        """What all providers of one point have in common."""
+        """The columns that identify the point."""
         return self.operator, self.memory, self.direction, self.dtype, self.shape
 
     @property
     def by_host_clock(self) -> bool:
-        """Whether its times have the host's in them and those of its peers have not."""
+        """Whether its times include the host's, unlike those of its peers."""
         return bool(self.driver) and self.provider in _ON_OWN_STREAMS
 
 
@@ -64,7 +66,7 @@ def write_csv(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Read what `write_csv` wrote; ValueError where the columns are others."""
+    """Read a file of `write_csv`; ValueError if the columns differ."""
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench static`: what NVRTC makes of the GPU plans, and a gate for it, without a GPU.
+"""`python -m bench static`: the GPU plans as NVRTC compiles them, and a gate, without a GPU.
 
-The exit status is 1 where a plan spills, has a stack frame, or accesses arrays as large as x by
-less at a time than alignment and the plan's pack allow; with --goals, also where loads of a row
-norm stand behind its stores, or a prediction misses a goal.
+The exit status is 1 if a plan spills, has a stack frame, or accesses arrays as large as x in
+narrower pieces than alignment and the plan's pack allow; with --goals, also if loads of a row norm
+stand behind its stores, or a prediction misses a goal.
 
-The SASS is read too (static_reads.py and static_packs.py say what is counted), which takes
-nvdisasm: `pip install nvidia-cuda-nvdisasm`. --check does without it. From what it says a model
-predicts shares of copy speed (model.py); those are not measurements.
+Counts of the SASS (static_reads.py, static_packs.py) need nvdisasm:
+`pip install nvidia-cuda-nvdisasm`. --check works without it. From these counts a model (model.py)
+predicts shares of copy speed. Predictions are not measurements.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from bench.static_rows import (
     KEY,
     PLANNED,
     Row,
-    measured,
+    measure,
     nvrtc_version,
-    planned,
+    planned_columns,
 )
 from bench.static_sass import MISSING, disassembler
 from bench.static_small import table
-from bench.static_summary import goals_table, listed, missed, summary
+from bench.static_summary import goals_table, missed_goals, row_lines, summary
 
-# Of a plan that is checked against a table: how far its registers may be from those there, as the
-# same version of NVRTC comes in several builds; all else must be the same.
+# --check: registers may differ from the table's by so many, as one version of NVRTC comes in
+# several builds; the columns of _SAME must be equal.
 _REGISTERS = 8
 _SAME = ("spill_stores", "spill_loads", "stack", "planned_bytes", "narrowest_bytes", "narrowed")
 _SAMPLE, _SEED = 60, 1
 
 
 def main(argv: list[str]) -> int:
-    """Make the table or check one; return 1 if something is wrong."""
+    """Make the table or check one; return 1 on any fault."""
     options = _arguments(argv)
     if options.read:
         rows = read_csv(options.read, Row)
         chosen = [row for row in rows if row.arch.removeprefix("sm_") in options.arch]
-        return _told([row for row in chosen if is_chosen(row, options.only)], options)
+        return _print_report([row for row in chosen if is_chosen(row, options.only)], options)
     plans = [plan for plan in grid(options.arch) if is_chosen(plan, options.only)]
     if not options.check and disassembler() is None:
         print(MISSING, file=sys.stderr)
@@ -66,24 +66,26 @@ def main(argv: list[str]) -> int:
             "\n".join(faults) or f"{options.check}: {options.sample} lines compiled, as they were"
         )
         return bool(faults)
-    rows = list(_measured(plans, options.jobs))
+    rows = list(_measure_all(plans, options.jobs))
     if options.out:
         write_csv(options.out, Row, rows)
-    return _told(rows, options)
+    return _print_report(rows, options)
 
 
-def _told(rows: list[Row], options: argparse.Namespace) -> int:
-    """Print what rows say; return 1 if something is held against them."""
+def _print_report(rows: list[Row], options: argparse.Namespace) -> int:
+    """Print the rows and their faults; return 1 if there are any."""
     if not rows:
         print("no such plans", file=sys.stderr)
         return 2
-    print(listed(rows) if options.only else summary(rows), goals_table(rows), sep="\n\n")
+    print(row_lines(rows) if options.only else summary(rows), goals_table(rows), sep="\n\n")
     return report(rows, goals=options.goals)
 
 
 def report(rows: list[Row], *, goals: bool = False) -> int:
-    """Print what the gate holds against the rows; return 1 if there is anything."""
-    faulty = {row: found for row in rows if (found := [*row.faults(), *(late_or_slow(row, goals))])}
+    """Print the faults of rows; return 1 if there are any."""
+    faulty = {
+        row: found for row in rows if (found := [*row.faults(), *(missed_goals_of(row, goals))])
+    }
     if faulty:
         print(f"\n{len(faulty)} launches do not pass:")
     for row, found in faulty.items():
@@ -91,13 +93,13 @@ def report(rows: list[Row], *, goals: bool = False) -> int:
     return bool(faulty)
 
 
-def late_or_slow(row: Row, goals: bool) -> list[str]:
-    """Return what is held against a row if the goals are."""
-    return [*row.late(), *missed(row)] if goals else []
+def missed_goals_of(row: Row, goals: bool) -> list[str]:
+    """Return the late loads and missed goals of a row; nothing without `goals`."""
+    return [*row.late(), *missed_goals(row)] if goals else []
 
 
 def is_chosen(plan: Plan | Row, only: list[tuple[str, ...]]) -> bool:
-    """Whether a plan is one of those that are asked for; nothing asks for all."""
+    """Whether `only` selects a plan; an empty list selects all."""
     facts = (plan.operator, plan.direction, plan.dtype, plan.shape)
     return not only or any(
         all(wanted in ("", fact) for wanted, fact in zip(one, facts, strict=False)) for one in only
@@ -105,29 +107,29 @@ def is_chosen(plan: Plan | Row, only: list[tuple[str, ...]]) -> bool:
 
 
 def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> Iterator[str]:
-    """Yield what is not as a table says: any plan, and what NVRTC makes of some of them.
+    """Yield the differences from a table: of all plans, and of a sample of compiled ones.
 
-    Where the table is another NVRTC's, plans alone are compared.
+    If another NVRTC made the table, only plans are compared.
     """
     table = {row.key: row for row in rows if row.arch in {f"sm_{p.architecture}" for p in plans}}
-    now = {tuple(str(planned(plan)[name]) for name in KEY): plan for plan in plans}
+    now = {tuple(str(planned_columns(plan)[name]) for name in KEY): plan for plan in plans}
     for key in table.keys() ^ now.keys():
         where = "the table" if key in table else "the plans"
         yield f"{' '.join(filter(None, key))}: only in {where}"
-    known = [key for key in now if key in table]
-    for key in known:
-        columns = planned(now[key])
-        yield from _unlike(table[key], {name: columns[name] for name in PLANNED}, {})
-    if {table[key].nvrtc for key in known} == {nvrtc_version()}:
-        chosen = _chosen(known, sample)
-        for row in _measured([now[key] for key in chosen], jobs):
+    common = [key for key in now if key in table]
+    for key in common:
+        columns = planned_columns(now[key])
+        yield from _mismatches(table[key], {name: columns[name] for name in PLANNED}, {})
+    if {table[key].nvrtc for key in common} == {nvrtc_version()}:
+        chosen = _sampled(common, sample)
+        for row in _measure_all([now[key] for key in chosen], jobs):
             same = {name: getattr(row, name) for name in _SAME}
             if disassembler() is not None:
                 same["late_loads"] = row.late_loads
-            yield from _unlike(table[row.key], same, {"registers": row.registers})
+            yield from _mismatches(table[row.key], same, {"registers": row.registers})
 
 
-def _unlike(old: Row, same: dict[str, int | str], near: dict[str, int]) -> Iterator[str]:
+def _mismatches(old: Row, same: dict[str, int | str], near: dict[str, int]) -> Iterator[str]:
     name = " ".join(filter(None, old.key))
     for column, value in same.items():
         if getattr(old, column) != value:
@@ -137,8 +139,8 @@ def _unlike(old: Row, same: dict[str, int | str], near: dict[str, int]) -> Itera
             yield f"{name}: {column} is {number}, the table has {getattr(old, column)}"
 
 
-def _chosen(keys: list[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
-    """Draw keys, as many of each architecture; always the same."""
+def _sampled(keys: list[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
+    """Draw keys, equally many of each architecture, the same ones each time."""
     draw = random.Random(_SEED)
     by_architecture: dict[str, list[tuple[str, ...]]] = {}
     for key in keys:
@@ -151,17 +153,17 @@ def _chosen(keys: list[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
     ]
 
 
-def _measured(plans: list[Plan], jobs: int) -> Iterator[Row]:
-    """Yield the rows of plans in their order, and say on stderr how far that is."""
+def _measure_all(plans: list[Plan], jobs: int) -> Iterator[Row]:
+    """Yield the rows of plans in their order, with progress on stderr."""
     if jobs == 1 or len(plans) < 2 * jobs:
-        yield from _counted(map(measured, plans), len(plans))
+        yield from _with_progress(map(measure, plans), len(plans))
         return
-    # Spawned, as a fork of a process with threads, such as those of tests, may hang.
+    # Spawned: a fork of a process with threads, such as those of tests, may hang.
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield from _counted(pool.map(measured, plans, chunksize=8), len(plans))
+        yield from _with_progress(pool.map(measure, plans, chunksize=8), len(plans))
 
 
-def _counted(rows: Iterable[Row], total: int) -> Iterator[Row]:
+def _with_progress(rows: Iterable[Row], total: int) -> Iterator[Row]:
     for number, row in enumerate(rows, start=1):
         print(f"\r{number}/{total} compiled", end="", file=sys.stderr, flush=True)
         yield row

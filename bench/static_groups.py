@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What the SASS of a group norm's launches says of their speed, as columns of the static table.
+"""Columns of the static table from the SASS of a group norm's launches.
 
-`instructions` is of a thread for each element of x that it has. Bytes in flight are what the blocks
-of a multiprocessor copy at once, times the share of their time in which that is on its way.
+`instructions` are a thread's, for each of its elements of x. Bytes in flight are the bytes that the
+blocks of a multiprocessor copy at once, times the share of their time that the copies take.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Columns = dict[str, str]
 
 
 class _Launch(NamedTuple):
-    """A launch as the model sees it."""
+    """The model's inputs and ceilings of a launch."""
 
     gpu: Gpu
     blocks: Blocks
@@ -47,12 +47,12 @@ class _Launch(NamedTuple):
     shares: Shares
 
     def time(self) -> float:
-        """Return the seconds among other launches."""
+        """Return the seconds of the launch in a sequence of launches."""
         moved = self.elements * self.moved.total
         return launch_time(self.gpu, moved, self.shares.prediction, self.blocks)
 
     def small_time(self) -> float:
-        """Return the seconds where a multiprocessor has few blocks."""
+        """Return the seconds of the launch if a multiprocessor has few blocks."""
         copied = self.elements * self.moved.total / self.gpu.copy
         return LAUNCH + max(copied, grid_time(self.gpu, self.blocks, self.grid, self.blocks_per_sm))
 
@@ -60,7 +60,7 @@ class _Launch(NamedTuple):
 def speed_of_groups(
     plan: Plan, sass_of: Sass, blocks_of: BlocksPerSm, param_grad: ParamGrad | None
 ) -> Columns:
-    """Return the columns; empty ones where nothing is known.
+    """Return the columns that are known.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ def speed_of_groups(
     sass_of, blocks_of
         Return a launch's disassembly, and its blocks on a multiprocessor.
     param_grad
-        What follows a backward.
+        The launch that follows a backward.
     """
-    found = counted(plan, sass_of(plan))
+    found = count_executed(plan, sass_of(plan))
     if found is None:
         return {}
     elements = block_elements(plan) / plan.threads
@@ -86,25 +86,25 @@ def speed_of_groups(
         "traffic_share": f"{launch.shares.traffic:.2f}",
         "prediction": f"{launch.shares.prediction:.3f}",
     }
-    return columns | _of_call(plan, launch, sass_of, blocks_of, param_grad)
+    return columns | _call_columns(plan, launch, sass_of, blocks_of, param_grad)
 
 
-def _of_call(
+def _call_columns(
     plan: Plan, launch: _Launch, sass_of: Sass, blocks_of: BlocksPerSm, param_grad: ParamGrad | None
 ) -> Columns:
-    """Return the share of the limit that a call reaches, in the line of its last launch.
+    """Return `call_prediction`, in the line of a call's last launch.
 
-    The limit is the bytes at copy speed that a call must move.
+    It is the time of the call's necessary bytes at copy speed, over the time of the call.
     """
     if plan.step == "find" or (plan.before is None and plan.direction == "forward"):
         return {}
-    gpu, elements = launch.gpu, plan.samples * _sample(plan)
+    gpu, elements = launch.gpu, plan.samples * _sample_elements(plan)
     limit = elements * call_traffic(plan).total / gpu.copy
     time = param_grad_time(gpu, param_grad)
     if plan.before is None:
         time += limit / launch.shares.prediction
     else:
-        first = _launch(plan.before, _known(plan.before, sass_of), blocks_of(plan.before))
+        first = _launch(plan.before, _counts(plan.before, sass_of), blocks_of(plan.before))
         time += ceil(plan.samples / plan.chunk) * (first.time() + launch.time()) - LAUNCH
     return {"call_prediction": f"{limit / time:.3f}"}
 
@@ -112,21 +112,21 @@ def _of_call(
 def small_time(
     launches: list[Plan], sass_of: Sass, blocks_of: BlocksPerSm, param_grad: ParamGrad | None
 ) -> float:
-    """Return the seconds of a call whose launches have few blocks."""
-    times = [_launch(one, _known(one, sass_of), blocks_of(one)).small_time() for one in launches]
+    """Return the seconds of a call whose launches have few blocks each."""
+    times = [_launch(one, _counts(one, sass_of), blocks_of(one)).small_time() for one in launches]
     chunks = ceil(launches[0].samples / launches[0].chunk)
     return chunks * sum(times) + param_grad_time(GPUS[launches[0].architecture], param_grad)
 
 
 def call_traffic(plan: Plan) -> Traffic:
-    """Return what a call must move: of two launches, x twice if L2 has not room for one sample."""
-    own = plan.traffic()
-    again = plan.before is not None and not _fits_l2(plan, 1)
-    return Traffic(own.reads * (2 if again else 1), own.writes)
+    """Return the necessary bytes of a call; two launches read x twice if no sample fits L2."""
+    traffic = plan.traffic()
+    reads_twice = plan.before is not None and not _fits_l2(plan, 1)
+    return Traffic(traffic.reads * (2 if reads_twice else 1), traffic.writes)
 
 
-def counted(plan: Plan, sass: str) -> Executed | None:
-    """Return what a warp executes; None where that is not known."""
+def count_executed(plan: Plan, sass: str) -> Executed | None:
+    """Return what a warp runs; None without a disassembly or with packs that are too small."""
     operands, pack = plan.row_operands(), plan.number("PACK")
     if not sass or pack * min(dtype.itemsize for _, dtype in operands.values()) < LEAST_BYTES:
         return None
@@ -140,25 +140,25 @@ def counted(plan: Plan, sass: str) -> Executed | None:
 
 
 def block_elements(plan: Plan) -> float:
-    """Return the elements of x that a block has, on average."""
-    return plan.chunk * _sample(plan) / plan.grid
+    """Return the mean number of elements of x in a block."""
+    return plan.chunk * _sample_elements(plan) / plan.grid
 
 
-def _known(plan: Plan, sass_of: Sass) -> Executed:
-    found = counted(plan, sass_of(plan))
+def _counts(plan: Plan, sass_of: Sass) -> Executed:
+    found = count_executed(plan, sass_of(plan))
     assert found is not None
     return found
 
 
 def _launch(plan: Plan, found: Executed, blocks_per_sm: int) -> _Launch:
-    """Return what the model asks of a launch."""
-    gpu, own = GPUS[plan.architecture], plan.traffic()
+    """Return the model's inputs and ceilings of a launch."""
+    gpu, traffic = GPUS[plan.architecture], plan.traffic()
     elements = block_elements(plan)
     of_thread = elements / plan.threads
     from_l2 = plan.before is not None and _fits_l2(plan, plan.chunk)
-    moved = Traffic(0 if from_l2 else own.reads, 0 if plan.step == "find" else own.writes)
+    moved = Traffic(0 if from_l2 else traffic.reads, 0 if plan.step == "find" else traffic.writes)
     blocks = Blocks(
-        elements * own.reads,
+        elements * traffic.reads,
         found.instructions,
         plan.threads // 32,
         gpu.l2_latency if from_l2 else gpu.latency,
@@ -170,7 +170,7 @@ def _launch(plan: Plan, found: Executed, blocks_per_sm: int) -> _Launch:
         moved,
         found.instructions / of_thread,
         bytes_a_second * gpu.latency,
-        own.reads,
+        traffic.reads,
         found.special / of_thread,
     )
     return _Launch(
@@ -179,16 +179,16 @@ def _launch(plan: Plan, found: Executed, blocks_per_sm: int) -> _Launch:
         blocks_per_sm,
         plan.grid,
         moved,
-        plan.chunk * _sample(plan),
+        plan.chunk * _sample_elements(plan),
         bytes_a_second * blocks.latency,
         ceilings._replace(traffic=1.0),
     )
 
 
 def _fits_l2(plan: Plan, samples: int) -> bool:
-    """Whether L2 keeps what is read of so many samples."""
-    return l2_keeps(plan.architecture, samples * _sample(plan) * plan.traffic().reads)
+    """Whether L2 keeps what a launch reads of so many samples."""
+    return l2_keeps(plan.architecture, samples * _sample_elements(plan) * plan.traffic().reads)
 
 
-def _sample(plan: Plan) -> int:
+def _sample_elements(plan: Plan) -> int:
     return prod(map(int, plan.shape.split("x")))

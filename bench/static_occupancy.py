@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""How many blocks of a kernel a multiprocessor holds at once, from what ptxas says of it."""
+"""How many blocks of a kernel fit a multiprocessor, from ptxas's resource usage."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 _WARP = 32
-_REGISTERS = 64 << 10  # of a multiprocessor, and at most of a block
-_PARTITIONS = 4  # of a multiprocessor; a warp's registers are in one of them
-_REGISTER_UNIT = 256  # in which a warp's registers are allocated
+_REGISTERS = 64 << 10  # of a multiprocessor; also the limit of a block
+_PARTITIONS = 4  # of a multiprocessor; each holds the registers of its own warps
+_REGISTER_UNIT = 256  # allocation unit of a warp's registers
 
 
 class Architecture(NamedTuple):
     """The limits of a multiprocessor, and how many of them a GPU has.
 
-    From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; how
-    registers and shared memory are allocated, here and in `occupancy`, from cuda_occupancy.h of
-    CUDA 13.0; the second cache as PyTorch prints it.
+    The limits are from the CUDA C++ Programming Guide, "Technical Specifications per Compute
+    Capability"; the allocation of registers and shared memory, here and in `occupancy`, from
+    cuda_occupancy.h of CUDA 13.0; the size of L2 as PyTorch prints it.
     """
 
     warps: int
     blocks: int
     shared: int  # bytes
     sm_count: int
-    l2: int  # bytes of the GPU's second cache
-    shared_unit: int = 128  # in which a block's shared memory is allocated
-    reserved: int = 1 << 10  # of each block's shared memory, by the driver
+    l2: int  # bytes
+    shared_unit: int = 128  # allocation unit of a block's shared memory
+    reserved: int = 1 << 10  # bytes of each block's shared memory that the driver takes
 
 
 # By compute capability: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
@@ -41,7 +41,7 @@ ARCHITECTURES = {
 
 
 def occupancy(architecture: Architecture, threads: int, registers: int, shared: int) -> int:
-    """Return how many blocks a multiprocessor holds; 0 where it has not room for one.
+    """Return how many blocks fit a multiprocessor; 0 if not even one does.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def occupancy(architecture: Architecture, threads: int, registers: int, shared: 
 
 
 def l2_keeps(architecture: str, size: int) -> bool:
-    """Whether half of a GPU's L2 has room for so many bytes, that the next launch reads again."""
+    """Whether the next launch finds so many bytes in L2: they fit half of it."""
     return size <= ARCHITECTURES[architecture].l2 // 2
 
 

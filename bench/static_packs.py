@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""What the SASS of a group norm says of its speed: how often its instructions are executed.
+"""How often a group norm runs the instructions of its SASS.
 
-A thread copies its packs of a tile to shared memory and goes over them in loops, each of which the
-compiler unrolled and gave code for the packs that are left over. The rule: between two barriers, of
-the code that accesses the packs of the same operands, that which takes most of them at a time
-counts, as often as it takes for all packs of the thread; the rest there is left out. All other
-instructions count once, but for slow paths: what calls a function, and diverged warps' shuffles. So
-what some warps alone do, for a group or a channel, counts as if all did.
+A thread copies its packs of a tile to shared memory and loops over them. The compiler unrolls each
+loop and adds code for the remaining packs. Between two barriers, several pieces of code may access
+the packs of the same operands: only the one that takes most packs at a time counts, as often as all
+packs of the thread need. All other instructions count once. Slow paths do not count: blocks that
+call a function, and the shuffles of diverged warps. Code that only some warps run, for a group or a
+channel, counts as if all warps ran it.
 
-Packs are known by loads from and stores to row operands, and by loads from shared memory that are
-wider than those of sums, so of packs of less than eight bytes nothing is said.
+Packs are found by loads from and stores to row operands, and by loads from shared memory that are
+wider than those of sums. So packs of less than eight bytes cannot be counted.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Packs(NamedTuple):
     Attributes
     ----------
     bytes
-        Of a pack of an array as large as x, by the place of its pointer among the arguments.
+        Bytes of a pack of each array as large as x, by the offset of its pointer in the arguments.
     shared
-        Of what shared memory holds of a pack: of all arrays that are read.
+        Bytes of a pack in shared memory: of all arrays that are read.
     of_thread
-        How many of them a thread has.
+        How many packs a thread has.
     """
 
     bytes: dict[int, int]
@@ -44,19 +44,19 @@ class Packs(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """What a warp executes for its packs."""
+    """The instructions that a warp runs for its packs."""
 
     instructions: float
     special: float  # of them, roots, powers, reciprocals and the like
 
 
 class _Part(NamedTuple):
-    """A loop, or a block outside of loops, as it stands between two barriers."""
+    """A loop, or a block outside of loops, between two barriers."""
 
     code: list[Instruction]
     is_loop: bool
     barriers: int  # before it
-    packs: dict[tuple[str, int], float]  # that it takes at a time, by kind of access
+    packs: dict[tuple[str, int], float]  # taken at a time, by kind of access
 
     @property
     def at_a_time(self) -> float:
@@ -65,10 +65,10 @@ class _Part(NamedTuple):
 
 
 def executed(text: str, architecture: str, pointers: frozenset[int], packs: Packs) -> Executed:
-    """Count what a warp executes, given the places of all pointers; no packs: ValueError."""
+    """Count what a warp runs, given the offsets of all pointers; ValueError without packs."""
     code = blocks(text)
     reached = pointers_of(code, architecture, pointers)
-    parts = list(_parts(code, reached, packs))
+    parts = list(_split(code, reached, packs))
     seen: dict[int, set[tuple[str, int]]] = {}
     counted: list[tuple[list[Instruction], float]] = []
     for part in sorted(
@@ -87,28 +87,31 @@ def executed(text: str, architecture: str, pointers: frozenset[int], packs: Pack
     )
 
 
-def _parts(
+def _split(
     code: list[Block], reached: dict[Instruction, frozenset[int]], packs: Packs
 ) -> Iterator[_Part]:
     """Yield the parts of the code that are not slow paths."""
     before = [0]
     for block in code:
         before.append(before[-1] + sum(one.name == "BAR" for one in block.instructions))
-    usual = _usual(code)
-    for numbers in components(usual, lambda number: _next(code[number])):
+    usual = _fast_path(code)
+    for numbers in components(usual, lambda number: _successors(code[number])):
         instructions = [one for number in sorted(numbers) for one in code[number].instructions]
         if any(one.is_call for one in instructions) and len(numbers) == 1:
             continue
-        is_loop = any(other in numbers for number in numbers for other in _next(code[number]))
+        is_loop = any(other in numbers for number in numbers for other in _successors(code[number]))
         yield _Part(
-            instructions, is_loop, before[min(numbers)], dict(_taken(instructions, reached, packs))
+            instructions,
+            is_loop,
+            before[min(numbers)],
+            dict(_accesses(instructions, reached, packs)),
         )
 
 
-def _taken(
+def _accesses(
     code: list[Instruction], reached: dict[Instruction, frozenset[int]], packs: Packs
 ) -> Iterator[tuple[tuple[str, int], float]]:
-    """Yield the kinds of accesses to packs, and how many packs they access together."""
+    """Yield each kind of access to packs, and how many packs it accesses in all."""
     moved: dict[tuple[str, int], float] = {}
     for one in code:
         places = reached.get(one, frozenset())
@@ -121,17 +124,17 @@ def _taken(
     yield from moved.items()
 
 
-def _usual(code: list[Block]) -> frozenset[int]:
-    """Return the blocks that are reached without slow paths."""
-    found, left = {0}, [0]
-    while left:
-        new = set(_next(code[left.pop()])) - found
+def _fast_path(code: list[Block]) -> frozenset[int]:
+    """Return the blocks that are reachable without slow paths."""
+    found, worklist = {0}, [0]
+    while worklist:
+        new = set(_successors(code[worklist.pop()])) - found
         found |= new
-        left += new
+        worklist += new
     return frozenset(found)
 
 
-def _next(block: Block) -> list[int]:
-    """Return where a block goes on, unless a warp has diverged."""
+def _successors(block: Block) -> list[int]:
+    """Return the successors of a block, but for the branch of a diverged warp."""
     diverges = block.instructions and block.instructions[-1].code.startswith("BRA.DIV")
     return block.next[1:] if diverges else block.next

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""The way that a warp takes through a kernel's SASS for one row, and how often it repeats a part.
+"""The path of a warp through a kernel's SASS for one row, and how often it repeats each part.
 
-The rule: of all ways, the one that accesses most bytes of row operands and parameters; among those
-the one that calls fewest slow paths (divisions and roots of the edges of a format, 64-bit divisions
-of row indices), and of those the shortest. So the guards of a row's end are passed by, the rows of
-groups and parts of partial sums that are not written with every row are left out.
+The path is the one that accesses most bytes of row operands and parameters; among equals the one
+that calls fewest slow paths (divisions and roots at the edges of a format, 64-bit divisions of row
+indices), and then the shortest. So it skips the guards of a row's end, and the code of groups and
+of partial sums that does not run for every row.
 
-A loop is taken as often as its accesses to a row operand make up the thread's share of the row; of
-a pass over a streamed row that is the innermost loop alone, its rest being remainders. A loop that
-accesses no row operand is taken once, and so is the loop over rows.
+A loop repeats until its accesses to a row operand make up the thread's share of the row. Of a pass
+over a streamed row only the innermost loop repeats: the rest of the pass is remainders. A loop that
+accesses no row operand runs once, and so does the loop over rows.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ Key = tuple[int, int, int]
 
 
 class Step(NamedTuple):
-    """An instruction on the way, and how often it is executed for a row."""
+    """An instruction on the path, and how often it runs for a row."""
 
     instruction: Instruction
     times: float
 
 
-class Way(NamedTuple):
-    """The instructions of a row, and those that a block executes but once: before and after."""
+class RowPath(NamedTuple):
+    """The instructions of a row, and those that a block runs once, before and after its rows."""
 
     row: list[Step]
     once: list[Step]
 
 
 class Weights(NamedTuple):
-    """What instructions count when ways are compared.
+    """The weights of instructions in the comparison of paths.
 
     Attributes
     ----------
     bytes
-        What an instruction accesses of row operands and parameters, for a thread.
+        Bytes of row operands and parameters that an instruction accesses, for a thread.
     trips
-        How often a loop is executed, given its instructions; 1 where they access no row operand.
+        How often a loop runs, given its instructions; 1 if they access no row operand.
     stores
         The stores to row operands.
     """
@@ -53,8 +53,8 @@ class Weights(NamedTuple):
     stores: frozenset[Instruction]
 
 
-def way_of_a_row(code: list[Block], weights: Weights) -> Way:
-    """Return the way through a kernel's blocks."""
+def row_path(code: list[Block], weights: Weights) -> RowPath:
+    """Return the path of a row through a kernel's blocks."""
     finder = _Finder(code, weights)
     every = frozenset(range(len(code)))
     path, row_loop = finder.row_loop(every, 0)
@@ -65,9 +65,8 @@ def way_of_a_row(code: list[Block], weights: Weights) -> Way:
         for step in finder.steps(part, looped=finder.is_loop(part, every, 0, None))
     ]
     if row_loop is None:
-        return Way(once, [])
-    header, body = finder.entered(row_loop, every)
-    return Way(finder.flat(body, header, inside=True), once)
+        return RowPath(once, [])
+    return RowPath(finder.flatten(row_loop, finder.header(row_loop), inside=True), once)
 
 
 class _Finder:
@@ -82,20 +81,20 @@ class _Finder:
     def row_loop(
         self, region: frozenset[int], entry: int
     ) -> tuple[list[frozenset[int]], frozenset[int] | None]:
-        """Return the way as blocks and whole loops, and the loop over rows that is among them."""
+        """Return the path as blocks and whole loops, and the loop over rows if there is one."""
         path = self.path(region, entry, None)
         for part in path:
             if self.is_loop(part, region, entry, None) and self._stores(part):
-                inner = self.path(part, self.entered(part, region)[0], part)
+                header = self.header(part)
+                inner = self.path(part, header, part)
                 nested = any(len(other) > 1 and self._stores(other) for other in inner)
-                header = self.entered(part, region)[0]
-                whole = self.weights.trips(self.flat(part, header, inside=True)) < 1.5
+                whole = self.weights.trips(self.flatten(part, header, inside=True)) < 1.5
                 if nested or whole:
                     return path, part
         return path, None
 
-    def flat(self, region: frozenset[int], entry: int, *, inside: bool) -> list[Step]:
-        """Return the steps of the best way through a region; inside a loop, to its end."""
+    def flatten(self, region: frozenset[int], entry: int, *, inside: bool) -> list[Step]:
+        """Return the steps of the best path through a region; inside a loop, to its end."""
         path = self.path(region, entry, region if inside else None)
         loop = region if inside else None
         return [
@@ -109,51 +108,51 @@ class _Finder:
         if not looped:
             code = (one for number in sorted(part) for one in self.code[number].instructions)
             return [Step(one, 1.0) for one in code]
-        core = self._core(part)
-        header = self.entered(core, frozenset(range(len(self.code))))[0]
-        body = self.flat(core, header, inside=True)
+        core = self._innermost(part)
+        body = self.flatten(core, self.header(core), inside=True)
         trips = self.weights.trips(body)
         return [Step(step.instruction, step.times * trips) for step in body]
 
     def path(
         self, region: frozenset[int], entry: int, loop: frozenset[int] | None
     ) -> list[frozenset[int]]:
-        """Return the best way from an entry to an end of the kernel or, of a loop, back to it."""
-        parts = components(region, lambda n: self._within(n, region, entry, loop))
-        of = {number: part for part in parts for number in part}
+        """Return the best path from an entry to an end of the kernel or, in a loop, back to it."""
+        parts = components(region, lambda n: self._successors_in(n, region, entry, loop))
+        part_of = {number: part for part in parts for number in part}
         best: dict[frozenset[int], tuple[Key, frozenset[int] | None]] = {
-            of[entry]: ((0, 0, 0), None)
+            part_of[entry]: ((0, 0, 0), None)
         }
         ends: list[tuple[Key, frozenset[int]]] = []
-        for part in parts:  # in the order of their ways
+        for part in parts:  # in topological order
             if part not in best:
                 continue
             key = _sum(
                 best[part][0],
                 self._key(self.steps(part, looped=self.is_loop(part, region, entry, loop))),
             )
-            followers = {m for n in part for m in self.code[n].next}
-            if entry in followers if loop else any(self.code[n].is_end for n in part):
+            successors = {m for n in part for m in self.code[n].next}
+            if entry in successors if loop else any(self.code[n].is_end for n in part):
                 ends.append((key, part))
-            for other in {of[m] for m in followers if m in of and (m != entry)} - {part}:
+            others = {part_of[m] for m in successors if m in part_of and m != entry}
+            for other in others - {part}:
                 if other not in best or key > best[other][0]:
                     best[other] = (key, part)
         if not ends:
-            return [of[entry]]
+            return [part_of[entry]]
         _, last = max(ends, key=lambda end: end[0])
-        way: list[frozenset[int]] = []
+        path: list[frozenset[int]] = []
         at: frozenset[int] | None = last
         while at is not None:
-            way.append(at)
+            path.append(at)
             at = best[at][1]
-        return way[::-1]
+        return path[::-1]
 
-    def entered(self, loop: frozenset[int], region: frozenset[int]) -> tuple[int, frozenset[int]]:
-        """Return the block in which a loop begins, and the loop."""
+    def header(self, loop: frozenset[int]) -> int:
+        """Return the block in which a loop begins."""
         outside = [n for n in sorted(loop) if any(b not in loop for b in self._before[n])]
-        return (outside or sorted(loop))[0], loop
+        return (outside or sorted(loop))[0]
 
-    def _within(
+    def _successors_in(
         self, number: int, region: frozenset[int], entry: int, loop: frozenset[int] | None
     ) -> Iterator[int]:
         for other in self.code[number].next:
@@ -167,18 +166,18 @@ class _Finder:
         entry: int,
         loop: frozenset[int] | None,
     ) -> bool:
-        """Whether a part of a region is a loop, other than the loop that the region is."""
-        if part == loop:  # it is entered at several places: taken as it stands
+        """Whether a part of a region is a loop; the region itself does not count."""
+        if part == loop:  # a cycle with several entries: treated as straight code
             return False
-        return any(m in part for n in part for m in self._within(n, region, entry, loop))
+        return any(m in part for n in part for m in self._successors_in(n, region, entry, loop))
 
-    def _core(self, loop: frozenset[int]) -> frozenset[int]:
-        """Return the innermost loop that accesses most bytes of row operands, or the loop."""
-        header = self.entered(loop, loop)[0]
-        parts = components(loop, lambda n: self._within(n, loop, header, loop))
+    def _innermost(self, loop: frozenset[int]) -> frozenset[int]:
+        """Return the innermost loop with most accesses to row operands, or the loop itself."""
+        header = self.header(loop)
+        parts = components(loop, lambda n: self._successors_in(n, loop, header, loop))
         inner = [part for part in parts if self.is_loop(part, loop, header, loop)]
         most = max(inner, key=self._bytes, default=None)
-        return self._core(most) if most is not None and self._bytes(most) else loop
+        return self._innermost(most) if most is not None and self._bytes(most) else loop
 
     def _bytes(self, part: Iterable[int]) -> int:
         code = (one for number in part for one in self.code[number].instructions)
@@ -203,9 +202,9 @@ def _sum(one: Key, other: Key) -> Key:
 
 
 def components(
-    region: frozenset[int], following: Callable[[int], Iterable[int]]
+    region: frozenset[int], successors: Callable[[int], Iterable[int]]
 ) -> list[frozenset[int]]:
-    """Return the strongly connected components of a region in the order of its ways (Tarjan)."""
+    """Return the strongly connected components of a region in topological order (Tarjan)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -213,7 +212,7 @@ def components(
     for root in sorted(region):
         if root in index:
             continue
-        work = [(root, iter(list(following(root))))]
+        work = [(root, iter(list(successors(root))))]
         index[root] = low[root] = len(index)
         stack.append(root)
         while work:
@@ -230,7 +229,7 @@ def components(
             elif other not in index:
                 index[other] = low[other] = len(index)
                 stack.append(other)
-                work.append((other, iter(list(following(other)))))
+                work.append((other, iter(list(successors(other)))))
             elif other in stack:
                 low[number] = min(low[number], index[other])
     return found[::-1]

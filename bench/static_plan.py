@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A launch on a GPU that need not be there: its build, and what that says of its arguments."""
+"""A launch on a GPU of any kind, without a GPU: its build, and the layout of its arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes
 
 STREAMED, SEVERAL_ROWS, ONE_ROW = "streamed", "several rows a block", "one row a block"
-COPIED_AHEAD = " copied ahead"  # rows, to shared memory
+COPIED_AHEAD = " copied ahead"  # suffix: rows are copied to shared memory
 ONE_LAUNCH, TWO_LAUNCHES = "one launch", "two launches"
 PARAM_GRAD, ANY_SHAPE = "param_grad", "any"
 
@@ -20,13 +20,13 @@ _TYPES = {dtype.cuda: dtype for dtype in DTYPES.values()}
 
 
 class Rows(NamedTuple):
-    """The arguments of a kernel that are as large as x, and bytes from one to the next."""
+    """The arrays as large as x in a kernel's arguments, and bytes from one pointer to the next."""
 
     names: tuple[str, ...]
     step: int
 
 
-# In the order of `struct Arguments`: a pointer with the sizes and strides of its rows or lines.
+# In the order of `struct Arguments`: each pointer has the sizes and strides of its rows or lines.
 _ROW_OPERANDS = {
     "row_norm_forward": Rows(ForwardTypes.rows, 6 * 8),
     "row_norm_backward": Rows(BackwardTypes.rows, 6 * 8),
@@ -46,27 +46,27 @@ _OTHER_POINTERS = {
 
 
 class Plan(NamedTuple):
-    """A launch of a call on a GPU, of arrays that are aligned."""
+    """A launch of a call on a GPU; its arrays are aligned."""
 
     architecture: str
-    features: str  # that it is planned with, joined by "+", where those are not the default ones
+    features: str  # joined by "+"; "" if they are the default ones
     operator: str
     memory: str
     direction: str
     dtype: str
     shape: str  # a row's width, or a sample's channels, height and width
     regime: str
-    step: str  # of two launches, which passes it makes
-    rows: int  # of x; of a group norm and of what is below, 0
+    step: str  # the passes of a launch, if a call has two launches
+    rows: int  # of x; 0 for group norms and their param_grad
     grid: int
-    shared: int  # bytes of a block's shared memory, beside what its kernel declares
+    shared: int  # bytes of a block's dynamic shared memory
     parts: int  # rows of partial sums that a backward writes for each parameter
-    sums_pitch: int  # elements from one to the next
-    param_grad: Launch | None  # that adds them up
+    sums_pitch: int  # elements from one of these rows to the next
+    param_grad: Launch | None  # the launch that adds them up
     build: KernelBuild
     samples: int = 0  # of a group norm's x
-    chunk: int = 0  # of them, which a launch has, if all are not gone over by one
-    before: Plan | None = None  # of two launches, the first
+    chunk: int = 0  # samples of one launch
+    before: Plan | None = None  # the first launch, if this is the second
 
     @property
     def threads(self) -> int:
@@ -75,12 +75,12 @@ class Plan(NamedTuple):
             return self.number("COLUMN_THREADS") * self.number("PART_THREADS")
         return self.number("THREADS")
 
-    def number(self, macro: str, otherwise: int = 1) -> int:
-        """Return a number of the build."""
-        return int(dict(self.build.macros).get(macro, otherwise))
+    def number(self, macro: str, default: int = 1) -> int:
+        """Return the number that a macro of the build has."""
+        return int(dict(self.build.macros).get(macro, default))
 
     def row_operands(self) -> dict[int, tuple[str, DType]]:
-        """Return the names and dtypes of arrays as large as x, by the places of their pointers."""
+        """Return the names and dtypes of arrays as large as x, by the offsets of their pointers."""
         names, step = _ROW_OPERANDS[self.build.kernel]
         macros = dict(self.build.macros)
         types = {name: _TYPES.get(macros[f"{name.upper()}_T"]) for name in names}
@@ -91,46 +91,46 @@ class Plan(NamedTuple):
         }
 
     def pointers(self) -> frozenset[int]:
-        """Return the places of all pointers among the arguments."""
+        """Return the offsets of all pointers in the arguments."""
         names, step = _ROW_OPERANDS[self.build.kernel]
         end = len(names) * step
         others = range(end, end + 8 * _OTHER_POINTERS[self.build.kernel], 8)
         return frozenset((*range(0, end, step or 1), *others))
 
     def parameters(self) -> frozenset[int]:
-        """Return the places of weight and bias."""
+        """Return the offsets of weight and bias."""
         names, step = _ROW_OPERANDS[self.build.kernel]
         return frozenset(len(names) * step + 8 * index for index in range(_PARAMETERS))
 
     def traffic(self) -> Traffic:
-        """Return the bytes for each element of x that the launch must move."""
+        """Return the necessary bytes of the launch for each element of x."""
         operands = self.row_operands().values()
         writes = sum(dtype.itemsize for name, dtype in operands if name in _WRITTEN)
         return Traffic(sum(dtype.itemsize for _, dtype in operands) - writes, writes)
 
     @property
-    def of_rows(self) -> bool:
+    def is_row_norm(self) -> bool:
         """Whether it is a row norm's main kernel."""
         return self.build.kernel.startswith("row_norm")
 
     @property
     def stages(self) -> int:
-        """Rows of each team that are copied to shared memory, or computed there, at a time."""
+        """Rows of each team in shared memory at a time, copied or computed."""
         return staged_rows(dict(self.build.macros))
 
     @property
     def rows_at_once(self) -> float:
-        """The rows that the blocks of the launch walk together."""
+        """The rows that all blocks of the launch walk at a time."""
         return self.grid * self.threads / self.number("THREADS_PER_ROW")
 
     def aligned_bytes(self, itemsize: int) -> int:
-        """Return the bytes of an access that the alignment of rows or lines allows."""
+        """Return the bytes of the widest access that the alignment of rows or lines allows."""
         sizes = list(map(int, self.shape.split("x")))
         line = sizes[0] if self.memory != "NCHW" else sizes[1] * sizes[2]
         return min(WIDEST_ACCESS, (line & -line) * itemsize)
 
     def access_bytes(self, itemsize: int) -> int:
-        """Return the bytes of an access to an aligned array as large as x, by its itemsize."""
+        """Return the planned bytes of an access to an array as large as x, by its itemsize."""
         return min(WIDEST_ACCESS, self.number("PACK") * itemsize)
 
 
@@ -147,7 +147,7 @@ def regime(build: KernelBuild) -> str:
 
 
 def staged_rows(macros: dict[str, str]) -> int:
-    """Return how many rows of each team are copied to shared memory, or computed there, at once."""
+    """Return how many rows of each team are in shared memory at a time, copied or computed."""
     return int(macros.get("STAGES", 2 if macros.get("ASYNC_COPIES") == "true" else 0))
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The plans of calls on GPUs that need not be there: which builds, how threads share rows.
+"""The plans of calls on GPUs of any kind, without a GPU: builds, and how threads share rows.
 
-They come from cunorm's own planning of calls that have not been made yet, so that a new kind of
-plan appears here by itself.
+They come from cunorm's own planner, so that a new kind of plan appears here by itself.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import LEAST_CAPABILITY, NONE, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES
 from cunorm._core.tensor import Device
-from cunorm._group_norm import builds as of_groups
+from cunorm._group_norm import builds as group_builds
 from cunorm._group_norm.schedule import cuda_schedule
-from cunorm._row_norm import builds as of_rows
+from cunorm._row_norm import builds as row_builds
 from cunorm._row_norm.spec import NEEDS
 
 DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
-# Of GPUs for which there are goals: all widths that those name.
+# On GPUs with goals: also the widths that the goals name.
 GOAL_WIDTHS = tuple(sorted({*WIDTHS, 128, 512, 2048, 8192, 12288, 32768, 131072}))
-# Channels, height and width: of few positions a block has whole groups, of more a cluster, of many
-# none.
+# Channels, height and width. A block holds whole groups of few positions, a cluster those of more;
+# those of most positions need two launches.
 SAMPLES = tuple(
     (channels, size, size)
     for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()
@@ -47,20 +46,20 @@ _PASSES = ("find", "combine", "write")
 def grid(architectures: tuple[str, ...]) -> list[Plan]:
     """Return the plans of the grid, each once.
 
-    A plan that a GPU has only with other features than the default ones is beside those.
+    Plans with other features than the default ones are added if their builds differ.
     """
     found: dict[Plan, None] = {}
     for architecture in architectures:
         default: set[KernelBuild] = set()
         for features in feature_sets(architecture):
-            for plan in _of_grid(architecture, features):
+            for plan in _grid_plans(architecture, features):
                 if plan.build not in default or not plan.features:
                     found.setdefault(plan)
             default |= {plan.build for plan in found if plan.architecture == architecture}
     return list(found)
 
 
-def _of_grid(architecture: str, features: Features) -> Iterator[Plan]:
+def _grid_plans(architecture: str, features: Features) -> Iterator[Plan]:
     for operator in OPERATORS:
         if operator.name in GRID:
             widths = GOAL_WIDTHS if architecture in GPUS else WIDTHS
@@ -82,27 +81,29 @@ def plans(
 ) -> Iterator[Plan]:
     """Yield the launches of a call as bench/cases.py makes it.
 
-    `shape` is a row's width alone, or a sample's channels, height and width, of which there are so
-    many, or as many as make `ELEMENTS`.
+    `shape` is a row's width alone, or a sample's channels, height and width. There are `samples` of
+    them; 0: as many as have `ELEMENTS` in all.
     """
     count = samples or max(1, ELEMENTS // prod(shape))
     launches_of = _group_launches if operator.of_channels else _row_launches
     options = _options(operator, dtype, *shape)
-    made = launches_of(operator, direction, options, count, shape[0], _caps(architecture, features))
+    launches = launches_of(
+        operator, direction, options, count, shape[0], _caps(architecture, features)
+    )
     label = "+".join(n for n in LEAST_CAPABILITY if getattr(features, n)) or "none"
     if features == default_features(architecture):
         label = ""
     names = (architecture, label, operator.name, operator.memory, direction, dtype)
-    yield from _plans(names, "x".join(map(str, shape)), made)
+    yield from _plans(names, "x".join(map(str, shape)), launches)
 
 
 def _plans(
-    names: tuple[str, str, str, str, str, str], shape: str, made: list[tuple[Launch, _Sizes]]
+    names: tuple[str, str, str, str, str, str], shape: str, launches: list[tuple[Launch, _Sizes]]
 ) -> Iterator[Plan]:
-    """Yield the launches of a call; the names are the first fields of a Plan."""
-    params = next((one for one, _ in made if one.build.kernel == PARAM_GRAD), None)
+    """Yield the plans of a call's launches; the names are the first fields of a Plan."""
+    params = next((one for one, _ in launches if one.build.kernel == PARAM_GRAD), None)
     before = None
-    for launch, sizes in made:
+    for launch, sizes in launches:
         any_shape = launch is params and not sizes.rows
         plan = Plan(
             *names,
@@ -125,7 +126,7 @@ def _plans(
 
 
 class _Sizes(NamedTuple):
-    """The fields of a Plan with these names."""
+    """The fields of a Plan that have these names."""
 
     rows: int
     samples: int = 0
@@ -139,8 +140,8 @@ _Options = dict[str, Any]
 def _row_launches(
     operator: Operator, direction: str, options: _Options, rows: int, width: int, caps: GpuCaps
 ) -> list[tuple[Launch, _Sizes]]:
-    """Return what a call launches, and its rows."""
-    plan_of = of_rows.forward_plan if direction == "forward" else of_rows.backward_plan
+    """Return the launches of a call, and its rows."""
+    plan_of = row_builds.forward_plan if direction == "forward" else row_builds.backward_plan
     plan = plan_of(f"{operator.base}_{direction}", options, (rows, width), _GPU)
     return [(launch, _Sizes(rows)) for launch in plan.lower(caps, None).launches]
 
@@ -153,8 +154,8 @@ def _group_launches(
     channels: int,
     caps: GpuCaps,
 ) -> list[tuple[Launch, _Sizes]]:
-    """Return what a call launches for a chunk of its samples, and the sizes that a Plan has."""
-    plan_of = of_groups.forward_plan if direction == "forward" else of_groups.backward_plan
+    """Return the launches of a call for a chunk of its samples, and their sizes."""
+    plan_of = group_builds.forward_plan if direction == "forward" else group_builds.backward_plan
     plan = plan_of(operator.name, options, samples, channels, _GPU)
     kernel, params = plan.lower.args  # type: ignore[attr-defined]  # of functools.partial
     schedule = cuda_schedule(kernel.types, kernel.where, kernel.access(None), caps)
@@ -176,12 +177,12 @@ def _step(build: KernelBuild) -> str:
 
 
 def default_features(architecture: str) -> Features:
-    """Return the features that plans for a GPU use by default, with room for any cluster."""
+    """Return the features that plans use by default, with room for any cluster."""
     return features_of(architecture)
 
 
 def feature_sets(architecture: str) -> list[Features]:
-    """Return what plans for a GPU may use: by default, all that it has, nothing."""
+    """Return sets of features for the plans of a GPU: the default ones, all, none."""
     has = {name: int(architecture) >= least for name, least in LEAST_CAPABILITY.items()}
     return list(dict.fromkeys([default_features(architecture), Features(**has), NONE]))
 
@@ -213,7 +214,7 @@ def _options(operator: Operator, dtype: str, width: int, *positions: int) -> _Op
 
 
 def _caps(architecture: str, features: Features) -> GpuCaps:
-    """Return the caps of a GPU that is not there, with room for any cluster."""
+    """Return the caps of a GPU of an architecture, with room for any cluster."""
     limits = ARCHITECTURES[architecture]
     return GpuCaps(
         sm_count=limits.sm_count,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Which of a kernel's arguments the address of an access in its SASS is computed from.
+"""The pointer arguments that the addresses in a kernel's SASS are computed from.
 
-The places of pointers among the arguments, in bytes, are followed through registers, along every
-way that the kernel may take.
+A pointer is named by its offset in the arguments, in bytes. The analysis follows these through
+registers, along every path of the kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from bench.static_sass import Block, Instruction
 
-# Where the arguments begin in constant bank 0.
+# The offset of the arguments in constant bank 0.
 _ARGUMENTS = {"75": 0x160, "80": 0x160, "86": 0x160, "89": 0x160, "90": 0x210}
 _ARGUMENTS_LATER = 0x380
 
@@ -23,14 +23,14 @@ _DESCRIPTOR = re.compile(r"desc\[[^\]]*\]")
 _PREDICATE = re.compile(r"^!?U?P(?:T|\d)$")
 _NO_RESULT = ("ST", "BRA", "BAR", "EXIT", "CALL", "RET", "RED", "LDGSTS", "BSSY", "BSYNC")
 LOADS, STORES = ("LDG", "LD"), ("STG", "ST")
-# What addresses are computed by; the rest computes values.
+# Instructions that compute addresses; all others compute values.
 _ADDRESSES = ("IMAD", "IADD", "LEA", "MOV", "R2UR", "SEL", "VIADD", "LDC")
 
 Reached = dict[str, frozenset[int]]
 
 
 def registers(text: str) -> list[str]:
-    """Return the registers that a text names."""
+    """Return the registers in a text."""
     return [found[0] for found in _REGISTER.finditer(text)]
 
 
@@ -60,29 +60,30 @@ def _result_registers(instruction: Instruction) -> int:
 def pointers_of(
     code: list[Block], architecture: str, pointers: frozenset[int]
 ) -> dict[Instruction, frozenset[int]]:
-    """Return of every access to global memory the pointers that its address is computed from."""
+    """Map every access to global memory to the pointers that its address is computed from."""
     base = _ARGUMENTS.get(architecture, _ARGUMENTS_LATER)
     entries: list[Reached | None] = [{}] + [None] * (len(code) - 1)
-    left, found = [0], {}
-    while left:
-        number = left.pop()
+    worklist, found = [0], {}
+    while worklist:
+        number = worklist.pop()
         reached = dict(entries[number] or {})
         for instruction in code[number].instructions:
             if instruction.name in (*LOADS, *STORES, "LDGSTS"):
                 found[instruction] = frozenset().union(*_address(instruction, reached))
-            _step(instruction, reached, base, pointers)
-        for other in _followers(code, number):
-            merged = _merged(entries[other], reached)
+            _transfer(instruction, reached, base, pointers)
+        for other in _successors(code, number):
+            merged = _merge(entries[other], reached)
             if merged != entries[other]:
                 entries[other] = merged
-                left.append(other)
+                worklist.append(other)
     return found
 
 
-def _followers(code: list[Block], number: int) -> list[int]:
-    """Return where a block goes on; nowhere behind a call, whose results are numbers.
+def _successors(code: list[Block], number: int) -> list[int]:
+    """Return the successors of a block; of a call, only those that no other block leads to.
 
-    A slow path is called beside a fast one, which has the same pointers in its registers.
+    A call is a slow path and returns numbers. The fast path beside it leads to the same code, with
+    the same pointers in its registers.
     """
     block = code[number]
     if not any(one.is_call for one in block.instructions):
@@ -98,15 +99,17 @@ def _address(instruction: Instruction, reached: Reached) -> Iterator[frozenset[i
         yield reached.get(register, frozenset())
 
 
-def _step(instruction: Instruction, reached: Reached, base: int, pointers: frozenset[int]) -> None:
+def _transfer(
+    instruction: Instruction, reached: Reached, base: int, pointers: frozenset[int]
+) -> None:
     written = results(instruction)
     if not written:
         return
     places: frozenset[int] = frozenset()
     constants = [int(c["place"], 16) - base for c in _CONSTANT.finditer(instruction.operands)]
     if instruction.name.removeprefix("U").startswith(_ADDRESSES):
-        given = instruction.operands.partition(",")[2]
-        known = (reached.get(register, frozenset()) for register in registers(given))
+        sources = instruction.operands.partition(",")[2]
+        known = (reached.get(register, frozenset()) for register in registers(sources))
         places = frozenset().union(*known, (place for place in constants if place in pointers))
     wide_constant = instruction.name in ("LDC", "ULDC", "LDCU") and constants
     for index, register in enumerate(written):
@@ -118,7 +121,7 @@ def _step(instruction: Instruction, reached: Reached, base: int, pointers: froze
         reached[register] = now
 
 
-def _merged(old: Reached | None, new: Reached) -> Reached:
+def _merge(old: Reached | None, new: Reached) -> Reached:
     if old is None:
         return new
     return {name: old.get(name, frozenset()) | new.get(name, frozenset()) for name in {*old, *new}}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""How wide the accesses of a kernel to global memory are, and to which of its operands.
+"""The widths of a kernel's accesses to global memory, by operand.
 
-An address is followed back to the pointers among the kernel's arguments that it was computed from.
+Each address is traced back to the pointer argument that it was computed from.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-WIDE = 16  # bytes, or more, of a wide access
+WIDE = 16  # bytes; a wide access has as many or more
 
 _INSTRUCTION = re.compile(
     r"^\s*(?:@!?%\w+\s+)?(?P<code>[a-z][\w.:]*)\s+(?P<operands>.+);", re.MULTILINE
@@ -25,11 +25,11 @@ _PARAMETER = re.compile(r"\w+_param_0$")
 
 
 class Access(NamedTuple):
-    """A load from or store to global memory, as often as it stands in the text."""
+    """A load from or store to global memory."""
 
     kind: str  # ld or st; a copy to shared memory is a load
     bytes: int
-    argument: int  # the place among the kernel's arguments, in bytes, of the pointer
+    argument: int  # the offset of the pointer in the kernel's arguments, in bytes
 
 
 def accesses(ptx: str, pointers: frozenset[int]) -> Counter[Access]:
@@ -40,8 +40,8 @@ def accesses(ptx: str, pointers: frozenset[int]) -> Counter[Access]:
     ptx
         The text of a kernel.
     pointers
-        Where in the struct its pointers are. Its other fields are numbers, which addresses are
-        computed from as well.
+        The offsets of the pointers in the struct. Its other fields are numbers, and addresses are
+        computed from these too.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def accesses(ptx: str, pointers: frozenset[int]) -> Counter[Access]:
 
 
 def _global_accesses(ptx: str) -> Iterator[tuple[str, int, str, str]]:
-    """Yield whether something is loaded or stored, its bytes, its address, and the instruction."""
+    """Yield of each access: ld or st, its bytes, its address, and the instruction."""
     for found in _INSTRUCTION.finditer(ptx):
         code, operands = found["code"], found["operands"]
         if access := _ACCESS.match(code):
@@ -76,40 +76,40 @@ def _global_accesses(ptx: str) -> Iterator[tuple[str, int, str, str]]:
 
 
 class _Definitions:
-    """What the registers of a kernel are computed from."""
+    """The definitions of a kernel's registers."""
 
     def __init__(self, ptx: str) -> None:
         self._of: dict[str, list[tuple[str, str]]] = {}
-        self._known: dict[str, frozenset[int]] = {}
+        self._cached: dict[str, frozenset[int]] = {}
         for found in _INSTRUCTION.finditer(ptx):
             code, operands = found["code"], found["operands"]
             if code.startswith(("st.", "bra", "cp.", "bar.", "call")):
                 continue
             result, _, sources = operands.partition(",")
-            if operands.startswith("{"):  # the items of a vector, or a register's two halves
+            if operands.startswith("{"):  # items of a vector, or halves of a register
                 result, _, sources = operands[1:].partition("}")
             for register in _REGISTER.findall(result):
                 self._of.setdefault(register, []).append((code, sources))
 
     def arguments(self, register: str) -> frozenset[int]:
-        """Return the places in the struct of arguments that a register was computed from."""
-        if register not in self._known:
-            self._known[register] = frozenset(self._reached(register))
-        return self._known[register]
+        """Return the offsets in the struct of arguments that a register was computed from."""
+        if register not in self._cached:
+            self._cached[register] = frozenset(self._reached(register))
+        return self._cached[register]
 
     def _reached(self, register: str) -> Iterator[int]:
-        seen, left = {register}, [register]
-        while left:
-            for code, sources in self._of.get(left.pop(), ()):
+        seen, worklist = {register}, [register]
+        while worklist:
+            for code, sources in self._of.get(worklist.pop(), ()):
                 if code.startswith("ld.param"):
                     yield from self._places(sources)
-                elif not code.startswith("ld."):  # what was loaded from memory is no address
+                elif not code.startswith("ld."):  # a value from memory is no address
                     new = set(_REGISTER.findall(sources)) - seen
                     seen |= new
-                    left += new
+                    worklist += new
 
     def _places(self, address: str) -> Iterator[int]:
-        """Yield where in the struct an address of it points to."""
+        """Yield the offset in the struct that an address points to."""
         found = _ADDRESS.search(address)
         if found is None:
             raise ValueError(f"cannot read the address {address!r}")

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""What the SASS of a row norm says of its speed: late loads, instructions, reads in flight.
+"""Counts from the SASS of a row norm: late loads, instructions, reads in flight.
 
-What is counted, along the way of a row (static_paths.py):
+All counts are along the path of a row (static_paths.py):
 
 - A late load reads a row operand, weight or bias after the row's first store to a row result (y,
-  new_residual, dx, dresidual, dgate); stores of mean, rstd and partial sums do not count, nor do
-  loads of those, nor asynchronous copies, which are of a row to come.
-- Instructions are the warp instructions of a row and, of kernels whose blocks walk several rows,
-  their share of what the block executes but once; predicated ones count, slow paths do not.
-- Loads of row operands are in flight together until one of them is needed; what is loaded after
-  that waits anew. Bytes in flight are those of a row over the number of such waits. Of staged rows,
-  that are copied while others are computed, `stages` are in flight together.
+  new_residual, dx, dresidual, dgate). Stores and loads of mean, rstd and partial sums do not count,
+  nor do asynchronous copies, as they are of a later row.
+- Instructions are the warp instructions of a row. If blocks walk several rows, a row also has its
+  share of what the block runs once. Predicated instructions count, slow paths do not.
+- Loads of row operands are in flight together until one of them is needed; later loads wait again.
+  Bytes in flight are the bytes of a row over the number of these waits. Staged rows are copied
+  while others are computed: `stages` of them are in flight together.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bench.static_paths import Step, Weights, way_of_a_row
+from bench.static_paths import Step, Weights, row_path
 from bench.static_pointers import LOADS, STORES, pointers_of, registers, results
 from bench.static_sass import Instruction, blocks
 
 
 class Operands(NamedTuple):
-    """The places of pointers among a kernel's arguments, and the rows that a thread shares.
+    """The offsets of pointers in a kernel's arguments, and a thread's share of a row.
 
     Attributes
     ----------
     rows
-        Bytes of an element of the arrays as large as x, by the places of their pointers.
+        Bytes of an element of each array as large as x, by the offset of its pointer.
     parameters
-        The places of weight and bias.
+        The offsets of weight and bias.
     others
-        Those of all other pointers.
+        The offsets of all other pointers.
     share
         Elements of a row for each thread of its team.
     """
@@ -44,19 +44,19 @@ class Operands(NamedTuple):
     share: float
 
 
-class Found(NamedTuple):
-    """What was counted, for one thread and a row of its team.
+class Counts(NamedTuple):
+    """The counts of one thread, for a row of its team.
 
     Attributes
     ----------
     late_loads
-        As they stand in the SASS.
+        Late loads in the SASS, each counted once.
     instructions, instructions_once
-        Of the way of a row, and of what a block executes but once.
+        On the path of a row, and outside of it: a block runs the latter once.
     loaded
         Bytes of row operands that are loaded to registers.
     waits
-        How often those are waited for.
+        How often the thread waits for these loads.
     """
 
     late_loads: int
@@ -66,8 +66,8 @@ class Found(NamedTuple):
     waits: float
 
 
-def read(text: str, architecture: str, operands: Operands) -> Found:
-    """Count what stands in a kernel's disassembly."""
+def read(text: str, architecture: str, operands: Operands) -> Counts:
+    """Return the counts of a kernel's disassembly."""
     code = blocks(text)
     every = operands.parameters | operands.others | set(operands.rows)
     found = pointers_of(code, architecture, every)
@@ -83,21 +83,21 @@ def read(text: str, architecture: str, operands: Operands) -> Found:
         lambda steps: _trips(steps, reached, operands),
         frozenset(one for one in rows if one.name in STORES),
     )
-    way = way_of_a_row(code, weights)
+    path = row_path(code, weights)
     loads = {one for one in rows if one.name in LOADS}
-    return Found(
-        _late_loads(way.row, wanted, weights.stores),
-        sum(step.times for step in way.row),
-        sum(step.times for step in way.once),
-        sum(step.instruction.bytes * step.times for step in way.row if step.instruction in loads),
-        waits(way.row, loads),
+    return Counts(
+        _late_loads(path.row, wanted, weights.stores),
+        sum(step.times for step in path.row),
+        sum(step.times for step in path.once),
+        sum(step.instruction.bytes * step.times for step in path.row if step.instruction in loads),
+        waits(path.row, loads),
     )
 
 
 def _operand(places: frozenset[int], operands: Operands, prefers_rows: bool) -> int | None:
-    """Return the pointer that an access is by; of several, that of a row operand.
+    """Return the pointer of an access; if several are possible, the one of a row operand.
 
-    Or that of another, for a plain load where rows are staged: those are of a row's statistics.
+    If rows are staged, a plain load prefers the other pointers: it reads a row's statistics.
     """
     return min(
         places, key=lambda place: ((place in operands.rows) != prefers_rows, place), default=None
@@ -107,7 +107,7 @@ def _operand(places: frozenset[int], operands: Operands, prefers_rows: bool) -> 
 def _trips(
     steps: Iterable[Step], reached: dict[Instruction, int | None], operands: Operands
 ) -> float:
-    """Return how often a loop is executed until it accessed the thread's share of a row."""
+    """Return how often a loop runs until it has accessed the thread's share of a row."""
     elements: dict[tuple[int, bool], float] = {}
     for one, times in steps:
         place = reached.get(one)
@@ -126,7 +126,7 @@ def _late_loads(row: list[Step], wanted: set[Instruction], stores: frozenset[Ins
 
 
 def waits(row: Iterable[Step], loads: set[Instruction]) -> float:
-    """Return how often loads are waited for on a way: whenever a value in flight is needed."""
+    """Return how often a path waits for loads: whenever it needs a value in flight."""
     pending: set[str] = set()
     count, times = 0.0, 1.0
     for one, often in row:
@@ -140,9 +140,9 @@ def waits(row: Iterable[Step], loads: set[Instruction]) -> float:
 
 
 def loads_at_once(text: str, architecture: str, place: int, pointers: frozenset[int]) -> float:
-    """Return how many loads of an argument's array are in flight together, where it is read most.
+    """Return how many loads of an argument's array are in flight together, in the busiest block.
 
-    That is in the block of most such loads: a loop's, which the compiler unrolled.
+    The block with most such loads is the body of a loop that the compiler unrolled.
     """
     code = blocks(text)
     loads = {

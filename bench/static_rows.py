@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A line of the static table: what NVRTC makes of a plan, and what is wrong with that."""
+"""A line of the static table: a plan as NVRTC compiles it, and its faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cunorm._core.build import KernelBuild
 from tests.support.nvrtc import compile_build, resource_usage
 
 KEY = ("arch", "features", "operator", "memory", "direction", "dtype", "shape", "kernel", "step")
-# What is the plan's own and known without compiling.
+# Columns of the plan, known without compiling.
 PLANNED = (
     *("regime", "threads", "threads_per_row", "pack", "packs"),
     *("aligned_bytes", "planned_bytes"),
@@ -32,22 +32,22 @@ class Row:
     Attributes
     ----------
     aligned_bytes, planned_bytes, narrowest_bytes
-        The narrowest access to an array as large as x: as alignment allows, as the plan's pack does
-        too, which width and registers limit, and as it is. 0: the launch accesses none.
+        Bytes of the narrowest access to an array as large as x: as alignment allows; as the plan's
+        pack has it, which width and registers also limit; and as compiled. 0 without such arrays.
     narrowed
         Accesses to such arrays that are narrower than planned, as "operand:bytes".
     late_loads, instructions, bytes_in_flight
-        What the SASS says (static_reads.py, static_packs.py): of row norms, loads behind the row's
-        first store; warp instructions times 32 for an element of x; bytes of reads in flight on a
+        Counts of the SASS (static_reads.py, static_packs.py): loads behind a row's first store, of
+        row norms; warp instructions times 32 for each element of x; bytes of reads in flight on a
         multiprocessor.
     issue_share, latency_share, traffic_share, prediction
-        What share of copy speed those allow, by a model (model.py), and the least of them, 1 at
-        most: nothing that was measured. Empty where the model has no constants for the GPU.
+        The shares of copy speed that these allow, by a model (model.py), and the least of them, at
+        most 1. Not measured. Empty if the model has no constants for the GPU.
     overlap_share
-        Such a share too, if each block waits and computes in turn. The prediction leaves it out.
+        The share of copy speed if each block waits and computes in turn. Not in the prediction.
     call_prediction
-        Of a backward, the same with param_grad counted in, for an x of 2**26 elements; of two
-        launches, of both together, in the second's line.
+        The prediction of a whole call: of a backward with param_grad, for an x of 2**26 elements;
+        of two launches, both together, in the second's line.
     """
 
     nvrtc: str
@@ -92,11 +92,11 @@ class Row:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What names the launch."""
+        """The columns that identify the launch."""
         return tuple(getattr(self, name) for name in KEY)
 
     def faults(self) -> list[str]:
-        """Return what the gate holds against it."""
+        """Return the faults that fail the gate."""
         found = []
         if self.spill_stores or self.spill_loads:
             found.append(f"spills {self.spill_stores} bytes and loads {self.spill_loads}")
@@ -109,21 +109,21 @@ class Row:
         return found
 
     def late(self) -> list[str]:
-        """Return what is held against loads behind stores, in plans that keep rows."""
+        """Return the fault of loads behind stores, of plans that keep rows in registers."""
         if self.regime == STREAMED or self.late_loads in ("", "0"):
             return []
         return [f"{self.late_loads} loads stand behind the row's first store"]
 
 
-def measured(plan: Plan) -> Row:
-    """Compile a plan and return its line; what the SASS says is empty without a disassembler."""
-    log, ptx, _ = compiled(plan.build, plan.architecture)
+def measure(plan: Plan) -> Row:
+    """Compile a plan and return its line; without a disassembler, columns of the SASS are empty."""
+    log, ptx, _ = compile_with_sass(plan.build, plan.architecture)
     usage = resource_usage(log)
     counted = accesses(ptx, plan.pointers())
     blocks = blocks_per_sm(plan)
     widths = _widths(plan, counted)
     return Row(
-        **planned(plan),
+        **planned_columns(plan),
         **speed(plan, blocks_per_sm, sass_of),
         nvrtc=nvrtc_version(),
         registers=usage.registers,
@@ -145,14 +145,14 @@ def measured(plan: Plan) -> Row:
 
 
 def blocks_per_sm(plan: Plan) -> int:
-    """Return how many blocks of a launch a multiprocessor has room for."""
-    usage = resource_usage(compiled(plan.build, plan.architecture)[0])
+    """Return how many blocks of a launch fit a multiprocessor."""
+    usage = resource_usage(compile_with_sass(plan.build, plan.architecture)[0])
     limits = ARCHITECTURES[plan.architecture]
     return occupancy(limits, plan.threads, usage.registers, usage.shared + plan.shared)
 
 
-def planned(plan: Plan) -> dict[str, str | int]:
-    """Return the columns that are known of a plan without compiling it."""
+def planned_columns(plan: Plan) -> dict[str, str | int]:
+    """Return the columns of a plan that need no compiling."""
     itemsizes = [dtype.itemsize for _, dtype in plan.row_operands().values()]
     pack = plan.number("PACK")
     return {
@@ -176,7 +176,7 @@ def planned(plan: Plan) -> dict[str, str | int]:
 
 
 def _widths(plan: Plan, counted: Iterable[Access]) -> list[tuple[str, int, int]]:
-    """Return of each access to an array as large as x the array, the bytes, and those planned."""
+    """Return name, bytes and planned bytes of each access to an array as large as x."""
     operands = plan.row_operands()
     found = [
         (access, operands[access.argument]) for access in counted if access.argument in operands
@@ -195,8 +195,8 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
 
 
 @lru_cache(maxsize=256)
-def compiled(build: KernelBuild, architecture: str) -> tuple[str, str, str]:
-    """Compile a build as the launcher does; return ptxas's log, the PTX and the SASS, if known."""
+def compile_with_sass(build: KernelBuild, architecture: str) -> tuple[str, str, str]:
+    """Compile a build as the launcher does; return ptxas's log, the PTX, and the SASS or ""."""
     found = compile_build(build, architecture)
     wanted = ("row_norm", "group_norm", *(("param_grad",) if architecture in GPUS else ()))
     reads_sass = build.kernel.startswith(wanted) and disassembler() is not None
@@ -204,10 +204,10 @@ def compiled(build: KernelBuild, architecture: str) -> tuple[str, str, str]:
 
 
 def sass_of(build: KernelBuild, architecture: str) -> str:
-    """Return the disassembly of a build, if it is known."""
-    return compiled(build, architecture)[2]
+    """Return the disassembly of a build; "" without a disassembler."""
+    return compile_with_sass(build, architecture)[2]
 
 
 def nvrtc_version() -> str:
-    """Return the version of the NVRTC that compiles here."""
+    """Return the version of NVRTC on this machine."""
     return ".".join(map(str, _cuda.nvrtc_version()))

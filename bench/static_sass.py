@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The SASS of a kernel: NVIDIA's disassembler, and its text as basic blocks of instructions."""
+"""NVIDIA's disassembler, and the SASS of a kernel as basic blocks of instructions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 @cache
 def disassembler() -> Path | None:
-    """Find nvdisasm: on PATH, in CUDA_HOME, in NVIDIA's wheels, in Triton's."""
+    """Find nvdisasm on PATH, in CUDA_HOME, in NVIDIA's wheels or in Triton's."""
     if found := shutil.which("nvdisasm"):
         return Path(found)
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
@@ -44,13 +44,13 @@ def disassembler() -> Path | None:
 
 
 def disassemble(cubin: bytes) -> str:
-    """Return the text of a cubin's kernels; RuntimeError where there is no disassembler."""
+    """Return the SASS of a cubin's kernels; RuntimeError without a disassembler."""
     tool = disassembler()
     if tool is None:
         raise RuntimeError(MISSING)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
-        file.write_bytes(cubin + b"\0")  # CuPy takes the last byte, a zero, for the end of a text
+        file.write_bytes(cubin + b"\0")  # CuPy cuts the last byte off, a zero
         run = subprocess.run([tool, "-c", "-ndf", file], capture_output=True, text=True)
     if run.returncode:
         raise RuntimeError(f"{tool.name} failed: {run.stderr.strip()}")
@@ -59,7 +59,7 @@ def disassemble(cubin: bytes) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Instruction:
-    """One instruction as it is written."""
+    """One instruction of the text."""
 
     predicate: str
     code: str
@@ -67,23 +67,23 @@ class Instruction:
 
     @property
     def name(self) -> str:
-        """The code without what qualifies it."""
+        """The code without its qualifiers."""
         return self.code.partition(".")[0]
 
     @property
     def bytes(self) -> int:
-        """What an access moves for a thread."""
+        """The bytes that an access moves for a thread."""
         found = _SIZE.search(self.code)
         return _BYTES[found["bits"]] if found else 4
 
     @property
     def arguments(self) -> list[str]:
-        """The operands one by one."""
+        """The list of operands."""
         return [text.strip() for text in self.operands.split(",")]
 
     @property
     def target(self) -> str:
-        """The label in the same function that it branches to, if it may; a CALL may be a branch."""
+        """The label in this function that it may branch to, or ""; a CALL may be a branch."""
         found = _TARGET.search(self.operands)
         if found is None or self.name not in ("BRA", "BRX", "JMP", "JMX", "CALL"):
             return ""
@@ -91,12 +91,12 @@ class Instruction:
 
     @property
     def is_call(self) -> bool:
-        """Whether it calls another function, which is some slow path."""
+        """Whether it calls another function; those are slow paths."""
         return self.name == "CALL" and not self.target
 
     @property
     def is_certain(self) -> bool:
-        """Whether it is a branch or an exit that every thread takes."""
+        """Whether it is a branch or an exit for every thread."""
         if self.predicate not in ("", "@PT", "@!UPT"):
             return False
         if self.name in ("EXIT", "RET"):
@@ -107,7 +107,7 @@ class Instruction:
 
 @dataclass(eq=False)
 class Block:
-    """Instructions that are executed one after another, and where they go on, by number."""
+    """A basic block: instructions in sequence, and the numbers of its successors."""
 
     instructions: list[Instruction] = field(default_factory=list)
     next: list[int] = field(default_factory=list)
@@ -119,9 +119,9 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """Return the blocks of the kernel in a text, its first function; 0 is where it starts.
+    """Return the blocks of the kernel, the first function of a text; block 0 is its entry.
 
-    What it calls (slow paths of divisions and roots) stands behind it and is left out.
+    The functions behind it, slow paths of divisions and roots, are left out.
     """
     found, labels = [Block()], {}
     for item in _items(text):

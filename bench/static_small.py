@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Group norms of one or two samples: what the model (model.py) says of their time, and a goal.
+"""Group norms of one or two samples: the model's (model.py) prediction of their time, and a goal.
 
-A launch takes the time between launches and then, if that is more than its bytes do at copy speed,
-what its blocks on the busiest multiprocessor take. The goal is twice the time of the launches and
-of the bytes at copy speed.
+A launch takes the gap between launches, and then the time of its bytes at copy speed, or that of
+its blocks on the busiest multiprocessor if that is longer. The goal is twice the sum of the gaps
+and the time of all bytes at copy speed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ def table(architectures: tuple[str, ...]) -> Iterator[str]:
 def _cell(
     architecture: str, direction: str, operator: Operator, samples: int, shape: tuple[int, ...]
 ) -> str:
-    found = call(architecture, direction, operator, samples, shape)
-    launches, time, goal = found
+    launches, time, goal = call_time(architecture, direction, operator, samples, shape)
     return f"{launches:4}{1e6 * time:6.1f}/{1e6 * goal:5.1f}{' ' if time <= goal else '!'}"
 
 
-def call(
+def call_time(
     architecture: str, direction: str, operator: Operator, samples: int, shape: tuple[int, ...]
 ) -> tuple[int, float, float]:
     """Return how many launches a call makes, its seconds, and the goal."""

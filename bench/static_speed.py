@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the SASS of a plan says of its speed, as columns of the static table.
+"""Columns of the static table from the SASS of a plan.
 
-`instructions` counts a warp's instructions for one row, times 32 over the elements of the row that
-the warp takes; so it is a thread's instructions for each element. Of blocks that walk several rows,
-what is executed once is spread over them; a forward's block takes one row.
+`instructions` are a warp's instructions for one row, times 32 over the warp's elements of the row:
+a thread's instructions for each element. If blocks walk several rows, the instructions that run
+once are spread over these; a forward's block takes one row.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from bench.model import GPUS, Gpu, ParamGrad, call_prediction, overlap_share, sh
 from bench.static_groups import speed_of_groups
 from bench.static_occupancy import ARCHITECTURES
 from bench.static_plan import PARAM_GRAD, STREAMED, Plan
-from bench.static_reads import Found, Operands, loads_at_once, read
+from bench.static_reads import Counts, Operands, loads_at_once, read
 from cunorm._core.build import KernelBuild
 
 COLUMNS = (
     *("late_loads", "instructions", "bytes_in_flight", "issue_share", "latency_share"),
     *("traffic_share", "overlap_share", "prediction", "call_prediction"),
 )
-_PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # types and where the sums of param_grad are
+_PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # types, and offsets of param_grad's sums
 
 Sass = Callable[[KernelBuild, str], str]
 
 
 def speed(plan: Plan, blocks_of: Callable[[Plan], int], sass_of: Sass) -> dict[str, str]:
-    """Return the columns; empty ones where nothing is known.
+    """Return the columns; unknown ones are empty.
 
     Parameters
     ----------
     plan
         A launch.
     blocks_of
-        Returns how many of a launch's blocks a multiprocessor has room for.
+        Returns how many of a launch's blocks fit a multiprocessor.
     sass_of
         Returns the disassembly of a build on an architecture; empty without a disassembler.
     """
@@ -42,7 +42,7 @@ def speed(plan: Plan, blocks_of: Callable[[Plan], int], sass_of: Sass) -> dict[s
     blocks_per_sm, sass = blocks_of(plan), sass_of(plan.build, plan.architecture)
     if not sass or plan.regime == PARAM_GRAD or not blocks_per_sm:
         return columns
-    if not plan.of_rows:
+    if not plan.is_row_norm:
         return columns | speed_of_groups(
             plan,
             lambda one: sass_of(one.build, one.architecture),
@@ -63,12 +63,14 @@ def speed(plan: Plan, blocks_of: Callable[[Plan], int], sass_of: Sass) -> dict[s
         "instructions": f"{instructions:.1f}",
         "bytes_in_flight": f"{in_flight:.0f}",
     }
-    return columns | _predicted(plan, found, instructions, in_flight, blocks_per_sm, sass_of)
+    return columns | _prediction_columns(
+        plan, found, instructions, in_flight, blocks_per_sm, sass_of
+    )
 
 
-def _predicted(
+def _prediction_columns(
     plan: Plan,
-    found: Found,
+    found: Counts,
     instructions: float,
     in_flight: float,
     blocks_per_sm: int,
@@ -98,11 +100,11 @@ def _predicted(
     return columns
 
 
-def _bytes_in_flight(plan: Plan, found: Found, share: float, blocks_per_sm: int) -> float:
+def _bytes_in_flight(plan: Plan, found: Counts, share: float, blocks_per_sm: int) -> float:
     """Return the bytes of reads in flight on a multiprocessor.
 
-    A row's reads take as many latencies as they are waited for. Of staged rows, what is copied
-    takes one of them, shared by the rows that are on their way together.
+    A row's reads take as many latencies as the thread waits for them. The copies of staged rows
+    take one latency, which the rows in flight share.
     """
     threads = plan.threads * _resident(plan, blocks_per_sm)
     if plan.stages == 0:
@@ -111,27 +113,27 @@ def _bytes_in_flight(plan: Plan, found: Found, share: float, blocks_per_sm: int)
     return threads * loaded / max((1 + found.waits) / plan.stages, found.waits)
 
 
-def _overlap(plan: Plan, gpu: Gpu, found: Found, blocks_per_sm: int) -> float:
-    """Return the share of copy speed if a block waits, then computes, and overlaps with others."""
+def _overlap(plan: Plan, gpu: Gpu, found: Counts, blocks_per_sm: int) -> float:
+    """Return the share of copy speed if each block waits, then computes, and blocks overlap."""
     passes = max(1.0, plan.rows / plan.rows_at_once)
     warps = plan.threads / 32
     issued = (found.instructions + found.instructions_once / passes) * max(1.0, warps / 4)
-    own = max(1.0, found.waits) * gpu.latency + issued / gpu.clock
+    period = max(1.0, found.waits) * gpu.latency + issued / gpu.clock
     read = _width(plan) / plan.number("THREADS_PER_ROW") * plan.traffic().reads
     if plan.stages:
-        own = found.waits * gpu.latency + issued / gpu.clock
-        own = max((gpu.latency + own) / plan.stages, own)
+        period = found.waits * gpu.latency + issued / gpu.clock
+        period = max((gpu.latency + period) / plan.stages, period)
     of_sm = plan.threads * _resident(plan, blocks_per_sm)
-    return overlap_share(gpu, plan.traffic(), of_sm * read, own)
+    return overlap_share(gpu, plan.traffic(), of_sm * read, period)
 
 
 def _resident(plan: Plan, blocks_per_sm: int) -> float:
-    """Return the blocks of a multiprocessor: as many as there is room for, if there are so many."""
+    """Return the blocks on a multiprocessor: as many as fit, or the grid's share of them."""
     return min(blocks_per_sm, plan.grid / ARCHITECTURES[plan.architecture].sm_count)
 
 
 def param_grad_of(plan: Plan, sass_of: Sass) -> ParamGrad | None:
-    """Return what param_grad does after a backward, if it follows and is known."""
+    """Return the param_grad launch after a backward, if there is one and the model has the GPU."""
     launch = plan.param_grad
     if launch is None or plan.architecture not in GPUS:
         return None

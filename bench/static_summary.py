@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the static table says, for a reader: by regime, plan by plan, and beside the goals."""
+"""The static table for a reader: by regime, plan by plan, and against the goals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARES = ("issue", "latency", "traffic")
 
 
 def passes(row: Row) -> str | None:
-    """Return which limit of a group norm's call the row's share is of; "" of a row norm."""
+    """Return the passes of a group norm, "" of a row norm, None of a launch without a goal."""
     if row.kernel == PARAM_GRAD or row.step == "find":
         return None
     if not row.memory:
@@ -36,17 +36,17 @@ def _size(row: Row) -> int:
 
 
 class Goal(NamedTuple):
-    """A share of copy speed that is wanted of default plans, where the model knows the GPU."""
+    """The least share of copy speed of default plans, on GPUs that the model has."""
 
     direction: str
     least: int  # width, or elements of a sample
     most: int
     wanted: float
     architectures: tuple[str, ...]
-    passes: str = ""  # of a group norm, the limit
+    passes: str = ""  # of a group norm
 
     def of(self, row: Row) -> bool:
-        """Whether it is for a row."""
+        """Whether the goal applies to a row."""
         return (
             row.arch.removeprefix("sm_") in self.architectures
             and row.direction == self.direction
@@ -74,11 +74,11 @@ GOALS = (
 
 
 def share(row: Row) -> float:
-    """Return the prediction of the row's call: of a backward, with param_grad counted in."""
+    """Return the prediction of the row's call, including param_grad."""
     return float(row.call_prediction or row.prediction)
 
 
-def missed(row: Row) -> list[str]:
+def missed_goals(row: Row) -> list[str]:
     """Return the goals that a row misses."""
     return [
         f"{share(row):.3f} of copy speed is predicted, the goal is {goal.wanted}"
@@ -88,7 +88,7 @@ def missed(row: Row) -> list[str]:
 
 
 def limit(row: Row) -> str:
-    """Name what bounds a prediction."""
+    """Return the name of what bounds a prediction."""
     name = min(_SHARES, key=lambda name: float(getattr(row, f"{name}_share")))
     if float(row.prediction) == 1.0:
         name = "copy"
@@ -99,9 +99,9 @@ def limit(row: Row) -> str:
 
 
 def goals_table(rows: list[Row]) -> str:
-    """Return, for each goal, architecture and kind of norm, how many plans meet it, and the worst.
+    """Return how many plans meet each goal, and the worst, by architecture and kind of norm.
 
-    They are plans by default, of float32 and bfloat16.
+    The plans are the default ones, of float32 and bfloat16.
     """
     head = f"{'predictions by a model, not measured':50}{'meet it':>10}{'late loads':>12}"
     return "\n".join([f"{head}  the worst: prediction, plan, limit", *_goal_lines(rows)])
@@ -126,7 +126,7 @@ def _goal_lines(rows: list[Row]) -> Iterator[str]:
 
 
 def kind_of(row: Row) -> str:
-    """Return which of KINDS a norm is."""
+    """Return the kind of a norm, one of KINDS."""
     if row.memory:
         return row.memory
     if row.operator.startswith("add_"):
@@ -134,7 +134,7 @@ def kind_of(row: Row) -> str:
     return "gated" if row.operator.endswith("_gate") else "plain"
 
 
-def listed(rows: list[Row]) -> str:
+def row_lines(rows: list[Row]) -> str:
     """Return a line for every row."""
     lines = [
         f"{'':69}{'regime':32}{'regs':>5}{'blocks':>7}{'late':>5}{'instr':>7}{'in flight':>10}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench table`: how cunorm compares with others, as Markdown, from a CSV of timings."""
+"""`python -m bench table`: cunorm against others, as Markdown, from a CSV of timings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNDER_AUTOGRAD = ("torch", "torch.compile", "liger", "fla", "quack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, or put it into a README; 1 if a goal is not met or the README differs."""
+    """Print the table or write it to a README; return 1 on a missed goal or a changed README."""
     parser = _parser()
     options = parser.parse_args(argv)
     if (options.csv is None) == (options.readme is None):
@@ -79,7 +79,7 @@ def _write(path: Path, peer: str, *, only_compare: bool) -> int:
 
 
 def rewritten(text: str, folder: Path, peer: str = "torch") -> str:
-    """Return a README's text with every table as its CSV in that folder gives it."""
+    """Return a README's text with every table made again from its CSV in that folder."""
     if not text.count(_START) == len(_BLOCK.findall(text)) > 0:
         raise ValueError(f"expected {_START} CSV -->, each on a line, and <!-- end --> after it")
     return _BLOCK.sub(
@@ -88,7 +88,7 @@ def rewritten(text: str, folder: Path, peer: str = "torch") -> str:
 
 
 def markdown(rows: Sequence[Row], peer: str = "torch") -> str:
-    """Return a table of means and worst points, then what it says and what was measured."""
+    """Return a table of means and worst points, its legend, and the facts of the measurement."""
     speeds = ratios(rows, peer, "cunorm")
     if not speeds:
         providers = sorted({row.provider for row in rows})

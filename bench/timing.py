@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench [time]`: cunorm and what else there is, checked and timed in turns.
+"""`python -m bench [time]`: cunorm and other providers, checked and timed in turns.
 
-Whatever is timed first gives the oracle's results on some rows of its operands. The table goes to
-the standard output, the rows to a CSV.
+Each provider is first checked against the oracle, on some rows of its operands. The table goes to
+standard output, the rows to a CSV.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def _run(device: Device, found: list[providers.Provider], options: argparse.Name
     left = len(points)
     with _sigterm_as_exit():
         try:
-            for new, failed in _timed(device, points, found, facts, options):
+            for new, failed in _time_points(device, points, found, facts, options):
                 left -= 1
                 timed += new
                 failures += failed
-        finally:  # where it is interrupted, what there is
+        finally:  # an interrupted run writes its rows too
             _progress("")
             if options.out:
                 rows.write_csv(options.out, report.in_order(timed))
@@ -81,16 +81,16 @@ def _run(device: Device, found: list[providers.Provider], options: argparse.Name
     return 1 if any(failure.is_ours for failure in failures) else 0
 
 
-def _timed(
+def _time_points(
     device: Device,
     points: Sequence[grid.Point],
     found: Sequence[providers.Provider],
     facts: Facts,
     options: argparse.Namespace,
 ) -> Iterator[tuple[list[Row], list[Failure]]]:
-    """Yield the rows and failures of one point after the other, until the time is over.
+    """Yield the rows and failures of each point, until the time is over.
 
-    Points that become the same where the memory is too small for them are timed once.
+    Points may become equal if memory is too small for them; these are timed once.
     """
     from bench import engine
 
@@ -103,13 +103,13 @@ def _timed(
         new: list[Row] = []
         failed: list[Failure] = []
         try:
-            able = [p for p in found if p.supports(point.operator, point.direction, point.dtype)]
-            point = device.fitting(point, 1 + len(able))
+            usable = [p for p in found if p.supports(point.operator, point.direction, point.dtype)]
+            point = device.fitting(point, 1 + len(usable))
             if str(point) not in seen:
                 new, failed = engine.time_point(device, point, found, facts, options.seconds)
-        except Exception as error:  # of one point; the others are still wanted
+        except Exception as error:  # the other points are still timed
             failed = [engine.Failure(point, engine.COPY, error)]
-        # Less memory may be free than before: a point may have become another after all.
+        # Less memory may be free than before: the point may have become smaller again.
         new = [row for row in new if _name(row) not in seen]
         seen |= {str(point), *map(_name, new)}
         for failure in failed:
@@ -118,13 +118,13 @@ def _timed(
 
 
 def _name(row: Row) -> str:
-    """Return what a row's point is as text."""
+    """Return the point of a row as text."""
     return " ".join(filter(None, row.point))
 
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Let SIGTERM end the run as SystemExit, so that what was timed is written."""
+    """Turn SIGTERM into SystemExit, so that the rows so far are written."""
 
     def end(number: int, _frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice
@@ -170,12 +170,12 @@ def _points(options: argparse.Namespace) -> list[grid.Point]:
 
 
 def _progress(text: str) -> None:
-    """Write over the last line of the standard error."""
+    """Write over the last line of standard error."""
     print(f"\r{text:79}", end="", file=sys.stderr, flush=True)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return what the command line asks for, with the defaults of its device."""
+    """Return the options of the command line, with the defaults of its device."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, epilog=_COMMANDS)
     add = parser.add_argument
     add("--device", choices=["cpu", "cuda"], default="cpu")
@@ -185,9 +185,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--direction", type=arguments.list_of(directions), default=directions)
     shapes_help = "ROWSxWIDTH,...; of group norms NxCxHxW; default: the grid"
     add("--shapes", type=arguments.shapes, help=shapes_help)
-    known = dict.fromkeys(name for found in providers.LOADERS.values() for name in found)
-    providers_help = f"some of {', '.join(known)}; copy is always one"
-    add("--providers", type=arguments.list_of(known), help=providers_help)
+    names = dict.fromkeys(name for found in providers.LOADERS.values() for name in found)
+    providers_help = f"some of {', '.join(names)}; copy is always one"
+    add("--providers", type=arguments.list_of(names), help=providers_help)
     add("--quick", action="store_true", help="a part of the grid, in about two minutes")
     add("--seconds", type=arguments.seconds, help="spent on each point")
     add("--seconds-total", type=arguments.seconds, help="after which no point is begun")
@@ -205,14 +205,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     ignored = [name for name in _NOT_OF_HOST if getattr(options, name) != parser.get_default(name)]
     if options.host and ignored:
         parser.error(f"--host takes no --{ignored[0].replace('_', '-')}")
-    _choose(options)
+    _fill_defaults(options)
     if fault := _fault(options):
         parser.error(fault)
     return options
 
 
 def _fault(options: argparse.Namespace) -> str | None:
-    """Return why what was asked for cannot be done together, if it cannot."""
+    """Return the error of options that do not go together, or None."""
     for name in options.op if options.shapes else ():
         if _AXES[name] not in {len(shape) for shape in options.shapes}:
             return f"--shapes has none of {_AXES[name]} sizes, which --op {name} takes"
@@ -228,8 +228,8 @@ def _fault(options: argparse.Namespace) -> str | None:
     return None
 
 
-def _choose(options: argparse.Namespace) -> None:
-    """Fill in what was not asked for."""
+def _fill_defaults(options: argparse.Namespace) -> None:
+    """Fill in the defaults of options."""
     if options.op is None:
         names: Sequence[str] = grid.QUICK_OPERATORS if options.quick else grid.DEFAULT_OPERATORS
         if options.host:
@@ -238,7 +238,7 @@ def _choose(options: argparse.Namespace) -> None:
         options.op = [name for name in names if _AXES[name] in given]
     if options.providers is None:
         options.providers = list(providers.DEFAULT[options.device])
-    elif "cunorm" in options.providers:  # what a gate costs, where there is one
+    elif "cunorm" in options.providers:  # shows the cost of a gate
         options.providers = list(dict.fromkeys([*options.providers, "cunorm-ungated"]))
     if options.seconds is None:
         on_cpu = 1.0 if options.quick else 1.5

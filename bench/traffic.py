@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench bytes`: the bytes that calls move by a GPU's plans, counted without a GPU.
+"""`python -m bench bytes`: the bytes that calls on a GPU move, counted without a GPU.
 
-The kernels run on the tests' software GPU, which counts every access to the arrays as large as x.
-The exit status is 1 where they move more than 1.02 times what they must.
+The kernels run on the tests' software GPU, which counts every access to arrays as large as x. The
+exit status is 1 if a call moves more than 1.02 times the necessary bytes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Row:
-    """What one call moves, in bytes.
+    """The bytes that one call moves.
 
     Attributes
     ----------
     minimum
-        Arrays as large as x, each once.
+        Of arrays as large as x, each byte counted once.
     read_again
-        Those that the regime reads a second time, as they are not kept.
+        Of arrays that the regime reads a second time, as it does not keep them.
     moved, ratio
-        Arrays as large as x, each access counted; and over the two above.
+        Of arrays as large as x, each access counted; and over the sum of the two above.
     others
-        Parameters, statistics, partial sums and what launches hand on, each byte counted once.
+        Of parameters, statistics, partial sums and the workspace, each byte counted once.
     of_sectors
-        What is moved, over the bytes of the sectors that the warps' accesses touch.
+        `moved` over the bytes of the sectors that the warps' accesses touch.
     """
 
     operator: str
@@ -58,7 +58,7 @@ class Row:
     of_sectors: str
 
     def fault(self) -> str:
-        """Return what is wrong with it, if anything is."""
+        """Return the fault of the call; "" if there is none."""
         if float(self.ratio) > LIMIT:
             return f"moves {self.ratio} times what it must, the limit is {LIMIT}"
         return "" if float(self.ratio) >= 0.999 else f"moves {self.ratio} of what it must"
@@ -73,15 +73,15 @@ def main(argv: list[str]) -> int:
         if operator.name in options.op
         for call in calls(operator, direction, dtype)
     ]
-    rows = list(_counted(chosen, options.jobs))
+    rows = list(_measure_all(chosen, options.jobs))
     if options.out:
         write_csv(options.out, Row, rows)
     print(*table(rows), sep="\n")
     return int(any(row.fault() for row in rows))
 
 
-def counted(call: Call) -> Row:
-    """Count what a call moves and return its line."""
+def measure(call: Call) -> Row:
+    """Count the bytes of a call and return its line."""
     found = count(call)
     ratio = found.moved / (found.minimum + found.read_again)
     return Row(
@@ -115,10 +115,10 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
         )
 
 
-def _counted(chosen: list[Call], jobs: int) -> Iterator[Row]:
-    """Yield the rows of calls in their order, and say on stderr how far that is."""
+def _measure_all(chosen: list[Call], jobs: int) -> Iterator[Row]:
+    """Yield the rows of calls in their order, with progress on stderr."""
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for number, row in enumerate(pool.map(counted, chosen), start=1):
+        for number, row in enumerate(pool.map(measure, chosen), start=1):
             print(f"\r{number}/{len(chosen)} counted", end="", file=sys.stderr, flush=True)
             yield row
     print(file=sys.stderr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the operators on the tests' software GPU: one of each regime, and what it moves."""
+"""One call of each operator and regime on the tests' software GPU, and the bytes it moves."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests import softgpu
 from tests.emulation.machine import machine
 from tests.softgpu.counters import Launch, counting
 
-# Of an H200, which the software GPU is.
-_ARCHITECTURE = "90"
-# The first of these that has a regime stands for it. Elements of an array, at least two rows.
+_ARCHITECTURE = "90"  # of an H200, like the software GPU
+# A regime's call has the first of these sizes that gets the regime. An array has _ELEMENTS, or two
+# rows if these are more.
 _WIDTHS = (1000, 64, 4096, 16384, 32768, 65536, 131072, 262144)
 _SAMPLES = ((320, 8, 8), (128, 16, 16), (320, 64, 64), (128, 64, 128))
 _ELEMENTS = 16_000
@@ -50,7 +50,7 @@ class Call(NamedTuple):
     dtype: str
     shape: Shape
     regime: str
-    features: Features  # that the plan may use
+    features: Features  # available to the plan
 
 
 class Count(NamedTuple):
@@ -65,24 +65,24 @@ class Count(NamedTuple):
 
 def calls(operator: Operator, direction: str, dtype: str) -> Iterator[Call]:
     """Yield a call of each regime that the operator's plans have."""
-    found: set[str] = set()
+    seen: set[str] = set()
     sizes = _SAMPLES if operator.of_channels else [(width,) for width in _WIDTHS]
     for features, size in product(feature_sets(_ARCHITECTURE), sizes):
-        made = plans(operator, direction, dtype, size, _ARCHITECTURE, features)
-        planned = next(plan.regime for plan in made if plan.regime != PARAM_GRAD)
-        if planned not in found:
-            found.add(planned)
+        launches = plans(operator, direction, dtype, size, _ARCHITECTURE, features)
+        name = next(plan.regime for plan in launches if plan.regime != PARAM_GRAD)
+        if name not in seen:
+            seen.add(name)
             rows = 1 if operator.of_channels else max(2, _ELEMENTS // size[0])
-            if COPIED_AHEAD in planned:
-                rows *= 3  # so that each block has some more
-            yield Call(operator, direction, dtype, (rows, *size), planned, features)
+            if COPIED_AHEAD in name:
+                rows *= 3  # so that each block has several
+            yield Call(operator, direction, dtype, (rows, *size), name, features)
 
 
 def count(call: Call) -> Count:
-    """Make a call on the software GPU, and add up what it moved."""
+    """Make a call on the software GPU, and add up the bytes that it moves."""
     operator = call.operator
     names = [name for name in _ROWS[call.direction] if _has(operator, name)]
-    launches, pointers = _launched(call, names)
+    launches, pointers = _launches(call, names)
     kernels = [launch for launch in launches if launch.kernel != PARAM_GRAD]
     large = [launch.of(pointer) for launch in kernels for pointer in pointers.values()]
     size = math.prod(call.shape) * DTYPES[call.dtype].itemsize
@@ -98,7 +98,7 @@ def count(call: Call) -> Count:
 
 
 def _others(launches: list[Launch], large: set[int]) -> int:
-    """Add up the bytes that kernels touched of other arrays, each once, in the most of a launch."""
+    """Add up the bytes of other arrays that a kernel touches, each once, in its largest launch."""
     most: dict[tuple[str, int], int] = {}
     for launch in launches:
         for found in launch.ranges:
@@ -115,7 +115,7 @@ def _has(operator: Operator, name: str) -> bool:
 
 
 def _read_again(call: Call, names: list[str]) -> set[str]:
-    """Return what a regime that keeps nothing reads for the sums, and again for the results."""
+    """Return the arrays that are read twice, for sums and for results, as nothing keeps them."""
     if call.regime == TWO_LAUNCHES:
         return {"x", "dy"} & set(names)
     if call.regime != STREAMED:
@@ -126,43 +126,43 @@ def _read_again(call: Call, names: list[str]) -> set[str]:
     return {stream, "gate"} if call.operator.gate_position == "pre" else {stream}
 
 
-def _launched(call: Call, names: list[str]) -> tuple[list[Launch], dict[str, int]]:
-    """Make a call, and return its launches and where its arrays as large as x are."""
+def _launches(call: Call, names: list[str]) -> tuple[list[Launch], dict[str, int]]:
+    """Make a call, and return its launches and the addresses of its arrays as large as x."""
     softgpu.load()
     import cupy
 
-    operator, given = call.operator, {}
+    operator, arrays = call.operator, {}
     host = host_operands(operator, call.dtype, call.shape)
     for name, array in host.items():
-        given[name] = _put(cupy, array, last=operator.memory == "NHWC" and array.ndim == 4)
+        arrays[name] = _put(cupy, array, last=operator.memory == "NHWC" and array.ndim == 4)
     features = " ".join(name for name in LEAST_CAPABILITY if getattr(call.features, name))
     few = {"multiprocessors": 1} if COPIED_AHEAD in call.regime else {}
-    with machine(features, **few) as made, counting() as launches:
+    with machine(features, **few) as planned, counting() as launches:
         if call.direction == "forward":
-            result = training_forward(cunorm, operator, given)()
+            result = training_forward(cunorm, operator, arrays)()
         else:
             stream, saved = _saved(operator, host)
             statistics = {name: cupy.asarray(array) for name, array in saved.items()}
             if operator.has_residual:
-                given["x"] = cupy.asarray(stream)
-            forward = NormForward(residual=given["x"], **statistics)
-            result = backward(cunorm, operator, given, forward)()
-    if regime(made[0].build) != call.regime:
-        raise ValueError(f"{call} ran as {regime(made[0].build)!r}")
+                arrays["x"] = cupy.asarray(stream)
+            forward = NormForward(residual=arrays["x"], **statistics)
+            result = backward(cunorm, operator, arrays, forward)()
+    if regime(planned[0].build) != call.regime:
+        raise ValueError(f"{call} ran as {regime(planned[0].build)!r}")
     found = result._asdict()
-    found = found | given | {"new_residual": found.get("residual")}
+    found = found | arrays | {"new_residual": found.get("residual")}
     return launches, {name: found[name].data.ptr for name in names}
 
 
 def _put(cupy: Any, array: Any, *, last: bool) -> Any:
-    """Return an array of the GPU with the same strides; `last`: with the channels, axis 1, last."""
+    """Copy an array to the GPU with its strides; `last`: axis 1, of channels, is last in memory."""
     if not last:
         return cupy.asarray(array)
     return cupy.asarray(np.moveaxis(array, 1, -1)).transpose(0, 3, 1, 2)
 
 
 def _saved(operator: Operator, operands: Operands) -> tuple[Any, dict[str, Any]]:
-    """Return what was normalised and the statistics of it, as a forward hands them on."""
+    """Return the normalised array and its statistics, as a forward returns them."""
     saved = training_forward(reference, operator, operands)()
     stream = operands["x"]
     if operator.has_residual:

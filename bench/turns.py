@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How contestants take turns, on either device."""
+"""The turns of contestants, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ FEWEST_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Turn:
-    """What a device makes of a contestant's calls: something that times a turn of them."""
+    """A timer of a contestant's calls."""
 
-    seconds: Callable[[], float]  # of a call, over one turn
-    host_seconds: float | None = None  # that a call keeps the host, where that is another time
+    seconds: Callable[[], float]  # makes one turn, and returns the seconds of a call
+    host_seconds: float | None = None  # the host's seconds of a call, if they differ
 
 
 def take_turns(turns: dict[str, Turn], seconds: float) -> dict[str, list[float]]:
-    """Return what calls took in each round; the order is drawn anew for each.
+    """Return the times of calls in each round; each round has a new random order.
 
-    What one leaves in the caches is the next one's gain, so none has a fixed place.
+    The caches after one contestant's turn may help the next, so none has a fixed place.
     """
     times: dict[str, list[float]] = {name: [] for name in turns}
     contestants = list(turns.items())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where an example computes: by NumPy on the CPU, or by CuPy, with the same calls, on a GPU."""
+"""The device of an example: NumPy on the CPU or CuPy on a GPU, with the same calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --device, which `array_module` takes."""
+    """Add --device, the argument of `array_module`."""
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda if there is a device, else cpu"
     )
@@ -34,16 +34,16 @@ def array_module(device: str | None) -> Any:
 
 
 def wait(xp: Any) -> None:
-    """Return when everything that was started is done."""
+    """Wait until all work on the device is done."""
     if xp is not np:
         xp.cuda.runtime.deviceSynchronize()
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next array, as CuPy's pool does on a GPU.
+    """Make glibc keep freed memory for the next array, as CuPy's pool does on a GPU.
 
-    Else each large array of NumPy comes from the system anew and costs a page fault for each page,
-    which may take longer than to write it.
+    Otherwise each large NumPy array costs a page fault for each page, which may take longer than
+    writing the array.
     """
     if platform.libc_ver()[0] == "glibc":
         trim_threshold, mmap_max = -1, -4

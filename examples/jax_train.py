@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Train a small Transformer in JAX twice: with norms written by hand, and with cunorm.jax.
 
-Both runs begin with the same parameters and see the same characters of Python's own documentation.
-The script prints both loss curves, and exits with 1 if they part by more than the tolerance, or if
-the loss at the end is not below that of the first step.
+Both runs begin with the same parameters and read the same characters of Python's documentation. The
+script prints both loss curves. It exits with 1 if they differ by more than the tolerance, or if the
+last loss is not below the first.
 
 Usage: ``python examples/jax_train.py --steps 300``
 """
@@ -23,27 +23,27 @@ from jax_char_lm.model import Shape, initial, step
 from jax_char_lm.norms import CUNORM, HAND_WRITTEN, Norms
 from sizes import rate, seed, size
 
-# In nats per character, of float32. The runs round differently, 6e-8 of each number, and training
-# may make more of a difference at each step: 1e-6 was seen in 400 steps on a CPU.
+# In nats per character, for float32. The runs round differently, by 6e-8 of each number, and
+# training may enlarge the difference at each step. The largest seen in 400 steps on a CPU was 1e-6.
 TOLERANCE = 1e-3
 REPORTS = 10  # lines of the printed curves
 
 
 class Run(NamedTuple):
-    """The losses of each step, and the seconds that all took but the first, which compiles."""
+    """The loss of each step, and the seconds of all steps but the first, which compiles."""
 
     losses: list[float]
     seconds: float
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=size, default=300)
     parser.add_argument("--width", type=size, default=64)
     parser.add_argument("--layers", type=size, default=1)
     parser.add_argument("--heads", type=size, default=4)
-    parser.add_argument("--context", type=size, default=32, help="characters that a window has")
+    parser.add_argument("--context", type=size, default=32, help="characters in a window")
     parser.add_argument("--batch", type=size, default=16, help="windows of a step")
     parser.add_argument("--rate", type=rate, default=1e-2, help="learning rate")
     parser.add_argument("--seed", type=seed, default=0)
@@ -54,7 +54,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def train(norms: Norms, data: Corpus, options: argparse.Namespace) -> Run:
-    """Train the model from the beginning, with these norms."""
+    """Train a new model with these norms."""
     sizes = (options.width, options.layers, options.heads, options.context)
     shape = Shape(len(data.characters), *sizes)
     advance = jax.jit(partial(step, norms, shape, options.rate), donate_argnums=0)
@@ -70,7 +70,7 @@ def train(norms: Norms, data: Corpus, options: argparse.Namespace) -> Run:
 
 
 def report(runs: dict[str, Run]) -> float:
-    """Print the curves; return the largest difference of two."""
+    """Print both curves; return their largest difference."""
     first, second = (run.losses for run in runs.values())
     steps = len(first)
     print(f"{'step':>6}" + "".join(f"{name:>14}" for name in runs) + f"{'difference':>14}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What norms and additions cost in the two forms of `prenorm_stack`: bytes by count, and time."""
+"""The cost of norms and additions in the two variants of `prenorm_stack`: bytes and time."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from devices import wait
 import cunorm
 
 Array = Any
-Costs = dict[str, tuple[float, float]]  # of each form, forward and backward
+Costs = dict[str, tuple[float, float]]  # of each variant, forward and backward
 
 
 class Recorded(NamedTuple):
-    """A layer that takes no time, as it returns what it was given: norms and additions are left."""
+    """A layer that returns recorded arrays, so that only norms and additions take time."""
 
     weight: Array
     branch: Array
     d_y: Array
 
     def forward(self, y: Array) -> Array:
-        """Return the branch that was recorded."""
+        """Return the recorded branch."""
         return self.branch
 
     def backward(self, d_branch: Array, y: Array) -> tuple[Array, None]:
-        """Return the gradient that was recorded."""
+        """Return the recorded gradient."""
         return self.d_y, None
 
 
 def bytes_moved(depth: int, elements: int, size: int) -> Costs:
     """Count the bytes of rows that norms and additions read and write, forward and backward.
 
-    A stream's element has `stream` bytes, a branch's, y's and dy's `size`; weights and rstd are
-    small against the rows. Each term is one pass over the rows: what it reads + what it writes.
+    An element of the stream has `stream` bytes; one of a branch, y or dy has `size`. Weights and
+    rstd are small against the rows. Each term is one pass over the rows: bytes read + written.
     """
     stream = 4
     plain_norm = stream + size
     addition = (size + stream) + stream
     fused_norm = (size + stream) + (stream + size)
-    norm_backward = (size + stream) + stream  # of dy and stream, dx
-    fused_backward = (size + 2 * stream) + stream  # and of d_residual
+    norm_backward = (size + stream) + stream  # reads dy and the stream, writes dx
+    fused_backward = (size + 2 * stream) + stream  # reads d_residual too
     d_addition = 2 * stream + stream
-    rounding = stream + size if size < stream else 0  # of d_stream to the branch's dtype
-    rounded = size if size < stream else 0  # the same as a second result of fused_backward
+    rounding = stream + size if size < stream else 0  # d_stream to the branch's dtype
+    rounded = size if size < stream else 0  # the same, as a second result of fused_backward
     per_element = {
         "naive": (
             depth * (plain_norm + addition),
@@ -57,33 +57,33 @@ def bytes_moved(depth: int, elements: int, size: int) -> Costs:
         ),
     }
     return {
-        form: (forward * elements, backward * elements)
-        for form, (forward, backward) in per_element.items()
+        name: (forward * elements, backward * elements)
+        for name, (forward, backward) in per_element.items()
     }
 
 
 def median_seconds(
     xp: Any,
-    forms: dict[str, Any],
+    variants: dict[str, Any],
     layers: list[Recorded],
     x: Array,
     d_output: Array,
     repeats: int,
 ) -> Costs:
-    """Time norms and additions, forward and backward; the forms take turns.
+    """Time norms and additions, forward and backward; the variants take turns.
 
-    On a CPU all of it runs on one thread, as NumPy's additions have no more.
+    On a CPU everything runs on one thread, because NumPy's additions use only one.
     """
     cunorm.set_num_threads(1)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
     for _ in range(repeats + 1):
-        for name, form in forms.items():
+        for name, variant in variants.items():
             start = now(xp)
-            saved = form.forward(layers, x, layers[0].branch.dtype)
+            saved = variant.forward(layers, x, layers[0].branch.dtype)
             middle = now(xp)
-            gradients = form.backward(layers, saved, d_output)
+            gradients = variant.backward(layers, saved, d_output)
             times[name].append((middle - start, now(xp) - middle))
-            del saved, gradients  # or freeing them would be part of the next form's time
+            del saved, gradients  # else the next variant's time would include freeing them
     cunorm.set_num_threads(None)
     medians = {}
     for name, runs in times.items():
@@ -93,13 +93,13 @@ def median_seconds(
 
 
 def now(xp: Any) -> float:
-    """Return the time, when everything that was started is done."""
+    """Return the time after all work on the device is done."""
     wait(xp)
     return time.perf_counter()
 
 
 def print_table(title: str, unit: str, scale: float, costs: Costs) -> None:
-    """Print a line for each form, forward and backward, and what the fused one saves."""
+    """Print a line for each variant, forward and backward, and the savings of the fused one."""
     print(f"\n{title}:\n{'':8}{'forward':>12}{'backward':>12}{'both':>12}")
     both = {name: (*pair, sum(pair)) for name, pair in costs.items()}
     for name, numbers in both.items():

@@ -5,18 +5,18 @@ With x_0 = x, a pre-norm network of n layers is::
 
     naive:  x_k = f_k(norm(x_{k-1})) + x_{k-1}             output x_n
 
-The addition of one layer and the norm of the next read the same stream, so that one call of cunorm
-does both; the backward adds the stream's gradient in the same pass::
+The addition of one layer and the norm of the next read the same stream, so one call of cunorm does
+both. The backward adds the stream's gradient in the same pass::
 
     fused:  q_k, r_k = norm(p_{k-1} + r_{k-1}), its sum    output p_n + r_n
             p_k = f_k(q_k)
 
 Source: "Normalize with Residual or Gate" (xopes), "Fusing Normalize and Residual". There p_0 = x
-and r_0 = 0; here the first norm is given x alone, and no zeros are read.
+and r_0 = 0; here the first norm reads x alone, and no zeros.
 
-The branches p_k and the norms' results are of --dtype; the stream and the parameters are float32.
-The script checks that both forms agree, counts the bytes that norms and additions move, and
-measures the time they take. It exits with 1 if the two forms differ by more than `TOLERANCE`.
+The branches p_k and the norms' results have --dtype; the stream and the parameters are float32.
+The script checks that both variants agree, counts the bytes that norms and additions move, and
+measures their time. It exits with 1 if the variants differ by more than `TOLERANCE`.
 
 Usage: ``python examples/prenorm_stack.py --dtype bfloat16``
 """
@@ -38,16 +38,16 @@ from sizes import size
 
 import cunorm
 
-Array = Any  # of NumPy or of CuPy; NumPy's functions take either
+Array = Any  # of NumPy or CuPy; NumPy's functions take either
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 STREAM = np.dtype(np.float32)
 
-# The largest difference of two arrays, over their largest magnitude. cunorm rounds a fused sum as a
-# separate addition does, forward and backward, so that both forms give the same bits, unless matrix
-# products do not repeat, or cunorm finds no C++ compiler: the float64 arithmetic that stands in
-# rounds a fused backward once, not twice. Then each layer may add some float32 roundings, of 6e-8;
-# and where such a one tips over a rounding to bfloat16, that ends up to 2**-7 away.
+# The largest difference of two arrays, over their largest magnitude. cunorm rounds a fused sum like
+# a separate addition, forward and backward, so both variants give the same bits. There are two
+# exceptions: matrix products that do not repeat, and cunorm without a C++ compiler, whose float64
+# fallback rounds a fused backward once, not twice. Then each layer may add some float32 roundings,
+# of 6e-8, and one of these may change a rounding to bfloat16 by up to 2**-7.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-6}
 
 
@@ -55,8 +55,8 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-6}
 class Layer:
     """f(y) = tanh(y @ matrix), and the weight of the norm before it.
 
-    One product mixes the channels, so that a wrong gradient spreads to all of them, and tanh keeps
-    the branch as small as the stream. It is computed in float32 and rounded to y's dtype.
+    The product mixes the channels, so that a wrong gradient spreads to all of them. tanh keeps the
+    branch as small as the stream. f is computed in float32 and rounded to y's dtype.
     """
 
     weight: Array
@@ -77,15 +77,15 @@ class Layer:
 
 
 class Forward(NamedTuple):
-    """A stack's output, and for each layer what its backward needs."""
+    """A stack's output, and the arrays that each layer's backward needs."""
 
     output: Array
-    streams: list[Array]  # what was normalised
+    streams: list[Array]  # the norms' inputs
     norms: list[cunorm.NormForward]
 
 
 class Gradients(NamedTuple):
-    """Gradients of the input, and for each layer, from the last, of weight, y and matrix."""
+    """Gradients of the input, and of each layer's weight, y and matrix, the last layer first."""
 
     x: Array
     weights: list[Array]
@@ -93,7 +93,7 @@ class Gradients(NamedTuple):
     matrices: list[Array]
 
     def append(self, weight: Array, y: Array, matrix: Array) -> None:
-        """Keep those of one layer."""
+        """Append the gradients of one layer."""
         self.weights.append(weight)
         self.ys.append(y)
         self.matrices.append(matrix)
@@ -114,9 +114,9 @@ def fused_forward(layers: list[Any], x: Array, dtype: np.dtype[Any]) -> Forward:
     """Compute q_k, r_k = norm(p_{k-1} + r_{k-1}) and p_k = f_k(q_k): one call for each layer."""
     norms = [cunorm.rms_norm_forward(x, layers[0].weight, dtype=dtype)]
     streams = [x]
-    for layer, following in pairwise(layers):
+    for layer, next_layer in pairwise(layers):
         branch = layer.forward(norms[-1].y)
-        norm = cunorm.rms_norm_forward(branch, following.weight, residual=streams[-1])
+        norm = cunorm.rms_norm_forward(branch, next_layer.weight, residual=streams[-1])
         streams.append(norm.residual)
         norms.append(norm)
     return Forward(layers[-1].forward(norms[-1].y) + streams[-1], streams, norms)
@@ -135,13 +135,13 @@ def naive_backward(layers: list[Any], saved: Forward, d_output: Array) -> Gradie
 
 
 def fused_backward(layers: list[Any], saved: Forward, d_output: Array) -> Gradients:
-    """Take the stream's gradient from above and hand it down: one pass for each layer."""
+    """Pass the stream's gradient from layer to layer: one pass over the rows for each."""
     dtype = saved.norms[0].y.dtype
     d_stream, d_branch = d_output, d_output.astype(dtype, copy=False)
     gradients = Gradients(None, [], [], [])
     for layer, stream, norm in reversed(list(zip(layers, saved.streams, saved.norms, strict=True))):
         d_y, d_matrix = layer.backward(d_branch, norm.y)
-        first = layer is layers[0]  # x is no branch: its gradient is the stream's, in float32
+        first = layer is layers[0]  # x is not a branch: its gradient is the stream's, in float32
         grads = cunorm.rms_norm_backward(
             d_y,
             stream,
@@ -155,16 +155,16 @@ def fused_backward(layers: list[Any], saved: Forward, d_output: Array) -> Gradie
     return gradients._replace(x=d_stream)
 
 
-class Form(NamedTuple):
-    """One of the two ways to compute the stack."""
+class Variant(NamedTuple):
+    """One of the two implementations of the stack."""
 
     forward: Callable[[list[Any], Array, np.dtype[Any]], Forward]
     backward: Callable[[list[Any], Forward, Array], Gradients]
 
 
-FORMS = {
-    "naive": Form(naive_forward, naive_backward),
-    "fused": Form(fused_forward, fused_backward),
+VARIANTS = {
+    "naive": Variant(naive_forward, naive_backward),
+    "fused": Variant(fused_forward, fused_backward),
 }
 
 
@@ -183,11 +183,11 @@ def draw_stack(xp: Any, depth: int, rows: int, width: int) -> tuple[list[Layer],
 
 
 def run(
-    form: Form, layers: list[Layer], x: Array, d_output: Array, dtype: np.dtype[Any]
+    variant: Variant, layers: list[Layer], x: Array, d_output: Array, dtype: np.dtype[Any]
 ) -> dict[str, list[Array]]:
-    """Return everything that a form computes, by kind, of each layer from the last."""
-    saved = form.forward(layers, x, dtype)
-    gradients = form.backward(layers, saved, d_output)
+    """Return all results of a variant by name, for each layer, the last layer first."""
+    saved = variant.forward(layers, x, dtype)
+    gradients = variant.backward(layers, saved, d_output)
     return {
         "output": [saved.output],
         "y": [norm.y for norm in reversed(saved.norms)],
@@ -205,19 +205,19 @@ def relative_error(result: Array, expected: Array) -> float:
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--layers", type=size, default=8)
     parser.add_argument("--rows", type=size, default=4096)
     parser.add_argument("--width", type=size, default=1024)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the branches")
-    parser.add_argument("--repeats", type=size, default=21, help="timed runs of each form")
+    parser.add_argument("--repeats", type=size, default=21, help="timed runs of each variant")
     add_device_argument(parser)
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compare, count and time the two forms; return the exit status."""
+    """Compare, count and time the two variants; return the exit status."""
     options = arguments(argv)
     xp, dtype = array_module(options.device), DTYPES[options.dtype]
     keep_freed_memory()
@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
         f"{options.layers} layers, {options.rows} rows of {options.width}, {options.dtype} "
         f"branches on a float32 stream, {xp.__name__}"
     )
-    naive, fused = (run(form, layers, x, d_output, dtype) for form in FORMS.values())
+    naive, fused = (run(each, layers, x, d_output, dtype) for each in VARIANTS.values())
     errors = {kind: np.max([*map(relative_error, fused[kind], naive[kind])]) for kind in naive}
     tolerance = TOLERANCE[options.dtype]
     print(f"\nlargest difference over largest magnitude, at most {tolerance:.2g} allowed:")
@@ -236,10 +236,10 @@ def main(argv: list[str] | None = None) -> int:
     moved = bytes_moved(options.layers, x.size, dtype.itemsize)
     print_table("bytes of rows that norms and additions move, by count", "MB", 1e-6, moved)
     recorded = [
-        Recorded(layer.weight, y, d_y)  # as a branch, y does as well as any
+        Recorded(layer.weight, y, d_y)  # y stands in for the branch: any array will do
         for layer, y, d_y in zip(layers, fused["y"], fused["dy"], strict=True)
     ]
-    seconds = median_seconds(xp, FORMS, recorded, x, d_output, options.repeats)
+    seconds = median_seconds(xp, VARIANTS, recorded, x, d_output, options.repeats)
     title = f"their time{' on one thread' if xp is np else ''}, median of {options.repeats} runs"
     print_table(f"{title} in turn", "ms", 1e3, seconds)
     return 0 if all(error <= tolerance for error in errors.values()) else 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Numbers on the command line of an example, as the types of its arguments."""
+"""Argument types for the numbers on an example's command line."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import argparse
 
 
 def size(text: str) -> int:
-    """Read an int of at least 1."""
+    """Parse an int of at least 1."""
     return at_least(1, text)
 
 
 def seed(text: str) -> int:
-    """Read an int of at least 0."""
+    """Parse an int of at least 0."""
     return at_least(0, text)
 
 
 def at_least(smallest: int, text: str) -> int:
-    """Read an int, which must not be smaller."""
+    """Parse an int that is not smaller than `smallest`."""
     number = int(text)
     if number < smallest:
         raise argparse.ArgumentTypeError(f"is {number}, expected at least {smallest}")
@@ -25,7 +25,7 @@ def at_least(smallest: int, text: str) -> int:
 
 
 def rate(text: str) -> float:
-    """Read a finite number above 0."""
+    """Parse a finite number above 0."""
     number = float(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"is {text}, expected a finite number above 0")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Train a small Transformer in PyTorch twice: with torch's own norms, and with cunorm's.
 
-The model is of `torch.nn` alone; `cunorm.torch.replace_norms` lets cunorm run its norms, forward
-and backward. Both runs begin with the same parameters and see the same characters of Python's own
-documentation. The script prints both loss curves, and exits with 1 if they part by more than the
-tolerance, or if the model has not come below a bigram model's loss.
+The model uses only `torch.nn`; `cunorm.torch.replace_norms` makes cunorm run its norms, forward and
+backward. Both runs begin with the same parameters and read the same characters of Python's
+documentation. The script prints both loss curves. It exits with 1 if they differ by more than the
+tolerance, or if the model's loss is not below a bigram model's.
 
 Usage: ``python examples/torch_train.py --steps 300``
 """
@@ -24,29 +24,29 @@ from torch_char_lm.model import Model, Shape
 
 import cunorm.torch
 
-# In nats per character, of float32. The two round differently, by some 6e-8 of each number, which
-# training enlarges from step to step: to 7e-7 in the 300 steps, to 2e-5 in 400 at five times the
-# rate. A gradient of x that was 0.1 % too large made a difference of 1e-4 in 60 steps.
+# In nats per character, for float32. The runs round differently, by some 6e-8 of each number.
+# Training enlarges this from step to step: to 7e-7 in the 300 steps, to 2e-5 in 400 at five times
+# the rate. A gradient of x that was 0.1 % too large made a difference of 1e-4 in 60 steps.
 TOLERANCE = 1e-4
 REPORTS = 10  # lines of the printed curves
 LAST = 10  # steps whose mean loss is compared with the bigram's
 
 
 class Run(NamedTuple):
-    """The loss of each step in nats per character, and the seconds that all took but the first."""
+    """The loss of each step in nats per character, and the seconds of all steps but the first."""
 
     losses: list[float]
     seconds: float
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=size, default=300)
     parser.add_argument("--width", type=size, default=128)
     parser.add_argument("--layers", type=size, default=2)
     parser.add_argument("--heads", type=size, default=4)
-    parser.add_argument("--context", type=size, default=64, help="characters that a window has")
+    parser.add_argument("--context", type=size, default=64, help="characters in a window")
     parser.add_argument("--batch", type=size, default=16, help="windows of a step")
     parser.add_argument("--rate", type=rate, default=2e-3, help="learning rate")
     parser.add_argument("--seed", type=seed, default=0)
@@ -55,7 +55,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def train(model: Model, data: Corpus, options: argparse.Namespace) -> Run:
-    """Train a model on batches that follow from the seed."""
+    """Train a model on batches drawn with the seed."""
     rng, losses = np.random.default_rng(options.seed), []
     optimizer = torch.optim.Adam(model.parameters(), lr=options.rate)
     start = time.perf_counter()
@@ -67,12 +67,12 @@ def train(model: Model, data: Corpus, options: argparse.Namespace) -> Run:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        if not number:  # in which what runs for the first time is compiled
+        if not number:  # the first step compiles
             start = time.perf_counter()
     return Run(losses, time.perf_counter() - start)
 
 
-def both(data: Corpus, options: argparse.Namespace) -> dict[str, Run]:
+def train_both(data: Corpus, options: argparse.Namespace) -> dict[str, Run]:
     """Train the same model with torch's norms and with cunorm's."""
     sizes = (options.width, options.layers, options.heads, options.context)
     runs = {}
@@ -86,7 +86,7 @@ def both(data: Corpus, options: argparse.Namespace) -> dict[str, Run]:
 
 
 def report(runs: dict[str, Run]) -> float:
-    """Print the curves; return the largest difference of two."""
+    """Print both curves; return their largest difference."""
     first, second = (run.losses for run in runs.values())
     steps = len(first)
     print(f"{'step':>6}" + "".join(f"{name:>14}" for name in runs) + f"{'difference':>14}")
@@ -107,15 +107,14 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--width is {options.width}, expected a multiple of --heads, {options.heads}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a PyTorch with CUDA and an NVIDIA GPU")
-    # Threads wait for each other by spinning: on cores that other programs use, too, they cost more
-    # than they bring to so small a model.
+    # Threads wait by spinning. On cores that other programs use too, they slow a small model down.
     torch.set_num_threads(1)
     cunorm.set_num_threads(1)
     name, text = installation_text()
     data = corpus(text)
     vocabulary = len(data.characters)
     print(f"{name}: {len(text)} characters, {vocabulary} different; on {options.device}")
-    runs = both(data, options)
+    runs = train_both(data, options)
     difference = report(runs)
 
     windows = random_windows(np.random.default_rng(1), data.training, 256, options.context)

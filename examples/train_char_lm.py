@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Train a small Transformer on the characters of Python's own documentation.
 
-Model, gradients and optimizer are written on bare arrays of NumPy or CuPy, in `char_lm`, and every
-norm, forward and backward, is a call of cunorm. The script exits with 1 if the model does not come
-below the cross-entropy of a bigram model on the held-out part of the text.
+Model, gradients and optimizer are written on bare arrays of NumPy or CuPy, in `char_lm`. Every
+norm, forward and backward, is a call of cunorm. The script exits with 1 if the model's
+cross-entropy on the held-out part of the text is not below that of a bigram model.
 
 Usage: ``python examples/train_char_lm.py --output loss_curve.png``
 """
@@ -35,20 +35,20 @@ from tqdm import trange
 
 import cunorm
 
-VALIDATIONS = 10  # in a run
-VALIDATION_BATCH = 128  # windows at a time
+VALIDATIONS = 10  # validations in a run
+VALIDATION_BATCH = 128  # windows
 SAMPLE_LENGTH = 400
-TEMPERATURE = 0.8  # of the sample: below 1 the likely characters are favoured
+TEMPERATURE = 0.8  # of the sample; below 1 favours the likely characters
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=size, default=800)
     parser.add_argument("--width", type=size, default=128)
     parser.add_argument("--layers", type=size, default=2)
     parser.add_argument("--heads", type=size, default=4)
-    parser.add_argument("--context", type=size, default=64, help="characters that a window has")
+    parser.add_argument("--context", type=size, default=64, help="characters in a window")
     parser.add_argument("--batch", type=size, default=32, help="windows of a step")
     parser.add_argument("--rate", type=rate, default=5e-3, help="largest learning rate")
     parser.add_argument("--seed", type=seed, default=0)
@@ -57,8 +57,8 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
-def wrong_together(options: argparse.Namespace, data: Corpus) -> str | None:
-    """Say what is wrong with the options as a whole, and for a text; None where nothing is."""
+def find_wrong_options(options: argparse.Namespace, data: Corpus) -> str | None:
+    """Return what is wrong with the combined options for a text, or None."""
     if options.width % options.heads:
         return f"--width is {options.width}, expected a multiple of --heads, {options.heads}"
     longest = len(data.validation) - 1
@@ -78,7 +78,7 @@ def validation_loss(model: Model, inputs: Ids, targets: Ids, xp: Any) -> float:
 
 
 def train(model: Model, data: Corpus, options: argparse.Namespace, xp: Any) -> Losses:
-    """Train the model, and return the losses on the way."""
+    """Train the model and return its losses."""
     rng = np.random.default_rng(options.seed)
     optimizer, losses = Adam(model.parameters), Losses([], {})
     held_out = all_windows(data.validation, options.context)
@@ -98,7 +98,7 @@ def train(model: Model, data: Corpus, options: argparse.Namespace, xp: Any) -> L
 
 
 def sample(model: Model, data: Corpus, rng: np.random.Generator, xp: Any) -> str:
-    """Return text drawn from the model, character by character, after a line's end."""
+    """Return text drawn from the model, character by character, beginning after a newline."""
     ids = [data.characters.index("\n")]
     for _ in range(SAMPLE_LENGTH):
         window = xp.asarray([ids[-model.shape.context :]])
@@ -114,12 +114,12 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     name, text = installation_text()
     data = corpus(text)
-    if wrong := wrong_together(options, data):
+    if wrong := find_wrong_options(options, data):
         parser.error(wrong)
     xp = array_module(options.device)
     keep_freed_memory()
-    # On a CPU the threads of NumPy's matrix products and those of cunorm's kernels wait for work by
-    # spinning, on each other's cores. The products, which take longest, get them all.
+    # On a CPU the threads of NumPy's matrix products and of cunorm's kernels wait by spinning, on
+    # each other's cores. The products take longest, so they get all cores.
     cunorm.set_num_threads(1)
     vocabulary = len(data.characters)
     held_out = all_windows(data.validation, options.context)

@@ -2,10 +2,10 @@
 """Denoise a picture with a residual block of the autoencoders of VQGAN and Stable Diffusion.
 
 The block, x + conv2(silu(gn2(conv1(silu(gn1(x)))))), is written on bare arrays of NumPy or CuPy,
-channels last, in `denoiser`; every group norm + SiLU, forward and backward, is a call of cunorm. It
-learns to remove noise from one picture, with other noise at each step, and is judged by noise that
-it has not seen. The script exits with 1 if a gradient is not that of finite differences, or if the
-model does not come below the error of a blur.
+channels last, in `denoiser`. Every group norm + SiLU, forward and backward, is a call of cunorm.
+The model learns to remove noise from one picture, with new noise at each step, and is tested with
+other noise. The script exits with 1 if the gradient differs from finite differences, or if the
+model's error is not below that of a blur.
 
 Usage: ``python examples/vae_block.py --output vae_block.png``
 """
@@ -28,13 +28,13 @@ from tqdm import trange
 import cunorm
 
 MOST_SHRUNK = 40  # to 10x12
-NOISE = 0.15  # its standard deviation, where white is 1
-STEP = 1e-4  # of the finite difference, whose errors, relative to the slope, are some 1e-10
+NOISE = 0.15  # standard deviation; white is 1
+STEP = 1e-4  # of the finite difference; its relative error is some 1e-10
 TOLERANCE = 1e-7
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=size, default=120)
     parser.add_argument("--channels", type=size, default=32)
@@ -48,15 +48,15 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def with_noise(clean: Array, rng: np.random.Generator, xp: Any) -> Array:
-    """Return the picture with noise that is drawn on the host, the same for every device."""
+    """Return the picture with noise, drawn on the host so that every device gets the same."""
     return clean + xp.asarray(NOISE * rng.standard_normal(clean.shape), clean.dtype)
 
 
 def gradient_error(model: Denoiser, noisy: Array, clean: Array, xp: Any) -> float:
-    """Compare the loss's slope with a central difference, and return the relative difference.
+    """Return the relative difference between the loss's slope and a central difference.
 
-    In float64, along a random direction of length 1 with a part in the picture and in each
-    parameter, at a random place, as some of the parameters begin as ones or zeros.
+    Both are computed in float64 along a random direction of length 1 in the picture and all
+    parameters. The point is random too, because some parameters begin as ones or zeros.
     """
     rng, kept = np.random.default_rng(0), model.parameters
 
@@ -65,24 +65,24 @@ def gradient_error(model: Denoiser, noisy: Array, clean: Array, xp: Any) -> floa
 
     start = {"picture": noisy, **kept}
     length = sum(array.size for array in start.values()) ** 0.5
-    place = {name: array + draw(array, 0.1) for name, array in start.items()}
+    point = {name: array + draw(array, 0.1) for name, array in start.items()}
     direction = {name: draw(array, 1 / length) for name, array in start.items()}
 
     def at(distance: float) -> tuple[float, dict[str, Array]]:
-        model.parameters = {name: place[name] + distance * direction[name] for name in place}
+        model.parameters = {name: point[name] + distance * direction[name] for name in point}
         picture = model.parameters.pop("picture")
         loss, d_picture, grads = model.loss_and_gradients(picture, clean.astype(np.float64))
         return loss, {"picture": d_picture, **grads}
 
     grads = at(0)[1]
-    slope = sum(float((grads[name] * direction[name]).sum()) for name in place)
+    slope = sum(float((grads[name] * direction[name]).sum()) for name in point)
     difference = (at(STEP)[0] - at(-STEP)[0]) / (2 * STEP)
     model.parameters = kept
     return abs(slope - difference) / abs(difference)
 
 
 def blur_error(noisy: Array, clean: Array) -> float:
-    """Return the least error of averages of neighbours, weighed 1 2 1 down and across, repeated."""
+    """Return the least error of eight blurs: weights 1 2 1 down and across, one to eight times."""
     errors = []
     for _ in range(8):
         down = np.pad(noisy, ((0, 0), (1, 1), (0, 0), (0, 0)), "edge")
@@ -94,7 +94,7 @@ def blur_error(noisy: Array, clean: Array) -> float:
 
 
 def train(model: Denoiser, clean: Array, options: argparse.Namespace, xp: Any) -> list[float]:
-    """Train the model, and return the losses on the way."""
+    """Train the model and return its losses."""
     rng = np.random.default_rng(options.seed + 1)
     optimizer, losses = Adam(model.parameters), []
     progress = trange(options.steps, unit="step")
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--shrink is {options.shrink}, expected at most {MOST_SHRUNK}")
     xp = array_module(options.device)
     keep_freed_memory()
-    # Else the threads of NumPy's matrix products and cunorm's wait for work on each other's cores.
+    # Threads of NumPy's matrix products and of cunorm would wait by spinning on each other's cores.
     cunorm.set_num_threads(1)
     clean = xp.asarray(picture(options.shrink))[None]
     rng = np.random.default_rng(options.seed)

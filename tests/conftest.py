@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Skips the tests marked gpu where there is no GPU; compiles quickly where told; counts builds."""
+"""Skips tests marked gpu without a GPU, sets each test's optimisation level, counts builds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests import softgpu  # noqa: E402
 from tests.support import internals, levels  # noqa: E402
 
 ON_GPU = ("gpu", True)
-_no_software_gpu = ""  # why there is none
+_no_software_gpu = ""  # why the software GPU is not available
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Look for no doctests in tests; where they do not import, that would hide it."""
+    """Collect no doctests in tests: they would hide that a module does not import."""
     found = yield
     return [collector for collector in found if type(collector) is pytest.Module]
 
@@ -48,7 +48,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure() -> None:
-    """Load the software GPU where there is no other, for this process and those it starts."""
+    """Load the software GPU if there is no other, for this process and its children."""
     global _no_software_gpu
     _no_software_gpu = softgpu.unavailable()
     if softgpu.real_gpu() or _no_software_gpu:
@@ -62,7 +62,7 @@ def pytest_configure() -> None:
 
 
 def why_no_gpu() -> str | None:
-    """Say what is missing for a test on a GPU, if anything is."""
+    """Return what is missing for a test on a GPU; None if nothing is."""
     try:
         import cupy
     except ImportError as error:
@@ -75,7 +75,7 @@ def why_no_gpu() -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Compile as the test is marked, before its fixtures are made."""
+    """Set the optimisation level that the test is marked with, before its fixtures run."""
     marker = item.get_closest_marker("compiled")
     levels.use(marker.args[0] if marker else "O0")
 
@@ -86,7 +86,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Add what a process of this run has built."""
+    """Add the builds of a worker process."""
     levels.builds.update(map(tuple, getattr(node, "workeroutput", {}).get("builds", ())))
 
 
@@ -99,7 +99,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _is_over_budget(config: pytest.Config) -> bool:
-    """Whether a run has more builds than it may; that of the exhaustive tests may have any."""
+    """Whether a run has more builds than its budget; exhaustive runs have no budget."""
     is_exhaustive = config.getoption("markexpr") == "exhaustive"
     return not is_exhaustive and not levels.account(levels.builds)[1]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The providers of the operators, by the names of the command line; each is loaded when asked for.
+"""The providers of the operators, by their names on the command line; each is imported on demand.
 
-`copy` is none of them: it is the device's, and is always timed.
+`copy` is not among them: the device has it, and it is always timed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.providers.base import Provider, require_gpu
 from bench.providers.ours import Cunorm, Ungated
 
 
-def _of(module: str, name: str) -> Callable[[], Provider]:
+def _lazy(module: str, name: str) -> Callable[[], Provider]:
     def load() -> Provider:
         provider: Provider = getattr(import_module(f"bench.providers.{module}"), name)()
         return provider
@@ -21,29 +21,29 @@ def _of(module: str, name: str) -> Callable[[], Provider]:
     return load
 
 
-def _of_torch(of: type[Cunorm], name: str) -> Callable[[], Provider]:
+def _lazy_cunorm(provider_class: type[Cunorm], name: str) -> Callable[[], Provider]:
     def load() -> Provider:
         import_module("torch")
-        return of(name, "torch")
+        return provider_class(name, "torch")
 
     return load
 
 
 _ON_BOTH: dict[str, Callable[[], Provider]] = {
-    "cunorm": _of_torch(Cunorm, "cunorm"),
-    "cunorm-ungated": _of_torch(Ungated, "cunorm-ungated"),
-    "cunorm-jax": _of("traced", "CunormJax"),
-    "torch": _of("autograd", "Torch"),
-    "torch.compile": _of("autograd", "TorchCompile"),
-    "jax": _of("traced", "Jax"),
+    "cunorm": _lazy_cunorm(Cunorm, "cunorm"),
+    "cunorm-ungated": _lazy_cunorm(Ungated, "cunorm-ungated"),
+    "cunorm-jax": _lazy("traced", "CunormJax"),
+    "torch": _lazy("autograd", "Torch"),
+    "torch.compile": _lazy("autograd", "TorchCompile"),
+    "jax": _lazy("traced", "Jax"),
 }
 LOADERS: dict[str, dict[str, Callable[[], Provider]]] = {
     "cpu": {"cunorm-numpy": lambda: Cunorm("cunorm-numpy", "own")} | _ON_BOTH,
     "cuda": {
         "cunorm-cupy": lambda: Cunorm("cunorm-cupy", "own"),
-        "liger": _of("triton_kernels", "Liger"),
-        "fla": _of("triton_kernels", "Fla"),
-        "quack": _of("quack", "Quack"),
+        "liger": _lazy("triton_kernels", "Liger"),
+        "fla": _lazy("triton_kernels", "Fla"),
+        "quack": _lazy("quack", "Quack"),
     }
     | _ON_BOTH,
 }
@@ -51,7 +51,7 @@ DEFAULT = {"cpu": ("cunorm", "torch", "cunorm-ungated"), "cuda": tuple(LOADERS["
 
 
 def load(device: str, names: Iterable[str]) -> tuple[list[Provider], dict[str, Exception]]:
-    """Return the providers of these names, and what kept the others from being loaded."""
+    """Return the providers of these names, and the errors of those that did not load."""
     found, failures = [], {}
     for name in names:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Torch's own operations, eager and compiled, and what else is called through its autograd."""
+"""Torch's own operations, eager and compiled, and the base of providers with its autograd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.providers.base import Provider
 
 
 class Autograd(Provider):
-    """Functions of tensors by name; backward is that of a forward which was recorded once."""
+    """Functions of named tensors; the backward is of a forward that was recorded once."""
 
     arrays = "torch"
 
@@ -24,7 +24,7 @@ class Autograd(Provider):
         """Return the operator for rows of a width, or so many channels."""
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
-        """Return the function's calls, or `torch.autograd.grad` of what was recorded of them."""
+        """Return the function's calls, or `torch.autograd.grad` of the recorded results."""
         function = self.function(operator, sets[0]["x"].shape[1])
         if direction == "forward":
             return [peers.torch_forward(function, operator, operands) for operands in sets]
@@ -43,10 +43,10 @@ class Torch(Autograd):
 
 
 class TorchCompile(Torch):
-    """The same, as torch.compile has it."""
+    """The same operations, compiled by torch.compile."""
 
     name = "torch.compile"
 
     def function(self, operator: Operator, width: int) -> Function:
-        """Return what torch.compile makes of the operator."""
+        """Return the compiled operator."""
         return peers.compiled(torch, super().function(operator, width))

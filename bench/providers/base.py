@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a provider of the operators is to the engine that checks and times it."""
+"""The interface of providers, which the engine checks and times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from bench.arrays import as_jax, as_torch
 from bench.cases import Call, Operands, Operator
 
-# From the device's own arrays, NumPy's or CuPy's, to those that a provider takes.
+# From the device's own arrays, of NumPy or CuPy, to those of a provider.
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "own": lambda array: array,
     "torch": as_torch,
@@ -19,8 +19,8 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 
 def require_gpu(arrays: str) -> None:
-    """Raise ImportError where the framework of one of VIEWS cannot use a GPU."""
-    if arrays in ("torch", "jax"):  # JAX is handed CuPy's arrays by torch
+    """Raise ImportError if the framework of one of VIEWS cannot use a GPU."""
+    if arrays in ("torch", "jax"):  # JAX gets CuPy's arrays through torch
         import torch
 
         if not torch.cuda.is_available():
@@ -35,32 +35,34 @@ def require_gpu(arrays: str) -> None:
 
 
 class Provider(ABC):
-    """One way to compute the operators."""
+    """An implementation of the operators."""
 
     name = ""
-    distribution = ""  # whose version is reported; empty for cunorm itself
+    distribution = ""  # the one whose version is reported; empty for cunorm itself
     arrays = "own"  # one of VIEWS
-    wait: Callable[[Any], Any] | None = None  # for a result, where calls return before they ran
+    wait: Callable[[Any], Any] | None = (
+        None  # waits for a result, if calls return before they are done
+    )
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
-        """Whether it computes an operator in a direction on a dtype."""
+        """Whether it supports an operator in a direction on a dtype."""
         return True
 
     def computes(self, operator: Operator) -> Operator:
-        """Return what it computes in an operator's place."""
+        """Return the operator that it computes instead."""
         return operator
 
     @abstractmethod
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
         """Return the call on each set of operands, all of one shape and dtype."""
 
-    def named(self, operator: Operator, direction: str, result: Any) -> dict[str, Any]:
-        """Return the arrays of a call's result by the names of `Operator.outputs`."""
+    def results_by_name(self, operator: Operator, direction: str, result: Any) -> dict[str, Any]:
+        """Return the arrays of a call's result by their names in `Operator.outputs`."""
         names = operator.outputs(direction)
         results = (result,) if len(names) == 1 and direction == "forward" else result
         return dict(zip(names, results, strict=True))
 
 
 def upstream(operands: Operands) -> list[Any]:
-    """Return the gradients of y and of the new residual, as far as there is one."""
+    """Return the gradients of y and, if there is one, of the new residual."""
     return [operands[name] for name in ("dy", "d_residual") if name in operands]

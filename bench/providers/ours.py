@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm's plain functions, from the arrays of each framework."""
+"""cunorm's plain functions on the arrays of each framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.providers.base import Provider
 
 
 class Cunorm(Provider):
-    """cunorm, or another copy of it, called on arrays of one kind."""
+    """cunorm, or another copy of it, on arrays of one library."""
 
     def __init__(self, name: str, arrays: str, copy: ModuleType = cunorm) -> None:
         self.name = name
@@ -22,23 +22,23 @@ class Cunorm(Provider):
         self.copy = copy
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
-        """Return the plain form, or the backward of what the `_forward` form kept."""
+        """Return calls of the plain form, or of the backward of a `_forward`."""
         if direction == "forward":
             return [cases.forward(self.copy, operator, operands) for operands in sets]
         saved = [cases.training_forward(self.copy, operator, operands)() for operands in sets]
         pairs = zip(sets, saved, strict=True)
         return [cases.backward(self.copy, operator, operands, kept) for operands, kept in pairs]
 
-    def named(self, operator: Operator, direction: str, result: Any) -> dict[str, Any]:
+    def results_by_name(self, operator: Operator, direction: str, result: Any) -> dict[str, Any]:
         """Return the fields of the result."""
         return cases.fields(result)
 
 
 class Ungated(Cunorm):
-    """cunorm without the gate, of operators that have one: what the gate costs."""
+    """cunorm without the gate, for operators with one: it shows the cost of the gate."""
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
-        """Whether there is a gate."""
+        """Whether the operator has a gate."""
         return operator.gate_position is not None
 
     def computes(self, operator: Operator) -> Operator:

@@ -13,13 +13,13 @@ from bench.providers.autograd import Autograd
 
 
 class Quack(Autograd):
-    """RMSNorm through autograd, LayerNorm through its two functions, which autograd has not."""
+    """RMSNorm through autograd; LayerNorm by its two functions, as it has no autograd."""
 
     name = "quack"
     distribution = "quack-kernels"
 
     def __init__(self) -> None:
-        self._norms = import_module("quack.rmsnorm")  # as an attribute of quack, it is a function
+        self._norms = import_module("quack.rmsnorm")  # the attribute of quack is a function
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
         """Whether QuACK has the operator."""
@@ -32,7 +32,7 @@ class Quack(Autograd):
             options["weight_offset"] = offset
 
         def call(x: Any, weight: Any, residual: Any = None) -> Any:
-            prenorm = residual is not None  # the new stream is returned, too
+            prenorm = residual is not None  # prenorm returns the new stream too
             return self._norms.rmsnorm(x, weight, residual=residual, prenorm=prenorm, **options)
 
         return call
@@ -51,5 +51,5 @@ class Quack(Autograd):
         _, rstd, mean = forward(
             x, weight, bias, eps=operator.eps, return_rstd=True, return_mean=True
         )
-        backward = self._norms.layernorm_bwd  # which older versions have not
+        backward = self._norms.layernorm_bwd  # older versions lack it
         return lambda: backward(x, weight, operands["dy"], rstd, mean, has_bias=True)

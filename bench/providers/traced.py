@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""JAX under jit: cunorm.jax, and the operators in jax.numpy as XLA compiles them."""
+"""JAX under jit: cunorm.jax, and the operators in jax.numpy, compiled by XLA."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bench.providers.base import Provider, upstream
 
 
 class Traced(Provider):
-    """Functions of JAX arrays; backward is the compiled pullback of what forward kept."""
+    """Functions of JAX arrays; the backward is the compiled pullback of a forward."""
 
     arrays = "jax"
     distribution = "jax"
     wait = staticmethod(jax.block_until_ready)
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
-        """Whether JAX can be given it: its arrays have one order of axes in memory."""
+        """Whether the memory order is JAX's: it has only one."""
         return operator.memory != "NHWC"
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Traced(Provider):
         """Return the operator as a function of `Operator.leaves` by position."""
 
     def calls(self, operator: Operator, direction: str, sets: Sequence[Operands]) -> list[Call]:
-        """Return the calls of what jit makes of the function, or of its pullback."""
+        """Return calls of the function under jit, or of its pullback."""
         function = self.function(operator)
         forward = jax.jit(function)
         record = jax.jit(lambda *leaves: jax.vjp(function, *leaves)[1])
@@ -43,8 +43,8 @@ class Traced(Provider):
                 return lambda: forward(*leaves)
             gradients = tuple(upstream(operands))
             pullback = record(*leaves)
-            of_y = gradients if operator.has_residual else gradients[0]
-            return lambda: pull_back(pullback, of_y)
+            dy = gradients if operator.has_residual else gradients[0]
+            return lambda: pull_back(pullback, dy)
 
         return [call(operands) for operands in sets]
 
@@ -67,12 +67,12 @@ class CunormJax(Traced):
 
 
 class Jax(Traced):
-    """The formulas in jax.numpy, in float32 between what is read and what is written."""
+    """The formulas in jax.numpy, computed in float32."""
 
     name = "jax"
 
     def supports(self, operator: Operator, direction: str, dtype: str) -> bool:
-        """Whether it is one of the named norms, with all of a row or its channels' groups."""
+        """Whether it is a named norm without options, or a group norm."""
         others = {"groups", "weight_offset", "round_before_weight"} & operator.options.keys()
         plain = operator.base != "normalize" and (operator.of_channels or not others)
         return plain and super().supports(operator, direction, dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Liger-Kernel's norms and those of flash-linear-attention (fla-core): Triton kernels for torch."""
+"""Norms of Liger-Kernel and of flash-linear-attention (fla-core): Triton kernels for torch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Liger(Autograd):
         return operator.name in names or operator.label == "group_norm NCHW"
 
     def function(self, operator: Operator, width: int) -> Function:
-        """Return the operator; dy is left as it is, where the default is to write dx over it."""
+        """Return the operator; it does not write dx over dy, unlike by default."""
         ops, eps = self._ops, operator.eps
         offset = operator.options.get("weight_offset", 0.0)
-        casting = "gemma"  # all of it in float32, as the others do
+        casting = "gemma"  # all arithmetic in float32, as in the other providers
         if operator.of_channels:
             apply = ops.LigerGroupNormFunction.apply
             groups = operator.groups(width)
@@ -75,7 +75,7 @@ class Fla(Autograd):
             return lambda x, weight, gate: norm(x, gate, weight, None, activation="swish", eps=eps)
 
         def call(x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
-            prenorm = residual is not None  # the new stream is returned, too
+            prenorm = residual is not None  # prenorm returns the new stream too
             return norm(x, weight, bias, residual=residual, eps=eps, prenorm=prenorm)
 
         return call

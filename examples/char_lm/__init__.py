@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""A small pre-norm Transformer over characters, on bare arrays, every norm of it from cunorm."""
+"""A small pre-norm Transformer over characters, on bare arrays, with all norms by cunorm."""

@@ -11,7 +11,7 @@ from .layers import Arrays
 
 
 class Adam:
-    """Adam (Kingma and Ba, arXiv:1412.6980), which changes the parameters in place."""
+    """Adam (Kingma and Ba, arXiv:1412.6980). It changes the parameters in place."""
 
     def __init__(
         self, parameters: Arrays, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-8
@@ -24,7 +24,7 @@ class Adam:
     def step(self, grads: Arrays, rate: float) -> None:
         """Take one step against the gradients."""
         self.steps += 1
-        # Both averages begin at zero; this corrects them for it.
+        # Corrects the bias of averages that begin at zero.
         rate *= math.sqrt(1 - self.beta2**self.steps) / (1 - self.beta1**self.steps)
         for name, parameter in self.parameters.items():
             mean, square, grad = self.means[name], self.squares[name], grads[name]

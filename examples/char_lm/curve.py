@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The losses of a training run, and a picture of them."""
+"""The losses of a training run, and their plot."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A text that every Python installation has, its split, batches of it, and a baseline for it."""
+"""A text that every Python installation has: its split, batches and a baseline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALIDATION_PART = 0.1
 
 
 class Corpus(NamedTuple):
-    """A text as indices into its characters; the last part of it is never trained on."""
+    """A text as indices into its characters. The last part is for validation only."""
 
     characters: list[str]
     training: Ids
@@ -24,10 +24,10 @@ class Corpus(NamedTuple):
 
 
 def installation_text() -> tuple[str, str]:
-    """Return where the text is from, and Python's language reference or, failing it, docstrings.
+    """Return a text and the name of its source: Python's language reference, else docstrings.
 
-    The reference repeats some sections; a paragraph that was there before is left out, so that the
-    validation part is new to a model that has seen the rest.
+    The reference repeats some sections. Repeated paragraphs are removed, so that the validation
+    part is new to a model trained on the rest.
     """
     try:
         from pydoc_data.topics import topics
@@ -58,14 +58,14 @@ def corpus(text: str) -> Corpus:
 
 
 def random_windows(rng: np.random.Generator, ids: Ids, batch: int, context: int) -> tuple[Ids, Ids]:
-    """Return windows from anywhere in a text, and for each character the next; (batch, context)."""
+    """Return random windows of a text and their next characters, each (batch, context)."""
     starts = rng.integers(0, len(ids) - context, batch)
     inputs = starts[:, None] + np.arange(context)
     return ids[inputs], ids[inputs + 1]
 
 
 def all_windows(ids: Ids, context: int) -> tuple[Ids, Ids]:
-    """Cut a text into windows one after the other, and return the same as `random_windows`."""
+    """Cut a text into consecutive windows; return the same as `random_windows`."""
     length = (len(ids) - 1) // context * context
     return ids[:length].reshape(-1, context), ids[1 : length + 1].reshape(-1, context)
 
@@ -73,7 +73,7 @@ def all_windows(ids: Ids, context: int) -> tuple[Ids, Ids]:
 def bigram_loss(training: Ids, inputs: Ids, targets: Ids, vocabulary: int) -> float:
     """Return the cross-entropy of a bigram model, in nats per character.
 
-    Its probabilities are the counts of pairs in the training part, plus one.
+    Its probabilities are proportional to the counts of pairs in the training part, plus one.
     """
     counts = np.ones((vocabulary, vocabulary))
     np.add.at(counts, (training[:-1], training[1:]), 1)

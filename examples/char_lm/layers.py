@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The two kinds of sublayer, attention and MLP, each with its backward by hand.
 
-A sublayer has `parameters`, a dictionary of arrays, with the weight of the norm before it.
-`forward` takes y, what that norm returned, of shape (batch, time, width), and returns the branch
-and what `backward` needs; `backward` returns the gradients of y and, by their names, of the
-parameters. Nothing else is kept. NumPy's functions take CuPy arrays too.
+A sublayer has `parameters`, a dictionary of arrays that includes the weight of the norm before it.
+`forward` takes y, the norm's result, of shape (batch, time, width). It returns the branch and the
+arrays that `backward` needs. `backward` returns the gradients of y and, by name, of the parameters.
+Sublayers have no other state. NumPy's functions take CuPy arrays too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 import cunorm
 
-Array = Any  # of NumPy or of CuPy
+Array = Any  # of NumPy or CuPy
 Arrays = dict[str, Array]
 
 
@@ -40,7 +40,7 @@ class Mlp:
         self.parameters = parameters
 
     def forward(self, y: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the branch, and what backward needs."""
+        """Return the branch and the arrays for backward."""
         positive = np.maximum(linear(y, self.parameters["up"]), 0)
         return linear(positive**2, self.parameters["down"]), (y, positive)
 
@@ -53,35 +53,35 @@ class Mlp:
 
 
 class Attended(NamedTuple):
-    """What the backward of attention needs."""
+    """The arrays for the backward of attention."""
 
     y: Array
     qkv: Array  # (batch, time, 3, heads, head width)
     q: cunorm.NormForward  # of (batch, time, heads, head width)
     k: cunorm.NormForward
-    weights: Array  # (batch, heads, time, time): of each query, to each key
+    weights: Array  # (batch, heads, queries, keys)
     mixed: Array  # (batch, time, width)
 
 
 class Attention:
     """Causal attention, with an RMSNorm of each head's queries and keys ("qk-norm").
 
-    For each head, of columns of its own in y @ qkv::
+    Each head has its own columns of y @ qkv::
 
-        q, k, v = norm(part 0 of y @ qkv), norm(part 1 of it), part 2 of it
+        q, k, v = norm(part 0 of y @ qkv), norm(part 1), part 2
         branch = softmax(q @ k.T / sqrt(head width)) @ v, the heads side by side, @ out
     """
 
     def __init__(self, parameters: Arrays, heads: int, mask: Array) -> None:
-        """Take the additive mask, (context, context): -inf where a key is later than the query."""
+        """`mask` is added to the scores; (context, context), -inf where a key follows the query."""
         self.parameters, self.heads, self.mask = parameters, heads, mask
 
     def forward(self, y: Array) -> tuple[Array, Attended]:
-        """Return the branch, and what backward needs."""
+        """Return the branch and the arrays for backward."""
         batch, time, width = y.shape
         qkv = linear(y, self.parameters["qkv"]).reshape(batch, time, 3, self.heads, -1)
-        # The queries' rows of one head's width lie apart in qkv: a view of three strides, which
-        # cunorm reads where it is. The keys are another, and nothing is copied.
+        # The queries and the keys are views of qkv with three strides. cunorm reads them without a
+        # copy.
         q = cunorm.rms_norm_forward(qkv[:, :, 0], self.parameters["q_norm"])
         k = cunorm.rms_norm_forward(qkv[:, :, 1], self.parameters["k_norm"])
         scores = by_head(q.y) @ transposed(by_head(k.y)) * head_scale(qkv)
@@ -103,7 +103,7 @@ class Attention:
         d_k = by_time(transposed(d_scores) @ by_head(q.y))
         grads = {"out": d_out}
         for index, name, d_part, norm in ((0, "q_norm", d_q, q), (1, "k_norm", d_k, k)):
-            # Read as a view, as in forward, and written to its place in d_qkv.
+            # Reads a view, as in forward, and writes to a view of d_qkv.
             grads[name] = cunorm.rms_norm_backward(
                 d_part,
                 qkv[:, :, index],
@@ -117,7 +117,7 @@ class Attention:
 
 
 def head_scale(qkv: Array) -> float:
-    """Return what the products of queries and keys are scaled by."""
+    """Return the scale of the products of queries and keys."""
     return float(qkv.shape[-1]) ** -0.5
 
 
@@ -132,7 +132,7 @@ def by_time(array: Array) -> Array:
 
 
 def transposed(array: Array) -> Array:
-    """View the matrices of the last two axes as their transposes."""
+    """Transpose the last two axes, as a view."""
     return array.swapaxes(-1, -2)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The model: embedding, pre-norm attention and MLP in turn on a residual stream, and a head.
 
-Every norm takes the branch that the sublayer before it returned, adds it to the residual stream and
-normalises the sum, in one call of cunorm. In the backward the gradient of the stream is handed down
-from norm to norm as `d_residual`.
+Every norm adds the branch of the sublayer before it to the residual stream and normalises the sum,
+in one call of cunorm. The backward passes the gradient of the stream from norm to norm as
+`d_residual`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Shape(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward needs: of each sublayer its norm and its own; and the last norm."""
+    """The arrays for the backward: of each sublayer and its norm, and of the last norm."""
 
     sublayers: list[tuple[cunorm.NormForward, Any]]
     final: cunorm.NormForward
 
 
 class Model:
-    """Parameters, and functions of them. `parameters` has them all by name, to be changed in place.
+    """Parameters and functions of them. `parameters` has all by name, to be changed in place.
 
-    `xp` is numpy or cupy, where the model lives; `dtype` is that of everything but the characters.
+    `xp` is numpy or cupy, for the model's device; `dtype` is that of all but the characters.
     """
 
     def __init__(self, shape: Shape, rng: np.random.Generator, xp: Any, dtype: Any) -> None:
@@ -63,7 +63,7 @@ class Model:
         return self._cross_entropy(logits, targets)[0]
 
     def loss_and_gradients(self, inputs: Array, targets: Array) -> tuple[float, Arrays]:
-        """Return the loss, and its gradients by the names of the parameters."""
+        """Return the loss and its gradients, by the names of the parameters."""
         logits, saved = self.forward(inputs)
         loss, d_logits = self._cross_entropy(logits, targets)
         return loss, self.backward(d_logits, inputs, saved)
@@ -72,7 +72,7 @@ class Model:
         """Return logits, (batch, time, vocabulary), for inputs of (batch, time)."""
         own, sublayers = self._own, []
         branch = own["embedding"][inputs]
-        # The stream begins as the positions, the same for each text of the batch: a stride of 0.
+        # The stream begins as the positions: the same for each text, so the stride is 0.
         stream = self._xp.broadcast_to(own["position"][: inputs.shape[1]], branch.shape)
         for sublayer in self._sublayers:
             weight = sublayer.parameters["norm"]
@@ -84,7 +84,7 @@ class Model:
         return linear(final.y, own["head"]), Saved(sublayers, final)
 
     def backward(self, d_logits: Array, inputs: Array, saved: Saved) -> Arrays:
-        """Return the gradients by the names of the parameters."""
+        """Return the gradients, by the names of the parameters."""
         own, final, grads = self._own, saved.final, {}
         d_y, grads["head"] = linear_backward(d_logits, final.y, own["head"])
         norm_grads = cunorm.rms_norm_backward(
@@ -93,8 +93,8 @@ class Model:
         grads["final_norm"] = norm_grads.dweight
         for number, sublayer in reversed(list(enumerate(self._sublayers))):
             norm, saved_by_sublayer = saved.sublayers[number]
-            # dx is the gradient of the branch that was added, dresidual that of the stream it was
-            # added to. In one dtype they are one array.
+            # dx is the gradient of the branch, dresidual that of the stream. They are one array if
+            # both have the same dtype.
             d_stream = norm_grads.dresidual
             d_y, sublayer_grads = sublayer.backward(norm_grads.dx, saved_by_sublayer)
             weight = sublayer.parameters["norm"]
@@ -120,7 +120,7 @@ class Model:
         return (ids[..., None] == self._xp.arange(self.shape.vocabulary)).astype(self._dtype)
 
     def _causal_mask(self) -> Array:
-        """Return what is added to scores: 0, but -inf where the key is later than the query."""
+        """Return the mask of the scores: -inf where the key follows the query, else 0."""
         time = self._xp.arange(self.shape.context)
         return self._xp.where(time[:, None] < time, -np.inf, 0.0).astype(self._dtype)
 
@@ -143,7 +143,7 @@ class Model:
         }
 
     def _draw(self, rows: int, columns: int, scale: float | None = None) -> Array:
-        """Draw normal numbers, by default scaled so that a product keeps its input's size."""
+        """Draw normal numbers; by default their scale lets a product keep its input's size."""
         scale = rows**-0.5 if scale is None else scale
         return self._xp.asarray(scale * self._rng.standard_normal((rows, columns)), self._dtype)
 
@@ -152,5 +152,5 @@ class Model:
 
 
 def _numbered(number: int, arrays: Arrays) -> Arrays:
-    """Name the arrays of one sublayer apart from those of the others."""
+    """Prefix the names of a sublayer's arrays with its number."""
     return {f"{number}.{name}": array for name, array in arrays.items()}

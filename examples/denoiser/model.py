@@ -13,12 +13,12 @@ import numpy as np
 
 import cunorm
 
-Array = Any  # of NumPy or of CuPy
+Array = Any  # of NumPy or CuPy
 Arrays = dict[str, Array]
 
 
 def convolution(x: Array, kernel: Array) -> Array:
-    """Return the 3x3 convolution with (3, 3, inputs, outputs), of x's height and width."""
+    """Return the 3x3 convolution with a (3, 3, inputs, outputs) kernel, zero-padded."""
     return sum(part @ kernel[tap] for tap, part in _shifted(_padded(x)))
 
 
@@ -38,7 +38,7 @@ def _padded(x: Array) -> Array:
 
 
 def _shifted(padded: Array) -> list[tuple[tuple[int, int], Array]]:
-    """Return the nine views of a picture that a 3x3 kernel meets, each with its place there."""
+    """Return the nine views that the taps of a 3x3 kernel multiply, each with its tap."""
     height, width = padded.shape[1] - 2, padded.shape[2] - 2
     return [
         ((row, column), padded[:, row : row + height, column : column + width])
@@ -48,17 +48,17 @@ def _shifted(padded: Array) -> list[tuple[tuple[int, int], Array]]:
 
 
 class Forward(NamedTuple):
-    """What the model returns, and what its backward needs."""
+    """The model's output and the arrays for its backward."""
 
     output: Array
-    streams: tuple[Array, ...]  # what the three norms read
+    streams: tuple[Array, ...]  # the inputs of the three norms
     norms: tuple[cunorm.GroupNormForward, ...]  # with SiLU
 
 
 class Denoiser:
-    """A picture plus what a residual block between two convolutions makes of it.
+    """A picture plus a correction: a residual block between two convolutions.
 
-    Each gn is a group norm with SiLU in the same call, as Stable Diffusion's autoencoder has them::
+    Each gn is a group norm with SiLU, in one call, as in Stable Diffusion's autoencoder::
 
         stream = lift(picture)                                   3 -> channels
         stream = stream + conv2(gn2(conv1(gn1(stream))))         the residual block
@@ -98,29 +98,30 @@ class Denoiser:
         """Return the gradients of the pictures and of the parameters."""
         grads: Arrays = {}
 
-        def through(d_out: Array, kernel: str, norm: int) -> Array:
-            """Go back through a convolution and the norm before it."""
-            kept, name = saved.norms[norm - 1], f"gn{norm}"
-            d_y, grads[kernel] = convolution_backward(d_out, kept.y, self.parameters[kernel])
-            of_norm = cunorm.group_norm_backward(
+        def backpropagate(d_out: Array, kernel: str, norm: int) -> Array:
+            """Backpropagate through a convolution and the norm before it."""
+            forward, name = saved.norms[norm - 1], f"gn{norm}"
+            d_y, grads[kernel] = convolution_backward(d_out, forward.y, self.parameters[kernel])
+            norm_grads = cunorm.group_norm_backward(
                 d_y,
                 saved.streams[norm - 1],
                 self.groups,
                 *self._affine(name),
-                mean=kept.mean,
-                rstd=kept.rstd,
+                mean=forward.mean,
+                rstd=forward.rstd,
                 activation="silu",
             )
-            grads[f"{name}.weight"], grads[f"{name}.bias"] = of_norm.dweight, of_norm.dbias
-            return of_norm.dx
+            grads[f"{name}.weight"], grads[f"{name}.bias"] = norm_grads.dweight, norm_grads.dbias
+            return norm_grads.dx
 
-        d_end = through(d_output, "out", 3)
-        d_stream = d_end + through(through(d_end, "conv2", 2), "conv1", 1)
+        d_end = backpropagate(d_output, "out", 3)
+        d_branch = backpropagate(d_end, "conv2", 2)
+        d_stream = d_end + backpropagate(d_branch, "conv1", 1)
         d_picture, grads["lift"] = convolution_backward(d_stream, picture, self.parameters["lift"])
         return d_output + d_picture, grads
 
     def loss_and_gradients(self, noisy: Array, clean: Array) -> tuple[float, Array, Arrays]:
-        """Return the mean squared error, and its gradients of the noisy picture and parameters."""
+        """Return the mean squared error and its gradients of the noisy picture and parameters."""
         saved = self.forward(noisy)
         error = saved.output - clean
         return float((error**2).mean()), *self.backward(2 * error / error.size, noisy, saved)

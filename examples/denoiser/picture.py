@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The picture that is denoised, and a figure of what the model makes of it."""
+"""The picture to denoise, and a figure of the results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from numpy.typing import NDArray
 Picture = NDArray[np.floating[Any]]  # (height, width, 3), black is 0, white 1
 
 NAME = "grace_hopper.jpg"
-_TOP, _LEFT, _HEIGHT, _WIDTH = 10, 66, 480, 400  # of her head and shoulders, in its 600 x 512
+_TOP, _LEFT, _HEIGHT, _WIDTH = (
+    10,
+    66,
+    480,
+    400,
+)  # the crop of the 600 x 512 picture: head and shoulders
 MAPS = 5
 
 
 def picture(shrink: int) -> Picture:
-    """Return the portrait that comes with Matplotlib, squares of pixels averaged to one."""
+    """Return Matplotlib's sample portrait, with squares of pixels averaged to one."""
     pixels = imread(get_sample_data(NAME, asfileobj=False)) / np.float32(255)
     height, width = _HEIGHT // shrink, _WIDTH // shrink
     pixels = pixels[_TOP : _TOP + height * shrink, _LEFT : _LEFT + width * shrink]
@@ -34,7 +39,7 @@ def decibels(result: Picture, clean: Picture) -> float:
 
 
 class Shown(NamedTuple):
-    """What the figure shows."""
+    """The contents of the figure."""
 
     clean: Picture
     noisy: Picture
@@ -46,7 +51,7 @@ class Shown(NamedTuple):
 
 
 def save_figure(shown: Shown, path: Path) -> None:
-    """Draw all of it, and write it as a PNG."""
+    """Draw the figure and write it as a PNG."""
     figure = Figure(figsize=(13, 6.6), layout="constrained")
     figure.suptitle("A residual block denoises a picture: every group norm + SiLU by cunorm")
     axes = figure.subplots(2, MAPS)
@@ -59,7 +64,7 @@ def save_figure(shown: Shown, path: Path) -> None:
     colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
     _show(axes[0, 3], gradient, "d loss / d noisy picture", **colours)
     _draw_losses(axes[0, 4], shown)
-    # Of each fifth of the channels the one that varies most.
+    # The channel of each fifth that varies most.
     spread = shown.maps.std(axis=(0, 1))
     fifths = np.array_split(np.arange(spread.size), MAPS)
     for place, fifth in zip(axes[1], fifths, strict=True):

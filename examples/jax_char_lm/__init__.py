@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""A character-level Transformer in bare JAX, with norms to be exchanged."""
+"""A character-level Transformer in bare JAX, with exchangeable norms."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The model, its loss, and a step of Adam, all of them pure functions of JAX."""
+"""The model, its loss and a step of Adam, as pure functions of JAX arrays."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Shape(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a step of training changes."""
+    """The state that a step of training updates."""
 
     parameters: Parameters
-    means: Parameters  # of the gradients, and of their squares
-    squares: Parameters
+    means: Parameters  # of the gradients
+    squares: Parameters  # means of the gradients' squares
     step: Any
 
 
 def initial(shape: Shape, seed: int) -> State:
-    """Draw the parameters."""
+    """Draw the parameters; return the state before the first step."""
     width, hidden = shape.width, 4 * shape.width
     shapes = {"embedding": (shape.vocabulary, width), "positions": (shape.context, width)}
     for layer in range(shape.layers):
@@ -79,7 +79,7 @@ _LAYER = ("norm", "qkv", "q", "k", "out", "mlp_norm", "up", "down")
 
 
 def attention(norms: Norms, shape: Shape, own: Parameters, y: Any) -> Any:
-    """Return causal attention, of queries and keys that are normalised head by head."""
+    """Return causal attention with queries and keys normalised head by head."""
     batch, length, width = y.shape
     heads = (batch, length, shape.heads, width // shape.heads)
     q, k, v = (part.reshape(heads) for part in jnp.split(y @ own["qkv"], 3, axis=-1))
@@ -100,9 +100,9 @@ def step(
     means = jax.tree.map(lambda m, g: first * m + (1 - first) * g, state.means, grads)
     squares = jax.tree.map(lambda s, g: second * s + (1 - second) * g * g, state.squares, grads)
 
-    def moved(parameter: Any, mean: Any, square: Any) -> Any:
+    def updated(parameter: Any, mean: Any, square: Any) -> Any:
         root = jnp.sqrt(square / (1 - second**count))
         return parameter - rate * (mean / (1 - first**count)) / (root + TINY)
 
-    parameters = jax.tree.map(moved, state.parameters, means, squares)
+    parameters = jax.tree.map(updated, state.parameters, means, squares)
     return State(parameters, means, squares, count), value

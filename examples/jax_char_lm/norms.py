@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The norms of the model: written by hand for XLA to compile, and cunorm's."""
+"""The norms of the model: written by hand, compiled by XLA; and cunorm's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EPS = 1e-6
 
 
 class Norms(NamedTuple):
-    """What the model calls: add a branch to the residual stream and normalise it; and the latter.
+    """The norms that the model calls, with and without adding a branch to the residual stream.
 
-    The first takes None for the stream where it begins, and returns y and the new stream.
+    `add_rms_norm` returns y and the new stream. For the first norm the stream is None.
     """
 
     add_rms_norm: Callable[..., tuple[Any, Any]]

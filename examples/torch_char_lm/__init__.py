@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""A small pre-norm Transformer over characters, of torch.nn alone."""
+"""A small pre-norm Transformer over characters that uses only torch.nn."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A Transformer in the manner of Llama and Qwen, of torch.nn alone: it knows nothing of cunorm.
+"""A Transformer like Llama and Qwen that uses only torch.nn and does not import cunorm.
 
 For each layer, with x of shape (batch, time, width)::
 
-    x = x + attention(rms_norm(x))          queries and keys of each head normalised, too
+    x = x + attention(rms_norm(x))          with queries and keys of each head normalised
     x = x + down(silu(up(rms_norm(x))))
 """
 
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         """Return the branch, of y's shape."""
-        # (3, batch, time, heads, head width): views, which cunorm reads where they are.
+        # (3, batch, time, heads, head width): views, which cunorm reads without a copy.
         q, k, v = self.qkv(y).unflatten(-1, (3, self.heads, -1)).movedim(2, 0)
         q, k, v = (part.transpose(1, 2) for part in (self.q_norm(q), self.k_norm(k), v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and an MLP, each of a norm of the residual stream, to which it is added."""
+    """Attention and an MLP, each reading a norm of the residual stream and added to it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Characters and their places, layers, a last norm, and a score for each next character."""
+    """Embeddings of characters and positions, layers, a last norm, and a head."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Wrong input is named by all front ends: function, argument, what it got and what it expected.
+"""All front ends name wrong input: function, argument, the given and the expected value.
 
-Whatever calls went before: a right call on the same arrays does so, too.
+A valid call on the same arrays goes before each wrong one.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def test_wrong_input_of_the_plain_functions_is_named_and_nothing_is_written(case
 ARRAYS = {"x", "residual", "gate", "weight", "bias"}
 
 
-def of_fronts(case):
-    """Whether the front ends have the function, and can be given the elements."""
+def front_ends_have(case):
+    """Whether the front ends have the function and can take the arrays."""
     found = [array for key, array in arrays_of(case.change).items() if key in ARRAYS]
     is_odd = any(a.size > 1 << 20 or a.dtype.name.startswith("float8") for a in found)
     return not (is_odd or case.name.endswith(("forward", "backward")))
 
 
-OF_FRONTS = {title: [*filter(of_fronts, cases)] for title, cases in TABLE.items()}
+OF_FRONTS = {title: [*filter(front_ends_have, cases)] for title, cases in TABLE.items()}
 OF_FRONTS = {title: cases for title, cases in OF_FRONTS.items() if cases}
 
 
 def check_front(front, cases, convert, kind, run=lambda call, arrays: call(**arrays)):
-    """Check that a front end's errors are those of the plain functions, in its arrays' name."""
+    """Check that a front end has the errors of the plain functions, with its own array type."""
     for case in cases:
-        told = call_of(case.name, **RIGHT).arrays | case.change
-        arrays = {key: convert(told.pop(key)) for key in ARRAYS & arrays_of(told).keys()}
-        call = partial(run, partial(getattr(front, case.name), **told), arrays)
+        kwargs = call_of(case.name, **RIGHT).arrays | case.change
+        arrays = {key: convert(kwargs.pop(key)) for key in ARRAYS & arrays_of(kwargs).keys()}
+        call = partial(run, partial(getattr(front, case.name), **kwargs), arrays)
         with at(case):
             check_error(case._replace(text=case.text.replace(NO_ARRAY, kind)), call)
 

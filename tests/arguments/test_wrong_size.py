@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `workspace_size` is not the size of: its errors are those of the function, in its name."""
+"""Wrong input of `workspace_size`: it has the errors of the function, under its own name."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ WRONG = [
 
 
 def test_what_has_no_workspace_size_is_named():
-    for op, text, told in WRONG:
+    for op, text, change in WRONG:
         is_type = "an int" in text or "x_dtype is 'int8'" in text or "None, expected" in text
         error = TypeError if is_type or not isinstance(op, str) else ValueError
         with at(text):
-            case = Case("workspace_size", error, text, told)
-            check_error(case, lambda op=op, told=told: cunorm.workspace_size(op, **{"x": X} | told))
+            case = Case("workspace_size", error, text, change)
+            check_error(
+                case, lambda op=op, change=change: cunorm.workspace_size(op, **{"x": X} | change)
+            )

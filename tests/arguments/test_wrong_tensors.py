@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that stand for more than their memory, or lie elsewhere: whichever of them it is."""
+"""Arrays that are more than their memory, or on another device, as any operand or result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.arguments.wrong_memory import CONTIGUOUS, PLACES, SIZE, UNUSABLE, UNWRITABLE, lent
+from tests.arguments.wrong_memory import (
+    CONTIGUOUS,
+    PLACES,
+    SIZE,
+    UNUSABLE,
+    UNWRITABLE,
+    workspace_cases,
+)
 from tests.support.calls import FUNCTIONS, arrays_of, assert_same, call_of, fields, names, to
 from tests.support.operands import at
 from tests.support.refused import Case, check_error, check_refused
@@ -42,7 +49,7 @@ STATES = [
 
 
 def places_of(call):
-    """Yield each array of a call: what it is in, by which key, and what an error calls it."""
+    """Yield of each array of a call: its container, its key, and its name in errors."""
     for named in (call.arrays, call.out):
         for key in arrays_of(named):
             label = "out" if call.result is None else f"out.{key}"
@@ -52,12 +59,12 @@ def places_of(call):
 
 
 @names
-def test_a_tensor_that_is_not_its_memory_is_refused_whatever_was_met(name):
-    """In tests/arrays/test_refused_torch.py there is more that is not."""
+def test_a_tensor_that_is_not_its_memory_is_refused_after_any_call(name):
+    """tests/arrays/test_refused_torch.py has further such tensors."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     call = call_of(name, kind="torch")
     if call.workspace is not None:
-        call.workspace = call.workspace.view(call.arrays["x"].dtype)  # as bytes require no grad
+        call.workspace = call.workspace.view(call.arrays["x"].dtype)  # bytes cannot require grad
     for named, key, argument in places_of(call):
         plain = named[key]
         for make, error, text in STATES:
@@ -80,35 +87,35 @@ def test_a_tensor_that_requires_grad_is_taken_where_none_is_recorded(name):
     for argument, tensor in arrays_of(call.arrays).items():
         call.arrays[argument] = torch.nn.Parameter(tensor)
     with torch.no_grad():
-        made = call.make()
-    assert_same(made, expected)
-    assert not any(tensor.requires_grad for tensor in fields(made).values())
+        results = call.make()
+    assert_same(results, expected)
+    assert not any(tensor.requires_grad for tensor in fields(results).values())
 
 
 # --- memory of the frameworks ---------------------------------------------------------------------
 
 
-def test_a_tensor_that_is_no_memory_to_lend_is_refused():
+def test_a_tensor_that_cannot_be_a_workspace_is_refused():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     for dtype in (torch.uint8, torch.float32):
         memory = torch.zeros(64, 64, dtype=dtype)
         for view in (memory[::2], memory.T, memory[:, 1:], memory[:1].expand(64, 64)):
             text = f"has strides {view.stride()}, expected {CONTIGUOUS}"
-            check_refused(lent(ValueError, text, view))
-        check_refused(lent(ValueError, UNUSABLE, memory.view(-1)[8 // dtype.itemsize :]))
+            check_refused(workspace_cases(ValueError, text, view))
+        check_refused(workspace_cases(ValueError, UNUSABLE, memory.view(-1)[8 // dtype.itemsize :]))
     text = "has dtype bool, expected float16, bfloat16, float32 or float64"
-    check_refused(lent(TypeError, text, torch.zeros(SIZE, dtype=torch.bool)))
-    # Bytes are described as no other arrays are.
+    check_refused(workspace_cases(TypeError, text, torch.zeros(SIZE, dtype=torch.bool)))
+    # The adapter treats bytes separately.
     text = NO_MEMORY.format("workspace")
-    check_refused(lent(ValueError, text, freed(torch.zeros(SIZE, dtype=torch.uint8))))
+    check_refused(workspace_cases(ValueError, text, freed(torch.zeros(SIZE, dtype=torch.uint8))))
 
 
-def test_jax_arrays_are_no_memory_to_write_to_or_to_lend():
+def test_jax_arrays_are_neither_results_to_write_nor_workspaces():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     check_refused(
         place.case(ValueError, UNWRITABLE, jax.numpy.asarray(place.right)) for place in PLACES
     )
-    check_refused(lent(ValueError, UNUSABLE, jax.numpy.ones(SIZE, "float32")))
+    check_refused(workspace_cases(ValueError, UNUSABLE, jax.numpy.ones(SIZE, "float32")))
 
 
 # --- traced arrays --------------------------------------------------------------------------------
@@ -143,8 +150,8 @@ def test_numbers_and_sizes_that_are_not_known_are_refused():
 def test_an_array_on_another_device_than_x_is_refused(name):
     call = call_of(name)
     inputs = {key: array for key, array in arrays_of(call.arrays).items() if key != "x"}
-    lendable = {} if call.workspace is None else {"workspace": np.empty(SIZE, np.uint8)}
-    for key, array in (inputs | lendable).items():
+    workspace = {} if call.workspace is None else {"workspace": np.empty(SIZE, np.uint8)}
+    for key, array in (inputs | workspace).items():
         case = Case(name, ValueError, f"{key} is on cuda:0, expected cpu, the device of x", {})
         with at(case):
             check_error(case, partial(call.make, **{key: to("cupy", array)}))

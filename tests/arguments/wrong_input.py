@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The table of wrong input that any front end can be given: options, shapes and dtypes."""
+"""The table of wrong input for all front ends: options, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.support.calls import (
     FUNCTIONS,
     GROUP_NORMS,
     call_of,
+    functions_taking,
     parameters_of,
-    taking,
 )
-from tests.support.operands import DTYPES as KNOWN
+from tests.support.operands import DTYPES as NUMPY_DTYPES
 from tests.support.refused import Case, Table, each
 
 ROWS = [*FORWARDS, *BACKWARDS]
 GRADIENTS = ["group_norm_backward"]
-# Types of which a wrong value is a ValueError, and what else is expected then, if it is another.
+# Types whose wrong values are a ValueError, and the expected text of a TypeError if it differs.
 REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
 TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
@@ -48,16 +48,16 @@ Cases = Iterator[Case]
 
 
 def wrong(argument: str, kind: Any, expected: str, values: Any, names: Any = None) -> Cases:
-    """Yield an error for each value: a ValueError where the type is right."""
+    """Yield an error for each value: a ValueError if its type is right."""
     for value in values:
         error = ValueError if type(value) in kind[0] else TypeError
         right = expected if error is ValueError else kind[1] or expected
         text = f"{argument} is {value!r}, expected {right}"
-        yield from each(names or taking(argument), error, text, **{argument: value})
+        yield from each(names or functions_taking(argument), error, text, **{argument: value})
 
 
 def gated(argument: str, expected: str, values: Any) -> Cases:
-    """Give a gate and none: what is said of it is looked at in any case."""
+    """Yield each error with a gate and without: options of a gate are checked in both cases."""
     for case in wrong(argument, NAME, expected, values):
         yield case
         yield case._replace(change=case.change | {"gate": None})
@@ -66,10 +66,10 @@ def gated(argument: str, expected: str, values: Any) -> Cases:
 def shaped(names: Any, arguments: str, shapes: Any, expected: str, **more: Any) -> Cases:
     """Yield an error for each shape of an argument."""
     for argument in arguments.split():
-        taken = [name for name in names if argument in parameters_of(name)]
+        accepting = [name for name in names if argument in parameters_of(name)]
         for shape in shapes:
             wrong, text = np.ones(shape, "f4"), f"{argument} has shape {shape}, expected {expected}"
-            yield from each(taken, ValueError, text, **more | {argument: wrong})
+            yield from each(accepting, ValueError, text, **more | {argument: wrong})
 
 
 def rows(x: Any, width: int, axis: int = -1) -> Cases:
@@ -86,7 +86,7 @@ def channels(x: Any, channels: int, positions: int, axis: int = -1) -> Cases:
 def far_axis() -> Cases:
     for axis in (0, -2):
         text = f"groups is 2 and axis is {axis}, expected axis -1 with groups"
-        yield from each(taking("groups"), ValueError, text, groups=2, axis=axis)
+        yield from each(functions_taking("groups"), ValueError, text, groups=2, axis=axis)
 
 
 def empty(*shape: int) -> Any:
@@ -107,13 +107,13 @@ def dtypes() -> Cases:
             yield Case(name, TypeError, f"{key} has dtype {dtype}, expected {DTYPES}", change)
 
 
-def said_dtypes() -> Cases:
+def dtype_options() -> Cases:
     shown = [("int8", "'int8'"), ("float8_e4m3", "'float8_e4m3'"), (float, float), (3, 3)]
     shown += [(np.int32, "int32"), (np.dtype("u1"), "uint8"), (np.dtype(">f4"), ">f4")]
     for key in ("dtype", "residual_dtype", "x_dtype"):
         for given, text in shown:
             text = f"{key} is {text}, expected {DTYPES}"
-            yield from each(taking(key), TypeError, text, **{key: given})
+            yield from each(functions_taking(key), TypeError, text, **{key: given})
 
 
 def dtypes_of_statistics() -> Cases:
@@ -126,7 +126,7 @@ def dtypes_of_statistics() -> Cases:
             rule = COMPUTE["group" if name in GROUP_NORMS else "row"]
             text = f"{key} has dtype {wrong}, expected {compute}, {rule}"
             yield Case(
-                name, TypeError, text, {k: found[k].astype(KNOWN[dtypes[k]]) for k in dtypes}
+                name, TypeError, text, {k: found[k].astype(NUMPY_DTYPES[dtypes[k]]) for k in dtypes}
             )
 
 
@@ -145,15 +145,15 @@ NEEDS += ["x", None, 1, iter(("x",)), np.array("x")]
 STATISTICS = {name: np.ones((5, 2), np.float32) for name in ("mean", "rstd")} | {"groups": 2}
 OF_ROW, OF_SAMPLE = (f"one element for each {of}" for of in ("row of x", "group of each sample"))
 NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
-SETTLED = "residual has dtype float32, expected float16, that of residual_dtype"
+RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
 NO_MEAN = "mean is None, expected the mean that the forward returned, as center is True"
 CENTERED = ["normalize_backward", "layer_norm_backward"]
-# Each title once or more: its cases are added up.
+# A title may occur several times: its cases are joined.
 PARTS: list[tuple[str, Iterable[Case]]] = [
     ("eps", wrong("eps", REAL, f"{FINITE} of at least 0", [-1e-6, NAN, INF, 10**400, *NO_NUMBERS])),
     ("c", wrong("c", REAL, f"{FINITE} or None", [NAN, -INF, "d", Decimal(2), True])),
     ("weight_offset", wrong("weight_offset", REAL, FINITE, [NAN, -INF, 10**400, *NO_NUMBERS])),
-    ("weight_offset", each(taking("weight_offset"), ValueError, NO_WEIGHT, weight=None)),
+    ("weight_offset", each(functions_taking("weight_offset"), ValueError, NO_WEIGHT, weight=None)),
     ("flags", wrong("round_before_weight", BOOL, "True or False", NO_BOOLS)),
     ("flags", wrong("center", BOOL, "True or False", NO_BOOLS)),
     ("flags", wrong("accumulate", BOOL, "True or False", NO_BOOLS)),
@@ -165,7 +165,7 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ("activation", gated("gate_activation", ACTIVATIONS, [*WRONG_NAMES, None])),
     ("activation", wrong("activation", NAME, ACTIVATIONS, WRONG_NAMES)),
     ("gate_position", gated("gate_position", POSITIONS, ["before", "Pre", "", None, 0, ("pre",)])),
-    ("needs", wrong("needs", TUPLE, f"{NAMES}, 'gate'", NEEDS, taking("needs", "gate"))),
+    ("needs", wrong("needs", TUPLE, f"{NAMES}, 'gate'", NEEDS, functions_taking("needs", "gate"))),
     ("needs", wrong("needs", TUPLE, NAMES, [("gate",), *NEEDS], GRADIENTS)),
     ("shape of rows", shaped(ROWS, "residual gate", [(5, 7), (8,)], "(5, 8), the shape of x")),
     ("shape of rows", shaped(ROWS, "dy d_residual", [(5, 1), ()], "(5, 8), the shape of x")),
@@ -200,10 +200,12 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ("too wide", rows(SQUARE, 2**31, 0)),
     ("too wide", channels(HALF, 2**31, 1)),
     ("dtype of arrays", dtypes()),
-    ("dtype that is said", said_dtypes()),
+    ("dtype options", dtype_options()),
     (
         "residual_dtype",
-        each(taking("residual_dtype"), ValueError, SETTLED, residual_dtype="float16"),
+        each(
+            functions_taking("residual_dtype"), ValueError, RESIDUAL_DTYPE, residual_dtype="float16"
+        ),
     ),
     ("dtype of statistics", dtypes_of_statistics()),
     ("no array", no_arrays()),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The table of memory that cannot be that of results or a workspace; of the plain functions alone.
+"""The table of arrays that cannot be results or workspaces; for the plain functions only.
 
-What overlaps is in tests/memory/test_overlap.py.
+tests/memory/test_overlap.py has overlapping arrays.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from numpy.lib.stride_tricks import as_strided
 
 from cunorm import AddNorm, GroupNormForward, NormForward, NormGrads
 from tests.arguments.wrong_input import COMPUTE, DTYPES, NO_ARRAY, Cases, table_of
-from tests.support.calls import FUNCTIONS, GROUP_NORMS, OF_ROWS, call_of, parameters_of, taking
-from tests.support.operands import DTYPES as KNOWN
+from tests.support.calls import (
+    FUNCTIONS,
+    GROUP_NORMS,
+    OF_ROWS,
+    call_of,
+    functions_taking,
+    parameters_of,
+)
+from tests.support.operands import DTYPES as NUMPY_DTYPES
 from tests.support.refused import Case, each
 
 UNWRITABLE = (
@@ -29,17 +36,17 @@ FOLLOWED = "contiguous rows and at most three leading axes that no single stride
 LINES = "the memory layout of x, channels last, with one stride for all of its lines"
 CONTIGUOUS = "a contiguous array"
 ABSENT = "is given, expected None: its operand is absent or not in needs"
-SAID = "as cunorm.workspace_size says"
+SIZE_HINT = "as cunorm.workspace_size says"
 TO_ADD_TO = "expected an array of float32 or float64 to add to, as accumulate is True"
 NO_STREAM = "out.residual is given, expected None: there is no residual"
 NO_MEAN = "out.mean is given, expected None: without center there is no mean"
-SIZE = 1 << 16  # bytes of a workspace, of which no call here needs a quarter
+SIZE = 1 << 16  # bytes of a workspace; no call here needs a quarter of it
 TYPE, VALUE = TypeError, ValueError
 STATISTICS = ("mean", "rstd")
 
 
 class Place(NamedTuple):
-    """A result of a function: its field, what an error calls it, and an array that is right."""
+    """A result of a function: its field, its name in errors, and a valid array."""
 
     name: str
     field: str
@@ -50,7 +57,7 @@ class Place(NamedTuple):
         change = {"out": call_of(self.name).out_of({self.field: wrong})} | more
         return Case(self.name, error, f"{self.label} {text}", change)
 
-    def of_groups(self) -> bool:
+    def is_group_norm(self) -> bool:
         return self.name in GROUP_NORMS
 
 
@@ -58,9 +65,9 @@ def places() -> list[Place]:
     found = []
     for name in FUNCTIONS:
         call = call_of(name)
-        made = call.out | ({"dresidual": call.out["dx"]} if call.result is NormGrads else {})
+        results = call.out | ({"dresidual": call.out["dx"]} if call.result is NormGrads else {})
         label = "out" if call.result is None else "out.{}"
-        found += [Place(name, field, label.format(field), a) for field, a in made.items()]
+        found += [Place(name, field, label.format(field), a) for field, a in results.items()]
     return found
 
 
@@ -81,13 +88,13 @@ def other_types() -> Cases:
 def shapes() -> Cases:
     for place in PLACES:
         right, more = place.right.shape, ""
-        if place.of_groups() and place.field not in ("dweight", "dbias"):
+        if place.is_group_norm() and place.field not in ("dweight", "dbias"):
             each = "one element for each group of each sample"
             more = f", {each if place.field in STATISTICS else 'the shape of x'}"
         for shape in ((3,), (*right, 1), (1, *right[1:])):
             text = f"has shape {shape}, expected {right}{more}"
             yield place.case(VALUE, text, np.zeros(shape, "f4"))
-        if place.field in STATISTICS and not place.of_groups():
+        if place.field in STATISTICS and not place.is_group_norm():
             for shape in ((5,), (10,), (2, 5), (5, 1)):
                 text, wrong = f"has shape {shape}, expected (5, 2)", np.zeros(shape, "f4")
                 yield place.case(VALUE, text, wrong, groups=2)
@@ -96,7 +103,7 @@ def shapes() -> Cases:
 def strides() -> Cases:
     for place in PLACES:
         two = np.zeros((*place.right.shape, 2), np.float32)[..., 0]
-        expected = LINES if place.of_groups() else FOLLOWED
+        expected = LINES if place.is_group_norm() else FOLLOWED
         expected = expected if place.field in OF_ROWS else CONTIGUOUS
         steps = tuple(step // 4 for step in two.strides)
         yield place.case(VALUE, f"has strides {steps}, expected {expected}", two)
@@ -116,14 +123,14 @@ def sharing() -> Cases:
 
 
 def dtypes() -> Cases:
-    begun = {"residual": None, "residual_dtype": "float16"}
-    # Of a result: its dtype, the one that it must have, as what says, and what says so.
+    new_stream = {"residual": None, "residual_dtype": "float16"}
+    # Of a result: a wrong dtype, the expected one, the argument that determines it, and its value.
     agreed: list[tuple[str, str, str, str, dict[str, Any]]] = [
         ("y", "float32", "float16", "dtype", {"dtype": "float16"}),
         ("dx", "float32", "float16", "x_dtype", {"x_dtype": "float16"}),
         ("dresidual", "float16", "float32", "x", {}),
         ("residual", "float16", "float32", "the new residual stream", {}),
-        ("residual", "float32", "float16", "the new residual stream", begun),
+        ("residual", "float32", "float16", "the new residual stream", new_stream),
     ]
     for place in PLACES:
         for field, wrong, right, of, more in agreed:
@@ -133,7 +140,7 @@ def dtypes() -> Cases:
         text = f"has dtype int32, expected {DTYPES}"
         yield place.case(TYPE, text, np.zeros_like(place.right, "i4"))
         if place.field in STATISTICS:
-            rule = COMPUTE["group" if place.of_groups() else "row"]
+            rule = COMPUTE["group" if place.is_group_norm() else "row"]
             text = f"has dtype float64, expected float32, {rule}"
             yield place.case(TYPE, text, np.zeros_like(place.right, "f8"))
 
@@ -171,7 +178,9 @@ def accumulators() -> Cases:
     for place in PLACES:
         if place.field in ("dweight", "dbias"):
             call = call_of(place.name)
-            kinds = [(np.zeros(8, KNOWN[d]), f"of dtype {d}") for d in ("float16", "bfloat16")]
+            kinds = [
+                (np.zeros(8, NUMPY_DTYPES[d]), f"of dtype {d}") for d in ("float16", "bfloat16")
+            ]
             for wrong, got in [(None, "None"), *kinds]:
                 change = {"out": call.out_of(call.out | {place.field: wrong}), "accumulate": True}
                 yield Case(place.name, VALUE, f"{place.label} is {got}, {TO_ADD_TO}", change)
@@ -183,8 +192,8 @@ def accumulators() -> Cases:
 # --- workspaces -----------------------------------------------------------------------------------
 
 
-def lent(error: Any, text: str, workspace: Any) -> list[Case]:
-    return each(taking("workspace"), error, f"workspace {text}", workspace=workspace)
+def workspace_cases(error: Any, text: str, workspace: Any) -> list[Case]:
+    return each(functions_taking("workspace"), error, f"workspace {text}", workspace=workspace)
 
 
 def aligned(size: int = SIZE) -> Any:
@@ -198,27 +207,33 @@ def views() -> Cases:
     for memory in (square, square.view(np.float32)):
         expanded = np.broadcast_to(memory[:1], memory.shape)
         for view in (memory[:, :8], memory[::-1], memory.T, memory[::2], memory[0, ::-1], expanded):
-            yield from lent(VALUE, f"has strides {view.strides}, expected {CONTIGUOUS}", view)
+            yield from workspace_cases(
+                VALUE, f"has strides {view.strides}, expected {CONTIGUOUS}", view
+            )
 
 
 def unusable() -> Cases:
     for dtype in ("u1", "f4"):
         read_only = np.broadcast_to(aligned(), SIZE)
         for memory in (*(aligned()[n : n - 16] for n in (1, 4, 8)), read_only):
-            yield from lent(VALUE, UNUSABLE, memory.view(dtype))
+            yield from workspace_cases(VALUE, UNUSABLE, memory.view(dtype))
 
 
 def no_numbers() -> Cases:
     for dtype in (np.dtype(object), np.dtype([("number", "f8"), ("thing", "O")])):
-        yield from lent(TYPE, f"has dtype {dtype}, expected one of numbers", np.zeros(64, dtype))
+        yield from workspace_cases(
+            TYPE, f"has dtype {dtype}, expected one of numbers", np.zeros(64, dtype)
+        )
     for one in ([0.0], 4096, b"bytes", bytearray(4096)):
-        yield from lent(TYPE, f"is of type {type(one).__name__}, expected {NO_ARRAY}", one)
+        yield from workspace_cases(
+            TYPE, f"is of type {type(one).__name__}, expected {NO_ARRAY}", one
+        )
 
 
 def too_small() -> Cases:
-    for name in taking("workspace"):
+    for name in functions_taking("workspace"):
         if size := call_of(name).workspace.size:
-            text = f"workspace has {size - 4} bytes, expected at least {size}, {SAID}"
+            text = f"workspace has {size - 4} bytes, expected at least {size}, {SIZE_HINT}"
             yield Case(name, VALUE, text, {"workspace": aligned(size - 4)})
 
 
@@ -229,7 +244,7 @@ TABLE = table_of(
         ("strides of out", strides()),
         ("out that overlaps itself", sharing()),
         ("dtype of out", dtypes()),
-        ("results that there are not", absent()),
+        ("absent results", absent()),
         ("out that cannot be written to", unwritable()),
         ("accumulate", accumulators()),
         ("strides of a workspace", views()),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a NumPy array lies, however it came about."""
+"""The address of a NumPy array, however it was created."""
 
 import pickle
 import sys
@@ -11,7 +11,7 @@ from tests.support.operands import at
 
 
 class Sub(np.ndarray):
-    """With fields of its own, after NumPy's."""
+    """An array with its own fields after NumPy's."""
 
     def __array_finalize__(self, other):
         self.more = (1, 2, 3)

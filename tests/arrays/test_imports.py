@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""No framework is imported that the caller has not, and ml_dtypes only where it is needed."""
+"""Calls import no framework that the caller has not imported, and ml_dtypes only if needed."""
 
 from __future__ import annotations
 

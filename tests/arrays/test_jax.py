@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""JAX arrays in calls with arrays of other frameworks, which XLA does not make; and those refused.
+"""JAX arrays in calls with arrays of other frameworks, not made by XLA; and JAX arrays refused.
 
-Results lie in memory that NumPy allocates, and tells tracemalloc of.
+Results are in memory that NumPy allocates, so that tracemalloc sees it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHT = draw("weight", SHAPE[1], "float32")
 
 
 def normalised():
-    """Return a JAX array that a call with NumPy's weight made."""
+    """Return the result, a JAX array, of a call with a NumPy weight."""
     return cunorm.rms_norm(jnp.asarray(draw("x", SHAPE, "float32")), WEIGHT)
 
 
@@ -56,7 +56,7 @@ def test_the_memory_of_a_result_is_freed_with_it(end):
         size = holder[0].nbytes
         gc.collect()
         with_it, _ = tracemalloc.get_traced_memory()
-        assert with_it > size  # so tracemalloc sees it, uncopied
+        assert with_it > size  # tracemalloc sees it, and there is no copy
         end(holder)
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < with_it - 0.9 * size
@@ -68,7 +68,7 @@ def test_an_array_is_read_once_its_values_are_there():
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda _, y: jnp.tanh(y @ x), x))
     x, weight = jnp.eye(300) * 1e-3 + 0.5, np.ones(300, np.float32)
     expected = reference.rms_norm(np.asarray(slow(x)))
-    for arrays in ((slow(x), weight), (slow(x),)):  # the second is a call of XLA's
+    for arrays in ((slow(x), weight), (slow(x),)):  # XLA makes the second call
         np.testing.assert_allclose(cunorm.rms_norm(*arrays), expected, rtol=1e-5)
 
 
@@ -100,7 +100,7 @@ pending = jax.jit(lambda x: jnp.sin(x).sum())(kept_too)
     )
 
 
-# --- refused, with the fix named ------------------------------------------------------------------
+# --- refused arrays -------------------------------------------------------------------------------
 
 
 def deleted(*shape):
@@ -115,7 +115,7 @@ def inside(transform):
 
 TRACER = r"x is a JAX tracer.*: use cunorm\.jax there"
 ONES = np.ones((3, 4), np.float32)
-# Of each: a call of a function, the error, and what it says.
+# Each: a call of a function, the error, and its message.
 REFUSED = {
     "deleted": (lambda f: f(deleted(3, 4)), ValueError, r"x is a deleted or donated.*copy\(x\)$"),
     "as weight": (lambda f: f(jnp.ones((3, 4)), deleted(4)), ValueError, "weight is a deleted"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays of every framework: in without a copy, out as the caller's own, with the right numbers."""
+"""Arrays of every framework: read without a copy, returned as the caller's type, correct."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import cunorm
 from tests.support.bounds import check_backward, check_forward
-from tests.support.calls import launched
+from tests.support.calls import record_launches
 from tests.support.gpu_arrays import get_all
 from tests.support.internals import read_capsule
 from tests.support.kinds import GPU_KINDS, KINDS, Foreign, ForeignBefore1, OnTorchCpu, kinds
@@ -24,7 +24,7 @@ CASES = list(zip(NORMS, ("float16", "bfloat16", "float32", "float64"), strict=Tr
 
 @pytest.fixture
 def calls(monkeypatch):
-    return launched(monkeypatch)
+    return record_launches(monkeypatch)
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -34,16 +34,16 @@ def test_results_are_of_the_callers_framework_and_right(kind, name, dtype):
     x, dy = (draw(operand, SHAPE, dtype) for operand in ("x", "dy"))
     given = parameters(norm, SHAPE[-1], dtype)
     with kind.jax.enable_x64(dtype == "float64") if hasattr(kind, "jax") else nullcontext():
-        told = {key: kind.put(array) for key, array in given.items()} | norm.asked()
-        forward = getattr(cunorm, f"{name}_forward")(kind.put(x), **told)
-        told |= saved(norm, forward)
-        grads = getattr(cunorm, f"{name}_backward")(kind.put(dy), kind.put(x), **told)
+        options = {key: kind.put(array) for key, array in given.items()} | norm.keywords()
+        forward = getattr(cunorm, f"{name}_forward")(kind.put(x), **options)
+        options |= saved(norm, forward)
+        grads = getattr(cunorm, f"{name}_backward")(kind.put(dy), kind.put(x), **options)
     assert kind.is_own(forward.rstd, "float64" if dtype == "float64" else "float32")
     for result in (forward.y, grads.dx, grads.dweight, grads.dbias):
         assert result is None or kind.is_own(result, dtype)
-    pair, meaning = weight_and_bias(given), norm.meaning(SHAPE[-1])
-    check_forward(get_all(kind, forward), x, *pair, **meaning)
-    check_backward(get_all(kind, grads), dy, x, *pair, **meaning)
+    pair, oracle_options = weight_and_bias(given), norm.oracle_options(SHAPE[-1])
+    check_forward(get_all(kind, forward), x, *pair, **oracle_options)
+    check_backward(get_all(kind, grads), dy, x, *pair, **oracle_options)
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -55,22 +55,22 @@ def test_streams_and_small_arrays_are_of_the_callers_framework(kind):
     assert kind.is_own(result.residual, "float32")
     check_forward(get_all(kind, result), x, None, None, residual, eps=1e-6)
     assert cunorm.rms_norm_forward(kind.put(X[0])).rstd.shape == ()
-    if "Dlpack" not in type(kind).__name__:  # where NumPy may give no address
+    if "Dlpack" not in type(kind).__name__:  # NumPy may give no address
         assert cunorm.rms_norm(kind.put(X[:0].copy())).shape == (0, 96)
 
 
-@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # whose calls XLA makes
+@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # XLA makes the calls of JAX
 def test_kernels_read_and_write_the_arrays_own_memory(kind, calls):
     kind, norm = kind(), NORMS["layer_norm"]
     x, residual, dy, above = (kind.put(draw(n, SHAPE, "float32")) for n in ("x", "r", "dy", "dr"))
     parameters = {n: kind.put(optional(n, SHAPE[-1], "float32")) for n in norm.parameters}
     forward = cunorm.layer_norm_forward(x, **parameters, residual=residual)
     statistics, stream = saved(norm, forward), forward.residual
-    told = parameters | statistics | {"d_residual": above}
-    grads = cunorm.layer_norm_backward(dy, stream, **told)
+    options = parameters | statistics | {"d_residual": above}
+    grads = cunorm.layer_norm_backward(dy, stream, **options)
     used = {"x": x, "residual": residual, "y": forward.y, "new_residual": stream}
     of_grads = {name: getattr(grads, name) for name in ("dx", "dweight", "dbias")}
-    everything = used | parameters | statistics, {"x": stream, "dy": dy} | told | of_grads
+    everything = used | parameters | statistics, {"x": stream, "dy": dy} | options | of_grads
     for launch, arrays in zip(calls, everything, strict=True):
         for name, array in arrays.items():
             assert getattr(launch, name).pointer == kind.address(array), name
@@ -92,13 +92,13 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # which have none
+@pytest.mark.parametrize("kind", kinds("jax", "jax on CUDA"))  # JAX has no views
 def test_views_are_not_copied_but_for_a_last_axis_with_gaps(kind, calls, monkeypatch):
     kind = kind()
     whole = kind.put(X)
     for name, view in VIEWS.items():
         if name == "rows backwards" and "torch" in str(type(whole)):
-            continue  # it has no negative strides
+            continue  # torch has no negative strides
         if name == "gaps":
             monkeypatch.undo()
         part = kind.put(view(X)) if isinstance(whole, Foreign) else view(whole)
@@ -109,7 +109,7 @@ def test_views_are_not_copied_but_for_a_last_axis_with_gaps(kind, calls, monkeyp
         calls.clear()
 
 
-def made_or_none(kind):
+def try_kind(kind):
     with suppress(pytest.skip.Exception):
         return kind()
 
@@ -119,16 +119,16 @@ def made_or_none(kind):
 )
 def test_operands_of_several_frameworks_go_together_and_x_decides(every):
     weight = optional("weight", SHAPE[-1], "float32")
-    there = [kind for kind in map(made_or_none, every.values()) if kind]
-    expected = there[0].get(cunorm.rms_norm(there[0].put(X), there[0].put(weight)))
-    assert len(there) > 1
-    for one, other in zip(there, there[1:] + there[:1], strict=True):
+    available = [kind for kind in map(try_kind, every.values()) if kind]
+    expected = available[0].get(cunorm.rms_norm(available[0].put(X), available[0].put(weight)))
+    assert len(available) > 1
+    for one, other in zip(available, available[1:] + available[:1], strict=True):
         y = cunorm.rms_norm(one.put(X), other.put(weight))
         assert one.is_own(y, "float32")
         np.testing.assert_array_equal(one.get(y), expected)
 
 
-# --- NumPy's arrays that are not quite plain ------------------------------------------------------
+# --- unusual NumPy arrays -------------------------------------------------------------------------
 
 
 def unaligned():
@@ -141,8 +141,8 @@ def field(dtype, *more):
     return array
 
 
-# Of each: how to make it, and whether kernels read it where it lies: those with gaps do not, but in
-# a copy of their own, and what is not aligned is copied before anything else is done.
+# Each: how to create it, and whether kernels read it in place. Arrays with gaps are copied by the
+# call; unaligned ones are copied before anything else.
 ODD = {
     "a matrix": (lambda: X.view(np.matrix), True),
     "a row, expanded": (lambda: np.broadcast_to(X[0], SHAPE), True),
@@ -160,7 +160,7 @@ def test_numpy_arrays_that_are_memory_of_another_kind_are_read_right(name, monke
     expected = cunorm.rms_norm(np.array(array, order="C"))
     np.testing.assert_array_equal(cunorm.rms_norm(array), expected)
     if is_read_there is not None:
-        calls = launched(monkeypatch)
+        calls = record_launches(monkeypatch)
         cunorm.rms_norm(array)
         place = calls[0].x.pointer
         assert (place == array.__array_interface__["data"][0]) == is_read_there
@@ -181,7 +181,7 @@ def test_a_capsule_of_either_version_is_looked_into_and_freed_not_consumed(kind)
             return given[-1]
 
     np.testing.assert_array_equal(cunorm.rms_norm(Kept(x)), cunorm.rms_norm(x))
-    assert "dltensor" in repr(given[-1])  # a consumed one is called otherwise
+    assert "dltensor" in repr(given[-1])  # a consumed capsule has another name
     del x
     assert alive() is not None
     given.clear()
@@ -189,10 +189,10 @@ def test_a_capsule_of_either_version_is_looked_into_and_freed_not_consumed(kind)
 
 
 class Offset(Foreign):
-    """An array whose capsule says that it begins some bytes after its address."""
+    """An array whose capsule has a byte offset."""
 
-    def __dlpack__(self, **told):
-        capsule = super().__dlpack__(**told)
+    def __dlpack__(self, **options):
+        capsule = super().__dlpack__(**options)
         tensor, _ = read_capsule(capsule)
         tensor.data, tensor.byte_offset = tensor.data - 64, 64
         return capsule

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that are not what their memory says, or no arrays: refused, with the fix named.
+"""Arrays that differ from their memory, and objects that are no arrays: errors name the fix.
 
-Each is given to `rms_norm` twice, as what is known of the first call must not help the second. What
-else is no array or of another dtype is in tests/arguments/wrong_input.py.
+Each is passed to `rms_norm` twice, as no cached call may accept the second. Further objects and
+dtypes are in tests/arguments/wrong_input.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_only():
 
 
 class On(Foreign):
-    """An array as an object that says where it is, and gives one capsule."""
+    """An array as an object with a device of its own and one capsule."""
 
     def __init__(self, array, device):
         super().__init__(array)
@@ -46,7 +46,7 @@ def consumed():
     return again
 
 
-# Of each: how to make it, the error, and what it says.
+# Each: how to create it, the error, and its message.
 REFUSED = {
     "a mask": (
         lambda: np.ma.masked_array(X, X > 0),
@@ -63,7 +63,7 @@ REFUSED = {
     "a dtype": (lambda: X.dtype, TypeError, f"is of type Float32DType, {NO_ARRAY}"),
     "foreign integers": (lambda: Foreign(X.astype("u2")), TypeError, "dtype uint16, "),
     "a consumed capsule": (consumed, ValueError, "not give .* expected an unconsumed DLPack"),
-    # which the older protocol has no word for
+    # The older protocol has no read-only flag.
     "no export": (lambda: ForeignBefore1(read_only()), ValueError, "through DLPack: .*only"),
     "another device": (lambda: On(X, 10), ValueError, "DLPack device type 10, expected CPU"),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors that stand for something else than their memory: refused, with the fix named."""
+"""Tensors that differ from their memory: errors name the fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-# torch's own: prototypes, and what it imports for jvp
+# torch's own warnings: prototypes, and its imports for jvp
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
@@ -45,7 +45,7 @@ def fake(f):
 TRANSFORMED = "(x|out) is a tensor inside a torch.func transform"
 UNRECORDED = r"requires grad.*cunorm\.torch, torch\.no_grad\(\) or x\.detach\(\)$"
 TYPE, VALUE = TypeError, ValueError
-# Of tensors: how to make one, the error, and what it says.
+# Each: how to create the tensor, the error, and its message.
 REFUSED = {
     "requires grad": (lambda: x().requires_grad_(), VALUE, UNRECORDED),
     "a parameter": (lambda: torch.nn.Parameter(x()), VALUE, UNRECORDED),
@@ -71,7 +71,7 @@ REFUSED = {
     ),
     "DTensor": (d_tensor, TYPE, r"\.DTensor, .*x\.to_local\(\)"),
 }
-# Where a function is called with tensors that stand for others.
+# Contexts in which a function gets tensors that represent others.
 INSIDE = {
     "fake": (fake, "FakeTensor"),
     "grad": (lambda f: torch.func.grad(lambda x: f(x).sum())(x()), TRANSFORMED),
@@ -84,7 +84,7 @@ INSIDE = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_tensor_that_is_not_its_memory_is_refused_with_the_fix(name):
     make, error, message = REFUSED[name]
-    cunorm.rms_norm(x())  # what is known of a plain tensor helps none of these
+    cunorm.rms_norm(x())  # no cached call of a plain tensor accepts these
     for _ in range(2):
         with pytest.raises(error, match=f"^rms_norm: .*{message}"):
             cunorm.rms_norm(make())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The order of a launch and what other frameworks do on streams of their own.
+"""The order of a launch and the work of other frameworks on their own streams.
 
-On the software GPU streams are late: they work when somebody waits for them, so that a wait that is
-missing gives wrong numbers. Which of two streams is waited for first decides on which wait shows.
+On the software GPU streams are late: they work only when the host waits for them, so a missing wait
+gives wrong numbers. The order in which the host waits for two streams decides which missing wait
+shows.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def late():
 
 
 def library(gpu, stream, patch):
-    """Return the array type of a library whose user works on a stream."""
+    """Register the array type of a library that works on a stream; return its constructor."""
 
     class Own(gpu.cupy.ndarray):
-        """An array of that library's."""
+        """An array of that library."""
 
     class Library(CupyAdapter):
         def stream(self, device):
@@ -81,12 +82,12 @@ def test_a_launch_waits_for_the_streams_of_other_operands_and_they_for_it(
     np.testing.assert_allclose(gpu.get(weight), cunorm.rms_norm(seeds[1][:1])[0], rtol=1e-6)
 
 
-def test_a_producer_is_asked_to_order_our_stream_after_its_work(gpu):
+def test_a_producer_orders_our_stream_after_its_work(gpu):
     thing, stream = ForeignOnCuda(gpu.put(draw("x", SHAPE, "float32"))), gpu.cupy.cuda.Stream()
     cunorm.rms_norm(thing)
     with stream:
         cunorm.rms_norm(thing)
-    assert thing.streams == [1, stream.ptr]  # 0 is no stream to DLPack, the default one is 1
+    assert thing.streams == [1, stream.ptr]  # DLPack has no stream 0; its default stream is 1
 
 
 def test_a_capsule_is_held_until_the_stream_has_passed_the_launch(gpu, late):
@@ -103,7 +104,7 @@ def test_a_capsule_is_held_until_the_stream_has_passed_the_launch(gpu, late):
     with stream:
         call()
         assert alive[0]() is not None
-        if softgpu.is_loaded():  # a real one may be done by now
+        if softgpu.is_loaded():  # a real GPU may be done by now
             call()
             assert alive[0]() is not None
         stream.synchronize()

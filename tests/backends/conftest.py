@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What tests of the backends share."""
+"""Fixtures of the backends' tests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.internals import KernelBuild
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Have an empty cache of compiled kernels."""
-    with caches.own_cache(tmp_path) as cache:
+    """Use an empty cache of compiled kernels; return its folder."""
+    with caches.separate_cache(tmp_path) as cache:
         yield cache
 
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
-    """List what is loaded for a CPU, and compile nothing."""
+    """Return a list that gets each build loaded for a CPU; builds are not compiled."""
     return described.loads(monkeypatch)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""NVRTC compiles every activation to a few registers, and floats to straight code without a call.
+"""NVRTC compiles activations to few registers, and those of floats to code without a call.
 
-No GPU is needed. The kernel takes one point a thread.
+No GPU is needed. A thread of the kernel has one point.
 """
 
 import pytest
@@ -26,7 +26,7 @@ extern "C" __global__ void probe(const VALUE_T* z, VALUE_T* value, VALUE_T* slop
 }
 """
 NAMES = sorted({*ACTIVATIONS.values()})
-SLOW_PATH = b"slowpath"  # in the name of the subroutine that ptxas adds for a division
+SLOW_PATH = b"slowpath"  # part of the name of ptxas's subroutine for a division
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What is kept of compiled kernels: shared, whole, counted; ours alone is removed, at any time.
+"""The cache of compiled kernels: shared, checked, counted; only cunorm's files are removed.
 
-Most compilers here only copy a library, which takes no time.
+Most compilers here only copy a library, which is quick.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.support.caches import (
     compiles,
     copies,
     libraries,
-    own_cache,
     posix,
     script,
+    separate_cache,
 )
 from tests.support.calls import call_of
 from tests.support.internals import _compile, _cpu
@@ -36,17 +36,17 @@ from tests.support.processes import ROOT, in_process
 from tests.support.remembered import caches
 
 pytestmark = [posix, compiles]
-DAY = 25 * 60 * 60  # and some
+DAY = 25 * 60 * 60  # a little more than a day
 
 CALL = "from tests.support.caches import check; check()"
 
 
 def started(call: str = CALL) -> subprocess.Popen:
-    """Make a call in another process."""
+    """Start another process that makes a call."""
     return subprocess.Popen([sys.executable, "-c", call], cwd=ROOT, start_new_session=True)
 
 
-# --- what is kept ---------------------------------------------------------------------------------
+# --- cached files ---------------------------------------------------------------------------------
 
 
 def test_processes_that_compile_the_same_at_once_share_it_and_the_next_compiles_nothing(
@@ -62,7 +62,7 @@ def test_processes_that_compile_the_same_at_once_share_it_and_the_next_compiles_
 
 
 def test_a_damaged_library_is_compiled_again(tmp_path):
-    """A loader refuses an empty one, and crashes on what is left of one that is cut."""
+    """A loader refuses an empty library, and crashes on a truncated one."""
     in_process(
         "import pathlib\n"
         "from tests.support import caches, described\n"
@@ -73,7 +73,7 @@ def test_a_damaged_library_is_compiled_again(tmp_path):
         "for damaged in (b'', whole[:4096], whole[:3000] + one_bit + whole[3001:]):\n"
         "    library.unlink()  # as its old content is mapped\n"
         "    library.write_bytes(damaged)\n"
-        "    described.forget()\n"
+        "    described.clear_all()\n"
         "    caches.check()\n"
         "    assert library.read_bytes() != damaged",
         CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
@@ -82,9 +82,9 @@ def test_a_damaged_library_is_compiled_again(tmp_path):
 
 
 def test_the_cache_is_a_folder_of_the_user_alone(tmp_path, monkeypatch):
-    """A relative one survives a change of directory."""
+    """A relative path survives a change of directory."""
     monkeypatch.chdir(tmp_path)
-    with own_cache(tmp_path) as cache:
+    with separate_cache(tmp_path) as cache:
         monkeypatch.setenv("CUNORM_CACHE_DIR", "cache")
         assert cunorm.cache_info().folder == cache
         assert stat.S_IMODE(cache.stat().st_mode) == 0o700
@@ -103,7 +103,7 @@ def test_a_cache_that_others_may_write_to_or_that_is_no_folder_is_not_used(tmp_p
     else:
         cache.mkdir()
         cache.chmod(what)
-    with own_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
+    with separate_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
         assert cunorm.cache_info().folder not in (cache, *cache.parents)
         check()
         assert cunorm.cache_info().libraries == 1
@@ -112,7 +112,7 @@ def test_a_cache_that_others_may_write_to_or_that_is_no_folder_is_not_used(tmp_p
 
 def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
     monkeypatch.setenv("CUPY_CACHE_DIR", "/some/where")
-    monkeypatch.setitem(sys.modules, "cupy", None)  # stands for an import
+    monkeypatch.setitem(sys.modules, "cupy", None)  # any import of it fails
     assert str(cunorm.cache_info().cupy_folder) == "/some/where"
     monkeypatch.delenv("CUPY_CACHE_DIR")
     assert cunorm.cache_info().cupy_folder.parts[-2:] == (".cupy", "kernel_cache")
@@ -121,11 +121,11 @@ def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):
     assert "cupy" not in sys.modules
 
 
-# --- what is removed ------------------------------------------------------------------------------
+# --- removal --------------------------------------------------------------------------------------
 
 
-def test_calls_after_clear_cache_compile_anew_and_are_counted(folder, monkeypatch):
-    """So does one that was made before with the same arrays."""
+def test_calls_after_clear_cache_compile_again_and_are_counted(folder, monkeypatch):
+    """This holds for calls that were cached before, too."""
     found, x, out = compiled(monkeypatch), np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)
     for times in (1, 2):
         for _ in range(2):
@@ -155,7 +155,7 @@ def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):
     forward = f"row_norm_forward-{digest}"
     others = [f"{forward}.so.bak", f"{forward[:-1]}.so", f"{forward}0.so", f"{forward.upper()}.so"]
     others += [f"-{digest}.so", f"{digest}.so", "numpy.so", "notes.txt", "headers-0.h.gch"]
-    cunorm.cache_info()  # which makes the folder
+    cunorm.cache_info()  # creates the folder
     (folder / "tmpabc").mkdir()
     elsewhere, within = tmp_path / ours[0], folder / "tmpabc" / ours[0]
     for path in (*(folder / name for name in (*ours, *helping, *others)), elsewhere, within):
@@ -171,8 +171,8 @@ def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):
 
 
 def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
-    """The folder of one that runs now is not touched, nor what only looks like such a folder."""
-    with own_cache(tmp_path, f"{ANSWERS}kill -9 $PPID") as cache:
+    """The folder of a running compile is not touched, nor are folders with similar names."""
+    with separate_cache(tmp_path, f"{ANSWERS}kill -9 $PPID") as cache:
         started().wait()
         assert cunorm.clear_cache().files == 0
         (left,) = cache.iterdir()
@@ -187,24 +187,24 @@ def test_what_killed_compiles_left_is_removed_when_it_is_a_day_old(tmp_path):
     assert (tmp_path / "compiler").exists()
 
 
-# --- at once --------------------------------------------------------------------------------------
+# --- concurrency ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "rms_norm_backward", "group_norm"])
 def test_kernels_that_were_made_while_another_clears_are_not_used_again(name, monkeypatch):
-    runner, made, call = _cpu.runner, [], call_of(name)
+    runner, loaded, call = _cpu.runner, [], call_of(name)
 
     def clear_meanwhile(*arguments):
-        made.append(runner(*arguments))
-        if len(made) == 1:
-            described.forget()  # and not yet what was planned, as in the midst of `clear_cache`
-        return made[-1]
+        loaded.append(runner(*arguments))
+        if len(loaded) == 1:
+            described.clear_all()  # as another thread may at this point
+        return loaded[-1]
 
-    described.forget()
+    described.clear_all()
     monkeypatch.setattr(_cpu, "runner", clear_meanwhile)
     for times in (1, 2, 2):
         call.make()
-        assert len(made) == times
+        assert len(loaded) == times
 
 
 @pytest.mark.parametrize("when", ["it was loaded", "it was compiled"])
@@ -215,10 +215,10 @@ def test_what_another_clears_as_soon_as_it_was_made_is_made_again(when, folder, 
 
     def clear_at_first(what):
         times.append(what)
-        made = right(what) if "loaded" in when else None
+        loaded = right(what) if "loaded" in when else None
         if len(times) == 1:
             cunorm.clear_cache()
-        return made or right(what)
+        return loaded or right(what)
 
     monkeypatch.setattr(module, name, clear_at_first)
     check()
@@ -229,7 +229,7 @@ def test_what_another_clears_as_soon_as_it_was_made_is_made_again(when, folder, 
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr(_compile, "_compile", lambda *told: told[-1].write_text("no library"))
+    monkeypatch.setattr(_compile, "_compile", lambda *args: args[-1].write_text("no library"))
     with pytest.raises(OSError, match="row_norm_forward-"):
         check()
 
@@ -252,7 +252,7 @@ def test_threads_and_processes_that_call_while_others_clear_get_right_answers(fo
     for thread in threads:
         thread.start()
     for _ in range(3):
-        done.wait(0.3)  # as who is cleared three times at a call gives up
+        done.wait(0.3)  # as a call that is cleared three times fails
         while not libraries(folder) and not wrong:
             done.wait(0.01)
         cunorm.clear_cache()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CPU's compiler: chosen, told its options, refusing some, stopped on the way."""
+"""The CPU's compiler: its choice, its options, refused options, interrupted compiles."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import cunorm
 from tests.support import described
 from tests.support.caches import (
     ANSWERS,
-    begun_anew,
     check,
     compiles,
     copies,
+    fresh_process,
     gcc,
     libraries,
-    own_cache,
     posix,
     script,
+    separate_cache,
 )
 from tests.support.internals import FLOAT32, ForwardTypes, RowShape, _compile, compiler, cpu_forward
 from tests.support.processes import in_process
 
 pytestmark = [posix, compiles]
 
-# --- which it is, and its options -----------------------------------------------------------------
+# --- choice and options ---------------------------------------------------------------------------
 
 
 def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_after(tmp_path):
     log = tmp_path / "log"
     text = f'echo "$@" >> "{log}"\n{copies()}'
-    with own_cache(tmp_path, text, CXX=" -DMINE", CUNORM_CXXFLAGS="-O0 -DALSO"):
+    with separate_cache(tmp_path, text, CXX=" -DMINE", CUNORM_CXXFLAGS="-O0 -DALSO"):
         check()
     (compiled,) = [line for line in log.read_text().splitlines() if "--version" not in line]
     assert re.match(r"-DMINE .*-O3 .*-ffp-contract=off .*-w .*-O0 -DALSO ", compiled)
@@ -45,7 +45,7 @@ def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_aft
 
 @pytest.mark.parametrize("cxx", ["/nowhere/c++", "false", ""])
 def test_a_cxx_that_does_not_answer_gives_way_to_the_next(cxx):
-    with begun_anew(CXX=cxx):
+    with fresh_process(CXX=cxx):
         assert compiler().command != (cxx,)
 
 
@@ -68,7 +68,7 @@ def test_the_name_of_a_build_depends_on_all_that_made_it(monkeypatch, what):
 
 def test_a_compile_that_fails_is_an_error_with_command_first_lines_and_build(tmp_path):
     lines = "".join(f'echo "norm.cpp:{n}: error: number {n}" >&2\n' for n in range(1, 30))
-    with own_cache(tmp_path, f"{ANSWERS}{lines}exit 1") as cache:
+    with separate_cache(tmp_path, f"{ANSWERS}{lines}exit 1") as cache:
         with pytest.raises(RuntimeError) as caught:
             check()
         assert not list(cache.iterdir()), "nothing is left of a build that failed"
@@ -94,12 +94,15 @@ FAULTS = {
 
 @pytest.fixture
 def faulty(tmp_path, request):
-    """Have a compiler with this fault, where it is to use OpenMP and while a file is there."""
-    flag, openmp = tmp_path / "flag", tmp_path / "openmp"  # the other is made where it uses it
+    """Use a compiler that fails with OpenMP while a flag file exists."""
+    flag, openmp = (
+        tmp_path / "flag",
+        tmp_path / "openmp",
+    )  # a compile with OpenMP creates the second
     flag.touch()
     fault = WITH_OPENMP.format(FAULTS[request.param]) if request.param in FAULTS else request.param
     text = f'{ANSWERS}flag="{flag}" openmp="{openmp}"\n{fault}{NOTES}{copies()}'
-    with own_cache(tmp_path, text) as cache:
+    with separate_cache(tmp_path, text) as cache:
         yield flag, openmp, cache
 
 
@@ -116,16 +119,16 @@ def test_a_compiler_that_is_stopped_is_an_error_and_leaves_nothing_behind(faulty
 
 
 @pytest.mark.parametrize("faulty", ["refuses OpenMP"], indirect=True)
-def test_a_compiler_that_refused_an_option_is_asked_again_a_day_later(faulty):
+def test_a_compiler_that_refused_an_option_is_tried_again_a_day_later(faulty):
     flag, openmp, cache = faulty
-    told = {"device": "cpu", "progress": False, "workers": 2}
-    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **told)  # both find out
+    options = {"device": "cpu", "progress": False, "workers": 2}
+    cunorm.warmup("l2_norm", 4, ["float32", "float64"], **options)  # both builds meet the refusal
     serial, (refused,) = libraries(cache), cache.glob("*.json")
     assert len(serial) == 2
     assert not openmp.exists()
     flag.unlink()
     for day in range(2):
-        described.forget()
+        described.clear_all()
         check()
         assert len(libraries(cache)) == 2 + day
         assert openmp.exists() == bool(day)
@@ -169,7 +172,7 @@ def test_a_compile_that_is_interrupted_leaves_nothing_behind(tmp_path):
 
 # --- compiled headers -----------------------------------------------------------------------------
 
-# Three builds, which are not called, so that a library that is copied serves for each.
+# Three builds that are not called, so that one copied library serves for all.
 THREE = """
 import pathlib, time
 folder = pathlib.Path(os.environ["CUNORM_CACHE_DIR"])
@@ -210,13 +213,13 @@ def test_a_process_that_ends_ends_the_compile_of_headers(tmp_path):
     beats, cache = tmp_path / "beats", tmp_path / "cache"
     child = f'(for i in $(seq 600); do echo >> "{beats}"; sleep 0.1; done)'
     hangs = f'case "$*" in *c++-header*) echo half > "$TMPDIR/half"; {child} & wait;; esac'
-    begun = time.monotonic()
+    start = time.monotonic()
     in_process(
         f"{THREE}while not os.path.exists({os.fspath(beats)!r}): time.sleep(0.05)",
         CXX=script(tmp_path, f"{ANSWERS}{hangs}\n{copies()}"),
         CUNORM_CACHE_DIR=os.fspath(cache),
     )
-    assert time.monotonic() - begun < 55
+    assert time.monotonic() - start < 55
     assert {path.suffix for path in cache.iterdir()} == {".so"}
     before = beats.read_text()
     time.sleep(0.5)

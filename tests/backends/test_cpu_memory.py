@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a CPU's kernels ask of its caches: that lines come early, and how large the last one is."""
+"""Prefetches in the CPU's kernels, and the size of its last cache."""
 
 import os
 import platform
@@ -36,15 +36,15 @@ def assembly(build, folder):
     ids=["rows", "channels last", "channels first", "samples"],
 )
 def test_every_launch_over_memory_prefetches(shape, axis, loads, tmp_path):
-    """GCC may take a function that only prefetches for one that does nothing."""
+    """GCC may remove a function that only prefetches."""
     x = np.zeros(shape, dtype=np.float32)
     if axis is None:
         cunorm.rms_norm(x)
         cunorm.rms_norm_backward(x, x, rstd=x[:, 0].copy())
     else:
-        told = {"num_groups": 4, "activation": "silu", "channel_axis": axis}
-        f = cunorm.group_norm_forward(x, **told)
-        cunorm.group_norm_backward(x, x, mean=f.mean, rstd=f.rstd, **told)
+        options = {"num_groups": 4, "activation": "silu", "channel_axis": axis}
+        f = cunorm.group_norm_forward(x, **options)
+        cunorm.group_norm_backward(x, x, mean=f.mean, rstd=f.rstd, **options)
     passes = [build for build in loads if reads_memory(build)]
     assert len(passes) >= 2
     for build in passes:
@@ -52,7 +52,7 @@ def test_every_launch_over_memory_prefetches(shape, axis, loads, tmp_path):
 
 
 def reads_memory(build):
-    """Whether a build goes over x, and not over sums or what the pass before prefetches."""
+    """Whether a build reads x from memory, and not sums or what the former pass prefetched."""
     macros = dict(build.macros)
     if build.kernel.startswith("row_norm"):
         return True
@@ -62,12 +62,12 @@ def reads_memory(build):
 
 
 @pytest.mark.parametrize(
-    ("said", "size"), [("32768K", 32 << 20), ("480M", 480 << 20), ("?", 32 << 20), (None, 32 << 20)]
+    ("text", "size"), [("32768K", 32 << 20), ("480M", 480 << 20), ("?", 32 << 20), (None, 32 << 20)]
 )
 def test_the_last_cache_is_as_large_as_the_system_says_or_as_measured(
-    said, size, monkeypatch, tmp_path
+    text, size, monkeypatch, tmp_path
 ):
-    if said is not None:
-        (tmp_path / "size").write_text(said + "\n")
+    if text is not None:
+        (tmp_path / "size").write_text(text + "\n")
     monkeypatch.setattr(_caches, "_SIZE", tmp_path / "size")
     assert _caches.last_cache_bytes.__wrapped__() == size

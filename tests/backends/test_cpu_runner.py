@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Lists of kernels on several threads: each block once, each kernel after the one before."""
+"""Lists of kernels on several threads: each block runs once, each kernel after the former one."""
 
 import ctypes
 import subprocess
@@ -24,8 +24,8 @@ from tests.support.internals import (
 
 pytestmark = compiles
 
-# A block notes which thread ran it, how often it ran, and when it began and ended by a clock that
-# all kernels share. The first block of a grid dawdles.
+# A block records how often it ran, its begin and end by a clock that all kernels share, and its
+# thread. The first block of a grid is slow.
 KERNEL = """
 #include "device.h"
 #include "simd_streaming.h"
@@ -35,7 +35,7 @@ KERNEL = """
 struct Build {};
 template <class B>
 struct Arguments {
-  long long* notes;  // of four numbers for each block
+  long long* notes;  // four numbers for each block
   std::atomic<long long>* clock;
 };
 void note(const Arguments<Build>& arguments) {
@@ -63,7 +63,7 @@ def entry(tmp_path_factory):
 
 
 def calls_of(grids, work, parts=None):
-    """Return calls of so many blocks and elements; their arrays are notes of each, and a clock."""
+    """Yield calls of so many blocks and elements; their arrays are notes of each, and a clock."""
     names = [f"notes {number}" for number in range(len(grids))]
     places = {name: place for place, name in enumerate((*names, "clock"))}
     for number, (grid, elements) in enumerate(zip(grids, work, strict=True)):
@@ -76,14 +76,14 @@ def calls_of(grids, work, parts=None):
 
 @pytest.fixture
 def run(entry, monkeypatch):
-    """Return what runs kernels of so many blocks and elements on several threads, twice."""
+    """Return a function that runs kernels on several threads, twice, and returns their notes."""
     monkeypatch.setattr(_cpu, "library", lambda build: entry)
 
     def run(grids, threads, work=None):
         calls = list(calls_of(grids, work or [1 << 20] * len(grids)))
         run = runner(calls, len(grids) + 1)
         cunorm.set_num_threads(threads)
-        for _ in range(2):  # on arrays that are others each time
+        for _ in range(2):  # each time on other arrays
             notes, clock = [np.zeros((grid, 4), np.int64) for grid in grids], np.zeros(1, np.int64)
             run([array.ctypes.data for array in (*notes, clock)])
         assert clock[0] == 2 * sum(grids)
@@ -103,18 +103,18 @@ def test_each_block_runs_once_after_the_kernels_before(run, threads):
 
 
 def test_rows_in_parts_have_as_many_threads_as_there_are_parts(monkeypatch):
-    told = []
-    entry = SimpleNamespace(blocks=0, run=lambda listed, at, threads: told.append(threads))
+    counts = []
+    entry = SimpleNamespace(blocks=0, run=lambda listed, at, threads: counts.append(threads))
     monkeypatch.setattr(_cpu, "library", lambda build: entry)
     cunorm.set_num_threads(40)
     for grid, work, parts in ((3, 1 << 20, 7), (3, 1 << 20, 0), (3, 100, 7)):
         runner(list(calls_of([grid], [work], parts)), 2)([0, 0])
     cunorm.set_num_threads(None)
-    assert told == [7, 3, 1]
+    assert counts == [7, 3, 1]
 
 
 def test_little_work_stays_on_the_thread_that_calls(run):
-    """Also after a kernel of which several threads had their share."""
+    """Also after a kernel that several threads shared."""
     (few,) = run((3,), 2, work=[100])
     many, alone = run((40, 1), 2, work=[1 << 20, 100])
     (own,) = set(few[:, 3])

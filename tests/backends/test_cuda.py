@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CUDA launcher: what it hands over, where and when, and what its errors say."""
+"""The CUDA launcher: arguments, device and stream of a launch, and its errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TWO = "__cluster_dims__(2,1,1)"
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
-    """Forget what the launcher knows, before and after; let it compile a small kernel."""
+    """Clear the launcher's caches before and after, and make it compile a small kernel."""
     import cupy
 
     caches = (_cuda._cupy, _cuda.nvrtc_version, _cuda.cuda_include_folders, _cuda.gpu_caps)
@@ -60,7 +60,7 @@ def expected(grid, block):
 
 
 def test_a_launch_hands_over_grid_block_arguments_and_stream(cupy):
-    """A graph takes what is launched on its stream alone."""
+    """A graph captures only launches on its stream."""
     out, stream = cupy.zeros(96, np.int64), cupy.cuda.Stream(non_blocking=True)
     _cuda.prepare(BUILD, Device("cuda", 0))
     current = cupy.cuda.get_current_stream()
@@ -79,8 +79,8 @@ def test_a_launch_hands_over_grid_block_arguments_and_stream(cupy):
 
 @software
 def test_a_build_is_compiled_once_for_each_device_and_the_callers_stays_current(cupy, monkeypatch):
-    made, make = [], cupy.RawKernel
-    monkeypatch.setattr(cupy, "RawKernel", lambda *told: (made.append(told), make(*told))[1])
+    compiled, make = [], cupy.RawKernel
+    monkeypatch.setattr(cupy, "RawKernel", lambda *args: (compiled.append(args), make(*args))[1])
     with softgpu.settings(devices=3), cupy.cuda.Device(1):
         for device in (0, 2, 1, 0, 2):
             for grid in (1, 5):
@@ -90,7 +90,7 @@ def test_a_build_is_compiled_once_for_each_device_and_the_callers_stays_current(
                 assert cupy.cuda.runtime.getDevice() == 1
                 with cupy.cuda.Device(device):
                     assert out.get().tolist() == expected(grid, 32)
-    assert len(made) == cunorm.cache_info().cuda_kernels == 3
+    assert len(compiled) == cunorm.cache_info().cuda_kernels == 3
     cunorm.clear_cache()
     assert cunorm.cache_info().cuda_kernels == 0
 
@@ -135,7 +135,7 @@ def test_a_gpu_is_asked_for_room_for_the_clusters_of_a_launch_with_its_shared_me
 
 @software
 @pytest.mark.parametrize("capability", [80, 90])
-def test_device_limits_are_those_of_the_gpu_and_are_asked_once(capability):
+def test_device_limits_are_those_of_the_gpu_and_are_queried_once(capability):
     with softgpu.settings(capability=capability):
         limits = _cuda.gpu_caps(Device("cuda", 0))
     features = Features(clusters=capability == 90, async_copies=True)
@@ -220,11 +220,11 @@ from tests.support.internals import KernelBuild, _cuda
 assert not cupy.__file__.startswith(softgpu.STANDIN), cupy.__file__
 
 class Stream:
-    asked = 0
+    reads = 0
 
     @property
     def ptr(self):
-        self.asked += 1
+        self.reads += 1
         return 0
 
 stream, arguments = Stream(), struct.pack("<qqd", 0, 5, 2.0)
@@ -232,8 +232,8 @@ block = np.frombuffer(arguments, dtype=_cuda._block_of(len(arguments)))
 kernel = function.Function.__new__(function.Function)  # one that was never loaded
 try:
     kernel((1,), (1,), (block,), shared_mem=8, stream=stream)
-except (runtime.CUDARuntimeError, driver.CUDADriverError):  # not TypeError: it got that far
-    assert stream.asked == 1
+except (runtime.CUDARuntimeError, driver.CUDADriverError):  # no TypeError: arguments accepted
+    assert stream.reads == 1
 else:
     raise AssertionError("a kernel that was never loaded was launched")
 build = KernelBuild("probe", (("STEP", "3"),))
@@ -241,8 +241,8 @@ options = _cuda.compile_options(build)
 kernel = cupy.RawKernel("the source", build.kernel, options)
 assert (kernel.name, kernel.options) == ("probe", options)
 assert callable(driver.funcSetAttribute)
-asked = {"kernel", "compile", "shared_size_bytes", "max_dynamic_shared_size_bytes"}
-assert asked <= vars(cupy.RawKernel).keys()
+used = {"kernel", "compile", "shared_size_bytes", "max_dynamic_shared_size_bytes"}
+assert used <= vars(cupy.RawKernel).keys()
 assert "ptr" in vars(function.Function)
 names = ("L2CacheSize", "MaxSharedMemoryPerBlockOptin", "MaxSharedMemoryPerMultiprocessor")
 assert all(hasattr(runtime, f"cudaDevAttr{name}") for name in names)
@@ -251,7 +251,7 @@ assert all(hasattr(runtime, f"cudaDevAttr{name}") for name in names)
 
 @pytest.mark.skipif(PathFinder.find_spec("cupy", SEARCHED) is None, reason="CuPy is not installed")
 def test_cupy_takes_our_argument_block_and_our_options():
-    """In a process of its own: where there is no GPU, `import cupy` imports a stand-in here."""
-    told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = os.pathsep.join(path for path in told if path != softgpu.STANDIN)
+    """In a separate process: without a GPU, `import cupy` imports the stand-in here."""
+    args = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = os.pathsep.join(path for path in args if path != softgpu.STANDIN)
     in_process(SCRIPT, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="")

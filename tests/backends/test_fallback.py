@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where there is no C++ compiler, the reference answers, after one warning."""
+"""Without a C++ compiler, the reference computes the results, after one warning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import cunorm
 from cunorm import GroupNormForward, NormForward
 from tests.support.bounds import check_forward
-from tests.support.caches import begun_anew
+from tests.support.caches import fresh_process
 from tests.support.cases import FACTORS, Samples, arranged, call_of, cover
 from tests.support.covers import label
 from tests.support.gpu_arrays import OnNumpy
@@ -25,7 +25,7 @@ from tests.support.operands import draw
 
 @pytest.fixture(autouse=True)
 def without_compiler():
-    with begun_anew(CXX="", PATH=os.devnull), warnings.catch_warnings():
+    with fresh_process(CXX="", PATH=os.devnull), warnings.catch_warnings():
         assert compiler() is None
         warnings.filterwarnings("ignore", "cunorm found no C")
         yield
@@ -49,7 +49,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_there_is_one_warning_and_it_points_to_the_caller(call):
-    """A shape whose plan is not known yet, and again, takes no other path to it."""
+    """It points there for a first call and for a cached one."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         call()
@@ -63,7 +63,7 @@ def test_there_is_one_warning_and_it_points_to_the_caller(call):
 
 
 def covers():
-    """Return cases in which every two of the first and the last choices meet."""
+    """Yield a pairwise cover of the first and last choices of each factor."""
     for kernel, factors in FACTORS.items():
         ends = {name: (choices[0], choices[-1]) for name, choices in factors.items()}
         for case in cover(kernel, ends):
@@ -72,7 +72,7 @@ def covers():
 
 @pytest.mark.parametrize(("kernel", "case"), [*covers()])
 def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
-    """In place, too, in arrays of any layout."""
+    """Also in place, and in arrays of any layout."""
     draw = random.Random(label(case))
     of = {"shape": (1, 3, 7, 33)}
     if "group" in kernel:
@@ -93,9 +93,9 @@ def test_y_may_be_written_over_x_where_the_stream_has_an_array_of_its_own():
 def test_without_rows_or_samples_parameters_have_zero_gradients():
     x, weight = np.empty((0, 6, 8), np.float32), np.ones(8, np.float32)
     row, group = (np.empty(shape, np.float32) for shape in ((0, 6), (0, 2)))
-    of_rows = cunorm.layer_norm_backward(x, x, weight, weight, rstd=row, mean=row)
-    of_groups = cunorm.group_norm_backward(x, x, 2, weight, weight, rstd=group, mean=group)
-    for grads in (of_rows, of_groups):
+    row_grads = cunorm.layer_norm_backward(x, x, weight, weight, rstd=row, mean=row)
+    group_grads = cunorm.group_norm_backward(x, x, 2, weight, weight, rstd=group, mean=group)
+    for grads in (row_grads, group_grads):
         assert grads.dx.shape == x.shape
         assert not grads.dweight.any()
         assert not grads.dbias.any()
@@ -107,7 +107,7 @@ def test_arrays_of_other_frameworks_are_served_too(framework):
     for dtype in ("float32", "bfloat16"):
         x = draw("x", (3, 4, 10), dtype)
         given = to(framework, x)
-        y, of_groups = cunorm.rms_norm(given), cunorm.group_norm(given, 5)
-        assert type(y) is type(of_groups) is type(given)
+        y, group_y = cunorm.rms_norm(given), cunorm.group_norm(given, 5)
+        assert type(y) is type(group_y) is type(given)
         check_forward(NormForward(numbers(y)), x, None, None, eps=1e-6)
-        check_group_forward(GroupNormForward(numbers(of_groups)), x, 5, None, None, eps=1e-5)
+        check_group_forward(GroupNormForward(numbers(group_y)), x, 5, None, None, eps=1e-5)

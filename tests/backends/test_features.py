@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which features of a GPU its launch plans use: by its compute capability, or by name."""
+"""The features that launch plans use: by a GPU's compute capability, or by name."""
 
 from __future__ import annotations
 
@@ -87,30 +87,30 @@ def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, cap
 @pytest.mark.gpu
 @pytest.mark.skipif(not softgpu.is_loaded(), reason="needs a GPU that can be set")
 def test_a_gpu_without_room_for_clusters_has_smaller_ones_or_none(monkeypatch):
-    """Of 16 blocks it has 8 of twice the threads, and the same bits: tests/gpu/test_clusters.py."""
+    """8 blocks of twice the threads replace 16; tests/gpu/test_clusters.py compares the bits."""
     import cupy
 
-    launched, launch, x = [], _cuda.launch, draw("x", (3, 200_003), "float32")
+    launches, launch, x = [], _cuda.launch, draw("x", (3, 200_003), "float32")
 
-    def noted(what, *rest):
-        launched.append((what.build.cluster, what.block))
+    def record(what, *rest):
+        launches.append((what.build.cluster, what.block))
         launch(what, *rest)
 
-    monkeypatch.setattr(_cuda, "launch", noted)
+    monkeypatch.setattr(_cuda, "launch", record)
     found = []
-    for room in (16, 8, 4, 2, 1, None):  # at last, as it is for the tests that follow
+    for room in (16, 8, 4, 2, 1, None):  # None restores the default for later tests
         _memo.clear_all()
         if room:
             with softgpu.settings(largest_cluster=room):
                 found.append(cunorm.rms_norm(cupy.asarray(x)))
-    assert launched[:2] == [(16, 256), (8, 512)]
-    assert all(cluster <= room for (cluster, _), room in zip(launched[2:], (4, 2, 1), strict=True))
+    assert launches[:2] == [(16, 256), (8, 512)]
+    assert all(cluster <= room for (cluster, _), room in zip(launches[2:], (4, 2, 1), strict=True))
     for y in found:
         np.testing.assert_allclose(y.get(), cunorm.reference.rms_norm(x), rtol=0, atol=1e-5)
 
 
 def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
-    """Clusters have room if each of their blocks has a multiprocessor, whatever it takes of it."""
+    """A cluster fits if each of its blocks takes a multiprocessor of its own."""
     limits = limits_of("90")
 
     def fits(launch, device):
@@ -129,7 +129,7 @@ def test_how_threads_share_rows_does_not_depend_on_alignment(monkeypatch):
             assert aligned[name] == misaligned[name]
 
 
-# --- rows that are shared by clusters of blocks ---------------------------------------------------
+# --- rows shared by clusters of blocks ------------------------------------------------------------
 
 WITH_CLUSTERS = Features(clusters=True)
 WIDTHS = (64, 1000, 8192, 8193, 16384, 20001, 32768, 65536, 100003, 131072, 262144, 2**20)

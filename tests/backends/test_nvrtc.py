@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """NVRTC compiles the kernels for every architecture, without a GPU, and nothing spills.
 
-Plans are made for a GPU of the architecture, of which they take no more than it has.
+Plans are made for a GPU of the architecture, and fit its resources.
 
 `pytest -m exhaustive tests/backends/test_nvrtc.py` compiles the rest of the covers.
 """
@@ -25,7 +25,7 @@ from tests.support.internals import (
 )
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
-from tests.emulation.plans import of_groups
+from tests.emulation.plans import group_plan_name
 from tests.support.nvrtc import compile_build, resource_usage  # it needs CuPy
 from tests.support.nvrtc_covers import (
     BACKWARD,
@@ -38,16 +38,16 @@ from tests.support.nvrtc_covers import (
 )
 
 ARCHITECTURES = ("75", "80", "86", "89", "100", "120", "90")
-SHARES = 32  # of a cover, a test each
-# Bytes of shared memory that the kernels declare at most: of row norms that are given some by the
-# launch, and of others; and what the driver takes of a multiprocessor's for a block.
+SHARES = 32  # tests that share a cover
+# Limits of the shared memory that kernels declare, in bytes: row norms with dynamic shared memory,
+# and others; and the driver's share for each block of a multiprocessor.
 OF_ROW_NORMS, STATIC_SHARED_MEMORY, OF_DRIVER = 1 << 10, 48 << 10, 1 << 10
-SENT = 48  # more of them, for each warp of a cluster
+SENT = 48  # further bytes for each warp of a cluster
 REGISTERS, PARTITIONS, WARP = 64 << 10, 4, 32  # of a multiprocessor
 
 
 def check_none_spills(build: KernelBuild, architecture: str):
-    """Compile a build and return what a kernel takes, which is no stack."""
+    """Compile a build, check that it has no spills and no stack, and return its usage."""
     compiled = compile_build(build, architecture)
     usage = resource_usage(compiled.log)
     assert compiled.cubin.startswith(b"\x7fELF")
@@ -56,7 +56,7 @@ def check_none_spills(build: KernelBuild, architecture: str):
 
 
 def check_has_room(launch: Launch, architecture: str) -> None:
-    """Check that nothing spills, and that there is room for as many blocks as the plan says."""
+    """Check that nothing spills, and that the plan's number of blocks fits a multiprocessor."""
     usage = check_none_spills(launch.build, architecture)
     declared = STATIC_SHARED_MEMORY
     if launch.shared and launch.build.kernel.startswith("row_norm"):
@@ -73,7 +73,7 @@ def check_has_room(launch: Launch, architecture: str) -> None:
 
 
 def shares():
-    """Return parameters: in CI an eighth of a cover for 90, and a share of it for each other."""
+    """Yield test parameters; CI runs an eighth of the cover for 90, one share of the others."""
     for (number, architecture), share in product(enumerate(ARCHITECTURES), range(SHARES)):
         is_kept = share % 8 == 0 if architecture == "90" else share == 4 * number + 1
         marks = () if is_kept else pytest.mark.exhaustive
@@ -114,7 +114,7 @@ def test_plans_that_spilled_once_do_not(kind):
 
 
 def test_the_covers_have_every_kind_of_plan():
-    found = set()  # streamed; with rows on their way; with sums in shared memory
+    found = set()  # (streamed, with rows in flight, with sums in shared memory)
     for architecture, clusters in (("90", {1, 2, 4, 8, 16}), ("75", {1})):
         kernels = {name: [] for name in ("row_norm_forward", "row_norm_backward", "param_grad")}
         for launch in row_cover(architecture):
@@ -126,19 +126,19 @@ def test_the_covers_have_every_kind_of_plan():
                 *((cluster, True) for cluster in clusters & {1, 16}),
             }
             assert {plan["THREADS_PER_ROW"] for plan in plans} > {"4", "32", "256", "512"}
-            if architecture == "90":  # in place of a cluster of 16
+            if architecture == "90":  # replaces a cluster of 16
                 assert ("8", "512") in {(plan.get("CLUSTER"), plan["THREADS"]) for plan in plans}
         found |= {(is_streamed(p), p["STAGES"] > "0", p["SUMS_IN_SHARED"]) for p in backward}
     assert len(found) == 5
     clusters = set()
     for kind in ("GROUP_FORWARD", "GROUP_BACKWARD"):
         plans = [group_launches(case, a) for case in cases(kind) for a in ("75", "90")]
-        assert {of_groups(launches) for launches in plans} == {
+        assert {group_plan_name(launches) for launches in plans} == {
             f"{layout}, {blocks}{unit}"
             for layout in ("last", "first")
             for blocks in ("a block", "a cluster", "two launches")
             for unit in ("", " of several groups", ", parts of channels")
-            if (blocks, unit) != ("a block", ", parts of channels")  # of which it has all
+            if (blocks, unit) != ("a block", ", parts of channels")  # a block has all channels
         }
         clusters |= {launches[0].build.cluster for launches in plans}
     assert clusters == {1, 2, 4, 8, 16}

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The shared memory that a plan of row_norm_backward gives a block: all that the kernel takes, and
-no more than a GPU has.
-"""
+"""The shared memory in plans of row_norm_backward: the kernel's, and within a GPU's limits."""
 
 from __future__ import annotations
 
@@ -30,9 +28,9 @@ from tests.support.internals import (
     workspace_size,
 )
 
-DRIVER, DECLARED = 1 << 10, 1 << 10  # bytes that the driver takes, and that the kernel declares
+DRIVER, DECLARED = 1 << 10, 1 << 10  # bytes for the driver, and static bytes of the kernel
 WIDTHS = (1, 8, 33, 100, 512, 1000, 4096, 5003, 12288, 20001, 32768, 65536, 100003, 131072, 1 << 20)
-# All that takes of the shared memory, as the kernel makes it.
+# All objects in shared memory, as the kernel creates them.
 TAKEN = """
 extern "C" __global__ void __launch_bounds__(Build::threads) CLUSTER_LAUNCH
     probe(unsigned long long* out) {
@@ -50,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads) CLUSTER_LAUNCH
 
 
 def drawn(count: int, seed: int = 0):
-    """Yield operands, widths and groups, and what alignment allows."""
+    """Yield operands, widths, groups, and the access that alignment allows."""
     random = Random(seed)
     for _ in range(count):
         x = DTYPES[random.choice(("float16", "bfloat16", "float32", "float64"))]
@@ -83,14 +81,14 @@ def plans(count: int, architecture: str):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_is_said(architecture):
+def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_documented(architecture):
     for types, walk, gpu, launch in plans(500, architecture):
         macros = dict(launch.build.macros)
         blocks = int(macros["BLOCKS_PER_SM"])
         assert launch.shared + DECLARED <= gpu.shared_memory_per_block_optin
         if launch.shared:
-            taken = blocks * (launch.shared + DECLARED + DRIVER)
-            assert taken <= gpu.shared_memory_per_sm, launch
+            used = blocks * (launch.shared + DECLARED + DRIVER)
+            assert used <= gpu.shared_memory_per_sm, launch
         assert blocks * launch.block * 32 <= 1 << 16, "a thread has 32 registers at least"
         several = int(macros["THREADS_PER_ROW"]) < launch.block
         assert not several or macros["SUMS_IN_SHARED"] == "true", "teams meet there"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Threads, forks, environments and floating-point modes: the CPU build disturbs none of them."""
+"""The CPU build disturbs no threads, forks, environments or floating-point modes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import cunorm
 from tests.support.caches import ANSWERS, compiles, copies, posix, script
-from tests.support.calls import FUNCTIONS, anew, assert_same, call_of, change
+from tests.support.calls import FUNCTIONS, assert_same, call_of, call_uncached, change
 from tests.support.internals import _threads
 from tests.support.operands import assert_same_bits, at
 from tests.support.processes import in_process
@@ -30,8 +30,8 @@ def set_threads():
 # --- several threads at once ----------------------------------------------------------------------
 
 SMALL = [(name, None) for name in FUNCTIONS]
-# Of rows for all threads and for one, and of samples that are one launch and several, which have
-# less and more to hand on in memory that a thread keeps.
+# Rows for all threads and for one; samples of one launch and of several, which need less or more
+# scratch memory of a thread.
 LARGE = [("layer_norm_backward", shape) for shape in ((600, 257), (2, 70_000))]
 LARGE += [("group_norm_forward", shape) for shape in ((2, 300, 40), (2, 4900, 8), (40, 30, 40))]
 LARGE += [("group_norm_backward", (2, 4900, 8)), ("rms_norm", (600, 257))]
@@ -46,13 +46,13 @@ LARGE += [("group_norm_backward", (2, 4900, 8)), ("rms_norm", (600, 257))]
     ],
 )
 def test_threads_that_call_at_once_in_any_order_get_their_own_right_answers(kind, calls, turns):
-    """On arrays of the same forms, which meet in all that is remembered."""
+    """Their arrays have the same specs, so that they share all cache entries."""
     start, of_threads = threading.Barrier(3), []
     for thread in range(3):
         mine = [call_of(name, shape, kind) for name, shape in calls]
         for call in mine:
             change(call.arrays, str(thread))
-        of_threads.append([(call, anew(call.make)) for call in mine])
+        of_threads.append([(call, call_uncached(call.make)) for call in mine])
 
     def work(thread):
         mine = of_threads[thread]
@@ -82,7 +82,7 @@ def again():
 
 @linux
 def test_threads_are_as_many_as_affinity_work_and_omp_num_threads_say():
-    """`OMP_NUM_THREADS` may change while Python runs, also for a call that is made again."""
+    """`OMP_NUM_THREADS` may change while Python runs, also for cached calls."""
     in_process(
         AGAIN + "os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])\n"
         "del os.environ['OMP_NUM_THREADS']\n"
@@ -145,7 +145,9 @@ def test_subnormal_results_are_kept(set_threads):
     x = np.full((600, 257), 1e-40, np.float32)
     for threads in (1, 2):
         set_threads(threads)
-        assert_same_bits(cunorm.rms_norm(x, eps=1.0), x)  # to flushed numbers, it is equal to zero
+        assert_same_bits(
+            cunorm.rms_norm(x, eps=1.0), x
+        )  # bits: with subnormals flushed, x would equal zero
 
 
 # --- forks and modes ------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ check(9)
 
 @linux
 def test_forked_children_and_their_parents_give_right_answers_after_openmp_was_used():
-    """A child makes its parent's call again, too, and no call turns subnormals off."""
+    """A child also repeats its parent's call, and no call turns subnormals off."""
     in_process(AGAIN + AFTER_OPENMP, OMP_NUM_THREADS="2")
 
 

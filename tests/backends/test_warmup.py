@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `warmup` compiles is exactly what calls need then, on a CPU and on CUDA."""
+"""`warmup` compiles exactly the builds that calls need, on a CPU and on CUDA."""
 
 from __future__ import annotations
 
@@ -40,42 +40,42 @@ def cuda_loads(monkeypatch):
     return described.cuda_loads(monkeypatch)
 
 
-def holds(case, device, make, loads):
-    """Warm up, call, forget and call: both load the same; a warmup for any rows loads no less."""
-    done = described.warm(case, device, rows=case["shape"][0])
+def check_warmup(case, device, make, loads):
+    """Warm up, call, clear, call: both load the same; a warmup for any rows loads no less."""
+    done = described.warm_up(case, device, rows=case["shape"][0])
     warmed = set(loads)
     assert done.builds == len(warmed) == len(loads)
     described.call(case, make)
     assert set(loads) == warmed, "the call had to load something else"
-    described.forget()
+    described.clear_all()
     loads.clear()
     described.call(case, make)
     assert set(loads) == warmed, "the call needs less than was loaded"
-    described.forget()
+    described.clear_all()
     loads.clear()
-    described.warm(case, device)
+    described.warm_up(case, device)
     assert set(loads) >= warmed, "what is for any rows does not serve these"
 
 
 @each(described.cases())
 def test_a_warmup_loads_exactly_what_a_call_on_a_cpu_needs(case, loads):
-    holds(case, "cpu", on_cpu, loads)
+    check_warmup(case, "cpu", on_cpu, loads)
 
 
 @pytest.mark.gpu
 @each(described.cases())
 def test_a_warmup_loads_exactly_what_a_call_on_cuda_needs(case, cuda_loads):
     few = tuple(map(min, case["shape"], (20, 9000, 128)))
-    holds(case | {"shape": few}, "cuda", on_cuda, cuda_loads)
+    check_warmup(case | {"shape": few}, "cuda", on_cuda, cuda_loads)
 
 
-# So close to each other that of one of them, whatever the cache, six rows are too large for it and
-# five are not.
+# So close to each other that for any cache size, six rows of one of the widths exceed it and five
+# do not.
 WIDTHS = [65_600, 393_216, *(768 * round(200 * 1.3**step) for step in range(9))]
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 16])
-def test_a_warmup_that_is_told_no_rows_serves_few_long_rows_and_many(groups, loads):
+def test_a_warmup_without_rows_serves_few_long_rows_and_many(groups, loads):
     widths = [width for width in WIDTHS if width % groups == 0]
     cunorm.warmup(RMS, widths, "float32", device="cpu", groups=groups, progress=False)
     warmed = len(loads)
@@ -89,22 +89,20 @@ def test_a_warmup_that_is_told_no_rows_serves_few_long_rows_and_many(groups, loa
 
 @pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
 @pytest.mark.parametrize("sizes", [(64, 48, 3), (500, 64, 8), (9000, 16, 1), (40_000, 512, 32)])
-def test_a_warmup_of_group_norms_that_is_told_no_rows_serves_any_number_of_samples(
-    sizes, layout, loads
-):
+def test_a_warmup_of_group_norms_without_rows_serves_any_number_of_samples(sizes, layout, loads):
     positions, channels, num_groups = sizes
-    told = {"positions": positions, "num_groups": num_groups, "layout": layout, "device": "cpu"}
-    warm = partial(cunorm.warmup, GROUP, channels, "float32", **told, progress=False)
+    options = {"positions": positions, "num_groups": num_groups, "layout": layout, "device": "cpu"}
+    warm_up = partial(cunorm.warmup, GROUP, channels, "float32", **options, progress=False)
     samples = [*range(1, 200), *range(200, 10_000, 97), 1 << 20, (1 << 31) - 1]
-    assert warm().builds == len(loads) == warm(rows=samples).builds == len(loads)
+    assert warm_up().builds == len(loads) == warm_up(rows=samples).builds == len(loads)
 
 
 def test_several_are_crossed_and_what_they_share_is_loaded_once(loads):
     options = {"device": "cpu", "rows": 8, "progress": False}
     assert cunorm.warmup(RMS, 256, "float32", **options).builds == 3
-    ops = ("rms_norm", *RMS)  # the first two are the same
+    ops = ("rms_norm", *RMS)  # the first two have the same builds
     both = cunorm.warmup(ops, [256, 512], ["float32", "float64"], gate=(False, True), **options)
-    assert both.builds == len(loads) == 4 * 2 + 2  # param_grad knows nothing of gates
+    assert both.builds == len(loads) == 4 * 2 + 2  # param_grad does not depend on gates
 
 
 # --- with a compiler ------------------------------------------------------------------------------
@@ -131,11 +129,11 @@ np.testing.assert_allclose(grads.dbias, 8 * 0.8413, rtol=1e-3)  # 8 gelu(1)
 @compiles
 def test_after_a_warmup_calls_compile_nothing_in_this_process_and_the_next(tmp_path):
     log = tmp_path / "log"
-    noted = f'case "$*" in *c++-header*) exit 1;; esac; echo "$@" >> "{log}"'
-    command = script(tmp_path, f'{ANSWERS}{noted}\nexec $real "$@"')
-    told = {"CXX": command, "CUNORM_CACHE_DIR": str(tmp_path / "cache"), "COMPILED": str(log)}
-    in_process(f"{CALLS}assert done == before == 3", **told)
-    in_process(f"{CALLS}assert done == 0", **told)
+    record = f'case "$*" in *c++-header*) exit 1;; esac; echo "$@" >> "{log}"'
+    command = script(tmp_path, f'{ANSWERS}{record}\nexec $real "$@"')
+    options = {"CXX": command, "CUNORM_CACHE_DIR": str(tmp_path / "cache"), "COMPILED": str(log)}
+    in_process(f"{CALLS}assert done == before == 3", **options)
+    in_process(f"{CALLS}assert done == 0", **options)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -143,12 +141,12 @@ def test_of_warmups_at_once_one_compiles_and_counts_it(device, cuda_loads, folde
     found, load, together = compiled(monkeypatch), _cuda._load, threading.Barrier(4)
     monkeypatch.setattr(_cuda, "_load", lambda build: (time.sleep(0.1), load(build))[1])
 
-    def warm(_):
+    def warm_up(_):
         together.wait(timeout=30)
         return cunorm.warmup("l2_norm", 4, "float32", device=device, rows=1, progress=False)[:2]
 
     with ThreadPoolExecutor(4) as pool:
-        assert sorted(pool.map(warm, range(4))) == [(1, 0), (1, 0), (1, 0), (1, 1)]
+        assert sorted(pool.map(warm_up, range(4))) == [(1, 0), (1, 0), (1, 0), (1, 1)]
     assert len(found if device == "cpu" else cuda_loads) == 1
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How `warmup` goes about it: several builds at once, a bar, clear errors; and its command."""
+"""How `warmup` runs: parallel builds, a progress bar, clear errors; and its command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def warm(ops=TRAINING, widths=64, dtypes="float32", **more):
 
 
 def while_loading(monkeypatch, action):
-    """Do something with each build, before it counts as loaded."""
+    """Run an action with each build before it is loaded."""
     load = _compile._load
     monkeypatch.setattr(_compile, "_load", lambda build: (action(build), load(build))[1])
 
@@ -90,7 +90,7 @@ def test_where_no_gradient_is_wanted_nothing_is_compiled(loads):
 
 
 @pytest.mark.parametrize("without", ["", "progress", "tqdm"])
-def test_a_bar_counts_the_builds_unless_told_not_to_or_without_tqdm(
+def test_a_bar_counts_the_builds_unless_disabled_or_without_tqdm(
     loads, monkeypatch, capsys, without
 ):
     pytest.importorskip("tqdm")
@@ -175,8 +175,8 @@ def test_the_command_hands_on_what_its_options_say(monkeypatch, capsys):
     right |= {"weight_offset": [1.0], "groups": [2, 4], "needs": ["x"], "workers": 3}
     right |= {"center": True, "progress": False}
     assert {name: given[0][name] for name in right} == right
-    said = capsys.readouterr().out
-    assert said.startswith("cpu: 7 builds, 5 of them compiled now, in 1.2 s, kept in ")
+    output = capsys.readouterr().out
+    assert output.startswith("cpu: 7 builds, 5 of them compiled now, in 1.2 s, kept in ")
 
 
 def test_every_argument_is_an_option_of_the_command(capsys):

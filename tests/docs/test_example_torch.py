@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The example of a training run in PyTorch: it agrees with torch's own norms, or says so."""
+"""The PyTorch training example: it agrees with torch's own norms, and reports a difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = ("--layers", "1", "--width", "64", "--context", "16", "--batch", "16", "
 
 @pytest.fixture
 def torch_train(monkeypatch):
-    """Import the example as it imports its own modules; its numbers of threads do not last."""
+    """Import the example from its own folder; restore the numbers of threads afterwards."""
     threads = torch.get_num_threads()
     monkeypatch.syspath_prepend(EXAMPLES)
     yield importlib.import_module("torch_train")
@@ -43,11 +43,11 @@ CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, BUILD])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_both_norms_train_alike_and_beat_the_bigram_model(device):
     command = [sys.executable, EXAMPLES / "torch_train.py", *SMALL, "--steps", "200"]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # which tests beside it leave it
-    told = {"capture_output": True, "text": True, "env": one_thread, "check": False}
-    done = subprocess.run([*command, "--device", device], **told)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests run in parallel
+    options = {"capture_output": True, "text": True, "env": one_thread, "check": False}
+    done = subprocess.run([*command, "--device", device], **options)
     assert done.returncode == 0, done.stdout + done.stderr
-    # Of the layer those before attention and MLP, of queries and of keys; and the last.
+    # Before attention and MLP, of queries and of keys in the layer; and the last.
     assert "5 norms replaced" in done.stdout
     curves = re.findall(r"^ +\d+ +(\d\.\d{5}) +(\d\.\d{5}) +\d\.\de.\d\d$", done.stdout, re.M)
     assert len(curves) == 10

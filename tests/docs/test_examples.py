@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The examples run, do what they say, and notice when they do not."""
+"""The examples run, do what they claim, and fail otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL_STACK = ("--layers", "3", "--rows", "64", "--width", "64", "--repeats", "2
 
 
 def run(script: str, *arguments: object, **patched: object) -> subprocess.CompletedProcess[str]:
-    """Run an example on one thread, which tests beside it leave it."""
+    """Run an example on one thread, as other tests run in parallel."""
     code = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import {script} as script;"
     code += "".join(f"script.{name} = {value};" for name, value in patched.items())
     return subprocess.run(
@@ -40,7 +40,7 @@ def run(script: str, *arguments: object, **patched: object) -> subprocess.Comple
 
 @pytest.fixture
 def example(monkeypatch):
-    """Import a module as the scripts do, from their own folder; what it sets does not last."""
+    """Import a module as the scripts do, from their own folder; restore its settings afterwards."""
     monkeypatch.syspath_prepend(EXAMPLES)
 
     def imported(name):
@@ -61,7 +61,7 @@ def test_the_fused_stack_agrees_with_the_naive_one(dtype, device, example, capsy
     printed = capsys.readouterr().out
     errors = dict(re.findall(r"^  (\w+) +(\d\.\de[+-]\d\d)", printed, re.M))
     assert list(errors) == ["output", "y", "dx", "dweight", "dy", "dmatrix"]
-    # The fused sum is rounded to the stream's dtype as a separate addition is.
+    # The fused sum is rounded to the stream's dtype like a separate addition.
     assert float(errors["output"]) == float(errors["y"]) == 0
     assert len(re.findall(r"^saved( +-?\d+\.\d %){3}", printed, re.M)) == 2
 
@@ -84,7 +84,7 @@ def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
 
 
 def nats(printed):
-    """Return the bigram model's loss and the trained one's."""
+    """Return the losses of the bigram model and of the trained one."""
     return map(float, re.findall(r": +(\d\.\d{4}) nats per character", printed))
 
 
@@ -92,8 +92,8 @@ def nats(printed):
 def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
     picture = tmp_path / "curve.png"
     length = ("--steps", 200, "--batch", 16, "--rate", 1e-2)
-    told = (*SMALL_MODEL, *length, "--output", picture, "--device", device)
-    done = run(TRAINING, *told, VALIDATIONS=1)
+    options = (*SMALL_MODEL, *length, "--output", picture, "--device", device)
+    done = run(TRAINING, *options, VALIDATIONS=1)
     assert done.returncode == 0, done.stderr
     baseline, final = nats(done.stdout)
     assert final < baseline - 0.1  # 2.23 where the bigram model has 2.40
@@ -102,15 +102,15 @@ def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
 
 
 def test_training_exits_with_1_above_the_bigram_model(tmp_path):
-    told = (*SMALL_MODEL, "--steps", 1, "--output", tmp_path / "curve.png", "--device", "cpu")
-    done = run(TRAINING, *told)
+    options = (*SMALL_MODEL, "--steps", 1, "--output", tmp_path / "curve.png", "--device", "cpu")
+    done = run(TRAINING, *options)
     assert done.returncode == 1, done.stderr
     baseline, final = nats(done.stdout)
     assert final > baseline
 
 
 def denoised(printed):
-    """Return what the script printed: the gradient's error, the blur's loss, and the model's."""
+    """Return the printed error of the gradient, and the losses of the blur and the model."""
     (error,) = re.findall(r"off a central difference by (\d\.\de[+-]\d\d)", printed)
     return float(error), *map(float, *re.findall(r"blur: (\S+), model: (\S+) mean", printed))
 
@@ -118,8 +118,8 @@ def denoised(printed):
 @pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
     picture = tmp_path / "block.png"
-    told = (*SMALL_BLOCK, "--steps", 100, "--output", picture, "--device", device)
-    done = run(DENOISING, *told)
+    options = (*SMALL_BLOCK, "--steps", 100, "--output", picture, "--device", device)
+    done = run(DENOISING, *options)
     assert done.returncode == 0, done.stderr
     error, blur, model = denoised(done.stdout)
     assert error < 1e-8
@@ -141,7 +141,7 @@ def test_the_block_exits_with_1_if_a_group_norms_backward_is_wrong_or_above_the_
 
     block = example(DENOISING)
     monkeypatch.setattr(cunorm, "group_norm_backward", broken)
-    # Of the picture and of tqdm's bar there is enough in the tests above.
+    # The tests above check the picture and the progress bar.
     monkeypatch.setattr(block, "train", lambda *arguments: [1.0])
     monkeypatch.setattr(block, "blur_error", lambda *arguments: blur)
     options = [*SMALL_BLOCK, "--device", "cpu", "--output", str(tmp_path / "block.png")]
@@ -187,13 +187,13 @@ def test_every_gradient_of_the_model_is_that_of_finite_differences(example, step
             parameter[index] = original
             expected[index] = (losses[0] - losses[1]) / (2 * step)
         assert abs(expected).max() > 1e-3, name
-        # The step's square and the loss's rounding over the step make errors of some 1e-10.
+        # The step's square, and the loss's rounding over the step, are errors of about 1e-10.
         np.testing.assert_allclose(grads[name], expected, rtol=0, atol=1e-8, err_msg=name)
 
 
 def test_the_bigram_baseline_counts_pairs_plus_one(example):
     loss = example("char_lm.data").bigram_loss
     training = np.array([0, 1, 0, 1, 0])
-    # After 0 come 1 twice and 0 and 2 never, plus one each; after 2 all are alike.
+    # After 0 come 1 twice and 0 and 2 never, plus one each; after 2 all are equally likely.
     assert loss(training, np.array([0]), np.array([1]), 3) == pytest.approx(np.log(5 / 3))
     assert loss(training, np.array([2]), np.array([1]), 3) == pytest.approx(np.log(3))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The JAX example runs, and notices a norm that is wrong."""
+"""The JAX example runs, and fails for a wrong norm."""
 
 from __future__ import annotations
 

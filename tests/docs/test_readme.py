@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the README shows runs as it stands, and what it names is there."""
+"""The README's examples run unchanged, and the files that it names exist."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A GPU of which a test says what it has: features, multiprocessors, how threads take turns.
+"""A software GPU with given features, multiprocessors and order of threads.
 
 with machine(features="clusters", multiprocessors=1, schedule="reverse") as launches:
-    cunorm.rms_norm(x)  # launches[-1].build says what ran
+    cunorm.rms_norm(x)  # launches[-1].build is the build that ran
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.internals import (
     _group_plan,
     _group_tiling,
 )
-from tests.support.remembered import forget
+from tests.support.remembered import clear_plans
 
 SCHEDULES = {
     "lockstep": {"schedule": "lockstep"},
@@ -42,7 +42,7 @@ needs_softgpu = pytest.mark.skipif(
 
 
 def gpu() -> OnCupy:
-    """Return what moves arrays to the software GPU and back."""
+    """Load the software GPU, and return the copier of arrays to and from it."""
     softgpu.load()
     return OnCupy()
 
@@ -53,13 +53,13 @@ def machine(
     grid: int | None = None,
     sources: dict[str, str] | None = None,
     spared: int = 0,
-    **told: Any,
+    **settings: Any,
 ) -> Iterator[list[Launch]]:
-    """Let calls run on such a GPU; yields the launches, as they are made.
+    """Run calls on such a GPU; yield a list that gets each launch.
 
-    `grid` is the most blocks of a launch, so that each block walks rows, or each launch has some of
-    the samples. `sources` are the texts of kernels, in place of their own. `spared` is how many
-    bytes of shared memory plans do without. The rest are settings of the software GPU.
+    `grid` limits the blocks of a launch, so that each block walks rows, or each launch has some of
+    the samples. `sources` replace the texts of kernels. `spared` are bytes of shared memory that
+    plans must not use. The rest are settings of the software GPU.
     """
     softgpu.load()
     has = Features(**dict.fromkeys(features.split(), True))
@@ -71,7 +71,7 @@ def machine(
         start(launch, *rest)
 
     with (
-        softgpu.settings(**told),
+        softgpu.settings(**settings),
         mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
         mock.patch.object(_cuda, "features_of", lambda capability: has),
         mock.patch.object(_cuda, "launch", noted),
@@ -83,11 +83,11 @@ def machine(
         mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         _texts(sources) if sources else nullcontext(),
     ):
-        forget()  # what was planned for another GPU
+        clear_plans()  # those are for another GPU
         try:
             yield launches
         finally:
-            forget()
+            clear_plans()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Mutants of a kernel: its text less one barrier or guard.
+"""Mutants of a kernel: its text without one barrier or guard.
 
-All of them are one text, compiled once for a build; while it runs, an int says which one it is.
+One text has all mutants, and is compiled once for a build; an int selects the mutant at run time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# Between threads of a block, of a warp, of a cluster, and of a thread for its own copies.
+# Barriers of a block, of a warp and of a cluster, and a thread's wait for its own copies.
 _BARRIER = re.compile(
     r"__sync(?:threads|warp)\([^()]*\);|\bcluster_barrier\(\);|\basync_wait<[^;{}]*>\(\);"
     r"|\bwait_for_arrivals\([^;{}]*\);"
@@ -33,9 +33,9 @@ __device__ inline bool without(int number) {{
 
 
 def switched(text: str) -> tuple[str, list[str]]:
-    """Return a text that is all mutants of a kernel's text, and their names.
+    """Return a text with all mutants of a kernel's text, and their names.
 
-    The text has its local includes in place. A name is "function: line" of what is missing.
+    The text has its local includes in place. A name is "function: line" of the missing part.
     """
     code = re.sub(r"//.*", lambda comment: " " * len(comment[0]), text)
     found = list(_barriers_and_guards(code))
@@ -49,7 +49,7 @@ def switched(text: str) -> tuple[str, list[str]]:
 
 
 def _barriers_and_guards(code: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where they are, and what stands there in a text that is all mutants."""
+    """Yield the span of each barrier and guard, and its replacement in the text of all mutants."""
     for barrier in _BARRIER.finditer(code):
         yield *barrier.span(), "{{ if (!without({})) {} }}"
     for guard in _GUARD.finditer(code):
@@ -57,19 +57,19 @@ def _barriers_and_guards(code: str) -> Iterator[tuple[int, int, str]]:
 
 
 class Switch:
-    """Says in all modules of a switched text which mutant they are."""
+    """Selects the mutant in all modules of a switched text."""
 
     def __init__(self, kernels: Sequence[Any]) -> None:
         self._modules = [_module(kernel) for kernel in kernels]
 
-    def met(self) -> set[int]:
-        """Return the mutants of which a run has met what they lack or have."""
+    def reached(self) -> set[int]:
+        """Return the mutants whose barrier or guard a run has reached."""
         flags = [_variable(module, "mutant_met", ctypes.c_bool * _MOST) for module in self._modules]
         return {number for number in range(_MOST) if any(each[number] for each in flags)}
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
-        """Be this mutant for a while."""
+        """Select this mutant within the block."""
         self._set(number)
         try:
             yield
@@ -82,7 +82,7 @@ class Switch:
 
 
 def _module(kernel: Any) -> ctypes.c_void_p:
-    """Return the module of a function of CuPy's."""
+    """Return the module of a CuPy function."""
     module = ctypes.c_void_p()
     function = ctypes.c_void_p(kernel.ptr)
     if _driver().cuFuncGetModule(ctypes.byref(module), function):
@@ -91,7 +91,7 @@ def _module(kernel: Any) -> ctypes.c_void_p:
 
 
 def _variable(module: ctypes.c_void_p, name: str, kind: Any) -> Any:
-    """Return a variable of a module, whose memory is the process's on the software GPU."""
+    """Return a variable of a module; on the software GPU its memory is the process's."""
     place, size = ctypes.c_uint64(), ctypes.c_size_t()
     found = (ctypes.byref(place), ctypes.byref(size), module, name.encode())
     if _driver().cuModuleGetGlobal_v2(*found):
@@ -106,14 +106,14 @@ def _driver() -> ctypes.CDLL:
 
 
 def _name(text: str, begin: int, end: int) -> str:
-    """Return the function that a part is in, and its line."""
+    """Return the function and the line of a part of the text."""
     *_, function = _FUNCTION.finditer(text, 0, begin)
     line = text[text.rfind("\n", 0, begin) + 1 : text.index("\n", end)]
     return f"{function[1]}: {line.strip()}"
 
 
 def _closing(code: str, begin: int) -> int:
-    """Return where the parenthesis that is open at `begin` has been closed."""
+    """Return the end of the parenthesis that is open at `begin`."""
     depth = 1
     for place in range(begin, len(code)):
         depth += {"(": 1, ")": -1}.get(code[place], 0)

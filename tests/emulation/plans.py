@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Sizes that every kind of plan is made for, small enough for an interpreter.
+"""Sizes for every kind of plan, small enough for an interpreter.
 
-With one multiprocessor a backward's blocks walk three rows and more. A forward's blocks walk rows,
-and a group norm's launches have some of the samples, where a launch may have a few blocks only,
-which a GPU's never has: `machine(grid=...)`.
+With one multiprocessor, each block of a backward walks three or more rows. Blocks of a forward walk
+several rows, and launches of a group norm have some of the samples, only if a launch is limited to
+a few blocks, which no real GPU requires: `machine(grid=...)`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tests.support.placed import Samples, Shape
 
 FEATURES = "clusters async_copies"
 _ELEMENTS = 24_000  # of an array, at least three rows
-# Bytes of shared memory that plans do not use, of an H200's 228 KiB, by blocks that share them.
+# Bytes of an H200's 228 KiB of shared memory that plans must not use, by blocks that share it.
 _SPARED = {1: 225 << 10, 2: 112 << 10}
 
 
 class RowPlan(NamedTuple):
-    """A width, how threads share rows of it, what the plan may use of a GPU, and which operands."""
+    """A width, how threads share its rows, the GPU's features, and the operands."""
 
     width: int
-    launch: str  # see of_rows
+    launch: str  # see row_plan_name
     features: str = ""
-    case: Mapping[str, Any] = MappingProxyType({})  # float32 unless it says otherwise
-    told: Mapping[str, Any] = MappingProxyType({})  # what a machine is told
+    case: Mapping[str, Any] = MappingProxyType({})  # over the defaults, float32
+    settings: Mapping[str, Any] = MappingProxyType({})  # of `machine`
 
     @property
     def shape(self) -> Shape:
@@ -44,7 +44,7 @@ class RowPlan(NamedTuple):
 
     @property
     def cluster(self) -> int:
-        """Return how many blocks share a row."""
+        """Return the number of blocks that share a row."""
         threads_of_row, threads = map(int, self.launch.partition(",")[0].split(" of "))
         return max(1, threads_of_row // threads)
 
@@ -93,7 +93,7 @@ BACKWARD_PLANS = {
     ),
     "streamed": RowPlan(8200, "512 of 512, streamed"),
     "streamed, sums in global memory": RowPlan(
-        8200, "512 of 512, streamed, global", told={"capability": 75}
+        8200, "512 of 512, streamed, global", settings={"capability": 75}
     ),
     "a cluster of 2, 1 row ahead": RowPlan(
         8196, "512 of 256, 1 ahead", FEATURES, _PLAIN | {"needs": ("x",)}
@@ -101,7 +101,7 @@ BACKWARD_PLANS = {
     "a cluster of 4": RowPlan(5003, "1024 of 256", "clusters"),
     "a cluster of 4, 2 rows ahead": RowPlan(5003, "1024 of 256, 2 ahead", FEATURES),
     "a cluster of 4, sums in global memory": RowPlan(
-        5003, "1024 of 256, global", FEATURES, told={"spared": _SPARED[2]}
+        5003, "1024 of 256, global", FEATURES, settings={"spared": _SPARED[2]}
     ),
     "a cluster of 8, 1 row ahead": RowPlan(8200, "2048 of 256, 1 ahead", FEATURES),
     "a cluster of 16, 1 row ahead": RowPlan(16500, "4096 of 256, 1 ahead", FEATURES),
@@ -113,32 +113,32 @@ BACKWARD_PLANS = {
 ROW_PLANS = {"row_norm_forward": FORWARD_PLANS, "row_norm_backward": BACKWARD_PLANS}
 
 
-def of_rows(launch: Launch) -> str:
-    """Return how many threads share a row, and how many a block has; what else there is."""
+def row_plan_name(launch: Launch) -> str:
+    """Return the threads of a row and of a block, and further properties, as in RowPlan.launch."""
     macros = dict(launch.build.macros)
     of_row, threads, pack, packs = (
         int(macros[name]) for name in ("THREADS_PER_ROW", "THREADS", "PACK", "PACKS")
     )
-    said = f"{of_row} of {threads}"
+    name = f"{of_row} of {threads}"
     if int(macros["WIDTH"]) > of_row * pack * packs:
-        said += ", streamed"
+        name += ", streamed"
     if macros.get("STAGES", "0") != "0":
-        said += f", {macros['STAGES']} ahead"
-    return said + (", global" if macros.get("SUMS_IN_SHARED") == "false" else "")
+        name += f", {macros['STAGES']} ahead"
+    return name + (", global" if macros.get("SUMS_IN_SHARED") == "false" else "")
 
 
 class GroupPlan(NamedTuple):
-    """Samples, and what a plan for them may use of a GPU."""
+    """Samples, and the GPU's features for their plan."""
 
     samples: Samples
     features: str = ""
-    spared: int = 0  # bytes of shared memory that tiles do without
+    spared: int = 0  # bytes of shared memory that tiles must not use
 
 
 _FIRST = {"channels_last": False, "channel_axis": 1}
-# Bytes that leave some room for tiles, and little, where two share an H200's 228 KiB.
+# Bytes to spare so that two blocks of an H200 have some room for tiles, and little.
 _SOME, _LITTLE = 84 << 10, 98 << 10
-GROUP_PLANS = {  # named as of_groups says, and what else there is
+GROUP_PLANS = {  # each name begins with the result of group_plan_name
     "last, a block": GroupPlan(Samples(3, (9, 7), 64, 2)),
     "last, a block of several groups": GroupPlan(Samples(3, (50,), 36, 6)),
     "last, a block of several groups, one position": GroupPlan(Samples(3, (), 64, 4)),
@@ -169,8 +169,8 @@ GROUP_PLANS = {  # named as of_groups says, and what else there is
 }
 
 
-def of_groups(launches: Sequence[Launch]) -> str:
-    """Return the memory layout, and what makes all passes over groups, of how many."""
+def group_plan_name(launches: Sequence[Launch]) -> str:
+    """Return the layout, and the blocks or launches that make all passes, as in GROUP_PLANS."""
     macros = dict(launches[0].build.macros)
     last = macros["CHANNELS_LAST"] == "true"
     columns = int(macros["CHANNEL_THREADS"]) * (int(macros["PACK"]) if last else 1)
@@ -185,45 +185,45 @@ def of_groups(launches: Sequence[Launch]) -> str:
 
 
 class Planned(NamedTuple):
-    """A kernel of a kind of plan."""
+    """A kernel and a kind of plan."""
 
     kernel: str
     plan: str
 
     @property
     def rows(self) -> RowPlan | None:
-        """The plan of a row norm."""
+        """The plan, if it is a row norm's."""
         return ROW_PLANS.get(self.kernel, {}).get(self.plan)
 
     @property
     def case(self) -> dict[str, Any]:
-        """What says so in a case."""
+        """The part of a case that leads to this plan."""
         if self.rows:
             return {"shape": self.rows.shape, **self.rows.case}
         return {"samples": GROUP_PLANS[self.plan].samples}
 
     def machine(
-        self, *, few: int = 0, grid: int | None = None, **told: Any
+        self, *, few: int = 0, grid: int | None = None, **settings: Any
     ) -> AbstractContextManager[list[Launch]]:
-        """Let calls run on a GPU that has what the plan uses, and one multiprocessor.
+        """Run calls on a GPU with the plan's features and one multiprocessor.
 
-        `few`: its launches have at most so many times the blocks of one float32 sample, or as many
-        blocks or clusters as walk three rows each; 0: as many as `grid` says.
+        `few` limits launches to so many times the blocks of one float32 sample, or the blocks or
+        clusters that walk three rows each; 0: `grid` is the limit.
         """
         blocks = 1
         if self.rows:
-            features, told = self.rows.features, {**self.rows.told, **told}
+            features, settings = self.rows.features, {**self.rows.settings, **settings}
             blocks = (1 if self.rows.width > 6000 else 2) * self.rows.cluster
         else:
             features = GROUP_PLANS[self.plan].features
-            told = {"spared": GROUP_PLANS[self.plan].spared, **told}
-        return machine(features, few * blocks or grid, **{"multiprocessors": 1, **told})
+            settings = {"spared": GROUP_PLANS[self.plan].spared, **settings}
+        return machine(features, few * blocks or grid, **{"multiprocessors": 1, **settings})
 
 
 KERNELS = tuple(FACTORS)
 PLANS = {kernel: ROW_PLANS.get(kernel, GROUP_PLANS) for kernel in KERNELS}
 PLANNED = [Planned(kernel, plan) for kernel, plans in PLANS.items() for plan in plans]
-# Those of which more is run than others.
+# Plans with more tests than others.
 TYPICAL = (
     *("8 threads a row", "16 threads a row, 1 row ahead", "a block of 64 a row", "streamed"),
     *("a cluster of 4", "a cluster of 4, 2 rows ahead", "streamed in a cluster"),
@@ -233,7 +233,7 @@ TYPICAL = (
 
 
 def every_plan(*, typical: Collection[str] = TYPICAL) -> list[Any]:
-    """Return parameters: kernels and plans, which are exhaustive but for typical ones."""
+    """Return test parameters of all kernels and plans; only typical ones run in CI."""
     return [
         pytest.param(
             planned,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the results of a row, or of a sample, do not depend on, to the bit."""
+"""The results of a row or sample have the same bits in any layout, among any rows, in any grid."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CASES = {
 OF_A_ROW = {"y", "residual", "mean", "rstd", "dx", "dresidual"}
 
 
-def run(planned, told=None, **case):
+def run(planned, settings=None, **case):
     given = planned.case | CASES.get(planned.kernel, {}) | {"far": True}
     if "samples" in given:
         given["samples"] = given["samples"]._replace(samples=4)
-    with planned.machine(**(told or {})):
+    with planned.machine(**(settings or {})):
         results = call_of(planned.kernel, given | case).run()._asdict()
     return {name: field for name, field in results.items() if field is not None}
 
@@ -51,8 +51,8 @@ def test_a_row_does_not_depend_on_other_rows_nor_its_place_nor_the_grid(planned)
     expected, case = run(planned), planned.case
     count = math.prod(case["shape"][:3]) if "shape" in case else 4
     every = list(range(count))
-    for told, picked in (({}, every[::-1]), ({}, [1, 1, 0]), ({"multiprocessors": 132}, None)):
-        for name, field in run(planned, told, picked=picked).items():
+    for settings, picked in (({}, every[::-1]), ({}, [1, 1, 0]), ({"multiprocessors": 132}, None)):
+        for name, field in run(planned, settings, picked=picked).items():
             if name in OF_A_ROW:
                 rows = expected[name].reshape(count, -1)[every if picked is None else picked]
                 assert_same_bits(field.reshape(rows.shape), rows, name)

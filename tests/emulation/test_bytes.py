@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""A row norm moves each element once, and again only what sums over a streamed row are over."""
+"""A row norm moves each element once; a streamed row's inputs of sums are read twice."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.emulation.machine import machine, needs_softgpu
-from tests.emulation.plans import ROW_PLANS, every_plan, of_rows
+from tests.emulation.plans import ROW_PLANS, every_plan, row_plan_name
 from tests.softgpu.counters import counting
 from tests.support.cases import call_of
-from tests.support.gradients import MADE_OF, NEEDS
+from tests.support.gradients import INPUTS_OF, NEEDS
 
 pytestmark = needs_softgpu
 
 LARGE = {"dy", "x", "d_residual", "gate"}
-# Plans that keep a row, and that read it again, by widths.
+# Widths of plans that keep a row, and that read it twice.
 WIDTHS = {"kept": 100, "streamed": 16400}
 CASES = [
     pytest.param(*case, plan, marks=() if len(case[1]) == 1 else pytest.mark.exhaustive)
@@ -37,16 +37,16 @@ def test_a_backward_reads_what_the_wanted_gradients_need_and_again_for_sums(posi
         if placed is not None
     }
     assert {name for name, count in loaded.items() if count} == set().union(
-        *(MADE_OF[position][name] for name in needs)
+        *(INPUTS_OF[position][name] for name in needs)
     )
-    again: set[str] = set()
-    if plan == "streamed" and set(needs) != {"bias"}:  # the mean of p, and what dp takes
-        again = {"x"} | ({"gate"} if position == "pre" else set())
+    read_twice: set[str] = set()
+    if plan == "streamed" and set(needs) != {"bias"}:  # for the mean of p, and the sums of dp
+        read_twice = {"x"} | ({"gate"} if position == "pre" else set())
         if "x" in needs or (position == "pre" and "gate" in needs):
-            again |= {"dy", "gate"}
+            read_twice |= {"dy", "gate"}
     size = 5 * WIDTHS[plan] * 4
     for name in LARGE & loaded.keys():
-        assert loaded[name] in (0, size * (2 if name in again else 1)), name
+        assert loaded[name] in (0, size * (2 if name in read_twice else 1)), name
 
 
 OPERANDS = {
@@ -55,10 +55,10 @@ OPERANDS = {
     "pre-gate": {"gate": "float32", "gate_position": "pre"},
     "residual, post-gate": {"stream": "+ float32", "d_residual": "float32", "gate": "float32"},
 }
-# Arrays as large as x that a forward and a backward must move.
+# The number of arrays as large as x that a forward and a backward must move.
 ARRAYS = {"plain": (2, 3), "residual": (4, 4), "pre-gate": (3, 5), "residual, post-gate": (5, 6)}
-# What is read again of a streamed row.
-AGAIN = {
+# The number of arrays that are read twice if rows are streamed.
+READ_TWICE = {
     "plain": (1, 2),  # x; dy and x
     "residual": (1, 2),
     "pre-gate": (2, 3),  # and the gate
@@ -74,14 +74,14 @@ def test_a_plan_moves_the_bytes_that_it_must_and_of_a_streamed_row_some_again(pl
     dtype, is_backward = planned.case.get("x", "float32"), "backward" in planned.kernel
     case = planned.case | {"gate": None, "d_residual": None, "stream": None}
     case |= {"center": True, "needs": ALL}
-    case |= {name: told.replace("float32", dtype) for name, told in OPERANDS[operands].items()}
+    case |= {name: text.replace("float32", dtype) for name, text in OPERANDS[operands].items()}
     call = call_of(planned.kernel, case)
-    with planned.machine() as launched, counting() as launches:
+    with planned.machine() as planned_launches, counting() as launches:
         call.check()
     size = call.inputs["x"].array.nbytes
     rows = [placed.array for placed in call.arrays if placed.array.nbytes == size]
     moved = [launches[0].of(array.data.ptr) for array in rows]
     arrays = ARRAYS[operands][is_backward]
-    if "streamed" in of_rows(launched[0]):
-        arrays += AGAIN[operands][is_backward]
+    if "streamed" in row_plan_name(planned_launches[0]):
+        arrays += READ_TWICE[operands][is_backward]
     assert sum(one.loaded + one.stored for one in moved) == arrays * size

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Without any one of its barriers and guards, a kernel fails.
+"""A kernel fails without any one of its barriers and guards.
 
-Each mutant is run where the kernel itself meets what it lacks, by blocks that walk three rows and
-more, or have some of the samples. In some order of some call it must give a wrong answer, a store
-that is not to a result, an error of the software GPU, or a race.
+Each mutant runs in the calls whose kernel reaches the missing part, by blocks that walk three or
+more rows, or have some of the samples. Some order of some call must show a wrong result, a store
+outside of the results, an error of the software GPU, or a race.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.internals import _cuda, source_text
 
 pytestmark = needs_softgpu
 
-# What a GPU does, and how else threads and copies may take turns.
+# The usual order of a GPU, and other orders of threads and copies.
 ORDERS = (
     {},
     {"races": True},
@@ -32,13 +32,13 @@ ORDERS = (
 
 
 class Setting(NamedTuple):
-    """A call in which a kernel's mutants are run, on what GPU, by how many blocks at most."""
+    """A call that runs a kernel's mutants, the GPU's features, and the limit of blocks."""
 
     kernel: str
     case: dict[str, Any]
     features: str = ""
     grid: int | None = None
-    spared: int = 0  # bytes of shared memory that tiles do without
+    spared: int = 0  # bytes of shared memory that tiles must not use
 
 
 EVERY = {"center": True, "c": 1.0, "weight_offset": 1.0, "gate": "float32"}
@@ -53,18 +53,18 @@ ROWS = [
     (UNGATED, {"shape": (1, 1, 3, 12004)}, "clusters", 8),
     (UNGATED, {"shape": (1, 1, 3, 20004)}, "clusters", 8),
 ]
-COPIES = [(2, 3, 70, 100), (2, 3, 5, 1028)]  # shapes whose rows are copied ahead
+COPIES = [(2, 3, 70, 100), (2, 3, 5, 1028)]  # shapes of rows that are copied ahead
 
 
 def settings() -> list[Setting]:
     found = []
     for direction, every in (("forward", FORWARD), ("backward", BACKWARD)):
-        for operands, case, *told in ROWS:
+        for operands, case, *rest in ROWS:
             case = (every if operands is EVERY else operands) | case
-            found.append(Setting(f"row_norm_{direction}", case, *told))
+            found.append(Setting(f"row_norm_{direction}", case, *rest))
         for name, plan in GROUP_PLANS.items():
             case = {"samples": plan.samples._replace(samples=3), "eps": 0.5}
-            grid = 1 if "two launches" in name else None  # each of the launches has a sample
+            grid = 1 if "two launches" in name else None  # each launch has one sample
             if plan.samples.spatial:
                 kernel = f"group_norm_{direction}"
                 found.append(Setting(kernel, case, plan.features, grid, plan.spared))
@@ -75,7 +75,7 @@ def settings() -> list[Setting]:
     return found
 
 
-# Barriers and guards that no call of a kernel needs; and why.
+# Barriers and guards that no call of a kernel needs, with the reason.
 _FOR_EACH_ITEM = "for_each_item: for_each_item<B>(ItemAt{0, inside(column, end)}, f);"
 _OF_COLUMNS = {
     "load_pack: return load_where<B>(inside(column, end), row + column);": "rows have packs in "
@@ -103,12 +103,12 @@ UNNEEDED = {
     },
 }
 
-# What the software GPU says of a kernel that it stops: in which, and where.
+# The error of a kernel that the software GPU stops.
 _OF_A_KERNEL = re.compile(r"\bkernel \w+[,:].*\n.*PTX line \d+: ")
 
 
-def seen(setting: Setting, wanted: set[str]) -> set[str]:
-    """Return those of the mutants that are met and are not the kernel; it passes itself."""
+def detected(setting: Setting, wanted: set[str]) -> set[str]:
+    """Return the mutants among `wanted` that are reached and fail; the kernel itself passes."""
     kernel, case, features, grid, spared = setting
     text, names = switched(source_text(kernel))
     call = call_of("row_norm_backward" if kernel == "param_grad" else kernel, case)
@@ -119,8 +119,8 @@ def seen(setting: Setting, wanted: set[str]) -> set[str]:
         for order in ORDERS:
             with switch.at(NONE if order else NOTING), softgpu.settings(**order):
                 call.check()
-        met = [number for number in switch.met() if names[number] in wanted]
-        return {names[n] for n in met if any(fails(call, switch, n, order) for order in ORDERS)}
+        reached = [number for number in switch.reached() if names[number] in wanted]
+        return {names[n] for n in reached if any(fails(call, switch, n, order) for order in ORDERS)}
 
 
 def fails(call: Any, switch: Switch, number: int, order: dict[str, Any]) -> bool:
@@ -141,12 +141,12 @@ def test_without_any_barrier_or_guard_some_call_fails(kernel):
     left = set(switched(source_text(kernel))[1])
     for setting in settings():
         if setting.kernel == kernel:
-            left -= seen(setting, left)
+            left -= detected(setting, left)
     assert left == set(UNNEEDED[kernel])
 
 
 SOURCE = """
-// Of a comment with inside(a, b) and __syncthreads(); there are no mutants.
+// A comment with inside(a, b) and __syncthreads(); has no mutants.
 __device__ inline bool inside(int index, int count) { return index < count; }
 extern "C" __global__ void kernel(int* t, int n) {
   if (inside(f(n), (n))) t[0] = 1;  // if inside(...)

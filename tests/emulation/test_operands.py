@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""By every kind of plan, answers are right for every pair of choices of operands and of a norm.
+"""Every kind of plan gives right results for every pair of choices of operands and options.
 
-A case is a build or some, run with several rows, that lie in memory in one way or another, in
-lockstep and in another order. What is idle in a case is given all the same, where it is legal.
+A case is one build or more, run with several rows in some memory layout, in lockstep and in another
+order. Idle choices of a case are passed too, if they are valid.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ pytestmark = needs_softgpu
 
 
 def cases(kernel: str, seed: int | None = None) -> list[Any]:
-    """Return a cover of all pairs, and of plans; another one for another seed."""
+    """Return a cover of all pairs, plans included; a seed gives another one."""
     found = cover(kernel, {"plan": tuple(PLANS[kernel])}, seed)
     draw = random.Random(kernel)
     return [arranged(kernel, draw, case) for case in found]
 
 
 def check(kernel: str, case: Any) -> None:
-    """Hold a case to the oracle, and its results in another order to these."""
+    """Check a case against the oracle, and its results in another order against the first ones."""
     planned, draw = Planned(kernel, case["plan"]), random.Random(f"{kernel} {case}")
     of = planned.case
     if case.get("groups", 1) > 1 and of["shape"][-1] > 6000:
@@ -38,7 +38,7 @@ def check(kernel: str, case: Any) -> None:
     with planned.machine() as launches:
         usual = call.check()
     order = SCHEDULES[draw.choice([*SCHEDULES][1:])]
-    # A block or a cluster walks each group's rows. Samples of float64 have twice the blocks.
+    # One block or cluster walks the rows of each group. Samples of float64 have twice the blocks.
     is_row = planned.rows is not None
     few = {"grid": launches[0].build.cluster * case["groups"]} if is_row else {"few": 2}
     with planned.machine(**few, copies=draw.choice(["late", "early"]), **order):
@@ -46,7 +46,7 @@ def check(kernel: str, case: Any) -> None:
 
 
 def sampled(kernel: str) -> list[Any]:
-    """Return a sixth of a cover for CI; the others are exhaustive."""
+    """Return a cover as test parameters; CI runs a sixth, the others are exhaustive."""
     found = cases(kernel)
     in_ci = random.Random(kernel).sample(range(len(found)), len(found) // 6)
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every kind of plan gives right answers, the same ones in whatever order threads run, no races."""
+"""Every kind of plan gives right results, the same in any order of threads, without races."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.emulation.plans import (
     PLANNED,
     Planned,
     every_plan,
-    of_groups,
-    of_rows,
+    group_plan_name,
+    row_plan_name,
 )
 from tests.support.cases import call_of, groups_of
 from tests.support.internals import source_text
@@ -24,7 +24,7 @@ from tests.support.operands import assert_same_bits, assert_same_fields
 
 pytestmark = needs_softgpu
 
-# Operands beside x, weight and bias; a gate has other plans.
+# Operands besides x, weight and bias; a gate leads to other plans.
 CASES = {
     "row_norm_forward": {"center": True, "stream": "+ float32"},
     "row_norm_backward": {"center": True, "d_residual": "float32"},
@@ -40,13 +40,13 @@ def call(planned):
 
 @cache
 def usual(planned):
-    """Return what is launched, and the results, which are right."""
+    """Return the launches and the results, which are checked."""
     with planned.machine() as launches:
         return launches, call(planned).check()
 
 
-def of_norm(planned, launches):
-    """Return those that are not of param_grad."""
+def norm_launches(planned, launches):
+    """Return the launches without param_grad's."""
     return [launch for launch in launches if launch.build.kernel == planned.kernel]
 
 
@@ -54,18 +54,18 @@ def of_norm(planned, launches):
 def test_every_kind_of_plan_is_what_its_name_says_and_is_right(planned):
     kernel, plan = planned
     launches, _ = usual(planned)
-    made = of_norm(planned, launches)
+    made = norm_launches(planned, launches)
     if plan in GROUP_PLANS:
-        assert plan.startswith(of_groups(made))
+        assert plan.startswith(group_plan_name(made))
     else:
-        assert of_rows(made[0]) == planned.rows.launch
+        assert row_plan_name(made[0]) == planned.rows.launch
     wanted = planned.case.get("needs", ("weight",))
     assert len(launches) - len(made) == ("backward" in kernel and "weight" in wanted)  # param_grad
 
 
 @every
 def test_no_thread_races_another_and_a_row_or_group_does_not_show_in_others(planned):
-    """One is constant, and one is not finite; each block walks some, or a launch has some."""
+    """One row is constant, one not finite; a block walks rows, or a launch has some samples."""
     made, is_forward = call(planned), "forward" in planned.kernel
     usually, right = usual(planned)
     poisoned, field = ("x", "y") if is_forward else ("dy", "dx")
@@ -81,7 +81,7 @@ def test_no_thread_races_another_and_a_row_or_group_does_not_show_in_others(plan
             groups_of(planned.case, made.inputs[name].host)[0, :, 0] = value
     with planned.machine(few=1, races=True, copies="late", schedule="random") as launches:
         got = made.run()
-    grids = [max(one.grid for one in of_norm(planned, many)) for many in (launches, usually)]
+    grids = [max(one.grid for one in norm_launches(planned, many)) for many in (launches, usually)]
     are_few = planned.kernel == "row_norm_backward" or "streamed" in planned.plan
     assert grids[0] < grids[1] or are_few
     if not is_wanted:
@@ -98,19 +98,19 @@ def test_no_thread_races_another_and_a_row_or_group_does_not_show_in_others(plan
 
 @pytest.mark.parametrize("planned", every_plan())
 def test_results_are_the_same_in_every_order_and_whenever_copies_arrive(planned):
-    """Of a few blocks, each walks some rows, or a launch has some of the samples."""
+    """There are few blocks: each walks several rows, or a launch has some of the samples."""
     made = call(planned)
     with planned.machine(few=1):
         expected = made.check()
-    for schedule, told in SCHEDULES.items():
+    for schedule, settings in SCHEDULES.items():
         if schedule != "lockstep":
             copies = {"copies": "early"} if schedule == "reverse" else {}
-            with planned.machine(few=1, **told, **copies):
+            with planned.machine(few=1, **settings, **copies):
                 assert_same_fields(made.run(), expected)
 
 
 def runs_of(planned, rows):
-    """Return the text of a kernel whose recent sums are of so many rows at most."""
+    """Return a kernel's text whose recent sums cover at most so many rows."""
     text = source_text(planned.kernel)
     assert text.count("most_recent = 32;") == 1
     return {planned.kernel: text.replace("most_recent = 32;", f"most_recent = {rows};")}
@@ -118,7 +118,7 @@ def runs_of(planned, rows):
 
 @pytest.mark.parametrize("plan", BACKWARD_PLANS)
 def test_parameter_gradients_are_right_where_runs_of_rows_are_short(plan):
-    """Of one row, or of two and one: recent sums are added to no totals, and to some."""
+    """Runs of one row, or of two and one: recent sums are stored as totals, or added to them."""
     planned = Planned("row_norm_backward", plan)
     made = call(planned)
     for rows in (1, 2):
@@ -126,7 +126,7 @@ def test_parameter_gradients_are_right_where_runs_of_rows_are_short(plan):
             made.check()
 
 
-# How many rows of a group a backward takes at a time, with one multiprocessor.
+# The rows of a group that a backward takes at a time, with one multiprocessor.
 AT_A_TIME = {"16 threads a row": 16, "a block of 128 a row, 1 row ahead": 4, "streamed": 1}
 AT_A_TIME |= {"a cluster of 4, 2 rows ahead": 1}
 

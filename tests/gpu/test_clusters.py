@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rows that clusters of blocks share, on a GPU: held to the same bounds, and to the bit."""
+"""Rows that clusters of blocks share, on a GPU: within their bounds, and repeatable."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.bounds import check_backward, check_forward
 from tests.support.gpu_arrays import OnCupy, get_all, put_all
 from tests.support.internals import KernelBuild, Launch, _cuda
 from tests.support.operands import assert_same_bits, at, draw
-from tests.support.remembered import forget
+from tests.support.remembered import clear_plans
 
 pytestmark = pytest.mark.gpu
 
-# Widths, and the blocks that share a row of float32 in a forward and in a backward; the last is
+# Widths, and the blocks that share a float32 row in a forward and in a backward; the last is
 # streamed.
 SIZES = {
     4100: (1, 4),
@@ -30,11 +30,11 @@ SIZES = {
     262144: (16, 16),
 }
 LEAST_CAPABILITY = 90
-BY_DEFAULT = range(90, 110)  # GPUs whose plans have clusters unless told otherwise
+BY_DEFAULT = range(90, 110)  # capabilities whose plans have clusters by default
 
 
 def sizes(*also: int) -> list[Any]:
-    """Return widths, of which the software GPU runs two: it is not quick enough for others."""
+    """Return widths; the software GPU is quick enough for few of them."""
     return [
         width
         if width in (16384, 100003, *also)
@@ -45,7 +45,7 @@ def sizes(*also: int) -> list[Any]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelBuild]]:
-    """Let there be clusters; list what is launched."""
+    """Enable clusters; return a list that gets the build of each launch."""
     capability = int(OnCupy().cupy.cuda.Device().compute_capability)
     if capability < LEAST_CAPABILITY:
         pytest.skip(f"clusters need compute capability 9.0, this GPU is sm_{capability}")
@@ -60,9 +60,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelBuild]]:
     if capability not in BY_DEFAULT:
         monkeypatch.setenv("CUNORM_FEATURES", "clusters")
     monkeypatch.setattr(_cuda, "launch", noted)
-    forget()  # what runs without clusters
+    clear_plans()  # plans without clusters
     yield builds
-    forget()
+    clear_plans()
 
 
 def cluster(builds: list[KernelBuild], kernel: str) -> int:
@@ -71,13 +71,13 @@ def cluster(builds: list[KernelBuild], kernel: str) -> int:
 
 
 def assert_cluster(builds: list[KernelBuild], kernel: str, blocks: int) -> None:
-    """Expect clusters of so many blocks; of 8 instead of 16 where a real GPU has no room."""
+    """Expect clusters of so many blocks; on a real GPU 8 instead of 16, as 16 may not fit."""
     smaller = {8} if blocks == 16 and not softgpu.is_loaded() else set()
     assert cluster(builds, kernel) in {blocks} | smaller
 
 
 def rows_of(width: int) -> int:
-    """Return so many rows that the clusters of an H200's backward walk two and three."""
+    """Return a number of rows: two or three for each cluster of an H200's backward."""
     return 3 if softgpu.is_loaded() else 2_500_000 // width
 
 
@@ -97,14 +97,14 @@ def run(on: dict, norm: dict):
 
 
 def check(given: dict, norm: dict) -> None:
-    """Hold both to the oracle."""
+    """Check both directions against the oracle."""
     gpu = OnCupy()
     forward, grads = (get_all(gpu, result) for result in run(put_all(gpu, given), norm))
-    told = norm | {"gate": given.get("gate"), "eps": 1e-6}
+    options = norm | {"gate": given.get("gate"), "eps": 1e-6}
     parameters = (given["weight"], given["bias"])
-    check_forward(forward, given["x"], *parameters, given["residual"], **told)
+    check_forward(forward, given["x"], *parameters, given["residual"], **options)
     back = (given["dy"], forward.residual, *parameters, given["d_residual"])
-    worst = check_backward(grads, *back, **told)
+    worst = check_backward(grads, *back, **options)
     assert worst.keys() >= {"dx", "dweight", "dbias"}
 
 
@@ -133,7 +133,7 @@ def test_where_no_cluster_of_16_fits_8_blocks_add_in_the_same_order(
     assert_cluster(launched, kernel, 16)
     with monkeypatch.context() as patched:
         patched.setattr(_cuda, "fits_cluster", lambda one, device: one.build.cluster <= 8)
-        forget()
+        clear_plans()
         others = run(given, {"center": True})
     assert cluster(launched, kernel) == 8
     whole, other = (get_all(gpu, both[kernel == "row_norm_backward"]) for both in (usual, others))
@@ -171,7 +171,7 @@ def test_a_row_of_a_cluster_does_not_depend_on_the_others_and_repeats_to_the_bit
 
 @pytest.mark.real_gpu("the software GPU runs one cluster at a time")
 def test_rows_of_more_clusters_than_run_at_a_time_are_right(launched):
-    """Each of 4000 rows is one of two, so that two answers are all that there are."""
+    """The 4000 rows are copies of two, so only two results are expected."""
     gpu = OnCupy()
     given = drawn((2, 65536), "bfloat16")
     weight = gpu.put(given["weight"])

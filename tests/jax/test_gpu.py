@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.jax on a GPU, of JAX with CUDA: every dtype, in order with what XLA computes."""
+"""cunorm.jax on a GPU, with a CUDA JAX: every dtype, in order with XLA's own computations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gpu():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_large_arrays_of_every_dtype(dtype):
-    x = draw("x", (300, 257), dtype)  # rows that no thread's access divides
+    x = draw("x", (300, 257), dtype)  # rows are no multiple of an access
     weight = draw("weight", 257, "float32")
     y = jax.jit(cunorm.jax.rms_norm)(x, weight)
     assert y.dtype == dtype

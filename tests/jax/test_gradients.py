@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.jax in float64: values and gradients are those of the oracle."""
+"""cunorm.jax in float64: values and gradients are the oracle's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import cunorm.jax  # noqa: E402
 from tests.support.jax_frames import calls_of  # noqa: E402
 
 SHAPE = (2, 3, 4)
-# The function, what it is given beside x, and what else it is told.
+# The function, its operands besides x, and its options.
 CASES = [
     ("rms_norm", ("weight", "gate"), {"axis": 1, "gate_activation": "identity"}),
     (
@@ -49,7 +49,7 @@ CASES = [
     ("group_norm", (), {"num_groups": 1, "activation": "tanh", "channel_axis": 1, "eps": 0.1}),
     ("instance_norm", ("weight", "bias"), {"activation": "silu", "channel_axis": 1}),
 ]
-# Of float64, and sums of a few terms: what differs by more is another formula.
+# Some roundings of float64, in sums of a few terms; a larger difference is a wrong formula.
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
@@ -59,42 +59,42 @@ def float64():
         yield
 
 
-def drawn(said):
-    """Draw all operands; parameters are of a row, or of the channels."""
-    channels = SHAPE[said.get("channel_axis", -1)]
-    return operands(SHAPE, SHAPE[said["axis"] :] if "axis" in said else channels)
+def drawn(options):
+    """Draw all operands; parameters have the shape of a row, or of the channels."""
+    channels = SHAPE[options.get("channel_axis", -1)]
+    return operands(SHAPE, SHAPE[options["axis"] :] if "axis" in options else channels)
 
 
-def exact(function, a, given, said):
-    """Return values and gradients of the oracle."""
-    name, channels = function.removeprefix("add_"), SHAPE[said.get("channel_axis", -1)]
+def exact(function, a, given, options):
+    """Return the oracle's values and gradients."""
+    name, channels = function.removeprefix("add_"), SHAPE[options.get("channel_axis", -1)]
     if name not in NORMS:
-        told = {"num_groups": channels} | said
-        return group_norm(a, told.pop("num_groups"), given, **told)
-    meaning = NORMS[name].meaning(SHAPE[-1] // said.get("groups", 1))
+        options = {"num_groups": channels} | options
+        return group_norm(a, options.pop("num_groups"), given, **options)
+    oracle_options = NORMS[name].oracle_options(SHAPE[-1] // options.get("groups", 1))
     if name == "normalize":
-        meaning = {"eps": NORMS[name].eps}
+        oracle_options = {"eps": NORMS[name].eps}
     if name != function and "residual" not in given:  # the stream begins
         a.residual, given = np.zeros(SHAPE), ("residual", *given)
-    return row_norm(a, given, **meaning | said)
+    return row_norm(a, given, **oracle_options | options)
 
 
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("function", "given", "said"), CASES)
-def test_values_and_gradients_are_those_of_the_oracle(function, given, said, kind):
-    a = drawn(said)
+@pytest.mark.parametrize(("function", "given", "options"), CASES)
+def test_values_and_gradients_are_those_of_the_oracle(function, given, options, kind):
+    a = drawn(options)
     arrays = {name: getattr(a, name) for name in ("x", *given)}
     stream = {"residual": None} if function.startswith("add_") else {}
 
     @jax.jit
     def run(arrays, *dys):
-        norm = lambda arrays: getattr(cunorm.jax, function)(**stream | arrays, **said)  # noqa: E731
+        norm = lambda arrays: getattr(cunorm.jax, function)(**stream | arrays, **options)  # noqa: E731
         result, pull = jax.vjp(norm, arrays)
         return result, pull(type(result)(*dys) if stream else dys[0])[0]
 
     with jax.default_device(kind().device):
         result, gradients = run(arrays, a.dy, a.d_residual)
-    values, grads = exact(function, a, given, said)
+    values, grads = exact(function, a, given, options)
     y, new = result if stream else (result, None)
     pairs = {"y": (y, values.y)} | ({"new": (new, values.residual)} if stream else {})
     pairs |= {name: (one, getattr(grads, f"d{name}")) for name, one in gradients.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The handlers that XLA calls: on a GPU with frames as XLA makes them, and what they refuse."""
+"""The handlers that XLA calls: on a GPU, with frames like XLA's; and their errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def images(x, weight):
 
 
 def calls(function, *shapes, platform="cuda"):
-    """Return forward and backward."""
+    """Return the custom calls of forward and backward."""
     found = calls_of(jax.grad(function, (0, 1)), *map(jnp.ones, shapes), platform=platform)
     assert len(found) == 2
     return found
@@ -56,8 +56,8 @@ ROWS, IMAGES = (rows, (6, 32), 32), (images, (2, 300, 8), 8)
 # --- on a GPU -------------------------------------------------------------------------------------
 
 
-def empty(form):
-    shape, dtype = form
+def empty(spec):
+    shape, dtype = spec
     return np.full(shape, 255 if dtype == "uint8" else np.nan, dtype)
 
 
@@ -65,24 +65,24 @@ def empty(form):
 @pytest.mark.parametrize("is_backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("norm", [ROWS, IMAGES], ids=["rows", "images"])
 def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward):
-    """It gives the numbers of the same call on the CPU."""
+    """The results are those of the same call on the CPU."""
     gpu, api = OnCupy(), Api()
     call = calls(*norm)[is_backward]
-    inputs = [draw(f"{place}", *form) for place, form in enumerate(call.inputs)]
-    expected = [empty(form) for form in call.results if form[1] != "uint8"]  # not a workspace
+    inputs = [draw(f"{place}", *spec) for place, spec in enumerate(call.inputs)]
+    expected = [empty(spec) for spec in call.results if spec[1] != "uint8"]  # not a workspace
     at = [[one.ctypes.data for one in arrays] for arrays in (inputs, expected)]
-    assert Frame(Api(), call.text, *at).handled(_handler.run_on_cpu) is None
+    assert Frame(Api(), call.text, *at).handle(_handler.run_on_cpu) is None
     given = [gpu.put(one) for one in inputs]
-    made = [gpu.put(empty(form)) for form in call.results]
+    results = [gpu.put(empty(spec)) for spec in call.results]
     gpu.cupy.cuda.runtime.deviceSynchronize()
     stream = gpu.cupy.cuda.Stream(non_blocking=True)
     api.stream = stream.ptr
-    at = [[one.data.ptr for one in arrays] for arrays in (given, made)]
+    at = [[one.data.ptr for one in arrays] for arrays in (given, results)]
     with softgpu.settings(streams="late") if softgpu.is_loaded() else nullcontext():
-        assert Frame(api, call.text, *at).handled(_handler.run_on_cuda) is None, api.errors
+        assert Frame(api, call.text, *at).handle(_handler.run_on_cuda) is None, api.errors
         stream.synchronize()
         assert api.contexts == [CONTEXT]
-        for one, right in zip(made, expected, strict=False):  # but for a workspace
+        for one, right in zip(results, expected, strict=False):  # zip leaves the workspace out
             np.testing.assert_allclose(gpu.get(one), right, rtol=1e-4, atol=1e-4)
 
 
@@ -91,9 +91,9 @@ def test_a_call_on_a_gpu_without_its_workspace_is_refused():
     gpu, api, call = OnCupy(), Api(), calls(*ROWS)[1]
     *results, workspace = call.results
     assert workspace[1] == "uint8"
-    arrays = [gpu.put(np.ones(*form)) for form in (*call.inputs, *results)]
+    arrays = [gpu.put(np.ones(*spec)) for spec in (*call.inputs, *results)]
     at = [one.data.ptr for one in arrays]
-    assert Frame(api, call.text, at[:4], at[4:]).handled(_handler.run_on_cuda)
+    assert Frame(api, call.text, at[:4], at[4:]).handle(_handler.run_on_cuda)
     assert "4 arguments and 2 results, expected 4 and 3" in api.errors[0]
 
 
@@ -120,7 +120,7 @@ def test_no_gpu_needs_more_workspace_for_images_than_xla_is_told_of(shape):
 
 
 def check_workspace(call, gpu):
-    """Check the bytes for arrays that are aligned, and for those that are not."""
+    """Check the workspace of aligned and of misaligned arrays."""
     for alignment in (0, 4):
         lowered = call.plan.lower(gpu, (alignment,) * call.op.array_count)
         assert lowered.workspace <= call.plan.workspace_bound(None)
@@ -129,51 +129,51 @@ def check_workspace(call, gpu):
 @pytest.mark.gpu
 def test_a_workspace_that_does_not_suffice_is_refused(monkeypatch):
     gpu, api, call = OnCupy(), Api(), calls(*IMAGES)[1]
-    arrays = [gpu.put(np.ones(*form)) for form in (*call.inputs, *call.results)]
+    arrays = [gpu.put(np.ones(*spec)) for spec in (*call.inputs, *call.results)]
     at = [one.data.ptr for one in arrays]
     plan_of = Call.plan.fget
 
     def plan(call):
         plan = plan_of(call)
-        lower = lambda *told: plan.lower(*told)._replace(workspace=1 << 32)  # noqa: E731
+        lower = lambda *args: plan.lower(*args)._replace(workspace=1 << 32)  # noqa: E731
         return replace(plan, lower=lower)
 
     _dispatch.cache_entry.cache_clear()
     monkeypatch.setattr(Call, "plan", property(plan))
-    assert Frame(api, call.text, at[:5], at[5:]).handled(_handler.run_on_cuda)
+    assert Frame(api, call.text, at[:5], at[5:]).handle(_handler.run_on_cuda)
     assert "a group norm has " in api.errors[0]
     assert "bytes of workspace, and takes 4294967296 on this GPU" in api.errors[0]
 
 
 @pytest.mark.gpu
 def test_a_call_on_a_gpu_is_planned_once_for_each_alignment(monkeypatch):
-    """The numbers are the same; the stream is XLA's of each call."""
+    """The numbers are the same; each call runs on its own stream of XLA."""
     gpu, call, loads, streams = OnCupy(), calls(*ROWS)[0], [], []
     load = _handler._load_on_cuda
-    monkeypatch.setattr(_handler, "_load_on_cuda", lambda *told: loads.append(told) or load(*told))
+    monkeypatch.setattr(_handler, "_load_on_cuda", lambda *args: loads.append(args) or load(*args))
     _dispatch.cache_entry.cache_clear()
-    x, weight = (draw(f"{place}", *form) for place, form in enumerate(call.inputs))
+    x, weight = (draw(f"{place}", *spec) for place, spec in enumerate(call.inputs))
     room, parameter = gpu.put(np.zeros(x.size + 1, x.dtype)), gpu.put(weight)
     found = []
     for offset in (0, 0, 1, 1, 0):
         given = room[offset : offset + x.size].reshape(x.shape)
         given[...] = gpu.put(x)
-        made = [gpu.put(empty(form)) for form in call.results]
+        results = [gpu.put(empty(spec)) for spec in call.results]
         stream = gpu.cupy.cuda.Stream(non_blocking=True)
         gpu.cupy.cuda.runtime.deviceSynchronize()
         api = Api(stream=stream.ptr)
-        at = [given.data.ptr, parameter.data.ptr], [one.data.ptr for one in made]
-        assert Frame(api, call.text, *at).handled(_handler.run_on_cuda) is None, api.errors
+        at = [given.data.ptr, parameter.data.ptr], [one.data.ptr for one in results]
+        assert Frame(api, call.text, *at).handle(_handler.run_on_cuda) is None, api.errors
         streams.append(api.contexts)
         stream.synchronize()
-        found.append([gpu.get(one) for one in made])
+        found.append([gpu.get(one) for one in results])
     assert streams == [[CONTEXT]] * 5
     assert [alignments is None for _, _, alignments in loads] == [True, False]
     for one in found[1:]:
         np.testing.assert_equal(one, found[0])
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 TEXT = calls(*ROWS, platform="cpu")[0].text
 
@@ -191,20 +191,20 @@ TEXT = calls(*ROWS, platform="cpu")[0].text
 def test_a_frame_that_is_not_what_its_text_says_becomes_an_error_of_xlas(text, counts, message):
     api = Api()
     frame = Frame(api, text, *([1] * count for count in counts))
-    assert frame.handled(_handler.run_on_cpu) == 0xE1
+    assert frame.handle(_handler.run_on_cpu) == 0xE1
     assert api.errors[0].startswith("cunorm: ")
     assert message in api.errors[0]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_nothing_is_read_before_the_stage_in_which_there_are_values(stage):
-    assert Frame(Api((0, 4)), "not read", [1], [1], stage).handled(_handler.run_on_cpu) is None
+    assert Frame(Api((0, 4)), "not read", [1], [1], stage).handle(_handler.run_on_cpu) is None
 
 
 @pytest.mark.parametrize("version", [(0, 2), (1, 0), (-1, -1)])
 def test_an_api_of_another_version_is_refused_before_anything_is_read(version):
     api = Api(version)
-    assert Frame(api, "not read", [1], [1]).handled(_handler.run_on_cpu)
+    assert Frame(api, "not read", [1], [1]).handle(_handler.run_on_cpu)
     assert f"is of version {version[0]}.{version[1]}, expected 0.3 or a later 0.x" in api.errors[0]
 
 
@@ -216,5 +216,5 @@ def test_what_no_call_on_a_cpu_reads_lies_where_jaxlibs_header_says():
     assert len(_xla_structs._StreamGet._fields_) == 4
     api = re.search(r"struct XLA_FFI_Api {(.*?)\n};", header, re.S)[1]
     functions = re.findall(r"STRUCT_FIELD\(XLA_FFI_(\w+)\)", api)
-    told = "Error_Create Error_GetMessage Error_Destroy Handler_Register Stream_Get"
-    assert functions[:5] == told.split()
+    expected = "Error_Create Error_GetMessage Error_Destroy Handler_Register Stream_Get"
+    assert functions[:5] == expected.split()

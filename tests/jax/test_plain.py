@@ -28,9 +28,9 @@ from tests.support.jax_frames import _ffi, _handler  # noqa: E402
 def test_every_function_is_a_call_of_xlas_on_the_arrays_own_memory(name, kind, monkeypatch):
     kind, arrays, calls = kind(), call_of(name).arrays, []
     find = _handler._Executable.pointers
-    see = lambda *told: calls.append(find(*told)) or calls[-1]  # noqa: E731
+    see = lambda *args: calls.append(find(*args)) or calls[-1]  # noqa: E731
     monkeypatch.setattr(_handler._Executable, "pointers", see)
-    if name == "group_norm_backward":  # the others' formulas hold with any statistics
+    if name == "group_norm_backward":  # the other formulas hold for any statistics
         saved = reference.group_norm_forward(arrays["x"], arrays["num_groups"])
         arrays |= {key: getattr(saved, key).astype(np.float32) for key in ("mean", "rstd")}
     given = arrays | {key: kind.put(array) for key, array in arrays_of(arrays).items()}
@@ -79,7 +79,7 @@ def test_a_call_on_arrays_with_values_is_made_at_once_inside_what_jax_traces():
 
 @pytest.mark.parametrize("kind", [TypeError, ValueError])
 def test_an_error_while_jax_traces_a_call_is_not_swallowed(kind, monkeypatch):
-    def fail(*told):
+    def fail(*args):
         raise kind("of ours")
 
     monkeypatch.setattr(_ffi, "_ffi_call", fail)

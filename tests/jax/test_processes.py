@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.jax in interpreters of their own: several devices, ends of processes, imports."""
+"""cunorm.jax in separate interpreters: several devices, exits, imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_CPU = {"JAX_PLATFORMS": "cpu"}
 
 
 def test_four_devices_and_an_executable_of_another_process(tmp_path):
-    """The process ends by itself, with calls still to be run."""
+    """The process exits while calls are pending."""
     path, devices = tmp_path / "executable", jax_devices
     derived = jax.jit(jax.grad(lambda w, x: cunorm.jax.rms_norm(x, w).sum()))
     compiled = derived.lower(devices.WEIGHT, devices.X).compile()
@@ -37,12 +37,12 @@ def test_without_a_compiler_the_reference_does_the_work_with_one_warning():
 import warnings
 import jax, jax.numpy as jnp
 import cunorm.jax
-from tests.support.jax_devices import RESIDUAL, WEIGHT, X, assert_alike, exact, loss
+from tests.support.jax_devices import RESIDUAL, WEIGHT, X, assert_close, exact, loss
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     derived = jax.grad(lambda *arrays: loss(cunorm.jax.add_rms_norm, *arrays), (0, 1, 2))
     for _ in range(2):
-        assert_alike(derived(X, RESIDUAL, WEIGHT), exact(X, RESIDUAL, WEIGHT))
+        assert_close(derived(X, RESIDUAL, WEIGHT), exact(X, RESIDUAL, WEIGHT))
     narrow = cunorm.jax.layer_norm(X.astype(jnp.bfloat16))
     assert narrow.dtype == jnp.bfloat16
 assert ["no C++ compiler" in str(warning.message) for warning in caught] == [True], caught
@@ -55,7 +55,7 @@ assert ["no C++ compiler" in str(warning.message) for warning in caught] == [Tru
 
 
 def test_a_jax_of_another_interface_is_refused_and_served_by_the_plain_functions(tmp_path):
-    """Nor does an import of cunorm.jax bring in another framework."""
+    """An import of cunorm.jax also imports no other framework."""
     place = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
     place.parent.mkdir(parents=True)
     place.write_text("#define XLA_FFI_API_MAJOR 7\n\n#define XLA_FFI_API_MINOR 12\n")

@@ -20,7 +20,7 @@ from tests.support import jax_formulas  # noqa: E402
 from tests.support.jax_formulas import add_rms_norm, rms_norm  # noqa: E402
 from tests.support.jax_frames import lowered  # noqa: E402
 
-# Of float32, a few roundings of 6e-8 each, in sums of up to 40 terms of about 1.
+# A few roundings of float32, 6e-8 each, in sums of up to 40 terms of about 1.
 CLOSE = {"rtol": 2e-6, "atol": 1e-5}
 
 
@@ -28,17 +28,17 @@ def drawn(*shapes):
     return [jnp.asarray(draw(f"{i}", shape, "float32")) for i, shape in enumerate(shapes)]
 
 
-def assert_alike(actual, expected):
+def assert_close(actual, expected):
     for got, right in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert got.shape == right.shape
         np.testing.assert_allclose(got, right, **CLOSE)
 
 
 def compare(transform, name, arrays):
-    """Compare what a transformation makes of a norm and of its formula."""
+    """Compare a transformed norm with its transformed formula."""
     norms = getattr(cunorm.jax, name), getattr(jax_formulas, name)
     got, right = jax.jit(lambda *arrays: [transform(norm)(*arrays) for norm in norms])(*arrays)
-    assert_alike(got, right)
+    assert_close(got, right)
 
 
 def square(norm):
@@ -50,13 +50,13 @@ def gated(in_axes):
 
 
 def on_images(axis):
-    said = {"activation": "silu", "channel_axis": axis}
-    return lambda norm: jax.vmap(lambda x, w: norm(x, 2, w, **said), (0, None))
+    options = {"activation": "silu", "channel_axis": axis}
+    return lambda norm: jax.vmap(lambda x, w: norm(x, 2, w, **options), (0, None))
 
 
-def of_each(norm, **said):
-    """Derive by the x of each example and by a weight that they share."""
-    return jax.vmap(jax.grad(square(lambda x, w: norm(x, weight=w, **said)), (0, 1)), (0, None))
+def gradient_of_each(norm, **options):
+    """Return gradients by each example's x and by a weight that the examples share."""
+    return jax.vmap(jax.grad(square(lambda x, w: norm(x, weight=w, **options)), (0, 1)), (0, None))
 
 
 def three_times(norm):
@@ -64,7 +64,7 @@ def three_times(norm):
 
 
 ROWS, IMAGES = ((4, 3, 8), 8), ((3, 2, 8, 8), 8)
-# Of each: what is made of a norm, the norm, its arrays, and whether it is one call of the kernels.
+# Each: the transformation, the norm, its arrays, and whether it is one call of the kernels.
 BATCHES = {
     "rows": (lambda f: jax.vmap(f, (0, None)), "rms_norm", ROWS, True),
     "rows and weights": (lambda f: jax.vmap(f, (2, 1)), "rms_norm", ((3, 8, 4), (8, 4)), False),
@@ -74,9 +74,9 @@ BATCHES = {
     "images": (on_images(1), "group_norm", IMAGES, True),
     "images, channels last": (on_images(-1), "group_norm", IMAGES, True),
     "three times": (three_times, "rms_norm", ((4, 5, 3, 8), (6, 8)), False),
-    "gradients of each": (of_each, "rms_norm", ((4, 2, 3, 8), 8), False),
+    "gradients of each": (gradient_of_each, "rms_norm", ((4, 2, 3, 8), 8), False),
     "gradients of each image": (
-        partial(of_each, num_groups=2),
+        partial(gradient_of_each, num_groups=2),
         "group_norm",
         ((4, 2, 3, 8), 8),
         False,
@@ -99,7 +99,7 @@ def test_a_batch_is_as_its_examples_and_one_call_where_they_share_parameters(nam
     with jax.default_device(kind().device):
         compare(transform, norm, arrays)
     text = lowered(transform(getattr(cunorm.jax, norm)), *arrays, platform=kind.platform)
-    assert ("stablehlo.while" not in text) == is_one_call  # which goes over examples
+    assert ("stablehlo.while" not in text) == is_one_call  # a loop over examples
 
 
 @pytest.mark.parametrize("kind", [OnJaxCpu, pytest.param(OnJax, marks=pytest.mark.gpu)])
@@ -123,16 +123,16 @@ def test_scan_over_layers_with_checkpoint(kind):
 def test_inputs_may_be_donated_and_are_not_written_over_while_they_are_needed():
     x = draw("x", (3, 8), "float32")
     y = jax.jit(cunorm.jax.rms_norm, donate_argnums=0)(jnp.asarray(x))
-    assert_alike(y, rms_norm(x))
+    assert_close(y, rms_norm(x))
     y, kept = jax.jit(lambda x: (cunorm.jax.rms_norm(x + 1.0), x + 1.0))(x)
-    assert_alike((y, kept), (rms_norm(x + 1.0), x + 1.0))
+    assert_close((y, kept), (rms_norm(x + 1.0), x + 1.0))
 
 
 def test_jit_disabled():
     x, weight = drawn((3, 8), (8,))
     with jax.disable_jit():
         got = jax.grad(square(cunorm.jax.rms_norm), (0, 1))(x, weight)
-    assert_alike(got, jax.jit(jax.grad(square(rms_norm), (0, 1)))(x, weight))
+    assert_close(got, jax.jit(jax.grad(square(rms_norm), (0, 1)))(x, weight))
 
 
 @pytest.mark.parametrize("rows", [(0, 8), (0, 3, 8)])
@@ -165,7 +165,7 @@ def test_a_bfloat16_branch_of_a_float32_stream_has_gradients_of_each_dtype():
     dx, dstream = jax.jit(jax.grad(partial(loss, cunorm.jax.add_rms_norm), (0, 1)))(x, stream)
     assert (dx.dtype, dstream.dtype) == (ml_dtypes.bfloat16, np.float32)
     exact = jax.jit(jax.grad(partial(loss, add_rms_norm), 1))(x.astype(jnp.float32), stream)
-    # y is rounded to bfloat16, its gradient is not: both of float32 here, dx once to bfloat16.
+    # y is rounded to bfloat16, its gradient is not; both are float32 here, dx is rounded once.
     np.testing.assert_allclose(dstream, exact, rtol=2e-6, atol=2**-8)
     np.testing.assert_array_equal(np.asarray(dx), np.asarray(dstream).astype(ml_dtypes.bfloat16))
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""`accumulate=True`: dweight and dbias are added to what `out` holds, and rounded once.
+"""`accumulate=True`: dweight and dbias are added to the values of `out`, and rounded once.
 
-What was there is added in float64, to a sum that is float64: so that the result is, to the bit, the
-gradient that float64 arrays get, plus what was there, rounded to the array's dtype. That gradient
-is within its bounds.
+The former values are added in float64 to a float64 sum. So the result has the bits of the gradient
+in float64 arrays plus the former values, rounded to the array's dtype. That gradient is within its
+bounds.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ import pytest
 import cunorm
 from cunorm import NormGrads, reference
 from tests.support.bounds import check_backward
-from tests.support.calls import arrays_of, call_of, devices, fields, host, taking, to
+from tests.support.calls import arrays_of, call_of, devices, fields, functions_taking, host, to
 from tests.support.group_bounds import check_group_backward
 from tests.support.operands import assert_same_bits, at, draw
 
-# Of few rows and many, whole and in groups; of group norms, in one launch on a CPU and in several.
+# Few rows and many, whole and in groups; group norms of one launch on a CPU and of several.
 OF_ROWS = [((1, 5), 1), ((50, 64), 4), ((3, 7, 33), 1), ((3000, 8), 2), ((9, 1003), 1)]
 OF_IMAGES = [((3, 8, 8), 4), ((2, 4900, 8), 2), ((1, 2, 6), 6)]
-ADDING = taking("accumulate")
-# Of parameters, and of arrays that are added to.
+ACCUMULATING = functions_taking("accumulate")
+# Dtypes of parameters, and of the arrays in `out`.
 PAIRS = [("float32", "float64"), ("bfloat16", "float32")]
-CASES = [(name, *PAIRS[number % 2]) for number, name in enumerate([*ADDING, ADDING[-1]])]
+CASES = [
+    (name, *PAIRS[number % 2]) for number, name in enumerate([*ACCUMULATING, ACCUMULATING[-1]])
+]
 EPS = 1e-5
 
 
 def calls_of(name, kind, dtype):
-    """Yield calls of several sizes, whose parameters have a dtype."""
+    """Yield calls of several sizes, with parameters of a dtype."""
     sizes = OF_IMAGES if "group" in name else OF_ROWS
     for shape, number in sizes[: 2 if kind == "cupy" else None]:  # which is interpreted
         call = call_of(name, shape, kind, groups=number, num_groups=number)
@@ -40,15 +42,15 @@ def calls_of(name, kind, dtype):
 
 
 def sums_of(call):
-    """Return which gradients there are of parameters, and their shape."""
+    """Return the names of the parameters' gradients, and their shape."""
     return [field for field in ("dweight", "dbias") if field in call.out], call.shapes["weight"]
 
 
 def exact_of(call):
-    """Return the parameters' gradients as arrays of float64 get them, held to the oracle."""
+    """Return the parameters' gradients in float64 arrays, checked against the oracle."""
     wanted, shape = sums_of(call)
     forward = getattr(reference, call.name.replace("backward", "forward"))
-    right = forward(host(call.arrays["x"]), **call.said, eps=EPS)
+    right = forward(host(call.arrays["x"]), **call.options, eps=EPS)
     for key in {"rstd", "mean"} & call.arrays.keys():
         numbers = getattr(right, key).astype(np.float32)
         call.arrays[key] = to(call.kind, numbers.reshape(call.shapes[key]))
@@ -57,48 +59,48 @@ def exact_of(call):
     grads = call.result(**{field: host(array) for field, array in grads.items()})
     given = {key: host(array) for key, array in arrays_of(call.arrays).items()}
     operands = {"bias": None} | {k: a for k, a in given.items() if k not in ("rstd", "mean")}
-    if "num_groups" in call.said:
-        check_group_backward(grads, **operands, **call.said, eps=EPS)
+    if "num_groups" in call.options:
+        check_group_backward(grads, **operands, **call.options, eps=EPS)
     else:
-        check_backward(grads, **operands, **call.said | {"center": "mean" in given}, eps=EPS)
+        check_backward(grads, **operands, **call.options | {"center": "mean" in given}, eps=EPS)
     return {field: host(array) for field, array in out.items()}
 
 
 @devices
 @pytest.mark.parametrize(("name", "dtype", "into"), CASES)
 def test_what_was_there_and_the_gradient_are_added_and_rounded_once(name, dtype, into, kind):
-    """Twice, as of two micro-batches; gradients with rows are written as ever."""
+    """Add twice, as for two micro-batches; gradients with rows are written as usual."""
     for call in calls_of(name, kind, dtype):
         wanted, shape = sums_of(call)
         before = {field: draw(field, shape, into, deviation=30) for field in wanted}
         out = call.result(**{field: to(kind, array) for field, array in before.items()})
-        for told in ({}, {"workspace": call.sized_workspace()}):
-            call.arrays["dy"][...] = to(kind, draw(f"dy {told}", call.shapes["dy"], "float32"))
+        for kwargs in ({}, {"workspace": call.make_workspace()}):
+            call.arrays["dy"][...] = to(kind, draw(f"dy {kwargs}", call.shapes["dy"], "float32"))
             exact = exact_of(call)
-            made = {field: host(array) for field, array in fields(call.make()).items()}
+            results = {field: host(array) for field, array in fields(call.make()).items()}
             for field in wanted:
-                made[field] = (before[field].astype(np.float64) + exact[field]).astype(into)
-            for field, array in fields(call.make(out=out, accumulate=True, **told)).items():
+                results[field] = (before[field].astype(np.float64) + exact[field]).astype(into)
+            for field, array in fields(call.make(out=out, accumulate=True, **kwargs)).items():
                 assert field not in wanted or array is getattr(out, field)
-                assert_same_bits(host(array), made[field], field)
-            before = made
+                assert_same_bits(host(array), results[field], field)
+            before = results
 
 
 def test_gradients_too_small_for_the_weights_dtype_are_not_lost():
-    """The reason for main gradients in float32: bfloat16 would stay at 256, or at 1."""
+    """This is why main gradients are float32: bfloat16 would stay at 256, or at 1."""
     call = call_of("layer_norm_backward", (4, 8))
     call.arrays |= {"bias": draw("bias", 8, "bfloat16"), "dy": np.full((4, 8), 2**-9, np.float32)}
     dbias = np.full(8, 256, np.float32)
-    told = {"gate": None, "needs": ("bias",), "out": NormGrads(dbias=dbias), "accumulate": True}
+    kwargs = {"gate": None, "needs": ("bias",), "out": NormGrads(dbias=dbias), "accumulate": True}
     for _ in range(128):
-        cunorm.layer_norm_backward(**call.arrays | told)
+        cunorm.layer_norm_backward(**call.arrays | kwargs)
     np.testing.assert_array_equal(dbias, 257)
 
 
 @pytest.mark.parametrize("needs", [("bias",), ("x", "bias"), ()])
 @pytest.mark.parametrize("name", ["layer_norm_backward", "group_norm_backward"])
 def test_only_what_is_needed_is_added_to(name, needs):
-    """And no array is asked for where there is nothing to add."""
+    """No array is required if there is nothing to add."""
     call = call_of(name)
     exact, before = exact_of(call), draw("dbias", 8, "float32")
     out = call.result(dbias=before.copy()) if needs else call.result()
@@ -108,7 +110,7 @@ def test_only_what_is_needed_is_added_to(name, needs):
         assert_same_bits(grads.dbias, (before + exact["dbias"]).astype(np.float32))
 
 
-@pytest.mark.parametrize("name", ADDING)
+@pytest.mark.parametrize("name", ACCUMULATING)
 def test_without_rows_nothing_changes(name):
     call = call_of(name, (0, 4, 8))
     before = np.array([np.inf, -np.inf, np.nan, 1, 2, 3, 4, 5], np.float32)

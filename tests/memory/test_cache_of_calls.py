@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The cache of calls: which calls it has, that clear_cache empties it, and whom it keeps alive."""
+"""The cache of calls: its size and keys, clear_cache, and that it keeps no class alive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cunorm
-from tests.support.calls import nothing_known, planning_forbidden, to
+from tests.support.calls import cached_calls_only, empty_call_cache, to
 from tests.support.internals import OnceMap
 from tests.support.kinds import Foreign
 from tests.support.processes import in_process
@@ -25,11 +25,11 @@ KINDS = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
 
 
 def test_of_1200_shapes_in_turn_the_last_1024_are_in_the_cache(monkeypatch):
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
     x = np.ones((1200, 4), np.float32)
     for rows in range(1, 1201):
         cunorm.l2_norm(x[:rows])
-    with planning_forbidden():
+    with cached_calls_only():
         for rows in range(1200, 1200 - 1024, -1):
             cunorm.l2_norm(x[:rows])
         with pytest.raises(TypeError, match="'NoneType' object is not callable"):
@@ -37,17 +37,17 @@ def test_of_1200_shapes_in_turn_the_last_1024_are_in_the_cache(monkeypatch):
 
 
 def test_a_call_that_is_made_now_and_then_stays_in_the_cache(monkeypatch):
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
     x = np.ones((1500, 4), np.float32)
     for rows in range(1, 1501):
         cunorm.l2_norm(x[:rows])
         cunorm.l2_norm(x[:7])
-    with planning_forbidden():
+    with cached_calls_only():
         cunorm.l2_norm(x[:7])
 
 
 class Sub(np.ndarray):
-    """An array that is no more than its memory."""
+    """An array subclass without other state."""
 
 
 def fortran(array: Any) -> Any:
@@ -65,11 +65,11 @@ def misaligned(array: Any) -> Any:
     "of", [fortran, misaligned, lambda array: array.view(Sub)], ids=["Fortran", "odd", "subclass"]
 )
 def test_calls_that_copy_and_calls_of_subclasses_are_in_the_cache(of, monkeypatch):
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
     x = np.arange(40, dtype=np.float32).reshape(5, 8)
     expected, others = cunorm.rms_norm(x), cunorm.rms_norm(x[::-1].copy())
     np.testing.assert_array_equal(cunorm.rms_norm(of(x)), expected)
-    with planning_forbidden():
+    with cached_calls_only():
         found = cunorm.rms_norm(of(x[::-1].copy()))
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, others)
@@ -78,37 +78,37 @@ def test_calls_that_copy_and_calls_of_subclasses_are_in_the_cache(of, monkeypatc
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_call_on_a_type_of_array_is_in_the_cache(kind):
     code = (
-        "from tests.support.calls import call_of, planning_forbidden\n"
+        "from tests.support.calls import call_of, cached_calls_only\n"
         f"call = call_of('rms_norm', kind={kind!r})\ncall.make()\n"
-        "with planning_forbidden(): call.make()"
+        "with cached_calls_only(): call.make()"
     )
     in_process(code)
 
 
 def test_needs_that_cannot_be_hashed_are_in_the_cache(monkeypatch):
-    known = nothing_known(monkeypatch)
+    cache = empty_call_cache(monkeypatch)
     x = np.ones((5, 8), np.float32)
     rstd = cunorm.rms_norm_forward(x).rstd
     for _ in range(2):
         for needs in (("x", "weight"), ["x", "weight"]):
             cunorm.rms_norm_backward(x, x, x[0], rstd=rstd, needs=needs)
-    assert len(known) == 2  # the forward and the backward
+    assert len(cache) == 2  # the forward and the backward
 
 
 def test_new_memory_in_out_is_no_new_call(monkeypatch):
-    known = nothing_known(monkeypatch)
+    cache = empty_call_cache(monkeypatch)
     x, kept = np.ones((5, 8), np.float32), []
     for _ in range(100):
-        kept.append(np.empty_like(x))  # so that no address comes twice
+        kept.append(np.empty_like(x))  # so that no address occurs twice
         cunorm.rms_norm(x, out=kept[-1])
-    assert len(known) == 1
+    assert len(cache) == 1
 
 
 # --- clear_cache ----------------------------------------------------------------------------------
 
 
 def sizes() -> dict[str, int]:
-    """Return the sizes of all that modules of cunorm keep in containers, and of their caches."""
+    """Return the sizes of all module-level containers and caches of cunorm."""
     kept = (dict, list, set, deque, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, OnceMap)
     found = {
         f"{module.__name__}.{name}": len(value)
@@ -122,8 +122,8 @@ def sizes() -> dict[str, int]:
     return found
 
 
-# Tables of types and dtypes, of which there are a few, or which are weak; and of a thread that
-# compiles the system's headers.
+# Tables that may keep entries: of types and dtypes, which are few or weakly held, and of the thread
+# that compiles the system's headers.
 TABLES = {"_arrays.registry.library_types", "_dispatch.library_types", "_core.dtypes._FROM_NUMPY"}
 TABLES |= {
     "_core.dtypes._NUMPY",
@@ -133,7 +133,7 @@ TABLES |= {
 
 
 def test_clear_cache_leaves_nothing_behind(tmp_path):
-    """Nor does it leave what modules that were imported later keep."""
+    """This holds for modules imported later, too."""
     code = """
 from tests.memory.test_cache_of_calls import *
 from tests.support.calls import FUNCTIONS, call_of
@@ -142,7 +142,7 @@ for name in cunorm.__all__:
 for kind in KINDS:
     if kind == "torch":
         import cunorm.torch
-    call_of("rms_norm", kind=kind).make()  # which imports its adapter
+    call_of("rms_norm", kind=kind).make()  # imports the adapter
 if find_spec("jax"):
     import jax, cunorm.jax
     for norm in (cunorm.rms_norm, cunorm.jax.rms_norm):
@@ -174,19 +174,19 @@ assert not {name.removeprefix("cunorm.") for name in left} - TABLES, left
     in_process(code, CUNORM_CACHE_DIR=str(tmp_path), CUNORM_CXXFLAGS="-O0")
 
 
-# --- who is kept alive ----------------------------------------------------------------------------
+# --- lifetimes ------------------------------------------------------------------------------------
 
 
 def array_class() -> Any:
     class Own(np.ndarray):
-        """An array type of a user's."""
+        """A user's array type."""
 
     return Own, np.ones((3, 8), np.float32).view(Own)
 
 
 def foreign_class() -> Any:
     class Own(Foreign):
-        """A type of a user's that speaks DLPack."""
+        """A user's type with DLPack."""
 
     return Own, Own(np.ones((3, 8), np.float32))
 

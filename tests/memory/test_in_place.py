@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Results written exactly over inputs: the same bits as in arrays of their own.
+"""Results written exactly over inputs have the same bits as in separate arrays.
 
-An array of a gated call can be both what a thread reads and where it writes, several at once; rows
-are few and many, short and long, whole and in groups, so that every way of walking them is taken.
-Group norms in place are in test_out.py, views in tests/operators.
+Several arrays of a gated call can be input and result at once. Rows are few and many, short and
+long, whole and in groups, so that every plan runs. Group norms in place are in test_out.py, views
+in tests/operators.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.calls import devices, host, to
 from tests.support.operands import assert_same_bits, at, draw
 
 SIZES = [(1, 1003, 1), (1, 64, 4), (9, 5, 1), (9, 2100, 1), (9, 5, 5), (50, 200, 8)]
-SMALL = [(3, 64, 4), (2, 1003, 1)]  # for GPUs that are interpreted
+SMALL = [(3, 64, 4), (2, 1003, 1)]  # for the software GPU
 ALL_SIZES = {"numpy": SIZES, "cupy": SMALL}
 FORWARD_PLACES = [
     *({"y": name} for name in ("x", "gate", "residual")),
@@ -38,7 +38,7 @@ BACKWARD_PLACES = [
     {"dx": "dy", "dgate": "gate", "dweight": "weight", "dbias": "bias"},
     {"dx": "gate", "dgate": "x", "dweight": "bias", "dbias": "weight"},
 ]
-WIDER_PLACES = [  # of a float32 stream, that x and dresidual are of; the others are bfloat16
+WIDER_PLACES = [  # of a float32 stream: x and dresidual are float32, the others bfloat16
     {"dx": "dy", "dresidual": "x"},
     {"dx": "gate", "dresidual": "x", "dgate": "dy"},
     {"dx": "d_residual", "dgate": "gate"},
@@ -46,30 +46,30 @@ WIDER_PLACES = [  # of a float32 stream, that x and dresidual are of; the others
 
 
 def arrays_of(rows, width, dtype, *names):
-    of_rows = {name: draw(name, (rows, width), dtype) for name in names}
-    return of_rows | {name: draw(name, width, dtype) for name in ("weight", "bias")}
+    arrays = {name: draw(name, (rows, width), dtype) for name in names}
+    return arrays | {name: draw(name, width, dtype) for name in ("weight", "bias")}
 
 
 def statistics(rows, groups):
-    """Draw a mean and an rstd of those rows: bits are compared, not what is right for them."""
+    """Draw a mean and an rstd: any numbers do, as only bits are compared."""
     shape = (*rows, groups) if groups > 1 else rows
     mean, rstd = (np.asarray(draw(name, shape, "float32")) for name in ("mean", "rstd"))
     return {"mean": mean, "rstd": rstd}
 
 
-def check(function, result, arrays, all_places, kind="numpy", **told):
-    """Call with results over copies of inputs, and compare with results in memory of their own."""
+def check(function, result, arrays, all_places, kind="numpy", **options):
+    """Call with results over copies of inputs, and compare with results in separate memory."""
 
     def put():
         copies = {id(array): to(kind, array.copy()) for array in arrays.values()}
         return {name: copies[id(array)] for name, array in arrays.items()}
 
-    right = {k: host(a) for k, a in function(**put(), **told)._asdict().items() if a is not None}
+    right = {k: host(a) for k, a in function(**put(), **options)._asdict().items() if a is not None}
     for places in all_places:
         copies = put()
         out = result(**{field: copies[name] for field, name in places.items()})
         with at(places):
-            actual = function(**copies, **told, out=out)
+            actual = function(**copies, **options, out=out)
             assert all(getattr(actual, field) is getattr(out, field) for field in places)
             for field, array in right.items():
                 assert_same_bits(host(getattr(actual, field)), array, field)
@@ -82,10 +82,10 @@ def check(function, result, arrays, all_places, kind="numpy", **told):
 @pytest.mark.parametrize(("dtype", "position"), [("float32", "pre"), ("bfloat16", "post")])
 def test_results_of_a_forward_may_be_exactly_inputs(dtype, position, kind):
     for rows, width, groups in ALL_SIZES[kind]:
-        told = {"groups": groups, "gate_position": position, "kind": kind}
+        options = {"groups": groups, "gate_position": position, "kind": kind}
         arrays = arrays_of(rows, width, dtype, "x", "residual", "gate")
         with at(rows, width, groups):
-            check(cunorm.layer_norm_forward, NormForward, arrays, FORWARD_PLACES, **told)
+            check(cunorm.layer_norm_forward, NormForward, arrays, FORWARD_PLACES, **options)
 
 
 @devices
@@ -99,12 +99,12 @@ def test_results_of_a_forward_may_be_exactly_inputs(dtype, position, kind):
 )
 def test_gradients_may_be_exactly_inputs(dtype, stream, position, kind):
     for rows, width, groups in ALL_SIZES[kind]:
-        told = {"groups": groups, "gate_position": position, "kind": kind, "x_dtype": dtype}
+        options = {"groups": groups, "gate_position": position, "kind": kind, "x_dtype": dtype}
         arrays = arrays_of(rows, width, dtype, "dy", "gate", "d_residual")
         arrays |= statistics((rows,), groups) | {"x": draw("x", (rows, width), stream)}
         places = BACKWARD_PLACES if stream == dtype else WIDER_PLACES
         with at(rows, width, groups):
-            check(cunorm.layer_norm_backward, NormGrads, arrays, places, **told)
+            check(cunorm.layer_norm_backward, NormGrads, arrays, places, **options)
 
 
 # --- one array for several operands ---------------------------------------------------------------
@@ -115,15 +115,15 @@ def test_a_result_may_be_written_over_an_array_that_is_every_input():
         x, given = draw("x", (rows, width), "float32"), arrays_of(rows, width, "float32")
         stream = dict.fromkeys(("x", "residual", "gate"), x) | given
         given |= dict.fromkeys(("dy", "x", "gate", "d_residual"), x) | statistics((rows,), groups)
-        over, told = [{"dx": "x"}, {"dgate": "x"}], {"groups": groups}
+        over, options = [{"dx": "x"}, {"dgate": "x"}], {"groups": groups}
         with at(rows, width, groups):
-            check(cunorm.layer_norm_forward, NormForward, stream, [{"y": "x"}], **told)
-            check(cunorm.layer_norm_backward, NormGrads, given, over, **told)
+            check(cunorm.layer_norm_forward, NormForward, stream, [{"y": "x"}], **options)
+            check(cunorm.layer_norm_backward, NormGrads, given, over, **options)
 
 
 @pytest.mark.parametrize("groups", [1, 64])
 def test_in_one_row_any_gradient_may_be_exactly_any_input(groups):
-    """There every operand has the shape of x, statistics too if each element is a group."""
+    """Every operand then has the shape of x; statistics too if each element is a group."""
     arrays = arrays_of(1, 64, "float32", "dy", "x", "d_residual", "gate")
     arrays = {name: array.reshape(64) for name, array in arrays.items()} | statistics((), groups)
     names = [name for name, array in arrays.items() if array.shape == (64,)]
@@ -150,7 +150,7 @@ def test_where_x_is_returned_as_the_stream_y_may_be_any_other_input():
 
 @pytest.mark.parametrize(("dtype", "stream"), [("float32", "float16"), ("bfloat16", "float32")])
 def test_y_may_be_exactly_x_where_the_stream_is_written_to_another_array(dtype, stream):
-    """Of rows that are aligned to an element, and to no more."""
+    """Rows are aligned to one element only."""
     for width in (1, 64, 1003, 20000, 40001):
         x, weight = draw("x", (5, width + 1), dtype)[:, 1:], draw("weight", width, dtype)
         expected = cunorm.add_rms_norm(x, None, weight, residual_dtype=stream)

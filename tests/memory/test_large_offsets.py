@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Offsets past 2**31 elements: rows, samples and lines far apart, and more elements in all."""
+"""Offsets past 2**31 elements: rows, samples and lines far apart, and as many elements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.operands import at, draw
 
 WIDTH = 1003
 FAR = 2**31 + 8  # elements
-MAP_NORESERVE = 0x4000  # Linux's; the mmap module has the name since Python 3.11
+MAP_NORESERVE = 0x4000  # on Linux; the mmap module has the name since Python 3.11
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or sys.maxsize < 2**32, reason="needs Linux and 64-bit addresses"
 )
@@ -26,23 +26,23 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def far():
-    """Give arrays along one of whose axes the next element is FAR after, or before, another.
+    """Return a function that allocates arrays with a stride of FAR, or -FAR, along one axis.
 
-    They lie side by side in one mapping of addresses, in which memory is only what is touched.
+    They share one mapping of addresses, which has memory only for touched pages.
     """
     flags, size = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, 1 << 16
     try:
         memory = mmap.mmap(-1, 4 * FAR + 16 * size, flags=flags)
     except (OSError, ValueError, OverflowError) as error:
         pytest.skip(f"no mapping of 8 GiB of addresses: {error}")
-    base, taken = np.frombuffer(memory, np.uint8), 0
+    base, count = np.frombuffer(memory, np.uint8), 0
 
     def place(shape, strides, axis, dtype, values=None, *, backwards=False):
-        nonlocal taken
-        start = base[taken * size :][: 4 * FAR + size].view(dtype)
+        nonlocal count
+        start = base[count * size :][: 4 * FAR + size].view(dtype)
         steps = [FAR if other == axis else step for other, step in enumerate(strides)]
         array = as_strided(start, shape, [start.itemsize * step for step in steps])
-        taken += 1
+        count += 1
         array = np.flip(array, axis) if backwards else array
         if values is not None:
             array[...] = values
@@ -53,16 +53,16 @@ def far():
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 def test_rows_further_apart_than_32_bits_reach_are_right(far, backwards):
-    names, told = ("x", "residual", "dy", "d_residual"), {"backwards": backwards}
+    names, kwargs = ("x", "residual", "dy", "d_residual"), {"backwards": backwards}
     dtype = "bfloat16" if backwards else "float32"
     near = {name: draw(name, (2, WIDTH), dtype) for name in names}
 
     def rows(*values, **more):
         return far((2, WIDTH), (0, 1), 0, near["x"].dtype, *values, **more)
 
-    given = {name: rows(values, **told) for name, values in near.items()}
+    given = {name: rows(values, **kwargs) for name, values in near.items()}
     weight = draw("weight", WIDTH, dtype)
-    out = NormForward(y=rows(), residual=rows(**told))
+    out = NormForward(y=rows(), residual=rows(**kwargs))
     forward = cunorm.layer_norm_forward(
         given["x"], weight, weight, residual=given["residual"], out=out
     )
@@ -70,13 +70,13 @@ def test_rows_further_apart_than_32_bits_reach_are_right(far, backwards):
     check_forward(forward, near["x"], weight, weight, near["residual"], center=True, eps=1e-5)
     stream, saved = forward.residual, {"rstd": forward.rstd, "mean": forward.mean}
     for dx in (rows(), given["dy"]):  # in place, too
-        told = saved | {"d_residual": given["d_residual"], "out": NormGrads(dx=dx)}
-        grads = cunorm.layer_norm_backward(given["dy"], stream, weight, weight, **told)
+        kwargs = saved | {"d_residual": given["d_residual"], "out": NormGrads(dx=dx)}
+        grads = cunorm.layer_norm_backward(given["dy"], stream, weight, weight, **kwargs)
         operands = (near["dy"], stream.copy(), weight, weight, near["d_residual"])
         check_backward(grads, *operands, center=True, eps=1e-5)
 
 
-# Of ten channels: shape, channel_axis, the strides of a dense sample or line, the axis that is far.
+# Shape, channel_axis, the strides of a dense sample or line, and the axis with the far stride.
 VIEWS = {
     "samples": ((2, 7, 10), -1, (0, 10, 1), 0),
     "samples, channels first": ((2, 10, 7), 1, (0, 7, 1), 0),
@@ -111,7 +111,7 @@ def test_images_further_apart_than_32_bits_reach_are_right(far, view, backwards)
 
 @pytest.mark.compiled("O1")
 def test_more_than_2_to_the_31_elements_give_the_right_parameter_gradient():
-    """The same thousand rows are read some 2000 times; the gradient is so many times theirs."""
+    """The same thousand rows are read 2049 times; the gradient is 2049 times theirs."""
     times, shape = 2049, (1024, 1024)
     x, dy = (draw(name, shape, "float32") for name in ("x", "dy"))
     rstd = np.tile(cunorm.rms_norm_forward(x).rstd, (times, 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays in `out=`: they are written and returned, and they set the dtype of what is written."""
+"""Arrays in `out=`: they are written and returned, and they determine the dtype of results."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cunorm import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormG
 from tests.support import internals
 from tests.support.calls import (
     GROUP_NORMS,
-    anew,
     assert_same,
+    cached_calls_only,
     call_of,
+    call_uncached,
     devices,
+    empty_call_cache,
     fields,
     host,
     names,
-    nothing_known,
-    planning_forbidden,
     to,
 )
 from tests.support.group_norm_cases import laid_out
@@ -33,7 +33,7 @@ from tests.support.operands import assert_same_bits, at, draw
 
 @contextmanager
 def operations(kind):
-    """Note what PyTorch is asked for, by its dispatcher, and CuPy for arrays, by one name."""
+    """Yield a set that gets the names of PyTorch's operations, or of CuPy's allocations."""
     seen = set()
     if kind == "cupy":
         import cupy
@@ -57,20 +57,22 @@ def operations(kind):
 
 
 def versions(named):
-    """Return how often each tensor was written to, as PyTorch knows it."""
+    """Return the version counters of tensors, which count writes."""
     return {key: array._version for key, array in named.items() if hasattr(array, "_version")}
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", pytest.param("cupy", marks=pytest.mark.gpu)])
 @names
 def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, kind, monkeypatch):
-    """All of them, or all but a part; planned, and made again, when nothing is planned anew.
+    """All arrays are given, or all but one; calls are planned first, and then cached.
 
-    No memory is allocated where all is given, and torch knows which tensors were written to.
+    With all arrays given, nothing is allocated; torch's version counters show which were written.
     """
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
     call = call_of(name, kind=kind)
-    expected = {field: host(array).copy() for field, array in fields(anew(call.make)).items()}
+    expected = {
+        field: host(array).copy() for field, array in fields(call_uncached(call.make)).items()
+    }
     read = call.arrays | {"workspace": call.workspace}
     with operations(kind) as seen:
         for part, turn in ((part, turn) for part in (None, *call.parts()) for turn in range(3)):
@@ -78,24 +80,26 @@ def test_results_are_written_to_the_arrays_given_and_the_others_are_made(name, k
                 array[...] = np.nan
             before, unchanged = versions(call.out), versions(read)
             seen.clear()
-            with planning_forbidden() if turn == 2 else nullcontext(), at(part, turn):
-                result, met = fields(call.run(without=part)), {*seen}
+            with cached_calls_only() if turn == 2 else nullcontext(), at(part, turn):
+                result, called = fields(call.run(without=part)), {*seen}
                 assert versions(read) == unchanged
                 assert versions(call.out) == {f: n + (f != part) for f, n in before.items()}
                 for field, array in call.out.items():
                     assert (result[field] is array) == (field != part)
                 for field, right in expected.items():
                     assert_same_bits(host(result[field]), right, field)
-                lends = kind == "cupy" and part == "workspace" and call.workspace.size > 0
-                makes = kind != "numpy" and (part in call.out or lends)
-                assert bool(met & {"empty", "empty_strided", "empty_like"}) == makes
-                assert makes or met <= {"view", "slice", "detach"}  # of a workspace of bytes
+                allocates_workspace = (
+                    kind == "cupy" and part == "workspace" and call.workspace.size > 0
+                )
+                allocates = kind != "numpy" and (part in call.out or allocates_workspace)
+                assert bool(called & {"empty", "empty_strided", "empty_like"}) == allocates
+                assert allocates or called <= {"view", "slice", "detach"}  # of a workspace of bytes
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 6, 10), (2, 70, 70, 10)], ids=["one pass", "several"])
 @pytest.mark.parametrize("name", ["group_norm_forward", "group_norm_backward"])
 def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
-    """In place, too."""
+    """Results are also written in place."""
     for axis, memory in ((-1, "last"), (1, "last"), (1, "first"), (-1, "first")):
         given = shape if axis == -1 else (shape[0], shape[-1], *shape[1:-1])
         call = call_of(name, given, channel_axis=axis, num_groups=5)
@@ -103,10 +107,10 @@ def test_results_of_group_norms_are_written_in_each_memory_layout(name, shape):
         field = "dx" if "dx" in call.out else "y"
         call.arrays |= {key: laid_out(call.arrays[key], axis, memory) for key in inputs}
         call.out[field] = laid_out(call.out[field], axis, memory)
-        call.workspace = call.sized_workspace()
+        call.workspace = call.make_workspace()
         expected = call.make()
         with at(axis, memory):
-            with planning_forbidden():
+            with cached_calls_only():
                 assert_same(call.make(), expected)
             assert_same(call.run(), expected)
             for key in inputs:
@@ -136,8 +140,8 @@ def test_a_stream_that_is_x_itself_is_returned_with_given_results():
     for _ in range(2):
         assert cunorm.add_rms_norm(x, None, out=AddNorm(y=y)).residual is x
         assert cunorm.rms_norm_forward(x, out=NormForward(y=y)).residual is None
-        told = {"residual_dtype": "float32", "out": NormForward(y=y)}
-        assert cunorm.rms_norm_forward(x, **told).residual is x
+        kwargs = {"residual_dtype": "float32", "out": NormForward(y=y)}
+        assert cunorm.rms_norm_forward(x, **kwargs).residual is x
 
 
 # --- dtypes ---------------------------------------------------------------------------------------
@@ -149,17 +153,17 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
         return to(kind, np.empty(shape, dtype))
 
     x, dy, gate = (to(kind, draw(name, (5, 8), "bfloat16")) for name in ("x", "dy", "gate"))
-    told = {"weight": to(kind, draw("weight", 8, "float32")), "gate": gate}
-    forward, y = cunorm.rms_norm_forward(x, **told, dtype="float16"), empty((5, 8))
-    assert cunorm.rms_norm(x, **told, out=y) is y
+    kwargs = {"weight": to(kind, draw("weight", 8, "float32")), "gate": gate}
+    forward, y = cunorm.rms_norm_forward(x, **kwargs, dtype="float16"), empty((5, 8))
+    assert cunorm.rms_norm(x, **kwargs, out=y) is y
     stream = empty((5, 8))
     apart = cunorm.add_rms_norm(x, None, residual_dtype="float16")
     assert cunorm.add_rms_norm(x, None, out=AddNorm(residual=stream)).residual is stream
     pairs = [(y, forward.y), (stream, apart.residual)]
     call = call_of("group_norm_backward", kind=kind)
-    of_groups, images = empty(call.shapes["x"]), call.arrays["x"]
-    assert cunorm.group_norm_forward(images, 4, out=GroupNormForward(y=of_groups)).y is of_groups
-    pairs.append((of_groups, cunorm.group_norm(images, 4, dtype="float16")))
+    group_y, images = empty(call.shapes["x"]), call.arrays["x"]
+    assert cunorm.group_norm_forward(images, 4, out=GroupNormForward(y=group_y)).y is group_y
+    pairs.append((group_y, cunorm.group_norm(images, 4, dtype="float16")))
     for found, right in pairs:
         assert_same_bits(host(found), host(right))
     narrow, wide = (
@@ -167,7 +171,7 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
         for d in ("float16", "float64")
     )
     for out, dx in (narrow, wide):
-        grads = cunorm.rms_norm_backward(dy, x, **told, rstd=forward.rstd, out=out)
+        grads = cunorm.rms_norm_backward(dy, x, **kwargs, rstd=forward.rstd, out=out)
         assert grads.dresidual.dtype == x.dtype
         assert call.make(out=GroupNormGrads(dx=dx)).dx is dx
     for field in ("dweight", "dgate"):
@@ -178,22 +182,21 @@ def test_an_array_in_out_sets_the_dtype_of_a_result(kind):
 
 # --- memory that NumPy allocates ------------------------------------------------------------------
 
-# Of arrays that tracemalloc sees: in one of them dweight has 64 KiB, in the other rstd, which is
-# more than what Python's objects take.
+# In one shape dweight takes 64 KiB, in the other rstd; Python's own objects take less.
 SHAPES = (4, 16 << 10), (16 << 10, 4)
 GROUP_SHAPES = (2, 3, 16 << 10), (16 << 10, 2, 4)
 
 
 def peaks_of(run):
-    """Return the most bytes that a call has at once beyond those before it: planned, repeated."""
-    run()  # what is planned and compiled for such a call stays
-    gc.disable()  # else what goes meanwhile would hide what comes
+    """Return the peak memory of a call that is planned, and of one that is cached."""
+    run()  # plans and kernels of such a call stay in memory
+    gc.disable()  # else freed memory would hide allocated memory
     tracemalloc.start()
     peaks = []
     try:
-        for forget in (internals._dispatch.cache_entry.cache_clear, lambda: None):
-            forget()
-            internals._scratch._kept.clear()  # what is lent is allocated
+        for clear in (internals._dispatch.cache_entry.cache_clear, lambda: None):
+            clear()
+            internals._scratch._kept.clear()  # so that scratch memory is allocated
             before, _ = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()
             run()
@@ -217,13 +220,13 @@ def test_numpy_allocates_what_is_left_out_and_nothing_else(name):
 
 
 def test_only_some_mib_of_what_was_lent_are_kept():
-    """What a call lends itself to add up the gradients of 400,000 weights is gone after it."""
+    """The scratch memory for the gradients of 400,000 weights is freed after the call."""
     x, weight = draw("x", (8, 400_000), "float32"), draw("weight", 400_000, "float32")
     out = cunorm.NormGrads(dweight=np.empty_like(weight))
-    told = {"rstd": np.ones(8, np.float32), "needs": ("weight",), "out": out}
-    lent = cunorm.workspace_size("rms_norm_backward", x, weight, needs=("weight",))
-    assert lent > 8 << 20
-    run = partial(cunorm.rms_norm_backward, x, x, weight, **told)
+    kwargs = {"rstd": np.ones(8, np.float32), "needs": ("weight",), "out": out}
+    size = cunorm.workspace_size("rms_norm_backward", x, weight, needs=("weight",))
+    assert size > 8 << 20
+    run = partial(cunorm.rms_norm_backward, x, x, weight, **kwargs)
     run()
     internals._scratch._kept.clear()
     tracemalloc.start()
@@ -232,5 +235,5 @@ def test_only_some_mib_of_what_was_lent_are_kept():
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak >= lent
+    assert peak >= size
     assert kept < 1 << 20

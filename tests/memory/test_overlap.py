@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Results and workspaces that share memory with another array are refused, unless exactly in place.
 
-Each pair that there can be, one of them an element after the other; whatever calls went before.
+Every pair of arrays is tested, one of them an element after the other, after valid calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ X = draw("x", (5, 8), "float32")
 
 
 def may_be(name, field, argument):
-    """Whether a result may be exactly that input."""
+    """Whether a result may be exactly this input."""
     if field in ("mean", "rstd") or argument.startswith("out."):
         return False
     if name in GROUP_NORMS:
@@ -28,14 +28,14 @@ def may_be(name, field, argument):
 
 
 def one_after_the_other(first, second):
-    """Return arrays like two, of which the first begins an element before the second."""
+    """Return arrays of these shapes, the first of which begins an element before the second."""
     memory = np.zeros(max(first.size, second.size) + 1, np.float32)
     parts = memory[: first.size], memory[1 : second.size + 1]
     return [part.reshape(like.shape) for part, like in zip(parts, (first, second), strict=True)]
 
 
 def put(call, given):
-    """Return what to tell a call of, so that it is given those arrays."""
+    """Return the keyword arguments that pass these arrays to a call."""
     out = {key[4:]: array for key, array in given.items() if key.startswith("out.")}
     inputs = {key: array for key, array in given.items() if not key.startswith("out.")}
     return {"out": call.out_of(call.out | out)} | inputs
@@ -43,7 +43,7 @@ def put(call, given):
 
 @names
 def test_a_result_that_overlaps_another_array_is_refused(name):
-    """Each pair that there can be; nor may two results be the same array."""
+    """Every pair is refused, and one array for two results."""
     call, cases = call_of(name, **RIGHT), []
     others = dict(arrays_of(call.arrays))
     results = dict(call.out)
@@ -83,9 +83,9 @@ def test_a_workspace_that_overlaps_any_array_is_refused(name):
 def test_an_input_in_other_strides_or_dtype_is_not_exactly_it():
     x = X.copy()
     for out in (x[::-1], x.view(np.float16)[:, :8]):
-        for function, told in ((cunorm.rms_norm, {}), (cunorm.group_norm, {"num_groups": 2})):
+        for function, kwargs in ((cunorm.rms_norm, {}), (cunorm.group_norm, {"num_groups": 2})):
             with raises(ValueError, f"{function.__name__}: out overlaps x, {IN_PLACE}"):
-                function(x, **told, out=out)
+                function(x, **kwargs, out=out)
 
 
 def test_a_reversed_result_lies_before_its_first_element():
@@ -113,20 +113,20 @@ def test_what_is_read_after_a_result_is_written_may_not_be_that():
 
 def test_an_x_that_is_returned_as_the_stream_may_not_be_written_over():
     x = draw("x", 1003, "float32")
-    for told in ({}, {"weight": x}, {"gate": x}):
+    for kwargs in ({}, {"weight": x}, {"gate": x}):
         with raises(ValueError, f"add_rms_norm: out.y overlaps x, {OWN}"):
-            cunorm.add_rms_norm(x, None, **told, out=AddNorm(y=x))
+            cunorm.add_rms_norm(x, None, **kwargs, out=AddNorm(y=x))
     with raises(ValueError, f"normalize_forward: out.y overlaps x, {OWN}"):
         cunorm.normalize_forward(x, residual_dtype="float32", out=NormForward(y=x))
     with raises(ValueError, f"normalize_forward: out.residual overlaps out.y, {OWN}"):
         cunorm.normalize_forward(x, out=NormForward(y=x, residual=x))
 
 
-# --- what lies within the extent of another, and shares nothing with it ---------------------------
+# --- arrays within the extent of another, without shared elements ---------------------------------
 
 
 def test_an_input_that_is_copied_to_be_aligned_overlaps_no_result():
-    """Its rows are read from the end of the memory, and the result lies right behind that."""
+    """The rows of x are reversed in memory, and the result begins right behind them."""
     memory = np.zeros(8 * 256 + 64, np.uint8)
     start = -memory.ctypes.data % 8
     elements = memory[start + 1 : start + 1 + 4 * 256].view(np.float32)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Calls of all sorts, made again and in any order, give what they give when made anew.
+"""Repeated calls of all sorts, in any order, give the results of calls without caches.
 
-Most of what a call does is remembered, by what was said, by the forms of arrays and by where they
-lie. Here each call differs in one thing from one before, right or wrong; at the end all that is
-remembered is forgotten, and each is made once more: errors are the same, results to the bit.
+Most of a call is cached by its options, and by the specs and alignment of its arrays. Here each
+call, valid or wrong, differs in one thing from an earlier one. At the end each is made once more
+with empty caches: errors are the same, results have the same bits.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.support.calls import (
     to,
 )
 from tests.support.operands import at, bits
-from tests.support.remembered import caches, forget
+from tests.support.remembered import caches, clear_plans
 
 KINDS = ["numpy", "torch"] if find_spec("torch") else ["numpy"]
 ROWS = [(5, 8), (3, 8), (5, 16), (2, 5, 8), (0, 8), (10, 8)]
 IMAGES = [(3, 8, 8), (2, 4, 8), (3, 8, 16), (3, 2, 4, 8), (0, 8, 8)]
-# Right and wrong values of options, among them those that are equal and not the same.
-SAID = {
+# Valid and wrong values of options, some of them equal but of different types.
+OPTIONS = {
     "eps": [1.0, 2, 0.0, -0.0, True, -1.0],
     "c": [2, 2.0, 0.0, -0.0, True, "2"],
     "weight_offset": [1.0, 2, True],
@@ -44,28 +44,28 @@ SAID = {
     "center": [True, 1],
 }
 NEEDS = {"needs": [("x", "weight"), ("x",), ["x"], ("y",), "x"], "accumulate": [False, True, 0]}
-SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # that shapes go with
+SIZES = {"groups": (1, 2), "num_groups": (1, 2, 4), "channel_axis": (-1, 1)}  # shapes fit these
 INPUTS = ("x", "dy", "residual", "gate", "d_residual", "weight", "bias", "mean", "rstd")
 RESULTS = ("y", "residual", "mean", "rstd", "dx", "dweight", "dbias", "dgate")
 PLACES = (*INPUTS, *(f"out.{field}" for field in RESULTS), "workspace")
 SLOT = 1 << 13  # bytes of memory for each of them
 
 
-def changed(told, kinds, rng):
-    """Return a call that differs from another in one thing."""
+def change_one(spec, kinds, rng):
+    """Return the spec of a call that differs from another in one thing."""
 
     def pick(some):
         return some[rng.integers(len(some))]
 
-    name, call = told["name"], call_of(told["name"])
-    values = SAID | (NEEDS if name == "layer_norm_backward" else {})
-    said = pick([key for key in values if key in parameters_of(name)])
+    name, call = spec["name"], call_of(spec["name"])
+    values = OPTIONS | (NEEDS if name == "layer_norm_backward" else {})
+    option = pick([key for key in values if key in parameters_of(name)])
     parts = [*arrays_of(call.arrays), *(f"out.{field}" for field in call.out), "workspace"]
     choices = {
         "shape": IMAGES if name in GROUP_NORMS else ROWS,
         "kind": kinds,
         "dtype": ["float32", "float16" if name in ("l2_norm", "group_norm") else "float32"],
-        "said": [told["said"] | {said: value} for value in values[said]],
+        "options": [spec["options"] | {option: value} for value in values[option]],
         "seed": range(3),
         "gap": [0, 4],
         "moved": [{}, *({pick(parts): distance} for distance in (1, 4, 8, 16, 64, 512))],
@@ -73,20 +73,20 @@ def changed(told, kinds, rng):
         "given": [(), parts, [part for part in parts if rng.random() < 0.5]],
     }
     what = pick(list(choices))
-    return told | {what: pick(choices[what])}
+    return spec | {what: pick(choices[what])}
 
 
-def view(memory, told, key, shape):
-    """Return an array in the place of a key, with numbers in it, and with a gap after each line."""
-    kind, is_small = told["kind"], key.removeprefix("out.").removeprefix("d") in INPUTS[5:]
+def view(memory, spec, key, shape):
+    """Return an array of random numbers in the memory slot of a key, with a gap after each line."""
+    kind, is_small = spec["kind"], key.removeprefix("out.").removeprefix("d") in INPUTS[5:]
     dtype = np.dtype("u1" if key == "workspace" else "f4")
-    dtype = np.dtype(told["dtype"]) if key in ("x", "out.y") else dtype
-    gap = 0 if is_small or key == "workspace" else told["gap"]
+    dtype = np.dtype(spec["dtype"]) if key in ("x", "out.y") else dtype
+    gap = 0 if is_small or key == "workspace" else spec["gap"]
     steps = np.empty((*shape[:-1], shape[-1] + gap), dtype).strides if shape else ()
-    distance = told["moved"].get(key, 0)
+    distance = spec["moved"].get(key, 0)
     distance = 32 if distance == 1 and kind != "numpy" else distance
-    start = PLACES.index(told["instead"].get(key, key)) * SLOT + distance
-    numbers = np.random.default_rng([told["seed"], PLACES.index(key)]).standard_normal(shape)
+    start = PLACES.index(spec["instead"].get(key, key)) * SLOT + distance
+    numbers = np.random.default_rng([spec["seed"], PLACES.index(key)]).standard_normal(shape)
     if kind == "cupy":
         import cupy
 
@@ -97,39 +97,39 @@ def view(memory, told, key, shape):
     return array
 
 
-def make(told, memory):
-    """Make a call: its error, or its results, what they are of, and what is in memory then."""
-    sizes = {k: v for k, v in told["said"].items() if v in SIZES.get(k, ()) and type(v) is int}
-    call = call_of(told["name"], told["shape"], **sizes)
+def make(spec, memory):
+    """Make a call; return its error, or a description of its results, these, and the memory."""
+    sizes = {k: v for k, v in spec["options"].items() if v in SIZES.get(k, ()) and type(v) is int}
+    call = call_of(spec["name"], spec["shape"], **sizes)
     memory[...] = 0
     size = 0 if call.workspace is None else 2 * call.workspace.size
-    lent = {"workspace": (size,)} if size and "workspace" in told["given"] else {}
-    shapes = {key: array.shape for key, array in arrays_of(call.arrays).items()} | lent
+    workspace = {"workspace": (size,)} if size and "workspace" in spec["given"] else {}
+    shapes = {key: array.shape for key, array in arrays_of(call.arrays).items()} | workspace
     out = {
-        field: view(memory, told, f"out.{field}", array.shape)
+        field: view(memory, spec, f"out.{field}", array.shape)
         for field, array in call.out.items()
-        if f"out.{field}" in told["given"]
+        if f"out.{field}" in spec["given"]
     }
-    arrays = {key: view(memory, told, key, shape) for key, shape in shapes.items()}
+    arrays = {key: view(memory, spec, key, shape) for key, shape in shapes.items()}
     given = arrays | {f"out.{field}": array for field, array in out.items()}
-    asked = call.arrays | arrays | told["said"] | ({"out": call.out_of(out)} if out else {})
+    kwargs = call.arrays | arrays | spec["options"] | ({"out": call.out_of(out)} if out else {})
     before = host(memory).copy()
     try:
-        results = fields(call.function(**asked))
+        results = fields(call.function(**kwargs))
     except (TypeError, ValueError) as error:
         np.testing.assert_array_equal(host(memory), before)
         return repr(error), {}, None
-    forms = [
+    specs = [
         (field, type(a), a.shape, a.dtype, strides_of(a), [k for k in given if given[k] is a])
         for field, a in results.items()
     ]
-    if lent:
+    if workspace:
         arrays["workspace"][...] = 0
-    return forms, results, host(memory).copy()
+    return specs, results, host(memory).copy()
 
 
-def check_all_alike(told, kinds, steps):
-    """Make calls, each of which differs from one before in one thing; then make each anew."""
+def check_calls(specs, kinds, steps):
+    """Make calls that each differ from an earlier one in one thing, then each without caches."""
     if "cupy" in kinds:
         import cupy
 
@@ -138,27 +138,27 @@ def check_all_alike(told, kinds, steps):
         memory = np.zeros(SLOT * len(PLACES) + 64, np.uint8)
         memory = memory[-memory.ctypes.data % 64 :][:-64]
     rng = np.random.default_rng(0)
-    while len(told) < steps:
-        told.append(changed(told[rng.integers(len(told))], kinds, rng))
-    made = [make(one, memory) for one in told]
-    for one, (forms, results, after) in zip(told, made, strict=True):
-        forget()
+    while len(specs) < steps:
+        specs.append(change_one(specs[rng.integers(len(specs))], kinds, rng))
+    outcomes = [make(one, memory) for one in specs]
+    for one, (described, results, after) in zip(specs, outcomes, strict=True):
+        clear_plans()
         with at(one):
-            right_forms, right, right_after = make(one, memory)
-            assert forms == right_forms
+            right_described, right, right_after = make(one, memory)
+            assert described == right_described
             np.testing.assert_array_equal(after, right_after)
-            for field in results.keys() - {form[0] for form in forms if form[-1]}:
+            for field in results.keys() - {entry[0] for entry in described if entry[-1]}:
                 mine, its = (bits(host(found[field])) for found in (results, right))
                 np.testing.assert_array_equal(mine, its, field)
 
 
-def begun(names, kind):
-    """Return the calls to begin with; their numbers make no two alike where none differs."""
+def first_calls(names, kind):
+    """Yield the specs of the first calls; their 1.0 equals True, a wrong value of later ones."""
     rest = {"dtype": "float32", "seed": 0, "gap": 0, "moved": {}, "instead": {}}
     for name in names:
-        said = {k: 1.0 for k in ("weight_offset", "eps") if k in parameters_of(name)}
+        options = {k: 1.0 for k in ("weight_offset", "eps") if k in parameters_of(name)}
         shape = (IMAGES if name in GROUP_NORMS else ROWS)[0]
-        yield {"name": name, "shape": shape, "kind": kind, "said": said, "given": (), **rest}
+        yield {"name": name, "shape": shape, "kind": kind, "options": options, "given": (), **rest}
 
 
 OF_GPUS = ["rms_norm", "layer_norm_backward", "group_norm", "group_norm_backward"]
@@ -172,12 +172,12 @@ OF_GPUS = ["rms_norm", "layer_norm_backward", "group_norm", "group_norm_backward
         pytest.param(OF_GPUS, ["cupy"], 150, marks=pytest.mark.gpu, id="cupy"),
     ],
 )
-def test_calls_made_again_are_as_calls_made_anew(names, kinds, steps):
-    """On a GPU a misaligned access is an error, too."""
-    check_all_alike(list(begun(names, kinds[0])), kinds, steps)
+def test_repeated_calls_are_as_first_calls(names, kinds, steps):
+    """On a GPU a misaligned access is an error too."""
+    check_calls(list(first_calls(names, kinds[0])), kinds, steps)
 
 
-def test_thousands_of_shapes_do_not_make_what_is_remembered_grow_without_end():
+def test_thousands_of_shapes_do_not_grow_the_caches_without_bound():
     def call(rows, width):
         x, weight = ones[:rows, :width], ones[0, :width]
         saved = cunorm.rms_norm_forward(x, weight, out=NormForward(y=np.empty(x.shape, "f4")))
@@ -185,11 +185,11 @@ def test_thousands_of_shapes_do_not_make_what_is_remembered_grow_without_end():
         cunorm.group_norm(x, 1)
 
     ones = np.ones((40, 80), np.float32)
-    forget()
+    clear_plans()
     for rows in range(1, 36):
         for width in range(1, 33):
             call(rows, width)
     infos = [one.cache_info() for one in caches()]
     assert all((info.maxsize or 0) <= 4096 for info in infos)
     assert all(info.currsize < 100 for info in infos if info.maxsize is None)
-    assert max(info.misses for info in infos) > 1024  # so that some is forgotten
+    assert max(info.misses for info in infos) > 1024  # so that some entries are evicted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`workspace=`: memory that a call uses and leaves no trace of, exactly as much as is said."""
+"""`workspace=`: memory that a call uses; workspace_size bytes are exactly enough."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.support.calls import (
     call_of,
     devices,
     fields,
+    functions_taking,
     host,
     raises,
-    taking,
     to,
 )
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
-LENT = taking("workspace")
-# Of few rows and many, whole and in groups; of group norms, in one launch on a CPU and in several.
+TAKING_WORKSPACE = functions_taking("workspace")
+# Few rows and many, whole and in groups; group norms of one launch on a CPU and of several.
 OF_ROWS = [((1, 1), 1), ((0, 5), 1), ((3, 37, 14), 7), ((300, 64), 2), ((3, 1000), 1)]
 OF_IMAGES = [((3, 35, 12), 4, -1), ((2, 12, 35), 4, 1), ((2, 3000, 24), 3, -1)]
 
@@ -37,26 +37,26 @@ def calls_of(name, kind="numpy"):
 
 
 def size_of(call, **more):
-    taken = ("x", "weight", "bias", "groups", "num_groups", "channel_axis")
-    told = {key: call.arrays[key] for key in taken if key in call.arrays}
-    return cunorm.workspace_size(call.name, **told | more)
+    accepted = ("x", "weight", "bias", "groups", "num_groups", "channel_axis")
+    options = {key: call.arrays[key] for key in accepted if key in call.arrays}
+    return cunorm.workspace_size(call.name, **options | more)
 
 
 def guarded(kind, size, fill=0xFF):
-    """Return an aligned array of so many bytes, 0xff for NaN, and all the memory around it."""
+    """Return an aligned array of so many bytes, by default NaN, and all the memory around it."""
     memory = np.full(size + 256, fill, np.uint8)
     start = 64 - memory.ctypes.data % 64 if kind == "numpy" else 64
     memory = to(kind, memory)
     return memory[start : start + size], memory
 
 
-def check_enough(call, size, **told):
-    """Check that so many bytes are enough, not one around them is touched, and less is refused."""
-    expected = {field: host(array) for field, array in fields(call.make(**told)).items()}
+def check_enough(call, size, **options):
+    """Check that so many bytes are enough, none around them is written, and fewer are refused."""
+    expected = {field: host(array) for field, array in fields(call.make(**options)).items()}
     for fill in (0xFF, 0x7F):
         workspace, memory = guarded(call.kind, size, fill)
-        result = fields(call.make(**told, workspace=workspace))
-        with at(call.shapes["x"], told, fill):
+        result = fields(call.make(**options, workspace=workspace))
+        with at(call.shapes["x"], options, fill):
             assert result.keys() == expected.keys()
             for field, array in result.items():
                 assert_same_bits(host(array), expected[field], field)
@@ -65,16 +65,16 @@ def check_enough(call, size, **told):
     if size:
         text = f"workspace has {size - 4} bytes, expected at least {size}, as "
         with raises(ValueError, f"{call.name}: {text}cunorm.workspace_size says"):
-            call.make(**told, workspace=guarded(call.kind, size - 4)[0])
+            call.make(**options, workspace=guarded(call.kind, size - 4)[0])
 
 
 # --- enough, and nothing kept ---------------------------------------------------------------------
 
 
 @devices
-@pytest.mark.parametrize("name", LENT)
-def test_exactly_as_many_bytes_as_are_said_are_enough(name, kind):
-    """And one workspace serves all calls."""
+@pytest.mark.parametrize("name", TAKING_WORKSPACE)
+def test_exactly_as_many_bytes_as_documented_are_enough(name, kind):
+    """One workspace can also serve all calls."""
     calls = [(call, size_of(call)) for call in calls_of(name, kind)]
     largest, _ = guarded(kind, max(size for _, size in calls))
     for call, size in calls:
@@ -85,7 +85,7 @@ def test_exactly_as_many_bytes_as_are_said_are_enough(name, kind):
 @pytest.mark.parametrize("needs", [("weight",), ("bias",), ("x",)], ids=",".join)
 @pytest.mark.parametrize("name", ["layer_norm_backward", "group_norm_backward"])
 def test_of_a_backward_the_size_is_that_of_what_is_wanted(name, needs):
-    """For a group norm's dweight the sums for dbias are made, too."""
+    """A group norm's dweight needs the sums for dbias too."""
     makes_both = name == "group_norm_backward" and needs == ("weight",)
     for call in [*calls_of(name)][-2:]:
         size, of_all = size_of(call, needs=needs), size_of(call)
@@ -94,7 +94,7 @@ def test_of_a_backward_the_size_is_that_of_what_is_wanted(name, needs):
 
 
 def test_dx_of_float64_makes_the_sums_float64():
-    """So does `out.dx`, which says the same, and x."""
+    """So do `out.dx` of float64, and x."""
     call = call_of("layer_norm_backward", (9, 40))
     size = size_of(call, x_dtype="float64")
     for dtype, times in (("float16", 1), ("bfloat16", 1), ("float32", 1), ("float64", 2)):
@@ -108,27 +108,27 @@ def test_dx_of_float64_makes_the_sums_float64():
 @devices
 @pytest.mark.parametrize("shape", [(2, 8, 8, 64), (2, 2, 1, 6), (3, 32, 32, 320)])
 def test_a_group_norms_size_is_enough_for_any_activation_and_dtypes_of_the_others(shape, kind):
-    """And on a CPU for all of them the same. Nothing is launched: results lie over an input."""
+    """On a CPU the size is the same for all. Nothing is launched: a result overlaps an input."""
     for dtype, axis in product(("bfloat16", "float64"), (-1, 1)):
         x = draw("x", shape if axis == -1 else (*shape[:1], shape[-1], *shape[1:-1]), dtype)
         parameter, given = to(kind, draw("weight", shape[-1], "float64")), to(kind, x)
-        told = {"weight": parameter, "bias": parameter, "num_groups": 2, "channel_axis": axis}
+        options = {"weight": parameter, "bias": parameter, "num_groups": 2, "channel_axis": axis}
         statistic = type(given)((len(x), 2), "float64" if dtype == "float64" else "float32")
         back = {"dy": given, "mean": statistic, "rstd": statistic}
         back["out"] = GroupNormGrads(dx=given[::-1])
         rest = {"group_norm": {"out": given[::-1]}, "group_norm_backward": back}
         for op, activation in product(rest, ("identity", "gelu")):
-            enough = cunorm.workspace_size(op, given, **told)
+            enough = cunorm.workspace_size(op, given, **options)
             sizes = [enough, enough - 4] if kind == "numpy" and enough else [enough]
             for size in sizes:
                 says = "overlaps" if size == enough else f"has {size} bytes, expected at least"
-                more = told | {"activation": activation, "workspace": guarded(kind, size)[0]}
+                more = options | {"activation": activation, "workspace": guarded(kind, size)[0]}
                 with at(dtype, axis, op, activation), pytest.raises(ValueError, match=says):
                     getattr(cunorm, op)(x=given, **rest[op], **more)
 
 
 def test_with_enough_rows_the_size_no_longer_grows_as_they_do():
-    """It is what keeps the device busy, not an array of x's size."""
+    """The size depends on the device's parallelism, not on the size of x."""
     x, weight = np.empty((1_000_000, WIDTH), np.float32), np.ones(WIDTH, np.float32)
     sizes = [cunorm.workspace_size("rms_norm_backward", x[:n], weight) for n in (1, 1000, 100_000)]
     assert 0 < sizes[0] <= sizes[1] < sizes[2] < x.nbytes / 10
@@ -164,8 +164,8 @@ def test_the_workspace_may_be_a_torch_tensor(kind):
 
 def test_where_nothing_is_added_up_an_empty_workspace_is_enough():
     call = call_of("layer_norm_backward")
-    told = {"needs": ("x",), "workspace": np.empty(0, np.uint8)}
-    assert_same(call.make(**told), call.make(needs=("x",)))
+    options = {"needs": ("x",), "workspace": np.empty(0, np.uint8)}
+    assert_same(call.make(**options), call.make(needs=("x",)))
     assert cunorm.workspace_size("l2_norm_backward", call.arrays["x"], groups=2) == 0
     for name in GROUP_NORMS:
         one, none = call_of(name, (1, 35, 12)), call_of(name, (0, 35, 12))
@@ -175,16 +175,16 @@ def test_where_nothing_is_added_up_an_empty_workspace_is_enough():
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_a_result_is_not_made_like_a_workspace_of_as_many_bytes(kind):
-    """A row of 64 in float16 has 128 bytes, as the workspace, which is uint8 or 16 of float64."""
+    """A row of 64 in float16 has 128 bytes, like a workspace of 128 uint8 or 16 float64."""
     if kind == "torch":
         pytest.importorskip("torch", reason="PyTorch is not installed")
     row = draw("x", 64, "float32")
     rstd = cunorm.rms_norm_forward(row).rstd
     dy, x, saved = (to(kind, one) for one in (row, row, rstd))
-    told = {"rstd": saved, "x_dtype": "float16", "needs": ("x",)}
-    expected = cunorm.rms_norm_backward(dy, x, **told).dx
+    options = {"rstd": saved, "x_dtype": "float16", "needs": ("x",)}
+    expected = cunorm.rms_norm_backward(dy, x, **options).dx
     for dtype in ("uint8", "float64"):
         workspace = to(kind, np.zeros(128, np.uint8).view(dtype))
-        dx = cunorm.rms_norm_backward(dy, x, **told, workspace=workspace).dx
+        dx = cunorm.rms_norm_backward(dy, x, **options, workspace=workspace).dx
         assert (dx.shape, dx.dtype) == (expected.shape, expected.dtype)
         assert_same_bits(host(dx), host(expected))

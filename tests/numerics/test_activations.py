@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The activations of kernels_cu/activations.cuh, as the CPU and as a GPU compiles them.
+"""The activations of kernels_cu/activations.cuh, as compiled for the CPU and for a GPU.
 
-"vector" is the CPU build's text. "scalar" is the text of a GPU, with the C library's functions for
-CUDA's and for its one PTX instruction; "approximate" the same where results have 16 bits, where an
-infinite argument gives no derivative of silu.
+"vector" is the CPU build's code. "scalar" is a GPU's code, with functions of the C library in place
+of CUDA's and of its one PTX instruction. "approximate" is the same for 16-bit results; there silu
+has no derivative at infinity.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ pytestmark = needs_a_compiler
 NAMES = sorted({*ACTIVATIONS.values()})
 DTYPES = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
 
-# Both results from one call, and each of them from a call that uses it alone.
+# Both results of one call, and each alone.
 LOOPS = """
 #include "activations.cuh"
 #ifdef SCALAR
@@ -68,7 +68,7 @@ def run(request, tmp_path_factory):
 
 
 def points(dtype):
-    """Some that are sure; dense where an activation bends or ends; then of every magnitude."""
+    """Return special values, dense points where activations bend or end, and all magnitudes."""
     info = np.finfo(dtype)
     rng = np.random.default_rng(0)
     dense = [np.linspace(-end, end, 20_001) for end in (3, 14, 100)]
@@ -96,7 +96,7 @@ def test_values_and_derivatives_are_right_limits_included(run, name, kind):
     np.testing.assert_array_equal(slope[sure], expected_slope[sure])
     assert_within(value, expected, gate_error(wide, name, dtype.name), "value")
     bound = gate_slope_error(wide, name, dtype.name)
-    if name == "gelu" and kind == "float":  # whose exponent is corrected for its rounding
+    if name == "gelu" and kind == "float":  # its exponent is corrected for the rounding
         term, sensitivity = exponential_term(wide, name)
         bound -= count(2, dtype.name) * unit(dtype.name) * np.abs(sensitivity * term)
     assert_within(slope, expected_slope, bound, "slope")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bounds have room for a store's rounding, and none for arithmetic that loses digits."""
+"""Bounds allow for the rounding of a store, and for no arithmetic that loses digits."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import pytest
 from cunorm import reference
 from cunorm.reference.activations import ACTIVATIONS
 from cunorm.results import NormForward
-from tests.support.bounds import of_backward, of_forward
+from tests.support.bounds import expected_backward, expected_forward
 from tests.support.gate_bounds import gate_error, gate_slope_error
-from tests.support.group_bounds import of_group_backward, of_group_forward
+from tests.support.group_bounds import expected_group_backward, expected_group_forward
 from tests.support.operands import DTYPES, at, draw, optional
 from tests.support.ulps import assert_within
 
 SHAPE = (6, 256)
 
 
-def row(dtype="float32", mean=0.0, **told):
-    """Return what both directions of a row norm are held to."""
+def row(dtype="float32", mean=0.0, **options):
+    """Return the expected results of both directions of a row norm."""
     x, residual = (draw(n, SHAPE, dtype, mean=mean) for n in ("x", "residual"))
     dy, gate = (draw(n, SHAPE, dtype) for n in ("dy", "gate"))
     parameters = [optional(name, SHAPE[1], dtype) for name in ("weight", "bias")]
-    told = {"eps": 1e-6, **told} | ({"gate": gate} if "gate_position" in told else {})
-    forward = of_forward(x, *parameters, residual, **told)
+    options = {"eps": 1e-6, **options} | ({"gate": gate} if "gate_position" in options else {})
+    forward = expected_forward(x, *parameters, residual, **options)
     stream = forward.exact.residual
-    return forward, of_backward(dy, stream, *parameters, dy, x_dtype=x.dtype, **told)
+    return forward, expected_backward(dy, stream, *parameters, dy, x_dtype=x.dtype, **options)
 
 
-def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, **told):
-    """Return the same of a group norm; the first channel has another weight and bias."""
+def group(dtype="float32", mean=0.0, weight=1.0, bias=0.0, **options):
+    """Return those of a group norm; the first channel has another weight and bias."""
     x, dy = draw("x", (2, 8, 60), dtype, mean=mean), draw("dy", (2, 8, 60), dtype)
     parameters = [optional(name, 60, dtype) for name in ("weight", "bias")]
     for parameter, value in zip(parameters, (weight, bias), strict=True):
         parameter[0] = value
-    told = {"eps": 1e-5, **told}
-    forward = of_group_forward(x, 3, *parameters, **told)
-    return forward, of_group_backward(dy, x, 3, *parameters, **told)
+    options = {"eps": 1e-5, **options}
+    forward = expected_group_forward(x, 3, *parameters, **options)
+    return forward, expected_group_backward(dy, x, 3, *parameters, **options)
 
 
 CASES = {
@@ -53,68 +53,68 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("make", "told"), CASES.values(), ids=CASES)
-def test_the_exact_results_rounded_once_are_held_and_an_error_in_any_element_is_seen(make, told):
-    dtype = DTYPES[told.get("dtype", "float32")]
-    much = 0.02 if dtype.itemsize == 2 else 3e-5
-    for held in make(**told):
-        present = {n: a for n, a in held.exact._asdict().items() if a is not None}
+@pytest.mark.parametrize(("make", "options"), CASES.values(), ids=CASES)
+def test_the_exact_results_rounded_once_are_held_and_an_error_in_any_element_is_seen(make, options):
+    dtype = DTYPES[options.get("dtype", "float32")]
+    offset = 0.02 if dtype.itemsize == 2 else 3e-5
+    for expected in make(**options):
+        present = {n: a for n, a in expected.exact._asdict().items() if a is not None}
         stored = {n: reference.round_to(np.asarray(a, float), dtype) for n, a in present.items()}
-        result = held.exact._replace(**stored)
-        assert held.check(result).keys() == present.keys()
+        result = expected.exact._replace(**stored)
+        assert expected.check(result).keys() == present.keys()
         for name, array in stored.items():
             for index in np.random.default_rng(0).permutation(array.size)[:5]:
                 off = array.copy()
-                off.flat[index] += dtype.type(much) * np.max(np.abs(array))
+                off.flat[index] += dtype.type(offset) * np.max(np.abs(array))
                 with at(name), pytest.raises(AssertionError, match=f"^{name}\\["):
-                    held.check(result._replace(**{name: off}))
+                    expected.check(result._replace(**{name: off}))
         absent = result._replace(**dict.fromkeys(present))
-        assert held.check(absent) == {}
+        assert expected.check(absent) == {}
 
 
 def test_a_result_that_does_not_apply_is_refused():
-    held, _ = row()
+    expected, _ = row()
     with pytest.raises(AssertionError, match="mean does not apply"):
-        held.check(NormForward(mean=np.zeros(SHAPE[0])))
+        expected.check(NormForward(mean=np.zeros(SHAPE[0])))
 
 
 # --- arithmetic that loses digits -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["mean is not corrected", "variance is E[x*x] - E[x]**2"])
-def test_bounds_catch_a_mean_and_a_variance_of_few_digits(way):
+@pytest.mark.parametrize("mistake", ["mean is not corrected", "variance is E[x*x] - E[x]**2"])
+def test_bounds_catch_a_mean_and_a_variance_of_few_digits(mistake):
     x = draw("x", SHAPE, "float32", mean=1e4)
     mean = x.mean(axis=-1, keepdims=True)
     q = x - mean
     variance = (q * q).mean(axis=-1, keepdims=True)
-    if way != "mean is not corrected":
+    if mistake != "mean is not corrected":
         q = q - q.mean(axis=-1, keepdims=True)
         variance = np.abs((x * x).mean(axis=-1, keepdims=True) - mean * mean)
     y = q / np.sqrt(variance + np.float32(1e-6))
     with pytest.raises(AssertionError, match=r"^y\["):
-        of_forward(x, None, None, eps=1e-6, center=True).check(NormForward(y))
+        expected_forward(x, None, None, eps=1e-6, center=True).check(NormForward(y))
 
 
 def test_bounds_catch_two_roundings_and_sums_in_a_narrow_dtype():
     low = DTYPES["bfloat16"]
     for make in (row, group):
         forward, backward = make("bfloat16")
-        for held, name in ((forward, "y"), (backward, "dx")):
-            twice = getattr(held.exact, name).astype(np.float16).astype(low)
+        for expected, name in ((forward, "y"), (backward, "dx")):
+            twice = getattr(expected.exact, name).astype(np.float16).astype(low)
             with pytest.raises(AssertionError, match="times the bound"):
-                held.check(held.exact._replace(**{name: twice}))
+                expected.check(expected.exact._replace(**{name: twice}))
     dy = draw("dy", (500, 16), "bfloat16")
     added = np.add.accumulate(dy, axis=0)[-1]
     with pytest.raises(AssertionError, match=r"^dbias\["):
-        held = of_backward(dy, dy, None, added, eps=1e-6)
-        held.check(held.exact._replace(dx=None, dresidual=None, dbias=added))
+        expected = expected_backward(dy, dy, None, added, eps=1e-6)
+        expected.check(expected.exact._replace(dx=None, dresidual=None, dbias=added))
 
 
 def sigmoid(z):
     return 1 / (1 + np.exp(-z))
 
 
-LOSING = [  # of which activation, which of its functions, computed how
+LOSING = [  # the activation, its function, and a computation that loses digits
     ("sigmoid", "slope", lambda z: sigmoid(z) * (1 - sigmoid(z))),
     ("silu", "slope", lambda z: sigmoid(z) + z * (sigmoid(z) * (1 - sigmoid(z)))),
     ("tanh", "slope", lambda z: 1 - np.tanh(z) ** 2),
@@ -122,23 +122,26 @@ LOSING = [  # of which activation, which of its functions, computed how
 ]
 
 
-@pytest.mark.parametrize(("activation", "which", "compute"), LOSING)
-def test_bounds_catch_an_activation_that_loses_its_tail(activation, which, compute):
+@pytest.mark.parametrize(("activation", "function", "compute"), LOSING)
+def test_bounds_catch_an_activation_that_loses_its_tail(activation, function, compute):
     z = np.linspace(-8, 8, 2001, dtype=np.float32)
-    wide, error = z.astype(np.float64), gate_error if which == "value" else gate_slope_error
-    exact, bound = getattr(ACTIVATIONS[activation], which)(wide), error(wide, activation, "float32")
+    wide, error = z.astype(np.float64), gate_error if function == "value" else gate_slope_error
+    exact, bound = (
+        getattr(ACTIVATIONS[activation], function)(wide),
+        error(wide, activation, "float32"),
+    )
     assert_within(exact.astype(np.float32), exact, bound)
     with pytest.raises(AssertionError, match="times the bound"):
         assert_within(compute(z), exact, bound)
 
 
-# --- where a result is small or sure, so is its bound ---------------------------------------------
+# --- bounds of small and of exact results ---------------------------------------------------------
 
 
 def test_each_group_is_held_to_its_own_size_and_a_tail_to_its_own():
     x, weight = draw("x", SHAPE, "float32"), np.ones(SHAPE[1], np.float32)
     weight[:128] = 1e-4
-    bound = of_forward(x, weight, None, eps=1e-6, groups=2).bound("y", "float32")
+    bound = expected_forward(x, weight, None, eps=1e-6, groups=2).bound("y", "float32")
     assert bound[:, :128].max() < 1e-3 * bound[:, 128:].min()
     for activation in ("sigmoid", "silu", "gelu", "gelu_tanh"):
         bound = group(activation=activation, bias=-25.0)[0].bound("y", "float32")
@@ -146,25 +149,25 @@ def test_each_group_is_held_to_its_own_size_and_a_tail_to_its_own():
 
 
 def test_a_channel_of_zeros_has_no_slope_of_relu():
-    held = group(activation="relu", weight=0.0)[1]
+    expected = group(activation="relu", weight=0.0)[1]
     for name in ("dweight", "dbias"):
-        assert getattr(held.exact, name)[0] == 0.0
-        assert held.bound(name, "float32")[0] < 1e-40
+        assert getattr(expected.exact, name)[0] == 0.0
+        assert expected.bound(name, "float32")[0] < 1e-40
 
 
 def test_a_kernel_may_round_to_either_side_of_a_tie_but_not_otherwise():
     low = DTYPES["bfloat16"]
     x = np.random.default_rng(0).standard_normal((200, 1000)).astype(low)
-    held = of_forward(x, None, np.zeros(1000, low), eps=1e-6, round_before_weight=True)
+    expected = expected_forward(x, None, np.zeros(1000, low), eps=1e-6, round_before_weight=True)
     kr = reference.normalize_forward(x, eps=1e-6).y
     nearest = reference.round_to(kr, low).astype(np.float64)
     other = reference.round_to(2 * kr - nearest, low).astype(np.float64)  # if a tie is near
     to_tie = np.where(other == nearest, np.nan, np.abs((nearest + other) / 2 - kr))
     near, far = to_tie < 2.0**-22 * np.abs(kr), to_tie > 1e-4
     assert np.count_nonzero(near) > 10
-    held.check(NormForward(np.where(near, other, nearest).astype(np.float32)))
+    expected.check(NormForward(np.where(near, other, nearest).astype(np.float32)))
     for index in map(tuple, np.argwhere(far)[:3]):
         one = nearest.astype(np.float32)
         one[index] = other[index]
         with pytest.raises(AssertionError, match=r"1 of 200000 elements"):
-            held.check(NormForward(one))
+            expected.check(NormForward(one))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The CPU build converts exactly, or to nearest even, in vectors of any width and one by one.
 
-One by one it is the stand-ins for cuda_fp16.h and cuda_bf16.h, which round as CUDA does.
+Single conversions are those of the stand-ins for cuda_fp16.h and cuda_bf16.h, which round as CUDA
+does.
 """
 
 import re
@@ -66,14 +67,14 @@ LOOPS(double, fp16) LOOPS(double, bf16) LOOPS(double, fp32) LOOPS(double, fp64)
 
 @pytest.fixture(scope="module", params=MACHINES)
 def convert(request, tmp_path_factory):
-    """Run a loop over an array of any size."""
+    """Return a function that runs a loop over an array of any size."""
     folder = tmp_path_factory.mktemp("simd")
     return loaded(compiled(folder, ONE_BY_ONE + VECTORS, *for_machine(request.param)))
 
 
 @np.errstate(invalid="ignore")  # signalling NaNs
 def assert_same_values(actual, expected):
-    """Bit for bit, but for what a NaN looks like."""
+    """Compare bit for bit; all NaNs are equal."""
     expected = np.asarray(expected, actual.dtype)
     number = ~np.isnan(expected)
     np.testing.assert_array_equal(np.isnan(actual), ~number)
@@ -104,8 +105,8 @@ def test_stores_round_once_to_nearest_even_subnormals_included(convert, stored, 
     values = np.concatenate([near, special_values(dtype), drawn, -drawn])
     bits = nearest_even(narrow, values)
     one_by_one = convert(f"one_store_{stored}_{wide}", values, np.uint16)
-    np.testing.assert_array_equal(one_by_one, bits)  # NaNs too, as CUDA has them
-    # In any company: an instruction may serve a whole vector only where it has no subnormal.
+    np.testing.assert_array_equal(one_by_one, bits)  # NaNs too, with CUDA's bits
+    # In any order: an instruction may serve a whole vector only if it has no subnormal.
     for order in (np.arange(len(values)), rng.permutation(len(values))):
         expected = bits[order].view(DTYPES[narrow])
         for function in ("store", "store_all"):

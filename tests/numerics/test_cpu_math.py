@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CPU build's exp, tanh and erfc are accurate to about 2 ulp, whatever the width of vectors.
+"""The CPU build's exp, tanh and erfc are accurate to about 2 ulp, for any width of vectors.
 
 `pytest -m exhaustive tests/numerics/test_cpu_math.py` tries every float.
 """
@@ -20,13 +20,13 @@ from tests.support.operands import assert_same_bits
 pytestmark = needs_a_compiler
 FUNCTIONS = ("exp", "tanh", "erfc")
 DTYPES = {"float": np.dtype(np.float32), "double": np.dtype(np.float64)}
-# Measured: 1.02, 1.45 and 1.67 over all floats; erfc of a double needs more than 2 beyond 24 only.
+# Measured: 1.02, 1.45 and 1.67 over all floats; erfc of a double exceeds 2 only beyond 24.
 ULPS = {
     "float": {"exp": 1.1, "tanh": 1.5, "erfc": 1.8},
     "double": {"exp": 1.1, "tanh": 1.5, "erfc": 2.25},
 }
 
-# exp_float and the like; and their errors in ulps, as the C library's wider type has it.
+# exp_float and so on; and their errors in ulps, against the C library's wider type.
 LOOPS = """
 #include "math.cuh"
 #define LOOPS(F, C)                                               \\
@@ -74,7 +74,7 @@ def native(tmp_path_factory):
 
 
 def assert_accurate(run, function, kind, values):
-    """No result may be farther off than ULPS says."""
+    """Assert that all results are within ULPS."""
     errors = run(f"{function}_{kind}_error", values, np.float64)
     worst = int(np.argmax(errors))
     assert errors[worst] <= ULPS[kind][function], f"{errors[worst]} ulp at {values[worst]!r}"
@@ -85,7 +85,7 @@ def floats_of(start, stop, step):
 
 
 def doubles():
-    """Doubles of all magnitudes, and more of those at which a function is neither 0 nor flat."""
+    """Return doubles of all magnitudes, and more where functions are neither 0 nor flat."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 64, 20_000, np.uint64)
     ranges = [rng.uniform(-end, end, 50_000) for end in (0.6, 3, 30, 760)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`cunorm.reference.tolerance`, which `python -m cunorm demo` holds results to."""
+"""`cunorm.reference.tolerance`, by which `python -m cunorm demo` judges results."""
 
 import numpy as np
 import pytest
@@ -12,20 +12,20 @@ from tests.support import bounds, group_bounds
 from tests.support.internals import operators_of, worst_error
 from tests.support.operands import NORMS, draw, parameters
 
-TINY = 1e-30  # beside which an underflow is nothing
+TINY = 1e-30  # larger than any underflow
 
 
 def assert_near(tolerance, dy, d_residual, forward, backward, most, least=0.999):
     """Check that the bounds are those of the tests or, for activations, somewhat wider."""
-    for held, errors in (
+    for expected, errors in (
         (forward, tolerance.forward()),
         (backward, tolerance.backward(dy, d_residual)),
     ):
-        fields = {n: e for n, e in held.exact._asdict().items() if e is not None}
+        fields = {n: e for n, e in expected.exact._asdict().items() if e is not None}
         for name in fields.keys() - {"residual"}:
             dtype = str(dy.dtype) if name in ("y", "dx", "dresidual", "dgate") else "float32"
             ours = bound(fields[name], errors[name], dtype)
-            ratio = (ours + TINY) / (held.bound(name, dtype) + TINY)
+            ratio = (ours + TINY) / (expected.bound(name, dtype) + TINY)
             assert least < ratio.min() <= ratio.max() < most, name
 
 
@@ -42,20 +42,24 @@ def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dty
     exact = operator.forward(reference, operands)
     tolerance = operator.tolerance(operands, exact)
     x, dy, d_residual = (operands.get(name) for name in ("x", "dy", "d_residual"))
-    given, told = [operands.get(name) for name in ("weight", "bias")], dict(operator.options)
+    given, options = [operands.get(name) for name in ("weight", "bias")], dict(operator.options)
     if operator.is_group_norm:
-        given = told.pop("num_groups"), *given
-        forward = group_bounds.of_group_forward(x, *given, eps=operator.eps, **told)
-        backward = group_bounds.of_group_backward(dy, x, *given, eps=operator.eps, **told)
+        given = options.pop("num_groups"), *given
+        forward = group_bounds.expected_group_forward(x, *given, eps=operator.eps, **options)
+        backward = group_bounds.expected_group_backward(dy, x, *given, eps=operator.eps, **options)
     else:
         width = 48 if operator.base == "l2_norm" else 1
-        told |= {"center": operator.center, "c": operator.c, "eps": operator.eps / width}
-        told |= {"gate": operands.get("gate")}
-        forward = bounds.of_forward(x, *given, operands.get("residual"), **told)
+        options |= {"center": operator.center, "c": operator.c, "eps": operator.eps / width}
+        options |= {"gate": operands.get("gate")}
+        forward = bounds.expected_forward(x, *given, operands.get("residual"), **options)
         stream = x if exact.residual is None else exact.residual
-        backward = bounds.of_backward(dy, stream, *given, d_residual, **told)
-    more = told.get("activation"), told.get("gate_position"), told.get("round_before_weight")
-    # n is as far off there as a derivative bends: the tests take the steepest part for all of it.
+        backward = bounds.expected_backward(dy, stream, *given, d_residual, **options)
+    more = (
+        options.get("activation"),
+        options.get("gate_position"),
+        options.get("round_before_weight"),
+    )
+    # There the error of n spans a bend of the derivative: the tests use its steepest part.
     least = 0.85 if operator.form == "mean 1e4" else 0.999
     most = 2.5 if any(more) else 1.001
     assert_near(tolerance, dy, d_residual, forward, backward, most, least)
@@ -69,31 +73,31 @@ def test_the_bounds_of_any_gate_are_those_of_the_tests_or_somewhat_wider(
 ):
     operands, shape = drawn("float32"), (48, 1, 3, 16, 1)
     x, dy, d_residual, w, b = (operands[n] for n in ("x", "dy", "d_residual", "weight", "bias"))
-    told = {"gate": np.clip(2 * operands["gate"], -4.0, 4.0), "gate_activation": activation}
-    told |= {"gate_position": position, "center": center, "eps": 1e-5, "weight_offset": 1.0}
-    forward = bounds.of_forward(x, w, b, groups=3, **told)
-    backward = bounds.of_backward(dy, x, w, b, d_residual, groups=3, **told)
-    tolerance = Tolerance(x, w, b, shape=shape, **told)
+    options = {"gate": np.clip(2 * operands["gate"], -4.0, 4.0), "gate_activation": activation}
+    options |= {"gate_position": position, "center": center, "eps": 1e-5, "weight_offset": 1.0}
+    forward = bounds.expected_forward(x, w, b, groups=3, **options)
+    backward = bounds.expected_backward(dy, x, w, b, d_residual, groups=3, **options)
+    tolerance = Tolerance(x, w, b, shape=shape, **options)
     assert_near(tolerance, dy, d_residual, forward, backward, most=3.0)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_bounds_of_a_group_norm_with_any_activation_are_those_of_the_tests_or_wider(activation):
-    operands, told = drawn("float32"), {"eps": 1e-5, "activation": activation}
+    operands, options = drawn("float32"), {"eps": 1e-5, "activation": activation}
     x, dy = (operands[name].reshape(4, 12, 48) for name in ("x", "dy"))
     given = x, 3, operands["weight"], operands["bias"]
-    forward = group_bounds.of_group_forward(*given, **told)
-    backward = group_bounds.of_group_backward(dy, *given, **told)
+    forward = group_bounds.expected_group_forward(*given, **options)
+    backward = group_bounds.expected_group_backward(dy, *given, **options)
     shape = (4, 12, 3, 16, 1)
-    tolerance = Tolerance(x, *given[2:], shape=shape, center=True, **told)
+    tolerance = Tolerance(x, *given[2:], shape=shape, center=True, **options)
     assert_near(tolerance, dy, None, forward, backward, most=2.0)
 
 
 @pytest.mark.parametrize("width", [16384, 16385])
 def test_the_bounds_of_wide_rows_are_those_of_the_tests(width):
     x, dy = (draw(name, (3, width), "float32") for name in ("x", "dy"))
-    forward = bounds.of_forward(x, None, None, center=True, eps=1e-5)
-    backward = bounds.of_backward(dy, x, None, None, center=True, eps=1e-5)
+    forward = bounds.expected_forward(x, None, None, center=True, eps=1e-5)
+    backward = bounds.expected_backward(dy, x, None, None, center=True, eps=1e-5)
     tolerance = Tolerance(x, shape=(3, 1, 1, width, 1), center=True, eps=1e-5)
     assert_near(tolerance, dy, None, forward, backward, most=1.001)
 

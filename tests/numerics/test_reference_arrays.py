@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The oracle and its arrays: layouts, groups, no rows, special rows, no operand modified."""
+"""The oracle's arrays: layouts, groups, zero rows, special rows, unmodified operands."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_strides_do_not_matter(layout):
 def test_no_operand_is_modified_and_no_result_is_a_view_of_one_or_of_another():
     a = operands((2, 1, 1))  # read-only
     before = {name: array.copy() for name, array in vars(a).items()}
-    told = {"center": True, "round_before_weight": True, "weight_offset": 1.0}
-    for f, grads in (row_norm(a, EVERY, **told), group_norm(a, 1, channel_axis=1)):
+    options = {"center": True, "round_before_weight": True, "weight_offset": 1.0}
+    for f, grads in (row_norm(a, EVERY, **options), group_norm(a, 1, channel_axis=1)):
         results = {id(array): array for array in (*f, *grads) if array is not None}
         arrays = [*vars(a).values(), *results.values()]
         for one, other in itertools.combinations(arrays, 2):
@@ -55,8 +55,8 @@ def test_no_operand_is_modified_and_no_result_is_a_view_of_one_or_of_another():
 
 def test_zero_rows_give_empty_rows_and_zero_parameter_gradients():
     a = operands((0, 8), dtype=np.float16)
-    told = {"center": True, "groups": 2, "gate_position": "pre"}
-    for f, grads in (row_norm(a, EVERY, **told), group_norm(a, 2, **SILU)):
+    options = {"center": True, "groups": 2, "gate_position": "pre"}
+    for f, grads in (row_norm(a, EVERY, **options), group_norm(a, 2, **SILU)):
         assert f.y.shape == grads.dx.shape == (0, 8)
         assert f.mean.shape == f.rstd.shape == (0, 2)
         np.testing.assert_array_equal(grads.dweight, np.zeros(8))
@@ -68,14 +68,14 @@ def test_zero_rows_give_empty_rows_and_zero_parameter_gradients():
 
 @pytest.mark.parametrize("position", ["pre", "post"])
 def test_groups_are_norms_of_slices_side_by_side(position):
-    told = {"c": 2.0, "center": True, "gate_position": position, "weight_offset": 1.0}
+    options = {"c": 2.0, "center": True, "gate_position": position, "weight_offset": 1.0}
     a, given = operands((2, 3, 12)), ("weight", "bias", "gate")
-    f, grads = row_norm(a, given, groups=3, **told)
+    f, grads = row_norm(a, given, groups=3, **options)
     assert f.rstd.shape == (2, 3, 3)
     for group in range(3):
         own = np.s_[..., 4 * group : 4 * group + 4]
         part = type(a)(**{name: array[own] for name, array in vars(a).items()})
-        alone, alone_grads = row_norm(part, given, **told)
+        alone, alone_grads = row_norm(part, given, **options)
         np.testing.assert_array_equal(f.y[own], alone.y)
         np.testing.assert_array_equal(f.rstd[..., group], alone.rstd)
         for field in ("dx", "dweight", "dbias", "dgate"):

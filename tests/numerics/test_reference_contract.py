@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the oracle promises besides its formulas: where it rounds, and what it is told."""
+"""The oracle's contract besides its formulas: where it rounds, and its arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_float64_is_rounded_once_to_bfloat16():
 
 @pytest.mark.parametrize(("x_dtype", "expected"), [(np.float32, 1.0), (np.float64, 1 + 2.0**-10)])
 def test_the_sum_is_float32_unless_an_operand_is_float64(x_dtype, expected):
-    # A little more than a tie of float16, by less than float32 can tell.
+    # Above a tie of float16 by less than float32 can resolve.
     x = np.array([[2.0**-11 + 2.0**-34]], x_dtype)
     result = reference.normalize_forward(x, residual=np.ones((1, 1), np.float16))
     assert result.residual.astype(np.float64) == expected
@@ -63,12 +63,12 @@ def test_add_is_sum_then_norm_and_without_a_residual_the_stream_is_x(x_dtype, re
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)], ids=str)
 def test_rounding_before_weight_is_to_the_dtype_of_x_and_not_of_the_stream(dtype):
     a = operands()
-    x, told = reference.round_to(a.x, dtype), {"residual": a.residual, "c": 3.0}
-    kr = reference.normalize_forward(x, **told).y
+    x, options = reference.round_to(a.x, dtype), {"residual": a.residual, "c": 3.0}
+    kr = reference.normalize_forward(x, **options).y
     n = reference.round_to(kr, dtype).astype(np.float64)
     assert np.any(n != kr)
     for weight, bias in itertools.product((None, a.weight), (None, a.bias)):
-        f = reference.normalize_forward(x, weight, bias, round_before_weight=True, **told)
+        f = reference.normalize_forward(x, weight, bias, round_before_weight=True, **options)
         expected = n * (1.0 if weight is None else weight) + (0.0 if bias is None else bias)
         np.testing.assert_array_equal(f.y, expected)
 
@@ -81,8 +81,8 @@ def test_the_backward_rounds_to_x_dtype_what_dweight_and_dgate_have_and_nothing_
     plain = reference.normalize_backward(*given, rstd=f.rstd, **gated)
     for dtype in (None, np.float64, np.float16):
         rounded = reference.round_to(kr, np.float64 if dtype is None else dtype).astype(np.float64)
-        told = gated | {"rstd": f.rstd, "x_dtype": dtype, "round_before_weight": True}
-        grads = reference.normalize_backward(*given, **told)
+        options = gated | {"rstd": f.rstd, "x_dtype": dtype, "round_before_weight": True}
+        grads = reference.normalize_backward(*given, **options)
         expected = np.sum(a.dy * a.gate * rounded, axis=0)
         np.testing.assert_allclose(grads.dweight, expected, rtol=1e-14)
         np.testing.assert_array_equal(grads.dgate, a.dy * (rounded * a.weight + a.bias))
@@ -130,7 +130,7 @@ def test_l2_norm_adds_eps_to_the_sum_of_squares(groups):
 def test_defaults_and_argument_order_are_those_of_the_public_functions(name):
     theirs = inspect.signature(getattr(cunorm, name)).parameters
     ours = inspect.signature(getattr(reference, name)).parameters
-    for parameter in ours.keys() & theirs.keys() - {"mean"}:  # which its layer norm insists on
+    for parameter in ours.keys() & theirs.keys() - {"mean"}:  # required by its layer norm
         assert ours[parameter].default == theirs[parameter].default
     positional = [
         [p.name for p in f.values() if p.kind is p.POSITIONAL_OR_KEYWORD] for f in (ours, theirs)
@@ -139,36 +139,36 @@ def test_defaults_and_argument_order_are_those_of_the_public_functions(name):
 
 
 @pytest.mark.parametrize("name", ["normalize", "rms_norm", "layer_norm"])
-def test_named_forms_pass_every_option_on(name):
+def test_named_norms_pass_every_option_on(name):
     a, own = operands(dtype=BFLOAT16), {"center": True, "eps": 1e-5} if name == "layer_norm" else {}
-    told = {"groups": 2, "weight_offset": 1.0, "round_before_weight": True, "gate": a.gate}
-    told |= {"gate_activation": "tanh", "gate_position": "pre"}
+    options = {"groups": 2, "weight_offset": 1.0, "round_before_weight": True, "gate": a.gate}
+    options |= {"gate_activation": "tanh", "gate_position": "pre"}
     parameters = (a.weight,) if name == "rms_norm" else (a.weight, a.bias)
     given = (a.x, *parameters)
-    expected = reference.normalize_forward(*given, residual=a.residual, **told, **own)
-    got = getattr(reference, f"{name}_forward")(*given, residual=a.residual, **told)
-    added = getattr(reference, f"add_{name}")(a.x, a.residual, *parameters, **told)
+    expected = reference.normalize_forward(*given, residual=a.residual, **options, **own)
+    got = getattr(reference, f"{name}_forward")(*given, residual=a.residual, **options)
+    added = getattr(reference, f"add_{name}")(a.x, a.residual, *parameters, **options)
     for field, same in zip((*got, *added), (*expected, *expected[:2]), strict=True):
         np.testing.assert_array_equal(field, same)
-    alone = reference.normalize_forward(*given, **told, **own).y
-    np.testing.assert_array_equal(getattr(reference, name)(*given, **told), alone)
+    alone = reference.normalize_forward(*given, **options, **own).y
+    np.testing.assert_array_equal(getattr(reference, name)(*given, **options), alone)
 
-    told |= {"rstd": expected.rstd} | ({"mean": expected.mean} if own else {})
-    told |= {"d_residual": a.d_residual, "x_dtype": np.float16, "needs": ("x", "gate")}
+    options |= {"rstd": expected.rstd} | ({"mean": expected.mean} if own else {})
+    options |= {"d_residual": a.d_residual, "x_dtype": np.float16, "needs": ("x", "gate")}
     given = (a.dy, a.residual, *parameters)
-    got = getattr(reference, f"{name}_backward")(*given, **told)
-    expected = reference.normalize_backward(*given, center=bool(own), **told)
+    got = getattr(reference, f"{name}_backward")(*given, **options)
+    expected = reference.normalize_backward(*given, center=bool(own), **options)
     for field, same in zip(got, expected, strict=True):
         np.testing.assert_array_equal(field, same)
 
 
 @pytest.mark.parametrize("position", ["pre", "post"])
-def test_a_backward_gives_the_gradients_asked_for_of_operands_that_are_there(position):
-    a, told = operands(), {"gate_position": position, "center": True, "groups": 2}
-    whole = row_norm(a, GATED, **told)[1], group_norm(a, 2, activation="silu")[1]
+def test_a_backward_gives_the_gradients_requested_of_operands_that_are_there(position):
+    a, options = operands(), {"gate_position": position, "center": True, "groups": 2}
+    whole = row_norm(a, GATED, **options)[1], group_norm(a, 2, activation="silu")[1]
     for needs in [(), ("x",), ("weight", "gate"), ("bias",), ("x", "bias")]:
         of_group = tuple(name for name in needs if name != "gate")
-        some = row_norm(a, GATED, needs=needs, **told)[1]
+        some = row_norm(a, GATED, needs=needs, **options)[1]
         for every, grads in zip(
             whole, (some, group_norm(a, 2, activation="silu", needs=of_group)[1]), strict=True
         ):

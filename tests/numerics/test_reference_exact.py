@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The oracle against decimal arithmetic of many digits: it is exact to half of each bound.
+"""The oracle against decimal arithmetic of many digits: it is within half of each bound.
 
-The other half is for a kernel, when both compute in float64.
+The other half is for a kernel that computes in float64 too.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from cunorm.reference.activations import ACTIVATIONS
-from tests.support.bounds import of_backward, of_forward
+from tests.support.bounds import expected_backward, expected_forward
 from tests.support.gate_bounds import gate_error, gate_slope_error
-from tests.support.group_bounds import of_group_backward, of_group_forward
+from tests.support.group_bounds import expected_group_backward, expected_group_forward
 from tests.support.operands import at
 from tests.support.reference_cases import group_norm, operands, row_norm
 from tests.support.ulps import assert_within
@@ -25,7 +25,7 @@ from tests.support.ulps import assert_within
 
 
 def in_decimals(x, weight, bias, dy, eps, center):
-    """Return one row's results in 60 digits; dr_r are the summands of dweight."""
+    """Return the results of one row in 60 digits; dweight are its summands."""
     with localcontext() as context:
         context.prec = 60
         x, weight, bias, dy = ([Decimal(float(v)) for v in row] for row in (x, weight, bias, dy))
@@ -45,12 +45,12 @@ def in_decimals(x, weight, bias, dy, eps, center):
         return {name: np.array([float(v) for v in row]) for name, row in exact.items()}
 
 
-def check(result, held, exact):
-    """Hold results by name to half of each bound."""
-    for name in exact.keys() & held.errors.keys():
+def check(result, expected, exact):
+    """Check results against half of each bound."""
+    for name in exact.keys() & expected.errors.keys():
         got = getattr(result, name)
         if got is not None:
-            right, half = exact[name].reshape(got.shape), held.bound(name, "float64") / 2
+            right, half = exact[name].reshape(got.shape), expected.bound(name, "float64") / 2
             assert_within(got, right, half, name)
 
 
@@ -60,13 +60,13 @@ def check(result, held, exact):
 def test_a_row_norm_is_exact_to_its_own_ulps(width, mean, center):
     for seed in range(10 if width < 1000 else 1):
         a = operands((1, width), seed=seed)
-        a.x, told = a.x + mean, {"eps": 1e-6, "center": center}
+        a.x, options = a.x + mean, {"eps": 1e-6, "center": center}
         given = a.weight, a.bias
         exact = in_decimals(a.x[0], *given, a.dy[0], 1e-6, center) | {"dbias": a.dy[0]}
-        f, grads = row_norm(a, **told)
+        f, grads = row_norm(a, **options)
         with at(f"seed {seed}"):
-            check(f, of_forward(a.x, *given, **told), exact)
-            check(grads, of_backward(a.dy, a.x, *given, **told), exact)
+            check(f, expected_forward(a.x, *given, **options), exact)
+            check(grads, expected_backward(a.dy, a.x, *given, **options), exact)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e4])
@@ -87,9 +87,9 @@ def test_a_group_norm_is_exact_to_its_own_ulps(depth, positions, mean):
         by_channel = summands.swapaxes(0, 1).reshape(3 * depth, -1)
         exact[name] = np.array([math.fsum(channel) for channel in by_channel])
     f, grads = group_norm(a, 3, channel_axis=1)
-    given, told = (a.x, 3, a.weight, a.bias), {"eps": 1e-5, "channel_axis": 1}
-    check(f, of_group_forward(*given, **told), exact)
-    check(grads, of_group_backward(a.dy, *given, **told), exact)
+    given, options = (a.x, 3, a.weight, a.bias), {"eps": 1e-5, "channel_axis": 1}
+    check(f, expected_group_forward(*given, **options), exact)
+    check(grads, expected_group_backward(a.dy, *given, **options), exact)
 
 
 def test_parameter_gradients_of_many_rows_keep_their_digits():
@@ -105,7 +105,7 @@ def test_parameter_gradients_of_many_rows_keep_their_digits():
 
 @cache
 def pi():
-    """Return 16 arctan(1/5) - 4 arctan(1/239), which is pi."""
+    """Return pi, as 16 arctan(1/5) - 4 arctan(1/239)."""
     total = Decimal(0)
     for factor, x in ((16, Decimal(1) / 5), (-4, Decimal(1) / 239)):
         total += factor * sum((-1) ** n * x ** (2 * n + 1) / (2 * n + 1) for n in range(230))
@@ -113,7 +113,7 @@ def pi():
 
 
 def erfc(x):
-    """Return 1 - erf(x) from erf's power series: 300 digits leave enough after what cancels."""
+    """Return 1 - erf(x) by erf's power series; 300 digits are enough despite cancellation."""
     total, power, n = Decimal(0), x, 0
     while power and abs(power) > Decimal("1e-290"):
         total += power / (2 * n + 1)
@@ -141,7 +141,7 @@ POINTS = np.array([sign * size for size in SIZES for sign in (-1, 1)])
 
 @pytest.mark.parametrize("activation", EXACT)
 def test_activations_and_their_slopes_are_exact_to_half_their_bounds_in_the_tails_too(activation):
-    """A slope is a quotient of differences over 2e-60. Tails keep fourteen digits."""
+    """Slopes are difference quotients over 2e-60. Tails keep fourteen digits."""
     g, h = EXACT[activation], Decimal("1e-60")
     with localcontext() as context:
         context.prec = 300

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The oracle's norms and gradients are those of PyTorch and its autograd, in float64.
 
-What is differentiated are PyTorch's own norms, and the forward as MATH.md has it, written out.
+Autograd differentiates PyTorch's own norms, and the forward of MATH.md written out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def torch_activation(name):
 
 
 def assert_as_torch(f, grads, y, t):
-    """Hold y and the gradients to torch's, of the leaves by name; there are no others."""
+    """Check y and the gradients of the named leaves against torch; other gradients are None."""
     np.testing.assert_allclose(f.y, y.detach().numpy(), rtol=1e-11, atol=1e-13)
     for name, leaf in t.items():
         got = getattr(grads, f"d{name}")
@@ -69,13 +69,13 @@ def torch_named(name, x, weight, bias, shape):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_named_norms_are_those_of_torch(name, affine):
     names = PARAMETERS[name] if affine else []
-    told = {"eps": 0.0 if name == "l2_norm" else EPS}
+    kwargs = {"eps": 0.0 if name == "l2_norm" else EPS}
     for shape, axis in SHAPES:
         a = operands(shape, shape[axis:])
         parameters, t = {n: getattr(a, n) for n in names}, leaves(a, "x", *names)
         y = torch_named(name, t["x"], t.get("weight"), t.get("bias"), shape[axis:])
         (y * torch.tensor(a.dy)).sum().backward()
-        f = getattr(reference, f"{name}_forward")(a.x, **parameters, **told, axis=axis)
+        f = getattr(reference, f"{name}_forward")(a.x, **parameters, **kwargs, axis=axis)
         saved = {"rstd": f.rstd} | ({"mean": f.mean} if name == "layer_norm" else {})
         backward = getattr(reference, f"{name}_backward")
         with at(shape):
@@ -83,7 +83,7 @@ def test_named_norms_are_those_of_torch(name, affine):
 
 
 def torch_norm(t, shape, center, groups=1, offset=0.0, activation=None, position=None, low=None):
-    """Return s and y; k * r is rounded to the dtype `low`, through which gradients go unchanged."""
+    """Return s and y; k * r is rounded to the dtype `low`, and gradients pass through unchanged."""
     s = t["x"] + t["residual"] if "residual" in t else t["x"]
     p = s.reshape(*s.shape[: s.ndim - len(shape)], groups, -1)
     gate = torch_activation(activation)(t["gate"]).reshape(p.shape) if activation else 1.0
@@ -98,20 +98,20 @@ def torch_norm(t, shape, center, groups=1, offset=0.0, activation=None, position
     return s, (n * gate if position == "post" else n).reshape(s.shape)
 
 
-def check(given, *, shape=(2, 3, 12), axis=-1, low=None, **told):
+def check(given, *, shape=(2, 3, 12), axis=-1, low=None, **kwargs):
     a = operands(shape, shape[axis:])
     a.x = a.x if low is None else reference.round_to(a.x, low)
     t = leaves(a, "x", *given)
-    s, y = torch_norm(t, shape[axis:], low=low, **told)
+    s, y = torch_norm(t, shape[axis:], low=low, **kwargs)
     loss = (y * torch.tensor(a.dy)).sum()
     loss = loss + (s * torch.tensor(a.d_residual)).sum() if "residual" in t else loss
     loss.backward()
-    options = {"c": C, "axis": axis, "center": told["center"], "groups": told.get("groups", 1)}
-    options |= {"weight_offset": told.get("offset", 0.0), "round_before_weight": low is not None}
+    options = {"c": C, "axis": axis, "center": kwargs["center"], "groups": kwargs.get("groups", 1)}
+    options |= {"weight_offset": kwargs.get("offset", 0.0), "round_before_weight": low is not None}
     if "gate" in given:
-        options |= {"gate_activation": told["activation"], "gate_position": told["position"]}
+        options |= {"gate_activation": kwargs["activation"], "gate_position": kwargs["position"]}
     f, grads = row_norm(a, given, eps=EPS, **options)
-    with at(given, told):
+    with at(given, kwargs):
         assert_as_torch(f, grads, y, t)
 
 
@@ -120,20 +120,20 @@ def check(given, *, shape=(2, 3, 12), axis=-1, low=None, **told):
 def test_norms_of_any_operands_and_groups_are_those_of_torch(position, low):
     """Gradients pass straight through the rounding before weight."""
     gate, activation = ((), None) if position is None else (("gate",), "silu")
-    told = {"activation": activation, "position": position, "low": low}
+    kwargs = {"activation": activation, "position": position, "low": low}
     for given in subsets("residual", "weight", "bias"):
         for center, groups in product((False, True), (1, 3, 12)):
             offset = 0.5 if "weight" in given else 0.0
-            check((*given, *gate), center=center, groups=groups, offset=offset, **told)
+            check((*given, *gate), center=center, groups=groups, offset=offset, **kwargs)
     for axis in (-2, -3):
-        check(("weight", "bias", *gate), axis=axis, center=True, **told)
+        check(("weight", "bias", *gate), axis=axis, center=True, **kwargs)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gates_and_activations_and_their_slopes_are_those_of_torch(activation):
     for position, center in product(("pre", "post"), (False, True)):
-        told = {"activation": activation, "position": position, "center": center}
-        check(("residual", "weight", "bias", "gate"), groups=3, **told)
+        kwargs = {"activation": activation, "position": position, "center": center}
+        check(("residual", "weight", "bias", "gate"), groups=3, **kwargs)
     z = torch.linspace(-4, 4, 1001, dtype=torch.float64).requires_grad_()
     g = torch_activation(activation)(z)
     g.sum().backward()
@@ -144,7 +144,7 @@ def test_gates_and_activations_and_their_slopes_are_those_of_torch(activation):
 
 # --- group norms ----------------------------------------------------------------------------------
 
-# channels, positions, groups: no positions, one, one group, groups of one, primes, volumes.
+# Channels, positions, groups: no positions, one position, one group, single channels, volumes.
 GROUPED = [(6, (), 2), (6, (1, 1), 3), (3, (5,), 1), (3, (2, 3), 3), (35, (7, 11), 5)]
 GROUPED += [(6, (3, 1, 2), 2), (3, (), 3)]
 
@@ -152,14 +152,14 @@ GROUPED += [(6, (3, 1, 2), 2), (3, (), 3)]
 @pytest.mark.parametrize("channel_axis", [-1, 1])
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_group_and_instance_norms_are_those_of_torch(activation, channel_axis):
-    told = {"activation": activation, "channel_axis": channel_axis}
+    kwargs = {"activation": activation, "channel_axis": channel_axis}
     for channels, positions, groups in GROUPED if activation in (None, "gelu") else GROUPED[2:4]:
         shape = (3, *positions, channels) if channel_axis == -1 else (3, channels, *positions)
         a = operands(shape, (channels,))
         for given in subsets("weight", "bias"):
             t = leaves(a, "x", *given)
             x, weight = torch.movedim(t["x"], channel_axis, 1), t.get("weight")
-            if "bias" in t and weight is None:  # of which torch 2.13 cannot take the gradient
+            if "bias" in t and weight is None:  # torch 2.13 has no gradient of it
                 weight = torch.ones_like(t["bias"])
             if groups == channels and positions:
                 n = functions.instance_norm(x, None, None, weight, t.get("bias"), eps=EPS)
@@ -168,7 +168,7 @@ def test_group_and_instance_norms_are_those_of_torch(activation, channel_axis):
             y = torch.movedim(torch_activation(activation)(n), 1, channel_axis)
             (y * torch.tensor(a.dy)).sum().backward()
             with at(shape, groups, given):
-                assert_as_torch(*group_norm(a, groups, given, eps=EPS, **told), y, t)
+                assert_as_torch(*group_norm(a, groups, given, eps=EPS, **kwargs), y, t)
 
 
 # --- the stream -----------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a ulp is, and how results are compared."""
+"""The size of a ulp, and the comparison of results."""
 
 import numpy as np
 import pytest

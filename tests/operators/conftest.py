@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The devices that tests of operators run on."""
+"""The devices of the operators' tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.support.gpu_arrays import CPU, GPUS
 
 @pytest.fixture(params=[CPU, GPUS[0]])
 def device(request: Any) -> Any:
-    """Return what moves arrays to the CPU, where they are, or to a GPU as CuPy's."""
+    """Return the CPU with NumPy arrays, or a GPU with CuPy arrays."""
     return request.param()
 
 
 @pytest.fixture(params=[CPU, *GPUS])
 def anywhere(request: Any) -> Any:
-    """Return the same, or what moves them to a GPU as PyTorch's or JAX's."""
+    """Return one of these, or a GPU with PyTorch tensors or JAX arrays."""
     return request.param()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What a row, a group or a sample gives depends on it alone, to the bit.
+"""The results of a row, a group or a sample depend on it alone, bit for bit.
 
-Not on those around it, on alignment, strides, threads or the run; parameter gradients on shapes.
+They do not depend on other rows, alignment, strides, threads or the run. Parameter gradients also
+depend on shapes.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from tests.support.operands import assert_same_bits, assert_same_fields, at, dra
 from tests.support.placed import Samples
 
 
-def of_rows(dtype, **norm):
+def row_case(dtype, **norm):
     """Return a case whose operands are all of a dtype."""
     names = ("x", "dy", "weight", "bias", "d_residual", *(("gate",) if norm else ()))
     return dict.fromkeys(names, dtype) | {"stream": f"+ {dtype}", "center": True} | norm
 
 
 NORMS = {
-    "plain, bfloat16": of_rows("bfloat16"),
-    "plain, float32": of_rows("float32"),
-    "pre-gate, float16": of_rows("float16", gate_activation="gelu", gate_position="pre"),
-    "post-gate, bfloat16": of_rows("bfloat16", gate_position="post", round_before_weight=True),
+    "plain, bfloat16": row_case("bfloat16"),
+    "plain, float32": row_case("float32"),
+    "pre-gate, float16": row_case("float16", gate_activation="gelu", gate_position="pre"),
+    "post-gate, bfloat16": row_case("bfloat16", gate_position="post", round_before_weight=True),
     "group norm, last": {},
     "group norm, first": {},
 }
 norms = pytest.mark.parametrize("name", NORMS)
 pytestmark = pytest.mark.compiled("O1")
-# Of rows, width and groups; of group norms, positions, channels and groups: of one launch on a CPU
-# or of three, of several samples at a time, in chunks, whole lines, packs of them.
+# Width and groups of rows; positions, channels and groups of group norms: one launch on a CPU or
+# three, several samples at a time, chunks, whole lines, packs of lines.
 WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (20480, 1)]
 SAMPLES = {
     "last": [(300, 40, 8), (700, 256, 8), (4900, 72, 8)],
@@ -57,13 +58,13 @@ def sizes(name, is_gpu=False):
 
 
 def few(size):
-    """Return enough rows, or samples, to be planned in another way than one is."""
+    """Return a number of rows or samples that gets another plan than a single one."""
     elements = size[0] * size[1]
     return 37 if elements < 4000 else 20 if elements < 15_000 else 5
 
 
 def run(name, size, count, on=None, **more):
-    """Run both directions with everything; return the results by name."""
+    """Run both directions with all operands; return the results by name."""
     if memory_of(name) == "rows":
         leading = (1, 1, count) if count % 4 else (2, 2, count // 4)
         case = {"shape": (*leading, size[0]), "groups": size[1]}
@@ -72,13 +73,13 @@ def run(name, size, count, on=None, **more):
         case = {"samples": Samples(count, size[:1], *size[1:3], last, -1 if last else 1)}
     norm, results = "row" if "shape" in case else "group", {}
     for direction in ("forward", "backward"):
-        made = call_of(f"{norm}_norm_{direction}", NORMS[name] | case | more, on or OnNumpy())
-        results |= made.run()._asdict()
+        call = call_of(f"{norm}_norm_{direction}", NORMS[name] | case | more, on or OnNumpy())
+        results |= call.run()._asdict()
     return {field: array for field, array in results.items() if array is not None}
 
 
 def assert_same(actual, expected, picked=None):
-    """Compare results; only of rows, and those that were picked, where some were."""
+    """Compare results; with `picked`, only those of rows, at the picked indices."""
     assert actual.keys() == expected.keys()
     for field, right in expected.items():
         if picked is None:
@@ -94,7 +95,7 @@ def test_results_ignore_the_order_number_and_position_of_rows(device, name):
     for size in sizes(name, device.is_gpu):
         count = 5 if device.is_gpu else few(size)
         expected = run(name, size, count, device)
-        assert_same(run(name, size, count, device), expected)  # and the same again
+        assert_same(run(name, size, count, device), expected)  # the same again
         order = np.random.default_rng(0).permutation(count)
         choices = [order, order[:1]]
         choices += [] if device.is_gpu or len(size) > 2 else [np.tile(order, 9)]
@@ -132,9 +133,9 @@ def test_a_groups_results_are_those_of_it_alone(device):
 def gated(on, arrays, **norm):
     """Return the results of both directions of a gated layer norm."""
     x, dy, gate, *parameters = map(on.put, arrays)
-    told = {"gate": gate, "gate_position": "pre"} | norm
-    f = cunorm.layer_norm_forward(x, *parameters, **told)
-    grads = cunorm.layer_norm_backward(dy, x, *parameters, rstd=f.rstd, mean=f.mean, **told)
+    options = {"gate": gate, "gate_position": "pre"} | norm
+    f = cunorm.layer_norm_forward(x, *parameters, **options)
+    grads = cunorm.layer_norm_backward(dy, x, *parameters, rstd=f.rstd, mean=f.mean, **options)
     results = (f.y, f.mean, f.rstd, grads.dx, grads.dgate, grads.dweight, grads.dbias)
     return [on.get(result) for result in results]
 
@@ -156,7 +157,7 @@ def test_results_do_not_depend_on_the_number_of_threads_nor_on_the_run(name, def
                 assert_same(run(name, tuple(size), count), expected)
 
 
-# More than 32 MiB of results, whose build stores them otherwise than that of a few rows.
+# More than 32 MiB of results: their build stores differently from that of a few rows.
 LARGE = {"rows": ((1024,), 17000, 40, "bfloat16"), "samples": ((300, 48), 600, 20, "float32")}
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Dtypes, activations, options, sizes and layouts go together in any pair.
+"""All pairs of dtypes, activations, options, sizes and layouts work together.
 
-Each case is a build of its own, run with arrays of several sizes. `pytest -m exhaustive` runs other
-covers of all pairs, of more choices.
+Each case is one build, run with arrays of several sizes. `pytest -m exhaustive` runs other covers
+of all pairs, with more choices.
 """
 
 import random
@@ -14,9 +14,9 @@ from tests.support.covers import label, pairwise
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.operands import at
 
-# Packs are of 64 elements: most rows end in the midst of one, and groups begin there.
+# A pack has 64 elements: most rows end within one, and groups begin there.
 WIDTHS = (1, 33, 128, 1003)
-# Samples, positions, channels, groups: all passes are one launch, the last ones' of several tiles.
+# Samples, positions, channels, groups: one launch makes all passes; the last have several tiles.
 SIZES = [
     (1, (2,), 3, 1),
     (20, (31,), 40, 8),
@@ -25,26 +25,26 @@ SIZES = [
     (1, (4900,), 3, 3),
 ]
 WHERE = {"channels_last": (True, False), "channel_axis": (-1, 1)}
-# What is not compiled, and so differs from size to size; and activations take turns.
-HELD = {"in_place": (None,), "accumulate": (None, "float64")}
-OF_ROWS = HELD | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
-OF_GROUPS = HELD | {"activation": (None, "silu"), "channels_last": (True, False)}
+# Factors that are not compiled in and so vary with the size; and activations, which take turns.
+FIXED = {"in_place": (None,), "accumulate": (None, "float64")}
+OF_ROWS = FIXED | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
+OF_GROUPS = FIXED | {"activation": (None, "silu"), "channels_last": (True, False)}
 
 
 def cases(kernel, seed=None):
-    """Return a cover of what is compiled, whose cases have each of the activations in turn."""
-    held = OF_GROUPS if "group" in kernel else OF_ROWS
+    """Return a cover of the compiled factors; its cases have the activations in turn."""
+    fixed = OF_GROUPS if "group" in kernel else OF_ROWS
     if "backward" in kernel:  # of rows, dy may be float16
-        held = held | {"x": ("bfloat16", "float32", "float64")}
-    held = {name: choices for name, choices in held.items() if name in FACTORS[kernel] | WHERE}
-    for number, case in enumerate(cover(kernel, held, seed)):
+        fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
+    fixed = {name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | WHERE}
+    for number, case in enumerate(cover(kernel, fixed, seed)):
         for name in {"gate_activation", "activation"} & case.keys():
             case[name] = case[name] and ACTIVATIONS[number % len(ACTIVATIONS)]
         yield case
 
 
 def check(kernel, case):
-    """Hold a case of several sizes to the oracle; it writes to its results alone."""
+    """Check a case in several sizes against the oracle, and that it writes only its results."""
     for number, size in enumerate(SIZES if "group" in kernel else WIDTHS):
         draw = random.Random(f"{kernel} {case} {number}")
         if "group" in kernel:
@@ -77,7 +77,7 @@ def test_other_choices_in_pairs_that_are_drawn_are_within_their_bounds(kernel, s
 # --- sizes of group norms -------------------------------------------------------------------------
 
 POSITIONS = {1: (), 2: (2,), 7: (7,), 97 * 31: (97, 31), 70 * 70: (7, 10, 70)}
-# Some groups, for so many channels. Up to 128 of them, of multiples of 16, are one pack on a CPU.
+# Numbers of groups by channels. Up to 128 channels, in multiples of 16, are one pack on a CPU.
 GROUPS = {1: 1, 3: 1, 10: 5, 48: 8, 128: 32, 320: 32}
 OF_SIZES = {
     "samples": [1, 2, 20],
@@ -88,11 +88,11 @@ OF_SIZES = {
     "far": [False, True],
     **WHERE,
 }
-MOST = 200_000  # elements that the oracle takes in good time
+MOST = 200_000  # elements, so that the oracle is quick
 
 
 def possible(case):
-    """Return what of a case, or of a part of one, is not idle: no axes have only one position."""
+    """Drop an impossible choice of a case: several positions need an axis."""
     if case.get("axes") == 0 and case.get("positions", 1) > 1:
         return {name: choice for name, choice in case.items() if name != "axes"}
     return case

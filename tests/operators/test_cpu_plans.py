@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""On a CPU, long rows are shared by all cores and rows are kept for their second pass: no result
-shows it.
+"""On a CPU, results do not depend on the plan.
+
+All cores may share a long row, and a build may keep rows for their second pass.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import pytest
 
 import cunorm
 from tests.support.cases import call_of
-from tests.support.described import forget, loaded_builds, with_empty_caches
+from tests.support.described import clear_all, loaded_builds, with_empty_caches
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.host_code import compiled, loaded
 from tests.support.internals import (
@@ -29,9 +30,9 @@ pytestmark = [
     pytest.mark.compiled("O1"),
 ]
 
-MANY = 16  # rows: so many are not shared
-# Columns of the first part of a forward's rows, and of any other. Of the last part, all are there,
-# or one; or all its runs are of whole packs, so that the cut pack is a part for itself.
+MANY = 16  # rows, too many to be shared
+# Columns of the first part of a forward's rows, and of any other. The last part is complete, or has
+# one column; or all its runs are whole packs, so that the cut pack is a part of its own.
 FIRST, PART = 497 * 64, 512 * 64
 WIDTHS = (FIRST + 2 * PART, FIRST + 2 * PART + 1, FIRST + PART + 500 * 64 + 1)
 BACKWARD_WIDTHS = (2 * PART + 1, 2 * PART + 500 * 64 + 1)
@@ -51,7 +52,7 @@ def nothing_loaded(monkeypatch):
 
 
 def forward(name, rows, width, **more):
-    """Return a call on rows whose first columns are far from the rest."""
+    """Return a call on rows whose first columns have another mean."""
     case = CASES[name] | {"shape": (1, 1, rows, width)} | more
     call = call_of("row_norm_forward", case, OnNumpy())
     x = call.inputs["x"].host
@@ -72,7 +73,7 @@ def is_shared():
 def test_a_long_row_alone_gives_the_bits_that_it_gives_among_many(name):
     for width in WIDTHS:
         among_many = forward(name, MANY, width).run()
-        assert is_shared() == (width != WIDTHS[0])  # those of the widths before
+        assert is_shared() == (width != WIDTHS[0])  # builds of the former widths
         for picked in ([0], [2, 0, 1]):
             alone = forward(name, MANY, width, picked=picked).run()
             for field, array in alone._asdict().items():
@@ -95,7 +96,7 @@ def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, m
     shared = [backward(name, *size).run() for size in sizes]
     assert is_shared()
     monkeypatch.setattr(_cpu_plan, "CPU_SHARED_ROWS", 0)
-    forget()
+    clear_all()
     for size, expected in zip(sizes, shared, strict=True):
         assert_same_fields(backward(name, *size).run(), expected)
     assert not is_shared()
@@ -143,7 +144,7 @@ def test_shared_rows_ignore_the_number_of_threads():
 PARTS = """
 #include "row_norm_forward.cu"
 
-// The parts of a row of so many columns that have some, and those columns; -1: parts have gaps.
+// The number of parts with columns in a row of each width, and of their columns; -1: gaps.
 extern "C" void parts(const long long* widths, long long* parts, long long* columns, long long n) {
   for (long long i = 0; i < n; ++i) {
     Team<Build>::Scratch scratch;
@@ -174,23 +175,23 @@ def test_rows_are_cut_into_as_many_parts_as_are_planned(tmp_path):
     assert len(set(parts)) == 5
 
 
-# --- rows that are kept ---------------------------------------------------------------------------
+# --- kept rows ------------------------------------------------------------------------------------
 
-# Of rows that both directions keep, that a forward does (in float32 up to 2 ** 15), and that none.
+# Rows that both directions keep, that a forward keeps (in float32 up to 2 ** 15), that none keeps.
 KEPT_WIDTHS = (1000, (1 << 14) + 1, (1 << 15) + 1)
 
 
 def results(position):
-    """Yield what both directions give for rows of each width."""
+    """Yield the results of both directions for each width."""
     case = dict.fromkeys(("x", "dy", "weight", "gate"), "bfloat16") | {"gate_position": position}
-    for width in KEPT_WIDTHS:  # rows: not as many as are taken at once
+    for width in KEPT_WIDTHS:  # 5 rows: fewer than are taken at once
         for direction in ("forward", "backward"):
             sized = case | {"bias": None, "shape": (1, 1, 5, width)}
             yield call_of(f"row_norm_{direction}", sized, OnNumpy()).run()
 
 
 def keeping(direction):
-    """Return whether builds of a direction that were loaded keep something, or not, or both."""
+    """Return, of a direction's loaded builds, whether they keep packs: True, False or both."""
     builds = loaded_builds("PRE_GATE")
     macros = [dict(b.macros) for b in builds if b.kernel == f"row_norm_{direction}"]
     return {"HELD_PACKS" in names for names in macros}

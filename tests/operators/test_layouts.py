@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Arrays are read as they lie in memory, without a copy, and results lie as x does.
+"""Arrays are read in their memory layout, without a copy, and results have the layout of x.
 
-Rows are those of a fused projection, of any strides, or one for all; the channels of a group norm
-are last or first. What kernels cannot follow is copied once.
+Rows are part of a fused projection, have any strides, or are one row for all; the channels of a
+group norm are last or first. Layouts that kernels cannot read are copied once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ hosts = pytest.mark.parametrize("on", [OnNumpy, OnTorchCpu], ids=["numpy", "torc
 
 
 def view_of(on, of, array):
-    """Return a view as a framework has it: PyTorch's of the same memory, if it has such strides."""
+    """Return a view as a framework's array of the same memory; None if PyTorch has no such."""
     view = of(array)
     if on is OnNumpy or min(view.strides) < 0:
         return view if on is OnNumpy else None
@@ -32,7 +32,7 @@ def view_of(on, of, array):
 
 # --- rows -----------------------------------------------------------------------------------------
 
-ROWS = {  # the shape that is drawn, the view of it
+ROWS = {  # the drawn shape, and its view
     "tokens, qkv, heads": ((2, 9, 3, 4, WIDTH), lambda a: a[:, :, 1]),
     "tokens, heads, qkv": ((2, 9, 4, 3, WIDTH), lambda a: a[:, :, :, 2]),
     "heads before tokens": ((2, 9, 3, 4, WIDTH), lambda a: a[:, :, 1].swapaxes(1, 2)),
@@ -77,7 +77,7 @@ def test_rows_are_read_where_they_are_or_copied_once(on, position, monkeypatch):
         theirs = {name: on().put(array) for name, array in parameters.items()}
         f, grads = (get_all(on(), r) for r in gated(views | theirs, position))
         with at(kind):
-            fits = kind in ROWS and kind != "heads before tokens"  # groups are one stride more
+            fits = kind in ROWS and kind != "heads before tokens"  # groups add a stride
             assert len(copied) == (0 if fits else 5)  # x and gate twice, dy once
             expected, expected_grads = gated(dense | parameters, position)
             assert_same_fields(f, expected)
@@ -99,7 +99,7 @@ def test_heads_of_a_fused_projection_are_normalised_in_place(on):
 
 # --- channels -------------------------------------------------------------------------------------
 
-# Of ten channels: the axis that they are, where they lie, the shape that is drawn, the view of it.
+# Ten channels: their axis, their place in memory, the drawn shape, and its view.
 FITTING = {
     "channels padded": (-1, "last", (4, 7, 16), lambda a: a[..., 3:13]),
     "every other sample": (-1, "last", (8, 7, 10), lambda a: a[::2]),
@@ -116,7 +116,7 @@ FITTING = {
     "one channel for all": (1, "first", (4, 1, 7), lambda a: np.broadcast_to(a, (4, 10, 7))),
     "samples between": (1, "first", (10, 4, 7), lambda a: a.transpose(1, 0, 2)),
 }
-COPIED = {  # to the layout that is nearer
+COPIED = {  # to the nearer layout
     "every other channel, last": (-1, "last", (4, 7, 20), lambda a: a[..., ::2]),
     "columns of an image": (-1, "last", (4, 5, 6, 10), lambda a: a[:, :, 1:4]),
     "channels in the midst": (-1, "first", (4, 5, 10, 3), lambda a: a.transpose(0, 1, 3, 2)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Builds give the same bits without optimisation, as most tests compile them, and as shipped."""
+"""Builds without optimisation, as in most tests, give the bits of shipped builds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.operands import assert_same_bits, at
 from tests.support.placed import Samples
 
 pytestmark = [
-    pytest.mark.compiled("O3"),  # of whose budget these are the greater part
+    pytest.mark.compiled("O3"),  # these take most of its budget
     pytest.mark.skipif(compiler() is None, reason="without a compiler nothing is compiled"),
 ]
 
 SHORT = [{"shape": (1, 1, *shape)} for shape in ((1, 1), (21, 33), (9, 192), (5, 1003))]
-LONG = [{"shape": (1, 1, 2, width)} for width in (4096, 70_000)]  # threads share the last one's
+LONG = [{"shape": (1, 1, 2, width)} for width in (4096, 70_000)]  # threads share the last rows
 ONE_LAUNCH, THREE = ((2, (31,), 10, 5), (3, (31,), 10, 5)), ((2, (700,), 128, 64),)
 
 

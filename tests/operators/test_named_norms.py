@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every norm by its name is within its bounds, forward and backward, on any device."""
+"""All functions of every named norm are within their bounds, on any device."""
 
 import inspect
 
@@ -24,7 +24,7 @@ from tests.support.operands import (
 )
 
 all_norms = pytest.mark.parametrize("name", NORMS)
-# Dtypes, and widths on a GPU, which has builds for each.
+# Dtypes, and widths on a GPU, which has a build for each.
 CASES = [
     ("rms_norm", "float32", 4096),
     ("layer_norm", "float32", 128),
@@ -38,41 +38,43 @@ CASES = [
 
 
 def check_named(on, name, dtype, shape, groups=1):
-    """Run all that goes by a norm's name, and hold each to the oracle."""
+    """Run all functions of a named norm, and check each against the oracle."""
     norm = NORMS[name]
     rows = {n: draw(n, shape, dtype) for n in ("x", "residual", "dy", "d_residual")}
     given = parameters(norm, shape[-1], dtype)
     operands = weight_and_bias(given)
-    meaning = norm.meaning(shape[-1] // groups) | {"groups": groups}
-    there, theirs = put_all(on, rows), put_all(on, given) | norm.asked() | {"groups": groups}
+    oracle_options = norm.oracle_options(shape[-1] // groups) | {"groups": groups}
+    there, kwargs = put_all(on, rows), put_all(on, given) | norm.keywords() | {"groups": groups}
     x, residual = there["x"], there["residual"]
-    forward, backward = (getattr(cunorm, f"{name}_{way}") for way in ("forward", "backward"))
+    forward, backward = (
+        getattr(cunorm, f"{name}_{direction}") for direction in ("forward", "backward")
+    )
 
-    f = forward(x, **theirs)
+    f = forward(x, **kwargs)
     assert type(f) is NormForward
     assert type(f.y) is type(x)
     assert f.rstd.shape == (shape[0], *([groups] if groups > 1 else []))
-    check_forward(get_all(on, f), rows["x"], *operands, **meaning)
-    y = on.get(getattr(cunorm, name)(x, **theirs))
+    check_forward(get_all(on, f), rows["x"], *operands, **oracle_options)
+    y = on.get(getattr(cunorm, name)(x, **kwargs))
     assert_same_bits(y, on.get(f.y))
-    grads = backward(there["dy"], x, **theirs, **saved(norm, f))
+    grads = backward(there["dy"], x, **kwargs, **saved(norm, f))
     assert type(grads) is NormGrads
     assert type(grads.dx) is type(x)
     assert grads.dresidual is grads.dx
-    check_backward(get_all(on, grads), rows["dy"], rows["x"], *operands, **meaning)
+    check_backward(get_all(on, grads), rows["dy"], rows["x"], *operands, **oracle_options)
     if not norm.has_residual:
         return
-    added = getattr(cunorm, f"add_{name}")(x, residual, **theirs)
+    added = getattr(cunorm, f"add_{name}")(x, residual, **kwargs)
     assert type(added) is AddNorm
-    f = forward(x, **theirs, residual=residual)
+    f = forward(x, **kwargs, residual=residual)
     got = get_all(on, f)
     for field, array in zip(("y", "residual"), get_all(on, added), strict=True):
         assert_same_bits(array, getattr(got, field), field)
-    check_forward(got, rows["x"], *operands, rows["residual"], **meaning)
+    check_forward(got, rows["x"], *operands, rows["residual"], **oracle_options)
     more = saved(norm, f) | {"d_residual": there["d_residual"]}
-    grads = backward(there["dy"], f.residual, **theirs, **more)
+    grads = backward(there["dy"], f.residual, **kwargs, **more)
     stream = (rows["dy"], got.residual, *operands, rows["d_residual"])
-    check_backward(get_all(on, grads), *stream, **meaning)
+    check_backward(get_all(on, grads), *stream, **oracle_options)
 
 
 @pytest.mark.parametrize(("name", "dtype", "gpu_width"), CASES)
@@ -123,7 +125,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_of_a_stream_are_within_their_bounds(anywhere, variant):
-    """Of every operand there may be; the stream is float32, and a gate float16."""
+    """All operands are given; the stream is float32, and a gate float16."""
     dtype, norm = VARIANTS[variant]
     norm = ALL | norm
     wide = "float64" if dtype == "float64" else "float32"
@@ -135,17 +137,17 @@ def test_variants_of_a_stream_are_within_their_bounds(anywhere, variant):
         given = {name: draw(name, columns, "float32") for name in ("weight", "bias")}
         if "gate_position" in norm:
             given["gate"] = draw("gate", shape, "float16")
-        there, theirs = put_all(anywhere, rows), put_all(anywhere, given) | norm
-        f = cunorm.normalize_forward(there["x"], residual=there["residual"], **theirs)
+        there, kwargs = put_all(anywhere, rows), put_all(anywhere, given) | norm
+        f = cunorm.normalize_forward(there["x"], residual=there["residual"], **kwargs)
         more = {"d_residual": there["d_residual"], "x_dtype": rows["x"].dtype}
         more |= {"rstd": f.rstd, "mean": f.mean}
-        grads = cunorm.normalize_backward(there["dy"], f.residual, **theirs, **more)
-        f, told = get_all(anywhere, f), {"bias": given["bias"], "eps": 1e-6} | given | norm
+        grads = cunorm.normalize_backward(there["dy"], f.residual, **kwargs, **more)
+        f, options = get_all(anywhere, f), {"bias": given["bias"], "eps": 1e-6} | given | norm
         with at(f"width {width}"):
-            check_forward(f, rows["x"], residual=rows["residual"], **told)
-            held = (rows["dy"], f.residual)
-            told |= {"d_residual": rows["d_residual"], "x_dtype": rows["x"].dtype}
-            worst = check_backward(get_all(anywhere, grads), *held, **told)
+            check_forward(f, rows["x"], residual=rows["residual"], **options)
+            operands = (rows["dy"], f.residual)
+            options |= {"d_residual": rows["d_residual"], "x_dtype": rows["x"].dtype}
+            worst = check_backward(get_all(anywhere, grads), *operands, **options)
             expected = {"dx", "dresidual", "dweight", "dbias"}
             assert worst.keys() == expected | ({"dgate"} if "gate" in given else set())
 
@@ -159,16 +161,16 @@ def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywh
         OnCupy: lambda array: anywhere.cupy.broadcast_to(array, (50, 8, 64)),
         OnJax: lambda array: None,
     }.get(type(anywhere), lambda array: np.broadcast_to(array, (50, 8, 64)))(there["gate"])
-    told = {} if wide is None else {"gate": np.broadcast_to(gate, (50, 8, 64))}
+    options = {} if wide is None else {"gate": np.broadcast_to(gate, (50, 8, 64))}
     f = cunorm.rms_norm_forward(there["x"][:, 1], there["weight"], gate=wide)
-    check_forward(get_all(anywhere, f), qkv[:, 1], weight, None, eps=1e-6, **told)
+    check_forward(get_all(anywhere, f), qkv[:, 1], weight, None, eps=1e-6, **options)
 
 
 # --- group norms ----------------------------------------------------------------------------------
 
-AXES = {"last": -1, "first": 1}  # that channels are by their place in memory, if named so
-# Samples, positions, channels, groups: of which a block of a GPU has whole groups, and not; in
-# lines of any alignment; of several launches on a CPU.
+AXES = {"last": -1, "first": 1}  # of the channels, by their place in memory
+# Samples, positions, channels, groups: a block of a GPU has whole groups, or not; lines of any
+# alignment; several launches on a CPU.
 SIZES = [(3, 7, 3, 1), (2, 64, 32, 8), (1, 131, 40, 5), (2, 9, 320, 32), (20, 1, 64, 32)]
 HOST_SIZES = [*SIZES, (2, 4096, 96, 6), (2, 5003, 10, 10)]
 
@@ -179,25 +181,25 @@ def check_grouped(on, name, size, dtype, memory, channel_axis, activation="silu"
     x, dy = draw("x", shape, dtype, mean=mean), draw("dy", shape, dtype)
     given = parameters(NORMS["layer_norm"], channels, "float32")
     there = [laid_out(on, array, channel_axis, memory) for array in (x, dy)]
-    told = {"activation": activation, "channel_axis": channel_axis}
-    theirs = put_all(on, given) | told
+    options = {"activation": activation, "channel_axis": channel_axis}
+    kwargs = put_all(on, given) | options
     groups = channels if name == "instance_norm" else groups
-    f = cunorm.group_norm_forward(there[0], groups, **theirs)
+    f = cunorm.group_norm_forward(there[0], groups, **kwargs)
     of = {"num_groups": groups} if name == "group_norm" else {}
-    y = getattr(cunorm, name)(there[0], **of, **theirs)
+    y = getattr(cunorm, name)(there[0], **of, **kwargs)
     saved = {"mean": f.mean, "rstd": f.rstd}
-    grads = cunorm.group_norm_backward(*there[::-1], groups, **theirs, **saved)
+    grads = cunorm.group_norm_backward(*there[::-1], groups, **kwargs, **saved)
     assert (type(f), type(grads)) == (GroupNormForward, GroupNormGrads)
     assert all(type(result) is type(there[0]) for result in (*f, *grads))
     assert_same_bits(on.get(y), on.get(f.y))
-    held = (x, groups, *weight_and_bias(given))
+    operands = (x, groups, *weight_and_bias(given))
     with at(size, dtype, memory, channel_axis):
-        check_group_forward(get_all(on, f), *held, eps=1e-5, **told)
-        check_group_backward(get_all(on, grads), dy, *held, eps=1e-5, **told)
+        check_group_forward(get_all(on, f), *operands, eps=1e-5, **options)
+        check_group_backward(get_all(on, grads), dy, *operands, eps=1e-5, **options)
 
 
 def laid_out(on, array, channel_axis, memory):
-    """Put an array on the device, its channels last or first in memory; JAX knows one order."""
+    """Copy an array to the device, its channels last or first in memory; JAX has only one order."""
     axis = AXES[memory]
     dense = on.put(np.array(np.moveaxis(array, channel_axis, axis), order="C"))
     axes = list(range(array.ndim))

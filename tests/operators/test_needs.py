@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A backward reads what the wanted gradients are made of, and gives no others."""
+"""A backward reads only the inputs of the requested gradients, and returns no others."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import pytest
 import cunorm
 from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy
-from tests.support.gradients import MADE_OF, NEEDS
+from tests.support.gradients import INPUTS_OF, NEEDS
 from tests.support.operands import assert_same_bits, at, draw
 from tests.support.placed import Samples
 
 EVERY = {"shape": (1, 1, 19, 41), "groups": 3, "center": True, "c": 3.0, "weight_offset": 1.0}
 EVERY |= {"round_before_weight": True, "d_residual": "float32", "gate_activation": "gelu"}
-# What each gradient of a group norm is made of, and what else where there is an activation.
-OF_GROUPS = {
+# The inputs of each gradient of a group norm, and further ones with an activation.
+GROUP_INPUTS_OF = {
     "x": ({"dy", "x", "mean", "rstd", "weight"}, {"bias"}),
     "weight": ({"dy", "x", "mean", "rstd"}, {"weight", "bias"}),
     "bias": ({"dy"}, {"x", "mean", "rstd", "weight", "bias"}),
 }
 GROUP_NORMS = {"silu": (24, "silu"), "linear": (24, None), "in three passes": (4900, "silu")}
 CASES = [*NEEDS, ("silu", ("bias", "x")), ("silu", ("weight", "bias"))]
-CASES += [(kind, (name,)) for kind in GROUP_NORMS for name in OF_GROUPS]
+CASES += [(kind, (name,)) for kind in GROUP_NORMS for name in GROUP_INPUTS_OF]
 
 
 def backward(kind, **more):
-    """Return a call of a row norm with a gate in a position, or of a group norm of a kind."""
+    """Return a call of a group norm of a kind, or of a row norm; `kind` is its gate's position."""
     if kind in GROUP_NORMS:
         positions, activation = GROUP_NORMS[kind]
         case = {"samples": Samples(2, (positions,), 10, 5), "activation": activation}
@@ -36,21 +36,21 @@ def backward(kind, **more):
     return call_of("row_norm_backward", EVERY | gated | more, OnNumpy())
 
 
-def made_of(kind, needs):
+def inputs_of(kind, needs):
     if kind not in GROUP_NORMS:
-        return set().union(*(MADE_OF[kind][name] for name in needs))
+        return set().union(*(INPUTS_OF[kind][name] for name in needs))
     _, activation = GROUP_NORMS[kind]
-    parts = [OF_GROUPS[name][: 2 if activation else 1] for name in needs]
+    parts = [GROUP_INPUTS_OF[name][: 2 if activation else 1] for name in needs]
     return set().union(*(names for part in parts for names in part))
 
 
 @pytest.mark.parametrize(("kind", "needs"), CASES)
-def test_gradients_asked_for_are_those_among_all_and_need_nothing_else(kind, needs):
-    """An array that no wanted gradient is made of is full of NaN: if it is read, it shows.
+def test_gradients_requested_are_those_among_all_and_need_nothing_else(kind, needs):
+    """Inputs that no requested gradient depends on are NaN: reading one would show.
 
-    The other way round, NaN in what a gradient is made of shows in it.
+    Conversely, NaN in an input of a gradient shows in the gradient.
     """
-    whole, part, read = backward(kind).check(), backward(kind, needs=needs), made_of(kind, needs)
+    whole, part, read = backward(kind).check(), backward(kind, needs=needs), inputs_of(kind, needs)
     for name, placed in part.inputs.items():
         if placed and name not in read:
             placed.host[...] = np.nan
@@ -69,7 +69,7 @@ def test_gradients_asked_for_are_those_among_all_and_need_nothing_else(kind, nee
 
 def test_without_center_a_mean_is_not_read():
     call = backward("pre", center=False)
-    call.told["mean"] = np.full_like(call.inputs["rstd"].host, np.nan)
+    call.options["mean"] = np.full_like(call.inputs["rstd"].host, np.nan)
     call.check()
 
 
@@ -77,9 +77,9 @@ def test_without_center_a_mean_is_not_read():
 def test_an_operand_that_is_absent_has_no_gradient(needs):
     x, dy = (draw(name, (4, 7, 10), "float32") for name in ("x", "dy"))
     f = cunorm.layer_norm_forward(x)
-    of_rows = cunorm.layer_norm_backward(dy, x, rstd=f.rstd, mean=f.mean, needs=needs)
+    row_grads = cunorm.layer_norm_backward(dy, x, rstd=f.rstd, mean=f.mean, needs=needs)
     f = cunorm.group_norm_forward(x, 5)
-    of_groups = cunorm.group_norm_backward(dy, x, 5, mean=f.mean, rstd=f.rstd, needs=needs)
-    for grads in (of_rows, of_groups):
+    group_grads = cunorm.group_norm_backward(dy, x, 5, mean=f.mean, rstd=f.rstd, needs=needs)
+    for grads in (row_grads, group_grads):
         assert [grads.dweight, grads.dbias] == [None, None]
         assert (grads.dx is not None) == ("x" in needs)

@@ -19,14 +19,14 @@ dtypes = st.sampled_from(["bfloat16", "float32"])
 
 @st.composite
 def views(draws, shape):
-    """Draw a view of a shape: some part of a larger array, by steps, its axes in any order."""
+    """Draw a view of a shape: part of a larger array, with any steps and order of axes."""
     strides = [draws(steps) for _ in shape]
     starts = [draws(st.integers(0, 2)) for _ in shape]
     order = draws(st.permutations(range(len(shape))))
 
     def view(array):
-        taken = zip(starts, shape, strides, strict=True)
-        sizes = [start + size * abs(step) for start, size, step in taken]
+        axes = zip(starts, shape, strides, strict=True)
+        sizes = [start + size * abs(step) for start, size, step in axes]
         memory = np.zeros([sizes[axis] for axis in order], array.dtype)
         whole = memory.transpose(np.argsort(order))
         parts = [slice(start, None, abs(step)) for start, step in zip(starts, strides, strict=True)]
@@ -50,12 +50,12 @@ def test_a_row_norm_of_any_view_is_within_its_bounds(data, leading, width, dtype
     weight, bias = (optional(name, shape[axis:], dtype) for name in ("weight", "bias"))
     given = (weight, bias if center else None)
     x, dy = (data.draw(views(shape))(array) for array in (x, dy))
-    told = {"center": center, "eps": 1e-3, "axis": axis}
-    f = cunorm.normalize_forward(x, *given, **told)
-    del told["eps"]
-    grads = cunorm.normalize_backward(dy, x, *given, rstd=f.rstd, mean=f.mean, **told)
-    check_forward(f, x, *given, eps=1e-3, **told)
-    check_backward(grads, dy, x, *given, eps=1e-3, **told)
+    options = {"center": center, "eps": 1e-3, "axis": axis}
+    f = cunorm.normalize_forward(x, *given, **options)
+    del options["eps"]
+    grads = cunorm.normalize_backward(dy, x, *given, rstd=f.rstd, mean=f.mean, **options)
+    check_forward(f, x, *given, eps=1e-3, **options)
+    check_backward(grads, dy, x, *given, eps=1e-3, **options)
 
 
 @some
@@ -67,9 +67,9 @@ def test_a_group_norm_of_any_view_is_within_its_bounds(data, sizes, groups, dept
     x, dy = draw("x", shape, dtype), draw("dy", shape, dtype)
     given = [optional(name, channels, dtype) for name in ("weight", "bias")]
     x, dy = (data.draw(views(shape))(array) for array in (x, dy))
-    told = {"channel_axis": axis, "activation": "silu"}
-    f = cunorm.group_norm_forward(x, groups, *given, eps=1e-3, **told)
+    options = {"channel_axis": axis, "activation": "silu"}
+    f = cunorm.group_norm_forward(x, groups, *given, eps=1e-3, **options)
     saved = {"mean": f.mean, "rstd": f.rstd}
-    grads = cunorm.group_norm_backward(dy, x, groups, *given, **saved, **told)
-    check_group_forward(f, x, groups, *given, eps=1e-3, **told)
-    check_group_backward(grads, dy, x, groups, *given, eps=1e-3, **told)
+    grads = cunorm.group_norm_backward(dy, x, groups, *given, **saved, **options)
+    check_group_forward(f, x, groups, *given, eps=1e-3, **options)
+    check_group_backward(grads, dy, x, groups, *given, eps=1e-3, **options)

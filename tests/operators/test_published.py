@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The norms of published models, as these write them out in PyTorch, and their gradients.
+"""The norms of published models, written out in PyTorch as there, and their gradients.
 
-A formula in float64 is as exact as the oracle, so that the two agree to some ulps of float64; the
+A formula in float64 is as exact as the oracle, so the two agree to some ulps of float64; the
 kernels are then within their bounds of either. A formula in the models' own dtypes gives the bits
-that the kernels give, wherever float32 decides on them.
+of the kernels, wherever the precision of float32 determines them.
 """
 
 import numpy as np
@@ -19,25 +19,25 @@ torch = pytest.importorskip("torch", reason="PyTorch, in which they are publishe
 
 on = OnTorchCpu()
 SHAPE, EPS = (64, 480), 1e-5
-ULP = 2.0**-23  # of float32, relatively and at most
+ULP = 2.0**-23  # of float32, the largest relative size
 
 
 def llama(x, weight):
-    """LlamaRMSNorm of transformers, and Qwen's: rounded to x's dtype, then multiplied by weight."""
+    """LlamaRMSNorm of transformers, and Qwen's: round to x's dtype, then multiply by weight."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
     return weight * wide.to(x.dtype)
 
 
 def gemma(x, weight):
-    """GemmaRMSNorm of transformers: multiplied by 1 + weight, then rounded."""
+    """GemmaRMSNorm of transformers: multiply by 1 + weight, then round."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
     return (wide * (1.0 + weight.to(wide.dtype))).type_as(x)
 
 
 def mamba(x, weight, gate, group_size=None, norm_before_gate=True):
-    """Mamba-2's rms_norm_ref (state-spaces/mamba, layernorm_gated.py): all in a wide type."""
+    """Mamba-2's rms_norm_ref (state-spaces/mamba, layernorm_gated.py), in a wide type."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     g = torch.nn.functional.silu(gate.to(wide.dtype))
     if not norm_before_gate:
@@ -49,7 +49,7 @@ def mamba(x, weight, gate, group_size=None, norm_before_gate=True):
 
 
 def drawn(*names):
-    """Draw operands by name, a weight about 0 as Gemma's and of the row's shape."""
+    """Draw operands by name; a weight has the row's shape and is about 0, as Gemma's."""
     return [draw(n, SHAPE[-1:] if n == "weight" else SHAPE, "bfloat16") for n in names]
 
 
@@ -68,31 +68,31 @@ FORMULAS = {"llama": (llama, {}), "gemma": (gemma, {"weight_offset": 1.0}), **MA
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_published_norm_and_its_gradients_are_those_of_torchs_autograd(name):
-    formula, told = FORMULAS[name]
+    formula, options = FORMULAS[name]
     x, weight, gate, dy = drawn("x", "weight", "gate", "dy")
-    arrays = [x, weight, gate] if "gate_position" in told else [x, weight]
+    arrays = [x, weight, gate] if "gate_position" in options else [x, weight]
     leaves = [torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in arrays]
     exact = formula(*leaves)
     exact.backward(torch.from_numpy(dy.astype(np.float64)))
 
-    told = told | ({"gate": gate} if "gate_position" in told else {})
-    oracle = reference.rms_norm_forward(x, weight, eps=EPS, **told)
+    options = options | ({"gate": gate} if "gate_position" in options else {})
+    oracle = reference.rms_norm_forward(x, weight, eps=EPS, **options)
     agree(oracle.y, exact.detach())
-    oracle = reference.rms_norm_backward(dy, x, weight, rstd=oracle.rstd, **told)
+    oracle = reference.rms_norm_backward(dy, x, weight, rstd=oracle.rstd, **options)
     gradients = (oracle.dx, oracle.dweight, oracle.dgate)
     for gradient, leaf in zip(gradients, leaves, strict=False):
         agree(gradient, leaf.grad)
 
-    theirs = told | ({"gate": on.put(gate)} if "gate" in told else {})
+    theirs = options | ({"gate": on.put(gate)} if "gate" in options else {})
     operands = [on.put(array) for array in (x, weight)]
     forward = cunorm.rms_norm_forward(*operands, eps=EPS, **theirs)
     grads = cunorm.rms_norm_backward(on.put(dy), *operands, rstd=forward.rstd, **theirs)
-    check_forward(get_all(on, forward), x, weight, None, eps=EPS, **told)
-    check_backward(get_all(on, grads), dy, x, weight, None, eps=EPS, **told)
+    check_forward(get_all(on, forward), x, weight, None, eps=EPS, **options)
+    check_backward(get_all(on, grads), dy, x, weight, None, eps=EPS, **options)
 
 
 def agree(oracle, exact):
-    """Hold the oracle to torch: some roundings of float64, of terms that may cancel."""
+    """Check the oracle against torch: some roundings of float64, of terms that may cancel."""
     scale = abs(oracle).max()
     np.testing.assert_allclose(oracle, exact.numpy(), rtol=1e-12, atol=1e-14 * scale)
 
@@ -105,7 +105,7 @@ LLAMAS = [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float1
 
 @pytest.mark.parametrize(("x_dtype", "weight_dtype"), LLAMAS)
 def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weight_dtype):
-    """Both computations of k * r are 4 ulp off at most, and round alike where no tie is so near."""
+    """Both computations of k * r are off by at most 4 ulp, so they round alike far from ties."""
     x, weight = draw("x", SHAPE, x_dtype), draw("weight", SHAPE[-1], weight_dtype)
     expected = on.get(llama(on.put(x), on.put(weight)))
     y = cunorm.rms_norm(x, weight, eps=EPS, round_before_weight=True)
@@ -113,23 +113,23 @@ def test_llamas_order_of_casts_is_that_of_transformers_to_the_bit(x_dtype, weigh
     kr = reference.rms_norm(x, eps=EPS)
     assert (y == expected)[far_from_ties(kr, DTYPES[x_dtype], 4 * ULP)].all()
     plain = cunorm.rms_norm(x, weight, eps=EPS, dtype=y.dtype)
-    assert np.count_nonzero(plain != expected) > y.size / 10  # so there is an order to get right
+    assert np.count_nonzero(plain != expected) > y.size / 10  # so the order of casts matters
 
 
 @pytest.mark.parametrize("name", ["gemma", *MAMBA])
 def test_other_published_norms_are_their_references_to_the_bit(name):
-    """As above; and a gate's activation and the products with it and weight may be as far off."""
-    formula, told = FORMULAS[name]
+    """As above; a gate's activation and the products with it and weight add as much error."""
+    formula, options = FORMULAS[name]
     x, weight, *gate = drawn("x", "weight", *(["gate"] if name in MAMBA else []))
     expected = on.get(formula(*(on.put(array) for array in (x, weight, *gate))))
-    told = told | {"eps": EPS, "gate": gate[0] if gate else None}
-    y, exact = (norm(x, weight, **told) for norm in (cunorm.rms_norm, reference.rms_norm))
+    options = options | {"eps": EPS, "gate": gate[0] if gate else None}
+    y, exact = (norm(x, weight, **options) for norm in (cunorm.rms_norm, reference.rms_norm))
     assert y.dtype == expected.dtype
     assert (y == expected)[far_from_ties(exact, y.dtype, 12 * ULP)].all()
 
 
 def far_from_ties(exact, dtype, distance):
-    """Say which numbers, moved relatively by no more than this, all round to `dtype` alike."""
+    """Return a mask of numbers that a relative change of at most `distance` rounds alike."""
     low, high = (reference.round_to(exact * (1 + by), dtype) for by in (-distance, distance))
     far = low == high
     assert np.count_nonzero(far) > 0.99 * far.size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which axes make a row, which dtypes results have, and which results there are."""
+"""The axes of a row, the dtypes of results, and the results that are returned."""
 
 import numpy as np
 import pytest
@@ -29,9 +29,9 @@ def test_a_row_is_all_axes_from_axis_to_the_last(axis):
     assert f.mean.shape == f.rstd.shape == SHAPE[:axis]
     grads = cunorm.layer_norm_backward(dy, x, *given, rstd=f.rstd, mean=f.mean, axis=axis)
     assert grads.dweight.shape == grads.dbias.shape == SHAPE[axis:]
-    told = {"center": True, "eps": 1e-5, "axis": axis % 4 - 4}
-    check_forward(f, x, *given, **told)
-    check_backward(grads, dy, x, *given, **told)
+    options = {"center": True, "eps": 1e-5, "axis": axis % 4 - 4}
+    check_forward(f, x, *given, **options)
+    check_backward(grads, dy, x, *given, **options)
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
@@ -49,17 +49,17 @@ def test_a_group_norm_without_positions_or_of_one_group_is_a_layer_norm(groups):
     x = draw("x", (33, 40), "float32")
     given = [optional(name, 40, "float32") for name in ("weight", "bias")]
     f = cunorm.group_norm_forward(x, groups, *given)
-    told = {"center": True, "eps": 1e-5}
+    options = {"center": True, "eps": 1e-5}
     rows = NormForward(f.y, mean=f.mean, rstd=f.rstd) if groups > 1 else NormForward(f.y)
-    check_forward(rows, x, *given, groups=groups, **told)
+    check_forward(rows, x, *given, groups=groups, **options)
     x = draw("x", (5, 10, 6, 10), "float32", mean=100.0)
     for axis in (-1, 1):
         f = cunorm.group_norm_forward(x, 1, channel_axis=axis)
         rows = NormForward(f.y.reshape(5, -1), mean=f.mean[:, 0], rstd=f.rstd[:, 0])
-        check_forward(rows, x.reshape(5, -1), None, None, **told)
+        check_forward(rows, x.reshape(5, -1), None, None, **options)
 
 
-# --- nothing there --------------------------------------------------------------------------------
+# --- empty arrays ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8), (0, 0, 0, 0, 8)], ids=str)
@@ -83,21 +83,21 @@ def test_zero_rows_give_empty_results_and_zero_parameter_gradients(device, shape
 @pytest.mark.parametrize(("shape", "axis"), [((0, 10), -1), ((0, 5, 3, 10), -1), ((0, 10, 7), 1)])
 def test_no_samples_give_empty_results_and_zero_parameter_gradients(device, shape, axis):
     x, weight = device.put(np.empty(shape, np.float32)), device.put(np.ones(10, np.float16))
-    told = {"activation": "silu", "channel_axis": axis}
-    f = cunorm.group_norm_forward(x, 5, weight, **told)
+    options = {"activation": "silu", "channel_axis": axis}
+    f = cunorm.group_norm_forward(x, 5, weight, **options)
     assert f.y.shape == cunorm.instance_norm(x, channel_axis=axis).shape == shape
     y = device.put(np.empty(shape, np.float32))  # NumPy's strides may all be zero
-    assert cunorm.group_norm(x, 5, weight, **told, out=y) is y
+    assert cunorm.group_norm(x, 5, weight, **options, out=y) is y
     assert f.mean.shape == f.rstd.shape == (0, 5)
     saved = {"mean": f.mean, "rstd": f.rstd}
-    grads = cunorm.group_norm_backward(x, x, 5, weight, weight, **saved, **told)
+    grads = cunorm.group_norm_backward(x, x, 5, weight, weight, **saved, **options)
     assert grads.dx.shape == shape
     for gradient in (grads.dweight, grads.dbias):
         assert_same_bits(device.get(gradient), np.zeros(10, np.float16))
     before = draw("dweight", 10, "float32")
     before[:3] = (np.inf, -np.inf, np.nan)
     out = GroupNormGrads(dweight=device.put(before.copy()))
-    cunorm.group_norm_backward(x, x, 5, weight, **saved, **told, out=out, accumulate=True)
+    cunorm.group_norm_backward(x, x, 5, weight, **saved, **options, out=out, accumulate=True)
     assert_same_bits(device.get(out.dweight), before)
 
 
@@ -154,9 +154,9 @@ def test_without_a_residual_x_itself_is_the_stream():
 
 
 def test_without_a_residual_the_stream_is_x_in_residual_dtype(device):
-    x, told = draw("x", (5, 40), "bfloat16"), {"residual_dtype": "float32"}
-    added = cunorm.add_layer_norm(device.put(x), None, **told)
-    for result in (NormForward(*added), cunorm.layer_norm_forward(device.put(x), **told)):
+    x, options = draw("x", (5, 40), "bfloat16"), {"residual_dtype": "float32"}
+    added = cunorm.add_layer_norm(device.put(x), None, **options)
+    for result in (NormForward(*added), cunorm.layer_norm_forward(device.put(x), **options)):
         result = get_all(device, result)
         assert result.residual.dtype == np.float32
         assert result.y.dtype == DTYPES["bfloat16"]
@@ -167,15 +167,15 @@ def test_a_bfloat16_branch_of_a_float32_stream_gets_both_gradients(device):
     shape = (30, 257)
     stream, dy = draw("residual", shape, "float32", mean=1e3), draw("dy", shape, "bfloat16")
     above, weight = draw("d_residual", shape, "float32"), optional("weight", 257, "bfloat16")
-    told = {"x_dtype": "bfloat16", "d_residual": device.put(above)}
+    options = {"x_dtype": "bfloat16", "d_residual": device.put(above)}
     there = [device.put(array) for array in (stream, weight)]
-    told["rstd"] = cunorm.rms_norm_forward(*there).rstd
-    grads = get_all(device, cunorm.rms_norm_backward(device.put(dy), *there, **told))
+    options["rstd"] = cunorm.rms_norm_forward(*there).rstd
+    grads = get_all(device, cunorm.rms_norm_backward(device.put(dy), *there, **options))
     assert grads.dx.dtype == DTYPES["bfloat16"]
     assert grads.dresidual.dtype == np.float32
     check_backward(grads, dy, stream, weight, None, above, eps=1e-6, x_dtype=dy.dtype)
     rounded = grads.dresidual.astype(dy.dtype)
     assert_same_bits(grads.dx, rounded, "dx, rounded once from dresidual")
-    told["x_dtype"] = np.float32
-    grads = cunorm.rms_norm_backward(device.put(dy), *there, **told)
+    options["x_dtype"] = np.float32
+    grads = cunorm.rms_norm_backward(device.put(dy), *there, **options)
     assert grads.dx is grads.dresidual

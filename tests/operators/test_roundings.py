@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Data that deceive a mean or add up roundings cost no digits."""
+"""Data that are hard for a mean, or that accumulate roundings, cost no digits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_mean_far_from_0_costs_no_digits_of_groups(device, axis):
 
 @pytest.mark.parametrize(("positions", "channels", "groups"), [(64, 64, 4), (2048, 32, 1)])
 def test_a_first_channel_far_from_the_others_costs_no_digits(positions, channels, groups):
-    """What the others are measured from: in float64, doubles have no digits to spare."""
+    """The first channel is the shift of the others; in float64, doubles have no digits to spare."""
     size = (2, positions, groups, channels // groups)
     x = np.random.default_rng(0).standard_normal(size) * 1e-3
     x[..., 0] += 1000
@@ -86,18 +86,18 @@ def test_equal_gradients_do_not_add_up_their_roundings(rows, width):
 
 
 def run_on(device, function):
-    """Return a function of NumPy arrays that runs this one on a device."""
+    """Return a function of NumPy arrays that calls `function` on a device."""
 
-    def run(*arrays, **told):
-        told = {n: device.put(v) if hasattr(v, "dtype") else v for n, v in told.items()}
-        return get_all(device, function(*map(device.put, arrays), **told))
+    def run(*arrays, **options):
+        options = {n: device.put(v) if hasattr(v, "dtype") else v for n, v in options.items()}
+        return get_all(device, function(*map(device.put, arrays), **options))
 
     return run
 
 
 @axes
 def test_equal_terms_of_groups_do_not_add_up_their_roundings(device, axis):
-    """As every rounding of a sum has the same sign."""
+    """All roundings of a sum have the same sign."""
     shape = (1, 2048, 8) if axis == -1 else (1, 8, 2048)
     x = (np.random.default_rng(0).choice([-1.1, 1.1], shape)).astype(np.float32)
     dy, weight = np.full(shape, np.float32(1.1)), np.ones(8, np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rows and groups that are all alike, huge, zero or not finite."""
+"""Rows and groups that are constant, huge, zero or not finite."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_constant_row_under_center_gives_exactly_bias(device, dtype):
 
 @axes
 def test_a_constant_group_gives_the_activation_of_bias(device, axis):
-    """To the bit, whatever the constant: some have a mean that is not exactly a sum's rounding."""
+    """Bit for bit, for any constant: the rounded sum of some does not give their mean."""
     sizes = [(1, 10, 5), (31, 10, 1), (3007, 40, 4)]
     for positions, channels, groups in sizes[:2] if device.is_gpu else sizes:
         rng = np.random.default_rng(positions)
@@ -41,15 +41,15 @@ def test_a_constant_group_gives_the_activation_of_bias(device, axis):
         x = np.repeat(constants.astype(np.float32), channels // groups, axis=-1)
         x = laid_out(np.repeat(x, positions, axis=1), axis)
         f = check_group_norm(device, x, groups, axis)
-        of_bias = check_group_norm(device, np.zeros_like(x), groups, axis)
+        constant = check_group_norm(device, np.zeros_like(x), groups, axis)
         with at(positions, channels):
-            assert_same_bits(f.y, of_bias.y)
+            assert_same_bits(f.y, constant.y)
             assert_same_bits(f.mean, constants[:, 0].astype(np.float32), "mean")
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_a_constant_group_without_bias_gives_zeros(device, axis):
-    """Of parts of unlike length, too."""
+    """Also with parts of different lengths."""
     shape = (1, 1999, 24) if axis == -1 else (1, 24, 1999)
     for constant in (0.1, 1e4 + 1 / 3, -7e-5):
         x = device.put(np.full(shape, constant, np.float32))
@@ -66,10 +66,10 @@ def test_c_is_the_length_of_a_row_and_eps_is_added_to_the_mean_square(center):
         f = cunorm.normalize_forward(x, c=c, center=center, eps=0.0)
         lengths = np.linalg.norm(f.y.astype(np.float64), axis=-1)
         np.testing.assert_allclose(lengths, abs(float(c)), rtol=1e-6)
-        told = {"c": float(c), "center": center, "eps": 0.0}
-        check_forward(f, x, None, None, **told)
+        options = {"c": float(c), "center": center, "eps": 0.0}
+        check_forward(f, x, None, None, **options)
         saved = {"rstd": f.rstd, "mean": f.mean, "c": c, "center": center}
-        check_backward(cunorm.normalize_backward(dy, x, **saved), dy, x, None, None, **told)
+        check_backward(cunorm.normalize_backward(dy, x, **saved), dy, x, None, None, **options)
     for eps in (0, 1e-12, 0.5, 1e6, np.float32(1e-3)):
         f = cunorm.normalize_forward(x, center=center, eps=eps)
         check_forward(f, x, None, None, center=center, eps=float(eps))
@@ -140,14 +140,14 @@ def test_what_is_not_finite_stays_in_its_row_or_group(device, kernel, value):
 
 @pytest.mark.parametrize("positions", [63, 64, 65])
 def test_an_infinite_weight_poisons_no_sum_beyond_the_sample(positions):
-    """What lies outside a pack is 0, and 0 times infinity would be NaN in the sums."""
+    """Elements outside a pack are 0, and 0 times infinity would be NaN in the sums."""
     x, dy = (draw(name, (1, 4, positions), "float32") for name in ("x", "dy"))
     weight, bias = np.float32([np.inf, 1, 1, 1]), np.ones(4, np.float32)
-    told = {"channel_axis": 1, "activation": "silu"}
-    f = cunorm.group_norm_forward(x, 4, weight, bias, **told)
+    options = {"channel_axis": 1, "activation": "silu"}
+    f = cunorm.group_norm_forward(x, 4, weight, bias, **options)
     given = (dy, x, 4, weight, bias)
-    grads = cunorm.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **told)
-    exact = reference.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **told)
+    grads = cunorm.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **options)
+    exact = reference.group_norm_backward(*given, mean=f.mean, rstd=f.rstd, **options)
     for field in ("dbias", "dweight"):
         isnan = (np.isnan(getattr(grads, field)), np.isnan(getattr(exact, field)))
         np.testing.assert_array_equal(*isnan)

@@ -23,7 +23,7 @@ NAMES = (
 
 
 def real_gpu() -> bool:
-    """Say whether the NVIDIA driver has a device; to be asked before `load`."""
+    """Whether the NVIDIA driver has a device; call it before `load`."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -35,7 +35,7 @@ def real_gpu() -> bool:
 
 @lru_cache(maxsize=1)
 def load() -> ctypes.CDLL:
-    """Load the library, compiled if need be; from now on `import cupy` imports the stand-in."""
+    """Load the library, compiled if necessary; then `import cupy` imports the stand-in."""
     if reason := unavailable():
         raise RuntimeError(reason)
     paths = {
@@ -52,28 +52,28 @@ def load() -> ctypes.CDLL:
 
 
 def is_loaded() -> bool:
-    """Say whether `cupy` is the stand-in in this process."""
+    """Whether `cupy` is the stand-in in this process."""
     return STANDIN in sys.path
 
 
 def subprocess_environment() -> dict[str, str]:
-    """Return what another process needs in its environment to use the software GPU as it is set."""
+    """Return environment variables by which another process uses this software GPU."""
     load()
     paths = [STANDIN, os.environ.get("PYTHONPATH", "")]
     names = ("SOFTGPU_LIBRARY", "SOFTGPU_NVRTC", "SOFTGPU_PTX")
-    told = ",".join(f"{name}={_set(name)}" for name in NAMES)
+    text = ",".join(f"{name}={_set(name)}" for name in NAMES)
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "SOFTGPU_SETTINGS": told,
+        "SOFTGPU_SETTINGS": text,
         **{name: os.environ[name] for name in names},
     }
 
 
 @contextmanager
 def settings(**values: object) -> Iterator[None]:
-    """Change settings of the software GPU, which README.md lists, for a while.
+    """Change settings of the software GPU within the block; README.md lists them.
 
-    What is queued before is done with the settings before, what is queued within with the new ones.
+    Work queued before runs with the former settings, work queued within with the new ones.
     """
     _finish()
     before = {}
@@ -89,8 +89,8 @@ def settings(**values: object) -> Iterator[None]:
 
 
 def _set(name: str, value: str | None = None) -> str:
-    told = None if value is None else value.encode()
-    before = load().softgpu_setting(name.encode(), told)
+    text = None if value is None else value.encode()
+    before = load().softgpu_setting(name.encode(), text)
     if before is None:
         raise ValueError(f"the software GPU has no setting {name}={value}")
     return before.decode()

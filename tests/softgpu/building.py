@@ -22,17 +22,17 @@ FLAGS = (
     *("-std=c++20", "-march=native", "-ffp-contract=off", "-fno-math-errno"),
     *("-fPIC", "-Wall", "-Wextra"),
 )
-# What is compiled together, which is quicker, and how: what interprets, and what prepares that.
+# Sources that are compiled together, which is quicker, and their options: interpreter and decoder.
 UNITS = {
     ("arithmetic", "conversions"): "-O2",
     ("memory", "operations", "schedule", "barriers", "mbarriers", "races", "counters"): "-O2",
     ("module", "decode", "kernels", "driver", "streams"): "-O1",
 }
-NEEDED = {"avx2", "fma", "f16c"}  # of the processor
+NEEDED = {"avx2", "fma", "f16c"}  # CPU flags
 
 
 def unavailable() -> str:
-    """Say why there can be no software GPU here; nothing where there can be one."""
+    """Return why the software GPU cannot run here; "" if it can."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         return "the software GPU needs Linux on x86-64"
     if missing := NEEDED - set(_processor().split()):
@@ -46,7 +46,7 @@ def unavailable() -> str:
 
 @lru_cache(maxsize=1)
 def compiler() -> list[str]:
-    """Return the command of a C++ compiler, or nothing."""
+    """Return the command of a C++ compiler; empty without one."""
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         command = shlex.split(name)
         if command and shutil.which(command[0]):
@@ -56,7 +56,7 @@ def compiler() -> list[str]:
 
 @lru_cache(maxsize=1)
 def nvrtc() -> str:
-    """Return the path of NVRTC's library in its wheel, or nothing."""
+    """Return the path of NVRTC's library in its wheel; "" without it."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(path) for path in (spec and spec.submodule_search_locations) or ()]
     kinds = ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12")
@@ -65,45 +65,45 @@ def nvrtc() -> str:
 
 
 def folder() -> Path:
-    """Make the user's own folder for the library and for PTX, if need be."""
+    """Return the user's own folder for the library and PTX; create it if necessary."""
     path = Path(tempfile.gettempdir()) / f"cunorm-softgpu-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
-    known = path.lstat()
+    status = path.lstat()
     if (
         not path.is_dir()
         or path.is_symlink()
-        or known.st_uid != os.getuid()
-        or known.st_mode & 0o77
+        or status.st_uid != os.getuid()
+        or status.st_mode & 0o77
     ):
         raise PermissionError(f"{path} is not a folder of this user alone")
     return path
 
 
 def library() -> Path:
-    """Return the path of the library, which is compiled where it is older than its sources.
+    """Return the path of the library of these sources; compile it if necessary.
 
-    Processes wait for the one that compiles.
+    Other processes wait for the one that compiles.
     """
     version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True)
     sources = [path.read_text() for path in sorted(SOURCES.iterdir())]
     key = repr((compiler(), version.stdout, FLAGS, UNITS, _processor(), sources))
-    made = folder() / f"libsoftgpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    target = folder() / f"libsoftgpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     with (folder() / "lock").open("w") as lock, tempfile.TemporaryDirectory() as objects:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
+        if not target.exists():
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 compiled = list(pool.map(partial(_compiled, Path(objects)), UNITS))
-            part = Path(objects) / made.name
+            part = Path(objects) / target.name
             _run("-shared", "-Wl,-soname,libsoftgpu.so", *compiled, "-o", str(part))
-            part.replace(made)
-    return made
+            part.replace(target)
+    return target
 
 
 def _compiled(folder: Path, unit: tuple[str, ...]) -> str:
-    made = str(folder / f"{unit[0]}.o")
+    target = str(folder / f"{unit[0]}.o")
     included = [word for name in unit for word in ("-include", str(SOURCES / f"{name}.cpp"))]
-    _run(*FLAGS, UNITS[unit], *included, "-x", "c++", "-c", os.devnull, "-o", made)
-    return made
+    _run(*FLAGS, UNITS[unit], *included, "-x", "c++", "-c", os.devnull, "-o", target)
+    return target
 
 
 def _run(*arguments: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counts what launches access on the software GPU, which the driver API's clients do not see."""
+"""Counts of the accesses of launches on the software GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import load, settings
 
 @dataclass(frozen=True)
 class Range:
-    """What a launch did to one allocation, from address `begin` up to `end`.
+    """The accesses of a launch to one allocation, from address `begin` up to `end`.
 
     Every access counts its own bytes, `distinct_*` each byte once. Sectors of 32 bytes are counted
     for each access of a warp. Asynchronous copies are loads. Atomic operations load and store.
@@ -31,9 +31,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Shared:
-    """Accesses of warps to shared memory, how often it was busy, and had to be without conflicts.
+    """Accesses of warps to shared memory, their wavefronts, and the wavefronts without conflicts.
 
-    Of 8 bytes a lane, half a warp is served at a time; of 16, a quarter.
+    A wavefront serves half a warp at 8 bytes a lane, and a quarter at 16.
     """
 
     accesses: int
@@ -42,7 +42,7 @@ class Shared:
 
     @property
     def excess(self) -> int:
-        """How often banks were wanted for another word."""
+        """The wavefronts due to bank conflicts."""
         return self.wavefronts - self.ideal
 
 
@@ -73,34 +73,34 @@ class Launch:
     executed: int
     shared_loads: Shared
     shared_stores: Shared
-    ranges: tuple[Range, ...]  # the allocations that it touched
+    ranges: tuple[Range, ...]  # the accessed allocations
 
     def of(self, pointer: int) -> Range:
-        """Return the counts of the allocation that holds an address: zeros if untouched."""
+        """Return the counts of the allocation at an address; zeros without accesses."""
         found = (one for one in self.ranges if one.begin <= pointer < one.end)
         return next(found, Range(pointer, pointer))
 
 
 @contextmanager
 def counting() -> Iterator[list[Launch]]:
-    """Give a list that has the launches made within, once the block has ended."""
+    """Yield a list that has the launches of the block after its end."""
     launches: list[Launch] = []
-    load().softgpu_forget_launches()
+    load().softgpu_clear_launches()
     with settings(counters=True):
         yield launches
     read = load().softgpu_launch
     read.argtypes, read.restype = [ctypes.c_uint64], ctypes.POINTER(_Launch)
-    while made := read(len(launches)):
-        launches.append(_launch(made.contents))
-    load().softgpu_forget_launches()
+    while record := read(len(launches)):
+        launches.append(_launch(record.contents))
+    load().softgpu_clear_launches()
 
 
-def _launch(made: _Launch) -> Launch:
-    plain = (made.threads, made.issued, made.executed)
-    shared = (_read(Shared, one) for one in (made.shared_loads, made.shared_stores))
-    ranges = tuple(_read(Range, made.range[k]) for k in range(made.ranges))
-    return Launch(made.kernel.decode(), *plain, *shared, ranges)
+def _launch(record: _Launch) -> Launch:
+    plain = (record.threads, record.issued, record.executed)
+    shared = (_read(Shared, one) for one in (record.shared_loads, record.shared_stores))
+    ranges = tuple(_read(Range, record.range[k]) for k in range(record.ranges))
+    return Launch(record.kernel.decode(), *plain, *shared, ranges)
 
 
-def _read(kind: type, made: ctypes.Structure):
-    return kind(*(getattr(made, field.name) for field in fields(kind)))
+def _read(kind: type, record: ctypes.Structure):
+    return kind(*(getattr(record, field.name) for field in fields(kind)))

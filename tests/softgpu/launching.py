@@ -15,14 +15,14 @@ cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 
 def kernel(body: str, head: str = ""):
-    """Return a kernel with a name, from its parameters and what follows them."""
+    """Return the kernel k, given its parameters with its body, and the text before its name."""
     return cupy.RawKernel(f'extern "C" __global__ void {head} k({body}', "k")
 
 
 def launch(body: str, *arguments, grid=1, block=32, shared=0, head="", stream=None) -> None:
-    told = {"shared_mem": shared, "stream": stream}
+    kwargs = {"shared_mem": shared, "stream": stream}
     grid, block = (size if isinstance(size, tuple) else (size,) for size in (grid, block))
-    kernel(body, head)(grid, block, arguments, **told)
+    kernel(body, head)(grid, block, arguments, **kwargs)
 
 
 def raises(text: str):

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.softgpu.launching import cupy, launch
 
-# The name in PTX: that in C++, the letter of a register in inline PTX, and NumPy's dtype.
+# By the type's name in PTX: its name in C++, its letter in inline PTX, and its dtype.
 TYPES = {
     "f64": ("double", "d", np.dtype("f8")),
     "f32": ("float", "f", np.dtype("f4")),
@@ -24,7 +24,7 @@ TYPES = {
 
 
 def computed(bodies: list[tuple[str, str]], *arrays: np.ndarray) -> list[np.ndarray]:
-    """Run statements on elements a, b and c of arrays; each is told with the type of its r."""
+    """Run statements on elements a, b and c of arrays; each comes with the type of its result r."""
     names = {dtype: name for name, _, dtype in TYPES.values()} | {np.dtype("u2"): "unsigned short"}
     size = arrays[0].size
     text = "".join(f", const {names[v.dtype]}* p{k}" for k, v in enumerate(arrays)) + ") {"
@@ -42,7 +42,7 @@ def computed(bodies: list[tuple[str, str]], *arrays: np.ndarray) -> list[np.ndar
 
 
 def run(to: str, source: str, instructions: list[str], *arrays: np.ndarray) -> list[np.ndarray]:
-    """Give the results of instructions for the elements of arrays."""
+    """Return the results of instructions for the elements of arrays."""
     raw = [v.view("u2") if v.dtype.itemsize == 2 else v for v in arrays]
     inputs = ", ".join(f'"{TYPES[source][1]}"({"abc"[k]})' for k in range(len(arrays)))
     operands = ", ".join(f"%{k + 1}" for k in range(len(arrays)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels that are right give NumPy's numbers, and instructions those of exact fractions."""
+"""Kernels give NumPy's numbers, and instructions the rounded results of exact fractions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGINNING = RNG.bit_generator.state
 
 @pytest.fixture(autouse=True)
 def _drawn_alike():
-    """Let a test draw the same numbers whatever ran before."""
+    """Make a test draw the same numbers, whatever ran before."""
     RNG.bit_generator.state = BEGINNING
 
 
@@ -95,7 +95,7 @@ def drawn(kind: str, size: int = 256) -> np.ndarray:
 
 
 def rounded(exact: list[Fraction], kind: str, mode: str) -> np.ndarray:
-    """Round fractions, none of which is 0 or too large."""
+    """Round fractions that are neither 0 nor too large."""
     dtype = TYPES[kind][2]
     near = np.array([float(v) for v in exact]).astype(dtype)
     bits = near.view(f"i{near.itemsize}").astype("i8")
@@ -120,7 +120,7 @@ EXACT = {
     "div": lambda a, b: a / b,
     "rcp": lambda a: 1 / a,
     "fma": lambda a, b, c: a * b + c,
-    # 100 digits, which no square root of these numbers ends within, but a whole one.
+    # 100 digits: only whole square roots of these numbers have fewer.
     "sqrt": lambda a: Fraction(math.isqrt(int(abs(a) * 10**200)), 10**100),
 }
 
@@ -191,7 +191,7 @@ def test_numbers_become_integers_within_limits(to, source):
         v = RNG.standard_normal(256) * 2.0 ** RNG.integers(-2, 70, 256)
         v = v.astype(TYPES[source][2])
     v[:6] = np.inf, -np.inf, 0.5, 1.5, -2.5, -0.0
-    v[-1] = np.nan  # 0, but for 64 bits the upper one alone
+    v[-1] = np.nan  # 0; the upper bit alone for 64 bits
     limits = np.iinfo(TYPES[to][2])
     is_wide = source == "f64" or TYPES[to][2].itemsize == 8
     of_nan = (limits.min or limits.max // 2 + 1) if is_wide else 0
@@ -205,7 +205,7 @@ def test_numbers_become_integers_within_limits(to, source):
 TINY = np.array([2.0**-130, -(2.0**-130), 2.0**-126, 1.5, np.nan, -0.0, -3.0, np.inf] * 4, "f4")
 
 
-def test_numbers_are_flushed_and_saturated_where_that_is_asked_for():
+def test_numbers_are_flushed_and_saturated_where_that_is_enabled():
     flushed = np.where(np.abs(TINY) < 2.0**-126, np.copysign(np.float32(0), TINY), TINY)
     plain, found = run("f32", "f32", ["add.f32", "add.ftz.f32"], TINY, TINY)
     np.testing.assert_array_equal(plain, TINY * 2)

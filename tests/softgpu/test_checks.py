@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels and launches that are wrong are found out, and the error says where."""
+"""Wrong kernels and launches are errors that name the place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANK = 'unsigned rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));'
 REMOTE = """float v; asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %1, 0;"
     "ld.shared::cluster.f32 %0, [a]; }" : "=f"(v) : "r"((unsigned)__cvta_generic_to_shared(s)));"""
 
-# What is wrong: the error, the instruction, the kernel, how it is launched.
+# Each mistake: the error, the instruction, the threads of the block, the kernel.
 WRONG = {
     "a read behind an array": ("outside of any allocation; .* after 512", "ld.*global", 129,
         "volatile float* x) { x[threadIdx.x]; }"),
@@ -94,9 +94,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_launch_that_a_gpu_refuses_is_refused(what):
-    error, body, told = REFUSED[what]
-    with softgpu.settings(streams="late"), raises(error):  # at once, where streams are late, too
-        launch(body, cupy.zeros(1, "f"), **told)
+    error, body, options = REFUSED[what]
+    with softgpu.settings(streams="late"), raises(error):  # at once, also with late streams
+        launch(body, cupy.zeros(1, "f"), **options)
 
 
 def test_parameters_of_another_size_are_refused():
@@ -104,30 +104,30 @@ def test_parameters_of_another_size_are_refused():
         launch("float* x, int n) { x[0] = n; }", cupy.zeros(1, "f"), np.int64(1))
 
 
-def test_clusters_of_16_run_where_they_are_asked_for_and_find_room():
-    made, x = kernel("int* x) { atomicAdd(x, 1); }", SIXTEEN), cupy.zeros(1, "i")
-    cupy.cuda.driver.funcSetAttribute(made.kernel.ptr, 14, 1)
-    made((32,), (1,), (x,))
+def test_clusters_of_16_run_where_they_are_enabled_and_find_room():
+    compiled, x = kernel("int* x) { atomicAdd(x, 1); }", SIXTEEN), cupy.zeros(1, "i")
+    cupy.cuda.driver.funcSetAttribute(compiled.kernel.ptr, 14, 1)
+    compiled((32,), (1,), (x,))
     assert x.item() == 32
     with softgpu.settings(largest_cluster=8), raises("no room for a cluster of 16"):
-        made((32,), (1,), (x,))
+        compiled((32,), (1,), (x,))
 
 
-def test_more_shared_memory_is_there_where_it_is_asked_for():
-    made, x = (
+def test_more_shared_memory_is_there_where_it_is_enabled():
+    compiled, x = (
         kernel("int* x) { extern __shared__ int s[]; s[50000] = x[0]; x[1] = s[50000]; }"),
         cupy.ones(2, "i"),
     )
     most = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     with raises(f"{most} bytes of dynamic"):
-        made((1,), (1,), (x,), shared_mem=most)
-    made.max_dynamic_shared_size_bytes = most
-    assert (made.shared_size_bytes, made.max_dynamic_shared_size_bytes) == (0, most)
-    made((1,), (1,), (x,), shared_mem=most)
+        compiled((1,), (1,), (x,), shared_mem=most)
+    compiled.max_dynamic_shared_size_bytes = most
+    assert (compiled.shared_size_bytes, compiled.max_dynamic_shared_size_bytes) == (0, most)
+    compiled((1,), (1,), (x,), shared_mem=most)
     with raises(f"{most + 4} bytes of dynamic"):
-        made((1,), (1,), (x,), shared_mem=most + 4)
+        compiled((1,), (1,), (x,), shared_mem=most + 4)
     with raises(f"{most + 4} bytes of shared memory"):
-        made.max_dynamic_shared_size_bytes = most + 4
+        compiled.max_dynamic_shared_size_bytes = most + 4
 
 
 def test_an_instruction_that_is_not_known_is_named():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counters of launches, against numbers that follow from the kernel's text."""
+"""Counters of launches, against numbers derived from the kernel's text."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.softgpu.counters import Range, Shared, counting
 from tests.softgpu.launching import cupy, launch
 
 
-def counts(body: str, *arrays, **told):
-    """Return the one launch, and what it did to each array."""
+def counts(body: str, *arrays, **options):
+    """Return the one launch, and its accesses to each array."""
     with counting() as launches:
-        launch(body, *arrays, **told)
-    (made,) = launches
-    found = [made.of(array.data.ptr) for array in arrays]
-    assert {r.begin for r in made.ranges} <= {r.begin for r in found}
-    assert made.kernel == "k"
-    return made, *found
+        launch(body, *arrays, **options)
+    (recorded,) = launches
+    found = [recorded.of(array.data.ptr) for array in arrays]
+    assert {r.begin for r in recorded.ranges} <= {r.begin for r in found}
+    assert recorded.kernel == "k"
+    return recorded, *found
 
 
 def numbers(r: Range) -> tuple[int, ...]:
@@ -52,8 +52,8 @@ def test_sectors_of_bfloat16_are_half_those_of_float32():
 
 
 def test_atomic_operations_load_and_store():
-    _, made = counts("int* x) { atomicAdd(x, 1); }", cupy.zeros(4, "i"), grid=2)
-    assert numbers(made) == (256, 4, 2, 256, 4, 2)
+    _, recorded = counts("int* x) { atomicAdd(x, 1); }", cupy.zeros(4, "i"), grid=2)
+    assert numbers(recorded) == (256, 4, 2, 256, 4, 2)
 
 
 def test_asynchronous_copies_are_loads_and_stores_to_shared_memory():
@@ -61,12 +61,12 @@ def test_asynchronous_copies_are_loads_and_stores_to_shared_memory():
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
         "cp.async.commit_group; cp.async.wait_group 0;" ::
         "r"((unsigned)__cvta_generic_to_shared(s + threadIdx.x)), "l"(x + threadIdx.x)); }"""
-    made, read = counts(body, cupy.zeros(32, "f"))
+    recorded, read = counts(body, cupy.zeros(32, "f"))
     assert numbers(read)[:3] == (128, 128, 4)
-    assert made.shared_stores == Shared(1, 1, 1)
+    assert recorded.shared_stores == Shared(1, 1, 1)
 
 
-BANKS = {  # type, stride in elements: how often busy without and with conflicts
+BANKS = {  # type, stride in elements: wavefronts without and with conflicts
     ("float", 1): (1, 1),
     ("float", 32): (1, 32),
     ("float", 33): (1, 1),
@@ -81,18 +81,18 @@ def test_conflicts_of_banks_are_counted(access):
     of, stride = access
     body = f"""int* x) {{ extern __shared__ double space[]; {of}* s = ({of}*)space;
         s[threadIdx.x * {stride}] = {of}{{}}; }}"""
-    made, _ = counts(body, cupy.zeros(1, "i"), shared=32768)
+    recorded, _ = counts(body, cupy.zeros(1, "i"), shared=32768)
     ideal, busy = BANKS[access]
-    assert made.shared_stores == Shared(1, busy, ideal)
-    assert made.shared_stores.excess == busy - ideal
-    assert made.shared_loads == Shared(0, 0, 0)
+    assert recorded.shared_stores == Shared(1, busy, ideal)
+    assert recorded.shared_stores.excess == busy - ideal
+    assert recorded.shared_loads == Shared(0, 0, 0)
 
 
 def test_instructions_are_those_of_the_lanes_that_take_part():
     plain, x = "int* x) { if (threadIdx.x < n) x[threadIdx.x] = 1; }", cupy.zeros(32, "i")
     all_lanes, _ = counts(plain.replace("n)", "32)"), x)
     one, _ = counts(plain.replace("n)", "1)"), x)
-    assert all_lanes.executed == 32 * (all_lanes.issued - 1)  # one is a branch that none takes
+    assert all_lanes.executed == 32 * (all_lanes.issued - 1)  # one is a branch that no lane takes
     assert one.executed < all_lanes.executed
     three, _ = counts(plain.replace("n)", "32)"), x, grid=3)
     assert (three.issued, three.threads) == (3 * all_lanes.issued, 96)
@@ -105,4 +105,4 @@ def test_nothing_is_counted_otherwise():
     assert launches == []
     with softgpu.settings(streams="late"), counting() as launches:
         launch("int* x) { x[0] = 1; }", cupy.zeros(1, "i"))
-    assert [made.kernel for made in launches] == ["k"]
+    assert [recorded.kernel for recorded in launches] == ["k"]

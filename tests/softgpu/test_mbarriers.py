@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Messages between the blocks of a cluster, which an mbarrier counts, and wrong ones."""
+"""Messages between the blocks of a cluster, counted by an mbarrier; right and wrong ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT = """asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::c
     "@!p bra again;}" :: "r"(bar) : "memory");"""
 READ = "x[blockIdx.x * 64 + t] = v[t ^ 33];"
 
-# Each thread of two blocks of 64 sends a number to the other block, whose threads wait for all.
+# Each thread of two blocks of 64 sends a number to the other block; all threads wait for all.
 PARTS = [BEGIN, FENCE, MEET, EXPECT, SEND, WAIT, READ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The race check: what orders two accesses and what does not, in every order of threads."""
+"""The race check: which operations order two accesses, in every order of threads."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def copy(to: str, source: str) -> str:
 
 
 def pair(last: str) -> str:
-    """Half of the block meets at barrier 1, the other half at 2."""
+    """Return a kernel whose two halves of the block synchronize at barriers 1 and 2."""
     return f"{S} v[t] = t; if (t < 64) {asm('bar.sync 1, 64')} else {asm('bar.sync 2, 64')} {last}"
 
 
-# The kernel's text, and how it is launched if not as one block of 64 threads.
+# The kernel's text, and its launch options if it is not one block of 64 threads.
 ORDERED = {
     "a barrier": (S + "v[t] = t; __syncthreads(); x[t] = v[t ^ 33];", {}),
     "a barrier after a read": (S + "v[t] = t; __syncthreads(); int r = v[t ^ 33];"
@@ -95,9 +95,9 @@ ORDERS = [(s, c) for s in ("lockstep", "serial", "reverse", "random") for c in (
 
 
 def run(what: tuple[str, dict], schedule: str, copies: str) -> None:
-    body, told = what
+    body, options = what
     with softgpu.settings(races=True, schedule=schedule, copies=copies):
-        launch(f"{body} }}", cupy.zeros(256, "i"), **{"block": 64, **told})
+        launch(f"{body} }}", cupy.zeros(256, "i"), **{"block": 64, **options})
 
 
 @pytest.mark.parametrize("what", ORDERED)

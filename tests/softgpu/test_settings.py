@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Settings change what the software GPU is, and in which order its threads go on."""
+"""Settings change the properties of the software GPU, and the order of its threads."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def test_settings_that_are_not_known_are_refused(wrong):
 
 @pytest.mark.parametrize("capability", ["75", "80", "86", "89", "90", "100"])
 def test_kernels_are_compiled_for_the_compute_capability_that_is_set(capability):
-    made, x = kernel("int* x) { x[0] = __CUDA_ARCH__; }"), cupy.zeros(1, "i")
+    compiled, x = kernel("int* x) { x[0] = __CUDA_ARCH__; }"), cupy.zeros(1, "i")
     clusters = kernel("int* x) { x[0] = 1; }", "__cluster_dims__(2, 1, 1)")
     with softgpu.settings(capability=capability):
         assert cupy.cuda.Device().compute_capability == capability
-        made((1,), (1,), (x,))
+        compiled((1,), (1,), (x,))
         assert x.item() == 10 * int(capability)
         if int(capability) >= 90:
             clusters((2,), (1,), (x,))
@@ -93,21 +93,21 @@ def test_kernels_are_compiled_for_the_compute_capability_that_is_set(capability)
     [(8, 16, 0, 33), (8, 8, 0, 33), (16, 16, 0, 16), (16, 8, 0, 0), (8, 16, 200 << 10, 16)],
 )
 def test_the_driver_says_how_many_clusters_fit(size, largest, shared, fit):
-    """Two blocks of 1024 threads run on each multiprocessor, one where it has much memory."""
-    made = kernel("int* x) { }", f"__cluster_dims__({size}, 1, 1)")
-    _cluster_fit.allow_large_clusters(cupy, made.kernel)
+    """Two blocks of 1024 threads fit a multiprocessor; one if it takes much shared memory."""
+    compiled = kernel("int* x) { }", f"__cluster_dims__({size}, 1, 1)")
+    _cluster_fit.allow_large_clusters(cupy, compiled.kernel)
     with (
         softgpu.settings(largest_cluster=largest),
         mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
     ):
-        made.max_dynamic_shared_size_bytes = shared
-        asked = Launch(KernelBuild("k", (("CLUSTER", str(size)),)), 64, 1024, shared=shared)
-        assert _cluster_fit.clusters_that_fit(made.kernel, asked) == fit
+        compiled.max_dynamic_shared_size_bytes = shared
+        wanted = Launch(KernelBuild("k", (("CLUSTER", str(size)),)), 64, 1024, shared=shared)
+        assert _cluster_fit.clusters_that_fit(compiled.kernel, wanted) == fit
 
 
 def test_another_process_uses_it_as_it_is_set():
     script = "import cupy; print(cupy.cuda.runtime.getDeviceCount(), cupy.zeros(3).get())"
     with softgpu.settings(devices=4):
         environment = os.environ | softgpu.subprocess_environment()
-    told = {"env": environment, "capture_output": True, "text": True, "check": True}
-    assert subprocess.run([sys.executable, "-c", script], **told).stdout == "4 [0. 0. 0.]\n"
+    options = {"env": environment, "capture_output": True, "text": True, "check": True}
+    assert subprocess.run([sys.executable, "-c", script], **options).stdout == "4 [0. 0. 0.]\n"

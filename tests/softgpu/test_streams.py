@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Late streams: what nobody waited for is not done, and what was freed is gone."""
+"""Late streams: work runs only when the host waits for it, and freed memory is gone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add(x, n: int, stream=None) -> None:
 
 
 def read(x, stream) -> int:
-    """Copy a number to the host on a stream, and wait for that alone."""
+    """Copy a number to the host on a stream, and wait for that stream only."""
     with stream:
         (value,) = set(x.get().tolist())
     return value
@@ -115,7 +115,7 @@ def test_memory_is_freed_in_the_order_of_its_own_stream():
         x = cupy.ones(32, "i")
     other.wait_event(stream.record())
     add(x, 1, other)
-    del x  # what `other` still needs
+    del x  # `other` still needs it
     stream.synchronize()
     with raises("ILLEGAL_ADDRESS.*outside of any allocation"):
         other.synchronize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What threads do together, and the memory that each or all of them have."""
+"""Operations of several threads, and local and shared memory."""
 
 from __future__ import annotations
 

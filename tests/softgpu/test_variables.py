@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Variables of modules: how they begin, and that kernels and the driver's caller share them."""
+"""Variables of modules: initial values, and sharing between kernels and the host."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PTX = b""".version 8.0
 """
 
 
-def test_variables_are_shared_with_kernels_and_begin_as_they_are_told():
-    cupy.zeros(1, "f")  # there is a context from here on
+def test_variables_are_shared_with_kernels_and_begin_with_their_initial_values():
+    cupy.zeros(1, "f")  # creates a context
     driver, module, kernel = softgpu.load(), ctypes.c_void_p(), ctypes.c_void_p()
     assert driver.cuModuleLoadData(byref(module), PTX) == 0
     assert driver.cuModuleGetFunction(byref(kernel), module, b"k") == 0

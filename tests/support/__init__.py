@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What tests share."""
+"""Helpers that tests share."""

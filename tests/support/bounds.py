@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""How far a result may be from the exact one, and why; the one place that says so.
+"""Error bounds of results, and the checks against them.
 
-Bounds are absolute and per element, as float64 arrays. What is stored in a narrower type than it
-was computed in has been rounded once more: half an ulp of the element in the storage dtype, besides
-the error of the computation. The error of a computation in float32 is counted in ulps of float32.
-One in float64 has the same counts in ulps of float64, twice: once for the kernel and once for the
-oracle, which is float64 too and held to the same counts.
+Bounds are absolute and per element, as float64 arrays. Storing a result in a type narrower than the
+compute type rounds it once more: half an ulp of the element in the storage dtype, on top of the
+error of the computation. Errors of computations in float32 are counted in ulps of float32. Those in
+float64 have the same counts in ulps of float64, twice: once for the kernel and once for the oracle,
+which is also float64 and has the same bounds.
 
-Bounds are for inputs whose squares neither overflow nor vanish in the compute type, and do not
-allow for flush-to-zero of subnormals but in a gate's tail.
+Bounds hold for inputs whose squares neither overflow nor vanish in the compute type. They allow for
+flush-to-zero of subnormals only in a gate's tail.
 
-The reasons are in `row_errors`, in `gate_bounds` for activations, in `group_bounds` for group
-norms; the checks are here.
+`row_errors`, `gate_bounds` (activations) and `group_bounds` (group norms) derive the bounds.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from tests.support.ulps import Array, assert_same_numbers, assert_within, roundi
 __all__ = ["assert_within", "check_backward", "check_forward", "param_grad_bound", "ulp"]
 
 
-class Held(NamedTuple):
-    """What a norm's results are held to: the exact ones, and how far off each may be.
+class Expected(NamedTuple):
+    """The exact results of a norm, and the errors that they may have.
 
-    An error is that of a field before it is stored, in the field's shape or what broadcasts to it;
-    of a sum, the sizes of the summands and what else it may be off by.
+    An error is that of a field before the store, and broadcasts to the field's shape. Sums over
+    rows have two terms: the sum of their summands' sizes, and a further error.
     """
 
     exact: Any
@@ -47,7 +46,7 @@ class Held(NamedTuple):
         if name in ("dweight", "dbias"):
             magnitude, more = error
             return param_grad_bound(exact, magnitude, dtype, self.compute) + more
-        # Of a number that the error takes past a power of two, an ulp is twice as large.
+        # The error may take a number past a power of two, where an ulp is twice as large.
         return error + rounding(np.abs(exact) + error, dtype, self.compute)
 
     def check(self, result: Any) -> dict[str, float]:
@@ -67,29 +66,29 @@ class Held(NamedTuple):
 
 
 def check_forward(result: Any, *given: Any, **options: Any) -> dict[str, float]:
-    """Hold a NormForward of NumPy arrays to the oracle; a field that is None is not looked at.
+    """Check a NormForward of NumPy arrays against the oracle; fields that are None are skipped.
 
     Takes x, weight, bias, residual, and `row_errors.Options`: eps, without default, and the keyword
-    arguments of cunorm.normalize. For `l2_norm`, give c=1 and eps/d. Returns each field's worst
-    error in units of its bound.
+    arguments of cunorm.normalize. For `l2_norm`, pass c=1 and eps/d. Returns the worst error of
+    each field in units of its bound.
     """
-    return of_forward(*given, **options).check(result)
+    return expected_forward(*given, **options).check(result)
 
 
 def check_backward(grads: Any, *given: Any, **options: Any) -> dict[str, float]:
-    """Hold a NormGrads of NumPy arrays to the oracle; a field that is None is not looked at.
+    """Check a NormGrads of NumPy arrays against the oracle; fields that are None are skipped.
 
-    Takes dy, x, weight, bias, d_residual and options. x is what was normalised: the forward's
-    residual where there is one; x_dtype is then the dtype of the forward's x, which
-    round_before_weight rounds to. The exact statistics are computed from x, whatever the kernel was
-    given. Returns as above.
+    Takes dy, x, weight, bias, d_residual and options. x is the array that was normalised: the
+    forward's residual if there is one, and x_dtype is then the dtype of the forward's x, to which
+    round_before_weight rounds. The exact statistics are computed from x, whichever the kernel got.
+    Returns as above.
     """
-    return of_backward(*given, **options).check(grads)
+    return expected_backward(*given, **options).check(grads)
 
 
 @np.errstate(all="ignore")
-def of_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options) -> Held:
-    """Return what a forward is held to."""
+def expected_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options) -> Expected:
+    """Return the expected results of a forward."""
     more = {"residual": residual, "residual_dtype": residual_dtype}
     exact = reference.normalize_forward(x, weight, bias, **more, **options)
     compute, stream = compute_type(x, residual, exact.residual), exact.residual
@@ -100,44 +99,44 @@ def of_forward(x, weight, bias, residual=None, *, residual_dtype=None, **options
         "mean": lambda: rows.mean_error().reshape(exact.mean.shape),
         "rstd": lambda: rows.rstd_error().reshape(exact.rstd.shape),
     }
-    return Held(exact, errors, compute)
+    return Expected(exact, errors, compute)
 
 
 @np.errstate(all="ignore")
-def of_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options) -> Held:
-    """Return what a backward is held to."""
+def expected_backward(dy, x, weight, bias, d_residual=None, *, x_dtype=None, **options) -> Expected:
+    """Return the expected results of a backward."""
     norm, x_dtype = Options(**options), x.dtype if x_dtype is None else x_dtype
     f = reference.normalize_forward(x, **vars(norm.up_to_r()))
-    told = {name: value for name, value in options.items() if name != "eps"}
-    told |= {"rstd": f.rstd, "mean": f.mean, "d_residual": d_residual, "x_dtype": x_dtype}
-    exact = reference.normalize_backward(dy, x, weight, bias, **told)
+    kwargs = {name: value for name, value in options.items() if name != "eps"}
+    kwargs |= {"rstd": f.rstd, "mean": f.mean, "d_residual": d_residual, "x_dtype": x_dtype}
+    exact = reference.normalize_backward(dy, x, weight, bias, **kwargs)
     compute = compute_type(x)
     rows = Rows(x, weight, bias, norm, compute=compute, rounded_to=x_dtype)
     dy = norm.rows(dy)
     stream = () if d_residual is None else (norm.rows(d_residual), str(d_residual.dtype))
 
-    def of_rows(error: Callable[..., Array], *given: Any) -> Callable[[], Array]:
+    def row_bound(error: Callable[..., Array], *given: Any) -> Callable[[], Array]:
         return lambda: np.broadcast_to(error(dy, *given), dy.shape).reshape(x.shape)
 
-    def of_sums(terms: Callable[..., Any]) -> Callable[[], Any]:
+    def sum_bound(terms: Callable[..., Any]) -> Callable[[], Any]:
         return lambda: [t.sum(axis=0).reshape(x.shape[norm.axis :]) for t in terms(dy)]
 
-    errors = dict.fromkeys(("dx", "dresidual"), of_rows(rows.ds_error, *stream))
-    errors["dgate"] = of_rows(rows.dgate_error)
-    errors |= {"dweight": of_sums(rows.dweight_terms), "dbias": of_sums(rows.dbias_terms)}
-    return Held(exact, errors, compute)
+    errors = dict.fromkeys(("dx", "dresidual"), row_bound(rows.ds_error, *stream))
+    errors["dgate"] = row_bound(rows.dgate_error)
+    errors |= {"dweight": sum_bound(rows.dweight_terms), "dbias": sum_bound(rows.dbias_terms)}
+    return Expected(exact, errors, compute)
 
 
 def param_grad_bound(exact: Array, magnitude: Array, dtype: str, compute: str = "float32") -> Array:
     """Bound the error of dweight or dbias: 8 u times `magnitude`, the sum over rows of |summand|.
 
     Each summand dy * k * r has r's error of a few u; the sum over rows, in parts of bounded length,
-    adds about as much. The one rounding to the parameter's dtype comes on top.
+    adds about as much. One rounding to the parameter's dtype comes on top.
     """
     return count(8, compute) * unit(compute) * magnitude + 0.5 * ulp(exact, dtype)
 
 
 def compute_type(*operands: Array | None) -> str:
-    """Return the type of statistics, sums and arithmetic: float64 if x or the stream is."""
+    """Return the compute type: float64 if x or the stream is float64, else float32."""
     given = [str(operand.dtype) for operand in operands if operand is not None]
     return "float64" if "float64" in given else "float32"

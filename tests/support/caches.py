@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""This process as if it had just begun, with other compilers and caches of compiled kernels."""
+"""The state of a new process: no known compiler, no loaded kernel, an empty cache folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWERS = 'case "$*" in *--version*) exec $real --version;; esac\nfor last; do :
 
 
 def script(folder: Path, text: str) -> str:
-    """Make a command of a few lines of shell; $real is the compiler that is used otherwise."""
+    """Write a shell script that serves as compiler; $real is the real one."""
     command = folder / "compiler"
     real = " ".join(compiler().command)
     command.write_text(f'#!/bin/sh\nreal="{real}"\n{text}\n')
@@ -36,7 +36,7 @@ def script(folder: Path, text: str) -> str:
 
 @cache
 def copies() -> str:
-    """Return the text of a compiler that compiles nothing: it copies the library of `check`."""
+    """Return the script of a compiler that only copies the library of `check`."""
     with pytest.MonkeyPatch.context() as patch:
         with_empty_caches(patch)
         check()
@@ -46,48 +46,48 @@ def copies() -> str:
 
 
 @contextmanager
-def begun_anew(**environment: str | os.PathLike[str]) -> Iterator[pytest.MonkeyPatch]:
-    """Have this process know of no compiler and of no kernel, in another environment."""
+def fresh_process(**environment: str | os.PathLike[str]) -> Iterator[pytest.MonkeyPatch]:
+    """Clear the known compilers and loaded kernels, and set environment variables."""
 
-    def forget() -> None:
-        for known in (compiler, cache_folder, _compiler._warn_of_none):
-            known.cache_clear()
+    def clear() -> None:
+        for cached in (compiler, cache_folder, _compiler._warn_of_none):
+            cached.cache_clear()
 
     try:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, os.fspath(value))
             with_empty_caches(patch)
-            forget()
+            clear()
             yield patch
     finally:
-        forget()
+        clear()
 
 
 @contextmanager
-def own_cache(folder: Path, text: str | None = None, **environment: str) -> Iterator[Path]:
-    """Have a cache below a folder, and a compiler of a few lines of shell, or one that copies."""
+def separate_cache(folder: Path, text: str | None = None, **environment: str) -> Iterator[Path]:
+    """Use a cache below a folder, and a compiler of such a script; by default one that copies."""
     environment["CXX"] = script(folder, text or copies()) + environment.get("CXX", "")
-    kept = folder / "cache"
-    with begun_anew(CUNORM_CACHE_DIR=kept, **environment):
-        yield kept
+    cache = folder / "cache"
+    with fresh_process(CUNORM_CACHE_DIR=cache, **environment):
+        yield cache
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """List the kernels that are compiled from now on."""
+    """Return a list to which each compiled kernel is added from now on."""
     found: list[str] = []
-    compile_it = _compile._compile
+    compile_build = _compile._compile
 
-    def noted(build, *rest):
+    def compile_and_record(build, *rest):
         found.append(build.kernel)
-        compile_it(build, *rest)
+        compile_build(build, *rest)
 
-    monkeypatch.setattr(_compile, "_compile", noted)
+    monkeypatch.setattr(_compile, "_compile", compile_and_record)
     return found
 
 
 def check() -> None:
-    """Make a call of one build, and look at its numbers."""
+    """Make a call of one build, and check its numbers."""
     y = cunorm.l2_norm(np.array([[3, 4, 0, 0]], dtype=np.float32))
     np.testing.assert_allclose(y, [[0.6, 0.8, 0, 0]], rtol=1e-6)
 

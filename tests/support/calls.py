@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of every public function with arrays that go together, for all it takes and makes."""
+"""Calls of every public function, with matching arrays for all operands and results."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ names = pytest.mark.parametrize("name", FUNCTIONS)
 kinds = pytest.mark.parametrize("kind", ["numpy", "torch"])
 devices = pytest.mark.parametrize(
     "kind", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)]
-)  # whose arrays: of NumPy on a CPU, of CuPy on a GPU
+)  # NumPy arrays on a CPU, CuPy arrays on a GPU
 
 
-def taking(*arguments: str) -> list[str]:
-    """Name the public functions that have all of these arguments."""
+def functions_taking(*arguments: str) -> list[str]:
+    """Return the names of the public functions that have all of these arguments."""
     return [name for name in FUNCTIONS if {*arguments} <= parameters_of(name)]
 
 
@@ -45,7 +45,7 @@ def parameters_of(name: str) -> set[str]:
 
 
 def raises(error: Any, *texts: str) -> Any:
-    """Expect an error whose message is exactly these texts, one after the other."""
+    """Expect an error whose message is exactly these texts, joined."""
     return pytest.raises(error, match="^" + re.escape("".join(texts)) + "$")
 
 
@@ -65,7 +65,7 @@ def to(kind: str, array: Any) -> Any:
 
 
 def host(array: Any) -> Any:
-    """Return an array's numbers as NumPy's."""
+    """Return an array's numbers as a NumPy array."""
     if isinstance(array, np.ndarray):
         return array
     return OnCupy().get(array) if kind_of(array) == "cupy" else array.numpy()
@@ -80,17 +80,17 @@ def strides_of(array: Any) -> tuple[int, ...]:
 
 
 def arrays_of(named: dict[str, Any]) -> dict[str, Any]:
-    """Return those that are arrays, of a call's arguments or of a result's fields."""
+    """Return the arrays among a call's arguments or a result's fields."""
     return {name: array for name, array in named.items() if hasattr(array, "shape")}
 
 
 def fields(result: Any) -> dict[str, Any]:
-    """Name the arrays of a result."""
+    """Return the arrays of a result by name."""
     return arrays_of(result._asdict() if isinstance(result, tuple) else {"y": result})
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Compare results to the bit, and by what there is to know of their arrays."""
+    """Compare results bit for bit, and the types, shapes and strides of their arrays."""
     assert type(actual) is type(expected)
     actual, expected = fields(actual), fields(expected)
     assert actual.keys() == expected.keys()
@@ -101,14 +101,14 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert_same_bits(host(array), host(right), field)
 
 
-def change(arrays: dict[str, Any], to_what: str = "another") -> None:
-    """Put other numbers into arrays."""
+def change(arrays: dict[str, Any], tag: str = "another") -> None:
+    """Write other numbers to arrays."""
     for name, array in arrays_of(arrays).items():
-        array[...] = to(kind_of(array), draw(f"{to_what} {name}", tuple(array.shape), "float32"))
+        array[...] = to(kind_of(array), draw(f"{tag} {name}", tuple(array.shape), "float32"))
 
 
 def elsewhere(array: Any, start: int = 0) -> Any:
-    """Return an array of the same form, that many elements after where one may begin."""
+    """Return an array of the same shape in other memory, `start` elements after its beginning."""
     size = int(np.prod(array.shape))
     numbers = to(kind_of(array), draw(f"elsewhere {start}", start + size, "float32"))
     return numbers[start:].reshape(array.shape)
@@ -118,44 +118,46 @@ def elsewhere(array: Any, start: int = 0) -> Any:
 
 
 class Call:
-    """A call of a public function with arrays for all that it takes, and for all that it makes."""
+    """A call of a public function, with arrays for all of its operands and results."""
 
-    shape, said = (5, WIDTH), {"center": True}
+    shape, options = (5, WIDTH), {"center": True}
 
-    def __init__(self, name: str, shape: Any = None, kind: str = "numpy", **said: Any) -> None:
+    def __init__(self, name: str, shape: Any = None, kind: str = "numpy", **options: Any) -> None:
         self.name, self.function, self.kind = name, getattr(cunorm, name), kind
-        taken = parameters_of(name)
-        self.said = {key: value for key, value in (self.said | said).items() if key in taken}
+        accepted = parameters_of(name)
+        self.options = {
+            key: value for key, value in (self.options | options).items() if key in accepted
+        }
         self.shapes = self._shapes(*(shape or self.shape))
         self.arrays = {
             key: to(kind, draw(key, size, "float32"))
             for key, size in self.shapes.items()
-            if key in taken
-        } | self.said
-        self.result = _result_of(name)
+            if key in accepted
+        } | self.options
+        self.result = _result_type(name)
         self.out = {
             field: to(kind, np.full(self.shapes[_LIKE.get(field, field)], np.nan, np.float32))
             for field in self._fields()
         }
-        self.workspace = self.sized_workspace() if "workspace" in taken else None
+        self.workspace = self.make_workspace() if "workspace" in accepted else None
 
     def _shapes(self, *shape: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each operand that there may be."""
+        """Return the shapes of all possible operands."""
         *leading, width = shape
-        groups = self.said.get("groups", 1)
+        groups = self.options.get("groups", 1)
         statistic = (*leading, groups) if groups > 1 else tuple(leading)
-        of_rows = dict.fromkeys(("x", "dy", "residual", "gate", "d_residual"), shape)
-        shapes = of_rows | dict.fromkeys(("rstd", "mean"), statistic)
+        row_shapes = dict.fromkeys(("x", "dy", "residual", "gate", "d_residual"), shape)
+        shapes = row_shapes | dict.fromkeys(("rstd", "mean"), statistic)
         return shapes | dict.fromkeys(("weight", "bias"), (width,))
 
     def _fields(self) -> list[str]:
-        """Name the results that there are, each of its own."""
+        """Return the names of the results that are arrays of their own."""
         if self.result is None:
             return ["y"]
-        centered = self.said.get("center") or "layer_norm" in self.name or "group" in self.name
+        centered = self.options.get("center") or "layer_norm" in self.name or "group" in self.name
         absent = [] if centered else ["mean"]
         if self.name.endswith("backward"):
-            absent = ["dresidual"]  # dx is, where their dtypes agree
+            absent = ["dresidual"]  # the same array as dx if their dtypes agree
         return [
             field
             for field in self.result._fields
@@ -163,40 +165,40 @@ class Call:
             and (_LIKE.get(field, field) in self.arrays or field in ("y", "mean", "rstd"))
         ]
 
-    def sized_workspace(self) -> Any:
-        """Make memory of exactly the size that is said of the arrays as they are."""
+    def make_workspace(self) -> Any:
+        """Allocate a workspace of exactly the size that workspace_size returns."""
         sized = signature(cunorm.workspace_size).parameters.keys()
-        told = {key: value for key, value in self.arrays.items() if key in sized}
-        return to(self.kind, np.empty(cunorm.workspace_size(self.name, **told), np.uint8))
+        options = {key: value for key, value in self.arrays.items() if key in sized}
+        return to(self.kind, np.empty(cunorm.workspace_size(self.name, **options), np.uint8))
 
     def parts(self) -> list[str]:
-        """Name what a call has to make if it is left out."""
+        """Return the names of the arrays that the call allocates if they are not given."""
         return [*self.out, *([] if self.workspace is None else ["workspace"])]
 
     def make(self, **more: Any) -> Any:
-        """Let the call make all of its results."""
+        """Make the call, which allocates all of its results."""
         return self.function(**self.arrays | more)
 
     def out_of(self, given: dict[str, Any]) -> Any:
-        """Return such results as `out` takes them."""
+        """Return these arrays as the argument `out`."""
         return given.get("y") if self.result is None else self.result(**given)
 
     def run(self, without: str | None = None, **more: Any) -> Any:
-        """Let the call write its results to `out`."""
+        """Make the call, which writes its results to `out`."""
         out = self.out_of({field: a for field, a in self.out.items() if field != without})
         has_workspace = self.workspace is not None and without != "workspace"
-        lent = {"workspace": self.workspace} if has_workspace else {}
-        return self.function(**self.arrays | lent | {"out": out} | more)
+        workspace = {"workspace": self.workspace} if has_workspace else {}
+        return self.function(**self.arrays | workspace | {"out": out} | more)
 
 
 class GroupCall(Call):
-    """The same of a group norm."""
+    """A call of a group norm."""
 
-    shape, said = (3, 8, WIDTH), {"num_groups": 4, "activation": "silu", "channel_axis": -1}
+    shape, options = (3, 8, WIDTH), {"num_groups": 4, "activation": "silu", "channel_axis": -1}
 
     def _shapes(self, *shape: int) -> dict[str, tuple[int, ...]]:
-        channels = (shape[self.said["channel_axis"]],)
-        statistic = (shape[0], self.said.get("num_groups", channels[0]))
+        channels = (shape[self.options["channel_axis"]],)
+        statistic = (shape[0], self.options.get("num_groups", channels[0]))
         shapes = dict.fromkeys(("x", "dy"), shape) | dict.fromkeys(("mean", "rstd"), statistic)
         return shapes | dict.fromkeys(("weight", "bias"), channels)
 
@@ -204,25 +206,29 @@ class GroupCall(Call):
 _LIKE = {f"d{name}": name for name in ("x", "weight", "bias", "gate")} | {"y": "x"}
 
 
-def call_of(name: str, shape: Any = None, kind: str = "numpy", **said: Any) -> Call:
-    """Return a call of any of the functions."""
-    return (GroupCall if name in GROUP_NORMS else Call)(name, shape, kind, **said)
+def call_of(name: str, shape: Any = None, kind: str = "numpy", **options: Any) -> Call:
+    """Return a call of one of the functions."""
+    return (GroupCall if name in GROUP_NORMS else Call)(name, shape, kind, **options)
 
 
-def _result_of(name: str) -> Any:
-    """Return the tuple of a function's results, None where it is y alone."""
+def _result_type(name: str) -> Any:
+    """Return the type of a function's result, None if it is y alone."""
     if name.startswith("add_"):
         return AddNorm
-    way = {"forward": 0, "backward": 1}.get(name.rpartition("_")[2])
-    of_rows, of_groups = (NormForward, NormGrads), (GroupNormForward, GroupNormGrads)
-    return None if way is None else (of_groups if name in GROUP_NORMS else of_rows)[way]
+    direction = {"forward": 0, "backward": 1}.get(name.rpartition("_")[2])
+    row_types, group_types = (NormForward, NormGrads), (GroupNormForward, GroupNormGrads)
+    return (
+        None
+        if direction is None
+        else (group_types if name in GROUP_NORMS else row_types)[direction]
+    )
 
 
-# --- calls that are made again --------------------------------------------------------------------
+# --- the cache of calls ---------------------------------------------------------------------------
 
 
-class Known:
-    """The calls of a cache of their own, as large as that of the package."""
+class CallCache:
+    """A separate cache of calls, as large as the package's."""
 
     def __init__(self) -> None:
         parameters = internals._dispatch.cache_entry.cache_parameters()
@@ -232,47 +238,47 @@ class Known:
         return self.entries.cache_info().currsize
 
 
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Known:
-    """Let the cache of calls be empty, and return what comes into it from now on."""
-    known = Known()
-    monkeypatch.setattr(internals._dispatch, "cache_entry", known.entries)
-    return known
+def empty_call_cache(monkeypatch: pytest.MonkeyPatch) -> CallCache:
+    """Replace the cache of calls by an empty one, and return that."""
+    cache = CallCache()
+    monkeypatch.setattr(internals._dispatch, "cache_entry", cache.entries)
+    return cache
 
 
-def anew(function: Any, *arguments: Any, **more: Any) -> Any:
-    """Call a function with an empty cache of calls: checked and planned. One thread at a time."""
+def call_uncached(function: Any, *arguments: Any, **more: Any) -> Any:
+    """Call a function with an empty cache, so that it is checked and planned; not thread-safe."""
     with pytest.MonkeyPatch.context() as patch:
-        nothing_known(patch)
+        empty_call_cache(patch)
         return function(*arguments, **more)
 
 
 @contextmanager
-def planning_forbidden() -> Iterator[None]:
-    """Let no call be made but those that are in the cache."""
+def cached_calls_only() -> Iterator[None]:
+    """Make all calls fail that are not in the cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(internals._dispatch, "_executable", None)
         yield
 
 
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect the arrays of each launch by their names, and let none be copied on its way there."""
-    seen = []
+def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets the named pointers of each launch; a copy of an operand fails."""
+    launches = []
     loaded = internals._dispatch._loaded
 
-    def load_and_see(op: Any, *rest: Any) -> Any:
+    def load_recorded(op: Any, *rest: Any) -> Any:
         run = loaded(op, *rest)
         outputs = ["new_residual" if name == "residual" else name for name in op.outputs]
         names = (*op.inputs, *outputs, "workspace")
 
-        def run_and_see(pointers: Any) -> None:
+        def run_recorded(pointers: Any) -> None:
             arrays = [SimpleNamespace(pointer=pointer) if pointer else None for pointer in pointers]
-            seen.append(SimpleNamespace(**dict(zip(names, arrays, strict=True))))
+            launches.append(SimpleNamespace(**dict(zip(names, arrays, strict=True))))
             run(pointers)
 
-        return run_and_see
+        return run_recorded
 
-    nothing_known(monkeypatch)
-    monkeypatch.setattr(internals._dispatch, "_loaded", load_and_see)
+    empty_call_cache(monkeypatch)
+    monkeypatch.setattr(internals._dispatch, "_loaded", load_recorded)
     for framework in internals.host_frameworks():
         monkeypatch.setattr(framework, "contiguous", None)
-    return seen
+    return launches

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the row norms and the group norms by cases, each held to the oracle.
+"""Calls of the row norms and the group norms by cases, each checked against the oracle.
 
-A case says what the operands are, which norm is computed of them, and how they lie in memory.
+A case has the operands, the options of the norm, and the layout of the arrays in memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NORM = {
     **{"c": None, "center": False, "groups": 1, "weight_offset": 0.0},
     **{"round_before_weight": False, "gate_activation": "silu", "gate_position": "post"},
 }
-_UP_TO_R = ("center", "groups", "gate_activation", "gate_position")  # what statistics depend on
-# What a case says where it does not say otherwise. Dtypes of operands, None: there is none; of
-# results, None: x's, or the operand's of which it is the gradient. `stream` is "+ float32" for a
-# residual of that dtype, "as float32" for x in it. `shape` has three leading axes, then the width
-# of a group; a group norm has `samples`. `layouts` is the layout of all operands, or the number of
-# the first one's, and the others have those that follow. `picked` are the numbers of the rows or
-# samples of which there are operands; None: all.
+_UP_TO_R = ("center", "groups", "gate_activation", "gate_position")  # options of the statistics
+# The default case. A dtype of None: an absent operand; for a result, the dtype of x or, for a
+# gradient, of its operand. `stream` is "+ float32" for a residual of that dtype, "as float32" for x
+# in that dtype. `shape` has three leading axes, then the width of a group; a group norm has
+# `samples`. `layouts` is the layout of all operands, or the index of the first one's layout; the
+# others take the following layouts in turn. `picked` are the indices of the rows or samples to
+# keep; None: all.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
@@ -44,48 +44,50 @@ DEFAULTS = _NORM | {
 
 
 class Call(NamedTuple):
-    """A call of a function, whose arrays have been placed."""
+    """A call of a function with placed arrays."""
 
     on: Any
     function: Callable[..., Any]
     inputs: dict[str, Placed | None]
-    told: dict[str, Any]
-    out: Any  # the function's result, of what is placed
+    options: dict[str, Any]
+    out: Any  # the function's result, with placed arrays
     arrays: list[Placed]
-    hold: Callable[[Any], Any]  # to the oracle
+    check_result: Callable[[Any], Any]  # against the oracle
 
     def run(self) -> Any:
-        """Make the call, and return its results; it writes nothing else."""
+        """Make the call, check that it writes nothing but its results, and return these."""
         for placed in self.arrays:
             placed.put()
         given = {name: placed and placed.array for name, placed in self.inputs.items()}
         places = [placed for placed in self.out if placed is not None]
         out = type(self.out)(*(placed and placed.array for placed in self.out))
-        result = self.function(**given, **self.told, out=out if places else None)
+        result = self.function(**given, **self.options, out=out if places else None)
         for placed in self.arrays:
             placed.check(written=any(placed is place for place in places))
         return get_all(self.on, result)
 
     def check(self) -> Any:
-        """Make the call, hold its results to the oracle, and return them."""
+        """Make the call, check its results against the oracle, and return them."""
         result = self.run()
-        self.hold(result)
+        self.check_result(result)
         return result
 
 
 def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
-    """Place a call by which a kernel runs, on a GPU unless told otherwise."""
+    """Place the arrays of a call that runs a kernel, by default on a GPU."""
     case, on, is_row = DEFAULTS | case, on or OnCupy(), "row" in kernel
-    make, told = _rows(case, on) if is_row else _groups(case, on)
+    make, options = _rows(case, on) if is_row else _groups(case, on)
     inputs = {"x": make.large(case["x"])}
     if is_row:
         inputs["gate"] = make.large(case["gate"], near=True)
     inputs |= {"weight": make.param(case["weight"], mean=1.0), "bias": make.param(case["bias"])}
-    return (_backward if "backward" in kernel else _forward)(case, on, is_row, make, inputs, told)
+    return (_backward if "backward" in kernel else _forward)(
+        case, on, is_row, make, inputs, options
+    )
 
 
 def groups_of(case: Mapping[str, Any], array: Array) -> Array:
-    """View what is like x as rows or samples, positions, groups and their channels."""
+    """View an array like x as rows or samples, positions, groups and their channels."""
     of = case.get("samples")
     if of is None:
         return array.reshape(-1, 1, 1, array.shape[-1])
@@ -102,11 +104,11 @@ def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
     if picked is not None:
         shape = (1, 1, len(picked), columns)
         arranged["pick"] = lambda values: values.reshape(-1, columns)[picked].reshape(shape)
-    told = {name: case[name] for name in _NORM}
+    options = {name: case[name] for name in _NORM}
     if case["weight"] is None:
-        told["weight_offset"] = 0.0
+        options["weight_offset"] = 0.0
     make = Draws(on, lambda dtype, at: ROW_LAYOUTS[at](shape, dtype), drawn, columns, **arranged)
-    return make, told
+    return make, options
 
 
 def _groups(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
@@ -115,9 +117,9 @@ def _groups(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
     if picked is not None:
         of = of._replace(samples=len(picked))
         arranged["pick"] = lambda values: values[picked]
-    told = {"num_groups": of.groups, "channel_axis": of.channel_axis}
+    options = {"num_groups": of.groups, "channel_axis": of.channel_axis}
     make = Draws(on, of.empty, shape, of.channels, **arranged)
-    return make, told | {"activation": case["activation"]}
+    return make, options | {"activation": case["activation"]}
 
 
 def _arrangement(case: Case, names: Sequence[str]) -> dict[str, Any]:
@@ -130,50 +132,50 @@ def _hosts(inputs: Mapping[str, Placed | None]) -> dict[str, Array | None]:
     return {name: placed and placed.host for name, placed in inputs.items()}
 
 
-def _hold(check: Callable[..., Any], operands: dict[str, Any], result: Any) -> None:
+def _check_result(check: Callable[..., Any], operands: dict[str, Any], result: Any) -> None:
     check(result, **operands)
 
 
-def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, told: Any) -> Call:
-    told |= {"eps": case["eps"]}
+def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
+    options |= {"eps": case["eps"]}
     places = {"y": inputs["x"] if case["in_place"] else make.result(case["y"] or case["x"])}
     if is_row:
         kind, _, stream = (case["stream"] or "").partition(" ")
         inputs["residual"] = make.large(stream if kind == "+" else None)
-        told |= {"residual_dtype": DTYPES[stream]} if kind == "as" else {}
+        options |= {"residual_dtype": DTYPES[stream]} if kind == "as" else {}
         if kind:
             over = inputs["residual"] if case["in_place"] == "all" else None
             places["residual"] = over or make.result(stream)
-    of_rows = (cunorm.normalize_forward, NormForward, check_forward)
-    of_groups = (cunorm.group_norm_forward, GroupNormForward, check_group_forward)
-    function, kind, check = of_rows if is_row else of_groups
-    hold = partial(_hold, check, _hosts(inputs) | told)
-    return Call(on, function, inputs, told, kind(**places), make.all, hold)
+    row_functions = (cunorm.normalize_forward, NormForward, check_forward)
+    group_functions = (cunorm.group_norm_forward, GroupNormForward, check_group_forward)
+    function, kind, check = row_functions if is_row else group_functions
+    check_result = partial(_check_result, check, _hosts(inputs) | options)
+    return Call(on, function, inputs, options, kind(**places), make.all, check_result)
 
 
-def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, told: Any) -> Call:
+def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
     inputs["dy"] = make.large(case["dy"], near=True)
     if is_row:
         inputs["d_residual"] = make.large(case["d_residual"], near=True)
-        told |= {"x_dtype": DTYPES[case["dx"] or case["x"]]}
-    operands = _hosts(inputs) | told
+        options |= {"x_dtype": DTYPES[case["dx"] or case["x"]]}
+    operands = _hosts(inputs) | options
     statistics = _statistics(case, operands)
     inputs |= {name: make.values(array) for name, array in statistics.items()}
     needs = tuple(name for name in case["needs"] if inputs.get(name)) or ("x",)
     before = _accumulated(case, make, needs)
     places = before | _gradients(case, make, inputs, needs)
-    of_rows = (cunorm.normalize_backward, NormGrads, check_backward)
-    of_groups = (cunorm.group_norm_backward, GroupNormGrads, check_group_backward)
-    function, kind, check = of_rows if is_row else of_groups
+    row_functions = (cunorm.normalize_backward, NormGrads, check_backward)
+    group_functions = (cunorm.group_norm_backward, GroupNormGrads, check_group_backward)
+    function, kind, check = row_functions if is_row else group_functions
     exact = getattr(reference, function.__name__)
 
-    def hold(result: Any) -> None:
+    def check_result(result: Any) -> None:
         if before:
-            result = _less(result, before, exact(**operands, **statistics))
+            result = _subtract(result, before, exact(**operands, **statistics))
         check(result, **operands, eps=EPS)
 
-    called = told | {"needs": needs, "accumulate": bool(before)}
-    return Call(on, function, inputs, called, kind(**places), make.all, hold)
+    options = options | {"needs": needs, "accumulate": bool(before)}
+    return Call(on, function, inputs, options, kind(**places), make.all, check_result)
 
 
 def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
@@ -189,7 +191,7 @@ def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
 
 
 def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Placed]:
-    """Place dx, dgate and dresidual: over inputs, where it says so."""
+    """Place dx, dgate and dresidual, over inputs if the case is in place."""
     found: dict[str, Placed] = {}
     x_dtype = case["dx"] or case["x"]
     if "x" in needs:
@@ -203,13 +205,13 @@ def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Pl
 
 
 def _accumulated(case: Case, make: Draws, needs: tuple[str, ...]) -> dict[str, Placed]:
-    """Place what gradients of parameters are added to, if anything."""
+    """Place the arrays to which gradients of parameters are added, if there are any."""
     names = [f"d{name}" for name in ("weight", "bias") if name in needs]
     return {name: make.param(case["accumulate"]) for name in names if case["accumulate"]}
 
 
-def _less(result: Any, before: dict[str, Placed], exact: Any) -> Any:
-    """Return a result less what it was added to: what is nearest to the exact sum and rounds so."""
+def _subtract(result: Any, before: dict[str, Placed], exact: Any) -> Any:
+    """Subtract the former values from sums: the value nearest to the exact one that rounds so."""
     for name, placed in before.items():
         total = getattr(result, name)
         rounding = 0.5 * ulp(total, str(total.dtype))
@@ -253,7 +255,7 @@ FACTORS: dict[str, dict[str, Any]] = {
 
 
 def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> list[Case]:
-    """Return cases of all pairs, in which some factors are others; of more choices for a seed."""
+    """Return a cover of all pairs, with `where` over the factors; a seed adds choices."""
     factors = {**FACTORS[kernel], **where}
     if seed is not None:
         activations = {"gate_activation": ACTIVATIONS, "activation": (None, *ACTIVATIONS[:-1])}
@@ -261,11 +263,11 @@ def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> lis
         more |= activations | {"dy": tuple(DTYPES)}
         factors = {name: more.get(name, choices) for name, choices in factors.items()}
         factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
-    return [_legal(case) for case in pairwise(factors, telling)]
+    return [_legal(case) for case in pairwise(factors, relevant)]
 
 
 def _legal(case: Case) -> Case:
-    """Return a case less what cannot be: a result has the dtype of what it is written over."""
+    """Return a valid case: a result has the dtype of the array that it is written over."""
     more = {}
     if case["in_place"] == "dy":
         more = {"dx": case["dy"], "dgate": None}
@@ -274,8 +276,8 @@ def _legal(case: Case) -> Case:
     return case | {name: choice for name, choice in more.items() if name in case}
 
 
-def telling(case: Case) -> Case:
-    """Return what of a case, or of a part of one, is not idle."""
+def relevant(case: Case) -> Case:
+    """Return the choices of a case, or of a part of one, that have an effect."""
     idle: set[str] = set()
     if not case.get("gate", True):
         idle |= {"gate_activation", "gate_position", "dgate"}
@@ -289,11 +291,11 @@ def telling(case: Case) -> Case:
 
 
 def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
-    """Add how arrays lie in memory, and how far from zero their numbers are."""
+    """Add the layout of arrays in memory, and the distance of their numbers from zero."""
     layouts = GROUP_LAYOUTS if "group" in kernel else ROW_LAYOUTS
-    # an array that a result is written over has no two elements in one place
+    # In place, no two elements of an array may share memory.
     first = "contiguous" if case["in_place"] else draw.choice(["contiguous", *range(len(layouts))])
     arrangement = {"layouts": first, "offset": draw.choice([0, 0, 1, 2, 4])}
-    # far from zero a mean's rounding may be beyond the corner of relu
+    # Far from zero, a mean's rounding may cross the corner of relu.
     far = draw.choice([False, True]) and case.get("activation") != "relu"
     return case | arrangement | {"far": far}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which combinations of choices to test: all of them, or a cover of all pairs."""
+"""Combinations of choices to test: all of them, or a cover of all pairs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ def everything(factors: Mapping[str, Sequence[Any]]) -> Iterator[Case]:
 
 
 def pairwise(
-    factors: Mapping[str, Sequence[Any]], telling: Callable[[Case], Case] = dict
+    factors: Mapping[str, Sequence[Any]], relevant: Callable[[Case], Case] = dict
 ) -> list[Case]:
-    """Return combinations among which every two choices of different factors meet.
+    """Return combinations in which every two choices of different factors meet.
 
-    Some choices may make others idle: `telling` returns what of a case, or of a part of one, is
-    not. Two choices meet where neither is idle, and need not where that cannot be.
+    Some choices make others idle: `relevant` returns the choices of a case, or of a part of one,
+    that are not idle. Two choices meet in a case where neither is idle; pairs that cannot meet are
+    skipped.
 
-    Greedy: each case starts from a pair that is still missing, and takes of every other factor the
-    choice that brings the most missing pairs, the one that was taken least where they are equal.
-    The same factors give the same cases. There are hardly more than the product of the two longest
-    factors, which no cover can do with less than.
+    The algorithm is greedy: each case starts from a missing pair. Of every other factor it takes
+    the choice that adds the most missing pairs, and among equals the one taken least so far. The
+    same factors give the same cases. There are hardly more cases than the product of the two
+    longest factors, which is the minimum.
     """
     if len(factors) < 2:
         return list(everything(factors))
@@ -40,13 +41,13 @@ def pairwise(
         for first, second in combinations(factors, 2)
         for a, b in product(factors[first], factors[second])
     }
-    taken: Counter[tuple[str, Any]] = Counter()
+    uses: Counter[tuple[str, Any]] = Counter()
     cases = []
 
     def gain(case: Case, pair: frozenset[Any], name: str, choice: Any) -> tuple[bool, int, int]:
-        live = telling(case | {name: choice}).items()
+        live = relevant(case | {name: choice}).items()
         found = sum(frozenset(both) in missing for both in combinations(live, 2))
-        return (pair <= live, found, -taken[name, choice])
+        return (pair <= live, found, -uses[name, choice])
 
     while missing:
         pair = next(iter(missing))
@@ -54,22 +55,22 @@ def pairwise(
         for name in sorted(factors, key=lambda name: -len(factors[name])):
             if name not in case:
                 case[name] = max(factors[name], key=partial(gain, case, pair, name))
-        live = telling(case).items()
+        live = relevant(case).items()
         if not pair <= live:  # one of the two makes the other idle
             del missing[pair]
             continue
         for both in combinations(live, 2):
             missing.pop(frozenset(both), None)
-        taken.update(case.items())
+        uses.update(case.items())
         cases.append({name: case[name] for name in factors})
     return cases
 
 
 def label(case: Case) -> str:
-    """Return a case as the name of a test."""
+    """Return the test id of a case."""
     return "-".join(str(choice) for choice in case.values())
 
 
 def each(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    """Return the decorator of a test of cases."""
+    """Return the decorator that parametrizes a test by cases."""
     return pytest.mark.parametrize("case", cases, ids=label)

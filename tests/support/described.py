@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the norms as `warmup` is told of them, and as they are made; what they load."""
+"""Calls of the norms, described for `warmup` and made; and the builds that they load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cunorm
-from tests.support.calls import BACKWARDS, FORWARDS, nothing_known
+from tests.support.calls import BACKWARDS, FORWARDS, empty_call_cache
 from tests.support.calls import GROUP_NORMS as GROUPS
 from tests.support.covers import Case, pairwise
 from tests.support.internals import (
@@ -25,7 +25,7 @@ from tests.support.internals import (
 
 Make = Callable[[tuple[int, ...], str], Any]
 
-LARGE = 32 << 20  # bytes of a float16 result that no CPU's cache holds
+LARGE = 32 << 20  # bytes of a float16 result, too large for any CPU's cache
 COMMON = {
     "x": ["bfloat16", "float32", "float64"],
     "weight": ["auto", False, "float32"],
@@ -48,8 +48,8 @@ FACTORS = COMMON | {
     "gate_position": ["pre", "post"],
     "needs": [("x", "weight", "bias", "gate"), ("x",), ("weight", "bias"), ("gate",)],
 }
-# Of shapes (samples, positions, channels), among which are those that are one launch on a CPU and
-# those that are several, of which the results are too large for a cache or not.
+# Samples, positions and channels: one launch on a CPU or several, with results that are too large
+# for a cache or not.
 SAMPLES = [(3, 7, 20), (2, 900, 40), (20, 64, 64), (2, LARGE // 256, 128), (LARGE // 8192, 64, 64)]
 GROUP_FACTORS = COMMON | {
     "op": GROUPS,
@@ -62,11 +62,11 @@ GROUP_FACTORS = COMMON | {
 DESCRIBED = ("residual", "weight", "bias", "gate")
 
 
-# --- what is loaded -------------------------------------------------------------------------------
+# --- loaded builds --------------------------------------------------------------------------------
 
 
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
-    """List the builds that are loaded; none of them is compiled, nor does it compute anything."""
+    """Return a list that gets each loaded build; builds are not compiled and compute nothing."""
     with_empty_caches(monkeypatch)
     monkeypatch.setattr(_warmup, "compiler", lambda: "some")
     monkeypatch.setattr(_dispatch, "has_compiler", lambda: True)
@@ -75,9 +75,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
 
 
 def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
-    """List the builds that are loaded for GPUs; the same holds. There is room for every cluster."""
+    """Return the same for builds of GPUs; every cluster fits."""
     monkeypatch.setattr(_cuda, "fits_cluster", lambda launch, device: True)
-    return _loads(monkeypatch, _cuda, lambda grid, block, arguments, **told: None)
+    return _loads(monkeypatch, _cuda, lambda grid, block, arguments, **options: None)
 
 
 def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[KernelBuild]:
@@ -93,23 +93,23 @@ def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[Ke
 
 
 def loaded_builds(macro: str) -> list[KernelBuild]:
-    """Return the builds that are loaded for a CPU and have such a macro."""
+    """Return the builds loaded for a CPU that define a macro."""
     return [build for build in _compile._loaded if macro in dict(build.macros)]
 
 
 def stores_past_caches(build: KernelBuild) -> bool:
-    """Whether a CPU's build writes large results."""
+    """Whether a CPU's build stores its results past the caches, as those are large."""
     return "NON_TEMPORAL" in dict(build.macros)
 
 
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing be loaded before a test, and nothing of it remain."""
+    """Give a test empty caches of builds and calls, and restore the former ones after it."""
     monkeypatch.setattr(_compile, "_loaded", OnceMap())
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
 
 
-def forget() -> None:
-    """Let nothing stay loaded."""
+def clear_all() -> None:
+    """Clear all caches, of loaded builds too."""
     _memo.clear_all()
 
 
@@ -117,17 +117,17 @@ def forget() -> None:
 
 
 def cases() -> list[Case]:
-    """Return cases among which every two choices meet, those left out that no function takes."""
+    """Return a pairwise cover, without the options that a case's function does not take."""
     found = []
     for case in [*pairwise(FACTORS), *pairwise(GROUP_FACTORS)]:
-        taken = _parameters(case) | {"op", "x", "shape", "layout", "dtype"}
-        if "d_residual" in taken:  # of the forward
-            taken |= {"residual", "residual_dtype"}
+        accepted = _parameters(case) | {"op", "x", "shape", "layout", "dtype"}
+        if "d_residual" in accepted:  # a backward; these are of its forward
+            accepted |= {"residual", "residual_dtype"}
         if case.get("residual") == "auto" and case["op"].startswith("add_"):
             case["residual_dtype"] = None
-        if "weight" not in taken or not case["weight"]:
+        if "weight" not in accepted or not case["weight"]:
             case["weight_offset"] = 0.0
-        found.append({name: case[name] for name in case if name in taken})
+        found.append({name: case[name] for name in case if name in accepted})
     return found
 
 
@@ -135,33 +135,35 @@ def _parameters(case: Case) -> set[str]:
     return set(signature(getattr(cunorm, case["op"])).parameters)
 
 
-def warm(case: Case, device: str, **more: Any) -> Any:
-    """Describe a case to `warmup`."""
-    said = {name: case[name] for name in case if name not in ("op", "x", "shape")}
+def warm_up(case: Case, device: str, **more: Any) -> Any:
+    """Call `warmup` for a case."""
+    options = {name: case[name] for name in case if name not in ("op", "x", "shape")}
     if case["op"] in GROUPS:
-        said["positions"] = case["shape"][1]
+        options["positions"] = case["shape"][1]
     width = case["shape"][-1]
-    return cunorm.warmup(case["op"], width, case["x"], device=device, progress=False, **said | more)
+    return cunorm.warmup(
+        case["op"], width, case["x"], device=device, progress=False, **options | more
+    )
 
 
 def call(case: Case, make: Make) -> None:
-    """Make the call, with arrays of a shape and a dtype's name from `make`."""
-    given = _of_group(case, make) if case["op"] in GROUPS else _of_rows(case, make)
-    told = {name: case[name] for name in case if name not in (*DESCRIBED, "d_residual", "dtype")}
-    given = {"residual": None} | told | {k: a for k, a in given.items() if a is not None}
+    """Make the call of a case; `make` allocates an array of a shape and a dtype."""
+    given = _group_arrays(case, make) if case["op"] in GROUPS else _row_arrays(case, make)
+    options = {name: case[name] for name in case if name not in (*DESCRIBED, "d_residual", "dtype")}
+    given = {"residual": None} | options | {k: a for k, a in given.items() if a is not None}
     if not case["op"].endswith("_backward"):
         given["dtype"] = case["dtype"]
     elif case.get("accumulate"):
         parameters = {"weight", "bias"} & set(given) & set(case["needs"])
         kind = cunorm.GroupNormGrads if case["op"] in GROUPS else cunorm.NormGrads
-        made = {f"d{name}": make(case["shape"][-1:], _compute(case)) for name in parameters}
-        given["out"] = kind(**made)
+        grads = {f"d{name}": make(case["shape"][-1:], _compute(case)) for name in parameters}
+        given["out"] = kind(**grads)
     takes = _parameters(case)
     getattr(cunorm, case["op"])(**{name: given[name] for name in given if name in takes})
 
 
-def _of_rows(case: Case, make: Make) -> dict[str, Any]:
-    """Return a row norm's arrays; None for those that there are not."""
+def _row_arrays(case: Case, make: Make) -> dict[str, Any]:
+    """Return a row norm's arrays; None for absent ones."""
     shape, x, dtypes = case["shape"], case["x"], _dtypes(case)
     shapes = {"residual": shape, "gate": shape, "weight": shape[1:], "bias": shape[1:]}
     given = {name: make(shapes[name], dtype) for name, dtype in dtypes.items()}
@@ -183,7 +185,7 @@ def _of_rows(case: Case, make: Make) -> dict[str, Any]:
     }
 
 
-def _of_group(case: Case, make: Make) -> dict[str, Any]:
+def _group_arrays(case: Case, make: Make) -> dict[str, Any]:
     samples, positions, channels = case["shape"]
     is_last = case["layout"] == "channels_last"
     shape = (samples, positions, channels) if is_last else (samples, channels, positions)
@@ -196,8 +198,10 @@ def _of_group(case: Case, make: Make) -> dict[str, Any]:
 def _dtypes(case: Case) -> dict[str, str]:
     """Return the dtypes of the optional operands that a case has."""
     auto = {"weight": True, "residual": case["op"].startswith("add_")}
-    said = {name: auto[name] if case.get(name) == "auto" else case.get(name) for name in DESCRIBED}
-    return {name: case["x"] if kind is True else kind for name, kind in said.items() if kind}
+    options = {
+        name: auto[name] if case.get(name) == "auto" else case.get(name) for name in DESCRIBED
+    }
+    return {name: case["x"] if kind is True else kind for name, kind in options.items() if kind}
 
 
 def _compute(case: Case) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""How far an activation g and its derivative g' may be from the exact ones, and why.
+"""Error bounds of an activation g and its derivative g'.
 
-g' is a sum of at most two terms, one of which, here T, is a product with the derivative of an
-exponential's argument a(z): its tail is where the rounding of that argument tells.
+g' is a sum of at most two terms. One of them, T, is a product with the derivative of an
+exponential's argument a(z). In its tail the rounding of a(z) matters.
 
     sigmoid, tanh   g' = T                  a = z, 2z
     silu            g' = s(z) + T           a = z           T = z * s'(z)
@@ -26,7 +26,7 @@ EXACT = ("identity", "relu")
 
 
 class Gate(NamedTuple):
-    """g and g' of a gate, exact, and how far off each may be."""
+    """The exact g and g' of a gate, and their error bounds."""
 
     value: Array
     slope: Array
@@ -36,7 +36,7 @@ class Gate(NamedTuple):
 
 @np.errstate(all="ignore")
 def gate_of(z: Array, activation: str, dtype: str, compute: str) -> Gate:
-    """Take a gate's values z as float64, and the dtype they are stored in."""
+    """Return the Gate of values z, in float64, that are stored in a dtype."""
     value, slope = (f(z) for f in ACTIVATIONS[activation])
     errors = gate_error(z, activation, compute, dtype), gate_slope_error(z, activation, compute)
     return Gate(value, slope, *errors)
@@ -48,7 +48,7 @@ def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16")
 
     exp, tanh or erfc is within 2 ulp; 1 + e, the division and the product with z round once each.
     The argument of an exponential is rounded as a product and in its constant. A gate of a wider
-    dtype is rounded first. What is below the smallest normal number may be 0, as CUDA flushes it.
+    dtype is rounded first. Numbers below the smallest normal one may be 0, as CUDA flushes them.
     """
     g, slope = (f(z) for f in ACTIVATIONS[activation])
     error = 0.5 * ulp(z, compute) * np.abs(slope) if narrows(compute, dtype) else np.zeros(z.shape)
@@ -64,9 +64,10 @@ def gate_error(z: Array, activation: str, compute: str, dtype: str = "bfloat16")
 def gate_slope_error(z: Array, activation: str, compute: str) -> Array:
     """Bound the error of g'(z): 8 u of the terms' sizes, and 2 u of abs(z * a' * T).
 
-    The terms may cancel (silu' is 0 at -1.28), so that the error is relative to them. Each is
-    e / (1 + e)**2 and the like: 4 u for e, and 4 roundings. The argument's rounding moves the
-    exponential by 2 u of a, at most z * a'. What is flushed to 0 is multiplied by z**3 at most.
+    The terms may cancel (silu' is 0 at -1.28), so the error is relative to the terms. Each is
+    e / (1 + e)**2 or similar: 4 u for e, and 4 roundings. The argument's rounding moves the
+    exponential by 2 u of a, at most z * a'. A factor that is flushed to 0 is multiplied by z**3 at
+    most.
     """
     if activation in EXACT:
         return np.zeros(z.shape)
@@ -92,13 +93,13 @@ def exponential_term(z: Array, activation: str) -> tuple[Array, Array]:
 
 
 def _clipped(z: Array) -> Array:
-    """Bring z to where no exponential is above 0 any more, and products with it are finite."""
+    """Clip z to where exponentials are 0 and products with z are finite."""
     return np.clip(z, -1000.0, 1000.0)
 
 
 def count(base: int, compute: str, width: int = 1) -> int:
-    """Return how many ulps stand for `base` ulps of float32 in a row of that width.
+    """Return the number of ulps for `base` ulps of float32 in a row of a width.
 
-    Long sums cost twice the ulps; float64 is counted twice, for the kernel and for the oracle.
+    Long sums take twice the ulps; float64 counts twice, for the kernel and for the oracle.
     """
     return base * (2 if width > 16384 else 1) * (2 if compute == "float64" else 1)

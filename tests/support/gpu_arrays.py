@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays on a GPU, of CuPy, PyTorch and JAX, and on the CPU, for tests that run on each."""
+"""Arrays of CuPy, PyTorch and JAX on a GPU and of NumPy, for tests that run on each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.operands import DTYPES
 
 
 class OnNumpy:
-    """Leaves NumPy's arrays where they are."""
+    """NumPy arrays, which need no copy."""
 
     is_gpu = False
 
@@ -30,7 +30,7 @@ class OnNumpy:
 
 
 class OnCupy:
-    """Moves arrays between NumPy and CuPy; bfloat16 as the integers it is stored as."""
+    """Copies arrays between NumPy and CuPy, through integers, as CuPy may lack bfloat16."""
 
     is_gpu = True
 
@@ -51,7 +51,7 @@ class OnCupy:
 
 
 class OnTorch:
-    """Moves arrays between NumPy and PyTorch on CUDA."""
+    """Copies arrays between NumPy and PyTorch on CUDA."""
 
     device = "cuda"
     is_gpu = True
@@ -79,13 +79,13 @@ class OnTorch:
 
 
 class OnTorchCpu(OnTorch):
-    """The same in the CPU's memory."""
+    """Copies arrays between NumPy and PyTorch on the CPU."""
 
     device, is_gpu = "cpu", False
 
 
 class OnJax:
-    """Moves arrays between NumPy and JAX on CUDA."""
+    """Copies arrays between NumPy and JAX on CUDA."""
 
     platform = "cuda"
     is_gpu = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What launch plans are told of GPUs that are not there."""
+"""Capabilities of GPUs, for launch plans without a GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from tests.support.internals import Features, GpuCaps, features_of
 
 SM_COUNT = 132
 L2_BYTES = 50 << 20
-# KiB of shared memory that a launch may give a block, and that a multiprocessor has, as "CUDA C++
-# Programming Guide" has them.
+# KiB of shared memory of a block, at most, and of a multiprocessor, from the "CUDA C++ Programming
+# Guide".
 _SHARED = {
     "75": (64, 64),
     "80": (163, 164),
@@ -24,7 +24,7 @@ ARCHITECTURES = tuple(_SHARED)
 def limits_of(
     architecture: str, features: Features | None = None, sm_count: int = SM_COUNT
 ) -> GpuCaps:
-    """Return what plans are told of a GPU; without features, those that it uses by default."""
+    """Return the caps of a GPU; `features` of None: the default ones."""
     block, multiprocessor = (kib << 10 for kib in _SHARED[architecture])
     features = features_of(architecture) if features is None else features
     threads = (

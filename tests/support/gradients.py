@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What the gradients of a row norm are made of, and which of them to ask for."""
+"""The inputs that each gradient of a row norm depends on, and sets of gradients to request."""
 
-# What each gradient is made of. Without center there is no mean, without a gate no gate.
-MADE_OF = {
+# The inputs of each gradient, by the gate's position. Without center, mean is not among them.
+INPUTS_OF = {
     None: {
         "bias": {"dy"},
         "weight": {"dy", "x", "rstd", "mean"},
@@ -21,6 +21,6 @@ MADE_OF = {
         "gate": {"dy", "x", "rstd", "mean", "gate", "weight", "bias"},
     },
 }
-# Each gradient alone, those of parameters, and all but one of a parameter.
-NEEDS = [(position, (name,)) for position, gradients in MADE_OF.items() for name in gradients]
+# Each gradient alone, those of parameters, and all but one parameter's.
+NEEDS = [(position, (name,)) for position, gradients in INPUTS_OF.items() for name in gradients]
 NEEDS += [(None, ("weight", "bias")), ("pre", ("weight", "x", "gate")), ("post", ("bias", "gate"))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Plain calls of the group norm, where its channels lie, and what is copied on the way."""
+"""Plain calls of the group norm, the memory layout of its channels, and copies of operands."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ def run(
     forward: dict[str, Any] | None = None,
     backward: dict[str, Any] | None = None,
 ) -> Results:
-    """Run both directions with float32 parameters and silu; the last are what else to tell them."""
+    """Run both directions with float32 parameters and silu, and with further arguments of each."""
     channels = x.shape[channel_axis]
     weight, bias = (put(optional(name, channels, "float32")) for name in ("weight", "bias"))
-    told = {"activation": "silu", "channel_axis": channel_axis}
-    f = cunorm.group_norm_forward(x, groups, weight, bias, **told, **forward or {})
+    options = {"activation": "silu", "channel_axis": channel_axis}
+    f = cunorm.group_norm_forward(x, groups, weight, bias, **options, **forward or {})
     saved = {"mean": f.mean, "rstd": f.rstd}
     grads = cunorm.group_norm_backward(
-        dy, x, groups, weight, bias, **saved, **told, **backward or {}
+        dy, x, groups, weight, bias, **saved, **options, **backward or {}
     )
     return Results(*f, *grads)
 
 
 def check(results: Results, x: Any, dy: Any, groups: int, channel_axis: int = -1) -> None:
-    """Hold what `run` returns to the oracle."""
+    """Check the results of `run` against the oracle."""
     parameters = [optional(name, x.shape[channel_axis], "float32") for name in ("weight", "bias")]
-    told = {"eps": 1e-5, "activation": "silu", "channel_axis": channel_axis}
-    check_group_forward(GroupNormForward(*results[:3]), x, groups, *parameters, **told)
-    check_group_backward(GroupNormGrads(*results[3:]), dy, x, groups, *parameters, **told)
+    options = {"eps": 1e-5, "activation": "silu", "channel_axis": channel_axis}
+    check_group_forward(GroupNormForward(*results[:3]), x, groups, *parameters, **options)
+    check_group_backward(GroupNormGrads(*results[3:]), dy, x, groups, *parameters, **options)
 
 
 def copies(monkeypatch: Any) -> list[Any]:
-    """Collect the operands that are copied."""
+    """Return a list that gets each operand that is copied."""
     seen: list[Any] = []
 
     def watch(copy: Any) -> Any:

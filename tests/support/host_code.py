@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Loops over the CPU build's headers, compiled as it is or for another machine; and roundings."""
+"""Loops over the CPU build's headers, compiled for this or another machine; and roundings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.operands import DTYPES
 
 INCLUDE = Path(_compile.__file__).parent / "include"
 HOST = INCLUDE / "host"
-MACHINES = {  # and the flags that need to be there
+MACHINES = {  # and the CPU flags that they need
     "native": set(),
     "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
     "x86-64": {"sse2"},
@@ -28,7 +28,7 @@ needs_a_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ co
 
 
 def for_machine(machine: str) -> tuple[str, ...]:
-    """Return the shipped options of the CPU build, for another machine than this one."""
+    """Return the shipped options of the CPU build, with another -march."""
     flags = Path("/proc/cpuinfo")
     if not MACHINES[machine] <= set(flags.read_text().split() if flags.exists() else ()):
         pytest.skip(f"this machine does not run code for {machine}")
@@ -39,9 +39,10 @@ def for_machine(machine: str) -> tuple[str, ...]:
 
 
 def compiled(folder: Path, text: str, *options: str, device: str | None = None) -> Path:
-    """Compile a probe of kernels' headers and return where the result is.
+    """Compile a probe of the kernels' headers, and return the path of the library.
 
-    They are those of the CPU build, or those of a GPU, after the text of a stand-in for CUDA.
+    The headers are those of the CPU build. With `device`, the text of a stand-in for CUDA, they are
+    those of a GPU.
     """
     host = (folder,) if device else (folder, HOST)
     (folder / "probe.cu").write_text(text)
@@ -79,17 +80,17 @@ def every_16_bits() -> Any:
 
 
 def magnitudes(narrow: str) -> Any:
-    """Every finite value from 0 up, then what would follow the largest, were there no infinity."""
+    """Return every finite value from 0 up, then the next one if the exponent had no limit."""
     infinity = np.array(np.inf, DTYPES[narrow]).view(np.uint16)
     finite = every_16_bits()[:infinity].view(DTYPES[narrow]).astype(np.float64)
     return np.append(finite, 2 * finite[-1] - finite[-2])
 
 
 def nearest_even(narrow: str, values: Any) -> Any:
-    """The bits of values rounded to nearest even, by search in the table of all results.
+    """Return the bits of values rounded to nearest even, by search in the table of all results.
 
-    The bits of the finite values and infinity count up from 0, so that an even fraction is an even
-    index. All the midpoints are exact in float64.
+    The bits of the finite values and infinity count up from 0, so an even fraction has an even
+    index. All midpoints are exact in float64.
     """
     table = magnitudes(narrow)
     midpoints = (table[:-1] + table[1:]) / 2
@@ -101,7 +102,7 @@ def nearest_even(narrow: str, values: Any) -> Any:
 
 
 def around_every_rounding_boundary(narrow: str, dtype: type) -> Any:
-    """Each result, each midpoint between two, and their neighbours in dtype, of both signs."""
+    """Return each result, each midpoint of two, and their neighbours in dtype, of both signs."""
     table = magnitudes(narrow)
     with np.errstate(over="ignore", under="ignore"):
         centres = np.concatenate([table, (table[:-1] + table[1:]) / 2]).astype(dtype)

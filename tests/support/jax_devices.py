@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A script: cunorm.jax over four devices of the host; and what other processes draw from it."""
+"""A script that checks cunorm.jax on four devices of the host; other tests share its arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loss(norm, *arrays):
     return (y**2 * jnp.arange(16.0)).sum() + (stream**3).sum()
 
 
-def assert_alike(actual, expected):
+def assert_close(actual, expected):
     for got, right in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         # A few roundings of float32, in sums of 8 terms of up to about 100.
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=2e-4)
@@ -38,19 +38,19 @@ def assert_alike(actual, expected):
 
 @jax.jit
 def exact(x, residual, weight):
-    """Return the gradients of the formula."""
+    """Return the formula's gradients."""
     return jax.grad(partial(loss, jax_formulas.add_rms_norm), PLACES)(x, residual, weight)
 
 
 def check_shard_map(mesh):
-    """Derive outside and inside of it, a batch too; sums over devices are of the whole."""
+    """Check gradients outside and inside of shard_map, and of a batch, with sums over devices."""
     specs, right = (P("d"), P("d"), P()), exact(X, RESIDUAL, WEIGHT)
     mapped = partial(jax.shard_map, mesh=mesh, in_specs=specs)
 
     def total(*arrays):
         return jax.lax.psum(loss(add_rms_norm, *arrays), "d")
 
-    def of_each(x, residual, weight):
+    def row_gradient(x, residual, weight):
         own = jax.grad(lambda weight, *rows: loss(add_rms_norm, *rows, weight))
         return jax.vmap(own, (None, 0, 0))(weight, x, residual)
 
@@ -58,14 +58,14 @@ def check_shard_map(mesh):
     def derived(*arrays):
         outside = jax.grad(mapped(total, out_specs=P()), PLACES)
         inside = mapped(jax.grad(total, PLACES), out_specs=specs)
-        of_rows = mapped(of_each, out_specs=P("d"), check_vma=False)
-        return outside(*arrays), inside(*arrays), of_rows(*arrays).sum(0)
+        row_gradients = mapped(row_gradient, out_specs=P("d"), check_vma=False)
+        return outside(*arrays), inside(*arrays), row_gradients(*arrays).sum(0)
 
-    assert_alike(derived(X, RESIDUAL, WEIGHT), (right, right, right[2]))
+    assert_close(derived(X, RESIDUAL, WEIGHT), (right, right, right[2]))
 
 
 def check_arrays_that_are_spread_out_under_jit(mesh):
-    """XLA gathers them, as it knows nothing of what is called; the results are right."""
+    """Check sharded arrays: XLA gathers them, as a custom call is opaque to it."""
 
     @jax.jit
     def derived(x, residual, weight):
@@ -75,9 +75,9 @@ def check_arrays_that_are_spread_out_under_jit(mesh):
     with jax.set_mesh(mesh):
         x, residual = jax.device_put((X, RESIDUAL), jax.NamedSharding(mesh, P("d")))
         found, images = derived(x, residual, WEIGHT)
-    assert_alike(found, exact(X, RESIDUAL, WEIGHT))
+    assert_close(found, exact(X, RESIDUAL, WEIGHT))
     formula = jax.grad(lambda x: (jax_formulas.group_norm(x, 4) ** 3).sum())
-    assert_alike(images, formula(X[:, None]))
+    assert_close(images, formula(X[:, None]))
 
 
 def check_pmap_with_kernels_of_several_threads_on_all_devices_at_once():
@@ -95,7 +95,7 @@ def check_pmap_with_kernels_of_several_threads_on_all_devices_at_once():
 def check_an_executable_of_another_process(path):
     given = pickle.loads(Path(path).read_bytes())
     compiled = deserialize_and_load(*given, execution_devices=jax.devices()[:1])
-    assert_alike(compiled(WEIGHT, X), jax_formulas.rms_norm(X).sum(0))
+    assert_close(compiled(WEIGHT, X), jax_formulas.rms_norm(X).sum(0))
 
 
 def slow(x):

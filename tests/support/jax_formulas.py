@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Norms as formulas of jax.numpy, which JAX itself transforms."""
+"""Norms in jax.numpy, which JAX itself can transform."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def group_norm(
     activation: str | None = None,
     channel_axis: int = -1,
 ) -> Any:
-    """Return y of a group norm, whose only activation is silu."""
+    """Return y of a group norm; any activation is silu."""
     last = jnp.moveaxis(x, channel_axis, -1)
     groups = last.reshape(x.shape[0], -1, num_groups, last.shape[-1] // num_groups)
     q = groups - groups.mean((1, 3), keepdims=True)

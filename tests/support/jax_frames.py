@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""XLA as cunorm.jax meets it: the calls that it is told to make, and frames as it makes them.
+"""The custom calls of cunorm.jax in lowered code, and call frames like XLA's.
 
-The one place where tests import private names of `cunorm.jax`.
+Only this module imports private names of `cunorm.jax` for tests.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CALL = re.compile(r"custom_call @cunorm_on_\w+\(.*?op = \"(.*?)\"}.* : \((.*?)\
 _Span = _xla_structs._struct(start=ctypes.c_void_p, length=ctypes.c_size_t)  # of an attribute
 
 
-class Called(NamedTuple):
-    """A call that XLA is told to make: its text, and what it takes and gives, as (shape, dtype)."""
+class CustomCall(NamedTuple):
+    """A custom call: its text, and its inputs and results as (shape, dtype)."""
 
     text: str
     inputs: list[Any]
@@ -33,27 +33,27 @@ class Called(NamedTuple):
 
 
 def lowered(function: Any, *arrays: Any, platform: str = "cpu") -> str:
-    """Return what XLA is told of a function."""
+    """Return the lowered text of a function."""
     return jax.jit(function).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
 
 
-def calls_of(function: Any, *arrays: Any, platform: str = "cpu") -> list[Called]:
-    """Return the calls of cunorm's kernels among that."""
+def calls_of(function: Any, *arrays: Any, platform: str = "cpu") -> list[CustomCall]:
+    """Return the calls of cunorm's kernels in the lowered text."""
     found = map(_CALL.search, lowered(function, *arrays, platform=platform).splitlines())
     return [
-        Called(call[1].replace(r"\22", '"'), _forms(call[2]), _forms(call[3]))
+        CustomCall(call[1].replace(r"\22", '"'), _specs(call[2]), _specs(call[3]))
         for call in found
         if call
     ]
 
 
-def _forms(text: str) -> list[Any]:
+def _specs(text: str) -> list[Any]:
     every = [one.split("x") for one in re.findall(r"tensor<([^>]*)>", text)]
     return [(tuple(map(int, shape)), _DTYPES[dtype]) for *shape, dtype in every]
 
 
 class Api:
-    """An api that gives a stream, and keeps the errors that are made."""
+    """An XLA FFI api with one stream that records errors."""
 
     def __init__(self, version: tuple[int, int] = _xla_structs.KNOWN, stream: int = STREAM) -> None:
         self.errors: list[str] = []
@@ -82,7 +82,7 @@ class Api:
 
 
 class Frame:
-    """A frame with arguments and results that lie at addresses, and with the op's text."""
+    """A call frame with the addresses of arguments and results, and the op's text."""
 
     def __init__(
         self, api: Api, text: str, arguments: list[int], results: list[int], stage: int = 3
@@ -102,9 +102,9 @@ class Frame:
             attributes=_xla_structs._Attributes(size=1, values=ctypes.addressof(spans)),
         )
 
-    def handled(self, run: Any) -> int | None:
-        """Let a handler have it, of an api that was not met before."""
-        _handler._checked.clear()  # XLA's lies where it does for good
+    def handle(self, run: Any) -> int | None:
+        """Pass the frame to a handler; its api is not in the handler's cache."""
+        _handler._checked.clear()  # XLA's own api never moves
         return _handler.handler(run)(ctypes.addressof(self.frame))
 
     def _keep(self, thing: Any) -> Any:

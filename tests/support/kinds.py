@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays of every framework: made of NumPy's, read back, and told from one another."""
+"""Arrays of every framework: created from NumPy arrays, read back, and identified."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.operands import DTYPES
 
 
 class Foreign:
-    """An array of nobody's framework, that speaks DLPack and nothing else."""
+    """An array of no known framework, with DLPack only."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -28,14 +28,14 @@ class Foreign:
 
 
 class ForeignBefore1(Foreign):
-    """The same before there was max_version."""
+    """The same, of a DLPack before max_version."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
         return self.array.__dlpack__(stream=stream)
 
 
 class OnDlpack(OnNumpy):
-    """Foreign objects, which are answered with NumPy's arrays; of bfloat16 torch makes capsules."""
+    """Foreign objects, whose results are NumPy arrays; torch exports bfloat16."""
 
     def put(self, array: Any) -> Any:
         return Foreign(OnTorchCpu().put(array) if array.dtype == DTYPES["bfloat16"] else array)
@@ -46,7 +46,7 @@ class OnDlpack(OnNumpy):
 
 
 class ForeignOnCuda(Foreign):
-    """A CuPy array as a foreign object, which notes for which streams it is asked."""
+    """A CuPy array as a foreign object, which records the streams of its exports."""
 
     def __init__(self, array: Any) -> None:
         super().__init__(array)
@@ -56,7 +56,7 @@ class ForeignOnCuda(Foreign):
         return (2, self.array.data.device_id)
 
     def __dlpack__(self, *, stream: int, max_version: Any = None) -> Any:
-        """Return a capsule of NumPy's, which looks at no memory, and say where that is."""
+        """Return a capsule of NumPy, which reads no memory, with the device of the array."""
         self.streams.append(stream)
         array = self.array
         raw = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)
@@ -69,7 +69,7 @@ class ForeignOnCuda(Foreign):
 
 
 class OnCudaDlpack(OnCupy):
-    """Foreign objects on a GPU, which are answered with CuPy's arrays."""
+    """Foreign objects on a GPU, whose results are CuPy arrays."""
 
     def put(self, array: Any) -> Any:
         return ForeignOnCuda(super().put(array))
@@ -79,7 +79,7 @@ class OnCudaDlpack(OnCupy):
 
 
 class OnJaxCpu(OnJax):
-    """JAX in the CPU's memory."""
+    """JAX on the CPU."""
 
     platform, is_gpu = "cpu", False
 
@@ -94,7 +94,7 @@ GPU_KINDS = {
 
 
 def kinds(*without: str) -> list[Any]:
-    """Return parameters of tests: every kind, those on a GPU marked so."""
+    """Return test parameters: every kind; those on a GPU are marked so."""
     return [
         pytest.param(kind, id=name, marks=[pytest.mark.gpu] * (name in GPU_KINDS))
         for name, kind in (KINDS | GPU_KINDS).items()
@@ -106,10 +106,10 @@ def kinds(*without: str) -> list[Any]:
 
 
 def to(kind: str, array: Any) -> Any:
-    """Return an array of a kind with those numbers."""
+    """Return an array of a kind with the same numbers."""
     return KINDS[kind]().put(array)
 
 
 def numbers(array: Any) -> Any:
-    """Return the numbers of an array in the CPU's memory, a view where they lie."""
+    """Return a NumPy view of an array in the CPU's memory."""
     return numpy_view(describe("test", "result", array))

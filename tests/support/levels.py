@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""How tests compile for a CPU: without optimisation, unless a test is marked `compiled`.
+"""Optimisation levels of CPU builds in tests: O0, unless a test is marked `compiled`.
 
-Each level has its own loaded kernels, so that a test never runs what another level compiled.
+Each level has its own loaded kernels, so that no test runs a build of another level.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from tests.support.internals import OnceMap, _compile, _dispatch
 
 BUDGET = {"O0": 590, "O1": 80, "O3": 34}  # builds of a whole run at each level
 
-builds: set[tuple[str, str]] = set()  # a level, and what was built at it in this process
+builds: set[tuple[str, str]] = set()  # levels and builds of this process
 _current = "O3"
-_kept: dict[str, OnceMap] = {}
+_stored: dict[str, OnceMap] = {}
 
 
 def use(level: str) -> None:
-    """Compile at a level from now on, here and in processes that are started."""
+    """Compile at a level from now on, in this process and its children."""
     global _current
     if level == _current:
         return
-    _kept[_current] = _compile._loaded
-    _compile._loaded = _kept.get(level) or OnceMap()
-    _dispatch.cache_entry.cache_clear()  # its calls have kernels of the last level
+    _stored[_current] = _compile._loaded
+    _compile._loaded = _stored.get(level) or OnceMap()
+    _dispatch.cache_entry.cache_clear()  # its calls hold kernels of the former level
     _current = level
-    os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is as shipped
+    os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is the shipped level
 
 
 def count_builds() -> None:
-    """Note each build that is loaded, and the level that it has."""
+    """Record each build that is loaded, with its level."""
     load = _compile._load
 
-    def noted(build: Any) -> Any:
+    def load_and_record(build: Any) -> Any:
         builds.add((_current, str(build)))
         return load(build)
 
-    _compile._load = noted
+    _compile._load = load_and_record
 
 
 def account(found: set[tuple[str, str]]) -> tuple[str, bool]:
-    """Return the builds of each level and what they may be, and whether they are within that."""
+    """Return a text about the builds of each level, and whether they are within the budget."""
     counts = Counter(level for level, _ in found)
     text = ", ".join(f"{counts[level]} at -{level} (of {most})" for level, most in BUDGET.items())
     return f"CPU builds: {text}", all(counts[level] <= most for level, most in BUDGET.items())

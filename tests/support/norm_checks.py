@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Norms of any data with parameters, forward and backward, on any device, held to their bounds."""
+"""Checks of norms of any data against their bounds, both directions, on any device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parameters(width, dtype):
 
 
 def check_layer_norm(on, x):
-    """Hold a layer norm of x, forward and backward, to its bounds."""
+    """Check a layer norm of x, forward and backward, against its bounds."""
     dtype, width = str(x.dtype), x.shape[-1]
     dy, given = draw("dy", x.shape, dtype), parameters(width, dtype)
     there, theirs = on.put(x), [on.put(array) for array in given]
@@ -30,19 +30,19 @@ def check_layer_norm(on, x):
 
 
 def check_group_norm(on, x, groups, axis, activation="silu"):
-    """Hold a group norm of x, forward and backward, to its bounds."""
+    """Check a group norm of x, forward and backward, against its bounds."""
     dtype = str(x.dtype)
     dy, given = draw("dy", x.shape, dtype), (groups, *parameters(x.shape[axis], dtype))
-    told = {"activation": activation, "channel_axis": axis}
+    options = {"activation": activation, "channel_axis": axis}
     there, theirs = [on.put(dy), on.put(x)], (groups, *map(on.put, given[1:]))
-    f = cunorm.group_norm_forward(there[1], *theirs, **told)
-    grads = cunorm.group_norm_backward(*there, *theirs, mean=f.mean, rstd=f.rstd, **told)
+    f = cunorm.group_norm_forward(there[1], *theirs, **options)
+    grads = cunorm.group_norm_backward(*there, *theirs, mean=f.mean, rstd=f.rstd, **options)
     f, grads = get_all(on, f), get_all(on, grads)
-    check_group_forward(f, x, *given, **told, eps=1e-5)
-    check_group_backward(grads, dy, x, *given, **told, eps=1e-5)
+    check_group_forward(f, x, *given, **options, eps=1e-5)
+    check_group_backward(grads, dy, x, *given, **options, eps=1e-5)
     return f
 
 
 def laid_out(x, axis):
-    """Return a copy with its last axis there."""
+    """Return a copy with the last axis moved to `axis`."""
     return np.ascontiguousarray(np.moveaxis(x, -1, axis))

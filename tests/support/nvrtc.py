@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""NVRTC without a GPU: compile a build for any architecture and read what ptxas says of it."""
+"""NVRTC without a GPU: compile a build for any architecture, and read its resource usage."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from tests.support.internals import KernelBuild, _cuda, source_text
 
-# What CuPy 13 and 14 add to the options of a RawKernel, beside the architecture.
+# The options that CuPy 13 and 14 add to a RawKernel, besides the architecture.
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 
 class ResourceUsage(NamedTuple):
-    """What one kernel takes: registers of a thread, the rest in bytes."""
+    """The resources of one kernel: registers of a thread; the rest in bytes."""
 
     registers: int
     spill_stores: int
@@ -23,7 +23,7 @@ class ResourceUsage(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What NVRTC makes of a build, and what ptxas says of it."""
+    """A compiled build, and the log of ptxas."""
 
     cubin: bytes
     ptx: str
@@ -54,7 +54,7 @@ def compile_build(build: KernelBuild, architecture: str) -> Compiled:
 
 
 def resource_usage(log: str) -> ResourceUsage:
-    """Read ptxas's account of the one kernel that a log is of."""
+    """Read the resource usage of the one kernel in a log of ptxas."""
 
     def number(pattern: str, default: int | None = None) -> int:
         found: list[str] = re.findall(rf"(\d+) {pattern}", log)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Covers of what NVRTC compiles: builds among which every two choices of their operands meet."""
+"""Covers of the builds that NVRTC compiles: every two choices of their operands meet."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from tests.support.internals import (
     cuda_schedule,
 )
 
-ROWS = 1 << 20  # so many that each block has some
+ROWS = 1 << 20  # enough for every block
 
-# What kernels have. An operand has x's dtype ("x"), float32, another of them, or is absent (None).
+# Choices of kernels. An operand has x's dtype ("x"), float32 or another one; None: absent.
 COMMON = {
     "x": tuple(DTYPES),
     "activation": tuple(dict.fromkeys(ACTIVATIONS.values())),
     "weight": (None, "x", "float32"),
     "access": (1, 2, 16),
-    # Without clusters and copies, with what the GPU has, and without room for clusters of 16.
+    # No clusters and copies; all features of the GPU; no room for clusters of 16.
     "features": ("none", "all", "clusters of 8"),
 }
 SUMS = {"sums": ((), ("dbias",), ("dweight",), ("dweight", "dbias"))}
@@ -47,8 +47,8 @@ OF_ROWS = COMMON | {
     "offset": (False, True),
     "rounded": (False, True),
     "center": (False, True),
-    # One width or more of each kind of plan: teams within a warp, of a block, of clusters, streamed
-    # by a block, and by a cluster with sums in shared memory and without; odd ones.
+    # Widths of each kind of plan: teams within a warp, of a block, of clusters; rows that a block
+    # streams, and that a cluster streams with and without sums in shared memory; odd widths.
     "width": (1, 100, 1000, 1538, 5003, 8192, 20001, 65536, 100003, 262144, 1 << 20),
     "groups": (1, 3, 8),
 }
@@ -65,9 +65,9 @@ PARAM_GRAD = {
     "dbias": (None, *DTYPES),
     "accumulate": (False, True),
 }
-# Positions, channels and groups: of one position, of one group, of small groups, which are taken
-# together, of larger ones and of long samples, of odd sizes, and of groups with more channels than
-# threads. A block, a cluster or two launches make the passes, as dtypes and the GPU allow.
+# Positions, channels and groups: one position, one group, small groups, which share a block, larger
+# ones, long samples, odd sizes, and groups with more channels than threads. A block, a cluster or
+# two launches make the passes, depending on dtypes and the GPU.
 SHAPES = (
     *((1, 96, 2), (49, 96, 1), (500, 320, 32), (1024, 256, 2), (16384, 320, 32)),
     *((1000, 33, 11), (7, 4096, 1), (14, 1000, 1), (1000, 8192, 1)),
@@ -75,7 +75,7 @@ SHAPES = (
 OF_GROUPS = COMMON | BIAS | {"shape": SHAPES, "channels_last": (True, False)}
 GROUP_FORWARD = OF_GROUPS | {"y": ("x", "float16")}
 GROUP_BACKWARD = OF_GROUPS | DY | SUMS | {"dx": (True, False)}
-PLAIN_WIDTHS = (16384, 32768, 65536, 131072)  # for which there are clusters of every size
+PLAIN_WIDTHS = (16384, 32768, 65536, 131072)  # clusters of every size
 
 
 def dtypes(case: Case, *names: str) -> dict:
@@ -96,42 +96,46 @@ def formula(case: Case, compute) -> Formula:
 
 
 def features(case: Case, architecture: str) -> Features:
-    """Return those of a case that a GPU of the architecture can have."""
+    """Return the features of a case that the architecture has."""
     if case["features"] == "none":
         return Features()
     number, largest = int(architecture), 8 if case["features"] == "clusters of 8" else 16
     return Features(number >= 90, number >= 80, largest)
 
 
-def planned(plan, types, case: Case, architecture: str) -> Launch:
+def make_plan(plan, types, case: Case, architecture: str) -> Launch:
     """Return the launch of a case of FORWARD or BACKWARD."""
-    walk = RowShape(ROWS, case["width"], case["groups"])
-    return plan(types, walk, case["access"], limits_of(architecture, features(case, architecture)))
+    row_shape = RowShape(ROWS, case["width"], case["groups"])
+    return plan(
+        types, row_shape, case["access"], limits_of(architecture, features(case, architecture))
+    )
 
 
 def forward_launch(case: Case, architecture: str) -> Launch:
     """Return the launch of a case of FORWARD."""
-    told = dtypes(case, "residual", "gate", "weight", "bias", "y") | {"x": DTYPES[case["x"]]}
-    compute = FLOAT64 if FLOAT64 in (told["x"], told["residual"]) else FLOAT32
-    told |= {"new_residual": told["residual"], "formula": formula(case, compute)}
-    return planned(cuda_forward, ForwardTypes(compute, **told), case, architecture)
+    operands = dtypes(case, "residual", "gate", "weight", "bias", "y") | {"x": DTYPES[case["x"]]}
+    compute = FLOAT64 if FLOAT64 in (operands["x"], operands["residual"]) else FLOAT32
+    operands |= {"new_residual": operands["residual"], "formula": formula(case, compute)}
+    return make_plan(cuda_forward, ForwardTypes(compute, **operands), case, architecture)
 
 
 def backward_launch(case: Case, architecture: str) -> Launch:
     """Return the launch of a case of BACKWARD."""
     x = DTYPES[case["x"]]
     compute = FLOAT64 if x is FLOAT64 else FLOAT32
-    told = dtypes(case, "dy", "d_residual", "weight", "gate") | {"formula": formula(case, compute)}
-    told["dgate"] = told["gate"] if case["dgate"] else None
-    needs_bias = told["dgate"] is not None and not told["formula"].pre_gate
-    told |= {"x": x, "bias": x if needs_bias else None}
-    told["dx"], told["dresidual"] = {
+    operands = dtypes(case, "dy", "d_residual", "weight", "gate") | {
+        "formula": formula(case, compute)
+    }
+    operands["dgate"] = operands["gate"] if case["dgate"] else None
+    needs_bias = operands["dgate"] is not None and not operands["formula"].pre_gate
+    operands |= {"x": x, "bias": x if needs_bias else None}
+    operands["dx"], operands["dresidual"] = {
         "dx": (x, None),
         "bfloat16 dx and dresidual": (DTYPES["bfloat16"], x),
         "neither": (None, None),
     }[case["outputs"]]
-    told |= {name: name in case["sums"] for name in ("dweight", "dbias")}
-    return planned(cuda_backward, BackwardTypes(compute, **told), case, architecture)
+    operands |= {name: name in case["sums"] for name in ("dweight", "dbias")}
+    return make_plan(cuda_backward, BackwardTypes(compute, **operands), case, architecture)
 
 
 def param_grad_launch(case: Case) -> Launch:
@@ -141,7 +145,7 @@ def param_grad_launch(case: Case) -> Launch:
 
 
 def plain_launches(architecture: str) -> list[Launch]:
-    """Return launches of what is common: a weight, nothing that is optional."""
+    """Return launches of the common case: a weight, and no optional operand."""
     plain = {name: choices[0] for name, choices in (FORWARD | BACKWARD).items()}
     plain |= {"x": "bfloat16", "features": "all", "access": 16}
     forward = [plain | {"width": width, "weight": "x"} for width in PLAIN_WIDTHS]
@@ -155,14 +159,14 @@ def plain_launches(architecture: str) -> list[Launch]:
 def group_launches(case: Case, architecture: str) -> tuple[Launch, ...]:
     """Return the launches of a case of GROUP_FORWARD or GROUP_BACKWARD."""
     x = DTYPES[case["x"]]
-    told = dtypes(case, "weight", "bias") | {"x": x, "activation": case["activation"]}
-    told["compute"] = FLOAT64 if x is FLOAT64 else FLOAT32
+    operands = dtypes(case, "weight", "bias") | {"x": x, "activation": case["activation"]}
+    operands["compute"] = FLOAT64 if x is FLOAT64 else FLOAT32
     if "y" in case:
-        types = GroupForwardTypes(**told, **dtypes(case, "y"))
+        types = GroupForwardTypes(**operands, **dtypes(case, "y"))
     else:
-        told |= {name: name in case["sums"] for name in ("dweight", "dbias")}
+        operands |= {name: name in case["sums"] for name in ("dweight", "dbias")}
         dx = x if case["dx"] or not case["sums"] else None
-        types = GroupBackwardTypes(**told, **dtypes(case, "dy"), dx=dx)
+        types = GroupBackwardTypes(**operands, **dtypes(case, "dy"), dx=dx)
     where = Samples(4, *case["shape"], case["channels_last"])
     gpu = limits_of(architecture, features(case, architecture))
     return cuda_schedule(types, where, case["access"], gpu).passes
@@ -170,13 +174,13 @@ def group_launches(case: Case, architecture: str) -> tuple[Launch, ...]:
 
 @cache
 def cases(kind: str) -> list[Case]:
-    """Return cases of a kernel among which every two choices of its operands meet."""
+    """Return a pairwise cover of a kernel's choices."""
     return pairwise(globals()[kind])
 
 
 @cache
 def row_cover(architecture: str) -> list[Launch]:
-    """Return launches of the row norms that have all of their cases."""
+    """Return the launches of all cases of the row norms, one for each build."""
     found = [forward_launch(case, architecture) for case in cases("FORWARD")]
     found += [backward_launch(case, architecture) for case in cases("BACKWARD")]
     found += map(param_grad_launch, cases("PARAM_GRAD"))
@@ -186,12 +190,12 @@ def row_cover(architecture: str) -> list[Launch]:
 
 @cache
 def group_cover(architecture: str) -> list[Launch]:
-    """Return launches of the group norms that have all of their cases."""
+    """Return the launches of all cases of the group norms, one for each build."""
     found = [
         launch
         for kind in ("GROUP_FORWARD", "GROUP_BACKWARD")
         for case in cases(kind)
         for launch in group_launches(case, architecture)
     ]
-    found.sort(key=lambda launch: launch.shared)  # of a build's the last, which has most, stays
+    found.sort(key=lambda launch: launch.shared)  # of each build, keep the one with most
     return list({launch.build: launch for launch in found}.values())

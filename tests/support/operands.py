@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operands for the tests of the row norms: the same numbers at each run, in any storage dtype."""
+"""Operands for tests: the same numbers in each run, in any storage dtype."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ WIDTHS = (1, 2, 31, 33, 127, 128, 1000, 4096, 5003, 16384, 65536)
 
 
 class Norm(NamedTuple):
-    """A named norm: the parameters it takes, and what it is as a case of `normalize`."""
+    """A named norm: its parameters, and its options as a case of `normalize`."""
 
     parameters: tuple[str, ...]
     eps: float  # its default
     center: bool = False
     c: float | None = None
-    options: tuple[str, ...] = ()  # what of these its functions are told
+    options: tuple[str, ...] = ()  # the fields above that its functions take as keywords
     has_residual: bool = True
 
-    def meaning(self, width: int) -> dict[str, Any]:
-        """Return what to tell the oracle: l2_norm adds its eps to the sum of squares."""
+    def oracle_options(self, width: int) -> dict[str, Any]:
+        """Return the oracle's options; l2_norm adds its eps to the sum of squares, not the mean."""
         eps = self.eps if self.has_residual else self.eps / width
         return {"c": self.c, "center": self.center, "eps": eps}
 
-    def asked(self) -> dict[str, Any]:
-        """Return what to tell the function, which knows the rest from its name."""
+    def keywords(self) -> dict[str, Any]:
+        """Return the keyword arguments of the function; its name implies the other options."""
         return {name: getattr(self, name) for name in self.options}
 
 
@@ -53,7 +53,7 @@ NORMS = {
 
 
 def row_count(width: int) -> int:
-    """Return enough rows to matter to sums over them, and few enough to be quick."""
+    """Return a number of rows: enough for sums over rows, few enough to be quick."""
     return max(3, min(41, 80_000 // width))
 
 
@@ -65,36 +65,36 @@ def draw(
     mean: float = 0.0,
     deviation: float = 1.0,
 ) -> Array:
-    """Draw normal numbers; the name of an operand, its shape and its dtype decide on them."""
+    """Draw normal numbers, seeded by the name, shape and dtype of an operand."""
     rng = np.random.default_rng(crc32(f"{name} {shape} {dtype}".encode()))
     return (mean + deviation * rng.standard_normal(shape)).astype(DTYPES[dtype])
 
 
 def optional(name: str, shape: tuple[int, ...] | int, dtype: str | None) -> Array | None:
-    """Draw an operand that is absent where its dtype is None; a weight is about 1."""
+    """Draw an operand, None if its dtype is None; a weight is about 1."""
     if dtype is None:
         return None
     return draw(name, shape, dtype, mean=float(name == "weight"), deviation=0.5)
 
 
 def parameters(norm: Norm, shape: tuple[int, ...] | int, dtype: str) -> dict[str, Array]:
-    """Draw what the norm takes of weight and bias."""
+    """Draw the norm's parameters among weight and bias."""
     drawn = {name: optional(name, shape, dtype) for name in norm.parameters}
     return {name: array for name, array in drawn.items() if array is not None}
 
 
 def weight_and_bias(given: dict[str, Array]) -> tuple[Array | None, Array | None]:
-    """Return the parameters as the checks of bounds.py take them."""
+    """Return weight and bias, as the checks of bounds.py take them."""
     return given.get("weight"), given.get("bias")
 
 
 def saved(norm: Norm, forward: Any) -> dict[str, Any]:
-    """Return what the backward takes of a forward's result."""
+    """Return the arguments of the backward from a forward's result."""
     return {"rstd": forward.rstd} | ({"mean": forward.mean} if norm.center else {})
 
 
 def bits(array: Any) -> Array:
-    """Return an array's memory as integers, to compare to the bit."""
+    """Return an array's memory as integers, to compare bits."""
     array = np.ascontiguousarray(array)
     return array.view(f"u{array.dtype.itemsize}")
 
@@ -107,7 +107,7 @@ def assert_same_bits(actual: Any, expected: Any, what: str = "result") -> None:
 
 
 def assert_same_fields(actual: Any, expected: Any) -> None:
-    """Compare results of a norm field by field: the same ones are there, and are equal."""
+    """Compare results of a norm by fields: the same are None, the others are equal bit for bit."""
     for field in expected._fields:
         array, right = getattr(actual, field), getattr(expected, field)
         assert (array is None) == (right is None), field
@@ -117,7 +117,7 @@ def assert_same_fields(actual: Any, expected: Any) -> None:
 
 @contextmanager
 def at(*place: Any) -> Iterator[None]:
-    """Say where an assertion failed: for loops over many cases in one test."""
+    """Add the place to an assertion's message, for loops over many cases in one test."""
     try:
         yield
     except AssertionError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays of any dtype, strides and alignment, on a CPU or a GPU, in memory of just their size."""
+"""Arrays of any dtype, strides and alignment, on CPU or GPU, in memory of exactly their size."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.operands import DTYPES
 Array = np.ndarray
 Shape = tuple[int, ...]
 POISON = 0xFF  # bytes of NaNs of every dtype
-BEHIND = 64  # bytes of it after an array
+BEHIND = 64  # bytes of poison after an array
 
 
 def _longer_rows(shape: Shape, dtype: np.dtype, padding: int) -> Array:
     return np.empty((*shape[:-1], shape[-1] + padding), dtype)[..., : shape[-1]]
 
 
-# Arrays of rows with three leading axes, by the strides of these.
+# Layouts of rows with three leading axes.
 ROW_LAYOUTS: dict[str, Callable[[Shape, np.dtype], Array]] = {
     "contiguous": np.empty,
     "padded": lambda shape, dtype: _longer_rows(shape, dtype, 16),  # rows stay aligned
@@ -80,10 +80,11 @@ class Samples(NamedTuple):
 
 
 class Placed:
-    """An array that begins some elements off a boundary and ends where its memory does.
+    """An array that begins some elements off a boundary and ends at the end of its memory.
 
-    `like` has its shape, strides and dtype. Without values it is poison, as what lies between its
-    elements is in any case, and behind it on a CPU, where a store there would not fault.
+    `like` has its shape, strides and dtype. Without values its elements are poison. The memory
+    between its elements always is, and on a CPU some memory behind it, where a store would not
+    fault.
     """
 
     def __init__(self, on: Any, like: Array, values: Array | None, offset: int = 0) -> None:
@@ -108,34 +109,34 @@ class Placed:
         self.array = array_type(like.shape, like.dtype, memory, *start, strides=like.strides)
 
     def put(self) -> None:
-        """Let it hold again what `host` does."""
+        """Write the contents of `host` again."""
         self._raw[:] = self._on.put(self.bytes)
 
     def check(self, *, written: bool) -> None:
-        """Hold its memory to what it was; where it was written, that between its elements."""
+        """Check that the memory is unchanged; if it was written, between the elements only."""
         raw, part = self._on.get(self._raw), self._between if written else slice(None)
         assert (raw[part] == self.bytes[part]).all(), "a store that is not to a result"
 
 
 class Draws:
-    """Draws operands one after the other, the same ones each time; layouts take turns.
+    """Draws operands in turn, the same ones each time; layouts rotate.
 
     Parameters
     ----------
     empty : callable
-        Makes an array of x's shape of a dtype and a layout.
+        Allocates an array of x's shape, given a dtype and a layout.
     shape : tuple of int
-        Of what is drawn; what is picked of that has x's shape.
+        The shape that is drawn; `pick` reduces it to x's shape.
     columns : int
         The length of a parameter.
     layouts : tuple of str
-        Of the operands like x, one after the other.
+        The layouts of the operands like x, in turn.
     far : bool
         Whether operands that are not `near` have mean 1e4, else 0; their deviation is 1.
     offset : int
-        How many elements each is off a boundary.
+        The number of elements that each is off a boundary.
     pick : callable
-        Takes of what is drawn for an operand like x what is wanted.
+        Selects rows or samples of a drawn operand like x.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Draws:
         return self.values(drawn.astype(DTYPES[dtype]))
 
     def values(self, array: Array | None) -> Placed | None:
-        """Place an array as it is."""
+        """Place an array with given values."""
         return None if array is None else self._keep(np.empty(array.shape, array.dtype), array)
 
     def result(self, dtype: str) -> Placed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Scripts in an interpreter of their own, for tests of what happens once in a process."""
+"""Scripts in interpreters of their own, for tests of once-per-process behaviour."""
 
 import os
 import subprocess
@@ -34,10 +34,10 @@ SETUP = textwrap.dedent("""
 
 
 def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environment: str) -> str:
-    """Run a script, which fails by raising or by hanging; return what it prints."""
-    # Python 3.12 warns of forks where there are threads.
+    """Run a script, and return its output; it fails by raising or by hanging."""
+    # Python 3.12 warns about forks of processes with threads.
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", setup + script]
-    done = subprocess.run(
+    finished = subprocess.run(
         command,
         env={**os.environ, **environment},
         cwd=ROOT,
@@ -46,5 +46,5 @@ def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environ
         timeout=timeout,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout

@@ -14,7 +14,7 @@ ROWS = ("x", "residual", "dy", "d_residual", "gate")
 
 
 def operands(shape=(5, 8), parameter=None, dtype=np.float64, seed=0) -> SimpleNamespace:
-    """Draw what a norm takes; weight and bias have the last axis, or a shape of their own."""
+    """Draw the operands of a norm; weight and bias have the last axis, or a given shape."""
     rng = np.random.default_rng(seed)
     arrays = {name: rng.standard_normal(shape) for name in ROWS}
     parameter = shape[-1:] if parameter is None else parameter
@@ -27,23 +27,23 @@ def operands(shape=(5, 8), parameter=None, dtype=np.float64, seed=0) -> SimpleNa
 
 
 def row_norm(
-    a, given=("weight", "bias"), *, eps=1e-6, needs=("x", "weight", "bias", "gate"), **told
+    a, given=("weight", "bias"), *, eps=1e-6, needs=("x", "weight", "bias", "gate"), **options
 ) -> tuple[Any, Any]:
-    """Run both directions with those of residual, weight, bias and gate that are given."""
+    """Run both directions with the operands `given` among residual, weight, bias and gate."""
     arrays = {name: getattr(a, name) for name in given}
     residual = arrays.pop("residual", None)
-    f = reference.normalize_forward(a.x, residual=residual, eps=eps, **arrays, **told)
+    f = reference.normalize_forward(a.x, residual=residual, eps=eps, **arrays, **options)
     saved = {"rstd": f.rstd, "mean": f.mean, "x_dtype": a.x.dtype, "needs": needs}
     saved |= {"d_residual": None if residual is None else a.d_residual}
     stream = a.x if residual is None else f.residual
-    return f, reference.normalize_backward(a.dy, stream, **saved, **arrays, **told)
+    return f, reference.normalize_backward(a.dy, stream, **saved, **arrays, **options)
 
 
 def group_norm(
-    a, groups, given=("weight", "bias"), *, eps=1e-5, needs=("x", "weight", "bias"), **told
+    a, groups, given=("weight", "bias"), *, eps=1e-5, needs=("x", "weight", "bias"), **options
 ):
     """Run both directions of a group norm."""
-    told |= {name: getattr(a, name) for name in given}
-    f = reference.group_norm_forward(a.x, groups, eps=eps, **told)
-    told |= {"mean": f.mean, "rstd": f.rstd, "needs": needs}
-    return f, reference.group_norm_backward(a.dy, a.x, groups, **told)
+    options |= {name: getattr(a, name) for name in given}
+    f = reference.group_norm_forward(a.x, groups, eps=eps, **options)
+    options |= {"mean": f.mean, "rstd": f.rstd, "needs": needs}
+    return f, reference.group_norm_backward(a.dy, a.x, groups, **options)

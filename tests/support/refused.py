@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls that are wrong in one thing: the error is exact, and no array is read, made or written."""
+"""Calls that are wrong in one thing: the error is exact, and no array is written."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import pytest
 from tests.support.calls import Call, call_of, parameters_of
 from tests.support.operands import at
 
-# What the right call says that goes before: much of what is wrong equals something of it.
+# Options of the valid call that goes before: many wrong values equal one of these.
 RIGHT = {"axis": 1, "groups": 1, "weight_offset": 1.0, "eps": 1.0, "c": 2, "gate_position": "pre"}
 OWN = "expected memory of its own"
 IN_PLACE = f"{OWN} (or exactly the memory, shape, strides and dtype of an input)"
 
 
 class Case(NamedTuple):
-    """A call of a function, and what its error is after the function's name."""
+    """A wrong call of a function, and its error's message after the function's name."""
 
     name: str
     error: type[Exception]
     text: str
-    change: dict[str, Any]  # what is wrong
+    change: dict[str, Any]  # the wrong arguments
 
 
 Table = dict[str, list[Case]]
 
 
 def each(names: Iterable[str], error: type[Exception], text: str, **change: Any) -> list[Case]:
-    """Return the same error of several functions, each told what it has of the arguments."""
+    """Return the same error for several functions, each with the arguments that it takes."""
     return [
         Case(name, error, text, {key: change[key] for key in change.keys() & parameters_of(name)})
         for name in names
@@ -39,12 +39,12 @@ def each(names: Iterable[str], error: type[Exception], text: str, **change: Any)
 
 
 def rows_of(table: Table) -> pytest.MarkDecorator:
-    """Return the decorator of a test of each row of a table."""
+    """Return the decorator that parametrizes a test by the rows of a table."""
     return pytest.mark.parametrize("cases", table.values(), ids=table)
 
 
 def check_refused(cases: Iterable[Case]) -> None:
-    """Make each wrong call after a right one on the same arrays, with and without given memory."""
+    """Make each wrong call after a valid one on the same arrays, with and without given memory."""
     for case in cases:
         call = call_of(case.name, **RIGHT)
         call.make()
@@ -58,8 +58,8 @@ def check_refused(cases: Iterable[Case]) -> None:
 def _check_nothing_written(case: Case, call: Call) -> None:
     out = case.change.get("out")
     given = call.arrays | call.out | {"workspace": call.workspace} | case.change
-    made = out._asdict() if hasattr(out, "_asdict") else {"y": out}
-    given |= {f"out {key}": array for key, array in made.items()}
+    results = out._asdict() if hasattr(out, "_asdict") else {"y": out}
+    given |= {f"out {key}": array for key, array in results.items()}
     given = {key: array for key, array in given.items() if isinstance(array, np.ndarray)}
     before = {key: array.tobytes() for key, array in given.items() if array.size < 1 << 20}
     check_error(case, lambda: call.run(**case.change))
@@ -68,7 +68,7 @@ def _check_nothing_written(case: Case, call: Call) -> None:
 
 
 def check_error(case: Case, call: Callable[[], Any]) -> None:
-    """Check that a call raises the error, whose message is exact."""
+    """Check that a call raises the error with exactly this message."""
     with pytest.raises((TypeError, ValueError)) as caught:
         call()
     assert str(caught.value) == f"{case.name}: {case.text}"

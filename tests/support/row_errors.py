@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""What a norm computes of its rows on the way to n and dp, how far off each may be, and why.
+"""The intermediate values of a row norm, up to n and dp, and their error bounds.
 
 Arrays are [rows, groups, d] here, and a row is the last axis. "ulp" is the spacing of the numbers
-of the compute type, u half of that at 1. To the errors of a plain norm come the effects of
+of the compute type, u is half of the spacing at 1. The errors of a plain norm grow by the effects
+of
 
-- a gate's activation, see `gate_bounds`. Before the norm it moves p, and with it the statistics, r
-  and dp; after the norm, y and dr;
-- `round_before_weight`, which rounds k * r to a narrow dtype. That is part of the exact result; but
-  next to a tie, a kernel whose k * r is off by no more than it may be can go to the other side.
+- a gate's activation, see `gate_bounds`. Before the norm it moves p, and so the statistics, r and
+  dp; after the norm, y and dr;
+- `round_before_weight`, which rounds k * r to a narrow dtype. The exact result has this rounding;
+  but next to a tie, a k * r within its bound can round to the other side.
 
 Effects are of the first order, each at its largest, and are added up.
 """
@@ -27,7 +28,7 @@ from tests.support.ulps import Array, narrows, rounding, smallest_normal, ulp, u
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a norm is told besides its operands, and the gate; the defaults are those of cunorm."""
+    """The options of a norm, and the gate; the defaults are those of cunorm."""
 
     eps: float
     c: float | None = None
@@ -59,7 +60,7 @@ class Rows:
     """The exact rows, and the errors that a gate or a rounding adds to those of a plain norm."""
 
     def __init__(self, s, weight, bias, options: Options, *, compute, rounded_to) -> None:
-        """Take apart a norm of s, what is normalised, whose kr is rounded, if it is, to a dtype."""
+        """Compute the exact rows of a norm of s; round_before_weight rounds kr to `rounded_to`."""
         f = reference.normalize_forward(s, **vars(options.up_to_r()))
         self.compute, self.center = compute, options.center
         self.s, self.r = options.rows(s), options.rows(f.y)
@@ -70,12 +71,12 @@ class Rows:
             names = (options.gate_activation, str(options.gate.dtype), compute)
             gate = gate_of(options.rows(options.gate), *names)
         self.before, self.after = (gate, None) if is_before else (None, gate)
-        self.added_to_mean = self.added_to_rstd = self.r_error = 0.0  # by a pre-gate
+        self.added_to_mean = self.added_to_rstd = self.r_error = 0.0  # from a pre-gate
         if self.before is not None:
             self._add_pre_gate(self.before)
         self.k = 1.0 if options.c is None else options.c / math.sqrt(self.r.shape[-1])
         self.w = 1.0 if weight is None else options.parameter(weight) + options.weight_offset
-        self.w_error = 0.0  # that a sum with weight_offset can be small beside
+        self.w_error = 0.0  # a sum with weight_offset can be much smaller than its terms
         if weight is not None and options.weight_offset:
             self.w_error = rounding(options.parameter(weight), compute, str(weight.dtype))
         self.kr, self.kr_error = self.k * self.r, None  # None where kr is not rounded
@@ -84,7 +85,7 @@ class Rows:
         self.n = self.kr * self.w + (0.0 if bias is None else options.parameter(bias))
 
     def _round(self, dtype: Any) -> None:
-        """Round kr; it may go to the other side next to a tie, as the ends of its error tell."""
+        """Round kr; next to a tie, the two ends of its error may round to different sides."""
         kr = self.kr
         error = n_bound(kr, kr, self.compute) + abs(self.k) * self.r_error
         ends = (kr, kr - error, kr + error)
@@ -93,10 +94,10 @@ class Rows:
         self.kr_error = np.maximum(*apart)
 
     def _add_pre_gate(self, gate: Gate) -> None:
-        """Set what the error e of p = s * g, of g and of the product, comes to in the statistics.
+        """Propagate the error e of p = s * g, from g and from the product, to the statistics.
 
-        The mean moves by mean(e) or less; rstd, relatively, by rstd**2 * mean(abs(q) * e). q moves
-        by e; under center by e - mean(e), of which e has a share: e * (1 - 2/d) + mean(e) at most.
+        The mean moves by mean(e) at most; rstd, relatively, by rstd**2 * mean(abs(q) * e). q moves
+        by e; with center by e - mean(e), at most e * (1 - 2/d) + mean(e), as mean(e) contains e.
         """
         s, r = self.s, self.r
         error = np.abs(s) * gate.value_error + product_error(s * gate.value, self.compute)
@@ -110,21 +111,21 @@ class Rows:
     def mean_error(self) -> Array:
         """Bound the error of mean: one ulp of it, and 4 u of the deviation (8 for wide rows).
 
-        It is a shift plus a correction of the size of the deviation, at most 1/rstd.
+        The mean is a shift plus a correction of the deviation's size, at most 1/rstd.
         """
         units = count(4, self.compute, self.r.shape[-1]) * unit(self.compute)
         return ulp(self.mean, self.compute) + units / self.rstd + self.added_to_mean
 
     def rstd_error(self) -> Array:
-        """Bound the error of rstd: relatively, 4 ulp of 1 (8 for wide rows), as every y has it."""
+        """Bound the error of rstd: relatively 4 ulp of 1, as for y (8 for wide rows)."""
         units = 2 * count(4, self.compute, self.r.shape[-1]) * unit(self.compute)
         return self.rstd * (units + self.added_to_rstd)
 
     def n_error(self) -> Array:
-        """Bound the error of n, of each row; or of each element, where kr is rounded.
+        """Bound the error of n for each row; for each element if kr is rounded.
 
         With rounding, kr is exact except near a tie; weight + weight_offset, the product and the
-        sum with bias then round once each; weight and bias of a wider dtype do so before.
+        sum with bias then round once each; weight and bias of a wider dtype are rounded before.
         """
         terms = np.abs(self.kr * self.w)
         if self.kr_error is None:
@@ -144,7 +145,7 @@ class Rows:
     def ds_error(self, dy: Array, d_residual: Array | None = None, dtype: str = "float32") -> Array:
         """Bound the error of ds = dp * g + d_residual before the store.
 
-        Without a pre-gate, d_residual is a term of the sum that dp is.
+        Without a pre-gate, d_residual is a term of the sum dp.
         """
         if self.before is None:
             return self.dp_error(dy, d_residual)
@@ -159,7 +160,7 @@ class Rows:
     def dgate_error(self, dy: Array) -> Array:
         """Bound the error of dgate before the store: of g' * dp * s, or g' * dy * n after the norm.
 
-        There are two products, and the rounding of a dy of a wider dtype.
+        The three roundings are of two products, and of a dy of a wider dtype.
         """
         if self.before is None:
             gate, factor, error = self.after, dy * self.n, np.abs(dy) * self.n_error()
@@ -172,9 +173,8 @@ class Rows:
     def dp_error(self, dy: Array, d_residual: Array | None = None) -> Array:
         """Bound the error of dp = rstd * (dr - r * m - mean(dr)), where m = mean(r * dr).
 
-        8 ulp of the largest term, as terms may cancel (16 for wide rows): where y has 4, as rstd
-        comes in three times, and so do sums. To that comes what the errors that gates make in rstd,
-        dr and r come to.
+        8 ulp of the largest term, as terms may cancel (16 for wide rows): twice the 4 of y, as rstd
+        and the sums enter three times. The errors of gates in rstd, dr and r are added.
         """
         dr, r = self.dr(dy), self.r
         m, shift = mean(r * dr), mean(dr) if self.center else 0.0
@@ -193,9 +193,9 @@ class Rows:
         return error + self.added_to_rstd * np.abs(self.dp(dy)) + self.rstd * inner
 
     def dweight_terms(self, dy: Array) -> tuple[Array, Array]:
-        """Return, per element, the |summand| that gets 8 u, and what else it may be off by.
+        """Return, for each element, the |summand| that gets 8 u, and its further error.
 
-        r = (t - correction) * rstd is off by the correction's rounding too: up to 2 u, a quarter.
+        r = (t - correction) * rstd also has the correction's rounding: up to 2 u, a quarter.
         """
         dn = np.abs(self.dn(dy))
         if self.kr_error is None:
@@ -208,7 +208,7 @@ class Rows:
         return size, error
 
     def dbias_terms(self, dy: Array) -> tuple[Array, Array]:
-        """Return, per element, the |summand| that gets 8 u, and what else it may be off by."""
+        """Return, for each element, the |summand| that gets 8 u, and its further error."""
         error = 0.0 if self.after is None else self.after.value_error
         return np.abs(self.dn(dy)), np.abs(dy) * error
 
@@ -227,18 +227,18 @@ class Rows:
 
 
 def n_bound(n: Array, terms: Array, compute: str) -> Array:
-    """Bound the error of n, of each row: 4 ulp of the largest term or sum; 8 for wide rows.
+    """Bound the error of n for each row: 4 ulp of the largest term or sum; 8 for wide rows.
 
-    rstd carries the sums' rounding, an ulp or two; the mean is off by less than an ulp of the
-    deviation; q, the products with rstd, k and weight, and the sum with bias round once each.
-    Arithmetic done well came to 3.9 ulp in the worst of 3 million rows of 2 to 32 elements.
+    rstd has the sums' rounding, an ulp or two; the mean is off by less than an ulp of the
+    deviation; q, the products with rstd, k and weight, and the sum with bias round once each. The
+    worst of 3 million rows of 2 to 32 elements was 3.9 ulp with careful arithmetic.
     """
     scale = row_max(np.maximum(np.abs(n), np.abs(terms)))
     return count(4, compute, n.shape[-1]) * ulp(scale, compute)
 
 
 def product_error(exact: Array, compute: str) -> Array:
-    """Bound the rounding of a product, which a gate may make so small that it is flushed to 0."""
+    """Bound the rounding of a product, which a gate may make so small that CUDA flushes it to 0."""
     return count(1, compute) * 0.5 * ulp(exact, compute) + smallest_normal(compute)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How rstd, and k * rstd, are rounded: seen in rows that show nothing else."""
+"""The roundings of rstd and k * rstd, by rows without any other rounding."""
 
 import math
 
@@ -10,11 +10,11 @@ from tests.support.ulps import ulp
 
 
 def check_scales(forward, rows):
-    """Hold `forward(x, c)`, with eps = 0, to half an ulp of rstd and little more.
+    """Check rstd of `forward(x, c)`, with eps = 0, to half an ulp and little more.
 
     A row is (1, b) with a whole b: the sum of squares is exact in any order, and y of the 1 is
-    k * rstd. An ulp is up to twice as large a part of one number as of another: the roundings of
-    rstd, k and their product are 2.5 ulps at most.
+    k * rstd. An ulp relative to its number varies by a factor of two: the roundings of rstd, k and
+    their product are 2.5 ulps at most.
     """
     b = np.arange(1, rows + 1)
     x = np.stack([np.ones(rows), b], axis=1).astype(np.float32)
@@ -22,15 +22,15 @@ def check_scales(forward, rows):
     for c in (None, 3.0, 1 / 3, 1e30):
         k = 1.0 if c is None else c / math.sqrt(2)
         result = forward(x, c)
-        of_y = (result.y[:, 0], k * rstd, 0.501 if c is None else 2.5)
-        for actual, exact, ulps in ((result.rstd, rstd, 0.501), of_y):
+        y_check = (result.y[:, 0], k * rstd, 0.501 if c is None else 2.5)
+        for actual, exact, ulps in ((result.rstd, rstd, 0.501), y_check):
             error = np.abs(actual.reshape(-1) - exact) / ulp(exact, "float32")
             with at(c):
                 assert error.max() <= ulps
 
 
 def check_scales_beyond_float32(forward):
-    """Hold `forward(x, c)`, with eps = 0, to what float32's arithmetic makes of k = c / sqrt(2)."""
+    """Check `forward(x, c)`, with eps = 0, against float32 arithmetic with k = c / sqrt(2)."""
     for c in (1e40, -1e40, 1e-50, -1e-50, 0.0, -0.0):
         x = np.array([[1, 2], [-3, 4], [3e38, 3e38], [0, 0]], np.float32)
         with np.errstate(all="ignore"):
@@ -43,7 +43,7 @@ def check_scales_beyond_float32(forward):
 
 
 def check_backward_rounds_what_the_forward_rounded(forward, backward, rows):
-    """Hold dweight of dy = 1, which is k * r as the backward rounds it, to y of weight 1."""
+    """Check dweight of dy = 1, which is the backward's rounded k * r, against y of weight 1."""
     rng = np.random.default_rng(11)
     options = {"round_before_weight": True, "groups": rows}
     weight = np.ones(rows * 64, np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of cunorm.torch's functions, each with the tensors that it is differentiated by."""
+"""Calls of cunorm.torch's functions, each with the tensors that get gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.operands import draw
 SHAPE, IMAGES = (2, 4, 6), (2, 4, 3, 2)
 ACTIVATIONS = ["sigmoid", "tanh", "relu", "gelu_tanh"]  # and silu and gelu below
 PRE = {"gate_position": "pre", "center": True}
-ROWS = {  # the function, what it is given beside x, and what it is told
+ROWS = {  # the function, its operands besides x, and its options
     "rms_norm": ("rms_norm", "weight", {}),
     "Gemma's": ("rms_norm", "weight", {"weight_offset": 1.0}),
     "Llama's": ("rms_norm", "weight", {"round_before_weight": True}),
@@ -47,53 +47,53 @@ CASES = ROWS | GROUPS
 
 
 def tensor(name, *shape, dtype="float64", grad=True):
-    """Draw numbers that follow from the name."""
-    made = torch.from_numpy(draw(name, shape, "float64")).to(getattr(torch, dtype))
-    return made.requires_grad_(grad)
+    """Draw numbers, seeded by the name and shape."""
+    result = torch.from_numpy(draw(name, shape, "float64")).to(getattr(torch, dtype))
+    return result.requires_grad_(grad)
 
 
 def operands(name):
     """Draw the operands of a case."""
-    _, given, said = CASES[name]
+    _, given, options = CASES[name]
     shape = IMAGES if name == "channels last" else SHAPE
-    axis = said.get("channel_axis", -1)
-    parameter = (shape[axis],) if name in GROUPS else shape[said.get("axis", -1) :]
+    axis = options.get("channel_axis", -1)
+    parameter = (shape[axis],) if name in GROUPS else shape[options.get("axis", -1) :]
     shapes = dict.fromkeys(("weight", "bias"), parameter)
-    made = {key: tensor(key, *shapes.get(key, shape)) for key in ("x", *given.split())}
+    tensors = {key: tensor(key, *shapes.get(key, shape)) for key in ("x", *given.split())}
     if name == "channels last":
-        x = made["x"].detach().to(memory_format=torch.channels_last)
-        made["x"] = x.requires_grad_()
-    return made
+        x = tensors["x"].detach().to(memory_format=torch.channels_last)
+        tensors["x"] = x.requires_grad_()
+    return tensors
 
 
 def case(name, module=ct):
-    """Return a function of tensors, which returns a tuple, and these tensors."""
-    function, _, said = CASES[name]
+    """Return a function that takes tensors and returns a tuple, and these tensors."""
+    function, _, options = CASES[name]
     given = operands(name)
 
     def call(*tensors):
         named = dict(zip(given, tensors, strict=True))
         named |= {"residual": named.get("residual")} if function.startswith("add_") else {}
-        result = getattr(module, function)(**named, **said)
+        result = getattr(module, function)(**named, **options)
         return tuple(result) if isinstance(result, tuple) else (result,)
 
     return call, tuple(given.values())
 
 
-def gradients(call, tensors, **how):
-    """Return gradients of a sum of all results, each times numbers of its own."""
+def gradients(call, tensors, **options):
+    """Return the gradients of a weighted sum of all results."""
     results = [one for one in call(*tensors) if one.requires_grad]
-    return torch.autograd.grad(results, tensors, [factors(one) for one in results], **how)
+    return torch.autograd.grad(results, tensors, [factors(one) for one in results], **options)
 
 
 def factors(result):
-    """Return small integers that lie as a result does."""
+    """Return small integers in the layout of a result."""
     numbers = torch.arange(result.numel(), device=result.device) % 7 - 2
     return torch.zeros_like(result) + numbers.to(result.dtype).reshape(result.shape)
 
 
 class Watch(TorchDispatchMode):
-    """Sees which operators are called, and with what."""
+    """Records the calls of cunorm's operators, with their arguments."""
 
     def __init__(self):
         super().__init__()

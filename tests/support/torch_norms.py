@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Norms as they are written all over, in plain PyTorch, and what to give them. It needs torch."""
+"""Norms in plain PyTorch, as models write them, and their arguments. It needs torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def drawn(*shape, seed=0, dtype=F32):
 
 
 def assert_near(actual, exact):
-    """Hold a result to the exact one: to 32 roundings of the largest, and that of the store.
+    """Check a result to 32 roundings of the largest element, and the rounding of the store.
 
-    Kernels make 8 roundings of the largest term in y and 16 in a gradient; of these sums of random
+    Kernels make 8 roundings of the largest term in y and 16 in a gradient. In these sums of random
     numbers, the largest term is at most about twice the largest result.
     """
     dtype = actual.dtype
@@ -43,7 +43,7 @@ class Formula(nn.Module):
 
 
 def norm(forward):
-    """Return the class of a norm with a formula of itself and x."""
+    """Return the class of a norm with a `forward(self, x)`."""
     return type("SomeNorm", (Formula,), {"forward": forward})
 
 
@@ -53,7 +53,7 @@ class LlamaNorm(Formula):
 
 
 class Scale(nn.Module):
-    """That of torchtune: another name for everything, and none that says what it is."""
+    """torchtune's norm: other names for all attributes, and no "norm" in the class name."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ def cohere(m, x):
 
 
 class LastAxis(nn.LayerNorm):
-    """As in many a vision model: a LayerNorm with a choice, here of the usual."""
+    """A LayerNorm with a choice of the axis, as in vision models; by default the last."""
 
     def __init__(self, first=False):
         super().__init__(WIDTH)
@@ -111,15 +111,15 @@ class Gated(Formula):
 
 
 class GateRequiredNorm(Formula):
-    """That of Qwen3-Next: it also rounds its product with weight."""
+    """Qwen3-Next's norm, which also rounds the product with weight."""
 
     def forward(self, hidden_states, gate):
         y = self.weight * rms(hidden_states.float(), self.eps).to(hidden_states.dtype)
         return (y * nn.functional.silu(gate.float())).to(hidden_states.dtype)
 
 
-# kind: a module, and what it runs in float32 parameters
-KNOWN = {
+# Each: a module, and what it runs with float32 parameters.
+CUSTOM_NORMS = {
     "Llama's": (LlamaNorm, "rms_norm(eps=1e-05, round_before_weight=True)"),
     "torchtune's": (Scale, "rms_norm(eps=1e-05, round_before_weight=True)"),
     "Gemma's": (
@@ -149,14 +149,14 @@ KNOWN = {
         "within a unit in the last place in bfloat16, float16",
     ),
 }
-TORCHS = {
+TORCH_NORMS = {
     "RMSNorm": (lambda: nn.RMSNorm(WIDTH), "rms_norm(eps=None)"),
     "RMSNorm of two axes": (lambda: nn.RMSNorm((8, WIDTH), eps=EPS), "rms_norm(eps=1e-05)"),
     "LayerNorm": (lambda: nn.LayerNorm(WIDTH), "layer_norm(eps=1e-05)"),
     "LayerNorm without bias": (lambda: nn.LayerNorm(WIDTH, bias=False), "layer_norm(eps=1e-05)"),
     "GroupNorm": (lambda: nn.GroupNorm(4, 8), "group_norm(4, eps=1e-05)"),
 }
-EVERY = KNOWN | TORCHS
+ALL_NORMS = CUSTOM_NORMS | TORCH_NORMS
 
 
 def x_of(dtype=F32):
@@ -169,7 +169,7 @@ def arguments(name, dtype=F32):
 
 
 def results(module, *given, dy=None):
-    """Return y and the gradients of all that it depends on."""
+    """Return y, and the gradients of all inputs and parameters."""
     given = [x.detach().clone().requires_grad_() for x in given]
     y = module(*given)
     dy = drawn(*y.shape, seed=5, dtype=y.dtype) if dy is None else dy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Number formats, the spacing of their numbers, and comparing a result with the exact one."""
+"""Number formats, the spacing of their numbers, and comparisons with exact results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ INFO = {name: ml_dtypes.finfo(name) for name in ("float16", "bfloat16", "float32
 
 
 def ulp(values: Array, dtype: str) -> Array:
-    """Return the spacing of `dtype` at each value, as if its exponents had no upper end.
+    """Return the spacing of `dtype` at each value, without an upper limit of exponents.
 
-    The values need not be numbers of `dtype`. NaN for what is not finite.
+    The values need not be numbers of `dtype`. The spacing is NaN if a value is not finite.
     """
     info, values = INFO[dtype], np.asarray(values, dtype=np.float64)
     exponent = np.frexp(values)[1] - 1  # of 2**exponent <= |value| < 2**(exponent + 1)
@@ -25,7 +25,7 @@ def ulp(values: Array, dtype: str) -> Array:
 
 
 def unit(dtype: str) -> float:
-    """Return u: the most that rounding to `dtype` is off, as a part of what is rounded."""
+    """Return u, the largest relative error of rounding to `dtype`."""
     return float(INFO[dtype].eps) / 2
 
 
@@ -34,12 +34,12 @@ def smallest_normal(dtype: str) -> float:
 
 
 def narrows(dtype: str, compute: str) -> bool:
-    """Say whether storing as `dtype` what was computed as `compute` rounds it."""
+    """Whether storing a number of type `compute` as `dtype` rounds it."""
     return INFO[dtype].nmant < INFO[compute].nmant
 
 
 def rounding(exact: Array, dtype: str, compute: str) -> Array:
-    """Return what the store may cost: half an ulp of the element, if it narrows `compute`."""
+    """Return the rounding of the store: half an ulp if `dtype` narrows `compute`, else 0."""
     return 0.5 * ulp(exact, dtype) if narrows(dtype, compute) else np.zeros(np.shape(exact))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""`python -m tests.tooling.breakages`: of small mistakes in the source, each is seen by some test.
+"""`python -m tests.tooling.breakages`: each small mistake in the source makes some test fail.
 
-`breakages.toml` has them: a text that stands once in a file, what is put in its place, and the
-tests that are to see it. Each is made in a copy of the tree, as it is with changes that are not
-committed, and the tests are run there; one of them must fail. What failed is run again in the copy
-without a mistake, where it must pass. The exit status is 1 if a mistake is not seen.
+`breakages.toml` lists the mistakes: a text that occurs once in a file, its replacement, and the
+tests that must notice. Each mistake is made in a copy of the working tree, and the tests run there;
+one of them must fail. The failed test runs again in the copy without the mistake, and must pass.
+The exit status is 1 if a mistake is not seen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 try:
     import tomllib
-except ImportError:  # Python 3.10, where pytest brings it along
+except ImportError:  # Python 3.10; pytest depends on tomli there
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,13 +32,13 @@ LIST = Path(__file__).with_name("breakages.toml")
 CACHES = ("CUNORM_CACHE_DIR",)  # of compiled kernels
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rf")
 _FAILED = re.compile(r"^FAILED (.*?)(?: - .*)?$", re.MULTILINE)
-_TESTS_FAILED = 1  # pytest's exit status, as against tests that it cannot collect
+_TESTS_FAILED = 1  # pytest's exit status of failed tests; collection errors have another
 _MOST_SECONDS = 900
 
 
 @dataclass(frozen=True)
 class Breakage:
-    """A mistake, and the arguments of pytest that name the tests which are to see it."""
+    """A mistake, and the arguments of pytest for the tests that must see it."""
 
     name: str
     area: str
@@ -48,7 +48,7 @@ class Breakage:
     tests: str
 
     def broken(self, text: str) -> str:
-        """Return the text of its file with the mistake."""
+        """Return the file's text with the mistake."""
         if text.count(self.find) != 1:
             raise ValueError(f"{self.name}: {self.file} has {self.find!r} {text.count(self.find)}×")
         return text.replace(self.find, self.replace)
@@ -56,7 +56,7 @@ class Breakage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests of a breakage did: the one that failed."""
+    """The result of a breakage's tests: the test that failed."""
 
     name: str
     seen_by: str
@@ -80,7 +80,7 @@ def breakages() -> list[Breakage]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the breakages that are asked for; return 1 if one is not seen."""
+    """Run the selected breakages; return 1 if one is not seen."""
     options = _arguments(argv)
     chosen = [one for one in breakages() if _is_chosen(one, options)]
     if not chosen:
@@ -115,7 +115,7 @@ def _is_chosen(one: Breakage, options: argparse.Namespace) -> bool:
 
 
 def _copy_tree(copy: Path) -> None:
-    """Copy the files that git tracks, and those that it does not ignore."""
+    """Copy the files that git tracks or does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         **{"cwd": ROOT, "capture_output": True, "text": True, "check": True},
@@ -127,19 +127,19 @@ def _copy_tree(copy: Path) -> None:
 
 
 def _environment(copy: Path, folder: Path) -> dict[str, str]:
-    """Return that of the tests: of the copy, whose sources are all that caches depend on."""
+    """Return the environment of the tests: caches depend only on the copy's sources."""
     caches = {name: os.environ.get(name) or str(folder / name) for name in CACHES}
-    # No .pyc: that of a file may be taken for that of one changed within the same second.
+    # No .pyc: a file that changes within a second may keep a stale one.
     more = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
     return {**os.environ, **caches, **more}
 
 
 def _outcome(one: Breakage, copy: Path, environment: dict[str, str]) -> Outcome:
-    """Break the copy, run the tests up to the first that fails, and mend it."""
-    begun = _cpu_seconds()
+    """Break the copy, run the tests up to the first failure, and restore the copy."""
+    start = _cpu_seconds()
     with _broken(one, copy / one.file):
         ran = _pytest(["-x", *shlex.split(one.tests)], copy, environment)
-    seconds = _cpu_seconds() - begun
+    seconds = _cpu_seconds() - start
     failed = _FAILED.search(ran.stdout)
     if ran.returncode == _TESTS_FAILED and failed:
         return Outcome(one.name, failed[1], seconds)
@@ -159,13 +159,13 @@ def _broken(one: Breakage, path: Path) -> Iterator[None]:
 
 
 def _cpu_seconds() -> float:
-    """Return what the processes that were waited for have taken."""
+    """Return the CPU seconds of finished child processes."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def _failures(copy: Path, environment: dict[str, str], tests: list[str]) -> list[str]:
-    """Return those of the tests that fail in a copy without a mistake."""
+    """Return the tests that fail in a copy without a mistake."""
     if not tests:
         return []
     ran = _pytest(tests, copy, environment)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench against` times two copies of cunorm that share no module, and judges ratios."""
+"""`python -m bench against` times two copies of cunorm without shared modules and judges ratios."""
 
 import os
 import re
@@ -23,7 +23,7 @@ LIMITS = against.Limits(mean=1.05, point=1.25)
 
 @pytest.fixture
 def checkout(tmp_path):
-    """Return another folder with the same files."""
+    """Return another folder with the same sources."""
     folder = tmp_path / "other"
     shutil.copytree(ROOT / "cunorm", folder / "cunorm", ignore=shutil.ignore_patterns("__py*"))
     (folder / "kernels_cu").symlink_to(ROOT / "kernels_cu")
@@ -49,9 +49,9 @@ def test_another_checkout_has_modules_of_its_own(checkout):
     for name in ("rms_norm", "layer_norm_backward", "warmup", "set_num_threads"):
         assert Path(getattr(other, name).__globals__["__file__"]).is_relative_to(checkout)
     threads, others = (copy._backends.cpu.threads for copy in (cunorm, other))
-    taken = threads.thread_count()
-    other.set_num_threads(taken + 1)
-    assert (threads.thread_count(), others.thread_count()) == (taken, taken + 1)
+    count = threads.thread_count()
+    other.set_num_threads(count + 1)
+    assert (threads.thread_count(), others.thread_count()) == (count, count + 1)
 
 
 def test_a_checkout_that_would_share_modules_is_refused(checkout):
@@ -113,9 +113,18 @@ def test_a_point_beyond_the_limit_is_timed_twice_more(measured, counts, monkeypa
 
 def test_two_copies_are_timed_as_they_are_compiled_for_an_architecture(checkout, tmp_path):
     out = tmp_path / "rows.csv"
-    asked = ("--march", "x86-64-v2", "--op", "rms_norm", "--shapes", "8x64", "--seconds", "0.01")
+    arguments = (
+        "--march",
+        "x86-64-v2",
+        "--op",
+        "rms_norm",
+        "--shapes",
+        "8x64",
+        "--seconds",
+        "0.01",
+    )
     limits = ("--most-mean", "100", "--most-point", "100", "--out", out)
-    command = [sys.executable, "-m", "bench", "against", checkout, *asked, *limits]
+    command = [sys.executable, "-m", "bench", "against", checkout, *arguments, *limits]
     environment = {**os.environ, "CUNORM_CXXFLAGS": "-O1"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -133,7 +142,7 @@ def test_libraries_of_copies_share_no_variables(march, expected, monkeypatch):
         pytest.skip("only GCC's libraries do")
     monkeypatch.setenv("CUNORM_CXXFLAGS", "-O1")
     before = copies.base_options()
-    copies.compile_apart((), march)
+    copies.isolate_builds((), march)
     assert copies.base_options() == (*before[:-1], *expected, "-fno-gnu-unique")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench bytes`: calls move what the table says, and hardly more than they must."""
+"""`python -m bench bytes`: calls move the bytes of the table, hardly more than necessary."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from bench.static_plan import (
     TWO_LAUNCHES,
 )
 from bench.static_plans import DIRECTIONS
-from bench.traffic import Row, counted, main
+from bench.traffic import Row, main, measure
 from bench.traffic_calls import Call, calls
 from tests.emulation.machine import needs_softgpu
 
 TABLE = Path(__file__).parents[2] / "bench" / "results" / "bytes.csv"
 BY_LABEL = {operator.label: operator for operator in OPERATORS}
 
-# How many arrays as large as x a call must move (the table of the design), of a forward and of a
-# backward.
+# Arrays as large as x that a forward and a backward must move (the table of the design).
 ARRAYS = {
     "rms_norm": (2, 3),
     "add_rms_norm": (4, 4),
@@ -62,7 +61,7 @@ def call_of(label: str, direction: str, dtype: str, regime: str) -> Call:
 @needs_softgpu
 @pytest.mark.parametrize("facts", SAMPLE, ids=lambda facts: "-".join(facts))
 def test_a_call_moves_the_bytes_of_the_committed_table(facts):
-    row = counted(call_of(*facts))
+    row = measure(call_of(*facts))
     assert row == {key(row): row for row in read_csv(TABLE, Row)}[key(row)]
 
 
@@ -73,7 +72,7 @@ def test_every_call_moves_the_bytes_of_the_committed_table(label):
     table = {key(row): row for row in read_csv(TABLE, Row)}
     for direction, dtype in product(DIRECTIONS, ("float32", "bfloat16")):
         for call in calls(BY_LABEL[label], direction, dtype):
-            row = counted(call)
+            row = measure(call)
             assert row == table[key(row)]
 
 
@@ -114,7 +113,7 @@ def test_the_exit_status_says_whether_too_much_is_moved(tmp_path, monkeypatch, c
     assert good.fault() == ""
     for ratio, status in (("1.0200", 0), ("1.0201", 1), ("0.9980", 1)):
         row = Row(**{**vars(good), "ratio": ratio})
-        monkeypatch.setattr(traffic, "_counted", lambda calls, jobs, row=row: iter([row]))
+        monkeypatch.setattr(traffic, "_measure_all", lambda calls, jobs, row=row: iter([row]))
         assert main(["--op", "rms_norm", "--out", str(tmp_path / "bytes.csv")]) == status
         assert read_csv(tmp_path / "bytes.csv", Row) == [row]
     assert "moves 0.9980 of what it must" in capsys.readouterr().out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench` runs, checks before it times, and says what it was asked for."""
+"""`python -m bench` runs, checks before it times, and names wrong options."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ from bench.rows import read_csv
 ROOT = Path(__file__).parents[2]
 
 
-# Says how many kernels were loaded when all had been compiled ahead, and at the end.
+# Prints the number of loaded kernels after `prepare`, and at the end.
 BENCH = """
 import cunorm, sys
 from bench import cpu, timing
@@ -54,7 +54,7 @@ def test_bench_writes_every_point_and_provider_and_compiles_all_ahead(tmp_path):
         for direction in ("forward", "backward")
     }
     assert all(row.p50_us > 0 for row in rows)
-    assert all(row.host_us == row.p50_us for row in rows if row.shape == "70x96")  # is all host
+    assert all(row.host_us == row.p50_us for row in rows if row.shape == "70x96")  # all host cost
     assert all((row.error is None) == (row.provider == "copy") for row in rows)
     assert {(row.threads, row.driver) for row in rows} == {(1, "")}
     assert all("1 of " in row.device and "torch" in row.versions for row in rows)
@@ -63,7 +63,7 @@ def test_bench_writes_every_point_and_provider_and_compiles_all_ahead(tmp_path):
     assert int(ahead) == int(used) >= 2 * 3
 
 
-def test_what_is_asked_for_fills_in_the_rest():
+def test_what_is_requested_fills_in_the_rest():
     assert timing.parse([]).providers == ["cunorm", "torch", "cunorm-ungated"]
     named = timing.parse(["--providers", "jax,cunorm"]).providers
     assert named == ["jax", "cunorm", "cunorm-ungated"]
@@ -83,9 +83,9 @@ def test_bench_names_what_it_does_not_know(wrong, capsys):
     option, value = wrong.split()
     with pytest.raises(SystemExit):
         timing.parse(["--shapes", "64x64", option, value])
-    said = capsys.readouterr().err
-    assert option in said or "/not" in said
-    assert value.removesuffix("/there.csv") in said
+    message = capsys.readouterr().err
+    assert option in message or "/not" in message
+    assert value.removesuffix("/there.csv") in message
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])

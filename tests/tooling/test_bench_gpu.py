@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the GPU scripts would run, run where there is no GPU."""
+"""The operators and commands of the GPU scripts, without a GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_operator_of_the_gpu_scripts_matches_the_oracle(label):
 def test_what_torch_compiles_computes_the_same(label):
     torch = pytest.importorskip("torch")
     operator = BY_LABEL[label]
-    # All that torch.compile does but to generate code, which takes long.
+    # All of torch.compile but code generation, which takes long.
     function = peers.compiled(torch, peers.torch_function(torch, operator, 64), "aot_eager")
     host = host_operands(operator, "float32", (9, 64, 5, 3)[: operator.axes])
     tensors = {name: torch.from_numpy(array) for name, array in host.items()}

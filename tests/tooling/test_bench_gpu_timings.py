@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The GPU's side of the timings, on a stand-in for CuPy: what they would run, and write."""
+"""The GPU's timings with a stand-in for CuPy: the calls, and the CSV."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Event:
 
 
 def fake_cupy(free_bytes=1 << 30):
-    """Return as much of CuPy as the timings use, on NumPy's arrays."""
+    """Return the part of CuPy that the timings use, on NumPy arrays."""
 
     def empty(shape, dtype):
-        if isinstance(shape, int):  # for a copy, which needs but a pointer
+        if isinstance(shape, int):  # for a copy, which needs only a pointer
             return SimpleNamespace(data=SimpleNamespace(ptr=shape))
         return np.empty(shape, dtype)
 
@@ -60,7 +60,7 @@ def fake_cupy(free_bytes=1 << 30):
     return SimpleNamespace(
         __version__="14.2",
         RawKernel=lambda *_: lambda *_: None,
-        asarray=np.array,  # a copy, as of the host's arrays there
+        asarray=np.array,  # a copy, as from host to GPU
         empty=empty,
         cuda=cuda,
         get_default_memory_pool=lambda: pool,
@@ -110,7 +110,7 @@ def test_small_points_rotate_through_more_than_any_l2_as_far_as_memory_allows():
     assert gpu_timer._sets(point, 1 << 40) * point.bytes >= 512 << 20
     assert gpu_timer._sets(point, 16 << 30) * point.bytes == 256 << 20
     assert gpu_timer._sets(point, 0) == 2
-    # However many are timed, rows are halved for want of memory and not for many sets.
+    # Rows are halved if memory is too small, not for the number of sets.
     for free in (1 << 30, 8 << 30, 1 << 37):
         assert gpu_timer.Gpu(fake_cupy(free), None).fitting(point, 10) == point
 
@@ -170,7 +170,7 @@ def test_each_provider_computes_what_the_oracle_does(gpu, name, count):
     provider = providers.LOADERS["cpu"][name]()
     operators = [one for one in OPERATORS if provider.supports(one, "forward", "float32")]
     assert len(operators) == count
-    for operator in operators[:: 5 if "jax" in name else 1]:  # each is compiled, which takes long
+    for operator in operators[:: 5 if "jax" in name else 1]:  # each is compiled, which is slow
         for direction in ("forward", "backward"):
             shape = (3, 64, 5, 3) if operator.of_channels else (9, 96)
             point = Point(operator, direction, "float32", shape)

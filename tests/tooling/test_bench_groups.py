@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `python -m bench static` reads in the SASS of group norms, and predicts from that."""
+"""The counts of `python -m bench static` from SASS of group norms, and its predictions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bench.static_packs import Packs, executed
 from bench.static_plan import TWO_LAUNCHES
 from bench.static_plans import default_features, grid, plans
 
-# A forward whose thread copies packs of 16 bytes, by four and what is left; adds them up twice, by
-# two, the same way; and writes them. Diverged warps and a division have slow paths.
+# A forward. A thread copies packs of 16 bytes, by four and the remainder; sums them twice, by two
+# and the remainder; and writes them. Diverged warps and a division have slow paths.
 TILE = """
         /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
         /*0010*/                   LDC.64 R4, c[0x0][0x228] ;
@@ -97,8 +97,8 @@ def test_a_kernel_without_loops_over_packs_is_an_error():
 
 
 def test_special_functions_are_a_bound():
-    # Copy speed: 20 bytes a ns and multiprocessor, so 5 elements of 2 bytes in and 2 out. Of 16
-    # special functions a ns an element takes 4.
+    # Copy speed: 20 bytes a ns on a multiprocessor, so 5 elements of 2 bytes in and 2 out. An
+    # element takes 4 of 16 special functions a ns.
     assert shares(GPU, Traffic(2, 2), 1.0, 1e6, 2.0, special=4.0).issue == pytest.approx(0.8)
     assert shares(GPU, Traffic(2, 2), 32.0, 1e6, 2.0, special=1.0).issue == pytest.approx(0.8)
 
@@ -109,7 +109,7 @@ def test_the_time_of_blocks_is_the_formula_by_hand():
     # 100 multiprocessors have 101 blocks: one has two, at once or one after the other.
     assert grid_time(GPU, BLOCKS, 101, 2) == block_time(GPU, BLOCKS, 2)
     assert grid_time(GPU, BLOCKS, 101, 1) == 2 * block_time(GPU, BLOCKS)
-    # 2 MB at half of copy speed; the last blocks have read what they compute on.
+    # 2 MB at half of copy speed; then the last blocks compute.
     ends = 1e-6 + 1e-6 + REDUCTIONS
     assert launch_time(GPU, 2e6, 0.5, BLOCKS) == pytest.approx(3e-6 + 2e-6 + ends)
 

@@ -31,7 +31,7 @@ def operators(*names):
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """Make few calls, in few processes."""
+    """Reduce the numbers of calls and processes."""
     monkeypatch.setattr(host_calls, "CALLS", 20)
     for module, name in ((host, "RUNS"), (host_against, "RUNS"), (host_against, "PAIRS")):
         monkeypatch.setattr(module, name, 1)
@@ -65,7 +65,7 @@ def test_bench_prints_what_small_calls_cost_the_host():
     lines = host.table("on float32", found).splitlines()[3:]
     shapes = [line.split()[-5 if line.startswith("cunorm") else -3] for line in lines]
     assert set(shapes) == {"1x64", "4x64", "1x64x2x2", "4x64x2x2"}
-    # Shapes, calls of cunorm's, those of group norms with a workspace too, and torch's.
+    # Two shapes; calls of cunorm, for group norms also with a workspace; and calls of torch.
     assert len(lines) == 2 * (7 + 2) + 2 * 2 * (9 + 2)
     assert all(float(time) > 0 for line in lines for time in line.split()[-2:])
 

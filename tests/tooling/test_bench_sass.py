@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `python -m bench static` reads in SASS, and what its model predicts from that."""
+"""The counts of `python -m bench static` from SASS, and the predictions of its model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from bench.model import Gpu, ParamGrad, Shares, Traffic, call_prediction, shares
 from bench.static_reads import Operands, loads_at_once, read
 
-# A forward of rows of bfloat16, 16 elements a thread, in a loop over rows: x is loaded at once, a
-# root has a slow path, and weight is loaded for each pack. 0x210 is where arguments begin.
+# A forward of bfloat16 rows, 16 elements a thread, in a loop over rows: all of x is loaded first, a
+# root has a slow path, and weight is loaded for each pack. The arguments begin at 0x210.
 KEPT = """
 	.text.row_norm_forward:
 row_norm_forward:
@@ -52,7 +52,7 @@ $__internal_0_$__cuda_sm20_sqrt_slowpath:
 """
 OPERANDS = Operands({0: 2, 144: 2}, frozenset((240, 248)), frozenset((256, 264)), 16.0)
 
-# A pass that keeps nothing: 8 elements at a time, by a loop that may be skipped.
+# A pass that keeps nothing: a loop, which may be skipped, takes 8 elements at a time.
 STREAMED = """
         /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
         /*0010*/                   LDC.64 R4, c[0x0][0x2a0] ;
@@ -68,10 +68,10 @@ STREAMED = """
 """
 
 
-def test_of_a_kept_row_late_loads_waits_and_the_usual_way_are_counted():
+def test_of_a_kept_row_late_loads_waits_and_the_usual_path_are_counted():
     found = read(KEPT, "90", OPERANDS)
-    assert found.late_loads == 1  # the second of weight; the slow path has none that counts
-    assert found.instructions == 6 + 4 + 9  # to the branch, on the fast path, and to the next row
+    assert found.late_loads == 1  # the second load of weight; the slow path does not count
+    assert found.instructions == 6 + 4 + 9  # before the branch, on the fast path, after it
     assert found.instructions_once == 4 + 1
     assert (found.loaded, found.waits) == (32, 1)
 

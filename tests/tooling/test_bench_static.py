@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench static`: NVRTC makes of the GPU plans what the table says; and its gate."""
+"""`python -m bench static`: the table matches the compiled GPU plans; and its gate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.internals import KernelBuild
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from bench.records import read_csv, write_csv
 from bench.static import differences, main, report
-from bench.static_rows import Row, measured
+from bench.static_rows import Row, measure
 
 TABLE = Path(__file__).parents[2] / "bench" / "results" / "static.csv"
 
@@ -53,7 +53,7 @@ def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
         THREADS="1024",
         THREADS_PER_ROW="1024",
     )
-    row = measured(crowded)
+    row = measure(crowded)
     assert row.spill_stores > 0
     assert report([row]) == 1
     assert "layer_norm forward float32 4096 row_norm_forward: spills" in capsys.readouterr().out
@@ -62,16 +62,16 @@ def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
 def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, capsys):
     plan = plan_of(plans, "rms_norm", "forward", "bfloat16")
     assert (plan.number("ACCESS"), plan.access_bytes(2)) == (8, 16)
-    row = measured(with_macros(plan, ACCESS="1"))
+    row = measure(with_macros(plan, ACCESS="1"))
     assert (row.planned_bytes, row.narrowest_bytes, row.narrowed) == (16, 2, "x:2 y:2")
     assert report([row]) == 1
     assert "x:2 y:2" in capsys.readouterr().out
 
 
-def test_a_table_that_is_not_so_is_said_to_be_wrong(plans, tmp_path):
+def test_a_wrong_table_is_reported(plans, tmp_path):
     few = [plan for plan in plans if plan.operator == "rms_norm" and plan.direction == "forward"]
     few = few[:2]
-    rows = [measured(plan) for plan in few]
+    rows = [measure(plan) for plan in few]
     write_csv(tmp_path / "table.csv", Row, rows)
     assert read_csv(tmp_path / "table.csv", Row) == rows
     assert not list(differences(rows, few, 2, 1))
@@ -82,13 +82,13 @@ def test_a_table_that_is_not_so_is_said_to_be_wrong(plans, tmp_path):
         "regime": "streamed",
     }.items():
         table = [replace(rows[0], **{column: wrong}), rows[1]]
-        (said,) = differences(table, few, 2, 1)
-        assert f"{column} is {getattr(rows[0], column)}, the table has {wrong}" in said
+        (difference,) = differences(table, few, 2, 1)
+        assert f"{column} is {getattr(rows[0], column)}, the table has {wrong}" in difference
     assert "only in the plans" in next(differences(rows[1:], few, 2, 1))
     assert "only in the table" in next(differences(rows, few[1:], 2, 1))
 
 
-# What NVRTC writes: an address in a register of its own, of a loop, and of copies to shared memory.
+# PTX of NVRTC: an address in its own register, one in a loop, and one of a copy to shared memory.
 PTX = """
 .visible .entry row_norm_forward(
 	.param .align 8 .b8 row_norm_forward_param_0[320]

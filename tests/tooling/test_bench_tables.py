@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tables, goals and pictures of timings say what the CSV says."""
+"""The tables, goals and pictures of timings match their CSV."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def row(
 # × torch 2 and 8, geometric mean 4; over a copy 2 and 0.5, mean 1; over the ungated 1.25 and 5.
 GATED = ("rms_norm+pre_gate", "backward", "bfloat16")
 NAMES = ("cunorm", "torch", "copy", "cunorm-ungated")
-KNOWN = [
+TIMED = [
     *map(row, NAMES[:3], (100, 200, 50)),
     *(row(*time, shape="65536x256") for time in (("copy", 200), ("torch", 800), ("cunorm", 100))),
     *(row(*time, *GATED, "4096x4096") for time in zip(NAMES, (100, 90, 10, 80), strict=True)),
@@ -64,7 +64,7 @@ def cells(line: str) -> list[str]:
 
 
 def test_rows_are_read_as_they_were_written_and_those_of_other_columns_are_refused(csv, tmp_path):
-    rows = [*KNOWN, row("jax", 1.25, host_us=12.5, error=2.5e-07)]
+    rows = [*TIMED, row("jax", 1.25, host_us=12.5, error=2.5e-07)]
     assert read_csv(csv(rows)) == rows
     (tmp_path / "rows.csv").write_text("date,commit\n2026-01-02,0123456\n")
     with pytest.raises(ValueError, match="columns"):
@@ -72,7 +72,7 @@ def test_rows_are_read_as_they_were_written_and_those_of_other_columns_are_refus
 
 
 def test_means_and_worst_points_are_those_of_the_points(csv, capsys):
-    assert tables.main([str(csv(KNOWN))]) == 0
+    assert tables.main([str(csv(TIMED))]) == 0
     head, _, plain, gated, *_ = capsys.readouterr().out.splitlines()
     assert dict(zip(cells(head), cells(plain), strict=True)) == {
         "": "rms_norm forward",
@@ -87,7 +87,7 @@ def test_means_and_worst_points_are_those_of_the_points(csv, capsys):
 
 
 def test_geometric_means_on_the_screen_are_those_of_the_points():
-    rows = [replace(r, of_copy=50 / r.p50_us) for r in KNOWN]
+    rows = [replace(r, of_copy=50 / r.p50_us) for r in TIMED]
     table = " ".join(report.table(rows).split("geometric means")[1].split())
     assert "rms_norm forward float32 of copy 0.50 (0.50 at 4096x4096); × torch 4.00" in table
     assert "/ ungated 2.50 (5.00 at 8x96)" in table
@@ -100,8 +100,8 @@ OTHER = {"device": "Another CPU", "threads": 1, "versions": "cunorm 0.2.0", "com
 @pytest.mark.parametrize("name", OTHER)
 def test_rows_that_cannot_be_compared_are_an_error(name, csv, capsys):
     for rows, named in (
-        ([*KNOWN, row("cunorm", 1, "layer_norm", **{name: OTHER[name]})], f"one {name}: ["),
-        ([*KNOWN, KNOWN[0]], "two rows of cunorm at rms_norm"),
+        ([*TIMED, row("cunorm", 1, "layer_norm", **{name: OTHER[name]})], f"one {name}: ["),
+        ([*TIMED, TIMED[0]], "two rows of cunorm at rms_norm"),
         ([], "no rows"),
     ):
         with pytest.raises(SystemExit):
@@ -113,7 +113,7 @@ README = "before\n<!-- cpu-table: {} -->\nold\n<!-- end -->\nafter\n"
 
 
 def test_a_readme_is_rewritten_between_the_markers_and_then_stays(csv, tmp_path, capsys):
-    csv(KNOWN)
+    csv(TIMED)
     path = tmp_path / "README.md"
     path.write_text(README.format("cpu.csv"), encoding="utf-8")
     assert tables.main(["--readme", str(path), "--check"]) == 1
@@ -121,7 +121,7 @@ def test_a_readme_is_rewritten_between_the_markers_and_then_stays(csv, tmp_path,
     assert path.read_text(encoding="utf-8") == README.format("cpu.csv")
     assert tables.main(["--readme", str(path)]) == 0
     text = path.read_text(encoding="utf-8")
-    assert text == README.format("cpu.csv").replace("old", tables.markdown(KNOWN))
+    assert text == README.format("cpu.csv").replace("old", tables.markdown(TIMED))
     assert tables.main(["--readme", str(path), "--check"]) == 0
 
 
@@ -133,7 +133,7 @@ def test_the_readme_is_what_the_committed_timings_give():
 
 
 def rows_of_the_grid(torch: float, copy: float, ungated: float) -> list[Row]:
-    """Return the whole default grid of a CPU, with such times and 100 µs of cunorm."""
+    """Return the default grid of a CPU with these times, and 100 µs for cunorm."""
     times = {"cunorm": 100.0, "torch": torch, "copy": copy, "cunorm-ungated": ungated}
     return [
         row(name, time, p.operator.name, p.direction, p.dtype, p.shape_text, p.operator.memory)
@@ -166,7 +166,7 @@ def test_goals_end_in_a_status_and_are_shown_with_their_figures(csv, capsys):
 
 
 def change(time: float, **chosen: str):
-    """Return GOOD with another time of torch at the rows chosen."""
+    """Return GOOD with another time of torch in the chosen rows."""
     return [
         replace(r, p50_us=time)
         if r.provider == "torch" and all(getattr(r, name) == v for name, v in chosen.items())
@@ -176,15 +176,15 @@ def change(time: float, **chosen: str):
 
 
 def test_every_goal_is_of_its_own_points():
-    of_rms = {"operator": "rms_norm", "direction": "backward", "dtype": "float32"}
-    assert unmet(change(599, **of_rms)) == {"rms_norm backward, float32: × torch, mean"}
-    assert unmet(change(600, **of_rms)) == set()
+    rms_rows = {"operator": "rms_norm", "direction": "backward", "dtype": "float32"}
+    assert unmet(change(599, **rms_rows)) == {"rms_norm backward, float32: × torch, mean"}
+    assert unmet(change(600, **rms_rows)) == set()
     assert unmet(change(249, operator="group_norm+silu", dtype="float32")) == {
         "group_norm+silu forward and backward, float32: × torch, mean"
     }
     slow = change(96, operator="layer_norm", direction="forward", shape="4096x4096")
     assert unmet(slow) == {"every point: × torch"}
-    for shape, counts in (("512x512", True), ("511x512", False)):  # of a mebibyte, and of less
+    for shape, counts in (("512x512", True), ("511x512", False)):  # a mebibyte, and less
         more = [row("cunorm", 9, shape=shape), row("torch", 1, shape=shape)]
         assert bool(unmet([*GOOD, *more])) == counts
 
@@ -199,14 +199,14 @@ def test_points_without_cunorm_or_of_the_grid_that_were_not_timed_are_no_goal_me
 def test_a_picture_is_drawn_without_pyplot_and_without_matplotlib_the_extra_is_named(csv, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     svg = tmp_path / "cpu.svg"
-    draw = f"from bench import plot; plot.main([{str(csv(KNOWN))!r}, '--out', {str(svg)!r}])"
-    told = {"cwd": ROOT, "capture_output": True, "text": True}
-    run = partial(subprocess.run, **told)
+    draw = f"from bench import plot; plot.main([{str(csv(TIMED))!r}, '--out', {str(svg)!r}])"
+    options = {"cwd": ROOT, "capture_output": True, "text": True}
+    run = partial(subprocess.run, **options)
     code = f"import sys; {draw}; assert 'matplotlib.pyplot' not in sys.modules"
     ran = run([sys.executable, "-c", code])
     assert ran.returncode == 0, ran.stderr
     shown = svg.read_text(encoding="utf-8")
-    assert all(f"{r.operator} {r.direction} {r.dtype}" in shown for r in KNOWN)
+    assert all(f"{r.operator} {r.direction} {r.dtype}" in shown for r in TIMED)
     ran = run([sys.executable, "-c", f"import sys; sys.modules['matplotlib'] = None; {draw}"])
     assert ran.returncode == 1
     assert 'pip install "cunorm[bench]"' in ran.stderr

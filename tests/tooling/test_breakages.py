@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The list of mistakes is one of the source as it is, and one that nothing sees is reported."""
+"""The list of mistakes matches the source, and a mistake that no test sees is reported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`import cunorm` imports next to nothing, and each public name is there when it is used."""
+"""`import cunorm` imports no further modules, and public names load at first use."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_after_import(script):
 
 
 def test_no_function_hides_a_module_of_its_name():
-    """A module that a function hides cannot be reloaded, nor found by its name."""
+    """A module that a function hides cannot be reloaded or found by its name."""
     for name in cunorm.__all__:
         if not isinstance(getattr(cunorm, name), types.ModuleType):
             assert find_spec(f"cunorm.{name}") is None, name

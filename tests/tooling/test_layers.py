@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Modules of cunorm import only what lies below them, and not in a circle.
+"""Modules of cunorm import only modules below them, without circles.
 
-Every import counts: at the top of a file, in a function, and for type checkers alone. An import by
-string does not.
+Every import counts: at the top of a file, in a function, and only for type checkers. Imports by
+string do not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "cunorm"
 MOST_FILES = 8  # directly in the package
 
-# What the modules of each part may import besides their own part; `cunorm` is its __init__.py.
+# The parts that modules of each part may import, besides their own; `cunorm` is its __init__.py.
 FAMILY = {"_core", "_dispatch", "reference", "results"}
 BELOW = FAMILY | {"_arrays", "_backends", "_group_norm", "_row_norm"}
 PUBLIC = {"_cache", "_warmup", "_workspace"}
@@ -49,7 +49,7 @@ Imports = dict[str, set[str]]
 def imports(package: Path) -> Imports:
     """Return the modules of the package that each of its modules imports.
 
-    A module imports the packages around what it imports, too, but for those around itself.
+    This includes the packages around an imported module, but not those around the importing one.
     """
     files = {module_name(path, package): path for path in package.rglob("*.py")}
     found: Imports = {}
@@ -71,7 +71,7 @@ def module_name(path: Path, package: Path) -> str:
 
 
 def imported(tree: ast.AST, package: list[str], files: dict[str, Path]) -> Iterator[str]:
-    """Yield the modules that the import statements in a module of a package name."""
+    """Yield the modules in the import statements of a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -84,12 +84,12 @@ def imported(tree: ast.AST, package: list[str], files: dict[str, Path]) -> Itera
 
 
 def part(module: str) -> str:
-    """Return the part of the package that a module belongs to."""
+    """Return the part of the package that contains a module."""
     return module.split(".")[:2][-1]
 
 
 def wrong_imports(found: Imports) -> Iterator[str]:
-    """Yield the modules that are in no layer, and those that import what is not below them."""
+    """Yield the errors: modules in no layer, and imports of modules that are not below."""
     for name, targets in found.items():
         if part(name) not in LAYERS:
             yield f"{name} is in no layer"
@@ -100,7 +100,7 @@ def wrong_imports(found: Imports) -> Iterator[str]:
 
 
 def circle(found: Imports) -> list[str]:
-    """Return modules of which each imports the next and the last is the first, if there are any."""
+    """Return a circle of modules, each of which imports the next; the last is the first. Or []."""
     try:
         TopologicalSorter({name: sorted(found[name]) for name in sorted(found)}).prepare()
     except CycleError as error:
@@ -150,7 +150,7 @@ SOUND = {
 
 @pytest.fixture
 def package(tmp_path):
-    """Return what writes a sound package with some of its files changed, and reads its imports."""
+    """Return a function that writes a valid package with changed files, and reads its imports."""
 
     def write(**changed: str) -> Imports:
         for name, text in (SOUND | changed).items():

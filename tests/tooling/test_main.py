@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line, as a user runs it."""
+"""The command line, as users run it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from cunorm._demo import data, devices
-from tests.support.calls import nothing_known
+from tests.support.calls import empty_call_cache
 from tests.support.internals import _dispatch, main, view_at
 
 ROOT = Path(__file__).parents[2]
-# Those on all dtypes, but no forms of rms_norm and one group norm alone on float16, and on float32
-# one that is far from zero.
+# Operators of the demo. float16 has no options of rms_norm and only one group norm; only float32
+# has the group norm that is far from zero.
 ROW_NORMS, FORMS, GROUP_NORMS, FAR = 7, 5, 3, 1
 OF_ROWS, OF_GROUPS = ROW_NORMS + FORMS, GROUP_NORMS + FAR  # on float32
 IN_ALL_DTYPES = 3 * ROW_NORMS + 2 * FORMS + 2 * GROUP_NORMS + FAR + 1
@@ -28,9 +28,14 @@ IN_FLOAT32 = {**dict.fromkeys(LARGEST, -1.0), "float32": LARGEST["float32"]}
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the interpreter in a process of its own."""
-    told = {"capture_output": True, "text": True, "cwd": ROOT, "env": {**os.environ, **environment}}
-    return subprocess.run([sys.executable, *arguments], **told, check=False)
+    """Run the interpreter in a separate process."""
+    options = {
+        "capture_output": True,
+        "text": True,
+        "cwd": ROOT,
+        "env": {**os.environ, **environment},
+    }
+    return subprocess.run([sys.executable, *arguments], **options, check=False)
 
 
 def saved(folder: Path, array: object) -> str:
@@ -41,14 +46,14 @@ def saved(folder: Path, array: object) -> str:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Run the demo on float32 alone, and each call once more for its time."""
+    """Limit the demo to float32, and time each call only once."""
     monkeypatch.setattr(data, "LARGEST", IN_FLOAT32)
     monkeypatch.setattr(devices, "_REPEATS", 1)
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
-    """Real numbers in three axes: a piece of the demo's own text."""
+    """Return an array of three axes, part of the demo's embedded text."""
     rows = data.embedded(data.text()[1], rows=6)
     return saved(tmp_path, rows.reshape(2, 3, 256)[..., 30:130])
 
@@ -93,7 +98,7 @@ ODD = {
     "one element": np.array([3.0]),
     "zeros": np.zeros((2, 4)),
     "constants": np.full((3, 4), 7.0),
-    # Next to the smallest normal float32 a relative error says nothing; on CUDA it is flushed.
+    # Relative errors are meaningless next to the smallest normal float32; CUDA flushes below it.
     **{f"{m}": (m * NORMAL).astype(np.float32) for m in (1e-15, 1e-24, 1e-30, 1e-44)},
     "tiny and large rows": (np.tile([[1e-40], [1e9]], (10, 1)) * NORMAL).astype(np.float32),
 }
@@ -138,7 +143,7 @@ def test_demo_runs_without_a_compiler_and_without_ml_dtypes(has_ml_dtypes, small
 )
 def test_demo_fails_where_a_kernel_is_wrong(op, count, small, monkeypatch, capsys):
     loaded = _dispatch._loaded
-    nothing_known(monkeypatch)
+    empty_call_cache(monkeypatch)
 
     def load(wrong, spec, plan, *rest):
         run, place = loaded(wrong, spec, plan, *rest), wrong.first_output

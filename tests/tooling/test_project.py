@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the project's own files say of each other."""
+"""The project's files agree with each other."""
 
 from __future__ import annotations
 

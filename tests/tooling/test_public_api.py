@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The public names, signatures, fields, examples and options are those of `public_api.json`.
 
-`python -m tests.tooling.test_public_api` writes that file anew.
+`python -m tests.tooling.test_public_api` rewrites that file.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ COMMANDS = "python -m cunorm"
 STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 ORDINARY, EMPTY = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
 
-Api = dict[str, list[str]]  # a list of lines for each thing that can change
+Api = dict[str, list[str]]  # lines for each thing that can change
 
 
 def module_api(name: str) -> Api:
-    """Describe a module by its names and by what stands behind each."""
+    """Describe a module by its names and their values."""
     module = importlib.import_module(name)
     names = sorted(getattr(module, "__all__", None) or own_names(module))
     api = {"names": names, "examples": examples(module)}
@@ -62,7 +62,7 @@ def member_api(name: str, value: Any) -> Api:
 
 
 def signature(value: Any) -> list[str]:
-    """Return a line for each parameter, and one for what a function returns."""
+    """Return a line for each parameter, and one for a function's return type."""
     found = inspect.signature(value)
     lines = []
     for one in found.parameters.values():
@@ -74,7 +74,7 @@ def signature(value: Any) -> list[str]:
 
 
 def annotation(mark: str, given: Any) -> str:
-    """Return an annotation as text, with the last part alone of dotted names."""
+    """Return an annotation as text, with only the last part of dotted names."""
     if given is EMPTY:
         return ""
     text = getattr(given, "__forward_arg__", given)
@@ -89,10 +89,10 @@ def examples(value: Any) -> list[str]:
 
 
 def command_line_api() -> Api:
-    """Describe the options of each command by what argparse knows of them."""
+    """Describe the options of each command from their argparse actions."""
     main = importlib.import_module("cunorm.__main__").main
     with mock.patch.object(argparse.ArgumentParser, "parse_args", autospec=True) as parse:
-        parse.side_effect = LookupError  # the parser is all that is wanted
+        parse.side_effect = LookupError  # only the parser is needed
         with suppress(LookupError):
             main([])
     parser = parse.call_args.args[0]
@@ -101,9 +101,9 @@ def command_line_api() -> Api:
 
 
 def option(one: argparse.Action) -> str:
-    known = {"nargs": one.nargs, "choices": one.choices and [*one.choices]}
-    known["required"] = one.required or None
-    named = [f"{name}={value}" for name, value in known.items() if value is not None]
+    attributes = {"nargs": one.nargs, "choices": one.choices and [*one.choices]}
+    attributes["required"] = one.required or None
+    named = [f"{name}={value}" for name, value in attributes.items() if value is not None]
     return " ".join([*(one.option_strings or [one.dest]), *named])
 
 
@@ -112,7 +112,7 @@ def current_api(part: str) -> Api:
 
 
 def differences(before: Api, now: Api) -> Iterator[str]:
-    """Yield the lines that only one of two descriptions has, under the name of what they are of."""
+    """Yield the lines that only one of two descriptions has, under the thing's name."""
     for what in dict.fromkeys([*before, *now]):
         changed = list(unified_diff(before.get(what, []), now.get(what, []), n=0, lineterm=""))
         if changed:

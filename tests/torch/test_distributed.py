@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Two processes train a model with norms of cunorm.torch as one does on the whole batch."""
+"""Two processes train a model with cunorm.torch's norms like one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model():
 
 
 def train(network, rank=0, ranks=1):
-    """Train on every batch, of several processes each on its own rows."""
+    """Train on every batch; each of several processes has its own rows."""
     generator = torch.Generator().manual_seed(1)
     batches = torch.randn(STEPS, 2, ROWS, WIDTH, generator=generator, dtype=torch.float64)
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
@@ -54,8 +54,8 @@ def check_as_one_of_two(rank, folder):
     gathered = [one.full_tensor() for one in sharded.parameters()]
     dist.destroy_process_group()
     whole, start = list(train(model()).parameters()), list(model().parameters())
-    for way in (copied.module.parameters(), gathered):
-        for there, one, before in zip(way, whole, start, strict=True):
+    for parameters in (copied.module.parameters(), gathered):
+        for there, one, before in zip(parameters, whole, start, strict=True):
             # Sums of some 250 terms, in another order, through seven layers and two steps;
             # numbers about 1.
             torch.testing.assert_close(there, one, rtol=0, atol=7 * 2 * 250 * 2.0**-53)
@@ -67,4 +67,4 @@ def test_two_processes_train_as_one_on_the_whole_batch(tmp_path):
         check_as_one_of_two, (str(tmp_path),), join=False, daemon=True
     )
     check_as_one_of_two(1, tmp_path)
-    assert other.join(2 * LIMIT.seconds)  # which raises what was raised there
+    assert other.join(2 * LIMIT.seconds)  # raises the other process's error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.torch on a GPU: within the same bounds, in CUDA graphs, on streams and compiled."""
+"""cunorm.torch on a GPU: within its bounds, in CUDA graphs, on streams and compiled."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.operands import draw  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
-    # torch's own, when inductor is imported
+    # torch's own warning, when inductor is imported
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
 ]
 
 F32, BF16 = "float32", "bfloat16"
 SHAPE, IMAGES, GROUPS = (64, 1024), (3, 64, 12, 10), 8
 IMAGE = {"activation": "silu", "channel_axis": 1}
-# What a norm is differentiated by, x first, then the gradients of its results.
+# The inputs with gradients, x first, then the gradients of the results.
 ROWS = {"x": BF16, "residual": F32, "weight": F32, "dy": BF16, "d_residual": F32}
 OF_IMAGES = dict.fromkeys(("x", "weight", "bias", "dy"), F32)
 
@@ -31,14 +31,14 @@ OF_IMAGES = dict.fromkeys(("x", "weight", "bias", "dy"), F32)
 def check_rows(found, x, residual, weight, dy, d_residual):
     y, stream, dx, dresidual, dweight = found
     check_forward(NormForward(y, stream), x, weight, None, residual, eps=1e-6)
-    grads, told = NormGrads(dx, dweight, dresidual=dresidual), {"x_dtype": x.dtype, "eps": 1e-6}
-    check_backward(grads, dy, stream, weight, None, d_residual, **told)
+    grads, options = NormGrads(dx, dweight, dresidual=dresidual), {"x_dtype": x.dtype, "eps": 1e-6}
+    check_backward(grads, dy, stream, weight, None, d_residual, **options)
 
 
 def check_images(found, x, weight, bias, dy):
-    given, told = (x, GROUPS, weight, bias), {**IMAGE, "eps": 1e-5}
-    check_group_forward(GroupNormForward(found[0]), *given, **told)
-    check_group_backward(GroupNormGrads(*found[1:]), dy, *given, **told)
+    given, options = (x, GROUPS, weight, bias), {**IMAGE, "eps": 1e-5}
+    check_group_forward(GroupNormForward(found[0]), *given, **options)
+    check_group_backward(GroupNormGrads(*found[1:]), dy, *given, **options)
 
 
 class Norm:
@@ -46,10 +46,10 @@ class Norm:
 
     def __init__(self, name):
         self.gpu, shape, dtypes = OnTorch(), SHAPE, ROWS
-        self.call, self.hold = ct.add_rms_norm, check_rows
+        self.call, self.check_results = ct.add_rms_norm, check_rows
         if name == "group_norm":
             self.call = lambda x, *parameters: (ct.group_norm(x, GROUPS, *parameters, **IMAGE),)
-            self.hold, shape, dtypes = check_images, IMAGES, OF_IMAGES
+            self.check_results, shape, dtypes = check_images, IMAGES, OF_IMAGES
         shapes = dict.fromkeys(("weight", "bias"), shape[1])
         drawn = (self.gpu.put(draw(one, shapes.get(one, shape), dtypes[one])) for one in dtypes)
         last = {"memory_format": torch.channels_last}
@@ -58,7 +58,7 @@ class Norm:
         self.x = tensors[0].detach()
 
     def step(self):
-        """Return results and gradients."""
+        """Return the results and gradients."""
         results = self.call(*self.leaves)
         gradients = torch.autograd.grad(results, self.leaves, self.arriving)
         return [*(one.detach() for one in results), *gradients]
@@ -67,7 +67,7 @@ class Norm:
         assert all(one.stride() == self.x.stride() for one in found if one.ndim > 1)
         given = [*self.leaves, *self.arriving]
         results, operands = ([self.gpu.get(t.contiguous()) for t in ts] for ts in (found, given))
-        self.hold(results, *operands)
+        self.check_results(results, *operands)
 
 
 @pytest.fixture(params=["add_rms_norm", "group_norm"])
@@ -78,7 +78,7 @@ def norm(request):
 def test_forward_and_backward_are_captured_in_a_cuda_graph_after_one_warm_call(norm):
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # as PyTorch asks for where a backward is captured
+    with torch.cuda.stream(side):  # PyTorch requires this before a captured backward
         norm.check(norm.step())
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -105,7 +105,7 @@ def test_a_backward_runs_on_the_stream_of_its_forward(norm):
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(20_000_000)
-        norm.x.copy_(others)  # on another stream it would be read before
+        norm.x.copy_(others)  # another stream would read it before
         found = norm.step()
     side.synchronize()
     norm.check(found)

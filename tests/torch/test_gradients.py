@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of cunorm.torch's functions, by every road of autograd's, and what is kept for them."""
+"""Gradients of cunorm.torch's functions in every mode of autograd, and the saved tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from tests.support.calls import launched
+from tests.support.calls import record_launches
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
@@ -24,7 +24,7 @@ from tests.support.torch_cases import (  # noqa: E402
     tensor,
 )
 
-ways = pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
+modes = pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["recorded", "operator"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -43,16 +43,16 @@ def test_the_gradient_of_one_operand_alone_is_that_among_all(name):
     for place, expected in enumerate(gradients(call, tensors)):
         others = [other.detach() for other in tensors]
 
-        def of_one(one, place=place, others=others):
+        def call_on_one(one, place=place, others=others):
             return call(*others[:place], one, *others[place + 1 :])
 
-        for way in (nullcontext(), Watch()):
-            with way:
-                assert torch.equal(*gradients(of_one, (tensors[place],)), expected)
+        for mode in (nullcontext(), Watch()):
+            with mode:
+                assert torch.equal(*gradients(call_on_one, (tensors[place],)), expected)
 
 
 def test_only_gradients_that_are_required_are_computed(monkeypatch):
-    seen = launched(monkeypatch)
+    seen = record_launches(monkeypatch)
     x, weight, bias = tensor("x", 4, 8, grad=False), tensor("weight", 8), tensor("bias", 8)
     ct.layer_norm(x, weight, bias.detach()).backward(torch.ones_like(x))
     backward = seen[-1]
@@ -74,7 +74,7 @@ def test_one_of_two_results_is_enough_for_a_backward(used):
         return functional.rms_norm(stream, weight.shape, weight, 1e-6), stream
 
     found = grads(ct.add_rms_norm)
-    assert found[0].data_ptr() != found[1].data_ptr()  # each has memory of its own
+    assert found[0].data_ptr() != found[1].data_ptr()  # each has its own memory
     for one, other in zip(found, grads(formula), strict=True):
         assert (one is None) == (other is None)
         if one is not None:
@@ -104,10 +104,10 @@ def test_the_gradient_of_x_is_not_rounded_to_the_streams_dtype_on_the_way():
     assert error < 64 * 2**-24  # some float32 roundings, none of float16
 
 
-@ways
-def test_a_stream_of_operands_without_gradients_has_none(way):
+@modes
+def test_a_stream_of_operands_without_gradients_has_none(mode):
     x, residual, weight = tensor("x", 4, 8), tensor("residual", 4, 8), tensor("weight", 8)
-    with way():
+    with mode():
         y, stream = ct.add_rms_norm(x.detach(), residual.detach(), weight)
         assert (y.requires_grad, stream.requires_grad) == (True, False)
         assert ct.add_rms_norm(x.detach(), residual, weight).residual.requires_grad
@@ -115,25 +115,25 @@ def test_a_stream_of_operands_without_gradients_has_none(way):
 
 @pytest.mark.parametrize("name", ["add_normalize", "layer_norm", "channels last"])
 def test_a_batch_of_gradients_is_as_its_items(name):
-    """As torch.autograd.functional.jacobian(vectorize=True) asks for it."""
+    """torch.autograd.functional.jacobian(vectorize=True) uses this."""
     call, tensors = case(name)
     results = call(*tensors)
     batches = [torch.stack([one.detach().cos(), one.detach().sin()]) for one in results]
-    how = {"retain_graph": True}
-    found = torch.autograd.grad(results, tensors, batches, is_grads_batched=True, **how)
+    options = {"retain_graph": True}
+    found = torch.autograd.grad(results, tensors, batches, is_grads_batched=True, **options)
     for item in range(2):
-        expected = torch.autograd.grad(results, tensors, [b[item] for b in batches], **how)
+        expected = torch.autograd.grad(results, tensors, [b[item] for b in batches], **options)
         assert all(torch.equal(mine[item], its) for mine, its in zip(found, expected, strict=True))
 
 
-@ways
+@modes
 @pytest.mark.parametrize("name", ["add_rms_norm", "group_norm"])
-def test_gradients_that_are_negated_views_are_read_as_such(name, way):
+def test_gradients_that_are_negated_views_are_read_as_such(name, mode):
     call, (x, *rest) = case(name)
     numbers = torch.complex(tensor("re", *x.shape, grad=False), tensor("im", *x.shape, grad=False))
     dy, plain = numbers.conj().imag, -numbers.imag
     assert dy.is_neg()
-    with way():
+    with mode():
         results = call(x, *rest)
         found, expected = (
             torch.autograd.grad(results, x, [one] * len(results), retain_graph=True)[0]
@@ -170,7 +170,7 @@ def test_gradients_of_transposed_and_of_expanded_tensors_are_right():
 
 # --- memory ---------------------------------------------------------------------------------------
 
-# Each, and the shapes of the statistics that it keeps.
+# Each case, and the shapes of its saved statistics.
 KEPT = {
     "rms_norm": [(2, 4)],
     "groups": [(2, 4, 2)],
@@ -183,14 +183,14 @@ KEPT = {
 kept = pytest.mark.parametrize("name", KEPT)
 
 
-class Ran:
-    """A call, with what it was given and what it gave, and its backward."""
+class RecordedCall:
+    """A call with its operands, its results and their gradients, and its backward."""
 
     def __init__(self, name):
         self.operands = operands(name)
         self.results = case(name)[0](*self.operands.values())
         self.arriving = list(map(factors, self.results))
-        # what was normalised: x, or the new stream
+        # the normalised tensor: x, or the new stream
         self.normalised = self.results[1] if len(self.results) > 1 else self.operands["x"]
 
     def backward(self):
@@ -203,39 +203,41 @@ def test_only_what_was_normalised_statistics_gate_and_parameters_are_kept_and_al
     seen = []
     hooks = lambda one: seen.append(one) or one, lambda one: one
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        ran = Ran(name)
-    named = [ran.operands[key] for key in ("weight", "bias", "gate") if key in ran.operands]
-    expected = {one.data_ptr() for one in (ran.normalised, *named)}
+        recorded = RecordedCall(name)
+    named = [
+        recorded.operands[key] for key in ("weight", "bias", "gate") if key in recorded.operands
+    ]
+    expected = {one.data_ptr() for one in (recorded.normalised, *named)}
     assert expected <= {one.data_ptr() for one in seen}
     statistics = [one for one in seen if one.data_ptr() not in expected]
     assert [one.shape for one in statistics] == KEPT[name]
-    # No array is kept that is as large as y, and none twice.
-    size = sum(one.nbytes for one in (ran.normalised, *named, *statistics))
+    # No array as large as y is saved, and none twice.
+    size = sum(one.nbytes for one in (recorded.normalised, *named, *statistics))
     assert sum(one.nbytes for one in seen) == size
 
-    given = [*ran.arriving, *ran.results]
+    given = [*recorded.arriving, *recorded.results]
     before = [(one, one.detach().clone(), one._version) for one in given]
-    before += [(ran.operands[key], one, one._version) for key, one in operands(name).items()]
-    ran.backward()
+    before += [(recorded.operands[key], one, one._version) for key, one in operands(name).items()]
+    recorded.backward()
     for one, numbers, version in before:
         assert torch.equal(one, numbers)
         assert one._version == version
 
 
 @kept
-@ways
-def test_kernels_get_the_callers_own_memory(name, way, monkeypatch):
-    seen = launched(monkeypatch)
-    with way():
-        ran = Ran(name)
-        gradients = ran.backward()
+@modes
+def test_kernels_get_the_callers_own_memory(name, mode, monkeypatch):
+    seen = record_launches(monkeypatch)
+    with mode():
+        recorded = RecordedCall(name)
+        gradients = recorded.backward()
     there, back = seen
-    expected = {"y": ran.results[0], **ran.operands}
-    read = {"dy": ran.arriving[0], "x": ran.normalised, "dx": gradients["x"]}
-    for key in {"weight", "bias", "gate"} & ran.operands.keys():
-        read |= {key: ran.operands[key], f"d{key}": gradients[key]}
-    if len(ran.results) > 1:
-        expected["new_residual"], read["d_residual"] = ran.results[1], ran.arriving[1]
+    expected = {"y": recorded.results[0], **recorded.operands}
+    read = {"dy": recorded.arriving[0], "x": recorded.normalised, "dx": gradients["x"]}
+    for key in {"weight", "bias", "gate"} & recorded.operands.keys():
+        read |= {key: recorded.operands[key], f"d{key}": gradients[key]}
+    if len(recorded.results) > 1:
+        expected["new_residual"], read["d_residual"] = recorded.results[1], recorded.arriving[1]
     for call, arrays in ((there, expected), (back, read)):
         for key, one in arrays.items():
             assert getattr(call, key).pointer == one.data_ptr(), key

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The modules of cunorm.torch: those of torch.nn in all but the forward, and what they add."""
+"""The modules of cunorm.torch: those of torch.nn with another forward, and their additions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.torch_norms import (  # noqa: E402
 
 ROWS, IMAGES = (6, 5, 3, 8), (3, 12, 4, 5)
 
-# name: the module's class, its arguments and x's shape
+# By name: the module's class, its arguments and x's shape.
 MODULES = {
     "RMSNorm": (RMSNorm, (8,), {"eps": 1e-4, "dtype": F64}, ROWS),
     "RMSNorm of two axes": (RMSNorm, ((3, 8),), {"dtype": BF16}, ROWS),
@@ -46,7 +46,7 @@ def with_random_parameters(module):
 
 
 def pair(name):
-    """Return a module, that of torch.nn with the same random parameters, and x."""
+    """Return a module, torch.nn's with the same random parameters, and x."""
     kind, args, options, shape = MODULES[name]
     ours = with_random_parameters(kind(*args, **options))
     theirs = getattr(torch.nn, kind.__name__)(*args, **options)
@@ -57,7 +57,7 @@ def pair(name):
 @pytest.mark.parametrize("name", MODULES)
 def test_results_and_gradients_are_those_of_torchs_module(name):
     ours, theirs, x = pair(name)
-    if isinstance(ours, RMSNorm) and ours.eps is None:  # that of float32, which is float64 below
+    if isinstance(ours, RMSNorm) and ours.eps is None:  # float32's; the module is float64 below
         theirs.eps = torch.finfo(F32).eps
     found, dy = results(ours, x), drawn(*x.shape, seed=5, dtype=x.dtype).double()
     for actual, expected in zip(found, results(theirs.double(), x.double(), dy=dy), strict=True):
@@ -67,11 +67,11 @@ def test_results_and_gradients_are_those_of_torchs_module(name):
 
 @pytest.mark.parametrize("dtype", [F64, F32, BF16, F16])
 def test_without_eps_it_is_what_the_installed_torch_takes(dtype):
-    x = torch.full((1, 4), 2.0**-12, dtype=dtype)  # of squares below float32's epsilon
+    x = torch.full((1, 4), 2.0**-12, dtype=dtype)  # its squares are below float32's epsilon
     y = RMSNorm(4, dtype=dtype)(x).detach()
     assert_near(y, torch.nn.RMSNorm(4, dtype=dtype)(x).detach().double())
     other = torch.nn.RMSNorm(4, eps=1e-6, dtype=dtype)(x)
-    assert (y - other).abs().max() > 0.1 * y.abs().max()  # so there is an eps to get right
+    assert (y - other).abs().max() > 0.1 * y.abs().max()  # so the default eps matters
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -79,8 +79,8 @@ def test_parameters_state_and_copies_are_those_of_torchs_module(name):
     ours, theirs, x = pair(name)
     assert isinstance(ours, type(theirs))
     ours.load_state_dict(theirs.state_dict())
-    forms = [[(k, p.shape, p.dtype) for k, p in m.named_parameters()] for m in (ours, theirs)]
-    assert forms[0] == forms[1]
+    specs = [[(k, p.shape, p.dtype) for k, p in m.named_parameters()] for m in (ours, theirs)]
+    assert specs[0] == specs[1]
     assert repr(ours) == repr(theirs)
     own = {"activation", "round_before_weight", "weight_offset"}
     assert vars(ours).keys() - vars(theirs).keys() <= own
@@ -113,7 +113,7 @@ def test_a_shape_that_does_not_fit_is_an_error_that_names_the_modules_argument(m
         make()(torch.ones(x))
 
 
-# --- what those of torch.nn have not --------------------------------------------------------------
+# --- additions to torch.nn ------------------------------------------------------------------------
 
 
 def test_weight_offset_is_gemmas_and_a_new_weight_counts_as_one():
@@ -130,13 +130,13 @@ def test_weight_offset_is_gemmas_and_a_new_weight_counts_as_one():
 
 @pytest.mark.parametrize("weight_dtype", [BF16, F32])
 def test_round_before_weight_is_llamas_order_to_the_bit(weight_dtype):
-    """But where what is rounded is so near a tie that float32 does not decide: here, nowhere."""
+    """Except next to ties that float32 cannot resolve; here there are none."""
     x = drawn(16, 32, dtype=BF16)
     options = {"eps": 1e-6, "dtype": weight_dtype, "round_before_weight": True}
     norm = with_random_parameters(RMSNorm(32, **options))
     expected = norm.weight * functional.rms_norm(x.float(), (32,), eps=1e-6).to(x.dtype)
     assert norm(x).dtype == expected.dtype
-    # A tie is within 2**-20 of a number of bfloat16 as often as 2**-11.
+    # A number is within 2**-20 of a tie of bfloat16 with probability 2**-11.
     assert (norm(x) != expected).sum() <= 2
     norm.round_before_weight = False
     assert (norm(x) != expected).sum() > 50
@@ -160,7 +160,7 @@ def test_add_rms_norm_is_the_addition_and_then_the_norm(residual_dtype):
     y, stream = norm(x, residual)
     assert torch.equal(stream, (x.float() + residual.float()).to(residual_dtype))
     assert y.dtype == BF16
-    # The norm reads the stream as it was rounded: so the same bits, in a type that holds them.
+    # The norm reads the rounded stream: the plain norm of these numbers has the same bits.
     assert torch.equal(y, plain(stream.float()).to(BF16))
 
 
@@ -189,18 +189,18 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
     norm = with_random_parameters(GatedRMSNorm(32, **options))
     x, gate = drawn(6, 5, 32, dtype=F64), drawn(6, 5, 32, seed=3, dtype=F64)
 
-    def of_groups(x):
+    def group_rms_norm(x):
         rows = x.unflatten(-1, (groups, -1))
         return functional.rms_norm(rows, rows.shape[-1:], eps=1e-5).flatten(-2)
 
     g = functional.silu(gate)
-    normalised = of_groups(x * g) if position == "pre" else of_groups(x) * g
+    normalised = group_rms_norm(x * g) if position == "pre" else group_rms_norm(x) * g
     assert_near(norm(x, gate).detach(), (normalised * norm.weight).detach())
-    assert_near(norm(x).detach(), (of_groups(x) * norm.weight).detach())
+    assert_near(norm(x).detach(), (group_rms_norm(x) * norm.weight).detach())
 
 
 @pytest.mark.parametrize(
-    "made, said",
+    "module, text",
     [
         (RMSNorm(8, weight_offset=1.0, round_before_weight=True), "weight_offset=1.0, round_"),
         (GroupNorm(2, 8, activation="relu"), "activation='relu'"),
@@ -208,8 +208,8 @@ def test_gated_rms_norm_is_mamba_2s(position, groups):
         (GatedRMSNorm(8, groups=2, gate_activation="sigmoid", gate_position="pre"), "groups=2, "),
     ],
 )
-def test_what_changes_a_module_is_in_its_copy_and_is_said(made, said):
-    """As defaults are the class's, a state without them is that of a module of torch.nn."""
-    assert said in repr(made)
-    for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
-        assert repr(again) == repr(made)
+def test_what_changes_a_module_is_in_its_copy_and_is_reported(module, text):
+    """Defaults are class attributes, so a state without options is that of a torch.nn module."""
+    assert text in repr(module)
+    for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert repr(again) == repr(module)

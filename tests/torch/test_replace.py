@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What replace_norms replaces: norms of torch.nn and with other formulas, one of each kind.
+"""replace_norms on norms of torch.nn and on custom ones, one of each kind.
 
-`test_replace_models` has those of transformers, in models.
+`test_replace_models` has models of transformers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import nn  # noqa: E402
 
 from cunorm.torch import replace_norms  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
+    ALL_NORMS,
     BF16,
-    EVERY,
+    CUSTOM_NORMS,
     F32,
-    KNOWN,
     Gated,
     GateRequiredNorm,
     LastAxis,
@@ -34,7 +34,7 @@ from tests.support.torch_norms import (  # noqa: E402
 
 
 def own_forwards(patch, *kinds):
-    """Collect what is given to the own forwards of classes."""
+    """Replace the forwards of classes; return a list that gets their arguments."""
     calls = []
     for kind in kinds:
         patch.setattr(kind, "forward", lambda self, *given: calls.append((type(self), *given)))
@@ -42,17 +42,17 @@ def own_forwards(patch, *kinds):
 
 
 @pytest.mark.parametrize(
-    "name, dtype", [(name, F32) for name in EVERY] + [(name, BF16) for name in KNOWN]
+    "name, dtype", [(name, F32) for name in ALL_NORMS] + [(name, BF16) for name in CUSTOM_NORMS]
 )
 def test_a_norm_runs_the_kernels_that_its_formula_is_with_its_own_results(name, dtype, monkeypatch):
-    """In float32 up to 32 roundings, 16 of each; the bits in bfloat16, but for ties.
+    """In float32 within 32 roundings, 16 of each side; in bfloat16 the same bits except at ties.
 
-    That a number of bfloat16 is within 2**-20 of a tie, relatively to its row's largest, is as
-    likely as 2**-8, for those of the size of a tenth of that. Qwen3-Next's, which rounds once more,
-    is a unit off as often as not. Gradients round wherever PyTorch stores an intermediate result:
-    in bfloat16 each is half a unit in the last place off, some four times in a row.
+    A number of bfloat16 of a tenth of its row's largest is within 2**-20 of a tie, relative to the
+    largest, with probability 2**-8. Qwen3-Next's norm rounds once more, and is a unit off in half
+    of the elements. PyTorch rounds gradients whenever it stores an intermediate result: in bfloat16
+    half a unit in the last place each time, some four times in a row.
     """
-    make, runs = EVERY[name]
+    make, runs = ALL_NORMS[name]
     module, given = make().to(dtype), arguments(name, dtype)
     kind, before = type(module), results(module, *given)
     done = replace_norms(module)
@@ -79,7 +79,7 @@ def test_a_norm_runs_the_kernels_that_its_formula_is_with_its_own_results(name, 
 @pytest.mark.parametrize("x_dtype, weight_dtype", [(F32, BF16), (BF16, F32)])
 @pytest.mark.parametrize("name", ["Llama's", "Gemma's", "T5's"])
 def test_dtypes_are_those_of_the_modules_own_forward(name, x_dtype, weight_dtype):
-    module, (x,) = KNOWN[name][0]().to(weight_dtype), arguments(name, x_dtype)
+    module, (x,) = CUSTOM_NORMS[name][0]().to(weight_dtype), arguments(name, x_dtype)
     expected = module(x)
     replace_norms(module)
     actual = module(x)
@@ -111,7 +111,7 @@ def test_a_subclass_with_torchs_forward_is_a_norm_of_torchs():
     torch.testing.assert_close(module(x_of()), expected)
 
 
-# --- what the probe has not seen ------------------------------------------------------------------
+# --- calls that the probe did not cover -----------------------------------------------------------
 
 
 def test_with_further_arguments_the_modules_own_forward_runs():
@@ -157,7 +157,7 @@ def test_with_a_gate_that_is_not_of_xs_shape_and_dtype_it_runs(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(2, 16, 5, 16), (2, 16, 5, 7), (2, 16, 3, 5, 16), (3, 16)])
 def test_with_a_number_of_axes_that_is_not_known_it_runs(shape):
-    """As in ConvNeXt, a norm over axis 1 of an x of so many axes, else over the last."""
+    """As in ConvNeXt, a norm over axis 1 if x has so many axes, else over the last one."""
     axes = max(len(shape), 4)
 
     def channels_first(m, x):
@@ -179,7 +179,7 @@ def test_eps_is_read_at_each_call():
 
 
 def test_under_autocast_what_calls_torchs_own_norm_does_so_still(monkeypatch):
-    """These change the dtype there, on CUDA; a formula does not."""
+    """Under autocast torch's norms change the dtype on CUDA; a formula does not."""
     of_torch, formula = LastAxis(), LlamaNorm()
     replace_norms(nn.ModuleList([of_torch, formula]))
     calls = own_forwards(monkeypatch, LastAxis, LlamaNorm)

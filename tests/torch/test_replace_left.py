@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What replace_norms leaves as it is, and why: other modules, and the model around the norms."""
+"""The modules that replace_norms leaves, with the reason; and the model around the norms."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def with_attribute(module, name, value):
 
 
 class Reducing(nn.LayerNorm):
-    """A norm that is copied and pickled in a form of its own."""
+    """A norm with its own way to copy and pickle."""
 
     def __reduce__(self):
         return type(self), (WIDTH,)
 
 
 class TensorLike(nn.Parameter):
-    """A parameter that stands for something else, as a DTensor does."""
+    """A parameter that represents another tensor, like a DTensor."""
 
 
 NO_RECIPE = {
@@ -112,7 +112,7 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about float8
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_no_norm_of_cunorms_is_left_and_said_why(name):
+def test_what_is_no_norm_of_cunorms_is_left_with_its_reason(name):
     make, reason = LEFT[name]
     module = make()
     kind = type(module)
@@ -158,11 +158,11 @@ def test_a_probe_disturbs_nothing():
     assert module.weight is weight and weight.grad is None and module.training
 
 
-# --- around the norms -----------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 class Unnamed(Formula):
-    """What is neither called a norm nor is one, and so not reported."""
+    """A module that is no norm and is not called one, so it is not reported."""
 
     forward = outside
 
@@ -205,7 +205,7 @@ def test_replacing_keeps_all_but_classes_and_restoring_gives_these_back():
     kinds = [type(module) for module in model.modules()]
     expected = results(model, x)
     state, parameters = model.state_dict(), list(model.parameters())
-    hook = model.shared.register_forward_hook(lambda *told: seen.append(told))
+    hook = model.shared.register_forward_hook(lambda *args: seen.append(args))
     replace_norms(model)
     model(x)
     assert len(seen) == 2
@@ -234,7 +234,7 @@ def test_what_was_changed_since_is_not_restored_halfway():
         restore_norms(model)
     assert type(model[0]) is kind
     parametrize.remove_parametrizations(model[1], "weight")
-    model[1].forward = model[1].forward  # as hooks of accelerate do, around what it was
+    model[1].forward = model[1].forward  # as hooks of accelerate do
     with pytest.raises(ValueError, match="restore_norms: 1 has got a forward of its instance"):
         restore_norms(model)
     assert type(model[0]) is kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What replace_norms keeps: plans of probes, a bounded number of them, and no class of a user."""
+"""The memory of replace_norms: a bounded number of plans, and no user's class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.torch_norms import WIDTH, Formula, LlamaNorm, rms, x_of  # no
 
 
 def with_formula():
-    """Return the class of a norm whose forward refers to the class, as super() does."""
+    """Return the class of a norm whose forward refers to the class, by super()."""
 
     class SomeNorm(LlamaNorm):
         def forward(self, x):
@@ -42,7 +42,7 @@ def without_recipe():
 
 
 def model_of(make):
-    """Return a model that has run, of two norms of a new class, and a reference to the class."""
+    """Return a model of two norms of a new class after a run, and a weak reference to the class."""
     kind = make()
     model = nn.Sequential(kind(WIDTH), kind(WIDTH))
     replace_norms(model)

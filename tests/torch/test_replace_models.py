@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""replace_norms on models of transformers, small ones with random weights."""
+"""replace_norms on small models of transformers with random weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from cunorm.torch import replace_norms, restore_norms  # noqa: E402
 from tests.support.torch_norms import BF16, F32, results  # noqa: E402
 
-ALLOWED = 2.0**-20  # of the largest of a row, as documented
+ALLOWED = 2.0**-20  # relative to the largest of a row, as documented
 TOKENS = {"vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LAYERS = {"hidden_size": 32, "num_hidden_layers": 2}
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
@@ -24,7 +24,7 @@ STATE = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 8, "chunk_s
 MAMBA = TOKENS | LAYERS | STATE
 
 LLAMA_RUNS, GEMMA_RUNS = "round_before_weight=True", "weight_offset=1.0"
-# name: its class, that of its configuration and this, the number of norms and what they run
+# By name: the class, the configuration's class and options, the number of norms, what they run.
 MODELS = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", SMALL, 5, LLAMA_RUNS),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", HEADS, 9, LLAMA_RUNS),
@@ -37,8 +37,8 @@ MODELS = {
 }
 
 
-def made(name, dtype=F32):
-    """Return a model with random weights, those of the norms too: about 0, and not about 1."""
+def make_model(name, dtype=F32):
+    """Return a model with random weights; those of norms are about 0, not about 1."""
     kind, config, options, *_ = MODELS[name]
     try:
         package = f"transformers.models.{name}"
@@ -69,12 +69,12 @@ def outputs(model):
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_norm_is_replaced_and_gives_what_it_gave(name, dtype):
-    """In float32 as near as documented, in bfloat16 the bits but for ties.
+    """In float32 as close as documented, in bfloat16 the same bits except at ties.
 
-    Within 2**-20 of its row's largest of a tie is a number of bfloat16 once in some hundreds.
+    One bfloat16 number in some hundreds is within 2**-20 of a tie, relative to its row's largest.
     """
     *_, count, runs = MODELS[name]
-    model, calls = made(name, dtype), []
+    model, calls = make_model(name, dtype), []
     norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
     hooks = [
         module.register_forward_hook(lambda module, given, y: calls.append((module, given)))
@@ -101,7 +101,7 @@ def test_every_norm_is_replaced_and_gives_what_it_gave(name, dtype):
 
 
 def test_a_model_that_is_saved_after_replacing_or_restored_is_what_it_was(tmp_path):
-    model = made("llama")
+    model = make_model("llama")
     expected = outputs(model)
     replace_norms(model)
     model.save_pretrained(tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""cunorm.torch under what PyTorch wraps around a model: checkpoints, autocast, export, compile."""
+"""cunorm.torch in PyTorch's systems: checkpoints, autocast, export, compile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cunorm.torch._library import forward_text  # noqa: E402
 from tests.support.processes import in_process  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
-    KNOWN,
+    CUSTOM_NORMS,
     WIDTH,
     LlamaNorm,
     drawn,
@@ -30,7 +30,7 @@ from tests.support.torch_norms import (  # noqa: E402
     x_of,
 )
 
-# torch's own, where it traces
+# torch's own warning, when it traces
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 
 IMPORTED = """
@@ -41,7 +41,7 @@ print(*sys.modules)
 
 
 class Mixer(torch.nn.Module):
-    """Norms of four kinds between linear layers; a stream goes past the first of these."""
+    """Norms of four kinds between linear layers; a stream bypasses the first of these."""
 
     def __init__(self):
         super().__init__()
@@ -57,8 +57,8 @@ class Mixer(torch.nn.Module):
         return self.after(self.second(self.groups(y)) + stream)
 
 
-@pytest.mark.parametrize("how", ["reentrant", "not reentrant", "selective"])
-def test_checkpointed_norms_give_the_same_gradients(how):
+@pytest.mark.parametrize("mode", ["reentrant", "not reentrant", "selective"])
+def test_checkpointed_norms_give_the_same_gradients(mode):
     model, x, seen = Mixer(), drawn(6, WIDTH), []
 
     def policy(context, operator, *given, **more):
@@ -66,15 +66,15 @@ def test_checkpointed_norms_give_the_same_gradients(how):
         is_kept = operator is torch.ops.cunorm.row_norm_forward.default
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    told = {"use_reentrant": how == "reentrant"}
-    if how == "selective":
-        told["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+    options = {"use_reentrant": mode == "reentrant"}
+    if mode == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     expected = results(model, x)
-    checkpoint(model, x.requires_grad_(), **told).backward(drawn(6, WIDTH, seed=5))
+    checkpoint(model, x.requires_grad_(), **options).backward(drawn(6, WIDTH, seed=5))
     found = [x.grad, *(parameter.grad for parameter in model.parameters())]
     assert all(map(torch.equal, found, expected[1:]))
     ours = [str(operator) for operator in seen if "cunorm" in str(operator)]
-    once = ["row", "row", "group", "row"] if how == "selective" else []
+    once = ["row", "row", "group", "row"] if mode == "selective" else []
     assert ours == [f"cunorm.{family}_norm_forward.default" for family in once]
 
 
@@ -98,7 +98,7 @@ def test_autocast_leaves_norms_the_dtype_of_x_and_gradients_that_of_their_operan
 
 def test_plain_functions_and_recorded_backwards_are_refused_where_results_would_be_fake():
     x, leaf = torch.ones(3, 8), torch.ones(3, 8, requires_grad=True)
-    for _ in range(2):  # so that both are remembered
+    for _ in range(2):  # so that both are cached
         y = ct.rms_norm(leaf)
         cunorm.rms_norm(x)
         torch.autograd.grad(y, leaf, x, retain_graph=True)
@@ -129,9 +129,9 @@ def test_the_import_of_cunorm_torch_leaves_torchs_compiler_alone():
 
 @pytest.fixture
 def inductor(tmp_path):
-    """Keep away what was compiled before: its key does not tell how an operator is made.
+    """Use an empty cache: inductor's key does not depend on the implementation of operators.
 
-    Nor does inductor try out instruction sets and compile a header first, which takes long.
+    Inductor also skips its tests of instruction sets and its precompiled header, which are slow.
     """
     torch.compiler.reset()
     quick = {"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
@@ -142,7 +142,7 @@ def inductor(tmp_path):
 
 
 def every_norm(x, residual, weight, bias, scale, images):
-    """Run norms, one of them on what inductor makes, in its own layout."""
+    """Run norms, one of them on a tensor that inductor computes, in its own layout."""
     y, stream = ct.add_rms_norm(x, residual)
     first = ct.group_norm(images + images, 4, scale, channel_axis=1)
     second = ct.group_norm(first, 4, activation="silu", channel_axis=1)
@@ -150,17 +150,17 @@ def every_norm(x, residual, weight, bias, scale, images):
 
 
 def run(function, rows):
-    """Return results and gradients; images are not square, nor as many as channels."""
+    """Return results and gradients; images are not square, and all sizes differ."""
     leaves = drawn(rows, 5, 96, dtype=BF16), drawn(rows, 5, 96), drawn(96), drawn(96), drawn(12)
     leaves = [one.requires_grad_() for one in leaves]
     images = drawn(rows, 12, 7, 11).to(memory_format=torch.channels_last)
-    made = function(*leaves, images)
-    douts = [drawn(*one.shape, seed=9, dtype=one.dtype) for one in made]
-    return [*made, *torch.autograd.grad(made, leaves, douts)]
+    results = function(*leaves, images)
+    douts = [drawn(*one.shape, seed=9, dtype=one.dtype) for one in results]
+    return [*results, *torch.autograd.grad(results, leaves, douts)]
 
 
 def test_norms_compiled_into_one_graph_are_eager_calls_to_the_bit(inductor):
-    """In one test, as the graph takes long to compile, for batches of two sizes."""
+    """One test has batches of two sizes, as the graph takes long to compile."""
     function = torch.compile(every_norm, fullgraph=True, dynamic=True)
     compiled = {3: run(function, 3)}
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -173,7 +173,7 @@ def test_norms_compiled_into_one_graph_are_eager_calls_to_the_bit(inductor):
 
 
 def test_scalars_of_a_compiled_norm_may_change():
-    """What changes becomes a symbol of torch.compile's, and is to be a number for the operator."""
+    """A changed scalar becomes a symbol in torch.compile, and must be a number for the operator."""
 
     def norms(x, eps, c, groups, axis):
         y = ct.rms_norm(x, eps=eps, groups=x.shape[-1] // 8)
@@ -187,9 +187,9 @@ def test_scalars_of_a_compiled_norm_may_change():
             assert all(map(torch.equal, compiled(x, *scalars), norms(x, *scalars)))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, as it traces
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, when it traces
 def test_compiled_autograd_gives_the_gradients_of_eager_calls():
-    """It traces the backward of the Function of eager calls, to the operator."""
+    """It traces the backward of an eager call's Function, down to the operator."""
     from torch._dynamo import compiled_autograd
 
     leaves = [drawn(3, 8), drawn(3, 8), drawn(8)]
@@ -215,7 +215,9 @@ def test_the_text_of_a_call_is_marked_constant_as_torch_marks_functions():
 
 
 def test_torch_compile_takes_modules_whole():
-    others = torch.nn.Sequential(*(KNOWN[name][0]() for name in ("Llama's", "Mamba-2's", "T5's")))
+    others = torch.nn.Sequential(
+        *(CUSTOM_NORMS[name][0]() for name in ("Llama's", "Mamba-2's", "T5's"))
+    )
     ct.replace_norms(others)
     module, x = torch.nn.Sequential(Mixer(), others), drawn(6, WIDTH)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The ways in which cunorm.torch is called: eagerly, by a dispatcher, in torch.func."""
+"""cunorm.torch in all modes: eager, through the dispatcher, and in torch.func."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.torch_cases import (  # noqa: E402
     tensor,
 )
 
-# torch's own, in forward mode
+# torch's own warning, in forward mode
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 
 
@@ -35,14 +35,14 @@ def detached(tensors):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_way_of_a_call_gives_the_same_bits(name):
+def test_every_mode_of_a_call_gives_the_same_bits(name):
     call, tensors = case(name)
     recorded = call(*tensors)
     with Watch() as watch:
         watched, seen = call(*tensors), gradients(call, tensors)
     family = "group_norm" if name in GROUPS else "row_norm"
     operators = {operator.name() for operator, _ in watch.seen}
-    assert operators == {f"cunorm::{family}_{way}" for way in ("forward", "backward")}
+    assert operators == {f"cunorm::{family}_{direction}" for direction in ("forward", "backward")}
     plain, _ = case(name, cunorm)
     with torch.no_grad():
         others = [call(*tensors), call(*detached(tensors)), watched, plain(*detached(tensors))]
@@ -53,7 +53,7 @@ def test_every_way_of_a_call_gives_the_same_bits(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_torch_func_finds_of_a_batch_what_it_finds_of_its_items(name):
-    """Results, and gradients of x and of parameters that items share or that are their own."""
+    """Results, and gradients of x and of parameters; items share parameters or have their own."""
     call, tensors = case(name)
     x, *rest = tensors = [one.detach().contiguous() for one in tensors]
     batch = torch.stack([x, -x], 1)
@@ -70,7 +70,7 @@ def test_torch_func_finds_of_a_batch_what_it_finds_of_its_items(name):
 
     of_item = torch.func.grad(total, tuple(range(len(tensors))))
     assert all(map(torch.equal, of_item(*tensors), expected(*tensors)))
-    for own in {1, len(tensors)}:  # how many of them, the first ones, items have of their own
+    for own in {1, len(tensors)}:  # the first `own` tensors differ by item
         given = [torch.stack([one, 2 * one]) for one in tensors[:own]] + tensors[own:]
         found = torch.func.vmap(of_item, (0,) * own + (None,) * len(tensors[own:]))(*given)
         for item in range(2):
@@ -99,10 +99,10 @@ def test_derivatives_that_there_are_not_are_an_error(name):
             call(forward_ad.make_dual(values, values), *rest)
 
 
-@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["recorded", "operator"])
-def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(way):
+@pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["recorded", "operator"])
+def test_the_gradient_of_a_stream_that_begins_wide_is_that_of_a_conversion(mode):
     x = tensor("x", 4, 8, dtype="bfloat16")
-    with way():
+    with mode():
         stream = ct.add_rms_norm(x, None, residual_dtype="float32").residual
         (found,) = torch.autograd.grad(stream, x, factors(stream))
     assert (found.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
@@ -131,12 +131,15 @@ def test_a_batch_that_vmap_left_is_refused_by_name():
             ct.rms_norm(**arguments)
 
 
-@pytest.mark.parametrize("way", [nullcontext, Watch], ids=["eager", "operator"])
-def test_wrong_scalars_are_the_same_error_for_an_operator(way):
+@pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["eager", "operator"])
+def test_wrong_scalars_are_the_same_error_for_an_operator(mode):
     x = tensor("x", 4, 8)
     wrong = {"axis": 1.5, "eps": "0", "groups": None, "weight_offset": 1.0, "gate_activation": "?"}
     for name, value in wrong.items():
-        with way(), pytest.raises((TypeError, ValueError), match=f"^rms_norm: {name} is {value!r}"):
+        with (
+            mode(),
+            pytest.raises((TypeError, ValueError), match=f"^rms_norm: {name} is {value!r}"),
+        ):
             ct.rms_norm(x, **{name: value})
 
 
@@ -150,7 +153,7 @@ def test_no_rows_give_no_results_and_zero_gradients(grad):
     assert (x.grad is not None) is grad
 
 
-# --- what the operators promise torch's dispatcher ------------------------------------------------
+# --- the operators' contract with torch's dispatcher ----------------------------------------------
 
 
 def of(dtype, *shape):
@@ -216,7 +219,7 @@ def leaf(argument, is_recorded):
     return argument.detach().requires_grad_(is_recorded and argument.requires_grad)
 
 
-# --- the plain functions, which would drop a tangent ----------------------------------------------
+# --- tangents in the plain functions, which would drop them ---------------------------------------
 
 X = torch.arange(12.0).reshape(3, 4)
 PLAIN = {
@@ -232,7 +235,7 @@ PLAIN = {
 def test_plain_functions_refuse_a_forward_mode_tangent(argument):
     call = PLAIN[argument]
     for _ in range(2):
-        call(X.clone())  # of these, calls like them are made again unchecked
+        call(X.clone())  # cached, so that like calls are not checked again
     refusal = rf"{argument} has a forward-mode tangent.* cunorm\.torch .*\.detach\(\)$"
     with forward_ad.dual_level(), torch.no_grad(), pytest.raises(ValueError, match=refusal):
         call(forward_ad.make_dual(X.clone(), torch.ones(3, 4)))

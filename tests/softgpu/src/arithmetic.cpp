@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Arithmetic, operations on bits, and comparisons. Approximate instructions give the correctly
-// rounded value, but for those of float64 that promise its upper half alone.
+// Arithmetic, operations on bits, and comparisons. Approximate instructions return the correctly
+// rounded value, except those of float64 that define only its upper half.
 #include <fenv.h>
 
 #include <algorithm>
@@ -20,18 +20,18 @@ using Wide =
                        std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
                        std::conditional_t<std::is_signed_v<T>, int64_t, u64>>;
 
-// What is the same with and without a sign. What lies above 16 bits is not defined then.
+// Operations that ignore the sign. For 16-bit types the upper bits of the result are undefined.
 template <auto f, int n>
-constexpr ByType of_bits() {
+constexpr ByType bitwise() {
   constexpr Operation word = each_of<f, u32, n>(), pair = each_of<f, u64, n>();
   return {word, word, word, word, pair, pair};
 }
 template <auto f, int n>
-constexpr ByType of_numbers() {
+constexpr ByType arithmetic() {
   return {each_of<f, u16, n>(),     each_of<f, int16_t, n>(), each_of<f, u32, n>(),
           each_of<f, int32_t, n>(), each_of<f, u64, n>(),     each_of<f, int64_t, n>()};
 }
-// The second source counts bits.
+// The second source is a number of bits.
 constexpr auto left = []<class T>(T a, u32 n) { return n < kBits<T> ? T(a << n) : T(0); };
 constexpr auto right = []<class T>(T a, u32 n) {
   return T(a >> std::min(n, kBits<T> - 1) >> (n >= kBits<T>));
@@ -50,7 +50,7 @@ constexpr auto reversed = []<class T>(T a) {
   for (u32 k = 0; k < kBits<T>; ++k) out |= (a >> k & 1) << (kBits<T> - 1 - k);
   return out;
 };
-// Each nibble of the selector takes a byte of a and b, or its sign.
+// Each nibble of the selector selects a byte of a and b, or that byte's sign.
 u32 permute_bytes(u32 a, u32 b, u32 selector) {
   u32 out = 0;
   for (int k = 0; k < 4; ++k) {
@@ -72,15 +72,15 @@ constexpr ByType of_words() {
 }
 
 const std::map<std::string, ByType> integers = {
-    {"add", of_bits<[]<class T>(T a, T b) { return a + b; }, 2>()},
-    {"sub", of_bits<[]<class T>(T a, T b) { return a - b; }, 2>()},
-    {"mul.lo", of_bits<[]<class T>(T a, T b) { return a * b; }, 2>()},
-    {"mad.lo", of_bits<[]<class T>(T a, T b, T c) { return a * b + c; }, 3>()},
-    {"neg", of_bits<[]<class T>(T a) { return 0 - a; }, 1>()},
-    {"and", of_bits<[]<class T>(T a, T b) { return a & b; }, 2>()},
-    {"or", of_bits<[]<class T>(T a, T b) { return a | b; }, 2>()},
-    {"xor", of_bits<[]<class T>(T a, T b) { return a ^ b; }, 2>()},
-    {"not", of_bits<[]<class T>(T a) { return ~a; }, 1>()},
+    {"add", bitwise<[]<class T>(T a, T b) { return a + b; }, 2>()},
+    {"sub", bitwise<[]<class T>(T a, T b) { return a - b; }, 2>()},
+    {"mul.lo", bitwise<[]<class T>(T a, T b) { return a * b; }, 2>()},
+    {"mad.lo", bitwise<[]<class T>(T a, T b, T c) { return a * b + c; }, 3>()},
+    {"neg", bitwise<[]<class T>(T a) { return 0 - a; }, 1>()},
+    {"and", bitwise<[]<class T>(T a, T b) { return a & b; }, 2>()},
+    {"or", bitwise<[]<class T>(T a, T b) { return a | b; }, 2>()},
+    {"xor", bitwise<[]<class T>(T a, T b) { return a ^ b; }, 2>()},
+    {"not", bitwise<[]<class T>(T a) { return ~a; }, 1>()},
     {"shl",
      {each<left, u32, u32>, nullptr, each<left, u32, u32>, nullptr, each<left, u64, u32>, nullptr}},
     {"shr",
@@ -90,24 +90,24 @@ const std::map<std::string, ByType> integers = {
      {nullptr, nullptr, each<insert, u32, u32, u32, u32>, nullptr,
       each<insert, u64, u64, u32, u32>}},
     {"mul.hi",
-     of_numbers<[]<class T>(T a, T b) { return T((Wide<T>(a) * Wide<T>(b)) >> kBits<T>); }, 2>()},
+     arithmetic<[]<class T>(T a, T b) { return T((Wide<T>(a) * Wide<T>(b)) >> kBits<T>); }, 2>()},
     {"mul.wide",
      {each<product, u16, u16>, each<product, int16_t, int16_t>, each<product, u32, u32>,
       each<product, int32_t, int32_t>}},
-    {"div", of_numbers<[]<class T>(T a, T b) {
+    {"div", arithmetic<[]<class T>(T a, T b) {
        return b == 0 ? T(-1) : std::is_signed_v<T> && b == T(-1) ? T(0 - u64(a)) : T(a / b);
      },
                        2>()},
-    {"rem", of_numbers<[]<class T>(T a, T b) {
+    {"rem", arithmetic<[]<class T>(T a, T b) {
        return b == 0 ? a : std::is_signed_v<T> && b == T(-1) ? T(0) : T(a % b);
      },
                        2>()},
-    {"min", of_numbers<[]<class T>(T a, T b) { return std::min(a, b); }, 2>()},
-    {"max", of_numbers<[]<class T>(T a, T b) { return std::max(a, b); }, 2>()},
-    {"abs", of_numbers<[]<class T>(T a) { return T(a < 0 ? 0 - u64(a) : u64(a)); }, 1>()},
-    {"popc", of_bits<[]<class T>(T a) { return std::popcount(a); }, 1>()},
-    {"clz", of_bits<[]<class T>(T a) { return std::countl_zero(a); }, 1>()},
-    {"brev", of_bits<reversed, 1>()},
+    {"min", arithmetic<[]<class T>(T a, T b) { return std::min(a, b); }, 2>()},
+    {"max", arithmetic<[]<class T>(T a, T b) { return std::max(a, b); }, 2>()},
+    {"abs", arithmetic<[]<class T>(T a) { return T(a < 0 ? 0 - u64(a) : u64(a)); }, 1>()},
+    {"popc", bitwise<[]<class T>(T a) { return std::popcount(a); }, 1>()},
+    {"clz", bitwise<[]<class T>(T a) { return std::countl_zero(a); }, 1>()},
+    {"brev", bitwise<reversed, 1>()},
     {"bfind.shiftamt", of_words<[](u32 a) { return a ? std::countl_zero(a) : -1; }, u32>()},
     {"prmt", of_words<permute_bytes, u32, u32, u32>()},
     {"shf.l.wrap", of_words<funnel<true, true>, u32, u32, u32>()},
@@ -129,7 +129,7 @@ template <auto f, int n>
 void in_float32(Warp& w, const Instruction& i, u32 lanes) {
   apply_flushing<f>(w, i, lanes, std::make_index_sequence<n>{});
 }
-// Takes and gives the upper 32 bits of a float64; what is subnormal becomes 0.
+// Reads and returns the upper 32 bits of a float64, and flushes subnormal numbers to 0.
 template <auto f>
 constexpr auto upper_half = [](double v) {
   const auto cut = [](double a) { return from_bits<double>(to_bits(flushed(a)) & ~0xffffffffull); };
@@ -143,7 +143,7 @@ template <auto f, int n>
 constexpr Real real() {
   return {in_float32<f, n>, each_of<f, double, n>()};
 }
-// NaN, if there is one.
+// NaN if either is NaN.
 template <class T>
 T lesser_or_nan(T a, T b) {
   return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : lesser(a, b);
@@ -156,7 +156,7 @@ T divided_approximately(T a, T b) {
                          : std::copysign(T(0), std::signbit(a) == std::signbit(b) ? T(1) : T(-1));
   return a / b;
 }
-// Of a NaN 0, too.
+// A NaN becomes 0.
 constexpr auto saturated_product = []<class T>(T a, T b) {
   return a * b > 0 ? std::min(a * b, T(1)) : T(0);
 };
@@ -166,7 +166,7 @@ template <auto f>
 constexpr Real approximate() {
   return {in_float32<f, 1>, each<f, double>, each<upper_half<f>, double>};
 }
-// By way of float64, so that a float32 is rounded once.
+// Computes in float64, so that a float32 is rounded once.
 template <double (*f)(double)>
 constexpr Real in_float64() {
   return {in_float32<[](float a) { return float(f(double(a))); }, 1>, nullptr};
@@ -195,17 +195,17 @@ const std::map<std::string, Real> reals = {
     {"tanh", in_float64<std::tanh>()},
 };
 
-// d = a compared with b, or the contrary of that.
+// d = a compared with b, negated if the variant is 1.
 template <auto compare, class T, bool ftz = false>
 void set_predicate(Warp& w, const Instruction& i, u32 lanes) {
-  const u64 *const a = w.row(i.source[0]), *const b = w.row(i.source[1]), contrary = i.variant;
+  const u64 *const a = w.row(i.source[0]), *const b = w.row(i.source[1]), negated = i.variant;
   u64* const d = w.row(i.dest[0]);
   each_lane(lanes, [=](int lane) {
     const T x = from_bits<T>(a[lane]), y = from_bits<T>(b[lane]);
     if constexpr (ftz)
-      d[lane] = compare(flushed(x), flushed(y)) ^ contrary;
+      d[lane] = compare(flushed(x), flushed(y)) ^ negated;
     else
-      d[lane] = compare(x, y) ^ contrary;
+      d[lane] = compare(x, y) ^ negated;
   });
 }
 
@@ -227,10 +227,10 @@ constexpr auto less = comparison<[]<class T>(T a, T b) { return a < b; }>();
 constexpr auto less_or_equal = comparison<[]<class T>(T a, T b) { return a <= b; }>();
 constexpr auto ordered = comparison<[]<class T>(T a, T b) { return a == a && b == b; }>();
 
-// Those with a u at the end hold for NaN, too: they are the contrary of one that does not.
+// Comparisons that end in u are true for NaN: each is the negation of one that is false for NaN.
 struct Compared {
   const Comparison& how;
-  bool swapped, contrary;
+  bool swapped, negated;
 };
 const std::map<std::string, Compared> comparisons = {
     {".eq", {equal, false, false}},         {".neu", {equal, false, true}},
@@ -282,9 +282,9 @@ bool choose_comparison(Instruction& i, const Opcode& op) {
   }
   const auto found = comparisons.find(op.middle({"ftz"}));
   if (found == comparisons.end()) return false;
-  const auto& [how, swapped, contrary] = found->second;
+  const auto& [how, swapped, negated] = found->second;
   if (swapped) std::swap(i.source[0], i.source[1]);
-  i.variant = contrary;
+  i.variant = negated;
   i.run = op.type() == "f32"   ? (i.ftz ? how.f32_ftz : how.f32)
           : op.type() == "f64" ? how.f64
                                : how.integer.of(op.type());

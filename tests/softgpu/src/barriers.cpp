@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Barriers: of a block, of some of its threads, of the lanes of a warp, of a cluster.
+// Barriers of a block, of some of its threads, of the lanes of a warp, and of a cluster.
 #include "lanes.h"
 
 namespace sg {
 namespace {
 
-// What an instruction at a block's barrier asks for.
-enum Ask : u8 { kSync, kArrive, kAll, kAny, kCount };
+// What an instruction does at a block's barrier.
+enum BarrierOp : u8 { kSync, kArrive, kAll, kAny, kCount };
 
 u32 waiting(const Warp& w, size_t barrier) {
   u32 lanes = lanes_in(w, State::kAtBarrier);
@@ -16,7 +16,7 @@ u32 waiting(const Warp& w, size_t barrier) {
 
 void release(Block& b, size_t barrier) {
   Barrier& bar = b.barriers[barrier];
-  const Clock met = running->watch ? bar.meeting.end() : nullptr;
+  const Clock clock = running->watch ? bar.sync.end() : nullptr;
   for (Warp& w : b.warps) {
     const u32 lanes = waiting(w, barrier);
     int pc = -1;
@@ -30,41 +30,42 @@ void release(Block& b, size_t barrier) {
         w.row(i.dest[0])[lane] = u64(i.variant == kCount ? bar.yes
                                      : i.variant == kAll ? bar.yes == bar.arrived
                                                          : bar.yes > 0);
-      if (running->watch) leave(w, lane, met);
+      if (running->watch) set_clock(w, lane, clock);
     });
   }
   bar.arrived = bar.expected = bar.yes = 0;
 }
 
-// Threads go on once all that are expected have arrived: all that live, if no number is told.
-void look_at_block(Block& b) {
+// Releases the threads of a barrier once all expected ones have arrived. Without a number, all live
+// threads are expected.
+void check_block_barriers(Block& b) {
   for (size_t k = 0; k < std::size(b.barriers); ++k) {
     const Barrier& bar = b.barriers[k];
     if (bar.arrived && bar.arrived >= (bar.expected ? bar.expected : b.live)) release(b, k);
   }
 }
 
-void look_at_cluster(Cluster& c) {
+void check_cluster_barrier(Cluster& c) {
   if (c.live == 0 || c.arrived < c.live) return;
   ++c.phase;
   c.arrived = 0;
-  if (running->watch) c.met = c.meeting.end();
+  if (running->watch) c.clock = c.sync.end();
   for (Block& b : c.blocks)
     for (Warp& w : b.warps)
       for_lanes(lanes_in(w, State::kAtCluster), [&](int lane) {
         w.state[lane] = State::kRuns;
         if (running->watch && w.function->code[size_t(w.pc[lane]) - 1].variant)
-          leave_later(w, lane, c.met);
+          join_clock(w, lane, c.clock);
       });
 }
 
 // bar.warp.sync orders memory; shuffles do not.
 void warp_sync(Warp& w, const Instruction&, u32 lanes) {
   if (!running->watch) return;
-  Meeting meeting;
-  for_lanes(lanes, [&](int lane) { meeting.arrive(w, lane); });
-  const Clock met = meeting.end();
-  for_lanes(lanes, [&](int lane) { leave(w, lane, met); });
+  SyncPoint sync;
+  for_lanes(lanes, [&](int lane) { sync.arrive(w, lane); });
+  const Clock clock = sync.end();
+  for_lanes(lanes, [&](int lane) { set_clock(w, lane, clock); });
 }
 
 u32 members_of(Warp& w, const Instruction& i, int lane) {
@@ -92,12 +93,12 @@ void arrive_at_block_barrier(Warp& w, const Instruction& i, u32 lanes) {
     bar.expected = expected;
     ++bar.arrived;
     if (reduces) bar.yes += int(w.row(i.source[i.sources - 1])[lane] & 1);
-    if (running->watch) bar.meeting.arrive(w, lane);
+    if (running->watch) bar.sync.arrive(w, lane);
     if (i.variant == kArrive) return;
     w.state[lane] = State::kAtBarrier;
     w.barrier[lane] = u8(id);
   });
-  look_at_block(*w.block);
+  check_block_barriers(*w.block);
 }
 
 void arrive_at_cluster_barrier(Warp& w, const Instruction& i, u32 lanes) {
@@ -108,10 +109,10 @@ void arrive_at_cluster_barrier(Warp& w, const Instruction& i, u32 lanes) {
     w.cluster_phase[lane] = c.phase + 1;
     ++c.arrived;
     const bool orders = i.variant || (w.published >> lane & 1);
-    if (running->watch && orders) c.meeting.arrive(w, lane);
+    if (running->watch && orders) c.sync.arrive(w, lane);
     w.published &= ~(1u << lane);
   });
-  look_at_cluster(c);
+  check_cluster_barrier(c);
 }
 
 void wait_at_cluster_barrier(Warp& w, const Instruction& i, u32 lanes) {
@@ -122,7 +123,7 @@ void wait_at_cluster_barrier(Warp& w, const Instruction& i, u32 lanes) {
     if (w.cluster_phase[lane] > c.phase)
       w.state[lane] = State::kAtCluster;
     else if (running->watch && i.variant)
-      leave_later(w, lane, c.met);
+      join_clock(w, lane, c.clock);
   });
 }
 
@@ -169,8 +170,8 @@ void end_threads(Warp& w, const Instruction& i, u32 lanes) {
   w.block->live -= __builtin_popcount(lanes);
   w.block->cluster->live -= __builtin_popcount(lanes);
   if (w.block->live == 0) check_messages(w, i, lanes);
-  look_at_block(*w.block);
-  look_at_cluster(*w.block->cluster);
+  check_block_barriers(*w.block);
+  check_cluster_barrier(*w.block->cluster);
 }
 
 bool choose_barrier(Instruction& i, const Opcode& op) {
@@ -185,7 +186,7 @@ bool choose_barrier(Instruction& i, const Opcode& op) {
     return true;
   }
   i.kind = kBlockBarrier;
-  i.aligned = op.base() == "bar" || op.has("aligned");  // the lanes of a warp come together
+  i.aligned = op.base() == "bar" || op.has("aligned");  // all lanes of a warp arrive together
   i.variant = op.has("arrive") ? kArrive
               : !op.has("red") ? kSync
               : op.has("and")  ? kAll

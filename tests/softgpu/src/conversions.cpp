@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cvt: one number's type to another's. Arithmetic of float16 and bfloat16.
+// cvt: conversions between types. Arithmetic of float16 and bfloat16.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace sg {
 namespace {
 
-// Half types, as bits. Their values are rounded once, to nearest.
+// Half types, stored as bits. Results are rounded once, to nearest.
 struct Half {
   u16 bits;
   explicit operator double() const { return _cvtsh_ss(bits); }
@@ -19,7 +19,8 @@ struct Bfloat {
   explicit operator double() const { return double(from_bits<float>(u64(bits) << 16)); }
 };
 
-// A float32 whose last bit says whether anything was cut off: it can be rounded again.
+// Rounds to odd: the last bit of the float32 is 1 if the value is inexact, so that rounding again
+// gives what one rounding would.
 float rounded_to_odd(double v) {
   const float f = float(v);
   if (double(f) == v || std::isnan(v) || std::isinf(v)) return f;
@@ -48,8 +49,8 @@ double rounded_to_integer(double v, int rounding) {
   }
 }
 
-// To an integer of i.bytes, in whose variant is whether it has a sign. A NaN is 0, but the upper
-// bit alone where either type has 64 bits; too large is the limit.
+// To an integer of i.bytes, signed if i.variant is 1. A NaN becomes 0, or the upper bit alone if
+// either type has 64 bits. Values out of range become the limit.
 template <class From>
 u64 integer_of(double v, const Instruction& i) {
   const int bits = 8 * i.bytes;
@@ -73,13 +74,13 @@ void to_integer(Warp& w, const Instruction& i, u32 lanes) {
   });
 }
 
-// A change of an integer's width keeps i.bytes of it, to which its sign, if any, is added.
+// Changes an integer's width: keeps i.bytes of it and extends its sign, if any.
 void keep_bytes(Warp& w, const Instruction& i, u32 lanes) {
   const u64 mask = ~0ull >> (64 - 8 * i.bytes), sign = i.variant ? (mask >> 1) + 1 : 0;
   apply<u64>(w, i, lanes, [=](u64 v) { return ((v & mask) ^ sign) - sign; });
 }
 
-// To a floating-point type, under the rounding mode that is set.
+// To a floating-point type, under the current rounding mode.
 template <class To, class From>
 void to_real(Warp& w, const Instruction& i, u32 lanes) {
   u64* const d = w.row(i.dest[0]);
@@ -89,7 +90,7 @@ void to_real(Warp& w, const Instruction& i, u32 lanes) {
     if constexpr (std::is_same_v<From, float>)
       if (i.ftz) v = double(flushed(float(v)));
     if (i.integral) v = rounded_to_integer(v, i.rounding);
-    if (i.saturate) v = v > 0 ? std::min(v, 1.0) : 0;  // of a NaN, too
+    if (i.saturate) v = v > 0 ? std::min(v, 1.0) : 0;  // a NaN becomes 0
     if constexpr (std::is_same_v<To, float>)
       d[lane] = to_bits(i.ftz ? flushed(float(v)) : float(v));
     else if constexpr (std::is_same_v<To, double>)
@@ -99,17 +100,17 @@ void to_real(Warp& w, const Instruction& i, u32 lanes) {
   });
 }
 
-// Two float32 into a pair of halves: the first one is the upper.
+// Two float32 to a pair of halves. The first is the upper one.
 template <class To>
 void to_pair(Warp& w, const Instruction& i, u32 lanes) {
   const auto half = [](float v) { return half_of<To>(double(v)).bits; };
   apply<float, float>(w, i, lanes, [=](float a, float b) { return u32(half(a)) << 16 | half(b); });
 }
 
-// f of each half in the sources, in float64, which holds sums and products, and rounded once. The
-// variant says how many halves there are.
+// Applies f to each half of the sources in float64, which holds sums and products exactly, and
+// rounds once. The variant is the number of halves.
 template <auto f, class H>
-void of_halves(Warp& w, const Instruction& i, u32 lanes) {
+void on_halves(Warp& w, const Instruction& i, u32 lanes) {
   for_lanes(lanes, [&](int lane) {
     u64 all = 0;
     for (int k = 0; k < i.variant; ++k) {
@@ -120,7 +121,7 @@ void of_halves(Warp& w, const Instruction& i, u32 lanes) {
   });
 }
 template <auto f>
-constexpr std::pair<Operation, Operation> kHalves = {of_halves<f, Half>, of_halves<f, Bfloat>};
+constexpr std::pair<Operation, Operation> kHalves = {on_halves<f, Half>, on_halves<f, Bfloat>};
 const std::map<std::string, std::pair<Operation, Operation>> half_operations = {
     {"add", kHalves<[](double a, double b, double) { return a + b; }>},
     {"sub", kHalves<[](double a, double b, double) { return a - b; }>},
@@ -132,7 +133,7 @@ const std::map<std::string, std::pair<Operation, Operation>> half_operations = {
     {"abs", kHalves<[](double a, double, double) { return std::fabs(a); }>},
 };
 
-// What needs no rounding, or is rounded as usual, in a loop of its own.
+// A conversion that needs no rounding or rounds to nearest, in a loop that vectorizes.
 template <class To, class From>
 constexpr Operation kPlain = each<[](From v) { return To(v); }, From>;
 
@@ -140,10 +141,10 @@ struct Type {
   const char* name;
   int bytes;
   bool sign;
-  Operation f32, f64, f16, bf16, integer;  // from this type
+  Operation f32, f64, f16, bf16, integer;  // conversions from this type
 };
 template <class From>
-constexpr Type whole(const char* name) {
+constexpr Type integer(const char* name) {
   return {name,
           sizeof(From),
           std::is_signed_v<From>,
@@ -164,18 +165,18 @@ constexpr Type real(const char* name) {
           to_real<Bfloat, From>,
           to_integer<From>};
 }
-const Type types[] = {whole<u8>("u8"),       whole<int8_t>("s8"),   whole<u16>("u16"),
-                      whole<int16_t>("s16"), whole<u32>("u32"),     whole<int32_t>("s32"),
-                      whole<u64>("u64"),     whole<int64_t>("s64"), real<Half>("f16"),
-                      real<Bfloat>("bf16"),  real<float>("f32"),    real<double>("f64")};
+const Type types[] = {integer<u8>("u8"),       integer<int8_t>("s8"),   integer<u16>("u16"),
+                      integer<int16_t>("s16"), integer<u32>("u32"),     integer<int32_t>("s32"),
+                      integer<u64>("u64"),     integer<int64_t>("s64"), real<Half>("f16"),
+                      real<Bfloat>("bf16"),    real<float>("f32"),      real<double>("f64")};
 const Type* type_named(const std::string& name) {
   const auto* found = std::find_if(std::begin(types), std::end(types),
                                    [&](const Type& t) { return name == t.name; });
   return found == std::end(types) ? nullptr : found;
 }
 
-// The common ones, in quick loops.
-Operation quick(const std::string& to, const std::string& from, bool ftz) {
+// Fast loops for the common conversions.
+Operation fast_conversion(const std::string& to, const std::string& from, bool ftz) {
   if (to == "f64" && from == "f32")
     return ftz ? each<[](float v) { return double(flushed(v)); }, float> : kPlain<double, float>;
   if (to == "f32" && from == "f64")
@@ -190,7 +191,7 @@ Operation conversion(Instruction& i, const Type& to, const Type& from) {
   const std::string name = to.name;
   if (is_whole) return from.bytes && i.saturate ? nullptr : from.integer;
   if (!i.saturate && !i.integral)
-    if (const Operation fast = quick(name, from.name, i.ftz)) return fast;
+    if (const Operation fast = fast_conversion(name, from.name, i.ftz)) return fast;
   if (name == "f32") return from.f32;
   if (name == "f64") return from.f64;
   return i.rounding ? nullptr : name == "f16" ? from.f16 : from.bf16;

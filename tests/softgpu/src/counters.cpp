@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which memory an access that is watched lies in, and what launches access, for Python to read: see
-// counters.py.
+// Finds the memory of a watched access, and counts what launches access. counters.py reads the
+// counts.
 #include <algorithm>
 #include <set>
 
@@ -42,7 +42,7 @@ static Watched* find_watched(Warp& w, u64 address) {
   return &found;
 }
 
-// An instruction mostly hits what it hit before.
+// An instruction mostly accesses the same memory as before.
 Watched* watched_at(Warp& w, const Instruction& i, u64 address) {
   const bool same = i.watch == running->watch->number && i.watched;
   if (same && address - i.watched->begin < i.watched->end - i.watched->begin) return i.watched;
@@ -88,7 +88,7 @@ std::deque<Kept>& kept = *new std::deque<Kept>;  // never destroyed
 
 void set_bits(std::vector<u64>& bits, const Watched& r, u64 address, u32 bytes) {
   if (bits.empty()) bits.resize((r.end >> 6) - (r.begin >> 6) + 1);
-  // An access is aligned, so that it lies within 64 bytes.
+  // An access is aligned, so it does not cross 64 bytes.
   bits[(address >> 6) - (r.begin >> 6)] |= ((1ull << bytes) - 1) << (address & 63);
 }
 u64 bits_set(const std::vector<u64>& bits) {
@@ -97,7 +97,7 @@ u64 bits_set(const std::vector<u64>& bits) {
   return n;
 }
 
-// How often shared memory is busy: as often as the bank, of 32, from which lanes want most words.
+// The wavefronts of an access: the most words that lanes read from one of the 32 banks.
 u64 wavefronts(u32 lanes, u8* const* at, u32 bytes) {
   std::set<u64> words;
   for_lanes(lanes, [&](int lane) {
@@ -109,7 +109,7 @@ u64 wavefronts(u32 lanes, u8* const* at, u32 bytes) {
   return *std::max_element(of_bank, of_bank + 32);
 }
 
-// Of 8 bytes a lane, half a warp is served at a time; of 16, a quarter.
+// With 8 bytes a lane, half a warp is served at a time; with 16, a quarter.
 void count_shared(u32 lanes, u8* const* at, u32 bytes, SharedCounts& counts) {
   ++counts.accesses;
   const int together = bytes <= 4 ? 32 : int(128 / bytes);
@@ -165,8 +165,8 @@ void keep_counts(const Watch& watch) {
 }  // namespace sg
 
 extern "C" {
-void softgpu_forget_launches() { sg::kept.clear(); }
-// A launch that was counted, or nullptr where there are fewer.
+void softgpu_clear_launches() { sg::kept.clear(); }
+// The counts of one launch, or nullptr if there are fewer launches.
 const void* softgpu_launch(u64 index) {
   return index < sg::kept.size() ? &sg::kept[index].launch : nullptr;
 }

@@ -9,13 +9,13 @@ namespace {
 
 struct Operand {
   enum Type { kRow, kAddress, kVector } type = kRow;
-  int row = 0, second = -1;  // second: of a|b
+  int row = 0, second = -1;  // second: the b of a|b
   std::vector<int> rows;
   Space space = kNoSpace;
   int64_t offset = 0;
 };
 
-// What names between two braces stand for.
+// The names declared between two braces.
 struct Scope {
   std::map<std::string, std::pair<int, int>> registers;  // %r of %r<9>: first row, how many
   std::map<std::string, Variable> variables;
@@ -37,7 +37,7 @@ class Decoder {
   void declare_registers();
   void declare_variable(Space);
   int constant(u64 value);
-  int special(const std::string& name);              // -1: there is none
+  int special(const std::string& name);              // -1: none
   int find_register(const std::string& name) const;  // the same
   const Variable* find_variable(const std::string& name) const;
 
@@ -129,7 +129,7 @@ Instruction Decoder::start(const Statement& s, Kind kind) const {
   return i;
 }
 
-// The row of a predicate's contrary.
+// Returns the row of the negated predicate.
 int Decoder::negated(int row) {
   Instruction i = start({}, kNormal);
   i.line = r_.now().line;
@@ -223,7 +223,7 @@ void Decoder::place_operands(Instruction& i, const Opcode& op,
   }
 }
 
-// Branches and ends; false: something else.
+// Decodes branches and exits. Returns false for other instructions.
 bool Decoder::control(const std::string& base, const Statement& s) {
   if (base != "bra" && base != "ret" && base != "exit") return false;
   if (base == "bra") jumps_.push_back({f_.code.size(), r_.name()});

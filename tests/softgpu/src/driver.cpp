@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Settings, errors, the devices that are pretended, and their memory: memory of the process, of
-// which it is known what is allocated.
+// Settings, errors, the simulated devices, and their memory. It is memory of the process, and the
+// driver records each allocation.
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -18,17 +18,17 @@ static thread_local std::string last_error;
 void keep_error(const std::string& text) { last_error = text; }
 
 std::string format(const char* text, ...) {
-  char* made = nullptr;
+  char* buffer = nullptr;
   va_list list;
   va_start(list, text);
-  const int size = vasprintf(&made, text, list);
+  const int size = vasprintf(&buffer, text, list);
   va_end(list);
-  std::string out(made, size_t(size));
-  free(made);
+  std::string out(buffer, size_t(size));
+  free(buffer);
   return out;
 }
 
-static const Limits known_limits[] = {
+static const Limits all_limits[] = {
     {75, 1024, 16, 64 << 10, 0, 4 << 20, "T4"},
     {80, 2048, 32, 164 << 10, 1024, 40 << 20, "A100"},
     {86, 1536, 16, 100 << 10, 1024, 6 << 20, "A10"},
@@ -38,7 +38,7 @@ static const Limits known_limits[] = {
     {120, 1536, 24, 100 << 10, 1024, 96 << 20, "RTX 5090"},
 };
 static const Limits* limits_of(int capability) {
-  for (const Limits& l : known_limits)
+  for (const Limits& l : all_limits)
     if (l.capability == capability) return &l;
   return nullptr;
 }
@@ -48,7 +48,7 @@ namespace {
 
 struct Setting {
   std::string value;
-  bool (*apply)(const std::string&);  // whether it is a value of that setting
+  bool (*apply)(const std::string&);  // false: not a value of that setting
 };
 
 bool read_number(const std::string& text, u64 least, u64 most, u64* number) {
@@ -63,24 +63,24 @@ bool set_number(const std::string& text) {
   current_settings.*field = std::remove_reference_t<decltype(current_settings.*field)>(n);
   return true;
 }
-// The place of a word among some, or -1.
-int place(const std::string& text, std::initializer_list<const char*> words) {
+// The index of a word in a list, or -1.
+int index_in(const std::string& text, std::initializer_list<const char*> words) {
   const auto found = std::find(words.begin(), words.end(), text);
   return found == words.end() ? -1 : int(found - words.begin());
 }
 template <auto field>
 bool set_flag(const std::string& text) {
-  const int is = place(text, {"False", "True"});
+  const int is = index_in(text, {"False", "True"});
   current_settings.*field = is == 1;
   return is >= 0;
 }
 
-// With the values at the beginning.
+// All settings with their default values.
 auto& table = *new std::map<std::string, Setting>{
     {"schedule",
      {"lockstep",
       [](const std::string& text) {
-        const int k = place(text, {"lockstep", "serial", "reverse", "random"});
+        const int k = index_in(text, {"lockstep", "serial", "reverse", "random"});
         if (k >= 0) current_settings.schedule = Schedule(k);
         return k >= 0;
       }}},
@@ -90,14 +90,14 @@ auto& table = *new std::map<std::string, Setting>{
     {"copies",
      {"late",
       [](const std::string& text) {
-        const int k = place(text, {"late", "early"});
+        const int k = index_in(text, {"late", "early"});
         current_settings.async_early = k == 1;
         return k >= 0;
       }}},
     {"streams",
      {"now",
       [](const std::string& text) {
-        const int k = place(text, {"now", "late", "late_reversed"});
+        const int k = index_in(text, {"now", "late", "late_reversed"});
         current_settings.late_streams = k > 0, current_settings.streams_reversed = k == 2;
         return k >= 0;
       }}},
@@ -122,8 +122,8 @@ bool set(const std::string& name, const std::string& value) {
   return true;
 }
 
-// Those of the environment: name=value,name=value.
-const bool is_begun = [] {
+// Applies the environment's settings: name=value,name=value.
+const bool environment_is_read = [] {
   std::string rest = getenv("SOFTGPU_SETTINGS") ? getenv("SOFTGPU_SETTINGS") : "";
   for (std::string one; !rest.empty(); rest.erase(0, one.size() + 1)) {
     one = rest.substr(0, rest.find(','));
@@ -147,8 +147,8 @@ const Range* range_of(u64 address) {
   return address < after->second.end ? &after->second : nullptr;
 }
 
-// An array has a page before and after it that nobody may touch, and begins as NaNs. What modules
-// keep has none: a process may have 65530 pieces of memory, and these lie together as one.
+// An array begins as NaNs and has a guard page before and after it. Variables of modules have no
+// guard pages: a process may have 65530 mappings, and adjacent ones count as one.
 u64 allocate(size_t bytes, int device, bool is_array) {
   const size_t room = (bytes + kPage - 1) / kPage * kPage;
   u8* at = static_cast<u8*>(mmap(nullptr, room + 2 * kPage, PROT_READ | PROT_WRITE,
@@ -183,12 +183,12 @@ static void check_device(int device) {
 static int attribute(int number) {
   const Limits& l = limits();
   const std::map<int, int> known = {
-      {8, kStaticShared},       // bytes of a block
+      {8, kStaticShared},       // shared bytes of a block
       {16, settings().sms},     // multiprocessors
       {39, l.threads_per_sm},   // threads of a multiprocessor
-      {38, l.l2_bytes},         // of the second cache
-      {81, l.shared_per_sm},    // bytes of a multiprocessor
-      {97, largest_shared()},   // bytes of a block that opts in
+      {38, l.l2_bytes},         // bytes of the L2 cache
+      {81, l.shared_per_sm},    // shared bytes of a multiprocessor
+      {97, largest_shared()},   // shared bytes of a block that opts in
       {75, l.capability / 10},  // compute capability
       {76, l.capability % 10},
   };
@@ -203,7 +203,8 @@ static int attribute(int number) {
 using namespace sg;
 
 extern "C" {
-// Returns the value of a setting and gives it a new one, if any; nullptr where that is not known.
+// Returns the value of a setting and, if `value` is not null, sets it. Returns nullptr if the name
+// or the value is unknown.
 const char* softgpu_setting(const char* name, const char* value) {
   HOLD;
   static thread_local std::string before;
@@ -212,36 +213,36 @@ const char* softgpu_setting(const char* name, const char* value) {
   before = found->second.value;
   return !value || set(name, value) ? before.c_str() : nullptr;
 }
-// What the last error of this thread was.
+// Returns the text of this thread's last error.
 const char* softgpu_error() { return last_error.c_str(); }
-// Does all that is queued, on all streams of all devices.
-int softgpu_finish() { return answer(finish); }
+// Runs all queued work on all streams of all devices.
+int softgpu_finish() { return status_of(finish); }
 
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 int cuDeviceGetCount(int* count) { return *count = settings().devices, 0; }
 int cuDeviceGetName(char* name, int size, int device) {
-  return answer([&] {
+  return status_of([&] {
     check_device(device);
     snprintf(name, size_t(size), "software GPU (as an NVIDIA %s)", limits().name);
   });
 }
 int cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = 141ull << 30, 0; }
 int cuDeviceGetAttribute(int* value, int number, int device) {
-  return answer([&] {
+  return status_of([&] {
     check_device(device);
     *value = attribute(number);
   });
 }
 
-// A context is the device's only one; its handle is the device's number, and one.
+// A device has one context. Its handle is the device's number plus one.
 int cuDevicePrimaryCtxRetain(u64* context, int device) {
-  return answer([&] {
+  return status_of([&] {
     check_device(device);
     *context = u64(device) + 1;
   });
 }
 int cuCtxSetCurrent(u64 context) {
-  return answer([&] {
+  return status_of([&] {
     check_device(int(context) - 1);
     device_in_use = int(context) - 1;
   });
@@ -249,22 +250,23 @@ int cuCtxSetCurrent(u64 context) {
 int cuCtxGetDevice(int* device) { return *device = device_in_use, 0; }
 
 int cuMemAlloc_v2(u64* address, size_t bytes) {
-  return answer([&] {
+  return status_of([&] {
     if (bytes == 0) throw Error{kInvalidValue, "no bytes are allocated"};
     *address = allocate(bytes, current_device(), true);
     if (!*address) throw Error{kOutOfMemory, format("%zu bytes are not left", bytes)};
   });
 }
-// The memory is gone when the stream comes to it: who uses it later, or elsewhere, is found out.
+// Frees the memory when the stream reaches this point, so that later use and use on other streams
+// is an error.
 int cuMemFreeAsync(u64 address, u64 stream) {
-  return answer([&] {
+  return status_of([&] {
     const auto found = ranges.find(address);
     if (found == ranges.end()) throw Error{kInvalidValue, "what is freed was not allocated"};
-    give(stream_of(stream), [range = found->second] { release(range); }, true);
+    enqueue(stream_of(stream), [range = found->second] { release(range); }, true);
   });
 }
 int cuPointerGetAttribute(void* out, int attribute, u64 address) {
-  return answer([&] {
+  return status_of([&] {
     const Range* r = range_of(address);
     if (!r || attribute != 9) throw Error{kInvalidValue, "a pointer to no memory of a device"};
     *static_cast<int*>(out) = r->device;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the parts of the driver share. Numbers of attributes and errors are those of cuda.h.
+// Declarations shared by the driver's parts. Attribute and error numbers are those of cuda.h.
 #pragma once
 #include <deque>
 #include <functional>
@@ -32,9 +32,9 @@ enum Code {
 extern std::recursive_mutex& host_lock;
 void keep_error(const std::string& text);
 
-// Runs the work of a call and makes a number of its error, whose text it keeps.
+// Runs the work of a call. Returns the code of its error, or 0, and keeps the error's text.
 template <class Work>
-int answer(Work work) {
+int status_of(Work work) {
   HOLD;
   try {
     work();
@@ -45,7 +45,7 @@ int answer(Work work) {
   }
 }
 
-// What a GPU of the chosen compute capability has.
+// The limits of a GPU of the selected compute capability.
 struct Limits {
   int capability, threads_per_sm, blocks_per_sm, shared_per_sm, reserved_shared, l2_bytes;
   const char* name;
@@ -54,13 +54,13 @@ const Limits& limits();
 inline int largest_shared() { return limits().shared_per_sm - limits().reserved_shared; }  // opt-in
 int current_device();
 
-// Work that is given to a stream is done in its order, after work of other streams.
+// A stream runs its work in order. Each item may also wait for work of other streams.
 struct Stream;
-typedef std::pair<Stream*, u64> Position;  // all that was given to a stream up to a number
+typedef std::pair<Stream*, u64> Position;  // a stream's work up to this number
 struct Work {
   std::function<void()> run;
   std::vector<Position> after;
-  bool is_free = false;  // done even where an error ended what was queued
+  bool is_free = false;  // runs even after an error has dropped the queue
 };
 struct Graph {
   std::vector<std::function<void()>> work;
@@ -70,13 +70,13 @@ struct Stream {
   int device;
   bool blocking;  // it and the legacy default stream wait for each other
   bool legacy = false, live = true;
-  u64 given = 0, done = 0;
+  u64 enqueued = 0, done = 0;
   std::deque<Work> queue = {};
-  Graph* graph = nullptr;        // in which its work is captured
-  u64 captured = 0, joined = 0;  // how much that is, and how much another stream waits for
+  Graph* graph = nullptr;        // the graph that captures its work
+  u64 captured = 0, joined = 0;  // items captured, and of these awaited by another stream
 };
-Stream& stream_of(u64 handle);  // throws Error where there is none
-void give(Stream&, std::function<void()> run, bool is_free = false);
-void finish();  // does all that is queued, on all streams
+Stream& stream_of(u64 handle);  // throws Error if there is none
+void enqueue(Stream&, std::function<void()> run, bool is_free = false);
+void finish();  // runs all queued work on all streams
 
 }  // namespace sg

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Modules and kernels, the launches that a GPU takes, and their threads' state at the beginning.
+// Modules and kernels, checks of launches, and the initial state of threads.
 #include <algorithm>
 
 #include "host.h"
@@ -80,7 +80,7 @@ void start_cluster(Cluster& c, u64 number) {
   c.number = number;
   c.live = int(product(l.block) * c.blocks.size());
   c.arrived = 0, c.phase = 0;
-  c.meeting = {}, c.met = nullptr;
+  c.sync = {}, c.clock = nullptr;
   const u64 across = l.grid[0] / size[0], down = l.grid[1] / size[1];
   const unsigned id[3] = {unsigned(number % across), unsigned(number / across % down),
                           unsigned(number / across / down)};
@@ -139,7 +139,7 @@ void check_blocks(Function& f, const Launch& l) {
                                       name, l.dynamic_shared, f.shared)};
 }
 
-// What a GPU refuses at once, and not when the stream comes to it.
+// Checks what a GPU rejects at the launch itself rather than when the stream reaches it.
 void check_launch(Function& f, const Launch& l) {
   check_blocks(f, l);
   if (!f.cluster[0]) return;
@@ -178,7 +178,7 @@ using namespace sg;
 extern "C" {
 
 int cuModuleLoadData(Module** m, const char* ptx) {
-  return answer([&] {
+  return status_of([&] {
     const std::string text = ptx, target = ".target sm_";
     const size_t at = text.find(target);  // "sm_90a" in a line that begins with ".target"
     if (at == text.npos) throw Error{kInvalidImage, "a module is not the text of PTX"};
@@ -189,14 +189,14 @@ int cuModuleLoadData(Module** m, const char* ptx) {
   });
 }
 int cuModuleGetFunction(Function** f, Module* m, const char* name) {
-  return answer([&] {
+  return status_of([&] {
     const auto found = m->kernels.find(name);
     if (found == m->kernels.end()) throw Error{kNotFound, format("there is no kernel %s", name)};
     *f = found->second.get();
   });
 }
 int cuModuleGetGlobal_v2(u64* address, size_t* bytes, Module* m, const char* name) {
-  return answer([&] {
+  return status_of([&] {
     const auto found = m->variables.find(name);
     if (found == m->variables.end())
       throw Error{kNotFound, format("there is no variable %s", name)};
@@ -205,27 +205,27 @@ int cuModuleGetGlobal_v2(u64* address, size_t* bytes, Module* m, const char* nam
   });
 }
 int cuFuncGetModule(Module** m, Function* f) {
-  return answer([&] { *m = f->module; });
+  return status_of([&] { *m = f->module; });
 }
 int cuFuncSetAttribute(Function* f, int number, int value) {
-  return answer([&] {
+  return status_of([&] {
     if (number != 8 && number != 14)
       throw Error{kInvalidValue, format("the attribute %d of a kernel is not known", number)};
     if (number == 8 && (value < 0 || value + f->shared > largest_shared()))
       throw Error{kInvalidValue, format("%s: %d bytes of shared memory", f->name.c_str(), value)};
-    // Bytes of dynamic shared memory; that clusters of more than 8 blocks are allowed.
+    // 8: bytes of dynamic shared memory. 14: clusters of more than 8 blocks are allowed.
     (number == 8 ? f->max_dynamic : f->nonportable) = value;
   });
 }
 int cuFuncGetAttribute(int* value, int number, Function* f) {
-  return answer([&] {
+  return status_of([&] {
     if (number != 1 && number != 8)
       throw Error{kInvalidValue, format("the attribute %d of a kernel is not known", number)};
     *value = number == 1 ? f->shared : f->max_dynamic;  // bytes of shared memory
   });
 }
 int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) {
-  return answer([&] {
+  return status_of([&] {
     if (index >= f->params.size())
       throw Error{kInvalidValue, format("%s: no parameter %zu", f->name.c_str(), index)};
     *offset = f->params[index].offset;
@@ -233,10 +233,10 @@ int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) 
   });
 }
 
-// The parameters are copied here: `values` points at one after the other.
+// Copies the parameters now. `values` has a pointer to each.
 int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned dynamic_shared, u64 handle, void** values, void**) {
-  return answer([&] {
+  return status_of([&] {
     const Launch l{{gx, gy, gz}, {bx, by, bz}, dynamic_shared};
     check_launch(*f, l);
     Stream& stream = stream_of(handle);
@@ -246,16 +246,16 @@ int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned 
     auto bytes = std::make_shared<std::vector<u8>>(f->params_size + 64, u8(0xcd));
     for (size_t i = 0; i < f->params.size(); ++i)
       memcpy(bytes->data() + f->params[i].offset, values[i], f->params[i].size);
-    give(stream, [=] { launch(f, l, bytes->data()); });
+    enqueue(stream, [=] { launch(f, l, bytes->data()); });
   });
 }
 
 struct LaunchConfig {
   unsigned grid[3], block[3], dynamic_shared;
 };
-// How many clusters run at a time: 0 where such a cluster finds no room.
+// The number of clusters that run at a time. 0: there is no room for such a cluster.
 int cuOccupancyMaxActiveClusters(int* n, Function* f, const LaunchConfig* c) {
-  return answer([&] {
+  return status_of([&] {
     Launch l{};
     std::copy(c->grid, c->grid + 3, l.grid);
     std::copy(c->block, c->block + 3, l.block);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How instructions are made of functions of one lane's values.
+// Builds instructions from functions of one lane's values.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -25,7 +25,7 @@ inline T from_bits(u64 v) {
 template <class T>
 inline u64 to_bits(T v) {
   if constexpr (std::is_integral_v<T>) {
-    return u64(v);  // those with a sign keep it
+    return u64(v);  // sign-extends signed types
   } else {
     u64 out = 0;
     memcpy(&out, &v, sizeof v);
@@ -33,7 +33,8 @@ inline u64 to_bits(T v) {
   }
 }
 
-// Does something for each lane, in one loop of known length where all take part.
+// Calls f(lane) for each lane in the mask. If all take part, the loop has a fixed length, so that
+// it vectorizes.
 template <class F>
 inline __attribute__((always_inline)) void each_lane(u32 lanes, F f) {
   if (lanes == 0xffffffffu) {
@@ -44,7 +45,7 @@ inline __attribute__((always_inline)) void each_lane(u32 lanes, F f) {
   }
 }
 
-// The result is f of the sources, lane by lane.
+// Sets the result to f of the sources, lane by lane.
 template <class... Sources, class F, size_t... k>
 inline void apply(Warp& w, const Instruction& i, u32 lanes, F f, std::index_sequence<k...>) {
   u64* const dest = w.row(i.dest[0]);
@@ -56,12 +57,12 @@ template <class... Sources, class F>
 inline void apply(Warp& w, const Instruction& i, u32 lanes, F f) {
   apply<Sources...>(w, i, lanes, f, std::index_sequence_for<Sources...>{});
 }
-// An instruction that is f of its sources.
+// An instruction that applies f to its sources.
 template <auto f, class... Sources>
 void each(Warp& w, const Instruction& i, u32 lanes) {
   apply<Sources...>(w, i, lanes, f);
 }
-// The same, with so many sources of one type.
+// The same for a number of sources of one type.
 template <auto f, class T, int sources>
 constexpr Operation each_of() {
   if constexpr (sources == 1)
@@ -72,23 +73,23 @@ constexpr Operation each_of() {
     return each<f, T, T, T>;
 }
 
-// What is subnormal becomes 0.
+// Flushes a subnormal number to 0.
 template <class T>
 inline T flushed(T v) {
   return std::fabs(v) < std::numeric_limits<T>::min() ? std::copysign(T(0), v) : v;
 }
-// The other one of a NaN; -0 is less than 0.
+// If one is NaN, returns the other. -0 is less than 0.
 template <class T>
 inline T lesser(T a, T b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? b : a;
   if (a == b) return std::signbit(a) ? a : b;
   return a < b ? a : b;
 }
-// Has an instruction run under its own rounding mode, where that is not the usual one.
+// Makes an instruction run under its own rounding mode if that is not to nearest.
 void set_rounding(Instruction&);
 
-// An operation by the type at the end of an instruction's name. b32 and u32 are the same, and so
-// is pred, whose values are told by their lowest bit.
+// An operation for each type at the end of an instruction's name. b32 and pred use the one of u32;
+// a predicate is its lowest bit.
 struct ByType {
   Operation u16 = nullptr, s16 = nullptr, u32 = nullptr, s32 = nullptr, u64 = nullptr,
             s64 = nullptr;
@@ -104,8 +105,8 @@ struct ByType {
   }
 };
 
-// The families of instructions; each sets what the instruction runs, and returns whether it is one
-// that is known.
+// The families of instructions. Each function sets the operation of the instruction, and returns
+// false if it does not support it.
 bool choose_arithmetic(Instruction&, const Opcode&);
 bool choose_comparison(Instruction&, const Opcode&);
 bool choose_conversion(Instruction&, const Opcode&);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Barriers in shared memory, and what blocks of a cluster send to each other: asynchronous stores,
-// whose bytes such a barrier of the block that gets them counts.
+// Barriers in shared memory, and asynchronous stores between the blocks of a cluster. A barrier of
+// the receiving block counts their bytes.
 #include <algorithm>
 
 #include "lanes.h"
@@ -8,7 +8,8 @@
 namespace sg {
 namespace {
 
-// The barrier that lanes name by an address; nothing says what its memory holds.
+// Returns the barrier at an address. Its state is kept here and not in shared memory, whose content
+// PTX leaves opaque.
 Mbarrier& mbarrier_at(Warp& w, const Instruction& i, int lane, u64 address, Space space,
                       AccessKind kind, Block** owner = nullptr) {
   u64 addresses[32];
@@ -29,8 +30,8 @@ u64 address_in(Warp& w, const Instruction& i, int lane) {
   return w.row(i.source[0])[lane] + u64(i.offset);
 }
 
-// What the messages of a phase wrote is there, and seen by who waits for it.
-void look_at(Block& b, Mbarrier& m) {
+// Ends the phase if all have arrived: the messages' data become visible to the waiting threads.
+void check_phase(Block& b, Mbarrier& m) {
   if (m.pending || m.bytes) return;
   for (const Message& message : m.messages) {
     memcpy(message.to, &message.value, message.bytes);
@@ -39,13 +40,13 @@ void look_at(Block& b, Mbarrier& m) {
   m.messages.clear();
   m.pending = m.count;
   ++m.phase;
-  if (running->watch) m.met = m.meeting.end();
+  if (running->watch) m.clock = m.sync.end();
   for (Warp& w : b.warps)
     for_lanes(lanes_in(w, State::kAtMbarrier), [&](int lane) {
       if (w.mbarrier[lane] != &m) return;
       w.state[lane] = State::kRuns;
       m.is_waited_for = true;
-      if (running->watch) leave_later(w, lane, m.met);
+      if (running->watch) join_clock(w, lane, m.clock);
     });
 }
 
@@ -64,12 +65,12 @@ void arrive(Warp& w, const Instruction& i, u32 lanes) {
     if (m.pending == 0) fail(w, i, lane, 719, "more arrive at an mbarrier than it has begun with");
     --m.pending;
     m.bytes += i.sources > 1 ? int(w.row(i.source[1])[lane]) : 0;
-    if (running->watch) m.meeting.arrive(w, lane);
-    look_at(*owner, m);
+    if (running->watch) m.sync.arrive(w, lane);
+    check_phase(*owner, m);
   });
 }
 
-// The data come when the phase ends; where copies are early, at once.
+// The data arrive when the phase ends, or at once if copies are early.
 void send(Warp& w, const Instruction& i, u32 lanes) {
   Pointers p;
   const u32 bytes = i.elements * i.bytes;
@@ -87,17 +88,17 @@ void send(Warp& w, const Instruction& i, u32 lanes) {
     }
     m.bytes -= int(bytes);
     m.is_waited_for = false;
-    if (running->watch) m.meeting.arrive(w, lane);
-    look_at(*owner, m);
+    if (running->watch) m.sync.arrive(w, lane);
+    check_phase(*owner, m);
   });
 }
 
-// The fence itself orders nothing: a barrier of the cluster that is behind it does.
+// The fence itself orders nothing. The cluster's next barrier does.
 void publish(Warp& w, const Instruction&, u32 lanes) { w.published |= lanes; }
 
 }  // namespace
 
-// A try waits as long as it takes.
+// try_wait waits until the phase has ended, without a time limit.
 void wait_at_mbarrier(Warp& w, const Instruction& i, u32 lanes) {
   for_lanes(lanes, [&](int lane) {
     Mbarrier& m =
@@ -105,7 +106,7 @@ void wait_at_mbarrier(Warp& w, const Instruction& i, u32 lanes) {
     w.row(i.dest[0])[lane] = 1;
     if (m.phase % 2 != (w.row(i.source[1])[lane] & 1)) {
       m.is_waited_for |= m.messages.empty();
-      if (running->watch) leave_later(w, lane, m.met);
+      if (running->watch) join_clock(w, lane, m.clock);
     } else {
       w.state[lane] = State::kAtMbarrier;
       w.mbarrier[lane] = &m;
@@ -144,7 +145,7 @@ bool choose_send(Instruction& i, const Opcode& op) {
          i.elements == elements && (i.bytes == 4 || i.bytes == 8);
 }
 
-// Other fences order what runs in order here anyway.
+// Other fences do nothing, because memory is accessed in order here.
 bool choose_fence(Instruction& i, const Opcode& op) {
   i.run = op.has("mbarrier_init") ? publish : [](Warp&, const Instruction&, u32) {};
   return true;

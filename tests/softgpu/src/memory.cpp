@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Finds what addresses point at: loads, stores, atomic operations, and asynchronous copies to
-// shared memory, which are made when they are waited for, in the order in which they were asked
-// for, or, if the settings say so, at once. Whatever is not in live memory is an error.
+// Resolves addresses; runs loads, stores, atomic operations, and asynchronous copies to shared
+// memory. Copies run in order when they are waited for, or at once if the settings say so. An
+// access outside live memory is an error.
 #include <algorithm>
 
 #include "lanes.h"
@@ -89,7 +89,7 @@ u8* pointer(Warp& w, const Instruction& i, int lane, u64 address, u32 bytes, Spa
   return global_at(w, i, lane, address, bytes, write);
 }
 
-// Whether all lanes access what lies in [begin, end); if so, where that is.
+// Returns whether all lanes' accesses lie in [begin, end); if so, sets their pointers.
 bool locate_within(u32 lanes, const u64* addresses, u64 offset, u32 bytes, u64 begin, u64 end,
                    u64 to, Pointers& out) {
   if (end - begin < bytes) return false;
@@ -152,7 +152,7 @@ void store(Warp& w, const Instruction& i, u32 lanes) {
     });
   }
 }
-// An atomic operation, lane after lane.
+// An atomic operation, one lane after the other.
 template <auto f, class T>
 void update(Warp& w, const Instruction& i, u32 lanes) {
   Pointers p;
@@ -206,8 +206,8 @@ void copy_now(u8* to, const u64 from, u32 bytes) {
   memcpy(to, reinterpret_cast<const u8*>(from), bytes);
 }
 
-// Checks the addresses and takes note. Where copies are early, the data come now; that they are
-// there is not known before the wait.
+// Checks the addresses and records the copies. If copies are early, the data arrive now, but only
+// the wait orders them.
 void begin_copies(Warp& w, const Instruction& i, u32 lanes) {
   const u32 bytes = u32(w.row(i.source[2])[0]);
   const u64 *const to = w.row(i.source[0]), *const from = w.row(i.source[1]);
@@ -261,10 +261,10 @@ bool choose_memory(Instruction& i, const Opcode& op) {
   const std::string bits = type.substr(std::min(type.find_first_of("0123456789"), type.size()));
   const int elements = op.has("v2") ? 2 : op.has("v4") ? 4 : 1;
   const bool stored = op.base() == "st";
-  const auto& known = stored ? stores : loads;
-  auto found = known.find(type[0] == 's' && !stored ? type : bits);
-  if (found == known.end()) found = known.find(bits);
-  if (found == known.end() || elements != i.elements || i.space == kNoSpace) return false;
+  const auto& table = stored ? stores : loads;
+  auto found = table.find(type[0] == 's' && !stored ? type : bits);
+  if (found == table.end()) found = table.find(bits);
+  if (found == table.end() || elements != i.elements || i.space == kNoSpace) return false;
   if (stored && (i.space == kParam || i.space == kConst)) return false;
   i.run = found->second;
   return true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Loads modules: cuts PTX into tokens, makes variables, and reads the heads of kernels.
+// Loads modules: splits PTX into tokens, allocates variables, and reads the headers of kernels.
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -9,9 +9,9 @@
 namespace sg {
 namespace {
 
-bool in_name(char c) { return isalnum(u8(c)) || c == '_' || c == '.' || c == '$' || c == '%'; }
+bool is_name_char(char c) { return isalnum(u8(c)) || c == '_' || c == '.' || c == '$' || c == '%'; }
 
-// 0f and 8 digits, or 0d and 16, are the bits of a number.
+// 0f and 8 digits, or 0d and 16, are the bits of a floating-point number.
 Token number(std::string word, int line) {
   Token token{Token::kNumber, word, 0, line};
   const char mark = word.size() > 2 && word[0] == '0' ? char(tolower(word[1])) : ' ';
@@ -26,7 +26,7 @@ Token number(std::string word, int line) {
 
 size_t end_of_name(const std::string& text, size_t at) {
   for (;;) {
-    if (in_name(text[at]))
+    if (is_name_char(text[at]))
       ++at;
     else if (text.compare(at, 2, "::") == 0 && isalnum(u8(text[at + 2])))
       at += 2;
@@ -48,7 +48,7 @@ std::vector<Token> tokens_of(const std::string& text) {
     } else if (c == '"') {
       end = std::min(text.find('"', at + 1), text.size() - 1) + 1;
       out.push_back({Token::kString, text.substr(at + 1, end - at - 2), 0, line});
-    } else if (in_name(c)) {
+    } else if (is_name_char(c)) {
       end = end_of_name(text, at);
       const std::string word = text.substr(at, end - at);
       out.push_back(isdigit(u8(c)) ? number(word, line) : Token{Token::kName, word, 0, line});
@@ -60,7 +60,7 @@ std::vector<Token> tokens_of(const std::string& text) {
   return out;
 }
 
-// Of .u32, .bf16 and the like; 0: that is no type.
+// The bytes of .u32, .bf16 and the like. 0: not a type.
 size_t size_of(const std::string& type) {
   if (type == ".pred") return 1;
   const size_t digits = std::min(type.find_first_of("0123456789"), type.size());
@@ -124,7 +124,7 @@ Declaration Reader::declaration() {
       d.align = number();
     else if (size_of(word))
       d.element = size_of(word);
-    else if (word[0] != '.')  // else .ptr and the like
+    else if (word[0] != '.')  // skips .ptr and the like
       d.name = word;
   }
   d.bytes = d.element;
@@ -138,7 +138,7 @@ Declaration Reader::declaration() {
 
 namespace {
 
-// The bytes that a variable begins with: zeros where nothing is said.
+// The initial bytes of a variable. They are zeros without an initializer.
 std::vector<u8> initial_bytes(Reader& r, const Declaration& d) {
   std::vector<u8> bytes(d.bytes);
   if (!r.take("=")) return bytes;
@@ -183,7 +183,7 @@ void read_params(Reader& r, Function& f) {
   }
 }
 
-// .maxntid 256 and the like, up to the body.
+// Reads .maxntid 256 and the like, up to the body.
 void read_directives(Reader& r, Function& f) {
   while (!r.is("{")) {
     const std::string word = r.name();

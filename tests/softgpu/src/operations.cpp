@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which family of instructions knows an opcode; moves, what lanes of a warp do together, and what
-// has nothing to do here.
+// Finds the family of an opcode. Moves, shuffles and votes of a warp, and instructions that do
+// nothing here.
 #include <algorithm>
 
 #include "lanes.h"
@@ -36,7 +36,7 @@ std::string Opcode::middle(std::initializer_list<const char*> without) const {
 
 namespace {
 
-// What a register of a name, at one of its axes, has in a lane of a warp.
+// The values of special registers, by name: of a lane of a warp, at an axis.
 const std::map<std::string, SpecialValue> specials = {
     {"%tid",
      [](const Warp& w, int lane, int axis) -> u64 {
@@ -52,7 +52,7 @@ const std::map<std::string, SpecialValue> specials = {
 
 u64 ones(int bytes) { return bytes >= 8 ? ~0ull : (1ull << 8 * bytes) - 1; }
 
-void pack(Warp& w, const Instruction& i, u32 lanes) {  // several registers into one
+void pack(Warp& w, const Instruction& i, u32 lanes) {  // packs several registers into one
   for_lanes(lanes, [&](int lane) {
     u64 v = 0;
     for (int k = 0; k < i.sources; ++k)
@@ -77,14 +77,14 @@ bool choose_move(Instruction& i, const Opcode& op) {
   return true;
 }
 
-// A generic address is one of global memory; those of shared memory are not known, and nothing is
-// read by those of local memory.
+// A generic address is one of global memory. Generic addresses of shared memory are not supported,
+// and those of local memory are never read through.
 bool choose_address(Instruction& i, const Opcode& op) {
   i.run = move;
   return op.has("global") || op.has("local");
 }
 
-// The same address in the shared memory of another block of the cluster.
+// Maps an address to the shared memory of another block of the cluster.
 void map_address(Warp& w, const Instruction& i, u32 lanes) {
   const size_t blocks = w.block->cluster->blocks.size();
   for_lanes(lanes, [&](int lane) {
@@ -99,7 +99,7 @@ bool choose_cluster_address(Instruction& i, const Opcode& op) {
   return op.type() == "u32";
 }
 
-// Where a lane's value comes from; ok says whether that lies in the lane's own segment.
+// Returns the lane that a value comes from. `ok` is whether it lies in the lane's own segment.
 int shuffle_source(char how, int lane, u32 by, u32 clamp_and_segment, bool& ok) {
   const int bound = int(clamp_and_segment & 31), segment = int(clamp_and_segment >> 8 & 31);
   const int last = (lane & segment) | (bound & ~segment), first = lane & segment;
@@ -113,14 +113,14 @@ int shuffle_source(char how, int lane, u32 by, u32 clamp_and_segment, bool& ok) 
 }
 
 void shuffle(Warp& w, const Instruction& i, u32 lanes) {
-  u64 given[32];
-  memcpy(given, w.row(i.source[0]), sizeof given);
+  u64 values[32];
+  memcpy(values, w.row(i.source[0]), sizeof values);
   const u64 *const by = w.row(i.source[1]), *const clamp = w.row(i.source[2]);
   u64 *const dest = w.row(i.dest[0]), *const inside = w.row(i.dest[1]);
   for_lanes(lanes, [&](int lane) {
     bool ok;
     const int from = shuffle_source(char(i.variant), lane, u32(by[lane]), u32(clamp[lane]), ok);
-    dest[lane] = lanes >> from & 1 ? u32(given[from]) : 0xffbadbad;  // not defined
+    dest[lane] = lanes >> from & 1 ? u32(values[from]) : 0xffbadbad;  // not defined
     inside[lane] = ok;
   });
 }
@@ -129,7 +129,7 @@ bool choose_shuffle(Instruction& i, const Opcode& op) {
   if (op.parts.size() != 4 || op.parts[1] != "sync") return false;
   i.kind = kWarpSync;
   i.members = 3;
-  i.variant = u8(op.parts[2][0]);  // of up, down, bfly and idx
+  i.variant = u8(op.parts[2][0]);  // the first letter of up, down, bfly or idx
   i.run = shuffle;
   return true;
 }

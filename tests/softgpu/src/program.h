@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A module as it was loaded, and the decoded instructions of its kernels.
+// A loaded module and the decoded instructions of its kernels.
 #pragma once
 #include <cstring>
 
@@ -10,10 +10,10 @@ namespace sg {
 struct Warp;
 struct Instruction;
 struct Watched;
-// Does an instruction for those lanes of a warp that are set in the mask.
+// Runs an instruction for the lanes of a warp in the mask.
 using Operation = void (*)(Warp&, const Instruction&, u32 lanes);
 
-// How the schedule takes an instruction; of kNormal ones it knows nothing.
+// How the schedule handles an instruction. It just runs kNormal ones.
 enum Kind : u8 {
   kNormal,
   kBranch,
@@ -26,43 +26,44 @@ enum Kind : u8 {
 };
 enum Space : u8 { kNoSpace, kGlobal, kShared, kSharedCluster, kLocal, kParam, kConst };
 
-// An address in a cluster's shared memory has the block's rank + 1 here, or 0: the own block.
+// From this bit on, an address in a cluster's shared memory has the block's rank + 1. 0: the own
+// block.
 constexpr u32 kRankShift = 24;
 
-// Operands are rows of the warp's register file. Row 0 takes what nobody wants.
+// Operands are rows of the warp's register file. Row 0 takes unused results.
 struct Instruction {
   Operation run = nullptr;
-  Operation rounded = nullptr;  // what `run` does under another rounding mode
+  Operation rounded = nullptr;  // the operation that `run` runs under another rounding mode
   Kind kind = kNormal;
   Space space = kNoSpace;
-  u8 elements = 1, bytes = 4;  // of a vector; of an element
+  u8 elements = 1, bytes = 4;  // elements of a vector; bytes of an element
   u8 sources = 0;
-  u8 variant = 0;   // of operations that have several: see there
+  u8 variant = 0;   // its meaning depends on the operation
   u8 rounding = 0;  // 0 to nearest, 1 to zero, 2 down, 3 up
   bool ftz = false, saturate = false, integral = false;
   bool negate_guard = false, aligned = false;
   int guard = -1;  // the row of its predicate
   int dest[4] = {}, source[6] = {};
-  int members = 0;  // which source is the mask of lanes that take part
+  int members = 0;  // the source that is the mask of participating lanes
   int target = 0, line = 0;
   int64_t offset = 0;  // added to the address
-  // The allocation that was hit last, and the same for counters and races.
+  // Cached: the allocation accessed last, and its entry for counters and races.
   mutable u64 begin = 0, end = 0, epoch = 0, watch = 0;
   mutable Watched* watched = nullptr;
 };
 
-// An instruction's name in parts: setp.lt.f32 has the base setp and the type f32.
+// An instruction's name, split: setp.lt.f32 has the base setp and the type f32.
 struct Opcode {
   std::vector<std::string> parts;
   explicit Opcode(const std::string& name);
   bool has(const char* part) const;
-  bool has_result() const;  // else all its operands are sources
-  // The parts between, less those that are not wanted, with dots before them.
+  bool has_result() const;  // false: all its operands are sources
+  // The parts between base and type, except `without`, each with a dot before it.
   std::string middle(std::initializer_list<const char*> without = {}) const;
   const std::string& base() const { return parts.front(); }
   const std::string& type() const { return parts.back(); }
 };
-// Sets what a decoded instruction does; false if it is not known.
+// Sets the operation of a decoded instruction. Returns false if it is not supported.
 bool choose_operation(Instruction&, const Opcode&);
 
 struct Param {
@@ -70,12 +71,12 @@ struct Param {
   size_t offset, size;
 };
 using SpecialValue = u64 (*)(const Warp&, int lane, int axis);
-// What a register such as %tid.x has in each lane of a warp.
+// A special register, such as %tid.x.
 struct Special {
   SpecialValue value;
   int axis, row;
 };
-bool find_special(const std::string& name, Special& out);  // whether there is such a register
+bool find_special(const std::string& name, Special& out);  // false: no such register
 
 struct Function {
   Module* module = nullptr;
@@ -87,22 +88,22 @@ struct Function {
   std::vector<std::pair<int, u64>> constants;  // row and value
   std::vector<Special> specials;
   int shared = 0, max_dynamic = 0, local = 0, max_threads = 0;
-  unsigned cluster[3] = {0, 0, 0};  // 0: not said
+  unsigned cluster[3] = {0, 0, 0};  // 0: no cluster
   int nonportable = 0;
-  size_t first_token = 0;  // of the body
+  size_t first_token = 0;  // the first token of the body
 };
 
 struct Variable {
   Space space;
   u64 address;
   size_t bytes;
-  // The address of shared memory that the launch sizes, until the kernel's other is placed.
+  // Stands for the address of dynamic shared memory until the kernel's static memory is placed.
   static constexpr u64 kDynamic = 0xdd00dd00dd00dd00;
 };
 struct Token {
   enum Type : u8 { kName, kNumber, kFloat, kDouble, kPunctuation, kString, kEnd } type;
   std::string text;
-  u64 value;  // of a floating-point number: its bits
+  u64 value;  // the bits, for a floating-point number
   int line;
 };
 struct Module {
@@ -111,26 +112,26 @@ struct Module {
   std::vector<Token> tokens;
   std::map<std::string, Variable> variables;
   std::map<std::string, std::unique_ptr<Function>> kernels;
-  std::string line(int number) const;  // of its text
+  std::string line(int number) const;  // a line of the text
 };
 
-// What follows a declaration's space: .align n, .ptr and so on, a type, a name, and sizes.
+// The part of a declaration behind its space: .align n, .ptr and so on, a type, a name, and sizes.
 struct Declaration {
   std::string name;
   size_t align = 0, element = 0, bytes = 0;
 };
-// Walks over the tokens of a module.
+// Reads the tokens of a module in turn.
 struct Reader {
   Module& m;
   size_t at = 0;
 
   const Token& now() const { return m.tokens[at]; }
   bool is(const char* text) const { return now().text == text && now().type != Token::kString; }
-  bool take(const char* text);  // steps over it if it is there
-  void need(const char* text);  // fails if it is not
+  bool take(const char* text);  // skips it if it is next
+  void need(const char* text);  // fails if it is not next
   std::string name();
   u64 number();
-  void skip_to(const char* text);  // and over it
+  void skip_to(const char* text);  // and past it
   void skip_line();
   void skip_braces();
   Declaration declaration();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Looks for races: two accesses of which one writes, by threads that nothing orders. Barriers order
-// those that meet there. Blocks of different clusters are never ordered; atomic operations need no
-// order among themselves. What is seen does not depend on how fast threads happened to run.
+// Finds races with vector clocks: two accesses of which one writes, by threads that nothing orders.
+// Barriers order the threads that arrive at them. Blocks of different clusters are never ordered.
+// Atomic operations need no order among themselves. The result does not depend on timing.
 #include <algorithm>
 
 #include "threads.h"
@@ -14,7 +14,7 @@ u32 thread_in_cluster(const Warp& w, int lane) {
   return w.block->rank * l.block[0] * l.block[1] * l.block[2] + u32(w.first_thread + lane);
 }
 
-// Each of the others' epochs, so far as one of two has seen it.
+// The join of two clocks: of each thread, the later epoch.
 Clock joined(const Clock& a, const Clock& b) {
   if (!a || !b || a == b) return a ? a : b;
   auto out = std::make_shared<std::vector<u32>>(*a);
@@ -22,7 +22,7 @@ Clock joined(const Clock& a, const Clock& b) {
   return out;
 }
 
-// One access, with what it needs to be checked.
+// One access with its context.
 struct Checked {
   Warp& w;
   const Instruction& i;
@@ -62,7 +62,7 @@ void Checked::race(const Access& then, const char* what) const {
               then.copying ? "still copies" : what, then.line, m.line(int(then.line)).c_str()));
 }
 
-// From now on, each reader has a place of its own.
+// Records each reader of the cell separately from now on.
 void Checked::keep_many(Cell& c) const {
   Watch& watch = *running->watch;
   if (!c.readers) {
@@ -108,12 +108,12 @@ void Checked::write(Cell& c) const {
   c.readers = 0;
 }
 
-// What the copy wrote is now done by its thread. Others may read it behind a barrier.
+// Makes the copy's write a write of its thread, so that others may read it after a barrier.
 void Checked::end_copy(Cell& c) const {
   if (c.write.copying && c.write.thread == now.thread) c.write = now;
 }
 
-// Divides the cells of a page into smaller ones.
+// Splits the cells of a page into smaller ones.
 void divide(Page& page, u32 bytes) {
   const u32 parts = page.cell_bytes ? page.cell_bytes / bytes : 0;
   std::vector<Cell> cells(Page::kBytes / bytes);
@@ -128,7 +128,7 @@ Page& page_of(Watched& memory, u64 address, u32 bytes) {
   if (memory.pages.empty()) memory.pages.resize(memory.end / Page::kBytes - first + 1);
   std::unique_ptr<Page>& page = memory.pages[address / Page::kBytes - first];
   if (!page) page = std::make_unique<Page>();
-  // Shared memory is another block's each time.
+  // Each cluster reuses the same shared memory.
   if (memory.shared && page->cluster != running->watch->cluster) {
     page->cluster = running->watch->cluster;
     std::fill(page->cells.begin(), page->cells.end(), Cell{});
@@ -139,14 +139,14 @@ Page& page_of(Watched& memory, u64 address, u32 bytes) {
 
 }  // namespace
 
-void Meeting::arrive(Warp& w, int lane) {
+void SyncPoint::arrive(Warp& w, int lane) {
   if (!running->watch->races) return;
   ThreadClock& clock = w.clock[lane];
   arrived.push_back({thread_in_cluster(w, lane), clock.epoch++});
   if (clock.seen && (seen.empty() || seen.back() != clock.seen)) seen.push_back(clock.seen);
 }
 
-Clock Meeting::end() {
+Clock SyncPoint::end() {
   if (!running->watch->races) return nullptr;
   Clock before;
   for (const Clock& clock : seen) before = joined(before, clock);
@@ -158,18 +158,18 @@ Clock Meeting::end() {
   return all;
 }
 
-void leave(Warp& w, int lane, const Clock& met) {
-  if (running->watch->races) w.clock[lane].seen = met;
+void set_clock(Warp& w, int lane, const Clock& clock) {
+  if (running->watch->races) w.clock[lane].seen = clock;
 }
 
-void leave_later(Warp& w, int lane, const Clock& met) {
+void join_clock(Warp& w, int lane, const Clock& clock) {
   if (!running->watch->races) return;
-  // Many threads have seen the same.
-  static thread_local Clock last_seen, last_met, last_joined;
+  // Many threads have the same clock, so the last join is cached.
+  static thread_local Clock last_seen, last_clock, last_joined;
   Clock& seen = w.clock[lane].seen;
-  if (seen != last_seen || met != last_met) {
-    last_seen = seen, last_met = met;
-    last_joined = joined(seen, met);
+  if (seen != last_seen || clock != last_clock) {
+    last_seen = seen, last_clock = clock;
+    last_joined = joined(seen, clock);
   }
   seen = last_joined;
 }

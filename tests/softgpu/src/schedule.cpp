@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which threads go on: warps in turn, each until all its lanes wait or have ended.
+// Schedules threads: runs warps in turn, each until all its lanes wait or have ended.
 #include <algorithm>
 
 #include "threads.h"
@@ -9,7 +9,7 @@ namespace sg {
 namespace {
 
 constexpr int kNobody = INT32_MAX;
-constexpr int64_t kTurn = 2000000;  // instructions, after which others have their turn
+constexpr int64_t kTurn = 2000000;  // instructions of a warp's turn
 
 u64 next_random() {
   u64& x = running->random;
@@ -17,40 +17,41 @@ u64 next_random() {
   return x;
 }
 
-// Lanes that go on together from one place, and the next place where others stand.
+// Lanes that run together from one pc, and the next pc where other lanes are.
 struct Group {
   u32 lanes;
-  int pc, meet = kNobody;
+  int pc, reconvergence = kNobody;
 };
 
-void put_back(Warp& w, const Group& g) {
+void store_pcs(Warp& w, const Group& g) {
   for_lanes(g.lanes, [&](int lane) { w.pc[lane] = g.pc; });
 }
 
-int chosen_place(const Warp& w, u32 able, Schedule schedule) {
+int next_pc(const Warp& w, u32 runnable, Schedule schedule) {
   if (schedule == Schedule::kRandom) {
-    for (u64 skip = next_random() % u64(__builtin_popcount(able)); skip; --skip) able &= able - 1;
-    return w.pc[__builtin_ctz(able)];
+    for (u64 skip = next_random() % u64(__builtin_popcount(runnable)); skip; --skip)
+      runnable &= runnable - 1;
+    return w.pc[__builtin_ctz(runnable)];
   }
-  int chosen = w.pc[__builtin_ctz(able)];
-  for_lanes(able, [&](int lane) {
+  int chosen = w.pc[__builtin_ctz(runnable)];
+  for_lanes(runnable, [&](int lane) {
     if (w.rotate ? w.pc[lane] > chosen : w.pc[lane] < chosen) chosen = w.pc[lane];
   });
   return chosen;
 }
 
-Group next_group(const Warp& w, u32 able, Schedule schedule) {
+Group next_group(const Warp& w, u32 runnable, Schedule schedule) {
   if (schedule == Schedule::kSerial || schedule == Schedule::kReverse) {
     const bool first = (schedule == Schedule::kSerial) != w.rotate;
-    const int lane = first ? __builtin_ctz(able) : 31 - __builtin_clz(able);
+    const int lane = first ? __builtin_ctz(runnable) : 31 - __builtin_clz(runnable);
     return {1u << lane, w.pc[lane]};
   }
-  Group g{0, chosen_place(w, able, schedule)};
-  for_lanes(able, [&](int lane) {
+  Group g{0, next_pc(w, runnable, schedule)};
+  for_lanes(runnable, [&](int lane) {
     if (w.pc[lane] == g.pc)
       g.lanes |= 1u << lane;
     else if (w.pc[lane] > g.pc)
-      g.meet = std::min(g.meet, w.pc[lane]);
+      g.reconvergence = std::min(g.reconvergence, w.pc[lane]);
   });
   if (schedule == Schedule::kRandom && (next_random() & 1)) {
     const u32 part = g.lanes & u32(next_random());
@@ -59,8 +60,8 @@ Group next_group(const Warp& w, u32 able, Schedule schedule) {
   return g;
 }
 
-// The lanes of a group whose guard lets an instruction through.
-u32 let_through(Warp& w, const Instruction& i, u32 lanes) {
+// The lanes whose guard is true.
+u32 guarded_lanes(Warp& w, const Instruction& i, u32 lanes) {
   if (i.guard < 0) return lanes;
   const u64* const guard = w.row(i.guard);
   u32 yes = 0;
@@ -68,23 +69,23 @@ u32 let_through(Warp& w, const Instruction& i, u32 lanes) {
   return lanes & (i.negate_guard ? ~yes : yes);
 }
 
-// The next two return whether the group goes on as it is; if not, its lanes have their places.
+// The next three return whether the group stays together. If not, they have set the lanes' pcs.
 bool branch(Warp& w, const Instruction& i, Group& g, u32 taken) {
-  if (taken == g.lanes && g.meet == kNobody) {
+  if (taken == g.lanes && g.reconvergence == kNobody) {
     g.pc = i.target;
     return true;
   }
   ++g.pc;
   if (!taken) return true;
-  put_back(w, g);
+  store_pcs(w, g);
   for_lanes(taken, [&](int lane) { w.pc[lane] = i.target; });
   return false;
 }
 
-bool meet_lanes(Warp& w, const Instruction& i, Group& g, u32 lanes) {
+bool sync_lanes(Warp& w, const Instruction& i, Group& g, u32 lanes) {
   ++g.pc;
   if (!lanes || try_warp_sync(w, i, lanes)) return true;
-  put_back(w, g);
+  store_pcs(w, g);
   for_lanes(lanes, [&](int lane) {
     --w.pc[lane];
     w.state[lane] = State::kAtWarpSync;
@@ -95,10 +96,10 @@ bool meet_lanes(Warp& w, const Instruction& i, Group& g, u32 lanes) {
 
 bool leave_straight_line(Warp& w, const Instruction& i, Group& g, u32 lanes) {
   if (i.kind == kBranch) return branch(w, i, g, lanes);
-  if (i.kind == kWarpSync) return meet_lanes(w, i, g, lanes);
+  if (i.kind == kWarpSync) return sync_lanes(w, i, g, lanes);
   ++g.pc;
   if (!lanes) return true;
-  put_back(w, g);
+  store_pcs(w, g);
   if (i.kind == kExit) end_threads(w, i, lanes);
   if (i.kind == kBlockBarrier) arrive_at_block_barrier(w, i, lanes);
   if (i.kind == kClusterArrive) arrive_at_cluster_barrier(w, i, lanes);
@@ -109,9 +110,9 @@ bool leave_straight_line(Warp& w, const Instruction& i, Group& g, u32 lanes) {
 
 void run_group(Warp& w, Group g, int64_t turn) {
   const Instruction* const code = w.function->code.data();
-  for (; g.pc < g.meet && turn > 0; --turn) {
+  for (; g.pc < g.reconvergence && turn > 0; --turn) {
     const Instruction& i = code[g.pc];
-    const u32 lanes = let_through(w, i, g.lanes);
+    const u32 lanes = guarded_lanes(w, i, g.lanes);
     ++running->issued;
     running->executed += u64(__builtin_popcount(lanes));
     if (i.kind == kNormal) {
@@ -121,24 +122,24 @@ void run_group(Warp& w, Group g, int64_t turn) {
       return;
     }
   }
-  put_back(w, g);
+  store_pcs(w, g);
 }
 
-// Runs a warp until no lane of it can, or for a while; returns whether anything was done.
+// Runs a warp until no lane is runnable or its turn ends. Returns whether anything ran.
 bool run_warp(Warp& w, Schedule schedule) {
   const bool random = schedule == Schedule::kRandom;
   const u64 end = running->issued + (random ? next_random() % 400 + 1 : u64(kTurn));
   bool moved = false;
   for (;;) {
-    const u32 able = lanes_in(w, State::kRuns);
-    if (!able) {
+    const u32 runnable = lanes_in(w, State::kRuns);
+    if (!runnable) {
       if (!release_waiting_lanes(w)) return moved;
     } else if (running->issued >= end) {
       w.rotate = !w.rotate;
       return true;
     } else {
       const int64_t left = int64_t(end - running->issued);
-      run_group(w, next_group(w, able, schedule),
+      run_group(w, next_group(w, runnable, schedule),
                 random ? std::min(left, int64_t(next_random() % 100 + 1)) : left);
     }
     moved = true;
@@ -148,10 +149,10 @@ bool run_warp(Warp& w, Schedule schedule) {
 [[noreturn]] void stuck(Cluster& c) {
   std::string text = format("kernel %s: its threads wait for each other for ever:",
                             running->function->name.c_str());
-  int told = 0;
+  int listed = 0;
   for (Block& b : c.blocks)
     for (Warp& w : b.warps) {
-      if (!w.live || told++ == 6) continue;
+      if (!w.live || listed++ == 6) continue;
       const int lane = __builtin_ctz(w.live);
       const int pc = w.pc[lane] - (w.state[lane] == State::kAtWarpSync ? 0 : 1);
       const Instruction& i = w.function->code[size_t(std::max(0, pc))];
@@ -173,8 +174,9 @@ bool run_each_warp(const std::vector<Warp*>& warps, Schedule schedule) {
   for (size_t k = 0; k < n; ++k) {
     Warp& w = *warps[schedule == Schedule::kReverse ? n - 1 - k : k];
     moved |= run_warp(w, schedule);
-    const bool waits = !lanes_in(w, State::kRuns);  // its turn has not just ended
-    if (moved && waits && schedule != Schedule::kLockstep) return true;  // a block before the next
+    const bool waits = !lanes_in(w, State::kRuns);  // rather than at the end of its turn
+    if (moved && waits && schedule != Schedule::kLockstep)
+      return true;  // finishes a block before the next
   }
   return moved;
 }

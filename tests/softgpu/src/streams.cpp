@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: MIT
-// Streams, events and graphs. Work is done when it is given to a stream, or, where streams are
-// late, when somebody waits for it.
+// Streams, events and graphs. Work runs when it is enqueued or, if streams are late, when something
+// waits for it.
 #include <algorithm>
 
 #include "host.h"
 
 namespace sg {
 
-static auto& streams = *new std::vector<Stream*>;  // in the order in which they were made
+static auto& streams = *new std::vector<Stream*>;  // in order of creation
 
-static Stream& made(int device, bool blocking, bool legacy = false) {
-  streams.push_back(new Stream{device, blocking, legacy});  // kept: a handle is never used again
+static Stream& make_stream(int device, bool blocking, bool legacy = false) {
+  streams.push_back(
+      new Stream{device, blocking, legacy});  // never deleted, so that no handle is reused
   return *streams.back();
 }
 static Stream& legacy_stream(int device) {
   for (Stream* s : streams)
     if (s->legacy && s->device == device) return *s;
-  return made(device, false, true);
+  return make_stream(device, false, true);
 }
 Stream& stream_of(u64 handle) {
   if (handle < 2) return legacy_stream(current_device());
   if (handle == 2) {
     static thread_local std::map<int, Stream*> of_thread;
     Stream*& s = of_thread[current_device()];
-    return s ? *s : *(s = &made(current_device(), true));
+    return s ? *s : *(s = &make_stream(current_device(), true));
   }
   Stream* s = reinterpret_cast<Stream*>(handle);
   if (std::find(streams.begin(), streams.end(), s) == streams.end() || !s->live)
@@ -31,13 +32,13 @@ Stream& stream_of(u64 handle) {
   return *s;
 }
 
-// After an error nothing of what is queued is done but that memory is freed.
-static void abandon() {
+// After an error, drops all queued work except frees.
+static void drop_queues() {
   for (Stream* s : streams) {
     for (Work& w : s->queue)
       if (w.is_free) w.run();
     s->queue.clear();
-    s->done = s->given;
+    s->done = s->enqueued;
   }
 }
 
@@ -51,7 +52,7 @@ static void complete(Stream& s, u64 position) {
     try {
       work.run();
     } catch (const Error&) {
-      abandon();
+      drop_queues();
       throw;
     }
   }
@@ -63,14 +64,14 @@ static void put(Stream& s, Work work) {
     if (other->device != s.device || !ordered) continue;
     if (other->graph && !work.is_free)
       throw Error{kCaptureImplicit, "the default stream would wait for one that is captured"};
-    if (other->done < other->given) work.after.push_back({other, other->given});
+    if (other->done < other->enqueued) work.after.push_back({other, other->enqueued});
   }
   s.queue.push_back(std::move(work));
-  ++s.given;
-  if (!settings().late_streams) complete(s, s.given);
+  ++s.enqueued;
+  if (!settings().late_streams) complete(s, s.enqueued);
 }
 
-void give(Stream& s, std::function<void()> run, bool is_free) {
+void enqueue(Stream& s, std::function<void()> run, bool is_free) {
   if (s.graph && !is_free) {
     s.graph->work.push_back(std::move(run));
     ++s.captured;
@@ -79,9 +80,9 @@ void give(Stream& s, std::function<void()> run, bool is_free) {
   }
 }
 
-// Work may give more work: what is freed when it lets go of it.
+// Work may enqueue more work: destroying it can free memory.
 static void complete(Stream& s) {
-  while (s.done < s.given) complete(s, s.given);
+  while (s.done < s.enqueued) complete(s, s.enqueued);
 }
 static void finish(int device) {
   for (size_t k = 0; k < streams.size(); ++k) {
@@ -91,20 +92,20 @@ static void finish(int device) {
 }
 void finish() { finish(-1); }
 
-static void not_captured(const Stream& s) {
+static void check_not_captured(const Stream& s) {
   if (s.graph) throw Error{kCaptureUnsupported, "nobody can wait for a stream that is captured"};
 }
 
 struct Event {
   Stream* stream = nullptr;
-  u64 position = 0;  // in the stream, or in what is captured of it
+  u64 position = 0;  // in the stream, or in its captured work
   Graph* graph = nullptr;
 };
 
 static void record(Event& e, Stream& s) {
-  give(s, [] {});
+  enqueue(s, [] {});
   e.stream = &s, e.graph = s.graph;
-  e.position = s.graph ? s.captured : s.given;
+  e.position = s.graph ? s.captured : s.enqueued;
 }
 static void wait(Stream& s, const Event& e) {
   if (e.graph) {
@@ -147,47 +148,47 @@ using namespace sg;
 extern "C" {
 
 int cuStreamCreate(u64* handle, unsigned flags) {
-  return answer([&] { *handle = u64(&made(current_device(), !(flags & 1))); });
+  return status_of([&] { *handle = u64(&make_stream(current_device(), !(flags & 1))); });
 }
 int cuStreamDestroy_v2(u64 handle) {
-  return answer([&] { stream_of(handle).live = false; });
+  return status_of([&] { stream_of(handle).live = false; });
 }
 int cuStreamSynchronize(u64 handle) {
-  return answer([&] {
+  return status_of([&] {
     Stream& s = stream_of(handle);
-    not_captured(s);
+    check_not_captured(s);
     complete(s);
   });
 }
 int cuStreamQuery(u64 handle) {
   bool done = true;
-  const int code = answer([&] {
+  const int code = status_of([&] {
     const Stream& s = stream_of(handle);
-    not_captured(s);
-    done = s.done == s.given;
+    check_not_captured(s);
+    done = s.done == s.enqueued;
   });
   return code ? code : done ? 0 : kNotReady;
 }
 int cuStreamWaitEvent(u64 handle, Event* e, unsigned) {
-  return answer([&] { wait(stream_of(handle), *e); });
+  return status_of([&] { wait(stream_of(handle), *e); });
 }
 int cuCtxSynchronize() {
-  return answer([&] {
+  return status_of([&] {
     for (Stream* s : streams)
-      if (s->device == current_device()) not_captured(*s);
+      if (s->device == current_device()) check_not_captured(*s);
     finish(current_device());
   });
 }
-int cuLaunchHostFunc(u64 handle, void (*function)(void*), void* given) {
-  return answer([&] { give(stream_of(handle), [=] { function(given); }); });
+int cuLaunchHostFunc(u64 handle, void (*function)(void*), void* argument) {
+  return status_of([&] { enqueue(stream_of(handle), [=] { function(argument); }); });
 }
 
 int cuEventCreate(Event** e, unsigned) { return *e = new Event, 0; }
 int cuEventDestroy_v2(Event* e) {
-  return answer([&] { delete e; });
+  return status_of([&] { delete e; });
 }
 int cuEventRecord(Event* e, u64 handle) {
-  return answer([&] { record(*e, stream_of(handle)); });
+  return status_of([&] { record(*e, stream_of(handle)); });
 }
 int cuEventQuery(Event* e) {
   HOLD;
@@ -195,27 +196,27 @@ int cuEventQuery(Event* e) {
   return !e->stream || e->stream->done >= e->position ? 0 : kNotReady;
 }
 int cuEventSynchronize(Event* e) {
-  return answer([&] {
+  return status_of([&] {
     if (e->graph) throw Error{kCapturedEvent, "nobody can wait for an event that is captured"};
     if (e->stream) complete(*e->stream, e->position);
   });
 }
 int cuStreamIsCapturing(u64 handle, int* is) {
-  return answer([&] { *is = stream_of(handle).graph != nullptr; });
+  return status_of([&] { *is = stream_of(handle).graph != nullptr; });
 }
 int cuStreamBeginCapture_v2(u64 handle, int) {
-  return answer([&] { begin_capture(stream_of(handle)); });
+  return status_of([&] { begin_capture(stream_of(handle)); });
 }
 int cuStreamEndCapture(u64 handle, Graph** graph) {
-  return answer([&] { *graph = end_capture(stream_of(handle)); });
+  return status_of([&] { *graph = end_capture(stream_of(handle)); });
 }
 int cuGraphLaunch(Graph* graph, u64 handle) {
-  return answer([&] {
-    for (auto& work : graph->work) give(stream_of(handle), work);
+  return status_of([&] {
+    for (auto& work : graph->work) enqueue(stream_of(handle), work);
   });
 }
 int cuGraphDestroy(Graph* graph) {
-  return answer([&] { delete graph; });
+  return status_of([&] { delete graph; });
 }
 
 }  // extern "C"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The state of the threads that run: clusters of blocks of warps of 32 lanes.
+// The state of running threads: clusters of blocks of warps of 32 lanes.
 #pragma once
 #include <deque>
 
@@ -20,25 +20,24 @@ struct AsyncCopies {
   std::deque<std::vector<AsyncCopy>> groups;
 };
 
-// What is on its way to shared memory.
+// An asynchronous store to shared memory that has not arrived.
 struct Message {
   u8* to;
   u32 bytes;
   u64 value;
 };
-// A barrier in shared memory. Its phase ends when so many have arrived, and the bytes they expect
-// have been sent.
+// A barrier in shared memory. Its phase ends when `pending` and the expected `bytes` are 0.
 struct Mbarrier {
   int count = 0, pending = 0, bytes = 0;
-  u64 phase = 0;              // how many have ended
-  bool is_waited_for = true;  // the phase of the last message
+  u64 phase = 0;              // the number of ended phases
+  bool is_waited_for = true;  // whether threads wait for the phase of the last message
   std::vector<Message> messages;
-  Meeting meeting;
-  Clock met;  // of the last phase
+  SyncPoint sync;
+  Clock clock;  // of the last phase
 };
 
-// A register is a row of 32 values, one for each lane. What lies above a value's own width is not
-// defined. Predicates are 0 or 1. Constants and special registers are rows too.
+// A register is a row of 32 values, one for each lane. Bits above a value's width are undefined.
+// Predicates are 0 or 1. Constants and special registers are rows too.
 struct Warp {
   Block* block = nullptr;
   Function* function = nullptr;
@@ -48,21 +47,21 @@ struct Warp {
   u32 lanes = 0, live = 0;
   int pc[32];  // program counters
   State state[32];
-  u8 barrier[32];         // at which a lane waits
-  u64 cluster_phase[32];  // at whose end it is let go
+  u8 barrier[32];         // the barrier at which a lane waits
+  u64 cluster_phase[32];  // the phase at whose end it goes on
   Mbarrier* mbarrier[32];
-  u32 published = 0;    // lanes whose mbarriers others see behind the cluster's next barrier
-  bool rotate = false;  // other lanes first, after long loops
+  u32 published = 0;    // lanes whose mbarriers become visible at the cluster's next barrier
+  bool rotate = false;  // runs other lanes first, after long loops
   AsyncCopies copies[32];
-  ThreadClock clock[32];  // where races are looked for
+  ThreadClock clock[32];  // only if races are checked
 
   u64* row(int i) { return &registers[size_t(i) * 32]; }
 };
 
 struct Barrier {
   int arrived = 0, expected = 0;  // expected 0: all threads of the block
-  int yes = 0;                    // with a predicate that holds
-  Meeting meeting;
+  int yes = 0;                    // arrived with a true predicate
+  SyncPoint sync;
 };
 
 struct Block {
@@ -71,11 +70,11 @@ struct Block {
   std::deque<Warp> warps;
   int live = 0;
   Barrier barriers[16];
-  std::map<u64, Mbarrier> mbarriers;  // by the place in shared memory
+  std::map<u64, Mbarrier> mbarriers;  // by the offset in shared memory
   std::vector<u8> storage;
-  u8* shared = nullptr;  // in storage, aligned
+  u8* shared = nullptr;  // points into storage, aligned
   size_t shared_bytes = 0;
-  std::unique_ptr<Watched> watched;  // its shared memory
+  std::unique_ptr<Watched> watched;  // the shared memory
 };
 
 struct Cluster {
@@ -84,11 +83,11 @@ struct Cluster {
   u64 number = 0;
   int live = 0, arrived = 0;
   u64 phase = 0;
-  Meeting meeting;
-  Clock met;  // at the last barrier
+  SyncPoint sync;
+  Clock clock;  // of the last barrier
 };
 
-// The launch that runs now.
+// The running launch.
 struct Running {
   Function* function;
   Launch launch;
@@ -97,7 +96,7 @@ struct Running {
   bool async_early = false;
   u64 random = 1;
   u64 issued = 0, executed = 0;  // instructions of warps, and of their threads
-  Watch* watch = nullptr;        // counts and looks for races
+  Watch* watch = nullptr;        // for counters and races, or null
 };
 extern thread_local Running* running;
 
@@ -106,22 +105,22 @@ Error error_at(const Warp&, const Instruction&, int lane, int code, const std::s
                        const std::string& what);
 std::string place_of(const Warp&, int lane);
 
-// Finds the memory that lanes access: a pointer for each, or the launch fails.
+// Resolves the addresses of lanes to pointers. A wrong address ends the launch.
 struct Pointers {
   u8* at[32];
 };
 void locate(Warp&, const Instruction&, u32 lanes, const u64* addresses, int64_t offset, u32 bytes,
             Space, AccessKind, Pointers&);
 
-// Barriers let threads go on once all are there.
+// Barriers. They release the waiting threads once all have arrived.
 void arrive_at_block_barrier(Warp&, const Instruction&, u32 lanes);
 void arrive_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
 void wait_at_cluster_barrier(Warp&, const Instruction&, u32 lanes);
-bool try_warp_sync(Warp&, const Instruction&, u32 lanes);  // whether all members are there
-bool release_waiting_lanes(Warp&);                         // those who are
+bool try_warp_sync(Warp&, const Instruction&, u32 lanes);  // whether all members have arrived
+bool release_waiting_lanes(Warp&);                         // those whose members have arrived
 void end_threads(Warp&, const Instruction&, u32 lanes);
 void wait_at_mbarrier(Warp&, const Instruction&, u32 lanes);
-void check_messages(Warp&, const Instruction&, u32 lanes);  // where a block ends
+void check_messages(Warp&, const Instruction&, u32 lanes);  // at the end of a block
 u32 lanes_in(const Warp&, State);
 
 // Runs the blocks of a cluster until their threads have ended.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What cunorm and its tests use of CuPy, on the software GPU's driver.
+"""The part of CuPy that cunorm and its tests use, on the software GPU's driver.
 
-Kernels are compiled by the real NVRTC with the options that CuPy adds, and started with the bytes
-that CuPy would hand over. Arrays lie in memory of exactly their size. What CuPy does on the current
-stream is done in the order of that stream.
+The real NVRTC compiles kernels with the options that CuPy adds, and launches have the argument
+bytes of CuPy. Arrays have memory of exactly their size. Work of CuPy's current stream runs in the
+order of that stream.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __version__ = "14.2.0"
 
 
 def __getattr__(name):
-    """Return NumPy's types, and its functions for arrays of the device."""
+    """Return NumPy's types, and its functions, which then take arrays of the device."""
     found = getattr(np, name)
     return _on_host(found) if callable(found) and not isinstance(found, type) else found
 
 
 def _on_host(function):
-    """Return a function that waits for the current stream, as CuPy's need not, and computes."""
+    """Return a function that waits for the current stream and computes on the host."""
 
     def compute(*args, **kwargs):
-        given = {name: _host(value) for name, value in kwargs.items()}
-        made = function(*map(_host, args), **given)
-        return asarray(made) if isinstance(made, (np.ndarray, np.generic)) else made
+        host_kwargs = {name: _host(value) for name, value in kwargs.items()}
+        result = function(*map(_host, args), **host_kwargs)
+        return asarray(result) if isinstance(result, (np.ndarray, np.generic)) else result
 
     return compute
 
@@ -55,7 +55,7 @@ class _Data:
 
 
 class ndarray:
-    """An array in memory of the device, which NumPy sees too."""
+    """An array in memory of the device, which NumPy can access too."""
 
     __array_priority__ = 100
     __hash__ = None
@@ -107,8 +107,8 @@ class ndarray:
 
     @property
     def __cuda_array_interface__(self):
-        told = {**self._a.__array_interface__, "data": (self.data.ptr, False), "version": 3}
-        return {**told, "stream": get_current_stream().ptr or 1}
+        interface = {**self._a.__array_interface__, "data": (self.data.ptr, False), "version": 3}
+        return {**interface, "stream": get_current_stream().ptr or 1}
 
     def __len__(self):
         return len(self._a)
@@ -118,11 +118,11 @@ class ndarray:
 
     def reshape(self, *shape):
         try:
-            made = self._a.view()
-            made.shape = shape[0] if isinstance(shape[0], tuple) else shape
+            result = self._a.view()
+            result.shape = shape[0] if isinstance(shape[0], tuple) else shape
         except AttributeError:
             return self.copy().reshape(*shape)
-        return self._of(made, self._owner)
+        return self._of(result, self._owner)
 
     def ravel(self):
         return self.reshape(-1)
@@ -156,7 +156,7 @@ class ndarray:
     def get(self, *args, **kwargs):
         with self.device:
             stream = get_current_stream()
-            later(lambda: None, stream.ptr)  # the copy, for what the default stream waits for
+            later(lambda: None, stream.ptr)  # a copy, for which the default stream waits too
             stream.synchronize()
         return self._a.copy()
 
@@ -192,13 +192,13 @@ def _host(value):
 
 
 def _write(out, key, value):
-    """Give the current stream an assignment; a value of the host is read at once."""
-    held = value if isinstance(value, ndarray) else None
-    value = held._a if held is not None else np.array(value)
+    """Queue an assignment on the current stream; a value of the host is read at once."""
+    source = value if isinstance(value, ndarray) else None
+    value = source._a if source is not None else np.array(value)
 
     def write():
         out._a[key] = value
-        return held  # which lives as long as this function
+        return source  # keeps it alive as long as this function
 
     later(write, get_current_stream().ptr)
 

@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 
 from .. import _driver
-from .._driver import CUDARuntimeError, asked, call
+from .._driver import CUDARuntimeError, call, query
 from . import compiler as compiler
 from . import driver as driver
 from . import nvrtc as nvrtc
@@ -39,8 +39,8 @@ class Device:
 
     @property
     def attributes(self):
-        asked = runtime.deviceGetAttribute
-        return {name: asked(number, self.id) for name, number in _ATTRIBUTES.items()}
+        query = runtime.deviceGetAttribute
+        return {name: query(number, self.id) for name, number in _ATTRIBUTES.items()}
 
     @property
     def compute_capability(self):
@@ -66,7 +66,7 @@ class _Current(threading.local):
 
 
 class ExternalStream:
-    """A stream that somebody else made."""
+    """A stream that other code created."""
 
     def __init__(self, ptr, device_id=-1):
         self.ptr, self.device_id = ptr, runtime.getDevice() if device_id < 0 else device_id
@@ -113,8 +113,10 @@ class ExternalStream:
 class Stream(ExternalStream):
     def __init__(self, null=False, non_blocking=False, ptds=False):
         self._mine = not null and not ptds
-        made = asked("cuStreamCreate", int(non_blocking), kind=ctypes.c_uint64) if self._mine else 0
-        super().__init__(2 if ptds else made)
+        handle = (
+            query("cuStreamCreate", int(non_blocking), kind=ctypes.c_uint64) if self._mine else 0
+        )
+        super().__init__(2 if ptds else handle)
 
     def __del__(self, destroy=_driver.library.cuStreamDestroy_v2):
         if getattr(self, "_mine", False):
@@ -137,7 +139,7 @@ def _done(name, handle):
 
 class Event:
     def __init__(self, block=False, disable_timing=False, interprocess=False):
-        self.ptr = asked("cuEventCreate", 0, kind=ctypes.c_uint64)
+        self.ptr = query("cuEventCreate", 0, kind=ctypes.c_uint64)
 
     def __del__(self, destroy=_driver.library.cuEventDestroy_v2):
         destroy(ctypes.c_uint64(self.ptr))
@@ -154,7 +156,7 @@ class Event:
 
 
 class Graph:
-    """What was captured. It stays while the process runs, as do the arrays of what it computes."""
+    """A captured graph. It is never freed, nor are the arrays that it uses."""
 
     def __init__(self, graph):
         self.graph = graph
@@ -167,10 +169,10 @@ _freed = set()  # (device, stream, size)
 
 
 class Memory:
-    """Memory of exactly its size, which is freed in the order of the stream it was made on.
+    """Memory of exactly its size, freed in the order of the stream that it was allocated on.
 
-    CuPy lends what was freed on a stream to the next who asks there. So a capture, within which
-    nothing can be allocated, is given memory where as much was freed before.
+    CuPy reuses memory that was freed on the same stream. So a capture, which cannot allocate, still
+    gets memory if as much was freed on its stream before.
     """
 
     def __init__(self, size):
@@ -180,7 +182,7 @@ class Memory:
         if self._stream.is_capturing() and self._kind not in _freed:
             raise CUDARuntimeError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: memory is allocated")
         if size:
-            self.ptr = asked("cuMemAlloc_v2", size, kind=ctypes.c_uint64)
+            self.ptr = query("cuMemAlloc_v2", size, kind=ctypes.c_uint64)
 
     def __del__(self, free=_driver.library.cuMemFreeAsync):
         if self.ptr:
