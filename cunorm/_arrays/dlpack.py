@@ -18,22 +18,15 @@ from typing import Any, ClassVar
 from cunorm._arrays.adapter import ArrayAdapter, unaligned
 from cunorm._arrays.cupy import CUPY, CupyAdapter, cupy
 from cunorm._arrays.numpy import NUMPY, NumpyAdapter
-from cunorm._core.dtypes import ALLOWED, BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from cunorm._core.dtypes import ALLOWED, DTYPES
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, contiguous_strides
 
 # DLDeviceType, DLDataTypeCode and flags of dlpack.h
 _KDL_CPU, _KDL_CUDA, _KDL_CUDA_MANAGED = 1, 2, 13
-_KDL_FLOAT, KDL_BFLOAT = 2, 4
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+KDL_BFLOAT = 4
 _READ_ONLY = 1
 _LEGACY_STREAM = 1  # what the protocol calls CUDA's default stream, whose handle is 0
-
-_DTYPES = {
-    (_KDL_FLOAT, 16): FLOAT16,
-    (KDL_BFLOAT, 16): BFLOAT16,
-    (_KDL_FLOAT, 32): FLOAT32,
-    (_KDL_FLOAT, 64): FLOAT64,
-}
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 class Tensor(ctypes.Structure):
@@ -116,9 +109,9 @@ def view_of_capsule(
 ) -> ArrayView:
     """Return the view of the array in a capsule, which `owner` keeps alive."""
     tensor, writable = read_capsule(capsule)
-    dtype = _DTYPES.get((tensor.code, tensor.bits))
+    kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code} of bits ")
+    dtype = DTYPES.get(f"{kind}{tensor.bits}")
     if dtype is None or tensor.lanes != 1:
-        kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code} of bits ")
         lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
         raise TypeError(
             f"{function}: {argument} has dtype {kind}{tensor.bits}{lanes}, expected {ALLOWED}"
@@ -141,11 +134,9 @@ class DLPackAdapter(ArrayAdapter):
     name = "dlpack"
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Take whatever speaks the protocol."""
         return hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of an object's capsule, which is made after its work is ordered."""
         try:
             kind, index = array.__dlpack_device__()
             if kind == _KDL_CPU:
@@ -165,19 +156,15 @@ class DLPackAdapter(ArrayAdapter):
             ) from error
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make a NumPy or a CuPy array."""
         return _own(spec).allocate(spec)
 
     def contiguous(self, view: ArrayView) -> ArrayView:
-        """Copy into C order, into memory of NumPy's or CuPy's."""
         return _own(view.spec).contiguous(view)
 
     def stream(self, device: Device) -> int:
-        """Return CuPy's current stream, which the capsules were ordered on."""
         return CUPY.stream(device)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Make a CUDA device current."""
         return nullcontext() if device.kind == "cpu" else CUPY.device_scope(device)
 
 

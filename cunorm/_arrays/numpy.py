@@ -29,7 +29,7 @@ def _pointer_by_object(array: Any) -> int:
 
 
 def _pointer_by_ctypes(array: Any) -> int:
-    """Return the address of an array's first element, in ten times the time."""
+    """Return the same in ten times the time."""
     return int(array.ctypes.data)
 
 
@@ -37,13 +37,12 @@ data_pointer = _pointer_by_object if sys.implementation.name == "cpython" else _
 
 
 class NumpyAdapter(ArrayAdapter):
-    """NumPy: host memory only, bfloat16 as ``ml_dtypes.bfloat16``."""
+    """NumPy: host memory, bfloat16 as ``ml_dtypes.bfloat16``; of subclasses the memory alone."""
 
     name = "numpy"
     pointer = staticmethod(data_pointer)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Take ndarray and its subclasses, for their memory alone; masks are not memory."""
         if issubclass(kind, np.ma.MaskedArray):
             raise TypeError(
                 f"{function}: {argument} is a masked array, whose mask would be ignored, expected "
@@ -64,7 +63,6 @@ class NumpyAdapter(ArrayAdapter):
         return ArrayView(pointer, spec, array, self, array.flags.writeable)
 
     def memory(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of an array of any dtype whose elements are their bytes."""
         flags, dtype = array.flags, array.dtype
         check_contiguous(function, argument, flags.c_contiguous, array.strides)
         if dtype.kind not in "biufcV" or dtype.hasobject:
@@ -73,12 +71,10 @@ class NumpyAdapter(ArrayAdapter):
         return ArrayView(data_pointer(array), spec, array, self, flags.writeable)
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make an array of the right dtype."""
         array = empty_dense(spec, partial(np.empty, dtype=numpy_dtype(spec.dtype)))
         return new_view(data_pointer(array), spec, array, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        """Return dtype, shape, strides and alignment of each array; outputs must be writable."""
         facts: list[Any] = []
         pointers = []
         for array in arrays:
@@ -90,28 +86,24 @@ class NumpyAdapter(ArrayAdapter):
                 not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray)
             ):
                 return None
-            pointer = data_pointer(array)
-            fact = (array.dtype, array.shape, array.strides, pointer & 7)
             if len(pointers) >= first_output and not array.flags.writeable:
                 return None
-            facts.append(fact)
+            pointer = data_pointer(array)
             pointers.append(pointer)
+            facts.append((array.dtype, array.shape, array.strides, pointer & 7))
         return facts, pointers
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
-        """Return np.empty_like or np.empty, with a dtype without a model's metadata."""
         if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)
         shape, dtype = spec.shape, numpy_dtype(spec.dtype)
-        if has_model:  # NumPy keeps the strides of axes of one element, too
+        if has_model:  # keeps the strides of axes of one element, too; drops metadata of its dtype
             return partial(np.empty_like, dtype=dtype, subok=False)
         return lambda model: np.empty(shape, dtype)
 
     def contiguous(self, view: ArrayView) -> ArrayView:
-        """Copy an array in host memory into C order; it stays one of its library."""
-        array, spec = np.array(_raw_view(view), order="C"), view.spec
-        copy = tensor.contiguous(spec.shape, spec.dtype, spec.device)
-        return new_view(data_pointer(array), copy, array, view.adapter)
+        array = np.array(_raw_view(view), order="C")
+        return new_view(data_pointer(array), view.spec.dense(), array, view.adapter)
 
 
 NUMPY = NumpyAdapter()
@@ -122,7 +114,7 @@ def _raw_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:
     spec = view.spec
     if math.prod(spec.shape) == 0:  # its address may be null, which NumPy would refuse
         return np.empty(spec.shape, f"=f{spec.dtype.itemsize}")
-    return np.asarray(tensor.ArrayInterface(spec, view.pointer, view.owner, view.writable))
+    return tensor.host_array(spec, view.pointer, view.owner, view.writable)
 
 
 def numpy_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:

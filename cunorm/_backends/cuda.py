@@ -7,7 +7,9 @@ own. Its current stream is not changed: a launch is given one.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,17 +19,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cunorm._backends.cluster_fit import allow_large_clusters, clusters_that_fit
 from cunorm._backends.sources import source_text
 from cunorm._backends.store import OnceMap
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import PORTABLE_CLUSTER, GpuCaps, features_of
 from cunorm._core.memo import memoize
-from cunorm._core.plan import KernelCall, fitting_caps
+from cunorm._core.plan import KernelCall
 from cunorm._core.tensor import Device
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
 _ERROR_LINES = 8  # of a compiler's log, in an error message
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # the driver's
+_NON_PORTABLE_CLUSTER_ALLOWED = 14  # of its function attributes
 
 
 class _Stream(NamedTuple):
@@ -145,13 +148,11 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def current_device() -> int:
-    """Return the index of the current device."""
     return int(_cupy().cuda.runtime.getDevice())
 
 
 @memoize(maxsize=64)
 def gpu_caps(device: Device) -> GpuCaps:
-    """Return the caps of a CUDA device."""
     gpu = _cupy().cuda.Device(device.index)
     attributes = gpu.attributes
     return GpuCaps(
@@ -165,28 +166,62 @@ def gpu_caps(device: Device) -> GpuCaps:
     )
 
 
-@memoize()
-def fits_cluster(launch: Launch, device: Device) -> bool:
-    """Whether a device has room for a cluster of a launch."""
-    with _cupy().cuda.Device(device.index):
-        function, _ = _ready(launch.build, device.index)
-        return clusters_that_fit(function, launch) > 0
-
-
 def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> GpuCaps:
     """Return the caps of a device, with smaller clusters, or none, where it has no room for them.
 
     A part of a GPU may have no room for clusters that each whole GPU takes. Blocks are assumed to
     have a multiprocessor each, as those of misaligned arrays may.
     """
-    caps = gpu_caps(device)
+    caps: GpuCaps = gpu_caps(device)
     more_than_half = caps.shared_memory_per_sm // 2
+    while (launch := first_launch(caps)).build.cluster > 1:
+        if fits_cluster(replace(launch, shared=max(launch.shared, more_than_half)), device):
+            break
+        fewer = min(launch.build.cluster, caps.features.largest_cluster) // 2
+        features = caps.features._replace(clusters=fewer > 1, largest_cluster=fewer)
+        caps = caps._replace(features=features)
+    return caps
 
-    def fits(launch: Launch) -> bool:
-        alone = replace(launch, shared=max(launch.shared, more_than_half))
-        return bool(fits_cluster(alone, device))
 
-    return fitting_caps(caps, first_launch, fits)
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of the driver API, without attributes: the kernel has its cluster's size."""
+
+    _fields_ = (
+        ("grid", 3 * ctypes.c_uint),
+        ("block", 3 * ctypes.c_uint),
+        ("shared_memory", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+def allow_large_clusters(cupy: Any, function: Any) -> None:
+    """Allow a function of CuPy's clusters of more than 8 blocks."""
+    cupy.cuda.driver.funcSetAttribute(function.ptr, _NON_PORTABLE_CLUSTER_ALLOWED, 1)
+
+
+def clusters_that_fit(function: Any, launch: Launch) -> int:
+    """Return the number of clusters of a launch that the current device runs at a time.
+
+    It may be the part of a GPU that this process has.
+    """
+    config = _LaunchConfig((launch.build.cluster, 1, 1), (launch.block, 1, 1), launch.shared)
+    count = ctypes.c_int()
+    try:
+        query = ctypes.CDLL(_LIBRARY).cuOccupancyMaxActiveClusters
+    except (OSError, AttributeError):  # a driver from before there were clusters
+        return 0
+    refused = query(ctypes.byref(count), ctypes.c_void_p(function.ptr), ctypes.byref(config))
+    return 0 if refused else count.value
+
+
+@memoize()
+def fits_cluster(launch: Launch, device: Device) -> bool:
+    """Whether a device has room for a cluster of a launch."""
+    with _cupy().cuda.Device(device.index):
+        function, _ = _ready(launch.build, device.index)
+        return clusters_that_fit(function, launch) > 0
 
 
 def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[int], int], None]:
@@ -206,11 +241,6 @@ def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[
     return start
 
 
-def require() -> None:
-    """Raise an ImportError where CuPy is not installed."""
-    _cupy()
-
-
 @cache
 def _cupy() -> Any:
     try:
@@ -220,6 +250,11 @@ def _cupy() -> Any:
             f"CUDA arrays need CuPy, which compiles and launches the kernels: {_INSTALL}: {error}"
         ) from error
     return cupy
+
+
+def require() -> None:
+    """Raise an ImportError where CuPy is not installed."""
+    _cupy()
 
 
 def compile_error_text(build: KernelBuild, options: tuple[str, ...], log: str) -> str:

@@ -9,9 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cunorm._core.caps import CpuCaps
 from cunorm._core.dtypes import FLOAT64, DType
 
 Macros = tuple[tuple[str, str], ...]
+
+# Stores past a CPU's caches pay, even if the result is read next, where rows are whole cache lines
+# and the result has this share of the last cache, by the bytes of an element (of two, a store is
+# half a line; of eight there are none), or this many bytes. Measured with two cores and 32 MiB of
+# cache, and with 480 MiB.
+_LARGE_SHARE, _LARGE_RESULT, _CACHE_LINE = {4: 4, 2: 2}, 32 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +49,13 @@ class KernelBuild:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A build, and how many blocks of how many threads to start.
-
-    A row_norm_backward also has rows of partial sums, for each parameter as many, and a pitch from
-    one row to the next.
-    """
+    """A build, and how many blocks of how many threads to start."""
 
     build: KernelBuild
     grid: int
     block: int
-    parts: int = 0
-    sums_pitch: int = 0  # elements
+    parts: int = 0  # rows of partial sums for each parameter, of a row_norm_backward
+    sums_pitch: int = 0  # elements from one of these rows to the next
     shared: int = 0  # bytes of a block's shared memory, beside what its kernel declares
 
     @property
@@ -79,7 +82,7 @@ class ArgsWriter:
     """Writes an argument struct, all of whose fields have eight bytes."""
 
     def __init__(self, arrays: dict[str, int]) -> None:
-        self._arrays = arrays  # places of those that there are, by name
+        self._arrays = arrays  # places of those that are present, by name
         self._words: list[int] = []
         self._relocations: list[Relocation] = []
 
@@ -98,7 +101,6 @@ class ArgsWriter:
                 self.pointer(name, offset)
 
     def integers(self, *values: int) -> None:
-        """Write integers."""
         self._words += values
 
     def finish(self, numbers: bytes = b"") -> KernelArgs:
@@ -120,5 +122,14 @@ def cuda_type(dtype: DType | None) -> str:
 
 
 def cuda_bool(value: bool) -> str:
-    """Return a truth value as the sources have it."""
     return "true" if value else "false"
+
+
+def cpu_stores(elements: int, row: int, result: DType, compute: DType, caps: CpuCaps) -> Macros:
+    """Return the macro that sends stores past the caches, for large outputs of whole lines."""
+    itemsize = result.itemsize
+    share = _LARGE_SHARE.get(itemsize)
+    if share is None or compute is FLOAT64 or row * itemsize % _CACHE_LINE:
+        return ()
+    large = min(_LARGE_RESULT, caps.last_cache_bytes // share)
+    return (("NON_TEMPORAL", "true"),) if elements * itemsize >= large else ()

@@ -12,11 +12,7 @@ T = TypeVar("T")
 TypedKey = tuple[Any, type, str] | None
 
 _clears: list[Callable[[], object]] = []
-
-
-def on_clear(clear: Callable[[], object]) -> None:
-    """Make `clear_all` call a function, too."""
-    _clears.append(clear)
+on_clear: Callable[[Callable[[], object]], None] = _clears.append  # for `clear_all` to call
 
 
 def clear_all() -> None:

@@ -28,12 +28,12 @@ def dtypes_of(operands: Specs, names: Iterable[str]) -> dict[str, Any]:
 
 
 def type_macros(types: object, *names: str) -> Macros:
-    """Return the part of a build that says the dtypes of some operands: X_T for x."""
+    """Return the macros of a build that name the dtypes of some operands: X_T for x."""
     return tuple((f"{name.upper()}_T", cuda_type(getattr(types, name))) for name in names)
 
 
 def places_of(operands: Specs) -> dict[str, int]:
-    """Return the places of the arrays that there are, and of the workspace, which is the last."""
+    """Return the places of the operands that are present, and of the workspace, the last."""
     places = {name: place for place, name in enumerate(operands) if operands[name] is not None}
     return places | {"workspace": len(operands)}
 

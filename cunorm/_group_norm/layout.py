@@ -9,8 +9,14 @@ from typing import NamedTuple
 from cunorm._core import validate
 from cunorm._core.dtypes import DType
 from cunorm._core.operands import PARAMETERS, check_compute, check_shape
-from cunorm._core.rows import WHOLE, collapsed
-from cunorm._core.tensor import TensorSpec, contiguous, inverse_permutation, is_contiguous
+from cunorm._core.tensor import (
+    WHOLE,
+    TensorSpec,
+    collapsed,
+    contiguous,
+    inverse_permutation,
+    is_contiguous,
+)
 
 LINE = 16  # elements to which rows of channels are padded
 _LIMIT = 2**31

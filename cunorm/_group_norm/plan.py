@@ -12,8 +12,7 @@ from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
 from cunorm._core.operands import PARAMETERS, SUMS, Specs, dtypes_of, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
-from cunorm._core.rows import WHOLE
-from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous
+from cunorm._core.tensor import WHOLE, OptionalSpecs, TensorSpec, contiguous
 from cunorm._group_norm import kernels, layout
 from cunorm._group_norm.kernels import GroupKernel, group_kernel
 from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output, check_statistic

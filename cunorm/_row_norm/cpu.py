@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cunorm._core.build import KernelBuild, Launch, Macros
+from cunorm._core.build import KernelBuild, Launch, Macros, cpu_stores
 from cunorm._core.caps import CpuCaps
-from cunorm._core.cpu_stores import cpu_stores
 from cunorm._core.dtypes import FLOAT32, DType
 from cunorm._core.param_grad import CPU_PACK
 from cunorm._row_norm.geometry import RowShape

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from cunorm._core.dtypes import DType
 from cunorm._core.operands import PARAMETERS, check_compute, check_shape
-from cunorm._core.rows import RowAxes
-from cunorm._core.tensor import TensorSpec
+from cunorm._core.tensor import RowAxes, TensorSpec
 
 _WIDTH_LIMIT = 2**31
 

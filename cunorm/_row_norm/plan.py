@@ -11,8 +11,7 @@ from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
 from cunorm._core.operands import PARAMETERS, SUMS, Specs, dtypes_of, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, Plan
-from cunorm._core.rows import WHOLE
-from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
+from cunorm._core.tensor import WHOLE, OptionalSpecs, TensorSpec, contiguous, optional_dtype
 from cunorm._row_norm import cpu, cuda, kernels
 from cunorm._row_norm.geometry import Geometry, check_operand, check_statistic, geometry
 from cunorm._row_norm.kernels import RowKernel

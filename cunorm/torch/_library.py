@@ -16,8 +16,7 @@ import torch
 
 from cunorm._core.dtypes import DType, parse_dtype
 from cunorm._core.memo import memoize
-from cunorm._core.plan import OpDef
-from cunorm._core.serialize import spec_from_json, spec_to_json
+from cunorm._core.plan import OpDef, spec_from_json, spec_to_json
 from cunorm._dispatch import parse
 from cunorm.torch._formula import compute_type
 from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors
