@@ -66,6 +66,8 @@ class ArrayAdapter(ABC):
 
     def export(self, view: ArrayView) -> Any:
         """Return the array that the user gets for an output, after the launch that fills it."""
+        if not view.is_new:
+            self.bump_version([view.owner])
         return view.owner
 
     def stream(self, device: Device) -> int:
@@ -96,10 +98,9 @@ def empty_dense(spec: TensorSpec, empty: Callable[[tuple[int, ...]], Any]) -> An
 
 
 def check_contiguous(function: str, argument: str, is_contiguous: bool, strides: Any) -> None:
-    if not is_contiguous:
-        raise ValueError(
-            f"{function}: {argument} has strides {strides}, expected a contiguous array"
-        )
+    if is_contiguous:
+        return
+    raise ValueError(f"{function}: {argument} has strides {strides}, expected a contiguous array")
 
 
 def new_view(pointer: int, spec: TensorSpec, owner: Any, adapter: ArrayAdapter) -> ArrayView:

@@ -15,7 +15,7 @@ import numpy as np
 from cunorm._arrays.adapter import ArrayAdapter, Signature, check_contiguous, empty_dense, new_view
 from cunorm._core import tensor
 from cunorm._core.dtypes import BFLOAT16, dtype_of, numpy_dtype
-from cunorm._core.tensor import CPU, ArrayView, TensorSpec
+from cunorm._core.tensor import CPU, ArrayView, HostArray, TensorSpec
 
 _address_at = ctypes.c_void_p.from_address
 # The data pointer of PyArrayObject is its first field after the object's head: NumPy's macros for
@@ -109,7 +109,7 @@ class NumpyAdapter(ArrayAdapter):
 NUMPY = NumpyAdapter()
 
 
-def _raw_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:
+def _raw_view(view: ArrayView) -> HostArray:
     """Return an array in host memory as NumPy's, with bfloat16 as float16: to copy bits."""
     spec = view.spec
     if math.prod(spec.shape) == 0:  # its address may be null, which NumPy would refuse
@@ -117,7 +117,7 @@ def _raw_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:
     return tensor.host_array(spec, view.pointer, view.owner, view.writable)
 
 
-def numpy_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:
+def numpy_view(view: ArrayView) -> HostArray:
     """Return an array in host memory, of any library, as NumPy's, with its own dtype."""
     raw = _raw_view(view)
     return raw.view(numpy_dtype(BFLOAT16)) if view.spec.dtype is BFLOAT16 else raw

@@ -52,11 +52,9 @@ class TorchAdapter(ArrayAdapter):
                 f"{function}: {argument} is used where torch makes tensors without memory "
                 "(FakeTensorMode), expected real ones: use cunorm.torch there"
             )
-        dtype = _DTYPES.get(array.dtype)
-        if dtype is None or array.is_neg() or (array.requires_grad and _is_grad_enabled()):
-            raise _refusal(function, argument, array)
         pointer, device = _place_of(function, argument, array)
-        if pointer % dtype.itemsize:
+        dtype, is_recorded = _DTYPES.get(array.dtype), array.requires_grad and _is_grad_enabled()
+        if dtype is None or array.is_neg() or is_recorded or pointer % dtype.itemsize:
             raise _refusal(function, argument, array)
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None:
             raise ValueError(
@@ -122,20 +120,12 @@ class TorchAdapter(ArrayAdapter):
         tensor = view.owner.as_strided(spec.shape, spec.strides).contiguous()
         return new_view(tensor.data_ptr(), spec.dense(), tensor, self)
 
-    def export(self, view: ArrayView) -> Any:
-        if not view.is_new:
-            _increment_version(view.owner)
-        return view.owner
-
     def stream(self, device: Device) -> int:
         # As its compiler reads it: with no object.
         return int(torch._C._cuda_getCurrentRawStream(device.index))
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        if device.kind == "cpu":
-            return nullcontext()
-        scope: AbstractContextManager[object] = torch.cuda.device(device.index)
-        return scope
+        return nullcontext() if device.kind == "cpu" else torch.cuda.device(device.index)
 
 
 def _place_of(function: str, argument: str, array: Any, *also: Any) -> tuple[int, Device]:

@@ -19,16 +19,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cunorm._backends.sources import source_text
-from cunorm._backends.store import OnceMap
+from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import PORTABLE_CLUSTER, GpuCaps, features_of
-from cunorm._core.memo import memoize
+from cunorm._core.memo import OnceMap, memoize
 from cunorm._core.plan import KernelCall
 from cunorm._core.tensor import Device
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
-_ERROR_LINES = 8  # of a compiler's log, in an error message
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # the driver's
 _NON_PORTABLE_CLUSTER_ALLOWED = 14  # of its function attributes
 
@@ -39,28 +37,20 @@ class _Stream(NamedTuple):
     ptr: int
 
 
-def launch(launch: Launch, arguments: bytes, device: Device, stream: int) -> None:
-    """Start a kernel, with the bytes of its one struct argument, on a raw stream of a device.
-
-    The caller's current device is left as it was. An ImportError says that CuPy or NVRTC is not
-    installed, a RuntimeError that the kernel does not compile.
-    """
+def launch(planned: Launch, arguments: bytes, device: Device, stream: int) -> None:
+    """Start a kernel, with the bytes of its one struct argument, on a raw stream of a device."""
     cuda = _cupy().cuda
-    if cuda.runtime.getDevice() == device.index:
-        _start(launch, arguments, device.index, stream)
-    else:
+    if cuda.runtime.getDevice() != device.index:
         with cuda.Device(device.index):
-            _start(launch, arguments, device.index, stream)
-
-
-def _start(launch: Launch, arguments: bytes, current_device: int, stream: int) -> None:
+            return launch(planned, arguments, device, stream)
     # CuPy passes a NumPy array by value if it has one element, of any size.
     argument = np.frombuffer(arguments, dtype=_block_of(len(arguments)))
-    function = _loaded.get((launch.build, current_device))
+    function = _loaded.get((planned.build, device.index))
     if function is None:
-        function, _ = _ready(launch.build, current_device)
-    grid, block = (launch.grid,), (launch.block,)
-    function(grid, block, (argument,), shared_mem=launch.shared, stream=_Stream(stream))
+        function, _ = _ready(planned.build, device.index)
+    grid, block = (planned.grid,), (planned.block,)
+    function(grid, block, (argument,), shared_mem=planned.shared, stream=_Stream(stream))
+    return None
 
 
 @memoize(maxsize=64)
@@ -104,7 +94,6 @@ def prepare(build: KernelBuild, device: Device) -> bool:
 
 
 def loaded_count() -> int:
-    """Return the number of loaded kernels, on all devices."""
     return len(_loaded)
 
 
@@ -202,10 +191,7 @@ def allow_large_clusters(cupy: Any, function: Any) -> None:
 
 
 def clusters_that_fit(function: Any, launch: Launch) -> int:
-    """Return the number of clusters of a launch that the current device runs at a time.
-
-    It may be the part of a GPU that this process has.
-    """
+    """Return the number of clusters that the current device, or our part of it, runs at a time."""
     config = _LaunchConfig((launch.build.cluster, 1, 1), (launch.block, 1, 1), launch.shared)
     count = ctypes.c_int()
     try:
@@ -252,20 +238,13 @@ def _cupy() -> Any:
     return cupy
 
 
-def require() -> None:
-    """Raise an ImportError where CuPy is not installed."""
-    _cupy()
+require = _cupy  # for an ImportError where CuPy is not installed
 
 
 def compile_error_text(build: KernelBuild, options: tuple[str, ...], log: str) -> str:
     """Return the error text for a build that NVRTC refuses, with the first errors of its log."""
-    lines = log.splitlines()
-    errors = [line for line in lines if "error" in line] or [line for line in lines if line.strip()]
-    text = [
-        f"NVRTC does not compile the build {build}",
-        f"  options: {' '.join(options)}",
-        *(f"  {line}" for line in errors[:_ERROR_LINES]),
-    ]
+    head = (f"NVRTC does not compile the build {build}", f"  options: {' '.join(options)}")
+    text = [*head, *error_lines(log.splitlines())]
     if "cuda_fp16.h" in log or "cuda_bf16.h" in log:
         text.append(f"  The headers of the CUDA runtime are missing: {_INSTALL}")
     return "\n".join(text)

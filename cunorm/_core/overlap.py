@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cunorm._core.memo import memoize
-from cunorm._core.tensor import TensorSpec, host_array
+from cunorm._core.tensor import OptionalSpecs, TensorSpec, host_array
 
 
 class Pair(NamedTuple):
@@ -24,9 +24,7 @@ class Pair(NamedTuple):
     most: int
 
 
-def pairs(
-    specs: Sequence[TensorSpec | None], first_output: int, given: Sequence[int]
-) -> Iterator[Pair]:
+def pairs(specs: OptionalSpecs, first_output: int, given: Sequence[int]) -> Iterator[Pair]:
     """Yield the pairs to compare in each call; `given` are the places of given outputs."""
     for number, place in enumerate(given):
         for other in (*given[:number], *range(first_output)):

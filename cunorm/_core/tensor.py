@@ -16,6 +16,9 @@ from cunorm._core.dtypes import FLOAT16, DType
 WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, where arrays are aligned to that
 _UNBOUNDED = 2**62  # the size of an axis that has no axis outside it
 
+Shape = tuple[int, ...]
+HostArray = np.ndarray[Any, np.dtype[Any]]
+
 
 class Device(NamedTuple):
     """Where memory lies: kind "cpu" (index 0) or "cuda"."""
@@ -33,7 +36,7 @@ CPU = Device("cpu", 0)
 class TensorSpec(NamedTuple):
     """An array without its memory."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     strides: tuple[int, ...]  # in elements, of any sign; 0 along an expanded axis
     dtype: DType
     device: Device
@@ -54,7 +57,8 @@ class TensorSpec(NamedTuple):
         return self.permuted(axes).dense().permuted(inverse_permutation(axes))
 
 
-OptionalSpecs = tuple[TensorSpec | None, ...]
+OptionalSpec = TensorSpec | None  # None where an operand is absent
+OptionalSpecs = tuple[OptionalSpec, ...]
 
 
 @dataclass(slots=True)
@@ -71,9 +75,7 @@ class ArrayView:
     is_new: bool = False  # made in this call
 
 
-def host_array(
-    spec: TensorSpec, pointer: int, owner: Any, writable: bool
-) -> np.ndarray[Any, np.dtype[Any]]:
+def host_array(spec: TensorSpec, pointer: int, owner: Any, writable: bool) -> HostArray:
     """Return memory as an array of NumPy's, of float16 for bfloat16; it keeps the owner alive."""
     itemsize = spec.dtype.itemsize
     interface = {
@@ -86,18 +88,16 @@ def host_array(
     return np.asarray(SimpleNamespace(__array_interface__=interface, owner=owner))
 
 
-def contiguous(shape: tuple[int, ...], dtype: DType, device: Device) -> TensorSpec:
+def contiguous(shape: Shape, dtype: DType, device: Device) -> TensorSpec:
     """Return the spec of an array in C order."""
     return TensorSpec(shape, contiguous_strides(shape), dtype, device)
 
 
-def optional_contiguous(
-    shape: tuple[int, ...], dtype: DType | None, device: Device
-) -> TensorSpec | None:
+def optional_contiguous(shape: Shape, dtype: DType | None, device: Device) -> OptionalSpec:
     return None if dtype is None else contiguous(shape, dtype, device)
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(shape: Shape) -> tuple[int, ...]:
     """Return the element strides of an array in C order."""
     strides, step = [], 1
     for size in reversed(shape):
@@ -106,7 +106,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def is_contiguous(shape: Shape, strides: tuple[int, ...]) -> bool:
     """Whether elements lie one after the other, in the order of their axes."""
     axes = zip(shape, strides, contiguous_strides(shape), strict=True)
     return all(stride == dense for size, stride, dense in axes if size > 1)
@@ -135,7 +135,7 @@ def in_elements(strides: Iterable[int], itemsize: int) -> tuple[int, ...] | None
     return elements if tuple(stride * itemsize for stride in elements) == tuple(strides) else None
 
 
-def optional_dtype(spec: TensorSpec | None) -> DType | None:
+def optional_dtype(spec: OptionalSpec) -> DType | None:
     return None if spec is None else spec.dtype
 
 
@@ -184,7 +184,7 @@ class RowAxes(NamedTuple):
         outer, middle, inner = [(_UNBOUNDED, 0)] * (3 - len(axes)) + axes
         return RowLayout(inner[0], middle[0], outer[1], middle[1], inner[1])
 
-    def layout_of_input(self, spec: TensorSpec | None) -> RowLayout:
+    def layout_of_input(self, spec: OptionalSpec) -> RowLayout:
         """Return the layout of an input's rows, or of its copy in C order; any where absent."""
         if spec is None:
             return SINGLE_ROW
@@ -197,7 +197,7 @@ WHOLE = RowAxes(0)  # the array is one row
 SINGLE_ROW = RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, 0)
 
 
-def collapsed(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
+def collapsed(shape: Shape, strides: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return (size, stride) of the axes; neighbours that one stride walks are joined."""
     axes: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):

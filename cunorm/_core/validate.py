@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any
 
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.tensor import WHOLE, RowAxes, TensorSpec
+from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, Shape, TensorSpec
 
 # The activations of gates and of group norms: their names in the sources by the public ones.
 _NAMES = ("identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_tanh")
@@ -79,9 +79,7 @@ def names(function: str, argument: str, value: Any, allowed: tuple[str, ...]) ->
     return tuple(name for name in allowed if name in value)
 
 
-def same_device(
-    function: str, x: TensorSpec, operands: Iterable[tuple[str, TensorSpec | None]]
-) -> None:
+def same_device(function: str, x: TensorSpec, operands: Iterable[tuple[str, OptionalSpec]]) -> None:
     """Check that every operand is on the device of x."""
     for argument, operand in operands:
         if operand is not None and operand.device != x.device:
@@ -92,7 +90,7 @@ def same_device(
 
 
 def agreed_dtype(
-    function: str, argument: str, dtype: DType | None, other: str, operand: TensorSpec | None
+    function: str, argument: str, dtype: DType | None, other: str, operand: OptionalSpec
 ) -> None:
     """Check that an array has the dtype of an argument, where both are given."""
     if dtype is not None and operand is not None and operand.dtype is not dtype:
@@ -110,15 +108,13 @@ def out_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
         )
 
 
-def absent(function: str, argument: str, spec: TensorSpec | None, reason: str) -> None:
+def absent(function: str, argument: str, spec: OptionalSpec, reason: str) -> None:
     """Check that no array is given for an output that a call does not have."""
     if spec is not None:
         raise ValueError(f"{function}: {argument} is given, expected None: {reason}")
 
 
-def output(
-    function: str, argument: str, spec: TensorSpec | None, shape: tuple[int, ...], rows: RowAxes
-) -> None:
+def output(function: str, argument: str, spec: OptionalSpec, shape: Shape, rows: RowAxes) -> None:
     """Check that a given output has its shape, and strides that kernels can follow."""
     if spec is None:
         return
@@ -144,9 +140,7 @@ def own_memory(function: str, argument: str, spec: TensorSpec) -> None:
         reach += stride * max(size - 1, 0)
 
 
-def accumulators(
-    function: str, wanted: Collection[str], given: Mapping[str, TensorSpec | None]
-) -> None:
+def accumulators(function: str, wanted: Collection[str], given: Mapping[str, OptionalSpec]) -> None:
     """Check that there are arrays to which the wanted parameters' gradients can be added."""
     for name in ("dweight", "dbias"):
         spec = given[name]

@@ -28,11 +28,11 @@ from cunorm._backends.cpu.compiler import compiler
 from cunorm._backends.cpu.files import cache_folder
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import source_text
-from cunorm._backends.store import OnceMap
 from cunorm._core import memo as _memo
 from cunorm._core.build import ArgsWriter, KernelBuild, Launch
 from cunorm._core.caps import MOST_SMS, NONE, CpuCaps, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64
+from cunorm._core.memo import OnceMap
 from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
 from cunorm._core.plan import GRID_LIMIT, KernelCall
 from cunorm._core.tensor import ArrayView, Device

@@ -38,14 +38,10 @@ def runner(calls: Sequence[KernelCall], array_count: int) -> Run:
     head = _LIST.pack(len(tasks), len(places), len(words) // _WORD)
     listed = b"".join((head, *tasks, *places, words))
     run, pack = entries[0].run, struct.Struct(f"<{array_count}Q").pack
-    most = max(map(_most_threads, calls))
+    most = max(1 if call.work <= _SERIAL_WORK else call.parts or call.launch.grid for call in calls)
     if most > 1:
         return lambda pointers: run(listed, pack(*pointers), min(thread_count(), most))
     return lambda pointers: run(listed, pack(*pointers), 1)
-
-
-def _most_threads(call: KernelCall) -> int:
-    return 1 if call.work <= _SERIAL_WORK else call.parts or call.launch.grid
 
 
 # --- workspaces: some MiB are kept, as allocation takes longer ------------------------------------

@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,20 +55,15 @@ def has_compiler() -> bool:
 
 @cache
 def _warn_of_none() -> None:
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("cunorm."):
+        frame, level = frame.f_back, level + 1
     warnings.warn(
         "cunorm found no C++ compiler, so CPU arrays are normalised by the slow NumPy reference: "
         "install g++ or clang++, or point CXX at one",
         RuntimeWarning,
-        stacklevel=_level_of_caller(),
+        stacklevel=level,  # of our user
     )
-
-
-def _level_of_caller() -> int:
-    """Return the stacklevel with which a warning of this function's caller points to our user."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("cunorm."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 @cache
@@ -96,7 +91,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": os.fspath(folder), "LC_ALL": "C"}
 
 
-@lru_cache(maxsize=1)
+@cache
 def cpu_identity() -> str:
     """Return a text on which -march=native depends."""
     try:
@@ -117,11 +112,6 @@ def _groups() -> tuple[Options, ...]:
     has_avx512 = "avx512f" in cpu_identity()
     faster = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512")) if has_avx512 else ()
     return (("-fopenmp",), *faster)
-
-
-def needed(optional: Options) -> Options:
-    """Return those of the optional options that do more than make a kernel's code faster."""
-    return tuple(option for option in optional if option == "-fopenmp")
 
 
 _refused: dict[Path, tuple[Options, ...]] = {}
@@ -161,7 +151,6 @@ def probe(cxx: Compiler, options: Options, folder: Path) -> None:
 
 
 def _probed(cxx: Compiler, options: Options, path: Path) -> subprocess.CompletedProcess[str]:
-    """Compile a small library with these options."""
     with temporary(path) as folder:
         source, made = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE, encoding="utf-8")
