@@ -29,9 +29,7 @@ _READ_ONLY = 1
 _LEGACY_STREAM = 1  # what the protocol calls CUDA's default stream, whose handle is 0
 
 
-class Tensor(ctypes.Structure):
-    """DLTensor."""
-
+class DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -55,7 +53,7 @@ class _VersionedTensor(ctypes.Structure):
         ("manager_ctx", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", Tensor),
+        ("tensor", DLTensor),
     )
 
 
@@ -67,10 +65,10 @@ _content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 )
 
 
-def read_capsule(capsule: object) -> tuple[Tensor, bool]:
+def read_capsule(capsule: object) -> tuple[DLTensor, bool]:
     """Return the DLTensor in a capsule, valid while that lives, and whether it may be written."""
     if _is_named(capsule, b"dltensor"):
-        return Tensor.from_address(_content(capsule, b"dltensor")), True
+        return DLTensor.from_address(_content(capsule, b"dltensor")), True
     if not _is_named(capsule, b"dltensor_versioned"):
         raise BufferError(f"expected an unconsumed DLPack capsule, got {capsule!r}")
     managed = _VersionedTensor.from_address(_content(capsule, b"dltensor_versioned"))

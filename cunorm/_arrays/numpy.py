@@ -51,7 +51,6 @@ class NumpyAdapter(ArrayAdapter):
         return issubclass(kind, np.ndarray)
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of an array; one whose elements are not aligned is copied."""
         dtype = dtype_of(function, argument, array.dtype)
         strides = tensor.in_elements(array.strides, dtype.itemsize)
         pointer = data_pointer(array)

@@ -66,7 +66,6 @@ class TorchAdapter(ArrayAdapter):
         return ArrayView(pointer, spec, array, self, writable=True)
 
     def memory(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view as `ArrayAdapter.memory`, of uint8 or a dtype that kernels read."""
         if array.dtype is not torch.uint8:
             return super().memory(function, argument, array)
         pointer, device = _place_of(function, argument, array, torch.uint8)

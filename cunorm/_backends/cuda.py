@@ -128,7 +128,6 @@ def cuda_include_folders() -> tuple[Path, ...]:
 
 @cache
 def nvrtc_version() -> tuple[int, int]:
-    """Return the version of the NVRTC that CuPy loads."""
     try:
         major, minor = _cupy().cuda.nvrtc.getVersion()
     except RuntimeError as error:  # CuPy looks for the library at the first call
@@ -186,7 +185,6 @@ class _LaunchConfig(ctypes.Structure):
 
 
 def allow_large_clusters(cupy: Any, function: Any) -> None:
-    """Allow a function of CuPy's clusters of more than 8 blocks."""
     cupy.cuda.driver.funcSetAttribute(function.ptr, _NON_PORTABLE_CLUSTER_ALLOWED, 1)
 
 
@@ -204,7 +202,6 @@ def clusters_that_fit(function: Any, launch: Launch) -> int:
 
 @memoize()
 def fits_cluster(launch: Launch, device: Device) -> bool:
-    """Whether a device has room for a cluster of a launch."""
     with _cupy().cuda.Device(device.index):
         function, _ = _ready(launch.build, device.index)
         return clusters_that_fit(function, launch) > 0

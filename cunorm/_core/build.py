@@ -40,8 +40,7 @@ class KernelBuild:
 
     @property
     def cluster(self) -> int:
-        """Return how many blocks form a cluster."""
-        return int(dict(self.macros).get("CLUSTER", 1))
+        return int(dict(self.macros).get("CLUSTER", 1))  # blocks
 
     def __str__(self) -> str:
         return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
@@ -60,22 +59,14 @@ class Launch:
 
     @property
     def sums_size(self) -> int:
-        """Return how many elements the partial sums for one parameter have."""
-        return self.parts * self.sums_pitch
-
-
-class Relocation(NamedTuple):
-    """A word of the arguments, and the array whose address is added to it."""
-
-    word: int
-    array: int
+        return self.parts * self.sums_pitch  # elements, for one parameter
 
 
 class KernelArgs(NamedTuple):
     """The bytes of a kernel's argument struct, for arrays at address 0."""
 
     data: bytes
-    relocations: tuple[Relocation, ...]
+    relocations: tuple[tuple[int, int], ...]  # a word, and the array whose address is added to it
 
 
 class ArgsWriter:
@@ -84,12 +75,12 @@ class ArgsWriter:
     def __init__(self, arrays: dict[str, int]) -> None:
         self._arrays = arrays  # places of those that are present, by name
         self._words: list[int] = []
-        self._relocations: list[Relocation] = []
+        self._relocations: list[tuple[int, int]] = []
 
     def pointer(self, name: str, offset: int = 0) -> None:
         """Write a pointer: so many bytes past the start of an array, null if it is absent."""
         if name in self._arrays:
-            self._relocations.append(Relocation(len(self._words), self._arrays[name]))
+            self._relocations.append((len(self._words), self._arrays[name]))
         self._words.append(offset)
 
     def pointers_at(self, name: str, offsets: Iterable[int | None]) -> None:

@@ -21,16 +21,12 @@ LEAST_COPY = 4  # bytes of an asynchronous copy, at least
 
 
 class Features(NamedTuple):
-    """The features that a plan uses."""
-
     clusters: bool = False  # blocks that share a row or groups and send each other their sums
     async_copies: bool = False  # of rows, while others are computed, and of samples
     largest_cluster: int = 16  # blocks; half as many, and so on, where the driver has no room
 
 
 class GpuCaps(NamedTuple):
-    """What a launch plan depends on in a GPU."""
-
     sm_count: int
     compute_capability: str  # "90" is 9.0
     max_threads_per_sm: int
@@ -41,8 +37,6 @@ class GpuCaps(NamedTuple):
 
 
 class CpuCaps(NamedTuple):
-    """What a launch plan depends on in a CPU."""
-
     last_cache_bytes: int
 
 

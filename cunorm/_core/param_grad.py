@@ -25,7 +25,6 @@ class ParamGradTypes(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """Return how many results are wanted."""
         return (self.dweight is not None) + (self.dbias is not None)
 
 

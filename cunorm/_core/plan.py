@@ -38,8 +38,6 @@ class InputCopy(NamedTuple):
 
 
 class KernelCall(NamedTuple):
-    """A launch with its arguments."""
-
     launch: Launch
     args: KernelArgs
     work: int = 0  # elements that it goes through, by which a CPU takes threads
@@ -106,8 +104,7 @@ class OpDef:
 
     @property
     def array_count(self) -> int:
-        """Return how many arrays a call has, absent ones and the workspace too."""
-        return len(self.inputs) + len(self.outputs) + 1
+        return len(self.inputs) + len(self.outputs) + 1  # the workspace
 
 
 def spec_to_json(spec: Any) -> str:
@@ -136,11 +133,7 @@ def vector_width(width: int, operands: Sequence[Operand] = ()) -> int:
     """
     access = min(WIDEST_ACCESS, width & -width)
     for alignment, itemsize, strides in operands:
-        while access > 1:
-            bytes_at_once = min(access * itemsize, WIDEST_ACCESS)
-            if alignment % bytes_at_once == 0 and not any(
-                stride * itemsize % bytes_at_once for stride in strides
-            ):
-                break
+        offsets = [alignment, *(stride * itemsize for stride in strides)]
+        while access > 1 and any(at % min(access * itemsize, WIDEST_ACCESS) for at in offsets):
             access //= 2
     return access

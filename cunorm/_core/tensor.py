@@ -98,7 +98,6 @@ def optional_contiguous(shape: Shape, dtype: DType | None, device: Device) -> Op
 
 
 def contiguous_strides(shape: Shape) -> tuple[int, ...]:
-    """Return the element strides of an array in C order."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -56,7 +56,6 @@ def length(function: str, c: object) -> float | None:
 
 
 def choice(function: str, argument: str, value: Any, allowed: Collection[str]) -> str:
-    """Return a name that must be one of those allowed."""
     if isinstance(value, str) and value in allowed:
         return value
     *others, last = map(repr, allowed)

@@ -51,8 +51,6 @@ _PIECES = 4
 
 
 class Piece(NamedTuple):
-    """Memory of a NumPy array, and its address."""
-
     array: np.ndarray[Any, Any]
     address: int
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
 
 from cunorm._backends.cpu import compiler as _compiler
@@ -51,7 +52,8 @@ def library(build: KernelBuild) -> Entry:
 
 
 _loaded: OnceMap[KernelBuild, Entry] = OnceMap()
-_was_cleared = False
+_cleared = Event()
+on_clear(_cleared.set)
 
 
 def prepare(build: KernelBuild) -> bool:
@@ -61,14 +63,6 @@ def prepare(build: KernelBuild) -> bool:
 
 def loaded_count() -> int:
     return len(_loaded)
-
-
-def _note_clear() -> None:
-    global _was_cleared
-    _was_cleared = True
-
-
-on_clear(_note_clear)
 
 
 def _load(build: KernelBuild) -> tuple[Entry, bool]:
@@ -94,7 +88,7 @@ def entry_of(shared: ctypes.CDLL) -> Entry:
 
 def _opened(path: Path) -> ctypes.CDLL:
     """Open a library; by a new name once the cache was cleared, as a loader keeps known ones."""
-    if not _was_cleared:
+    if not _cleared.is_set():
         return ctypes.CDLL(os.fspath(path))
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as folder:
         link = Path(folder, f"{next(_numbers)}-{path.name}")
@@ -169,26 +163,22 @@ def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, tar
         source, made = folder / f"{build.kernel}.cpp", folder / "made.so"
         source.write_text(text, encoding="utf-8")
         own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
-        command = [*cxx.command, *options, *headers, *own]
-        first = answer = run(command, folder)
+        first = answer = run([*cxx.command, *options, *headers, *own], folder)
         if first.returncode != 0 and headers:
-            command = [*cxx.command, *options, *own]
-            answer = run(command, folder)
+            answer = run([*cxx.command, *options, *own], folder)
             if answer.returncode == 0 and not _compiler.was_stopped(first):
                 precompiled.give_up(headers)
         if answer.returncode != 0:
-            failed = Failed(_error_text(build, command, answer))
-            failed.was_stopped = _compiler.was_stopped(answer)
-            raise failed
+            raise _failure(build, answer)
         seal(made)
         made.replace(target)
 
 
-def _error_text(
-    build: KernelBuild, command: list[str], answer: subprocess.CompletedProcess[str]
-) -> str:
+def _failure(build: KernelBuild, answer: subprocess.CompletedProcess[str]) -> Failed:
     log = answer.stderr.splitlines()
     if answer.returncode < 0:
         log.append(f"error: killed by signal {-answer.returncode}")
-    head = f"the C++ compiler does not compile {build}", f"  {shlex.join(command)}"
-    return "\n".join((*head, *error_lines(log)))
+    head = f"the C++ compiler does not compile {build}", f"  {shlex.join(answer.args)}"
+    failed = Failed("\n".join((*head, *error_lines(log))))
+    failed.was_stopped = _compiler.was_stopped(answer)
+    return failed

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cunorm._backends.cpu.files import digest, temporary
-from cunorm._core.memo import on_clear
 
 _BELIEVED = 24 * 60 * 60  # seconds; then a refused option is tried again
 # Messages of compilers that end, or whose children end, for want of memory or disk.
@@ -38,10 +37,8 @@ Options = tuple[str, ...]
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler: its command and the first line of its --version."""
-
     command: tuple[str, ...]
-    version: str
+    version: str  # the first line of its --version
     is_gcc: bool
 
 
@@ -114,19 +111,12 @@ def _groups() -> tuple[Options, ...]:
     return (("-fopenmp",), *faster)
 
 
-_refused: dict[Path, tuple[Options, ...]] = {}
-on_clear(_refused.clear)
-
-
 def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
     """Return the optional options that a compiler takes beside others.
 
     These are all until it refuses one; the folder keeps what it refuses, for a day.
     """
-    path = _path(cxx, options, folder)
-    refused = _refused.get(path)
-    if refused is None:
-        refused = _refused[path] = _read(path)
+    refused = _read(_path(cxx, options, folder))
     return tuple(option for group in _groups() if group not in refused for option in group)
 
 
@@ -140,13 +130,13 @@ def probe(cxx: Compiler, options: Options, folder: Path) -> None:
     if answers[0].returncode != 0 or any(map(was_stopped, answers)):
         return
     failed = {group for group, answer in zip(groups, answers[1:], strict=True) if answer.returncode}
-    before = _refused.get(path, ())
+    before = _read(path)
     if failed <= set(before):
         return
-    _refused[path] = tuple(group for group in groups if group in failed or group in before)
+    refused = [group for group in groups if group in failed or group in before]
     with temporary(path) as made:
         written = Path(made, path.name)
-        written.write_text(json.dumps(_refused[path]), encoding="utf-8")
+        written.write_text(json.dumps(refused), encoding="utf-8")
         written.replace(path)
 
 

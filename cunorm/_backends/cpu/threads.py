@@ -26,12 +26,7 @@ def set_num_threads(n: int | None) -> None:
     Parameters
     ----------
     n : int or None
-        How many, at least 1; more than there are cores is allowed.
-
-    Raises
-    ------
-    ValueError
-        If n is anything else.
+        How many, at least 1; more than there are cores is allowed. Anything else is a ValueError.
 
     Examples
     --------
@@ -47,7 +42,6 @@ def set_num_threads(n: int | None) -> None:
 
 
 def thread_count() -> int:
-    """Return the number of threads for the next call."""
     if _forked:
         return 1
     if _chosen is not None:
@@ -58,7 +52,6 @@ def thread_count() -> int:
 
 @cache
 def available_cores() -> int:
-    """Return the number of cores that this process may use."""
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min(cores, _cgroup_cores() or cores))
