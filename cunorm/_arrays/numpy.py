@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -101,22 +100,14 @@ class NumpyAdapter(ArrayAdapter):
         return lambda model: np.empty(shape, dtype)
 
     def contiguous(self, view: ArrayView) -> ArrayView:
-        array = np.array(_raw_view(view), order="C")
+        array = np.array(tensor.host_array(view), order="C")
         return new_view(data_pointer(array), view.spec.dense(), array, view.adapter)
 
 
 NUMPY = NumpyAdapter()
 
 
-def _raw_view(view: ArrayView) -> HostArray:
-    """Return an array in host memory as NumPy's, with bfloat16 as float16: to copy bits."""
-    spec = view.spec
-    if math.prod(spec.shape) == 0:  # its address may be null, which NumPy would refuse
-        return np.empty(spec.shape, f"=f{spec.dtype.itemsize}")
-    return tensor.host_array(spec, view.pointer, view.owner, view.writable)
-
-
 def numpy_view(view: ArrayView) -> HostArray:
     """Return an array in host memory, of any library, as NumPy's, with its own dtype."""
-    raw = _raw_view(view)
+    raw = tensor.host_array(view)
     return raw.view(numpy_dtype(BFLOAT16)) if view.spec.dtype is BFLOAT16 else raw

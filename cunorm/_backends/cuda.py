@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +32,6 @@ _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # the dr
 _NON_PORTABLE_CLUSTER_ALLOWED = 14  # of its function attributes
 
 
-class _Stream(NamedTuple):
-    """A raw stream as CuPy's launcher takes it: 0 is the legacy default, 2 the per-thread one."""
-
-    ptr: int
-
-
 def launch(planned: Launch, arguments: bytes, device: Device, stream: int) -> None:
     """Start a kernel, with the bytes of its one struct argument, on a raw stream of a device."""
     cuda = _cupy().cuda
@@ -49,7 +44,8 @@ def launch(planned: Launch, arguments: bytes, device: Device, stream: int) -> No
     if function is None:
         function, _ = _ready(planned.build, device.index)
     grid, block = (planned.grid,), (planned.block,)
-    function(grid, block, (argument,), shared_mem=planned.shared, stream=_Stream(stream))
+    raw = SimpleNamespace(ptr=stream)  # 0 is the legacy default stream, 2 the per-thread one
+    function(grid, block, (argument,), shared_mem=planned.shared, stream=raw)
     return None
 
 

@@ -77,19 +77,15 @@ class ArgsWriter:
         self._words: list[int] = []
         self._relocations: list[tuple[int, int]] = []
 
-    def pointer(self, name: str, offset: int = 0) -> None:
-        """Write a pointer: so many bytes past the start of an array, null if it is absent."""
-        if name in self._arrays:
+    def pointer(self, name: str, offset: int | None = 0) -> None:
+        """Write a pointer so many bytes past the start of an array; null if either is absent."""
+        if name in self._arrays and offset is not None:
             self._relocations.append((len(self._words), self._arrays[name]))
-        self._words.append(offset)
+        self._words.append(offset or 0)
 
     def pointers_at(self, name: str, offsets: Iterable[int | None]) -> None:
-        """Write pointers into an array, at offsets in bytes; null for None."""
         for offset in offsets:
-            if offset is None:
-                self.integers(0)
-            else:
-                self.pointer(name, offset)
+            self.pointer(name, offset)
 
     def integers(self, *values: int) -> None:
         self._words += values

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cunorm._core.memo import memoize
-from cunorm._core.tensor import OptionalSpecs, TensorSpec, host_array
+from cunorm._core.tensor import ArrayView, OptionalSpecs, TensorSpec, host_array
 
 
 class Pair(NamedTuple):
@@ -40,8 +40,8 @@ def pairs(specs: OptionalSpecs, first_output: int, given: Sequence[int]) -> Iter
 def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
     """Whether two arrays share memory, the first lying so many bytes behind the second."""
     base = 1 << 60  # NumPy compares extents, and reads nothing there
-    first = host_array(a, base + difference, None, writable=False)
-    second = host_array(b, base, None, writable=False)
+    first = host_array(ArrayView(base + difference, a, None, None, writable=False))
+    second = host_array(ArrayView(base, b, None, None, writable=False))
     try:
         return np.shares_memory(first, second, max_work=10_000)  # type: ignore[arg-type]  # any int
     except np.exceptions.TooHardError:

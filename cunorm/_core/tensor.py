@@ -75,17 +75,19 @@ class ArrayView:
     is_new: bool = False  # made in this call
 
 
-def host_array(spec: TensorSpec, pointer: int, owner: Any, writable: bool) -> HostArray:
-    """Return memory as an array of NumPy's, of float16 for bfloat16; it keeps the owner alive."""
-    itemsize = spec.dtype.itemsize
+def host_array(view: ArrayView) -> HostArray:
+    """Return an array in host memory as NumPy's, of float16 for bfloat16: to copy bits."""
+    spec, itemsize = view.spec, view.spec.dtype.itemsize
+    if 0 in spec.shape:  # its address may be null, which NumPy would refuse
+        return np.empty(spec.shape, f"=f{itemsize}")
     interface = {
         "version": 3,
         "shape": spec.shape,
         "strides": tuple(stride * itemsize for stride in spec.strides),
         "typestr": f"=f{itemsize}",
-        "data": (pointer, not writable),
+        "data": (view.pointer, not view.writable),
     }
-    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=owner))
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=view.owner))
 
 
 def contiguous(shape: Shape, dtype: DType, device: Device) -> TensorSpec:
