@@ -62,7 +62,7 @@ class Plan:
     # For the place of an output, those of the inputs that it may be exactly: nobody reads an
     # element of such an input after the thread that writes it.
     aliases: dict[int, tuple[int, ...]]
-    shared: tuple[tuple[int, int], ...]  # places of an output and of the array that it also is
+    shared: tuple[tuple[int, int], ...]  # outputs that are other arrays too: the places of both
     lower: Callable[[Caps, Alignments], Lowered]
     workspace_bound: Callable[[Caps | None], int]  # bytes for any alignments; None: on any GPU
     is_empty: bool = False  # no kernel runs: there are no rows, or no output is wanted
@@ -81,8 +81,8 @@ class Plan:
 class OpDef:
     """One operator in one direction.
 
-    Its OpSpec has the checked scalars of a call, `function`, the public one, which errors name, and
-    `output_names`, what the caller names the array for each output.
+    Its OpSpec has the checked scalars of a call; `function`, the public function that errors name;
+    and `output_names`, the caller's name of the array for each output.
     """
 
     name: str  # in texts that executables keep
@@ -92,7 +92,7 @@ class OpDef:
     x: int  # the place of x, whose library and device are those of the outputs
     spec_type: type  # the class of its OpSpec, a dataclass
     parse: Callable[..., Any]  # returns the OpSpec of scalars as callers give them; memoized
-    plan: Callable[[Any, OptionalSpecs], Plan]  # of an OpSpec, and specs of inputs, given outputs
+    plan: Callable[[Any, OptionalSpecs], Plan]  # from an OpSpec and the specs of given arrays
     # Does the kernels' work, for an OpSpec and a NumPy array or None for each input and output.
     reference: Callable[[Any, Sequence[Any]], None]
     parameters: tuple[str, ...] = ("weight", "bias")  # inputs that all rows share
