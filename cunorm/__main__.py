@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cunorm import _cache, _info
-from cunorm._core.activations import ACTIVATIONS
 from cunorm._core.dtypes import DTYPES
+from cunorm._core.validate import ACTIVATIONS
 from cunorm._group_norm.builds import LAYOUTS
 from cunorm._row_norm.spec import NEEDS
 from cunorm._warmup import AUTO, FUNCTIONS, warmup

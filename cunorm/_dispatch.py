@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cunorm._arrays.adapter import ArrayAdapter, copied
+from cunorm._arrays.cupy import joined
 from cunorm._arrays.numpy import numpy_view
 from cunorm._arrays.registry import adapter_of, library_types, view_all, view_workspace
-from cunorm._arrays.streams import joined
 from cunorm._backends import cpu, cuda
-from cunorm._backends.cpu.caches import last_cache_bytes
+from cunorm._backends.cpu import with_scratch
 from cunorm._backends.cpu.compiler import has_compiler
-from cunorm._backends.scratch import with_scratch
+from cunorm._backends.cpu.threads import last_cache_bytes
 from cunorm._core import overlap, validate
 from cunorm._core.build import Launch
 from cunorm._core.caps import Caps, CpuCaps

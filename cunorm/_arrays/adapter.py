@@ -54,19 +54,20 @@ class ArrayAdapter(ABC):
         return lambda model: self.allocate(spec).owner
 
     def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few count versions
-        """Count a write to each array, some of which are None."""
+        """Count a write to each array, which autograd may have saved; some are None."""
 
     def memory(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of a contiguous array of any dtype, as bytes."""
         view = self.view(function, argument, array)
         spec = view.spec
-        in_order = spec.strides == tensor.contiguous_strides(spec.shape)
-        check_contiguous(function, argument, in_order, spec.strides)
+        check_contiguous(function, argument, spec == spec.dense(), spec.strides)
         view.spec = tensor.bytes_spec(spec.nbytes, spec.device)
         return view
 
     def export(self, view: ArrayView) -> Any:
         """Return the array that the user gets for an output, after the launch that fills it."""
+        if not view.is_new:
+            self.bump_version([view.owner])
         return view.owner
 
     def stream(self, device: Device) -> int:
@@ -97,11 +98,9 @@ def empty_dense(spec: TensorSpec, empty: Callable[[tuple[int, ...]], Any]) -> An
 
 
 def check_contiguous(function: str, argument: str, is_contiguous: bool, strides: Any) -> None:
-    """Refuse memory with holes."""
-    if not is_contiguous:
-        raise ValueError(
-            f"{function}: {argument} has strides {strides}, expected a contiguous array"
-        )
+    if is_contiguous:
+        return
+    raise ValueError(f"{function}: {argument} has strides {strides}, expected a contiguous array")
 
 
 def new_view(pointer: int, spec: TensorSpec, owner: Any, adapter: ArrayAdapter) -> ArrayView:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
@@ -26,17 +26,16 @@ def cupy() -> Any:
 
 
 class CupyAdapter(ArrayAdapter):
-    """CuPy: CUDA memory, ordered on its current stream."""
+    """CuPy: CUDA memory, ordered on its current stream; of subclasses the memory alone."""
 
     name = "cupy"
     pointer = staticmethod(attrgetter("data.ptr"))
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Take cupy.ndarray and its subclasses, for their memory alone."""
         return issubclass(kind, sys.modules["cupy"].ndarray)
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of an array by its attributes: CuPy's DLPack knows fewer dtypes."""
+        # By its attributes, as CuPy's DLPack knows fewer dtypes.
         dtype = dtype_of(function, argument, array.dtype)
         strides = tensor.in_elements(array.strides, dtype.itemsize)
         data = array.data
@@ -47,19 +46,16 @@ class CupyAdapter(ArrayAdapter):
         return ArrayView(pointer, spec, array, self, writable=True)
 
     def memory(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of an array of any dtype."""
         adapter.check_contiguous(function, argument, array.flags.c_contiguous, array.strides)
         spec = tensor.bytes_spec(array.nbytes, Device("cuda", array.data.device_id))
         return ArrayView(array.data.ptr, spec, array, self, writable=True)
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make an array from CuPy's pool."""
         with self.device_scope(spec.device):
             array = adapter.empty_dense(spec, partial(cupy().empty, dtype=numpy_dtype(spec.dtype)))
         return new_view(array.data.ptr, spec, array, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        """Return dtype, shape, strides, alignment and device of each array."""
         facts: list[Any] = []
         pointers = []
         own = cupy().ndarray
@@ -77,7 +73,6 @@ class CupyAdapter(ArrayAdapter):
         return facts, pointers
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
-        """Return a function that makes no view; a spec says more than a model's strides."""
         if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)
         empty, shape, dtype = cupy().empty, spec.shape, numpy_dtype(spec.dtype)
@@ -101,15 +96,12 @@ class CupyAdapter(ArrayAdapter):
             memory = module.cuda.UnownedMemory(view.pointer, itemsize, view.owner, device.index)
             first = module.cuda.MemoryPointer(memory, 0)
             array = module.ndarray(spec.shape, f"=f{itemsize}", first, strides).copy(order="C")
-        copy = tensor.contiguous(spec.shape, spec.dtype, device)
-        return new_view(array.data.ptr, copy, array, view.adapter)
+        return new_view(array.data.ptr, spec.dense(), array, view.adapter)
 
     def stream(self, device: Device) -> int:
-        """Return CuPy's current stream on `device`."""
         return int(cupy().cuda.get_current_stream(device.index).ptr)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Make `device` current, where it is not."""
         cuda = cupy().cuda
         if cuda.runtime.getDevice() == device.index:
             return _NOTHING
@@ -118,3 +110,30 @@ class CupyAdapter(ArrayAdapter):
 
 
 CUPY = CupyAdapter()
+
+
+@contextmanager
+def joined(adapter: ArrayAdapter, views: Iterable[ArrayView], device: Device) -> Iterator[int]:
+    """Yield the stream to launch on, `adapter`'s current one, for arrays of several libraries.
+
+    It first waits for the other libraries' streams, on which arrays may still be computed; they
+    wait for it after, as their allocators may then reuse the memory. If all streams are the same,
+    as by default, nothing is done.
+    """
+    stream = adapter.stream(device)
+    adapters: set[ArrayAdapter] = {view.adapter for view in views} - {adapter}
+    others = {other.stream(device) for other in adapters} - {stream}
+    for other in others:
+        _wait(stream, other, device)
+    yield stream
+    for other in others:
+        _wait(other, stream, device)
+
+
+def _wait(waiting: int, passed: int, device: Device) -> None:
+    """Make one stream wait for all work on another so far."""
+    cuda = cupy().cuda
+    with CUPY.device_scope(device):
+        event = cuda.Event(disable_timing=True)
+        cuda.runtime.eventRecord(event.ptr, passed)
+        cuda.runtime.streamWaitEvent(waiting, event.ptr)

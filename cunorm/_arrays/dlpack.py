@@ -18,27 +18,18 @@ from typing import Any, ClassVar
 from cunorm._arrays.adapter import ArrayAdapter, unaligned
 from cunorm._arrays.cupy import CUPY, CupyAdapter, cupy
 from cunorm._arrays.numpy import NUMPY, NumpyAdapter
-from cunorm._core.dtypes import ALLOWED, BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from cunorm._core.dtypes import ALLOWED, DTYPES
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, contiguous_strides
 
 # DLDeviceType, DLDataTypeCode and flags of dlpack.h
 _KDL_CPU, _KDL_CUDA, _KDL_CUDA_MANAGED = 1, 2, 13
-_KDL_FLOAT, KDL_BFLOAT = 2, 4
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+KDL_BFLOAT = 4
 _READ_ONLY = 1
 _LEGACY_STREAM = 1  # what the protocol calls CUDA's default stream, whose handle is 0
 
-_DTYPES = {
-    (_KDL_FLOAT, 16): FLOAT16,
-    (KDL_BFLOAT, 16): BFLOAT16,
-    (_KDL_FLOAT, 32): FLOAT32,
-    (_KDL_FLOAT, 64): FLOAT64,
-}
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
-
-class Tensor(ctypes.Structure):
-    """DLTensor."""
-
+class DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -62,7 +53,7 @@ class _VersionedTensor(ctypes.Structure):
         ("manager_ctx", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", Tensor),
+        ("tensor", DLTensor),
     )
 
 
@@ -74,10 +65,10 @@ _content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 )
 
 
-def read_capsule(capsule: object) -> tuple[Tensor, bool]:
+def read_capsule(capsule: object) -> tuple[DLTensor, bool]:
     """Return the DLTensor in a capsule, valid while that lives, and whether it may be written."""
     if _is_named(capsule, b"dltensor"):
-        return Tensor.from_address(_content(capsule, b"dltensor")), True
+        return DLTensor.from_address(_content(capsule, b"dltensor")), True
     if not _is_named(capsule, b"dltensor_versioned"):
         raise BufferError(f"expected an unconsumed DLPack capsule, got {capsule!r}")
     managed = _VersionedTensor.from_address(_content(capsule, b"dltensor_versioned"))
@@ -116,9 +107,9 @@ def view_of_capsule(
 ) -> ArrayView:
     """Return the view of the array in a capsule, which `owner` keeps alive."""
     tensor, writable = read_capsule(capsule)
-    dtype = _DTYPES.get((tensor.code, tensor.bits))
+    kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code} of bits ")
+    dtype = DTYPES.get(f"{kind}{tensor.bits}")
     if dtype is None or tensor.lanes != 1:
-        kind = _KINDS.get(tensor.code, f"DLPack type {tensor.code} of bits ")
         lanes = f"x{tensor.lanes}" if tensor.lanes != 1 else ""
         raise TypeError(
             f"{function}: {argument} has dtype {kind}{tensor.bits}{lanes}, expected {ALLOWED}"
@@ -141,11 +132,9 @@ class DLPackAdapter(ArrayAdapter):
     name = "dlpack"
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Take whatever speaks the protocol."""
         return hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of an object's capsule, which is made after its work is ordered."""
         try:
             kind, index = array.__dlpack_device__()
             if kind == _KDL_CPU:
@@ -165,19 +154,15 @@ class DLPackAdapter(ArrayAdapter):
             ) from error
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make a NumPy or a CuPy array."""
         return _own(spec).allocate(spec)
 
     def contiguous(self, view: ArrayView) -> ArrayView:
-        """Copy into C order, into memory of NumPy's or CuPy's."""
         return _own(view.spec).contiguous(view)
 
     def stream(self, device: Device) -> int:
-        """Return CuPy's current stream, which the capsules were ordered on."""
         return CUPY.stream(device)
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Make a CUDA device current."""
         return nullcontext() if device.kind == "cpu" else CUPY.device_scope(device)
 
 

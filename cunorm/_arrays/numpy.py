@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ import numpy as np
 from cunorm._arrays.adapter import ArrayAdapter, Signature, check_contiguous, empty_dense, new_view
 from cunorm._core import tensor
 from cunorm._core.dtypes import BFLOAT16, dtype_of, numpy_dtype
-from cunorm._core.tensor import CPU, ArrayView, TensorSpec
+from cunorm._core.tensor import CPU, ArrayView, HostArray, TensorSpec
 
 _address_at = ctypes.c_void_p.from_address
 # The data pointer of PyArrayObject is its first field after the object's head: NumPy's macros for
@@ -29,7 +28,7 @@ def _pointer_by_object(array: Any) -> int:
 
 
 def _pointer_by_ctypes(array: Any) -> int:
-    """Return the address of an array's first element, in ten times the time."""
+    """Return the same in ten times the time."""
     return int(array.ctypes.data)
 
 
@@ -37,13 +36,12 @@ data_pointer = _pointer_by_object if sys.implementation.name == "cpython" else _
 
 
 class NumpyAdapter(ArrayAdapter):
-    """NumPy: host memory only, bfloat16 as ``ml_dtypes.bfloat16``."""
+    """NumPy: host memory, bfloat16 as ``ml_dtypes.bfloat16``; of subclasses the memory alone."""
 
     name = "numpy"
     pointer = staticmethod(data_pointer)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Take ndarray and its subclasses, for their memory alone; masks are not memory."""
         if issubclass(kind, np.ma.MaskedArray):
             raise TypeError(
                 f"{function}: {argument} is a masked array, whose mask would be ignored, expected "
@@ -52,7 +50,6 @@ class NumpyAdapter(ArrayAdapter):
         return issubclass(kind, np.ndarray)
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of an array; one whose elements are not aligned is copied."""
         dtype = dtype_of(function, argument, array.dtype)
         strides = tensor.in_elements(array.strides, dtype.itemsize)
         pointer = data_pointer(array)
@@ -64,7 +61,6 @@ class NumpyAdapter(ArrayAdapter):
         return ArrayView(pointer, spec, array, self, array.flags.writeable)
 
     def memory(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of an array of any dtype whose elements are their bytes."""
         flags, dtype = array.flags, array.dtype
         check_contiguous(function, argument, flags.c_contiguous, array.strides)
         if dtype.kind not in "biufcV" or dtype.hasobject:
@@ -73,12 +69,10 @@ class NumpyAdapter(ArrayAdapter):
         return ArrayView(data_pointer(array), spec, array, self, flags.writeable)
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make an array of the right dtype."""
         array = empty_dense(spec, partial(np.empty, dtype=numpy_dtype(spec.dtype)))
         return new_view(data_pointer(array), spec, array, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        """Return dtype, shape, strides and alignment of each array; outputs must be writable."""
         facts: list[Any] = []
         pointers = []
         for array in arrays:
@@ -90,42 +84,30 @@ class NumpyAdapter(ArrayAdapter):
                 not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray)
             ):
                 return None
-            pointer = data_pointer(array)
-            fact = (array.dtype, array.shape, array.strides, pointer & 7)
             if len(pointers) >= first_output and not array.flags.writeable:
                 return None
-            facts.append(fact)
+            pointer = data_pointer(array)
             pointers.append(pointer)
+            facts.append((array.dtype, array.shape, array.strides, pointer & 7))
         return facts, pointers
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
-        """Return np.empty_like or np.empty, with a dtype without a model's metadata."""
         if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)
         shape, dtype = spec.shape, numpy_dtype(spec.dtype)
-        if has_model:  # NumPy keeps the strides of axes of one element, too
+        if has_model:  # keeps the strides of axes of one element, too; drops metadata of its dtype
             return partial(np.empty_like, dtype=dtype, subok=False)
         return lambda model: np.empty(shape, dtype)
 
     def contiguous(self, view: ArrayView) -> ArrayView:
-        """Copy an array in host memory into C order; it stays one of its library."""
-        array, spec = np.array(_raw_view(view), order="C"), view.spec
-        copy = tensor.contiguous(spec.shape, spec.dtype, spec.device)
-        return new_view(data_pointer(array), copy, array, view.adapter)
+        array = np.array(tensor.host_array(view), order="C")
+        return new_view(data_pointer(array), view.spec.dense(), array, view.adapter)
 
 
 NUMPY = NumpyAdapter()
 
 
-def _raw_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return an array in host memory as NumPy's, with bfloat16 as float16: to copy bits."""
-    spec = view.spec
-    if math.prod(spec.shape) == 0:  # its address may be null, which NumPy would refuse
-        return np.empty(spec.shape, f"=f{spec.dtype.itemsize}")
-    return np.asarray(tensor.ArrayInterface(spec, view.pointer, view.owner, view.writable))
-
-
-def numpy_view(view: ArrayView) -> np.ndarray[Any, np.dtype[Any]]:
+def numpy_view(view: ArrayView) -> HostArray:
     """Return an array in host memory, of any library, as NumPy's, with its own dtype."""
-    raw = _raw_view(view)
+    raw = tensor.host_array(view)
     return raw.view(numpy_dtype(BFLOAT16)) if view.spec.dtype is BFLOAT16 else raw

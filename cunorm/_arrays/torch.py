@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from cunorm._arrays.adapter import ArrayAdapter, Signature, check_contiguous, new_view, unaligned
 from cunorm._core.dtypes import ALLOWED, DTYPES, DType
-from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec, contiguous
+from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec
 
 _DTYPES: dict[Any, DType] = {getattr(torch, name): dtype for name, dtype in DTYPES.items()}
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in _DTYPES.items()}
@@ -36,7 +36,6 @@ class TorchAdapter(ArrayAdapter):
     pointer = staticmethod(torch.Tensor.data_ptr)
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
-        """Take Tensor and Parameter alone: any other subclass gives its memory another meaning."""
         if kind in PLAIN_TYPES:
             return True
         if issubclass(kind, torch.Tensor):
@@ -48,17 +47,14 @@ class TorchAdapter(ArrayAdapter):
         return False
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of a tensor; one that is more than its memory raises."""
         if _fake_mode() is not None:
             raise TypeError(
                 f"{function}: {argument} is used where torch makes tensors without memory "
                 "(FakeTensorMode), expected real ones: use cunorm.torch there"
             )
-        dtype = _DTYPES.get(array.dtype)
-        if dtype is None or array.is_neg() or (array.requires_grad and _is_grad_enabled()):
-            raise _refusal(function, argument, array)
         pointer, device = _place_of(function, argument, array)
-        if pointer % dtype.itemsize:
+        dtype, is_recorded = _DTYPES.get(array.dtype), array.requires_grad and _is_grad_enabled()
+        if dtype is None or array.is_neg() or is_recorded or pointer % dtype.itemsize:
             raise _refusal(function, argument, array)
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None:
             raise ValueError(
@@ -70,7 +66,6 @@ class TorchAdapter(ArrayAdapter):
         return ArrayView(pointer, spec, array, self, writable=True)
 
     def memory(self, function: str, argument: str, array: Any) -> ArrayView:
-        """Return the view of a tensor of uint8, or of a dtype that kernels read."""
         if array.dtype is not torch.uint8:
             return super().memory(function, argument, array)
         pointer, device = _place_of(function, argument, array, torch.uint8)
@@ -78,12 +73,10 @@ class TorchAdapter(ArrayAdapter):
         return ArrayView(pointer, bytes_spec(array.numel(), device), array, self, writable=True)
 
     def allocate(self, spec: TensorSpec) -> ArrayView:
-        """Make a tensor with torch's allocator."""
         tensor = _empty(spec)()
         return new_view(tensor.data_ptr(), spec, tensor, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        """Return dtype, shape, strides, alignment and device of tensors that `view` takes."""
         if _fake_mode() is not None or forward_ad._current_level >= 0:
             return None
         grad_enabled = _is_grad_enabled()
@@ -113,39 +106,25 @@ class TorchAdapter(ArrayAdapter):
         return facts, pointers
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
-        """Return torch.empty_like for a model, as there is less to parse."""
         empty = _empty(spec)
-        return _empty_like if has_model else lambda model: empty()
+        return _empty_like if has_model else lambda model: empty()  # empty_like parses less
 
     def bump_version(self, arrays: Sequence[Any]) -> None:
-        """Count a write to each tensor: autograd may have saved it."""
         for array in arrays:
             if array is not None:
                 _increment_version(array)
 
     def contiguous(self, view: ArrayView) -> ArrayView:
-        """Copy into C order, on the current stream."""
         spec = view.spec
         tensor = view.owner.as_strided(spec.shape, spec.strides).contiguous()
-        copy = contiguous(spec.shape, spec.dtype, spec.device)
-        return new_view(tensor.data_ptr(), copy, tensor, self)
-
-    def export(self, view: ArrayView) -> Any:
-        """Return the tensor; a write to one that was given is counted."""
-        if not view.is_new:
-            _increment_version(view.owner)
-        return view.owner
+        return new_view(tensor.data_ptr(), spec.dense(), tensor, self)
 
     def stream(self, device: Device) -> int:
-        """Return torch's current stream on `device`, as its compiler reads it: with no object."""
+        # As its compiler reads it: with no object.
         return int(torch._C._cuda_getCurrentRawStream(device.index))
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Make a CUDA device current."""
-        if device.kind == "cpu":
-            return nullcontext()
-        scope: AbstractContextManager[object] = torch.cuda.device(device.index)
-        return scope
+        return nullcontext() if device.kind == "cpu" else torch.cuda.device(device.index)
 
 
 def _place_of(function: str, argument: str, array: Any, *also: Any) -> tuple[int, Device]:
@@ -167,7 +146,7 @@ def _empty(spec: TensorSpec) -> Callable[[], Any]:
 
 
 def _refusal(function: str, argument: str, array: Any, *also: Any) -> Exception:
-    """Return the error for a tensor; `also` are dtypes to allow beside those of kernels."""
+    """Return the error for a tensor that `view` refuses; `also` are more dtypes to allow."""
     where = f"{function}: {argument}"
     if array.layout is not torch.strided or array.is_nested:
         layout = "nested" if array.is_nested else array.layout
@@ -189,11 +168,6 @@ def _refusal(function: str, argument: str, array: Any, *also: Any) -> Exception:
         name = str(array.dtype).removeprefix("torch.")
         fix = f": pass {argument}.dequantize()" if array.is_quantized else ""
         return TypeError(f"{where} has dtype {name}, expected {ALLOWED}{fix}")
-    return _state_refusal(where, argument, array)
-
-
-def _state_refusal(where: str, argument: str, array: Any) -> Exception:
-    """Return the error for a plain dense tensor in a state that one call undoes."""
     if array.is_neg():
         return ValueError(
             f"{where} has its negative bit set, expected plain values: pass "

@@ -7,57 +7,46 @@ own. Its current stream is not changed: a launch is given one.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from cunorm._backends.cluster_fit import allow_large_clusters, clusters_that_fit
-from cunorm._backends.sources import source_text
-from cunorm._backends.store import OnceMap
+from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import PORTABLE_CLUSTER, GpuCaps, features_of
-from cunorm._core.memo import memoize
-from cunorm._core.plan import KernelCall, fitting_caps
+from cunorm._core.memo import OnceMap, memoize
+from cunorm._core.plan import KernelCall
 from cunorm._core.tensor import Device
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
-_ERROR_LINES = 8  # of a compiler's log, in an error message
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # the driver's
+_NON_PORTABLE_CLUSTER_ALLOWED = 14  # of its function attributes
 
 
-class _Stream(NamedTuple):
-    """A raw stream as CuPy's launcher takes it: 0 is the legacy default, 2 the per-thread one."""
-
-    ptr: int
-
-
-def launch(launch: Launch, arguments: bytes, device: Device, stream: int) -> None:
-    """Start a kernel, with the bytes of its one struct argument, on a raw stream of a device.
-
-    The caller's current device is left as it was. An ImportError says that CuPy or NVRTC is not
-    installed, a RuntimeError that the kernel does not compile.
-    """
+def launch(planned: Launch, arguments: bytes, device: Device, stream: int) -> None:
+    """Start a kernel, with the bytes of its one struct argument, on a raw stream of a device."""
     cuda = _cupy().cuda
-    if cuda.runtime.getDevice() == device.index:
-        _start(launch, arguments, device.index, stream)
-    else:
+    if cuda.runtime.getDevice() != device.index:
         with cuda.Device(device.index):
-            _start(launch, arguments, device.index, stream)
-
-
-def _start(launch: Launch, arguments: bytes, current_device: int, stream: int) -> None:
+            return launch(planned, arguments, device, stream)
     # CuPy passes a NumPy array by value if it has one element, of any size.
     argument = np.frombuffer(arguments, dtype=_block_of(len(arguments)))
-    function = _loaded.get((launch.build, current_device))
+    function = _loaded.get((planned.build, device.index))
     if function is None:
-        function, _ = _ready(launch.build, current_device)
-    grid, block = (launch.grid,), (launch.block,)
-    function(grid, block, (argument,), shared_mem=launch.shared, stream=_Stream(stream))
+        function, _ = _ready(planned.build, device.index)
+    grid, block = (planned.grid,), (planned.block,)
+    raw = SimpleNamespace(ptr=stream)  # 0 is the legacy default stream, 2 the per-thread one
+    function(grid, block, (argument,), shared_mem=planned.shared, stream=raw)
+    return None
 
 
 @memoize(maxsize=64)
@@ -101,7 +90,6 @@ def prepare(build: KernelBuild, device: Device) -> bool:
 
 
 def loaded_count() -> int:
-    """Return the number of loaded kernels, on all devices."""
     return len(_loaded)
 
 
@@ -136,7 +124,6 @@ def cuda_include_folders() -> tuple[Path, ...]:
 
 @cache
 def nvrtc_version() -> tuple[int, int]:
-    """Return the version of the NVRTC that CuPy loads."""
     try:
         major, minor = _cupy().cuda.nvrtc.getVersion()
     except RuntimeError as error:  # CuPy looks for the library at the first call
@@ -145,13 +132,11 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def current_device() -> int:
-    """Return the index of the current device."""
     return int(_cupy().cuda.runtime.getDevice())
 
 
 @memoize(maxsize=64)
 def gpu_caps(device: Device) -> GpuCaps:
-    """Return the caps of a CUDA device."""
     gpu = _cupy().cuda.Device(device.index)
     attributes = gpu.attributes
     return GpuCaps(
@@ -165,28 +150,57 @@ def gpu_caps(device: Device) -> GpuCaps:
     )
 
 
-@memoize()
-def fits_cluster(launch: Launch, device: Device) -> bool:
-    """Whether a device has room for a cluster of a launch."""
-    with _cupy().cuda.Device(device.index):
-        function, _ = _ready(launch.build, device.index)
-        return clusters_that_fit(function, launch) > 0
-
-
 def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> GpuCaps:
     """Return the caps of a device, with smaller clusters, or none, where it has no room for them.
 
     A part of a GPU may have no room for clusters that each whole GPU takes. Blocks are assumed to
     have a multiprocessor each, as those of misaligned arrays may.
     """
-    caps = gpu_caps(device)
+    caps: GpuCaps = gpu_caps(device)
     more_than_half = caps.shared_memory_per_sm // 2
+    while (launch := first_launch(caps)).build.cluster > 1:
+        if fits_cluster(replace(launch, shared=max(launch.shared, more_than_half)), device):
+            break
+        fewer = min(launch.build.cluster, caps.features.largest_cluster) // 2
+        features = caps.features._replace(clusters=fewer > 1, largest_cluster=fewer)
+        caps = caps._replace(features=features)
+    return caps
 
-    def fits(launch: Launch) -> bool:
-        alone = replace(launch, shared=max(launch.shared, more_than_half))
-        return bool(fits_cluster(alone, device))
 
-    return fitting_caps(caps, first_launch, fits)
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of the driver API, without attributes: the kernel has its cluster's size."""
+
+    _fields_ = (
+        ("grid", 3 * ctypes.c_uint),
+        ("block", 3 * ctypes.c_uint),
+        ("shared_memory", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+def allow_large_clusters(cupy: Any, function: Any) -> None:
+    cupy.cuda.driver.funcSetAttribute(function.ptr, _NON_PORTABLE_CLUSTER_ALLOWED, 1)
+
+
+def clusters_that_fit(function: Any, launch: Launch) -> int:
+    """Return the number of clusters that the current device, or our part of it, runs at a time."""
+    config = _LaunchConfig((launch.build.cluster, 1, 1), (launch.block, 1, 1), launch.shared)
+    count = ctypes.c_int()
+    try:
+        query = ctypes.CDLL(_LIBRARY).cuOccupancyMaxActiveClusters
+    except (OSError, AttributeError):  # a driver from before there were clusters
+        return 0
+    refused = query(ctypes.byref(count), ctypes.c_void_p(function.ptr), ctypes.byref(config))
+    return 0 if refused else count.value
+
+
+@memoize()
+def fits_cluster(launch: Launch, device: Device) -> bool:
+    with _cupy().cuda.Device(device.index):
+        function, _ = _ready(launch.build, device.index)
+        return clusters_that_fit(function, launch) > 0
 
 
 def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[int], int], None]:
@@ -206,11 +220,6 @@ def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[
     return start
 
 
-def require() -> None:
-    """Raise an ImportError where CuPy is not installed."""
-    _cupy()
-
-
 @cache
 def _cupy() -> Any:
     try:
@@ -222,15 +231,13 @@ def _cupy() -> Any:
     return cupy
 
 
+require = _cupy  # for an ImportError where CuPy is not installed
+
+
 def compile_error_text(build: KernelBuild, options: tuple[str, ...], log: str) -> str:
     """Return the error text for a build that NVRTC refuses, with the first errors of its log."""
-    lines = log.splitlines()
-    errors = [line for line in lines if "error" in line] or [line for line in lines if line.strip()]
-    text = [
-        f"NVRTC does not compile the build {build}",
-        f"  options: {' '.join(options)}",
-        *(f"  {line}" for line in errors[:_ERROR_LINES]),
-    ]
+    head = (f"NVRTC does not compile the build {build}", f"  options: {' '.join(options)}")
+    text = [*head, *error_lines(log.splitlines())]
     if "cuda_fp16.h" in log or "cuda_bf16.h" in log:
         text.append(f"  The headers of the CUDA runtime are missing: {_INSTALL}")
     return "\n".join(text)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -44,3 +45,9 @@ def _inlined(name: str, folders: tuple[Path, ...], seen: set[Path]) -> list[str]
         else:
             lines.append("" if line == "#pragma once" else line)
     return lines
+
+
+def error_lines(log: Iterable[str]) -> list[str]:
+    """Return the first lines of a compiler's log that name errors, else any, for an error text."""
+    lines = [f"  {line}" for line in log if line.strip()]
+    return ([line for line in lines if "error" in line] or lines)[:8]

@@ -9,9 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cunorm._core.caps import CpuCaps
 from cunorm._core.dtypes import FLOAT64, DType
 
 Macros = tuple[tuple[str, str], ...]
+
+# Stores past a CPU's caches pay, even if the result is read next, where rows are whole cache lines
+# and the result has this share of the last cache, by the bytes of an element (of two, a store is
+# half a line; of eight there are none), or this many bytes. Measured with two cores and 32 MiB of
+# cache, and with 480 MiB.
+_LARGE_SHARE, _LARGE_RESULT, _CACHE_LINE = {4: 4, 2: 2}, 32 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +40,7 @@ class KernelBuild:
 
     @property
     def cluster(self) -> int:
-        """Return how many blocks form a cluster."""
-        return int(dict(self.macros).get("CLUSTER", 1))
+        return int(dict(self.macros).get("CLUSTER", 1))  # blocks
 
     def __str__(self) -> str:
         return " ".join((self.kernel, *(f"{name}={value}" for name, value in self.macros)))
@@ -42,63 +48,46 @@ class KernelBuild:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A build, and how many blocks of how many threads to start.
-
-    A row_norm_backward also has rows of partial sums, for each parameter as many, and a pitch from
-    one row to the next.
-    """
+    """A build, and how many blocks of how many threads to start."""
 
     build: KernelBuild
     grid: int
     block: int
-    parts: int = 0
-    sums_pitch: int = 0  # elements
+    parts: int = 0  # rows of partial sums for each parameter, of a row_norm_backward
+    sums_pitch: int = 0  # elements from one of these rows to the next
     shared: int = 0  # bytes of a block's shared memory, beside what its kernel declares
 
     @property
     def sums_size(self) -> int:
-        """Return how many elements the partial sums for one parameter have."""
-        return self.parts * self.sums_pitch
-
-
-class Relocation(NamedTuple):
-    """A word of the arguments, and the array whose address is added to it."""
-
-    word: int
-    array: int
+        return self.parts * self.sums_pitch  # elements, for one parameter
 
 
 class KernelArgs(NamedTuple):
     """The bytes of a kernel's argument struct, for arrays at address 0."""
 
     data: bytes
-    relocations: tuple[Relocation, ...]
+    relocations: tuple[tuple[int, int], ...]  # a word, and the array whose address is added to it
 
 
 class ArgsWriter:
     """Writes an argument struct, all of whose fields have eight bytes."""
 
     def __init__(self, arrays: dict[str, int]) -> None:
-        self._arrays = arrays  # places of those that there are, by name
+        self._arrays = arrays  # places of those that are present, by name
         self._words: list[int] = []
-        self._relocations: list[Relocation] = []
+        self._relocations: list[tuple[int, int]] = []
 
-    def pointer(self, name: str, offset: int = 0) -> None:
-        """Write a pointer: so many bytes past the start of an array, null if it is absent."""
-        if name in self._arrays:
-            self._relocations.append(Relocation(len(self._words), self._arrays[name]))
-        self._words.append(offset)
+    def pointer(self, name: str, offset: int | None = 0) -> None:
+        """Write a pointer so many bytes past the start of an array; null if either is absent."""
+        if name in self._arrays and offset is not None:
+            self._relocations.append((len(self._words), self._arrays[name]))
+        self._words.append(offset or 0)
 
     def pointers_at(self, name: str, offsets: Iterable[int | None]) -> None:
-        """Write pointers into an array, at offsets in bytes; null for None."""
         for offset in offsets:
-            if offset is None:
-                self.integers(0)
-            else:
-                self.pointer(name, offset)
+            self.pointer(name, offset)
 
     def integers(self, *values: int) -> None:
-        """Write integers."""
         self._words += values
 
     def finish(self, numbers: bytes = b"") -> KernelArgs:
@@ -120,5 +109,14 @@ def cuda_type(dtype: DType | None) -> str:
 
 
 def cuda_bool(value: bool) -> str:
-    """Return a truth value as the sources have it."""
     return "true" if value else "false"
+
+
+def cpu_stores(elements: int, row: int, result: DType, compute: DType, caps: CpuCaps) -> Macros:
+    """Return the macro that sends stores past the caches, for large outputs of whole lines."""
+    itemsize = result.itemsize
+    share = _LARGE_SHARE.get(itemsize)
+    if share is None or compute is FLOAT64 or row * itemsize % _CACHE_LINE:
+        return ()
+    large = min(_LARGE_RESULT, caps.last_cache_bytes // share)
+    return (("NON_TEMPORAL", "true"),) if elements * itemsize >= large else ()

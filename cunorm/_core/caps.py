@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-VARIABLE = "CUNORM_FEATURES"
-OFF = "none"
+_VARIABLE = "CUNORM_FEATURES"
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes
 # Multiprocessors that a backward uses at most: no GPU had more when this was written, and so memory
 # for partial sums can be planned before the GPU is known.
@@ -22,16 +21,12 @@ LEAST_COPY = 4  # bytes of an asynchronous copy, at least
 
 
 class Features(NamedTuple):
-    """The features that a plan uses."""
-
     clusters: bool = False  # blocks that share a row or groups and send each other their sums
     async_copies: bool = False  # of rows, while others are computed, and of samples
     largest_cluster: int = 16  # blocks; half as many, and so on, where the driver has no room
 
 
 class GpuCaps(NamedTuple):
-    """What a launch plan depends on in a GPU."""
-
     sm_count: int
     compute_capability: str  # "90" is 9.0
     max_threads_per_sm: int
@@ -42,8 +37,6 @@ class GpuCaps(NamedTuple):
 
 
 class CpuCaps(NamedTuple):
-    """What a launch plan depends on in a CPU."""
-
     last_cache_bytes: int
 
 
@@ -69,34 +62,26 @@ def features_of(compute_capability: str) -> Features:
 
 def describe_feature(name: str) -> str:
     """Return a text: on which GPUs a feature is used, and how it was tested."""
-    named = _named()
-    if named is not None and name not in named:
-        return f"off: {VARIABLE}={os.environ[VARIABLE]}"
-    since = _dotted(LEAST_CAPABILITY[name])
+    named, since, used = _named(), LEAST_CAPABILITY[name] / 10, _BY_DEFAULT[name]
     if named is not None:
-        return f"on from compute capability {since}: {VARIABLE}={os.environ[VARIABLE]}"
-    used = _BY_DEFAULT[name]
-    which = f"from {since} on" if used.stop == 1000 else f"{since} to below {_dotted(used.stop)}"
+        state = f"on from compute capability {since}" if name in named else "off"
+        return f"{state}: {_VARIABLE}={os.environ[_VARIABLE]}"
+    which = f"from {since} on" if used.stop == 1000 else f"{since} to below {used.stop / 10}"
     return (
         f"on for compute capability {which}; shown by interpreting the kernels' PTX, not yet by a "
-        f"run on a GPU ({VARIABLE}={OFF} turns it off)"
+        f"run on a GPU ({_VARIABLE}=none turns it off)"
     )
 
 
 def _named() -> set[str] | None:
     """Return the features that the environment names, None without the variable."""
-    names = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
-    if unknown := names - set(LEAST_CAPABILITY) - {OFF}:
+    names = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} - {""}
+    features = names - {"none"}
+    if unknown := features - set(LEAST_CAPABILITY):
         raise ValueError(
-            f"{VARIABLE} names {min(unknown)!r}, expected {OFF} or some of "
+            f"{_VARIABLE} names {min(unknown)!r}, expected none or some of "
             f"{', '.join(LEAST_CAPABILITY)}"
         )
-    if OFF in names and len(names) > 1:
-        raise ValueError(
-            f"{VARIABLE} names {OFF} beside {min(names - {OFF})!r}, expected one of them"
-        )
-    return names - {OFF} if names else None
-
-
-def _dotted(number: int) -> str:
-    return f"{number // 10}.{number % 10}"
+    if features and features != names:
+        raise ValueError(f"{_VARIABLE} names none beside {min(features)!r}, expected one of them")
+    return features if names else None

@@ -49,11 +49,8 @@ def promoted(a: DType, b: DType) -> DType:
 def dtype_of(function: str, argument: str, numpy: Any) -> DType:
     """Return the storage type of an array whose dtype attribute is a NumPy dtype."""
     dtype = _FROM_NUMPY.get(numpy)
-    return _learn(function, argument, numpy) if dtype is None else dtype
-
-
-def _learn(function: str, argument: str, numpy: Any) -> DType:
-    """Add bfloat16 to the known dtypes, or raise for a dtype that no kernel reads."""
+    if dtype is not None:
+        return dtype
     name = str(getattr(numpy, "name", numpy))
     if name in DTYPES and not numpy.isnative:
         raise TypeError(
@@ -79,7 +76,6 @@ def parse_dtype(function: str, argument: str, spec: object) -> DType:
 
 
 def parse_optional_dtype(function: str, argument: str, spec: object) -> DType | None:
-    """Return the storage type of a name or dtype, None for None."""
     return None if spec is None else parse_dtype(function, argument, spec)
 
 
@@ -98,13 +94,12 @@ def _name(spec: object) -> str | None:
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """Return the NumPy dtype of a storage type; for bfloat16, ml_dtypes must be installed."""
-    known = _NUMPY.get(dtype)
-    if known is None:
+    if dtype not in _NUMPY:
         try:
             import ml_dtypes
         except ImportError:
             raise TypeError(
                 "a bfloat16 NumPy array needs the package ml_dtypes: pip install ml_dtypes"
             ) from None
-        known = _NUMPY[dtype] = np.dtype(ml_dtypes.bfloat16)
-    return known
+        _NUMPY[dtype] = np.dtype(ml_dtypes.bfloat16)
+    return _NUMPY[dtype]

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""Bounded caches of functions, all emptied by one call."""
+"""Bounded caches of functions, and maps of what is loaded once, all emptied by one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 TypedKey = tuple[Any, type, str] | None
 
 _clears: list[Callable[[], object]] = []
-
-
-def on_clear(clear: Callable[[], object]) -> None:
-    """Make `clear_all` call a function, too."""
-    _clears.append(clear)
+on_clear: Callable[[Callable[[], object]], None] = _clears.append  # for `clear_all` to call
 
 
 def clear_all() -> None:
@@ -39,3 +39,42 @@ def memoize(maxsize: int = 1024, *, typed: bool = False) -> Callable[[Callable[.
 def typed_key(number: Any) -> TypedKey:
     """Return a number or None with its type and sign, as 0.0 equals -0.0 and Decimals."""
     return None if number is None else (number, type(number), str(number))
+
+
+class OnceMap(Generic[K, V]):
+    """Values by key, each loaded once in a process: by the first of the threads that need it."""
+
+    def __init__(self) -> None:
+        self._values: dict[K, V] = {}
+        self._loading: dict[K, Lock] = {}
+        on_clear(self.clear)
+        if hasattr(os, "register_at_fork"):
+            # A forked child has no thread to release a lock that one of its parent's held.
+            os.register_at_fork(after_in_child=self._loading.clear)
+
+    def get(self, key: K) -> V | None:
+        return self._values.get(key)
+
+    def load_once(self, key: K, load: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
+        """Return a value, and the flag of `load`, False where it was loaded before."""
+        try:
+            with self._loading.setdefault(key, Lock()):
+                values = self._values  # clear() puts another in its place
+                value = values.get(key)
+                if value is not None:
+                    return value, False
+                value, flag = load()
+                values[key] = value
+                return value, flag
+        finally:
+            self._loading.pop(key, None)  # a thread that waits for this lock finds the value
+
+    def clear(self) -> None:
+        """Load everything anew from now on; what is being loaded is not kept."""
+        self._values = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(tuple(self._values))

@@ -10,27 +10,27 @@ from typing import Any, ClassVar, TypeVar
 from cunorm._core.build import Macros, cuda_bool, cuda_type
 from cunorm._core.dtypes import DType
 from cunorm._core.plan import Alignments, OutputSpec, vector_width
-from cunorm._core.tensor import TensorSpec, optional_dtype
+from cunorm._core.tensor import OptionalSpec, Shape, TensorSpec, optional_dtype
 
-Specs = dict[str, TensorSpec | None]  # in the order of a call's arrays
+Specs = dict[str, OptionalSpec]  # in the order of a call's arrays
 
 PARAMETERS, SUMS = ("weight", "bias"), ("dweight", "dbias")
 STATISTICS = ("mean", "rstd")
 
 
-def present(spec: TensorSpec | None) -> TensorSpec:
+def present(spec: OptionalSpec) -> TensorSpec:
     """Return the spec of an operand that a call always has."""
     assert spec is not None
     return spec
 
 
 def type_macros(types: object, *names: str) -> Macros:
-    """Return the part of a build that says the dtypes of some operands: X_T for x."""
+    """Return the macros of a build that name the dtypes of some operands: X_T for x."""
     return tuple((f"{name.upper()}_T", cuda_type(getattr(types, name))) for name in names)
 
 
 def places_of(operands: Specs) -> dict[str, int]:
-    """Return the places of the arrays that there are, and of the workspace, which is the last."""
+    """Return the places of the operands that are present, and of the workspace, the last."""
     places = {name: place for place, name in enumerate(operands) if operands[name] is not None}
     return places | {"workspace": len(operands)}
 
@@ -45,16 +45,14 @@ def with_new_outputs(
     return given | new, tuple(outputs)
 
 
-def check_shape(
-    function: str, argument: str, spec: TensorSpec | None, shape: tuple[int, ...], of: str
-) -> None:
+def check_shape(function: str, argument: str, spec: OptionalSpec, shape: Shape, of: str) -> None:
     """Check the shape of an operand; `of` says what it has to match."""
     if spec is not None and spec.shape != shape:
         raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{of}")
 
 
 def check_compute(
-    function: str, argument: str, spec: TensorSpec | None, compute: DType, wide: str
+    function: str, argument: str, spec: OptionalSpec, compute: DType, wide: str
 ) -> None:
     """Check that a statistic has the compute type; `wide` names what makes that float64."""
     if spec is not None and spec.dtype is not compute:

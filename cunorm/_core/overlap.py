@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cunorm._core.memo import memoize
-from cunorm._core.tensor import ArrayInterface, TensorSpec
+from cunorm._core.tensor import ArrayView, OptionalSpecs, TensorSpec, host_array
 
 
 class Pair(NamedTuple):
@@ -24,9 +24,7 @@ class Pair(NamedTuple):
     most: int
 
 
-def pairs(
-    specs: Sequence[TensorSpec | None], first_output: int, given: Sequence[int]
-) -> Iterator[Pair]:
+def pairs(specs: OptionalSpecs, first_output: int, given: Sequence[int]) -> Iterator[Pair]:
     """Yield the pairs to compare in each call; `given` are the places of given outputs."""
     for number, place in enumerate(given):
         for other in (*given[:number], *range(first_output)):
@@ -41,10 +39,11 @@ def pairs(
 @memoize()
 def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
     """Whether two arrays share memory, the first lying so many bytes behind the second."""
-    base = 1 << 60
+    base = 1 << 60  # NumPy compares extents, and reads nothing there
+    first = host_array(ArrayView(base + difference, a, None, None, writable=False))
+    second = host_array(ArrayView(base, b, None, None, writable=False))
     try:
-        arrays = _array_at(base + difference, a), _array_at(base, b)
-        return bool(np.shares_memory(*arrays, max_work=10_000))  # type: ignore[arg-type]  # any int
+        return np.shares_memory(first, second, max_work=10_000)  # type: ignore[arg-type]  # any int
     except np.exceptions.TooHardError:
         return True
 
@@ -55,8 +54,3 @@ def _extent(spec: TensorSpec) -> tuple[int, int]:
     lowest = sum(step for step in steps if step < 0)
     highest = sum(step for step in steps if step > 0) + 1
     return lowest * spec.dtype.itemsize, highest * spec.dtype.itemsize
-
-
-def _array_at(pointer: int, spec: TensorSpec) -> np.ndarray[Any, Any]:
-    """Return an array whose extent NumPy knows, and whose memory is not read."""
-    return np.asarray(ArrayInterface(spec, pointer, None, writable=False))

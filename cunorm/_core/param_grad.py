@@ -25,7 +25,6 @@ class ParamGradTypes(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """Return how many results there are."""
         return (self.dweight is not None) + (self.dbias is not None)
 
 
@@ -59,8 +58,8 @@ def param_grad_call(
 ) -> KernelCall:
     """Return the call of param_grad.
 
-    `sums` are the offsets in the workspace, in bytes, of the partial sums for dweight and dbias
-    (None: there are none): as many rows as there are parts, with a pitch in elements.
+    `sums` are the offsets in the workspace, in bytes, of the partial sums for dweight and dbias,
+    None where there are none: a row for each part, with a pitch in elements.
     """
     writer = ArgsWriter(arrays)
     writer.pointers_at("workspace", sums)

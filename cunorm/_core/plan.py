@@ -8,19 +8,15 @@ depend on the rows around it, nor on alignment.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from cunorm._core.build import KernelArgs, Launch
-from cunorm._core.caps import Caps, GpuCaps
-from cunorm._core.tensor import (
-    WIDEST_ACCESS,
-    OptionalSpecs,
-    TensorSpec,
-    contiguous,
-    inverse_permutation,
-)
+from cunorm._core.caps import Caps
+from cunorm._core.dtypes import DTYPES
+from cunorm._core.tensor import WIDEST_ACCESS, OptionalSpecs, TensorSpec
 
 GRID_LIMIT = 2**31 - 1
 
@@ -42,8 +38,6 @@ class InputCopy(NamedTuple):
 
 
 class KernelCall(NamedTuple):
-    """A launch with its arguments."""
-
     launch: Launch
     args: KernelArgs
     work: int = 0  # elements that it goes through, by which a CPU takes threads
@@ -51,53 +45,26 @@ class KernelCall(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """What a call launches on a device.
+    """What a call launches on a device."""
 
-    Attributes
-    ----------
-    launches : tuple of Launch
-        One of each build.
-    calls : function
-        Returns all launches in order, with their arguments: there may be thousands.
-    workspace : int
-        The bytes that they need.
-    """
-
-    launches: tuple[Launch, ...]
-    calls: Callable[[], list[KernelCall]]
-    workspace: int
+    launches: tuple[Launch, ...]  # one of each build
+    calls: Callable[[], list[KernelCall]]  # returns all launches in order: there may be thousands
+    workspace: int  # the bytes that they need
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What a call does, with checked operands, and no pointers.
+    """What a call does, with checked operands, and no pointers."""
 
-    Attributes
-    ----------
-    specs : tuple
-        Of every array, inputs, then outputs, those to allocate too. None is absent.
-    outputs : tuple of OutputSpec
-        To allocate.
-    copies : tuple of InputCopy
-        Inputs whose strides the kernels cannot follow.
-    aliases : dict
-        For the place of an output, those of the inputs that it may be exactly: nobody reads an
-        element of such an input after the thread that writes it.
-    shared : tuple of (int, int)
-        An output that is another array of the call: the places of both.
-    lower : function
-        Returns the launches, for the caps of a device and the alignments of arrays.
-    workspace_bound : function
-        Returns the bytes that any alignment needs on a device, or on any GPU, for caps of None.
-    """
-
-    specs: OptionalSpecs
-    outputs: tuple[OutputSpec, ...]
-    copies: tuple[InputCopy, ...]
+    specs: OptionalSpecs  # of all inputs, then of all outputs, those to allocate too
+    outputs: tuple[OutputSpec, ...]  # to allocate
+    copies: tuple[InputCopy, ...]  # of inputs whose strides the kernels cannot follow
+    # For the place of an output, those of the inputs that it may be exactly: nobody reads an
+    # element of such an input after the thread that writes it.
     aliases: dict[int, tuple[int, ...]]
-    shared: tuple[tuple[int, int], ...]
+    shared: tuple[tuple[int, int], ...]  # outputs that are other arrays too: the places of both
     lower: Callable[[Caps, Alignments], Lowered]
-    workspace_bound: Callable[[Caps | None], int]
+    workspace_bound: Callable[[Caps | None], int]  # bytes for any alignments; None: on any GPU
     is_empty: bool = False  # no kernel runs: there are no rows, or no output is wanted
 
     def kernel_specs(self) -> OptionalSpecs:
@@ -106,76 +73,54 @@ class Plan:
         for place, axes in self.copies:
             spec = specs[place]
             assert spec is not None
-            axes = tuple(range(len(spec.shape))) if axes is None else axes
-            shape = spec.permuted(axes).shape
-            copy = contiguous(shape, spec.dtype, spec.device)
-            specs[place] = copy.permuted(inverse_permutation(axes))
+            specs[place] = spec.dense(axes)
         return tuple(specs)
-
-
-class OpSpec(Protocol):
-    """The checked scalars of a call; each OpDef has its own class."""
-
-    @property
-    def function(self) -> str:
-        """Return the public function, which errors name."""
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Return what the caller names the array for each output."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpDef:
     """One operator in one direction.
 
-    Attributes
-    ----------
-    name : str
-        In texts that executables keep.
-    inputs, outputs : tuple of str
-        The names of all arrays, in order; a workspace follows them.
-    required : int
-        How many of the first inputs must be there.
-    x : int
-        The place of x, whose library and device are those of the outputs.
-    spec_type : type
-        The class of its OpSpec, a dataclass.
-    parse : function
-        Returns the OpSpec of scalars as callers give them; memoized.
-    plan : function
-        Returns the Plan of an OpSpec and the specs of inputs and given outputs.
-    reference : function
-        Does the kernels' work on NumPy arrays: of an OpSpec, and an array or None for each input
-        and output.
-    parameters : tuple of str
-        The inputs that all rows share.
-    sums : tuple of str
-        The outputs that are sums over all rows.
-    first_output : int
-        The place of the first output.
+    Its OpSpec has the checked scalars of a call; `function`, the public function that errors name;
+    and `output_names`, the caller's name of the array for each output.
     """
 
-    name: str
-    inputs: tuple[str, ...]
+    name: str  # in texts that executables keep
+    inputs: tuple[str, ...]  # the names of all arrays, in order; a workspace follows the outputs
     outputs: tuple[str, ...]
-    required: int
-    x: int
-    spec_type: type
-    parse: Callable[..., Any]
-    plan: Callable[[Any, OptionalSpecs], Plan]
+    required: int  # how many of the first inputs must be there
+    x: int  # the place of x, whose library and device are those of the outputs
+    spec_type: type  # the class of its OpSpec, a dataclass
+    parse: Callable[..., Any]  # returns the OpSpec of scalars as callers give them; memoized
+    plan: Callable[[Any, OptionalSpecs], Plan]  # from an OpSpec and the specs of given arrays
+    # Does the kernels' work, for an OpSpec and a NumPy array or None for each input and output.
     reference: Callable[[Any, Sequence[Any]], None]
-    parameters: tuple[str, ...] = ("weight", "bias")
-    sums: tuple[str, ...] = ()
-    first_output: int = field(init=False)
+    parameters: tuple[str, ...] = ("weight", "bias")  # inputs that all rows share
+    sums: tuple[str, ...] = ()  # outputs that are sums over all rows
+    first_output: int = field(init=False)  # its place
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "first_output", len(self.inputs))  # read in every call
 
     @property
     def array_count(self) -> int:
-        """Return how many arrays a call has, absent ones and the workspace too."""
-        return len(self.inputs) + len(self.outputs) + 1
+        return len(self.inputs) + len(self.outputs) + 1  # the workspace
+
+
+def spec_to_json(spec: Any) -> str:
+    """Return the fields of an OpSpec as JSON."""
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    return json.dumps(values, default=lambda dtype: {"dtype": dtype.name})
+
+
+def spec_from_json(spec_type: type, text: str) -> Any:
+    return spec_type(**{name: _decode(value) for name, value in json.loads(text).items()})
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        return DTYPES[value["dtype"]]
+    return tuple(value) if isinstance(value, list) else value
 
 
 Operand = tuple[int, int, tuple[int, ...]]  # alignment, itemsize, strides between rows in elements
@@ -188,22 +133,7 @@ def vector_width(width: int, operands: Sequence[Operand] = ()) -> int:
     """
     access = min(WIDEST_ACCESS, width & -width)
     for alignment, itemsize, strides in operands:
-        while access > 1:
-            bytes_at_once = min(access * itemsize, WIDEST_ACCESS)
-            if alignment % bytes_at_once == 0 and not any(
-                stride * itemsize % bytes_at_once for stride in strides
-            ):
-                break
+        offsets = [alignment, *(stride * itemsize for stride in strides)]
+        while access > 1 and any(at % min(access * itemsize, WIDEST_ACCESS) for at in offsets):
             access //= 2
     return access
-
-
-def fitting_caps(
-    caps: GpuCaps, first_launch: Callable[[GpuCaps], Launch], fits: Callable[[Launch], bool]
-) -> GpuCaps:
-    """Return a GPU's caps, with smaller clusters, or none, where it has no room for them."""
-    while (launch := first_launch(caps)).build.cluster > 1 and not fits(launch):
-        fewer = min(launch.build.cluster, caps.features.largest_cluster) // 2
-        features = caps.features._replace(clusters=fewer > 1, largest_cluster=fewer)
-        caps = caps._replace(features=features)
-    return caps

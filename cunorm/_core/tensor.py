@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""Arrays as kernels see them: shape, strides, dtype, device and a pointer."""
+"""Arrays as kernels see them: shape, strides, dtype, device and a pointer; and where rows lie."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from cunorm._core.dtypes import FLOAT16, DType
 
 WIDEST_ACCESS = 16  # bytes that a GPU's thread moves at once, where arrays are aligned to that
+_UNBOUNDED = 2**62  # the size of an axis that has no axis outside it
+
+Shape = tuple[int, ...]
+HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class Device(NamedTuple):
@@ -29,14 +36,13 @@ CPU = Device("cpu", 0)
 class TensorSpec(NamedTuple):
     """An array without its memory."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     strides: tuple[int, ...]  # in elements, of any sign; 0 along an expanded axis
     dtype: DType
     device: Device
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its elements."""
         return prod(self.shape) * self.dtype.itemsize
 
     def permuted(self, axes: Sequence[int]) -> TensorSpec:
@@ -44,8 +50,15 @@ class TensorSpec(NamedTuple):
         shape = tuple(self.shape[axis] for axis in axes)
         return self._replace(shape=shape, strides=tuple(self.strides[axis] for axis in axes))
 
+    def dense(self, axes: Sequence[int] | None = None) -> TensorSpec:
+        """Return the spec of a copy with its axes in this order in memory; None is C order."""
+        if axes is None:
+            return contiguous(self.shape, self.dtype, self.device)
+        return self.permuted(axes).dense().permuted(inverse_permutation(axes))
 
-OptionalSpecs = tuple[TensorSpec | None, ...]
+
+OptionalSpec = TensorSpec | None  # None where an operand is absent
+OptionalSpecs = tuple[OptionalSpec, ...]
 
 
 @dataclass(slots=True)
@@ -62,34 +75,31 @@ class ArrayView:
     is_new: bool = False  # made in this call
 
 
-class ArrayInterface:
-    """Memory for NumPy to take as an array, of float16 for bfloat16; keeps its owner alive."""
+def host_array(view: ArrayView) -> HostArray:
+    """Return an array in host memory as NumPy's, of float16 for bfloat16: to copy bits."""
+    spec, itemsize = view.spec, view.spec.dtype.itemsize
+    if 0 in spec.shape:  # its address may be null, which NumPy would refuse
+        return np.empty(spec.shape, f"=f{itemsize}")
+    interface = {
+        "version": 3,
+        "shape": spec.shape,
+        "strides": tuple(stride * itemsize for stride in spec.strides),
+        "typestr": f"=f{itemsize}",
+        "data": (view.pointer, not view.writable),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=view.owner))
 
-    def __init__(self, spec: TensorSpec, pointer: int, owner: Any, writable: bool) -> None:
-        self.owner, itemsize = owner, spec.dtype.itemsize
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": spec.shape,
-            "strides": tuple(stride * itemsize for stride in spec.strides),
-            "typestr": f"=f{itemsize}",
-            "data": (pointer, not writable),
-        }
 
-
-def contiguous(shape: tuple[int, ...], dtype: DType, device: Device) -> TensorSpec:
+def contiguous(shape: Shape, dtype: DType, device: Device) -> TensorSpec:
     """Return the spec of an array in C order."""
     return TensorSpec(shape, contiguous_strides(shape), dtype, device)
 
 
-def optional_contiguous(
-    shape: tuple[int, ...], dtype: DType | None, device: Device
-) -> TensorSpec | None:
-    """Return the spec of an array in C order, None without a dtype."""
+def optional_contiguous(shape: Shape, dtype: DType | None, device: Device) -> OptionalSpec:
     return None if dtype is None else contiguous(shape, dtype, device)
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the element strides of an array in C order."""
+def contiguous_strides(shape: Shape) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -97,14 +107,10 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def is_contiguous(shape: Shape, strides: tuple[int, ...]) -> bool:
     """Whether elements lie one after the other, in the order of their axes."""
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    axes = zip(shape, strides, contiguous_strides(shape), strict=True)
+    return all(stride == dense for size, stride, dense in axes if size > 1)
 
 
 def memory_order(spec: TensorSpec) -> tuple[int, ...] | None:
@@ -130,6 +136,76 @@ def in_elements(strides: Iterable[int], itemsize: int) -> tuple[int, ...] | None
     return elements if tuple(stride * itemsize for stride in elements) == tuple(strides) else None
 
 
-def optional_dtype(spec: TensorSpec | None) -> DType | None:
-    """Return the dtype of an operand that may be absent."""
+def optional_dtype(spec: OptionalSpec) -> DType | None:
     return None if spec is None else spec.dtype
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+class RowLayout(NamedTuple):
+    """Where rows are along up to three leading axes, as `Rows` in operands.cuh has them."""
+
+    inner: int  # sizes
+    middle: int
+    outer_stride: int  # in elements
+    middle_stride: int
+    inner_stride: int
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        return self[2:]
+
+
+class RowAxes(NamedTuple):
+    """Where the rows of an array begin: after so many axes, and at each group of the columns."""
+
+    leading_axes: int
+    groups: int = 1
+
+    def layout(self, spec: TensorSpec) -> RowLayout | None:
+        """Return the layout of an array's rows, None where kernels cannot follow its strides.
+
+        Each row must be contiguous, with at most three leading axes once `collapsed`.
+        """
+        shape, strides, leading = spec.shape, spec.strides, self.leading_axes
+        if self.groups > 1:
+            width, step = shape[-1] // self.groups, strides[-1]
+            shape, strides = (*shape[:-1], self.groups, width), (*strides[:-1], width * step, step)
+            leading += 1
+        if 0 in shape:
+            return SINGLE_ROW
+        if not is_contiguous(shape[leading:], strides[leading:]):
+            return None
+        axes = collapsed(shape[:leading], strides[:leading])
+        if len(axes) > 3:
+            return None
+        if axes:
+            axes[0] = _UNBOUNDED, axes[0][1]
+        outer, middle, inner = [(_UNBOUNDED, 0)] * (3 - len(axes)) + axes
+        return RowLayout(inner[0], middle[0], outer[1], middle[1], inner[1])
+
+    def layout_of_input(self, spec: OptionalSpec) -> RowLayout:
+        """Return the layout of an input's rows, or of its copy in C order; any where absent."""
+        if spec is None:
+            return SINGLE_ROW
+        layout = self.layout(spec) or self.layout(spec.dense())
+        assert layout is not None, "kernels follow the strides of C order"
+        return layout
+
+
+WHOLE = RowAxes(0)  # the array is one row
+SINGLE_ROW = RowLayout(_UNBOUNDED, _UNBOUNDED, 0, 0, 0)
+
+
+def collapsed(shape: Shape, strides: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return (size, stride) of the axes; neighbours that one stride walks are joined."""
+    axes: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == stride * size:
+            axes[-1] = (axes[-1][0] * size, stride)
+        else:
+            axes.append((size, stride))
+    return axes

@@ -8,14 +8,15 @@ import numbers
 from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any
 
-from cunorm._core.activations import ACTIVATIONS
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.rows import WHOLE, RowAxes
-from cunorm._core.tensor import TensorSpec
+from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, Shape, TensorSpec
+
+# The activations of gates and of group norms: their names in the sources by the public ones.
+_NAMES = ("identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_tanh")
+ACTIVATIONS = {name: name for name in _NAMES} | {"swish": "silu"}
 
 
 def integer(function: str, argument: str, value: object) -> int:
-    """Return an int that was given as one."""
     if type(value) is int:  # isinstance() of an abstract type is slow
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -24,14 +25,12 @@ def integer(function: str, argument: str, value: object) -> int:
 
 
 def flag(function: str, argument: str, value: object) -> bool:
-    """Return a bool that was given as one."""
     if not isinstance(value, bool):
         raise TypeError(f"{function}: {argument} is {value!r}, expected True or False")
     return value
 
 
 def finite(function: str, argument: str, value: object, expected: str = "a finite number") -> float:
-    """Return a finite number as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{function}: {argument} is {value!r}, expected a number")
     try:
@@ -44,7 +43,6 @@ def finite(function: str, argument: str, value: object, expected: str = "a finit
 
 
 def epsilon(function: str, eps: object) -> float:
-    """Return eps as a float."""
     expected = "a finite number of at least 0"
     value = finite(function, "eps", eps, expected)
     if value < 0:
@@ -58,14 +56,11 @@ def length(function: str, c: object) -> float | None:
 
 
 def choice(function: str, argument: str, value: Any, allowed: Collection[str]) -> str:
-    """Return a name that must be one of those allowed."""
+    if isinstance(value, str) and value in allowed:
+        return value
     *others, last = map(repr, allowed)
-    expected = f"{', '.join(others)} or {last}"
-    if not isinstance(value, str):
-        raise TypeError(f"{function}: {argument} is {value!r}, expected {expected}")
-    if value not in allowed:
-        raise ValueError(f"{function}: {argument} is {value!r}, expected {expected}")
-    return value
+    error = ValueError if isinstance(value, str) else TypeError
+    raise error(f"{function}: {argument} is {value!r}, expected {', '.join(others)} or {last}")
 
 
 def activation(function: str, argument: str, value: Any) -> str:
@@ -83,9 +78,7 @@ def names(function: str, argument: str, value: Any, allowed: tuple[str, ...]) ->
     return tuple(name for name in allowed if name in value)
 
 
-def same_device(
-    function: str, x: TensorSpec, operands: Iterable[tuple[str, TensorSpec | None]]
-) -> None:
+def same_device(function: str, x: TensorSpec, operands: Iterable[tuple[str, OptionalSpec]]) -> None:
     """Check that every operand is on the device of x."""
     for argument, operand in operands:
         if operand is not None and operand.device != x.device:
@@ -96,7 +89,7 @@ def same_device(
 
 
 def agreed_dtype(
-    function: str, argument: str, dtype: DType | None, other: str, operand: TensorSpec | None
+    function: str, argument: str, dtype: DType | None, other: str, operand: OptionalSpec
 ) -> None:
     """Check that an array has the dtype of an argument, where both are given."""
     if dtype is not None and operand is not None and operand.dtype is not dtype:
@@ -114,15 +107,13 @@ def out_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
         )
 
 
-def absent(function: str, argument: str, spec: TensorSpec | None, reason: str) -> None:
+def absent(function: str, argument: str, spec: OptionalSpec, reason: str) -> None:
     """Check that no array is given for an output that a call does not have."""
     if spec is not None:
         raise ValueError(f"{function}: {argument} is given, expected None: {reason}")
 
 
-def output(
-    function: str, argument: str, spec: TensorSpec | None, shape: tuple[int, ...], rows: RowAxes
-) -> None:
+def output(function: str, argument: str, spec: OptionalSpec, shape: Shape, rows: RowAxes) -> None:
     """Check that a given output has its shape, and strides that kernels can follow."""
     if spec is None:
         return
@@ -137,27 +128,18 @@ def output(
 
 
 def own_memory(function: str, argument: str, spec: TensorSpec) -> None:
-    """Check that each element of a given output has memory of its own."""
-    if _may_overlap_itself(spec):
-        raise ValueError(
-            f"{function}: {argument} has strides {spec.strides}, with which elements may share "
-            "memory, expected memory of its own for each element"
-        )
-
-
-def _may_overlap_itself(spec: TensorSpec) -> bool:
-    """Whether two elements may share memory: axes by stride, each must step over the last."""
+    """Check that no elements of a given output share memory: axes step over shorter ones."""
     reach = 1
     for stride, size in sorted(zip(map(abs, spec.strides), spec.shape, strict=True)):
-        if size > 1 and stride < reach:
-            return 0 not in spec.shape
+        if size > 1 and stride < reach and 0 not in spec.shape:
+            raise ValueError(
+                f"{function}: {argument} has strides {spec.strides}, with which elements may share "
+                "memory, expected memory of its own for each element"
+            )
         reach += stride * max(size - 1, 0)
-    return False
 
 
-def accumulators(
-    function: str, wanted: Collection[str], given: Mapping[str, TensorSpec | None]
-) -> None:
+def accumulators(function: str, wanted: Collection[str], given: Mapping[str, OptionalSpec]) -> None:
     """Check that there are arrays to which the wanted parameters' gradients can be added."""
     for name in ("dweight", "dbias"):
         spec = given[name]

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from cunorm._core import validate
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
 from cunorm._core.operands import PARAMETERS, STATISTICS, check_compute, check_shape
-from cunorm._core.rows import collapsed
-from cunorm._core.tensor import TensorSpec, contiguous, inverse_permutation, is_contiguous
+from cunorm._core.tensor import TensorSpec, collapsed, is_contiguous
 
 LINE = 16  # elements to which rows of channels are padded
 _LIMIT = 2**31
@@ -64,17 +63,13 @@ class GroupGeometry(NamedTuple):
         """Return where an operand's lines are, or those of its dense copy; any where absent."""
         if spec is None:
             return (0, 0)
-        shape = tuple(spec.shape[axis] for axis in self.axes)
-        copy = contiguous(shape, spec.dtype, spec.device)
-        lines = self.lines(spec) or _lines(copy, self.where.channels_last)
+        lines = self.lines(spec) or self.lines(spec.dense(self.axes))
         assert lines is not None, "a dense copy has lines"
         return lines
 
     def result(self, dtype: DType, x: TensorSpec) -> TensorSpec:
         """Return the spec of a new output: dense, in the memory layout of x."""
-        shape = tuple(self.shape[axis] for axis in self.result_axes)
-        dense = contiguous(shape, dtype, x.device)
-        return dense.permuted(inverse_permutation(self.result_axes))
+        return x._replace(dtype=dtype).dense(self.result_axes)
 
 
 def geometry(

@@ -11,8 +11,7 @@ from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.operands import PARAMETERS, STATISTICS, Specs, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
 from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
-from cunorm._core.rows import WHOLE
-from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
+from cunorm._core.tensor import WHOLE, OptionalSpecs, TensorSpec, contiguous, optional_dtype
 from cunorm._group_norm import kernels
 from cunorm._group_norm.kernels import GroupKernel, group_kernel
 from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output, geometry

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool
+from cunorm._core.build import KernelBuild, Launch, Macros, cpu_stores, cuda_bool
 from cunorm._core.caps import LEAST_COPY, MOST_SMS, CpuCaps, Features, GpuCaps
-from cunorm._core.cpu_stores import cpu_stores
 from cunorm._core.param_grad import CPU_PACK
 from cunorm._core.plan import GRID_LIMIT
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupTypes

@@ -7,8 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from cunorm._core.operands import PARAMETERS, STATISTICS, check_shape
-from cunorm._core.rows import WHOLE, RowAxes
-from cunorm._core.tensor import TensorSpec
+from cunorm._core.tensor import WHOLE, RowAxes, TensorSpec
 
 _WIDTH_LIMIT = 2**31
 

@@ -10,7 +10,7 @@ from cunorm._core.build import ArgsWriter, KernelArgs, Launch, Macros, cuda_bool
 from cunorm._core.dtypes import DType
 from cunorm._core.operands import PARAMETERS, SUMS, KernelTypes, Specs, places_of, type_macros
 from cunorm._core.plan import Alignments
-from cunorm._core.rows import RowLayout
+from cunorm._core.tensor import RowLayout
 from cunorm._row_norm.geometry import Geometry
 
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool
+from cunorm._core.build import KernelBuild, Launch, Macros, cpu_stores, cuda_bool
 from cunorm._core.caps import LEAST_COPY, MOST_SMS, CpuCaps, GpuCaps
-from cunorm._core.cpu_stores import cpu_stores
 from cunorm._core.dtypes import FLOAT32, DType
 from cunorm._core.param_grad import CPU_PACK
 from cunorm._core.plan import GRID_LIMIT

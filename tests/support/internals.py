@@ -15,28 +15,28 @@ from cunorm._arrays.cupy import CupyAdapter
 from cunorm._arrays.dlpack import DLPackAdapter, read_capsule
 from cunorm._arrays.numpy import NumpyAdapter, numpy_view
 from cunorm._arrays.registry import view as describe
-from cunorm._backends import cluster_fit as _cluster_fit
 from cunorm._backends import cpu as _cpu
+from cunorm._backends import cpu as _scratch
+from cunorm._backends import cuda as _cluster_fit
 from cunorm._backends import cuda as _cuda
-from cunorm._backends import scratch as _scratch
-from cunorm._backends.cpu import caches as _caches
 from cunorm._backends.cpu import compile as _compile
 from cunorm._backends.cpu import compiler as _compiler
 from cunorm._backends.cpu import runner
+from cunorm._backends.cpu import threads as _caches
 from cunorm._backends.cpu import threads as _threads
 from cunorm._backends.cpu.compiler import compiler
 from cunorm._backends.cpu.files import cache_folder
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import source_text
-from cunorm._backends.store import OnceMap
 from cunorm._core import memo as _memo
-from cunorm._core.activations import ACTIVATIONS
 from cunorm._core.build import ArgsWriter, KernelBuild, Launch
 from cunorm._core.caps import MOST_SMS, NONE, CpuCaps, Features, GpuCaps, features_of
 from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64
+from cunorm._core.memo import OnceMap
 from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
-from cunorm._core.plan import GRID_LIMIT, KernelCall, fitting_caps
+from cunorm._core.plan import GRID_LIMIT, KernelCall
 from cunorm._core.tensor import ArrayView, Device
+from cunorm._core.validate import ACTIVATIONS
 from cunorm._demo.operators import operators_of, worst_error
 from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import tiling as _group_tiling
@@ -107,7 +107,6 @@ __all__ = [
     "cuda_schedule",
     "describe",
     "features_of",
-    "fitting_caps",
     "host_frameworks",
     "main",
     "numpy_arrays",

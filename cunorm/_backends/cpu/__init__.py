@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from cunorm._backends.cpu.compile import library
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._core.build import KernelArgs
+from cunorm._core.memo import on_clear
 from cunorm._core.plan import KernelCall
+
+Run = Callable[[Sequence[int]], object]  # given the addresses of arrays
 
 _WORD = 8  # bytes; arguments are whole words
 _SERIAL_WORK = 1 << 15  # elements, up to which other threads cost more than they save
@@ -17,8 +23,8 @@ _SERIAL_WORK = 1 << 15  # elements, up to which other threads cost more than the
 _LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
 
 
-def runner(calls: Sequence[KernelCall], array_count: int) -> Callable[[Sequence[int]], object]:
-    """Return a function that runs kernels, one after the other, given the addresses of arrays."""
+def runner(calls: Sequence[KernelCall], array_count: int) -> Run:
+    """Return a function that runs kernels, one after the other."""
     entries = [library(call.launch.build) for call in calls]
     words, tasks, places = b"", [], []
     last: KernelArgs | None = None
@@ -32,12 +38,51 @@ def runner(calls: Sequence[KernelCall], array_count: int) -> Callable[[Sequence[
     head = _LIST.pack(len(tasks), len(places), len(words) // _WORD)
     listed = b"".join((head, *tasks, *places, words))
     run, pack = entries[0].run, struct.Struct(f"<{array_count}Q").pack
-    most = max(map(_most_threads, calls))
+    most = max(1 if call.work <= _SERIAL_WORK else call.parts or call.launch.grid for call in calls)
     if most > 1:
         return lambda pointers: run(listed, pack(*pointers), min(thread_count(), most))
     return lambda pointers: run(listed, pack(*pointers), 1)
 
 
-def _most_threads(call: KernelCall) -> int:
-    """Return the number of threads that a kernel can use."""
-    return 1 if call.work <= _SERIAL_WORK else call.parts or call.launch.grid
+# --- workspaces: some MiB are kept, as allocation takes longer ------------------------------------
+
+_LARGEST = 8 << 20  # bytes that are kept in one piece
+_PIECES = 4
+
+
+class Piece(NamedTuple):
+    array: np.ndarray[Any, Any]
+    address: int
+
+
+_kept: list[Piece] = []  # threads take and put back by one atomic operation each
+on_clear(_kept.clear)
+
+
+def take(size: int) -> Piece:
+    """Return memory of at least a size in bytes."""
+    try:
+        piece = _kept.pop()
+        if piece.array.nbytes >= size:
+            return piece
+    except IndexError:
+        pass
+    array = np.empty(-(-size // 8), np.float64)
+    return Piece(array, array.ctypes.data)
+
+
+def with_scratch(size: int, run: Run) -> Run:
+    """Return `run` with memory for its last pointer, where that is 0."""
+
+    def run_with(pointers: Sequence[int]) -> None:
+        if pointers[-1]:
+            run(pointers)
+            return
+        piece = take(size)
+        try:
+            run([*pointers[:-1], piece.address])
+        finally:
+            if piece.array.nbytes <= _LARGEST and len(_kept) < _PIECES:
+                _kept.append(piece)
+
+    return run_with

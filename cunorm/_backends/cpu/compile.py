@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
 
 from cunorm._backends.cpu import compiler as _compiler
@@ -20,10 +21,9 @@ from cunorm._backends.cpu import precompiled
 from cunorm._backends.cpu.compiler import Compiler, Options, compiler, run
 from cunorm._backends.cpu.compiler import cpu_identity as _cpu_identity
 from cunorm._backends.cpu.files import TEMPORARY, cache_folder, digest, is_whole, seal, temporary
-from cunorm._backends.sources import source_text
-from cunorm._backends.store import OnceMap
+from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild
-from cunorm._core.memo import memoize, on_clear
+from cunorm._core.memo import OnceMap, memoize, on_clear
 
 _INCLUDE = Path(__file__).parent / "include"
 _HOST = _INCLUDE / "host"
@@ -31,7 +31,6 @@ _HOST = _INCLUDE / "host"
 # a product and a sum are contracted only where the source says fma.
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-w")
 _MORE_OPTIONS = "CUNORM_CXXFLAGS"  # an environment variable; its options come last
-_ERROR_LINES = 8
 
 
 class Entry(NamedTuple):
@@ -53,7 +52,8 @@ def library(build: KernelBuild) -> Entry:
 
 
 _loaded: OnceMap[KernelBuild, Entry] = OnceMap()
-_was_cleared = False
+_cleared = Event()
+on_clear(_cleared.set)
 
 
 def prepare(build: KernelBuild) -> bool:
@@ -62,25 +62,23 @@ def prepare(build: KernelBuild) -> bool:
 
 
 def loaded_count() -> int:
-    """Return the number of loaded builds."""
     return len(_loaded)
 
 
-def _note_clear() -> None:
-    global _was_cleared
-    _was_cleared = True
-
-
-on_clear(_note_clear)
-
-
 def _load(build: KernelBuild) -> tuple[Entry, bool]:
-    shared, was_compiled = _opened(build)
-    return entry_of(shared), was_compiled
+    tries, was_compiled = 3, False
+    while True:
+        path, is_new = _compiled(build)
+        was_compiled = was_compiled or is_new
+        try:
+            return entry_of(_opened(path)), was_compiled
+        except OSError:  # another process clears the cache
+            tries -= 1
+            if not tries:
+                raise
 
 
 def entry_of(shared: ctypes.CDLL) -> Entry:
-    """Return the functions of an open library."""
     run = shared.cunorm_run
     run.restype = None  # no argtypes: they would check each argument, which is bytes or an int
     blocks = ctypes.cast(shared.cunorm_blocks, ctypes.c_void_p).value
@@ -88,21 +86,10 @@ def entry_of(shared: ctypes.CDLL) -> Entry:
     return Entry(run, blocks)
 
 
-def _opened(build: KernelBuild, tries: int = 3) -> tuple[ctypes.CDLL, bool]:
-    path, was_compiled = _compiled(build)
-    try:
-        if _was_cleared:
-            return _opened_by_new_name(path), was_compiled
-        return ctypes.CDLL(os.fspath(path)), was_compiled
-    except OSError:
-        if tries == 1:
-            raise
-    shared, was_compiled_again = _opened(build, tries - 1)  # another process clears the cache
-    return shared, was_compiled or was_compiled_again
-
-
-def _opened_by_new_name(path: Path) -> ctypes.CDLL:
-    """Open a library by a new name: for a known one, a loader returns the library it has loaded."""
+def _opened(path: Path) -> ctypes.CDLL:
+    """Open a library; by a new name once the cache was cleared, as a loader keeps known ones."""
+    if not _cleared.is_set():
+        return ctypes.CDLL(os.fspath(path))
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as folder:
         link = Path(folder, f"{next(_numbers)}-{path.name}")
         link.symlink_to(path)
@@ -127,9 +114,10 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
     _compiler.probe(cxx, base, folder)
     if _compiler.optional(cxx, base, folder) != optional:
         return _compiled(build)  # without what it refuses
-    # The compiler takes each option, but not with this text.
+    # The compiler takes each option, but not with this text: first without those for speed alone.
     with suppress(Failed):
-        return _compiled_with(build, cxx, (*base, *_compiler.needed(optional)))
+        needed = (option for option in optional if option == "-fopenmp")
+        return _compiled_with(build, cxx, (*base, *needed))
     return _compiled_with(build, cxx, base)
 
 
@@ -145,7 +133,6 @@ def _compiled_with(build: KernelBuild, cxx: Compiler, options: Options) -> tuple
 
 
 def base_options() -> Options:
-    """Return the options of every compiler."""
     more = os.environ.get(_MORE_OPTIONS, "")
     try:
         return (*_OPTIONS, *shlex.split(more))
@@ -176,27 +163,22 @@ def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, tar
         source, made = folder / f"{build.kernel}.cpp", folder / "made.so"
         source.write_text(text, encoding="utf-8")
         own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
-        command = [*cxx.command, *options, *headers, *own]
-        first = answer = run(command, folder)
+        first = answer = run([*cxx.command, *options, *headers, *own], folder)
         if first.returncode != 0 and headers:
-            command = [*cxx.command, *options, *own]
-            answer = run(command, folder)
+            answer = run([*cxx.command, *options, *own], folder)
             if answer.returncode == 0 and not _compiler.was_stopped(first):
                 precompiled.give_up(headers)
         if answer.returncode != 0:
-            failed = Failed(_error_text(build, command, answer))
-            failed.was_stopped = _compiler.was_stopped(answer)
-            raise failed
+            raise _failure(build, answer)
         seal(made)
         made.replace(target)
 
 
-def _error_text(
-    build: KernelBuild, command: list[str], answer: subprocess.CompletedProcess[str]
-) -> str:
-    lines = answer.stderr.splitlines()
+def _failure(build: KernelBuild, answer: subprocess.CompletedProcess[str]) -> Failed:
+    log = answer.stderr.splitlines()
     if answer.returncode < 0:
-        lines.append(f"error: killed by signal {-answer.returncode}")
-    errors = [line for line in lines if "error" in line] or lines
-    shown = "\n".join(f"  {line}" for line in errors[:_ERROR_LINES])
-    return f"the C++ compiler does not compile {build}\n  {shlex.join(command)}\n{shown}"
+        log.append(f"error: killed by signal {-answer.returncode}")
+    head = f"the C++ compiler does not compile {build}", f"  {shlex.join(answer.args)}"
+    failed = Failed("\n".join((*head, *error_lines(log))))
+    failed.was_stopped = _compiler.was_stopped(answer)
+    return failed

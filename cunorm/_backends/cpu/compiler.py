@@ -14,12 +14,11 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from cunorm._backends.cpu.files import digest, temporary
-from cunorm._core.memo import on_clear
 
 _BELIEVED = 24 * 60 * 60  # seconds; then a refused option is tried again
 # Messages of compilers that end, or whose children end, for want of memory or disk.
@@ -38,10 +37,8 @@ Options = tuple[str, ...]
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler: its command and the first line of its --version."""
-
     command: tuple[str, ...]
-    version: str
+    version: str  # the first line of its --version
     is_gcc: bool
 
 
@@ -55,20 +52,15 @@ def has_compiler() -> bool:
 
 @cache
 def _warn_of_none() -> None:
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("cunorm."):
+        frame, level = frame.f_back, level + 1
     warnings.warn(
         "cunorm found no C++ compiler, so CPU arrays are normalised by the slow NumPy reference: "
         "install g++ or clang++, or point CXX at one",
         RuntimeWarning,
-        stacklevel=_level_of_caller(),
+        stacklevel=level,  # of our user
     )
-
-
-def _level_of_caller() -> int:
-    """Return the stacklevel with which a warning of this function's caller points to our user."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("cunorm."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 @cache
@@ -96,7 +88,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": os.fspath(folder), "LC_ALL": "C"}
 
 
-@lru_cache(maxsize=1)
+@cache
 def cpu_identity() -> str:
     """Return a text on which -march=native depends."""
     try:
@@ -119,24 +111,12 @@ def _groups() -> tuple[Options, ...]:
     return (("-fopenmp",), *faster)
 
 
-def needed(optional: Options) -> Options:
-    """Return those of the optional options that do more than make a kernel's code faster."""
-    return tuple(option for option in optional if option == "-fopenmp")
-
-
-_refused: dict[Path, tuple[Options, ...]] = {}
-on_clear(_refused.clear)
-
-
 def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
     """Return the optional options that a compiler takes beside others.
 
     These are all until it refuses one; the folder keeps what it refuses, for a day.
     """
-    path = _path(cxx, options, folder)
-    refused = _refused.get(path)
-    if refused is None:
-        refused = _refused[path] = _read(path)
+    refused = _read(_path(cxx, options, folder))
     return tuple(option for group in _groups() if group not in refused for option in group)
 
 
@@ -150,18 +130,17 @@ def probe(cxx: Compiler, options: Options, folder: Path) -> None:
     if answers[0].returncode != 0 or any(map(was_stopped, answers)):
         return
     failed = {group for group, answer in zip(groups, answers[1:], strict=True) if answer.returncode}
-    before = _refused.get(path, ())
+    before = _read(path)
     if failed <= set(before):
         return
-    _refused[path] = tuple(group for group in groups if group in failed or group in before)
+    refused = [group for group in groups if group in failed or group in before]
     with temporary(path) as made:
         written = Path(made, path.name)
-        written.write_text(json.dumps(_refused[path]), encoding="utf-8")
+        written.write_text(json.dumps(refused), encoding="utf-8")
         written.replace(path)
 
 
 def _probed(cxx: Compiler, options: Options, path: Path) -> subprocess.CompletedProcess[str]:
-    """Compile a small library with these options."""
     with temporary(path) as folder:
         source, made = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE, encoding="utf-8")

@@ -108,7 +108,6 @@ def _end() -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a compiler and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The number of threads of the CPU kernels."""
+"""The number of threads of the CPU kernels, and the size of the CPU's last cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the first core's last cache
+_UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 _chosen: int | None = None
 _forked = False
@@ -24,12 +26,7 @@ def set_num_threads(n: int | None) -> None:
     Parameters
     ----------
     n : int or None
-        How many, at least 1; more than there are cores is allowed.
-
-    Raises
-    ------
-    ValueError
-        If n is anything else.
+        How many, at least 1; more than there are cores is allowed. Anything else is a ValueError.
 
     Examples
     --------
@@ -45,7 +42,6 @@ def set_num_threads(n: int | None) -> None:
 
 
 def thread_count() -> int:
-    """Return the number of threads for the next call."""
     if _forked:
         return 1
     if _chosen is not None:
@@ -56,11 +52,8 @@ def thread_count() -> int:
 
 @cache
 def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min(cores, _cgroup_cores() or cores))
 
 
@@ -81,6 +74,17 @@ def _quota(group: Path) -> int | None:
         return None if quota == "max" else max(1, int(quota) // int(period))
     except (OSError, ValueError):
         return None
+
+
+@cache
+def last_cache_bytes() -> int:
+    """Return the size of the CPU's last cache; 32 MiB where the system does not say."""
+    try:
+        text = _SIZE.read_text(encoding="utf-8").strip()
+    except OSError:
+        text = ""
+    digits, unit = text[:-1], text[-1:]
+    return int(digits) * _UNITS[unit] if digits.isdecimal() and unit in _UNITS else 32 << 20
 
 
 def _after_fork() -> None:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The two machines: CUDA GPUs, and the CPU."""

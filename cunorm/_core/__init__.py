@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Types, plans and errors; imports nothing of ours."""
