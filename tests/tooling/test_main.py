@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cunorm._demo import data, devices
+from cunorm import _demo
+from cunorm._demo import data
 from tests.support.calls import nothing_known
 from tests.support.internals import _dispatch, main, view_at
 
@@ -43,7 +44,7 @@ def saved(folder: Path, array: object) -> str:
 def quick(monkeypatch):
     """Run the demo on float32 alone, and each call once more for its time."""
     monkeypatch.setattr(data, "LARGEST", IN_FLOAT32)
-    monkeypatch.setattr(devices, "_REPEATS", 1)
+    monkeypatch.setattr(_demo, "_REPEATS", 1)
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ REAL = pytest.mark.real_gpu("a million elements, a hundred times, are too many f
 @pytest.mark.parametrize("on_text", [pytest.param(True, marks=REAL), False])
 def test_demo_is_within_tolerance_on_cuda(on_text, small, monkeypatch, capsys):
     monkeypatch.setattr(data, "LARGEST", LARGEST)
-    monkeypatch.setattr(devices.Cuda, "calls", 1)
+    monkeypatch.setattr(_demo, "_CUDA_CALLS", 1)
     assert main(["demo", *(() if on_text else ("--device", "cuda", "--input", small))]) == 0
     lines = table(capsys.readouterr().out)
     assert len(lines) == 2 * IN_ALL_DTYPES
