@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cunorm._arrays.adapter import ArrayAdapter, Signature, copied
+from cunorm._arrays.adapter import Signature, copied
 from cunorm._arrays.numpy import numpy_view
 from cunorm._arrays.registry import adapter_of, library_types, view_all, view_workspace
 from cunorm._arrays.streams import joined
@@ -33,13 +34,11 @@ Pointers = Sequence[int]  # the same; 0 for None
 Run = Callable[[Pointers], object]
 
 
+@dataclass(slots=True, eq=False)
 class CacheEntry:
-    """An entry of the cache; `executable` is None until the call was planned."""
+    """An entry of the cache: a loaded call, or None until it was planned."""
 
-    __slots__ = ("executable",)
-
-    def __init__(self) -> None:
-        self.executable: Executable | None = None
+    executable: Any = None
 
 
 @memoize(maxsize=1024)
@@ -90,10 +89,9 @@ def dispatch_spec(op: OpDef, spec: Any, arrays: tuple[Any, ...]) -> list[Any]:
         signature = _signature(op, arrays, views)
     facts, pointers = signature
     entry: CacheEntry = cache_entry(spec, *facts)
-    executable = entry.executable
+    executable: Executable | None = entry.executable
     if executable is None:
-        checked = views or _views(op, spec, arrays)
-        executable = entry.executable = _executable(op, spec, arrays, checked)
+        executable = entry.executable = _executable(op, spec, arrays, views)
     if views is None:
         return executable.run(arrays, pointers)
     return executable.run_views(arrays, views)
@@ -123,8 +121,9 @@ def _pointers(views: Views) -> list[int]:
     return [0 if view is None else view.pointer for view in views]
 
 
-def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views) -> Executable:
+def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views | None) -> Executable:
     """Check and plan a call; load its kernels."""
+    views = views or _views(op, spec, arrays)
     function, x, workspace = spec.function, views[op.x], views[-1]
     plan = op.plan(spec, tuple([view and view.spec for view in views[:-1]]))
     names = (*op.inputs, *spec.output_names, "workspace")
@@ -135,10 +134,15 @@ def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views) -> Ex
                 f"{function}: {names[place]} cannot be written to in place, expected a writable, "
                 "aligned array (JAX arrays are immutable)"
             )
-    device, adapter = x.spec.device, x.adapter
-    caps = caps_for(plan, device)
+    caps = caps_for(plan, x.spec.device)
     if workspace is not None:
-        _check_workspace(function, workspace.spec, plan.workspace_bound(caps), x.spec)
+        given, size = workspace.spec.nbytes, plan.workspace_bound(caps)
+        if given < size:
+            raise ValueError(
+                f"{function}: workspace has {given} bytes, expected at least {size}, as "
+                "cunorm.workspace_size says"
+            )
+        validate.same_device(function, x.spec, [("workspace", workspace.spec)])
     # Nothing overlaps an input that is not aligned, as its view is of a copy.
     specs = tuple([None if view is None or view.is_new else view.spec for view in views])
     overlaps = OverlapCheck(function, names, specs, op.first_output, plan.aliases)
@@ -147,30 +151,16 @@ def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views) -> Ex
     alignments = [pointer & 15 for pointer in pointers]
     for copy in plan.copies:
         alignments[copy.place] = 0
-    run = None if plan.is_empty else _loaded(op, spec, plan, caps, alignments, device, adapter)
-    return Executable(op, function, plan, views, overlaps, run)
+    run = None if plan.is_empty else _loaded(op, spec, plan, caps, alignments, x)
+    return Executable(op, plan, views, overlaps, run)
 
 
-def _check_workspace(function: str, spec: TensorSpec, size: int, x: TensorSpec) -> None:
-    if spec.nbytes < size:
-        raise ValueError(
-            f"{function}: workspace has {spec.nbytes} bytes, expected at least {size}, as "
-            "cunorm.workspace_size says"
-        )
-    validate.same_device(function, x, [("workspace", spec)])
-
-
-def device_caps(device: Device) -> Caps:
-    """Return what launch plans may use of a device."""
+def caps_for(plan: Plan | None, device: Device) -> Caps:
+    """Return what launches may use of a device; those of a plan, only clusters that fit there."""
     if device.kind == "cpu":
         return CpuCaps(last_cache_bytes())
-    return cuda.gpu_caps(device)  # type: ignore[no-any-return]
-
-
-def caps_for(plan: Plan, device: Device) -> Caps:
-    """Return what the launches of a plan may use of a device: only clusters that fit there."""
-    if device.kind == "cpu" or plan.is_empty:
-        return device_caps(device)
+    if plan is None or plan.is_empty:
+        return cuda.gpu_caps(device)  # type: ignore[no-any-return]
     return cuda.caps_that_fit(device, lambda caps: plan.lower(caps, None).launches[0])
 
 
@@ -182,18 +172,10 @@ def launches_of(plan: Plan, device: Device) -> list[Launch]:
 
 
 def _loaded(
-    op: OpDef,
-    spec: Any,
-    plan: Plan,
-    caps: Caps,
-    alignments: Alignments,
-    device: Device,
-    adapter: ArrayAdapter,
+    op: OpDef, spec: Any, plan: Plan, caps: Caps, alignments: Alignments, x: ArrayView
 ) -> Run:
-    """Return a function that runs the kernels of a plan, given where arrays lie.
-
-    On a GPU it starts them, on the stream that is current then.
-    """
+    """Return a function that runs a plan's kernels, on a GPU on the stream that is current then."""
+    device, adapter = x.spec.device, x.adapter
     if device.kind == "cpu":
         return cpu_run(op, spec, plan, caps)
     lowered = plan.lower(caps, alignments)
@@ -235,19 +217,14 @@ def _run_reference(op: OpDef, spec: Any, specs: OptionalSpecs, pointers: Pointer
 
 
 class Executable:
-    """A loaded plan: it runs on any arrays of the same signature."""
+    """A loaded plan, of kernels or None: it runs on any arrays of the same signature."""
 
     def __init__(
-        self,
-        op: OpDef,
-        function: str,
-        plan: Plan,
-        views: Views,
-        overlaps: OverlapCheck,
-        run: Run | None,  # None: no kernel runs
+        self, op: OpDef, plan: Plan, views: Views, overlaps: OverlapCheck, run: Run | None
     ) -> None:
         self._adapter, self._device = views[op.x].adapter, views[op.x].spec.device
-        self._function, self._names, self._overlaps, self._run = function, op.inputs, overlaps, run
+        self._function, self._names = overlaps.function, overlaps.names
+        self._overlaps, self._run = overlaps, run
         self._outputs, self._shared, self._axes = plan.outputs, plan.shared, dict(plan.copies)
         self._first, self._last = op.first_output, op.array_count - 1
         self._has_given = any(views[self._first :])  # outputs, or a workspace, of the caller

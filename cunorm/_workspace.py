@@ -13,7 +13,7 @@ from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64, parse_optional_dtype
 from cunorm._core.operands import PARAMETERS
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import contiguous
-from cunorm._dispatch import caps_for, device_caps
+from cunorm._dispatch import caps_for
 from cunorm._group_norm.layout import geometry as group_geometry
 from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL
@@ -150,7 +150,7 @@ def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
     validate.same_device(_FUNCTION, x, named)
     wanted = [name for name, parameter in named if parameter and name in options["needs"]]
     compute = FLOAT64 if FLOAT64 in (x.dtype, options["x_dtype"]) else FLOAT32
-    return workspace_bound(compute, where, len(wanted), device_caps(x.device))
+    return workspace_bound(compute, where, len(wanted), caps_for(None, x.device))
 
 
 def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:

@@ -49,7 +49,7 @@ class OverlapCheck:
         first_output: int,
         aliases: dict[int, tuple[int, ...]],  # as a Plan has them
     ) -> None:
-        self._function, self._names, self._specs, self._aliases = function, names, specs, aliases
+        self.function, self.names, self._specs, self._aliases = function, names, specs, aliases
         given = [place for place in range(first_output, len(specs)) if specs[place] is not None]
         self._pairs = [*pairs(specs, first_output, given)]
 
@@ -70,7 +70,7 @@ class OverlapCheck:
             return
         also = " (or exactly the memory, shape, strides and dtype of an input)"
         raise ValueError(
-            f"{self._function}: {self._names[output]} overlaps {self._names[other]}, expected "
+            f"{self.function}: {self.names[output]} overlaps {self.names[other]}, expected "
             f"memory of its own{also if may_be_same else ''}"
         )
 
