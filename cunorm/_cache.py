@@ -45,7 +45,7 @@ class CacheInfo(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """What `clear_cache` removed: how many files, and the bytes they took."""
+    """What `clear_cache` removed: how many files, of killed compiles too, and their bytes."""
 
     files: int
     bytes: int
@@ -80,11 +80,6 @@ def clear_cache() -> Cleared:
     and processes may call and compile meanwhile, and keep what they have loaded. Files of a killed
     compile are removed only after a day, as until then it may still run. CuPy's cache, which other
     programs share, is left alone: CUDA kernels are taken from there again.
-
-    Returns
-    -------
-    Cleared
-        How many files were removed, and the bytes they took, of killed compiles too.
 
     Examples
     --------

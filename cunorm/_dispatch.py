@@ -8,7 +8,7 @@ and alignment. The cache has an Executable for both. No address is part of its k
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,10 +58,8 @@ def parse(op: OpDef, params: tuple[Any, ...]) -> Any:
     except TypeError:  # one of them is wrong, or cannot be hashed
         pass
     hashable = tuple([tuple(one) if isinstance(one, list | set) else one for one in params])
-    try:
+    with suppress(TypeError, ValueError):  # an error names the scalars as the caller gives them
         return op.parse(*hashable)
-    except (TypeError, ValueError):  # the error has the scalars as the caller gave them
-        pass
     return op.parse.__wrapped__(*params)  # type: ignore[attr-defined]  # of functools
 
 
@@ -226,8 +224,8 @@ class Executable:
         self._function, self._names = overlaps.function, overlaps.names
         self._overlaps, self._run = overlaps, run
         self._outputs, self._shared, self._axes = plan.outputs, plan.shared, dict(plan.copies)
-        self._first, self._last = op.first_output, op.array_count - 1
-        self._has_given = any(views[self._first :])  # outputs, or a workspace, of the caller
+        self._results = slice(op.first_output, op.array_count - 1)
+        self._has_given = any(views[op.first_output :])  # outputs, or a workspace, of the caller
         self._checked: list[int] = []  # addresses of the last call with such
         realigned = [place for place, view in enumerate(views) if view and view.is_new]
         self._copied = sorted({*realigned, *self._axes})
@@ -242,18 +240,18 @@ class Executable:
             self._overlaps.check(pointers)
             self._checked = pointers[:]
         copies = self._copies(arrays, pointers) if self._copied else None
-        results = [*arrays]
+        every = [*arrays]
         for place, allocate, model in self._allocations:
-            array = results[place] = allocate(arrays[model])
+            array = every[place] = allocate(arrays[model])
             pointers[place] = self._pointer(array)
         if self._run is not None:
             self._run(pointers)
         del copies  # not before the kernels have read them
         if self._has_given:
-            self._adapter.bump_version(arrays[self._first : self._last])
+            self._adapter.bump_version(arrays[self._results])
         for place, source in self._shared:
-            results[place] = results[source]
-        return results[self._first : self._last]
+            every[place] = every[source]
+        return every[self._results]
 
     def _copies(self, arrays: Sequence[Any], pointers: list[int]) -> list[ArrayView]:
         """Copy inputs that kernels cannot read where they lie, and return the copies."""
@@ -281,13 +279,11 @@ class Executable:
             present = [view for view in views if view is not None]
             with adapter.device_scope(device), joined(adapter, present, device):
                 self._run(pointers)
-        results = [*arrays]
-        for place in range(self._first, self._last):
-            view = views[place]
-            results[place] = view and view.adapter.export(view)
+        every = [*arrays]
+        every[self._results] = [view and view.adapter.export(view) for view in views[self._results]]
         for place, source in self._shared:
-            results[place] = results[source]
-        return results[self._first : self._last]
+            every[place] = every[source]
+        return every[self._results]
 
     def _allocation(
         self, views: Views, place: int, spec: TensorSpec

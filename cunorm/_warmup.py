@@ -92,9 +92,8 @@ def warmup(
     device : str
         "cpu", "cuda" (the current one), or "cuda:1".
     rows : int, one or several, optional
-        Rows of x, or a group norm's samples; by default any number. Few and many may need different
-        builds: a CPU has others for results too large for its caches and for few long rows, which
-        its cores share, and a GPU's backward of many rows copies the next one ahead.
+        Rows of x, or a group norm's samples; by default any number, as few and many rows, and large
+        results, may need different builds.
     weight, bias, residual, gate : dtype or bool or None, one or several
         The forward's operands: a dtype, or True for that of x; None or False where there is none.
         By default, "auto", there is a weight, if the function takes one, and a residual for the
@@ -120,11 +119,6 @@ def warmup(
         Builds that are compiled at once; by default as many as this process has cores.
     progress : bool, optional
         Whether to show a bar, if the package tqdm is installed.
-
-    Returns
-    -------
-    Warmup
-        Counts of builds, and seconds.
 
     Raises
     ------
@@ -256,7 +250,7 @@ def _calls(ops: Any, dtypes: Any, options: Options) -> Iterator[tuple[str, Optio
 
 
 def _several(argument: str, value: Any) -> tuple[Any, ...]:
-    """Return the items of a list, tuple, set, range or view of a dict; all else is the one item."""
+    """Return the items of a collection; all else, names and arrays too, is the one item."""
     if not isinstance(value, list | tuple | range | Set | ValuesView):
         return (value,)
     if len(value) == 0:
