@@ -134,10 +134,10 @@ def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views | None
             )
     caps = caps_for(plan, x.spec.device)
     if workspace is not None:
-        given, size = workspace.spec.nbytes, plan.workspace_bound(caps)
-        if given < size:
+        nbytes, least = workspace.spec.nbytes, plan.workspace_bound(caps)
+        if nbytes < least:
             raise ValueError(
-                f"{function}: workspace has {given} bytes, expected at least {size}, as "
+                f"{function}: workspace has {nbytes} bytes, expected at least {least}, as "
                 "cunorm.workspace_size says"
             )
         validate.same_device(function, x.spec, [("workspace", workspace.spec)])

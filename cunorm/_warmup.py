@@ -299,16 +299,16 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
         "gate": (x, None, None),
         "d_residual": (True, False, None),  # as `cunorm._row_norm.builds` takes it
     }
-    found = {one: _operand(one, options[one], *meaning) for one, meaning in meanings.items()}
-    found["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
+    parsed = {one: _operand(one, options[one], *meaning) for one, meaning in meanings.items()}
+    parsed["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
     for one in ("dtype", "residual_dtype"):
         dtype = parse_optional_dtype(FUNCTION, one, options[one])
-        found[one] = dtype and dtype.name
+        parsed[one] = dtype and dtype.name
     if name in _group_norm.__all__:
         if name != "instance_norm":
             validate.integer(FUNCTION, "num_groups", options["num_groups"])
-        found["positions"] = _positive("positions", options["positions"])
-    return {**options, **found, "x": x}
+        parsed["positions"] = _positive("positions", options["positions"])
+    return {**options, **parsed, "x": x}
 
 
 def _operand(argument: str, value: Any, present: Any, absent: Any, auto: Any) -> Any:

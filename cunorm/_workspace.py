@@ -51,10 +51,9 @@ def workspace_size(
 ) -> int:
     """Return the bytes of workspace that a function needs.
 
-    A row norm's backward holds partial sums of dweight and dbias there, a group norm the statistics
-    of parts of a sample, and its backward the partial sums, too. The size depends on the shapes,
-    dtypes and device of the arrays and, for a group norm, on the memory layout of x, so that one
-    call of this serves a training loop.
+    A backward holds partial sums of dweight and dbias there, a group norm the statistics of parts
+    of a sample. The size depends on the shapes, dtypes and device of the arrays and, for a group
+    norm, on the memory layout of x, so that one call of this serves a training loop.
 
     Parameters
     ----------
@@ -107,7 +106,8 @@ def workspace_size(
     """
     arguments = locals()
     validate.choice(_FUNCTION, "op", op, _OPTIONS)
-    options = _checked(op, {name: arguments[name] for name in _DEFAULTS})
+    options = {name: arguments[name] for name in _DEFAULTS}
+    _check(op, options)
     views = view_all(_FUNCTION, ("x", "weight", "bias"), (x, weight, bias), 1)
     specs = [view and view.spec for view in views]
     if op == "group_norm_backward":
@@ -119,17 +119,16 @@ _PARAMETERS = signature(workspace_size).parameters
 _DEFAULTS = {name: one.default for name, one in _PARAMETERS.items() if name not in ("op", "x")}
 
 
-def _checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Check the options by themselves, and that the function takes those that are given."""
-    taken = _OPTIONS[op]
-    options = dict(given)
+def _check(op: str, options: dict[str, Any]) -> None:
+    """Check and parse the options by themselves, and that the function takes those that are set."""
+    taken, needs = _OPTIONS[op], options["needs"]
     for name in ("axis", "groups", "channel_axis", "num_groups"):
         if name != "num_groups" or name in taken:
-            options[name] = validate.integer(_FUNCTION, name, given[name])
-    options["x_dtype"] = parse_optional_dtype(_FUNCTION, "x_dtype", given["x_dtype"])
-    is_default = isinstance(given["needs"], tuple) and given["needs"] == NEEDS
+            options[name] = validate.integer(_FUNCTION, name, options[name])
+    options["x_dtype"] = parse_optional_dtype(_FUNCTION, "x_dtype", options["x_dtype"])
+    is_default = isinstance(needs, tuple) and needs == NEEDS
     allowed = NEEDS if is_default or op != "group_norm_backward" else GROUP_NEEDS
-    options["needs"] = validate.names(_FUNCTION, "needs", given["needs"], allowed)
+    options["needs"] = validate.names(_FUNCTION, "needs", needs, allowed)
     for name, default in _DEFAULTS.items():
         value = options[name]
         if name not in taken and default is None:
@@ -138,7 +137,6 @@ def _checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{_FUNCTION}: {name} is {value!r}, expected the default: {op} has none"
             )
-    return options
 
 
 def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
