@@ -215,14 +215,14 @@ def _run_reference(op: OpDef, spec: Any, specs: OptionalSpecs, pointers: Pointer
 
 
 class Executable:
-    """A loaded plan, of kernels or None: it runs on any arrays of the same signature."""
+    """A loaded plan: it runs on any arrays of the same signature."""
 
     def __init__(
         self, op: OpDef, plan: Plan, views: Views, overlaps: OverlapCheck, run: Run | None
     ) -> None:
         self._adapter, self._device = views[op.x].adapter, views[op.x].spec.device
-        self._function, self._names = overlaps.function, overlaps.names
-        self._overlaps, self._run = overlaps, run
+        self._function, self._names, self._overlaps = overlaps.function, overlaps.names, overlaps
+        self._run = run  # None: no kernel runs
         self._outputs, self._shared, self._axes = plan.outputs, plan.shared, dict(plan.copies)
         self._results = slice(op.first_output, op.array_count - 1)
         self._has_given = any(views[op.first_output :])  # outputs, or a workspace, of the caller
@@ -294,9 +294,7 @@ class Executable:
         """
         models = (
             model
-            for model, view in enumerate(
-                views[:-1]
-            )  # not the workspace, whose spec is of its bytes
+            for model, view in enumerate(views[:-1])  # the workspace's spec is that of bytes
             if view and view.spec == spec and view.adapter is self._adapter and not view.is_new
         )
         model = next(models, None)

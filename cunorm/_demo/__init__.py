@@ -59,16 +59,15 @@ def run(path: Path | None, device_name: str | None) -> int:
         with ThreadPoolExecutor(available_cores()) as pool:  # several at once
             list(pool.map(lambda case: case[0].run(_put(case[1], device)), cases))
     print(f"\n{_HEADER}", flush=True)
-    wrong = count = 0
+    errors = []
     for case in cases:
         for line, error in _both_directions(case, device):
             print(line, flush=True)
-            count += 1
-            wrong += not error <= 1
-    if wrong:
-        print(f"\n{wrong} of {count} results are further off than their tolerance")
+            errors.append(error)
+    if wrong := sum(not error <= 1 for error in errors):
+        print(f"\n{wrong} of {len(errors)} results are further off than their tolerance")
     else:
-        print(f"\nall {count} results are within their tolerance")
+        print(f"\nall {len(errors)} results are within their tolerance")
     return 1 if wrong else 0
 
 
@@ -199,10 +198,8 @@ def _chosen_device(name: str | None) -> Device:
         return Device("cuda", title, *copies, runtime.deviceSynchronize, _CUDA_CALLS)
     if name == "cuda":
         raise DemoError(f"--device cuda: {reason}")
-    means = f"{thread_count()} threads"
-    if compiler() is None:
-        means = "NumPy's loops as there is no C++ compiler"
-    title = f"cpu, {_info.cpu_name()}, {means}"
+    loops = "NumPy's loops as there is no C++ compiler"
+    title = f"cpu, {_info.cpu_name()}, {f'{thread_count()} threads' if compiler() else loops}"
     return Device("cpu", title, np.asarray, np.asarray, lambda: None, calls=1)
 
 
