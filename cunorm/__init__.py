@@ -9,6 +9,8 @@ compiles all kernels with flush-to-zero. On a CPU they are kept, and the floatin
 caller is never changed.
 """
 
+# ruff: noqa: F403, F405  (names of __all__ come from those of the two families)
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,29 +18,8 @@ if TYPE_CHECKING:  # what `__getattr__` imports when it is first used
     from cunorm import reference
     from cunorm._backends.cpu.threads import set_num_threads
     from cunorm._cache import CacheInfo, Cleared, cache_info, clear_cache
-    from cunorm._group_norm import (
-        group_norm,
-        group_norm_backward,
-        group_norm_forward,
-        instance_norm,
-    )
-    from cunorm._row_norm import (
-        add_layer_norm,
-        add_normalize,
-        add_rms_norm,
-        l2_norm,
-        l2_norm_backward,
-        l2_norm_forward,
-        layer_norm,
-        layer_norm_backward,
-        layer_norm_forward,
-        normalize,
-        normalize_backward,
-        normalize_forward,
-        rms_norm,
-        rms_norm_backward,
-        rms_norm_forward,
-    )
+    from cunorm._group_norm import *
+    from cunorm._row_norm import *
     from cunorm._warmup import Warmup, warmup
     from cunorm._workspace import workspace_size
     from cunorm.results import AddNorm, GroupNormForward, GroupNormGrads, NormForward, NormGrads
@@ -81,7 +62,7 @@ __all__ = [
     "workspace_size",
 ]
 
-_MODULES = {
+_MODULES = {  # all but those of `_row_norm`
     "results": ("AddNorm", "GroupNormForward", "GroupNormGrads", "NormForward", "NormGrads"),
     "_backends.cpu.threads": ("set_num_threads",),
     "_cache": ("CacheInfo", "Cleared", "cache_info", "clear_cache"),
@@ -98,9 +79,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "reference":
         return import_module("cunorm.reference")
-    found = getattr(import_module(f"cunorm.{_MODULE_OF.get(name, '_row_norm')}"), name)
-    globals()[name] = found
-    return found
+    module = import_module(f"cunorm.{_MODULE_OF.get(name, '_row_norm')}")
+    return globals().setdefault(name, getattr(module, name))
 
 
 def __dir__() -> list[str]:

@@ -25,11 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="show versions, devices, compilers and caches")
-    demo = _demo_parser(commands)
-    ahead = _warmup_parser(commands)
+    demo_parser, warmup_parser = _demo_parser(commands), _warmup_parser(commands)
     chosen = parser.parse_args(arguments)
     if chosen.command == "warmup":
-        return _run_warmup(ahead, chosen)
+        return _run_warmup(warmup_parser, chosen)
     if chosen.command == "info":
         print(_info.report())
         return 0
@@ -38,12 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(chosen.input, chosen.device)
     except DemoError as error:
-        demo.error(str(error))
+        demo_parser.error(str(error))
 
 
 def _demo_parser(commands: Any) -> argparse.ArgumentParser:
-    """Add the command ``demo`` with its options."""
-    demo: argparse.ArgumentParser = commands.add_parser(
+    parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
         help="run every operator on real input and check it against the float64 reference",
         description="Run every operator, forward and backward, on real input, check each against "
@@ -55,10 +53,10 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
         "position; by default a text of this Python installation, each byte as its row of the "
         "text's 256x256 log-bigram-count matrix"
     )
-    demo.add_argument("--input", type=Path, metavar="FILE.npy", help=rows)
+    parser.add_argument("--input", type=Path, metavar="FILE.npy", help=rows)
     where = "where to run; by default on CUDA if there is a device, else on the CPU"
-    demo.add_argument("--device", choices=("cpu", "cuda"), help=where)
-    return demo
+    parser.add_argument("--device", choices=("cpu", "cuda"), help=where)
+    return parser
 
 
 # --- warmup ---------------------------------------------------------------------------------------
@@ -82,11 +80,10 @@ _REQUIRED: _Settings = {"nargs": "+", "required": True}
 _SEVERAL: _Settings = {"nargs": "+", "default": argparse.SUPPRESS}
 _FLAG: _Settings = {"action": "store_true"}
 _DTYPE: _Settings = {"choices": DTYPES, "metavar": "DTYPE"}
-_OPERAND: _Settings = {"choices": _OPERAND_VALUES, "metavar": "DTYPE", "nargs": "*"}
+_OPERAND: _Settings = _SEVERAL | _DTYPE | {"choices": _OPERAND_VALUES, "nargs": "*"}
 
 
 def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
-    """Add the command ``warmup`` with its options."""
     what = "compile ahead what calls will need"
     parser: argparse.ArgumentParser = commands.add_parser("warmup", help=what, description=_WARMUP)
 
@@ -103,7 +100,7 @@ def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
     add("rows", rows, _SEVERAL, type=int)
     for name, default in _OPERANDS.items():
         what = f"its dtype, yes (or nothing) for x's, or no; by default auto: {default}"
-        add(name.replace("_", "-"), what, _OPERAND, default=argparse.SUPPRESS)
+        add(name.replace("_", "-"), what, _OPERAND)
     add("y-dtype", "of y and dy", _SEVERAL | _DTYPE, dest="dtype")
     add("residual-dtype", "of the new residual stream", _SEVERAL | _DTYPE)
     add("center", "of normalize: the mean is subtracted", _FLAG)
@@ -126,12 +123,9 @@ def _warmup_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def _run_warmup(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
-    """Run ``warmup`` and return the exit status."""
-    arguments = dict(vars(chosen))
-    del arguments["command"]
-    for name in _OPERANDS:
-        if name in arguments:
-            arguments[name] = [_OPERAND_VALUES[value] for value in arguments[name]] or True
+    arguments = {name: value for name, value in vars(chosen).items() if name != "command"}
+    for name in _OPERANDS.keys() & arguments.keys():
+        arguments[name] = [_OPERAND_VALUES[value] for value in arguments[name]] or True
     device = chosen.device or ("cuda" if _info.cuda_devices()[0] else "cpu")
     try:
         done = warmup(**arguments | {"device": device})

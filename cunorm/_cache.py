@@ -10,6 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,17 +29,11 @@ _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the m
 class CacheInfo(NamedTuple):
     """What `cache_info` returns.
 
-    Attributes
-    ----------
-    folder : Path
-        Where the CPU's builds are kept.
-    libraries, bytes : int
-        How many of them there are, from any process, and the bytes of all files there, GCC's
-        compiled system headers, too, which are as large as hundreds of builds.
-    loaded, cuda_kernels : int
-        How many of the CPU's builds and, on all devices, of CUDA kernels this process has loaded.
-    cupy_folder : Path or None
-        Where CuPy keeps what NVRTC compiled, ours and all other; None until CuPy is imported.
+    `folder` has the CPU's builds: so many `libraries`, from any process. `bytes` are those of all
+    its files: of GCC's compiled system headers, too, which are as large as hundreds of builds.
+    `loaded` of these builds, and `cuda_kernels` on all devices, are loaded in this process.
+    `cupy_folder` is where CuPy keeps what NVRTC compiled, ours and all other; None until CuPy is
+    imported.
     """
 
     folder: Path
@@ -50,7 +45,7 @@ class CacheInfo(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """What `clear_cache` removed: how many files, and the bytes they took."""
+    """What `clear_cache` removed: how many files, of killed compiles too, and their bytes."""
 
     files: int
     bytes: int
@@ -60,11 +55,6 @@ def cache_info() -> CacheInfo:
     """Return the compiled kernels that are kept, on disk and in this process.
 
     The CPU's builds are in the folder ``CUNORM_CACHE_DIR``, by default in the user's cache folder.
-
-    Returns
-    -------
-    CacheInfo
-        Folders and counts.
 
     Examples
     --------
@@ -91,21 +81,19 @@ def clear_cache() -> Cleared:
     compile are removed only after a day, as until then it may still run. CuPy's cache, which other
     programs share, is left alone: CUDA kernels are taken from there again.
 
-    Returns
-    -------
-    Cleared
-        How many files were removed, and the bytes they took, of killed compiles too.
-
     Examples
     --------
     >>> import cunorm
     >>> cunorm.clear_cache()  # doctest: +SKIP
     Cleared(files=12, bytes=1310720)
     """
-    killed = list(_killed_compiles())
+    killed = _killed_compiles()
     left = _files(path for folder in killed for path in folder.glob("*"))
-    files = (*_named(_LIBRARY), *_named(_OTHER), *left)
-    removed = [size for path, size in files if _is_removed_now(path)]
+    removed = []
+    for path, size in (*_named(_LIBRARY), *_named(_OTHER), *left):
+        with suppress(FileNotFoundError):  # another process clears the cache
+            path.unlink()
+            removed.append(size)
     for folder in killed:
         shutil.rmtree(folder, ignore_errors=True)
     memo.clear_all()
@@ -119,37 +107,27 @@ def cupy_cache_folder() -> Path:
 
 def _named(names: re.Pattern[str]) -> Iterator[tuple[Path, int]]:
     """Return the path and the size of each file of the cache with such a name."""
-    found = cache_folder().glob("*-*")
-    return _files(path for path in found if names.fullmatch(path.name))
-
-
-def _killed_compiles() -> Iterator[Path]:
-    """Yield the folders of compiles that were killed before they removed them."""
-    begun = time.time() - _LONGER_THAN_ANY_COMPILE
-    for folder in cache_folder().glob(f"{TEMPORARY}*"):
-        status = _status(folder)
-        if status and stat.S_ISDIR(status.st_mode) and status.st_mtime < begun:
-            yield folder
+    return _files(path for path in cache_folder().glob("*-*") if names.fullmatch(path.name))
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
     """Yield those of the paths that are plain files, with their sizes."""
-    for path in paths:
-        status = _status(path)
-        if status and stat.S_ISREG(status.st_mode):
+    for path, status in _existing(paths):
+        if stat.S_ISREG(status.st_mode):
             yield path, status.st_size
 
 
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except FileNotFoundError:  # another process clears the cache
-        return None
+def _killed_compiles() -> list[Path]:
+    """Return the folders of compiles that were killed before they removed them."""
+    begun = time.time() - _LONGER_THAN_ANY_COMPILE
+    return [
+        folder
+        for folder, status in _existing(cache_folder().glob(f"{TEMPORARY}*"))
+        if stat.S_ISDIR(status.st_mode) and status.st_mtime < begun
+    ]
 
 
-def _is_removed_now(path: Path) -> bool:
-    try:
-        path.unlink()
-    except FileNotFoundError:  # as above
-        return False
-    return True
+def _existing(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in paths:
+        with suppress(FileNotFoundError):  # as above
+            yield path, path.lstat()

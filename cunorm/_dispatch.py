@@ -7,12 +7,13 @@ and alignment. The cache has an Executable for both. No address is part of its k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from cunorm._arrays.adapter import ArrayAdapter, copied
+from cunorm._arrays.adapter import Signature, copied
 from cunorm._arrays.cupy import joined
 from cunorm._arrays.numpy import numpy_view
 from cunorm._arrays.registry import adapter_of, library_types, view_all, view_workspace
@@ -20,31 +21,31 @@ from cunorm._backends import cpu, cuda
 from cunorm._backends.cpu import with_scratch
 from cunorm._backends.cpu.compiler import has_compiler
 from cunorm._backends.cpu.threads import last_cache_bytes
-from cunorm._core import overlap, validate
+from cunorm._core import validate
 from cunorm._core.build import Launch
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.memo import memoize
-from cunorm._core.plan import Alignments, Lowered, OpDef, Plan
+from cunorm._core.overlap import OverlapCheck
+from cunorm._core.plan import Alignments, OpDef, Plan
 from cunorm._core.tensor import ArrayView, Device, OptionalSpecs, TensorSpec, bytes_spec
 
-Pointers = Sequence[int]  # of all arrays of a call, the workspace last; 0 for none
+Views = list[Any]  # an ArrayView or None for each array of a call, the workspace last
+Pointers = Sequence[int]  # the same; 0 for None
 Run = Callable[[Pointers], object]
 
 
+@dataclass(slots=True, eq=False)
 class CacheEntry:
-    """A place in the cache; `executable` is None until the call was planned."""
+    """An entry of the cache: a loaded call, or None until it was planned."""
 
-    __slots__ = ("executable",)
-
-    def __init__(self) -> None:
-        self.executable: Executable | None = None
+    executable: Any = None
 
 
 @memoize(maxsize=1024)
 def cache_entry(spec: Hashable, *signature: Hashable) -> CacheEntry:
-    """Return the place of a call in the cache, which drops the least recently used call.
+    """Return the cache's entry of a call; the least recently used call is dropped.
 
-    `spec` is an OpSpec, one object for all calls of the same scalars. Calls that fail have a place
+    `spec` is an OpSpec, one object for all calls of the same scalars. Calls that fail have an entry
     too, which stays empty.
     """
     return CacheEntry()
@@ -57,24 +58,16 @@ def parse(op: OpDef, params: tuple[Any, ...]) -> Any:
     except TypeError:  # one of them is wrong, or cannot be hashed
         pass
     hashable = tuple([tuple(one) if isinstance(one, list | set) else one for one in params])
-    try:
+    with suppress(TypeError, ValueError):  # an error names the scalars as the caller gives them
         return op.parse(*hashable)
-    except (TypeError, ValueError):  # the error has the scalars as the caller gave them
-        pass
     return op.parse.__wrapped__(*params)  # type: ignore[attr-defined]  # of functools
 
 
 def dispatch(op: OpDef, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[Any]:
     """Make a call, and return its outputs.
 
-    Parameters
-    ----------
-    op : OpDef
-        The operator.
-    params : tuple
-        Its scalars, as the caller gives them, for `op.parse`.
-    arrays : tuple
-        Its inputs, an array or None for each of its outputs, and a workspace or None.
+    `params` are its scalars, as the caller gives them, for `op.parse`; `arrays` are its inputs, an
+    array or None for each output, and a workspace or None.
     """
     return dispatch_spec(op, parse(op, params), arrays)
 
@@ -87,21 +80,25 @@ def dispatch_spec(op: OpDef, spec: Any, arrays: tuple[Any, ...]) -> list[Any]:
         outputs = adapter.dispatch(op, spec, arrays)
         if outputs is not None:
             return outputs
+    views = None
     signature = adapter.signature(arrays, op.first_output)
-    if signature is None:
-        return _call_views(op, spec, arrays)
+    if signature is None:  # arrays of several libraries, JAX's, DLPack's, or wrong ones
+        views = _views(op, spec, arrays)
+        signature = _signature(op, arrays, views)
     facts, pointers = signature
     entry: CacheEntry = cache_entry(spec, *facts)
-    executable = entry.executable
+    executable: Executable | None = entry.executable
     if executable is None:
-        executable = entry.executable = _executable(op, spec, _views(op, spec, arrays), arrays)
-    return executable.run(arrays, pointers)
+        executable = entry.executable = _executable(op, spec, arrays, views)
+    if views is None:
+        return executable.run(arrays, pointers)
+    return executable.run_views(arrays, views)
 
 
 # --- a call that is not in the cache --------------------------------------------------------------
 
 
-def _views(op: OpDef, spec: Any, arrays: Sequence[Any]) -> list[ArrayView | None]:
+def _views(op: OpDef, spec: Any, arrays: Sequence[Any]) -> Views:
     """Return the views of all arrays, the workspace too."""
     function, workspace = spec.function, arrays[-1]
     names = (*op.inputs, *spec.output_names)
@@ -109,64 +106,59 @@ def _views(op: OpDef, spec: Any, arrays: Sequence[Any]) -> list[ArrayView | None
     return [*views, None if workspace is None else view_workspace(function, workspace)]
 
 
-def _executable(
-    op: OpDef, spec: Any, views: list[ArrayView | None], arrays: Sequence[Any]
-) -> Executable:
+def _signature(op: OpDef, arrays: Sequence[Any], views: Views) -> Signature:
+    """Return the facts that a call on views depends on, and their addresses."""
+    facts = [
+        view and (view.spec, view.pointer & 15, view.writable, view.owner is array)
+        for view, array in zip(views, arrays, strict=True)
+    ]
+    return [views[op.x].adapter, *facts], _pointers(views)
+
+
+def _pointers(views: Views) -> list[int]:
+    return [0 if view is None else view.pointer for view in views]
+
+
+def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views | None) -> Executable:
     """Check and plan a call; load its kernels."""
-    function = spec.function
-    plan = op.plan(spec, tuple([None if view is None else view.spec for view in views[:-1]]))
-    x, workspace = views[op.x], views[-1]
-    assert x is not None
-    device, adapter = x.spec.device, x.adapter
+    views = views or _views(op, spec, arrays)
+    function, x, workspace = spec.function, views[op.x], views[-1]
+    plan = op.plan(spec, tuple([view and view.spec for view in views[:-1]]))
+    names = (*op.inputs, *spec.output_names, "workspace")
     for place in range(op.first_output, len(views) - 1):
         view = views[place]
         if view is not None and not (view.owner is arrays[place] and view.writable):
             raise ValueError(
-                f"{function}: {spec.output_names[place - op.first_output]} cannot be written to in "
-                "place, expected a writable, aligned array (JAX arrays are immutable)"
+                f"{function}: {names[place]} cannot be written to in place, expected a writable, "
+                "aligned array (JAX arrays are immutable)"
             )
-    caps = caps_for(plan, device)
+    caps = caps_for(plan, x.spec.device)
     if workspace is not None:
-        _check_workspace(function, workspace.spec, plan.workspace_bound(caps), x.spec)
-    # Inputs that are not aligned: the views are of copies, which nothing overlaps.
-    realigned = [
-        place
-        for place, view in enumerate(views[: op.first_output])
-        if view is not None and view.is_new
-    ]
-    given = _Given.of(op, spec, plan, views, realigned)
-    given.check([0 if view is None else view.pointer for view in views])
-    alignments = [0 if view is None else view.pointer & 15 for view in views]
+        nbytes, least = workspace.spec.nbytes, plan.workspace_bound(caps)
+        if nbytes < least:
+            raise ValueError(
+                f"{function}: workspace has {nbytes} bytes, expected at least {least}, as "
+                "cunorm.workspace_size says"
+            )
+        validate.same_device(function, x.spec, [("workspace", workspace.spec)])
+    # Nothing overlaps an input that is not aligned, as its view is of a copy.
+    specs = tuple([None if view is None or view.is_new else view.spec for view in views])
+    overlaps = OverlapCheck(function, names, specs, op.first_output, plan.aliases)
+    pointers = _pointers(views)
+    overlaps.check(pointers)
+    alignments = [pointer & 15 for pointer in pointers]
     for copy in plan.copies:
         alignments[copy.place] = 0
-    run = None if plan.is_empty else _loaded(op, spec, plan, caps, alignments, device, adapter)
-    allocations = [
-        _allocation(function, adapter, place, spec, views, realigned)
-        for place, spec in plan.outputs
-    ]
-    return Executable(op, plan, adapter, device, run, given, realigned, allocations)
+    run = None if plan.is_empty else _loaded(op, spec, plan, caps, alignments, x)
+    return Executable(op, plan, views, overlaps, run)
 
 
-def _check_workspace(function: str, spec: TensorSpec, size: int, x: TensorSpec) -> None:
-    if spec.nbytes < size:
-        raise ValueError(
-            f"{function}: workspace has {spec.nbytes} bytes, expected at least {size}, as "
-            "cunorm.workspace_size says"
-        )
-    validate.same_device(function, x, [("workspace", spec)])
-
-
-def device_caps(device: Device) -> Caps:
-    """Return what launch plans may use of a device."""
+def caps_for(plan: Plan | None, device: Device) -> Caps:
+    """Return what launches may use of a device; those of a plan, only clusters that fit there."""
     if device.kind == "cpu":
         return CpuCaps(last_cache_bytes())
-    return cuda.gpu_caps(device)  # type: ignore[no-any-return]
-
-
-def caps_for(plan: Plan, device: Device) -> Caps:
-    """Return what the launches of a plan may use of a device: only clusters that fit there."""
-    if device.kind == "cpu" or plan.is_empty:
-        return device_caps(device)
+    if plan is None or plan.is_empty:
+        return cuda.gpu_caps(device)  # type: ignore[no-any-return]
     return cuda.caps_that_fit(device, lambda caps: plan.lower(caps, None).launches[0])
 
 
@@ -178,19 +170,28 @@ def launches_of(plan: Plan, device: Device) -> list[Launch]:
 
 
 def _loaded(
-    op: OpDef,
-    spec: Any,
-    plan: Plan,
-    caps: Caps,
-    alignments: Alignments,
-    device: Device,
-    adapter: ArrayAdapter,
+    op: OpDef, spec: Any, plan: Plan, caps: Caps, alignments: Alignments, x: ArrayView
 ) -> Run:
-    """Return a function that runs the kernels of a plan, given where arrays lie."""
-    if device.kind == "cuda":
-        lowered = plan.lower(caps, alignments)
-        return cuda_run(lowered, device, adapter, adapter.stream)
-    return cpu_run(op, spec, plan, caps)
+    """Return a function that runs a plan's kernels, on a GPU on the stream that is current then."""
+    device, adapter = x.spec.device, x.adapter
+    if device.kind == "cpu":
+        return cpu_run(op, spec, plan, caps)
+    lowered = plan.lower(caps, alignments)
+    start = cuda.launcher(lowered.calls(), device)
+    memory = bytes_spec(lowered.workspace, device) if lowered.workspace else None
+
+    def run(pointers: Pointers) -> None:
+        if cuda.current_device() != device.index:
+            with adapter.device_scope(device):
+                run(pointers)
+        elif memory is not None and not pointers[-1]:
+            # The allocator may give it away again at once: to what the same stream does later.
+            workspace = adapter.allocate(memory)
+            start([*pointers[:-1], workspace.pointer], adapter.stream(device))
+        else:
+            start(pointers, adapter.stream(device))
+
+    return run
 
 
 def cpu_run(op: OpDef, spec: Any, plan: Plan, caps: Caps) -> Run:
@@ -210,214 +211,96 @@ def _run_reference(op: OpDef, spec: Any, specs: OptionalSpecs, pointers: Pointer
     op.reference(spec, views)
 
 
-def cuda_run(
-    lowered: Lowered, device: Device, adapter: ArrayAdapter, stream_of: Callable[[Device], int]
-) -> Run:
-    """Return a function that starts kernels on a GPU, on the stream that is current then."""
-    start = cuda.launcher(lowered.calls(), device)
-    memory = bytes_spec(lowered.workspace, device) if lowered.workspace else None
-
-    def on_stream(pointers: Pointers) -> None:
-        if memory is not None and not pointers[-1]:
-            # The allocator may give it away again at once: to what the same stream does later.
-            workspace = adapter.allocate(memory)
-            start([*pointers[:-1], workspace.pointer], stream_of(device))
-        else:
-            start(pointers, stream_of(device))
-
-    def run(pointers: Pointers) -> None:
-        if cuda.current_device() == device.index:
-            on_stream(pointers)
-        else:
-            with adapter.device_scope(device):
-                on_stream(pointers)
-
-    return run
-
-
-def _call_views(op: OpDef, spec: Any, arrays: tuple[Any, ...]) -> list[Any]:
-    """Make a call on arrays that have no signature: of several libraries, JAX's, DLPack's."""
-    views = _views(op, spec, arrays)
-    x = views[op.x]
-    assert x is not None
-    facts = [
-        None if view is None else (view.spec, view.pointer & 15, view.writable, view.owner is array)
-        for view, array in zip(views, arrays, strict=True)
-    ]
-    entry: CacheEntry = cache_entry(spec, x.adapter, *facts)
-    executable = entry.executable
-    if executable is None:
-        executable = entry.executable = _executable(op, spec, views, arrays)
-    return executable.run_views(arrays, views)
-
-
 # --- a call that is in the cache ------------------------------------------------------------------
-
-
-class _Given(NamedTuple):
-    """Arrays that the caller gives for outputs, and for a workspace; none may overlap another."""
-
-    function: str
-    names: tuple[str, ...]
-    specs: OptionalSpecs
-    pairs: list[overlap.Pair]
-    aliases: dict[int, tuple[int, ...]]
-
-    @classmethod
-    def of(
-        cls,
-        op: OpDef,
-        spec: Any,
-        plan: Plan,
-        views: Sequence[ArrayView | None],
-        realigned: Collection[int],
-    ) -> _Given:
-        """Return those of a call; `realigned` are the places of inputs that were copied."""
-        specs = tuple([None if view is None else view.spec for view in views])
-        given = [place for place in range(op.first_output, len(specs)) if specs[place] is not None]
-        names = (*op.inputs, *spec.output_names, "workspace")
-        pairs = [
-            pair
-            for pair in overlap.pairs(specs, op.first_output, given)
-            if pair.other not in realigned
-        ]
-        return cls(spec.function, names, specs, pairs, plan.aliases)
-
-    def check(self, pointers: Pointers) -> None:
-        """Check that no output shares memory with another array, but for exact aliases."""
-        for pair in self.pairs:
-            output, other, least, most = pair
-            difference = pointers[output] - pointers[other]
-            if least < difference < most:
-                self._check_pair(output, other, difference)
-
-    def _check_pair(self, output: int, other: int, difference: int) -> None:
-        spec, other_spec = self.specs[output], self.specs[other]
-        assert spec is not None
-        assert other_spec is not None
-        may_be_same = other in self.aliases.get(output, ())
-        if may_be_same and difference == 0 and spec == other_spec:
-            return
-        if not overlap.share_memory(spec, other_spec, difference):
-            return
-        also = " (or exactly the memory, shape, strides and dtype of an input)"
-        raise ValueError(
-            f"{self.function}: {self.names[output]} overlaps {self.names[other]}, expected memory "
-            f"of its own{also if may_be_same else ''}"
-        )
-
-
-class _Allocation(NamedTuple):
-    """An output to allocate: its place, its allocator, and the place of the array to give it."""
-
-    place: int
-    allocate: Callable[[Any], Any]
-    model: int
 
 
 class Executable:
     """A loaded plan: it runs on any arrays of the same signature."""
 
     def __init__(
-        self,
-        op: OpDef,
-        plan: Plan,
-        adapter: ArrayAdapter,
-        device: Device,
-        run: Run | None,
-        given: _Given,
-        realigned: Sequence[int],
-        allocations: Sequence[_Allocation],
+        self, op: OpDef, plan: Plan, views: Views, overlaps: OverlapCheck, run: Run | None
     ) -> None:
-        self._adapter, self._device, self._run = adapter, device, run
-        self._outputs, self._copies, self._shared = plan.outputs, plan.copies, plan.shared
-        self._given, self._realigned, self._allocations = given, realigned, allocations
-        self._first, self._last = op.first_output, op.array_count - 1
-        self._checked: list[int] = []  # addresses of the last call with given outputs
-        self._has_given = any(spec is not None for spec in given.specs[self._first :])
-        self._has_copies = bool(realigned or plan.copies)
-        self._pointer = adapter.pointer
+        self._adapter, self._device = views[op.x].adapter, views[op.x].spec.device
+        self._function, self._names, self._overlaps = overlaps.function, overlaps.names, overlaps
+        self._run = run  # None: no kernel runs
+        self._outputs, self._shared, self._axes = plan.outputs, plan.shared, dict(plan.copies)
+        self._results = slice(op.first_output, op.array_count - 1)
+        self._has_given = any(views[op.first_output :])  # outputs, or a workspace, of the caller
+        self._checked: list[int] = []  # addresses of the last call with such
+        realigned = [place for place, view in enumerate(views) if view and view.is_new]
+        self._copied = sorted({*realigned, *self._axes})
+        self._pointer = self._adapter.pointer
+        self._allocations = [self._allocation(views, *output) for output in plan.outputs]
 
     def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
         """Run on arrays of one library, which lie at these addresses, and return the outputs."""
         if self._has_given and pointers != self._checked:
             if pointers[-1] & 15:
-                view_workspace(self._given.function, arrays[-1])  # raises
-            self._given.check(pointers)
+                view_workspace(self._function, arrays[-1])  # raises
+            self._overlaps.check(pointers)
             self._checked = pointers[:]
-        copies = self._copied(arrays, pointers) if self._has_copies else None
-        found = [*arrays]
+        copies = self._copies(arrays, pointers) if self._copied else None
+        every = [*arrays]
         for place, allocate, model in self._allocations:
-            array = found[place] = allocate(arrays[model])
+            array = every[place] = allocate(arrays[model])
             pointers[place] = self._pointer(array)
         if self._run is not None:
             self._run(pointers)
         del copies  # not before the kernels have read them
         if self._has_given:
-            self._adapter.bump_version(arrays[self._first : self._last])
+            self._adapter.bump_version(arrays[self._results])
         for place, source in self._shared:
-            found[place] = found[source]
-        return found[self._first : self._last]
+            every[place] = every[source]
+        return every[self._results]
 
-    def _copied(self, arrays: Sequence[Any], pointers: list[int]) -> list[ArrayView]:
+    def _copies(self, arrays: Sequence[Any], pointers: list[int]) -> list[ArrayView]:
         """Copy inputs that kernels cannot read where they lie, and return the copies."""
-        function, names = self._given.function, self._given.names
         copies = []
-        for place in self._realigned:
-            view = self._adapter.view(function, names[place], arrays[place])
-            pointers[place] = view.pointer
-            copies.append(view)
-        for place, axes in self._copies:
-            view = copied(self._adapter.view(function, names[place], arrays[place]), axes)
+        for place in self._copied:
+            view = self._adapter.view(self._function, self._names[place], arrays[place])
+            if place in self._axes:
+                view = copied(view, self._axes[place])
             pointers[place] = view.pointer
             copies.append(view)
         return copies
 
-    def run_views(self, arrays: tuple[Any, ...], views: list[ArrayView | None]) -> list[Any]:
+    def run_views(self, arrays: tuple[Any, ...], views: Views) -> list[Any]:
         """Run on arrays of any libraries, and return the outputs."""
-        self._given.check([0 if view is None else view.pointer for view in views])
-        for place, axes in self._copies:
-            view = views[place]
-            assert view is not None
-            views[place] = copied(view, axes)
+        self._overlaps.check(_pointers(views))
+        for place, axes in self._axes.items():
+            views[place] = copied(views[place], axes)
         for place, spec in self._outputs:
-            with _naming(self._given.function, spec):
+            with _naming(self._function, spec):
                 views[place] = self._adapter.allocate(spec)
-        pointers = [0 if view is None else view.pointer for view in views]
-        if self._run is not None and self._device.kind == "cpu":
+        pointers, adapter, device = _pointers(views), self._adapter, self._device
+        if self._run is not None and device.kind == "cpu":
             self._run(pointers)
         elif self._run is not None:
             present = [view for view in views if view is not None]
-            device = self._device
-            with self._adapter.device_scope(device), joined(self._adapter, present, device):
+            with adapter.device_scope(device), joined(adapter, present, device):
                 self._run(pointers)
-        found = [*arrays]
-        for place in range(self._first, self._last):
-            view = views[place]
-            found[place] = None if view is None else view.adapter.export(view)
+        every = [*arrays]
+        every[self._results] = [view and view.adapter.export(view) for view in views[self._results]]
         for place, source in self._shared:
-            found[place] = found[source]
-        return found[self._first : self._last]
+            every[place] = every[source]
+        return every[self._results]
 
+    def _allocation(
+        self, views: Views, place: int, spec: TensorSpec
+    ) -> tuple[int, Callable[[Any], Any], int]:
+        """Return the place of an output, its allocator, and the place of the array to give that.
 
-def _allocation(
-    function: str,
-    adapter: ArrayAdapter,
-    place: int,
-    spec: TensorSpec,
-    views: Sequence[ArrayView | None],
-    realigned: Sequence[int],
-) -> _Allocation:
-    """Return how to make an output: like another array, which is quicker, where one is like it."""
-    models = (
-        model
-        for model, view in enumerate(views[:-1])  # not the workspace, whose spec is of its bytes
-        if view is not None and view.spec == spec and view.adapter is adapter
-    )
-    model = next((model for model in models if model not in realigned), None)
-    with _naming(function, spec):
-        allocate = adapter.allocator(spec, has_model=model is not None)
-    return _Allocation(place, allocate, model or 0)
+        It is quicker to allocate like another array, where one has the same spec.
+        """
+        models = (
+            model
+            for model, view in enumerate(views[:-1])  # the workspace's spec is that of bytes
+            if view and view.spec == spec and view.adapter is self._adapter and not view.is_new
+        )
+        model = next(models, None)
+        with _naming(self._function, spec):
+            allocate = self._adapter.allocator(spec, has_model=model is not None)
+        return place, allocate, model or 0
 
 
 @contextmanager

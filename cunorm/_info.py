@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import cunorm
 from cunorm import _cache
@@ -60,7 +59,9 @@ def cuda_devices() -> tuple[int, str]:
 
 def cuda_name(index: int) -> str:
     """Return the driver's name of a device."""
-    return str(_properties(index)["name"].decode())
+    import cupy
+
+    return str(cupy.cuda.runtime.getDeviceProperties(index)["name"].decode())
 
 
 def cpu_name() -> str:
@@ -78,9 +79,9 @@ def _versions() -> Lines:
     yield "Python", f"{platform.python_version()} on {platform.platform()}, {sys.executable}"
     for name in _PACKAGES:
         yield name, _version(name) or "not installed"
-    found = {name: number for name in _CUDA_PACKAGES if (number := _version(name))}
-    yield from found.items()
-    if not any(name.startswith("cupy") for name in found):
+    installed = {name: number for name in _CUDA_PACKAGES if (number := _version(name))}
+    yield from installed.items()
+    if not any(name.startswith("cupy") for name in installed):
         yield "cupy", "not installed"
 
 
@@ -101,12 +102,12 @@ def _cuda_lines() -> Lines:
     number = cupy.cuda.runtime.driverGetVersion()
     yield "driver", f"for CUDA {number // 1000}.{number % 1000 // 10}"
     for index in range(count):
-        found = _properties(index)
+        gpu = cupy.cuda.runtime.getDeviceProperties(index)
         yield (
             f"device {index}",
-            f"{cuda_name(index)}, compute capability {found['major']}.{found['minor']}, "
-            f"{found['multiProcessorCount']} multiprocessors, "
-            f"{found['totalGlobalMem'] / 2**30:.1f} GiB",
+            f"{cuda_name(index)}, compute capability {gpu['major']}.{gpu['minor']}, "
+            f"{gpu['multiProcessorCount']} multiprocessors, "
+            f"{gpu['totalGlobalMem'] / 2**30:.1f} GiB",
         )
 
 
@@ -118,19 +119,10 @@ def _feature_lines() -> Lines:
             yield name, str(error)
 
 
-def _properties(index: int) -> dict[str, Any]:
-    import cupy
-
-    found: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(index)
-    return found
-
-
 def _compilers() -> Lines:
-    found = compiler()
-    if found is None:
-        yield "C++", "none found: install g++ or clang++, or point CXX at one"
-    else:
-        yield "C++", f"{' '.join(found.command)}: {found.version}"
+    cpp = compiler()
+    missing = "none found: install g++ or clang++, or point CXX at one"
+    yield "C++", missing if cpp is None else f"{' '.join(cpp.command)}: {cpp.version}"
     try:
         major, minor = cuda.nvrtc_version()
         folders = cuda.cuda_include_folders()
@@ -141,11 +133,7 @@ def _compilers() -> Lines:
 
 
 def _caches() -> Lines:
-    cunorms, cupys = _cache.cache_info(), _cache.cupy_cache_folder()
-    yield "CPU builds", _content(cunorms.folder, cunorms.libraries, cunorms.bytes)
-    sizes = [path.stat().st_size for path in cupys.glob("*") if path.is_file()]
-    yield "CuPy's kernels", _content(cupys, len(sizes), sum(sizes))
-
-
-def _content(folder: Path, files: int, size: int) -> str:
-    return f"{folder}: {files} files, {size / 2**20:.1f} MiB"
+    ours, folder = _cache.cache_info(), _cache.cupy_cache_folder()
+    sizes = [path.stat().st_size for path in folder.glob("*") if path.is_file()]
+    yield "CPU builds", f"{ours.folder}: {ours.libraries} files, {ours.bytes / 2**20:.1f} MiB"
+    yield "CuPy's kernels", f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB"

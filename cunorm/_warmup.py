@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Set, ValuesView
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
@@ -22,9 +22,8 @@ from cunorm._backends.cpu.threads import available_cores
 from cunorm._core import validate
 from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype
-from cunorm._core.memo import memoize
 from cunorm._core.tensor import CPU, Device
-from cunorm._group_norm.builds import LAYOUTS, group_builds
+from cunorm._group_norm.builds import group_builds
 from cunorm._row_norm.builds import FUNCTION, Options, row_builds
 from cunorm._row_norm.spec import NEEDS
 
@@ -33,17 +32,10 @@ FUNCTIONS = (*_row_norm.__all__, *_group_norm.__all__)
 
 
 class Warmup(NamedTuple):
-    """What `warmup` did.
+    """What `warmup` did: the builds that calls need, all loaded now, and the seconds that took.
 
-    Attributes
-    ----------
-    builds : int
-        How many builds the described calls need; all of them are loaded now.
-    compiled : int
-        For how many of them this call ran the C++ compiler. On CUDA, how many kernels it loaded:
-        CuPy does not say which of them it compiled and which were in its cache on disk.
-    seconds : float
-        How long that took.
+    `compiled` counts the builds for which it ran the C++ compiler. On CUDA it counts the kernels
+    that it loaded: CuPy does not say which of them it compiled and which it had on disk.
     """
 
     builds: int
@@ -83,8 +75,10 @@ def warmup(
     """Compile and load what calls of norms will need, several builds at once.
 
     Without it, a call compiles what it needs when it is first made, one build after the other. The
-    builds are kept on disk for later processes, too. "One or several" is a value or a list or tuple
-    of values; every combination of all of them is compiled.
+    builds are kept on disk for later processes, too. On CUDA they are for contiguous arrays that
+    begin at multiples of 16 bytes, as new arrays do; a call with others, such as a slice, may need
+    one more. "One or several" is a value or a list or tuple of values; every combination of all of
+    them is compiled.
 
     Parameters
     ----------
@@ -98,9 +92,8 @@ def warmup(
     device : str
         "cpu", "cuda" (the current one), or "cuda:1".
     rows : int, one or several, optional
-        Rows of x, or a group norm's samples; by default any number. Few and many may need different
-        builds: a CPU has others for results too large for its caches and for few long rows, which
-        its cores share, and a GPU's backward of many rows copies the next one ahead.
+        Rows of x, or a group norm's samples; by default any number, as few and many rows, and large
+        results, may need different builds.
     weight, bias, residual, gate : dtype or bool or None, one or several
         The forward's operands: a dtype, or True for that of x; None or False where there is none.
         By default, "auto", there is a weight, if the function takes one, and a residual for the
@@ -127,26 +120,16 @@ def warmup(
     progress : bool, optional
         Whether to show a bar, if the package tqdm is installed.
 
-    Returns
-    -------
-    Warmup
-        How many builds there are, how many of them were compiled now, and the seconds that took.
-
     Raises
     ------
     TypeError, ValueError
-        If a value is not among those above, does not go with the others, or is for an option that
-        none of the functions has. Checked before anything is compiled.
+        Before anything is compiled, if a value is not among those above, does not go with the
+        others, or is for an option that none of the functions has.
     ImportError
         For CUDA, if CuPy or NVRTC is not installed.
     RuntimeError
         If there is no such device or no C++ compiler, or a build does not compile: raised when all
         the others are done, for the first of them.
-
-    Notes
-    -----
-    On CUDA the builds are for contiguous arrays that begin at multiples of 16 bytes, as new arrays
-    do. A call with others, such as a slice, may need one more.
 
     Examples
     --------
@@ -162,30 +145,19 @@ def warmup(
     ... )
     Warmup(builds=..., compiled=..., seconds=...)
     """
-    given = locals()
-    options = {name: given[name] for name in _ABSENT} | {"needs": (needs,)}
+    arguments = locals()
+    options = {name: arguments[name] for name in _ABSENT} | {"needs": (needs,)}
     progress = validate.flag(FUNCTION, "progress", progress)
     workers = available_cores() if workers is None else _positive("workers", workers)
-    row_counts = None if rows is None else _sizes("rows", rows)
-    sizes = _sizes("widths", widths)
+    rows = None if rows is None else _sizes("rows", rows)
+    widths = _sizes("widths", widths)
     calls = list(_calls(ops, dtypes, options))
-    place = _device(device)
-    return _compile(_builds(calls, row_counts, sizes, place), place, workers, progress)
-
-
-def _builds(
-    calls: list[tuple[str, Options]], rows: list[int] | None, widths: list[int], device: Device
-) -> list[KernelBuild]:
-    """Return the builds of all calls with all shapes, each once, in their order."""
-    builds: dict[KernelBuild, None] = {}
-    for (name, options), width in product(calls, widths):
+    device = _device(device)
+    builds: dict[KernelBuild, None] = {}  # each once, in their order
+    for (name, options_of_call), width in product(calls, widths):
         builds_of = group_builds if name in _group_norm.__all__ else row_builds
-        builds |= dict.fromkeys(builds_of(name, options, rows, width, device))
-    return list(builds)
-
-
-def _sizes(argument: str, given: Any) -> list[int]:
-    return [_positive(argument, size) for size in _several(argument, given)]
+        builds |= dict.fromkeys(builds_of(name, options_of_call, rows, width, device))
+    return _compile(list(builds), device, workers, progress)
 
 
 def _device(name: Any) -> Device:
@@ -222,18 +194,14 @@ def _compile(builds: list[KernelBuild], device: Device, workers: int, progress: 
             for task in tasks:
                 task.cancel()
             raise
-    _raise_first_error(tasks)
-    compiled = sum(task.result() for task in tasks)
-    return Warmup(len(builds), compiled, time.perf_counter() - start)
-
-
-def _raise_first_error(tasks: dict[Future[Any], KernelBuild]) -> None:
     failed = [(build, error) for task, build in tasks.items() if (error := task.exception())]
     if failed:
         build, error = failed[0]
         text = str(error) if str(build) in str(error) else f"{build}: {error}"
         counts = f"{len(failed)} of {len(tasks)} builds failed, the first of them"
         raise RuntimeError(f"{FUNCTION}: {counts}: {text}") from error
+    compiled = sum(task.result() for task in tasks)
+    return Warmup(len(builds), compiled, time.perf_counter() - start)
 
 
 def _bar(total: int, shown: bool) -> Any:
@@ -250,7 +218,7 @@ def _bar(total: int, shown: bool) -> Any:
     return unwatched(total=total, desc="cunorm compiles", unit="build", miniters=1)
 
 
-# --- the calls that options describe, every combination of several --------------------------------
+# --- the calls that options describe --------------------------------------------------------------
 
 _NOT_OPTIONS = ("ops", "widths", "dtypes", "device", "rows", "workers", "progress")
 # The value of each option that a function does not take.
@@ -262,24 +230,27 @@ _ABSENT: Options = {
 
 
 def _calls(ops: Any, dtypes: Any, options: Options) -> Iterator[tuple[str, Options]]:
-    """Yield the name of a function and its options, those of _ABSENT."""
+    """Yield the function and the options, those of _ABSENT, of every call that is described."""
     names = [validate.choice(FUNCTION, "ops", name, FUNCTIONS) for name in _several("ops", ops)]
     xs = [parse_dtype(FUNCTION, "dtypes", spec) for spec in _several("dtypes", dtypes)]
     choices = {option: _several(option, value) for option, value in options.items()}
+    taken = {name: _options_of(name) for name in names}
     for option, values in choices.items():
-        if not any(option in _options_of(name) for name in names):
-            _check_not_given(names, option, values)
+        wrong = [value for value in values if not _is_default(option, value)]
+        if wrong and not any(option in of_name for of_name in taken.values()):
+            who = f"{names[0]} does not take" if len(names) == 1 else f"none of {names} takes"
+            raise ValueError(f"{FUNCTION}: {option} is {wrong[0]!r}, which {who}")
     for name in names:
-        of_name = [
-            values if option in _options_of(name) else (_ABSENT[option],)
+        values_of_name = (
+            values if option in taken[name] else (_ABSENT[option],)
             for option, values in choices.items()
-        ]
-        for x, chosen in product(xs, product(*of_name)):
+        )
+        for x, *chosen in product(xs, *values_of_name):
             yield name, _parsed(name, x, dict(zip(choices, chosen, strict=True)))
 
 
 def _several(argument: str, value: Any) -> tuple[Any, ...]:
-    """Return the items of a list, tuple, set, range or view of a dict; all else is the one item."""
+    """Return the items of a collection; all else, names and arrays too, is the one item."""
     if not isinstance(value, list | tuple | range | Set | ValuesView):
         return (value,)
     if len(value) == 0:
@@ -287,75 +258,65 @@ def _several(argument: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _positive(argument: str, given: Any) -> int:
-    """Return a size that was given as one."""
-    number = validate.integer(FUNCTION, argument, given)
+def _sizes(argument: str, value: Any) -> list[int]:
+    return [_positive(argument, size) for size in _several(argument, value)]
+
+
+def _positive(argument: str, value: Any) -> int:
+    number = validate.integer(FUNCTION, argument, value)
     if number < 1:
-        raise ValueError(f"{FUNCTION}: {argument} is {given!r}, expected at least 1")
+        raise ValueError(f"{FUNCTION}: {argument} is {value!r}, expected at least 1")
     return number
 
 
-@memoize()
-def _options_of(name: str) -> frozenset[str]:
+def _options_of(name: str) -> set[str]:
     """Return the options that describe a function's calls."""
     family = _group_norm if name in _group_norm.__all__ else _row_norm
-    parameters = set(signature(getattr(family, name)).parameters)
+    options = set(signature(getattr(family, name)).parameters)
     if family is _group_norm:
-        parameters |= {"positions", "layout"}
-    if name.endswith("_backward"):
-        parameters.add("dtype")  # of the forward, and so on
-        if "d_residual" in parameters:
-            parameters |= {"residual", "residual_dtype"}
-    return frozenset(parameters)
-
-
-def _check_not_given(names: list[str], option: str, values: tuple[Any, ...]) -> None:
-    for value in values:
-        if not _is_default(option, value):
-            who = f"{names[0]} does not take" if len(names) == 1 else f"none of {names} takes"
-            raise ValueError(f"{FUNCTION}: {option} is {value!r}, which {who}")
+        options |= {"positions", "layout"}
+    if name.endswith("_backward"):  # which its forward describes, too
+        options.add("dtype")
+    if "d_residual" in options:
+        options |= {"residual", "residual_dtype"}
+    return options
 
 
 def _is_default(option: str, value: Any) -> bool:
-    """Whether a value is that of an option which is not given."""
-    if value is None or value is False or _is_auto(value):
+    """Whether a value says no more than to leave the option out."""
+    if value is None or value is False:
         return True
-    if isinstance(value, tuple):
-        return all(isinstance(name, str) for name in value) and value == _ABSENT[option]
     # For other types, == may return an array, or True: to NumPy float64 equals None.
-    return isinstance(value, str | Number) and bool(value == _ABSENT[option])
-
-
-def _is_auto(value: Any) -> bool:
-    return isinstance(value, str) and value == AUTO
+    return isinstance(value, str | tuple | Number) and value in (_ABSENT[option], AUTO)
 
 
 def _parsed(name: str, x: DType, options: Options) -> Options:
     """Return a call's options with operands as dtypes, checked."""
-    auto = {"weight": x, "residual": x if name.startswith("add_") else None}
-    found: Options = {"x": x}
-    for one in ("weight", "bias", "residual", "gate"):
-        found[one] = _operand(one, options[one], {True: x, False: None, AUTO: auto.get(one)})
-    of_stream = {True: True, False: False, AUTO: None}
-    found["d_residual"] = _operand("d_residual", options["d_residual"], of_stream)
-    found["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
+    meanings = {  # of True, of False, and of "auto"
+        "weight": (x, None, x),
+        "bias": (x, None, None),
+        "residual": (x, None, x if name.startswith("add_") else None),
+        "gate": (x, None, None),
+        "d_residual": (True, False, None),  # as `cunorm._row_norm.builds` takes it
+    }
+    parsed = {one: _operand(one, options[one], *meaning) for one, meaning in meanings.items()}
+    parsed["needs"] = validate.names(FUNCTION, "needs", options["needs"], NEEDS)
     for one in ("dtype", "residual_dtype"):
         dtype = parse_optional_dtype(FUNCTION, one, options[one])
-        found[one] = None if dtype is None else dtype.name
+        parsed[one] = dtype and dtype.name
     if name in _group_norm.__all__:
         if name != "instance_norm":
             validate.integer(FUNCTION, "num_groups", options["num_groups"])
-        found["positions"] = _positive("positions", options["positions"])
-        validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
-    return options | found
+        parsed["positions"] = _positive("positions", options["positions"])
+    return {**options, **parsed, "x": x}
 
 
-def _operand(argument: str, value: Any, meanings: dict[Any, Any]) -> Any:
-    """Return the dtype that an operand has; `meanings` are those of True, False and "auto"."""
+def _operand(argument: str, value: Any, present: Any, absent: Any, auto: Any) -> Any:
+    """Return the dtype that an operand has, or what a value that is no dtype means for it."""
     if value is None or isinstance(value, bool):
-        return meanings[bool(value)]
-    if _is_auto(value):
-        return meanings[AUTO]
+        return present if value else absent
+    if isinstance(value, str) and value == AUTO:
+        return auto
     try:
         return parse_dtype(FUNCTION, argument, value)
     except TypeError as error:

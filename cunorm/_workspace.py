@@ -7,11 +7,13 @@ from inspect import signature
 from itertools import product
 from typing import Any
 
-from cunorm._arrays.registry import view
+from cunorm._arrays.registry import view_all
 from cunorm._core import validate
 from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64, parse_optional_dtype
-from cunorm._core.tensor import OptionalSpecs, contiguous
-from cunorm._dispatch import caps_for, device_caps
+from cunorm._core.operands import PARAMETERS
+from cunorm._core.plan import OpDef
+from cunorm._core.tensor import contiguous
+from cunorm._dispatch import caps_for
 from cunorm._group_norm.layout import geometry as group_geometry
 from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL
@@ -21,10 +23,8 @@ from cunorm._row_norm.plan import workspace_bound
 from cunorm._row_norm.spec import NEEDS
 
 _FUNCTION = "workspace_size"
-_OF_ROWS = ("axis", "groups")
-_OF_CHANNELS = ("weight", "bias", "channel_axis")
-# The options that each function takes.
-_OPTIONS: dict[str, tuple[str, ...]] = {
+_OF_ROWS, _OF_CHANNELS = ("axis", "groups"), ("weight", "bias", "channel_axis")
+_OPTIONS: dict[str, tuple[str, ...]] = {  # that each function takes
     "normalize_backward": (*_OF_ROWS, "weight", "bias", "x_dtype", "needs"),
     "rms_norm_backward": (*_OF_ROWS, "weight", "x_dtype", "needs"),
     "layer_norm_backward": (*_OF_ROWS, "weight", "bias", "x_dtype", "needs"),
@@ -51,10 +51,9 @@ def workspace_size(
 ) -> int:
     """Return the bytes of workspace that a function needs.
 
-    A row norm's backward holds partial sums of dweight and dbias there, a group norm the statistics
-    of parts of a sample, and its backward the partial sums, too. The size depends on the shapes,
-    dtypes and device of the arrays and, for a group norm, on the memory layout of x, so that one
-    call of this serves a training loop.
+    A backward holds partial sums of dweight and dbias there, a group norm the statistics of parts
+    of a sample. The size depends on the shapes, dtypes and device of the arrays and, for a group
+    norm, on the memory layout of x, so that one call of this serves a training loop.
 
     Parameters
     ----------
@@ -72,9 +71,9 @@ def workspace_size(
     Returns
     -------
     int
-        A number of bytes that the function takes as its `workspace`, whatever the dtypes and the
-        strides of its other operands; on a CPU the least one. It is 0 where a row norm's backward
-        computes neither dweight nor dbias, and may be for a group norm.
+        Bytes that suffice whatever the dtypes and the strides of the other operands are; on a CPU
+        no fewer do. 0 where a row norm's backward computes neither dweight nor dbias, and for some
+        group norms.
 
     Raises
     ------
@@ -105,34 +104,31 @@ def workspace_size(
     >>> cunorm.group_norm(image, 2, out=image, workspace=workspace)[0, 0, 0].round(2)
     array([-1.53, -1.39, -1.53, -1.39], dtype=float32)
     """
-    given = locals()
+    arguments = locals()
     validate.choice(_FUNCTION, "op", op, _OPTIONS)
-    options = _checked(op, {name: given[name] for name in _DEFAULTS})
-    parameters = [
-        None if one is None else view(_FUNCTION, name, one).spec
-        for name, one in (("weight", weight), ("bias", bias))
-    ]
-    size_of = _of_rows if "axis" in _OPTIONS[op] else _of_group_forward
+    options = {name: arguments[name] for name in _DEFAULTS}
+    _check(op, options)
+    views = view_all(_FUNCTION, ("x", "weight", "bias"), (x, weight, bias), 1)
+    specs = [view and view.spec for view in views]
     if op == "group_norm_backward":
-        size_of = _of_group_backward
-    return size_of((view(_FUNCTION, "x", x).spec, *parameters), options)
+        return _of_group_backward(specs, options)
+    return (_of_rows if "axis" in _OPTIONS[op] else _of_group_forward)(specs, options)
 
 
 _PARAMETERS = signature(workspace_size).parameters
 _DEFAULTS = {name: one.default for name, one in _PARAMETERS.items() if name not in ("op", "x")}
 
 
-def _checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Check the options by themselves, and that the function takes those that are given."""
-    taken = _OPTIONS[op]
-    options = dict(given)
+def _check(op: str, options: dict[str, Any]) -> None:
+    """Check and parse the options by themselves, and that the function takes those that are set."""
+    taken, needs = _OPTIONS[op], options["needs"]
     for name in ("axis", "groups", "channel_axis", "num_groups"):
         if name != "num_groups" or name in taken:
-            options[name] = validate.integer(_FUNCTION, name, given[name])
-    options["x_dtype"] = parse_optional_dtype(_FUNCTION, "x_dtype", given["x_dtype"])
-    is_default = isinstance(given["needs"], tuple) and given["needs"] == NEEDS
+            options[name] = validate.integer(_FUNCTION, name, options[name])
+    options["x_dtype"] = parse_optional_dtype(_FUNCTION, "x_dtype", options["x_dtype"])
+    is_default = isinstance(needs, tuple) and needs == NEEDS
     allowed = NEEDS if is_default or op != "group_norm_backward" else GROUP_NEEDS
-    options["needs"] = validate.names(_FUNCTION, "needs", given["needs"], allowed)
+    options["needs"] = validate.names(_FUNCTION, "needs", needs, allowed)
     for name, default in _DEFAULTS.items():
         value = options[name]
         if name not in taken and default is None:
@@ -141,22 +137,21 @@ def _checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{_FUNCTION}: {name} is {value!r}, expected the default: {op} has none"
             )
-    return options
 
 
-def _of_rows(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
-    x, weight, bias = specs
+def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
+    x, *parameters = specs
+    named = [*zip(PARAMETERS, parameters, strict=True)]
     where = geometry(_FUNCTION, x, options["axis"], options["groups"])
-    count = 0
-    for name, parameter in (("weight", weight), ("bias", bias)):
+    for name, parameter in named:
         check_operand(_FUNCTION, name, parameter, where)
-        validate.same_device(_FUNCTION, x, [(name, parameter)])
-        count += parameter is not None and name in options["needs"]
+    validate.same_device(_FUNCTION, x, named)
+    wanted = [name for name, parameter in named if parameter and name in options["needs"]]
     compute = FLOAT64 if FLOAT64 in (x.dtype, options["x_dtype"]) else FLOAT32
-    return workspace_bound(compute, where, count, device_caps(x.device)) if count else 0
+    return workspace_bound(compute, where, len(wanted), caps_for(None, x.device))
 
 
-def _of_group_forward(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
+def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:
     """Return the most that any dtype of y needs."""
     groups = EACH_CHANNEL if options["num_groups"] is None else options["num_groups"]
     params = (_FUNCTION, groups, None, options["channel_axis"], 0.0)
@@ -164,25 +159,21 @@ def _of_group_forward(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
     return max(_planned_size(GROUP_FORWARD, (*params, y), arrays) for y in DTYPES)
 
 
-def _of_group_backward(specs: tuple[Any, ...], options: dict[str, Any]) -> int:
+def _of_group_backward(specs: list[Any], options: dict[str, Any]) -> int:
     """Return the most that any dtypes of dy and dx need."""
     x, *parameters = specs
     needs = tuple(name for name in options["needs"] if name in GROUP_NEEDS)
-    groups, axis = options["num_groups"], options["channel_axis"]
-    where = group_geometry(_FUNCTION, x, groups, axis)
-    statistic = contiguous(where.shape_of("mean"), where.compute, x.device)
-    params = (_FUNCTION, groups, None, axis, needs)
+    norm = (options["num_groups"], options["channel_axis"])
+    where = group_geometry(_FUNCTION, x, *norm)
+    statistics = [contiguous(where.shape_of("mean"), where.compute, x.device)] * 2
+    params = (_FUNCTION, norm[0], None, norm[1], needs)
     like_x = [where.result(dtype, x) for dtype in DTYPES.values()]
     return max(
-        _planned_size(
-            GROUP_BACKWARD, params, (dy, x, statistic, statistic, *parameters, dx, None, None)
-        )
+        _planned_size(GROUP_BACKWARD, params, (dy, x, *statistics, *parameters, dx, None, None))
         for dy, dx in product(like_x, like_x if "x" in needs else [None])
     )
 
 
-def _planned_size(op: Any, params: tuple[Any, ...], specs: OptionalSpecs) -> int:
+def _planned_size(op: OpDef, params: tuple[Any, ...], specs: tuple[Any, ...]) -> int:
     plan = op.plan(op.parse(*params), specs)
-    x = specs[op.x]
-    assert x is not None
-    return int(plan.workspace_bound(caps_for(plan, x.device)))
+    return plan.workspace_bound(caps_for(plan, specs[op.x].device))

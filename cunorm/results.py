@@ -11,14 +11,9 @@ from typing import Any, NamedTuple
 
 
 class AddNorm(NamedTuple):
-    """The results of the `add_` functions.
+    """The results of the `add_` functions, both of x's shape.
 
-    Attributes
-    ----------
-    y : array
-        The normalised rows, of x's shape.
-    residual : array
-        The new residual stream, x + residual, of x's shape.
+    y has the normalised rows; residual is the new residual stream, x + residual.
     """
 
     y: Any = None
@@ -28,16 +23,10 @@ class AddNorm(NamedTuple):
 class NormForward(NamedTuple):
     """The results of a row norm's forward, which its backward needs.
 
-    Attributes
-    ----------
-    y : array
-        The normalised rows, of x's shape.
-    residual : array or None
-        The new residual stream, which was normalised; None where no residual, no dtype of it and
-        no array for it was given.
-    mean, rstd : array or None
-        The rows' statistics, in the compute type, of shape ``x.shape[:axis]``, with a last axis of
-        length `groups` if not 1; mean is None without centering.
+    y has the normalised rows, of x's shape. residual, of the same shape, is the new residual
+    stream, which was normalised; None where no residual, no dtype of it and no array for it was
+    given. mean and rstd are the rows' statistics, in the compute type, of shape ``x.shape[:axis]``,
+    with a last axis of length `groups` if not 1; mean is None without centering.
     """
 
     y: Any = None
@@ -47,18 +36,11 @@ class NormForward(NamedTuple):
 
 
 class NormGrads(NamedTuple):
-    """The results of a row norm's backward: one gradient per operand.
+    """The results of a row norm's backward: one gradient per operand, or None.
 
-    Attributes
-    ----------
-    dx : array or None
-        Gradient of the branch x, of x's shape.
-    dweight, dbias : array or None
-        Gradients of the parameters, of the row's shape.
-    dgate : array or None
-        Gradient of the gate, of x's shape, even for an expanded gate, and in the gate's dtype.
-    dresidual : array or None
-        Gradient of the residual stream: the same as dx, in the stream's dtype.
+    dx, of the branch x, dgate, even of an expanded gate, and dresidual have x's shape; dweight and
+    dbias have the shape of a row. dgate has the gate's dtype. dresidual, of the residual stream, is
+    the same as dx, in the stream's dtype.
     """
 
     dx: Any = None
@@ -71,12 +53,8 @@ class NormGrads(NamedTuple):
 class GroupNormForward(NamedTuple):
     """The results of `group_norm_forward`, which the backward needs.
 
-    Attributes
-    ----------
-    y : array
-        The normalised groups, activated, of x's shape.
-    mean, rstd : array
-        The statistics of the groups, in the compute type, of shape ``(N, num_groups)``.
+    y has the normalised groups, activated, of x's shape. mean and rstd are the groups' statistics,
+    in the compute type, of shape ``(N, num_groups)``.
     """
 
     y: Any = None
@@ -85,14 +63,9 @@ class GroupNormForward(NamedTuple):
 
 
 class GroupNormGrads(NamedTuple):
-    """The results of `group_norm_backward`: one gradient per operand.
+    """The results of `group_norm_backward`: one gradient per operand, or None.
 
-    Attributes
-    ----------
-    dx : array or None
-        Gradient of x, of x's shape.
-    dweight, dbias : array or None
-        Gradients of the parameters, of shape ``(C,)``.
+    dx has x's shape; dweight and dbias have shape ``(C,)``.
     """
 
     dx: Any = None

@@ -36,6 +36,43 @@ def pairs(specs: OptionalSpecs, first_output: int, given: Sequence[int]) -> Iter
                 yield Pair(place, other, other_low - high, other_high - low)
 
 
+class OverlapCheck:
+    """Checks in each call that no given output, nor the workspace, overlaps another array."""
+
+    def __init__(
+        self,
+        function: str,
+        names: tuple[str, ...],  # of all arrays, by which errors name them
+        specs: OptionalSpecs,  # None where no memory is given
+        first_output: int,
+        aliases: dict[int, tuple[int, ...]],  # as a Plan has them
+    ) -> None:
+        self.function, self.names, self._specs, self._aliases = function, names, specs, aliases
+        given = [place for place in range(first_output, len(specs)) if specs[place] is not None]
+        self._pairs = [*pairs(specs, first_output, given)]
+
+    def check(self, pointers: Sequence[int]) -> None:
+        """Raise where an output shares memory with another array, unless it is exactly an alias."""
+        for output, other, least, most in self._pairs:
+            difference = pointers[output] - pointers[other]
+            if least < difference < most:
+                self._check_pair(output, other, difference)
+
+    def _check_pair(self, output: int, other: int, difference: int) -> None:
+        spec, other_spec = self._specs[output], self._specs[other]
+        assert spec is not None
+        assert other_spec is not None
+        may_be_same = other in self._aliases.get(output, ())
+        is_same = difference == 0 and spec == other_spec
+        if (may_be_same and is_same) or not share_memory(spec, other_spec, difference):
+            return
+        also = " (or exactly the memory, shape, strides and dtype of an input)"
+        raise ValueError(
+            f"{self.function}: {self.names[output]} overlaps {self.names[other]}, expected "
+            f"memory of its own{also if may_be_same else ''}"
+        )
+
+
 @memoize()
 def share_memory(a: TensorSpec, b: TensorSpec, difference: int) -> bool:
     """Whether two arrays share memory, the first lying so many bytes behind the second."""

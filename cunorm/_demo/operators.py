@@ -21,13 +21,14 @@ from cunorm.results import AddNorm
 Operands = Mapping[str, Any]
 
 _SAMPLES, _GROUPS = 16, 32  # of a group norm, at most
+_INPUTS = ("x", "residual", "weight", "bias", "gate")  # of a forward
 
 
 class Results(NamedTuple):
     """The results of an operator."""
 
     y: Any  # with the new residual stream of ``add_``
-    saved: Any
+    saved: Any  # by the forward for training
     grads: Any
 
 
@@ -49,7 +50,7 @@ class Operator:
 
     @property
     def base(self) -> str:
-        """The name before ``_forward`` and ``_backward``."""
+        """Return the name before ``_forward`` and ``_backward``."""
         return "group_norm" if self.is_group_norm else self.name.removeprefix("add_")
 
     @property
@@ -73,31 +74,9 @@ class Operator:
             operands["x"] = operands["x"] + operands["x"].dtype.type(self.mean)
         return operands
 
-    def warm_up(self, operands: Operands, device: str) -> None:
-        """Compile what `run` needs, on operands of the host or of the device."""
-        x, options = operands["x"], dict(self.options)
-        options.pop("c", None)
-        axis = options.pop("channel_axis", -1)
-        names = [f"{self.base}_forward", f"{self.base}_backward"]
-        if self.is_group_norm:
-            names.append(self.name)
-            options["layout"] = "channels_first" if axis == 1 else "channels_last"
-            options["positions"] = x[0].size // x.shape[axis]
-        options |= {name: str(array.dtype) for name, array in _inputs(operands).items()}
-        dtype = options["dtype"] = options.pop("x")
-        options |= {"device": device, "rows": len(x), "workers": 1, "progress": False}
-        cunorm.warmup(names, x.shape[axis], dtype, **options)
-
-    def apply(self, operands: Operands) -> Any:
-        """Call the function itself, which returns y, or y and the new residual stream."""
-        return self._call(cunorm, self.name, operands)
-
-    def forward(self, module: ModuleType, operands: Operands) -> Any:
-        """Call the forward for training, of cunorm or of its reference."""
-        return self._call(module, f"{self.base}_forward", operands)
-
-    def _call(self, module: ModuleType, name: str, operands: Operands) -> Any:
-        options = dict(self.options)
+    def forward(self, module: ModuleType, operands: Operands, name: str = "") -> Any:
+        """Call the forward for training, or another by its name, of cunorm or of its reference."""
+        name, options = name or f"{self.base}_forward", dict(self.options)
         if name == "instance_norm":
             del options["num_groups"]
         if module is cunorm:  # y has x's dtype, also where a float32 parameter would widen it
@@ -115,12 +94,13 @@ class Operator:
         return call(**arrays, rstd=saved.rstd, **self.options)
 
     def run(self, operands: Operands) -> Results:
-        """Return the results of `apply`, `forward` and `backward` on arrays of a device."""
+        """Call the function itself, its forward for training and its backward."""
         saved = self.forward(cunorm, operands)
-        return Results(self.apply(operands), saved, self.backward(cunorm, operands, saved))
+        y = self.forward(cunorm, operands, self.name)
+        return Results(y, saved, self.backward(cunorm, operands, saved))
 
     def moved_bytes(self, operands: Operands, results: Results) -> tuple[int, int]:
-        """Return the bytes that `apply` and `backward` must read and write."""
+        """Return the bytes that the function itself and its backward must read and write."""
         y, saved, grads = results
         written = y if isinstance(y, AddNorm) else (y,)
         unread = ["residual"] if self.options.get("activation") else ["residual", "bias"]
@@ -186,9 +166,7 @@ def worst_error(result: Any, exact: Any, errors: Mapping[str, Any]) -> float:
 
 
 def _inputs(operands: Operands) -> dict[str, Any]:
-    """Return the operands of a forward."""
-    names = ("x", "residual", "weight", "bias", "gate")
-    return {name: operands[name] for name in names if name in operands}
+    return {name: operands[name] for name in _INPUTS if name in operands}
 
 
 def _bytes(arrays: Iterable[Any]) -> int:

@@ -20,14 +20,16 @@ import numpy as np
 
 from cunorm.reference.rows import Float64
 
+Elementwise = Callable[[Float64], Float64]
+
 _erfc: Callable[[Any], Float64] = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 class Activation(NamedTuple):
     """A function and its derivative, elementwise."""
 
-    value: Callable[[Float64], Float64]
-    slope: Callable[[Float64], Float64]
+    value: Elementwise
+    slope: Elementwise
 
 
 def sigmoid(z: Float64) -> Float64:
@@ -41,10 +43,6 @@ def _sigmoid_slope(z: Float64) -> Float64:
     return np.asarray(e / (1.0 + e) ** 2)
 
 
-def _silu_tail(z: Float64) -> Float64:
-    return z * _sigmoid_slope(z)
-
-
 def _tanh_slope(z: Float64) -> Float64:
     e = np.exp(-2.0 * np.abs(z))
     return np.asarray(4.0 * e / (1.0 + e) ** 2)
@@ -54,8 +52,8 @@ def _normal_cdf(z: Float64) -> Float64:
     return 0.5 * _erfc(-math.sqrt(0.5) * z)
 
 
-def _gelu_tail(z: Float64) -> Float64:
-    return np.asarray(z * (np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)))
+def _normal_density(z: Float64) -> Float64:
+    return np.asarray(np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi))
 
 
 # z * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) * (z + 0.044715 * z**3) is z * sigmoid(2 * u).
@@ -71,14 +69,24 @@ def _twice_u_slope(z: Float64) -> Float64:
     return _TWICE_U * (1.0 + 3.0 * _CUBIC * z * z)
 
 
-def _gelu_tanh_tail(z: Float64) -> Float64:
-    return z * _sigmoid_slope(_twice_u(z)) * _twice_u_slope(z)
+# The summand T of the derivative that has an exponential, and z * a'(z) of that one's argument a;
+# the others have none.
+TAILS: dict[str, tuple[Elementwise, Elementwise]] = {
+    "sigmoid": (_sigmoid_slope, np.positive),
+    "silu": (lambda z: z * _sigmoid_slope(z), np.positive),
+    "tanh": (_tanh_slope, lambda z: 2.0 * z),
+    "gelu": (lambda z: z * _normal_density(z), np.square),
+    "gelu_tanh": (
+        lambda z: z * _sigmoid_slope(_twice_u(z)) * _twice_u_slope(z),
+        lambda z: z * _twice_u_slope(z),
+    ),
+}
+TAILS["swish"] = TAILS["silu"]
 
 
-def _product(
-    factor: Callable[[Float64], Float64], tail: Callable[[Float64], Float64]
-) -> Activation:
-    """Return z * factor(z); `tail` is z * factor'(z)."""
+def _product(name: str, factor: Elementwise) -> Activation:
+    """Return z * factor(z), whose tail is z * factor'(z)."""
+    tail, _ = TAILS[name]
 
     def slope(z: Float64) -> Float64:
         z = np.clip(z, -1000.0, 1000.0)  # beyond, each exponential is 0; products stay finite
@@ -87,27 +95,15 @@ def _product(
     return Activation(lambda z: z * factor(z), slope)
 
 
-_SILU = _product(sigmoid, _silu_tail)
-
 ACTIVATIONS = {
     "identity": Activation(np.positive, np.ones_like),
     "sigmoid": Activation(sigmoid, _sigmoid_slope),
-    "silu": _SILU,
-    "swish": _SILU,
+    "silu": _product("silu", sigmoid),
+    "swish": _product("swish", sigmoid),
     "tanh": Activation(np.tanh, _tanh_slope),
     "relu": Activation(lambda z: np.maximum(z, 0.0), lambda z: np.where(np.isnan(z), z, z > 0)),
-    "gelu": _product(_normal_cdf, _gelu_tail),
-    "gelu_tanh": _product(lambda z: sigmoid(_twice_u(z)), _gelu_tanh_tail),
-}
-# The summand T of the derivative that has an exponential, and z * a'(z) of that one's argument a;
-# the others have none.
-TAILS: dict[str, tuple[Callable[[Float64], Float64], Callable[[Float64], Float64]]] = {
-    "sigmoid": (_sigmoid_slope, np.positive),
-    "silu": (_silu_tail, np.positive),
-    "swish": (_silu_tail, np.positive),
-    "tanh": (_tanh_slope, lambda z: 2.0 * z),
-    "gelu": (_gelu_tail, np.square),
-    "gelu_tanh": (_gelu_tanh_tail, lambda z: z * _twice_u_slope(z)),
+    "gelu": _product("gelu", _normal_cdf),
+    "gelu_tanh": _product("gelu_tanh", lambda z: sigmoid(_twice_u(z))),
 }
 NONE = "identity"  # the activation of a group norm that has none
 GATE = "silu"  # the default activation of a gate

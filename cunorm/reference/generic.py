@@ -74,10 +74,8 @@ def normalize_forward(
         n = k * r * (weight + weight_offset) + bias
         y = n * g(gate)      if post-gate, else n
 
-    With round_before_weight, k * r is rounded to x's dtype, with or without a weight.
-
-    The fields y, mean and rstd are float64. residual is None if neither residual nor residual_dtype
-    is given. With groups > 1, for which axis is -1, mean and rstd have a last axis of that length.
+    With round_before_weight, k * r is rounded to x's dtype, with or without a weight. Groups need
+    axis -1. y, mean and rstd are float64; residual is None without residual and residual_dtype.
 
     Examples
     --------
@@ -102,12 +100,8 @@ def normalize_forward(
     y = _affine(kr, weight, weight_offset, bias) * after
 
     shape = x.shape[:axis] + ((groups,) if groups > 1 else ())  # of the statistics
-    return NormForward(
-        y=y.reshape(x.shape),
-        residual=new_residual,
-        mean=None if mean is None else mean.reshape(shape),
-        rstd=rstd.reshape(shape),
-    )
+    mean = None if mean is None else mean.reshape(shape)
+    return NormForward(y.reshape(x.shape), new_residual, mean, rstd.reshape(shape))
 
 
 @np.errstate(all="ignore")
@@ -199,7 +193,7 @@ def normalize_backward(
 def _gate_factors(
     gate: Array | None, activation: str, position: str, axis: int, groups: int
 ) -> tuple[Float64 | float, Float64 | float]:
-    """Return the factors of the rows before the norm and after it."""
+    """Return by what rows are multiplied before the norm and after it."""
     if gate is None:
         return 1.0, 1.0
     g = ACTIVATIONS[activation].value(rows.as_rows(gate, axis, groups))

@@ -135,10 +135,9 @@ def group_norm(
     channel_axis: int = -1,
 ) -> Float64:
     """Return y of `group_norm_forward`."""
-    y: Float64 = group_norm_forward(
-        x, num_groups, weight, bias, eps=eps, activation=activation, channel_axis=channel_axis
-    ).y
-    return y
+    operands = x, num_groups, weight, bias
+    f = group_norm_forward(*operands, eps=eps, activation=activation, channel_axis=channel_axis)
+    return np.asarray(f.y)
 
 
 def instance_norm(

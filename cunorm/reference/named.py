@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from cunorm.reference.generic import (
@@ -114,16 +115,14 @@ def normalize(
     **options: Unpack[Options],
 ) -> Float64:
     """Return y of `normalize_forward`."""
-    y: Float64 = normalize_forward(x, weight, bias, c=c, center=center, eps=eps, **options).y
-    return y
+    return np.asarray(normalize_forward(x, weight, bias, c=c, center=center, eps=eps, **options).y)
 
 
 def rms_norm(
     x: Array, weight: Array | None = None, *, eps: float = 1e-6, **options: Unpack[Options]
 ) -> Float64:
     """Return y of `rms_norm_forward`."""
-    y: Float64 = rms_norm_forward(x, weight, eps=eps, **options).y
-    return y
+    return np.asarray(rms_norm_forward(x, weight, eps=eps, **options).y)
 
 
 def layer_norm(
@@ -135,14 +134,12 @@ def layer_norm(
     **options: Unpack[Options],
 ) -> Float64:
     """Return y of `layer_norm_forward`."""
-    y: Float64 = layer_norm_forward(x, weight, bias, eps=eps, **options).y
-    return y
+    return np.asarray(layer_norm_forward(x, weight, bias, eps=eps, **options).y)
 
 
 def l2_norm(x: Array, *, eps: float = 1e-12, axis: int = -1, groups: int = 1) -> Float64:
     """Return y of `l2_norm_forward`."""
-    y: Float64 = l2_norm_forward(x, eps=eps, axis=axis, groups=groups).y
-    return y
+    return np.asarray(l2_norm_forward(x, eps=eps, axis=axis, groups=groups).y)
 
 
 def add_normalize(

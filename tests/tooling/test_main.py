@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cunorm._demo import data, devices
+from cunorm import _demo
 from tests.support.calls import empty_call_cache
 from tests.support.internals import _dispatch, main, view_at
 
@@ -23,7 +23,7 @@ ROW_NORMS, FORMS, GROUP_NORMS, FAR = 7, 5, 3, 1
 OF_ROWS, OF_GROUPS = ROW_NORMS + FORMS, GROUP_NORMS + FAR  # on float32
 IN_ALL_DTYPES = 3 * ROW_NORMS + 2 * FORMS + 2 * GROUP_NORMS + FAR + 1
 RESULTS = 2 * (OF_ROWS + OF_GROUPS)  # each is a line forward and one backward
-LARGEST = data.LARGEST
+LARGEST = _demo.LARGEST
 IN_FLOAT32 = {**dict.fromkeys(LARGEST, -1.0), "float32": LARGEST["float32"]}
 
 
@@ -47,14 +47,14 @@ def saved(folder: Path, array: object) -> str:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Limit the demo to float32, and time each call only once."""
-    monkeypatch.setattr(data, "LARGEST", IN_FLOAT32)
-    monkeypatch.setattr(devices, "_REPEATS", 1)
+    monkeypatch.setattr(_demo, "LARGEST", IN_FLOAT32)
+    monkeypatch.setattr(_demo, "_REPEATS", 1)
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
     """Return an array of three axes, part of the demo's embedded text."""
-    rows = data.embedded(data.text()[1], rows=6)
+    rows = _demo.embedded(_demo.text()[1], rows=6)
     return saved(tmp_path, rows.reshape(2, 3, 256)[..., 30:130])
 
 
@@ -77,7 +77,7 @@ def test_info_finds_no_compiler_where_there_is_none():
 
 
 def test_demo_is_within_tolerance_on_the_text_of_the_python_installation(monkeypatch, capsys):
-    monkeypatch.setattr(data, "embedded", partial(data.embedded, rows=512))
+    monkeypatch.setattr(_demo, "embedded", partial(_demo.embedded, rows=512))
     assert main(["demo", "--device", "cpu"]) == 0
     output = capsys.readouterr().out
     assert len(table(output)) == RESULTS
@@ -86,7 +86,7 @@ def test_demo_is_within_tolerance_on_the_text_of_the_python_installation(monkeyp
 
 
 def test_demo_takes_the_rows_of_an_array(small, monkeypatch, capsys):
-    monkeypatch.setattr(data, "LARGEST", LARGEST)
+    monkeypatch.setattr(_demo, "LARGEST", LARGEST)
     assert main(["demo", "--device", "cpu", "--input", small]) == 0
     lines = table(capsys.readouterr().out)
     assert len(lines) == 2 * IN_ALL_DTYPES
@@ -110,7 +110,7 @@ def test_demo_takes_odd_input(what, tmp_path):
 
 
 def test_demo_leaves_float16_out_where_the_input_is_too_large_for_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data, "LARGEST", {**IN_FLOAT32, "float16": LARGEST["float16"]})
+    monkeypatch.setattr(_demo, "LARGEST", {**IN_FLOAT32, "float16": LARGEST["float16"]})
     path = saved(tmp_path, np.array([[1e6, 2.0, 3.0, 4.0], [5.0, -5e5, 6.0, 7.0]]))
     assert main(["demo", "--device", "cpu", "--input", path]) == 0
     output = capsys.readouterr().out
@@ -200,8 +200,8 @@ REAL = pytest.mark.real_gpu("a million elements, a hundred times, are too many f
 @pytest.mark.gpu
 @pytest.mark.parametrize("on_text", [pytest.param(True, marks=REAL), False])
 def test_demo_is_within_tolerance_on_cuda(on_text, small, monkeypatch, capsys):
-    monkeypatch.setattr(data, "LARGEST", LARGEST)
-    monkeypatch.setattr(devices.Cuda, "calls", 1)
+    monkeypatch.setattr(_demo, "LARGEST", LARGEST)
+    monkeypatch.setattr(_demo, "_CUDA_CALLS", 1)
     assert main(["demo", *(() if on_text else ("--device", "cuda", "--input", small))]) == 0
     lines = table(capsys.readouterr().out)
     assert len(lines) == 2 * IN_ALL_DTYPES
