@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The command line: ``python -m cunorm`` with ``info``, ``demo`` or ``warmup``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

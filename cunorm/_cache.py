@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The caches: `cache_info` counts what is in them, `clear_cache` empties them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

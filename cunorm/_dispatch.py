@@ -5,8 +5,6 @@ A call follows from its scalars, and from the signature of its arrays: shape, st
 and alignment. The cache has an Executable for both. No address is part of its key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -119,7 +117,7 @@ def _pointers(views: Views) -> list[int]:
     return [0 if view is None else view.pointer for view in views]
 
 
-def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views | None) -> Executable:
+def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views | None) -> "Executable":
     """Check and plan a call; load its kernels."""
     views = views or _views(op, spec, arrays)
     function, x, workspace = spec.function, views[op.x], views[-1]

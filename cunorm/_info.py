@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`python -m cunorm info`: the versions, devices, compilers and caches that cunorm uses."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`warmup`: compile ahead, several builds at once, what calls will need."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterator, Set, ValuesView
 from concurrent.futures import ThreadPoolExecutor, as_completed

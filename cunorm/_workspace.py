@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`workspace_size`: the bytes of workspace that a call needs, for callers that give it."""
 
-from __future__ import annotations
-
 from inspect import signature
 from itertools import product
 from typing import Any

@@ -5,8 +5,6 @@ A field that does not apply to the call is None. `out=` takes the same tuples, w
 fields that are to be written in place.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The interface of an adapter to an array library."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """CuPy arrays, and what CuPy does for the frameworks that have no CUDA calls of their own."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -6,8 +6,6 @@ gone. On CUDA it is held longer, as its producer may reuse the memory from then 
 next view is made, our stream has passed the launch.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections import deque

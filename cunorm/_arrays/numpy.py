@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """NumPy arrays, and NumPy views of any array in host memory."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ It imports nothing that the caller has not imported. Whatever would give silentl
 refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any

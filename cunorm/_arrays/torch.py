@@ -4,8 +4,6 @@
 Attributes are read one by one: together they cost a tenth of what ``__dlpack__`` does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

@@ -5,8 +5,6 @@ CuPy is imported at the first use. It compiles for the current device and has a 
 own. Its current stream is not changed: a launch is given one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The kernels' source text, with local includes inlined, as CuPy's cache ignores their text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from functools import cache

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What is compiled (KernelBuild), how it is launched (Launch), and its arguments (KernelArgs)."""
 
-from __future__ import annotations
-
 import struct
 from array import array
 from collections.abc import Iterable
@@ -35,7 +33,7 @@ class KernelBuild:
     def __hash__(self) -> int:
         return self._hash  # each launch needs it
 
-    def __reduce__(self) -> tuple[type[KernelBuild], tuple[str, Macros]]:
+    def __reduce__(self) -> tuple[type["KernelBuild"], tuple[str, Macros]]:
         return KernelBuild, (self.kernel, self.macros)  # another process hashes otherwise
 
     @property

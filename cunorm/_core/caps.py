@@ -7,8 +7,6 @@ early and as late as they may be, and with a search for races. That is no run on
 Without them long rows and large samples are read twice, and rows are loaded when they are needed.
 """
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The four storage types, and their translation from and to the dtypes of array libraries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

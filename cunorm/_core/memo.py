@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Bounded caches of functions, and maps of what is loaded once, all emptied by one call."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The operands of a call by name: their dtypes, places and shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, TypeVar

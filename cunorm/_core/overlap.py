@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Which arrays of a call share memory: byte extents are compared, then a bounded exact solve."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

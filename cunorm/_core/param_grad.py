@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """param_grad: partial sums of rows or samples become dweight and dbias, for both families."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from cunorm._core.build import ArgsWriter, KernelBuild, Launch, cuda_bool, cuda_type

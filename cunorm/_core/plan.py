@@ -6,8 +6,6 @@ cut into packs depends on its width and the operands' dtypes alone, so that a ro
 depend on the rows around it, nor on alignment.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Arrays as kernels see them: shape, strides, dtype, device and a pointer; and where rows lie."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -45,12 +43,12 @@ class TensorSpec(NamedTuple):
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
-    def permuted(self, axes: Sequence[int]) -> TensorSpec:
+    def permuted(self, axes: Sequence[int]) -> "TensorSpec":
         """Return the spec of the same memory with its axes in another order."""
         shape = tuple(self.shape[axis] for axis in axes)
         return self._replace(shape=shape, strides=tuple(self.strides[axis] for axis in axes))
 
-    def dense(self, axes: Sequence[int] | None = None) -> TensorSpec:
+    def dense(self, axes: Sequence[int] | None = None) -> "TensorSpec":
         """Return the spec of a copy with its axes in this order in memory; None is C order."""
         if axes is None:
             return contiguous(self.shape, self.dtype, self.device)

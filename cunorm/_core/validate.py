@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Errors for wrong input: each names the function, the argument, its value and what is expected."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Collection, Iterable, Mapping, Set

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`python -m cunorm demo`: every operator on real input, checked against the float64 oracle."""
 
-from __future__ import annotations
-
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -87,7 +85,7 @@ def _cases(rows: Array) -> Iterator[Case]:
             yield operator, operator.operands(operands)
 
 
-def _both_directions(case: Case, device: Device) -> Iterator[tuple[str, float]]:
+def _both_directions(case: Case, device: "Device") -> Iterator[tuple[str, float]]:
     """Run, check and time an operator; yield line and error of its forward and its backward."""
     operator, host = case
     x, shape = host["x"], "x".join(map(str, host["x"].shape))

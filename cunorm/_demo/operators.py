@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The operators of the demo: their operands, their calls, and the errors of their results."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The builds that calls of group norms need, planned as the calls themselves are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Group norm and instance norm with an activation: for inference, and for training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cunorm._core import validate

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The group-norm kernels: the macros of their builds, and their argument structs."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass

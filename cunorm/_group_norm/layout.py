@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """How the channels and positions of x lie in memory, read off its shape and strides."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The group norms' OpDefs, and their kernels' work done by the NumPy reference."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

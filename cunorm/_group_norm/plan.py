@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Plans of the group norms: operands checked, outputs, and the launches of a device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -7,8 +7,6 @@ samples nor on alignment. On a CPU the launches are the quickest for those tiles
 on them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from cunorm._core.build import KernelBuild, Launch, Macros, cpu_stores, cuda_bool

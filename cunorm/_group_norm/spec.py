@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The scalars of a group norm's call, checked: GroupForwardSpec and GroupBackwardSpec."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from enum import Enum, auto
 from typing import Any, Final

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Tiles: how a sample is cut into those of its blocks, and how threads share one."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from cunorm._core.build import Macros, cuda_bool

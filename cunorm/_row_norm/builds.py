@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The builds that calls of row norms need, planned as the calls themselves are, with no arrays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cunorm._core import validate

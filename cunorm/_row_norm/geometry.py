@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """How x falls into rows, and the operands that must fit them."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import NamedTuple
 
@@ -28,7 +26,7 @@ class RowShape(NamedTuple):
         """Return the elements of a row of all groups."""
         return self.width * self.groups
 
-    def not_empty(self) -> RowShape:
+    def not_empty(self) -> "RowShape":
         """Return this, or one row of it where there is none, for a launch plan."""
         return self if self.rows else self._replace(rows=1)
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The row-norm kernels: the macros of their builds, and their argument structs."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, NamedTuple
 

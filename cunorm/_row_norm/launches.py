@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Launch plans of the row norms, on a GPU and on a CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

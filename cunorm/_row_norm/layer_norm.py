@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """LayerNorm: for inference, with the residual stream, and forward and backward for training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cunorm._core import validate

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The generic row norm. `normalize` documents what all row norms have in common."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cunorm._core import validate

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Plans of the row norms: their operands checked, their outputs, and the launches of a device."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from cunorm._core import validate

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The scalars of a row norm's call, checked: RowForwardSpec and RowBackwardSpec."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from typing import Any

@@ -5,8 +5,6 @@ It depends on the width, the operands' dtypes and the GPU's features alone: a ro
 in the order that its team gives them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from cunorm._core.build import Macros

@@ -8,8 +8,6 @@ stream after them), where a bare pointer would show stale data; an output is a b
 JAX gets when it is filled.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

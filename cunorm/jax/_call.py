@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A call of an operator, as JAX's transformations carry it, and as the text in an executable."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -30,7 +28,7 @@ class Call(NamedTuple):
     inputs: OptionalSpecs  # contiguous, as all of XLA's arrays; None is absent
 
     @classmethod
-    def of(cls, op: OpDef, spec: Any, arrays: Sequence[Any]) -> Call:
+    def of(cls, op: OpDef, spec: Any, arrays: Sequence[Any]) -> "Call":
         """Return a call on arrays, traced or not, of which only shapes and dtypes are read."""
         named = zip(op.inputs, arrays, strict=True)
         inputs = [one if one is None else _describe(spec, name, one) for name, one in named]
@@ -62,7 +60,7 @@ class Call(NamedTuple):
         return json.dumps([_VERSION, self.op.name, json.loads(spec_to_json(self.spec)), inputs])
 
     @staticmethod
-    def parse(text: bytes, device: Device = CPU) -> Call:
+    def parse(text: bytes, device: Device = CPU) -> "Call":
         version, *rest = json.loads(text)
         if version != _VERSION:
             raise ValueError(

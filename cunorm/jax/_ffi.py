@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Calls of the kernels inside JAX: an FFI call with a rule for vmap and without a derivative."""
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Sequence
 from functools import cache, partial

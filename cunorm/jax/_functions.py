@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The public functions; `cunorm.jax` says what all have in common."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cunorm._core.memo import typed_key

@@ -5,8 +5,6 @@ XLA's own threads call it; ctypes takes the GIL for it, and lets go of it while 
 allocates nothing on a GPU: results and workspace are XLA's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A norm that JAX differentiates: its forward, and its gradients in reverse mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ Source: ``xla/ffi/api/c_api.h``, which jaxlib brings along. Without a new major 
 only added at the end of a struct, so later minor versions are read alike.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import sys

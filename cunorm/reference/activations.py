@@ -10,8 +10,6 @@ sigmoid, tanh and relu are 0, -1 and 0, but silu, gelu and gelu_tanh, a product 
 that vanishes, are NaN.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

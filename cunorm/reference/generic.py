@@ -6,8 +6,6 @@ row is a group's slice. g is the gate's activation and g' its derivative. The so
 with Residual or Gate", with eps added to the mean square.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from typing import TypedDict

@@ -8,8 +8,6 @@ added to the variance. The sums of the backward are taken about the mean, so tha
 loses no digits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 

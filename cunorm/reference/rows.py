@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The steps of the row norms: rounding, the residual stream, views as rows, sums."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

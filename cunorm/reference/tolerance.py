@@ -22,8 +22,6 @@ Other errors are propagated to first order, each at its largest:
   sum and product may be off by it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import reduce
@@ -49,17 +47,17 @@ class Number:
     value: Any
     error: Any = LOST
 
-    def __add__(self, other: Number) -> Number:
+    def __add__(self, other: "Number") -> "Number":
         return Number(self.value + other.value, self.error + other.error + LOST)
 
-    def __mul__(self, other: Number) -> Number:
+    def __mul__(self, other: "Number") -> "Number":
         error = abs(self.value) * other.error + self.error * abs(other.value)
         return Number(self.value * other.value, error + LOST)
 
-    def __neg__(self) -> Number:
+    def __neg__(self) -> "Number":
         return Number(-self.value, self.error)
 
-    def mean(self) -> Number:
+    def mean(self) -> "Number":
         """Return the mean of each row."""
         return Number(_mean(self.value), _mean(self.error))
 

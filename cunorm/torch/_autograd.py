@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """How a call of a norm is made, and the autograd.Function of all norms."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum, auto
 from functools import partial

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Gradients in torch's own operations, which can be differentiated again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The norms as functions that torch differentiates, compiles and transforms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

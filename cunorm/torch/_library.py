@@ -5,8 +5,6 @@ An operator takes the inputs of an OpDef, and its OpSpec as JSON. It returns no 
 inputs: what is absent is a tensor of bools, of no elements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

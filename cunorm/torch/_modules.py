@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The norms as modules: those of torch.nn, and RMSNorm with the residual stream and with a gate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

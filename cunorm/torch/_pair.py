@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """OpPair: a forward and its backward, and what connects the two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The CPU backend: the machine's C++ compiler compiles the kernels, which run on all cores."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

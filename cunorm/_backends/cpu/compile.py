@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Compiles kernels with the machine's C++ compiler, caches them on disk, and loads them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shlex

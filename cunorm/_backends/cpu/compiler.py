@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The machine's C++ compiler: its command, its runs, and the options that it takes."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The folder of compiled kernels, and digests of its files."""
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import os

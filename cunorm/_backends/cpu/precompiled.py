@@ -6,8 +6,6 @@ process. A process that exits before ends it, too; what a killed one leaves is r
 `clear_cache`. Only GCC takes headers in this form.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import re
@@ -28,7 +26,7 @@ _INCLUDE = Path(__file__).parent / "include"
 _SYSTEM_INCLUDE = re.compile(r"^#include <([^>]+)>$", re.MULTILINE)
 _WORTH_IT = 3  # which compile of a process begins to compile headers, too
 
-_compiles: dict[Path, count[int]] = {}
+_compiles: dict[Path, "count[int]"] = {}
 on_clear(_compiles.clear)
 _threads: list[threading.Thread] = []
 _running: dict[subprocess.Popen[bytes], int] = {}  # and their parents, as this one may fork

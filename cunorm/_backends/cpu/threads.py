@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The number of threads of the CPU kernels, and the size of the CPU's last cache."""
 
-from __future__ import annotations
-
 import numbers
 import os
 from functools import cache

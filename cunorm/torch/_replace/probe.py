@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Find the formula of a norm module: run trials and compare them with the bounds of recipes."""
 
-from __future__ import annotations
-
 import inspect
 import weakref
 from collections.abc import Iterable
@@ -29,7 +27,7 @@ _MOST_PLANS = 256
 
 # A plan, or the reason why there is none, by all that a probe depends on. Keys refer to classes
 # weakly: the key of a dead class equals no other, and is dropped in turn.
-_plans: dict[Any, Plan | str] = {}
+_plans: dict[Any, "Plan | str"] = {}
 on_clear(_plans.clear)
 
 

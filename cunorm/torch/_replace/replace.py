@@ -4,8 +4,6 @@
 The module stays the same object. `torch.nn.utils.parametrize` works in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

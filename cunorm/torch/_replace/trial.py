@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Recipes, the formulas that a norm module may have, and trials: samples to compare with them."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math
