@@ -7,7 +7,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +19,8 @@ from cunorm._core import memo
 
 # Names of files, with a digest of all that they depend on: libraries, the compiled headers of the
 # system, and the options that a compiler refused.
-_LIBRARY = re.compile(r"[a-z]\w*-[0-9a-f]{32}\.so")
-_OTHER = re.compile(r"(headers-[0-9a-f]{32}\.h\.gch|refused-[0-9a-f]{32}\.json)")
+_DIGEST = "[0-9a-f]{32}"
+_OURS = re.compile(rf"[a-z]\w*-{_DIGEST}\.so|headers-{_DIGEST}\.h\.gch|refused-{_DIGEST}\.json")
 _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the middle of one
 
 
@@ -60,13 +60,13 @@ def cache_info() -> CacheInfo:
     >>> cunorm.cache_info()
     CacheInfo(folder=..., libraries=..., bytes=..., loaded=..., cuda_kernels=..., cupy_folder=...)
     """
-    libraries = list(_named(_LIBRARY))
+    files = dict(_our_files())
     return CacheInfo(
         cache_folder(),
-        len(libraries),
-        sum(size for _, size in (*libraries, *_named(_OTHER))),
-        cpu_compile.loaded_count(),
-        cuda.loaded_count(),
+        sum(path.suffix == ".so" for path in files),
+        sum(status.st_size for status in files.values()),
+        len(cpu_compile.loaded.values),
+        len(cuda.loaded.values),
         cupy_cache_folder() if "cupy" in sys.modules else None,
     )
 
@@ -85,13 +85,15 @@ def clear_cache() -> Cleared:
     >>> cunorm.clear_cache()  # doctest: +SKIP
     Cleared(files=12, bytes=1310720)
     """
-    killed = _killed_compiles()
-    left = _files(path for folder in killed for path in folder.glob("*"))
+    begun = time.time() - _LONGER_THAN_ANY_COMPILE
+    folders = _existing(cache_folder().glob(f"{TEMPORARY}*"), stat.S_ISDIR)
+    killed = [folder for folder, status in folders if status.st_mtime < begun]
+    left = _existing((path for folder in killed for path in folder.glob("*")), stat.S_ISREG)
     removed = []
-    for path, size in (*_named(_LIBRARY), *_named(_OTHER), *left):
+    for path, status in (*_our_files(), *left):
         with suppress(FileNotFoundError):  # another process clears the cache
             path.unlink()
-            removed.append(size)
+            removed.append(status.st_size)
     for folder in killed:
         shutil.rmtree(folder, ignore_errors=True)
     memo.clear_all()
@@ -103,29 +105,17 @@ def cupy_cache_folder() -> Path:
     return Path(os.environ.get("CUPY_CACHE_DIR") or Path("~/.cupy/kernel_cache").expanduser())
 
 
-def _named(names: re.Pattern[str]) -> Iterator[tuple[Path, int]]:
-    """Return the path and the size of each file of the cache with such a name."""
-    return _files(path for path in cache_folder().glob("*-*") if names.fullmatch(path.name))
+def _our_files() -> Iterator[tuple[Path, os.stat_result]]:
+    paths = cache_folder().glob("*-*")
+    return _existing((path for path in paths if _OURS.fullmatch(path.name)), stat.S_ISREG)
 
 
-def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
-    """Yield those of the paths that are plain files, with their sizes."""
-    for path, status in _existing(paths):
-        if stat.S_ISREG(status.st_mode):
-            yield path, status.st_size
-
-
-def _killed_compiles() -> list[Path]:
-    """Return the folders of compiles that were killed before they removed them."""
-    begun = time.time() - _LONGER_THAN_ANY_COMPILE
-    return [
-        folder
-        for folder, status in _existing(cache_folder().glob(f"{TEMPORARY}*"))
-        if stat.S_ISDIR(status.st_mode) and status.st_mtime < begun
-    ]
-
-
-def _existing(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+def _existing(
+    paths: Iterable[Path], is_kind: Callable[[int], bool]
+) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield those of the paths that have a mode of a kind, with their status."""
     for path in paths:
         with suppress(FileNotFoundError):  # as above
-            yield path, path.lstat()
+            status = path.lstat()
+            if is_kind(status.st_mode):
+                yield path, status

@@ -38,7 +38,7 @@ def launch(planned: Launch, arguments: bytes, device: Device, stream: int) -> No
             return launch(planned, arguments, device, stream)
     # CuPy passes a NumPy array by value if it has one element, of any size.
     argument = np.frombuffer(arguments, dtype=_block_of(len(arguments)))
-    function = _loaded.get((planned.build, device.index))
+    function = loaded.get((planned.build, device.index))
     if function is None:
         function, _ = _ready(planned.build, device.index)
     grid, block = (planned.grid,), (planned.block,)
@@ -52,12 +52,12 @@ def _block_of(size: int) -> np.dtype[np.void]:
     return np.dtype((np.void, size))
 
 
-_loaded: OnceMap[tuple[KernelBuild, int], Any] = OnceMap()
+loaded: OnceMap[tuple[KernelBuild, int], Any] = OnceMap()
 
 
 def _ready(build: KernelBuild, current_device: int) -> tuple[Any, bool]:
     """Return CuPy's function of a build, and whether this call loaded it."""
-    return _loaded.load_once((build, current_device), lambda: (_load(build), True))
+    return loaded.load_once((build, current_device), lambda: (_load(build), True))
 
 
 def _load(build: KernelBuild) -> Any:
@@ -85,10 +85,6 @@ def prepare(build: KernelBuild, device: Device) -> bool:
     """Load a build on a device before its first launch; return whether it was not loaded yet."""
     with _cupy().cuda.Device(device.index):
         return _ready(build, device.index)[1]
-
-
-def loaded_count() -> int:
-    return len(_loaded)
 
 
 def compile_options(build: KernelBuild) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 """Bounded caches of functions, and maps of what is loaded once, all emptied by one call."""
 
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-TypedKey = tuple[Any, type, str] | None
 
 _clears: list[Callable[[], object]] = []
 on_clear: Callable[[Callable[[], object]], None] = _clears.append  # for `clear_all` to call
@@ -34,7 +32,7 @@ def memoize(maxsize: int = 1024, *, typed: bool = False) -> Callable[[Callable[.
     return decorate
 
 
-def typed_key(number: Any) -> TypedKey:
+def typed_key(number: Any) -> tuple[Any, type, str] | None:
     """Return a number or None with its type and sign, as 0.0 equals -0.0 and Decimals."""
     return None if number is None else (number, type(number), str(number))
 
@@ -43,7 +41,7 @@ class OnceMap(Generic[K, V]):
     """Values by key, each loaded once in a process: by the first of the threads that need it."""
 
     def __init__(self) -> None:
-        self._values: dict[K, V] = {}
+        self.values: dict[K, V] = {}
         self._loading: dict[K, Lock] = {}
         on_clear(self.clear)
         if hasattr(os, "register_at_fork"):
@@ -51,13 +49,13 @@ class OnceMap(Generic[K, V]):
             os.register_at_fork(after_in_child=self._loading.clear)
 
     def get(self, key: K) -> V | None:
-        return self._values.get(key)
+        return self.values.get(key)
 
     def load_once(self, key: K, load: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
         """Return a value, and the flag of `load`, False where it was loaded before."""
         try:
             with self._loading.setdefault(key, Lock()):
-                values = self._values  # clear() puts another in its place
+                values = self.values  # clear() puts another in its place
                 value = values.get(key)
                 if value is not None:
                     return value, False
@@ -69,10 +67,4 @@ class OnceMap(Generic[K, V]):
 
     def clear(self) -> None:
         """Load everything anew from now on; what is being loaded is not kept."""
-        self._values = {}
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(tuple(self._values))
+        self.values = {}

@@ -1,37 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Which arrays of a call share memory: byte extents are compared, then a bounded exact solve."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from cunorm._core.memo import memoize
 from cunorm._core.tensor import ArrayView, OptionalSpecs, TensorSpec, host_array
-
-
-class Pair(NamedTuple):
-    """A given output and another array of its call, by their places.
-
-    They may meet where the output's address less the other's is between `least` and `most`.
-    """
-
-    output: int
-    other: int  # an input, an earlier output, or the workspace
-    least: int
-    most: int
-
-
-def pairs(specs: OptionalSpecs, first_output: int, given: Sequence[int]) -> Iterator[Pair]:
-    """Yield the pairs to compare in each call; `given` are the places of given outputs."""
-    for number, place in enumerate(given):
-        for other in (*given[:number], *range(first_output)):
-            spec, other_spec = specs[place], specs[other]
-            if spec is None or other_spec is None or 0 in (*spec.shape, *other_spec.shape):
-                continue
-            if spec.device == other_spec.device:
-                (low, high), (other_low, other_high) = _extent(spec), _extent(other_spec)
-                yield Pair(place, other, other_low - high, other_high - low)
 
 
 class OverlapCheck:
@@ -45,30 +20,32 @@ class OverlapCheck:
         first_output: int,
         aliases: dict[int, tuple[int, ...]],  # as a Plan has them
     ) -> None:
-        self.function, self.names, self._specs, self._aliases = function, names, specs, aliases
-        given = [place for place in range(first_output, len(specs)) if specs[place] is not None]
-        self._pairs = [*pairs(specs, first_output, given)]
+        self.function, self.names, self._aliases = function, names, aliases
+        # The places and specs of two arrays, and the bounds of the difference of their addresses
+        # between which they may meet.
+        self._pairs = []
+        for output in range(first_output, len(specs)):
+            for other in (*range(first_output, output), *range(first_output)):
+                a, b = specs[output], specs[other]
+                if a is None or b is None or a.device != b.device or 0 in (*a.shape, *b.shape):
+                    continue
+                (low, high), (other_low, other_high) = _extent(a), _extent(b)
+                self._pairs.append((output, other, a, b, other_low - high, other_high - low))
 
     def check(self, pointers: Sequence[int]) -> None:
         """Raise where an output shares memory with another array, unless it is exactly an alias."""
-        for output, other, least, most in self._pairs:
+        for output, other, a, b, least, most in self._pairs:
             difference = pointers[output] - pointers[other]
-            if least < difference < most:
-                self._check_pair(output, other, difference)
-
-    def _check_pair(self, output: int, other: int, difference: int) -> None:
-        spec, other_spec = self._specs[output], self._specs[other]
-        assert spec is not None
-        assert other_spec is not None
-        may_be_same = other in self._aliases.get(output, ())
-        is_same = difference == 0 and spec == other_spec
-        if (may_be_same and is_same) or not share_memory(spec, other_spec, difference):
-            return
-        also = " (or exactly the memory, shape, strides and dtype of an input)"
-        raise ValueError(
-            f"{self.function}: {self.names[output]} overlaps {self.names[other]}, expected "
-            f"memory of its own{also if may_be_same else ''}"
-        )
+            if not least < difference < most:
+                continue
+            may_be_same = other in self._aliases.get(output, ())
+            if (may_be_same and difference == 0 and a == b) or not share_memory(a, b, difference):
+                continue
+            also = " (or exactly the memory, shape, strides and dtype of an input)"
+            raise ValueError(
+                f"{self.function}: {self.names[output]} overlaps {self.names[other]}, expected "
+                f"memory of its own{also if may_be_same else ''}"
+            )
 
 
 @memoize()

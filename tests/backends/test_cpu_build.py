@@ -58,7 +58,7 @@ def test_the_name_of_a_build_depends_on_all_that_made_it(monkeypatch, what):
     patch = {
         "options": ("_OPTIONS", (*_compile._OPTIONS, "-g")),
         "compiler": ("compiler", partial(compiler()._replace, version="another")),
-        "processor": ("_cpu_identity", lambda: "another"),
+        "processor": ("cpu_identity", lambda: "another"),
         "headers": ("_stand_ins", lambda: "another"),
         "source": ("source_text", lambda *arguments: "another"),
     }[what]

@@ -102,7 +102,7 @@ def test_no_plan_gives_more_than_a_gpu_has_nor_needs_more_workspace_than_documen
 def test_a_plan_gives_what_the_kernel_takes(monkeypatch):
     import cupy
 
-    monkeypatch.setattr(_cuda, "_loaded", OnceMap())
+    monkeypatch.setattr(_cuda, "loaded", OnceMap())
     text = source_text("row_norm_backward") + TAKEN
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: text)
     gpu = _cuda.gpu_caps(Device("cuda", 0))

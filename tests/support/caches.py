@@ -40,7 +40,7 @@ def copies() -> str:
     with pytest.MonkeyPatch.context() as patch:
         with_empty_caches(patch)
         check()
-        (build,) = _compile._loaded
+        (build,) = _compile.loaded.values
     library, _ = _compile._compiled(build)
     return f'{ANSWERS}case "$*" in *c++-header*) exit 1;; esac\nexec cp "{library}" "$last"'
 
@@ -50,7 +50,7 @@ def fresh_process(**environment: str | os.PathLike[str]) -> Iterator[pytest.Monk
     """Clear the known compilers and loaded kernels, and set environment variables."""
 
     def clear() -> None:
-        for cached in (compiler, cache_folder, _compiler._warn_of_none):
+        for cached in (compiler, cache_folder, _compiler.has_compiler):
             cached.cache_clear()
 
     try:

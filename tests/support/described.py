@@ -88,13 +88,13 @@ def _loads(monkeypatch: pytest.MonkeyPatch, module: Any, kernel: Any) -> list[Ke
         return kernel
 
     monkeypatch.setattr(module, "_load", load)
-    monkeypatch.setattr(module, "_loaded", OnceMap())
+    monkeypatch.setattr(module, "loaded", OnceMap())
     return found
 
 
 def loaded_builds(macro: str) -> list[KernelBuild]:
     """Return the builds loaded for a CPU that define a macro."""
-    return [build for build in _compile._loaded if macro in dict(build.macros)]
+    return [build for build in _compile.loaded.values if macro in dict(build.macros)]
 
 
 def stores_past_caches(build: KernelBuild) -> bool:
@@ -104,7 +104,7 @@ def stores_past_caches(build: KernelBuild) -> bool:
 
 def with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a test empty caches of builds and calls, and restore the former ones after it."""
-    monkeypatch.setattr(_compile, "_loaded", OnceMap())
+    monkeypatch.setattr(_compile, "loaded", OnceMap())
     empty_call_cache(monkeypatch)
 
 

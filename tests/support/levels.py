@@ -24,8 +24,8 @@ def use(level: str) -> None:
     global _current
     if level == _current:
         return
-    _stored[_current] = _compile._loaded
-    _compile._loaded = _stored.get(level) or OnceMap()
+    _stored[_current] = _compile.loaded
+    _compile.loaded = _stored.get(level) or OnceMap()
     _dispatch.cache_entry.cache_clear()  # its calls hold kernels of the former level
     _current = level
     os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is the shipped level

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from cunorm._backends.cpu import compiler as _compiler
 from cunorm._backends.cpu import precompiled
-from cunorm._backends.cpu.compiler import Compiler, Options, compiler, run
-from cunorm._backends.cpu.compiler import cpu_identity as _cpu_identity
+from cunorm._backends.cpu.compiler import Compiler, Options, compiler, cpu_identity, run
 from cunorm._backends.cpu.files import TEMPORARY, cache_folder, digest, is_whole, seal, temporary
 from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild
@@ -46,21 +45,17 @@ class Failed(RuntimeError):
 
 def library(build: KernelBuild) -> Entry:
     """Return the entry of a build, compiled or from the cache on disk."""
-    return _loaded.get(build) or _loaded.load_once(build, partial(_load, build))[0]
+    return loaded.get(build) or loaded.load_once(build, partial(_load, build))[0]
 
 
-_loaded: OnceMap[KernelBuild, Entry] = OnceMap()
+loaded: OnceMap[KernelBuild, Entry] = OnceMap()
 _cleared = Event()
 on_clear(_cleared.set)
 
 
 def prepare(build: KernelBuild) -> bool:
     """Load a build before its first launch; return whether this called the compiler for it."""
-    return _loaded.load_once(build, partial(_load, build))[1]
-
-
-def loaded_count() -> int:
-    return len(_loaded)
+    return loaded.load_once(build, partial(_load, build))[1]
 
 
 def _load(build: KernelBuild) -> tuple[Entry, bool]:
@@ -122,7 +117,7 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
 def _compiled_with(build: KernelBuild, cxx: Compiler, options: Options) -> tuple[Path, bool]:
     """Return the library of a build with certain options, which its name depends on."""
     text = _translation_unit(build)
-    name = digest(text, *options, *cxx, _stand_ins(), _cpu_identity())
+    name = digest(text, *options, *cxx, _stand_ins(), cpu_identity())
     target = cache_folder() / f"{build.kernel}-{name}.so"
     if is_whole(target):
         return target, False

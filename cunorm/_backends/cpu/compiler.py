@@ -40,16 +40,11 @@ class Compiler(NamedTuple):
     is_gcc: bool
 
 
+@cache
 def has_compiler() -> bool:
     """Whether there is a C++ compiler; warns, the first time, where there is none."""
     if compiler() is not None:
         return True
-    _warn_of_none()
-    return False
-
-
-@cache
-def _warn_of_none() -> None:
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("cunorm."):
         frame, level = frame.f_back, level + 1
@@ -59,6 +54,7 @@ def _warn_of_none() -> None:
         RuntimeWarning,
         stacklevel=level,  # of our user
     )
+    return False
 
 
 @cache
