@@ -101,7 +101,6 @@ def clear_cache() -> Cleared:
 
 
 def cupy_cache_folder() -> Path:
-    """Return where CuPy keeps what it compiles."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or Path("~/.cupy/kernel_cache").expanduser())
 
 

@@ -27,7 +27,6 @@ Lines = Iterable[tuple[str, str]]
 
 
 def report() -> str:
-    """Return the whole report."""
     cores, threads = str(os.cpu_count()), str(thread_count())
     sections: dict[str, Lines] = {
         "versions": _versions(),
@@ -46,24 +45,22 @@ def cuda_devices() -> tuple[int, str]:
     """Return how many CUDA devices there are for CuPy, and, if none, why."""
     try:
         import cupy
+
+        count = int(cupy.cuda.runtime.getDeviceCount())
     except ImportError as error:
         return 0, f"no CuPy: {error}"
-    try:
-        count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return 0, f"no device: {error}"
     return count, "" if count else "no device"
 
 
 def cuda_name(index: int) -> str:
-    """Return the driver's name of a device."""
     import cupy
 
     return str(cupy.cuda.runtime.getDeviceProperties(index)["name"].decode())
 
 
 def cpu_name() -> str:
-    """Return the system's name of its processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -123,11 +120,10 @@ def _compilers() -> Lines:
     yield "C++", missing if cpp is None else f"{' '.join(cpp.command)}: {cpp.version}"
     try:
         major, minor = cuda.nvrtc_version()
-        folders = cuda.cuda_include_folders()
+        folders = [*cuda.cuda_include_folders(), "(none found)"]
+        yield "NVRTC", f"{major}.{minor}, headers in {folders[0]}"
     except ImportError as error:
         yield "NVRTC", f"none found: {str(error).partition(': ')[2] or error}"
-    else:
-        yield "NVRTC", f"{major}.{minor}, headers in {folders[0] if folders else '(none found)'}"
 
 
 def _caches() -> Lines:

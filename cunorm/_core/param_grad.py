@@ -3,14 +3,13 @@
 
 from typing import NamedTuple
 
-from cunorm._core.build import ArgsWriter, KernelBuild, Launch, cuda_bool, cuda_type
+from cunorm._core.build import ArgsWriter, KernelBuild, Launch, cuda_bool
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.dtypes import DType
+from cunorm._core.operands import type_macros
 from cunorm._core.plan import KernelCall
 
 CPU_PACK = 64  # columns that a CPU's thread adds up at a time
-# Threads of a GPU's block along columns and along parts, by the greatest width.
-_CUDA_THREADS = ((2048, (8, 64)), (1 << 31, (32, 16)))
 
 
 class ParamGradTypes(NamedTuple):
@@ -28,14 +27,12 @@ class ParamGradTypes(NamedTuple):
 
 def param_grad_launch(types: ParamGradTypes, width: int, caps: Caps) -> Launch:
     """Plan param_grad for rows of partial sums of a width."""
-    columns, parts, pack = 1, 1, CPU_PACK
-    if not isinstance(caps, CpuCaps):
-        columns, parts = next(threads for most, threads in _CUDA_THREADS if width <= most)
-        pack = 1
+    if isinstance(caps, CpuCaps):
+        columns, parts, pack = 1, 1, CPU_PACK
+    else:  # a block's threads along columns and along parts
+        columns, parts, pack = (8, 64, 1) if width <= 2048 else (32, 16, 1)
     macros = (
-        ("COMPUTE_T", types.compute.cuda),
-        ("DWEIGHT_T", cuda_type(types.dweight)),
-        ("DBIAS_T", cuda_type(types.dbias)),
+        *type_macros(types, "compute", "dweight", "dbias"),
         ("ACCUMULATE", cuda_bool(types.accumulate)),
         ("COLUMN_THREADS", str(columns)),
         ("PART_THREADS", str(parts)),

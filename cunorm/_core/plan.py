@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from cunorm._core.build import KernelArgs, Launch
 from cunorm._core.caps import Caps
 from cunorm._core.dtypes import DTYPES
-from cunorm._core.tensor import WIDEST_ACCESS, OptionalSpecs, TensorSpec
+from cunorm._core.tensor import WIDEST_ACCESS, OptionalSpecs, Shape, TensorSpec
 
 GRID_LIMIT = 2**31 - 1
 
@@ -121,13 +121,11 @@ def _decode(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-Operand = tuple[int, int, tuple[int, ...]]  # alignment, itemsize, strides between rows in elements
-
-
-def vector_width(width: int, operands: Sequence[Operand] = ()) -> int:
+def vector_width(width: int, operands: Sequence[tuple[int, int, Shape]] = ()) -> int:
     """Return how many elements every operand lets a thread move in one access, a power of two.
 
-    One access takes fewer of larger elements, so alignment counts up to 16 bytes.
+    An operand is its alignment, itemsize, and strides between rows in elements. One access takes
+    fewer of larger elements, so alignment counts up to 16 bytes.
     """
     access = min(WIDEST_ACCESS, width & -width)
     for alignment, itemsize, strides in operands:

@@ -55,13 +55,9 @@ def run(path: Path | None, device_name: str | None) -> int:
     if device.name == "cuda" or compiler() is not None:
         print("compiling, which takes a while the first time", flush=True)
         with ThreadPoolExecutor(available_cores()) as pool:  # several at once
-            list(pool.map(lambda case: case[0].run(_put(case[1], device)), cases))
+            list(pool.map(lambda case: case[0].run(device.put_all(case[1])), cases))
     print(f"\n{_HEADER}", flush=True)
-    errors = []
-    for case in cases:
-        for line, error in _both_directions(case, device):
-            print(line, flush=True)
-            errors.append(error)
+    errors = [error for case in cases for error in _both_directions(*case, device)]
     if wrong := sum(not error <= 1 for error in errors):
         print(f"\n{wrong} of {len(errors)} results are further off than their tolerance")
     else:
@@ -85,11 +81,10 @@ def _cases(rows: Array) -> Iterator[Case]:
             yield operator, operator.operands(operands)
 
 
-def _both_directions(case: Case, device: "Device") -> Iterator[tuple[str, float]]:
-    """Run, check and time an operator; yield line and error of its forward and its backward."""
-    operator, host = case
+def _both_directions(operator: Operator, host: Operands, device: "Device") -> Iterator[float]:
+    """Run, check and time an operator; print and yield the errors of forward and backward."""
     x, shape = host["x"], "x".join(map(str, host["x"].shape))
-    operands = _put(host, device)
+    operands = device.put_all(host)
     results = operator.run(operands)
     moved = operator.moved_bytes(operands, results)
     errors = operator.errors(host, _fetched(results, device))
@@ -99,11 +94,12 @@ def _both_directions(case: Case, device: "Device") -> Iterator[tuple[str, float]
     )
     for (label, call), size, error in zip(calls, moved, errors, strict=True):
         seconds = _seconds(call, device)
-        yield (
+        print(
             f"{label:30} {shape:>12} {x.dtype!s:8} {device.name:6} {1e6 * seconds:9.1f} "
             f"{size / seconds / 1e9:6.1f} {error:.3f}{'' if error <= 1 else '  WRONG'}",
-            error,
+            flush=True,
         )
+        yield error
 
 
 # --- real input: a user's array, or a text that every Python installation has ---------------------
@@ -183,6 +179,9 @@ class Device(NamedTuple):
     wait: Callable[[], object]  # returns when it is idle
     calls: int  # timed together
 
+    def put_all(self, operands: Operands) -> dict[str, Any]:
+        return {name: self.put(array) for name, array in operands.items()}
+
 
 def _chosen_device(name: str | None) -> Device:
     """Return the device of a name; by default CUDA's current one where there is one."""
@@ -199,10 +198,6 @@ def _chosen_device(name: str | None) -> Device:
     loops = "NumPy's loops as there is no C++ compiler"
     title = f"cpu, {_info.cpu_name()}, {f'{thread_count()} threads' if compiler() else loops}"
     return Device("cpu", title, np.asarray, np.asarray, lambda: None, calls=1)
-
-
-def _put(operands: Operands, device: Device) -> dict[str, Any]:
-    return {name: device.put(array) for name, array in operands.items()}
 
 
 def _fetched(result: Any, device: Device) -> Any:

@@ -47,13 +47,11 @@ class Operator:
         return f"{self.name}, {self.form}" if self.form else self.name
 
     @property
-    def base(self) -> str:
-        """Return the name before ``_forward`` and ``_backward``."""
+    def base(self) -> str:  # the name before ``_forward`` and ``_backward``
         return "group_norm" if self.is_group_norm else self.name.removeprefix("add_")
 
     @property
-    def is_group_norm(self) -> bool:
-        """Whether the rows of the input are positions of samples."""
+    def is_group_norm(self) -> bool:  # the rows of the input are positions of samples
         return "num_groups" in self.options
 
     def operands(self, rows: Operands) -> dict[str, Any]:
