@@ -39,7 +39,7 @@ def cupy(monkeypatch):
 
     caches = (_cuda._cupy, _cuda.nvrtc_version, _cuda.cuda_include_folders, _cuda.gpu_caps)
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: PROBE)
-    monkeypatch.setattr(_cuda, "_loaded", OnceMap())
+    monkeypatch.setattr(_cuda, "loaded", OnceMap())
     for cache in caches:
         cache.cache_clear()
     yield cupy

@@ -94,8 +94,8 @@ def machine(
 def _texts(sources: dict[str, str]) -> Iterator[None]:
     own = _cuda.source_text
     with mock.patch.object(_cuda, "source_text", lambda kernel: sources.get(kernel) or own(kernel)):
-        _cuda._loaded.clear()
+        _cuda.loaded.clear()
         try:
             yield
         finally:
-            _cuda._loaded.clear()
+            _cuda.loaded.clear()

@@ -115,7 +115,7 @@ def detected(setting: Setting, wanted: set[str]) -> set[str]:
     with machine(features, grid, {kernel: text}, spared, multiprocessors=1) as launches:
         call.check()
         builds = {launch.build for launch in launches if launch.build.kernel == kernel}
-        switch = Switch([_cuda._loaded.get((build, 0)) for build in builds])
+        switch = Switch([_cuda.loaded.get((build, 0)) for build in builds])
         for order in ORDERS:
             with switch.at(NONE if order else NOTING), softgpu.settings(**order):
                 call.check()
