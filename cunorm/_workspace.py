@@ -13,7 +13,7 @@ from cunorm._core.plan import OpDef
 from cunorm._core.tensor import contiguous
 from cunorm._dispatch import caps_for
 from cunorm._group_norm.layout import geometry as group_geometry
-from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import NEEDS as GROUP_NEEDS
 from cunorm._row_norm.geometry import check_operand, geometry

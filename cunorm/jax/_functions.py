@@ -5,9 +5,9 @@ from typing import Any
 
 from cunorm._core.memo import typed_key
 from cunorm._group_norm import spec as group_spec
-from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm import spec as row_spec
-from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import ADD_NORM, L2_NORM, L2_ROWS
 from cunorm.jax._vjp import Norm
 from cunorm.results import AddNorm
