@@ -142,8 +142,7 @@ def layer_norm_forward(
         rstd = 1 / sqrt(mean(q * q) + eps)
         y = q * rstd * (weight + weight_offset) + bias
 
-    Sources: `layer_norm` and `add_normalize`.
-    Results, errors and rounding are those of `normalize_forward`.
+    Sources: `layer_norm` and `add_normalize`. All else is as for `normalize_forward`.
 
     Parameters
     ----------

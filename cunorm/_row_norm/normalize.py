@@ -51,8 +51,7 @@ def normalize(
         Of the row's shape, ``x.shape[axis:]`` (all groups side by side), each of its own dtype of
         the four. All arrays of a call are on one device.
     c : float, optional
-        The length of a row before weight and bias, in y's unit. With the default, sqrt(d), the mean
-        square of a row is 1.
+        The length of a row before weight and bias, in y's unit; with sqrt(d) its mean square is 1.
     center : bool, optional
         Whether the mean of the row is subtracted first.
     eps : float, optional

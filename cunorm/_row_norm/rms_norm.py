@@ -157,8 +157,7 @@ def rms_norm_forward(
         rstd = 1 / sqrt(mean(s * s) + eps)
         y = s * rstd * (weight + weight_offset)
 
-    Sources: `rms_norm` and `add_normalize`.
-    Results, errors and rounding are those of `normalize_forward`; mean is None.
+    Sources: `rms_norm` and `add_normalize`. All else is as for `normalize_forward`; mean is None.
 
     Parameters
     ----------

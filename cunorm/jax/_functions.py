@@ -13,9 +13,7 @@ from cunorm.jax._vjp import Norm
 from cunorm.results import AddNorm
 
 _ROW = Norm(ROW_FORWARD, ROW_BACKWARD, row_spec.backward_spec)
-_GROUP = Norm(
-    GROUP_FORWARD, GROUP_BACKWARD, lambda spec, _, needs: group_spec.backward_spec(spec, needs)
-)
+_GROUP = Norm(GROUP_FORWARD, GROUP_BACKWARD, group_spec.backward_spec)
 
 
 def rms_norm(

@@ -127,10 +127,8 @@ def instance_norm(
     channel_axis: int = -1,
 ) -> Float64:
     """Return y of `group_norm_forward` with each channel a group of its own."""
-    channels = x.shape[channel_axis]
-    return group_norm(
-        x, channels, weight, bias, eps=eps, activation=activation, channel_axis=channel_axis
-    )
+    operands = x, x.shape[channel_axis], weight, bias
+    return group_norm(*operands, eps=eps, activation=activation, channel_axis=channel_axis)
 
 
 def _as_grid(x: Array, num_groups: int, channel_axis: int) -> Float64:

@@ -32,7 +32,7 @@ class OpPair:
     name: str  # of the operators of torch's dispatcher, but for the direction
     forward: OpDef
     backward: OpDef
-    backward_spec: Callable[..., Any]  # of a forward's spec, x's dtype if there are streams, needs
+    backward_spec: Callable[..., Any]  # of a forward's spec, x's dtype, needs
     formula: Callable[..., Any]  # y by torch's operations, of a forward's spec, x's dtype, operands
 
     def __post_init__(self) -> None:
@@ -90,8 +90,7 @@ def _spec_of_gradients(
     names = zip(pair.forward.inputs, wanted, strict=True)
     wanted_names = {name.replace("residual", "x") for name, want in names if want}
     needs = tuple(name for name in pair.operands if name in wanted_names)
-    x_dtypes = [parse_dtype(spec.function, "x", x_dtype)] if pair.has_stream else []
-    return pair.backward_spec(spec, *x_dtypes, needs)
+    return pair.backward_spec(spec, parse_dtype(spec.function, "x", x_dtype), needs)
 
 
 # --- formulas that autograd differentiates again --------------------------------------------------
@@ -126,10 +125,8 @@ def recorded_gradients(
     x = operands["x"]
     wide = x.to(compute_type(x_dtype, x.dtype))
     # As views they are distinct, where the caller gave one tensor for two of them.
-    views = {
-        name: None if one is None else one.view_as(one)
-        for name, one in {**operands, "x": wide}.items()
-    }
+    operands = {**operands, "x": wide}
+    views = {name: one if one is None else one.view_as(one) for name, one in operands.items()}
     y = formula(**views).to(dy.dtype)
     recorded = {n: one for n, one in views.items() if one is not None and one.requires_grad}
     found = torch.autograd.grad(y, list(recorded.values()), dy, create_graph=True)
