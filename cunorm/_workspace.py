@@ -119,7 +119,7 @@ _DEFAULTS = {name: one.default for name, one in _PARAMETERS.items() if name not 
 
 def _check(op: str, options: dict[str, Any]) -> None:
     """Check and parse the options by themselves, and that the function takes those that are set."""
-    taken, needs = _OPTIONS[op], options["needs"]
+    taken, needs, reason = _OPTIONS[op], options["needs"], f"{op} has none"
     for name in ("axis", "groups", "channel_axis", "num_groups"):
         if name != "num_groups" or name in taken:
             options[name] = validate.integer(_FUNCTION, name, options[name])
@@ -130,11 +130,9 @@ def _check(op: str, options: dict[str, Any]) -> None:
     for name, default in _DEFAULTS.items():
         value = options[name]
         if name not in taken and default is None:
-            validate.absent(_FUNCTION, name, value, f"{op} has none")
+            validate.absent(_FUNCTION, name, value, reason)
         elif name not in taken and value != default:
-            raise ValueError(
-                f"{_FUNCTION}: {name} is {value!r}, expected the default: {op} has none"
-            )
+            raise ValueError(f"{_FUNCTION}: {name} is {value!r}, expected the default: {reason}")
 
 
 def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:

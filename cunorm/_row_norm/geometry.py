@@ -88,7 +88,6 @@ def geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geomet
 
 
 def check_operand(function: str, argument: str, operand: OptionalSpec, where: Geometry) -> None:
-    """Check the shape of an operand."""
     of = ", the shape of x"
     if argument in PARAMETERS:
         axes = len(where.shape) - where.leading_axes

@@ -258,10 +258,8 @@ def normalize_forward(
     Returns
     -------
     NormForward
-        ``y`` and ``residual`` as from `add_normalize`, but None for the stream if neither residual,
-        nor its dtype, nor an array for it is given; ``mean`` of p, None without center; and
-        ``rstd``. Both have the shape ``x.shape[:axis]``, with a last axis of length `groups` if not
-        1, and the dtype of the computation: float64 if x or the new stream is, else float32.
+        As it says, with the ``mean`` of p. The compute type is float64 if x or the new stream is,
+        else float32.
 
     Examples
     --------
@@ -365,10 +363,8 @@ def normalize_backward(
     Returns
     -------
     NormGrads
-        ``dx``, the branch's gradient, and ``dresidual``, the stream's, of x's shape: the same
-        numbers, dresidual in x's dtype, and the same array where the dtypes agree. ``dweight`` and
-        ``dbias``, of the row's shape and their parameter's dtype. ``dgate``, of x's shape, even for
-        an expanded gate, and the gate's dtype. None for what is not in `needs` or has no operand.
+        As it says: ``dresidual`` is ``dx`` where their dtypes agree, ``dweight`` and ``dbias`` have
+        their parameter's dtype. None for what is not in `needs` or has no operand.
 
     Raises
     ------
