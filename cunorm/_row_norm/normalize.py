@@ -258,8 +258,8 @@ def normalize_forward(
     Returns
     -------
     NormForward
-        As it says, with the ``mean`` of p. The compute type is float64 if x or the new stream is,
-        else float32.
+        As its docstring says, with the ``mean`` of p. The compute type is float64 if x or the new
+        stream is, else float32.
 
     Examples
     --------
@@ -363,8 +363,8 @@ def normalize_backward(
     Returns
     -------
     NormGrads
-        As it says: ``dresidual`` is ``dx`` where their dtypes agree, ``dweight`` and ``dbias`` have
-        their parameter's dtype. None for what is not in `needs` or has no operand.
+        As its docstring says; ``dresidual`` is ``dx`` where their dtypes agree, ``dweight`` and
+        ``dbias`` have their parameter's dtype. None for what `needs` lacks or has no operand.
 
     Raises
     ------
