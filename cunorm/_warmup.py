@@ -147,8 +147,8 @@ def warmup(
     options = {name: arguments[name] for name in _ABSENT} | {"needs": (needs,)}
     progress = validate.flag(FUNCTION, "progress", progress)
     workers = available_cores() if workers is None else _positive("workers", workers)
-    rows = None if rows is None else _sizes("rows", rows)
-    widths = _sizes("widths", widths)
+    rows = None if rows is None else [_positive("rows", one) for one in _several("rows", rows)]
+    widths = [_positive("widths", one) for one in _several("widths", widths)]
     calls = list(_calls(ops, dtypes, options))
     device = _device(device)
     builds: dict[KernelBuild, None] = {}  # each once, in their order
@@ -256,10 +256,6 @@ def _several(argument: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _sizes(argument: str, value: Any) -> list[int]:
-    return [_positive(argument, size) for size in _several(argument, value)]
-
-
 def _positive(argument: str, value: Any) -> int:
     number = validate.integer(FUNCTION, argument, value)
     if number < 1:
@@ -285,7 +281,9 @@ def _is_default(option: str, value: Any) -> bool:
     if value is None or value is False:
         return True
     # For other types, == may return an array, or True: to NumPy float64 equals None.
-    return isinstance(value, str | tuple | Number) and value in (_ABSENT[option], AUTO)
+    items = value if isinstance(value, tuple) else (value,)  # a tuple of names is one value
+    is_plain = all(isinstance(item, str | Number) for item in items)
+    return is_plain and value in (_ABSENT[option], AUTO)
 
 
 def _parsed(name: str, x: DType, options: Options) -> Options:

@@ -13,7 +13,7 @@ from cunorm._core.plan import OpDef
 from cunorm._core.tensor import contiguous
 from cunorm._dispatch import caps_for
 from cunorm._group_norm.layout import geometry as group_geometry
-from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL
 from cunorm._group_norm.spec import NEEDS as GROUP_NEEDS
 from cunorm._row_norm.geometry import check_operand, geometry
@@ -119,7 +119,7 @@ _DEFAULTS = {name: one.default for name, one in _PARAMETERS.items() if name not 
 
 def _check(op: str, options: dict[str, Any]) -> None:
     """Check and parse the options by themselves, and that the function takes those that are set."""
-    taken, needs = _OPTIONS[op], options["needs"]
+    taken, needs, reason = _OPTIONS[op], options["needs"], f"{op} has none"
     for name in ("axis", "groups", "channel_axis", "num_groups"):
         if name != "num_groups" or name in taken:
             options[name] = validate.integer(_FUNCTION, name, options[name])
@@ -130,11 +130,9 @@ def _check(op: str, options: dict[str, Any]) -> None:
     for name, default in _DEFAULTS.items():
         value = options[name]
         if name not in taken and default is None:
-            validate.absent(_FUNCTION, name, value, f"{op} has none")
+            validate.absent(_FUNCTION, name, value, reason)
         elif name not in taken and value != default:
-            raise ValueError(
-                f"{_FUNCTION}: {name} is {value!r}, expected the default: {op} has none"
-            )
+            raise ValueError(f"{_FUNCTION}: {name} is {value!r}, expected the default: {reason}")
 
 
 def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:

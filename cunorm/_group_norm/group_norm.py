@@ -5,7 +5,7 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
-from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS
 from cunorm.results import GroupNormForward, GroupNormGrads
 

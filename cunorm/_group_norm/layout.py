@@ -7,7 +7,7 @@ from typing import NamedTuple
 from cunorm._core import validate
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
 from cunorm._core.operands import PARAMETERS, STATISTICS, check_compute, check_shape
-from cunorm._core.tensor import TensorSpec, collapsed, is_contiguous
+from cunorm._core.tensor import OptionalSpec, TensorSpec, collapsed, is_contiguous
 
 LINE = 16  # elements to which rows of channels are padded
 _LIMIT = 2**31
@@ -57,7 +57,7 @@ class GroupGeometry(NamedTuple):
         """Return where the lines of an array of x's shape are, None where kernels cannot follow."""
         return _lines(spec.permuted(self.axes), self.where.channels_last)
 
-    def lines_of_input(self, spec: TensorSpec | None) -> Lines:
+    def lines_of_input(self, spec: OptionalSpec) -> Lines:
         """Return where an operand's lines are, or those of its dense copy; any where absent."""
         if spec is None:
             return (0, 0)
@@ -141,9 +141,7 @@ def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
     return (strides[0] if shape[0] > 1 else 0), (axes[0][1] if axes else 0)
 
 
-def check_operand(
-    function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry
-) -> None:
+def check_operand(function: str, argument: str, spec: OptionalSpec, where: GroupGeometry) -> None:
     """Check an operand's shape, and a statistic's dtype; "out." may be before its name."""
     name, of = argument.removeprefix("out."), ", the shape of x"
     if name in PARAMETERS:
@@ -155,9 +153,7 @@ def check_operand(
         check_compute(function, argument, spec, where.compute, "x")
 
 
-def check_output(
-    function: str, argument: str, spec: TensorSpec | None, where: GroupGeometry
-) -> None:
+def check_output(function: str, argument: str, spec: OptionalSpec, where: GroupGeometry) -> None:
     """Check a given output that has an element for each of x."""
     if spec is None:
         return

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: MIT
-"""Plans of the group norms: operands checked, outputs, and the launches of a device."""
+"""The group norms' OpDefs. Their plans: operands checked, outputs, and a device's launches."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from cunorm._core import validate
 from cunorm._core.caps import Caps, CpuCaps
-from cunorm._core.operands import PARAMETERS, STATISTICS, Specs, present, with_new_outputs
+from cunorm._core.operands import PARAMETERS, STATISTICS, SUMS, Specs, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
-from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
+from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OpDef, OutputSpec, Plan
 from cunorm._core.tensor import WHOLE, OptionalSpecs, TensorSpec, contiguous, optional_dtype
 from cunorm._group_norm import kernels
 from cunorm._group_norm.kernels import GroupKernel, group_kernel
 from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output, geometry
 from cunorm._group_norm.schedule import SOME_GPUS, cpu_schedule, cuda_schedule
-from cunorm._group_norm.spec import NEEDS, GroupBackwardSpec, GroupForwardSpec
+from cunorm._group_norm.spec import (
+    NEEDS,
+    GroupBackwardSpec,
+    GroupForwardSpec,
+    parse_backward,
+    parse_forward,
+)
+from cunorm.reference import group_norm_backward, group_norm_forward
+from cunorm.reference.rows import store
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 FORWARD_INPUTS = ("x", "weight", "bias")
@@ -173,3 +183,47 @@ def _workspace_bound(lower: partial[Lowered], caps: Caps | None) -> int:
     """Return the bytes that a call takes at most; on some GPU, for caps of None."""
     some = SOME_GPUS if caps is None else (caps,)
     return max(lower(one, None).workspace for one in some)
+
+
+# --- the OpDefs -----------------------------------------------------------------------------------
+
+
+def _forward_by_reference(spec: GroupForwardSpec, arrays: Sequence[Any]) -> None:
+    x, weight, bias, *outputs = arrays
+    exact = group_norm_forward(x, weight=weight, bias=bias, eps=spec.eps, **spec.options(x))
+    for output, numbers in zip(outputs, exact, strict=True):
+        store(output, numbers)
+
+
+def _backward_by_reference(spec: GroupBackwardSpec, arrays: Sequence[Any]) -> None:
+    dy, x, mean, rstd, weight, bias, *outputs = arrays
+    needs = {one for one, output in zip(NEEDS, outputs, strict=True) if output is not None}
+    given = {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd, "needs": needs}
+    exact = group_norm_backward(dy, x, **given, **spec.options(x))
+    for name, output, gradient in zip(GroupNormGrads._fields, outputs, exact, strict=True):
+        store(output, gradient, added=spec.accumulate and name in SUMS)
+
+
+GROUP_FORWARD = OpDef(
+    name="group_forward",
+    inputs=FORWARD_INPUTS,
+    outputs=GroupNormForward._fields,
+    required=1,
+    x=0,
+    spec_type=GroupForwardSpec,
+    parse=parse_forward,
+    plan=plan_forward,
+    reference=_forward_by_reference,
+)
+GROUP_BACKWARD = OpDef(
+    name="group_backward",
+    inputs=BACKWARD_INPUTS,
+    outputs=GroupNormGrads._fields,
+    required=4,
+    x=1,
+    spec_type=GroupBackwardSpec,
+    parse=parse_backward,
+    plan=plan_backward,
+    reference=_backward_by_reference,
+    sums=SUMS,
+)

@@ -82,8 +82,8 @@ def parse_backward(function: str, *scalars: Any) -> GroupBackwardSpec:
 
 
 @memoize()
-def backward_spec(forward: GroupForwardSpec, needs: tuple[str, ...]) -> GroupBackwardSpec:
-    """Return the spec of the backward of a forward, which errors name by the forward's function."""
+def backward_spec(forward: GroupForwardSpec, _: Any, needs: tuple[str, ...]) -> GroupBackwardSpec:
+    """Return the spec of a forward's backward, as that of row norms, but without x's dtype."""
     norm = {one.name: getattr(forward, one.name) for one in fields(GroupNormSpec)}
     return GroupBackwardSpec(**norm, needs=needs, accumulate=False)
 

@@ -5,7 +5,7 @@ from math import prod
 from typing import NamedTuple
 
 from cunorm._core.operands import PARAMETERS, STATISTICS, check_shape
-from cunorm._core.tensor import WHOLE, RowAxes, TensorSpec
+from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, TensorSpec
 
 _WIDTH_LIMIT = 2**31
 
@@ -87,10 +87,7 @@ def geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geomet
     return Geometry(shape, leading_axes, rows)
 
 
-def check_operand(
-    function: str, argument: str, operand: TensorSpec | None, where: Geometry
-) -> None:
-    """Check the shape of an operand."""
+def check_operand(function: str, argument: str, operand: OptionalSpec, where: Geometry) -> None:
     of = ", the shape of x"
     if argument in PARAMETERS:
         axes = len(where.shape) - where.leading_axes

@@ -5,7 +5,7 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import L2_NORM, L2_NORM_FORWARD, L2_ROWS
 from cunorm.results import NormForward, NormGrads
 

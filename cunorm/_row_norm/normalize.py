@@ -6,7 +6,7 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._core.memo import typed_key
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
 from cunorm.results import AddNorm, NormForward, NormGrads
 
@@ -51,8 +51,7 @@ def normalize(
         Of the row's shape, ``x.shape[axis:]`` (all groups side by side), each of its own dtype of
         the four. All arrays of a call are on one device.
     c : float, optional
-        The length of a row before weight and bias, in y's unit. With the default, sqrt(d), the mean
-        square of a row is 1.
+        The length of a row before weight and bias, in y's unit; with sqrt(d) its mean square is 1.
     center : bool, optional
         Whether the mean of the row is subtracted first.
     eps : float, optional
@@ -259,10 +258,8 @@ def normalize_forward(
     Returns
     -------
     NormForward
-        ``y`` and ``residual`` as from `add_normalize`, but None for the stream if neither residual,
-        nor its dtype, nor an array for it is given; ``mean`` of p, None without center; and
-        ``rstd``. Both have the shape ``x.shape[:axis]``, with a last axis of length `groups` if not
-        1, and the dtype of the computation: float64 if x or the new stream is, else float32.
+        As its docstring says, with the ``mean`` of p. The compute type is float64 if x or the new
+        stream is, else float32.
 
     Examples
     --------
@@ -366,10 +363,8 @@ def normalize_backward(
     Returns
     -------
     NormGrads
-        ``dx``, the branch's gradient, and ``dresidual``, the stream's, of x's shape: the same
-        numbers, dresidual in x's dtype, and the same array where the dtypes agree. ``dweight`` and
-        ``dbias``, of the row's shape and their parameter's dtype. ``dgate``, of x's shape, even for
-        an expanded gate, and the gate's dtype. None for what is not in `needs` or has no operand.
+        As its docstring says; ``dresidual`` is ``dx`` where their dtypes agree, ``dweight`` and
+        ``dbias`` have their parameter's dtype. None for what `needs` lacks or has no operand.
 
     Raises
     ------

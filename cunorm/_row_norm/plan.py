@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""Plans of the row norms: their operands checked, their outputs, and the launches of a device."""
+"""The row norms' OpDefs. Their plans: operands checked, outputs, and the launches of a device."""
 
+from collections.abc import Sequence
 from functools import partial
+from math import prod
+from typing import Any
 
 from cunorm._core import validate
 from cunorm._core.caps import MOST_SMS, Caps, CpuCaps
-from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
+from cunorm._core.dtypes import FLOAT32, FLOAT64, DType, numpy_dtype
 from cunorm._core.operands import STATISTICS, SUMS, Specs, check_compute, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
-from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OutputSpec, Plan
+from cunorm._core.plan import Alignments, InputCopy, KernelCall, Lowered, OpDef, OutputSpec, Plan
 from cunorm._core.tensor import OptionalSpecs, TensorSpec, contiguous, optional_dtype
 from cunorm._row_norm import launches
 from cunorm._row_norm.geometry import Geometry, check_operand, geometry
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowKernel, row_kernel
-from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec
+from cunorm._row_norm.spec import RowBackwardSpec, RowForwardSpec, parse_backward, parse_forward
+from cunorm.reference import normalize_backward, normalize_forward
+from cunorm.reference.rows import store
 from cunorm.results import NormForward, NormGrads
 
 FORWARD_INPUTS = ("x", "residual", "gate", "weight", "bias")
@@ -267,3 +272,64 @@ def _lower(
         calls.append(param_grad_call(params, kernel.arrays, kernel.sums(launch), *sizes, caps))
     size = params.outputs * launch.sums_size * types.compute.itemsize
     return Lowered(tuple(call.launch for call in calls), lambda: calls, size)
+
+
+# --- the OpDefs -----------------------------------------------------------------------------------
+
+
+def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
+    x, residual, gate, weight, bias, y, new_residual, mean, rstd = arrays
+    exact = normalize_forward(
+        *(x, weight, bias),
+        residual=residual,
+        residual_dtype=None if new_residual is None else new_residual.dtype,
+        gate=gate,
+        eps=spec.mean_eps(prod(x.shape[spec.axis :]) // spec.groups),
+        **spec.options(),
+    )
+    store(new_residual, exact.residual)  # first, as y may be exactly x or residual
+    store(y, exact.y)
+    store(mean, exact.mean)
+    store(rstd, exact.rstd)
+
+
+def _backward_by_reference(spec: RowBackwardSpec, arrays: Sequence[Any]) -> None:
+    dy, x, rstd, mean, d_residual, gate, weight, bias, *outputs = arrays
+    of = zip(OPERANDS, outputs, strict=True)
+    exact = normalize_backward(
+        *(dy, x, weight, bias),
+        rstd=rstd,
+        mean=mean,
+        d_residual=d_residual,
+        gate=gate,
+        x_dtype=None if spec.x_dtype is None else numpy_dtype(spec.x_dtype),
+        needs={operand for operand, output in of if output is not None},
+        **spec.options(),
+    )
+    for name, output, gradient in zip(NormGrads._fields, outputs, exact, strict=True):
+        store(output, gradient, added=spec.accumulate and name in SUMS)
+
+
+ROW_FORWARD = OpDef(
+    name="row_forward",
+    inputs=FORWARD_INPUTS,
+    outputs=NormForward._fields,
+    required=1,
+    x=0,
+    spec_type=RowForwardSpec,
+    parse=parse_forward,
+    plan=plan_forward,
+    reference=_forward_by_reference,
+)
+ROW_BACKWARD = OpDef(
+    name="row_backward",
+    inputs=BACKWARD_INPUTS,
+    outputs=NormGrads._fields,
+    required=3,
+    x=1,
+    spec_type=RowBackwardSpec,
+    parse=parse_backward,
+    plan=plan_backward,
+    reference=_backward_by_reference,
+    sums=SUMS,
+)

@@ -5,7 +5,7 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
-from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
 from cunorm.results import AddNorm, NormForward, NormGrads
 
@@ -157,8 +157,7 @@ def rms_norm_forward(
         rstd = 1 / sqrt(mean(s * s) + eps)
         y = s * rstd * (weight + weight_offset)
 
-    Sources: `rms_norm` and `add_normalize`.
-    Results, errors and rounding are those of `normalize_forward`; mean is None.
+    Sources: `rms_norm` and `add_normalize`. All else is as for `normalize_forward`; mean is None.
 
     Parameters
     ----------

@@ -131,11 +131,10 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int) -> Team | None:
 
     Lanes that share a row within a warp have half as many elements: more of them are busy.
     """
+    block_threads = _TUNING[type(types)].block_threads
     for threads_per_row in _TEAMS:
         elements = _held(width, threads_per_row, pack)
-        threads = (
-            _TUNING[type(types)].block_threads if threads_per_row <= _WARP else threads_per_row
-        )
+        threads = block_threads if threads_per_row <= _WARP else threads_per_row
         room = _room(types, elements, pack, threads)
         if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room:
             return Team(threads, threads_per_row, pack, elements // pack, room)

@@ -8,7 +8,6 @@ stream after them), where a bare pointer would show stale data; an output is a b
 JAX gets when it is filled.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -97,7 +96,10 @@ class JaxAdapter(DLPackAdapter):
             raise TypeError(_ffi.NEEDS_X64)
         buffer: Any
         if spec.device.kind == "cpu":
-            buffer = _aligned(spec.shape, spec.dtype.itemsize)
+            memory = np.empty(spec.nbytes + _ALIGNMENT, np.uint8)
+            start = -data_pointer(memory) % _ALIGNMENT
+            data = memory[start : start + spec.nbytes]
+            buffer = data.view(f"=f{spec.dtype.itemsize}").reshape(spec.shape)
             pointer = data_pointer(buffer)
         else:
             with self.device_scope(spec.device):
@@ -129,14 +131,6 @@ class _Exporter:
         if self.dtype is BFLOAT16:  # neither NumPy nor every CuPy can say so itself
             read_capsule(capsule)[0].code = KDL_BFLOAT
         return capsule
-
-
-def _aligned(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return an uninitialised float array whose address is a multiple of 64."""
-    size = math.prod(shape) * itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -data_pointer(memory) % _ALIGNMENT
-    return memory[start : start + size].view(f"=f{itemsize}").reshape(shape)
 
 
 # --- calls that XLA makes -------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from cunorm._core.dtypes import DTYPES, dtype_of
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, Plan, spec_from_json, spec_to_json
 from cunorm._core.tensor import CPU, Device, OptionalSpecs, TensorSpec, contiguous
-from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
-from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 
 Picker = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 

@@ -5,17 +5,15 @@ from typing import Any
 
 from cunorm._core.memo import typed_key
 from cunorm._group_norm import spec as group_spec
-from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm import spec as row_spec
-from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 from cunorm._row_norm.spec import ADD_NORM, L2_NORM, L2_ROWS
 from cunorm.jax._vjp import Norm
 from cunorm.results import AddNorm
 
 _ROW = Norm(ROW_FORWARD, ROW_BACKWARD, row_spec.backward_spec)
-_GROUP = Norm(
-    GROUP_FORWARD, GROUP_BACKWARD, lambda spec, _, needs: group_spec.backward_spec(spec, needs)
-)
+_GROUP = Norm(GROUP_FORWARD, GROUP_BACKWARD, group_spec.backward_spec)
 
 
 def rms_norm(
@@ -36,8 +34,6 @@ def rms_norm(
 
     As `cunorm.rms_norm`, but differentiable. Saved for gradients are x, gate, weight and rstd.
 
-    Examples
-    --------
     >>> import jax, jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
     >>> x, weight = jnp.array([[1.0, 7.0]]), jnp.array([1.0, 10.0])
@@ -71,8 +67,6 @@ def layer_norm(
     As `cunorm.layer_norm`, but differentiable. Saved for gradients are x, gate, the parameters,
     mean and rstd.
 
-    Examples
-    --------
     >>> import jax, jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
     >>> x, weight = jnp.array([[3.0, 7.0]]), jnp.array([1.0, 10.0])
@@ -91,8 +85,6 @@ def l2_norm(
 
     As `cunorm.l2_norm`, but differentiable. Saved for gradients are x and rstd.
 
-    Examples
-    --------
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
     >>> np.asarray(cunorm.jax.l2_norm(jnp.array([[3.0, 4.0]]))).round(4)
@@ -124,8 +116,6 @@ def normalize(
     As `cunorm.normalize`, but differentiable. Saved for gradients are x, gate, the parameters, rstd
     and, with `center`, mean.
 
-    Examples
-    --------
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
     >>> x = jnp.array([[3.0, 4.0], [-30.0, 40.0]])
@@ -157,11 +147,9 @@ def add_rms_norm(
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
     As `cunorm.add_rms_norm`, but differentiable in y and in the new stream, which is saved for
-    gradients in place of x. The gradients that reach both are added up before they are rounded, to
-    x's dtype for x and to the stream's for residual.
+    gradients in place of x. The gradients of both are added up before they are rounded, to x's
+    dtype for x and to the stream's for residual.
 
-    Examples
-    --------
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
     >>> y, stream = cunorm.jax.add_rms_norm(jnp.array([[1.0, 3.0]]), jnp.array([[0.0, 4.0]]))
@@ -195,8 +183,6 @@ def add_layer_norm(
 
     As `cunorm.add_layer_norm`, but differentiable, with what `add_rms_norm` says of the stream.
 
-    Examples
-    --------
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
     >>> y, stream = cunorm.jax.add_layer_norm(jnp.array([[1.0, 2.0]]), jnp.array([[4.0, 7.0]]))
@@ -232,8 +218,6 @@ def add_normalize(
 
     As `cunorm.add_normalize`, but differentiable, with what `add_rms_norm` says of the stream.
 
-    Examples
-    --------
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
     >>> x, stream = jnp.array([[1, 2]], jnp.bfloat16), jnp.array([[2.0, 2.0]])
@@ -263,8 +247,6 @@ def group_norm(
     As `cunorm.group_norm`, but differentiable. Saved for gradients are x, the parameters, and mean
     and rstd of each group; what the activation was given is computed again.
 
-    Examples
-    --------
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
     >>> x = jnp.arange(8.0).reshape(1, 2, 4)  # a sample of two positions, of four channels
@@ -290,8 +272,6 @@ def instance_norm(
 
     As `cunorm.instance_norm`, but differentiable. Saved for gradients is what `group_norm` saves.
 
-    Examples
-    --------
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
     >>> np.asarray(cunorm.jax.instance_norm(jnp.array([[[1.0, 10.0], [3.0, 70.0]]]))).round(4)

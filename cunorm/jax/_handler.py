@@ -43,7 +43,6 @@ def handler(run: Callable[[xla.Frame], None]) -> Any:
 
 
 def run_on_cpu(frame: xla.Frame) -> None:
-    """Run a call whose arrays lie in the CPU's memory."""
     text = xla.attribute(frame)
     entry = cache_entry(text, CPU)
     executable = entry.executable
@@ -92,7 +91,6 @@ class _Executable:
 
 
 def _on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Executable:
-    """Return the executable of a text for such arrays on a GPU."""
     entry = cache_entry(text, device, alignments)
     if entry.executable is None:
         entry.executable = _load_on_cuda(text, device, alignments)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The generic row norm, forward and backward; the named norms are cases of it.
 
-In the formulas d is the length of a row, k = c / sqrt(d), and mean() is over a row; with groups, a
-row is a group's slice. g is the gate's activation and g' its derivative. The source is "Normalize
-with Residual or Gate", with eps added to the mean square.
+The formulas, their source and the names are those of `cunorm.normalize_forward` and
+`cunorm.normalize_backward`; with groups, a row is a group's slice.
 """
 
 import math
@@ -62,21 +61,9 @@ def normalize_forward(
 ) -> NormForward:
     """Normalise each row, and return what the backward needs.
 
-    ::
-
-        s = x + residual                            rounded to the residual's dtype
-        p = s * g(gate)      if pre-gate, else s
-        q = p - mean(p)      if center, else p
-        rstd = 1 / sqrt(mean(q * q) + eps)
-        r = q * rstd
-        n = k * r * (weight + weight_offset) + bias
-        y = n * g(gate)      if post-gate, else n
-
     With round_before_weight, k * r is rounded to x's dtype, with or without a weight. Groups need
     axis -1. y, mean and rstd are float64; residual is None without residual and residual_dtype.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from cunorm import reference
     >>> x = np.array([[3.0, -4.0]])
@@ -126,26 +113,11 @@ def normalize_backward(
 ) -> NormGrads:
     """Differentiate `normalize_forward`; exact with eps, which rstd contains.
 
-    ::
-
-        dn      = dy * g(gate)                    if post-gate, else dy
-        dbias   = sum over rows of dn
-        dweight = sum over rows of dn * k * r
-        dr = k * dn * (weight + weight_offset)
-        dq = rstd * (dr - r * mean(r * dr))
-        dp = dq - mean(dq)                        if center, else dq
-        ds = dp * g(gate)                         if pre-gate, else dp;    plus d_residual
-        dgate = g'(gate) * dp * s                 if pre-gate
-        dgate = g'(gate) * dy * n                 if post-gate
-        dx = ds
-
     x is the array that was normalised: the forward's residual where there is one, in which case
     x_dtype is the dtype of the forward's x. round_before_weight rounds k * r to that dtype, by
     default x's: dweight and n have the rounded value, and dr is as without rounding. The mean may
     be rounded, as x gives the correction. An operand in `needs` that is absent gives None.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from cunorm import reference
     >>> x, dy = np.array([[3.0, -4.0]]), np.array([[1.0, 0.0]])

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The group norm, forward and backward, and the instance norm, which has one channel per group.
 
-In the formulas x is viewed as [N, G, D, R]: N samples, G groups of D channels each, R positions.
-A sample's group of R * D elements has one mean and one rstd; weight and bias are per channel; phi
-is the fused activation and phi' its derivative. The source is "groupnorm chronicles", with eps
-added to the variance. The sums of the backward are taken about the mean, so that a mean far from 0
-loses no digits.
+The formulas, their source and the names are those of `cunorm.group_norm_forward` and
+`cunorm.group_norm_backward`. x is viewed as [N, G, D, R]: N samples, G groups of D channels each, R
+positions. The sums of the backward are taken about the mean, so that a mean far from 0 loses no
+digits.
 """
 
 import math
@@ -33,17 +32,8 @@ def group_norm_forward(
 ) -> GroupNormForward:
     """Normalise each group of each sample, and return what the backward needs.
 
-    ::
-
-        rstd = 1 / sqrt(var + eps)                  mean and var over a group
-        xhat = (x - mean) * rstd
-        n = weight * xhat + bias
-        y = phi(n)
-
     mean and rstd have shape (N, num_groups).
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from cunorm import reference
     >>> x = np.array([[[1.0, 10.0], [3.0, 20.0]]])  # a sample of two positions, two channels
@@ -79,20 +69,9 @@ def group_norm_backward(
 ) -> GroupNormGrads:
     """Differentiate `group_norm_forward`; exact with eps, which rstd contains.
 
-    ::
-
-        h       = dy * phi'(n)
-        A[n, c] = sum over r of h                   B[n, c] = sum over r of h * xhat
-        dbias   = sum over n of A                   dweight = sum over n of B
-        a[n, g] = sum over d of weight * A / (R * D)
-        b[n, g] = sum over d of weight * B / (R * D)
-        dx      = rstd * (weight * h - a - xhat * b)
-
     The mean may be rounded, as x gives the correction. An operand in `needs` that is absent gives
     None.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from cunorm import reference
     >>> x, dy = np.array([[[3.0], [1.0], [2.0]]]), np.array([[[1.0], [0.0], [0.0]]])
@@ -105,20 +84,20 @@ def group_norm_backward(
     grid = _as_grid(x, num_groups, channel_axis)
     mean, rstd = (statistic.astype(np.float64)[..., None] for statistic in (mean, rstd))
     q = centered(_as_rows(grid), mean)[1]
-    xhat = (q * rstd).reshape(grid.shape)
-    slope = ACTIVATIONS[activation or NONE].slope(_affine(xhat, weight, bias))
+    r = (q * rstd).reshape(grid.shape)
+    slope = ACTIVATIONS[activation or NONE].slope(_affine(r, weight, bias))
     h = _as_grid(dy, num_groups, channel_axis) * slope
-    total_h, total_hx = (terms.sum(axis=-1, keepdims=True) for terms in (h, h * xhat))  # A and B
+    total_h, total_hr = (terms.sum(axis=-1, keepdims=True) for terms in (h, h * r))
 
     dx = dweight = dbias = None
     if bias is not None and "bias" in needs:
         dbias = sum_over_rows(total_h, bias.shape)
     if weight is not None and "weight" in needs:
-        dweight = sum_over_rows(total_hx, weight.shape)
+        dweight = sum_over_rows(total_hr, weight.shape)
     if "x" in needs:
         w, width = _per_channel(weight, grid), math.prod(grid.shape[2:])
-        a, b = ((w * total).sum(axis=2, keepdims=True) / width for total in (total_h, total_hx))
-        dx = _in_place_of(x, rstd[..., None] * (w * h - a - xhat * b), channel_axis)
+        a, b = ((w * total).sum(axis=2, keepdims=True) / width for total in (total_h, total_hr))
+        dx = _in_place_of(x, rstd[..., None] * (w * h - a - r * b), channel_axis)
     return GroupNormGrads(dx=dx, dweight=dweight, dbias=dbias)
 
 
@@ -148,10 +127,8 @@ def instance_norm(
     channel_axis: int = -1,
 ) -> Float64:
     """Return y of `group_norm_forward` with each channel a group of its own."""
-    channels = x.shape[channel_axis]
-    return group_norm(
-        x, channels, weight, bias, eps=eps, activation=activation, channel_axis=channel_axis
-    )
+    operands = x, x.shape[channel_axis], weight, bias
+    return group_norm(*operands, eps=eps, activation=activation, channel_axis=channel_axis)
 
 
 def _as_grid(x: Array, num_groups: int, channel_axis: int) -> Float64:
@@ -173,9 +150,9 @@ def _per_channel(parameter: Array | None, grid: Float64) -> Float64 | float:
     return 1.0 if parameter is None else parameter.astype(np.float64).reshape(*grid.shape[1:3], 1)
 
 
-def _affine(xhat: Float64, weight: Array | None, bias: Array | None) -> Float64:
-    n = _per_channel(weight, xhat) * xhat
-    return n if bias is None else n + _per_channel(bias, xhat)
+def _affine(r: Float64, weight: Array | None, bias: Array | None) -> Float64:
+    n = _per_channel(weight, r) * r
+    return n if bias is None else n + _per_channel(bias, r)
 
 
 def _as_rows(grid: Float64) -> Float64:

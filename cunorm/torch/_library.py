@@ -17,8 +17,7 @@ from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, spec_from_json, spec_to_json
 from cunorm._dispatch import parse
-from cunorm.torch._formula import compute_type
-from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors
+from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors, compute_type
 
 Function = Callable[..., Any]
 Batched = tuple[tuple[Any, ...], tuple[int, ...]]  # outputs, and where each one's batch axis is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""OpPair: a forward and its backward, and what connects the two."""
+"""OpPair: a forward and its backward; and their formulas, for second derivatives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
 from cunorm._dispatch import dispatch_spec
 from cunorm._group_norm import spec as group_spec
-from cunorm._group_norm.ops import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
 from cunorm._row_norm import spec as row_spec
-from cunorm._row_norm.ops import ROW_BACKWARD, ROW_FORWARD
-from cunorm.torch._formula import group_formula, recorded_gradients, row_formula
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 
 Tensors = Sequence[Any]  # some of which may be None
 Run = Callable[[Any, Tensors], Tensors]  # returns a backward's outputs, of a spec and inputs
@@ -32,7 +32,7 @@ class OpPair:
     name: str  # of the operators of torch's dispatcher, but for the direction
     forward: OpDef
     backward: OpDef
-    backward_spec: Callable[..., Any]  # of a forward's spec, x's dtype if there are streams, needs
+    backward_spec: Callable[..., Any]  # of a forward's spec, x's dtype, needs
     formula: Callable[..., Any]  # y by torch's operations, of a forward's spec, x's dtype, operands
 
     def __post_init__(self) -> None:
@@ -90,8 +90,92 @@ def _spec_of_gradients(
     names = zip(pair.forward.inputs, wanted, strict=True)
     wanted_names = {name.replace("residual", "x") for name, want in names if want}
     needs = tuple(name for name in pair.operands if name in wanted_names)
-    x_dtypes = [parse_dtype(spec.function, "x", x_dtype)] if pair.has_stream else []
-    return pair.backward_spec(spec, *x_dtypes, needs)
+    return pair.backward_spec(spec, parse_dtype(spec.function, "x", x_dtype), needs)
+
+
+# --- formulas that autograd differentiates again --------------------------------------------------
+
+ACTIVATIONS = {
+    "identity": lambda z: z,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+}
+
+
+def compute_type(*dtypes: torch.dtype | None) -> torch.dtype:
+    """Return the dtype in which a norm of operands of these dtypes is computed."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def recorded_gradients(
+    formula: Callable[..., Any],
+    x_dtype: torch.dtype,
+    operands: dict[str, Any],
+    dy: Any,
+    d_residual: Any,
+) -> dict[str, Any]:
+    """Return the gradients of a forward's inputs, by name, which autograd may record.
+
+    The operands are those of the formula, x what was normalised; `d_residual` may be None.
+    """
+    x = operands["x"]
+    wide = x.to(compute_type(x_dtype, x.dtype))
+    # As views they are distinct, where the caller gave one tensor for two of them.
+    operands = {**operands, "x": wide}
+    views = {name: one if one is None else one.view_as(one) for name, one in operands.items()}
+    y = formula(**views).to(dy.dtype)
+    recorded = {n: one for n, one in views.items() if one is not None and one.requires_grad}
+    found = torch.autograd.grad(y, list(recorded.values()), dy, create_graph=True)
+    gradients = dict(zip(recorded, found, strict=True))
+    of_x = gradients.get("x")
+    if d_residual is not None:
+        d_residual = d_residual.to(wide.dtype)
+        of_x = d_residual if of_x is None else of_x + d_residual
+    if of_x is not None:
+        gradients |= {"x": of_x.to(x_dtype), "residual": of_x.to(x.dtype)}
+    return gradients
+
+
+def row_formula(spec: Any, x_dtype: torch.dtype, x: Any, gate: Any, weight: Any, bias: Any) -> Any:
+    """Return y in the dtype of x, that of computing: the formula of `cunorm.normalize`."""
+    compute, groups = x.dtype, spec.groups
+    leading, width = x.shape[: spec.axis], x.shape[spec.axis :].numel() // groups
+
+    def as_rows(operand: Any, *leading: int) -> Any:
+        return operand.to(compute).reshape(*leading, groups, width)
+
+    g = None if gate is None else ACTIVATIONS[spec.gate_activation](as_rows(gate, *leading))
+    options = spec.formula({"gate": gate, "weight": weight}, x_dtype, compute)
+    q = as_rows(x, *leading)
+    if options.pre_gate:
+        q = q * g
+    if spec.center:
+        q = q - q.mean(-1, keepdim=True)
+    r = q * (q.square().mean(-1, keepdim=True) + spec.mean_eps(width)).rsqrt()
+    r = r if spec.c is None else r * (spec.c / width**0.5)
+    r = r if options.rounded is None else r.to(options.rounded).to(compute)
+    n = r if weight is None else r * (as_rows(weight) + spec.weight_offset)
+    n = n if bias is None else n + as_rows(bias)
+    n = n if g is None or options.pre_gate else n * g
+    return n.reshape(x.shape)
+
+
+def group_formula(spec: Any, x_dtype: torch.dtype, x: Any, weight: Any, bias: Any) -> Any:
+    """Return y in the dtype of x, that of computing: the formula of `cunorm.group_norm`."""
+    channels_first = x.movedim(spec.channel_axis, 1)
+    samples, channels = channels_first.shape[:2]
+    groups = channels_first.reshape(samples, spec.num_groups or channels, -1)
+    q = groups - groups.mean(-1, keepdim=True)
+    r = q * (q.square().mean(-1, keepdim=True) + spec.eps).rsqrt()
+    n = r.reshape(samples, channels, -1)
+    n = n if weight is None else n * weight.to(x.dtype)[:, None]
+    n = n if bias is None else n + bias.to(x.dtype)[:, None]
+    y = ACTIVATIONS[spec.activation](n).reshape(channels_first.shape)
+    return y.movedim(1, spec.channel_axis)
 
 
 ROW = OpPair("row_norm", ROW_FORWARD, ROW_BACKWARD, row_spec.backward_spec, row_formula)
