@@ -5,6 +5,8 @@ The formulas, their source and the names are those of `cunorm.normalize_forward`
 `cunorm.normalize_backward`; with groups, a row is a group's slice.
 """
 
+from __future__ import annotations  # help() has the names of the aliases
+
 import math
 from collections.abc import Collection
 from typing import TypedDict

@@ -7,6 +7,8 @@ positions. The sums of the backward are taken about the mean, so that a mean far
 digits.
 """
 
+from __future__ import annotations  # help() has the names of the aliases
+
 import math
 from collections.abc import Collection
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The named row norms, as cases of the generic one."""
 
+from __future__ import annotations  # help() has the names of the aliases
+
 import math
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,7 @@ def rms_norm_forward(
     residual: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
-    **options: "Unpack[Options]",
+    **options: Unpack[Options],
 ) -> NormForward:
     """Divide each row by its root mean square: `normalize_forward` with its defaults."""
     return normalize_forward(
@@ -43,7 +45,7 @@ def layer_norm_forward(
     residual: Array | None = None,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-5,
-    **options: "Unpack[Options]",
+    **options: Unpack[Options],
 ) -> NormForward:
     """Centre each row and divide it by its deviation: `normalize_forward` with center."""
     inputs = x, weight, bias
@@ -75,7 +77,7 @@ def rms_norm_backward(
     weight: Array | None = None,
     *,
     rstd: Array,
-    **options: "Unpack[BackwardOptions]",
+    **options: Unpack[BackwardOptions],
 ) -> NormGrads:
     """Differentiate `rms_norm_forward`."""
     return normalize_backward(dy, x, weight, rstd=rstd, **options)
@@ -89,7 +91,7 @@ def layer_norm_backward(
     *,
     rstd: Array,
     mean: Array,
-    **options: "Unpack[BackwardOptions]",
+    **options: Unpack[BackwardOptions],
 ) -> NormGrads:
     """Differentiate `layer_norm_forward`."""
     return normalize_backward(dy, x, weight, bias, rstd=rstd, mean=mean, center=True, **options)
@@ -110,14 +112,14 @@ def normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    **options: "Unpack[Options]",
+    **options: Unpack[Options],
 ) -> Float64:
     """Return y of `normalize_forward`."""
     return np.asarray(normalize_forward(x, weight, bias, c=c, center=center, eps=eps, **options).y)
 
 
 def rms_norm(
-    x: Array, weight: Array | None = None, *, eps: float = 1e-6, **options: "Unpack[Options]"
+    x: Array, weight: Array | None = None, *, eps: float = 1e-6, **options: Unpack[Options]
 ) -> Float64:
     """Return y of `rms_norm_forward`."""
     return np.asarray(rms_norm_forward(x, weight, eps=eps, **options).y)
@@ -129,7 +131,7 @@ def layer_norm(
     bias: Array | None = None,
     *,
     eps: float = 1e-5,
-    **options: "Unpack[Options]",
+    **options: Unpack[Options],
 ) -> Float64:
     """Return y of `layer_norm_forward`."""
     return np.asarray(layer_norm_forward(x, weight, bias, eps=eps, **options).y)
@@ -150,7 +152,7 @@ def add_normalize(
     c: float | None = None,
     center: bool = False,
     eps: float = 1e-6,
-    **options: "Unpack[Options]",
+    **options: Unpack[Options],
 ) -> AddNorm:
     """Return y and the new residual stream of `normalize_forward`; with no residual, that is x."""
     inputs, dtype = (x, weight, bias), x.dtype if residual_dtype is None else residual_dtype
@@ -167,7 +169,7 @@ def add_rms_norm(
     *,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-6,
-    **options: "Unpack[Options]",
+    **options: Unpack[Options],
 ) -> AddNorm:
     """Return y and the new residual stream of `rms_norm_forward`."""
     return add_normalize(x, residual, weight, residual_dtype=residual_dtype, eps=eps, **options)
@@ -181,7 +183,7 @@ def add_layer_norm(
     *,
     residual_dtype: DTypeLike | None = None,
     eps: float = 1e-5,
-    **options: "Unpack[Options]",
+    **options: Unpack[Options],
 ) -> AddNorm:
     """Return y and the new residual stream of `layer_norm_forward`."""
     return add_normalize(

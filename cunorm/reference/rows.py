@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The steps of the row norms: rounding, the residual stream, views as rows, sums."""
 
+from __future__ import annotations  # help() has the names of the aliases
+
 import math
 from typing import Any
 
