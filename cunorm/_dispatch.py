@@ -178,16 +178,20 @@ def _loaded(
     start = cuda.launcher(lowered.calls(), device)
     memory = bytes_spec(lowered.workspace, device) if lowered.workspace else None
 
-    def run(pointers: Pointers) -> None:
-        if cuda.current_device() != device.index:
-            with adapter.device_scope(device):
-                run(pointers)
-        elif memory is not None and not pointers[-1]:
+    def on_stream(pointers: Pointers) -> None:
+        if memory is not None and not pointers[-1]:
             # The allocator may give it away again at once: to what the same stream does later.
             workspace = adapter.allocate(memory)
             start([*pointers[:-1], workspace.pointer], adapter.stream(device))
         else:
             start(pointers, adapter.stream(device))
+
+    def run(pointers: Pointers) -> None:
+        if cuda.current_device() == device.index:
+            on_stream(pointers)
+        else:
+            with adapter.device_scope(device):
+                on_stream(pointers)
 
     return run
 

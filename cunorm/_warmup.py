@@ -21,7 +21,7 @@ from cunorm._core import validate
 from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype
 from cunorm._core.tensor import CPU, Device
-from cunorm._group_norm.builds import group_builds
+from cunorm._group_norm.builds import LAYOUTS, group_builds
 from cunorm._row_norm.builds import FUNCTION, Options, row_builds
 from cunorm._row_norm.spec import NEEDS
 
@@ -234,8 +234,10 @@ def _calls(ops: Any, dtypes: Any, options: Options) -> Iterator[tuple[str, Optio
     choices = {option: _several(option, value) for option, value in options.items()}
     taken = {name: _options_of(name) for name in names}
     for option, values in choices.items():
+        if any(option in of_name for of_name in taken.values()):
+            continue
         wrong = [value for value in values if not _is_default(option, value)]
-        if wrong and not any(option in of_name for of_name in taken.values()):
+        if wrong:
             who = f"{names[0]} does not take" if len(names) == 1 else f"none of {names} takes"
             raise ValueError(f"{FUNCTION}: {option} is {wrong[0]!r}, which {who}")
     for name in names:
@@ -304,6 +306,7 @@ def _parsed(name: str, x: DType, options: Options) -> Options:
         if name != "instance_norm":
             validate.integer(FUNCTION, "num_groups", options["num_groups"])
         parsed["positions"] = _positive("positions", options["positions"])
+        validate.choice(FUNCTION, "layout", options["layout"], LAYOUTS)
     return {**options, **parsed, "x": x}
 
 

@@ -143,6 +143,8 @@ def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
         check_operand(_FUNCTION, name, parameter, where)
     validate.same_device(_FUNCTION, x, named)
     wanted = [name for name, parameter in named if parameter and name in options["needs"]]
+    if not wanted:
+        return 0
     compute = FLOAT64 if FLOAT64 in (x.dtype, options["x_dtype"]) else FLOAT32
     return workspace_bound(compute, where, len(wanted), caps_for(None, x.device))
 
