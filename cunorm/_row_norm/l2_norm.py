@@ -100,8 +100,8 @@ def l2_norm_backward(
         dr = dy / sqrt(d)
         dx = rstd * (dr - r * mean(r * dr))
 
-    Source: `normalize_backward` with c = 1, with its errors and rounding. Of its results there is
-    dx, which is also dresidual.
+    Source: `normalize_backward` with c = 1; errors and rounding are the same. It returns dx, which
+    is also dresidual.
 
     Parameters
     ----------

@@ -146,9 +146,9 @@ def add_rms_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
-    As `cunorm.add_rms_norm`, but differentiable in y and in the new stream, which is saved for
-    gradients in place of x. The gradients of both are added up before they are rounded, to x's
-    dtype for x and to the stream's for residual.
+    As `cunorm.add_rms_norm`, but differentiable in y and in the new stream. It saves what
+    `rms_norm` saves, the new stream in place of x. The gradients of both are added up before they
+    are rounded, to x's dtype for x and to the stream's for residual.
 
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
@@ -181,7 +181,8 @@ def add_layer_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `layer_norm` to the new stream.
 
-    As `cunorm.add_layer_norm`, but differentiable, with what `add_rms_norm` says of the stream.
+    As `cunorm.add_layer_norm`, but differentiable as `add_rms_norm` is. It saves what `layer_norm`
+    saves, the new stream in place of x.
 
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax
@@ -216,7 +217,8 @@ def add_normalize(
 ) -> AddNorm:
     """Add x to the residual stream, and `normalize` the new stream.
 
-    As `cunorm.add_normalize`, but differentiable, with what `add_rms_norm` says of the stream.
+    As `cunorm.add_normalize`, but differentiable as `add_rms_norm` is. It saves what `normalize`
+    saves, the new stream in place of x.
 
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax

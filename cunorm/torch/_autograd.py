@@ -95,7 +95,7 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, pair: OpPair, spec: Any, *arrays: Any) -> tuple[Any, Any]:
         """Return y, and the new residual stream, None where there is none or it is x."""
         outputs = dispatch_spec(pair.forward, spec, (*arrays, *pair.no_outputs))
-        stream = outputs[1] if pair.has_stream else None
+        stream = outputs[1] if pair.is_rows else None
         if stream is arrays[0]:
             stream = outputs[1] = None
         elif stream is not None and not any(ctx.needs_input_grad[2:4]):

@@ -62,8 +62,8 @@ def add_rms_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `rms_norm` to the new stream.
 
-    As `cunorm.add_rms_norm`, but differentiable and without `out`. For the backward it keeps the
-    new stream in place of x; the gradient that reaches the stream is added in the same pass.
+    As `cunorm.add_rms_norm`, but differentiable and without `out`. It keeps what `rms_norm` keeps,
+    the new stream in place of x. The gradient that reaches the stream is added in the same pass.
 
     >>> import torch
     >>> import cunorm.torch
@@ -149,8 +149,8 @@ def add_layer_norm(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `layer_norm` to the new stream.
 
-    As `cunorm.add_layer_norm`, but differentiable and without `out`. For the backward it keeps the
-    new stream in place of x, as `add_rms_norm` does.
+    As `cunorm.add_layer_norm`, but differentiable and without `out`. It keeps what `layer_norm`
+    keeps, the new stream in place of x.
 
     >>> import torch
     >>> import cunorm.torch
@@ -222,8 +222,8 @@ def add_normalize(
 ) -> AddNorm:
     """Add x to the residual stream, and apply `normalize` to the new stream.
 
-    As `cunorm.add_normalize`, but differentiable and without `out`. For the backward it keeps the
-    new stream in place of x, as `add_rms_norm` does.
+    As `cunorm.add_normalize`, but differentiable and without `out`. It keeps what `normalize`
+    keeps, the new stream in place of x.
 
     >>> import torch
     >>> import cunorm.torch

@@ -130,7 +130,7 @@ def _fake_group_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
 def _fake_gradients(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
     named = dict(zip(pair.backward.inputs, arrays, strict=True))
     x = named["x"]
-    x_dtype = TORCH_DTYPES[spec.x_dtype] if pair.has_stream else x.dtype
+    x_dtype = TORCH_DTYPES[spec.x_dtype] if pair.is_rows else x.dtype
     named["residual"] = None if x.dtype == x_dtype else x  # dx stands for it
 
     def fake(name: str) -> Any:
@@ -150,20 +150,20 @@ def _fake_gradients(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
 def run_backward(pair: OpPair, operator: Function, spec: Any, arrays: Tensors) -> list[Any]:
     """Return the outputs of a backward, by its operator."""
     outputs = present(operator(*arrays, _to_text(spec)))
-    if pair.has_stream and outputs[-1] is None:
+    if pair.is_rows and outputs[-1] is None:
         outputs[-1] = outputs[0]  # dx is dresidual, too
     return outputs
 
 
 def _save(pair: OpPair, ctx: Any, inputs: Tensors, output: Tensors) -> None:
     *arrays, text = inputs
-    has_two = pair.has_stream and any(ctx.needs_input_grad[:2])
+    has_two = pair.is_rows and any(ctx.needs_input_grad[:2])
     ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
     pair.save(ctx, _from_text(pair.forward.spec_type, text), arrays, present(output))
 
 
 def _gradients(pair: OpPair, operator: Function, ctx: Any, dy: Any, *others: Any) -> Any:
-    wanted, d_residual = tuple(ctx.needs_input_grad[:-1]), others[0] if pair.has_stream else None
+    wanted, d_residual = tuple(ctx.needs_input_grad[:-1]), others[0] if pair.is_rows else None
     run = partial(run_backward, pair, operator)
     return (*pair.gradients(ctx, wanted, dy, d_residual, run), None)
 

@@ -117,8 +117,7 @@ class AddRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> AddNorm:
         """Return y and the new stream, which is x itself where residual is None."""
-        stream = getattr(residual, "dtype", self.residual_dtype)
-        return add_rms_norm(x, residual, self.weight, **_options(self, x, stream))
+        return add_rms_norm(x, residual, self.weight, **_options(self, x, residual))
 
 
 class GatedRMSNorm(RMSNorm):
@@ -215,7 +214,7 @@ class GroupNorm(torch.nn.GroupNorm):
 
         y = g((x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias)
 
-    x has shape (N, C, ...), for C of num_channels. y has its memory format, and neither is copied.
+    x has shape (N, num_channels, ...). y has its memory format, and neither is copied.
     Arguments, parameters and state_dict are PyTorch's, with further ``**options`` of the installed
     version, as ``bias=False``; only activation, one of those of `cunorm.normalize` or None, is not.
     ``torch.autocast`` acts as on `RMSNorm`.
@@ -289,14 +288,15 @@ def _changed(module: Any) -> str:
     return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))
 
 
-def _options(module: Any, x: Tensor, stream: Any = None) -> dict[str, Any]:
-    """Return the options of a module's call; `stream` is the dtype of the stream, if not x's."""
+def _options(module: Any, x: Tensor, residual: Any = None) -> dict[str, Any]:
+    """Return the options of a module's call; without eps, that of the dtype that is normalised."""
     options = {name: getattr(module, name) for name in module._cunorm_options}
     options |= {"eps": module.eps, "axis": _row_axis(module, x)}
     if module.eps is None:
-        dtype = x.dtype if stream is None else stream
-        if not isinstance(dtype, torch.dtype):
-            dtype = TORCH_DTYPES[parse_dtype("add_rms_norm", "residual_dtype", dtype)]
+        dtype = getattr(x if residual is None else residual, "dtype", None)
+        stream = options.get("residual_dtype")
+        if residual is None and stream is not None:
+            dtype = TORCH_DTYPES[parse_dtype("add_rms_norm", "residual_dtype", stream)]
         options["eps"] = _DEFAULT_EPS.get(dtype, 0.0)
     return options
 

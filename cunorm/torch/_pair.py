@@ -36,18 +36,18 @@ class OpPair:
     formula: Callable[..., Any]  # y by torch's operations, of a forward's spec, x's dtype, operands
 
     def __post_init__(self) -> None:
-        self.is_rows = self.has_stream = "residual" in self.forward.outputs
+        self.is_rows = "residual" in self.forward.outputs
         self.no_outputs = (None,) * (len(self.forward.outputs) + 1)
         self.operands = [name[1:] for name in self.backward.outputs]  # whose gradients those are
         self._saved = [name for name in self.backward.inputs if name not in _GRADIENTS]  # x first
         names = (*self.forward.inputs, *self.forward.outputs)
         self._pick_saved = itemgetter(*map(names.index, self._saved[1:]))
-        gradients = _GRADIENTS[: 1 + self.has_stream]
+        gradients = _GRADIENTS[: 1 + self.is_rows]
         self._gradients = [*map(self.backward.inputs.index, gradients)]
 
     def save(self, ctx: Any, spec: Any, arrays: Tensors, outputs: Tensors) -> None:
         """Keep what the backward needs, also what was normalised: the stream if there is one."""
-        x, stream = arrays[0], outputs[1] if self.has_stream else None
+        x, stream = arrays[0], outputs[1] if self.is_rows else None
         ctx.spec, ctx.x_dtype = spec, x.dtype
         ctx.set_materialize_grads(False)
         saved = self._pick_saved((*arrays, *outputs))

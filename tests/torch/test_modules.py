@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -181,6 +182,14 @@ def test_without_eps_a_stream_begins_with_that_of_its_own_dtype(residual_dtype):
     x = torch.full((1, 8), 2.0**-12)  # of squares below float32's epsilon
     norm = AddRMSNorm(8, residual_dtype=residual_dtype)
     assert torch.equal(norm(x).y, norm(x, torch.zeros(1, 8, dtype=F64)).y)
+
+
+@pytest.mark.parametrize("residual", [np.zeros((1, 8), np.int64), [0.0]])
+def test_without_eps_a_residual_that_is_no_tensor_is_named(residual):
+    with pytest.raises(
+        TypeError, match=r"^add_rms_norm: residual is a \w+, expected a torch.Tensor"
+    ):
+        AddRMSNorm(8)(torch.ones(1, 8), residual)
 
 
 @pytest.mark.parametrize("groups, position", [(1, "post"), (4, "pre"), (4, "post")])

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from cunorm.torch import replace_norms, restore_norms  # noqa: E402
 from cunorm.torch._replace import probe  # noqa: E402
 from tests.support.internals import _memo  # noqa: E402
-from tests.support.torch_norms import WIDTH, Formula, LlamaNorm, rms, x_of  # noqa: E402
+from tests.support.torch_norms import WIDTH, Formula, LlamaNorm, norm, rms, x_of  # noqa: E402
 
 
 def with_formula():
@@ -106,6 +106,22 @@ def test_a_class_with_another_forward_is_probed_again(monkeypatch):
     assert "weight_offset" not in replace_norms(kind()).replaced[0].runs
     monkeypatch.setattr(kind, "forward", lambda m, x: rms(x, m.eps) * (1.0 + m.weight))
     assert "weight_offset=1.0" in replace_norms(kind()).replaced[0].runs
+
+
+def test_modules_whose_attributes_have_the_same_text_are_probed_apart():
+    class Plain(tuple):
+        def __repr__(self):
+            return "plain"
+
+    def forward(self, x):
+        return rms(x, self.eps) * (self.weight + len(self.offsets))
+
+    kind, runs = norm(forward), []
+    for offsets in ((), (0,)):
+        module = kind()
+        module.offsets = Plain(offsets)
+        runs.append(replace_norms(module).replaced[0].runs)
+    assert ["weight_offset=1.0" in text for text in runs] == [False, True]
 
 
 def test_the_number_of_plans_is_bounded(monkeypatch):

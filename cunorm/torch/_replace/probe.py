@@ -132,7 +132,8 @@ def _key(module: Any, exact: bool) -> Any:
 
 
 def _is_simple(value: Any) -> bool:
-    return all(map(_is_simple, value)) if isinstance(value, tuple) else type(value) in _SIMPLE
+    is_tuple = type(value) in (tuple, torch.Size)  # another class may have a text of its own
+    return all(map(_is_simple, value)) if is_tuple else type(value) in _SIMPLE
 
 
 @torch.inference_mode(False)

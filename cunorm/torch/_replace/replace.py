@@ -92,8 +92,8 @@ def _merged(names: list[str]) -> Iterator[str]:
 def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     """Let cunorm run the norms of a model, in place, and report which.
 
-    The model is a module of any kind, on any device, or a norm itself; else it is a TypeError. Each
-    norm stays the same object; its class becomes a subclass whose forward calls cunorm. So its
+    The model is a module of any kind, on any device, or a norm itself; all else is a TypeError.
+    Each norm stays the same object; its class becomes a subclass whose forward calls cunorm. So its
     name, parameters, hooks and state, optimizers, tied weights, ``isinstance``, ``copy.deepcopy``,
     ``pickle`` and ``torch.compile`` work on. `restore_norms` undoes it.
 
@@ -146,10 +146,10 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
 def restore_norms(model: Any) -> int:
     """Give the norms that `replace_norms` replaced their classes back; return how many.
 
-    model is one that was given to `replace_norms`, or a part or a copy of it, else it is a
-    TypeError. Modules that were made as `cunorm.torch.RMSNorm` and the like stay what they are. It
-    is a ValueError, and nothing is restored, if a replaced module's class or forward has been
-    changed since, as by ``torch.nn.utils.parametrize`` and accelerate's hooks.
+    The model is one that was given to `replace_norms`, or a part or a copy of it; all else is a
+    TypeError. Modules that were made as `cunorm.torch.RMSNorm` and the like stay as they are. A
+    module whose class or forward was changed since, as by ``torch.nn.utils.parametrize`` and
+    accelerate's hooks, is a ValueError, and nothing is restored.
 
     >>> import torch
     >>> import cunorm.torch
