@@ -219,7 +219,7 @@ def test_numpy_allocates_what_is_left_out_and_nothing_else(name):
             assert max(peaks) >= 64 << 10, part
 
 
-def test_only_some_mib_of_what_was_lent_are_kept():
+def test_only_some_mib_of_scratch_memory_are_kept():
     """The scratch memory for the gradients of 400,000 weights is freed after the call."""
     x, weight = draw("x", (8, 400_000), "float32"), draw("weight", 400_000, "float32")
     out = cunorm.NormGrads(dweight=np.empty_like(weight))

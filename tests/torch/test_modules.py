@@ -179,7 +179,7 @@ def test_add_rms_norm_begins_a_stream():
 
 @pytest.mark.parametrize("residual_dtype", [F64, "float64"])
 def test_without_eps_a_stream_begins_with_that_of_its_own_dtype(residual_dtype):
-    x = torch.full((1, 8), 2.0**-12)  # of squares below float32's epsilon
+    x = torch.full((1, 8), 2.0**-12)  # its square is below float32's epsilon
     norm = AddRMSNorm(8, residual_dtype=residual_dtype)
     assert torch.equal(norm(x).y, norm(x, torch.zeros(1, 8, dtype=F64)).y)
 
