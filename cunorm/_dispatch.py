@@ -170,7 +170,10 @@ def launches_of(plan: Plan, device: Device) -> list[Launch]:
 def _loaded(
     op: OpDef, spec: Any, plan: Plan, caps: Caps, alignments: Alignments, x: ArrayView
 ) -> Run:
-    """Return a function that runs a plan's kernels, on a GPU on the stream that is current then."""
+    """Return a function that runs a plan's kernels, on a GPU on the stream that is current then.
+
+    It may be called with another device current: adapters allocate on a device, a launch is of one.
+    """
     device, adapter = x.spec.device, x.adapter
     if device.kind == "cpu":
         return cpu_run(op, spec, plan, caps)
@@ -178,20 +181,13 @@ def _loaded(
     start = cuda.launcher(lowered.calls(), device)
     memory = bytes_spec(lowered.workspace, device) if lowered.workspace else None
 
-    def on_stream(pointers: Pointers) -> None:
-        if memory is not None and not pointers[-1]:
+    def run(pointers: Pointers) -> None:
+        if memory is None or pointers[-1]:
+            start(pointers, adapter.stream(device))
+        else:
             # The allocator may give it away again at once: to what the same stream does later.
             workspace = adapter.allocate(memory)
             start([*pointers[:-1], workspace.pointer], adapter.stream(device))
-        else:
-            start(pointers, adapter.stream(device))
-
-    def run(pointers: Pointers) -> None:
-        if cuda.current_device() == device.index:
-            on_stream(pointers)
-        else:
-            with adapter.device_scope(device):
-                on_stream(pointers)
 
     return run
 

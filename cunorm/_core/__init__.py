@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Types, plans and errors; imports nothing of ours."""
+"""Types, plans and errors; imports nothing of ours outside it."""

@@ -2,8 +2,8 @@
 """The norms as functions of JAX: differentiable, under jit, vmap, scan, checkpoint and shard_map.
 
 They run the kernels of the plain functions through ``jax.ffi``: XLA allocates, and orders. Each
-does what the function of the same name in `cunorm` does, and rounds y at the same place. All have
-in common:
+does what the function of the same name in `cunorm` does, and rounds y where that does. All have in
+common:
 
 - Arguments are those of the plain function, but for `out` and `workspace`. Arrays are of JAX,
   traced or not, or of NumPy; all other arguments are static. Results are arrays of JAX.

@@ -214,9 +214,9 @@ class GroupNorm(torch.nn.GroupNorm):
 
         y = g((x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * weight + bias)
 
-    x has shape (N, num_channels, ...). y has its memory format, and neither is copied.
-    Arguments, parameters and state_dict are PyTorch's, with further ``**options`` of the installed
-    version, as ``bias=False``; only activation, one of those of `cunorm.normalize` or None, is not.
+    x has shape (N, num_channels, ...). y has its memory format, and neither is copied. activation
+    is one of those of `cunorm.normalize`, or None. All other arguments are PyTorch's, with further
+    ``**options`` of the installed version, as ``bias=False``; so are parameters and state_dict.
     ``torch.autocast`` acts as on `RMSNorm`.
 
     >>> import torch

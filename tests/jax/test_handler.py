@@ -135,8 +135,7 @@ def test_a_workspace_that_does_not_suffice_is_refused(monkeypatch):
 
     def plan(call):
         plan = plan_of(call)
-        lower = lambda *args: plan.lower(*args)._replace(workspace=1 << 32)  # noqa: E731
-        return replace(plan, lower=lower)
+        return replace(plan, lower=lambda *args: plan.lower(*args)._replace(workspace=1 << 32))
 
     _dispatch.cache_entry.cache_clear()
     monkeypatch.setattr(Call, "plan", property(plan))

@@ -28,7 +28,11 @@ from tests.support.jax_frames import _ffi, _handler  # noqa: E402
 def test_every_function_is_a_call_of_xlas_on_the_arrays_own_memory(name, kind, monkeypatch):
     kind, arrays, calls = kind(), call_of(name).arrays, []
     find = _handler._Executable.pointers
-    see = lambda *args: calls.append(find(*args)) or calls[-1]  # noqa: E731
+
+    def see(*args):
+        calls.append(find(*args))
+        return calls[-1]
+
     monkeypatch.setattr(_handler._Executable, "pointers", see)
     if name == "group_norm_backward":  # the other formulas hold for any statistics
         saved = reference.group_norm_forward(arrays["x"], arrays["num_groups"])

@@ -115,7 +115,9 @@ def test_scan_over_layers_with_checkpoint(kind):
         (x, stream), sums = jax.lax.scan(layer, (x, x), weights)
         return (x * stream).sum() + sums.sum()
 
-    derive = lambda add: jax.value_and_grad(partial(stack, add), (0, 1))  # noqa: E731
+    def derive(add):
+        return jax.value_and_grad(partial(stack, add), (0, 1))
+
     with jax.default_device(kind().device):
         compare(derive, "add_rms_norm", (x, weights))
 
@@ -184,7 +186,10 @@ def test_round_before_weight_rounds_as_the_published_models_do():
 @pytest.mark.parametrize("name", ["rms_norm", "instance_norm"])
 def test_no_second_nor_forward_mode_derivative_is_given(name):
     (x,) = drawn((2, 2, 8))
-    f = lambda x: (getattr(cunorm.jax, name)(x) ** 2).sum()  # noqa: E731
+
+    def f(x):
+        return (getattr(cunorm.jax, name)(x) ** 2).sum()
+
     for derive in (
         jax.grad(lambda x: jax.grad(f)(x).sum()),
         jax.hessian(f),

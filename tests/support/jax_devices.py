@@ -99,8 +99,7 @@ def check_an_executable_of_another_process(path):
 
 
 def slow(x):
-    again = lambda _, x: rms_norm(jnp.tanh(x @ x))  # noqa: E731
-    return jax.lax.fori_loop(0, 400, again, x)
+    return jax.lax.fori_loop(0, 400, lambda _, x: rms_norm(jnp.tanh(x @ x)), x)
 
 
 if __name__ == "__main__":
