@@ -139,6 +139,12 @@ inline Floats load<float>(const bf16* p) {
                                         6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
   const __m512i bits = _mm512_castsi256_si512(load_bits<__m256i>(p));
   return (Floats)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, from, bits);
+#elif defined(__AVX2__)
+  // One shuffle, within each half of a register.
+  const __m256i from = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1,
+                                        -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+  const __m256i bits = _mm256_broadcastsi128_si256(load_bits<__m128i>(p));
+  return (Floats)_mm256_shuffle_epi8(bits, from);
 #else
   return (Floats)(__builtin_convertvector(load_bits<HalfWords>(p), Words) << 16);
 #endif
@@ -168,39 +174,6 @@ inline HalfWords to_bf16(Floats v) {
 }
 inline void store(bf16* p, Floats v) { store_bits(p, to_bf16(v)); }
 
-// store() of one vector after the other.
-template <class T, class V, int count>
-inline void store_all(T* p, const V (&v)[count]) {
-#pragma GCC unroll 32
-  for (int i = 0; i < count; ++i) store(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
-}
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
-// Two of them at a time, and one look at all of them for subnormals.
-template <int pairs>
-inline void store_pairs(bf16* p, const Floats* v) {
-  constexpr int pair = 2 * lanes<float>;
-  const __m512i exponents = _mm512_set1_epi16(0x7f80);
-  __m512i rounded[pairs > 0 ? pairs : 1];
-  __mmask32 normal = ~0u;  // nor zero, so the instruction took nothing for it
-#pragma GCC unroll 32
-  for (int i = 0; i < pairs; ++i) {
-    rounded[i] = (__m512i)_mm512_cvtne2ps_pbh((__m512)v[2 * i + 1], (__m512)v[2 * i]);
-    normal = _mm512_mask_test_epi16_mask(normal, rounded[i], exponents);
-  }
-  if (__builtin_expect(normal == ~0u, 1)) {
-#pragma GCC unroll 32
-    for (int i = 0; i < pairs; ++i) store_bits(p + i * pair, rounded[i]);
-  } else {
-    for (int i = 0; i < 2 * pairs; ++i) store(p + i * lanes<float>, v[i]);
-  }
-}
-template <int count>
-inline void store_all(bf16* p, const Floats (&v)[count]) {
-  store_pairs<count / 2>(p, v);
-  if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<float>, v[count - 1]);
-}
-#endif
-
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 template <>
 inline Floats load<float>(const fp16* p) {
@@ -215,7 +188,7 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 inline Doubles fma(Doubles a, Doubles b, Doubles c) {
   return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 }
-#elif defined(__AVX__) && defined(__F16C__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
 template <>
 inline Floats load<float>(const fp16* p) {
   return (Floats)_mm256_cvtph_ps(load_bits<__m128i>(p));
@@ -236,6 +209,72 @@ inline V fma(V a, V b, V c) {
   return a;
 }
 #endif
+
+// store() of one vector after the other.
+template <class T, class V, int count>
+inline void store_all(T* p, const V (&v)[count]) {
+#pragma GCC unroll 32
+  for (int i = 0; i < count; ++i) store(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
+}
+// Not inlined where it is rare: what is stored need not lie in memory for it.
+__attribute__((noinline, cold)) inline void store_pair(bf16* p, Floats low, Floats high) {
+  store(p, low);
+  store(p + lanes<float>, high);
+}
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+// Two of them at a time, and one look at all of them for subnormals.
+template <int pairs>
+inline void store_pairs(bf16* p, const Floats* v) {
+  constexpr int pair = 2 * lanes<float>;
+  const __m512i exponents = _mm512_set1_epi16(0x7f80);
+  __m512i rounded[pairs > 0 ? pairs : 1];
+  __mmask32 normal = ~0u;  // nor zero, so the instruction took nothing for it
+#pragma GCC unroll 32
+  for (int i = 0; i < pairs; ++i) {
+    rounded[i] = (__m512i)_mm512_cvtne2ps_pbh((__m512)v[2 * i + 1], (__m512)v[2 * i]);
+    normal = _mm512_mask_test_epi16_mask(normal, rounded[i], exponents);
+  }
+  if (__builtin_expect(normal == ~0u, 1)) {
+#pragma GCC unroll 32
+    for (int i = 0; i < pairs; ++i) store_bits(p + i * pair, rounded[i]);
+  } else {
+#pragma GCC unroll 32
+    for (int i = 0; i < pairs; ++i) store_pair(p + i * pair, v[2 * i], v[2 * i + 1]);
+  }
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+// Two of them at a time, and one look at all of them for NaN.
+inline __m256i rounded_bits(Floats v) {
+  const Words bits = (Words)v;
+  return (__m256i)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+template <int pairs>
+inline void store_pairs(bf16* p, const Floats* v) {
+  constexpr int pair = 2 * lanes<float>, in_order = 0xd8;
+  __m256 has_nan = _mm256_setzero_ps();
+#pragma GCC unroll 32
+  for (int i = 0; i < pairs; ++i) {
+    const Floats low = v[2 * i], high = v[2 * i + 1];
+    const __m256i packed = _mm256_packus_epi32(rounded_bits(low), rounded_bits(high));
+    store_bits(p + i * pair, _mm256_permute4x64_epi64(packed, in_order));
+    has_nan = _mm256_or_ps(has_nan, _mm256_cmp_ps((__m256)low, (__m256)high, _CMP_UNORD_Q));
+  }
+  if (__builtin_expect(_mm256_movemask_ps(has_nan) == 0, 1)) return;
+#pragma GCC unroll 32
+  for (int i = 0; i < pairs; ++i) store_pair(p + i * pair, v[2 * i], v[2 * i + 1]);
+}
+#else
+template <int pairs>
+inline void store_pairs(bf16* p, const Floats* v) {
+#pragma GCC unroll 32
+  for (int i = 0; i < 2 * pairs; ++i) store(p + i * lanes<float>, v[i]);
+}
+#endif
+template <int count>
+inline void store_all(bf16* p, const Floats (&v)[count]) {
+  store_pairs<count / 2>(p, v);
+  if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<float>, v[count - 1]);
+}
 
 // The sum of the elements, the upper half added to the lower until one is left.
 template <class V>
