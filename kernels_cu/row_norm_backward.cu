@@ -209,7 +209,7 @@ __device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& tea
         const auto dy = row.dy[at];
         const auto x = row.x[at];
         const auto gate = row.gate[at];
-        GatePack<B> gates = {};
+        GatePack<B> gates;
         for_each_item<B>(at, [&](auto item) {
           gates.item[item.index] = gate_at<B>(gate, item);
           const GatedItem<B> gated(dy, x, gates.item[item.index], item);
@@ -254,7 +254,7 @@ __device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& tea
     const auto x = row.x.again(at);
     const auto gate = row.gate.again(at);
     const auto gates = row.gates.again(at, [&] {
-      GatePack<B> pack = {};
+      GatePack<B> pack;
       for_each_item<B>(at, [&](auto item) { pack.item[item.index] = gate_at<B>(gate, item); });
       return pack;
     });

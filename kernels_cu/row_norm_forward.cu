@@ -93,7 +93,7 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
     if constexpr (!B::pre_gate) {
       return s;
     } else {
-      Items<B> pack = {};
+      Items<B> pack;
       for_each_item<B>(at, [&](auto item) {
         pack.item[item.index] = read<B>(s, item) * B::activation::at(read<B>(gate[at], item)).value;
       });

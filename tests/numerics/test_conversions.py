@@ -50,7 +50,7 @@ template <class T, int count, class C>
 void store_all(T* out, const C* in) {
   simd::Vector<C> v[count];
   for (int i = 0; i < count; ++i) v[i] = simd::load<C>(in + i * simd::lanes<C>);
-  simd::store_all(out, v);
+  simd::store_all<count>(out, v);
 }
 #define LOOPS(C, T)                                                                       \\
   LOOP(store_all_##T##_##C, C, T, 64, constexpr int even = 64 / simd::lanes<C>;           \\

@@ -8,23 +8,23 @@ inline constexpr int cache_line = 64;
 // GCC takes what only prefetches for something without an effect, and drops calls that it does not
 // inline at once.
 template <class B, class T>
-__forceinline__ void prefetch_pack(const T* row, index_t column) {
+__forceinline__ void prefetch_part(const T* row, index_t column) {
   constexpr int to_read = 0, to_second_level = 2;
-  for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
+  for (int i = 0; i < part_elements<B>; i += cache_line / int(sizeof(T)))
     __builtin_prefetch(row + column + i, to_read, to_second_level);
 }
 template <class B>
-inline void prefetch_pack(const absent*, index_t) {}
+inline void prefetch_part(const absent*, index_t) {}
 
 template <class B, class T>
-__forceinline__ void prefetch_output(T* row, index_t column) {
+__forceinline__ void prefetch_output_part(T* row, index_t column) {
   constexpr int to_write = 1, to_first_level = 3;
   if constexpr (non_temporal && simd::can_stream<T, typename B::compute_t>) return;
-  for (int i = 0; i < B::pack; i += cache_line / int(sizeof(T)))
+  for (int i = 0; i < part_elements<B>; i += cache_line / int(sizeof(T)))
     __builtin_prefetch(row + column + i, to_write, to_first_level);
 }
 template <class B>
-inline void prefetch_output(absent*, index_t) {}
+inline void prefetch_output_part(absent*, index_t) {}
 
 // GCC must not know what the address is: it would ask for it anew in each step of a loop.
 template <class V, int packs>

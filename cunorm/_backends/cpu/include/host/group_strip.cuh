@@ -16,6 +16,11 @@ template <class B, class Column, bool writes, class F>
 inline void for_each_item(PackAt<Column, writes> at, const F& f) {
   for_each_item<B>(at.column, at.end, f);
 }
+// The column at which a part begins.
+template <class B, class Column, bool writes>
+inline index_t part_column(PackAt<Column, writes> at) {
+  return at.column + Column::part * part_elements<B>;
+}
 
 // One thread's sum over chunks of packs for each of a strip's channels, or for its channel.
 template <class B>
@@ -113,20 +118,30 @@ struct Strip {
     } else {
       const index_t whole = first + (end - first) / B::pack * B::pack;
       for (index_t column = first; column < whole; column += step)
-        f(WholeColumn{column}, std::min(column + step, whole));
-      if (whole < end) f(CutColumn{whole}, end);
+        f(WholeColumn<>{column}, std::min(column + step, whole));
+      if (whole < end) f(CutColumn<>{whole}, end);
     }
   }
+  // One part of all packs after the other, so that a loop has few sums.
   template <bool writes, class First, class F>
   void for_each_pack_of(First first, index_t end, const F& f) const {
-    const index_t of_all = sizes.first_sample + sample;
     if constexpr (B::channels_last)
-      for (index_t line = first; line < end; ++line)
-        f(PackAt<Channel, writes>{of_all, line, channel, sizes.channels});
-    else if constexpr (std::is_same_v<First, CutColumn>)
-      f(PackAt<CutColumn, writes>{of_all, channel, first, sizes.positions});
+      use_lines<writes>(channel, first, end, f);
     else
-      for (index_t column = first; column < end; column += B::pack)
-        f(PackAt<WholeColumn, writes>{of_all, channel, {column}, sizes.positions});
+      use_columns<writes>(first, First::is_whole ? end : first.column + 1, f);
+  }
+  template <bool writes, class Column, class F>
+  void use_lines(Column column, index_t first, index_t end, const F& f) const {
+    for (index_t line = first; line < end; ++line)
+      f(PackAt<Column, writes>{sizes.first_sample + sample, line, column, sizes.channels});
+    if constexpr (Column::part + 1 < parts_per_pack<B>)
+      use_lines<writes>(typename Column::Next{column.column}, first, end, f);
+  }
+  template <bool writes, class Column, class F>
+  void use_columns(Column first, index_t end, const F& f) const {
+    for (Column at = first; at.column < end; at.column += B::pack)
+      f(PackAt<Column, writes>{sizes.first_sample + sample, channel, at, sizes.positions});
+    if constexpr (Column::part + 1 < parts_per_pack<B>)
+      use_columns<writes>(typename Column::Next{first.column}, end, f);
   }
 };

@@ -49,9 +49,9 @@ struct Tile {
     if constexpr (!B::channels_last)
       use(Strip<B, index_t>{sizes, sample, part, channel});
     else if (channel + B::pack <= sizes.channels)
-      use(Strip<B, WholeColumn>{sizes, sample, part, {channel}});
+      use(Strip<B, WholeColumn<>>{sizes, sample, part, {channel}});
     else
-      use(Strip<B, CutColumn>{sizes, sample, part, {channel}});
+      use(Strip<B, CutColumn<>>{sizes, sample, part, {channel}});
   }
 };
 
@@ -70,7 +70,7 @@ struct TilePacks {
   LoadedPack<B, T> operator[](PackAt<Column, writes> at) const {
     const bool is_first_half = B::sums == 3 && 2 * at.column < at.end;
     if (B::channels_last || writes != is_first_half)
-      prefetch_pack<B>(lines.at(at.sample, later(at.line)), at.column);
+      prefetch_part<B>(lines.at(at.sample, later(at.line)), part_column<B>(at));
     return load_pack<B>(lines.at(at.sample, at.line), at.column, at.end);
   }
 
@@ -111,7 +111,8 @@ struct TileItems {
     if constexpr (KEPT_H > 0 && At::writes) return place(at)->item[item.index];
     const Item<B> v = f();
     if constexpr (KEPT_H > 0) {
-      if (item.index == 0) prefetch_output<B>(results.at(at.sample, at.line), at.column);
+      if (item.index % items_per_part<B> == 0)
+        prefetch_output_part<B>(results.at(at.sample, at.line), part_column<B>(at));
       place(at)->item[item.index] = v;
     }
     return v;

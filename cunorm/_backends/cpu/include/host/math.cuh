@@ -67,6 +67,13 @@ inline simd::Floats at_least(simd::Floats v, double bound) {
 inline simd::Floats at_most(simd::Floats v, double bound) {
   return (simd::Floats)_mm512_min_ps(_mm512_set1_ps(float(bound)), (__m512)v);
 }
+#elif defined(__AVX__)
+inline simd::Floats at_least(simd::Floats v, double bound) {
+  return (simd::Floats)_mm256_max_ps(_mm256_set1_ps(float(bound)), (__m256)v);
+}
+inline simd::Floats at_most(simd::Floats v, double bound) {
+  return (simd::Floats)_mm256_min_ps(_mm256_set1_ps(float(bound)), (__m256)v);
+}
 #endif
 
 // e * s, where s = 1 / (1 + e): 0 if e is infinite.
@@ -155,11 +162,11 @@ inline Reduced<V> reduced_minus(V v) {
 template <class V>
 inline V scaled(V v, V n) {
   using K = ExpConstants<typename Element<V>::type>;
-  const V to_integer = constant<V>(K::to_integer);
-  const Integers<V> whole = (Integers<V>)(n + to_integer) - (Integers<V>)to_integer;
-  const Integers<V> half = whole >> 1, rest = whole - half;
-  v *= (V)((half + K::exponent_bias) << K::mantissa_bits);
-  return v * (V)((rest + K::exponent_bias) << K::mantissa_bits);
+  // What to_integer adds to the bits is shifted out of them.
+  const Integers<V> whole = (Integers<V>)(n + constant<V>(K::to_integer));
+  const Integers<V> half = whole >> 1, rest = whole - half, one = (Integers<V>)constant<V>(1);
+  v *= (V)((half << K::mantissa_bits) + one);
+  return v * (V)((rest << K::mantissa_bits) + one);
 }
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 inline simd::Floats scaled(simd::Floats v, simd::Floats n) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The CPU's memory.cuh: a pack is 16 to 128 elements of memory, used in place, and an item a SIMD
-// vector of them.
+// vector of them. Packs are used in parts, whose sums fit the registers.
 //
 // The last pack of a row is cut by the row's end, and with it one item.
 #pragma once
@@ -30,6 +30,13 @@ template <class B>
 using Items = Pack<Item<B>, items_per_pack<B>>;
 
 template <class B>
+inline constexpr int items_per_part = std::min(items_per_pack<B>, simd::registers / 4);
+template <class B>
+inline constexpr int parts_per_pack = items_per_pack<B> / items_per_part<B>;
+template <class B>
+inline constexpr int part_elements = B::pack / parts_per_pack<B>;
+
+template <class B>
 inline Item<B> spread(typename B::compute_t v) {
   return v - Item<B>{};
 }
@@ -49,12 +56,22 @@ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
   return {};
 }
 
-// Where a pack begins, with what is known of it: that it is whole, or that the row's end cuts it.
+// Where a pack begins, with what is known of it: that it is whole, or that the row's end cuts it;
+// and which part of it is meant. Each part has a type, as GCC inlines what is called once, and what
+// goes over parts no closure: GCC would not see through one more that sums are in registers.
+template <int part_ = 0>
 struct WholeColumn {
+  static constexpr int part = part_;
+  static constexpr bool is_whole = true;
+  using Next = WholeColumn<part + 1>;
   index_t column;
   operator index_t() const { return column; }
 };
+template <int part_ = 0>
 struct CutColumn {
+  static constexpr int part = part_;
+  static constexpr bool is_whole = false;
+  using Next = CutColumn<part + 1>;
   index_t column;
   operator index_t() const { return column; }
 };
@@ -67,28 +84,36 @@ struct CutItem {
   int count;  // elements inside the row
 };
 
-template <class B, class F>
-inline void for_each_item(WholeColumn, index_t, const F& f) {
+template <class B, int part, class F>
+inline void for_each_item(WholeColumn<part>, index_t, const F& f) {
 #pragma GCC unroll 32
-  for (int i = 0; i < items_per_pack<B>; ++i) f(WholeItem{i});
+  for (int i = 0; i < items_per_part<B>; ++i) f(WholeItem{part * items_per_part<B> + i});
 }
 // Those that are whole are taken as cut ones too: it is half the code, and half the time to compile
 // it.
-template <class B, class F>
-inline void for_each_item(CutColumn column, index_t end, const F& f) {
+template <class B, int part, class F>
+inline void for_each_item(CutColumn<part> at, index_t end, const F& f) {
   constexpr int lanes = simd::lanes<typename B::compute_t>;
-  const int count = static_cast<int>(end - column);
+  const int count = static_cast<int>(end - at.column);
 #pragma GCC unroll 32
-  for (int i = 0; i < items_per_pack<B>; ++i)
-    if (i * lanes < count) f(CutItem{i, std::min(lanes, count - i * lanes)});
+  for (int i = 0; i < items_per_part<B>; ++i) {
+    const int index = part * items_per_part<B> + i;
+    if (index * lanes < count) f(CutItem{index, std::min(lanes, count - index * lanes)});
+  }
 }
 
+template <class B, class Column, class F>
+inline void for_each_item_of_parts(Column at, index_t end, const F& f) {
+  for_each_item<B>(at, end, f);
+  if constexpr (Column::part + 1 < parts_per_pack<B>)
+    for_each_item_of_parts<B>(typename Column::Next{at.column}, end, f);
+}
 template <class B, class F>
 inline void for_each_item(index_t column, index_t end, const F& f) {
   if (column + B::pack <= end)
-    for_each_item<B>(WholeColumn{column}, end, f);
+    for_each_item_of_parts<B>(WholeColumn<>{column}, end, f);
   else
-    for_each_item<B>(CutColumn{column}, end, f);
+    for_each_item_of_parts<B>(CutColumn<>{column}, end, f);
 }
 
 // A cut item is converted as a whole one is, by way of an array of them as they are stored.
@@ -129,12 +154,17 @@ struct OutputPack {
   OutputPack(T* row, index_t end) : row(row), end(end) {}
 
   LoadedPack<B, T> store(index_t column) const {
-    return column + B::pack <= end ? store(WholeColumn{column}) : store(CutColumn{column});
+    if (column + B::pack <= end)
+      store_parts(WholeColumn<>{column});
+    else
+      store_parts(CutColumn<>{column});
+    return {row + column};
   }
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
-    if constexpr (std::is_same_v<Column, WholeColumn> && !streams)
-      simd::store_all(row + column, value.item);
+    if constexpr (Column::is_whole && !streams)
+      simd::store_all<items_per_part<B>>(row + column + Column::part * part_elements<B>,
+                                         value.item + Column::part * items_per_part<B>);
     else
       for_each_item<B>(column, end, [&](auto at) {
         store_item(row + column + at.index * simd::lanes<typename B::compute_t>, at);
@@ -144,6 +174,13 @@ struct OutputPack {
 
  private:
   static constexpr bool streams = non_temporal && !read_again;
+
+  template <class Column>
+  void store_parts(Column column) const {
+    store(column);
+    if constexpr (Column::part + 1 < parts_per_pack<B>)
+      store_parts(typename Column::Next{column.column});
+  }
 
   void store_item(T* place, WholeItem at) const {
     if constexpr (streams)

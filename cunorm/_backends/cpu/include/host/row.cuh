@@ -43,7 +43,7 @@ inline index_t rows_ahead(index_t row_bytes) {
   return std::max<index_t>(rows_at_once(row_bytes), (1 << 16) / row_bytes);
 }
 
-// One pack: whole, or cut by the row's end. In the second pass it is there `again`.
+// A part of a pack: whole, or cut by the row's end. In the second pass it is there `again`.
 template <class Place, bool again_>
 struct PackAt {
   static constexpr bool again = again_;
@@ -54,6 +54,11 @@ struct PackAt {
 template <class B, class Place, bool again, class F>
 inline void for_each_item(PackAt<Place, again> at, const F& f) {
   for_each_item<B>(at.place, at.end, f);
+}
+// The column at which a part begins.
+template <class B, class Place, bool again>
+inline index_t part_column(PackAt<Place, again> at) {
+  return at.column + Place::part * part_elements<B>;
 }
 
 // Where a row's results are, so that the first pass prefetches them.
@@ -74,7 +79,7 @@ struct Results {
   __forceinline__ void prefetch(index_t column) const {
     constexpr int to_write = 1, to_first_level = 3;
     for (int i = 0; i < count; ++i)
-      for (index_t byte = 0; byte < B::pack * itemsize[i]; byte += cache_line)
+      for (index_t byte = 0; byte < part_elements<B> * itemsize[i]; byte += cache_line)
         __builtin_prefetch(row[i] + column * itemsize[i] + byte, to_write, to_first_level);
   }
 };
@@ -85,15 +90,33 @@ struct Chunk {
   bool is_cut;
   const Results<B>& results;
 
+  // One part of all packs after the other, so that a loop has few sums; in the second pass, which
+  // has none, pack by pack.
   template <class F>
   void for_each_pack(const F& f) const {
     if (is_cut)
-      f(PackAt<CutColumn, again>{{first}, first, end});
+      use_parts(CutColumn<>{first}, f);
+    else if constexpr (again)
+      for (index_t column = first; column < end; column += B::pack)
+        use_parts(WholeColumn<>{column}, f);
     else
-      for (index_t column = first; column < end; column += B::pack) {
-        if constexpr (!again) results.prefetch(column);
-        f(PackAt<WholeColumn, again>{{column}, column, end});
-      }
+      use_packs(WholeColumn<>{first}, f);
+  }
+
+ private:
+  template <class Place, class F>
+  void use_parts(Place place, const F& f) const {
+    f(PackAt<Place, again>{place, place.column, end});
+    if constexpr (Place::part + 1 < parts_per_pack<B>)
+      use_parts(typename Place::Next{place.column}, f);
+  }
+  template <class Place, class F>
+  void use_packs(Place place, const F& f) const {
+    for (; place.column < end; place.column += B::pack) {
+      results.prefetch(place.column + Place::part * part_elements<B>);
+      f(PackAt<Place, again>{place, place.column, end});
+    }
+    if constexpr (Place::part + 1 < parts_per_pack<B>) use_packs(typename Place::Next{first}, f);
   }
 };
 
@@ -234,7 +257,7 @@ struct RowPacks {
     constexpr bool split = long_passes && !once;
     if constexpr (!wide_rows && (once || split || At::again))
       if (!split || (at.column / B::pack % 2 == 0) == At::again)
-        prefetch_pack<B>(row.later, at.column);
+        prefetch_part<B>(row.later, part_column<B>(at));
     return {row.data + at.column};
   }
   template <class At>
@@ -289,7 +312,10 @@ struct HeldPacks {
   template <class At>
   void put(At at, const V& pack) {
     if constexpr (hold) last = pack;
-    if constexpr (HELD_PACKS > 0) packs[at.column / B::pack] = pack;
+    if constexpr (HELD_PACKS > 0)
+      for_each_item<B>(at, [&](auto item) {
+        packs[at.column / B::pack].item[item.index] = pack.item[item.index];
+      });
   }
   template <class At>
   const V& operator[](At) const {

@@ -24,6 +24,12 @@ inline constexpr int bytes = 32;
 inline constexpr int bytes = 16;
 #endif
 
+#if defined(__AVX512F__) || defined(__aarch64__)
+inline constexpr int registers = 32;
+#else
+inline constexpr int registers = 16;
+#endif
+
 template <class C>
 inline constexpr int lanes = bytes / int(sizeof(C));
 
@@ -211,8 +217,8 @@ inline V fma(V a, V b, V c) {
 #endif
 
 // store() of one vector after the other.
-template <class T, class V, int count>
-inline void store_all(T* p, const V (&v)[count]) {
+template <int count, class T, class V>
+inline void store_all(T* p, const V* v) {
 #pragma GCC unroll 32
   for (int i = 0; i < count; ++i) store(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
 }
@@ -271,7 +277,7 @@ inline void store_pairs(bf16* p, const Floats* v) {
 }
 #endif
 template <int count>
-inline void store_all(bf16* p, const Floats (&v)[count]) {
+inline void store_all(bf16* p, const Floats* v) {
   store_pairs<count / 2>(p, v);
   if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<float>, v[count - 1]);
 }

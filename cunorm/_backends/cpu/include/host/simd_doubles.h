@@ -31,18 +31,18 @@ inline void store_half(Half* p, Doubles v) {
 __attribute__((noinline)) inline void store(fp16* p, Doubles v) { store_half(p, v); }
 __attribute__((noinline)) inline void store(bf16* p, Doubles v) { store_half(p, v); }
 
-template <class Half, int count>
-inline void store_all_halves(Half* p, const Doubles (&v)[count]) {
+template <int count, class Half>
+inline void store_all_halves(Half* p, const Doubles* v) {
   for (int i = 0; i + 1 < count; i += 2) store(p + i * lanes<double>, round_to_odd(v[i], v[i + 1]));
   if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<double>, v[count - 1]);
 }
 template <int count>
-__attribute__((noinline)) void store_all(fp16* p, const Doubles (&v)[count]) {
-  store_all_halves(p, v);
+__attribute__((noinline)) void store_all(fp16* p, const Doubles* v) {
+  store_all_halves<count>(p, v);
 }
 template <int count>
-__attribute__((noinline)) void store_all(bf16* p, const Doubles (&v)[count]) {
-  store_all_halves(p, v);
+__attribute__((noinline)) void store_all(bf16* p, const Doubles* v) {
+  store_all_halves<count>(p, v);
 }
 
 }  // namespace simd
