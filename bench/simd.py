@@ -15,6 +15,7 @@ import torch
 
 import cunorm
 from bench import copies
+from cunorm._backends.cpu.compiler import cpu_identity
 
 
 def limit(march: str) -> None:
@@ -56,9 +57,10 @@ def _inductor() -> str:
 
 
 def _xla() -> str:
-    """Return the limit that XLA has; it does not say what it uses."""
+    """Return what XLA may use, as it does not say what it uses: its limit, or what the CPU has."""
     given = re.findall(r"--xla_cpu_max_isa=(\S+)", os.environ.get("XLA_FLAGS", ""))
-    return _spelled(given[-1]) if given else _torch()
+    has = (name for name in ("avx512f", "avx2") if name in cpu_identity())
+    return _spelled(given[-1] if given else next(has, "unknown").removesuffix("f"))
 
 
 def _spelled(name: str) -> str:

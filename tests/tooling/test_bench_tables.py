@@ -215,7 +215,8 @@ def test_timings_of_avx2_have_goals_of_their_own_with_those_of_float16():
     untimed |= {"points of the default grid that were not timed"}
     assert unmet(of_avx2(GOOD)) == untimed
     every = rows_of_the_grid(1000, 10, 10, (*grid.DEFAULT_DTYPES, "float16"))
-    assert unmet(of_avx2(every)) == set()
+    correct = [r for r in every if (r.provider, r.dtype) != ("torch", "float16")]
+    assert unmet(of_avx2(every)) == unmet(of_avx2(correct)) == set()
     slower = [
         replace(r, p50_us=131) if (r.provider, r.dtype) == ("cunorm", "float16") else r
         for r in every
