@@ -10,6 +10,7 @@ from importlib import import_module
 COMMANDS = {  # each is imported when it runs, as their dependencies differ
     "time": "bench.timing",
     "against": "bench.against",
+    "busy": "bench.busy",
     "static": "bench.static",
     "bytes": "bench.traffic",
     "plot": "bench.plot",

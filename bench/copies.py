@@ -100,6 +100,11 @@ def _compiler_module(copy: ModuleType) -> Any:
 
 def has_avx512() -> bool:
     """Whether compiled code uses AVX-512; ValueError if the compiler fails."""
+    return "__AVX512F__" in macros()
+
+
+def macros() -> str:
+    """Return the macros that the compiler defines; ValueError if it fails."""
     found = compiler()
     if found is None:
         raise ValueError("there is no C++ compiler")
@@ -107,4 +112,4 @@ def has_avx512() -> bool:
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise ValueError(answer.stderr.strip().partition("\n")[0])
-    return "__AVX512F__" in answer.stdout
+    return answer.stdout

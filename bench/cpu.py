@@ -109,12 +109,16 @@ class Cpu:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep and reuse freed memory: no mmap, no trimming of the heap."""
+    """Make glibc keep and reuse freed memory: no mmap, no trimming of the heap.
+
+    It has one arena for all threads, as others are unmapped; JAX's threads would have their own.
+    """
     if platform.system() == "Linux":
-        trim_threshold, mmap_max = -1, -4
+        trim_threshold, mmap_max, arena_max = -1, -4, -8
         libc = ctypes.CDLL(None)
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(mmap_max, 0)
+        libc.mallopt(arena_max, 1)
 
 
 def make_copy(moved: int, itemsize: int) -> Call:

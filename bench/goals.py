@@ -2,7 +2,8 @@
 """The goals for the speed on a CPU, and whether the rows of a CSV meet them.
 
 All goals are for points whose x has 1 MiB or more. A goal without points is not met, and a CSV must
-have every point of the default grid.
+have every point of the default grid. One of AVX2, as its SIMD says, has goals of its own, and also
+needs the points of float16.
 
 The project's other goals are not checked here: the host cost of small calls
 (`python -m bench --host`), the speed against JAX on a CPU (`python -m bench table --peer jax`), the
@@ -12,14 +13,15 @@ time to compile and to import, and all measurements on a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench import grid
 from bench.ratios import Ratio, geometric_mean, points_without, ratios
 from bench.rows import Row
 
 SMALLEST = 2**20  # bytes of x; smaller calls mostly take the host's time
-SLOWEST_POINT = 0.97  # × torch
+SLOWEST_POINT, SLOWEST_POINT_AVX2 = 0.97, 1.0  # × torch
+HALF = 1.3  # the largest time of float16 over bfloat16's
 DTYPES = ("float32", "bfloat16")
 BOTH = ("forward", "backward")
 NAMED = 10  # missing points that are named; the others are counted
@@ -32,7 +34,16 @@ SPEED = (
     ("rms_norm", ("forward",), (3.0, 6.0)),
     ("rms_norm", ("backward",), (6.0, 12.0)),
     ("gated norms", BOTH, (4.0, 4.0)),
-    ("group_norm+silu", BOTH, (2.5, 2.5)),
+    ("group_norm+silu", BOTH, (2.0, 2.5)),
+)
+SPEED_AVX2 = (
+    ("layer_norm", ("forward",), (1.05, 1.3)),
+    ("layer_norm", ("backward",), (1.3, 1.8)),
+    ("rms_norm", ("forward",), (2.8, 6.0)),
+    ("rms_norm", ("backward",), (6.0, 10.0)),
+    ("gated norms", BOTH, (3.5, 3.5)),
+    ("group_norm+silu", ("forward",), (1.5, 1.5)),
+    ("group_norm+silu", ("backward",), (1.6, 2.2)),
 )
 # The largest means of cunorm's time over a copy's, and over the time without the gate.
 OVER_COPY = tuple(("ungated norms", (direction,), (1.25, 2.0)) for direction in BOTH)
@@ -61,17 +72,32 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     """Return every goal with its figure; ValueError for timings of a GPU."""
     if rows[0].driver:
         raise ValueError(f"the goals are for a CPU, and these timings of {rows[0].device}")
-    speeds = _large(ratios(rows, "torch", "cunorm"))
-    over_copy = _large(ratios(rows, "cunorm", "copy"))
-    over_ungated = _large(ratios(rows, "cunorm", "cunorm-ungated"))
+    speeds = large(ratios(rows, "torch", "cunorm"))
+    if "SIMD cunorm AVX2" in rows[0].versions:
+        return [
+            *_means(speeds, SPEED_AVX2, "× torch", at_least=True),
+            _worst("every point: × torch", SLOWEST_POINT_AVX2, speeds, at_least=True),
+            _worst("every point: float16's time / bfloat16's", HALF, halves(rows), at_least=False),
+            _left_out(rows),
+            _missing(rows, (*DTYPES, "float16")),
+        ]
+    over_copy = large(ratios(rows, "cunorm", "copy"))
+    over_ungated = large(ratios(rows, "cunorm", "cunorm-ungated"))
     return [
         *_means(speeds, SPEED, "× torch", at_least=True),
-        _slowest(speeds),
+        _worst("every point: × torch", SLOWEST_POINT, speeds, at_least=True),
         *_means(over_copy, OVER_COPY, "time / copy", at_least=False),
         *_means(over_ungated, OVER_UNGATED, "time / ungated", at_least=False),
         _left_out(rows),
-        _missing(rows),
+        _missing(rows, DTYPES),
     ]
+
+
+def halves(rows: Iterable[Row]) -> list[Ratio]:
+    """Return cunorm's time on float16 over that on bfloat16, at the points of 1 MiB and more."""
+    ours = [row for row in rows if row.provider == "cunorm"]
+    by_dtype = [replace(row, provider=row.dtype, dtype="float16") for row in ours]
+    return large(ratios(by_dtype, "float16", "bfloat16"))
 
 
 def table(checked: Iterable[Goal]) -> str:
@@ -86,7 +112,8 @@ def table(checked: Iterable[Goal]) -> str:
     return "\n".join(lines)
 
 
-def _large(found: Iterable[Ratio]) -> list[Ratio]:
+def large(found: Iterable[Ratio]) -> list[Ratio]:
+    """Return the ratios of points whose x has 1 MiB or more."""
     return [ratio for ratio in found if ratio.x_bytes >= SMALLEST]
 
 
@@ -111,12 +138,11 @@ def _means(
             yield Goal(text, bound, figure, at_least)
 
 
-def _slowest(speeds: Sequence[Ratio]) -> Goal:
-    text = "every point: × torch"
-    if not speeds:
-        return Goal(text, SLOWEST_POINT, None, at_least=True)
-    worst = min(speeds, key=lambda ratio: ratio.value)
-    return Goal(text, SLOWEST_POINT, worst.value, at_least=True, point=worst.point)
+def _worst(text: str, wanted: float, found: Sequence[Ratio], *, at_least: bool) -> Goal:
+    if not found:
+        return Goal(text, wanted, None, at_least)
+    worst = (min if at_least else max)(found, key=lambda ratio: ratio.value)
+    return Goal(text, wanted, worst.value, at_least, point=worst.point)
 
 
 def _left_out(rows: Sequence[Row]) -> Goal:
@@ -126,15 +152,18 @@ def _left_out(rows: Sequence[Row]) -> Goal:
     return Goal(text, 0, len(points), at_least=False, point=", ".join(points))
 
 
-def _missing(rows: Sequence[Row]) -> Goal:
+def _missing(rows: Sequence[Row], dtypes: Sequence[str]) -> Goal:
     """Return the goal that the default grid was timed, with all providers that goals compare."""
     has: dict[str, set[str]] = {}
     for row in rows:
         has.setdefault(" ".join(filter(None, row.point)), set()).add(row.provider)
     points = []
-    for point in grid.default_points("cpu", grid.DEFAULT_OPERATORS):
-        gated = {"cunorm-ungated"} if point.operator.gate_position else set()
-        if not {"cunorm", "torch", "copy"} | gated <= has.get(str(point), set()):
+    for point in grid.default_points("cpu", grid.DEFAULT_OPERATORS, dtypes=dtypes):
+        needed = {"cunorm"}
+        if point.dtype in DTYPES:  # torch is wrong on some points of float16
+            needed |= {"torch", "copy"}
+            needed |= {"cunorm-ungated"} if point.operator.gate_position else set()
+        if not needed <= has.get(str(point), set()):
             points.append(str(point))
     named = points[:NAMED]
     if more := len(points) - len(named):

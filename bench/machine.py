@@ -7,7 +7,7 @@ import datetime
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,18 +35,22 @@ class Facts:
         return f"{self.device}{driver}\n{self.versions}\n{self.date}, commit {self.commit}"
 
 
-def facts(device: Any, providers: Iterable[Provider] = ()) -> Facts:
+def facts(device: Any, providers: Sequence[Provider] = ()) -> Facts:
     """Return the facts of a device and of the software."""
     versions = {"cunorm": cunorm.__version__, "numpy": np.__version__} | device.versions
     for provider in providers:
         if provider.distribution:
             versions[provider.distribution] = _version(provider.distribution)
+    if device.kind == "cpu":
+        from bench import simd  # it imports torch
+
+        versions["SIMD"] = simd.used(provider.name for provider in providers)
     return Facts(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         commit=commit(),
         device=device.name,
         driver=device.driver,
-        versions="; ".join(f"{name} {version}" for name, version in versions.items()),
+        versions="; ".join(f"{name} {version}" for name, version in versions.items() if version),
         threads=device.threads,
     )
 

@@ -17,6 +17,7 @@ from bench.rows import Row
 
 _BLOCK = re.compile(r"(<!-- cpu-table: (\S+) -->\n).*?(<!-- end -->)", re.S)
 _START = "<!-- cpu-table:"
+_PEERS = ("torch", "torch.compile", "jax")  # of the table of peers
 _UNDER_AUTOGRAD = ("torch", "torch.compile", "liger", "fla", "quack")
 
 
@@ -95,7 +96,7 @@ def markdown(rows: Sequence[Row], peer: str = "torch") -> str:
         raise ValueError(f"no point has both cunorm and {peer}; there are {', '.join(providers)}")
     over_copy = ratios(rows, "cunorm", "copy")
     over_ungated = ratios(rows, "cunorm", "cunorm-ungated")
-    dtypes = list(dict.fromkeys(row.dtype for row in rows))
+    dtypes = _dtypes(rows)
     columns = [(f"× {peer}", speeds, _speed_cell), ("/ copy", over_copy, _time_cell)]
     if over_ungated:
         columns.append(("/ ungated", over_ungated, _time_cell))
@@ -111,10 +112,41 @@ def markdown(rows: Sequence[Row], peer: str = "torch") -> str:
     notes = [_legend(peer, with_gates=bool(over_ungated))]
     if any(row.provider == peer and row.by_host_clock for row in rows):
         notes.append(f"The times of {peer} have the host's in them, cunorm's have not.")
+    if over := goals.halves(rows):
+        notes.append(f"The time on float16 is {_time_cell(over)} of that on bfloat16.")
     notes.append(measured(rows))
     if left_out := points_without(rows, "cunorm"):
         notes.append(f"Without cunorm: {', '.join(left_out)}.")
-    return "\n".join([*lines, "", *textwrap.wrap(" ".join(notes), width=120)])
+    return "\n".join([*lines, "", *textwrap.wrap(" ".join(notes), width=120), *_peers(rows)])
+
+
+def _peers(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table of peers; none if torch is the only one."""
+    peers = [name for name in _PEERS if any(row.provider == name for row in rows)]
+    if len(peers) < 2:
+        return []
+    columns = [
+        (f"× {peer}, {dtype}", goals.large(ratios(rows, peer, "cunorm")), dtype)
+        for dtype in _dtypes(rows)
+        for peer in peers
+    ]
+    lines = [f"| | {' | '.join(head for head, *_ in columns)} |", f"|---|{'---|' * len(columns)}"]
+    for name, direction in _norms(rows):
+        chosen = (_chosen(found, name, direction, dtype) for _, found, dtype in columns)
+        lines.append(f"| {name} {direction} | {' | '.join(map(_least_cell, chosen))} |")
+    note = (
+        "The same over the points whose x has 1 MiB or more, with the least in brackets, and also "
+        "over what compilers make of these formulas: torch.compile (fullgraph, for each shape "
+        "alone, its backward through autograd) and XLA (jax.numpy under jit, its backward the "
+        "pullback under jit)."
+    )
+    return ["", *textwrap.wrap(note, width=120), "", *lines]
+
+
+def _dtypes(rows: Iterable[Row]) -> list[str]:
+    """Return the dtypes with columns: float16 has none beside bfloat16."""
+    there = list(dict.fromkeys(row.dtype for row in rows))
+    return [name for name in there if name != "float16" or "bfloat16" not in there]
 
 
 def _norms(rows: Iterable[Row]) -> list[tuple[str, str]]:
@@ -135,6 +167,12 @@ def _speed_cell(chosen: Sequence[Ratio]) -> str:
         return "–"
     worst = min(chosen, key=lambda ratio: ratio.value)
     return f"{geometric_mean(chosen):.2f} ({worst.value:.2f} at {worst.shape})"
+
+
+def _least_cell(chosen: Sequence[Ratio]) -> str:
+    if not chosen:
+        return "–"
+    return f"{geometric_mean(chosen):.2f} ({min(ratio.value for ratio in chosen):.2f})"
 
 
 def _time_cell(chosen: Sequence[Ratio]) -> str:

@@ -29,11 +29,12 @@ _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
 _AXES = {operator.name: operator.axes for operator in OPERATORS}
 _COMMANDS = (
     "other commands, each with its own --help: against times another checkout beside this one, "
+    "busy times calls on a busy machine, "
     "static and bytes judge the GPU plans without a GPU, table and plot draw from the CSV"
 )
 _NOT_OF_HOST = (
     *("device", "dtype", "direction", "shapes", "providers"),
-    *("quick", "seconds", "seconds_total", "calls"),
+    *("quick", "seconds", "seconds_total", "calls", "march"),
 )
 
 
@@ -143,11 +144,14 @@ def _device(options: argparse.Namespace) -> Device:
             from bench import gpu_timer
 
             return gpu_timer.find()
-        from bench import cpu
+        from bench import cpu, simd
+
+        if options.march:
+            simd.limit(options.march)
     except ImportError as error:
         needed = "cunorm's extra " + _EXTRAS[options.device]
         raise SystemExit(f"{error}: timings need {needed}") from error
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise SystemExit(str(error)) from error
     return cpu.Cpu(options.threads, options.calls)
 
@@ -196,6 +200,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         type=arguments.count,
         help="in each turn on a CPU; default: as many as take 1 ms, up to 10",
     )
+    march_help = "compile cunorm for this -march, and let others use no AVX-512 if it has none"
+    add("--march", help=f"{march_help}; default: native")
     add("--threads", type=arguments.count, default=thread_count(), help="of a CPU")
     add("--out", type=Path, metavar="FILE.csv", help="write the rows here")
     add("--host", action="store_true", help="instead, what small calls cost the host on a CPU")
@@ -219,6 +225,8 @@ def _fault(options: argparse.Namespace) -> str | None:
     for name in options.providers:
         if name not in providers.LOADERS[options.device]:
             return f"--providers: {name} is not for --device {options.device}"
+    if options.march and options.device != "cpu":
+        return "--march is for a CPU"
     if options.against and not options.host:
         return "--against needs --host; python -m bench against times calls of any size"
     if options.against and not (options.against / "cunorm" / "__init__.py").is_file():

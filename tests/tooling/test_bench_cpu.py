@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`python -m bench` runs, checks before it times, and names wrong options."""
 
+import os
 import re
 import subprocess
 import sys
@@ -103,3 +104,25 @@ def test_a_provider_that_leaves_out_a_term_of_the_formula_is_wrong_by_more_than_
         wrong.append(({"y": x / of_squares * weight + bias}, {"y": y}))
     for result, right in wrong:
         assert cases.worst_error(result, right) > cases.TOLERANCE["bfloat16"]
+
+
+def test_without_avx512_no_provider_uses_it(tmp_path):
+    out = tmp_path / "rows.csv"
+    point = ("--op", "rms_norm", "--dtype", "float32", "--direction", "forward", "--shapes", "8x64")
+    limits = ("--march", "x86-64-v2", "--threads", "1", "--seconds", "0.01", "--out", out)
+    code = """
+import os, sys
+from bench import timing
+status = timing.main(sys.argv[1:])
+from torch._inductor import config, cpu_vec_isa
+print(config.cpp.march, cpu_vec_isa.pick_vec_isa().bit_width() <= 256, os.environ["XLA_FLAGS"])
+sys.exit(status)
+"""
+    environment = {**os.environ, "CUNORM_CXXFLAGS": "-O1", "XLA_FLAGS": "--xla_dump_to=x"}
+    command = [sys.executable, "-c", code, *point, *limits]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith("x86-64-v2 True --xla_dump_to=x --xla_cpu_max_isa=AVX2\n")
+    for row in read_csv(out):
+        assert "; SIMD cunorm less than AVX2, torch " in row.versions
+        assert "AVX-512" not in row.versions
