@@ -78,7 +78,7 @@ struct Strip {
     } else if constexpr (B::channels_last) {
       Items<B> out = {};
       const auto pack = load_pack<B>(parameter, channel, sizes.channels);
-      for_each_item<B>(channel, sizes.channels,
+      for_each_item<B>(index_t(channel), sizes.channels,
                        [&](auto at) { out.item[at.index] = read<B>(pack, at); });
       return out;
     } else {

@@ -190,9 +190,9 @@ struct GroupTeam {
   void store(const Strip& strip, const ChannelItems<B>& items, C* row) const {
     if constexpr (B::channels_last) {
       OutputPack<B, C, true> output(row, sizes.channels);
-      for_each_item<B>(strip.channel, sizes.channels,
+      for_each_item<B>(index_t(strip.channel), sizes.channels,
                        [&](auto at) { write(output, at, items.item[at.index]); });
-      output.store(strip.channel);
+      output.store(index_t(strip.channel));
     } else {
       row[strip.channel] = first_of(items.item[0]);
     }
