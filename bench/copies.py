@@ -108,7 +108,8 @@ def macros() -> str:
     found = compiler()
     if found is None:
         raise ValueError("there is no C++ compiler")
-    command: Sequence[str] = [*found.command, *base_options(), "-dM", "-E", "-xc++", os.devnull]
+    options = ("-march=native", *base_options(), "-dM", "-E", "-xc++")
+    command: Sequence[str] = [*found.command, *options, os.devnull]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise ValueError(answer.stderr.strip().partition("\n")[0])

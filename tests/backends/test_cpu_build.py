@@ -135,16 +135,20 @@ def test_a_compiler_that_refused_an_option_is_tried_again_a_day_later(faulty):
         os.utime(refused, (time.time() - 25 * 60 * 60,) * 2)
 
 
-SCHEDULES = 'case "$*" in *-fschedule-insns*{}) exit 1;; esac\n'
+REFUSES = 'case "$*" in *{}*) exit 1;; esac\n'
 
 
 @pytest.mark.parametrize(
     "faulty",
-    [SCHEDULES.format(""), SCHEDULES.format("row_norm_forward.cpp*")],
-    ids=["ever", "with this text"],
+    [
+        REFUSES.format("-fschedule-insns"),
+        REFUSES.format("-fschedule-insns*row_norm_forward.cpp"),
+        REFUSES.format("-march=native"),
+    ],
+    ids=["scheduling", "scheduling of this text", "this machine"],
     indirect=True,
 )
-def test_a_compiler_that_does_not_schedule_before_registers_serves_with_openmp(faulty):
+def test_a_compiler_that_refuses_an_option_for_speed_serves_with_openmp(faulty):
     _, openmp, cache = faulty
     check()
     assert len(libraries(cache)) == 1

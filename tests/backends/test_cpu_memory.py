@@ -20,7 +20,7 @@ def assembly(build, folder):
     source.write_text(_compile._translation_unit(build))
     includes = [f"-I{_compile._HOST}", f"-I{_compile._INCLUDE}"]
     optional = _compiler.optional(compiler(), _compile._OPTIONS, cache_folder())
-    options = [*_compile._OPTIONS, *optional, "-O1", *includes]
+    options = [*optional, *_compile._OPTIONS, "-O1", *includes]
     command = [*compiler().command, *options, "-S", os.fspath(source), "-o", "-"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

@@ -26,7 +26,7 @@ _INCLUDE = Path(__file__).parent / "include"
 _HOST = _INCLUDE / "host"
 # Strict IEEE arithmetic: no option may set flush-to-zero in the process that loads the library, and
 # a product and a sum are contracted only where the source says fma.
-_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-w")
+_OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-w")
 _MORE_OPTIONS = "CUNORM_CXXFLAGS"  # an environment variable; its options come last
 
 
@@ -100,7 +100,7 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
     base, folder = base_options(), cache_folder()
     optional = _compiler.optional(cxx, base, folder)
     try:
-        return _compiled_with(build, cxx, (*base, *optional))
+        return _compiled_with(build, cxx, (*optional, *base))
     except Failed as failed:
         if failed.was_stopped:
             raise
@@ -109,8 +109,8 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
         return _compiled(build)  # without what it refuses
     # The compiler takes each option, but not with this text: first without those for speed alone.
     with suppress(Failed):
-        needed = (option for option in optional if option == "-fopenmp")
-        return _compiled_with(build, cxx, (*base, *needed))
+        needed = (option for option in optional if option in ("-march=native", "-fopenmp"))
+        return _compiled_with(build, cxx, (*needed, *base))
     return _compiled_with(build, cxx, base)
 
 

@@ -96,17 +96,18 @@ def cpu_identity() -> str:
 def _groups() -> tuple[Options, ...]:
     """Return groups of options that a compiler may refuse, each as a whole.
 
+    Clang before 15 refuses -march=native on ARM, as does Apple's there, and a cross compiler does.
     With the 32 registers of AVX-512, scheduling before register allocation lets several items of a
     pack be computed at a time (a gated forward takes a tenth less); with 16, it spills. And with
     AVX-512 GCC copies items in halves, for which a load of a whole one would have to wait.
     """
     has_avx512 = "avx512f" in cpu_identity()
     faster = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512")) if has_avx512 else ()
-    return (("-fopenmp",), *faster)
+    return (("-march=native",), ("-fopenmp",), *faster)
 
 
 def optional(cxx: Compiler, options: Options, folder: Path) -> Options:
-    """Return the optional options that a compiler takes beside others.
+    """Return the optional options that a compiler takes before others.
 
     These are all until it refuses one; the folder keeps what it refuses, for a day.
     """
@@ -120,7 +121,7 @@ def probe(cxx: Compiler, options: Options, folder: Path) -> None:
     It refuses a group if it fails with it and not without it, and was not stopped.
     """
     path, groups = _path(cxx, options, folder), _groups()
-    answers = [_probed(cxx, (*options, *group), path) for group in ((), *groups)]
+    answers = [_probed(cxx, (*group, *options), path) for group in ((), *groups)]
     if answers[0].returncode != 0 or any(map(was_stopped, answers)):
         return
     failed = {group for group, answer in zip(groups, answers[1:], strict=True) if answer.returncode}

@@ -10,6 +10,8 @@
 #include <type_traits>
 #if defined(__SSE__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "types.cuh"
@@ -139,7 +141,9 @@ inline Doubles load<double>(const fp32* p) {
 }
 template <>
 inline Floats load<float>(const bf16* p) {
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(__aarch64__)
+  return (Floats)vshll_n_u16(load_bits<uint16x4_t>(p), 16);  // GCC 12 takes the last line apart
+#elif defined(__AVX512F__) && defined(__AVX512BW__)
   // One instruction: the element's bits to the upper half of each word, zeros to the lower half.
   const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0,
                                         6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
@@ -207,6 +211,18 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 }
 inline Doubles fma(Doubles a, Doubles b, Doubles c) {
   return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+}
+#elif defined(__aarch64__)
+template <>
+inline Floats load<float>(const fp16* p) {
+  return (Floats)vcvt_f32_f16(load_bits<float16x4_t>(p));
+}
+inline void store(fp16* p, Floats v) { store_bits(p, vcvt_f16_f32((float32x4_t)v)); }
+inline Floats fma(Floats a, Floats b, Floats c) {
+  return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+inline Doubles fma(Doubles a, Doubles b, Doubles c) {
+  return (Doubles)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 }
 #else
 template <class V>

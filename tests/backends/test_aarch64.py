@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""The CPU's builds for 64-bit ARM, run by an emulator: right, and with the bits of this machine.
+
+A cross compiler takes the road of any compiler, but refuses -march=native. Only the libraries run
+in the emulator, on copies of the arrays. This shows no speed, and not what depends on the order in
+which a real machine's cores see stores, nor on instructions beyond those of ARMv8.0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.caches import fresh_process
+from tests.support.cases import call_of
+from tests.support.gpu_arrays import OnNumpy
+from tests.support.host_code import needs_a_compiler
+from tests.support.internals import _compile, _dispatch, runner
+from tests.support.operands import assert_same_fields
+from tests.support.placed import Samples
+
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+pytestmark = [
+    needs_a_compiler,
+    *(
+        pytest.mark.skipif(shutil.which(name) is None, reason=f"needs {name}")
+        for name in (COMPILER, EMULATOR)
+    ),
+]
+
+# Runs a list of kernels, see launch.h. Arguments: a file, which holds the arrays, their addresses
+# as offsets in it, and the list, whose functions are numbers of libraries; where the addresses
+# begin, and how many there are; the number of threads; the libraries.
+PROGRAM = r"""
+#include <cstdlib>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+int main(int, char** arguments) {
+  const int file = open(arguments[1], O_RDWR);
+  const long size = lseek(file, 0, SEEK_END), count = atol(arguments[3]);
+  char* memory = (char*)mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  long* addresses = (long*)(memory + atol(arguments[2]));
+  for (long i = 0; i < count; ++i)
+    if (addresses[i]) addresses[i] += (long)memory;
+  long *list = addresses + count, *task = list + 3;
+  void* library = nullptr;
+  for (long i = 0; i < list[0]; ++i, task += 4) {
+    library = dlopen(arguments[5 + task[0]], RTLD_NOW);
+    task[0] = (long)dlsym(library, "cunorm_blocks");
+  }
+  ((void (*)(long*, long*, int))dlsym(library, "cunorm_run"))(list, addresses, atoi(arguments[4]));
+}
+"""
+
+
+class Emulator:
+    """Stands in for the loader of libraries and for runs on the CPU; arrays must be contiguous."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.libraries, self.memory = folder, [], bytearray()
+        source, program = folder / "program.cpp", folder / "program"
+        source.write_text(PROGRAM)
+        subprocess.run([COMPILER, source, "-o", program], check=True)
+        asked = [COMPILER, "-print-file-name=libc.so.6"]
+        found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        self.command = [EMULATOR, "-L", Path(found).parents[1], program, folder / "memory"]
+
+    def load(self, path: Path) -> _compile.Entry:
+        self.libraries.append(path)
+        return _compile.Entry(self.start, len(self.libraries) - 1)
+
+    def start(self, listed: bytes, addresses: bytes, threads: int) -> None:
+        """Run kernels on arrays whose addresses are offsets in `memory`."""
+        file, end = self.folder / "memory", len(self.memory)
+        file.write_bytes(self.memory + addresses + listed)
+        numbers = (str(number) for number in (end, len(addresses) // 8, threads))
+        subprocess.run([*self.command, *numbers, *self.libraries], check=True)
+        self.memory = bytearray(file.read_bytes()[:end])
+
+    def run_of(self, op: Any, spec: Any, plan: Any, caps: Any) -> Callable[[Any], None]:
+        """Return a function as `cpu_run` does."""
+        lowered = plan.lower(caps, None)
+        start = runner(lowered.calls(), op.array_count)
+
+        def run(pointers: Any) -> None:
+            offsets = [0] * len(pointers)
+            self.memory = bytearray()
+            for place, one in enumerate(plan.kernel_specs()):
+                if pointers[place]:
+                    self.memory += bytes(-len(self.memory) % 64 + 64 + pointers[place] % 64)
+                    offsets[place] = len(self.memory)
+                    self.memory += ctypes.string_at(pointers[place], one.nbytes)
+            self.memory += bytes(-len(self.memory) % 64)
+            offsets[-1] = len(self.memory)
+            self.memory += bytes(lowered.workspace)
+            start(offsets)
+            for place in range(op.first_output, len(pointers) - 1):
+                if pointers[place]:
+                    begin, size = offsets[place], plan.specs[place].nbytes
+                    ctypes.memmove(pointers[place], bytes(self.memory[begin : begin + size]), size)
+
+        return run
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function with all kernels compiled for ARM, and run in the emulator."""
+        environment = {"CXX": COMPILER, "CUNORM_CXXFLAGS": "-O1", "OMP_NUM_THREADS": "2"}
+        with fresh_process(CUNORM_CACHE_DIR=self.folder / "cache", **environment) as patch:
+            patch.setattr(_compile, "_opened", lambda path: path)
+            patch.setattr(_compile, "entry_of", self.load)
+            patch.setattr(_dispatch, "cpu_run", self.run_of)
+            return function()
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return Emulator(tmp_path_factory.mktemp("aarch64"))
+
+
+ROWS, LONG = (1, 2, 3, 150), (1, 1, 1, 70_000)
+LAST = Samples(2, (5, 3), 40, 4)
+FIRST = LAST._replace(channels_last=False, channel_axis=1)
+RMS = {"shape": ROWS, "bias": None}
+LAYER = {"shape": ROWS, "center": True}
+GATED = {"shape": ROWS, "gate": "float16", "dgate": "bfloat16"}
+CASES = {
+    "rms_norm of float32": ("row_norm_forward", RMS),
+    "rms_norm of few long rows": ("row_norm_forward", RMS | {"shape": LONG}),
+    "layer_norm of float16": (
+        "row_norm_forward",
+        LAYER | {"x": "float16", "bias": "bfloat16", "stream": "+ float32"},
+    ),
+    "gated rms_norm of bfloat16": ("row_norm_forward", GATED | {"x": "bfloat16"}),
+    "rms_norm of bfloat16, backward": ("row_norm_backward", RMS | {"x": "bfloat16"}),
+    "layer_norm of float16, backward": ("row_norm_backward", LAYER | {"x": "float16"}),
+    "gated rms_norm of float32, backward": ("row_norm_backward", GATED),
+    "group_norm of bfloat16, channels last": (
+        "group_norm_forward",
+        {"samples": LAST, "x": "bfloat16"},
+    ),
+    "group_norm of float16, channels first": (
+        "group_norm_forward",
+        {"samples": FIRST, "x": "float16"},
+    ),
+    "group_norm of float16, channels last, backward": (
+        "group_norm_backward",
+        {"samples": LAST, "x": "float16", "dy": "bfloat16"},
+    ),
+    "group_norm of float32, channels first, backward": (
+        "group_norm_backward",
+        {"samples": FIRST},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_within_their_bounds_and_have_the_bits_of_this_machine(emulator, case):
+    call = call_of(*CASES[case], OnNumpy())
+    assert_same_fields(emulator.call(call.check), call.run())
