@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The CPU's builds for 64-bit ARM, run by an emulator: right, and with the bits of this machine.
+"""The CPU's builds for other instruction sets are right, and have the bits of this machine's own.
 
-A cross compiler takes the road of any compiler, but refuses -march=native. Only the libraries run
-in the emulator, on copies of the arrays. This shows no speed, and not what depends on the order in
-which a real machine's cores see stores, nor on instructions beyond those of ARMv8.0.
+Those of 64-bit ARM are run by an emulator. A cross compiler takes the road of any compiler, but
+refuses -march=native. Only the libraries run in the emulator, on copies of the arrays. This shows
+no speed, and not what depends on the order in which a real machine's cores see stores, nor on
+instructions beyond those of ARMv8.0.
 """
 
 from __future__ import annotations
@@ -20,19 +21,13 @@ import pytest
 from tests.support.caches import fresh_process
 from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy
-from tests.support.host_code import needs_a_compiler
+from tests.support.host_code import for_machine, needs_a_compiler
 from tests.support.internals import _compile, _dispatch, runner
 from tests.support.operands import assert_same_fields
 from tests.support.placed import Samples
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-pytestmark = [
-    needs_a_compiler,
-    *(
-        pytest.mark.skipif(shutil.which(name) is None, reason=f"needs {name}")
-        for name in (COMPILER, EMULATOR)
-    ),
-]
+pytestmark = needs_a_compiler
 
 # Runs a list of kernels, see launch.h. Arguments: a file, which holds the arrays, their addresses
 # as offsets in it, and the list, whose functions are numbers of libraries; where the addresses
@@ -122,11 +117,21 @@ class Emulator:
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
+    for name in (COMPILER, EMULATOR):
+        if shutil.which(name) is None:
+            pytest.skip(f"needs {name}")
     return Emulator(tmp_path_factory.mktemp("aarch64"))
 
 
+@pytest.fixture(scope="module", params=["x86-64-v3", "x86-64"])
+def options(request):
+    """Options for a machine like this one with fewer instructions."""
+    for_machine(request.param)  # skips where it would not run
+    return f"-O0 -march={request.param} -fno-gnu-unique"
+
+
 ROWS, LONG = (1, 2, 3, 150), (1, 1, 1, 70_000)
-LAST = Samples(2, (5, 3), 40, 4)
+LAST = Samples(2, (5, 3), 200, 4)
 FIRST = LAST._replace(channels_last=False, channel_axis=1)
 RMS = {"shape": ROWS, "bias": None}
 LAYER = {"shape": ROWS, "center": True}
@@ -162,6 +167,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_results_are_within_their_bounds_and_have_the_bits_of_this_machine(emulator, case):
+def test_fewer_instructions_give_the_same_bits(options, case, tmp_path):
+    call = call_of(*CASES[case], OnNumpy())
+    expected = call.run()
+    with fresh_process(CUNORM_CACHE_DIR=tmp_path / "cache", CUNORM_CXXFLAGS=options):
+        assert_same_fields(call.check(), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_on_arm_are_within_their_bounds_and_have_the_bits_of_this_machine(emulator, case):
     call = call_of(*CASES[case], OnNumpy())
     assert_same_fields(emulator.call(call.check), call.run())
