@@ -219,8 +219,7 @@ inline Item<B> clear_outside(Item<B> v, WholeItem) {
 }
 template <class B>
 inline Item<B> clear_outside(Item<B> v, CutItem at) {
-  for (int i = at.count; i < simd::lanes<typename B::compute_t>; ++i) v[i] = 0;
-  return v;
+  return simd::first_elements(v, at.count);
 }
 
 template <class V>

@@ -106,6 +106,14 @@ inline void store_first(T* p, V v, int count) {
   std::memcpy(p, &v, count * sizeof(T));
 }
 
+// The first `count` elements, and zeros.
+template <class V>
+inline V first_elements(V v, int count) {
+  decltype(v == v) place;
+  for (int i = 0; i < int(sizeof(V) / sizeof(v[0])); ++i) place[i] = i;
+  return (V)((decltype(place))v & (place < count));
+}
+
 // load<C>(p): as many elements as a vector of C has, converted.
 template <class C, class T>
 inline Vector<C> load(const T* p) {
