@@ -76,6 +76,14 @@ struct CutColumn {
   operator index_t() const { return column; }
 };
 
+// All parts of a pack that the row's end cuts.
+struct CutPack {
+  static constexpr int part = 0;
+  static constexpr bool is_whole = false;
+  index_t column;
+  operator index_t() const { return column; }
+};
+
 struct WholeItem {
   int index;
 };
@@ -100,6 +108,16 @@ inline void for_each_item(CutColumn<part> at, index_t end, const F& f) {
     const int index = part * items_per_part<B> + i;
     if (index * lanes < count) f(CutItem{index, std::min(lanes, count - index * lanes)});
   }
+}
+
+// A row has one such pack: a loop is quick enough, and quick to compile. What it adds or writes to
+// is in memory then, so it must not be what a loop over whole packs uses.
+template <class B, class F>
+inline void for_each_item(CutPack at, index_t end, const F& f) {
+  constexpr int lanes = simd::lanes<typename B::compute_t>;
+  const int count = static_cast<int>(end - at.column);
+#pragma GCC unroll 1
+  for (int i = 0; i * lanes < count; ++i) f(CutItem{i, std::min(lanes, count - i * lanes)});
 }
 
 template <class B, class Column, class F>
@@ -219,8 +237,9 @@ inline Item<B> clear_outside(Item<B> v, WholeItem) {
 }
 template <class B>
 inline Item<B> clear_outside(Item<B> v, CutItem at) {
-  for (int i = at.count; i < simd::lanes<typename B::compute_t>; ++i) v[i] = 0;
-  return v;
+  using Int = std::conditional_t<sizeof(v[0]) == 8, int64_t, int32_t>;
+  const auto inside = simd::first_lanes<Int, simd::bytes>(at.count);
+  return inside ? v : Item<B>{};
 }
 
 template <class V>
