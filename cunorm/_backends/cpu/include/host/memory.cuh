@@ -110,14 +110,18 @@ inline void for_each_item(CutColumn<part> at, index_t end, const F& f) {
   }
 }
 
-// A row has one such pack: a loop is quick enough, and quick to compile. What it adds or writes to
-// is in memory then, so it must not be what a loop over whole packs uses.
+// A row has one such pack: a loop is quick enough, and quick to compile, but for few items. What it
+// adds or writes to is in memory then, so it must not be what a loop over whole packs uses.
 template <class B, class F>
 inline void for_each_item(CutPack at, index_t end, const F& f) {
-  constexpr int lanes = simd::lanes<typename B::compute_t>;
-  const int count = static_cast<int>(end - at.column);
+  if constexpr (parts_per_pack<B> == 1 && items_per_pack<B> <= 4) {
+    for_each_item<B>(CutColumn<>{at.column}, end, f);
+  } else {
+    constexpr int lanes = simd::lanes<typename B::compute_t>;
+    const int count = static_cast<int>(end - at.column);
 #pragma GCC unroll 1
-  for (int i = 0; i * lanes < count; ++i) f(CutItem{i, std::min(lanes, count - i * lanes)});
+    for (int i = 0; i * lanes < count; ++i) f(CutItem{i, std::min(lanes, count - i * lanes)});
+  }
 }
 
 template <class B, class Column, class F>
