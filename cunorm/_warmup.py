@@ -72,11 +72,11 @@ def warmup(
 ) -> Warmup:
     """Compile and load what calls of norms will need, several builds at once.
 
-    Without it, a call compiles what it needs when it is first made, one build after the other. The
-    builds are kept on disk for later processes, too. On CUDA they are for contiguous arrays that
-    begin at multiples of 16 bytes, as new arrays do; a call with others, such as a slice, may need
-    one more. "One or several" is a value or a list or tuple of values; every combination of all of
-    them is compiled.
+    Without it, a call compiles what it needs when it is first made, and says so on standard error
+    if that takes long. The builds are kept on disk for later processes, too. On CUDA they are for
+    contiguous arrays that begin at multiples of 16 bytes, as new arrays do; a call with others,
+    such as a slice, may need one more. "One or several" is a value or a list or tuple of values;
+    every combination of all of them is compiled.
 
     Parameters
     ----------

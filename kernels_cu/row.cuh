@@ -108,6 +108,10 @@ struct Row {
   }
 
   template <class F>
+  __device__ void with_first_chunk(F f) const {
+    f(first_chunk());
+  }
+  template <class F>
   __device__ void for_each_next_chunk(F f) const {
     if constexpr (streamed<B>)
       for (index_t begin = chunk_width<B>; begin < B::width; begin += chunk_width<B>)

@@ -103,7 +103,8 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
 
   // Each item of p: of a chunk that is held, of one to be loaded, of a streamed one once more.
   const auto use_pack = [&](auto at, const auto& use) {
-    for_each_item<B>(at, [&](auto item) { use(item, read<B>(p[at], item)); });
+    const auto& pack = p[at];
+    for_each_item<B>(at, [&](auto item) { use(item, read<B>(pack, item)); });
   };
   const auto use_held = [&](const auto& chunk, const auto& use) {
     chunk.for_each_pack([&](auto at) { use_pack(at, use); });
@@ -135,13 +136,7 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
     });
     variance = math::divided(team.totals(squares).item[0], width);
   } else {
-    const auto first = row.first_chunk();
-    ItemSums<B> first_sums;
     RowSum<B> first_sum, sum_t, sum_tt;
-    load_and_use(first, [&](auto item, auto v) { first_sums.add(item, v); });
-    first_sum.add(first_sums);
-    shift = math::divided(team.totals(first_sum).item[0], C(row.first_width()));
-
     const auto add_chunk = [&](const auto& chunk, const auto& use_chunk) {
       ItemSums<B> t_sums, tt_sums;
       use_chunk(chunk, [&](auto item, auto v) {
@@ -158,7 +153,13 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       variance = fma(-correction, correction, math::divided(sums.item[1], width));
       if (variance < 0) variance = 0;  // a NaN stays
     };
-    add_chunk(first, use_held);
+    row.with_first_chunk([&](const auto& chunk) {
+      ItemSums<B> sums;
+      load_and_use(chunk, [&](auto item, auto v) { sums.add(item, v); });
+      first_sum.add(sums);
+      shift = math::divided(team.totals(first_sum).item[0], C(row.first_width()));
+      add_chunk(chunk, use_held);
+    });
     row.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, load_and_use); });
     find_variance();
 

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 import cunorm
 from cunorm import _info
+from cunorm._backends.cpu import waiting
 from cunorm._backends.cpu.compiler import compiler
 from cunorm._backends.cpu.threads import available_cores, thread_count
 from cunorm._core.dtypes import DTYPES, numpy_dtype
@@ -54,6 +55,7 @@ def run(path: Path | None, device_name: str | None) -> int:
     cases = list(_cases(rows))
     if device.name == "cuda" or compiler() is not None:
         print("compiling, which takes a while the first time", flush=True)
+        waiting.is_announced.set()
         with ThreadPoolExecutor(available_cores()) as pool:  # several at once
             list(pool.map(lambda case: case[0].run(device.put_all(case[1])), cases))
     print(f"\n{_HEADER}", flush=True)

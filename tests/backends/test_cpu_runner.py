@@ -77,7 +77,7 @@ def calls_of(grids, work, parts=None):
 @pytest.fixture
 def run(entry, monkeypatch):
     """Return a function that runs kernels on several threads, twice, and returns their notes."""
-    monkeypatch.setattr(_cpu, "library", lambda build: entry)
+    monkeypatch.setattr(_cpu, "libraries", lambda builds: [entry for _ in builds])
 
     def run(grids, threads, work=None):
         calls = list(calls_of(grids, work or [1 << 20] * len(grids)))
@@ -105,7 +105,7 @@ def test_each_block_runs_once_after_the_kernels_before(run, threads):
 def test_rows_in_parts_have_as_many_threads_as_there_are_parts(monkeypatch):
     counts = []
     entry = SimpleNamespace(blocks=0, run=lambda listed, at, threads: counts.append(threads))
-    monkeypatch.setattr(_cpu, "library", lambda build: entry)
+    monkeypatch.setattr(_cpu, "libraries", lambda builds: [entry for _ in builds])
     cunorm.set_num_threads(40)
     for grid, work, parts in ((3, 1 << 20, 7), (3, 1 << 20, 0), (3, 100, 7)):
         runner(list(calls_of([grid], [work], parts)), 2)([0, 0])

@@ -24,6 +24,7 @@ from cunorm._backends.cpu import compiler as _compiler
 from cunorm._backends.cpu import runner
 from cunorm._backends.cpu import threads as _caches
 from cunorm._backends.cpu import threads as _threads
+from cunorm._backends.cpu import waiting as _waiting
 from cunorm._backends.cpu.compiler import compiler
 from cunorm._backends.cpu.files import cache_folder
 from cunorm._backends.cpu.threads import thread_count
@@ -97,6 +98,7 @@ __all__ = [
     "_row_norm",
     "_scratch",
     "_threads",
+    "_waiting",
     "_warmup",
     "cache_folder",
     "compiler",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cunorm._backends.cpu.compile import library
+from cunorm._backends.cpu.compile import libraries
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._core.build import KernelArgs
 from cunorm._core.memo import on_clear
@@ -23,7 +23,7 @@ _LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Stru
 
 def runner(calls: Sequence[KernelCall], array_count: int) -> Run:
     """Return a function that runs kernels, one after the other."""
-    entries = [library(call.launch.build) for call in calls]
+    entries = libraries(call.launch.build for call in calls)
     words, tasks, places = b"", [], []
     last: KernelArgs | None = None
     first_word = 0

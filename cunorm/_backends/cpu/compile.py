@@ -6,18 +6,19 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import NamedTuple
 
 from cunorm._backends.cpu import compiler as _compiler
 from cunorm._backends.cpu import precompiled
 from cunorm._backends.cpu.compiler import Compiler, Options, compiler, cpu_identity, run
 from cunorm._backends.cpu.files import TEMPORARY, cache_folder, digest, is_whole, seal, temporary
+from cunorm._backends.cpu.waiting import explained
 from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild
 from cunorm._core.memo import OnceMap, memoize, on_clear
@@ -41,6 +42,24 @@ class Failed(RuntimeError):
     """A build does not compile."""
 
     was_stopped = False  # for a reason outside its options and its text
+
+
+def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
+    """Return the entries of builds; what is not loaded yet is compiled at the same time."""
+    builds = list(builds)
+    missing = [build for build in dict.fromkeys(builds) if loaded.get(build) is None]
+    if not missing:
+        return [library(build) for build in builds]
+    with explained(missing):
+        for build in missing[1:]:
+            with suppress(RuntimeError):  # no thread can be started, as when the interpreter ends
+                Thread(target=_begin, args=(build,)).start()
+        return [library(build) for build in builds]  # waits for those
+
+
+def _begin(build: KernelBuild) -> None:
+    with suppress(Exception):  # who needs the build tries again, and raises
+        library(build)
 
 
 def library(build: KernelBuild) -> Entry:

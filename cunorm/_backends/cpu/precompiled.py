@@ -84,6 +84,8 @@ def _make(path: Path, command: Sequence[str]) -> None:
                 start_new_session=True,
             )
             _running[process] = os.getpid()
+            with suppress(AttributeError, OSError):  # calls wait for others, not for this
+                os.setpriority(os.PRIO_PGRP, process.pid, 19)
             if _has_ended:
                 _kill(process)
             failed = process.wait()

@@ -76,6 +76,14 @@ struct CutColumn {
   operator index_t() const { return column; }
 };
 
+// All parts of a pack that the row's end cuts.
+struct CutPack {
+  static constexpr int part = 0;
+  static constexpr bool is_whole = false;
+  index_t column;
+  operator index_t() const { return column; }
+};
+
 struct WholeItem {
   int index;
 };
@@ -99,6 +107,20 @@ inline void for_each_item(CutColumn<part> at, index_t end, const F& f) {
   for (int i = 0; i < items_per_part<B>; ++i) {
     const int index = part * items_per_part<B> + i;
     if (index * lanes < count) f(CutItem{index, std::min(lanes, count - index * lanes)});
+  }
+}
+
+// A row has one such pack: a loop is quick enough, and quick to compile, but for few items. What it
+// adds or writes to is in memory then, so it must not be what a loop over whole packs uses.
+template <class B, class F>
+inline void for_each_item(CutPack at, index_t end, const F& f) {
+  if constexpr (parts_per_pack<B> == 1 && items_per_pack<B> <= 4) {
+    for_each_item<B>(CutColumn<>{at.column}, end, f);
+  } else {
+    constexpr int lanes = simd::lanes<typename B::compute_t>;
+    const int count = static_cast<int>(end - at.column);
+#pragma GCC unroll 1
+    for (int i = 0; i * lanes < count; ++i) f(CutItem{i, std::min(lanes, count - i * lanes)});
   }
 }
 

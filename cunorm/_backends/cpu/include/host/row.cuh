@@ -84,18 +84,17 @@ struct Results {
   }
 };
 
-template <class B, bool again>
+template <class B, bool again, bool is_cut>
 struct Chunk {
   index_t first, end;  // columns
-  bool is_cut;
   const Results<B>& results;
 
   // One part of all packs after the other, so that a loop has few sums; in the second pass, which
   // has none, pack by pack.
   template <class F>
   void for_each_pack(const F& f) const {
-    if (is_cut)
-      use_parts(CutColumn<>{first}, f);
+    if constexpr (is_cut)
+      f(PackAt<CutPack, again>{{first}, first, end});
     else if constexpr (again)
       for (index_t column = first; column < end; column += B::pack)
         use_parts(WholeColumn<>{column}, f);
@@ -190,10 +189,14 @@ struct Row {
   }
 
   index_t first_width() const { return std::min<index_t>(walk.width, B::pack); }
-  Chunk<B, false> first_chunk() const {
-    if constexpr (!shared_rows) return chunk<false>(0);
-    gang.part = gang.thread == 0 ? 0 : -1;
-    return chunk<false>(gang.thread == 0 ? 0 : chunks());
+  template <class F>
+  void with_first_chunk(const F& f) const {
+    const bool is_mine = !shared_rows || gang.thread == 0;
+    if constexpr (shared_rows) gang.part = is_mine ? 0 : -1;
+    if (is_mine && whole_packs() == 0)
+      f(cut_chunk<false>());
+    else
+      f(whole_chunk<false>(is_mine ? 0 : whole_chunks()));
   }
   template <class F>
   void for_each_next_chunk(const F& f) const {
@@ -215,27 +218,34 @@ struct Row {
   }
   index_t chunks() const { return whole_chunks() + (walk.width % B::pack != 0); }
 
+  // Empty, if its number is that of the chunk which is cut.
   template <bool again>
-  Chunk<B, again> chunk(index_t number) const {
+  Chunk<B, again, false> whole_chunk(index_t number) const {
     const auto first = [&](index_t number) {
       const index_t pack = number == 0 ? 0 : 1 + (number - 1) * chunk_packs;
       return std::min(pack, whole_packs()) * B::pack;
     };
-    const index_t begin = first(number);
-    if (number < whole_chunks()) return {begin, first(number + 1), false, results};
-    return {begin, number < chunks() ? walk.width : begin, number < chunks(), results};
+    return {first(number), first(number + 1), results};
+  }
+  template <bool again>
+  Chunk<B, again, true> cut_chunk() const {
+    return {whole_packs() * B::pack, walk.width, results};
   }
 
   template <bool again, class F>
+  void for_each_between(index_t first, index_t end, const F& f) const {
+    for (index_t i = first; i < std::min(end, whole_chunks()); ++i) f(whole_chunk<again>(i));
+    if (first <= whole_chunks() && whole_chunks() < end) f(cut_chunk<again>());
+  }
+  template <bool again, class F>
   void for_each_of_chunks(index_t first, const F& f) const {
     if constexpr (!shared_rows) {
-      for (index_t i = first; i < chunks(); ++i) f(chunk<again>(i));
+      for_each_between<again>(first, chunks(), f);
     } else {
       for (index_t part = gang.thread; part < gang.parts; part += gang.threads) {
         gang.part = part;
         const index_t begin = std::max(first, part * part_chunks);
-        const index_t end = std::min(chunks(), (part + 1) * part_chunks);
-        for (index_t i = begin; i < end; ++i) f(chunk<again>(i));
+        for_each_between<again>(begin, std::min(chunks(), (part + 1) * part_chunks), f);
       }
     }
   }
@@ -320,6 +330,10 @@ struct HeldPacks {
   template <class At>
   const V& operator[](At) const {
     return last;
+  }
+  template <bool again>
+  V operator[](PackAt<CutPack, again>) const {
+    return last;  // a copy in memory, for a loop
   }
   template <class At, class Compute>
   V again(At at, const Compute& compute) const {

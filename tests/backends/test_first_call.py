@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""A first call compiles its builds at the same time, and says so where that takes long.
+
+The compilers here only copy a library.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import cunorm
+from tests.support.caches import (
+    ANSWERS,
+    check,
+    compiles,
+    copies,
+    libraries,
+    posix,
+    separate_cache,
+)
+from tests.support.internals import (
+    DTYPES,
+    ForwardTypes,
+    RowShape,
+    _compile,
+    _waiting,
+    cpu_forward,
+)
+
+pytestmark = [posix, compiles]
+
+# Succeeds where another of them runs.
+MEETS = """{answers}case "$*" in *c++-header*) exit 1;; esac
+touch "{folder}/$$"
+for i in $(seq 100); do [ $(ls "{folder}" | wc -l) -ge 2 ] && break; sleep 0.1; done
+[ $(ls "{folder}" | wc -l) -ge 2 ] || exit 1
+{copies}"""
+
+
+def builds_of_two():
+    for name in ("float32", "float64"):
+        types = ForwardTypes(DTYPES[name], x=DTYPES[name], y=DTYPES[name])
+        yield cpu_forward(types, RowShape(8, 8)).build
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """Return a function that sets after how many seconds a call that waits says so."""
+    monkeypatch.setattr(_waiting, "is_announced", threading.Event())
+    monkeypatch.setattr(_waiting, "_PATIENCE", 60)
+    return lambda seconds: monkeypatch.setattr(_waiting, "_PATIENCE", seconds)
+
+
+def test_the_builds_of_a_call_are_compiled_at_the_same_time_and_once(tmp_path):
+    running = tmp_path / "running"
+    running.mkdir()
+    text = MEETS.format(answers=ANSWERS, folder=running, copies=copies())
+    first, second = builds_of_two()
+    with separate_cache(tmp_path, text) as cache:
+        entries = _compile.libraries([first, second, first])
+        assert len(libraries(cache)) == len(list(running.iterdir())) == 2
+        assert entries == [*map(_compile.library, (first, second, first))]
+        assert entries[0] != entries[1]
+
+
+def test_a_build_that_fails_beside_another_is_the_error_of_the_call(tmp_path):
+    first, second = builds_of_two()
+    macro = "#define COMPUTE_T fp64"
+    fails = f'case "$*" in *--version*) ;; *row_norm*) grep -q "{macro}" "$source" && exit 1;; esac'
+    find = 'for source; do case "$source" in *.cpp) break;; esac; done'
+    with separate_cache(tmp_path, f"{ANSWERS}{find}\n{fails}\n{copies()}") as cache:
+        with pytest.raises(RuntimeError, match="does not compile row_norm_forward COMPUTE_T=fp64"):
+            _compile.libraries([first, second])
+        assert len(libraries(cache)) == 1
+
+
+def test_a_call_that_waits_for_a_compiler_says_what_for_once(tmp_path, patience, capsys):
+    slow = f'{ANSWERS}case "$*" in *row_norm*) sleep 0.6;; esac\n{copies()}'
+    with separate_cache(tmp_path, slow):
+        check()
+        assert capsys.readouterr().err == "", "it did not take long"
+        cunorm.clear_cache()
+        patience(0.1)
+        cunorm.warmup("l2_norm", 4, "float32", device="cpu", rows=1, progress=False)
+        check()
+        assert capsys.readouterr().err == "", "a warmup is no call that waits"
+        for times in (1, 0):
+            cunorm.clear_cache()
+            check()
+            lines = capsys.readouterr().err.splitlines()
+            assert len(lines) == times
+        assert _waiting.is_announced.is_set()
+
+
+def test_the_line_names_the_kernels_and_warmup(patience, capsys):
+    _waiting._say([*builds_of_two()][:1])
+    line = capsys.readouterr().err
+    assert line.startswith("cunorm compiles row_norm_forward")
+    assert "cunorm.warmup" in line
+    assert line.count("\n") == 1
