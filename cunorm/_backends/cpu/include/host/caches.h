@@ -19,7 +19,7 @@ inline void prefetch_part(const absent*, index_t) {}
 template <class B, class T>
 __forceinline__ void prefetch_output_part(T* row, index_t column) {
   constexpr int to_write = 1, to_first_level = 3;
-  if constexpr (non_temporal && simd::can_stream<T, typename B::compute_t>) return;
+  if constexpr (streams<B, T>) return;
   for (int i = 0; i < part_elements<B>; i += cache_line / int(sizeof(T)))
     __builtin_prefetch(row + column + i, to_write, to_first_level);
 }

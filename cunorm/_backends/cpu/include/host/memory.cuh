@@ -19,6 +19,9 @@ inline constexpr bool non_temporal = true;
 inline constexpr bool non_temporal = false;
 #endif
 
+template <class B, class T>
+inline constexpr bool streams = non_temporal && simd::can_stream<T, typename B::compute_t>;
+
 inline bool inside(index_t index, index_t count) { return index < count; }
 
 template <class B>
@@ -184,19 +187,18 @@ struct OutputPack {
   }
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
-    if constexpr (Column::is_whole && !streams)
-      simd::store_all<items_per_part<B>>(row + column + Column::part * part_elements<B>,
-                                         value.item + Column::part * items_per_part<B>);
+    T* const place = row + column + Column::part * part_elements<B>;
+    const Item<B>* const items = value.item + Column::part * items_per_part<B>;
+    if constexpr (!Column::is_whole)
+      for_each_item<B>(column, end, [&](CutItem at) { store_item(column, at); });
+    else if constexpr (streams<B, T> && !read_again)
+      simd::store_all_non_temporal<items_per_part<B>>(place, items);
     else
-      for_each_item<B>(column, end, [&](auto at) {
-        store_item(row + column + at.index * simd::lanes<typename B::compute_t>, at);
-      });
+      simd::store_all<items_per_part<B>>(place, items);
     return {row + column};
   }
 
  private:
-  static constexpr bool streams = non_temporal && !read_again;
-
   template <class Column>
   void store_parts(Column column) const {
     store(column);
@@ -204,17 +206,12 @@ struct OutputPack {
       store_parts(typename Column::Next{column.column});
   }
 
-  void store_item(T* place, WholeItem at) const {
-    if constexpr (streams)
-      simd::store_non_temporal(place, value.item[at.index]);
-    else
-      simd::store(place, value.item[at.index]);
-  }
-  void store_item(T* place, CutItem at) const {
+  void store_item(index_t column, CutItem at) const {
     using Stored = StoredItem<T, simd::lanes<typename B::compute_t>>;
     Stored stored;
     simd::store(stored.items, value.item[at.index]);
-    simd::store_first(place, simd::load_bits<typename Stored::Bits>(stored.items), at.count);
+    simd::store_first(row + column + at.index * simd::lanes<typename B::compute_t>,
+                      simd::load_bits<typename Stored::Bits>(stored.items), at.count);
   }
 };
 template <class B>

@@ -71,8 +71,7 @@ struct Results {
 
   template <class T>
   void add(const T* result) {
-    if constexpr (!present<T> || (non_temporal && simd::can_stream<T, typename B::compute_t>))
-      return;
+    if constexpr (!present<T> || streams<B, T>) return;
     row[count] = reinterpret_cast<const char*>(result);
     itemsize[count++] = sizeof(T);
   }

@@ -15,21 +15,10 @@ inline void store_non_temporal(T* p, V v) {
 #if defined(__AVX2__)
 template <>
 inline constexpr bool can_stream<fp32, float> = true;
-template <>
-inline constexpr bool can_stream<bf16, float> = true;
-template <>
-inline constexpr bool can_stream<fp16, float> = true;
-
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-using Register = __m512i;
-using HalfRegister = __m256i;
-inline void stream(__m512i* p, __m512i v) { _mm512_stream_si512(p, v); }
-#else
-using Register = __m256i;
-using HalfRegister = __m128i;
-inline void stream(__m128i* p, __m128i v) { _mm_stream_si128(p, v); }
-#endif
 inline void stream(__m256i* p, __m256i v) { _mm256_stream_si256(p, v); }
+#if defined(__AVX512F__)
+inline void stream(__m512i* p, __m512i v) { _mm512_stream_si512(p, v); }
+#endif
 
 template <class Bits, class T>
 inline void store_non_temporal_as(T* p, Floats v) {
@@ -41,10 +30,28 @@ inline void store_non_temporal_as(T* p, Floats v) {
   else
     store_bits(p, bits);
 }
-inline void store_non_temporal(fp32* p, Floats v) { store_non_temporal_as<Register>(p, v); }
-inline void store_non_temporal(bf16* p, Floats v) { store_non_temporal_as<HalfRegister>(p, v); }
-inline void store_non_temporal(fp16* p, Floats v) { store_non_temporal_as<HalfRegister>(p, v); }
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+// Of 16 bits: elsewhere a part of a pack is one cache line, and such stores, one for each of the
+// results of several rows in turn, take three times as long as others (measured).
+template <>
+inline constexpr bool can_stream<bf16, float> = true;
+template <>
+inline constexpr bool can_stream<fp16, float> = true;
+inline void store_non_temporal(fp32* p, Floats v) { store_non_temporal_as<__m512i>(p, v); }
+inline void store_non_temporal(bf16* p, Floats v) { store_non_temporal_as<__m256i>(p, v); }
+inline void store_non_temporal(fp16* p, Floats v) { store_non_temporal_as<__m256i>(p, v); }
+#else
+inline void store_non_temporal(fp32* p, Floats v) { store_non_temporal_as<__m256i>(p, v); }
 #endif
+#endif
+
+// One vector after the other.
+template <int count, class T, class V>
+inline void store_all_non_temporal(T* p, const V* v) {
+#pragma GCC unroll 32
+  for (int i = 0; i < count; ++i)
+    store_non_temporal(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
+}
 
 // Such stores are seen by other threads only after this.
 inline void finish_non_temporal_stores() {
