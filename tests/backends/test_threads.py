@@ -14,7 +14,7 @@ import pytest
 import cunorm
 from tests.support.caches import ANSWERS, compiles, copies, posix, script
 from tests.support.calls import FUNCTIONS, assert_same, call_of, call_uncached, change
-from tests.support.internals import _threads
+from tests.support.internals import KernelBuild, _compile, _threads
 from tests.support.operands import assert_same_bits, at
 from tests.support.processes import in_process
 
@@ -148,6 +148,22 @@ def test_subnormal_results_are_kept(set_threads):
         assert_same_bits(
             cunorm.rms_norm(x, eps=1.0), x
         )  # bits: with subnormals flushed, x would equal zero
+
+
+@pytest.mark.parametrize("chosen", [None, "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_openmp_is_loaded_with_short_waits_that_only_it_sees(chosen, monkeypatch, tmp_path):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    if chosen:
+        monkeypatch.setenv(chosen, "7")
+    before, seen = dict(os.environ), []
+    monkeypatch.setattr(_compile, "_compiled", lambda build: (tmp_path, False))
+    monkeypatch.setattr(_compile, "entry_of", lambda path: seen.append(dict(os.environ)))
+    monkeypatch.setattr(_compile, "_opened", lambda path: path)
+    _compile._load(KernelBuild("any", ()))
+    added = {} if chosen else {"GOMP_SPINCOUNT": "1000"}
+    assert seen == [before | added]
+    assert dict(os.environ) == before
 
 
 # --- forks and modes ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from cunorm._backends.cpu import compiler as _compiler
 from cunorm._backends.cpu import precompiled
 from cunorm._backends.cpu.compiler import Compiler, Options, compiler, cpu_identity, run
 from cunorm._backends.cpu.files import TEMPORARY, cache_folder, digest, is_whole, seal, temporary
+from cunorm._backends.cpu.threads import short_waits
 from cunorm._backends.cpu.waiting import explained
 from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild
@@ -83,7 +84,8 @@ def _load(build: KernelBuild) -> tuple[Entry, bool]:
         path, is_new = _compiled(build)
         was_compiled = was_compiled or is_new
         try:
-            return entry_of(_opened(path)), was_compiled
+            with short_waits():
+                return entry_of(_opened(path)), was_compiled
         except OSError:  # another process clears the cache
             tries -= 1
             if not tries:

@@ -3,12 +3,19 @@
 
 import numbers
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the first core's last cache
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
+
+# How often a thread of GCC's OpenMP that waits looks for work before it sleeps, unless the user has
+# chosen one of these: for some 25 to 50 microseconds. By default it does for several milliseconds, and
+# keeps the core from whoever has work, be it another process or NumPy's BLAS.
+_SPIN_COUNT, _CHOSEN_BY = "1000", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 _chosen: int | None = None
 _forked = False
@@ -37,6 +44,19 @@ def set_num_threads(n: int | None) -> None:
     if n is not None and not (is_int and n >= 1):
         raise ValueError(f"set_num_threads: n is {n!r}, expected a positive int or None")
     _chosen = None if n is None else int(n)
+
+
+@contextmanager
+def short_waits() -> Iterator[None]:
+    """Let an OpenMP runtime that is loaded meanwhile read of short waits in the environment."""
+    if any(name in os.environ for name in _CHOSEN_BY):
+        yield
+        return
+    os.environ[_CHOSEN_BY[0]] = _SPIN_COUNT
+    try:
+        yield
+    finally:
+        os.environ.pop(_CHOSEN_BY[0], None)
 
 
 def thread_count() -> int:

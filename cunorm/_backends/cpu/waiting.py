@@ -18,12 +18,16 @@ def explained(builds: Sequence[KernelBuild]) -> Iterator[None]:
     """Say what is compiled, if that takes longer than two seconds."""
     timer = Timer(_PATIENCE, _say, (builds,))
     timer.daemon = True
-    with suppress(RuntimeError):  # no thread can be started, as when the interpreter ends
+    try:
         timer.start()
+    except RuntimeError:  # no thread can be started, as when the interpreter ends
+        yield
+        return
     try:
         yield
     finally:
         timer.cancel()
+        timer.join()  # nothing is left of it for a process that forks
 
 
 def _say(builds: Sequence[KernelBuild]) -> None:
