@@ -137,7 +137,6 @@ RMS = {"shape": ROWS, "bias": None}
 LAYER = {"shape": ROWS, "center": True}
 GATED = {"shape": ROWS, "gate": "float16", "dgate": "bfloat16"}
 CASES = {
-    "rms_norm of float32": ("row_norm_forward", RMS),
     "rms_norm of few long rows": ("row_norm_forward", RMS | {"shape": LONG}),
     "layer_norm of float16": (
         "row_norm_forward",

@@ -57,12 +57,12 @@ def test_the_stream_that_is_not_written_is_x_itself():
 
 
 def test_a_kernel_that_does_not_compile_is_an_error_with_the_compilers_words(monkeypatch):
-    def fail(build):
-        raise RuntimeError(f"g++ does not compile {build.kernel}")
+    def fail(builds):
+        raise RuntimeError(f"g++ does not compile {next(iter(builds)).kernel}")
 
     _memo.clear_all()
     with monkeypatch.context() as patch:
-        patch.setattr(_cpu, "library", fail)
+        patch.setattr(_cpu, "libraries", fail)
         with pytest.raises(RuntimeError, match=r"cunorm: RuntimeError: g\+\+ does not compile row"):
             jax.block_until_ready(cunorm.rms_norm(jnp.ones((3, 11)), eps=0.125))
     assert jnp.isfinite(cunorm.rms_norm(jnp.ones((3, 11)), eps=0.125)).all()
