@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The CPU's builds for other instruction sets are right, and have the bits of this machine's own.
 
-Those of 64-bit ARM are run by an emulator. A cross compiler takes the road of any compiler, but
+Those of 64-bit ARM are run by an emulator. A cross compiler is used as any compiler, but
 refuses -march=native. Only the libraries run in the emulator, on copies of the arrays. This shows
 no speed, and not what depends on the order in which a real machine's cores see stores, nor on
 instructions beyond those of ARMv8.0.
@@ -65,8 +65,8 @@ class Emulator:
         source, program = folder / "program.cpp", folder / "program"
         source.write_text(PROGRAM)
         subprocess.run([COMPILER, source, "-o", program], check=True)
-        asked = [COMPILER, "-print-file-name=libc.so.6"]
-        found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        command = [COMPILER, "-print-file-name=libc.so.6"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         self.command = [EMULATOR, "-L", Path(found).parents[1], program, folder / "memory"]
 
     def load(self, path: Path) -> _compile.Entry:
@@ -138,17 +138,17 @@ LAYER = {"shape": ROWS, "center": True}
 GATED = {"shape": ROWS, "gate": "float16", "dgate": "bfloat16"}
 CASES = {
     "rms_norm of few long rows": ("row_norm_forward", RMS | {"shape": LONG}),
-    "layer_norm of float16": (
+    "pre-gated layer_norm of float16": (
         "row_norm_forward",
-        LAYER | {"x": "float16", "bias": "bfloat16", "stream": "+ float32"},
+        LAYER | {"x": "float16", "gate": "float32", "gate_position": "pre", "stream": "+ float32"},
     ),
     "gated rms_norm of bfloat16": ("row_norm_forward", GATED | {"x": "bfloat16"}),
     "rms_norm of bfloat16, backward": ("row_norm_backward", RMS | {"x": "bfloat16"}),
     "layer_norm of float16, backward": ("row_norm_backward", LAYER | {"x": "float16"}),
     "gated rms_norm of float32, backward": ("row_norm_backward", GATED),
-    "group_norm of bfloat16, channels last": (
+    "group_norm of 48 channels of bfloat16, channels last": (
         "group_norm_forward",
-        {"samples": LAST, "x": "bfloat16"},
+        {"samples": LAST._replace(channels=48, groups=3), "x": "bfloat16"},
     ),
     "group_norm of float16, channels first": (
         "group_norm_forward",

@@ -51,11 +51,15 @@ def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
     missing = [build for build in dict.fromkeys(builds) if loaded.get(build) is None]
     if not missing:
         return [library(build) for build in builds]
+    others = [Thread(target=_begin, args=(build,), daemon=True) for build in missing[1:]]
     with explained(missing):
-        for build in missing[1:]:
-            with suppress(RuntimeError):  # no thread can be started, as when the interpreter ends
-                Thread(target=_begin, args=(build,)).start()
-        return [library(build) for build in builds]  # waits for those
+        with suppress(RuntimeError):  # no thread can be started, as when the interpreter ends
+            for thread in others:
+                thread.start()
+        entries = [library(build) for build in builds]  # waits for those
+        for thread in filter(Thread.is_alive, others):
+            thread.join()
+        return entries
 
 
 def _begin(build: KernelBuild) -> None:

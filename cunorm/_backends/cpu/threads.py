@@ -13,9 +13,11 @@ _SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the first c
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 # How often a thread of GCC's OpenMP that waits looks for work before it sleeps, unless the user has
-# chosen one of these: for some 25 to 50 microseconds. By default it does for several milliseconds, and
-# keeps the core from whoever has work, be it another process or NumPy's BLAS.
+# chosen one of these: for some 25 to 50 microseconds. By default these are several milliseconds, in
+# which it keeps the core from whoever has work, be it another process or NumPy's BLAS.
 _SPIN_COUNT, _CHOSEN_BY = "1000", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+_first_time = [True]  # empty afterwards
 
 _chosen: int | None = None
 _forked = False
@@ -48,15 +50,19 @@ def set_num_threads(n: int | None) -> None:
 
 @contextmanager
 def short_waits() -> Iterator[None]:
-    """Let an OpenMP runtime that is loaded meanwhile read of short waits in the environment."""
-    if any(name in os.environ for name in _CHOSEN_BY):
+    """Let an OpenMP runtime that is loaded meanwhile read of short waits; only the first time.
+
+    `os.environ` stays as it is, as other threads may read it.
+    """
+    if not _first_time or any(name in os.environ for name in _CHOSEN_BY):
         yield
         return
-    os.environ[_CHOSEN_BY[0]] = _SPIN_COUNT
+    _first_time.clear()
+    os.putenv(_CHOSEN_BY[0], _SPIN_COUNT)
     try:
         yield
     finally:
-        os.environ.pop(_CHOSEN_BY[0], None)
+        os.unsetenv(_CHOSEN_BY[0])
 
 
 def thread_count() -> int:

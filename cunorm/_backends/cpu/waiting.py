@@ -34,7 +34,7 @@ def _say(builds: Sequence[KernelBuild]) -> None:
     if is_announced.is_set() or sys.stderr is None:
         return
     is_announced.set()
-    names = " and ".join(build.kernel for build in builds)
+    names = " and ".join(dict.fromkeys(build.kernel for build in builds))
     with suppress(OSError, ValueError):  # a stream that was closed
         print(
             f"cunorm compiles {names}, once for this machine; cunorm.warmup does so ahead",

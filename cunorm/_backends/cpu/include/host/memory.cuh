@@ -9,6 +9,7 @@
 
 #include "simd.h"
 #include "simd_doubles.h"
+#include "simd_first.h"
 #include "simd_streaming.h"
 #include "types.cuh"
 
@@ -32,8 +33,12 @@ inline constexpr int items_per_pack = B::pack / simd::lanes<typename B::compute_
 template <class B>
 using Items = Pack<Item<B>, items_per_pack<B>>;
 
+// All parts have as many items.
+constexpr int largest_divisor(int count, int most) {
+  return count % most == 0 ? most : largest_divisor(count, most - 1);
+}
 template <class B>
-inline constexpr int items_per_part = std::min(items_per_pack<B>, simd::registers / 4);
+inline constexpr int items_per_part = largest_divisor(items_per_pack<B>, simd::registers / 4);
 template <class B>
 inline constexpr int parts_per_pack = items_per_pack<B> / items_per_part<B>;
 template <class B>

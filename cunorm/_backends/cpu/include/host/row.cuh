@@ -308,6 +308,16 @@ struct ParameterPacks {
   }
 };
 
+// To another pack, of the same part.
+template <class B, class At, class T>
+inline void copy_part(At, LoadedPack<B, T>& to, const LoadedPack<B, T>& from) {
+  to = from;
+}
+template <class B, class At, class V, int count>
+inline void copy_part(At at, Pack<V, count>& to, const Pack<V, count>& from) {
+  for_each_item<B>(at, [&](auto item) { to.item[item.index] = from.item[item.index]; });
+}
+
 // What a thread computes of a row in the first pass, and holds for the second where that takes
 // longer than to load it. With `hold` the pack that was computed last is used once more.
 template <class B, class V, bool hold = true>
@@ -320,11 +330,8 @@ struct HeldPacks {
   }
   template <class At>
   void put(At at, const V& pack) {
-    if constexpr (hold) last = pack;
-    if constexpr (HELD_PACKS > 0)
-      for_each_item<B>(at, [&](auto item) {
-        packs[at.column / B::pack].item[item.index] = pack.item[item.index];
-      });
+    if constexpr (hold) copy_part<B>(at, last, pack);
+    if constexpr (HELD_PACKS > 0) copy_part<B>(at, packs[at.column / B::pack], pack);
   }
   template <class At>
   const V& operator[](At) const {

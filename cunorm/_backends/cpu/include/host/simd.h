@@ -69,74 +69,6 @@ inline void store_bits(void* p, V v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
-// All bits of the first `count` numbers of a vector, none of the others.
-template <class Int, int bytes>
-inline auto first_lanes(Int count) {
-  typedef Int V __attribute__((vector_size(bytes)));
-  V lane;
-  for (int i = 0; i < bytes / int(sizeof(Int)); ++i) lane[i] = i;
-  return lane < count;
-}
-
-// The same of the first `count` elements only, of one or more; the rest are zeros, and are left in
-// memory as they are.
-template <class V, class T>
-inline V load_first(const T* p, int count) {
-  V v{};
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-  const unsigned mask = (1u << count) - 1;
-  if constexpr (sizeof(V) == 64 && sizeof(T) == 8)
-    return (V)_mm512_maskz_loadu_epi64(mask, p);
-  else if constexpr (sizeof(V) == 64 && sizeof(T) == 4)
-    return (V)_mm512_maskz_loadu_epi32(mask, p);
-  else if constexpr (sizeof(V) == 32 && sizeof(T) == 4)
-    return (V)_mm256_maskz_loadu_epi32(mask, p);
-  else if constexpr (sizeof(V) == 32 && sizeof(T) == 2)
-    return (V)_mm256_maskz_loadu_epi16(mask, p);
-#elif defined(__AVX2__)
-  if constexpr (sizeof(V) == 32 && sizeof(T) == 8)
-    return (V)_mm256_maskload_epi64((const long long*)p, (__m256i)first_lanes<int64_t, 32>(count));
-  else if constexpr (sizeof(V) == 32 && sizeof(T) == 4)
-    return (V)_mm256_maskload_epi32((const int*)p, (__m256i)first_lanes<int32_t, 32>(count));
-  else if constexpr (sizeof(V) == 16 && sizeof(T) == 4)
-    return (V)_mm_maskload_epi32((const int*)p, (__m128i)first_lanes<int32_t, 16>(count));
-#endif
-  if (count * sizeof(T) == sizeof(V)) return load_bits<V>(p);
-  std::memcpy(&v, p, count * sizeof(T));
-  return v;
-}
-template <class V, class T>
-inline void store_first(T* p, V v, int count) {
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-  const unsigned mask = (1u << count) - 1;
-  if constexpr (sizeof(V) == 64 && sizeof(T) == 8)
-    return _mm512_mask_storeu_epi64(p, mask, (__m512i)v);
-  else if constexpr (sizeof(V) == 64 && sizeof(T) == 4)
-    return _mm512_mask_storeu_epi32(p, mask, (__m512i)v);
-  else if constexpr (sizeof(V) == 32 && sizeof(T) == 4)
-    return _mm256_mask_storeu_epi32(p, mask, (__m256i)v);
-  else if constexpr (sizeof(V) == 32 && sizeof(T) == 2)
-    return _mm256_mask_storeu_epi16(p, mask, (__m256i)v);
-#elif defined(__AVX2__)
-  if constexpr (sizeof(V) == 32 && sizeof(T) == 8)
-    return _mm256_maskstore_epi64((long long*)p, (__m256i)first_lanes<int64_t, 32>(count),
-                                  (__m256i)v);
-  else if constexpr (sizeof(V) == 32 && sizeof(T) == 4)
-    return _mm256_maskstore_epi32((int*)p, (__m256i)first_lanes<int32_t, 32>(count), (__m256i)v);
-  else if constexpr (sizeof(V) == 16 && sizeof(T) == 4)
-    return _mm_maskstore_epi32((int*)p, (__m128i)first_lanes<int32_t, 16>(count), (__m128i)v);
-#endif
-  if (count * sizeof(T) == sizeof(V)) return store_bits(p, v);
-  std::memcpy(p, &v, count * sizeof(T));
-}
-
-// The first `count` elements, and zeros.
-template <class V>
-inline V first_elements(V v, int count) {
-  using Int = std::conditional_t<sizeof(v[0]) == 8, int64_t, int32_t>;
-  return first_lanes<Int, sizeof(V)>(count) ? v : V{};
-}
-
 // load<C>(p): as many elements as a vector of C has, converted.
 template <class C, class T>
 inline Vector<C> load(const T* p) {
@@ -229,7 +161,7 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 inline Doubles fma(Doubles a, Doubles b, Doubles c) {
   return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 }
-#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+#elif defined(__AVX__) && defined(__F16C__) && defined(__FMA__)
 template <>
 inline Floats load<float>(const fp16* p) {
   return (Floats)_mm256_cvtph_ps(load_bits<__m128i>(p));
@@ -262,72 +194,6 @@ inline V fma(V a, V b, V c) {
   return a;
 }
 #endif
-
-// store() of one vector after the other.
-template <int count, class T, class V>
-inline void store_all(T* p, const V* v) {
-#pragma GCC unroll 32
-  for (int i = 0; i < count; ++i) store(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
-}
-// Not inlined where it is rare: what is stored need not lie in memory for it.
-__attribute__((noinline, cold)) inline void store_pair(bf16* p, Floats low, Floats high) {
-  store(p, low);
-  store(p + lanes<float>, high);
-}
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
-// Two of them at a time, and one look at all of them for subnormals.
-template <int pairs>
-inline void store_pairs(bf16* p, const Floats* v) {
-  constexpr int pair = 2 * lanes<float>;
-  const __m512i exponents = _mm512_set1_epi16(0x7f80);
-  __m512i rounded[pairs > 0 ? pairs : 1];
-  __mmask32 normal = ~0u;  // nor zero, so the instruction took nothing for it
-#pragma GCC unroll 32
-  for (int i = 0; i < pairs; ++i) {
-    rounded[i] = (__m512i)_mm512_cvtne2ps_pbh((__m512)v[2 * i + 1], (__m512)v[2 * i]);
-    normal = _mm512_mask_test_epi16_mask(normal, rounded[i], exponents);
-  }
-  if (__builtin_expect(normal == ~0u, 1)) {
-#pragma GCC unroll 32
-    for (int i = 0; i < pairs; ++i) store_bits(p + i * pair, rounded[i]);
-  } else {
-#pragma GCC unroll 32
-    for (int i = 0; i < pairs; ++i) store_pair(p + i * pair, v[2 * i], v[2 * i + 1]);
-  }
-}
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-// Two of them at a time, and one look at all of them for NaN.
-inline __m256i rounded_bits(Floats v) {
-  const Words bits = (Words)v;
-  return (__m256i)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-template <int pairs>
-inline void store_pairs(bf16* p, const Floats* v) {
-  constexpr int pair = 2 * lanes<float>, in_order = 0xd8;
-  __m256 has_nan = _mm256_setzero_ps();
-#pragma GCC unroll 32
-  for (int i = 0; i < pairs; ++i) {
-    const Floats low = v[2 * i], high = v[2 * i + 1];
-    const __m256i packed = _mm256_packus_epi32(rounded_bits(low), rounded_bits(high));
-    store_bits(p + i * pair, _mm256_permute4x64_epi64(packed, in_order));
-    has_nan = _mm256_or_ps(has_nan, _mm256_cmp_ps((__m256)low, (__m256)high, _CMP_UNORD_Q));
-  }
-  if (__builtin_expect(_mm256_movemask_ps(has_nan) == 0, 1)) return;
-#pragma GCC unroll 32
-  for (int i = 0; i < pairs; ++i) store_pair(p + i * pair, v[2 * i], v[2 * i + 1]);
-}
-#else
-template <int pairs>
-inline void store_pairs(bf16* p, const Floats* v) {
-#pragma GCC unroll 32
-  for (int i = 0; i < 2 * pairs; ++i) store(p + i * lanes<float>, v[i]);
-}
-#endif
-template <int count>
-inline void store_all(bf16* p, const Floats* v) {
-  store_pairs<count / 2>(p, v);
-  if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<float>, v[count - 1]);
-}
 
 // The sum of the elements, the upper half added to the lower until one is left.
 template <class V>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Stores of vectors of fp64 as 16 bits, rounded once.
 #pragma once
-#include "simd.h"
+#include "simd_stores.h"
 
 namespace simd {
 

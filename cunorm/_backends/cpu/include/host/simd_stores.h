@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+// Stores of several vectors of results.
+#pragma once
+#include "simd.h"
+
+namespace simd {
+
+// store() of one vector after the other.
+template <int count, class T, class V>
+inline void store_all(T* p, const V* v) {
+#pragma GCC unroll 32
+  for (int i = 0; i < count; ++i) store(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
+}
+// Not inlined where it is rare: what is stored need not lie in memory for it.
+__attribute__((noinline, cold)) inline void store_pair(bf16* p, Floats low, Floats high) {
+  store(p, low);
+  store(p + lanes<float>, high);
+}
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+// Two of them at a time, and one look at all of them for subnormals.
+template <int pairs>
+inline void store_pairs(bf16* p, const Floats* v) {
+  constexpr int pair = 2 * lanes<float>;
+  const __m512i exponents = _mm512_set1_epi16(0x7f80);
+  __m512i rounded[pairs > 0 ? pairs : 1];
+  __mmask32 normal = ~0u;  // nor zero, so the instruction took nothing for it
+#pragma GCC unroll 32
+  for (int i = 0; i < pairs; ++i) {
+    rounded[i] = (__m512i)_mm512_cvtne2ps_pbh((__m512)v[2 * i + 1], (__m512)v[2 * i]);
+    normal = _mm512_mask_test_epi16_mask(normal, rounded[i], exponents);
+  }
+  if (__builtin_expect(normal == ~0u, 1)) {
+#pragma GCC unroll 32
+    for (int i = 0; i < pairs; ++i) store_bits(p + i * pair, rounded[i]);
+  } else {
+#pragma GCC unroll 32
+    for (int i = 0; i < pairs; ++i) store_pair(p + i * pair, v[2 * i], v[2 * i + 1]);
+  }
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+// Two of them at a time, and one look at all of them for NaN.
+inline __m256i rounded_bits(Floats v) {
+  const Words bits = (Words)v;
+  return (__m256i)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+template <int pairs>
+inline void store_pairs(bf16* p, const Floats* v) {
+  constexpr int pair = 2 * lanes<float>, in_order = 0xd8;
+  __m256 has_nan = _mm256_setzero_ps();
+#pragma GCC unroll 32
+  for (int i = 0; i < pairs; ++i) {
+    const Floats low = v[2 * i], high = v[2 * i + 1];
+    const __m256i packed = _mm256_packus_epi32(rounded_bits(low), rounded_bits(high));
+    store_bits(p + i * pair, _mm256_permute4x64_epi64(packed, in_order));
+    has_nan = _mm256_or_ps(has_nan, _mm256_cmp_ps((__m256)low, (__m256)high, _CMP_UNORD_Q));
+  }
+  if (__builtin_expect(_mm256_movemask_ps(has_nan) == 0, 1)) return;
+#pragma GCC unroll 32
+  for (int i = 0; i < pairs; ++i) store_pair(p + i * pair, v[2 * i], v[2 * i + 1]);
+}
+#else
+template <int pairs>
+inline void store_pairs(bf16* p, const Floats* v) {
+#pragma GCC unroll 32
+  for (int i = 0; i < 2 * pairs; ++i) store(p + i * lanes<float>, v[i]);
+}
+#endif
+template <int count>
+inline void store_all(bf16* p, const Floats* v) {
+  store_pairs<count / 2>(p, v);
+  if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<float>, v[count - 1]);
+}
+
+}  // namespace simd
