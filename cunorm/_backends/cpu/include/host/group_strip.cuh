@@ -122,7 +122,7 @@ struct Strip {
       if (whole < end) f(CutColumn<>{whole}, end);
     }
   }
-  // One part of all packs after the other, so that a loop has few sums.
+  // With channels last one part of all lines after the other, so that a loop has few sums.
   template <bool writes, class First, class F>
   void for_each_pack_of(First first, index_t end, const F& f) const {
     if constexpr (B::channels_last)
@@ -139,9 +139,12 @@ struct Strip {
   }
   template <bool writes, class Column, class F>
   void use_columns(Column first, index_t end, const F& f) const {
-    for (Column at = first; at.column < end; at.column += B::pack)
-      f(PackAt<Column, writes>{sizes.first_sample + sample, channel, at, sizes.positions});
+    for (Column at = first; at.column < end; at.column += B::pack) use_column<writes>(at, f);
+  }
+  template <bool writes, class Column, class F>
+  void use_column(Column at, const F& f) const {
+    f(PackAt<Column, writes>{sizes.first_sample + sample, channel, at, sizes.positions});
     if constexpr (Column::part + 1 < parts_per_pack<B>)
-      use_columns<writes>(typename Column::Next{first.column}, end, f);
+      use_column<writes>(typename Column::Next{at.column}, f);
   }
 };

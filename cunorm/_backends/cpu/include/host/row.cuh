@@ -83,49 +83,27 @@ struct Results {
   }
 };
 
-// Bytes of an element of x or, without it, of dy.
-template <class B>
-constexpr index_t row_itemsize() {
-  if constexpr (present<typename B::x_t>)
-    return sizeof(typename B::x_t);
-  else
-    return sizeof(typename B::dy_t);
-}
-
 template <class B, bool again, bool is_cut>
 struct Chunk {
   index_t first, end;  // columns
   const Results<B>& results;
 
-  // One part of all packs after the other, so that a loop has few sums. But pack by pack in the
-  // second pass, which has none, and what is wider than 16 bits: memory limits that.
   template <class F>
   void for_each_pack(const F& f) const {
     if constexpr (is_cut)
       f(PackAt<CutPack, again>{{first}, first, end});
-    else if constexpr (again || row_itemsize<B>() > 2)
+    else
       for (index_t column = first; column < end; column += B::pack)
         use_parts(WholeColumn<>{column}, f);
-    else
-      use_packs(WholeColumn<>{first}, f);
   }
 
  private:
   template <class Place, class F>
   void use_parts(Place place, const F& f) const {
-    if constexpr (!again && Place::is_whole)
-      results.prefetch(place.column + Place::part * part_elements<B>);
+    if constexpr (!again) results.prefetch(place.column + Place::part * part_elements<B>);
     f(PackAt<Place, again>{place, place.column, end});
     if constexpr (Place::part + 1 < parts_per_pack<B>)
       use_parts(typename Place::Next{place.column}, f);
-  }
-  template <class Place, class F>
-  void use_packs(Place place, const F& f) const {
-    for (; place.column < end; place.column += B::pack) {
-      results.prefetch(place.column + Place::part * part_elements<B>);
-      f(PackAt<Place, again>{place, place.column, end});
-    }
-    if constexpr (Place::part + 1 < parts_per_pack<B>) use_packs(typename Place::Next{first}, f);
   }
 };
 
@@ -148,7 +126,7 @@ struct Walk {
       : share(share),
         rows(rows),
         width(width),
-        row_bytes(width * row_itemsize<B>()),
+        row_bytes(width * itemsize()),
         ahead(rows_ahead(row_bytes)) {}
 
   Row<B> row(index_t row, int slot = 0) const {
@@ -166,6 +144,14 @@ struct Walk {
   template <class Use>
   void for_each_row(const Use& use) const {
     for_each_rows(1, [&](index_t first, int) { use(row(first)); });
+  }
+
+ private:
+  static constexpr index_t itemsize() {
+    if constexpr (present<typename B::x_t>)
+      return sizeof(typename B::x_t);
+    else
+      return sizeof(typename B::dy_t);
   }
 };
 
