@@ -142,8 +142,6 @@ CASES = {
         "row_norm_forward",
         LAYER | {"x": "float16", "gate": "float32", "gate_position": "pre", "stream": "+ float32"},
     ),
-    "gated rms_norm of bfloat16": ("row_norm_forward", GATED | {"x": "bfloat16"}),
-    "rms_norm of bfloat16, backward": ("row_norm_backward", RMS | {"x": "bfloat16"}),
     "layer_norm of float16, backward": ("row_norm_backward", LAYER | {"x": "float16"}),
     "gated rms_norm of float32, backward": ("row_norm_backward", GATED),
     "group_norm of 48 channels of bfloat16, channels last": (
