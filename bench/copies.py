@@ -108,9 +108,10 @@ def macros() -> str:
     found = compiler()
     if found is None:
         raise ValueError("there is no C++ compiler")
-    options = ("-march=native", *base_options(), "-dM", "-E", "-xc++")
-    command: Sequence[str] = [*found.command, *options, os.devnull]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        raise ValueError(answer.stderr.strip().partition("\n")[0])
-    return answer.stdout
+    for native in (("-march=native",), ()):  # some compilers refuse it
+        options = (*native, *base_options(), "-dM", "-E", "-xc++")
+        command: Sequence[str] = [*found.command, *options, os.devnull]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            return answer.stdout
+    raise ValueError(answer.stderr.strip().partition("\n")[0])

@@ -158,7 +158,7 @@ def test_openmp_is_loaded_with_short_waits_that_only_it_sees(chosen, monkeypatch
         monkeypatch.delenv(name, raising=False)
     if chosen:
         monkeypatch.setenv(chosen, "7")
-    monkeypatch.setattr(_threads, "_first_time", [True])
+    monkeypatch.setattr(_threads, "_is_loaded", threading.Event())
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, before, seen = ctypes.c_char_p, dict(os.environ), []
     monkeypatch.setattr(_compile, "_compiled", lambda build: (tmp_path, False))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Event
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the first core's last cache
@@ -17,7 +18,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 # which it keeps the core from whoever has work, be it another process or NumPy's BLAS.
 _SPIN_COUNT, _CHOSEN_BY = "1000", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
-_first_time = [True]  # empty afterwards
+_is_loaded = Event()  # OpenMP, if libraries need it
 
 _chosen: int | None = None
 _forked = False
@@ -50,17 +51,17 @@ def set_num_threads(n: int | None) -> None:
 
 @contextmanager
 def short_waits() -> Iterator[None]:
-    """Let an OpenMP runtime that is loaded meanwhile read of short waits; only the first time.
+    """Let an OpenMP runtime that is loaded meanwhile read of short waits; once is enough.
 
     `os.environ` stays as it is, as other threads may read it.
     """
-    if not _first_time or any(name in os.environ for name in _CHOSEN_BY):
+    if _is_loaded.is_set() or any(name in os.environ for name in _CHOSEN_BY):
         yield
         return
-    _first_time.clear()
     os.putenv(_CHOSEN_BY[0], _SPIN_COUNT)
     try:
         yield
+        _is_loaded.set()
     finally:
         os.unsetenv(_CHOSEN_BY[0])
 

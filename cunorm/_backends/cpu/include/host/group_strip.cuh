@@ -16,11 +16,6 @@ template <class B, class Column, bool writes, class F>
 inline void for_each_item(PackAt<Column, writes> at, const F& f) {
   for_each_item<B>(at.column, at.end, f);
 }
-// The column at which a part begins.
-template <class B, class Column, bool writes>
-inline index_t part_column(PackAt<Column, writes> at) {
-  return at.column + Column::part * part_elements<B>;
-}
 
 // One thread's sum over chunks of packs for each of a strip's channels, or for its channel.
 template <class B>

@@ -70,7 +70,7 @@ struct TilePacks {
   LoadedPack<B, T> operator[](PackAt<Column, writes> at) const {
     const bool is_first_half = B::sums == 3 && 2 * at.column < at.end;
     if (B::channels_last || writes != is_first_half)
-      prefetch_part<B>(lines.at(at.sample, later(at.line)), part_column<B>(at));
+      prefetch_part<B>(lines.at(at.sample, later(at.line)), part_column<B>(at.column));
     return load_pack<B>(lines.at(at.sample, at.line), at.column, at.end);
   }
 
@@ -112,7 +112,7 @@ struct TileItems {
     const Item<B> v = f();
     if constexpr (KEPT_H > 0) {
       if (item.index % items_per_part<B> == 0)
-        prefetch_output_part<B>(results.at(at.sample, at.line), part_column<B>(at));
+        prefetch_output_part<B>(results.at(at.sample, at.line), part_column<B>(at.column));
       place(at)->item[item.index] = v;
     }
     return v;

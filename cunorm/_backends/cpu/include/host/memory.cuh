@@ -67,22 +67,24 @@ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
 // Where a pack begins, with what is known of it: that it is whole, or that the row's end cuts it;
 // and which part of it is meant. Each part has a type, as GCC inlines what is called once, and what
 // goes over parts no closure: GCC would not see through one more that sums are in registers.
-template <int part_ = 0>
-struct WholeColumn {
+template <bool is_whole_, int part_>
+struct PartOfPack {
+  static constexpr bool is_whole = is_whole_;
   static constexpr int part = part_;
-  static constexpr bool is_whole = true;
-  using Next = WholeColumn<part + 1>;
+  using Next = PartOfPack<is_whole, part + 1>;
   index_t column;
   operator index_t() const { return column; }
 };
-template <int part_ = 0>
-struct CutColumn {
-  static constexpr int part = part_;
-  static constexpr bool is_whole = false;
-  using Next = CutColumn<part + 1>;
-  index_t column;
-  operator index_t() const { return column; }
-};
+template <int part = 0>
+using WholeColumn = PartOfPack<true, part>;
+template <int part = 0>
+using CutColumn = PartOfPack<false, part>;
+
+// The column at which a part begins.
+template <class B, class Column>
+inline index_t part_column(Column at) {
+  return at.column + Column::part * part_elements<B>;
+}
 
 // All parts of a pack that the row's end cuts.
 struct CutPack {
@@ -192,7 +194,7 @@ struct OutputPack {
   }
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
-    T* const place = row + column + Column::part * part_elements<B>;
+    T* const place = row + part_column<B>(column);
     const Item<B>* const items = value.item + Column::part * items_per_part<B>;
     if constexpr (!Column::is_whole)
       for_each_item<B>(column, end, [&](CutItem at) { store_item(column, at); });

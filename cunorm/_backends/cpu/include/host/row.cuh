@@ -55,12 +55,6 @@ template <class B, class Place, bool again, class F>
 inline void for_each_item(PackAt<Place, again> at, const F& f) {
   for_each_item<B>(at.place, at.end, f);
 }
-// The column at which a part begins.
-template <class B, class Place, bool again>
-inline index_t part_column(PackAt<Place, again> at) {
-  return at.column + Place::part * part_elements<B>;
-}
-
 // Where a row's results are, so that the first pass prefetches them.
 template <class B>
 struct Results {
@@ -100,7 +94,7 @@ struct Chunk {
  private:
   template <class Place, class F>
   void use_parts(Place place, const F& f) const {
-    if constexpr (!again) results.prefetch(place.column + Place::part * part_elements<B>);
+    if constexpr (!again) results.prefetch(part_column<B>(place));
     f(PackAt<Place, again>{place, place.column, end});
     if constexpr (Place::part + 1 < parts_per_pack<B>)
       use_parts(typename Place::Next{place.column}, f);
@@ -255,7 +249,7 @@ struct RowPacks {
     constexpr bool split = long_passes && !once;
     if constexpr (!wide_rows && (once || split || At::again))
       if (!split || (at.column / B::pack % 2 == 0) == At::again)
-        prefetch_part<B>(row.later, part_column<B>(at));
+        prefetch_part<B>(row.later, part_column<B>(at.place));
     return {row.data + at.column};
   }
   template <class At>
