@@ -7,9 +7,10 @@
 //   gelu_tanh  z/2 (1 + tanh u) = z s(2u),   u = sqrt(2 / pi) (z + 0.044715 z^3)
 //
 // V is float or double, on the CPU a vector of them: a build picks one of the structs by its name,
-// and the same text serves both. 1 - s(z) is no difference, so that tails keep their digits; where
-// s(z) is subnormal it loses some or is 0. At an infinity a derivative is its limit (silu's is NaN
-// where results have 16 bits); NaN gives NaN. Who uses one of both pays for that alone.
+// and the same text serves both. 1 - s(z) is no difference, so that tails keep their digits; one of
+// s(z) and 1 - s(z) that is subnormal loses some or is 0. At an infinity a derivative is its limit
+// (silu's is NaN where results have 16 bits); NaN gives NaN. Who uses one of both pays for that
+// alone.
 #pragma once
 #include "math.cuh"
 
@@ -27,17 +28,6 @@ __device__ inline V bounded(V z) {
   return math::at_most(math::at_least(z, -1000), 1000);
 }
 
-// s(z), and 1 - s(z), which is no difference.
-template <class V>
-struct Logistic {
-  V value, complement;
-};
-template <class V>
-__device__ inline Logistic<V> logistic(V z) {
-  const V e = math::exp_minus(z), value = math::reciprocal(1.0f + e);
-  return {value, math::share(e, value)};
-}
-
 struct identity {
   template <class V>
   static __device__ Activated<V> at(V z) {
@@ -48,7 +38,7 @@ struct identity {
 struct sigmoid {
   template <class V>
   static __device__ Activated<V> at(V z) {
-    const auto s = logistic(z);
+    const auto s = math::logistic(z);
     return {s.value, s.value * s.complement};
   }
 };
@@ -56,10 +46,10 @@ struct sigmoid {
 struct silu {
   template <class V>
   static __device__ Activated<V> at(V z) {
-    const auto s = logistic(z);
+    const auto s = math::logistic(z);
     const V value = z * s.value;
     if constexpr (math::approximate) return {value, fma(value, s.complement, s.value)};
-    return {value, s.value * fma(bounded(z), s.complement, math::constant<V>(1))};
+    return {value, s.value * fma(s.bounded, s.complement, math::constant<V>(1))};
   }
 };
 
@@ -100,7 +90,7 @@ struct gelu_tanh {
     constexpr double slope = 1.5957691216057307118, cubic = 0.044715 * slope;  // of 2u
     const V first = math::constant<V>(slope);
     const V b = bounded(z), square = b * b;
-    const auto s = logistic(b * fma(square, math::constant<V>(cubic), first));
+    const auto s = math::logistic(b * fma(square, math::constant<V>(cubic), first));
     const V slope_there = fma(square, math::constant<V>(3 * cubic), first);
     return {z * s.value, s.value * fma(b * s.complement, slope_there, math::constant<V>(1))};
   }

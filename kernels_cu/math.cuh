@@ -23,10 +23,6 @@ __device__ inline V exp(V v) {
   if constexpr (approximate && sizeof(V) == sizeof(float)) return __expf(v);
   return ::exp(v);
 }
-template <class V>
-__device__ inline V exp_minus(V v) {
-  return exp(-v);
-}
 
 template <class V>
 __device__ inline V constant(double v) {
@@ -65,6 +61,17 @@ __device__ inline float reciprocal(float v) {
   return v < 0x1p126f ? refined : approximation;
 }
 __device__ inline double reciprocal(double v) { return 1.0 / v; }
+
+// s(v) = 1 / (1 + e^-v), 1 - s(v), and v within bounds beyond which one of both is 0.
+template <class V>
+struct Logistic {
+  V value, complement, bounded;
+};
+template <class V>
+__device__ inline Logistic<V> logistic(V v) {
+  const V e = exp(-v), value = reciprocal(1.0f + e);
+  return {value, share(e, value), at_most(at_least(v, -1000), 1000)};
+}
 
 // 1 / sqrt(v), rounded about once: the approximation of the hardware and one step of Newton's, with
 // what rounding the product loses. At zero and infinity the approximation is right, the step NaN.

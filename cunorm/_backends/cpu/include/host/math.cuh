@@ -11,8 +11,6 @@
 // then moved to neighbours while that helped (erfc). `error` is what is left with the rounded ones,
 // relative to the function: at most an eighth of what rounding the result may cost.
 #pragma once
-#include <limits>
-
 #include "simd.h"
 
 namespace math {
@@ -76,12 +74,6 @@ inline simd::Floats at_most(simd::Floats v, double bound) {
 }
 #endif
 
-// e * s, where s = 1 / (1 + e): 0 if e is infinite.
-template <class V>
-inline V share(V e, V s) {
-  return at_most(e, std::numeric_limits<typename Element<V>::type>::max()) * s;
-}
-
 template <class V>
 inline V fabs(V v) {
   return (V)((Integers<V>)v & ~(Integers<V>)-V{});
@@ -112,6 +104,8 @@ template <>
 struct ExpConstants<float> {
   static constexpr int mantissa_bits = 23, exponent_bias = 127;
   static constexpr float lowest = -104, highest = 89;  // beyond, the result is 0 or infinity
+  static constexpr float logistic_lowest = -89;        // e^89 is infinite
+  static constexpr float logistic_highest = 87.5;      // e^-87.5 is near 2^-126, taken for 0
   static constexpr float to_integer = 0x1.8p23f;       // added, it leaves an integer's bits
   static constexpr float log2_e = 0x1.715476p0f;
   static constexpr float ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f;  // n ln2_high is exact
@@ -122,6 +116,7 @@ template <>
 struct ExpConstants<double> {
   static constexpr int mantissa_bits = 52, exponent_bias = 1023;
   static constexpr double lowest = -746, highest = 710;
+  static constexpr double logistic_lowest = -710, logistic_highest = 708.5;
   static constexpr double to_integer = 0x1.8p52;
   static constexpr double log2_e = 0x1.71547652b82fep0;
   static constexpr double ln2_high = 0x1.62e42fefa2p-1, ln2_low = 0x1.9ef35793c7673p-41;
@@ -152,12 +147,6 @@ inline Reduced<V> reduced_of_any(V v) {
   return reduced(at_most(at_least(v, K::lowest), K::highest));
 }
 
-// Of -v, any.
-template <class V>
-inline Reduced<V> reduced_minus(V v) {
-  return reduced_of_any(-v);
-}
-
 // v 2^n, rounded once. In two steps, as 2^n alone may be subnormal or infinite.
 template <class V>
 inline V scaled(V v, V n) {
@@ -174,37 +163,46 @@ inline simd::Floats scaled(simd::Floats v, simd::Floats n) {
 }
 #if defined(__AVX512DQ__)
 // There n may be any number, infinite or NaN too; r, which is nonsense then, is made a small one.
-inline Reduced<simd::Floats> of_any(Reduced<simd::Floats> v) {
+inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
+  const Reduced<simd::Floats> found = reduced(v);
   constexpr int smaller_magnitude = 2;  // with the sign of the first operand
-  const __m512 r = _mm512_range_ps((__m512)v.r, _mm512_set1_ps(0.5f), smaller_magnitude);
-  return {v.n, (simd::Floats)r};
-}
-inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) { return of_any(reduced(v)); }
-// There the sign costs no instruction.
-inline Reduced<simd::Floats> reduced_minus(simd::Floats v) {
-  using K = ExpConstants<float>;
-  const simd::Floats to_integer = constant<simd::Floats>(K::to_integer);
-  const simd::Floats n = fma(v, constant<simd::Floats>(-K::log2_e), to_integer) - to_integer;
-  const simd::Floats high = constant<simd::Floats>(K::ln2_high);
-  const simd::Floats rest = (simd::Floats)_mm512_fnmsub_ps((__m512)n, (__m512)high, (__m512)v);
-  return of_any({n, fma(n, constant<simd::Floats>(-K::ln2_low), rest)});
+  const __m512 r = _mm512_range_ps((__m512)found.r, _mm512_set1_ps(0.5f), smaller_magnitude);
+  return {found.n, (simd::Floats)r};
 }
 #endif
 #endif
 
 template <class V>
-inline V exp_of(const Reduced<V>& v) {
-  using K = ExpConstants<typename Element<V>::type>;
+inline V exp_of_rest(V r) {
   const V one = constant<V>(1);
-  return scaled(fma(fma(polynomial(v.r, K::polynomial), v.r, one), v.r, one), v.n);
+  return fma(fma(polynomial(r, ExpConstants<typename Element<V>::type>::polynomial), r, one), r,
+             one);
 }
 template <class V>
 inline V exp(V v) {
-  return exp_of(reduced_of_any(v));
+  const auto [n, r] = reduced_of_any(v);
+  return scaled(exp_of_rest(r), n);
 }
+
+// s(v) = 1 / (1 + e^-v), 1 - s(v), and v within bounds beyond which one of both is 0.
 template <class V>
-inline V exp_minus(V v) {
-  return exp_of(reduced_minus(v));
+struct Logistic {
+  V value, complement, bounded;
+};
+
+// Half of e^-v is used: it is finite wherever s(v) is not 0, and its scale 2^(n - 1) is 0 or a
+// normal number.
+template <class V>
+inline Logistic<V> logistic(V v) {
+  using K = ExpConstants<typename Element<V>::type>;
+  const V one = constant<V>(1), to_integer = constant<V>(K::to_integer);
+  const V bounded = at_most(at_least(v, K::logistic_lowest), K::logistic_highest);
+  const V shifted_n = fma(bounded, constant<V>(-K::log2_e), to_integer), n = shifted_n - to_integer;
+  const V r = fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), -bounded));
+  const Integers<V> exponent = (Integers<V>)shifted_n << K::mantissa_bits;
+  const V half = exp_of_rest(r) * (V)(exponent + (Integers<V>)constant<V>(0.5));
+  const V value = reciprocal(fma(half, constant<V>(2), one));
+  return {value, half * (value + value), bounded};
 }
 
 // v + v^3 polynomial(v^2) up to |v| = 0.55, then 1 - 2 e / (1 + e), e = e^(-2 |v|).
