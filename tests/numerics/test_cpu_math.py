@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CPU build's exp, tanh, erfc and logistic function are accurate to about 2 ulp, for any width of vectors.
+"""The CPU build's exp, tanh, erfc and logistic function are accurate to 2.5 ulp, for any vectors.
 
 `pytest -m exhaustive tests/numerics/test_cpu_math.py` tries every float.
 """
