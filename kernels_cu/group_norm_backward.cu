@@ -44,7 +44,7 @@ enum GroupFactors { FactorOfP, Offset, Correction };  // of a group: what dx tak
 
 template <class B>
 struct Inputs {
-  TilePacks<B, typename B::dy_t> dy;
+  TilePacks<B, typename B::dy_t, true> dy;  // for h alone
   TilePacks<B, typename B::x_t> x;
   TileItems<B> h;
 };
@@ -157,7 +157,9 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
 
   // Load.
   const Inputs<Build> inputs{
-      {memory, tile, arguments.dy}, {memory, tile, arguments.x}, {tile, arguments.dx}};
+      {memory, tile, arguments.dy},
+                             {memory, tile, arguments.x},
+                             {tile, arguments.dx, arguments.handed_on}};
   const auto channels =
       tile.of_strips([&](const auto& strip) { return channels_of(arguments, inputs, strip); });
 

@@ -163,7 +163,7 @@ struct Tile {
 };
 
 // An operand's packs in the tile: the constructor starts to copy them.
-template <class B, class T>
+template <class B, class T, bool for_h = false>
 struct TilePacks {
   SharedPacks<B, T> shared;
 
@@ -198,8 +198,8 @@ struct TileOutput : OutputPack<B, T> {
 // What f() gives for the items of packs: each pass computes it anew.
 template <class B>
 struct TileItems {
-  template <class T>
-  __device__ TileItems(const Tile<B>&, const Lines<T>&) {}
+  template <class... T>
+  __device__ TileItems(const Tile<B>&, const T&...) {}
   template <class F>
   __device__ Item<B> operator()(PackAt, ItemAt, F f) const {
     return f();

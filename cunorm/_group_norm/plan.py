@@ -15,7 +15,7 @@ from cunorm._core.tensor import WHOLE, OptionalSpecs, TensorSpec, contiguous, op
 from cunorm._group_norm import kernels
 from cunorm._group_norm.kernels import GroupKernel, group_kernel
 from cunorm._group_norm.layout import GroupGeometry, check_operand, check_output, geometry
-from cunorm._group_norm.schedule import SOME_GPUS, cpu_schedule, cuda_schedule
+from cunorm._group_norm.schedule import MOST_SHARES, SOME_GPUS, cpu_schedule, cuda_schedule
 from cunorm._group_norm.spec import (
     NEEDS,
     GroupBackwardSpec,
@@ -171,8 +171,9 @@ def _lower(
             count = min(schedule.chunk, samples - first_sample)
             args = kernel.args(count, first_sample, schedule.part_positions, schedule.parts, sums)
             for one in schedule.passes:
-                launch = replace(one, grid=one.grid * count)
-                found.append(KernelCall(launch, args, where.elements))
+                shares = min(schedule.shares * count, MOST_SHARES)
+                launch = replace(one, grid=1 if shares else one.grid * count)
+                found.append(KernelCall(launch, args, where.elements, shares))
         return found + params_call
 
     launches = (*schedule.passes, *(call.launch for call in params_call))

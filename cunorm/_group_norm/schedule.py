@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from cunorm._core.build import KernelBuild, Launch, Macros, cpu_stores, cuda_bool
 from cunorm._core.caps import LEAST_COPY, MOST_SMS, CpuCaps, Features, GpuCaps
-from cunorm._core.param_grad import CPU_PACK
 from cunorm._core.plan import GRID_LIMIT
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupTypes
 from cunorm._group_norm.layout import LINE, Samples
@@ -26,11 +25,11 @@ class Schedule(NamedTuple):
     part_positions: int
     parts: int  # of a sample
     handed_size: int  # elements that the passes of a chunk hand on in global memory
+    shares: int = 0  # of a sample, for a CPU's threads; more than 0: a chunk is one block
 
 
 # The passes that a launch makes: finding, combining, writing.
-_ALL, _FIND, _COMBINE = (True, True, True), (True, False, False), (False, True, False)
-_WRITE, _COMBINE_AND_WRITE = (False, False, True), (False, True, True)
+_ALL, _FIND, _COMBINE_AND_WRITE = (True, True, True), (True, False, False), (False, True, True)
 # GPUs with little and much shared memory, without and with clusters: plans for any other GPU take
 # no more memory than those for one of them.
 SOME_GPUS = tuple(
@@ -38,13 +37,16 @@ SOME_GPUS = tuple(
     for shared in (64 << 10, 100 << 10, 164 << 10, 228 << 10)
     for clusters in (False, True)
 )
-# Bytes of samples in a chunk where each pass is a launch, so that the last pass finds them in the
+# Bytes of samples in a chunk that a CPU's threads share, so that the last pass finds them in the
 # cores' caches; bytes of a sample of which one core makes all passes; and samples that are enough
-# to share.
+# for all cores.
 _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 2 << 20, 512 << 10, 16
 _CPU_HANDED = 1 << 17  # the most channels of all parts of a launch: each hands on some values
-_CPU_KEPT_H = 256 << 10  # bytes of a group's h that a thread keeps from its first pass to the last
+# The most bytes of h, as group_norm_backward.cu has it, that are kept from the first pass to the
+# last: by a thread of its groups, or in memory of a chunk; and where it is quickly computed again.
+_CPU_KEPT_H, _CPU_HANDED_H, _QUICK_ACTIVATIONS = 512 << 10, 12 << 20, ("identity", "relu")
 _CPU_SMALL = 1 << 15  # elements that one core takes in any case
+MOST_SHARES = 256  # of a chunk: enough for all threads
 
 
 def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: GpuCaps) -> Schedule:
@@ -70,36 +72,58 @@ def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: GpuCaps) 
 
 
 def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
+    """Plan the launches on a CPU, which make all passes.
+
+    A block has some groups of a sample; or all of a chunk, whose strips threads share.
+    """
     tiling = cpu_tiling(types, where)
     macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(1, async_copies=False))
     row = where.channels if where.channels_last else where.positions
-    written = types.written
-    if written is not None:
-        macros += cpu_stores(where.elements, row, written, types.compute, caps)
+    if where.channels_last and row % tiling.pack == 0:
+        macros += (("WHOLE_PACKS", "true"),)
+    if types.written is not None:
+        macros += cpu_stores(where.elements, row, types.written, types.compute, caps)
     sample_bytes = where.positions * where.channels * types.x.itemsize
     block_groups = _cpu_block_groups(where, sample_bytes)
-    chunk = where.samples if block_groups else _CPU_CHUNK // sample_bytes
-    chunk = min(chunk, _CPU_HANDED // (tiling.parts * where.pitch))
-    if isinstance(types, GroupBackwardTypes) and _keeps_h(types, where, block_groups):
-        macros += (("KEPT_H", str(_CPU_KEPT_H // (CPU_PACK * types.compute.itemsize))),)
-    blocks = tiling.parts * -(-where.channels // (tiling.pack if where.channels_last else 1))
-    passes = [(_FIND, blocks), (_COMBINE, where.groups), (_WRITE, blocks)]
+    grid, shares, chunk = 1, 0, where.samples
     if block_groups:
-        passes = [(_ALL, where.groups // block_groups)]
+        grid = where.groups // block_groups
+    else:
+        macros += (("SHARED_SAMPLES", "true"),)
+        shares = tiling.parts * -(-where.channels // (tiling.pack if where.channels_last else 1))
+        chunk = _CPU_CHUNK // sample_bytes
+    chunk = max(1, min(chunk, _CPU_HANDED // (tiling.parts * where.pitch)))
     handed = VALUES * (tiling.parts * where.pitch + where.groups)
-    return _schedule(types, where, tiling, macros, passes, chunk, handed, 0)
+    if isinstance(types, GroupBackwardTypes) and types.dx is not None:
+        kept, h_size = _cpu_kept_h(types, where, tiling.pack, block_groups, chunk)
+        macros, handed = macros + kept, handed + h_size
+    schedule = _schedule(types, where, tiling, macros, [(_ALL, grid)], chunk, handed, 0)
+    return schedule._replace(shares=shares)
 
 
-def _keeps_h(types: GroupBackwardTypes, where: Samples, block_groups: int) -> bool:
-    """Whether a thread keeps the activations of its group, which are slow to compute."""
-    if types.activation == "identity" or types.dx is None or where.channels_last:
-        return False
-    packs = where.group_channels * -(-where.positions // CPU_PACK)
-    return block_groups == 1 and packs * CPU_PACK * types.compute.itemsize <= _CPU_KEPT_H
+def _cpu_kept_h(
+    types: GroupTypes, where: Samples, pack: int, block_groups: int, chunk: int
+) -> tuple[Macros, int]:
+    """Return where h is kept, and for how many of its elements memory of a sample has room.
+
+    It has room for h even if h is not kept, so that the size does not depend on the activation.
+    """
+    lines, row = where.positions, where.group_channels * (block_groups or where.groups)
+    if not where.channels_last:
+        lines, row = row, lines
+    elements, itemsize = lines * -(-row // pack) * pack, types.compute.itemsize
+    kept: Macros = (("KEPT_H", str(_CPU_KEPT_H // (pack * itemsize))),)
+    fits, handed = elements * itemsize <= _CPU_KEPT_H, 0
+    if not block_groups:
+        kept = (("HANDED_H", "true"),)
+        fits, handed = chunk * elements * itemsize <= _CPU_HANDED_H, elements + LINE
+    if not fits:
+        return (), 0
+    return () if types.activation in _QUICK_ACTIVATIONS else kept, handed
 
 
 def _cpu_block_groups(where: Samples, sample_bytes: int) -> int:
-    """Return the number of groups of which one core makes all passes, 0: none."""
+    """Return the number of groups of which one core makes all passes; 0: cores share all."""
     if where.elements <= _CPU_SMALL:
         return where.groups
     if not where.channels_last:

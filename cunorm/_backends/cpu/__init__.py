@@ -44,7 +44,7 @@ def runner(calls: Sequence[KernelCall], array_count: int) -> Run:
 
 # --- workspaces: some MiB are kept, as allocation takes longer ------------------------------------
 
-_LARGEST = 8 << 20  # bytes that are kept in one piece
+_LARGEST = 16 << 20  # bytes that are kept in one piece
 _PIECES = 4
 
 

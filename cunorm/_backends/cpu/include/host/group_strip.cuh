@@ -22,8 +22,9 @@ template <class B>
 struct LineSum {
   Pack<RunSum<B, Item<B>>, items_per_pack<B>> total = {};
 
-  void add(ItemSums<B>& chunk) {
-    unrolled<items_per_pack<B>>([&](int i) { total.item[i].add(chunk.sums.item[i]); });
+  void add(ItemSums<B>& chunk, int part) {
+    RunSum<B, Item<B>>* const totals = total.item + part * items_per_part<B>;
+    unrolled<items_per_part<B>>([&](int i) { totals[i].add(chunk.sums.item[i]); });
   }
   Items<B> value() const {
     return for_channels<B>([&](int i) { return total.item[i].sum; });
@@ -31,17 +32,22 @@ struct LineSum {
 };
 template <class B>
 struct ColumnSum : RowSum<B> {
+  void add(ItemSums<B>& chunk, int) { RowSum<B>::add(chunk); }
   ChannelItems<B> value() const { return {{spread<B>(RowSum<B>::value())}}; }
 };
 template <class B>
 using ChannelSum = either<B::channels_last, LineSum<B>, ColumnSum<B>>;
 
 // Groups are counted over the samples of the launch.
-template <class B, class Channel>
+template <class B, bool is_whole = true>
 struct Strip {
+  using Part = CountedPart<is_whole>;  // of a pack of channels
+  struct FirstPart : Part {
+    index_t line;
+  };
   const Sizes& sizes;
   index_t sample, part;  // in the launch
-  Channel channel;
+  index_t channel;
 
   index_t index_of(index_t group) const { return sizes.first_sample * sizes.groups + group; }
   index_t row_of_sums() const {
@@ -59,7 +65,7 @@ struct Strip {
     for_each_chunk([&](auto first, index_t end) {
       ItemSums<B> sums[count];
       for_each_pack_of<false>(first, end, [&](auto at) { add(at, sums); });
-      unrolled<count>([&](int i) { totals[i].add(sums[i]); });
+      unrolled<count>([&](int i) { totals[i].add(sums[i], first.part); });
     });
     Pack<ChannelItems<B>, count> found;
     unrolled<count>([&](int i) { found.item[i] = totals[i].value(); });
@@ -73,8 +79,10 @@ struct Strip {
     } else if constexpr (B::channels_last) {
       Items<B> out = {};
       const auto pack = load_pack<B>(parameter, channel, sizes.channels);
-      for_each_item<B>(index_t(channel), sizes.channels,
-                       [&](auto at) { out.item[at.index] = read<B>(pack, at); });
+      for_each_part([&](auto part) {
+        for_each_item<B>(part, sizes.channels,
+                         [&](auto at) { out.item[at.index] = read<B>(pack, at); });
+      });
       return out;
     } else {
       const auto value = convert<typename B::compute_t>(parameter[channel]);
@@ -82,6 +90,12 @@ struct Strip {
     }
   }
 
+  // f(part) for the parts of a pack of channels.
+  template <class F>
+  void for_each_part(const F& f) const {
+#pragma GCC unroll 1
+    for (int part = 0; part < parts_per_pack<B>; ++part) f(Part{channel, part});
+  }
   template <class Value>
   ChannelItems<B> of_groups(const Value& value) const {
     const index_t size = sizes.channels / sizes.groups, first = sample * sizes.groups;
@@ -104,12 +118,14 @@ struct Strip {
 
  private:
   // f(first, end) for chunks of 16 packs at most: of lines or, with channels first, of columns.
+  // With channels last one part of all lines after the other, so that a loop has few sums.
   template <class F>
   void for_each_chunk(const F& f) const {
     const index_t first = part * sizes.part_positions, end = first + sizes.positions_of(part);
     constexpr index_t step = 16 * (B::channels_last ? 1 : B::pack);
     if constexpr (B::channels_last) {
-      for (index_t line = first; line < end; line += step) f(line, std::min(line + step, end));
+      for (index_t line = first; line < end; line += step)
+        for_each_part([&](Part at) { f(FirstPart{at, line}, std::min(line + step, end)); });
     } else {
       const index_t whole = first + (end - first) / B::pack * B::pack;
       for (index_t column = first; column < whole; column += step)
@@ -117,20 +133,13 @@ struct Strip {
       if (whole < end) f(CutColumn<>{whole}, end);
     }
   }
-  // With channels last one part of all lines after the other, so that a loop has few sums.
   template <bool writes, class First, class F>
   void for_each_pack_of(First first, index_t end, const F& f) const {
     if constexpr (B::channels_last)
-      use_lines<writes>(channel, first, end, f);
+      for (index_t line = first.line; line < end; ++line)
+        f(PackAt<Part, writes>{sizes.first_sample + sample, line, first, sizes.channels});
     else
       use_columns<writes>(first, First::is_whole ? end : first.column + 1, f);
-  }
-  template <bool writes, class Column, class F>
-  void use_lines(Column column, index_t first, index_t end, const F& f) const {
-    for (index_t line = first; line < end; ++line)
-      f(PackAt<Column, writes>{sizes.first_sample + sample, line, column, sizes.channels});
-    if constexpr (Column::part + 1 < parts_per_pack<B>)
-      use_lines<writes>(typename Column::Next{column.column}, first, end, f);
   }
   template <bool writes, class Column, class F>
   void use_columns(Column first, index_t end, const F& f) const {

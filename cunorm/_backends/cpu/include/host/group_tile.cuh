@@ -1,16 +1,46 @@
 // SPDX-License-Identifier: MIT
 // The CPU's group_tile.cuh: a tile is a strip of a part of a sample, one pack of channels wide or,
-// with channels first, one channel. A block has a strip; where a launch makes all passes, all
-// strips of some groups, which stay in the core's caches. Each strip hands on sums of each of its
-// channels.
+// with channels first, one channel. A block has all strips of some groups of a sample, which stay
+// in the core's caches; or of all samples, and threads share it. Each strip hands on sums of each
+// of its channels.
 #pragma once
 #include "caches.h"
 #include "group_strip.cuh"
 
-// Packs that a thread holds of what it computed of a group.
+// The channels are a multiple of those of a pack: half of what there is to compile.
+#ifdef WHOLE_PACKS
+inline constexpr bool whole_packs = true;
+#else
+inline constexpr bool whole_packs = false;
+#endif
+
+// Threads share the samples of a launch.
+#ifdef SHARED_SAMPLES
+inline constexpr bool shared_samples = true;
+#else
+inline constexpr bool shared_samples = false;
+#endif
+
+// Packs that a thread keeps of what it computes, in the first pass, of its groups; or whether there
+// is memory in which all of them can be handed on to the launch that writes.
 #ifndef KEPT_H
 #define KEPT_H 0
 #endif
+#ifndef HANDED_H
+#define HANDED_H false
+#endif
+
+// They are handed on where it takes longer to compute them than to store and load them, as
+// measured.
+template <class B>
+inline constexpr bool handed_h =
+    HANDED_H && (simd::bytes < 64 || sizeof(typename B::dy_t) < sizeof(typename B::compute_t) ||
+                 same_type<typename B::activation, activations::gelu>);
+
+template <class B, bool for_h, bool writes>
+inline constexpr bool is_read = true;
+template <class B>
+inline constexpr bool is_read<B, true, true> = !handed_h<B>;
 
 // The strips of a block.
 template <class B>
@@ -27,38 +57,56 @@ struct Tile {
   template <class Use>
   void for_each_strip(const Use& use) const {
     constexpr index_t step = B::channels_last ? B::pack : 1;
-    const index_t block = blockIdx.x, strips = (sizes.channels + step - 1) / step;
-    if constexpr (one_launch<B>) {
-      const index_t shares = gridDim.x / sizes.samples, channels = sizes.channels / shares;
-      const index_t first = block % shares * channels;
+    const index_t strips = (sizes.channels + step - 1) / step;
+    if constexpr (shared_samples) {
+      for_each_share(sizes.samples * sizes.parts * strips, [&](index_t number) {
+        const index_t rest = number / (B::channels_last ? strips : sizes.parts);
+        if constexpr (B::channels_last)
+          use_strip(rest / sizes.parts, rest % sizes.parts, number % strips * step, use);
+        else
+          use_strip(rest / strips, number % sizes.parts, rest % strips, use);
+      });
+    } else {
+      const index_t channels = sizes.channels / blocks(), first = blockIdx.x % blocks() * channels;
       for (index_t part = 0; part < sizes.parts; ++part)
         for (index_t channel = first; channel < first + channels; channel += step)
-          use_strip(block / shares, part, channel, use);
-    } else if constexpr (B::channels_last) {
-      const index_t rest = block / strips;
-      use_strip(rest / sizes.parts, rest % sizes.parts, block % strips * step, use);
+          use_strip(blockIdx.x / blocks(), part, channel, use);
+    }
+  }
+  // use(sample, group) for those of the thread.
+  template <class Use>
+  void for_each_group(const Use& use) const {
+    if constexpr (shared_samples) {
+      for_each_share(sizes.samples * sizes.groups,
+                     [&](index_t number) { use(number / sizes.groups, number % sizes.groups); });
     } else {
-      const index_t rest = block / sizes.parts;
-      use_strip(rest / strips, block % sizes.parts, rest % strips, use);
+      const index_t groups = sizes.groups / blocks(), first = blockIdx.x % blocks() * groups;
+      for (index_t i = 0; i < groups; ++i) use(blockIdx.x / blocks(), first + i);
     }
   }
 
+  // Of a sample.
+  index_t blocks() const { return shared_samples ? 1 : gridDim.x / sizes.samples; }
+
  private:
   template <class Use>
+  static void for_each_share(index_t count, const Use& use) {
+    const index_t last = count * (gang.thread + 1) / gang.threads;
+    for (index_t i = count * gang.thread / gang.threads; i < last; ++i) use(i);
+  }
+  template <class Use>
   void use_strip(index_t sample, index_t part, index_t channel, const Use& use) const {
-    if constexpr (!B::channels_last)
-      use(Strip<B, index_t>{sizes, sample, part, channel});
-    else if (channel + B::pack <= sizes.channels)
-      use(Strip<B, WholeColumn<>>{sizes, sample, part, {channel}});
-    else
-      use(Strip<B, CutColumn<>>{sizes, sample, part, {channel}});
+    if (whole_packs || !B::channels_last || channel + B::pack <= sizes.channels)
+      use(Strip<B>{sizes, sample, part, channel});
+    else if constexpr (!whole_packs && B::channels_last)
+      use(Strip<B, false>{sizes, sample, part, channel});
   }
 };
 
 // An operand's packs, which lie in memory, and are prefetched: with channels last those that a pass
 // comes to, with channels first those of the group that comes next, by the pass that writes and, in
 // the backward, half of them by the first pass, so that memory is busy in both.
-template <class B, class T>
+template <class B, class T, bool for_h = false>
 struct TilePacks {
   const Sizes& sizes;
   Lines<const T> lines;
@@ -69,7 +117,7 @@ struct TilePacks {
   template <class Column, bool writes>
   LoadedPack<B, T> operator[](PackAt<Column, writes> at) const {
     const bool is_first_half = B::sums == 3 && 2 * at.column < at.end;
-    if (B::channels_last || writes != is_first_half)
+    if (is_read<B, for_h, writes> && (B::channels_last || writes != is_first_half))
       prefetch_part<B>(lines.at(at.sample, later(at.line)), part_column<B>(at.column));
     return load_pack<B>(lines.at(at.sample, at.line), at.column, at.end);
   }
@@ -94,60 +142,85 @@ struct TileOutput : OutputPack<B, T> {
   }
 };
 
-// What a thread that makes all passes over a group holds of it.
+// What is handed on in memory: rows of sums of channels for each part of each sample, what is found
+// of each group of the launch, and items of samples.
+template <class B>
+struct HandedOn {
+  using C = typename B::compute_t;
+  static constexpr int values = 3;
+  const Sizes& sizes;
+  C* rows;
+
+  C* row(int value, index_t sample, index_t part) const {
+    const index_t number = (value * sizes.samples + sample) * sizes.parts + part;
+    return rows + number * sum_pitch(sizes.channels);
+  }
+  C& of_group(int value, index_t group) const {
+    return row(values, 0, 0)[value * sizes.samples * sizes.groups + group];
+  }
+  C* items() const {
+    const auto end = reinterpret_cast<uintptr_t>(&of_group(values, 0));
+    return reinterpret_cast<C*>((end + cache_line - 1) / cache_line * cache_line);
+  }
+};
+
+// What is computed of items in the first pass and, where it is kept, taken from there by the last.
 template <class B>
 struct TileItems {
+  static constexpr bool in_thread = KEPT_H > 0, kept = in_thread || handed_h<B>;
+  const Sizes& sizes;
   Lines<typename B::dx_t> results;
-  index_t group_channels, line_packs;
+  index_t block_channels, line_packs;
   Items<B>* packs = kept_packs<Items<B>, KEPT_H>();
 
-  TileItems(const Tile<B>& tile, const Lines<typename B::dx_t>& results)
-      : results(results),
-        group_channels(tile.sizes.channels / tile.sizes.groups),
-        line_packs((tile.sizes.positions + B::pack - 1) / B::pack) {}
+  TileItems(const Tile<B>& tile, const Lines<typename B::dx_t>& results,
+            typename B::compute_t* handed_on)
+      : sizes(tile.sizes),
+        results(results),
+        block_channels(sizes.channels / tile.blocks()),
+        line_packs(((B::channels_last ? sizes.channels : sizes.positions) + B::pack - 1) /
+                   B::pack) {
+    if constexpr (handed_h<B>)
+      packs = reinterpret_cast<Items<B>*>(HandedOn<B>{sizes, handed_on}.items());
+  }
 
   template <class At, class ItemAt, class F>
   Item<B> operator()(At at, ItemAt item, const F& f) const {
-    if constexpr (KEPT_H > 0 && At::writes) return place(at)->item[item.index];
+    if constexpr (kept && At::writes) return place(at)->item[item.index];
     const Item<B> v = f();
-    if constexpr (KEPT_H > 0) {
+    if constexpr (in_thread)
       if (item.index % items_per_part<B> == 0)
         prefetch_output_part<B>(results.at(at.sample, at.line), part_column<B>(at.column));
-      place(at)->item[item.index] = v;
-    }
+    if constexpr (kept) place(at)->item[item.index] = v;
     return v;
   }
 
  private:
   template <class At>
   Items<B>* place(At at) const {
-    return packs + at.line % group_channels * line_packs + at.column / B::pack;
+    index_t line = at.line;
+    if constexpr (handed_h<B>)
+      line +=
+          (at.sample - sizes.first_sample) * (B::channels_last ? sizes.positions : sizes.channels);
+    else if constexpr (!B::channels_last)
+      line %= block_channels;
+    return packs + line * line_packs + at.column / B::pack;
   }
 };
 
-// What strips hand on: rows of sums of channels for each part of each sample; and what is found of
-// each group of the launch.
 template <class B>
 struct GroupTeam {
   using C = typename B::compute_t;
-  static constexpr int rows = 3;
   struct Scratch {};
 
+  const Tile<B>& tile;
   const Sizes& sizes;
-  C *channels, *groups;
+  HandedOn<B> handed_on;
 
   GroupTeam(const Tile<B>& tile, const Scratch&, C* handed_on)
-      : sizes(tile.sizes),
-        channels(handed_on),
-        groups(handed_on + rows * sizes.samples * sizes.parts * sum_pitch(sizes.channels)) {}
+      : tile(tile), sizes(tile.sizes), handed_on{sizes, handed_on} {}
 
-  C& of_group(int value, index_t group) const {
-    return groups[value * sizes.samples * sizes.groups + group];
-  }
-  C* row(int value, index_t sample, index_t part) const {
-    const index_t number = (value * sizes.samples + sample) * sizes.parts + part;
-    return channels + number * sum_pitch(sizes.channels);
-  }
+  C& of_group(int value, index_t group) const { return handed_on.of_group(value, group); }
 
   template <class Strip>
   ChannelItems<B> means(const Strip& strip, const Pack<ChannelItems<B>, 1>& sums) const {
@@ -184,15 +257,17 @@ struct GroupTeam {
  private:
   template <class Strip>
   void store(const Strip& strip, int value, const ChannelItems<B>& items) const {
-    store(strip, items, row(value, strip.sample, strip.part));
+    store(strip, items, handed_on.row(value, strip.sample, strip.part));
   }
   template <class Strip>
   void store(const Strip& strip, const ChannelItems<B>& items, C* row) const {
     if constexpr (B::channels_last) {
-      OutputPack<B, C, true> output(row, sizes.channels);
-      for_each_item<B>(index_t(strip.channel), sizes.channels,
-                       [&](auto at) { write(output, at, items.item[at.index]); });
-      output.store(index_t(strip.channel));
+      strip.for_each_part([&](auto part) {
+        OutputPack<B, C, true> output(row, sizes.channels);
+        for_each_item<B>(part, sizes.channels,
+                         [&](auto at) { write(output, at, items.item[at.index]); });
+        output.store(part);
+      });
     } else {
       row[strip.channel] = first_of(items.item[0]);
     }
@@ -233,17 +308,17 @@ struct Group {
  private:
   Part of_channel(index_t part, index_t channel, C count) const {
     Part found = {{}, count};
-    for (int i = 0; i < 3; ++i) found.values.item[i] = team.row(i, sample, part)[channel];
+    for (int i = 0; i < 3; ++i) found.values.item[i] = team.handed_on.row(i, sample, part)[channel];
     found.mean = found.values.item[0] / count;
     return found;
   }
 };
 
-// use(group) for the groups of a block.
+// use(group), when all have found the sums of their strips; then all wait for each other again.
 template <class B, class Use>
 inline void for_each_group(const GroupTeam<B>& team, const Use& use) {
-  const Sizes& sizes = team.sizes;
-  const index_t shares = gridDim.x / sizes.samples, count = sizes.groups / shares;
-  const index_t sample = blockIdx.x / shares, first = blockIdx.x % shares * count;
-  for (index_t i = 0; i < count; ++i) use(Group<B>{team, sample, first + i});
+  if constexpr (shared_samples) gang.wait();
+  team.tile.for_each_group(
+      [&](index_t sample, index_t number) { use(Group<B>{team, sample, number}); });
+  if constexpr (shared_samples) gang.wait();
 }

@@ -70,7 +70,7 @@ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
 template <bool is_whole_, int part_>
 struct PartOfPack {
   static constexpr bool is_whole = is_whole_;
-  static constexpr int part = part_;
+  static constexpr int part = part_, place = part;
   using Next = PartOfPack<is_whole, part + 1>;
   index_t column;
   operator index_t() const { return column; }
@@ -80,44 +80,61 @@ using WholeColumn = PartOfPack<true, part>;
 template <int part = 0>
 using CutColumn = PartOfPack<false, part>;
 
+// A part whose number a loop counts: all have one type, and one place for sums and results.
+template <bool is_whole_>
+struct CountedPart {
+  static constexpr bool is_whole = is_whole_;
+  static constexpr int place = 0;
+  index_t column;
+  int part;
+  operator index_t() const { return column; }
+};
+
 // The column at which a part begins.
 template <class B, class Column>
 inline index_t part_column(Column at) {
-  return at.column + Column::part * part_elements<B>;
+  return at.column + at.part * part_elements<B>;
 }
 
 // All parts of a pack that the row's end cuts.
 struct CutPack {
-  static constexpr int part = 0;
+  static constexpr int part = 0, place = 0;
   static constexpr bool is_whole = false;
   index_t column;
   operator index_t() const { return column; }
 };
 
+// An item of a pack, and its place among sums and results.
 struct WholeItem {
-  int index;
+  int index, slot;
 };
 struct CutItem {
-  int index;
+  int index, slot;
   int count;  // elements inside the row
 };
 
-template <class B, int part, class F>
-inline void for_each_item(WholeColumn<part>, index_t, const F& f) {
-#pragma GCC unroll 32
-  for (int i = 0; i < items_per_part<B>; ++i) f(WholeItem{part * items_per_part<B> + i});
-}
-// Those that are whole are taken as cut ones too: it is half the code, and half the time to compile
-// it.
-template <class B, int part, class F>
-inline void for_each_item(CutColumn<part> at, index_t end, const F& f) {
+// Of a part that is cut, those that are whole are taken as cut ones too: it is half the code, and
+// half the time to compile it.
+template <class B, class Part, class F>
+inline void for_each_item_of_part(Part at, index_t end, const F& f) {
   constexpr int lanes = simd::lanes<typename B::compute_t>;
   const int count = static_cast<int>(end - at.column);
 #pragma GCC unroll 32
   for (int i = 0; i < items_per_part<B>; ++i) {
-    const int index = part * items_per_part<B> + i;
-    if (index * lanes < count) f(CutItem{index, std::min(lanes, count - index * lanes)});
+    const int index = at.part * items_per_part<B> + i, slot = Part::place * items_per_part<B> + i;
+    if constexpr (Part::is_whole)
+      f(WholeItem{index, slot});
+    else if (index * lanes < count)
+      f(CutItem{index, slot, std::min(lanes, count - index * lanes)});
   }
+}
+template <class B, bool is_whole, int part, class F>
+inline void for_each_item(PartOfPack<is_whole, part> at, index_t end, const F& f) {
+  for_each_item_of_part<B>(at, end, f);
+}
+template <class B, bool is_whole, class F>
+inline void for_each_item(CountedPart<is_whole> at, index_t end, const F& f) {
+  for_each_item_of_part<B>(at, end, f);
 }
 
 // A row has one such pack: a loop is quick enough, and quick to compile, but for few items. What it
@@ -130,7 +147,7 @@ inline void for_each_item(CutPack at, index_t end, const F& f) {
     constexpr int lanes = simd::lanes<typename B::compute_t>;
     const int count = static_cast<int>(end - at.column);
 #pragma GCC unroll 1
-    for (int i = 0; i * lanes < count; ++i) f(CutItem{i, std::min(lanes, count - i * lanes)});
+    for (int i = 0; i * lanes < count; ++i) f(CutItem{i, i, std::min(lanes, count - i * lanes)});
   }
 }
 
@@ -195,7 +212,7 @@ struct OutputPack {
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
     T* const place = row + part_column<B>(column);
-    const Item<B>* const items = value.item + Column::part * items_per_part<B>;
+    const Item<B>* const items = value.item + Column::place * items_per_part<B>;
     if constexpr (!Column::is_whole)
       for_each_item<B>(column, end, [&](CutItem at) { store_item(column, at); });
     else if constexpr (streams<B, T> && !read_again)
@@ -216,7 +233,7 @@ struct OutputPack {
   void store_item(index_t column, CutItem at) const {
     using Stored = StoredItem<T, simd::lanes<typename B::compute_t>>;
     Stored stored;
-    simd::store(stored.items, value.item[at.index]);
+    simd::store(stored.items, value.item[at.slot]);
     simd::store_first(row + column + at.index * simd::lanes<typename B::compute_t>,
                       simd::load_bits<typename Stored::Bits>(stored.items), at.count);
   }
@@ -228,7 +245,7 @@ struct OutputPack<B, absent, false> {
 };
 template <class B, class T, bool read_again, class At>
 inline void write(OutputPack<B, T, read_again>& pack, At at, Item<B> v) {
-  pack.value.item[at.index] = v;
+  pack.value.item[at.slot] = v;
 }
 
 template <class B, class T>

@@ -19,7 +19,7 @@ struct RunSum {
   }
 };
 
-// Sums over a chunk of at most 16 packs: item i of every pack is added to sum i.
+// Sums over a chunk of at most 16 packs: the item of every pack in a slot is added to its sum.
 inline constexpr int chunk_packs = 16, part_chunks = 32;
 template <class B>
 struct ItemSums {
@@ -27,11 +27,11 @@ struct ItemSums {
 
   template <class At>
   void add(At at, Item<B> v) {
-    sums.item[at.index] += v;
+    sums.item[at.slot] += v;
   }
   template <class At>
   void add_product(At at, Item<B> a, Item<B> b) {
-    sums.item[at.index] = fma(a, b, sums.item[at.index]);
+    sums.item[at.slot] = fma(a, b, sums.item[at.slot]);
   }
   typename B::compute_t total() {
     fold<items_per_pack<B> / 2>();
