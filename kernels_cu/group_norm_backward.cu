@@ -156,8 +156,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
   const Tile<Build> tile(arguments.sizes);
 
   // Load.
-  const Inputs<Build> inputs{
-      {memory, tile, arguments.dy},
+  const Inputs<Build> inputs{{memory, tile, arguments.dy},
                              {memory, tile, arguments.x},
                              {tile, arguments.dx, arguments.handed_on}};
   const auto channels =

@@ -133,6 +133,15 @@ struct Row {
   }
 };
 
+// store(find(row), row) for the rows of a team.
+template <class B, class Find, class Store>
+__device__ inline void for_each_row(const Walk<B>& walk, Find find, Store store) {
+  walk.for_each_row([&](const auto& row) {
+    auto found = find(row);
+    store(found, row);
+  });
+}
+
 // An operand's packs of a row, as a thread holds them: as they were stored. `once`: the kernel
 // loads no pack of it a second time, even of a streamed row.
 template <class B, class T, bool once = false>

@@ -43,31 +43,42 @@ struct Arguments {
   Number<C> k, eps, weight_offset;
 };
 
+// A row: its operands, and what the first pass over it finds for the second.
 template <class B>
-__device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, const Row<B>& row) {
+struct ForwardRow {
   using C = typename B::compute_t;
   using stream_t = typename B::stream_t;
   using Held = either<B::pre_gate, Items<B>, LoadedPack<B, stream_t>>;
-  const C width = C(row_width(arguments)), offset = arguments.weight_offset;
-  const index_t first_parameter = row.walk.share.group * row_width(arguments);
-  const auto new_residual = row.of(arguments.new_residual);
-  const auto y_row = row.of(arguments.y);
-  constexpr bool once = true, read_again = true;
-  RowPacks<B, typename B::x_t, B::writes_stream> x(row.of(arguments.x));
-  RowPacks<B, typename B::residual_t, once> residual(row.of(arguments.residual));
-  RowPacks<B, typename B::gate_t> gate(row.of(arguments.gate));
-  RowPacks<B, stream_t> stream([&] {
-    if constexpr (B::writes_stream)
-      return new_residual;
-    else
-      return row.of(arguments.x);
-  }());
-  ParameterPacks<B, typename B::weight_t> weight(arguments.weight + first_parameter);
-  ParameterPacks<B, typename B::bias_t> bias(arguments.bias + first_parameter);
-  HeldPacks<B, Held> p(row);
+  typename B::new_residual_t* new_residual;
+  typename B::y_t* y;
+  RowPacks<B, typename B::x_t, B::writes_stream> x;
+  RowPacks<B, typename B::residual_t, true> residual;
+  RowPacks<B, typename B::gate_t> gate;
+  RowPacks<B, stream_t> stream;
+  ParameterPacks<B, typename B::weight_t> weight;
+  ParameterPacks<B, typename B::bias_t> bias;
+  HeldPacks<B, Held> p;
+  C shift = 0, correction = 0, k_rstd = 0;
 
-  // Load. Of a row that is held this is all that is ever loaded, before any of it is stored.
-  const auto load = [&](const auto& chunk) {
+  __device__ ForwardRow(const Arguments<B>& arguments, const Row<B>& row)
+      : new_residual(row.of(arguments.new_residual)),
+        y(row.of(arguments.y)),
+        x(row.of(arguments.x)),
+        residual(row.of(arguments.residual)),
+        gate(row.of(arguments.gate)),
+        stream([&] {
+          if constexpr (B::writes_stream)
+            return new_residual;
+          else
+            return row.of(arguments.x);
+        }()),
+        weight(arguments.weight + row.walk.share.group * row_width(arguments)),
+        bias(arguments.bias + row.walk.share.group * row_width(arguments)),
+        p(row) {}
+
+  // Of a row that is held this is all that is ever loaded, before any of it is stored.
+  template <class Chunk>
+  __device__ void load(const Chunk& chunk) {
     x.load(chunk);
     residual.load(chunk);
     if constexpr (B::pre_gate || !streamed<B>) gate.load(chunk);
@@ -75,11 +86,13 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       weight.load(chunk);
       bias.load(chunk);
     }
-  };
-  const auto make_stream = [&](auto at) {
+  }
+  template <class At>
+  __device__ auto make_stream(At at) {
     if constexpr (!B::writes_stream) {
       return x[at];
     } else {
+      constexpr bool read_again = true;
       RowOutput<B, stream_t, read_again> s(new_residual);
       for_each_item<B>(at, [&](auto item) {
         auto v = read<B>(x[at], item);
@@ -88,8 +101,9 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       });
       return s.store(at);
     }
-  };
-  const auto gated = [&](auto at, const auto& s) {
+  }
+  template <class At, class S>
+  __device__ Held gated(At at, const S& s) const {
     if constexpr (!B::pre_gate) {
       return s;
     } else {
@@ -99,28 +113,36 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       });
       return pack;
     }
-  };
+  }
+};
+
+template <class B>
+__device__ inline ForwardRow<B> find(const Arguments<B>& arguments, Team<B>& team,
+                                     const Row<B>& place) {
+  using C = typename B::compute_t;
+  ForwardRow<B> row(arguments, place);
+  const C width = C(row_width(arguments));
 
   // Each item of p: of a chunk that is held, of one to be loaded, of a streamed one once more.
   const auto use_pack = [&](auto at, const auto& use) {
-    const auto& pack = p[at];
+    const auto& pack = row.p[at];
     for_each_item<B>(at, [&](auto item) { use(item, read<B>(pack, item)); });
   };
   const auto use_held = [&](const auto& chunk, const auto& use) {
     chunk.for_each_pack([&](auto at) { use_pack(at, use); });
   };
   const auto load_and_use = [&](const auto& chunk, const auto& use) {
-    load(chunk);
+    row.load(chunk);
     chunk.for_each_pack([&](auto at) {
-      p.put(at, gated(at, make_stream(at)));
+      row.p.put(at, row.gated(at, row.make_stream(at)));
       use_pack(at, use);
     });
   };
   const auto reload_and_use = [&](const auto& chunk, const auto& use) {
-    stream.load(chunk);
-    if constexpr (B::pre_gate) gate.load(chunk);
+    row.stream.load(chunk);
+    if constexpr (B::pre_gate) row.gate.load(chunk);
     chunk.for_each_pack([&](auto at) {
-      p.put(at, gated(at, stream[at]));
+      row.p.put(at, row.gated(at, row.stream[at]));
       use_pack(at, use);
     });
   };
@@ -129,7 +151,7 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
   C shift = 0, correction = 0, variance = 0;
   if constexpr (!B::center) {
     RowSum<B> squares;
-    row.for_each_chunk([&](const auto& chunk) {
+    place.for_each_chunk([&](const auto& chunk) {
       ItemSums<B> sums;
       load_and_use(chunk, [&](auto item, auto v) { sums.add_product(item, v, v); });
       squares.add(sums);
@@ -153,14 +175,14 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       variance = fma(-correction, correction, math::divided(sums.item[1], width));
       if (variance < 0) variance = 0;  // a NaN stays
     };
-    row.with_first_chunk([&](const auto& chunk) {
+    place.with_first_chunk([&](const auto& chunk) {
       ItemSums<B> sums;
       load_and_use(chunk, [&](auto item, auto v) { sums.add(item, v); });
       first_sum.add(sums);
-      shift = math::divided(team.totals(first_sum).item[0], C(row.first_width()));
+      shift = math::divided(team.totals(first_sum).item[0], C(place.first_width()));
       add_chunk(chunk, use_held);
     });
-    row.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, load_and_use); });
+    place.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, load_and_use); });
     find_variance();
 
     const bool is_far = 4 * correction * correction > variance;
@@ -168,37 +190,46 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team, c
       shift += correction;
       sum_t = {};
       sum_tt = {};
-      row.for_each_chunk([&](const auto& chunk) { add_chunk(chunk, reload_and_use); });
+      place.for_each_chunk([&](const auto& chunk) { add_chunk(chunk, reload_and_use); });
       find_variance();
     }
   }
 
   // Factors.
   const C rstd = math::reciprocal_root(variance + C(arguments.eps));
-  const auto k_rstd = spread<B>(C(arguments.k) * rstd);
-  if (row.exists && team.thread() == 0) {
-    if (arguments.mean != nullptr) arguments.mean[row.index] = shift + correction;
-    if (arguments.rstd != nullptr) arguments.rstd[row.index] = rstd;
+  if (place.exists && team.thread() == 0) {
+    if (arguments.mean != nullptr) arguments.mean[place.index] = shift + correction;
+    if (arguments.rstd != nullptr) arguments.rstd[place.index] = rstd;
   }
+  row.shift = shift;
+  row.correction = correction;
+  row.k_rstd = C(arguments.k) * rstd;
+  return row;
+}
 
-  // Store; a streamed row from its end backwards.
-  row.for_each_chunk_again([&](const auto& chunk) {
+// A streamed row from its end backwards.
+template <class B>
+__device__ inline void store(const Arguments<B>& arguments, ForwardRow<B>& row,
+                             const Row<B>& place) {
+  const typename B::compute_t offset = arguments.weight_offset;
+  const auto k_rstd = spread<B>(row.k_rstd);
+  place.for_each_chunk_again([&](const auto& chunk) {
     if constexpr (streamed<B>) {
-      stream.load(chunk);
-      gate.load(chunk);
-      weight.load(chunk);
-      bias.load(chunk);
+      row.stream.load(chunk);
+      row.gate.load(chunk);
+      row.weight.load(chunk);
+      row.bias.load(chunk);
     }
     chunk.for_each_pack([&](auto at) {
-      const auto s = stream[at];
-      const auto gate_pack = gate.again(at);
-      const auto p_pack = p.again(at, [&] { return gated(at, s); });
-      const auto weight_pack = weight.again(at);
-      const auto bias_pack = bias.again(at);
-      RowOutput<B, typename B::y_t> y(y_row);
+      const auto s = row.stream[at];
+      const auto gate_pack = row.gate.again(at);
+      const auto p_pack = row.p.again(at, [&] { return row.gated(at, s); });
+      const auto weight_pack = row.weight.again(at);
+      const auto bias_pack = row.bias.again(at);
+      RowOutput<B, typename B::y_t> y(row.y);
       for_each_item<B>(at, [&](auto item) {
         auto q = read<B>(p_pack, item);
-        if constexpr (B::center) q = (q - shift) - correction;  // their sum would be rounded
+        if constexpr (B::center) q = (q - row.shift) - row.correction;  // their sum is rounded
         auto n = affine<B>(as_rounded<B>(q * k_rstd), weight_pack, offset, bias_pack, item);
         if constexpr (B::post_gate) n *= B::activation::at(read<B>(gate_pack, item)).value;
         write(y, item, n);
@@ -214,5 +245,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
   Team<Build> team(scratch);
   const BlockShare share(row_groups(arguments), Team<Build>::blocks);
   const Walk<Build> walk(team, share, arguments.rows, row_width(arguments));
-  walk.for_each_row([&](const auto& row) { normalize(arguments, team, row); });
+  for_each_row(
+      walk, [&](const auto& place) { return find(arguments, team, place); },
+      [&](auto& row, const auto& place) { store(arguments, row, place); });
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """On a CPU, results do not depend on the plan.
 
-All cores may share a long row, and a build may keep rows for their second pass.
+All cores may share a long row or samples, and a build may keep what it computed for the last pass.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from tests.support.internals import (
     ForwardTypes,
     RowShape,
     _cpu_plan,
+    _group_plan,
     compiler,
     cpu_forward,
     thread_count,
 )
 from tests.support.operands import assert_same_bits, assert_same_fields, draw
+from tests.support.placed import Samples
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
@@ -213,3 +215,31 @@ def test_rows_of_float64_sums_are_not_kept():
     x, gate = draw("x", (2, 64), "float64"), draw("gate", (2, 64), "bfloat16")
     cunorm.rms_norm(x, gate=gate, gate_position="pre")
     assert keeping("forward") == {False}
+
+
+# --- kept activations of groups -------------------------------------------------------------------
+
+# Samples, positions, channels, groups, whether channels are last in memory: of those whose cores
+# have samples or groups of their own, and that all cores share.
+KEPT_GROUPS = [(20, (31,), 40, 8, True), (4, (600,), 16, 4, False), (1, (33,), 15, 5, False)]
+HANDED_GROUPS = [(1, (700,), 72, 4, True), (3, (301,), 128, 2, True), (1, (4900,), 8, 2, False)]
+
+
+def group_calls(sizes):
+    case = {"x": "bfloat16", "dy": "bfloat16", "activation": "silu"}
+    for size in sizes:
+        yield call_of("group_norm_backward", case | {"samples": Samples(*size, -1)}, OnNumpy())
+
+
+@pytest.mark.parametrize(
+    ("macro", "bound", "sizes"),
+    [("KEPT_H", "_CPU_KEPT_H", KEPT_GROUPS), ("HANDED_H", "_CPU_HANDED_H", HANDED_GROUPS)],
+)
+def test_gradients_of_groups_do_not_show_what_is_kept(macro, bound, sizes, monkeypatch):
+    kept = [call.check() for call in group_calls(sizes)]
+    assert loaded_builds(macro) == loaded_builds("CHANNELS_LAST")
+    monkeypatch.setattr(_group_plan, bound, 0)
+    clear_all()
+    for fields, call in zip(kept, group_calls(sizes), strict=True):
+        assert_same_fields(call.run(), fields)
+    assert not loaded_builds(macro)

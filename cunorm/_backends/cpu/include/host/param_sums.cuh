@@ -5,8 +5,6 @@
 // partial sums. Recent sums are in a row that follows it or, of a block with sixteen rows at most,
 // in place of it. Rows are taken several at once, so that they share what is loaded and stored.
 #pragma once
-#include <new>
-
 #include "row.cuh"
 
 // A pack of sums, open for adding to.
@@ -125,21 +123,18 @@ struct ParamSums {
 template <class B, class Find, class Reload, class Write>
 inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& find, const Reload&,
                          const Write& write) {
-  using Found = decltype(find(walk.row(0)));
-  alignas(Found) unsigned char memory[max_rows_at_once][sizeof(Found)];
-  walk.for_each_rows(rows_at_once(walk.row_bytes), [&](index_t first, int count) {
-    Found* const found = reinterpret_cast<Found*>(memory);
-    for (int i = 0; i < count; ++i) new (found + i) Found(find(walk.row(first + i, i)));
-    walk.row(first).for_each_chunk_again([&](const auto& chunk) {
-      chunk.for_each_pack([&](auto at) {
-        auto dweight = sums.dweight.open(at);
-        auto dbias = sums.dbias.open(at);
-        for (int i = 0; i < count; ++i) write(found[i], at, dweight, dbias);
-        sums.dweight.close(at, dweight);
-        sums.dbias.close(at, dbias);
-      });
-    });
-    sums.end_rows(walk, count);
-  });
+  walk.for_each_rows(rows_at_once(walk.row_bytes), find,
+                     [&](auto* found, index_t first, int count) {
+                       walk.row(first).for_each_chunk_again([&](const auto& chunk) {
+                         chunk.for_each_pack([&](auto at) {
+                           auto dweight = sums.dweight.open(at);
+                           auto dbias = sums.dbias.open(at);
+                           for (int i = 0; i < count; ++i) write(found[i], at, dweight, dbias);
+                           sums.dweight.close(at, dweight);
+                           sums.dbias.close(at, dbias);
+                         });
+                       });
+                       sums.end_rows(walk, count);
+                     });
   sums.finish(walk);
 }

@@ -3,6 +3,8 @@
 // and come from the caches in the second pass. A thread walks neighbouring rows. The accessors of
 // operands prefetch, for rows to come.
 #pragma once
+#include <new>
+
 #include "caches.h"
 #include "operands.cuh"
 #include "reduce.cuh"
@@ -128,16 +130,19 @@ struct Walk {
             slot};
   }
 
-  // use(first, count) for rows that are taken at once.
-  template <class Use>
-  void for_each_rows(int at_once, const Use& use) const {
+  // use(found, first, count) for rows that are taken at once, each of which find(row) is called
+  // for.
+  template <class Find, class Use>
+  void for_each_rows(int at_once, const Find& find, const Use& use) const {
+    using Found = decltype(find(row(0)));
+    alignas(Found) unsigned char memory[max_rows_at_once][sizeof(Found)];
+    Found* const found = reinterpret_cast<Found*>(memory);
     const index_t last = rows * (share.block + 1) / share.blocks;
-    for (index_t row = rows * share.block / share.blocks; row < last; row += at_once)
-      use(row, int(std::min<index_t>(at_once, last - row)));
-  }
-  template <class Use>
-  void for_each_row(const Use& use) const {
-    for_each_rows(1, [&](index_t first, int) { use(row(first)); });
+    for (index_t first = rows * share.block / share.blocks; first < last; first += at_once) {
+      const int count = int(std::min<index_t>(at_once, last - first));
+      for (int i = 0; i < count; ++i) new (found + i) Found(find(row(first + i, i)));
+      use(found, first, count);
+    }
   }
 
  private:
@@ -232,6 +237,18 @@ struct Row {
     }
   }
 };
+
+// Of narrow rows several are taken at once where a row has so many instructions that a core, which
+// waits for what it finds of the row, sees too few of the next: with 16 bits and without AVX-512.
+template <class B, class Find, class Store>
+inline void for_each_row(const Walk<B>& walk, const Find& find, const Store& store) {
+  constexpr bool is_long = sizeof(typename B::x_t) == 2 && simd::bytes < 64;
+  constexpr index_t narrow = 1 << 10;
+  const int at_once = is_long && walk.row_bytes <= narrow ? max_rows_at_once : 1;
+  walk.for_each_rows(at_once, find, [&](auto* found, index_t first, int count) {
+    for (int i = 0; i < count; ++i) store(found[i], walk.row(first + i, i));
+  });
+}
 
 // An operand of the row, in memory. Of a row to come, each pack is prefetched once: in the second
 // pass, or in the only one, or, where passes are long, half of them in each.
