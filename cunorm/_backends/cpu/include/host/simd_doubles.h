@@ -17,14 +17,32 @@ inline FloatsOfDoubles round_to_odd(Doubles v) {
   const auto is_inexact = __builtin_convertvector(back != v, IntsOfDoubles);
   return (FloatsOfDoubles)(toward_zero | (is_inexact & 1));
 }
-inline Floats round_to_odd(Doubles low, Doubles high) {
-  const FloatsOfDoubles halves[] = {round_to_odd(low), round_to_odd(high)};
+// The same of what is no subnormal float: its bits that a float has, the last set for any others.
+inline FloatsOfDoubles round_normal_to_odd(Doubles v) {
+  const LongInts bits = (LongInts)v, others = LongInts{} + 0x1fffffff;
+  const LongInts rounded = (bits | ((bits & others) + others)) & ~others;
+  return __builtin_convertvector((Doubles)rounded, FloatsOfDoubles);
+}
+inline Floats joined(FloatsOfDoubles low, FloatsOfDoubles high) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  return (Floats)_mm512_insertf64x4(_mm512_castpd256_pd512((__m256d)low), (__m256d)high, 1);
+#elif defined(__AVX__)
+  return (Floats)_mm256_set_m128((__m128)high, (__m128)low);
+#else
+  const FloatsOfDoubles halves[] = {low, high};
   return load_bits<Floats>(halves);
+#endif
+}
+inline bool has_subnormal(Floats v) {
+  const Words magnitude = (Words)v << 1, found = (Words)(magnitude - 1u < 0x00ffffffu);
+  uint32_t any = 0;
+  for (int i = 0; i < lanes<float>; ++i) any |= found[i];
+  return any != 0;
 }
 template <class Half>
 inline void store_half(Half* p, Doubles v) {
   Half halves[lanes<float>];
-  store(halves, round_to_odd(v, Doubles{}));
+  store(halves, joined(round_to_odd(v), FloatsOfDoubles{}));
   std::memcpy(p, halves, lanes<double> * sizeof(Half));
 }
 // As for loads, called and not inlined.
@@ -33,7 +51,17 @@ __attribute__((noinline)) inline void store(bf16* p, Doubles v) { store_half(p, 
 
 template <int count, class Half>
 inline void store_all_halves(Half* p, const Doubles* v) {
-  for (int i = 0; i + 1 < count; i += 2) store(p + i * lanes<double>, round_to_odd(v[i], v[i + 1]));
+  constexpr int pairs = count / 2;
+  Floats rounded[pairs + 1];
+  bool is_normal = true;
+#pragma GCC unroll 32
+  for (int i = 0; i < pairs; ++i) {
+    rounded[i] = joined(round_normal_to_odd(v[2 * i]), round_normal_to_odd(v[2 * i + 1]));
+    is_normal = is_normal && !has_subnormal(rounded[i]);
+  }
+  for (int i = 0; i < (is_normal ? 0 : pairs); ++i)
+    rounded[i] = joined(round_to_odd(v[2 * i]), round_to_odd(v[2 * i + 1]));
+  store_all<pairs>(p, rounded);
   if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<double>, v[count - 1]);
 }
 template <int count>
