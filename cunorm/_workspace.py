@@ -50,8 +50,9 @@ def workspace_size(
     """Return the bytes of workspace that a function needs.
 
     A backward holds partial sums of dweight and dbias there, a group norm the statistics of parts
-    of a sample and, in a backward on a CPU, what the last pass takes from the first. The size depends on the shapes, dtypes and device of the arrays and, for a group
-    norm, on the memory layout of x, so that one call of this serves a training loop.
+    of a sample and, in a backward on a CPU, what the last pass takes from the first. The size
+    depends on the shapes, dtypes and device of the arrays and, for a group norm, on the memory
+    layout of x, so that one call of this serves a training loop.
 
     Parameters
     ----------
