@@ -117,8 +117,8 @@ struct ForwardRow {
 };
 
 template <class B>
-__device__ inline ForwardRow<B> find(const Arguments<B>& arguments, Team<B>& team,
-                                     const Row<B>& place) {
+__device__ inline ForwardRow<B> find_factors(const Arguments<B>& arguments, Team<B>& team,
+                                             const Row<B>& place) {
   using C = typename B::compute_t;
   ForwardRow<B> row(arguments, place);
   const C width = C(row_width(arguments));
@@ -209,8 +209,8 @@ __device__ inline ForwardRow<B> find(const Arguments<B>& arguments, Team<B>& tea
 
 // A streamed row from its end backwards.
 template <class B>
-__device__ inline void store(const Arguments<B>& arguments, ForwardRow<B>& row,
-                             const Row<B>& place) {
+__device__ inline void write_y(const Arguments<B>& arguments, ForwardRow<B>& row,
+                               const Row<B>& place) {
   const typename B::compute_t offset = arguments.weight_offset;
   const auto k_rstd = spread<B>(row.k_rstd);
   place.for_each_chunk_again([&](const auto& chunk) {
@@ -246,6 +246,6 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
   const BlockShare share(row_groups(arguments), Team<Build>::blocks);
   const Walk<Build> walk(team, share, arguments.rows, row_width(arguments));
   for_each_row(
-      walk, [&](const auto& place) { return find(arguments, team, place); },
-      [&](auto& row, const auto& place) { store(arguments, row, place); });
+      walk, [&](const auto& place) { return find_factors(arguments, team, place); },
+      [&](auto& row, const auto& place) { write_y(arguments, row, place); });
 }

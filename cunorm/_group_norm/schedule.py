@@ -44,7 +44,7 @@ _CPU_CHUNK, _CPU_SAMPLE, _CPU_SHARES = 2 << 20, 512 << 10, 16
 _CPU_HANDED = 1 << 17  # the most channels of all parts of a launch: each hands on some values
 # The most bytes of h, as group_norm_backward.cu has it, that are kept from the first pass to the
 # last: by a thread of its groups, or in memory of a chunk; and where it is quickly computed again.
-_CPU_KEPT_H, _CPU_HANDED_H, _QUICK_ACTIVATIONS = 512 << 10, 12 << 20, ("identity", "relu")
+_CPU_KEPT_H, _CPU_HANDED_H, _QUICK_ACTIVATIONS = 256 << 10, 12 << 20, ("identity", "relu")
 _CPU_SMALL = 1 << 15  # elements that one core takes in any case
 MOST_SHARES = 256  # of a chunk: enough for all threads
 
@@ -106,7 +106,8 @@ def _cpu_kept_h(
 ) -> tuple[Macros, int]:
     """Return where h is kept, and for how many of its elements memory of a sample has room.
 
-    It has room for h even if h is not kept, so that the size does not depend on the activation.
+    It has room for h even if h is not kept, so that the size depends neither on the activation nor
+    on the CPU's instructions.
     """
     lines, row = where.positions, where.group_channels * (block_groups or where.groups)
     if not where.channels_last:

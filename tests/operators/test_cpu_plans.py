@@ -243,3 +243,15 @@ def test_gradients_of_groups_do_not_show_what_is_kept(macro, bound, sizes, monke
     for fields, call in zip(kept, group_calls(sizes), strict=True):
         assert_same_fields(call.run(), fields)
     assert not loaded_builds(macro)
+
+
+def test_no_chunk_hands_on_more_than_its_memory_has_room_for():
+    x, weight = draw("x", (5, 9000, 48), "bfloat16"), draw("weight", 48, "float32")
+    norm = {"num_groups": 4, "weight": weight, "activation": "silu"}
+    found = cunorm.group_norm_forward(x, **norm)
+    size = cunorm.workspace_size("group_norm_backward", x, weight, num_groups=4)
+    memory = np.full(size + (8 << 20), 0xFF, np.uint8)
+    statistics = {"mean": found.mean, "rstd": found.rstd}
+    cunorm.group_norm_backward(x, x, **norm, **statistics, workspace=memory[:size])
+    assert loaded_builds("HANDED_H")
+    assert (memory[size:] == 0xFF).all()

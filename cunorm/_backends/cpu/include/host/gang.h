@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Threads that share rows: those of a CPU, where rows are few and long. Each has its parts of every
-// row; launch.h says which thread is which.
+// Threads that share blocks: those of a CPU, where rows are few and long, or samples few. Each has
+// its parts of every row, or strips; launch.h says which thread is which.
 #pragma once
 
 // Several threads share a row.
@@ -14,7 +14,7 @@ struct Gang {
   int thread = 0, threads = 1;
   void (*wait)() = nullptr;  // until all threads have come here
   double* sums = nullptr;    // `rings` rows of one for each part
-  long long parts = 1;       // of a row
+  long long parts = 1;       // of a row, or shares
   long long part = 0;        // that the thread is in; negative: in none
   int next_ring = 0;
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The CPU's group_tile.cuh: a tile is a strip of a part of a sample, one pack of channels wide or,
 // with channels first, one channel. A block has all strips of some groups of a sample, which stay
-// in the core's caches; or of all samples, and threads share it. Each strip hands on sums of each
-// of its channels.
+// in the core's caches; or of all samples of the launch, and threads share it. Each strip hands on
+// sums of each of its channels.
 #pragma once
-#include "caches.h"
-#include "group_strip.cuh"
+#include "group_items.cuh"
 
 // The channels are a multiple of those of a pack: half of what there is to compile.
 #ifdef WHOLE_PACKS
@@ -20,22 +19,6 @@ inline constexpr bool shared_samples = true;
 #else
 inline constexpr bool shared_samples = false;
 #endif
-
-// Packs that a thread keeps of what it computes, in the first pass, of its groups; or whether there
-// is memory in which all of them can be handed on to the launch that writes.
-#ifndef KEPT_H
-#define KEPT_H 0
-#endif
-#ifndef HANDED_H
-#define HANDED_H false
-#endif
-
-// They are handed on where it takes longer to compute them than to store and load them, as
-// measured.
-template <class B>
-inline constexpr bool handed_h =
-    HANDED_H && (simd::bytes < 64 || sizeof(typename B::dy_t) < sizeof(typename B::compute_t) ||
-                 same_type<typename B::activation, activations::gelu>);
 
 template <class B, bool for_h, bool writes>
 inline constexpr bool is_read = true;
@@ -67,10 +50,11 @@ struct Tile {
           use_strip(rest / strips, number % sizes.parts, rest % strips, use);
       });
     } else {
-      const index_t channels = sizes.channels / blocks(), first = blockIdx.x % blocks() * channels;
+      const index_t channels = sizes.channels / sample_blocks(),
+                    first = blockIdx.x % sample_blocks() * channels;
       for (index_t part = 0; part < sizes.parts; ++part)
         for (index_t channel = first; channel < first + channels; channel += step)
-          use_strip(blockIdx.x / blocks(), part, channel, use);
+          use_strip(blockIdx.x / sample_blocks(), part, channel, use);
     }
   }
   // use(sample, group) for those of the thread.
@@ -80,13 +64,13 @@ struct Tile {
       for_each_share(sizes.samples * sizes.groups,
                      [&](index_t number) { use(number / sizes.groups, number % sizes.groups); });
     } else {
-      const index_t groups = sizes.groups / blocks(), first = blockIdx.x % blocks() * groups;
-      for (index_t i = 0; i < groups; ++i) use(blockIdx.x / blocks(), first + i);
+      const index_t groups = sizes.groups / sample_blocks(),
+                    first = blockIdx.x % sample_blocks() * groups;
+      for (index_t i = 0; i < groups; ++i) use(blockIdx.x / sample_blocks(), first + i);
     }
   }
 
-  // Of a sample.
-  index_t blocks() const { return shared_samples ? 1 : gridDim.x / sizes.samples; }
+  index_t sample_blocks() const { return shared_samples ? 1 : gridDim.x / sizes.samples; }
 
  private:
   template <class Use>
@@ -139,72 +123,6 @@ struct TileOutput : OutputPack<B, T> {
   template <class At>
   void store(At at) const {
     OutputPack<B, T>::store(at.column);
-  }
-};
-
-// What is handed on in memory: rows of sums of channels for each part of each sample, what is found
-// of each group of the launch, and items of samples.
-template <class B>
-struct HandedOn {
-  using C = typename B::compute_t;
-  static constexpr int values = 3;
-  const Sizes& sizes;
-  C* rows;
-
-  C* row(int value, index_t sample, index_t part) const {
-    const index_t number = (value * sizes.samples + sample) * sizes.parts + part;
-    return rows + number * sum_pitch(sizes.channels);
-  }
-  C& of_group(int value, index_t group) const {
-    return row(values, 0, 0)[value * sizes.samples * sizes.groups + group];
-  }
-  C* items() const {
-    const auto end = reinterpret_cast<uintptr_t>(&of_group(values, 0));
-    return reinterpret_cast<C*>((end + cache_line - 1) / cache_line * cache_line);
-  }
-};
-
-// What is computed of items in the first pass and, where it is kept, taken from there by the last.
-template <class B>
-struct TileItems {
-  static constexpr bool in_thread = KEPT_H > 0, kept = in_thread || handed_h<B>;
-  const Sizes& sizes;
-  Lines<typename B::dx_t> results;
-  index_t block_channels, line_packs;
-  Items<B>* packs = kept_packs<Items<B>, KEPT_H>();
-
-  TileItems(const Tile<B>& tile, const Lines<typename B::dx_t>& results,
-            typename B::compute_t* handed_on)
-      : sizes(tile.sizes),
-        results(results),
-        block_channels(sizes.channels / tile.blocks()),
-        line_packs(((B::channels_last ? sizes.channels : sizes.positions) + B::pack - 1) /
-                   B::pack) {
-    if constexpr (handed_h<B>)
-      packs = reinterpret_cast<Items<B>*>(HandedOn<B>{sizes, handed_on}.items());
-  }
-
-  template <class At, class ItemAt, class F>
-  Item<B> operator()(At at, ItemAt item, const F& f) const {
-    if constexpr (kept && At::writes) return place(at)->item[item.index];
-    const Item<B> v = f();
-    if constexpr (in_thread)
-      if (item.index % items_per_part<B> == 0)
-        prefetch_output_part<B>(results.at(at.sample, at.line), part_column<B>(at.column));
-    if constexpr (kept) place(at)->item[item.index] = v;
-    return v;
-  }
-
- private:
-  template <class At>
-  Items<B>* place(At at) const {
-    index_t line = at.line;
-    if constexpr (handed_h<B>)
-      line +=
-          (at.sample - sizes.first_sample) * (B::channels_last ? sizes.positions : sizes.channels);
-    else if constexpr (!B::channels_last)
-      line %= block_channels;
-    return packs + line * line_packs + at.column / B::pack;
   }
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Runs the kernel KERNEL, and lists of kernels, on several cores. Appended to the kernel's source.
 #include <algorithm>
+#include <memory>
 #include <vector>
 #ifdef _OPENMP
 #include <omp.h>
@@ -25,7 +26,7 @@ struct List {
   long long tasks, places, words;
 };
 // A kernel: cunorm_blocks of its library, how many blocks, at which word its arguments begin, and,
-// where threads share rows, into how many parts a row is cut.
+// where threads share blocks, into how many parts a row is cut, or shares of samples there are.
 struct Task {
   decltype(&cunorm_blocks) blocks;
   long long grid, arguments, parts;
@@ -36,7 +37,7 @@ struct Place {
 };
 
 // One of several threads' share of each kernel; `wait` returns when all have done theirs. What is
-// too little to share is the first thread's, which calls. Threads share rows only where there are
+// too little to share is the first thread's, which calls. Threads share blocks only where there are
 // not as many for each; `sums` is memory for sums of parts, of each thread's own and of all.
 inline void run_share(const Task* tasks, long long count, const long long* words, double* sums,
                       long long sums_size, int thread, int threads, void (*wait)()) {
@@ -63,17 +64,17 @@ extern "C" void cunorm_run(const List* list, const long long* addresses, int thr
   long long parts = 0;
   for (long long i = 0; i < list->tasks; ++i) parts = std::max(parts, tasks[i].parts);
   const long long sums_size = Gang::rings * parts;
-  std::vector<double> sums(sums_size * (threads + 1));
+  const std::unique_ptr<double[]> sums(new double[sums_size * (threads + 1)]);
 #ifdef _OPENMP
   // Even a parallel region of one thread would cost more than a small kernel.
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
-    run_share(tasks, list->tasks, words.data(), sums.data(), sums_size, omp_get_thread_num(),
+    run_share(tasks, list->tasks, words.data(), sums.get(), sums_size, omp_get_thread_num(),
               omp_get_num_threads(), [] {
 #pragma omp barrier
               });
     return;
   }
 #endif
-  run_share(tasks, list->tasks, words.data(), sums.data(), sums_size, 0, 1, [] {});
+  run_share(tasks, list->tasks, words.data(), sums.get(), sums_size, 0, 1, [] {});
 }

@@ -105,7 +105,7 @@ struct ExpConstants<float> {
   static constexpr int mantissa_bits = 23, exponent_bias = 127;
   static constexpr float lowest = -104, highest = 89;  // beyond, the result is 0 or infinity
   static constexpr float logistic_lowest = -89;        // e^89 is infinite
-  static constexpr float logistic_highest = 87.5;      // e^-87.5 is near 2^-126, taken for 0
+  static constexpr float logistic_highest = 87.5;      // e^-v is 0 from v = 87 on
   static constexpr float to_integer = 0x1.8p23f;       // added, it leaves an integer's bits
   static constexpr float log2_e = 0x1.715476p0f;
   static constexpr float ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f;  // n ln2_high is exact
@@ -190,8 +190,8 @@ struct Logistic {
   V value, complement, bounded;
 };
 
-// Half of e^-v is used: it is finite wherever s(v) is not 0, and its scale 2^(n - 1) is 0 or a
-// normal number.
+// Half of e^-v is used: it is finite wherever s(v) is not 0. Its scale 2^(n - 1) is a normal number
+// or 0: e^-v below 1.7e-38 (of doubles below 3.2e-308) is 0, and so is 1 - s(v).
 template <class V>
 inline Logistic<V> logistic(V v) {
   using K = ExpConstants<typename Element<V>::type>;

@@ -70,7 +70,7 @@ inline LoadedPack<B, absent> load_pack(const absent*, index_t, index_t) {
 template <bool is_whole_, int part_>
 struct PartOfPack {
   static constexpr bool is_whole = is_whole_;
-  static constexpr int part = part_, place = part;
+  static constexpr int part = part_, slot_part = part;
   using Next = PartOfPack<is_whole, part + 1>;
   index_t column;
   operator index_t() const { return column; }
@@ -84,7 +84,7 @@ using CutColumn = PartOfPack<false, part>;
 template <bool is_whole_>
 struct CountedPart {
   static constexpr bool is_whole = is_whole_;
-  static constexpr int place = 0;
+  static constexpr int slot_part = 0;
   index_t column;
   int part;
   operator index_t() const { return column; }
@@ -98,7 +98,7 @@ inline index_t part_column(Column at) {
 
 // All parts of a pack that the row's end cuts.
 struct CutPack {
-  static constexpr int part = 0, place = 0;
+  static constexpr int part = 0, slot_part = 0;
   static constexpr bool is_whole = false;
   index_t column;
   operator index_t() const { return column; }
@@ -121,7 +121,8 @@ inline void for_each_item_of_part(Part at, index_t end, const F& f) {
   const int count = static_cast<int>(end - at.column);
 #pragma GCC unroll 32
   for (int i = 0; i < items_per_part<B>; ++i) {
-    const int index = at.part * items_per_part<B> + i, slot = Part::place * items_per_part<B> + i;
+    const int index = at.part * items_per_part<B> + i,
+              slot = Part::slot_part * items_per_part<B> + i;
     if constexpr (Part::is_whole)
       f(WholeItem{index, slot});
     else if (index * lanes < count)
@@ -212,7 +213,7 @@ struct OutputPack {
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
     T* const place = row + part_column<B>(column);
-    const Item<B>* const items = value.item + Column::place * items_per_part<B>;
+    const Item<B>* const items = value.item + Column::slot_part * items_per_part<B>;
     if constexpr (!Column::is_whole)
       for_each_item<B>(column, end, [&](CutItem at) { store_item(column, at); });
     else if constexpr (streams<B, T> && !read_again)

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// What the passes over groups hand on: sums, what is found of groups, and h of the backward, where
+// the last pass takes it from the first.
+#pragma once
+#include "caches.h"
+#include "group_strip.cuh"
+
+// Packs of h that a thread keeps of its groups; or whether there is memory for all of it.
+#ifndef KEPT_H
+#define KEPT_H 0
+#endif
+#ifndef HANDED_H
+#define HANDED_H false
+#endif
+
+// h is handed on in memory where it takes longer to compute it than to store and load it: measured.
+template <class B>
+inline constexpr bool handed_h =
+    HANDED_H && (simd::bytes < 64 || sizeof(typename B::dy_t) < sizeof(typename B::compute_t) ||
+                 same_type<typename B::activation, activations::gelu>);
+
+template <class B>
+struct Tile;
+
+// What is handed on in memory: rows of sums of channels for each part of each sample, what is found
+// of each group of the launch, and items of samples.
+template <class B>
+struct HandedOn {
+  using C = typename B::compute_t;
+  static constexpr int values = 3;
+  const Sizes& sizes;
+  C* rows;
+
+  C* row(int value, index_t sample, index_t part) const {
+    const index_t number = (value * sizes.samples + sample) * sizes.parts + part;
+    return rows + number * sum_pitch(sizes.channels);
+  }
+  C& of_group(int value, index_t group) const {
+    return row(values, 0, 0)[value * sizes.samples * sizes.groups + group];
+  }
+  C* items() const {
+    const auto end = reinterpret_cast<uintptr_t>(&of_group(values, 0));
+    return reinterpret_cast<C*>((end + cache_line - 1) / cache_line * cache_line);
+  }
+};
+
+// What is computed of items in the first pass and, where it is kept, taken from there by the last.
+template <class B>
+struct TileItems {
+  static constexpr bool in_thread = KEPT_H > 0, kept = in_thread || handed_h<B>;
+  const Sizes& sizes;
+  Lines<typename B::dx_t> results;
+  index_t block_channels, line_packs;
+  Items<B>* packs = kept_packs<Items<B>, KEPT_H>();
+
+  TileItems(const Tile<B>& tile, const Lines<typename B::dx_t>& results,
+            typename B::compute_t* handed_on)
+      : sizes(tile.sizes),
+        results(results),
+        block_channels(sizes.channels / tile.sample_blocks()),
+        line_packs(((B::channels_last ? sizes.channels : sizes.positions) + B::pack - 1) /
+                   B::pack) {
+    if constexpr (handed_h<B>)
+      packs = reinterpret_cast<Items<B>*>(HandedOn<B>{sizes, handed_on}.items());
+  }
+
+  template <class At, class ItemAt, class F>
+  Item<B> operator()(At at, ItemAt item, const F& f) const {
+    if constexpr (kept && At::writes) return place(at)->item[item.index];
+    const Item<B> v = f();
+    if constexpr (in_thread)
+      if (item.index % items_per_part<B> == 0)
+        prefetch_output_part<B>(results.at(at.sample, at.line), part_column<B>(at.column));
+    if constexpr (kept) place(at)->item[item.index] = v;
+    return v;
+  }
+
+ private:
+  template <class At>
+  Items<B>* place(At at) const {
+    index_t line = at.line;
+    if constexpr (handed_h<B>)
+      line +=
+          (at.sample - sizes.first_sample) * (B::channels_last ? sizes.positions : sizes.channels);
+    else if constexpr (!B::channels_last)
+      line %= block_channels;
+    return packs + line * line_packs + at.column / B::pack;
+  }
+};
