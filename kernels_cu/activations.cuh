@@ -8,9 +8,9 @@
 //
 // V is float or double, on the CPU a vector of them: a build picks one of the structs by its name,
 // and the same text serves both. 1 - s(z) is no difference, so that tails keep their digits; one of
-// s(z) and 1 - s(z) that is subnormal, or nearly, loses some or is 0. At an infinity a derivative is
-// its limit (silu's is NaN where results have 16 bits); NaN gives NaN. Who uses one of both pays for
-// that alone.
+// s(z) and 1 - s(z) that is subnormal, or nearly, loses some or is 0. At an infinity a derivative
+// is its limit (silu's is NaN where results have 16 bits); NaN gives NaN. Who uses one of both pays
+// for that alone.
 #pragma once
 #include "math.cuh"
 
