@@ -127,8 +127,8 @@ CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
 _CPU_BLOCKS = 256  # the most runs of rows that threads share; no result depends on it
 
 # Bytes of a row above which both passes of the backward prefetch, and, of more than 2 bytes an
-# element, where results are stored past the caches: measured, 2 cores, 32 MiB cache.
-_SHORT_ROW, _SHORT_STREAMED_ROW = 8 << 10, 256
+# element, where all rows take as much as the last cache: measured, 2 cores, 32 MiB cache.
+_SHORT_ROW, _SHORT_ROW_OF_MANY = 8 << 10, 256
 # Bytes of a row above which the next rows are not prefetched, for two inputs without a gate or not,
 # by the bytes of an element: measured, 2 cores, 480 MiB cache.
 _WIDE_ROW = {True: {2: 512 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
@@ -192,13 +192,11 @@ def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch
     macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
     macros += (("STAGES", "0"), ("SUMS_IN_SHARED", "false"))
     macros += _cpu_rows(where, row, types.gate is None)
-    stores: Macros = ()
-    if (largest := types.dx or types.dgate) is not None:
-        stores = cpu_stores(where.elements, where.width, largest, types.compute, caps)
-    short = _SHORT_STREAMED_ROW if stores and row.itemsize > 2 else _SHORT_ROW
-    if where.width * row.itemsize > short:
+    are_many = row.itemsize > 2 and where.elements * row.itemsize >= caps.last_cache_bytes
+    if where.width * row.itemsize > (_SHORT_ROW_OF_MANY if are_many else _SHORT_ROW):
         macros += (("LONG_PASSES", "true"),)
-    macros += stores
+    if (largest := types.dx or types.dgate) is not None:
+        macros += cpu_stores(where.elements, where.width, largest, types.compute, caps)
     if types.dgate is not None:
         macros += _cpu_kept(types, where, 2 * types.compute.itemsize, _KEPT_ROWS)
     parts = cpu_parts(where.rows) if types.dweight or types.dbias else min(where.rows, _CPU_BLOCKS)
