@@ -62,7 +62,8 @@ __device__ inline float reciprocal(float v) {
 }
 __device__ inline double reciprocal(double v) { return 1.0 / v; }
 
-// s(v) = 1 / (1 + e^-v), 1 - s(v), and v within bounds beyond which one of both is 0.
+// s(v) = 1 / (1 + e^-v), 1 - s(v), and v within bounds beyond which one of both is 0. Where s(v) is
+// 0, so is the complement, which is multiplied by it.
 template <class V>
 struct Logistic {
   V value, complement, bounded;

@@ -25,7 +25,7 @@ from tests.support.calls import (
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 
 TAKING_WORKSPACE = functions_taking("workspace")
-# Few rows and many, whole and in groups; group norms of one launch on a CPU and of several.
+# Few rows and many, whole and in groups; group norms whose samples cores share, and others.
 OF_ROWS = [((1, 1), 1), ((0, 5), 1), ((3, 37, 14), 7), ((300, 64), 2), ((3, 1000), 1)]
 OF_IMAGES = [((3, 35, 12), 4, -1), ((2, 12, 35), 4, 1), ((2, 3000, 24), 3, -1)]
 

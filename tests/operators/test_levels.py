@@ -51,7 +51,7 @@ CASES = {
         | {"stream": "+ bfloat16", "center": True, "groups": 3},
         SHORT,
     ),
-    "group norm, last, bfloat16, several launches": (
+    "group norm, last, bfloat16, shared samples": (
         "group",
         of("bfloat16", "bias"),
         samples(THREE),

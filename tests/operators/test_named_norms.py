@@ -170,7 +170,7 @@ def test_heads_of_a_fused_qkv_and_an_expanded_gate_are_read_where_they_are(anywh
 
 AXES = {"last": -1, "first": 1}  # of the channels, by their place in memory
 # Samples, positions, channels, groups: a block of a GPU has whole groups, or not; lines of any
-# alignment; several launches on a CPU.
+# alignment; samples that the cores of a CPU share.
 SIZES = [(3, 7, 3, 1), (2, 64, 32, 8), (1, 131, 40, 5), (2, 9, 320, 32), (20, 1, 64, 32)]
 HOST_SIZES = [*SIZES, (2, 4096, 96, 6), (2, 5003, 10, 10)]
 

@@ -48,8 +48,8 @@ FACTORS = COMMON | {
     "gate_position": ["pre", "post"],
     "needs": [("x", "weight", "bias", "gate"), ("x",), ("weight", "bias"), ("gate",)],
 }
-# Samples, positions and channels: one launch on a CPU or several, with results that are too large
-# for a cache or not.
+# Samples, positions and channels: cores of a CPU share some or not, with results that are too
+# large for a cache or not.
 SAMPLES = [(3, 7, 20), (2, 900, 40), (20, 64, 64), (2, LARGE // 256, 128), (LARGE // 8192, 64, 64)]
 GROUP_FACTORS = COMMON | {
     "op": GROUPS,

@@ -20,6 +20,7 @@ inline constexpr bool shared_samples = true;
 inline constexpr bool shared_samples = false;
 #endif
 
+// Whether a pass reads an operand: the last does not where h, which alone takes it, is handed on.
 template <class B, bool for_h, bool writes>
 inline constexpr bool is_read = true;
 template <class B>
@@ -50,11 +51,11 @@ struct Tile {
           use_strip(rest / strips, number % sizes.parts, rest % strips, use);
       });
     } else {
-      const index_t channels = sizes.channels / sample_blocks(),
-                    first = blockIdx.x % sample_blocks() * channels;
+      const index_t blocks = sample_blocks(), sample = blockIdx.x / blocks;
+      const index_t channels = sizes.channels / blocks, first = blockIdx.x % blocks * channels;
       for (index_t part = 0; part < sizes.parts; ++part)
         for (index_t channel = first; channel < first + channels; channel += step)
-          use_strip(blockIdx.x / sample_blocks(), part, channel, use);
+          use_strip(sample, part, channel, use);
     }
   }
   // use(sample, group) for those of the thread.
@@ -64,9 +65,9 @@ struct Tile {
       for_each_share(sizes.samples * sizes.groups,
                      [&](index_t number) { use(number / sizes.groups, number % sizes.groups); });
     } else {
-      const index_t groups = sizes.groups / sample_blocks(),
-                    first = blockIdx.x % sample_blocks() * groups;
-      for (index_t i = 0; i < groups; ++i) use(blockIdx.x / sample_blocks(), first + i);
+      const index_t blocks = sample_blocks(), sample = blockIdx.x / blocks;
+      const index_t groups = sizes.groups / blocks, first = blockIdx.x % blocks * groups;
+      for (index_t i = 0; i < groups; ++i) use(sample, first + i);
     }
   }
 

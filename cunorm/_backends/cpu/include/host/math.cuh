@@ -184,7 +184,8 @@ inline V exp(V v) {
   return scaled(exp_of_rest(r), n);
 }
 
-// s(v) = 1 / (1 + e^-v), 1 - s(v), and v within bounds beyond which one of both is 0.
+// s(v) = 1 / (1 + e^-v), 1 - s(v), and v within bounds beyond which one of both is 0. Where s(v) is
+// 0, so is the complement, which is multiplied by it.
 template <class V>
 struct Logistic {
   V value, complement, bounded;

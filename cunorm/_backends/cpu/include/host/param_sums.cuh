@@ -123,18 +123,18 @@ struct ParamSums {
 template <class B, class Find, class Reload, class Write>
 inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& find, const Reload&,
                          const Write& write) {
-  walk.for_each_rows(rows_at_once(walk.row_bytes), find,
-                     [&](auto* found, index_t first, int count) {
-                       walk.row(first).for_each_chunk_again([&](const auto& chunk) {
-                         chunk.for_each_pack([&](auto at) {
-                           auto dweight = sums.dweight.open(at);
-                           auto dbias = sums.dbias.open(at);
-                           for (int i = 0; i < count; ++i) write(found[i], at, dweight, dbias);
-                           sums.dweight.close(at, dweight);
-                           sums.dbias.close(at, dbias);
-                         });
-                       });
-                       sums.end_rows(walk, count);
-                     });
+  const auto write_rows = [&](auto* found, index_t first, int count) {
+    walk.row(first).for_each_chunk_again([&](const auto& chunk) {
+      chunk.for_each_pack([&](auto at) {
+        auto dweight = sums.dweight.open(at);
+        auto dbias = sums.dbias.open(at);
+        for (int i = 0; i < count; ++i) write(found[i], at, dweight, dbias);
+        sums.dweight.close(at, dweight);
+        sums.dbias.close(at, dbias);
+      });
+    });
+    sums.end_rows(walk, count);
+  };
+  walk.for_each_rows(rows_at_once(walk.row_bytes), find, write_rows);
   sums.finish(walk);
 }

@@ -59,8 +59,9 @@ inline void store_all_halves(Half* p, const Doubles* v) {
     rounded[i] = joined(round_normal_to_odd(v[2 * i]), round_normal_to_odd(v[2 * i + 1]));
     is_normal = is_normal && !has_subnormal(rounded[i]);
   }
-  for (int i = 0; i < (is_normal ? 0 : pairs); ++i)
-    rounded[i] = joined(round_to_odd(v[2 * i]), round_to_odd(v[2 * i + 1]));
+  if (!is_normal)
+    for (int i = 0; i < pairs; ++i)
+      rounded[i] = joined(round_to_odd(v[2 * i]), round_to_odd(v[2 * i + 1]));
   store_all<pairs>(p, rounded);
   if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<double>, v[count - 1]);
 }

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT
+// How a CPU's threads walk rows, and a row: in chunks of packs, which are used where they lie in
+// memory and come from the caches in the second pass. A thread walks neighbouring rows.
+#pragma once
+#include <new>
+
+#include "caches.h"
+#include "operands.cuh"
+#include "reduce.cuh"
+
+// Passes over the rows last so long that memory idles in one that prefetches nothing.
+#ifdef LONG_PASSES
+inline constexpr bool long_passes = true;
+#else
+inline constexpr bool long_passes = false;
+#endif
+
+// One row and its results fill a core's caches.
+#ifdef WIDE_ROWS
+inline constexpr bool wide_rows = true;
+#else
+inline constexpr bool wide_rows = false;
+#endif
+
+template <class B>
+inline constexpr bool streamed = true;
+
+// As many rows of x as stay in a second-level cache between passes, with dy, the sums of a
+// parameter's gradient and the rows on their way in; measured with 1 MiB of it. Powers of two: sums
+// are counted to sixteen rows.
+inline constexpr int max_rows_at_once = 4;
+inline int rows_at_once(index_t row_bytes) {
+  return row_bytes <= 1 << 14 ? max_rows_at_once : row_bytes <= 1 << 16 ? 2 : 1;
+}
+
+// How many rows ahead to prefetch: far enough for memory to answer in time, 64 KiB, and beyond the
+// rows that are taken at once.
+inline index_t rows_ahead(index_t row_bytes) {
+  return std::max<index_t>(rows_at_once(row_bytes), (1 << 16) / row_bytes);
+}
+
+// A part of a pack: whole, or cut by the row's end. In the second pass it is there `again`.
+template <class Place, bool again_>
+struct PackAt {
+  static constexpr bool again = again_;
+  Place place;
+  index_t column, end;  // of the row
+};
+
+template <class B, class Place, bool again, class F>
+inline void for_each_item(PackAt<Place, again> at, const F& f) {
+  for_each_item<B>(at.place, at.end, f);
+}
+// Where a row's results are, so that the first pass prefetches them.
+template <class B>
+struct Results {
+  static constexpr int most = 3;
+  const char* row[most] = {};
+  index_t itemsize[most] = {};
+  int count = 0;
+
+  template <class T>
+  void add(const T* result) {
+    if constexpr (!present<T> || streams<B, T>) return;
+    row[count] = reinterpret_cast<const char*>(result);
+    itemsize[count++] = sizeof(T);
+  }
+  __forceinline__ void prefetch(index_t column) const {
+    constexpr int to_write = 1, to_first_level = 3;
+    for (int i = 0; i < count; ++i)
+      for (index_t byte = 0; byte < part_elements<B> * itemsize[i]; byte += cache_line)
+        __builtin_prefetch(row[i] + column * itemsize[i] + byte, to_write, to_first_level);
+  }
+};
+
+template <class B, bool again, bool is_cut>
+struct Chunk {
+  index_t first, end;  // columns
+  const Results<B>& results;
+
+  template <class F>
+  void for_each_pack(const F& f) const {
+    if constexpr (is_cut)
+      f(PackAt<CutPack, again>{{first}, first, end});
+    else
+      for (index_t column = first; column < end; column += B::pack)
+        use_parts(WholeColumn<>{column}, f);
+  }
+
+ private:
+  template <class Place, class F>
+  void use_parts(Place place, const F& f) const {
+    if constexpr (!again) results.prefetch(part_column<B>(place));
+    f(PackAt<Place, again>{place, place.column, end});
+    if constexpr (Place::part + 1 < parts_per_pack<B>)
+      use_parts(typename Place::Next{place.column}, f);
+  }
+};
+
+// Where a row of an input is, and one to come.
+template <class T>
+struct InputRow {
+  T *data, *later;
+};
+
+template <class B>
+struct Row;
+
+template <class B>
+struct Walk {
+  BlockShare share;
+  index_t rows, width, row_bytes;
+  index_t ahead;  // how many rows ahead to prefetch
+
+  Walk(const Team<B>&, const BlockShare& share, index_t rows, index_t width)
+      : share(share),
+        rows(rows),
+        width(width),
+        row_bytes(width * itemsize()),
+        ahead(rows_ahead(row_bytes)) {}
+
+  Row<B> row(index_t row, int slot = 0) const {
+    return {*this, share.row_index(row), share.row_index(row + ahead < rows ? row + ahead : row),
+            slot};
+  }
+
+  // use(found, first, count) for rows that are taken at once, each of which find(row) is called
+  // for.
+  template <class Find, class Use>
+  void for_each_rows(int at_once, const Find& find, const Use& use) const {
+    using Found = decltype(find(row(0)));
+    alignas(Found) unsigned char memory[max_rows_at_once][sizeof(Found)];
+    Found* const found = reinterpret_cast<Found*>(memory);
+    const index_t last = rows * (share.block + 1) / share.blocks;
+    for (index_t first = rows * share.block / share.blocks; first < last; first += at_once) {
+      const int count = int(std::min<index_t>(at_once, last - first));
+      for (int i = 0; i < count; ++i) new (found + i) Found(find(row(first + i, i)));
+      use(found, first, count);
+    }
+  }
+
+ private:
+  static constexpr index_t itemsize() {
+    if constexpr (present<typename B::x_t>)
+      return sizeof(typename B::x_t);
+    else
+      return sizeof(typename B::dy_t);
+  }
+};
+
+// Chunks are of 16 packs, but the first, which is one pack, and the last, where the row's end cuts
+// it. Threads that share the row have the parts of it in turn.
+template <class B>
+struct Row {
+  static constexpr bool exists = true;
+  const Walk<B>& walk;
+  index_t index, later;  // among the rows of all groups
+  int slot;              // among the rows that are taken at once
+  mutable Results<B> results = {};
+
+  template <class T>
+  InputRow<const T> of(const Rows<const T>& operand) const {
+    return {operand.at(index), operand.at(later)};
+  }
+  template <class T>
+  T* of(const Rows<T>& operand) const {
+    T* const row = operand.at(index);
+    results.add(row);
+    return row;
+  }
+
+  index_t first_width() const { return std::min<index_t>(walk.width, B::pack); }
+  template <class F>
+  void with_first_chunk(const F& f) const {
+    const bool is_mine = !shared_rows || gang.thread == 0;
+    if constexpr (shared_rows) gang.part = is_mine ? 0 : -1;
+    if (is_mine && whole_packs() == 0)
+      f(cut_chunk<false>());
+    else
+      f(whole_chunk<false>(is_mine ? 0 : whole_chunks()));
+  }
+  template <class F>
+  void for_each_next_chunk(const F& f) const {
+    for_each_of_chunks<false>(1, f);
+  }
+  template <class F>
+  void for_each_chunk(const F& f) const {
+    for_each_of_chunks<false>(0, f);
+  }
+  template <class F>
+  void for_each_chunk_again(const F& f) const {
+    for_each_of_chunks<true>(0, f);
+  }
+
+ private:
+  index_t whole_packs() const { return walk.width / B::pack; }
+  index_t whole_chunks() const {
+    return whole_packs() == 0 ? 0 : 1 + (whole_packs() - 1 + chunk_packs - 1) / chunk_packs;
+  }
+  index_t chunks() const { return whole_chunks() + (walk.width % B::pack != 0); }
+
+  // Empty, if its number is that of the chunk which is cut.
+  template <bool again>
+  Chunk<B, again, false> whole_chunk(index_t number) const {
+    const auto first = [&](index_t number) {
+      const index_t pack = number == 0 ? 0 : 1 + (number - 1) * chunk_packs;
+      return std::min(pack, whole_packs()) * B::pack;
+    };
+    return {first(number), first(number + 1), results};
+  }
+  template <bool again>
+  Chunk<B, again, true> cut_chunk() const {
+    return {whole_packs() * B::pack, walk.width, results};
+  }
+
+  template <bool again, class F>
+  void for_each_between(index_t first, index_t end, const F& f) const {
+    for (index_t i = first; i < std::min(end, whole_chunks()); ++i) f(whole_chunk<again>(i));
+    if (first <= whole_chunks() && whole_chunks() < end) f(cut_chunk<again>());
+  }
+  template <bool again, class F>
+  void for_each_of_chunks(index_t first, const F& f) const {
+    if constexpr (!shared_rows) {
+      for_each_between<again>(first, chunks(), f);
+    } else {
+      for (index_t part = gang.thread; part < gang.parts; part += gang.threads) {
+        gang.part = part;
+        const index_t begin = std::max(first, part * part_chunks);
+        for_each_between<again>(begin, std::min(chunks(), (part + 1) * part_chunks), f);
+      }
+    }
+  }
+};
+
+// Of narrow rows several are taken at once where a row has so many instructions that a core, which
+// waits for what it finds of the row, sees too few of the next: with 16 bits and without AVX-512.
+template <class B, class Find, class Store>
+inline void for_each_row(const Walk<B>& walk, const Find& find, const Store& store) {
+  constexpr bool is_long = sizeof(typename B::x_t) == 2 && simd::bytes < 64;
+  constexpr index_t narrow = 1 << 10;
+  const int at_once = is_long && walk.row_bytes <= narrow ? max_rows_at_once : 1;
+  walk.for_each_rows(at_once, find, [&](auto* found, index_t first, int count) {
+    for (int i = 0; i < count; ++i) store(found[i], walk.row(first + i, i));
+  });
+}
