@@ -175,7 +175,7 @@ def test_openmp_is_loaded_with_short_waits_that_only_it_sees(chosen, monkeypatch
 # --- forks and modes ------------------------------------------------------------------------------
 
 AFTER_OPENMP = """
-import traceback
+import time, traceback
 
 def alive():
     small = np.full(8, 1e-40, np.float32)
@@ -186,6 +186,9 @@ def as_child():
     again()
     check(1)
     cunorm.layer_norm(x)  # a build that the parent has not loaded
+    end = time.monotonic() + 5
+    while tasks() > before and time.monotonic() < end:
+        time.sleep(0.001)  # the system lists a thread that was joined for a moment yet
     return tasks() - before
 
 again()
