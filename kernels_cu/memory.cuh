@@ -127,6 +127,12 @@ __device__ inline void for_each_item(index_t column, index_t end, F f) {
   for_each_item<B>(ItemAt{0, inside(column, end)}, f);
 }
 
+// f(column) for each part of a pack that is computed on its own: here that is the pack.
+template <class B, class F>
+__device__ inline void for_each_part(index_t column, index_t, F f) {
+  f(column);
+}
+
 // Of two bfloat16 in a word, the upper one is the word without the lower: one instruction each.
 template <class B, class T>
 __device__ inline Item<B> read(const Pack<T, B::pack>& pack, ItemAt at) {

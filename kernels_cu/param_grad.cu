@@ -40,30 +40,32 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
             part_thread = threadIdx.x / B::column_threads;
   const index_t column = (block * B::column_threads + column_thread) * B::pack;
 
-  Items<B> sum = {};
+  for_each_part<B>(column, arguments.width, [&](auto at) {
+    Items<B> sum = {};
 #pragma unroll 8
-  for (index_t part = part_thread; part < arguments.parts; part += B::part_threads) {
-    const auto found = load_pack<B>(sums + part * arguments.stride, column, arguments.width);
-    for_each_item<B>(column, arguments.width,
-                     [&](auto at) { sum.item[at.index] += read<B>(found, at); });
-  }
+    for (index_t part = part_thread; part < arguments.parts; part += B::part_threads) {
+      const auto found = load_pack<B>(sums + part * arguments.stride, column, arguments.width);
+      for_each_item<B>(at, arguments.width,
+                       [&](auto item) { sum.item[item.index] += read<B>(found, item); });
+    }
 
-  if constexpr (B::part_threads > 1) {
-    for (int i = 0; i < B::pack; ++i) scratch.sums[part_thread][column_thread][i] = sum.item[i];
-    __syncthreads();
-    if (part_thread > 0) return;
-    for (int other = 1; other < B::part_threads; ++other)
-      for (int i = 0; i < B::pack; ++i) sum.item[i] += scratch.sums[other][column_thread][i];
-  }
-  if constexpr (B::accumulate) {
-    const auto before = load_pack<B, T>(gradient, column, arguments.width);
-    for_each_item<B>(column, arguments.width,
-                     [&](auto at) { sum.item[at.index] += read<B>(before, at); });
-  }
-  OutputPack<B, T> output(gradient, arguments.width);
-  for_each_item<B>(column, arguments.width,
-                   [&](auto at) { write(output, at, sum.item[at.index]); });
-  output.store(column);
+    if constexpr (B::part_threads > 1) {
+      for (int i = 0; i < B::pack; ++i) scratch.sums[part_thread][column_thread][i] = sum.item[i];
+      __syncthreads();
+      if (part_thread > 0) return;
+      for (int other = 1; other < B::part_threads; ++other)
+        for (int i = 0; i < B::pack; ++i) sum.item[i] += scratch.sums[other][column_thread][i];
+    }
+    if constexpr (B::accumulate) {
+      const auto before = load_pack<B, T>(gradient, column, arguments.width);
+      for_each_item<B>(at, arguments.width,
+                       [&](auto item) { sum.item[item.index] += read<B>(before, item); });
+    }
+    OutputPack<B, T> output(gradient, arguments.width);
+    for_each_item<B>(at, arguments.width,
+                     [&](auto item) { write(output, item, sum.item[item.index]); });
+    output.store(at);
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads, 1)

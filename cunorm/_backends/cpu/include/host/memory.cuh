@@ -152,18 +152,19 @@ inline void for_each_item(CutPack at, index_t end, const F& f) {
   }
 }
 
+// f(part) for each part of a pack.
 template <class B, class Column, class F>
-inline void for_each_item_of_parts(Column at, index_t end, const F& f) {
-  for_each_item<B>(at, end, f);
+inline void use_parts(Column at, const F& f) {
+  f(at);
   if constexpr (Column::part + 1 < parts_per_pack<B>)
-    for_each_item_of_parts<B>(typename Column::Next{at.column}, end, f);
+    use_parts<B>(typename Column::Next{at.column}, f);
 }
 template <class B, class F>
-inline void for_each_item(index_t column, index_t end, const F& f) {
+inline void for_each_part(index_t column, index_t end, const F& f) {
   if (column + B::pack <= end)
-    for_each_item_of_parts<B>(WholeColumn<>{column}, end, f);
+    use_parts<B>(WholeColumn<>{column}, f);
   else
-    for_each_item_of_parts<B>(CutColumn<>{column}, end, f);
+    f(CutPack{column});
 }
 
 // A cut item is converted as a whole one is, by way of an array of them as they are stored.
@@ -203,13 +204,6 @@ struct OutputPack {
 
   OutputPack(T* row, index_t end) : row(row), end(end) {}
 
-  LoadedPack<B, T> store(index_t column) const {
-    if (column + B::pack <= end)
-      store_parts(WholeColumn<>{column});
-    else
-      store_parts(CutColumn<>{column});
-    return {row + column};
-  }
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
     T* const place = row + part_column<B>(column);
@@ -224,13 +218,6 @@ struct OutputPack {
   }
 
  private:
-  template <class Column>
-  void store_parts(Column column) const {
-    store(column);
-    if constexpr (Column::part + 1 < parts_per_pack<B>)
-      store_parts(typename Column::Next{column.column});
-  }
-
   void store_item(index_t column, CutItem at) const {
     using Stored = StoredItem<T, simd::lanes<typename B::compute_t>>;
     Stored stored;

@@ -120,6 +120,12 @@ struct ParamSums {
   static bool few(const Walk<B>& walk) { return walk.rows <= walk.share.blocks * run_rows; }
 };
 
+// Results that go past the caches are written a row at a time: the machine joins few lines at once.
+template <class B>
+inline constexpr bool streams_results = streams<B, typename B::dx_t> ||
+                                        streams<B, typename B::dresidual_t> ||
+                                        streams<B, typename B::dgate_t>;
+
 template <class B, class Find, class Reload, class Write>
 inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& find, const Reload&,
                          const Write& write) {
@@ -135,6 +141,9 @@ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& fi
     });
     sums.end_rows(walk, count);
   };
-  walk.for_each_rows(rows_at_once(walk.row_bytes), find, write_rows);
+  constexpr index_t narrow = 1 << 9;
+  const bool one = streams_results<B> && walk.row_bytes > narrow;
+  const int at_once = one ? 1 : rows_at_once(walk.row_bytes);
+  walk.for_each_rows(at_once, find, write_rows);
   sums.finish(walk);
 }

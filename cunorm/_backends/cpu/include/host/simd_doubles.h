@@ -33,11 +33,20 @@ inline Floats joined(FloatsOfDoubles low, FloatsOfDoubles high) {
   return load_bits<Floats>(halves);
 #endif
 }
-inline bool has_subnormal(Floats v) {
-  const Words magnitude = (Words)v << 1, found = (Words)(magnitude - 1u < 0x00ffffffu);
+inline Words are_subnormal(Floats v) {
+  const Words magnitude = (Words)v << 1;
+  return (Words)(magnitude - 1u < 0x00ffffffu);
+}
+inline bool any(Words found) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  return _mm512_test_epi32_mask((__m512i)found, (__m512i)found) != 0;
+#elif defined(__AVX__)
+  return !_mm256_testz_si256((__m256i)found, (__m256i)found);
+#else
   uint32_t any = 0;
   for (int i = 0; i < lanes<float>; ++i) any |= found[i];
   return any != 0;
+#endif
 }
 template <class Half>
 inline void store_half(Half* p, Doubles v) {
@@ -53,13 +62,13 @@ template <int count, class Half>
 inline void store_all_halves(Half* p, const Doubles* v) {
   constexpr int pairs = count / 2;
   Floats rounded[pairs + 1];
-  bool is_normal = true;
+  Words subnormal = {};
 #pragma GCC unroll 32
   for (int i = 0; i < pairs; ++i) {
     rounded[i] = joined(round_normal_to_odd(v[2 * i]), round_normal_to_odd(v[2 * i + 1]));
-    is_normal = is_normal && !has_subnormal(rounded[i]);
+    subnormal |= are_subnormal(rounded[i]);
   }
-  if (!is_normal)
+  if (any(subnormal))
     for (int i = 0; i < pairs; ++i)
       rounded[i] = joined(round_to_odd(v[2 * i]), round_to_odd(v[2 * i + 1]));
   store_all<pairs>(p, rounded);

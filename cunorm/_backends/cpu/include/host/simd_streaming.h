@@ -1,35 +1,17 @@
 // SPDX-License-Identifier: MIT
 // Stores of vectors past the caches.
 #pragma once
-#include "simd.h"
+#include "simd_stores.h"
 
 namespace simd {
 
-// store() past the caches, where the machine can and the address is aligned.
+// Whether stores of a result can go past the caches.
 template <class T, class C>
 inline constexpr bool can_stream = false;
-template <class T, class V>
-inline void store_non_temporal(T* p, V v) {
-  store(p, v);
-}
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 template <>
 inline constexpr bool can_stream<fp32, float> = true;
-inline void stream(__m256i* p, __m256i v) { _mm256_stream_si256(p, v); }
-#if defined(__AVX512F__)
-inline void stream(__m512i* p, __m512i v) { _mm512_stream_si512(p, v); }
 #endif
-
-template <class Bits, class T>
-inline void store_non_temporal_as(T* p, Floats v) {
-  T converted[lanes<float>];
-  store(converted, v);
-  const Bits bits = load_bits<Bits>(converted);
-  if (reinterpret_cast<std::uintptr_t>(p) % sizeof(bits) == 0)
-    stream(reinterpret_cast<Bits*>(p), bits);
-  else
-    store_bits(p, bits);
-}
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 // Of 16 bits: elsewhere a part of a pack is one cache line, and such stores, one for each of the
 // results of several rows in turn, take three times as long as others (measured).
@@ -37,20 +19,28 @@ template <>
 inline constexpr bool can_stream<bf16, float> = true;
 template <>
 inline constexpr bool can_stream<fp16, float> = true;
-inline void store_non_temporal(fp32* p, Floats v) { store_non_temporal_as<__m512i>(p, v); }
-inline void store_non_temporal(bf16* p, Floats v) { store_non_temporal_as<__m256i>(p, v); }
-inline void store_non_temporal(fp16* p, Floats v) { store_non_temporal_as<__m256i>(p, v); }
-#else
-inline void store_non_temporal(fp32* p, Floats v) { store_non_temporal_as<__m256i>(p, v); }
-#endif
 #endif
 
-// One vector after the other.
+// store() of one vector after the other, past the caches where the address allows: allocators align
+// to the 16 bytes of such a store at least, and the machine joins them to whole lines.
 template <int count, class T, class V>
 inline void store_all_non_temporal(T* p, const V* v) {
+#if defined(__SSE2__)
+  constexpr int vector = int(sizeof(V) / sizeof(v[0][0])), piece = sizeof(__m128i);
+  if (reinterpret_cast<std::uintptr_t>(p) % piece == 0) {
 #pragma GCC unroll 32
-  for (int i = 0; i < count; ++i)
-    store_non_temporal(p + i * int(sizeof(V) / sizeof(v[0][0])), v[i]);
+    for (int i = 0; i < count; ++i) {
+      alignas(V) T converted[vector];
+      store(converted, v[i]);
+      const auto* from = reinterpret_cast<const __m128i*>(converted);
+      auto* to = reinterpret_cast<__m128i*>(p + i * vector);
+#pragma GCC unroll 4
+      for (int j = 0; j < int(sizeof(converted)) / piece; ++j) _mm_stream_si128(to + j, from[j]);
+    }
+    return;
+  }
+#endif
+  store_all<count>(p, v);
 }
 
 // Such stores are seen by other threads only after this.
