@@ -20,16 +20,12 @@ struct Gang {
 
   static constexpr int rings = 8;
 
-  // Of so many things a thread's are neighbours: those from the first to before the end.
-  long long first_of(long long count) const { return count * thread / threads; }
-  long long end_of(long long count) const { return count * (thread + 1) / threads; }
-
   // Sums of the parts, for one of some things that are summed. They are used again when the thread
   // has waited several times.
   template <class C>
   C* ring() {
     C* const found = reinterpret_cast<C*>(sums + next_ring++ % rings * parts);
-    for (long long i = first_of(parts); i < end_of(parts); ++i) found[i] = 0;
+    for (long long i = thread; i < parts; i += threads) found[i] = 0;
     return found;
   }
 };

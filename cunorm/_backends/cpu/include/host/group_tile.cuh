@@ -76,7 +76,8 @@ struct Tile {
  private:
   template <class Use>
   static void for_each_share(index_t count, const Use& use) {
-    for (index_t i = gang.first_of(count); i < gang.end_of(count); ++i) use(i);
+    const index_t last = count * (gang.thread + 1) / gang.threads;
+    for (index_t i = count * gang.thread / gang.threads; i < last; ++i) use(i);
   }
   template <class Use>
   void use_strip(index_t sample, index_t part, index_t channel, const Use& use) const {

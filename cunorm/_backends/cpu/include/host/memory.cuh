@@ -21,7 +21,8 @@ inline constexpr bool non_temporal = false;
 #endif
 
 template <class B, class T>
-inline constexpr bool streams = non_temporal && simd::can_stream<T, typename B::compute_t>;
+inline constexpr bool streams =
+    non_temporal && present<T> && simd::can_stream<T, typename B::compute_t>;
 
 inline bool inside(index_t index, index_t count) { return index < count; }
 
@@ -154,15 +155,15 @@ inline void for_each_item(CutPack at, index_t end, const F& f) {
 
 // f(part) for each part of a pack.
 template <class B, class Column, class F>
-inline void use_parts(Column at, const F& f) {
+inline void for_each_part(Column at, const F& f) {
   f(at);
   if constexpr (Column::part + 1 < parts_per_pack<B>)
-    use_parts<B>(typename Column::Next{at.column}, f);
+    for_each_part<B>(typename Column::Next{at.column}, f);
 }
 template <class B, class F>
 inline void for_each_part(index_t column, index_t end, const F& f) {
   if (column + B::pack <= end)
-    use_parts<B>(WholeColumn<>{column}, f);
+    for_each_part<B>(WholeColumn<>{column}, f);
   else
     f(CutPack{column});
 }

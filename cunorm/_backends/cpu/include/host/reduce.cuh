@@ -69,10 +69,14 @@ struct RowSum {
       recent.add(sum);
       parts[part] = recent.sum;
     } else {
-      recent.add(sum);
-      if (++chunks % part_chunks != 0) return;
+      if (chunks == 0)
+        recent.sum = sum;
+      else
+        recent.add(sum);
+      if (++chunks < part_chunks) return;
       total += recent.sum;
       recent = {};
+      chunks = 0;
     }
   }
 

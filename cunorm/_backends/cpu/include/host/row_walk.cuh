@@ -172,7 +172,7 @@ struct Row {
   index_t first_width() const { return std::min<index_t>(walk.width, B::pack); }
   template <class F>
   void with_first_chunk(const F& f) const {
-    const bool is_mine = !shared_rows || (gang.first_of(gang.parts) == 0 && gang.end_of(gang.parts) > 0);
+    const bool is_mine = !shared_rows || gang.thread == 0;
     if constexpr (shared_rows) gang.part = is_mine ? 0 : -1;
     if (is_mine && whole_packs() == 0)
       f(cut_chunk<false>());
@@ -223,7 +223,7 @@ struct Row {
     if constexpr (!shared_rows) {
       for_each_between<again>(first, chunks(), f);
     } else {
-      for (index_t part = gang.first_of(gang.parts); part < gang.end_of(gang.parts); ++part) {
+      for (index_t part = gang.thread; part < gang.parts; part += gang.threads) {
         gang.part = part;
         const index_t begin = std::max(first, part * part_chunks);
         for_each_between<again>(begin, std::min(chunks(), (part + 1) * part_chunks), f);

@@ -9,16 +9,8 @@ namespace simd {
 template <class T, class C>
 inline constexpr bool can_stream = false;
 #if defined(__SSE2__)
-template <>
-inline constexpr bool can_stream<fp32, float> = true;
-#endif
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-// Of 16 bits: elsewhere a part of a pack is one cache line, and such stores, one for each of the
-// results of several rows in turn, take three times as long as others (measured).
-template <>
-inline constexpr bool can_stream<bf16, float> = true;
-template <>
-inline constexpr bool can_stream<fp16, float> = true;
+template <class T>
+inline constexpr bool can_stream<T, float> = sizeof(T) <= sizeof(float);
 #endif
 
 // store() of one vector after the other, past the caches where the address allows: allocators align
@@ -26,17 +18,15 @@ inline constexpr bool can_stream<fp16, float> = true;
 template <int count, class T, class V>
 inline void store_all_non_temporal(T* p, const V* v) {
 #if defined(__SSE2__)
-  constexpr int vector = int(sizeof(V) / sizeof(v[0][0])), piece = sizeof(__m128i);
+  constexpr int piece = sizeof(__m128i);
   if (reinterpret_cast<std::uintptr_t>(p) % piece == 0) {
+    alignas(bytes) T converted[count * int(sizeof(V) / sizeof(v[0][0]))];
+    static_assert(sizeof(converted) % piece == 0, "it is stored in pieces");
+    store_all<count>(converted, v);
+    const auto* const from = reinterpret_cast<const __m128i*>(converted);
 #pragma GCC unroll 32
-    for (int i = 0; i < count; ++i) {
-      alignas(V) T converted[vector];
-      store(converted, v[i]);
-      const auto* from = reinterpret_cast<const __m128i*>(converted);
-      auto* to = reinterpret_cast<__m128i*>(p + i * vector);
-#pragma GCC unroll 4
-      for (int j = 0; j < int(sizeof(converted)) / piece; ++j) _mm_stream_si128(to + j, from[j]);
-    }
+    for (int i = 0; i < int(sizeof(converted)) / piece; ++i)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p) + i, from[i]);
     return;
   }
 #endif
