@@ -13,9 +13,9 @@ from cunorm._core.dtypes import FLOAT64, DType
 Macros = tuple[tuple[str, str], ...]
 
 # Stores past a CPU's caches pay, even if the result is read next, where rows are whole cache lines
-# and the result has this share of the last cache, or this many bytes. Measured with two cores and
-# 32 MiB of cache, and with 480 MiB.
-_LARGE_SHARE, _LARGE_RESULT, _CACHE_LINE = 0.75, 32 << 20, 64
+# and what a call moves fills the last cache, or has so many bytes. Measured with two cores and
+# 32 MiB of cache.
+_LARGE, _CACHE_LINE = 64 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,14 @@ def cuda_bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-def cpu_stores(elements: int, row: int, result: DType, compute: DType, caps: CpuCaps) -> Macros:
-    """Return the macro that sends stores past the caches, for large outputs of whole lines."""
-    itemsize = result.itemsize
-    if compute is FLOAT64 or row * itemsize % _CACHE_LINE:
-        return ()
-    large = min(_LARGE_RESULT, _LARGE_SHARE * caps.last_cache_bytes)
-    return (("NON_TEMPORAL", "true"),) if elements * itemsize >= large else ()
+def cpu_stores(
+    moved: Iterable[DType | None], elements: int, row_bytes: int, compute: DType, caps: CpuCaps
+) -> Macros:
+    """Return the macro that sends stores past the caches, for large operands of whole lines.
+
+    `moved` are their dtypes, None where one is absent; `row_bytes` are those of a result's row.
+    """
+    moved_bytes = elements * sum(dtype.itemsize for dtype in moved if dtype is not None)
+    is_large = moved_bytes >= min(_LARGE, caps.last_cache_bytes)
+    can_stream = compute is not FLOAT64 and row_bytes % _CACHE_LINE == 0
+    return (("NON_TEMPORAL", "true"),) if is_large and can_stream else ()

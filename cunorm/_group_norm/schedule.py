@@ -82,7 +82,8 @@ def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
     if where.channels_last and row % tiling.pack == 0:
         macros += (("WHOLE_PACKS", "true"),)
     if types.written is not None:
-        macros += cpu_stores(where.elements, row, types.written, types.compute, caps)
+        row_bytes, moved = row * types.written.itemsize, (*types.loaded, types.written)
+        macros += cpu_stores(moved, where.elements, row_bytes, types.compute, caps)
     sample_bytes = where.positions * where.channels * types.x.itemsize
     block_groups = _cpu_block_groups(where, sample_bytes)
     grid, shares, chunk = 1, 0, where.samples

@@ -156,7 +156,7 @@ def cpu_launch(types: RowTypes, where: RowShape, caps: CpuCaps) -> tuple[Launch,
 def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
     macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
     macros += _cpu_rows(where, types.x, types.gate is None and types.residual is not None)
-    macros += cpu_stores(where.elements, where.width, types.y, types.compute, caps)
+    macros += _cpu_stores(types, where, types.y, caps)
     if types.formula.pre_gate:
         macros += _cpu_kept(types, where, types.compute.itemsize, rows=1)
     build = KernelBuild("row_norm_forward", macros)
@@ -196,12 +196,17 @@ def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch
     if where.width * row.itemsize > (_SHORT_ROW_OF_MANY if are_many else _SHORT_ROW):
         macros += (("LONG_PASSES", "true"),)
     if (largest := types.dx or types.dgate) is not None:
-        macros += cpu_stores(where.elements, where.width, largest, types.compute, caps)
+        macros += _cpu_stores(types, where, largest, caps)
     if types.dgate is not None:
         macros += _cpu_kept(types, where, 2 * types.compute.itemsize, _KEPT_ROWS)
     parts = cpu_parts(where.rows) if types.dweight or types.dbias else min(where.rows, _CPU_BLOCKS)
     build = KernelBuild("row_norm_backward", macros)
     return Launch(build, parts * where.groups, 1, parts, where.sums_pitch(twice=True))
+
+
+def _cpu_stores(types: RowTypes, where: RowShape, result: DType, caps: CpuCaps) -> Macros:
+    moved = [getattr(types, name) for name in types.rows]
+    return cpu_stores(moved, where.elements, where.width * result.itemsize, types.compute, caps)
 
 
 def _cpu_rows(where: RowShape, row: DType, two_inputs: bool) -> Macros:

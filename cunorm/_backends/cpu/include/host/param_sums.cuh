@@ -141,9 +141,8 @@ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& fi
     });
     sums.end_rows(walk, count);
   };
-  constexpr index_t narrow = 1 << 9;
-  const bool one = streams_results<B> && walk.row_bytes > narrow;
-  const int at_once = one ? 1 : rows_at_once(walk.row_bytes);
-  walk.for_each_rows(at_once, find, write_rows);
+  const int at_once = rows_at_once(walk.row_bytes);
+  const bool one = streams_results<B> && walk.row_bytes > 512 && at_once == max_rows_at_once;
+  walk.for_each_rows(one ? 1 : at_once, find, write_rows);
   sums.finish(walk);
 }
