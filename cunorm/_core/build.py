@@ -13,9 +13,9 @@ from cunorm._core.dtypes import FLOAT64, DType
 Macros = tuple[tuple[str, str], ...]
 
 # Stores past a CPU's caches pay, even if the result is read next, where rows are whole cache lines
-# and what a call moves fills the last cache, or has so many bytes. Measured with two cores and
-# 32 MiB of cache.
-_LARGE, _CACHE_LINE = 64 << 20, 64
+# and what a call moves has this share of the last cache, or so many bytes. Measured with two cores
+# and 32 MiB of cache.
+_LARGE_SHARE, _LARGE, _CACHE_LINE = 0.75, 64 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,6 @@ def cpu_stores(
     `moved` are their dtypes, None where one is absent; `row_bytes` are those of a result's row.
     """
     moved_bytes = elements * sum(dtype.itemsize for dtype in moved if dtype is not None)
-    is_large = moved_bytes >= min(_LARGE, caps.last_cache_bytes)
+    is_large = moved_bytes >= min(_LARGE, _LARGE_SHARE * caps.last_cache_bytes)
     can_stream = compute is not FLOAT64 and row_bytes % _CACHE_LINE == 0
     return (("NON_TEMPORAL", "true"),) if is_large and can_stream else ()

@@ -81,9 +81,6 @@ def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
     row = where.channels if where.channels_last else where.positions
     if where.channels_last and row % tiling.pack == 0:
         macros += (("WHOLE_PACKS", "true"),)
-    if types.written is not None:
-        row_bytes, moved = row * types.written.itemsize, (*types.loaded, types.written)
-        macros += cpu_stores(moved, where.elements, row_bytes, types.compute, caps)
     sample_bytes = where.positions * where.channels * types.x.itemsize
     block_groups = _cpu_block_groups(where, sample_bytes)
     grid, shares, chunk = 1, 0, where.samples
@@ -98,6 +95,10 @@ def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
     if isinstance(types, GroupBackwardTypes) and types.dx is not None:
         kept, h_size = _cpu_kept_h(types, where, tiling.pack, block_groups, chunk)
         macros, handed = macros + kept, handed + h_size
+    if types.written is not None:
+        h = types.compute if ("HANDED_H", "true") in macros else None
+        row_bytes, moved = row * types.written.itemsize, (*types.loaded, types.written, h)
+        macros += cpu_stores(moved, where.elements, row_bytes, types.compute, caps)
     schedule = _schedule(types, where, tiling, macros, [(_ALL, grid)], chunk, handed, 0)
     return schedule._replace(shares=shares)
 
