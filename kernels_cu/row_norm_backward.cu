@@ -253,7 +253,7 @@ __device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& tea
     const auto dy = row.dy.again(at);
     const auto x = row.x.again(at);
     const auto gate = row.gate.again(at);
-    const auto gates = row.gates.again(at, [&] {
+    const auto& gates = row.gates.again(at, [&] {
       GatePack<B> pack;
       for_each_item<B>(at, [&](auto item) { pack.item[item.index] = gate_at<B>(gate, item); });
       return pack;

@@ -223,7 +223,7 @@ __device__ inline void write_y(const Arguments<B>& arguments, ForwardRow<B>& row
     chunk.for_each_pack([&](auto at) {
       const auto s = row.stream[at];
       const auto gate_pack = row.gate.again(at);
-      const auto p_pack = row.p.again(at, [&] { return row.gated(at, s); });
+      const auto& p_pack = row.p.again(at, [&] { return row.gated(at, s); });
       const auto weight_pack = row.weight.again(at);
       const auto bias_pack = row.bias.again(at);
       RowOutput<B, typename B::y_t> y(row.y);

@@ -101,7 +101,7 @@ struct HeldPacks {
     return last;  // a copy in memory, for a loop
   }
   template <class At, class Compute>
-  V again(At at, const Compute& compute) const {
+  either<(HELD_PACKS > 0), const V&, V> again(At at, const Compute& compute) const {
     if constexpr (HELD_PACKS > 0)
       return packs[at.column / B::pack];
     else
