@@ -136,6 +136,7 @@ _WIDE_ROW = {True: {2: 512 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 
 # Bytes of a row that a thread keeps for its next pass; how many of the widest such rows it takes at
 # once in a backward (`rows_at_once`); and activations that compute as fast as they load.
 _KEPT_BYTES, _KEPT_ROWS, _QUICK = 128 << 10, 2, ("identity", "relu")
+_SHORT_KEPT_ROW = 2 << 10  # bytes above which both passes of a forward that keeps them prefetch
 
 # Packs of a chunk, and chunks of a part of a row that cores share, as in reduce.cuh. They share at
 # most this many rows, wider than this; in a backward each of them needs its own partial sums, which
@@ -158,7 +159,9 @@ def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
     macros += _cpu_rows(where, types.x, types.gate is None and types.residual is not None)
     macros += _cpu_stores(types, where, types.y, caps)
     if types.formula.pre_gate:
-        macros += _cpu_kept(types, where, types.compute.itemsize, rows=1)
+        kept = _cpu_kept(types, where, types.compute.itemsize, rows=1)
+        is_long = kept and where.width * types.x.itemsize > _SHORT_KEPT_ROW
+        macros += kept + ((("LONG_IF_HELD", "true"),) if is_long else ())
     build = KernelBuild("row_norm_forward", macros)
     return Launch(build, min(where.rows, _CPU_BLOCKS) * where.groups, 1)
 
@@ -217,13 +220,10 @@ def _cpu_rows(where: RowShape, row: DType, two_inputs: bool) -> Macros:
 
 
 def _cpu_kept(types: RowTypes, where: RowShape, itemsize: int, rows: int) -> Macros:
-    """Return the macro of rows whose activations a thread keeps, as they are slow to compute.
-
-    With a gate of more than 16 bits, memory is slower still.
-    """
+    """Return the macro of rows whose activations a thread keeps, as they are slow to compute."""
     packs = _KEPT_BYTES // (CPU_PACK * itemsize)
-    is_narrow = types.gate is not None and types.gate.itemsize == 2 and types.compute is FLOAT32
-    is_slow = is_narrow and types.formula.activation not in _QUICK
+    has_gate = types.gate is not None and types.compute is FLOAT32
+    is_slow = has_gate and types.formula.activation not in _QUICK
     is_kept = is_slow and where.width <= packs * CPU_PACK
     return (("HELD_PACKS", str(rows * packs)),) if is_kept else ()
 

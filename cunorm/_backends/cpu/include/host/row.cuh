@@ -9,6 +9,23 @@
 #define HELD_PACKS 0
 #endif
 
+// With a gate of more than 16 bits, memory is slower than what AVX-512 computes.
+template <class B>
+inline constexpr int held_packs =
+    simd::bytes < 64 || sizeof(typename B::gate_t) < sizeof(typename B::compute_t) ? HELD_PACKS : 0;
+
+// Passes over the rows last so long that memory idles in one that prefetches nothing.
+#if defined(LONG_PASSES)
+template <class B>
+inline constexpr bool long_passes = true;
+#elif defined(LONG_IF_HELD)
+template <class B>
+inline constexpr bool long_passes = held_packs<B> > 0;
+#else
+template <class B>
+inline constexpr bool long_passes = false;
+#endif
+
 // An operand of the row, in memory. Of a row to come, each pack is prefetched once: in the second
 // pass, or in the only one, or, where passes are long, half of them in each.
 template <class B, class T, bool once = false>
@@ -22,7 +39,7 @@ struct RowPacks {
   void load(const Chunk&) {}
   template <class At>
   __forceinline__ LoadedPack<B, T> operator[](At at) const {
-    constexpr bool split = long_passes && !once;
+    constexpr bool split = long_passes<B> && !once;
     if constexpr (!wide_rows && (once || split || At::again))
       if (!split || (at.column / B::pack % 2 == 0) == At::again)
         prefetch_part<B>(row.later, part_column<B>(at.place));
@@ -84,13 +101,13 @@ struct HeldPacks {
   V* packs;
   either<hold, V, absent> last;
 
-  explicit HeldPacks(const Row<B>& row) : packs(kept_packs<V, HELD_PACKS>()) {
-    if constexpr (HELD_PACKS > 0) packs += row.slot * ((row.walk.width + B::pack - 1) / B::pack);
+  explicit HeldPacks(const Row<B>& row) : packs(kept_packs<V, held_packs<B>>()) {
+    if constexpr (held_packs<B> > 0) packs += row.slot * ((row.walk.width + B::pack - 1) / B::pack);
   }
   template <class At>
   void put(At at, const V& pack) {
     if constexpr (hold) copy_part<B>(at, last, pack);
-    if constexpr (HELD_PACKS > 0) copy_part<B>(at, packs[at.column / B::pack], pack);
+    if constexpr (held_packs<B> > 0) copy_part<B>(at, packs[at.column / B::pack], pack);
   }
   template <class At>
   const V& operator[](At) const {
@@ -101,8 +118,8 @@ struct HeldPacks {
     return last;  // a copy in memory, for a loop
   }
   template <class At, class Compute>
-  either<(HELD_PACKS > 0), const V&, V> again(At at, const Compute& compute) const {
-    if constexpr (HELD_PACKS > 0)
+  either<(held_packs<B> > 0), const V&, V> again(At at, const Compute& compute) const {
+    if constexpr (held_packs<B> > 0)
       return packs[at.column / B::pack];
     else
       return compute();

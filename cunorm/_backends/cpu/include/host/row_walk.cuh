@@ -8,13 +8,6 @@
 #include "operands.cuh"
 #include "reduce.cuh"
 
-// Passes over the rows last so long that memory idles in one that prefetches nothing.
-#ifdef LONG_PASSES
-inline constexpr bool long_passes = true;
-#else
-inline constexpr bool long_passes = false;
-#endif
-
 // One row and its results fill a core's caches.
 #ifdef WIDE_ROWS
 inline constexpr bool wide_rows = true;
