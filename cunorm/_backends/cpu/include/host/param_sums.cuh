@@ -122,9 +122,9 @@ struct ParamSums {
 
 // Results that go past the caches are written a row at a time: the machine joins few lines at once.
 template <class B>
-inline constexpr bool streams_results = streams<B, typename B::dx_t> ||
-                                        streams<B, typename B::dresidual_t> ||
-                                        streams<B, typename B::dgate_t>;
+inline constexpr bool streams_results =
+    streams<B, typename B::dx_t> || streams<B, typename B::dresidual_t> ||
+    streams<B, typename B::dgate_t>;
 
 template <class B, class Find, class Reload, class Write>
 inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& find, const Reload&,
