@@ -12,9 +12,8 @@ from cunorm._core.dtypes import FLOAT64, DType
 
 Macros = tuple[tuple[str, str], ...]
 
-# Stores past a CPU's caches pay, even if the result is read next, where rows are whole cache lines
-# and what a call moves has this share of the last cache, or so many bytes. Measured with two cores
-# and 32 MiB of cache.
+# Stores past a CPU's caches pay where rows are whole cache lines and what a call moves has this
+# share of the last cache, or so many bytes. Measured with two cores and 32 MiB of cache.
 _LARGE_SHARE, _LARGE, _CACHE_LINE = 0.75, 64 << 20, 64
 
 

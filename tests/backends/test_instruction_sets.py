@@ -144,6 +144,10 @@ CASES = {
     ),
     "layer_norm of float16, backward": ("row_norm_backward", LAYER | {"x": "float16"}),
     "gated rms_norm of float32, backward": ("row_norm_backward", GATED),
+    "rms_norm of float32 with a gate of float32, backward": (
+        "row_norm_backward",
+        GATED | {"gate": "float32"},
+    ),
     "group_norm of 48 channels of bfloat16, channels last": (
         "group_norm_forward",
         {"samples": LAST._replace(channels=48, groups=3), "x": "bfloat16"},

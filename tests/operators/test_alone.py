@@ -157,7 +157,7 @@ def test_results_do_not_depend_on_the_number_of_threads_nor_on_the_run(name, def
                 assert_same(run(name, tuple(size), count), expected)
 
 
-# More than 32 MiB of results: their build stores differently from that of a few rows.
+# Calls that move more than 64 MiB: their build stores differently from that of a few rows.
 LARGE = {"rows": ((1024,), 17000, 40, "bfloat16"), "samples": ((300, 48), 600, 20, "float32")}
 
 

@@ -98,7 +98,7 @@ def loaded_builds(macro: str) -> list[KernelBuild]:
 
 
 def stores_past_caches(build: KernelBuild) -> bool:
-    """Whether a CPU's build stores its results past the caches, as those are large."""
+    """Whether a CPU's build stores its results past the caches, as the call moves much."""
     return "NON_TEMPORAL" in dict(build.macros)
 
 

@@ -13,7 +13,8 @@
 #include "simd_streaming.h"
 #include "types.cuh"
 
-// Results too large for the cache go past it: a store need not first read what it overwrites.
+// Results of calls that fill the last cache go past it: a store need not first read what it
+// overwrites.
 #ifdef NON_TEMPORAL
 inline constexpr bool non_temporal = true;
 #else
@@ -21,8 +22,7 @@ inline constexpr bool non_temporal = false;
 #endif
 
 template <class B, class T>
-inline constexpr bool streams =
-    non_temporal && present<T> && simd::can_stream<T, typename B::compute_t>;
+inline constexpr bool streams = non_temporal && simd::can_stream<T, typename B::compute_t>;
 
 inline bool inside(index_t index, index_t count) { return index < count; }
 

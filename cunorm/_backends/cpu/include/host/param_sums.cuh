@@ -120,7 +120,10 @@ struct ParamSums {
   static bool few(const Walk<B>& walk) { return walk.rows <= walk.share.blocks * run_rows; }
 };
 
-// Results that go past the caches are written a row at a time: the machine joins few lines at once.
+// Results that go past the caches are written a row at a time, as the machine joins few lines at
+// once; but rows so narrow that several have few lines, or so wide that two are taken, as others
+// are (measured).
+inline constexpr index_t few_lines = 512;
 template <class B>
 inline constexpr bool streams_results =
     streams<B, typename B::dx_t> || streams<B, typename B::dresidual_t> ||
@@ -142,7 +145,7 @@ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, const Find& fi
     sums.end_rows(walk, count);
   };
   const int at_once = rows_at_once(walk.row_bytes);
-  const bool one = streams_results<B> && walk.row_bytes > 512 && at_once == max_rows_at_once;
+  const bool one = streams_results<B> && walk.row_bytes > few_lines && at_once == max_rows_at_once;
   walk.for_each_rows(one ? 1 : at_once, find, write_rows);
   sums.finish(walk);
 }

@@ -43,9 +43,9 @@ inline bool any(Words found) {
 #elif defined(__AVX__)
   return !_mm256_testz_si256((__m256i)found, (__m256i)found);
 #else
-  uint32_t any = 0;
-  for (int i = 0; i < lanes<float>; ++i) any |= found[i];
-  return any != 0;
+  uint32_t bits = 0;
+  for (int i = 0; i < lanes<float>; ++i) bits |= found[i];
+  return bits != 0;
 #endif
 }
 template <class Half>
