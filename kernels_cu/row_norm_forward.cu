@@ -107,9 +107,11 @@ struct ForwardRow {
     if constexpr (!B::pre_gate) {
       return s;
     } else {
+      const auto gate_pack = gate[at];
       Items<B> pack;
       for_each_item<B>(at, [&](auto item) {
-        pack.item[item.index] = read<B>(s, item) * B::activation::at(read<B>(gate[at], item)).value;
+        pack.item[item.index] =
+            read<B>(s, item) * B::activation::at(read<B>(gate_pack, item)).value;
       });
       return pack;
     }

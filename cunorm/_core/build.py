@@ -109,13 +109,19 @@ def cuda_bool(value: bool) -> str:
 
 
 def cpu_stores(
-    moved: Iterable[DType | None], elements: int, row_bytes: int, compute: DType, caps: CpuCaps
+    moved: Iterable[DType | None],
+    elements: int,
+    row: int,
+    result: DType,
+    compute: DType,
+    caps: CpuCaps,
 ) -> Macros:
     """Return the macro that sends stores past the caches, for large operands of whole lines.
 
-    `moved` are their dtypes, None where one is absent; `row_bytes` are those of a result's row.
+    `moved` are their dtypes, None where one is absent; `row` is the number of elements of a line.
     """
     moved_bytes = elements * sum(dtype.itemsize for dtype in moved if dtype is not None)
     is_large = moved_bytes >= min(_LARGE, _LARGE_SHARE * caps.last_cache_bytes)
-    can_stream = compute is not FLOAT64 and row_bytes % _CACHE_LINE == 0
+    is_whole = row * result.itemsize % _CACHE_LINE == 0
+    can_stream = is_whole and FLOAT64 not in (result, compute)
     return (("NON_TEMPORAL", "true"),) if is_large and can_stream else ()

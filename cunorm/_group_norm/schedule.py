@@ -97,8 +97,8 @@ def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
         macros, handed = macros + kept, handed + h_size
     if types.written is not None:
         h = types.compute if ("HANDED_H", "true") in macros else None
-        row_bytes, moved = row * types.written.itemsize, (*types.loaded, types.written, h)
-        macros += cpu_stores(moved, where.elements, row_bytes, types.compute, caps)
+        moved = (*types.loaded, types.written, h)
+        macros += cpu_stores(moved, where.elements, row, types.written, types.compute, caps)
     schedule = _schedule(types, where, tiling, macros, [(_ALL, grid)], chunk, handed, 0)
     return schedule._replace(shares=shares)
 

@@ -209,7 +209,7 @@ def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch
 
 def _cpu_stores(types: RowTypes, where: RowShape, result: DType, caps: CpuCaps) -> Macros:
     moved = [getattr(types, name) for name in types.rows]
-    return cpu_stores(moved, where.elements, where.width * result.itemsize, types.compute, caps)
+    return cpu_stores(moved, where.elements, where.width, result, types.compute, caps)
 
 
 def _cpu_rows(where: RowShape, row: DType, two_inputs: bool) -> Macros:
