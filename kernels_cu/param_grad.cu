@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The blocks' partial sums -> dweight and dbias, in float64 and a fixed order, with one rounding.
+// The blocks' partial sums -> dweight and dbias, in a fixed order, with one rounding. There may be
+// thousands of parts, which are added up in float64.
 //
 // A block takes some columns of one of the two. Its threads stand in part_threads rows of
 // column_threads: each adds every part_threads-th part of its own columns, then the first row of
@@ -8,7 +9,7 @@
 
 struct Build {
   using sums_t = COMPUTE_T;
-  using compute_t = fp64;  // there may be thousands of parts
+  using compute_t = TOTAL_T;
   using dweight_t = DWEIGHT_T;
   using dbias_t = DBIAS_T;
   static constexpr bool accumulate = ACCUMULATE;  // onto what dweight and dbias hold

@@ -3,9 +3,9 @@
 
 from typing import NamedTuple
 
-from cunorm._core.build import ArgsWriter, KernelBuild, Launch, cuda_bool
+from cunorm._core.build import ArgsWriter, KernelBuild, Launch, cuda_bool, cuda_type
 from cunorm._core.caps import Caps, CpuCaps
-from cunorm._core.dtypes import DType
+from cunorm._core.dtypes import FLOAT64, DType
 from cunorm._core.operands import type_macros
 from cunorm._core.plan import KernelCall
 
@@ -25,21 +25,25 @@ class ParamGradTypes(NamedTuple):
         return (self.dweight is not None) + (self.dbias is not None)
 
 
-def param_grad_launch(types: ParamGradTypes, width: int, caps: Caps) -> Launch:
-    """Plan param_grad for rows of partial sums of a width."""
+def param_grad_launch(types: ParamGradTypes, parts: int, width: int, caps: Caps) -> Launch:
+    """Plan param_grad for rows of partial sums of a width, of which a CPU rounds a single one."""
+    total = FLOAT64
     if isinstance(caps, CpuCaps):
-        columns, parts, pack = 1, 1, CPU_PACK
+        columns, part_threads, pack = 1, 1, CPU_PACK
+        if parts == 1 and not types.accumulate:
+            total = types.compute
     else:  # a block's threads along columns and along parts
-        columns, parts, pack = (8, 64, 1) if width <= 2048 else (32, 16, 1)
+        columns, part_threads, pack = (8, 64, 1) if width <= 2048 else (32, 16, 1)
     macros = (
         *type_macros(types, "compute", "dweight", "dbias"),
+        ("TOTAL_T", cuda_type(total)),
         ("ACCUMULATE", cuda_bool(types.accumulate)),
         ("COLUMN_THREADS", str(columns)),
-        ("PART_THREADS", str(parts)),
+        ("PART_THREADS", str(part_threads)),
         ("PACK", str(pack)),
     )
     grid = -(-width // (columns * pack)) * types.outputs
-    return Launch(KernelBuild("param_grad", macros), grid, columns * parts)
+    return Launch(KernelBuild("param_grad", macros), grid, columns * part_threads)
 
 
 def param_grad_call(
@@ -61,5 +65,5 @@ def param_grad_call(
     writer.pointer("dweight")
     writer.pointer("dbias")
     writer.integers(parts, pitch, width)
-    launch = param_grad_launch(types, width, caps)
+    launch = param_grad_launch(types, parts, width, caps)
     return KernelCall(launch, writer.finish(), work=parts * width)

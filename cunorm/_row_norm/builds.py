@@ -3,13 +3,12 @@
 
 from typing import Any
 
-from cunorm._core import validate
 from cunorm._core.build import KernelBuild
 from cunorm._core.operands import PARAMETERS, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous, optional_dtype
 from cunorm._dispatch import launches_of
-from cunorm._row_norm.launches import CPU_SHARED_PARTS, CPU_SHARED_ROWS
+from cunorm._row_norm.launches import CPU_SHARED_ROWS
 from cunorm._row_norm.plan import FORWARD_INPUTS, plan_backward, plan_forward
 from cunorm._row_norm.spec import NORM_PARAMS, parse_backward, parse_forward
 from cunorm.results import NormForward, NormGrads
@@ -24,24 +23,13 @@ def row_builds(
 ) -> list[KernelBuild]:
     """Return a function's builds for x of each of these numbers of rows; None: of any.
 
+    A CPU has other builds for outputs larger than its caches, and for few long rows.
     `options` are the dtype of x, those of other operands, None where absent, and scalars.
     """
     plan_of = backward_plan if name.endswith("_backward") else forward_plan
-    counts = rows or _row_counts(validate.integer(FUNCTION, "groups", options["groups"]))
+    counts = rows or [*range(1, CPU_SHARED_ROWS + 2), _MANY]
     plans = (plan_of(name, options, (count, width), device) for count in counts)
     return [launch.build for plan in plans for launch in launches_of(plan, device)]
-
-
-def _row_counts(groups: int) -> list[int]:
-    """Return numbers of rows whose builds serve any number of rows.
-
-    A CPU has other builds for outputs larger than its caches, and for few long rows: the numbers
-    are the fewest, the most that its cores share in a backward and in a forward, and one more.
-    """
-    forward = CPU_SHARED_ROWS // max(1, groups)
-    backward = min(CPU_SHARED_PARTS, forward)
-    most = (1, backward, backward + 1, forward, forward + 1, _MANY)
-    return sorted({max(1, rows) for rows in most})
 
 
 def forward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:

@@ -139,19 +139,25 @@ _KEPT_BYTES, _KEPT_ROWS, _QUICK = 128 << 10, 2, ("identity", "relu")
 _SHORT_KEPT_ROW = 2 << 10  # bytes above which both passes of a forward that keeps them prefetch
 
 # Packs of a chunk, and chunks of a part of a row that cores share, as in reduce.cuh. They share at
-# most this many rows, wider than this; in a backward each of them needs its own partial sums, which
-# up to CPU_SHARED_PARTS rows have.
-_CHUNK, _PART_CHUNKS = 16, 32
-_CPU_SHARED_WIDTH, CPU_SHARED_ROWS, CPU_SHARED_PARTS = 1 << 16, 15, 4
+# most so many rows, of at least so many parts; other rows have partial sums for so many threads.
+_CHUNK, _PART_CHUNKS = 16, 8
+CPU_SHARED_ROWS, _FEWEST_ROW_PARTS, _FEWEST_SUMS = 15, 3, 4
 
 
 def cpu_launch(types: RowTypes, where: RowShape, caps: CpuCaps) -> tuple[Launch, int]:
-    """Plan a kernel; return also the parts of each row, if threads share rows, else 0."""
+    """Plan a kernel; return also the parts of each row, if threads share rows, else 0.
+
+    Of a forward each row is a block then; those of a backward are one, with one row of sums.
+    """
     if isinstance(types, ForwardTypes):
-        launch, parts = cpu_forward(types, where, caps), cpu_forward_parts(where)
+        launch, grid = cpu_forward(types, where, caps), where.rows * where.groups
     else:
-        launch, parts = cpu_backward(types, where.not_empty(), caps), cpu_backward_parts(where)
-    return (with_shared_rows(launch, where) if parts else launch), parts
+        launch, grid = cpu_backward(types, where.not_empty(), caps), where.groups
+    parts = cpu_row_parts(where, launch.grid)
+    if not parts:
+        return launch, 0
+    build = KernelBuild(launch.build.kernel, (*launch.build.macros, ("SHARED_ROWS", "true")))
+    return replace(launch, build=build, grid=grid, parts=min(launch.parts, 1)), parts
 
 
 def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
@@ -166,28 +172,17 @@ def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
     return Launch(build, min(where.rows, _CPU_BLOCKS) * where.groups, 1)
 
 
-def cpu_forward_parts(where: RowShape) -> int:
-    """Return the parts into which `Row` cuts each of a few long rows, which threads share, else 0.
+def cpu_row_parts(where: RowShape, blocks: int) -> int:
+    """Return the parts into which `Row` cuts rows that threads share, else 0.
 
-    The first chunk is a pack.
+    They share a few long rows which have as many parts as there would be blocks. The first chunk
+    is a pack.
     """
-    is_few = 0 < where.rows * where.groups <= CPU_SHARED_ROWS
-    if not is_few or where.width <= _CPU_SHARED_WIDTH:
-        return 0
     packs, cut = divmod(where.width, CPU_PACK)
     chunks = 1 - (1 - packs) // _CHUNK + bool(cut)
-    return -(-chunks // _PART_CHUNKS)
-
-
-def cpu_backward_parts(where: RowShape) -> int:
-    """Return the same for a backward, where each row needs its own partial sums."""
-    return cpu_forward_parts(where) if where.rows == cpu_parts(where.rows) else 0
-
-
-def with_shared_rows(launch: Launch, where: RowShape) -> Launch:
-    """Return the launch for rows that threads share: each row is a block."""
-    build = KernelBuild(launch.build.kernel, (*launch.build.macros, ("SHARED_ROWS", "true")))
-    return replace(launch, build=build, grid=where.rows * where.groups)
+    parts = -(-chunks // _PART_CHUNKS)
+    is_few = 0 < where.rows * where.groups <= CPU_SHARED_ROWS
+    return parts if is_few and parts >= max(blocks, _FEWEST_ROW_PARTS) else 0
 
 
 def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
@@ -230,5 +225,11 @@ def _cpu_kept(types: RowTypes, where: RowShape, itemsize: int, rows: int) -> Mac
 
 def cpu_parts(rows: int) -> int:
     """Return the number of partial sums: enough to share, few enough to cost nothing."""
-    enough_to_share = min(rows, max(CPU_SHARED_PARTS, min(32, rows // 32)))
+    enough_to_share = min(rows, max(_FEWEST_SUMS, min(32, rows // 32)))
     return max(enough_to_share, -(-rows // 256))
+
+
+def cpu_sums(where: RowShape) -> int:
+    """Return the number of rows of partial sums, of which rows that threads share have one."""
+    parts = cpu_parts(where.rows)
+    return 1 if cpu_row_parts(where, parts * where.groups) else parts

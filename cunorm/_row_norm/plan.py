@@ -215,7 +215,7 @@ def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps
     """Return the most bytes of the partial sums for a number of parameters."""
     rows = where.rows.not_empty()
     if isinstance(caps, CpuCaps):
-        parts = launches.cpu_parts(rows.rows)
+        parts = launches.cpu_sums(rows)
     else:
         sm_count = MOST_SMS if caps is None else caps.sm_count
         parts = min(rows.rows, launches.cuda_parts(rows, sm_count))

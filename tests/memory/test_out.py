@@ -221,9 +221,9 @@ def test_numpy_allocates_what_is_left_out_and_nothing_else(name):
 
 def test_only_some_mib_of_scratch_memory_are_kept():
     """The scratch memory for the gradients of 700,000 weights is freed after the call."""
-    x, weight = draw("x", (8, 700_000), "float32"), draw("weight", 700_000, "float32")
+    x, weight = draw("x", (16, 700_000), "float32"), draw("weight", 700_000, "float32")
     out = cunorm.NormGrads(dweight=np.empty_like(weight))
-    kwargs = {"rstd": np.ones(8, np.float32), "needs": ("weight",), "out": out}
+    kwargs = {"rstd": np.ones(16, np.float32), "needs": ("weight",), "out": out}
     size = cunorm.workspace_size("rms_norm_backward", x, weight, needs=("weight",))
     assert size > 16 << 20
     run = partial(cunorm.rms_norm_backward, x, x, weight, **kwargs)

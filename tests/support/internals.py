@@ -103,6 +103,7 @@ __all__ = [
     "cache_folder",
     "compiler",
     "cpu_forward",
+    "cpu_launch",
     "cuda_backward",
     "cuda_forward",
     "cuda_param_grad",
@@ -123,7 +124,10 @@ __all__ = [
     "worst_error",
 ]
 
-cpu_forward = partial(_cpu_plan.cpu_forward, caps=CpuCaps(last_cache_bytes=32 << 20))
+cpu_forward, cpu_launch = (
+    partial(plan, caps=CpuCaps(last_cache_bytes=32 << 20))
+    for plan in (_cpu_plan.cpu_forward, _cpu_plan.cpu_launch)
+)
 cuda_param_grad = partial(param_grad_launch, caps=SOME_GPUS[0])
 
 

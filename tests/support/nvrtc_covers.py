@@ -141,7 +141,7 @@ def backward_launch(case: Case, architecture: str) -> Launch:
 def param_grad_launch(case: Case) -> Launch:
     """Return the launch of a case of PARAM_GRAD."""
     types = dtypes(case | {"x": "float32"}, "compute", "dweight", "dbias").values()
-    return cuda_param_grad(ParamGradTypes(*types, case["accumulate"]), 4096)
+    return cuda_param_grad(ParamGradTypes(*types, case["accumulate"]), 2, 4096)
 
 
 def plain_launches(architecture: str) -> list[Launch]:

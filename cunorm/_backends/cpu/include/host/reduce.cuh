@@ -20,7 +20,7 @@ struct RunSum {
 };
 
 // Sums over a chunk of at most 16 packs: the item of every pack in a slot is added to its sum.
-inline constexpr int chunk_packs = 16, part_chunks = 32;
+inline constexpr int chunk_packs = 16, part_chunks = 8;
 template <class B>
 struct ItemSums {
   Items<B> sums = {};
@@ -46,12 +46,11 @@ struct ItemSums {
   }
 };
 
-// A sum over a row's chunks: those of a part are added up, and then the parts.
+// A sum over a row's chunks: those of a part are added up, and then the parts in the same manner.
 template <class B>
 struct RowSum {
   using C = typename B::compute_t;
-  RunSum<B, C> recent;
-  C total = 0;
+  RunSum<B, C> recent, total;
   int chunks = 0;
   index_t part = -1;
   C* parts = nullptr;  // of a row that is shared
@@ -74,7 +73,7 @@ struct RowSum {
       else
         recent.add(sum);
       if (++chunks < part_chunks) return;
-      total += recent.sum;
+      total.add(recent.sum);
       recent = {};
       chunks = 0;
     }
@@ -82,10 +81,12 @@ struct RowSum {
 
   // Of a shared row: when all threads have waited for each other.
   C value() const {
-    if constexpr (!shared_rows) return total + recent.sum;
-    C sum = 0;
-    for (index_t i = 0; i < gang.parts; ++i) sum += parts[i];
-    return sum;
+    RunSum<B, C> sum = total;
+    if constexpr (shared_rows)
+      for (index_t i = 0; i < gang.parts; ++i) sum.add(parts[i]);
+    else if (chunks > 0)
+      sum.add(recent.sum);
+    return sum.sum;
   }
 };
 
