@@ -36,20 +36,21 @@ enum Statistic { Mean, Correction, Rstd };
 template <class B, class Strip>
 __device__ inline void find_moments(const Strip& strip, const TilePacks<B, typename B::x_t>& x,
                                     const GroupTeam<B>& team) {
-  const auto sum = strip.template sums<1>([&](auto at, auto& sums) {
+  const auto add = [&](auto at, auto& sums) {
     const auto pack = x[at];
     for_each_item<B>(at, [&](auto item) { sums[0].add(item, read<B>(pack, item)); });
-  });
-  const auto shift = team.means(strip, sum);
-  const auto sums_of_t = strip.template sums<2>([&](auto at, auto& sums) {
-    const auto pack = x[at];
-    for_each_item<B>(at, [&](auto item) {
-      const auto t = clear_outside<B>(read<B>(pack, item) - of_channel<B>(shift, item), item);
-      sums[Sum].add(item, t);
-      sums[Squares].add_product(item, t, t);
+  };
+  const auto sums_about = [&](const auto& shift) {
+    return strip.template sums<2>([&](auto at, auto& sums) {
+      const auto pack = x[at];
+      for_each_item<B>(at, [&](auto item) {
+        const auto t = clear_outside<B>(read<B>(pack, item) - of_channel<B>(shift, item), item);
+        sums[Sum].add(item, t);
+        sums[Squares].add_product(item, t, t);
+      });
     });
-  });
-  team.hand_on(strip, sums_of_t, shift);
+  };
+  team.hand_on_moments(strip, add, sums_about);
 }
 
 // Chan's formula: a group's mean is that of its first part plus the mean distance from that, so

@@ -243,27 +243,24 @@ struct GroupTeam {
 
   __device__ C& of_group(int value, int group) const { return scratch.groups[value][group]; }
 
-  // The groups' means in the tile.
-  __device__ ChannelItems<B> means(const Tile<B>&, const Sums<1>& sum) const {
-    add_up(sum);
+  // Hands on the tile's sums about its groups' means, and these.
+  template <class Add, class SumsAbout>
+  __device__ void hand_on_moments(const Tile<B>& tile, const Add& add,
+                                  const SumsAbout& sums_about) const {
+    add_up(tile.template sums<1>(add));
     for_each_group([&](int group) {
       const C total = group_sums<1>(group, unweighted).item[0];
       const C count = C(tile.channels_of_group(tile.part) * tile.positions(tile.part));
       if (threadIdx.x % 32 == 0) scratch.means[group] = count > 0 ? total / count : 0;
     });
     __syncthreads();
-    return tile.of_groups([&](int group) { return scratch.means[group]; });
-  }
-
-  // Hands on sums, in the forward about the means, and these.
-  __device__ void hand_on(const Tile<B>&, const Sums<2>& sums, const ChannelItems<B>&) const {
-    add_up(sums);
+    add_up(sums_about(tile.of_groups([&](int group) { return scratch.means[group]; })));
     for_each_group([&](int group) {
       const auto found = group_sums<2>(group, unweighted);
       send(group, Values{{found.item[0], found.item[1], scratch.means[group]}});
     });
   }
-  // In the backward the first two times the weight.
+  // Hands on sums, the first two times the weight.
   template <class T>
   __device__ void hand_on(const Tile<B>&, const Sums<3>& sums, const T* weight) const {
     add_up(sums);

@@ -98,7 +98,7 @@ UNNEEDED = {
     "group_norm_forward": _OF_ROWS,
     "group_norm_backward": _OF_ROWS
     | {
-        "means: __syncthreads();": "the forward's",
+        "hand_on_moments: __syncthreads();": "the forward's",
         "for_each_group: __syncwarp();": "the lane that handed on reads what is one part",
     },
 }

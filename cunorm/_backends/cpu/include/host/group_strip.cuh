@@ -72,6 +72,35 @@ struct Strip {
     return found;
   }
 
+  // The mean of some of each channel, which lie as far apart as they can.
+  template <class Add>
+  ChannelItems<B> sampled_mean(const Add& add) const {
+    const index_t first = part * sizes.part_positions, positions = sizes.positions_of(part);
+    if constexpr (B::channels_last) {
+      const index_t step = sample_step(positions, 16);
+      const auto count = typename B::compute_t((positions + step - 1) / step);
+      Items<B> mean;
+      for_each_part([&](Part at) {
+        ItemSums<B> sums[1];
+        for (index_t line = first; line < first + positions; line += step)
+          add(PackAt<Part, false>{sizes.first_sample + sample, line, at, sizes.channels}, sums);
+        for (int i = 0; i < items_per_part<B>; ++i)
+          mean.item[at.part * items_per_part<B> + i] = sums[0].sums.item[i] / count;
+      });
+      return mean;
+    } else {
+      const index_t packs = positions / B::pack, step = sample_step(packs, 4);
+      const auto count =
+          typename B::compute_t(packs == 0 ? positions : (packs + step - 1) / step * B::pack);
+      ItemSums<B> sums[1];
+      const auto add_up = [&](auto at) { add(at, sums); };
+      for (index_t pack = 0; pack < packs; pack += step)
+        use_column<false>(WholeColumn<>{first + pack * B::pack}, add_up);
+      if (packs == 0) use_column<false>(CutColumn<>{first}, add_up);
+      return {{spread<B>(sums[0].total() / count)}};
+    }
+  }
+
   template <class T>
   auto parameter(const T* parameter) const {
     if constexpr (!present<T>) {
@@ -117,6 +146,11 @@ struct Strip {
   }
 
  private:
+  // Between at least so many of them, or all.
+  static index_t sample_step(index_t packs, int least) {
+    return std::max<index_t>(1, (packs - 1) / (least - 1));
+  }
+
   // f(first, end) for chunks of 16 packs at most: of lines or, with channels first, of columns.
   // With channels last one part of all lines after the other, so that a loop has few sums.
   template <class F>

@@ -4,6 +4,8 @@
 // in the core's caches; or of all samples of the launch, and threads share it. Each strip hands on
 // sums of each of its channels.
 #pragma once
+#include <iterator>
+
 #include "group_items.cuh"
 
 // The channels are a multiple of those of a pack: half of what there is to compile.
@@ -141,18 +143,23 @@ struct GroupTeam {
 
   C& of_group(int value, index_t group) const { return handed_on.of_group(value, group); }
 
-  template <class Strip>
-  ChannelItems<B> means(const Strip& strip, const Pack<ChannelItems<B>, 1>& sums) const {
+  // Hands on sums about what is near each channel's mean in the strip, and that: the mean of a
+  // sample or, where that is further from it than the deviation, the mean itself.
+  template <class Strip, class Add, class SumsAbout>
+  void hand_on_moments(const Strip& strip, const Add& add, const SumsAbout& sums_about) const {
     const C count = C(sizes.positions_of(strip.part));
-    return for_channels<B>([&](int i) { return sums.item[0].item[i] / count; });
-  }
-
-  template <class Strip>
-  void hand_on(const Strip& strip, const Pack<ChannelItems<B>, 2>& sums,
-               const ChannelItems<B>& shift) const {
-    store(strip, 0, sums.item[0]);
-    store(strip, 1, sums.item[1]);
-    store(strip, 2, shift);
+    auto shift = strip.sampled_mean(add);
+    for (bool is_sampled = true;; is_sampled = false) {
+      const auto sums = sums_about(shift);
+      if (is_sampled && has_far_means(sums, count)) {
+        shift =
+            for_channels<B>([&](int i) { return shift.item[i] + sums.item[0].item[i] / count; });
+      } else {
+        for (int i = 0; i < 2; ++i) store(strip, i, sums.item[i]);
+        store(strip, 2, shift);
+        return;
+      }
+    }
   }
   template <class Strip, class T>
   void hand_on(const Strip& strip, const Pack<ChannelItems<B>, 3>& sums, const T* weight) const {
@@ -174,6 +181,16 @@ struct GroupTeam {
   }
 
  private:
+  // Whether (sum / count)^2 is larger than the variance, of any channel.
+  static bool has_far_means(const Pack<ChannelItems<B>, 2>& sums, C count) {
+    decltype(Item<B>{} > Item<B>{}) are_far = {};
+    for (int i = 0; i < int(std::size(sums.item[0].item)); ++i) {
+      const Item<B> sum = sums.item[0].item[i], squares = sums.item[1].item[i];
+      are_far |= 2 * sum * sum > count * squares;
+    }
+    return simd::any((simd::Words)are_far);
+  }
+
   template <class Strip>
   void store(const Strip& strip, int value, const ChannelItems<B>& items) const {
     store(strip, items, handed_on.row(value, strip.sample, strip.part));
