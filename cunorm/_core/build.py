@@ -110,18 +110,20 @@ def cuda_bool(value: bool) -> str:
 
 def cpu_stores(
     moved: Iterable[DType | None],
+    results: Iterable[DType | None],
     elements: int,
     row: int,
-    result: DType,
     compute: DType,
     caps: CpuCaps,
 ) -> Macros:
-    """Return the macro that sends stores past the caches, for large operands of whole lines.
+    """Return the macro that sends results past the caches, if large and of whole lines: how many.
 
-    `moved` are their dtypes, None where one is absent; `row` is the number of elements of a line.
+    `moved` are the dtypes of operands and results, None where one is absent; `row` is the number of
+    elements of a line.
     """
+    written = [dtype for dtype in results if dtype is not None]
     moved_bytes = elements * sum(dtype.itemsize for dtype in moved if dtype is not None)
     is_large = moved_bytes >= min(_LARGE, _LARGE_SHARE * caps.last_cache_bytes)
-    is_whole = row * result.itemsize % _CACHE_LINE == 0
-    can_stream = is_whole and FLOAT64 not in (result, compute)
-    return (("NON_TEMPORAL", "true"),) if is_large and can_stream else ()
+    are_whole = all(row * dtype.itemsize % _CACHE_LINE == 0 for dtype in written)
+    can_stream = are_whole and FLOAT64 not in (*written, compute)
+    return (("NON_TEMPORAL", str(len(written))),) if written and is_large and can_stream else ()

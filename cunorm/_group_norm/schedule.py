@@ -98,7 +98,7 @@ def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
     if types.written is not None:
         h = types.compute if ("HANDED_H", "true") in macros else None
         moved = (*types.loaded, types.written, h)
-        macros += cpu_stores(moved, where.elements, row, types.written, types.compute, caps)
+        macros += cpu_stores(moved, [types.written], where.elements, row, types.compute, caps)
     schedule = _schedule(types, where, tiling, macros, [(_ALL, grid)], chunk, handed, 0)
     return schedule._replace(shares=shares)
 

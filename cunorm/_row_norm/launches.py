@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Launch plans of the row norms, on a GPU and on a CPU."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -163,7 +164,7 @@ def cpu_launch(types: RowTypes, where: RowShape, caps: CpuCaps) -> tuple[Launch,
 def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
     macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
     macros += _cpu_rows(where, types.x, types.gate is None and types.residual is not None)
-    macros += _cpu_stores(types, where, types.y, caps)
+    macros += _cpu_stores(types, where, [types.y], caps)  # a new residual is read again
     if types.formula.pre_gate:
         kept = _cpu_kept(types, where, types.compute.itemsize, rows=1)
         is_long = kept and where.width * types.x.itemsize > _SHORT_KEPT_ROW
@@ -193,8 +194,7 @@ def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch
     are_many = row.itemsize > 2 and where.elements * row.itemsize >= caps.last_cache_bytes
     if where.width * row.itemsize > (_SHORT_ROW_OF_MANY if are_many else _SHORT_ROW):
         macros += (("LONG_PASSES", "true"),)
-    if (largest := types.dx or types.dgate) is not None:
-        macros += _cpu_stores(types, where, largest, caps)
+    macros += _cpu_stores(types, where, [types.dx, types.dresidual, types.dgate], caps)
     if types.dgate is not None:
         macros += _cpu_kept(types, where, 2 * types.compute.itemsize, _KEPT_ROWS)
     parts = cpu_parts(where.rows) if types.dweight or types.dbias else min(where.rows, _CPU_BLOCKS)
@@ -202,9 +202,11 @@ def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch
     return Launch(build, parts * where.groups, 1, parts, where.sums_pitch(twice=True))
 
 
-def _cpu_stores(types: RowTypes, where: RowShape, result: DType, caps: CpuCaps) -> Macros:
+def _cpu_stores(
+    types: RowTypes, where: RowShape, results: Sequence[DType | None], caps: CpuCaps
+) -> Macros:
     moved = [getattr(types, name) for name in types.rows]
-    return cpu_stores(moved, where.elements, where.width, result, types.compute, caps)
+    return cpu_stores(moved, results, where.elements, where.width, types.compute, caps)
 
 
 def _cpu_rows(where: RowShape, row: DType, two_inputs: bool) -> Macros:

@@ -13,16 +13,15 @@
 #include "simd_streaming.h"
 #include "types.cuh"
 
-// Results of calls that fill the last cache go past it: a store need not first read what it
-// overwrites.
-#ifdef NON_TEMPORAL
-inline constexpr bool non_temporal = true;
-#else
-inline constexpr bool non_temporal = false;
+// How many results go past the caches, of calls that fill the last one: a store need not first read
+// what it overwrites.
+#ifndef NON_TEMPORAL
+#define NON_TEMPORAL 0
 #endif
 
 template <class B, class T>
-inline constexpr bool streams = non_temporal && simd::can_stream<T, typename B::compute_t>;
+inline constexpr bool streams =
+    NON_TEMPORAL > 0 && simd::can_stream<T, typename B::compute_t, NON_TEMPORAL>;
 
 inline bool inside(index_t index, index_t count) { return index < count; }
 

@@ -5,20 +5,19 @@
 
 namespace simd {
 
-// Whether stores of a result can go past the caches.
-template <class T, class C>
+// Whether a result can be stored past the caches, one of several. Of 16 bits, several cannot
+// without AVX-512: a part of a pack is one cache line then, and stores of lines of two results in
+// turn take three times as long as others (measured).
+template <class T, class C, int results>
 inline constexpr bool can_stream = false;
 #if defined(__SSE2__)
-template <>
-inline constexpr bool can_stream<fp32, float> = true;
-#endif
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-// Of 16 bits: elsewhere a part of a pack is one cache line, and such stores, one for each of two
-// results in turn, take three times as long as others (measured).
-template <>
-inline constexpr bool can_stream<bf16, float> = true;
-template <>
-inline constexpr bool can_stream<fp16, float> = true;
+template <int results>
+inline constexpr bool can_stream<fp32, float, results> = true;
+template <int results>
+inline constexpr bool can_stream<bf16, float, results> =
+    bytes == 64 || (bytes == 32 && results == 1);
+template <int results>
+inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float, results>;
 #endif
 
 // store() of one vector after the other, past the caches where the address allows: allocators align
