@@ -37,7 +37,7 @@ norms = pytest.mark.parametrize("name", NORMS)
 pytestmark = pytest.mark.compiled("O1")
 # Width and groups of rows; positions, channels and groups of group norms: samples that the cores
 # of a CPU share or not, several at a time, chunks, whole lines, packs of lines.
-WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (20480, 1)]
+WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (14_000, 1)]
 SAMPLES = {
     "last": [(300, 40, 8), (700, 256, 8), (4900, 72, 8)],
     "first": [(31, 40, 4), (4900, 72, 4)],
