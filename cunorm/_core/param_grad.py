@@ -10,6 +10,7 @@ from cunorm._core.operands import type_macros
 from cunorm._core.plan import KernelCall
 
 CPU_PACK = 64  # columns that a CPU's thread adds up at a time
+_WIDE = 1 << 14  # columns of which a single row is worth a build of its own
 
 
 class ParamGradTypes(NamedTuple):
@@ -26,11 +27,11 @@ class ParamGradTypes(NamedTuple):
 
 
 def param_grad_launch(types: ParamGradTypes, parts: int, width: int, caps: Caps) -> Launch:
-    """Plan param_grad for rows of partial sums of a width, of which a CPU rounds a single one."""
+    """Plan param_grad for rows of partial sums of a width; a CPU rounds a single wide one."""
     total = FLOAT64
     if isinstance(caps, CpuCaps):
         columns, part_threads, pack = 1, 1, CPU_PACK
-        if parts == 1 and not types.accumulate:
+        if parts == 1 and width >= _WIDE and not types.accumulate:
             total = types.compute
     else:  # a block's threads along columns and along parts
         columns, part_threads, pack = (8, 64, 1) if width <= 2048 else (32, 16, 1)

@@ -97,12 +97,14 @@ def _groups() -> tuple[Options, ...]:
     """Return groups of options that a compiler may refuse, each as a whole.
 
     Clang before 15 refuses -march=native on ARM, as does Apple's there, and a cross compiler does.
-    With the 32 registers of AVX-512, scheduling before register allocation lets several items of a
-    pack be computed at a time (a gated forward takes a tenth less); with 16, it spills. And with
+    Scheduling before register allocation lets several items of a pack be computed at a time: a
+    gated forward takes a tenth less. With 16 registers it spills, unless it counts them. And with
     AVX-512 GCC copies items in halves, for which a load of a whole one would have to wait.
     """
-    has_avx512 = "avx512f" in cpu_identity()
-    faster = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512")) if has_avx512 else ()
+    if "avx512f" in cpu_identity():
+        faster: tuple[Options, ...] = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512"))
+    else:
+        faster = (("-fschedule-insns", "-fsched-pressure"),)
     return (("-march=native",), ("-fopenmp",), *faster)
 
 
