@@ -261,7 +261,7 @@ struct ErfcConstants<double> {
 // `share` is about -(a + 3) times the derivative of log(e^(a^2) erfc a): what the result loses of
 // what r did.
 template <class V>
-inline V erfc(V v) {
+inline V inlined_erfc(V v) {
   using K = ErfcConstants<typename Element<V>::type>;
   const V one = constant<V>(1), first = constant<V>(K::polynomial[0]);
   const V a = at_most(fabs(v), K::largest), square = a * a, square_lost = fma(a, a, -square);
@@ -282,5 +282,9 @@ inline V erfc(V v) {
   const V tail = scaled(factor + added, n);
   return select(v < 0.0f, 2.0f - tail, tail);
 }
+
+inline simd::Floats erfc(simd::Floats v) { return inlined_erfc(v); }
+// Called: half of what there is to compile, and as quick.
+__attribute__((noinline)) inline simd::Doubles erfc(simd::Doubles v) { return inlined_erfc(v); }
 
 }  // namespace math
