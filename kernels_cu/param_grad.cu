@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The blocks' partial sums -> dweight and dbias, in a fixed order, with one rounding. There may be
-// thousands of parts, which are added up in float64.
+// thousands of parts: several are added up in float64.
 //
 // A block takes some columns of one of the two. Its threads stand in part_threads rows of
 // column_threads: each adds every part_threads-th part of its own columns, then the first row of

@@ -110,9 +110,9 @@ def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, m
 @every_case
 def test_the_gradients_of_shared_rows_are_right_and_may_be_written_over_their_inputs(name):
     of_dx = {"dy": CASES[name].get("x", "float32")}
-    expected = backward(name, 2, WIDTHS[1], **of_dx).check()
+    expected = backward(name, 3, WIDTHS[1], **of_dx).check()
     assert is_shared()
-    assert_same_fields(backward(name, 2, WIDTHS[1], in_place="dy", **of_dx).run(), expected)
+    assert_same_fields(backward(name, 3, WIDTHS[1], in_place="dy", **of_dx).run(), expected)
 
 
 def test_a_gradient_of_shared_rows_alone_is_that_among_others():
@@ -136,12 +136,17 @@ def test_shared_rows_in_groups_give_the_bits_of_rows_of_their_own():
 
 
 def test_shared_rows_ignore_the_number_of_threads():
-    x, before = draw("x", (2, WIDTHS[1]), "float32"), thread_count()
-    expected = cunorm.layer_norm_forward(x)
+    x, before = draw("x", (5, FIRST + 5 * PART), "float32"), thread_count()
+    weight = x[0]
+    f = cunorm.layer_norm_forward(x, weight, weight)
+    given = {"weight": weight, "bias": weight, "mean": f.mean, "rstd": f.rstd}
+    grads = cunorm.layer_norm_backward(x, x, **given)
+    assert is_shared()
     try:
         for threads in (1, 2, 5):
             cunorm.set_num_threads(threads)
-            assert_same_fields(cunorm.layer_norm_forward(x), expected)
+            assert_same_fields(cunorm.layer_norm_forward(x, weight, weight), f)
+            assert_same_fields(cunorm.layer_norm_backward(x, x, **given), grads)
     finally:
         cunorm.set_num_threads(before)
 

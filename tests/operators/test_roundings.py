@@ -118,11 +118,12 @@ def test_a_beginning_unlike_the_rest_does_not_add_up_its_roundings():
         check_group_forward(cunorm.group_norm_forward(x, 256), x, 256, None, None, eps=1e-5)
 
 
-@pytest.mark.parametrize(("axis", "positions", "sampled"), [(-1, 256, 17), (1, 4096, 21 * 64)])
-def test_what_a_cpu_samples_may_be_unlike_the_rest(axis, positions, sampled):
+@pytest.mark.parametrize("far", [100.37, 1.0037e16])
+@pytest.mark.parametrize(("axis", "positions", "sampled"), [(-1, 256, 8), (1, 4096, 21 * 64)])
+def test_what_a_cpu_samples_may_be_unlike_the_rest(axis, positions, sampled, far):
     """Its mean is as far from all others as it can be for their deviation."""
     in_sample = np.arange(positions) % sampled < (1 if axis == -1 else 64)
-    x = np.where(in_sample, np.float32(0), np.float32(100.37))
+    x = np.where(in_sample, np.float32(0), np.float32(far))
     x = np.ascontiguousarray(np.broadcast_to(x, (1, 8, positions)))
     x = x if axis == 1 else np.ascontiguousarray(np.moveaxis(x, 1, -1))
     f = cunorm.group_norm_forward(x, 4, channel_axis=axis)

@@ -143,22 +143,19 @@ struct GroupTeam {
 
   C& of_group(int value, index_t group) const { return handed_on.of_group(value, group); }
 
-  // Hands on sums about what is near each channel's mean in the strip, and that: the mean of a
-  // sample or, where that is further from it than the deviation, the mean itself.
+  // Hands on sums about a shift for each channel, and the shifts: the means of a sample of the
+  // strip or, where one is too far from the channel's mean, those means. As near as they are then,
+  // the squares are at most half as large again as those about the mean.
   template <class Strip, class Add, class SumsAbout>
   void hand_on_moments(const Strip& strip, const Add& add, const SumsAbout& sums_about) const {
     const C count = C(sizes.positions_of(strip.part));
     auto shift = strip.sampled_mean(add);
     for (bool is_sampled = true;; is_sampled = false) {
       const auto sums = sums_about(shift);
-      if (is_sampled && has_far_means(sums, count)) {
-        shift =
-            for_channels<B>([&](int i) { return shift.item[i] + sums.item[0].item[i] / count; });
-      } else {
-        for (int i = 0; i < 2; ++i) store(strip, i, sums.item[i]);
-        store(strip, 2, shift);
-        return;
-      }
+      if (is_sampled && bring_near(shift, sums, count)) continue;
+      for (int i = 0; i < 2; ++i) store(strip, i, sums.item[i]);
+      store(strip, 2, shift);
+      return;
     }
   }
   template <class Strip, class T>
@@ -181,14 +178,17 @@ struct GroupTeam {
   }
 
  private:
-  // Whether (sum / count)^2 is larger than the variance, of any channel.
-  static bool has_far_means(const Pack<ChannelItems<B>, 2>& sums, C count) {
-    decltype(Item<B>{} > Item<B>{}) are_far = {};
-    for (int i = 0; i < int(std::size(sums.item[0].item)); ++i) {
-      const Item<B> sum = sums.item[0].item[i], squares = sums.item[1].item[i];
-      are_far |= 2 * sum * sum > count * squares;
+  // Moves shifts to the means if twice (sum / count)^2 is larger than the variance, or the sum is
+  // not finite; returns whether there are some. Channels do not depend on others.
+  static bool bring_near(ChannelItems<B>& shift, const Pack<ChannelItems<B>, 2>& sums, C count) {
+    decltype(Item<B>{} > Item<B>{}) any_far = {};
+    for (int i = 0; i < int(std::size(shift.item)); ++i) {
+      const Item<B> sum = sums.item[0].item[i], mean = sum / count;
+      const auto is_far = (3 * sum * mean > sums.item[1].item[i]) | (sum - sum != 0);
+      shift.item[i] = math::select(is_far, shift.item[i] + mean, shift.item[i]);
+      any_far |= is_far;
     }
-    return simd::any((simd::Words)are_far);
+    return simd::any((simd::Words)any_far);
   }
 
   template <class Strip>

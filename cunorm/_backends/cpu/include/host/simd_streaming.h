@@ -5,9 +5,9 @@
 
 namespace simd {
 
-// Whether a result can be stored past the caches, one of several. Of 16 bits, several cannot
-// without AVX-512: a part of a pack is one cache line then, and stores of lines of two results in
-// turn take three times as long as others (measured).
+// Whether a result can be stored past the caches, which is one of `results`. Of 16 bits, several
+// cannot without AVX-512: a part of a pack is one cache line then, and stores of lines of two
+// results in turn take three times as long as others (measured).
 template <class T, class C, int results>
 inline constexpr bool can_stream = false;
 #if defined(__SSE2__)
