@@ -7,8 +7,8 @@
 //   y    = g(n)
 //
 // A sample is cut into parts, whose moments about some shift near their mean are found and combined
-// (group_tile.cuh). One rounded
-// mean is not enough (row_norm_forward.cu): what is subtracted is mean + correction.
+// (group_tile.cuh). One rounded mean is not enough (row_norm_forward.cu): what is subtracted is
+// mean + correction.
 #include "group_tile.cuh"
 #include "math.cuh"
 

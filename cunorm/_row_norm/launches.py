@@ -158,7 +158,7 @@ def cpu_launch(types: RowTypes, where: RowShape, caps: CpuCaps) -> tuple[Launch,
     if not parts:
         return launch, 0
     build = KernelBuild(launch.build.kernel, (*launch.build.macros, ("SHARED_ROWS", "true")))
-    return replace(launch, build=build, grid=grid, parts=min(launch.parts, 1)), parts
+    return replace(launch, build=build, grid=grid), parts
 
 
 def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
@@ -197,7 +197,7 @@ def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch
     macros += _cpu_stores(types, where, [types.dx, types.dresidual, types.dgate], caps)
     if types.dgate is not None:
         macros += _cpu_kept(types, where, 2 * types.compute.itemsize, _KEPT_ROWS)
-    parts = cpu_parts(where.rows) if types.dweight or types.dbias else min(where.rows, _CPU_BLOCKS)
+    parts = cpu_sums(where) if types.dweight or types.dbias else min(where.rows, _CPU_BLOCKS)
     build = KernelBuild("row_norm_backward", macros)
     return Launch(build, parts * where.groups, 1, parts, where.sums_pitch(twice=True))
 
@@ -225,13 +225,11 @@ def _cpu_kept(types: RowTypes, where: RowShape, itemsize: int, rows: int) -> Mac
     return (("HELD_PACKS", str(rows * packs)),) if is_kept else ()
 
 
-def cpu_parts(rows: int) -> int:
-    """Return the number of partial sums: enough to share, few enough to cost nothing."""
-    enough_to_share = min(rows, max(_FEWEST_SUMS, min(32, rows // 32)))
-    return max(enough_to_share, -(-rows // 256))
-
-
 def cpu_sums(where: RowShape) -> int:
-    """Return the number of rows of partial sums, of which rows that threads share have one."""
-    parts = cpu_parts(where.rows)
-    return 1 if cpu_row_parts(where, parts * where.groups) else parts
+    """Return the number of rows of partial sums: enough to share, few enough to cost nothing.
+
+    Rows that threads share have one.
+    """
+    enough_to_share = min(where.rows, max(_FEWEST_SUMS, min(32, where.rows // 32)))
+    sums = max(enough_to_share, -(-where.rows // 256))
+    return 1 if cpu_row_parts(where, sums * where.groups) else sums
