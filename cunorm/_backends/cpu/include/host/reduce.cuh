@@ -46,7 +46,8 @@ struct ItemSums {
   }
 };
 
-// A sum over a row's chunks: those of a part are added up, and then the parts in the same manner.
+// A sum over a row's chunks: those of a part are added up, and then the parts in the same manner. A
+// narrow row has one part and few chunks, for which nothing else is computed.
 template <class B>
 struct RowSum {
   using C = typename B::compute_t;
@@ -67,24 +68,24 @@ struct RowSum {
       part = gang.part;
       recent.add(sum);
       parts[part] = recent.sum;
+    } else if (chunks++ == 0) {
+      recent.sum = sum;
     } else {
-      if (chunks == 0)
-        recent.sum = sum;
-      else
-        recent.add(sum);
-      if (++chunks < part_chunks) return;
-      total.add(recent.sum);
-      recent = {};
-      chunks = 0;
+      if ((chunks - 1) % part_chunks == 0) {
+        total.add(recent.sum);
+        recent = {};
+      }
+      recent.add(sum);
     }
   }
 
   // Of a shared row: when all threads have waited for each other.
   C value() const {
+    if (!shared_rows && chunks <= part_chunks) return recent.sum;
     RunSum<B, C> sum = total;
     if constexpr (shared_rows)
       for (index_t i = 0; i < gang.parts; ++i) sum.add(parts[i]);
-    else if (chunks > 0)
+    else
       sum.add(recent.sum);
     return sum.sum;
   }
