@@ -177,10 +177,10 @@ def cpu_row_parts(where: RowShape, blocks: int) -> int:
     """Return the parts into which `Row` cuts rows that threads share, else 0.
 
     They share a few long rows which have as many parts as there would be blocks. The first chunk
-    is a pack.
+    may be two: the last part may be empty.
     """
     packs, cut = divmod(where.width, CPU_PACK)
-    chunks = 1 - (1 - packs) // _CHUNK + bool(cut)
+    chunks = 1 - -packs // _CHUNK + bool(cut)
     parts = -(-chunks // _PART_CHUNKS)
     is_few = 0 < where.rows * where.groups <= CPU_SHARED_ROWS
     return parts if is_few and parts >= max(blocks, _FEWEST_ROW_PARTS) else 0

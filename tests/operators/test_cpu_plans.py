@@ -16,6 +16,7 @@ from tests.support.gpu_arrays import OnNumpy
 from tests.support.host_code import compiled, loaded
 from tests.support.internals import (
     FLOAT32,
+    Formula,
     ForwardTypes,
     RowShape,
     _cpu_plan,
@@ -33,11 +34,11 @@ pytestmark = [
 ]
 
 MANY = 16  # rows, too many to be shared
-# Columns of the first part of a forward's rows, and of any other. The last part is complete, or has
-# one column; or all its runs are whole packs, so that the cut pack is a part of its own.
-FIRST, PART = 113 * 64, 128 * 64
-WIDTHS = (FIRST + 2 * PART, FIRST + 2 * PART + 1, FIRST + PART + 116 * 64 + 1)
-BACKWARD_WIDTHS = (2 * PART + 1, 2 * PART + 116 * 64 + 1)
+# Columns of the first part of a centred forward's rows, and of any other. The last part is complete
+# or has one column; or all its chunks are whole packs, so that the cut pack is a part of its own.
+FIRST, PART = 112 * 64, 128 * 64
+OTHER_WIDTHS = (2 * PART + 1, 2 * PART + 116 * 64 + 1)
+WIDTHS = (FIRST + 2 * PART, FIRST + 2 * PART + 1, FIRST + PART + 116 * 64 + 1, *OTHER_WIDTHS)
 PRE = {"gate": "float16", "gate_position": "pre", "stream": "+ float16"}
 POST = {"gate": "float32", "center": True, "stream": "+ float32"}
 CASES = {
@@ -94,7 +95,7 @@ def test_shared_rows_are_right_and_may_be_written_over_their_inputs(name):
 
 @every_case
 def test_a_shared_rows_gradients_have_the_bits_of_rows_that_one_core_has(name, monkeypatch):
-    sizes = [(rows, width) for width in BACKWARD_WIDTHS for rows in (1, 3)]
+    sizes = [(rows, width) for width in OTHER_WIDTHS for rows in (1, 3)]
     shared = [backward(name, *size).run() for size in sizes]
     assert is_shared()
     monkeypatch.setattr(_cpu_plan, "CPU_SHARED_ROWS", 0)
@@ -172,18 +173,22 @@ extern "C" void parts(const long long* widths, long long* parts, long long* colu
 """
 
 
-def test_rows_are_cut_into_as_many_parts_as_are_planned(tmp_path):
-    widths = [n * PART + FIRST - PART + more for n in (3, 4, 9) for more in (-64, -1, 0, 1, 63, 64)]
+@pytest.mark.parametrize("center", [False, True])
+def test_rows_are_cut_into_as_many_parts_as_are_planned(tmp_path, center):
+    widths = [
+        n * PART - at + more for n in (3, 4, 9) for at in (0, 1024) for more in (-65, -1, 0, 1)
+    ]
     walks = [RowShape(1, width) for width in widths]
-    types = ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32)
+    types = ForwardTypes(FLOAT32, x=FLOAT32, y=FLOAT32, formula=Formula(center=center))
     planned = [cpu_launch(types, walk) for walk in walks]
     macros = planned[0][0].build.macros
     options = ["-std=c++17", "-shared", "-fPIC", *(f"-D{name}={value}" for name, value in macros)]
     run = loaded(compiled(tmp_path, PARTS, *options))
     parts, columns = run("parts", np.array(widths), np.int64, np.int64)
     assert columns.tolist() == widths
-    assert parts.tolist() == [number for _, number in planned]
-    assert len(set(parts)) == 5
+    more = {number - used for used, (_, number) in zip(parts, planned, strict=True)}
+    assert more == ({0} if center else {0, 1})  # the last may be empty
+    assert len(set(parts)) > 4
 
 
 # --- kept rows ------------------------------------------------------------------------------------

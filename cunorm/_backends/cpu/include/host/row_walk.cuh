@@ -3,6 +3,7 @@
 // memory and come from the caches in the second pass. A thread walks neighbouring rows.
 #pragma once
 #include <new>
+#include <type_traits>
 
 #include "caches.h"
 #include "operands.cuh"
@@ -141,8 +142,15 @@ struct Walk {
   }
 };
 
-// Chunks are of 16 packs, but the first, which is one pack, and the last, where the row's end cuts
-// it. Threads that share the row have the parts of it in turn.
+// Whether the first chunk is the first pack alone: that of a centered forward.
+template <class B, class = void>
+inline constexpr bool begins_with_pack = false;
+template <class B>
+inline constexpr bool begins_with_pack<B, std::void_t<typename B::y_t>> = B::center;
+
+// Chunks are of 16 packs, but the last one, and the row's end, which may cut a pack. Where the
+// first is a pack, the next one is what that leaves of 16. Threads that share the row have the
+// parts of it in turn.
 template <class B>
 struct Row {
   static constexpr bool exists = true;
@@ -165,62 +173,57 @@ struct Row {
   index_t first_width() const { return std::min<index_t>(walk.width, B::pack); }
   template <class F>
   void with_first_chunk(const F& f) const {
+    static_assert(begins_with_pack<B>);
     const bool is_mine = !shared_rows || gang.thread == 0;
     if constexpr (shared_rows) gang.part = is_mine ? 0 : -1;
-    if (is_mine && whole_packs() == 0)
-      f(cut_chunk<false>());
+    if (is_mine && walk.width < B::pack)
+      f(Chunk<B, false, true>{0, walk.width, results});
     else
-      f(whole_chunk<false>(is_mine ? 0 : whole_chunks()));
+      f(Chunk<B, false, false>{0, is_mine ? B::pack : 0, results});
   }
   template <class F>
   void for_each_next_chunk(const F& f) const {
-    for_each_of_chunks<false>(1, f);
+    for_each_chunk_from<false>(first_width(), f);
   }
   template <class F>
   void for_each_chunk(const F& f) const {
-    for_each_of_chunks<false>(0, f);
+    for_each_chunk_from<false>(0, f);
   }
   template <class F>
   void for_each_chunk_again(const F& f) const {
-    for_each_of_chunks<true>(0, f);
+    for_each_chunk_from<true>(0, f);
   }
 
  private:
-  index_t whole_packs() const { return walk.width / B::pack; }
-  index_t whole_chunks() const {
-    return whole_packs() == 0 ? 0 : 1 + (whole_packs() - 1 + chunk_packs - 1) / chunk_packs;
-  }
-  index_t chunks() const { return whole_chunks() + (walk.width % B::pack != 0); }
-
-  // Empty, if its number is that of the chunk which is cut.
-  template <bool again>
-  Chunk<B, again, false> whole_chunk(index_t number) const {
-    const auto first = [&](index_t number) {
-      const index_t pack = number == 0 ? 0 : 1 + (number - 1) * chunk_packs;
-      return std::min(pack, whole_packs()) * B::pack;
-    };
-    return {first(number), first(number + 1), results};
-  }
-  template <bool again>
-  Chunk<B, again, true> cut_chunk() const {
-    return {whole_packs() * B::pack, walk.width, results};
-  }
+  static constexpr index_t columns = chunk_packs * B::pack;  // of a chunk
 
   template <bool again, class F>
-  void for_each_between(index_t first, index_t end, const F& f) const {
-    for (index_t i = first; i < std::min(end, whole_chunks()); ++i) f(whole_chunk<again>(i));
-    if (first <= whole_chunks() && whole_chunks() < end) f(cut_chunk<again>());
-  }
-  template <bool again, class F>
-  void for_each_of_chunks(index_t first, const F& f) const {
+  void for_each_chunk_from(index_t first, const F& f) const {
+    const index_t whole = walk.width / B::pack * B::pack;
+    const auto use_cut = [&] { f(Chunk<B, again, true>{whole, walk.width, results}); };
+    const bool is_cut = first <= whole && whole < walk.width;
     if constexpr (!shared_rows) {
-      for_each_between<again>(first, chunks(), f);
+      for_each_whole_chunk<again>(first, whole, f);
+      if (is_cut) use_cut();
     } else {
+      constexpr index_t more = begins_with_pack<B>;
+      const index_t cut = (whole + columns - 1) / columns + more;  // the chunks before it
       for (index_t part = gang.thread; part < gang.parts; part += gang.threads) {
         gang.part = part;
-        const index_t begin = std::max(first, part * part_chunks);
-        for_each_between<again>(begin, std::min(chunks(), (part + 1) * part_chunks), f);
+        const index_t begin = (part * part_chunks - more) * columns;
+        const index_t end = begin + part_chunks * columns;
+        for_each_whole_chunk<again>(std::max(first, begin), std::min(end, whole), f);
+        if (is_cut && cut / part_chunks == part) use_cut();
       }
+    }
+  }
+  template <bool again, class F>
+  void for_each_whole_chunk(index_t column, index_t last, const F& f) const {
+    while (column < last) {
+      const bool is_pack = begins_with_pack<B> && column == 0;
+      const index_t next = is_pack ? B::pack : column - column % columns + columns;
+      f(Chunk<B, again, false>{column, std::min(next, last), results});
+      column = next;
     }
   }
 };
