@@ -17,57 +17,61 @@ __attribute__((noinline, cold)) inline void store_pair(bf16* p, Floats low, Floa
   store(p + lanes<float>, high);
 }
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-// Two of them at a time, and one look at all of them for subnormals.
+#define HAS_PAIRS
+// Two of them at a time, and one look at all of them: false if there are subnormals.
 template <int pairs>
-inline void store_pairs(bf16* p, const Floats* v) {
-  constexpr int pair = 2 * lanes<float>;
+inline bool round_pairs(const Floats* v, __m512i* rounded) {
   const __m512i exponents = _mm512_set1_epi16(0x7f80);
-  __m512i rounded[pairs > 0 ? pairs : 1];
   __mmask32 normal = ~0u;  // nor zero, so the instruction took nothing for it
 #pragma GCC unroll 32
   for (int i = 0; i < pairs; ++i) {
     rounded[i] = (__m512i)_mm512_cvtne2ps_pbh((__m512)v[2 * i + 1], (__m512)v[2 * i]);
     normal = _mm512_mask_test_epi16_mask(normal, rounded[i], exponents);
   }
-  if (__builtin_expect(normal == ~0u, 1)) {
+  return normal == ~0u;
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define HAS_PAIRS
+inline __m256i rounded_bits(Floats v) {
+  const Words bits = (Words)v;
+  return (__m256i)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+// Two of them at a time, and one look at all of them: false if there are NaN.
+template <int pairs>
+inline bool round_pairs(const Floats* v, __m256i* rounded) {
+  constexpr int in_order = 0xd8;
+  __m256 has_nan = _mm256_setzero_ps();
+#pragma GCC unroll 32
+  for (int i = 0; i < pairs; ++i) {
+    const Floats low = v[2 * i], high = v[2 * i + 1];
+    const __m256i packed = _mm256_packus_epi32(rounded_bits(low), rounded_bits(high));
+    rounded[i] = _mm256_permute4x64_epi64(packed, in_order);
+    has_nan = _mm256_or_ps(has_nan, _mm256_cmp_ps((__m256)low, (__m256)high, _CMP_UNORD_Q));
+  }
+  return _mm256_movemask_ps(has_nan) == 0;
+}
+#endif
+// store_bits(p, bits) stores what it rounds of one vector, or of two.
+template <int pairs, class StoreBits>
+inline void store_pairs(bf16* p, const Floats* v, const StoreBits& store_bits) {
+#ifdef HAS_PAIRS
+  constexpr int pair = 2 * lanes<float>;
+  std::conditional_t<bytes == 64, __m512i, __m256i> rounded[pairs > 0 ? pairs : 1];
+  if (__builtin_expect(round_pairs<pairs>(v, rounded), 1)) {
 #pragma GCC unroll 32
     for (int i = 0; i < pairs; ++i) store_bits(p + i * pair, rounded[i]);
   } else {
 #pragma GCC unroll 32
     for (int i = 0; i < pairs; ++i) store_pair(p + i * pair, v[2 * i], v[2 * i + 1]);
   }
-}
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-// Two of them at a time, and one look at all of them for NaN.
-inline __m256i rounded_bits(Floats v) {
-  const Words bits = (Words)v;
-  return (__m256i)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-template <int pairs>
-inline void store_pairs(bf16* p, const Floats* v) {
-  constexpr int pair = 2 * lanes<float>, in_order = 0xd8;
-  __m256 has_nan = _mm256_setzero_ps();
-#pragma GCC unroll 32
-  for (int i = 0; i < pairs; ++i) {
-    const Floats low = v[2 * i], high = v[2 * i + 1];
-    const __m256i packed = _mm256_packus_epi32(rounded_bits(low), rounded_bits(high));
-    store_bits(p + i * pair, _mm256_permute4x64_epi64(packed, in_order));
-    has_nan = _mm256_or_ps(has_nan, _mm256_cmp_ps((__m256)low, (__m256)high, _CMP_UNORD_Q));
-  }
-  if (__builtin_expect(_mm256_movemask_ps(has_nan) == 0, 1)) return;
-#pragma GCC unroll 32
-  for (int i = 0; i < pairs; ++i) store_pair(p + i * pair, v[2 * i], v[2 * i + 1]);
-}
 #else
-template <int pairs>
-inline void store_pairs(bf16* p, const Floats* v) {
 #pragma GCC unroll 32
-  for (int i = 0; i < 2 * pairs; ++i) store(p + i * lanes<float>, v[i]);
-}
+  for (int i = 0; i < 2 * pairs; ++i) store_bits(p + i * lanes<float>, to_bf16(v[i]));
 #endif
+}
 template <int count>
 inline void store_all(bf16* p, const Floats* v) {
-  store_pairs<count / 2>(p, v);
+  store_pairs<count / 2>(p, v, [](void* place, auto bits) { store_bits(place, bits); });
   if constexpr (count % 2 != 0) store(p + (count - 1) * lanes<float>, v[count - 1]);
 }
 

@@ -16,28 +16,67 @@ inline constexpr bool can_stream<fp32, float, results> = true;
 template <int results>
 inline constexpr bool can_stream<bf16, float, results> =
     bytes == 64 || (bytes == 32 && results == 1);
+#if defined(__F16C__) && defined(__FMA__)  // as for rounded_to
 template <int results>
 inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float, results>;
 #endif
+#endif
 
-// store() of one vector after the other, past the caches where the address allows: allocators align
-// to the 16 bytes of such a store at least, and the machine joins them to whole lines.
-template <int count, class T, class V>
-inline void store_all_non_temporal(T* p, const V* v) {
 #if defined(__SSE2__)
-  constexpr int piece = sizeof(__m128i);
-  if (reinterpret_cast<std::uintptr_t>(p) % piece == 0) {
-    alignas(bytes) T converted[count * int(sizeof(V) / sizeof(v[0][0]))];
-    static_assert(sizeof(converted) % piece == 0, "it is stored in pieces");
-    store_all<count>(converted, v);
-    const auto* const from = reinterpret_cast<const __m128i*>(converted);
-#pragma GCC unroll 32
-    for (int i = 0; i < int(sizeof(converted)) / piece; ++i)
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p) + i, from[i]);
+// Past the caches where the address allows: allocators align to 16 bytes at least, and the machine
+// joins pieces of as many to whole lines.
+template <class Bits>
+inline void stream_pieces(void* p, Bits bits) {
+  char* const place = static_cast<char*>(p);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(bits) == 64) {
+    stream_pieces(place, _mm512_castsi512_si256((__m512i)bits));
+    stream_pieces(place + 32, _mm512_extracti64x4_epi64((__m512i)bits, 1));
     return;
   }
 #endif
+#if defined(__AVX__)
+  if constexpr (sizeof(bits) == 32) {
+    stream_pieces(place, _mm256_castsi256_si128((__m256i)bits));
+    stream_pieces(place + 16, _mm256_extractf128_si256((__m256i)bits, 1));
+    return;
+  }
+#endif
+  if constexpr (sizeof(bits) == 16)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(place), (__m128i)bits);
+}
+template <class Bits>
+inline void stream(void* p, Bits bits) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(bits) == 64)
+    if (address % 64 == 0) return _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)bits);
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(bits) == 32)
+    if (address % 32 == 0) return _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)bits);
+#endif
+  if (address % 16 == 0)
+    stream_pieces(p, bits);
+  else
+    store_bits(p, bits);
+}
+#endif
+
+// store() of one vector after the other.
+template <int count, class T, class V>
+inline void store_all_non_temporal(T* p, const V* v) {
+#if defined(__SSE2__)
+  if constexpr (same_type<T, bf16>) {
+    static_assert(count % 2 == 0);
+    store_pairs<count / 2>(p, v, [](void* place, auto bits) { stream(place, bits); });
+  } else {
+#pragma GCC unroll 32
+    for (int i = 0; i < count; ++i) stream(p + i * lanes<float>, rounded_to(v[i], T()));
+  }
+#else
   store_all<count>(p, v);
+#endif
 }
 
 // Such stores are seen by other threads only after this.
