@@ -201,7 +201,8 @@ inline Logistic<V> logistic(V v) {
   const V shifted_n = fma(bounded, constant<V>(-K::log2_e), to_integer), n = shifted_n - to_integer;
   const V r = fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), -bounded));
   const Integers<V> exponent = (Integers<V>)shifted_n << K::mantissa_bits;
-  const V half = exp_of_rest(r) * (V)(exponent + (Integers<V>)constant<V>(0.5));
+  const V scale = (V)(exponent + (Integers<V>)constant<V>(0.5));
+  const V half = fma(fma(polynomial(r, K::polynomial), r, one), scale * r, scale);
   const V value = reciprocal(fma(half, constant<V>(2), one));
   return {value, half * (value + value), bounded};
 }
