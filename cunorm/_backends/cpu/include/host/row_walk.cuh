@@ -67,6 +67,23 @@ struct Results {
   }
 };
 
+// Whether the first chunk is the first pack alone: that of a centered forward.
+template <class B, class = void>
+inline constexpr bool begins_with_pack = false;
+template <class B>
+inline constexpr bool begins_with_pack<B, std::void_t<typename B::y_t>> = B::center;
+
+// The first pass of a centered backward has three sums, and 16 registers do not hold those of all
+// parts of a pack: it takes one part of all packs after the other, where that is quicker.
+#ifdef LONG_PASSES
+template <class B>
+inline constexpr bool parts_in_turn = false;
+#else
+template <class B>
+inline constexpr bool parts_in_turn =
+    simd::registers == 16 && B::center && !begins_with_pack<B> && sizeof(typename B::x_t) == 2;
+#endif
+
 template <class B, bool again, bool is_cut>
 struct Chunk {
   index_t first, end;  // columns
@@ -76,6 +93,8 @@ struct Chunk {
   void for_each_pack(const F& f) const {
     if constexpr (is_cut)
       f(PackAt<CutPack, again>{{first}, first, end});
+    else if constexpr (!again && parts_in_turn<B>)
+      use_part(WholeColumn<>{first}, f);
     else
       for (index_t column = first; column < end; column += B::pack)
         use_parts(WholeColumn<>{column}, f);
@@ -88,6 +107,14 @@ struct Chunk {
     f(PackAt<Place, again>{place, place.column, end});
     if constexpr (Place::part + 1 < parts_per_pack<B>)
       use_parts(typename Place::Next{place.column}, f);
+  }
+  template <class Place, class F>
+  void use_part(Place place, const F& f) const {
+    for (; place.column < end; place.column += B::pack) {
+      results.prefetch(part_column<B>(place));
+      f(PackAt<Place, again>{place, place.column, end});
+    }
+    if constexpr (Place::part + 1 < parts_per_pack<B>) use_part(typename Place::Next{first}, f);
   }
 };
 
@@ -141,12 +168,6 @@ struct Walk {
       return sizeof(typename B::dy_t);
   }
 };
-
-// Whether the first chunk is the first pack alone: that of a centered forward.
-template <class B, class = void>
-inline constexpr bool begins_with_pack = false;
-template <class B>
-inline constexpr bool begins_with_pack<B, std::void_t<typename B::y_t>> = B::center;
 
 // Chunks are of 16 packs, but the last one, and the row's end, which may cut a pack. Where the
 // first is a pack, the next one is what that leaves of 16. Threads that share the row have the
