@@ -2,6 +2,7 @@
 // Threads that share blocks: those of a CPU, where rows are few and long, or samples few. Each has
 // its parts of every row, or strips; launch.h says which thread is which.
 #pragma once
+#include <algorithm>
 
 // Several threads share a row.
 #ifdef SHARED_ROWS
@@ -16,6 +17,8 @@ struct Gang {
   double* sums = nullptr;    // `rings` rows of one for each part
   long long parts = 1;       // of a row, or shares
   long long part = 0;        // that the thread is in; negative: in none
+  // How many neighbours a thread has at a time: memory is quicker where much is read on end.
+  long long run = std::max(parts / (8 * threads), 1LL);
   int next_ring = 0;
 
   static constexpr int rings = 8;
@@ -25,8 +28,15 @@ struct Gang {
   template <class C>
   C* ring() {
     C* const found = reinterpret_cast<C*>(sums + next_ring++ % rings * parts);
-    for (long long i = thread; i < parts; i += threads) found[i] = 0;
+    for_each_part([&](long long i) { found[i] = 0; });
     return found;
+  }
+
+  // f(part) for those of the thread.
+  template <class F>
+  void for_each_part(const F& f) const {
+    for (long long first = thread * run; first < parts; first += threads * run)
+      for (long long i = first; i < std::min(first + run, parts); ++i) f(i);
   }
 };
 

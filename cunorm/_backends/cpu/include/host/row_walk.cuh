@@ -229,13 +229,13 @@ struct Row {
     } else {
       constexpr index_t more = begins_with_pack<B>;
       const index_t cut = (whole + columns - 1) / columns + more;  // the chunks before it
-      for (index_t part = gang.thread; part < gang.parts; part += gang.threads) {
+      gang.for_each_part([&](index_t part) {
         gang.part = part;
         const index_t begin = (part * part_chunks - more) * columns;
         const index_t end = begin + part_chunks * columns;
         for_each_whole_chunk<again>(std::max(first, begin), std::min(end, whole), f);
         if (is_cut && cut / part_chunks == part) use_cut();
-      }
+      });
     }
   }
   template <bool again, class F>
