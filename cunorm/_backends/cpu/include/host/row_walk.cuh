@@ -169,9 +169,9 @@ struct Walk {
   }
 };
 
-// A chunk is 16 packs, or as many as are left of the row, and what its end cuts of a pack is one for
-// itself. Where the first chunk is a pack, the next one has the other 15. Threads that share the
-// row have parts of it, as gang.h says.
+// A chunk is 16 packs, or as many as are left of the row, and what its end cuts of a pack is one
+// for itself. Where the first chunk is a pack, the next one has the other 15. Threads that share
+// the row have parts of it, as gang.h says.
 template <class B>
 struct Row {
   static constexpr bool exists = true;
