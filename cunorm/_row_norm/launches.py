@@ -154,7 +154,8 @@ def cpu_launch(types: RowTypes, where: RowShape, caps: CpuCaps) -> tuple[Launch,
         launch, grid = cpu_forward(types, where, caps), where.rows * where.groups
     else:
         launch, grid = cpu_backward(types, where.not_empty(), caps), where.groups
-    parts = cpu_row_parts(where, launch.grid)
+    begins_with_pack = isinstance(types, ForwardTypes) and types.formula.center
+    parts = cpu_row_parts(where, launch.grid, begins_with_pack=begins_with_pack)
     if not parts:
         return launch, 0
     build = KernelBuild(launch.build.kernel, (*launch.build.macros, ("SHARED_ROWS", "true")))
@@ -173,14 +174,14 @@ def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
     return Launch(build, min(where.rows, _CPU_BLOCKS) * where.groups, 1)
 
 
-def cpu_row_parts(where: RowShape, blocks: int) -> int:
+def cpu_row_parts(where: RowShape, blocks: int, *, begins_with_pack: bool) -> int:
     """Return the parts into which `Row` cuts rows that threads share, else 0.
 
-    They share a few long rows which have as many parts as there would be blocks. The first chunk
-    may be two: the last part may be empty.
+    They share a few long rows which have as many parts as there would be blocks. None is empty: in
+    Kahan's sum a zero may count.
     """
     packs, cut = divmod(where.width, CPU_PACK)
-    chunks = 1 - -packs // _CHUNK + bool(cut)
+    chunks = begins_with_pack - -packs // _CHUNK + bool(cut)
     parts = -(-chunks // _PART_CHUNKS)
     is_few = 0 < where.rows * where.groups <= CPU_SHARED_ROWS
     return parts if is_few and parts >= max(blocks, _FEWEST_ROW_PARTS) else 0
@@ -232,4 +233,5 @@ def cpu_sums(where: RowShape) -> int:
     """
     enough_to_share = min(where.rows, max(_FEWEST_SUMS, min(32, where.rows // 32)))
     sums = max(enough_to_share, -(-where.rows // 256))
-    return 1 if cpu_row_parts(where, sums * where.groups) else sums
+    are_shared = cpu_row_parts(where, sums * where.groups, begins_with_pack=False)
+    return 1 if are_shared else sums

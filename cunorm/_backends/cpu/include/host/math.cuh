@@ -192,7 +192,8 @@ struct Logistic {
 };
 
 // Half of e^-v is used: it is finite wherever s(v) is not 0. Its scale 2^(n - 1) is a normal number
-// or 0: e^-v below 1.7e-38 (of doubles below 3.2e-308) is 0, and so is 1 - s(v).
+// or 0: e^-v below 1.7e-38 (of doubles below 3.2e-308) is 0, and so is 1 - s(v). r is scaled, not
+// the result: another product would wait for that.
 template <class V>
 inline Logistic<V> logistic(V v) {
   using K = ExpConstants<typename Element<V>::type>;

@@ -94,7 +94,7 @@ struct Chunk {
     if constexpr (is_cut)
       f(PackAt<CutPack, again>{{first}, first, end});
     else if constexpr (!again && parts_in_turn<B>)
-      use_part(WholeColumn<>{first}, f);
+      use_part_of_all(WholeColumn<>{first}, f);
     else
       for (index_t column = first; column < end; column += B::pack)
         use_parts(WholeColumn<>{column}, f);
@@ -109,12 +109,13 @@ struct Chunk {
       use_parts(typename Place::Next{place.column}, f);
   }
   template <class Place, class F>
-  void use_part(Place place, const F& f) const {
+  void use_part_of_all(Place place, const F& f) const {
     for (; place.column < end; place.column += B::pack) {
       results.prefetch(part_column<B>(place));
       f(PackAt<Place, again>{place, place.column, end});
     }
-    if constexpr (Place::part + 1 < parts_per_pack<B>) use_part(typename Place::Next{first}, f);
+    if constexpr (Place::part + 1 < parts_per_pack<B>)
+      use_part_of_all(typename Place::Next{first}, f);
   }
 };
 

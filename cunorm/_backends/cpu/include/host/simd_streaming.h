@@ -23,8 +23,8 @@ inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float,
 #endif
 
 #if defined(__SSE2__)
-// Past the caches where the address allows: allocators align to 16 bytes at least, and the machine
-// joins pieces of as many to whole lines.
+// In pieces of the 16 bytes to which allocators align at least: the machine joins them to whole
+// lines.
 template <class Bits>
 inline void stream_pieces(void* p, Bits bits) {
   char* const place = static_cast<char*>(p);
@@ -42,9 +42,11 @@ inline void stream_pieces(void* p, Bits bits) {
     return;
   }
 #endif
+  static_assert(sizeof(bits) % 16 == 0, "it is stored in pieces");
   if constexpr (sizeof(bits) == 16)
     _mm_stream_si128(reinterpret_cast<__m128i*>(place), (__m128i)bits);
 }
+// Past the caches where the address allows, at once or in pieces.
 template <class Bits>
 inline void stream(void* p, Bits bits) {
   const auto address = reinterpret_cast<std::uintptr_t>(p);
@@ -63,7 +65,7 @@ inline void stream(void* p, Bits bits) {
 }
 #endif
 
-// store() of one vector after the other.
+// The same as store_all, past the caches.
 template <int count, class T, class V>
 inline void store_all_non_temporal(T* p, const V* v) {
 #if defined(__SSE2__)
