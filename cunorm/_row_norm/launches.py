@@ -131,7 +131,7 @@ _CPU_BLOCKS = 256  # the most runs of rows that threads share; no result depends
 # element, where all rows take as much as the last cache: measured, 2 cores, 32 MiB cache.
 _SHORT_ROW, _SHORT_ROW_OF_MANY = 8 << 10, 256
 # Bytes of a row above which the next rows are not prefetched, for two inputs without a gate or not,
-# by the bytes of an element: measured, 2 cores, 480 MiB cache.
+# by the bytes of an element: measured, 2 cores, 480 MiB cache; the first one with 32 MiB.
 _WIDE_ROW = {True: {2: 384 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 10}}
 
 # Bytes of a row that a thread keeps for its next pass; how many of the widest such rows it takes at

@@ -172,11 +172,11 @@ inline Reduced<simd::Floats> reduced_of_any(simd::Floats v) {
 #endif
 #endif
 
+// scale * e^r; r is scaled, not the result, for which another product would wait.
 template <class V>
-inline V exp_of_rest(V r) {
-  const V one = constant<V>(1);
-  return fma(fma(polynomial(r, ExpConstants<typename Element<V>::type>::polynomial), r, one), r,
-             one);
+inline V exp_of_rest(V r, V scale = constant<V>(1)) {
+  const auto& coefficients = ExpConstants<typename Element<V>::type>::polynomial;
+  return fma(fma(polynomial(r, coefficients), r, constant<V>(1)), scale * r, scale);
 }
 template <class V>
 inline V exp(V v) {
@@ -192,8 +192,7 @@ struct Logistic {
 };
 
 // Half of e^-v is used: it is finite wherever s(v) is not 0. Its scale 2^(n - 1) is a normal number
-// or 0: e^-v below 1.7e-38 (of doubles below 3.2e-308) is 0, and so is 1 - s(v). r is scaled, not
-// the result: another product would wait for that.
+// or 0: e^-v below 1.7e-38 (of doubles below 3.2e-308) is 0, and so is 1 - s(v).
 template <class V>
 inline Logistic<V> logistic(V v) {
   using K = ExpConstants<typename Element<V>::type>;
@@ -202,8 +201,7 @@ inline Logistic<V> logistic(V v) {
   const V shifted_n = fma(bounded, constant<V>(-K::log2_e), to_integer), n = shifted_n - to_integer;
   const V r = fma(n, constant<V>(-K::ln2_low), fma(n, constant<V>(-K::ln2_high), -bounded));
   const Integers<V> exponent = (Integers<V>)shifted_n << K::mantissa_bits;
-  const V scale = (V)(exponent + (Integers<V>)constant<V>(0.5));
-  const V half = fma(fma(polynomial(r, K::polynomial), r, one), scale * r, scale);
+  const V half = exp_of_rest(r, (V)(exponent + (Integers<V>)constant<V>(0.5)));
   const V value = reciprocal(fma(half, constant<V>(2), one));
   return {value, half * (value + value), bounded};
 }

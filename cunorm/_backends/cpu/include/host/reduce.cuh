@@ -46,8 +46,8 @@ struct ItemSums {
   }
 };
 
-// A sum over a row's chunks: those of a part are added up, and then the parts in the same manner. A
-// narrow row has one part and few chunks, for which nothing else is computed.
+// A sum over a row's chunks: those of a part are added up, and then the parts in the same manner.
+// The sum of a part that is alone is taken as it is.
 template <class B>
 struct RowSum {
   using C = typename B::compute_t;

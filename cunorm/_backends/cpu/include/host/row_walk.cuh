@@ -170,8 +170,8 @@ struct Walk {
   }
 };
 
-// A chunk is 16 packs, or as many as are left of the row, and what its end cuts of a pack is one
-// for itself. Where the first chunk is a pack, the next one has the other 15. Threads that share
+// A chunk is 16 packs, or as many as are left of the row; a pack that the row's end cuts is a chunk
+// of its own. Where the first chunk is a pack, the next one has the other 15. Threads that share
 // the row have parts of it, as gang.h says.
 template <class B>
 struct Row {
@@ -223,7 +223,7 @@ struct Row {
   void for_each_chunk_from(index_t first, const F& f) const {
     const index_t whole = walk.width / B::pack * B::pack;
     const auto use_cut = [&] { f(Chunk<B, again, true>{whole, walk.width, results}); };
-    const bool is_cut = first <= whole && whole < walk.width;
+    const bool is_cut = first <= whole && whole < walk.width;  // and not the first chunk
     if constexpr (!shared_rows) {
       for_each_whole_chunk<again>(first, whole, f);
       if (is_cut) use_cut();

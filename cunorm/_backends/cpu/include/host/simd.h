@@ -146,17 +146,17 @@ inline HalfWords to_bf16(Floats v) {
   return __builtin_convertvector(v == v ? rounded : quiet_nan, HalfWords);
 }
 inline void store(bf16* p, Floats v) { store_bits(p, to_bf16(v)); }
-inline Floats rounded_to(Floats v, fp32) { return v; }
+inline Floats bits_of(Floats v, fp32) { return v; }
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 template <>
 inline Floats load<float>(const fp16* p) {
   return (Floats)_mm512_cvtph_ps(load_bits<__m256i>(p));
 }
-inline __m256i rounded_to(Floats v, fp16) {
+inline __m256i bits_of(Floats v, fp16) {
   return _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-inline void store(fp16* p, Floats v) { store_bits(p, rounded_to(v, fp16())); }
+inline void store(fp16* p, Floats v) { store_bits(p, bits_of(v, fp16())); }
 inline Floats fma(Floats a, Floats b, Floats c) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
@@ -168,10 +168,10 @@ template <>
 inline Floats load<float>(const fp16* p) {
   return (Floats)_mm256_cvtph_ps(load_bits<__m128i>(p));
 }
-inline __m128i rounded_to(Floats v, fp16) {
+inline __m128i bits_of(Floats v, fp16) {
   return _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
 }
-inline void store(fp16* p, Floats v) { store_bits(p, rounded_to(v, fp16())); }
+inline void store(fp16* p, Floats v) { store_bits(p, bits_of(v, fp16())); }
 inline Floats fma(Floats a, Floats b, Floats c) {
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }

@@ -51,24 +51,26 @@ inline bool round_pairs(const Floats* v, __m256i* rounded) {
   return _mm256_movemask_ps(has_nan) == 0;
 }
 #endif
-// store_bits(p, bits) stores what it rounds of one vector, or of two.
-template <int pairs, class StoreBits>
-inline void store_pairs(bf16* p, const Floats* v, const StoreBits& store_bits) {
+// put(p, bits) stores what one vector is rounded to, or two. The rare ones are stored as others
+// are.
+template <int pairs, class Put>
+inline void store_pairs(bf16* p, const Floats* v, const Put& put) {
 #ifdef HAS_PAIRS
   constexpr int pair = 2 * lanes<float>;
   std::conditional_t<bytes == 64, __m512i, __m256i> rounded[pairs > 0 ? pairs : 1];
   if (__builtin_expect(round_pairs<pairs>(v, rounded), 1)) {
 #pragma GCC unroll 32
-    for (int i = 0; i < pairs; ++i) store_bits(p + i * pair, rounded[i]);
+    for (int i = 0; i < pairs; ++i) put(p + i * pair, rounded[i]);
   } else {
 #pragma GCC unroll 32
     for (int i = 0; i < pairs; ++i) store_pair(p + i * pair, v[2 * i], v[2 * i + 1]);
   }
 #else
 #pragma GCC unroll 32
-  for (int i = 0; i < 2 * pairs; ++i) store_bits(p + i * lanes<float>, to_bf16(v[i]));
+  for (int i = 0; i < 2 * pairs; ++i) put(p + i * lanes<float>, to_bf16(v[i]));
 #endif
 }
+#undef HAS_PAIRS
 template <int count>
 inline void store_all(bf16* p, const Floats* v) {
   store_pairs<count / 2>(p, v, [](void* place, auto bits) { store_bits(place, bits); });

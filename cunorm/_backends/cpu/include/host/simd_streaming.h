@@ -16,7 +16,7 @@ inline constexpr bool can_stream<fp32, float, results> = true;
 template <int results>
 inline constexpr bool can_stream<bf16, float, results> =
     bytes == 64 || (bytes == 32 && results == 1);
-#if defined(__F16C__) && defined(__FMA__)  // as for rounded_to
+#if defined(__F16C__) && defined(__FMA__)  // as for bits_of
 template <int results>
 inline constexpr bool can_stream<fp16, float, results> = can_stream<bf16, float, results>;
 #endif
@@ -74,7 +74,7 @@ inline void store_all_non_temporal(T* p, const V* v) {
     store_pairs<count / 2>(p, v, [](void* place, auto bits) { stream(place, bits); });
   } else {
 #pragma GCC unroll 32
-    for (int i = 0; i < count; ++i) stream(p + i * lanes<float>, rounded_to(v[i], T()));
+    for (int i = 0; i < count; ++i) stream(p + i * lanes<float>, bits_of(v[i], T()));
   }
 #else
   store_all<count>(p, v);
