@@ -90,6 +90,17 @@ struct Tile {
   }
 };
 
+// A part of a pack, loaded before any item is used: the compiler moves no load over the store of an
+// item that is kept, and would compute one item after the other.
+template <class B>
+struct LoadedPart {
+  Items<B> items;
+};
+template <class B, class At>
+inline Item<B> read(const LoadedPart<B>& loaded, At at) {
+  return loaded.items.item[at.slot];
+}
+
 // An operand's packs, which lie in memory, and are prefetched: with channels last those that a pass
 // comes to, with channels first those of the group that comes next, by the pass that writes and, in
 // the backward, half of them by the first pass, so that memory is busy in both.
@@ -102,11 +113,14 @@ struct TilePacks {
       : sizes(tile.sizes), lines(lines) {}
 
   template <class Column, bool writes>
-  LoadedPack<B, T> operator[](PackAt<Column, writes> at) const {
+  LoadedPart<B> operator[](PackAt<Column, writes> at) const {
     const bool is_first_half = B::sums == 3 && 2 * at.column < at.end;
     if (is_read<B, for_h, writes> && (B::channels_last || writes != is_first_half))
       prefetch_part<B>(lines.at(at.sample, later(at.line)), part_column<B>(at.column));
-    return load_pack<B>(lines.at(at.sample, at.line), at.column, at.end);
+    const auto pack = load_pack<B>(lines.at(at.sample, at.line), at.column, at.end);
+    LoadedPart<B> loaded;
+    for_each_item<B>(at, [&](auto item) { loaded.items.item[item.slot] = read<B>(pack, item); });
+    return loaded;
   }
 
  private:
