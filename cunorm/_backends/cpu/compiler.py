@@ -104,7 +104,7 @@ def _groups() -> tuple[Options, ...]:
     if "avx512f" in cpu_identity():
         faster: tuple[Options, ...] = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512"))
     else:
-        faster = (("-fschedule-insns", "-fsched-pressure"),)
+        faster = (("-fschedule-insns", "-fsched-pressure", "-fno-gcse-after-reload"),)
     return (("-march=native",), ("-fopenmp",), *faster)
 
 

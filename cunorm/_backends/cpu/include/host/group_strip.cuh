@@ -133,13 +133,15 @@ struct Strip {
     if constexpr (!B::channels_last) {
       return {{spread<B>(value(first + channel / size))}};
     } else {
-      typename B::compute_t values[B::pack] = {};
-      const index_t last = std::min<index_t>(channel + B::pack, sizes.channels);
-      for (index_t group = channel / size; group * size < last; ++group) {
-        const auto found = value(first + group);
-        const index_t begin = std::max<index_t>(group * size, channel);
-        for (index_t i = begin; i < std::min(last, (group + 1) * size); ++i)
-          values[i - channel] = found;
+      typename B::compute_t values[B::pack] = {}, found = 0;
+      const index_t count = std::min<index_t>(B::pack, sizes.channels - channel);
+      index_t group = channel / size, left = 0;  // of the group's channels
+      for (index_t i = 0; i < count; ++i, --left) {
+        if (left == 0) {
+          found = value(first + group++);
+          left = i == 0 ? group * size - channel : size;
+        }
+        values[i] = found;
       }
       ChannelItems<B> out;
       std::memcpy(&out, values, sizeof(out));

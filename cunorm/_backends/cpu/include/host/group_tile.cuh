@@ -4,8 +4,6 @@
 // in the core's caches; or of all samples of the launch, and threads share it. Each strip hands on
 // sums of each of its channels.
 #pragma once
-#include <iterator>
-
 #include "group_items.cuh"
 
 // The channels are a multiple of those of a pack: half of what there is to compile.
@@ -95,6 +93,11 @@ struct Tile {
 template <class B>
 struct LoadedPart {
   Items<B> items;
+
+  template <class T, class At>
+  LoadedPart(const LoadedPack<B, T>& pack, At at) {
+    for_each_item<B>(at, [&](auto item) { items.item[item.slot] = read<B>(pack, item); });
+  }
 };
 template <class B, class At>
 inline Item<B> read(const LoadedPart<B>& loaded, At at) {
@@ -113,14 +116,15 @@ struct TilePacks {
       : sizes(tile.sizes), lines(lines) {}
 
   template <class Column, bool writes>
-  LoadedPart<B> operator[](PackAt<Column, writes> at) const {
+  auto operator[](PackAt<Column, writes> at) const {
     const bool is_first_half = B::sums == 3 && 2 * at.column < at.end;
     if (is_read<B, for_h, writes> && (B::channels_last || writes != is_first_half))
       prefetch_part<B>(lines.at(at.sample, later(at.line)), part_column<B>(at.column));
     const auto pack = load_pack<B>(lines.at(at.sample, at.line), at.column, at.end);
-    LoadedPart<B> loaded;
-    for_each_item<B>(at, [&](auto item) { loaded.items.item[item.slot] = read<B>(pack, item); });
-    return loaded;
+    if constexpr (Column::is_whole)
+      return LoadedPart<B>(pack, at);
+    else
+      return pack;
   }
 
  private:
@@ -196,7 +200,7 @@ struct GroupTeam {
   // not finite; returns whether there are some. Channels do not depend on others.
   static bool bring_near(ChannelItems<B>& shift, const Pack<ChannelItems<B>, 2>& sums, C count) {
     decltype(Item<B>{} > Item<B>{}) any_far = {};
-    for (int i = 0; i < int(std::size(shift.item)); ++i) {
+    for (int i = 0; i < int(sizeof(shift) / sizeof(shift.item[0])); ++i) {
       const Item<B> sum = sums.item[0].item[i], mean = sum / count;
       const auto is_far = (3 * sum * mean > sums.item[1].item[i]) | (sum - sum != 0);
       shift.item[i] = math::select(is_far, shift.item[i] + mean, shift.item[i]);

@@ -18,9 +18,10 @@ __attribute__((noinline, cold)) inline void store_pair(bf16* p, Floats low, Floa
 }
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define HAS_PAIRS
+using Pair = __m512i;  // rounded
 // Two of them at a time, and one look at all of them: false if there are subnormals.
 template <int pairs>
-inline bool round_pairs(const Floats* v, __m512i* rounded) {
+inline bool round_pairs(const Floats* v, Pair* rounded) {
   const __m512i exponents = _mm512_set1_epi16(0x7f80);
   __mmask32 normal = ~0u;  // nor zero, so the instruction took nothing for it
 #pragma GCC unroll 32
@@ -32,13 +33,14 @@ inline bool round_pairs(const Floats* v, __m512i* rounded) {
 }
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 #define HAS_PAIRS
+using Pair = __m256i;  // rounded
 inline __m256i rounded_bits(Floats v) {
   const Words bits = (Words)v;
   return (__m256i)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 // Two of them at a time, and one look at all of them: false if there are NaN.
 template <int pairs>
-inline bool round_pairs(const Floats* v, __m256i* rounded) {
+inline bool round_pairs(const Floats* v, Pair* rounded) {
   constexpr int in_order = 0xd8;
   __m256 has_nan = _mm256_setzero_ps();
 #pragma GCC unroll 32
@@ -57,7 +59,7 @@ template <int pairs, class Put>
 inline void store_pairs(bf16* p, const Floats* v, const Put& put) {
 #ifdef HAS_PAIRS
   constexpr int pair = 2 * lanes<float>;
-  std::conditional_t<bytes == 64, __m512i, __m256i> rounded[pairs > 0 ? pairs : 1];
+  Pair rounded[pairs > 0 ? pairs : 1];
   if (__builtin_expect(round_pairs<pairs>(v, rounded), 1)) {
 #pragma GCC unroll 32
     for (int i = 0; i < pairs; ++i) put(p + i * pair, rounded[i]);
