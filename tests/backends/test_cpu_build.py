@@ -176,23 +176,24 @@ def test_a_compile_that_is_interrupted_leaves_nothing_behind(tmp_path):
 
 # --- compiled headers -----------------------------------------------------------------------------
 
-# Three builds that are not called, so that one copied library serves for all.
-THREE = """
+# Nine builds that are not called, so that one copied library serves for all.
+NINE = """
 import pathlib, time
 folder = pathlib.Path(os.environ["CUNORM_CACHE_DIR"])
-cunorm.warmup("l2_norm", 8, ["float16", "float32", "float64"], device="cpu", progress=False)
+for operator in "l2_norm", "add_rms_norm", "add_layer_norm":
+    cunorm.warmup(operator, 8, ["float16", "float32", "float64"], device="cpu", progress=False)
 """
 
 
 @gcc
-def test_headers_are_compiled_beside_the_third_build_and_are_taken_by_the_next(tmp_path):
+def test_headers_are_compiled_beside_the_ninth_build_and_are_taken_by_the_next(tmp_path):
     log, copying = tmp_path / "log", tmp_path / "copying"
     copying.touch()
     compiles = f'exec $real "$@" -H 2>> "{log}"'
     only = f'case "$*" in *c++-header*) {compiles};; esac'
     text = f'{ANSWERS}if [ -e "{copying}" ]; then {only}\n{copies()}\nfi\n{compiles}'
     in_process(
-        f"{THREE}"
+        f"{NINE}"
         "def headers():\n"
         '    return [path for path in folder.glob("headers-*") if path.suffix == ".gch"]\n'
         "begun = time.monotonic()\n"
@@ -206,7 +207,7 @@ def test_headers_are_compiled_beside_the_third_build_and_are_taken_by_the_next(t
         "compiled.write_bytes(half)\n"
         "assert np.isfinite(cunorm.layer_norm(np.float32([[3, -3]]))).all()\n"
         "assert compiled.stat().st_size == 0, 'they are given up'\n"
-        "assert cunorm.clear_cache().files == 6 and not list(folder.iterdir())",
+        "assert cunorm.clear_cache().files == 12 and not list(folder.iterdir())",
         CXX=script(tmp_path, text),
         CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
     )
@@ -219,7 +220,7 @@ def test_a_process_that_ends_ends_the_compile_of_headers(tmp_path):
     hangs = f'case "$*" in *c++-header*) echo half > "$TMPDIR/half"; {child} & wait;; esac'
     start = time.monotonic()
     in_process(
-        f"{THREE}while not os.path.exists({os.fspath(beats)!r}): time.sleep(0.05)",
+        f"{NINE}while not os.path.exists({os.fspath(beats)!r}): time.sleep(0.05)",
         CXX=script(tmp_path, f"{ANSWERS}{hangs}\n{copies()}"),
         CUNORM_CACHE_DIR=os.fspath(cache),
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The system's headers, compiled once for all kernels: reading them is half of a quick compile.
+"""The system's headers, compiled once for all kernels: reading them is up to half of a compile.
 
-Compiling them takes as long as a kernel or two, so it is done beside the third compile of a
-process. A process that exits before ends it, too; what a killed one leaves is removed by the next
-`clear_cache`. Only GCC takes headers in this form.
+Compiling them takes as long as a kernel or two, so it is done beside the ninth compile of a
+process, as a training step needs fewer. A process that exits before ends it, too; what a killed one
+leaves is removed by the next `clear_cache`. Only GCC takes headers in this form.
 """
 
 import atexit
@@ -24,7 +24,7 @@ from cunorm._core.memo import on_clear
 
 _INCLUDE = Path(__file__).parent / "include"
 _SYSTEM_INCLUDE = re.compile(r"^#include <([^>]+)>$", re.MULTILINE)
-_WORTH_IT = 3  # which compile of a process begins to compile headers, too
+_WORTH_IT = 9  # which compile of a process begins to compile headers, too
 
 _compiles: dict[Path, "count[int]"] = {}
 on_clear(_compiles.clear)
@@ -115,7 +115,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 @cache
 def _text() -> str:
     """Return a text that includes each system header that our headers include."""
+    intrinsics = _INCLUDE / "host" / "intrinsics.h"
     files = [path for path in _INCLUDE.rglob("*") if path.suffix in (".h", ".cuh")]
-    names = {name for path in files for name in _SYSTEM_INCLUDE.findall(path.read_text("utf-8"))}
+    texts = [path.read_text("utf-8") for path in files if path != intrinsics]
+    names = {name for text in texts for name in _SYSTEM_INCLUDE.findall(text)}
     lines = "#if __has_include(<{0}>)\n#include <{0}>\n#endif\n"
-    return "".join(map(lines.format, sorted(names - {path.name for path in files})))
+    included = map(lines.format, sorted(names - {path.name for path in files}))
+    return "".join((intrinsics.read_text("utf-8"), *included))

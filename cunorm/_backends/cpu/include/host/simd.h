@@ -8,24 +8,8 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__) && \
-    defined(__GNUC__) && !defined(__clang__)
-// What serves of <immintrin.h>, by its guard. GCC takes a quarter of a second to read the rest,
-// most of which is for AVX-512.
-#define _IMMINTRIN_H_INCLUDED
-#include <smmintrin.h>
-// clang-format off: these need the first.
-#include <avxintrin.h>
-#include <avx2intrin.h>
-#include <f16cintrin.h>
-#include <fmaintrin.h>
-// clang-format on
-#elif defined(__SSE__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
 
+#include "intrinsics.h"
 #include "types.cuh"
 
 namespace simd {
