@@ -98,14 +98,14 @@ def _groups() -> tuple[Options, ...]:
 
     Clang before 15 refuses -march=native on ARM, as does Apple's there, and a cross compiler does.
     Scheduling before register allocation lets several items of a pack be computed at a time: a
-    gated forward takes a tenth less. With 16 registers it spills, unless it counts them; to look
-    for what was spilled and need not be loaded is a tenth of a compile, and gains nothing. And
+    gated forward takes a tenth less. With 16 registers it spills, unless it counts them; looking
+    for spilled values that are still in a register is a tenth of a compile, and gains nothing. And
     with AVX-512 GCC copies items in halves, for which a load of a whole one would have to wait.
     """
     if "avx512f" in cpu_identity():
         faster: tuple[Options, ...] = (("-fschedule-insns",), ("-mmove-max=512", "-mstore-max=512"))
     else:
-        faster = (("-fschedule-insns", "-fsched-pressure", "-fno-gcse-after-reload"),)
+        faster = (("-fschedule-insns", "-fsched-pressure"), ("-fno-gcse-after-reload",))
     return (("-march=native",), ("-fopenmp",), *faster)
 
 

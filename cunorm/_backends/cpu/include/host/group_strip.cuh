@@ -133,13 +133,13 @@ struct Strip {
     if constexpr (!B::channels_last) {
       return {{spread<B>(value(first + channel / size))}};
     } else {
-      typename B::compute_t values[B::pack] = {}, found = 0;
       const index_t count = std::min<index_t>(B::pack, sizes.channels - channel);
-      index_t group = channel / size, left = 0;  // of the group's channels
-      for (index_t i = 0; i < count; ++i, --left) {
-        if (left == 0) {
-          found = value(first + group++);
-          left = i == 0 ? group * size - channel : size;
+      index_t group = channel / size, next = (group + 1) * size - channel;
+      typename B::compute_t values[B::pack] = {}, found = value(first + group);
+      for (index_t i = 0; i < count; ++i) {
+        if (i == next) {
+          found = value(first + ++group);
+          next += size;
         }
         values[i] = found;
       }

@@ -2,7 +2,7 @@
 // The intrinsic functions of the machine's instructions.
 #pragma once
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__) && \
-    defined(__GNUC__) && !defined(__clang__)
+    defined(__GNUC__) && !defined(__clang__) && __has_include(<fmaintrin.h>)
 // What serves of <immintrin.h>, by its guard. GCC takes a quarter of a second to read the rest,
 // most of which is for AVX-512.
 #define _IMMINTRIN_H_INCLUDED

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Runs the kernel KERNEL, and lists of kernels, on several cores. Appended to the kernel's source.
 #include <algorithm>
+#include <memory>
 #include <vector>
 #ifdef _OPENMP
 #include <omp.h>
@@ -63,17 +64,17 @@ extern "C" void cunorm_run(const List* list, const long long* addresses, int thr
   long long parts = 0;
   for (long long i = 0; i < list->tasks; ++i) parts = std::max(parts, tasks[i].parts);
   const long long sums_size = Gang::rings * parts;
-  double* const sums = new double[sums_size * (threads + 1)];
+  const std::unique_ptr<double[]> sums(new double[sums_size * (threads + 1)]);
 #ifdef _OPENMP
   // Even a parallel region of one thread would cost more than a small kernel.
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
-    run_share(tasks, list->tasks, words.data(), sums, sums_size, omp_get_thread_num(),
+    run_share(tasks, list->tasks, words.data(), sums.get(), sums_size, omp_get_thread_num(),
               omp_get_num_threads(), [] {
 #pragma omp barrier
               });
-  } else
+    return;
+  }
 #endif
-    run_share(tasks, list->tasks, words.data(), sums, sums_size, 0, 1, [] {});
-  delete[] sums;
+  run_share(tasks, list->tasks, words.data(), sums.get(), sums_size, 0, 1, [] {});
 }
