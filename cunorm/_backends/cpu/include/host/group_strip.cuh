@@ -133,13 +133,13 @@ struct Strip {
     if constexpr (!B::channels_last) {
       return {{spread<B>(value(first + channel / size))}};
     } else {
+      typename B::compute_t values[B::pack] = {}, found = 0;
       const index_t count = std::min<index_t>(B::pack, sizes.channels - channel);
-      index_t group = channel / size, next = (group + 1) * size - channel;
-      typename B::compute_t values[B::pack] = {}, found = value(first + group);
+      index_t group = channel / size, end = 0;  // of the channels of the groups before
       for (index_t i = 0; i < count; ++i) {
-        if (i == next) {
-          found = value(first + ++group);
-          next += size;
+        if (i == end) {
+          found = value(first + group++);
+          end = group * size - channel;
         }
         values[i] = found;
       }
