@@ -14,7 +14,8 @@ import cunorm
 from cunorm import GroupNormForward, NormForward
 from tests.support.bounds import check_forward
 from tests.support.caches import fresh_process
-from tests.support.cases import FACTORS, Samples, arranged, call_of, cover
+from tests.support.case_covers import FACTORS, arranged, cover
+from tests.support.cases import Samples, call_of
 from tests.support.covers import label
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.group_bounds import check_group_forward

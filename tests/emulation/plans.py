@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.emulation.machine import machine
-from tests.support.cases import FACTORS
+from tests.support.case_covers import FACTORS
 from tests.support.internals import Launch
 from tests.support.placed import Samples, Shape
 

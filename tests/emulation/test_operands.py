@@ -14,7 +14,8 @@ import pytest
 
 from tests.emulation.machine import SCHEDULES, needs_softgpu
 from tests.emulation.plans import KERNELS, PLANS, Planned
-from tests.support.cases import arranged, call_of, cover
+from tests.support.case_covers import arranged, cover
+from tests.support.cases import call_of
 from tests.support.covers import label
 from tests.support.operands import assert_same_fields
 

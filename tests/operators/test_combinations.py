@@ -9,7 +9,8 @@ import random
 
 import pytest
 
-from tests.support.cases import ACTIVATIONS, FACTORS, NARROW, Samples, arranged, call_of, cover
+from tests.support.case_covers import FACTORS, WHERE, arranged, builds
+from tests.support.cases import Samples, call_of
 from tests.support.covers import label, pairwise
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.operands import at
@@ -24,23 +25,6 @@ SIZES = [
     (1, (31, 97), 10, 2),
     (1, (4900,), 3, 3),
 ]
-WHERE = {"channels_last": (True, False), "channel_axis": (-1, 1)}
-# Factors that are not compiled in and so vary with the size; and activations, which take turns.
-FIXED = {"in_place": (None,), "accumulate": (None, "float64")}
-OF_ROWS = FIXED | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
-OF_GROUPS = FIXED | {"activation": (None, "silu"), "channels_last": (True, False)}
-
-
-def cases(kernel, seed=None):
-    """Return a cover of the compiled factors; its cases have the activations in turn."""
-    fixed = OF_GROUPS if "group" in kernel else OF_ROWS
-    if "backward" in kernel:  # of rows, dy may be float16
-        fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
-    fixed = {name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | WHERE}
-    for number, case in enumerate(cover(kernel, fixed, seed)):
-        for name in {"gate_activation", "activation"} & case.keys():
-            case[name] = case[name] and ACTIVATIONS[number % len(ACTIVATIONS)]
-        yield case
 
 
 def check(kernel, case):
@@ -59,7 +43,7 @@ def check(kernel, case):
 
 @pytest.mark.parametrize(
     ("kernel", "case"),
-    [pytest.param(k, c, id=f"{k}-{label(c)}") for k in FACTORS for c in cases(k)],
+    [pytest.param(k, c, id=f"{k}-{label(c)}") for k in FACTORS for c in builds(k)],
 )
 def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
     check(kernel, case)
@@ -69,7 +53,7 @@ def test_any_pair_of_choices_is_within_its_bounds(kernel, case):
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kernel", FACTORS)
 def test_other_choices_in_pairs_that_are_drawn_are_within_their_bounds(kernel, seed):
-    for case in cases(kernel, seed):
+    for case in builds(kernel, seed):
         with at(label(case)):
             check(kernel, case)
 

@@ -9,7 +9,8 @@ import pytest
 import cunorm
 from cunorm import reference
 from tests.support.bounds import check_backward, check_forward
-from tests.support.cases import FACTORS, call_of, groups_of
+from tests.support.case_covers import FACTORS
+from tests.support.cases import call_of, groups_of
 from tests.support.norm_checks import check_group_norm, check_layer_norm, laid_out, parameters
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 from tests.support.placed import Samples

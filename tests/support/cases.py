@@ -6,40 +6,46 @@ A case has the operands, the options of the norm, and the layout of the arrays i
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import cunorm
 from cunorm import GroupNormForward, GroupNormGrads, NormForward, NormGrads, reference
-from tests.support.bounds import check_backward, check_forward, ulp
-from tests.support.covers import Case, pairwise
-from tests.support.gpu_arrays import OnCupy, get_all
-from tests.support.group_bounds import check_group_backward, check_group_forward
+from tests.support.bounds import Expected, expected_backward, expected_forward, ulp
+from tests.support.covers import Case
+from tests.support.gpu_arrays import OnCupy
+from tests.support.group_bounds import expected_group_backward, expected_group_forward
+from tests.support.kinds import KINDS
 from tests.support.operands import DTYPES
 from tests.support.placed import GROUP_LAYOUTS, ROW_LAYOUTS, Array, Draws, Placed, Samples
 
 EPS = 1e-5
 _NORM = {
-    **{"c": None, "center": False, "groups": 1, "weight_offset": 0.0},
+    **{"c": None, "center": False, "axis": -1, "groups": 1, "weight_offset": 0.0},
     **{"round_before_weight": False, "gate_activation": "silu", "gate_position": "post"},
 }
-_UP_TO_R = ("center", "groups", "gate_activation", "gate_position")  # options of the statistics
+# Options of the statistics.
+_UP_TO_R = ("center", "axis", "groups", "gate_activation", "gate_position")
 # The default case. A dtype of None: an absent operand; for a result, the dtype of x or, for a
 # gradient, of its operand. `stream` is "+ float32" for a residual of that dtype, "as float32" for x
-# in that dtype. `shape` has three leading axes, then the width of a group; a group norm has
-# `samples`. `layouts` is the layout of all operands, or the index of the first one's layout; the
-# others take the following layouts in turn. `picked` are the indices of the rows or samples to
-# keep; None: all.
+# in that dtype. `shape` ends with the width of a group, before which named layouts have three axes;
+# a group norm has `samples`. `layouts` is the layout of all operands, or the index of the first
+# one's; or functions that allocate an array of a shape and dtype, in turn, with those of results
+# under `results`. `given` are the results that get arrays; None: all but the statistics. `picked`
+# are the indices of the rows or samples to keep; None: all. `values` are the numbers of x and of
+# the residual, times `scale`; dy and d_residual are times `dy_scale`.
 DEFAULTS = _NORM | {
     **{"x": "float32", "weight": "float32", "bias": "float32", "gate": None, "activation": "silu"},
     **{"y": None, "stream": None, "dy": "float32", "d_residual": None, "dx": None, "dgate": None},
     **{"needs": ("x", "weight", "bias", "gate"), "accumulate": None},
-    **{"eps": EPS, "far": False, "layouts": "contiguous", "offset": 0},
-    **{"picked": None, "in_place": None},
+    **{"eps": EPS, "far": False, "layouts": "contiguous", "offset": 0, "kind": "numpy"},
+    **{"picked": None, "in_place": None, "given": None, "workspace": False, "results": None},
+    **{"values": "normal", "scale": 1.0, "dy_scale": 1.0},
 }
 
 
@@ -52,25 +58,52 @@ class Call(NamedTuple):
     options: dict[str, Any]
     out: Any  # the function's result, with placed arrays
     arrays: list[Placed]
-    check_result: Callable[[Any], Any]  # against the oracle
+    expected: Callable[[], Expected]
+    before: dict[str, Placed]  # to which a result is added
+    kind: str  # of the arrays that are passed, on a CPU
 
-    def run(self) -> Any:
+    def run(self, **more: Any) -> Any:
         """Make the call, check that it writes nothing but its results, and return these."""
         for placed in self.arrays:
             placed.put()
-        given = {name: placed and placed.array for name, placed in self.inputs.items()}
-        places = [placed for placed in self.out if placed is not None]
-        out = type(self.out)(*(placed and placed.array for placed in self.out))
-        result = self.function(**given, **self.options, out=out if places else None)
+        result = self.function(**(self.arguments() | more))
+        self.check_memory(written=(*self.out, self.inputs.get("workspace")))
+        return type(result)(*map(self._get, result, self.out))
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the call."""
+        inputs = {name: self._passed(placed) for name, placed in self.inputs.items()}
+        if self.kind == "dlpack" and "workspace" in inputs:  # whose dtype kernels do not read
+            inputs["workspace"] = self.inputs["workspace"].array
+        out = [self._passed(placed) for placed in self.out]
+        given = {"out": type(self.out)(*out)} if any(self.out) else {}
+        return inputs | self.options | given
+
+    def check_memory(self, written: Sequence[Placed | None] = ()) -> None:
+        """Check that no array but these is written, and no memory between their elements."""
         for placed in self.arrays:
-            placed.check(written=any(placed is place for place in places))
-        return get_all(self.on, result)
+            placed.check(written=any(placed is place for place in written))
 
     def check(self) -> Any:
         """Make the call, check its results against the oracle, and return them."""
         result = self.run()
         self.check_result(result)
         return result
+
+    def check_result(self, result: Any) -> None:
+        """Check a result against the oracle."""
+        expected = self.expected()
+        expected.check(_subtract(result, self.before, expected.exact))
+
+    def _passed(self, placed: Placed | None) -> Any:
+        if placed is None or self.on.is_gpu:
+            return placed and placed.array
+        return KINDS[self.kind]().put(placed.array)
+
+    def _get(self, array: Any, place: Placed | None) -> Array | None:
+        if array is None or self.on.is_gpu:
+            return array if array is None else self.on.get(array)
+        return (KINDS[self.kind]().get(array) if place is None else place.array).copy()
 
 
 def call_of(kernel: str, case: Mapping[str, Any], on: Any = None) -> Call:
@@ -90,50 +123,58 @@ def groups_of(case: Mapping[str, Any], array: Array) -> Array:
     """View an array like x as rows or samples, positions, groups and their channels."""
     of = case.get("samples")
     if of is None:
-        return array.reshape(-1, 1, 1, array.shape[-1])
+        width = prod(array.shape[case.get("axis", -1) :])
+        return array.reshape(-1, 1, 1, width)
     array = np.moveaxis(array, of.channel_axis, -1)
     return array.reshape(len(array), -1, of.groups, of.channels // of.groups)
 
 
 def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
     *leading, width = case["shape"]
-    columns, picked = width * case["groups"], case["picked"]
-    drawn = shape = (*leading, columns)
+    drawn = shape = (*leading, width * case["groups"])
+    row, picked = shape[case["axis"] :], case["picked"]
     layouts = [name for name in ROW_LAYOUTS if case["groups"] == 1 or name != "three strides"]
     arranged = _arrangement(case, layouts)
     if picked is not None:
-        shape = (1, 1, len(picked), columns)
-        arranged["pick"] = lambda values: values.reshape(-1, columns)[picked].reshape(shape)
+        shape = (1, 1, len(picked), *row)
+        arranged["pick"] = lambda values: values.reshape(-1, *row)[picked].reshape(shape)
     options = {name: case[name] for name in _NORM}
     if case["weight"] is None:
         options["weight_offset"] = 0.0
-    make = Draws(on, lambda dtype, at: ROW_LAYOUTS[at](shape, dtype), drawn, columns, **arranged)
-    return make, options
+
+    def empty(dtype: np.dtype, layout: Any) -> Array:
+        return ROW_LAYOUTS.get(layout, layout)(shape, dtype)
+
+    return Draws(on, empty, drawn, row, **arranged), options
 
 
 def _groups(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
     of: Samples = case["samples"]
-    arranged, picked, shape = _arrangement(case, GROUP_LAYOUTS), case["picked"], of.shape
+    arranged, picked, drawn = _arrangement(case, GROUP_LAYOUTS), case["picked"], of.shape
     if picked is not None:
         of = of._replace(samples=len(picked))
         arranged["pick"] = lambda values: values[picked]
+
+    def empty(dtype: np.dtype, layout: Any) -> Array:
+        return of.empty(dtype, layout) if isinstance(layout, str) else layout(of.shape, dtype)
+
     options = {"num_groups": of.groups, "channel_axis": of.channel_axis}
-    make = Draws(on, of.empty, shape, of.channels, **arranged)
+    make = Draws(on, empty, drawn, of.channels, **arranged)
     return make, options | {"activation": case["activation"]}
 
 
 def _arrangement(case: Case, names: Sequence[str]) -> dict[str, Any]:
-    first = case["layouts"]
-    layouts = (*names[first:], *names[:first]) if isinstance(first, int) else (first,)
-    return {"layouts": layouts, "far": case["far"], "offset": case["offset"]}
+    layouts = case["layouts"]
+    if isinstance(layouts, int):
+        layouts = (*names[layouts:], *names[:layouts])
+    elif isinstance(layouts, str):
+        layouts = (layouts,)
+    kept = ("results", "values", "scale", "far", "offset")
+    return {"layouts": layouts} | {name: case[name] for name in kept}
 
 
 def _hosts(inputs: Mapping[str, Placed | None]) -> dict[str, Array | None]:
     return {name: placed and placed.host for name, placed in inputs.items()}
-
-
-def _check_result(check: Callable[..., Any], operands: dict[str, Any], result: Any) -> None:
-    check(result, **operands)
 
 
 def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
@@ -146,36 +187,61 @@ def _forward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, option
         if kind:
             over = inputs["residual"] if case["in_place"] == "all" else None
             places["residual"] = over or make.result(stream)
-    row_functions = (cunorm.normalize_forward, NormForward, check_forward)
-    group_functions = (cunorm.group_norm_forward, GroupNormForward, check_group_forward)
-    function, kind, check = row_functions if is_row else group_functions
-    check_result = partial(_check_result, check, _hosts(inputs) | options)
-    return Call(on, function, inputs, options, kind(**places), make.all, check_result)
+    row_functions = (cunorm.normalize_forward, NormForward, expected_forward)
+    group_functions = (cunorm.group_norm_forward, GroupNormForward, expected_group_forward)
+    function, kind, expected = row_functions if is_row else group_functions
+    operands = _hosts(inputs) | options
+    if case["given"]:
+        statistics = _statistics(case, operands).items()
+        places |= {name: make.statistic(array) for name, array in statistics}
+    exact = partial(expected, **operands)
+    return _call(case, on, (function, inputs, options), make, kind(), places, exact, {})
 
 
 def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, options: Any) -> Call:
-    inputs["dy"] = make.large(case["dy"], near=True)
+    inputs["dy"] = make.large(case["dy"], near=True, scale=case["dy_scale"])
     if is_row:
-        inputs["d_residual"] = make.large(case["d_residual"], near=True)
+        inputs["d_residual"] = make.large(case["d_residual"], near=True, scale=case["dy_scale"])
         options |= {"x_dtype": DTYPES[case["dx"] or case["x"]]}
     operands = _hosts(inputs) | options
-    statistics = _statistics(case, operands)
-    inputs |= {name: make.values(array) for name, array in statistics.items()}
+    inputs |= {name: make.values(array) for name, array in _statistics(case, operands).items()}
     needs = tuple(name for name in case["needs"] if inputs.get(name)) or ("x",)
     before = _accumulated(case, make, needs)
     places = before | _gradients(case, make, inputs, needs)
-    row_functions = (cunorm.normalize_backward, NormGrads, check_backward)
-    group_functions = (cunorm.group_norm_backward, GroupNormGrads, check_group_backward)
-    function, kind, check = row_functions if is_row else group_functions
-    exact = getattr(reference, function.__name__)
-
-    def check_result(result: Any) -> None:
-        if before:
-            result = _subtract(result, before, exact(**operands, **statistics))
-        check(result, **operands, eps=EPS)
-
+    row_functions = (cunorm.normalize_backward, NormGrads, expected_backward)
+    group_functions = (cunorm.group_norm_backward, GroupNormGrads, expected_group_backward)
+    function, kind, expected = row_functions if is_row else group_functions
     options = options | {"needs": needs, "accumulate": bool(before)}
-    return Call(on, function, inputs, options, kind(**places), make.all, check_result)
+    exact = partial(expected, **operands, eps=case["eps"])
+    return _call(case, on, (function, inputs, options), make, kind(), places, exact, before)
+
+
+def _call(
+    case: Case,
+    on: Any,
+    called: tuple[Callable[..., Any], dict[str, Placed | None], dict[str, Any]],
+    make: Draws,
+    none: Any,
+    places: dict[str, Placed],
+    expected: Callable[[], Expected],
+    before: dict[str, Placed],
+) -> Call:
+    """Return the call with the places of the results that the case gives arrays for."""
+    function, inputs, options = called
+    kept = {*before} if case["given"] is None else {*before, *case["given"]}
+    if case["given"] is None or case["in_place"]:
+        kept |= {*places}
+    if case["workspace"]:
+        inputs["workspace"] = make.workspace(_workspace_size(function, inputs, options))
+    out = none._replace(**{name: place for name, place in places.items() if name in kept})
+    return Call(on, function, inputs, options, out, make.all, expected, before, case["kind"])
+
+
+def _workspace_size(function: Callable[..., Any], inputs: Any, options: Any) -> int:
+    accepted = signature(cunorm.workspace_size).parameters
+    arrays = {name: placed and placed.array for name, placed in inputs.items()}
+    given = {name: one for name, one in (arrays | options).items() if name in accepted}
+    return cunorm.workspace_size(function.__name__, **given)
 
 
 def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
@@ -184,7 +250,7 @@ def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
         names, function = ("num_groups", "channel_axis"), reference.group_norm_forward
     else:
         names, function = ("gate", *_UP_TO_R), reference.normalize_forward
-    exact = function(operands["x"], eps=EPS, **{name: operands[name] for name in names})
+    exact = function(operands["x"], eps=case["eps"], **{name: operands[name] for name in names})
     is_wide = case["x"] == "float64" or operands.get("x_dtype") == np.float64
     found = {name: getattr(exact, name) for name in ("rstd", "mean")}
     return {n: a.astype(f"f{8 if is_wide else 4}") for n, a in found.items() if a is not None}
@@ -219,83 +285,3 @@ def _subtract(result: Any, before: dict[str, Placed], exact: Any) -> Any:
         nearest = np.clip(getattr(exact, name), added - rounding, added + rounding)
         result = result._replace(**{name: nearest})
     return result
-
-
-# --- covers ---------------------------------------------------------------------------------------
-
-NARROW = (None, "float32", "bfloat16")
-ACTIVATIONS = ("silu", "gelu", "tanh", "relu", "sigmoid", "gelu_tanh", "identity")
-_OF_NORM = {
-    **{"center": (False, True), "c": (None, 1.0), "groups": (1, 3), "weight_offset": (0.0, 1.0)},
-    **{"round_before_weight": (False, True), "gate_position": ("pre", "post")},
-    **{"gate": (None, "float32", "bfloat16", "float16"), "gate_activation": ACTIVATIONS[:3]},
-    **{"weight": NARROW, "bias": NARROW},
-}
-_OF_GROUPS = {"weight": NARROW, "bias": NARROW, "activation": (None, "silu", "gelu", "relu")}
-FACTORS: dict[str, dict[str, Any]] = {
-    "row_norm_forward": {
-        **{"x": tuple(DTYPES), "y": NARROW, "stream": (None, "+ float32", "as bfloat16")},
-        **{"in_place": (None, "x", "all"), **_OF_NORM},
-    },
-    "row_norm_backward": {
-        **{"x": tuple(DTYPES), "dy": (*NARROW[1:], "float16"), "d_residual": NARROW, "dx": NARROW},
-        "needs": (("x", "weight", "bias", "gate"), ("x", "gate"), ("weight", "bias"), ("weight",)),
-        **{"dgate": (None, "float32"), "accumulate": (None, "float32", "float64")},
-        **{"in_place": (None, "dy"), **_OF_NORM},
-    },
-    "group_norm_forward": {
-        **{"x": tuple(DTYPES), "y": NARROW, "in_place": (None, "x"), **_OF_GROUPS},
-    },
-    "group_norm_backward": {
-        **{"x": tuple(DTYPES), "dy": NARROW[1:], "dx": NARROW, "in_place": (None, "dy", "x")},
-        **{"needs": (("x", "weight", "bias"), ("x",), ("weight", "bias"), ("bias",))},
-        **{"accumulate": (None, "float32", "float64"), **_OF_GROUPS},
-    },
-}
-
-
-def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> list[Case]:
-    """Return a cover of all pairs, with `where` over the factors; a seed adds choices."""
-    factors = {**FACTORS[kernel], **where}
-    if seed is not None:
-        activations = {"gate_activation": ACTIVATIONS, "activation": (None, *ACTIVATIONS[:-1])}
-        more = dict.fromkeys(("weight", "bias", "gate", "d_residual", "dx", "y"), (None, *DTYPES))
-        more |= activations | {"dy": tuple(DTYPES)}
-        factors = {name: more.get(name, choices) for name, choices in factors.items()}
-        factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
-    return [_legal(case) for case in pairwise(factors, relevant)]
-
-
-def _legal(case: Case) -> Case:
-    """Return a valid case: a result has the dtype of the array that it is written over."""
-    more = {}
-    if case["in_place"] == "dy":
-        more = {"dx": case["dy"], "dgate": None}
-    elif case["in_place"]:
-        more = {"dx": None, "y": None}
-    return case | {name: choice for name, choice in more.items() if name in case}
-
-
-def relevant(case: Case) -> Case:
-    """Return the choices of a case, or of a part of one, that have an effect."""
-    idle: set[str] = set()
-    if not case.get("gate", True):
-        idle |= {"gate_activation", "gate_position", "dgate"}
-    idle |= set() if case.get("weight", True) else {"weight_offset"}
-    idle |= set() if not case.get("in_place") else {"y", "dx", "dgate"}
-    needs = case.get("needs", ("x", "gate", "weight"))
-    idle |= set() if "x" in needs else {"dx", "d_residual", "in_place"}
-    idle |= set() if "gate" in needs else {"dgate"}
-    idle |= set() if {"weight", "bias"} & set(needs) else {"accumulate"}
-    return {name: choice for name, choice in case.items() if name not in idle}
-
-
-def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
-    """Add the layout of arrays in memory, and the distance of their numbers from zero."""
-    layouts = GROUP_LAYOUTS if "group" in kernel else ROW_LAYOUTS
-    # In place, no two elements of an array may share memory.
-    first = "contiguous" if case["in_place"] else draw.choice(["contiguous", *range(len(layouts))])
-    arrangement = {"layouts": first, "offset": draw.choice([0, 0, 1, 2, 4])}
-    # Far from zero, a mean's rounding may cross the corner of relu.
-    far = draw.choice([False, True]) and case.get("activation") != "relu"
-    return case | arrangement | {"far": far}

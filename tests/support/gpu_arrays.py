@@ -15,9 +15,14 @@ class OnNumpy:
     """NumPy arrays, which need no copy."""
 
     is_gpu = False
+    behind = 64  # bytes behind an array, where a store would not fault
 
     def put(self, array: Any) -> Any:
         return array
+
+    def allocate(self, content: Any) -> Any:
+        """Allocate memory with these bytes."""
+        return content.copy()
 
     def get(self, array: Any) -> Any:
         return np.asarray(array)
@@ -33,12 +38,16 @@ class OnCupy:
     """Copies arrays between NumPy and CuPy, through integers, as CuPy may lack bfloat16."""
 
     is_gpu = True
+    behind = 0
 
     def __init__(self) -> None:
         self.cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
     def put(self, array: Any) -> Any:
         return self.cupy.asarray(array.view(f"u{array.itemsize}")).view(array.dtype)
+
+    def allocate(self, content: Any) -> Any:
+        return self.put(content)
 
     def get(self, array: Any) -> Any:
         return self.cupy.asnumpy(array.view(f"u{array.itemsize}")).view(array.dtype)

@@ -40,6 +40,10 @@ class OnDlpack(OnNumpy):
     def put(self, array: Any) -> Any:
         return Foreign(OnTorchCpu().put(array) if array.dtype == DTYPES["bfloat16"] else array)
 
+    def get(self, array: Any) -> Any:
+        array = getattr(array, "array", array)
+        return array if isinstance(array, np.ndarray) else OnTorchCpu().get(array)
+
     def address(self, array: Any) -> int:
         array = getattr(array, "array", array)
         return array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()

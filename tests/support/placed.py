@@ -15,7 +15,6 @@ from tests.support.operands import DTYPES
 Array = np.ndarray
 Shape = tuple[int, ...]
 POISON = 0xFF  # bytes of NaNs of every dtype
-BEHIND = 64  # bytes of poison after an array
 
 
 def _longer_rows(shape: Shape, dtype: np.dtype, padding: int) -> Array:
@@ -91,7 +90,7 @@ class Placed:
         size = like.itemsize
         steps = [(n - 1) * s for n, s in zip(like.shape, like.strides, strict=True)]
         begin = offset * size - sum(s for s in steps if s < 0)
-        end = begin + sum(s for s in steps if s > 0) + size + (0 if on.is_gpu else BEHIND)
+        end = begin + sum(s for s in steps if s > 0) + size + on.behind
         self.bytes = np.full(end, POISON, np.uint8)
         self.host = np.ndarray(like.shape, like.dtype, self.bytes, begin, like.strides)
         self.host.view(f"u{size}")[...] = 0
@@ -99,7 +98,7 @@ class Placed:
         self.host.view(f"u{size}")[...] = ~np.zeros((), f"u{size}")
         if values is not None:
             self.host[...] = values
-        self._on, self._raw = on, on.put(self.bytes.copy())
+        self._on, self._raw = on, on.allocate(self.bytes)
         memory, array_type = self._raw, np.ndarray
         if on.is_gpu:
             cuda, array_type = on.cupy.cuda, on.cupy.ndarray
@@ -118,6 +117,16 @@ class Placed:
         assert (raw[part] == self.bytes[part]).all(), "a store that is not to a result"
 
 
+def numbers(rng: np.random.Generator, shape: Shape, kind: str) -> Array:
+    """Draw "normal" numbers, "quarters" (multiples), heavy "tails", "equal" ones or "zeros"."""
+    if kind == "tails":
+        return np.clip(rng.standard_t(2, shape), -1000, 1000)
+    if kind in ("equal", "zeros"):
+        return np.full(shape, rng.standard_normal() if kind == "equal" else 0.0)
+    drawn = rng.standard_normal(shape)
+    return np.round(drawn * 4) / 4 if kind == "quarters" else drawn
+
+
 class Draws:
     """Draws operands in turn, the same ones each time; layouts rotate.
 
@@ -127,10 +136,16 @@ class Draws:
         Allocates an array of x's shape, given a dtype and a layout.
     shape : tuple of int
         The shape that is drawn; `pick` reduces it to x's shape.
-    columns : int
-        The length of a parameter.
-    layouts : tuple of str
+    columns : int or tuple of int
+        The shape of a parameter.
+    layouts : tuple
         The layouts of the operands like x, in turn.
+    results : tuple, optional
+        Those of results; by default the same, but none is expanded.
+    values : str
+        The numbers of operands that are not `near`: see `numbers`.
+    scale : float
+        A factor of them.
     far : bool
         Whether operands that are not `near` have mean 1e4, else 0; their deviation is 1.
     offset : int
@@ -144,26 +159,31 @@ class Draws:
         on: Any,
         empty: Callable[[np.dtype, str], Array],
         shape: Shape,
-        columns: int,
-        layouts: tuple[str, ...],
+        columns: int | Shape,
+        layouts: tuple[Any, ...],
         *,
+        results: tuple[Any, ...] | None = None,
+        values: str = "normal",
+        scale: float = 1.0,
         far: bool = False,
         offset: int = 0,
         pick: Callable[[Array], Array] = np.asarray,
     ) -> None:
         self._on, self._empty, self._columns, self._offset = on, empty, columns, offset
         self._shape, self._pick = shape, pick
-        self._layouts: Iterator[str] = cycle(layouts)
-        self._mean = 1e4 if far else 0.0
+        self._layouts: Iterator[Any] = cycle(layouts)
+        self._results = cycle(results) if results else self._layouts
+        self._values, self._scale, self._mean = values, scale, 1e4 if far else 0.0
         self._rng = np.random.default_rng(columns)
         self.all: list[Placed] = []
 
-    def large(self, dtype: str | None, *, near: bool = False) -> Placed | None:
-        """Place an operand like x."""
+    def large(self, dtype: str | None, *, near: bool = False, scale: float = 1.0) -> Placed | None:
+        """Place an operand like x; if it is `near`, of normal numbers times `scale`."""
         if dtype is None:
             return None
         like = self._empty(DTYPES[dtype], next(self._layouts))
-        drawn = self._rng.standard_normal(self._shape) + (0.0 if near else self._mean)
+        drawn = numbers(self._rng, self._shape, "normal" if near else self._values)
+        drawn = scale * drawn if near else self._scale * (drawn + self._mean)
         values = self._pick(drawn)
         if 0 in like.strides:
             axis = like.strides.index(0)
@@ -183,9 +203,20 @@ class Draws:
 
     def result(self, dtype: str) -> Placed:
         """Place an array for a result like x; none is expanded."""
-        layout = next(self._layouts)
+        layout = next(self._results)
         layout = "contiguous" if layout == "expanded" else layout
         return self._keep(self._empty(DTYPES[dtype], layout), None)
+
+    def statistic(self, array: Array) -> Placed:
+        """Place an array for a result like a statistic."""
+        return self._keep(np.empty(array.shape, array.dtype), None)
+
+    def workspace(self, size: int) -> Placed:
+        """Place a workspace of a size in bytes; it begins at a multiple of 16."""
+        like = np.empty(max(1, -(-size // 16)) * 16, np.uint8)
+        placed = Placed(self._on, like, None, 16 * self._offset)
+        self.all.append(placed)
+        return placed
 
     def _keep(self, like: Array, values: Array | None) -> Placed:
         placed = Placed(self._on, like, values, self._offset)

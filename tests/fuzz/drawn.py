@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""Strategies of cases: a build, and all that is not compiled in."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.fuzz.views import is_reversed, result_views, views
+from tests.support.case_covers import builds
+from tests.support.covers import Case
+from tests.support.placed import GROUP_LAYOUTS, Samples
+
+KERNELS = (
+    *("row_norm_forward", "row_norm_backward"),
+    *("group_norm_forward", "group_norm_backward"),
+)
+_MOST = 15_000  # elements of x, so that the oracle is quick
+_EDGES = (1, 2, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 2048, 4097)
+_WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from(_EDGES), st.integers(1, 5000))
+_SIZES = st.one_of(st.integers(1, 4), st.integers(1, 40), st.integers(1, 700))
+_RESULTS = ("y", "residual", "rstd", "mean", "dx", "dresidual", "dgate", "dweight", "dbias")
+
+
+@cache
+def _builds(kernel: str, seeds: int) -> list[Case]:
+    more = (case for seed in range(seeds) for case in builds(kernel, seed))
+    return [*builds(kernel), *more]
+
+
+@st.composite
+def cases(draw: Any, kernel: str, seeds: int = 0) -> Case:
+    """Draw a case; of so many further covers of builds."""
+    case = draw(st.sampled_from(_builds(kernel, seeds)))
+    case = case | draw(_of_groups(case) if "group" in kernel else _of_rows(case))
+    case["eps"] = draw(st.sampled_from([1e-5, 1e-3, 1.0]))
+    case["offset"] = draw(st.sampled_from([0, 0, 1, 2, 4, 7]))
+    if case.get("accumulate"):
+        case["accumulate"] = draw(st.sampled_from(["float32", "float64", None]))
+    if case.get("activation") != "relu":  # a rounding of the mean may cross its corner
+        case["far"] = draw(st.booleans())
+        kinds = ["normal", "normal", "quarters", "tails", "equal", "zeros"]
+        case["values"] = draw(st.sampled_from(kinds))
+    in_memory = (*case["layouts"], *case["results"])
+    if "given" not in case and draw(st.booleans()):
+        case["given"] = tuple(name for name in _RESULTS if draw(st.booleans()))
+    if not any(map(is_reversed, in_memory)):
+        case["kind"] = draw(st.sampled_from(["numpy", "torch", "dlpack"]))
+    if case.get("kind") == "dlpack":
+        case["given"], case["accumulate"] = (), None
+    if kernel != "row_norm_forward":
+        case["workspace"] = draw(st.booleans())
+    return case
+
+
+@st.composite
+def _of_rows(draw: Any, case: Case) -> Case:
+    width, groups = draw(_WIDTHS), draw(st.sampled_from([1, 1, 1, 3, 4]))
+    row = [width]
+    if groups == 1:
+        row = [*draw(st.lists(st.integers(1, 4), max_size=2)), width]
+    leading: list[int] = []
+    for size in draw(st.lists(_SIZES, max_size=4)):
+        leading.append(max(1, min(size, _MOST // (prod(leading) * prod(row) * groups))))
+    shape = (*leading, *row)
+    more = {"shape": shape, "axis": -len(row), "groups": groups}
+    more["c"] = draw(st.sampled_from([None, 1.0, 3.0]))
+    return more | draw(_layouts(len(leading), len(shape)))
+
+
+@st.composite
+def _of_groups(draw: Any, case: Case) -> Case:
+    groups, depth = draw(st.integers(1, 9)), draw(st.one_of(st.integers(1, 8), st.integers(1, 70)))
+    positions: list[int] = []
+    for size in draw(st.lists(_SIZES, max_size=3)):
+        positions.append(max(1, min(size, _MOST // (prod(positions) * groups * depth))))
+    most = max(1, _MOST // (prod(positions) * groups * depth))
+    samples = min(draw(st.sampled_from([1, 2, 3, 20])), most)
+    axis = draw(st.sampled_from([-1, 1]))
+    of = Samples(samples, tuple(positions), groups * depth, groups, case["channels_last"], axis)
+    if draw(st.booleans()):
+        layouts = draw(st.lists(st.sampled_from(GROUP_LAYOUTS), min_size=3, max_size=3))
+        apart = GROUP_LAYOUTS[:-1] if min(prod(positions), of.channels) > 1 else ("contiguous",)
+        results = draw(st.lists(st.sampled_from(apart), min_size=2, max_size=2))
+        return {"samples": of, "layouts": tuple(layouts), "results": tuple(results)}
+    # An input of other strides is copied, and decides on the order of a new result's memory.
+    return {"samples": of, "given": ()} | draw(_layouts(0, len(of.shape)))
+
+
+@st.composite
+def _layouts(draw: Any, leading: int, axes: int) -> Case:
+    inputs = draw(st.lists(views(leading, axes), min_size=4, max_size=4))
+    results = draw(st.lists(result_views(leading, axes), min_size=2, max_size=2))
+    return {"layouts": tuple(inputs), "results": tuple(results)}

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: MIT
+"""How the result of a call is related to those of other calls.
+
+Each relation takes the kernel, the case, its call and result, and a seed of its own choices. One
+that does not apply to a case returns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from inspect import signature
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import cunorm
+from tests.fuzz.views import is_expanded
+from tests.support.cases import Call, call_of
+from tests.support.covers import Case
+from tests.support.gpu_arrays import OnNumpy
+from tests.support.operands import assert_same_bits, assert_same_fields, at
+
+_OF_PARAMETERS = ("dweight", "dbias")
+
+
+def same_again(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """A call, now a remembered one, has the same bits with any number of threads."""
+    try:
+        cunorm.set_num_threads(1 + seed % 3)
+        assert_same_fields(call.run(), result)
+    finally:
+        cunorm.set_num_threads(None)
+
+
+def other_memory(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """Bits depend neither on strides nor on alignment, nor on the framework, nor on `out`."""
+    if not _is_movable(case):
+        return
+    more = {"layouts": "contiguous", "results": None, "offset": 0, "kind": "numpy"}
+    more |= {"workspace": False}
+    assert_same_fields(call_of(kernel, case | more, OnNumpy()).run(), result)
+
+
+def in_place(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """Results that are written over an input have the same bits."""
+    name, over = ("y", "x") if "forward" in kernel else ("dx", "dy")
+    written = getattr(result, name)
+    if written is None or not _is_movable(case) or written.dtype != call.inputs[over].host.dtype:
+        return
+    more = {"in_place": over, "layouts": "contiguous", "results": None, "kind": "numpy"}
+    more |= {name: str(written.dtype), "dgate": None}
+    if case.get("dgate") in (None, case.get("gate")):
+        assert_same_fields(call_of(kernel, case | more, OnNumpy()).run(), result)
+
+
+def some_rows(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """A row, or a sample, has the same bits in any order, and among any others."""
+    count, choose = _count(case), random.Random(seed)
+    if not _is_movable(case):
+        return
+    picked = [choose.randrange(count) for _ in range(choose.randint(1, count + 2))]
+    if seed % 2:
+        picked = choose.sample(range(count), count)
+    found = _run_picked(kernel, case, picked)
+    _assert_rows(found, result, len(picked), count, picked)
+
+
+def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """An infinity or NaN changes no bit of another row."""
+    count, choose = _count(case), random.Random(seed)
+    if any(map(is_expanded, case["layouts"])):
+        return
+    name = choose.choice([n for n in ("x", "dy", "gate", "residual") if call.inputs.get(n)])
+    host = call.inputs[name].host
+    place = tuple(choose.randrange(size) for size in host.shape)
+    number = np.ravel_multi_index(place, host.shape) * count // host.size
+    host[place] = choose.choice([np.nan, np.inf, -np.inf])
+    others = [row for row in range(count) if row != number]
+    with np.errstate(all="ignore"):
+        found = call.run()
+    _assert_rows(_fields(found, count, others), result, len(others), count, others)
+
+
+def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """Of twice x, and four times eps, y is the same."""
+    _scale(call.inputs, ("x", "residual", "mean"), 2)
+    _scale(call.inputs, ("rstd",), 0.5)
+    more = {"eps": 4 * case["eps"]} if "forward" in kernel else {}
+    found = call.run(**more)
+    factors = {"y": 1, "residual": 2, "mean": 2, "rstd": 0.5, "dx": 0.5, "dresidual": 0.5}
+    if call.inputs.get("d_residual") or _has_float16(result):
+        return
+    for name, array in result._asdict().items():
+        if array is not None and name not in _accumulated(case):
+            factor = factors.get(name, 1)
+            assert_same_bits(getattr(found, name), array * array.dtype.type(factor), name)
+
+
+def twice_dy(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """A backward is linear in dy and d_residual; a factor of 2 is exact."""
+    if "forward" in kernel or _has_float16(result):
+        return
+    _scale(call.inputs, ("dy", "d_residual"), 2)
+    for name, array in call.run()._asdict().items():
+        if array is not None and name not in _accumulated(case):
+            before = getattr(result, name)
+            assert_same_bits(array, before * before.dtype.type(2), name)
+
+
+def split_batch(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """dweight and dbias of a batch are the sums of those of its parts, within the bounds."""
+    count = _count(case)
+    if "forward" in kernel or count < 2 or _accumulated(case) or not _is_movable(case):
+        return
+    cut, expected = 1 + seed % (count - 1), call.expected()
+    parts = [_picked(kernel, case, rows) for rows in (range(cut), range(cut, count))]
+    found = [part.check() for part in parts]
+    for name in _OF_PARAMETERS:
+        if getattr(result, name) is not None:
+            dtype = str(getattr(result, name).dtype)
+            bound = sum(e.bound(name, dtype) for e in (expected, *(p.expected() for p in parts)))
+            whole, *of_parts = (getattr(r, name).astype(np.float64) for r in (result, *found))
+            assert (np.abs(whole - sum(of_parts)) <= bound).all(), name
+
+
+def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """A centered y does not change with the mean of x, beyond the bounds."""
+    centered = case.get("center", "group" in kernel) and case.get("gate_position") != "pre"
+    if "backward" in kernel or not centered or case.get("values") != "quarters" or case["far"]:
+        return
+    before = call.expected().bound("y", str(result.y.dtype))
+    call.inputs["x"].host[...] += call.inputs["x"].host.dtype.type(16)
+    bound = before + call.expected().bound("y", str(result.y.dtype))
+    y, right = (found.y.astype(np.float64) for found in (call.run(), result))
+    assert (np.abs(y - right) <= bound).all()
+
+
+def add_then_norm(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """Fused with a residual, y is that of the sum."""
+    if not (case.get("stream") or "").startswith("+") or case["round_before_weight"]:
+        return
+    more = {"x": result.residual, "residual": None, "dtype": str(result.y.dtype), "out": None}
+    y = cunorm.normalize(**_accepted("normalize", _numpy(call) | more))
+    assert_same_bits(y, result.y)
+
+
+def other_function(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+    """The functions of a name, and those that return y alone, have the bits of the general one."""
+    given = _numpy(call) | {"out": None}
+    if "forward" in kernel:
+        given["dtype"] = str(result.y.dtype)
+        plain = ("add_normalize" if case.get("stream") else "normalize", "group_norm")[
+            "gr" in kernel
+        ]
+        y = getattr(cunorm, plain)(**_accepted(plain, given))
+        assert_same_bits(getattr(y, "y", y), result.y)
+    if "row" not in kernel or given["c"] is not None or _accumulated(case):
+        return
+    name = "layer_norm" if case["center"] else "rms_norm"
+    if name == "rms_norm" and case["bias"]:
+        return
+    name += kernel.removeprefix("row_norm")
+    found = getattr(cunorm, name)(**_accepted(name, given))
+    assert_same_fields(found, result)
+
+
+RELATIONS: dict[str, Callable[..., None]] = {
+    relation.__name__: relation
+    for relation in (
+        *(same_again, other_memory, in_place, some_rows, poisoned, twice_x, twice_dy),
+        *(split_batch, shifted_x, add_then_norm, other_function),
+    )
+}
+
+
+def _count(case: Case) -> int:
+    """Return the number of rows, or of samples."""
+    return case["samples"].samples if "samples" in case else prod(case["shape"][: case["axis"]])
+
+
+def _is_movable(case: Case) -> bool:
+    """Whether the numbers can be the same in contiguous arrays, with channels last or first."""
+    is_ordered = "samples" not in case or all(isinstance(one, str) for one in case["layouts"])
+    return is_ordered and not any(map(is_expanded, case["layouts"]))
+
+
+def _accumulated(case: Case) -> tuple[str, ...]:
+    return _OF_PARAMETERS if case.get("accumulate") else ()
+
+
+def _has_float16(result: Any) -> bool:
+    """Whether a result is of float16, whose small numbers a factor of 2 may change."""
+    return any(array is not None and array.dtype == np.float16 for array in result)
+
+
+def _scale(inputs: Any, names: Iterable[str], factor: float) -> None:
+    for name in names:
+        if inputs.get(name):
+            host = inputs[name].host
+            host[...] = host * host.dtype.type(factor)
+
+
+def _picked(kernel: str, case: Case, picked: Iterable[int]) -> Call:
+    more = {"picked": [*picked], "layouts": "contiguous", "results": None, "accumulate": None}
+    return call_of(kernel, case | more, OnNumpy())
+
+
+def _run_picked(kernel: str, case: Case, picked: list[int]) -> Any:
+    return _fields(_picked(kernel, case, picked).run(), len(picked), range(len(picked)))
+
+
+def _fields(result: Any, count: int, rows: Iterable[int]) -> dict[str, Any]:
+    """Return the results of these rows, without gradients of parameters."""
+    return {
+        name: np.ascontiguousarray(array).reshape(count, -1)[[*rows]]
+        for name, array in result._asdict().items()
+        if array is not None and name not in _OF_PARAMETERS
+    }
+
+
+def _assert_rows(found: Any, result: Any, rows: int, count: int, picked: Iterable[int]) -> None:
+    right = _fields(result, count, picked)
+    for name, array in found.items():
+        with at(name):
+            assert_same_bits(array, right[name])
+
+
+def _numpy(call: Call) -> dict[str, Any]:
+    """Return the arguments of a call with NumPy arrays."""
+    arrays = {name: placed and placed.host for name, placed in call.inputs.items()}
+    return arrays | call.options | {"workspace": None}
+
+
+def _accepted(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    taken = signature(getattr(cunorm, name)).parameters
+    return {key: value for key, value in arguments.items() if key in taken}

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""Covers of the choices of cases: operands, their dtypes, and options."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tests.support.covers import Case, pairwise
+from tests.support.operands import DTYPES
+from tests.support.placed import GROUP_LAYOUTS, ROW_LAYOUTS
+
+NARROW = (None, "float32", "bfloat16")
+ACTIVATIONS = ("silu", "gelu", "tanh", "relu", "sigmoid", "gelu_tanh", "identity")
+_OF_NORM = {
+    **{"center": (False, True), "c": (None, 1.0), "groups": (1, 3), "weight_offset": (0.0, 1.0)},
+    **{"round_before_weight": (False, True), "gate_position": ("pre", "post")},
+    **{"gate": (None, "float32", "bfloat16", "float16"), "gate_activation": ACTIVATIONS[:3]},
+    **{"weight": NARROW, "bias": NARROW},
+}
+_OF_GROUPS = {"weight": NARROW, "bias": NARROW, "activation": (None, "silu", "gelu", "relu")}
+FACTORS: dict[str, dict[str, Any]] = {
+    "row_norm_forward": {
+        **{"x": tuple(DTYPES), "y": NARROW, "stream": (None, "+ float32", "as bfloat16")},
+        **{"in_place": (None, "x", "all"), **_OF_NORM},
+    },
+    "row_norm_backward": {
+        **{"x": tuple(DTYPES), "dy": (*NARROW[1:], "float16"), "d_residual": NARROW, "dx": NARROW},
+        "needs": (("x", "weight", "bias", "gate"), ("x", "gate"), ("weight", "bias"), ("weight",)),
+        **{"dgate": (None, "float32"), "accumulate": (None, "float32", "float64")},
+        **{"in_place": (None, "dy"), **_OF_NORM},
+    },
+    "group_norm_forward": {
+        **{"x": tuple(DTYPES), "y": NARROW, "in_place": (None, "x"), **_OF_GROUPS},
+    },
+    "group_norm_backward": {
+        **{"x": tuple(DTYPES), "dy": NARROW[1:], "dx": NARROW, "in_place": (None, "dy", "x")},
+        **{"needs": (("x", "weight", "bias"), ("x",), ("weight", "bias"), ("bias",))},
+        **{"accumulate": (None, "float32", "float64"), **_OF_GROUPS},
+    },
+}
+
+
+def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> list[Case]:
+    """Return a cover of all pairs, with `where` over the factors; a seed adds choices."""
+    factors = {**FACTORS[kernel], **where}
+    if seed is not None:
+        activations = {"gate_activation": ACTIVATIONS, "activation": (None, *ACTIVATIONS[:-1])}
+        more = dict.fromkeys(("weight", "bias", "gate", "d_residual", "dx", "y"), (None, *DTYPES))
+        more |= activations | {"dy": tuple(DTYPES)}
+        factors = {name: more.get(name, choices) for name, choices in factors.items()}
+        factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
+    return [_legal(case) for case in pairwise(factors, relevant)]
+
+
+def _legal(case: Case) -> Case:
+    """Return a valid case: a result has the dtype of the array that it is written over."""
+    more = {}
+    if case["in_place"] == "dy":
+        more = {"dx": case["dy"], "dgate": None}
+    elif case["in_place"]:
+        more = {"dx": None, "y": None}
+    return case | {name: choice for name, choice in more.items() if name in case}
+
+
+def relevant(case: Case) -> Case:
+    """Return the choices of a case, or of a part of one, that have an effect."""
+    idle: set[str] = set()
+    if not case.get("gate", True):
+        idle |= {"gate_activation", "gate_position", "dgate"}
+    idle |= set() if case.get("weight", True) else {"weight_offset"}
+    idle |= set() if not case.get("in_place") else {"y", "dx", "dgate"}
+    needs = case.get("needs", ("x", "gate", "weight"))
+    idle |= set() if "x" in needs else {"dx", "d_residual", "in_place"}
+    idle |= set() if "gate" in needs else {"dgate"}
+    idle |= set() if {"weight", "bias"} & set(needs) else {"accumulate"}
+    return {name: choice for name, choice in case.items() if name not in idle}
+
+
+def arranged(kernel: str, draw: random.Random, case: Case) -> Case:
+    """Add the layout of arrays in memory, and the distance of their numbers from zero."""
+    layouts = GROUP_LAYOUTS if "group" in kernel else ROW_LAYOUTS
+    # In place, no two elements of an array may share memory.
+    first = "contiguous" if case["in_place"] else draw.choice(["contiguous", *range(len(layouts))])
+    arrangement = {"layouts": first, "offset": draw.choice([0, 0, 1, 2, 4])}
+    # Far from zero, a mean's rounding may cross the corner of relu.
+    far = draw.choice([False, True]) and case.get("activation") != "relu"
+    return case | arrangement | {"far": far}
+
+
+# --- builds ---------------------------------------------------------------------------------------
+
+WHERE = {"channels_last": (True, False), "channel_axis": (-1, 1)}
+# Factors that are not compiled in and so vary with the size; and activations, which take turns.
+_FIXED = {"in_place": (None,), "accumulate": (None, "float64")}
+_OF_ROWS = _FIXED | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activation": ("silu",)}
+_OF_GROUPS_BUILT = _FIXED | {"activation": (None, "silu"), "channels_last": (True, False)}
+
+
+def builds(kernel: str, seed: int | None = None) -> Iterator[Case]:
+    """Return a cover of the compiled factors; its cases have the activations in turn."""
+    fixed = _OF_GROUPS_BUILT if "group" in kernel else _OF_ROWS
+    if "backward" in kernel and seed is None:  # of rows, dy may be float16
+        fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
+    fixed = {name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | WHERE}
+    for number, case in enumerate(cover(kernel, fixed, seed)):
+        for name in {"gate_activation", "activation"} & case.keys():
+            case[name] = case[name] and ACTIVATIONS[number % len(ACTIVATIONS)]
+        yield case

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""Memory between two pages that no access may touch."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+
+from tests.support.gpu_arrays import OnNumpy
+
+_PAGE = mmap.PAGESIZE
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_NO_ACCESS = 0  # PROT_NONE
+
+
+class OnGuarded(OnNumpy):
+    """NumPy arrays that end, or begin, where a page begins or ends that faults if it is touched."""
+
+    behind = 0
+
+    def __init__(self, at_end: bool = True) -> None:
+        self.at_end = at_end
+
+    def allocate(self, content: Any) -> Any:
+        """Allocate memory with these bytes."""
+        size = len(content)
+        pages = -(-size // _PAGE) * _PAGE
+        memory = np.frombuffer(mmap.mmap(-1, pages + 2 * _PAGE), np.uint8)
+        for guard in (0, _PAGE + pages):
+            if _LIBC.mprotect(memory.ctypes.data + guard, _PAGE, _NO_ACCESS):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        begin = _PAGE + (pages - size if self.at_end else 0)
+        allocated = memory[begin : begin + size]
+        allocated[...] = content
+        return allocated
