@@ -107,8 +107,8 @@ def normalize(
     float16 only with a pre-gate. Squares below 1.2e-38 lose digits.
 
     Strides: rows are read and written in place if each is contiguous and aligned, and the axes
-    before it are at most three, counting those that one stride walks as one. Another input is
-    copied once; another `out` is an error.
+    before it are at most three, counting those that one stride walks as one, and groups as one
+    more. Another input is copied once; another `out` is an error.
 
     Without a C++ compiler, `cunorm.reference` normalises host arrays in float64, with one warning.
 

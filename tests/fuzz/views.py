@@ -73,9 +73,9 @@ def views(leading: int, axes: int) -> st.SearchStrategy[View]:
     return st.one_of(st.just(contiguous(axes)), row_views(leading, axes), any_views(axes))
 
 
-def result_views(leading: int, axes: int) -> st.SearchStrategy[View]:
-    """Draw a view that a result may have: rows apart from each other, of at most three axes."""
-    if leading > 3:
+def result_views(leading: int, axes: int, most: int) -> st.SearchStrategy[View]:
+    """Draw a view that a result may have: rows apart from each other, of at most so many axes."""
+    if leading > most:
         return st.just(contiguous(axes))
     apart = row_views(leading, axes).map(lambda view: view._replace(steps=_unexpanded(view.steps)))
     return st.one_of(st.just(contiguous(axes)), apart)

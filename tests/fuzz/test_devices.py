@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""The same examples on a GPU, by the CPU's builds and by the reference are within the same bounds.
+
+Each is checked against the oracle, so that any two differ by two bounds at most.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import pytest
+from hypothesis import given, seed, settings
+
+from tests.fuzz.drawn import KERNELS, cases
+from tests.fuzz.test_examples import common
+from tests.support.caches import fresh_process
+from tests.support.cases import call_of
+from tests.support.gpu_arrays import OnCupy
+from tests.support.guarded import OnGuarded
+
+
+def check(kernel, seeds, number, examples):
+    @seed(number)
+    @settings(common, max_examples=examples)
+    @given(cases(kernel, seeds))
+    def check_examples(case):
+        call_of(kernel, case, OnGuarded()).check()
+        call_of(kernel, case, OnCupy()).check()
+        with fresh_process(CXX="", PATH=os.devnull), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "cunorm found no C")
+            call_of(kernel, case, OnGuarded()).check()
+
+    check_examples()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_examples_are_within_their_bounds_on_every_device(kernel):
+    check(kernel, 0, 0, 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_thousands_of_examples_are_within_their_bounds_on_every_device(kernel, part):
+    check(kernel, 2, part + 1, 250)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""One wrong argument in a good call is an error that names it, and nothing is written."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.drawn import KERNELS, cases
+from tests.fuzz.test_examples import common
+from tests.fuzz.wrong import wrong_arguments
+from tests.support.cases import call_of
+from tests.support.guarded import OnGuarded
+
+
+def check(kernel, number, examples):
+    @seed(number)
+    @settings(common, max_examples=examples)
+    @given(st.data(), cases(kernel).filter(lambda case: case.get("kind") != "torch"))
+    def check_examples(data, case):
+        call = call_of(kernel, case | {"kind": "numpy"}, OnGuarded())
+        arguments = call.arguments()
+        name, value = data.draw(wrong_arguments(arguments))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            with pytest.raises((TypeError, ValueError), match=name):
+                call.function(**(arguments | {name: value}))
+        call.check_memory()
+
+    check_examples()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_wrong_argument_is_named_and_nothing_is_written(kernel):
+    check(kernel, 0, 100)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_thousands_of_wrong_arguments_are_named_and_nothing_is_written(kernel):
+    check(kernel, 1, 5000)
