@@ -89,7 +89,7 @@ def _draw(panel: Axes, rows: Sequence[Row], column: str, providers: Sequence[str
 
 def _ulp_axis(panel: Axes) -> None:
     """Set the limits and labels of a logarithmic axis; below half an ulp lies nothing of note."""
-    top = max(panel.get_ylim()[1], 20)
+    top = max(panel.get_ylim()[1], 5)
     few, many = ("0.5", "1", "2", "5", "10", "20", "50"), ("1", "100", "1e4", "1e6", "1e8")
     labels = [label for label in (many if top > 100 else few) if float(label) <= top]
     panel.set_yticks([float(label) for label in labels], labels)
