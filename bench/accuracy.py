@@ -56,11 +56,14 @@ class OnSoftgpu(Cunorm):
 def main(argv: Sequence[str]) -> int:
     """Measure, write the CSV and the picture, and print the table; 1 if cunorm failed."""
     options = _arguments(argv)
-    failures: dict[str, Exception] = {}
+    failed: set[str] = set()
     if options.read:
         rows = read_csv(options.read, Row)
     else:
-        rows, failures = _measure_all(options)
+        rows, failed = _measure_all(options)
+    if not rows:
+        print("there is nothing to show", file=sys.stderr)
+        return 1
     if options.out:
         write_csv(options.out, Row, rows)
     if options.plot:
@@ -68,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
         accuracy_plot.write(options.plot, rows)
     print(*table(rows), sep="\n")
-    return int(any(name.startswith("cunorm") for name in failures))
+    return int(any(name.startswith("cunorm") for name in failed))
 
 
 def measure(
@@ -86,16 +89,17 @@ def measure(
     return {kind: cells(by_name) for kind, by_name in found.items()}
 
 
-def _measure_all(options: argparse.Namespace) -> tuple[list[Row], dict[str, Exception]]:
-    """Return the rows of all points, and the errors of providers that failed."""
+def _measure_all(options: argparse.Namespace) -> tuple[list[Row], set[str]]:
+    """Return the rows of all points, and the names of providers that failed at one."""
     from bench import cpu, machine
     from cunorm._backends.cpu.threads import thread_count
 
     device = cpu.Cpu(thread_count())
-    found, failures = _load(options.providers)
+    found = _load(options.providers)
     facts = asdict(machine.facts(device, found))
     shared = {name: facts[name] for name in ("date", "commit", "device", "versions")}
     rows: list[Row] = []
+    failed: set[str] = set()
     for operator, dtype, shape in _points(options):
         sets = {
             kind: accuracy_data.operands(operator, kind, dtype, shape)
@@ -108,17 +112,17 @@ def _measure_all(options: argparse.Namespace) -> tuple[list[Row], dict[str, Exce
             try:
                 measured = measure(provider, operator, dtype, sets)
             except Exception as error:  # of any kind, as it is another library's
-                failures[provider.name] = error
+                failed.add(provider.name)
                 print(f"FAILED: {type(error).__name__}: {error}", file=sys.stderr)
                 continue
             point = {"operator": operator.label, "dtype": dtype, "shape": size}
             for kind, texts in measured.items():
                 rows.append(Row(**shared, **point, data=kind, provider=provider.name, **texts))
-    return rows, failures
+    return rows, failed
 
 
-def _load(names: Sequence[str]) -> tuple[list[Provider], dict[str, Exception]]:
-    """Return the providers of these names, and the errors of those that did not load."""
+def _load(names: Sequence[str]) -> list[Provider]:
+    """Return the providers of these names, and say which did not load."""
     found, failures = load("cpu", [name for name in names if name != SOFTGPU])
     if SOFTGPU in names:
         try:
@@ -127,7 +131,7 @@ def _load(names: Sequence[str]) -> tuple[list[Provider], dict[str, Exception]]:
             failures[SOFTGPU] = error
     for name, error in failures.items():
         print(f"{name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
-    return sorted(found, key=lambda provider: names.index(provider.name)), failures
+    return sorted(found, key=lambda provider: names.index(provider.name))
 
 
 def _points(options: argparse.Namespace) -> Iterator[tuple[Operator, str, Shape]]:

@@ -63,10 +63,8 @@ def errors(
     """
     exact = np.asarray(exact, np.float64)
     error = np.abs(np.asarray(result).astype(np.float64) - exact)
-    whole = name in ("dweight", "dbias")
-    size = np.abs(exact.reshape(1, -1) if whole else rows_of(operator, exact)).max(
-        -1, keepdims=True
-    )
+    rows = exact.reshape(1, -1) if name in ("dweight", "dbias") else rows_of(operator, exact)
+    size = np.abs(rows).max(axis=-1, keepdims=True)
     units = error.reshape(len(size), -1) / ulp(size, dtype)
     units = np.where(np.isfinite(units), units, math.inf)
     return float(units.max()), float(np.sqrt(np.mean(units * units)))
