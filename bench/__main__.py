@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench [COMMAND]`: timings, tables and plots, and checks of GPU plans without a GPU."""
+"""`python -m bench [COMMAND]`: timings and errors, tables and plots, and checks of GPU plans."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib import import_module
 COMMANDS = {  # each is imported when it runs, as their dependencies differ
     "time": "bench.timing",
     "against": "bench.against",
+    "accuracy": "bench.accuracy",
     "busy": "bench.busy",
     "static": "bench.static",
     "bytes": "bench.traffic",

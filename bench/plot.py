@@ -15,7 +15,8 @@ import re
 import statistics
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ COLOURS = {
     "cunorm": "#d55e00",
     "cunorm-numpy": "#8c2d04",
     "cunorm-cupy": "#a50f15",
+    "cunorm-softgpu": "#a50f15",
     "cunorm-jax": "#e31a8c",
     "torch": "#0072b2",
     "torch.compile": "#56b4e9",
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = load(options.csv)
         rows = _only(rows, "operator", options.op)
         rows = _only(rows, "dtype", options.dtype)
-        write_svg(options.out, rows)
+        write_svg(options.out, partial(_figure, rows))
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return 0
@@ -73,8 +75,8 @@ def _only(rows: list[Row], column: str, names: str | None) -> list[Row]:
     return [row for row in rows if getattr(row, column) in wanted]
 
 
-def write_svg(path: Path, rows: Sequence[Row]) -> None:
-    """Draw the rows; the same rows give the same bytes, whatever the user's matplotlibrc has."""
+def write_svg(path: Path, draw: Callable[[], Figure]) -> None:
+    """Write a figure; the same one gives the same bytes, whatever the user's matplotlibrc has."""
     try:
         import matplotlib
     except ImportError as error:
@@ -91,7 +93,7 @@ def write_svg(path: Path, rows: Sequence[Row]) -> None:
             }
         )
         nothing = {"Date": None, "Creator": None}
-        _figure(rows).savefig(text, format="svg", metadata=nothing)
+        draw().savefig(text, format="svg", metadata=nothing)
     path.write_text(_smaller(text.getvalue()), encoding="utf-8")
 
 

@@ -29,7 +29,7 @@ _EXTRAS = {"cpu": "`bench`", "cuda": "`cuda13` or `cuda12`"}
 _AXES = {operator.name: operator.axes for operator in OPERATORS}
 _COMMANDS = (
     "other commands, each with its own --help: against times another checkout beside this one, "
-    "busy times calls on a busy machine, "
+    "busy times calls on a busy machine, accuracy measures errors, "
     "static and bytes judge the GPU plans without a GPU, table and plot draw from the CSV"
 )
 _NOT_OF_HOST = (
