@@ -104,7 +104,8 @@ def normalize(
 
     Overflow: in float32 a sum, or a sum of squares, beyond 3.4e38 is infinite, and the row becomes
     zeros or NaN. Elements of bfloat16 and float32 from 1.8e19 / sqrt(d) on do this; those of
-    float16 only with a pre-gate. Squares below 1.2e-38 lose digits.
+    float16 only with a pre-gate. Squares below 1.2e-38 lose digits on a CPU and are 0 on CUDA: with
+    eps 0, a row that has no others can become infinite or NaN.
 
     Strides: rows are read and written in place if each is contiguous and aligned, and the axes
     before it are at most three, counting those that one stride walks as one, and groups as one

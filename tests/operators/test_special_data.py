@@ -95,22 +95,6 @@ def test_large_finite_float16_values_do_not_overflow(device):
     assert np.isfinite(check_group_norm(device, x, 2, -1).y).all()
 
 
-def test_float32_rows_and_groups_whose_squares_overflow_give_what_ieee_gives(device):
-    for width in (512,) if device.is_gpu else (8, 512, 4096):
-        for large in (slice(None), slice(1), slice(-1, None)):
-            x = np.ones((1, width), np.float32)
-            x[:, large] = 1e30
-            f = cunorm.rms_norm_forward(device.put(x))
-            assert_same_bits(device.get(f.rstd), np.zeros(1, np.float32))
-            assert_same_bits(device.get(f.y), np.zeros_like(x))
-    for axis in (-1, 1):
-        x = np.full((1, 40, 64), 1e30, np.float32)
-        x[:, ::2] *= -1
-        f = cunorm.group_norm_forward(device.put(laid_out(x, axis)), 4, channel_axis=axis)
-        assert_same_bits(device.get(f.rstd), np.zeros((1, 4), np.float32))
-        assert not device.get(f.y).any()
-
-
 def sizes(kernel, is_gpu):
     """Return cases of a row norm, or of a group norm in both layouts."""
     if "row" in kernel:
@@ -119,6 +103,40 @@ def sizes(kernel, is_gpu):
     found = [(131, 40, 8)] if is_gpu else [(300, 40, 8), (3007, 40, 4)]
     where = ((True, -1), (False, 1))
     return [{"samples": Samples(3, (n,), *rest, *at)} for n, *rest in found for at in where]
+
+
+# With eps 0 the squares must not vanish; else eps is all that counts.
+IN_RANGE = {1e-30: 1e-5, 1e-16: 0.0, 1e-10: 0.0, 1e10: 1e-5, 1e16: 1e-5}
+
+
+@pytest.mark.parametrize("scale", IN_RANGE)
+@pytest.mark.parametrize("kernel", FACTORS)
+def test_large_and_small_numbers_are_within_the_bounds(device, kernel, scale):
+    for case in sizes(kernel, device.is_gpu):
+        with at(case):
+            call_of(kernel, case | {"scale": scale, "eps": IN_RANGE[scale]}, device).check()
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e30, 3e37])
+@pytest.mark.parametrize("kernel", ["row_norm_forward", "group_norm_forward"])
+def test_rows_and_groups_whose_squares_overflow_give_zeros_or_nan(device, kernel, scale):
+    for case in sizes(kernel, device.is_gpu):
+        wide = {"bias": None, "activation": None, "scale": scale}
+        f = call_of(kernel, case | wide, device).run()
+        width = groups_of(case, f.y)[0].size
+        with at(case):
+            assert width == 1 or not np.nan_to_num(f.y).any()
+            assert width == 1 or not np.nan_to_num(f.rstd).any()
+
+
+@pytest.mark.parametrize("large", [slice(None), slice(1), slice(-1, None)])
+def test_one_large_element_overflows_as_all_do(device, large):
+    for width in (512,) if device.is_gpu else (8, 512, 4096):
+        x = np.ones((1, width), np.float32)
+        x[:, large] = 1e30
+        f = cunorm.rms_norm_forward(device.put(x))
+        assert_same_bits(device.get(f.rstd), np.zeros(1, np.float32))
+        assert_same_bits(device.get(f.y), np.zeros_like(x))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

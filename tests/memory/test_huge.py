@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""More than 2**31 elements in a call, and rows and groups of very many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests.support.cases import call_of
+from tests.support.gpu_arrays import OnNumpy
+from tests.support.operands import assert_same_bits, draw
+from tests.support.placed import Samples
+
+pytestmark = [pytest.mark.exhaustive, pytest.mark.compiled("O3")]
+TIMES, BLOCK = 2049, (1024, 1024)  # more than 2**31 elements in TIMES blocks
+
+
+def many(array):
+    """Repeat a block without copies of it."""
+    return np.broadcast_to(array, (TIMES, *array.shape))
+
+
+def assert_each_is(block, array):
+    assert array.size > 2**31
+    for one in array:
+        assert_same_bits(one, block)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_rows_of_more_than_2_to_the_31_elements_are_those_of_a_block(name):
+    x, dy = (draw(key, BLOCK, "bfloat16") for key in ("x", "dy"))
+    forward, backward = (getattr(cunorm, f"{name}_{way}") for way in ("forward", "backward"))
+    f = forward(x)
+    assert_each_is(f.y, forward(many(x)).y)
+    saved = {key: array for key in ("rstd", "mean") if (array := getattr(f, key)) is not None}
+    dx = backward(dy, x, **saved, needs=("x",)).dx
+    saved = {key: np.tile(array, (TIMES, 1)) for key, array in saved.items()}
+    assert_each_is(dx, backward(many(dy), many(x), **saved, needs=("x",)).dx)
+
+
+@pytest.mark.parametrize("axis", [-1, 1], ids=["channels last", "channels first"])
+def test_samples_of_more_than_2_to_the_31_elements_are_those_of_a_sample(axis):
+    x, dy = (draw(key, BLOCK, "bfloat16") for key in ("x", "dy"))
+    options = {"num_groups": 32, "channel_axis": axis, "activation": "silu"}
+    f = cunorm.group_norm_forward(x[None], **options)
+    assert_each_is(f.y[0], cunorm.group_norm_forward(many(x), **options).y)
+    options |= {"needs": ("x",)}
+    dx = cunorm.group_norm_backward(dy[None], x[None], mean=f.mean, rstd=f.rstd, **options).dx
+    saved = {"mean": np.tile(f.mean, (TIMES, 1)), "rstd": np.tile(f.rstd, (TIMES, 1))}
+    assert_each_is(dx[0], cunorm.group_norm_backward(many(dy), many(x), **saved, **options).dx)
+
+
+def test_a_sample_of_more_than_2_to_the_31_elements_is_that_of_its_lines():
+    """All positions have the same channels, so that a group's statistics are those of one."""
+    line, weight = draw("line", 1024, "bfloat16"), draw("weight", 1024, "float32")
+    x = np.broadcast_to(line, (1, TIMES * 1024, 1024))
+    f = cunorm.group_norm_forward(x, 32, weight)
+    expected = cunorm.reference.group_norm(line[None, None].astype(np.float64), 32, weight)
+    np.testing.assert_allclose(f.y[0, 0].astype(np.float64), expected[0, 0], rtol=2**-8, atol=1e-5)
+    for lines in f.y.reshape(TIMES, 1024, 1024):
+        assert_same_bits(lines, np.broadcast_to(f.y[0, 0], lines.shape))
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("far", [False, True])
+def test_rows_of_2_to_the_24_elements_are_within_their_bounds(way, center, far):
+    case = {"shape": (1, 1, 2, 2**24), "center": center, "far": far}
+    call_of(f"row_norm_{way}", case, OnNumpy()).check()
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+@pytest.mark.parametrize("is_last", [True, False], ids=["channels last", "channels first"])
+def test_groups_of_2_to_the_24_elements_are_within_their_bounds(way, is_last):
+    of = Samples(1, (2**11, 2**10), 16, 2, is_last)
+    call_of(f"group_norm_{way}", {"samples": of}, OnNumpy()).check()
