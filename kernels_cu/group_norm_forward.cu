@@ -55,7 +55,8 @@ __device__ inline void find_moments(const Strip& strip, const TilePacks<B, typen
 }
 
 // Chan's formula: a group's mean is that of its first part plus the mean distance from that, so
-// that equal elements leave no rest.
+// that equal elements leave no rest. As the first part may be far from the others, the mean is
+// corrected by what it leaves.
 template <class B, class Group>
 __device__ inline void combine_moments(const Arguments<B>& arguments, const Group& group) {
   using C = typename Group::C;
@@ -63,19 +64,23 @@ __device__ inline void combine_moments(const Arguments<B>& arguments, const Grou
   const auto distance = [&](const auto& part) {
     return (part.values.item[Shift] - first.values.item[Shift]) + (part.mean - first.mean);
   };
-  Pack<C, 1> distances = {}, squares = {};
+  Pack<C, 1> distances = {};
+  Pack<C, 2> rest = {};
   group.for_each_part([&](const auto& part) { distances.item[0] += part.count * distance(part); });
-  const C mean_distance = warp_all_reduce<32>(distances).item[0] / group.elements();
+  const C from_sum = warp_all_reduce<32>(distances).item[0] / group.elements();
   group.for_each_part([&](const auto& part) {
-    const C left = distance(part) - mean_distance;
-    squares.item[0] +=
+    const C left = distance(part) - from_sum;
+    rest.item[Sum] += part.count * left;
+    rest.item[Squares] +=
         (part.values.item[Squares] - part.values.item[Sum] * part.mean) + part.count * left * left;
   });
-  C variance = warp_all_reduce<32>(squares).item[0] / group.elements();
+  rest = warp_all_reduce<32>(rest);
+  const C left = rest.item[Sum] / group.elements();
+  C variance = rest.item[Squares] / group.elements() - left * left;
   if (variance < 0) variance = 0;  // a NaN stays
   if (!group.is_first_thread()) return;
 
-  const C from_first = first.mean + mean_distance;
+  const C from_first = first.mean + (from_sum + left);
   const auto mean = typename B::compute_t(first.values.item[Shift] + from_first);
   const C rstd = math::reciprocal_root(variance + C(arguments.eps));
   group.put(Mean, mean);

@@ -11,6 +11,7 @@ from cunorm import reference
 from tests.support.bounds import check_backward, check_forward
 from tests.support.case_covers import FACTORS
 from tests.support.cases import call_of, groups_of
+from tests.support.gpu_arrays import OnNumpy
 from tests.support.norm_checks import check_group_norm, check_layer_norm, laid_out, parameters
 from tests.support.operands import DTYPES, assert_same_bits, at, draw
 from tests.support.placed import Samples
@@ -155,6 +156,15 @@ def test_what_is_not_finite_stays_in_its_row_or_group(device, kernel, value):
             with at(case, operand):
                 assert not np.isfinite(got[place])
                 assert_same_bits(got[~own], clean[~own], field)
+
+
+def test_a_mean_of_many_channels_is_exact_where_the_first_is_far_from_it():
+    """Also in float64, where sums of parts have no wider type."""
+    of = Samples(40, (), 350, 5)
+    call = call_of("group_norm_forward", {"samples": of, "x": "float64"}, OnNumpy())
+    x = groups_of({"samples": of}, call.inputs["x"].host)
+    x[..., 0] = 1000
+    call.check()
 
 
 @pytest.mark.parametrize("positions", [63, 64, 65])
