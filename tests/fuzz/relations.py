@@ -127,7 +127,7 @@ def split_batch(kernel: str, case: Case, call: Call, result: Any, seed: int) -> 
 
 def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
     """A centered y does not change with the mean of x, beyond the bounds."""
-    centered = case.get("center", "group" in kernel) and case.get("gate_position") != "pre"
+    centered = ("group" in kernel or case["center"]) and case.get("gate_position") != "pre"
     if "backward" in kernel or not centered or case.get("values") != "quarters" or case["far"]:
         return
     before = call.expected().bound("y", str(result.y.dtype))
@@ -139,7 +139,8 @@ def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> No
 
 def add_then_norm(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
     """Fused with a residual, y is that of the sum."""
-    if not (case.get("stream") or "").startswith("+") or case["round_before_weight"]:
+    is_fused = "forward" in kernel and (case.get("stream") or "").startswith("+")
+    if not is_fused or case["round_before_weight"]:
         return
     more = {"x": result.residual, "residual": None, "dtype": str(result.y.dtype), "out": None}
     y = cunorm.normalize(**_accepted("normalize", _numpy(call) | more))
