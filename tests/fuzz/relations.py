@@ -140,7 +140,7 @@ def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> No
 def add_then_norm(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
     """Fused with a residual, y is that of the sum."""
     is_fused = "forward" in kernel and (case.get("stream") or "").startswith("+")
-    if not is_fused or case["round_before_weight"]:
+    if not is_fused or case["round_before_weight"] or case["x"] == "float64":  # computed in it
         return
     more = {"x": result.residual, "residual": None, "dtype": str(result.y.dtype), "out": None}
     y = cunorm.normalize(**_accepted("normalize", _numpy(call) | more))
@@ -183,8 +183,12 @@ def _count(case: Case) -> int:
 
 def _is_movable(case: Case) -> bool:
     """Whether the numbers can be the same in contiguous arrays, with channels last or first."""
-    is_ordered = "samples" not in case or all(isinstance(one, str) for one in case["layouts"])
-    return is_ordered and not any(map(is_expanded, case["layouts"]))
+    layouts = case["layouts"]
+    if "samples" in case and set(layouts) != {"contiguous"}:
+        of = case["samples"]  # of one channel or position it is not known which of the two it is
+        if not all(isinstance(one, str) for one in layouts) or 1 in (of.channels, prod(of.spatial)):
+            return False
+    return not any(map(is_expanded, layouts))
 
 
 def _accumulated(case: Case) -> tuple[str, ...]:
