@@ -93,11 +93,11 @@ def _candidates() -> Iterator[list[str]]:
 
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the compiler, with its temporary files in a folder; where it is gone, forget it."""
+    """Run the compiler, with its temporary files in a folder; if it does not start, forget it."""
     try:
         return processes.run(command, environment(folder))
     except processes.Stopped as stopped:
-        if isinstance(stopped.__cause__, FileNotFoundError):
+        if isinstance(stopped.__cause__, OSError):
             compiler.cache_clear()
             has_compiler.cache_clear()
         raise

@@ -88,6 +88,13 @@ def _chosen_folder() -> Path:
         RuntimeWarning,
         stacklevel=2,
     )
-    folder = Path(tempfile.mkdtemp(prefix="cunorm-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="cunorm-"))
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cunorm finds no folder for compiled kernels: {error.strerror}; let CUNORM_CACHE_DIR "
+            "name one that is writable, by its user alone",
+        ) from error
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

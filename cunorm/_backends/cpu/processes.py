@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from threading import Lock, Thread, local
+from threading import Event, Lock, Thread, local
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -116,14 +116,17 @@ class Task(Generic[T]):
         self.error: BaseException | None = None
         self._call, self._ender = call, stop or Stop()
         self._thread = Thread(target=self.run, daemon=True)
+        self._is_idle = Event()  # CPython may take a thread for done if a join is interrupted
+        self._is_idle.set()
 
     def begin(self) -> bool:
         """Start the thread; return False where none can be: at the end, or for want of memory."""
         atexit.register(self.end)  # now, so that it runs before a removal of the cache folder
+        self._is_idle.clear()
         try:
             self._thread.start()
         except RuntimeError:
-            atexit.unregister(self.end)
+            self._finish()
             return False
         return True
 
@@ -136,10 +139,14 @@ class Task(Generic[T]):
             self.error = error
         finally:
             _of_thread.stop = before
-            atexit.unregister(self.end)
+            self._finish()
+
+    def _finish(self) -> None:
+        self._is_idle.set()
+        atexit.unregister(self.end)
 
     def wait(self, seconds: float | None = None) -> None:
-        if self._thread.is_alive():
+        if self._is_idle.wait(seconds) and self._thread.is_alive():
             self._thread.join(seconds)
 
     def end(self) -> None:
