@@ -15,12 +15,11 @@ from threading import Event
 from typing import NamedTuple
 
 from cunorm._backends.cpu import compiler as _compiler
-from cunorm._backends.cpu import precompiled
+from cunorm._backends.cpu import precompiled, waiting
 from cunorm._backends.cpu.compiler import Compiler, Options, compiler, cpu_identity, run
 from cunorm._backends.cpu.files import TEMPORARY, cache_folder, digest, is_whole, seal, temporary
 from cunorm._backends.cpu.processes import at_once
 from cunorm._backends.cpu.threads import short_waits
-from cunorm._backends.cpu.waiting import explained
 from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild
 from cunorm._core.memo import OnceMap, memoize, on_clear
@@ -56,8 +55,8 @@ def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
     found = {build: loaded.get(build) for build in builds}
     missing = [build for build, entry in found.items() if entry is None]
     if missing:
-        with explained(missing):
-            found.update(zip(missing, at_once([partial(library, b) for b in missing]), strict=True))
+        calls, remark = [partial(library, one) for one in missing], partial(waiting.say, missing)
+        found.update(zip(missing, at_once(calls, waiting.PATIENCE, remark), strict=True))
     return [entry for build in builds if (entry := found[build]) is not None]
 
 

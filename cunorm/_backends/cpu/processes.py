@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Thread, local
@@ -18,6 +19,9 @@ T = TypeVar("T")
 
 TIME_LIMIT = 10 * 60.0  # seconds; a compile takes a few, and far less than this on a busy machine
 _PATIENCE = 5.0  # seconds, for what was killed to end
+
+# Bytes that are free when a thread is started: CPython waits forever for one that finds none.
+_ROOM = 4 << 20
 
 _of_thread = local()  # its `stop`, for the compilers that it runs
 
@@ -30,12 +34,10 @@ class Stop:
     """Ends the compilers of one caller: those that run, and those that would be started later."""
 
     def __init__(self) -> None:
-        self._lock, self._owner, self._is_set = Lock(), os.getpid(), False
+        self._lock, self._is_set = Lock(), False
         self._running: set[subprocess.Popen[str]] = set()
 
     def set(self) -> None:
-        if self._owner != os.getpid():
-            return  # this process was forked, and has no compilers of its parent
         with self._lock:
             self._is_set = True
             for process in self._running:
@@ -114,7 +116,7 @@ class Task(Generic[T]):
     def __init__(self, call: Callable[[], T], stop: Stop | None = None) -> None:
         self.results: list[T] = []
         self.error: BaseException | None = None
-        self._call, self._ender = call, stop or Stop()
+        self._call, self._ender, self._owner = call, stop or Stop(), os.getpid()
         self._thread = Thread(target=self.run, daemon=True)
         self._is_idle = Event()  # CPython may take a thread for done if a join is interrupted
         self._is_idle.set()
@@ -124,8 +126,9 @@ class Task(Generic[T]):
         atexit.register(self.end)  # now, so that it runs before a removal of the cache folder
         self._is_idle.clear()
         try:
+            bytearray(_ROOM)
             self._thread.start()
-        except RuntimeError:
+        except (MemoryError, RuntimeError):
             self._finish()
             return False
         return True
@@ -145,27 +148,35 @@ class Task(Generic[T]):
         self._is_idle.set()
         atexit.unregister(self.end)
 
-    def wait(self, seconds: float | None = None) -> None:
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the call has ended; return whether it has."""
         if self._is_idle.wait(seconds) and self._thread.is_alive():
-            self._thread.join(seconds)
+            self._thread.join(seconds)  # so that nothing is left of it for a process that forks
+        return self._is_idle.is_set()
 
     def end(self) -> None:
         """End what it compiles, and remove its files."""
-        self._ender.set()
-        self.wait(_PATIENCE)
+        if self._owner == os.getpid():  # a forked child has no threads of its parent
+            self._ender.set()
+            self.wait(_PATIENCE)
 
 
-def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+def at_once(
+    calls: Sequence[Callable[[], T]], patience: float, remark: Callable[[], object]
+) -> list[T]:
     """Return the results of calls that are made at the same time; raise the first's error.
 
     They are made in threads, as no signal interrupts these: an interrupt finds each compiler known.
+    After so many seconds of patience, `remark` is called.
     """
-    stop = Stop()
+    stop, end = Stop(), time.monotonic() + patience
     tasks = [Task(call, stop) for call in calls]
     try:
         for task in tasks:
             if not task.begin():
                 task.run()
+        if not all(task.wait(max(0.0, end - time.monotonic())) for task in tasks):
+            remark()
         for task in tasks:
             task.wait()
     except BaseException:  # the caller is interrupted
