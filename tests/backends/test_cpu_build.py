@@ -155,25 +155,6 @@ def test_a_compiler_that_refuses_an_option_for_speed_serves_with_openmp(faulty):
     assert openmp.exists()
 
 
-def test_a_compile_that_is_interrupted_leaves_nothing_behind(tmp_path):
-    elsewhere, cache = tmp_path / "temporary", tmp_path / "cache"
-    elsewhere.mkdir()
-    interrupts = 'echo half > "$TMPDIR/half"; kill -INT $PPID; exec sleep 60'
-    in_process(
-        "import signal\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it\n"
-        "try:\n"
-        "    check(0, False)\n"
-        "except KeyboardInterrupt:\n"
-        "    sys.exit()\n"
-        "raise AssertionError",
-        CXX=script(tmp_path, f"{ANSWERS}{interrupts}"),
-        CUNORM_CACHE_DIR=os.fspath(cache),
-        TMPDIR=os.fspath(elsewhere),
-    )
-    assert not [*cache.iterdir(), *elsewhere.iterdir()]
-
-
 # --- compiled headers -----------------------------------------------------------------------------
 
 # Nine builds that are not called, so that one copied library serves for all.

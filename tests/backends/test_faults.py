@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Faults of the cache folder and of the compiler: right numbers, or one error that says what to do.
+"""Faults of the compiler, and interrupts: right numbers, or one error that says what to do.
 
 After each, the next call is right. Most compilers here only copy a library.
 """
@@ -7,10 +7,6 @@ After each, the next call is right. Most compilers here only copy a library.
 from __future__ import annotations
 
 import os
-import pwd
-import shutil
-import subprocess
-import tempfile
 import time
 from pathlib import Path
 
@@ -24,7 +20,6 @@ from tests.support.caches import (
     copies,
     fresh_process,
     gcc,
-    libraries,
     posix,
     script,
     separate_cache,
@@ -34,150 +29,6 @@ from tests.support.internals import _compiler, _processes, compiler
 from tests.support.processes import in_process
 
 pytestmark = [posix, compiles]
-
-# --- the folder -----------------------------------------------------------------------------------
-
-PROCESS_ONLY = "for this process only"
-
-
-def is_immutable(folder):
-    """Make a folder read-only, for root too; return whether it is."""
-    folder.chmod(0o500)
-    if os.access(folder, os.W_OK) and shutil.which("chattr"):
-        subprocess.run(["chattr", "+i", folder], check=False, capture_output=True)
-    return not os.access(folder, os.W_OK)
-
-
-def spoil(cache, what):
-    """Make a cache folder that is not to be used."""
-    if what == "file":
-        cache.touch()
-    elif what == "link to nothing":
-        cache.symlink_to(cache.parent / "no" / "such")
-    else:
-        cache.mkdir()
-    if what == "of another" and os.getuid() == 0:
-        os.chown(cache, 12345, -1)
-    elif what == "of another":
-        pytest.skip("only root can give a folder to another user")
-    elif what == "read-only" and not is_immutable(cache):
-        pytest.skip("root may write to any folder here")
-    elif isinstance(what, int):
-        cache.chmod(what)
-
-
-@pytest.mark.parametrize(
-    "what", [0o770, 0o707, "file", "link to nothing", "of another", "read-only"]
-)
-def test_a_cache_that_is_not_the_users_alone_or_not_writable_is_not_used(tmp_path, what):
-    cache = tmp_path / "cache"
-    try:
-        spoil(cache, what)
-        with separate_cache(tmp_path), pytest.warns(RuntimeWarning, match=PROCESS_ONLY):
-            assert cunorm.cache_info().folder not in (cache, *cache.parents)
-            check()
-            assert cunorm.cache_info().libraries == 1
-            assert not cache.is_dir() or not list(cache.iterdir())
-    finally:
-        if what == "read-only" and shutil.which("chattr"):
-            subprocess.run(["chattr", "-i", cache], check=False, capture_output=True)
-
-
-def test_without_any_folder_to_write_to_an_error_says_which_variable_names_one(
-    tmp_path, monkeypatch
-):
-    (tmp_path / "cache").touch()
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [])
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    with (
-        separate_cache(tmp_path),
-        pytest.warns(RuntimeWarning, match=PROCESS_ONLY),
-        pytest.raises(OSError, match=r"cunorm .*; let CUNORM_CACHE_DIR name"),
-    ):
-        check()
-
-
-@pytest.mark.parametrize("in_passwd", [True, False])
-def test_without_home_the_folder_is_in_that_of_the_password_file(tmp_path, monkeypatch, in_passwd):
-    def entry(uid):
-        if not in_passwd:
-            raise KeyError(uid)
-        return pwd.struct_passwd(("me", "x", uid, uid, "", os.fspath(tmp_path), "/bin/sh"))
-
-    monkeypatch.setattr(pwd, "getpwuid", entry)
-    with fresh_process(CXX=script(tmp_path, copies())) as patch:
-        for name in ("HOME", "XDG_CACHE_HOME", "CUNORM_CACHE_DIR"):
-            patch.delenv(name, raising=False)
-        if in_passwd:
-            assert cunorm.cache_info().folder == tmp_path / ".cache" / "cunorm"
-        else:
-            with pytest.warns(RuntimeWarning, match=PROCESS_ONLY):
-                cunorm.cache_info()
-        check()
-
-
-def test_a_folder_that_is_removed_or_opened_to_others_meanwhile_is_not_relied_on(tmp_path):
-    with separate_cache(tmp_path) as cache:
-        check()
-        shutil.rmtree(cache)
-        cunorm.clear_cache()
-        check()
-        assert len(libraries(cache)) == 1
-        cache.chmod(0o777)
-        cunorm_before = libraries(cache)
-        with pytest.warns(RuntimeWarning, match=PROCESS_ONLY):
-            cunorm.clear_cache()
-        check()
-        assert libraries(cache) == cunorm_before
-
-
-def test_a_folder_on_another_disk_than_temporary_files_is_used(tmp_path):
-    elsewhere = Path("/dev/shm")
-    if not elsewhere.is_dir() or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("needs /dev/shm, on another disk")
-    with tempfile.TemporaryDirectory(dir=elsewhere) as other, separate_cache(tmp_path) as cache:
-        os.environ["CUNORM_CACHE_DIR"] = other
-        check()
-        assert len(libraries(Path(other))) == 1
-        assert not cache.exists()
-
-
-# The library is copied with its digest, and gets another.
-CUT = """
-import resource, signal
-from tests.support import caches, described
-size = int(os.environ["SIZE"])
-for limit in 1000, size // 2, size + 16:  # the source, the library, its digest
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    try:
-        caches.check()
-    except (OSError, RuntimeError) as error:
-        print(str(error).replace("\\n", " "))
-    else:
-        raise AssertionError(limit)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    folder = cunorm.cache_info().folder
-    assert not list(folder.iterdir()), "what is cut is left"
-    caches.check()
-    cunorm.clear_cache()
-"""
-
-
-def test_a_file_that_finds_no_room_is_an_error_and_leaves_nothing(tmp_path):
-    text = copies()
-    (library,) = [word for word in text.split('"') if word.endswith(".so")]
-    printed = in_process(
-        CUT,
-        CXX=script(tmp_path, text),
-        CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
-        SIZE=str(Path(library).stat().st_size),
-    )
-    assert len(printed.splitlines()) == 3
-    for line in printed.splitlines():
-        assert "cunorm" in line
-        assert "CUNORM_CACHE_DIR" in line
-        assert "File too large" in line or "signal" in line
-
 
 # --- the compiler ---------------------------------------------------------------------------------
 
@@ -330,15 +181,18 @@ caches.check()
 
 @pytest.mark.parametrize("whom", ["$PPID", "-$PPID"], ids=["the process", "its group"])
 def test_an_interrupt_ends_all_compilers_of_a_call_and_the_next_is_right(tmp_path, whom):
-    children = tmp_path / "children"
+    children, elsewhere = tmp_path / "children", tmp_path / "temporary"
+    elsewhere.mkdir()
     once = f'rm "{tmp_path}/once" && kill -s INT -- {whom}'
-    hangs = f'sleep 60 & echo $! >> "{children}"; {once}; wait'
+    hangs = f'echo half > "$TMPDIR/half"; sleep 60 & echo $! >> "{children}"; {once}; wait'
     in_process(
         INTERRUPTED,
         CXX=script(tmp_path, flagged(tmp_path, hangs)),
         CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
         FOLDER=os.fspath(tmp_path),
+        TMPDIR=os.fspath(elsewhere),
     )
+    assert not list(elsewhere.iterdir())
     started = [int(line) for line in children.read_text().split()]
     assert len(started) >= 3
     assert not [*filter(is_running, started)]

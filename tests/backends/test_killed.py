@@ -64,9 +64,10 @@ assert not [moment for moment in found[:removal] if moment.left]
 def test_a_fault_at_any_moment_is_an_error_or_nothing_and_the_next_call_is_right(
     tmp_path, script_of
 ):
+    unsealed = copies().replace("exec cp", "head -c -32").replace(' "$last"', ' > "$last"')
     in_process(
         MOMENTS + script_of,
-        CXX=script(tmp_path, copies()),
+        CXX=script(tmp_path, unsealed),
         CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
     )
 
