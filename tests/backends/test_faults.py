@@ -6,6 +6,7 @@ After each, the next call is right. Most compilers here only copy a library.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -75,29 +76,40 @@ def test_a_compiler_that_hangs_is_ended_with_its_children_and_an_error(tmp_path,
         check()
 
 
-EXPECTED = "expected a command of a shell: No closing quotation"
 HANGS = 'case "$*" in *--version*) {0};; esac\n'
+WARNINGS = {
+    "hangs": "not done after 0.3 seconds",
+    "is no program": r"cannot start the C\+\+ compiler: .*Exec format error",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "warning"),
-    [
-        (HANGS.format(CHILD), "not done after 0.3 seconds"),
-        (None, r"cannot start the C\+\+ compiler: .*Exec format error"),
-    ],
-    ids=["hangs", "no program"],
-)
+@pytest.mark.parametrize("what", WARNINGS)
 def test_a_compiler_that_does_not_say_its_version_gives_way_to_the_next(
-    tmp_path, monkeypatch, text, warning
+    tmp_path, monkeypatch, what
 ):
-    chosen = script(tmp_path, (text or "").format(folder=tmp_path))
-    if text is None:
+    chosen = script(tmp_path, HANGS.format(CHILD).format(folder=tmp_path))
+    if what == "is no program":
         Path(chosen).write_bytes(b"\x7fELF")
     monkeypatch.setattr(_compiler, "_ANSWER_LIMIT", 0.3)
-    with fresh_process(CXX=chosen), pytest.warns(RuntimeWarning, match=warning):
+    with fresh_process(CXX=chosen), pytest.warns(RuntimeWarning, match=WARNINGS[what]):
         assert compiler().command[0] != chosen
-    if text:
+    if what == "hangs":
         assert_no_child(tmp_path)
+
+
+def test_without_memory_for_a_compiler_none_counts_as_missing(monkeypatch):
+    def fork(*arguments, **options):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with fresh_process(), monkeypatch.context() as patch:
+        patch.setattr(_processes.subprocess, "Popen", fork)
+        with pytest.raises(RuntimeError, match=r"cannot start .*Cannot allocate memory"):
+            compiler()
+        patch.undo()
+        assert compiler() is not None
+
+
+EXPECTED = "expected a command of a shell: No closing quotation"
 
 
 def test_a_wrong_cxx_is_an_error_that_names_it():

@@ -74,7 +74,7 @@ def compiler() -> Compiler | None:
         except processes.Stopped as stopped:
             if getattr(stopped.__cause__, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
                 raise  # there may be memory for it later
-            _warn(f"{stopped}: this one is not used")
+            _warn(f"{stopped}\n  It is not used.")
             continue
         if answer.returncode == 0:
             version = answer.stdout.partition("\n")[0]

@@ -5,7 +5,6 @@ import atexit
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -55,10 +54,10 @@ def temporary(beside: Path) -> Iterator[Path]:
 
 def cache_folder() -> Path:
     """Return the folder of compiled kernels, which only this user can write to."""
-    folder = _chosen_folder()
-    if not _is_private(folder):  # it was removed, or given to others
+    folder, was_private = _chosen_folder()
+    if not folder.is_dir() or _is_private(folder) != was_private:  # it was removed, or opened
         _chosen_folder.cache_clear()
-        folder = _chosen_folder()
+        folder, _ = _chosen_folder()
     return folder
 
 
@@ -68,18 +67,19 @@ def _is_private(folder: Path) -> bool:
     except OSError:
         return False
     owned = not hasattr(os, "getuid") or status.st_uid == os.getuid()
-    return owned and stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+    return owned and not status.st_mode & 0o022
 
 
 @cache
-def _chosen_folder() -> Path:
+def _chosen_folder() -> tuple[Path, bool]:
+    """Return the folder, and whether it is private: a new one may not be, on some disks."""
     chosen = os.environ.get("CUNORM_CACHE_DIR")
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
         folder = (Path(chosen) if chosen else Path(base, "cunorm")).expanduser().absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _is_private(folder) and os.access(folder, os.W_OK):
-            return folder
+            return folder, True
     except (OSError, RuntimeError):
         pass
     warnings.warn(
@@ -97,4 +97,4 @@ def _chosen_folder() -> Path:
             "name one that is writable, by its user alone",
         ) from error
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return folder, _is_private(folder)
