@@ -34,18 +34,18 @@ class Stop:
     """Ends the compilers of one caller: those that run, and those that would be started later."""
 
     def __init__(self) -> None:
-        self._lock, self._is_set = Lock(), False
+        self._lock, self.is_set = Lock(), False
         self._running: set[subprocess.Popen[str]] = set()
 
     def set(self) -> None:
         with self._lock:
-            self._is_set = True
+            self.is_set = True
             for process in self._running:
                 _kill(process)
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         with self._lock:
-            if self._is_set:
+            if self.is_set:
                 raise Stopped("cunorm: a compile was interrupted")
             process = subprocess.Popen(command, text=True, start_new_session=True, **options)
             self._running.add(process)
@@ -118,47 +118,45 @@ class Task(Generic[T]):
         self.error: BaseException | None = None
         self._call, self._ender, self._owner = call, stop or Stop(), os.getpid()
         self._thread = Thread(target=self.run, daemon=True)
-        self._is_idle = Event()  # CPython may take a thread for done if a join is interrupted
-        self._is_idle.set()
+        self._has_begun = False
+        self._is_done = Event()  # CPython may take a thread for done if a join is interrupted
 
     def begin(self) -> bool:
         """Start the thread; return False where none can be: at the end, or for want of memory."""
         atexit.register(self.end)  # now, so that it runs before a removal of the cache folder
-        self._is_idle.clear()
         try:
             bytearray(_ROOM)
             self._thread.start()
         except (MemoryError, RuntimeError):
-            self._finish()
             return False
         return True
 
     def run(self) -> None:
         before = getattr(_of_thread, "stop", None)
         ended_by(self._ender)
+        self._has_begun = True
         try:
-            self.results.append(self._call())
+            if not self._ender.is_set:
+                self.results.append(self._call())
         except BaseException as error:
             self.error = error
         finally:
             _of_thread.stop = before
-            self._finish()
-
-    def _finish(self) -> None:
-        self._is_idle.set()
-        atexit.unregister(self.end)
+            self._is_done.set()
+            atexit.unregister(self.end)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the call has ended; return whether it has."""
-        if self._is_idle.wait(seconds) and self._thread.is_alive():
+        if self._is_done.wait(seconds) and self._thread.is_alive():
             self._thread.join(seconds)  # so that nothing is left of it for a process that forks
-        return self._is_idle.is_set()
+        return self._is_done.is_set()
 
     def end(self) -> None:
         """End what it compiles, and remove its files."""
         if self._owner == os.getpid():  # a forked child has no threads of its parent
             self._ender.set()
-            self.wait(_PATIENCE)
+            if self._has_begun:  # else it does not begin any more
+                self.wait(_PATIENCE)
 
 
 def at_once(
