@@ -24,7 +24,6 @@ _WORTH_IT = 9  # which compile of a process begins to compile headers, too
 
 _compiles: dict[Path, "count[int]"] = {}
 on_clear(_compiles.clear)
-_tasks: list[Task[None]] = []
 
 
 def options_for(cxx: Compiler, options: Options) -> Options:
@@ -55,9 +54,7 @@ def give_up(headers: Options) -> None:
 def _compile_in_time(path: Path, command: Sequence[str]) -> None:
     """Begin to compile headers, once in a process, when enough kernels use them."""
     if next(_compiles.setdefault(path, count(1))) == _WORTH_IT:
-        task = Task(partial(_make, path, command))
-        _tasks.append(task)
-        task.begin()  # or not; kernels compile without them
+        Task(partial(_make, path, command)).begin()  # or not; kernels compile without them
 
 
 def _make(path: Path, command: Sequence[str]) -> None:
