@@ -101,7 +101,11 @@ def clear_cache() -> Cleared:
 
 
 def cupy_cache_folder() -> Path:
-    return Path(os.environ.get("CUPY_CACHE_DIR") or Path("~/.cupy/kernel_cache").expanduser())
+    chosen, usual = os.environ.get("CUPY_CACHE_DIR"), Path("~/.cupy/kernel_cache")
+    try:
+        return Path(chosen) if chosen else usual.expanduser()
+    except RuntimeError:  # there is no home; nor does CuPy find one
+        return usual
 
 
 def _our_files() -> Iterator[tuple[Path, os.stat_result]]:

@@ -16,6 +16,7 @@ from cunorm import _group_norm, _row_norm
 from cunorm._backends import cuda
 from cunorm._backends.cpu import compile as cpu_compile
 from cunorm._backends.cpu.compiler import compiler
+from cunorm._backends.cpu.processes import Stop, ended_by
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._core import validate
 from cunorm._core.build import KernelBuild
@@ -183,7 +184,9 @@ def _compile(builds: list[KernelBuild], device: Device, workers: int, progress: 
     start = time.perf_counter()
     on_gpu = device.kind == "cuda"
     prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
-    with ThreadPoolExecutor(workers) as pool, _bar(len(builds), progress) as bar:
+    stop = Stop()
+    pool = ThreadPoolExecutor(workers, initializer=ended_by, initargs=(stop,))
+    with pool, _bar(len(builds), progress) as bar:
         tasks = {pool.submit(prepare, build): build for build in builds}
         try:
             for _ in as_completed(tasks):
@@ -191,6 +194,7 @@ def _compile(builds: list[KernelBuild], device: Device, workers: int, progress: 
         except BaseException:  # the user does not want to wait
             for task in tasks:
                 task.cancel()
+            stop.set()
             raise
     failed = [(build, error) for task, build in tasks.items() if (error := task.exception())]
     if failed:

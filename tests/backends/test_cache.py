@@ -52,8 +52,8 @@ def started(call: str = CALL) -> subprocess.Popen:
 def test_processes_that_compile_the_same_at_once_share_it_and_the_next_compiles_nothing(
     folder, monkeypatch
 ):
-    children = [started() for _ in range(2)]
-    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    children = [started() for _ in range(5)]
+    assert [child.wait(timeout=120) for child in children] == [0] * 5
     found, (library,) = compiled(monkeypatch), folder.iterdir()
     before = library.stat().st_mtime_ns
     check()
@@ -69,8 +69,9 @@ def test_a_damaged_library_is_compiled_again(tmp_path):
         "caches.check()\n"
         "(library,) = pathlib.Path(os.environ['CUNORM_CACHE_DIR']).iterdir()\n"
         "whole = library.read_bytes()\n"
-        "one_bit = bytes([whole[3000] ^ 1])\n"
-        "for damaged in (b'', whole[:4096], whole[:3000] + one_bit + whole[3001:]):\n"
+        "def changed(first, last, byte): return whole[:first] + byte + whole[last:]\n"
+        "hole, cut = changed(4096, 8192, bytes(4096)), changed(4096, len(whole) - 32, b'')\n"
+        "for damaged in (b'', whole[:4096], changed(9, 10, b'?'), hole, cut):\n"
         "    library.unlink()  # as its old content is mapped\n"
         "    library.write_bytes(damaged)\n"
         "    described.clear_all()\n"
@@ -91,23 +92,6 @@ def test_the_cache_is_a_folder_of_the_user_alone(tmp_path, monkeypatch):
         monkeypatch.chdir("/")
         check()
     assert len(libraries(cache)) == 1
-
-
-@pytest.mark.parametrize("what", [0o770, 0o707, "file", "link to nothing"])
-def test_a_cache_that_others_may_write_to_or_that_is_no_folder_is_not_used(tmp_path, what):
-    cache = tmp_path / "cache"
-    if what == "file":
-        cache.touch()
-    elif what == "link to nothing":
-        cache.symlink_to(tmp_path / "no" / "such")
-    else:
-        cache.mkdir()
-        cache.chmod(what)
-    with separate_cache(tmp_path), pytest.warns(RuntimeWarning, match="for this process only"):
-        assert cunorm.cache_info().folder not in (cache, *cache.parents)
-        check()
-        assert cunorm.cache_info().libraries == 1
-        assert not cache.is_dir() or not list(cache.iterdir())
 
 
 def test_nothing_is_imported_to_say_where_cupys_cache_is(folder, monkeypatch):

@@ -155,25 +155,6 @@ def test_a_compiler_that_refuses_an_option_for_speed_serves_with_openmp(faulty):
     assert openmp.exists()
 
 
-def test_a_compile_that_is_interrupted_leaves_nothing_behind(tmp_path):
-    elsewhere, cache = tmp_path / "temporary", tmp_path / "cache"
-    elsewhere.mkdir()
-    interrupts = 'echo half > "$TMPDIR/half"; kill -INT $PPID; exec sleep 60'
-    in_process(
-        "import signal\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it\n"
-        "try:\n"
-        "    check(0, False)\n"
-        "except KeyboardInterrupt:\n"
-        "    sys.exit()\n"
-        "raise AssertionError",
-        CXX=script(tmp_path, f"{ANSWERS}{interrupts}"),
-        CUNORM_CACHE_DIR=os.fspath(cache),
-        TMPDIR=os.fspath(elsewhere),
-    )
-    assert not [*cache.iterdir(), *elsewhere.iterdir()]
-
-
 # --- compiled headers -----------------------------------------------------------------------------
 
 # Nine builds that are not called, so that one copied library serves for all.
@@ -184,7 +165,7 @@ def warm(operator, *dtypes):
     cunorm.warmup(operator, 8, dtypes, device="cpu", progress=False)
 for operator in "l2_norm", "add_rms_norm": warm(operator, "float16", "float32", "float64")
 warm("add_layer_norm", "float16", "float32")
-assert not cunorm._backends.cpu.precompiled._threads, "not before the ninth"
+assert threading.active_count() == 1, "not before the ninth"
 warm("add_layer_norm", "float64")
 """
 

@@ -49,8 +49,8 @@ def builds_of_two():
 def patience(monkeypatch):
     """Return a function that sets after how many seconds a call that waits says so."""
     monkeypatch.setattr(_waiting, "is_announced", threading.Event())
-    monkeypatch.setattr(_waiting, "_PATIENCE", 60)
-    return lambda seconds: monkeypatch.setattr(_waiting, "_PATIENCE", seconds)
+    monkeypatch.setattr(_waiting, "PATIENCE", 60)
+    return lambda seconds: monkeypatch.setattr(_waiting, "PATIENCE", seconds)
 
 
 def test_the_builds_of_a_call_are_compiled_at_the_same_time_and_once(tmp_path):
@@ -95,7 +95,7 @@ def test_a_call_that_waits_for_a_compiler_says_what_for_once(tmp_path, patience,
 
 
 def test_the_line_names_the_kernels_and_warmup(patience, capsys):
-    _waiting._say([*builds_of_two()][:1])
+    _waiting.say([*builds_of_two()][:1])
     line = capsys.readouterr().err
     assert line.startswith("cunorm compiles row_norm_forward")
     assert "cunorm.warmup" in line

@@ -39,17 +39,22 @@ LARGE += [("group_norm_backward", (2, 4900, 8)), ("rms_norm", (600, 257))]
 
 
 @pytest.mark.parametrize(
-    ("kind", "calls", "turns"),
+    ("kind", "calls", "threads", "turns"),
     [
-        pytest.param("numpy", SMALL, 300, id="small"),
-        pytest.param("numpy", LARGE, 24, id="large"),
-        pytest.param("cupy", SMALL[::4], 60, marks=pytest.mark.gpu, id="cupy"),
+        pytest.param("numpy", SMALL, 3, 300, id="small"),
+        pytest.param("numpy", LARGE, 3, 24, id="large"),
+        pytest.param("cupy", SMALL[::4], 3, 60, marks=pytest.mark.gpu, id="cupy"),
+        pytest.param(
+            "numpy", 4 * SMALL + LARGE, 8, 10_000, marks=pytest.mark.exhaustive, id="80,000 calls"
+        ),
     ],
 )
-def test_threads_that_call_at_once_in_any_order_get_their_own_right_answers(kind, calls, turns):
+def test_threads_that_call_at_once_in_any_order_get_their_own_right_answers(
+    kind, calls, threads, turns
+):
     """Their arrays have the same specs, so that they share all cache entries."""
-    start, of_threads = threading.Barrier(3), []
-    for thread in range(3):
+    start, of_threads = threading.Barrier(threads), []
+    for thread in range(threads):
         mine = [call_of(name, shape, kind) for name, shape in calls]
         for call in mine:
             change(call.arrays, str(thread))
@@ -64,8 +69,8 @@ def test_threads_that_call_at_once_in_any_order_get_their_own_right_answers(kind
             with at(turn, call.name):
                 assert_same(call.run() if turn % 3 == 0 else call.make(), right)
 
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(work, range(3)))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
 
 
 # --- how many threads -----------------------------------------------------------------------------
@@ -221,25 +226,35 @@ def test_forked_children_and_their_parents_give_right_answers_after_openmp_was_u
 
 @posix
 @compiles
-def test_a_child_forked_while_another_thread_compiles_does_not_wait_for_it(tmp_path):
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_started_while_another_thread_compiles_does_not_wait_for_it(tmp_path, method):
+    """Nor does a child that is forked and ends as processes do, with its parent's `atexit`."""
     begun = tmp_path / "begun"
     in_process(
         "import time\n"
         "from tests.support.caches import check\n"
+        "from tests.support.internals import _processes\n"
+        "_processes._PATIENCE = 600\n"
         "thread = threading.Thread(target=check)\n"
         "thread.start()\n"
         f"while not os.path.exists({os.fspath(begun)!r}): time.sleep(0.05)\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
+        f"if {method!r} == 'fork' and (child := os.fork()) == 0:\n"
         "    check()\n"
-        "    os._exit(0)\n"
+        "    sys.exit()\n"
+        f"if {method!r} == 'spawn':\n"
+        "    started = multiprocessing.get_context('spawn').Process(target=check)\n"
+        "    started.start()\n"
+        "    child = started.pid\n"
         "thread.join()\n"
         "for _ in range(300):\n"
-        "    if os.waitpid(child, os.WNOHANG) != (0, 0): break\n"
+        "    found, status = os.waitpid(child, os.WNOHANG)\n"
+        "    if found: break\n"
         "    time.sleep(0.1)\n"
         "else:\n"
         "    os.kill(child, 9)\n"
-        "    raise SystemExit('the child hangs')",
+        "    raise SystemExit('the child hangs')\n"
+        "assert status == 0\n"
+        "os._exit(0)  # multiprocessing has not seen its child end",
         CXX=script(tmp_path, f'{ANSWERS}touch "{begun}"; sleep 1\n{copies()}'),
         CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
     )

@@ -122,14 +122,9 @@ def sizes() -> dict[str, int]:
     return found
 
 
-# Tables that may keep entries: of types and dtypes, which are few or weakly held, and of the thread
-# that compiles the system's headers.
+# Tables that may keep entries: of types and dtypes, which are few or weakly held.
 TABLES = {"_arrays.registry.library_types", "_dispatch.library_types", "_core.dtypes._FROM_NUMPY"}
-TABLES |= {
-    "_core.dtypes._NUMPY",
-    "_arrays.registry._user_types",
-    "_backends.cpu.precompiled._threads",
-}
+TABLES |= {"_core.dtypes._NUMPY", "_arrays.registry._user_types"}
 
 
 def test_clear_cache_leaves_nothing_behind(tmp_path):

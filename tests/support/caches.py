@@ -14,7 +14,7 @@ import pytest
 
 import cunorm
 from tests.support.described import with_empty_caches
-from tests.support.internals import _compile, _compiler, cache_folder, compiler
+from tests.support.internals import _compile, _compiler, _files, compiler
 
 posix = pytest.mark.skipif(os.name != "posix", reason="runs shell scripts as compilers")
 compiles = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
@@ -50,7 +50,7 @@ def fresh_process(**environment: str | os.PathLike[str]) -> Iterator[pytest.Monk
     """Clear the known compilers and loaded kernels, and set environment variables."""
 
     def clear() -> None:
-        for cached in (compiler, cache_folder, _compiler.has_compiler):
+        for cached in (compiler, _files._chosen_folder, _compiler.has_compiler):
             cached.cache_clear()
 
     try:

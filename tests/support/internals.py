@@ -21,6 +21,8 @@ from cunorm._backends import cuda as _cluster_fit
 from cunorm._backends import cuda as _cuda
 from cunorm._backends.cpu import compile as _compile
 from cunorm._backends.cpu import compiler as _compiler
+from cunorm._backends.cpu import files as _files
+from cunorm._backends.cpu import processes as _processes
 from cunorm._backends.cpu import runner
 from cunorm._backends.cpu import threads as _caches
 from cunorm._backends.cpu import threads as _threads
@@ -90,10 +92,12 @@ __all__ = [
     "_cuda",
     "_cuda_plan",
     "_dispatch",
+    "_files",
     "_group_plan",
     "_group_tiling",
     "_info",
     "_memo",
+    "_processes",
     "_registry",
     "_row_norm",
     "_scratch",

@@ -48,3 +48,8 @@ def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environ
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
+
+
+def resident() -> int:
+    """Return the bytes of this process that are in memory, on Linux."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

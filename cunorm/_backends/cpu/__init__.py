@@ -3,7 +3,7 @@
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -38,8 +38,14 @@ def runner(calls: Sequence[KernelCall], array_count: int) -> Run:
     run, pack = entries[0].run, struct.Struct(f"<{array_count}Q").pack
     most = max(1 if call.work <= _SERIAL_WORK else call.parts or call.launch.grid for call in calls)
     if most > 1:
-        return lambda pointers: run(listed, pack(*pointers), min(thread_count(), most))
-    return lambda pointers: run(listed, pack(*pointers), 1)
+        return lambda pointers: (
+            run(listed, pack(*pointers), min(thread_count(), most)) and _no_memory()
+        )
+    return lambda pointers: run(listed, pack(*pointers), 1) and _no_memory()
+
+
+def _no_memory() -> NoReturn:
+    raise MemoryError("cunorm: there is no memory for the sums of a call's threads")
 
 
 # --- workspaces: some MiB are kept, as allocation takes longer ------------------------------------

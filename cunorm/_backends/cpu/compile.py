@@ -11,15 +11,15 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import NamedTuple
 
 from cunorm._backends.cpu import compiler as _compiler
-from cunorm._backends.cpu import precompiled
+from cunorm._backends.cpu import precompiled, waiting
 from cunorm._backends.cpu.compiler import Compiler, Options, compiler, cpu_identity, run
 from cunorm._backends.cpu.files import TEMPORARY, cache_folder, digest, is_whole, seal, temporary
+from cunorm._backends.cpu.processes import at_once
 from cunorm._backends.cpu.threads import short_waits
-from cunorm._backends.cpu.waiting import explained
 from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild
 from cunorm._core.memo import OnceMap, memoize, on_clear
@@ -29,13 +29,17 @@ _HOST = _INCLUDE / "host"
 # Strict IEEE arithmetic: no option may set flush-to-zero in the process that loads the library, and
 # a product and a sum are contracted only where the source says fma.
 _OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-w")
+_STOPPED = (
+    "cunorm's compiler was stopped, as for want of memory or disk space: free some, or let "
+    "CUNORM_CACHE_DIR name a folder on another disk, and call again"
+)
 _MORE_OPTIONS = "CUNORM_CXXFLAGS"  # an environment variable; its options come last
 
 
 class Entry(NamedTuple):
     """The functions of a library; see launch.h."""
 
-    run: Callable[[bytes, bytes, int], None]  # runs kernels of this and other libraries
+    run: Callable[[bytes, bytes, int], int]  # runs kernels of this and other libraries
     blocks: int  # the address of the function that runs blocks of its kernel
 
 
@@ -48,23 +52,12 @@ class Failed(RuntimeError):
 def libraries(builds: Iterable[KernelBuild]) -> list[Entry]:
     """Return the entries of builds; what is not loaded yet is compiled at the same time."""
     builds = list(builds)
-    missing = [build for build in dict.fromkeys(builds) if loaded.get(build) is None]
-    if not missing:
-        return [library(build) for build in builds]
-    others = [Thread(target=_begin, args=(build,), daemon=True) for build in missing[1:]]
-    with explained(missing):
-        with suppress(RuntimeError):  # no thread can be started, as when the interpreter ends
-            for thread in others:
-                thread.start()
-        entries = [library(build) for build in builds]  # waits for those
-        for thread in filter(Thread.is_alive, others):
-            thread.join()
-        return entries
-
-
-def _begin(build: KernelBuild) -> None:
-    with suppress(Exception):  # who needs the build tries again, and raises
-        library(build)
+    found = {build: loaded.get(build) for build in builds}
+    missing = [build for build, entry in found.items() if entry is None]
+    if missing:
+        calls, remark = [partial(library, one) for one in missing], partial(waiting.say, missing)
+        found.update(zip(missing, at_once(calls, waiting.PATIENCE, remark), strict=True))
+    return [entry for build in builds if (entry := found[build]) is not None]
 
 
 def library(build: KernelBuild) -> Entry:
@@ -97,8 +90,7 @@ def _load(build: KernelBuild) -> tuple[Entry, bool]:
 
 
 def entry_of(shared: ctypes.CDLL) -> Entry:
-    run = shared.cunorm_run
-    run.restype = None  # no argtypes: they would check each argument, which is bytes or an int
+    run = shared.cunorm_run  # no argtypes: they would check each argument, which is bytes or an int
     blocks = ctypes.cast(shared.cunorm_blocks, ctypes.c_void_p).value
     assert blocks is not None
     return Entry(run, blocks)
@@ -176,8 +168,7 @@ def _stand_ins() -> str:
 def _compile(build: KernelBuild, cxx: Compiler, options: Options, text: str, target: Path) -> None:
     """Compile a build, with precompiled headers of the system where there are some."""
     headers = precompiled.options_for(cxx, options)
-    with temporary(target) as made_in:
-        folder = Path(made_in)
+    with temporary(target) as folder:
         source, made = folder / f"{build.kernel}.cpp", folder / "made.so"
         source.write_text(text, encoding="utf-8")
         own = (f"-I{_HOST}", f"-I{_INCLUDE}", str(source), "-o", str(made))
@@ -197,6 +188,7 @@ def _failure(build: KernelBuild, answer: subprocess.CompletedProcess[str]) -> Fa
     if answer.returncode < 0:
         log.append(f"error: killed by signal {-answer.returncode}")
     head = f"the C++ compiler does not compile {build}", f"  {shlex.join(answer.args)}"
-    failed = Failed("\n".join((*head, *error_lines(log))))
-    failed.was_stopped = _compiler.was_stopped(answer)
+    was_stopped = _compiler.was_stopped(answer)
+    failed = Failed("\n".join((*head, *error_lines(log), *((_STOPPED,) if was_stopped else ()))))
+    failed.was_stopped = was_stopped
     return failed

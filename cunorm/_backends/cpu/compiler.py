@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The machine's C++ compiler: its command, its runs, and the options that it takes."""
 
+import errno
 import json
 import os
 import platform
@@ -11,14 +12,16 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from cunorm._backends.cpu import processes
 from cunorm._backends.cpu.files import digest, temporary
 
 _BELIEVED = 24 * 60 * 60  # seconds; then a refused option is tried again
+_ANSWER_LIMIT = 60.0  # seconds, for --version
 # Messages of compilers that end, or whose children end, for want of memory or disk.
 _STOPPED = re.compile(
     r"killed|signal|no space left|disk quota|file too large|file size limit|memory exhausted"
@@ -45,36 +48,59 @@ def has_compiler() -> bool:
     """Whether there is a C++ compiler; warns, the first time, where there is none."""
     if compiler() is not None:
         return True
+    _warn(
+        "cunorm found no C++ compiler, so CPU arrays are normalised by the slow NumPy reference: "
+        "install g++ or clang++, or point CXX at one"
+    )
+    return False
+
+
+def _warn(text: str) -> None:
+    """Warn at the line of our user."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("cunorm."):
         frame, level = frame.f_back, level + 1
-    warnings.warn(
-        "cunorm found no C++ compiler, so CPU arrays are normalised by the slow NumPy reference: "
-        "install g++ or clang++, or point CXX at one",
-        RuntimeWarning,
-        stacklevel=level,  # of our user
-    )
-    return False
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
 
 
 @cache
 def compiler() -> Compiler | None:
     """Return the first C++ compiler of $CXX, c++, g++, clang++ that answers, None without one."""
-    candidates = [shlex.split(os.environ.get("CXX", "")), ["c++"], ["g++"], ["clang++"]]
-    for command in candidates:
-        if command and shutil.which(command[0]):
-            answer = subprocess.run([*command, "--version"], capture_output=True, text=True)
-            if answer.returncode == 0:
-                version = answer.stdout.partition("\n")[0]
-                is_gcc = "Free Software Foundation" in answer.stdout
-                return Compiler(tuple(command), version, is_gcc)
+    for command in _candidates():
+        if not shutil.which(command[0]):
+            continue
+        try:
+            answer = processes.run([*command, "--version"], limit=_ANSWER_LIMIT)
+        except processes.Stopped as stopped:
+            if getattr(stopped.__cause__, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
+                raise  # there may be memory for it later
+            _warn(f"{stopped}\n  It is not used.")
+            continue
+        if answer.returncode == 0:
+            version = answer.stdout.partition("\n")[0]
+            is_gcc = "Free Software Foundation" in answer.stdout
+            return Compiler(tuple(command), version, is_gcc)
     return None
 
 
+def _candidates() -> Iterator[list[str]]:
+    chosen = os.environ.get("CXX", "")
+    try:
+        named = shlex.split(chosen)
+    except ValueError as error:
+        raise ValueError(f"CXX is {chosen!r}, expected a command of a shell: {error}") from None
+    yield from filter(None, (named, ["c++"], ["g++"], ["clang++"]))
+
+
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a compiler, with its temporary files in a folder."""
-    env = environment(folder)
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=env)
+    """Run the compiler, with its temporary files in a folder; if it does not start, forget it."""
+    try:
+        return processes.run(command, environment(folder))
+    except processes.Stopped as stopped:
+        if isinstance(stopped.__cause__, OSError):
+            compiler.cache_clear()
+            has_compiler.cache_clear()
+        raise
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -133,16 +159,16 @@ def probe(cxx: Compiler, options: Options, folder: Path) -> None:
         return
     refused = [group for group in groups if group in failed or group in before]
     with temporary(path) as made:
-        written = Path(made, path.name)
+        written = made / path.name
         written.write_text(json.dumps(refused), encoding="utf-8")
         written.replace(path)
 
 
 def _probed(cxx: Compiler, options: Options, path: Path) -> subprocess.CompletedProcess[str]:
     with temporary(path) as folder:
-        source, made = Path(folder, "probe.cpp"), Path(folder, "probe.so")
+        source, made = folder / "probe.cpp", folder / "probe.so"
         source.write_text(_PROBE, encoding="utf-8")
-        return run([*cxx.command, *options, str(source), "-o", str(made)], Path(folder))
+        return run([*cxx.command, *options, str(source), "-o", str(made)], folder)
 
 
 def was_stopped(answer: subprocess.CompletedProcess[str]) -> bool:

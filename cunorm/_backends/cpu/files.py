@@ -7,7 +7,9 @@ import os
 import shutil
 import tempfile
 import warnings
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 
 TEMPORARY = "compiling-"  # the prefix of temporary folders
@@ -34,26 +36,50 @@ def is_whole(path: Path) -> bool:
     return hashlib.sha256(data[:-_DIGEST_BYTES]).digest() == data[-_DIGEST_BYTES:]
 
 
-def temporary(beside: Path) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder to make a file in, from which it is moved to its place."""
+@contextmanager
+def temporary(beside: Path) -> Iterator[Path]:
+    """Make a folder to make a file in, from which it is moved to its place."""
     # Children of a killed compiler may still write there when it is removed.
-    return tempfile.TemporaryDirectory(
-        prefix=TEMPORARY, dir=beside.parent, ignore_cleanup_errors=True
-    )
+    made = partial(tempfile.TemporaryDirectory, ignore_cleanup_errors=True)
+    try:
+        with made(prefix=TEMPORARY, dir=beside.parent) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cunorm cannot write {beside.name} to its cache folder {beside.parent}: "
+            f"{error.strerror}; make room there, or let CUNORM_CACHE_DIR name another folder",
+        ) from error
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled kernels, which only this user can write to."""
+    folder, was_private = _chosen_folder()
+    if not folder.is_dir() or _is_private(folder) != was_private:  # it was removed, or opened
+        _chosen_folder.cache_clear()
+        folder, _ = _chosen_folder()
+    return folder
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    owned = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    return owned and not status.st_mode & 0o022
 
 
 @cache
-def cache_folder() -> Path:
-    """Return the folder of compiled kernels, which only this user can write to."""
+def _chosen_folder() -> tuple[Path, bool]:
+    """Return the folder, and whether it is private: a new one may not be, on some disks."""
     chosen = os.environ.get("CUNORM_CACHE_DIR")
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
         folder = (Path(chosen) if chosen else Path(base, "cunorm")).expanduser().absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owned = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
-        private = owned and not folder.stat().st_mode & 0o022
-        if private and os.access(folder, os.W_OK):
-            return folder
+        if _is_private(folder) and os.access(folder, os.W_OK):
+            return folder, True
     except (OSError, RuntimeError):
         pass
     warnings.warn(
@@ -62,6 +88,13 @@ def cache_folder() -> Path:
         RuntimeWarning,
         stacklevel=2,
     )
-    folder = Path(tempfile.mkdtemp(prefix="cunorm-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="cunorm-"))
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cunorm finds no folder for compiled kernels: {error.strerror}; let CUNORM_CACHE_DIR "
+            "name one that is writable, by its user alone",
+        ) from error
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return folder, _is_private(folder)

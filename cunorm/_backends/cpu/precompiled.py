@@ -6,20 +6,16 @@ process, as a training step needs fewer. A process that exits before ends it, to
 leaves is removed by the next `clear_cache`. Only GCC takes headers in this form.
 """
 
-import atexit
-import os
 import re
-import signal
-import subprocess
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
+from cunorm._backends.cpu import processes
 from cunorm._backends.cpu.compiler import Compiler, Options, cpu_identity, environment
 from cunorm._backends.cpu.files import cache_folder, digest, temporary
+from cunorm._backends.cpu.processes import Task
 from cunorm._core.memo import on_clear
 
 _INCLUDE = Path(__file__).parent / "include"
@@ -28,9 +24,6 @@ _WORTH_IT = 9  # which compile of a process begins to compile headers, too
 
 _compiles: dict[Path, "count[int]"] = {}
 on_clear(_compiles.clear)
-_threads: list[threading.Thread] = []
-_running: dict[subprocess.Popen[bytes], int] = {}  # and their parents, as this one may fork
-_has_ended = False
 
 
 def options_for(cxx: Compiler, options: Options) -> Options:
@@ -53,7 +46,7 @@ def give_up(headers: Options) -> None:
     """Replace headers with which GCC failed by an empty file, which is not used."""
     compiled = Path(f"{headers[-1]}.gch")
     with temporary(compiled) as folder:
-        empty = Path(folder, "empty")
+        empty = folder / "empty"
         empty.touch()
         empty.replace(compiled)
 
@@ -61,55 +54,17 @@ def give_up(headers: Options) -> None:
 def _compile_in_time(path: Path, command: Sequence[str]) -> None:
     """Begin to compile headers, once in a process, when enough kernels use them."""
     if next(_compiles.setdefault(path, count(1))) == _WORTH_IT:
-        atexit.register(_end)  # now, so that it runs before a removal of the folder
-        thread = threading.Thread(target=_make, args=(path, command), daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no thread can be started, as when the interpreter ends
-            return
-        _threads.append(thread)
+        Task(partial(_make, path, command)).begin()  # or not; kernels compile without them
 
 
 def _make(path: Path, command: Sequence[str]) -> None:
-    try:
-        with temporary(path) as folder:
-            source, made = Path(folder, "headers.h"), Path(folder, "headers.h.gch")
-            source.write_text(_text(), encoding="utf-8")
-            process = subprocess.Popen(
-                [*command, "-x", "c++-header", str(source), "-o", str(made)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment(Path(folder)),
-                start_new_session=True,
-            )
-            _running[process] = os.getpid()
-            with suppress(AttributeError, OSError):  # calls wait for others, not for this
-                os.setpriority(os.PRIO_PGRP, process.pid, 19)
-            if _has_ended:
-                _kill(process)
-            failed = process.wait()
-            del _running[process]
-            if not failed:
-                made.replace(path)
-    except OSError:  # kernels compile without them
-        return
-
-
-def _end() -> None:
-    """End the compilers of this process, and remove their files."""
-    global _has_ended
-    _has_ended = True
-    for process, owner in tuple(_running.items()):
-        if owner == os.getpid():
-            _kill(process)
-    for thread in _threads:
-        thread.join(timeout=5)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+    with temporary(path) as folder:
+        source, made = folder / "headers.h", folder / "headers.h.gch"
+        source.write_text(_text(), encoding="utf-8")
+        create = [*command, "-x", "c++-header", str(source), "-o", str(made)]
+        # Calls wait for other compilers, not for this.
+        if processes.run(create, environment(folder), priority=19).returncode == 0:
+            made.replace(path)
 
 
 @cache

@@ -29,7 +29,8 @@ def set_num_threads(n: int | None) -> None:
 
     The default is ``OMP_NUM_THREADS`` where it is set, else the number of cores that this process
     may use (its affinity, and the quotas of its control groups, version 2). Results do not depend
-    on the number. A forked child uses one thread, as the OpenMP runtime does not survive a fork.
+    on the number. A forked child uses one thread, as the OpenMP runtime does not survive a fork,
+    and there are fewer where the system does not let so many start.
 
     Parameters
     ----------

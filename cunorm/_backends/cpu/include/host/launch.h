@@ -2,10 +2,12 @@
 // Runs the kernel KERNEL, and lists of kernels, on several cores. Appended to the kernel's source.
 #include <algorithm>
 #include <memory>
+#include <new>
 #include <vector>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#include "new_threads.h"
 
 // The blocks of the grid from the first to before the last; all threads of a gang run the same.
 extern "C" void cunorm_blocks(long long grid, long long first, long long last,
@@ -54,8 +56,9 @@ inline void run_share(const Task* tasks, long long count, const long long* words
   }
 }
 
-// Runs kernels of any libraries on arrays at these addresses.
-extern "C" void cunorm_run(const List* list, const long long* addresses, int threads) {
+// Runs kernels of any libraries on arrays at these addresses. Returns 0, or 1 where there is no
+// memory for that, and nothing was run: no exception may reach the caller, which is no C++.
+extern "C" int cunorm_run(const List* list, const long long* addresses, int threads) try {
   const Task* const tasks = reinterpret_cast<const Task*>(list + 1);
   const Place* const places = reinterpret_cast<const Place*>(tasks + list->tasks);
   const long long* const first = reinterpret_cast<const long long*>(places + list->places);
@@ -63,6 +66,7 @@ extern "C" void cunorm_run(const List* list, const long long* addresses, int thr
   for (long long i = 0; i < list->places; ++i) words[places[i].word] += addresses[places[i].array];
   long long parts = 0;
   for (long long i = 0; i < list->tasks; ++i) parts = std::max(parts, tasks[i].parts);
+  threads = threads_that_start(threads);
   const long long sums_size = Gang::rings * parts;
   const std::unique_ptr<double[]> sums(new double[sums_size * (threads + 1)]);
 #ifdef _OPENMP
@@ -73,8 +77,11 @@ extern "C" void cunorm_run(const List* list, const long long* addresses, int thr
               omp_get_num_threads(), [] {
 #pragma omp barrier
               });
-    return;
+    return 0;
   }
 #endif
   run_share(tasks, list->tasks, words.data(), sums.get(), sums_size, 0, 1, [] {});
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
 }

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// How many threads the system lets a process start. GCC's OpenMP runtime ends the process where it
+// cannot start one, for want of memory or as there are as many as are allowed.
+#pragma once
+#ifdef _OPENMP
+#include <pthread.h>
+
+#include <memory>
+#include <new>
+
+namespace new_threads {
+
+inline void* pass(void* gate) {
+  pthread_mutex_lock(static_cast<pthread_mutex_t*>(gate));
+  pthread_mutex_unlock(static_cast<pthread_mutex_t*>(gate));
+  return nullptr;
+}
+
+// Returns how many of so many threads start; all are there at once, and then end.
+inline int started(int count) {
+  const std::unique_ptr<pthread_t[]> threads(new pthread_t[count]);
+  pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&gate);
+  int found = 0;
+  while (found < count && pthread_create(&threads[found], nullptr, pass, &gate) == 0) ++found;
+  pthread_mutex_unlock(&gate);
+  for (int i = 0; i < found; ++i) pthread_join(threads[i], nullptr);
+  pthread_mutex_destroy(&gate);
+  return found;
+}
+
+}  // namespace new_threads
+
+// Returns up to how many threads, with the one that calls, a parallel region of it can have. What
+// it had before is not tried again, as OpenMP keeps the threads of each thread that calls.
+inline int threads_that_start(int wanted) {
+  if (wanted == 1) return 1;
+  thread_local int most = 1;
+  if (wanted > most) most = 1 + new_threads::started(wanted - 1);
+  return wanted < most ? wanted : most;
+}
+#else
+inline int threads_that_start(int) { return 1; }
+#endif

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: MIT
+"""Faults of the compiler, and interrupts: right numbers, or one error that says what to do.
+
+After each, the next call is right. Most compilers here only copy a library.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import cunorm
+from tests.support.caches import (
+    ANSWERS,
+    check,
+    compiles,
+    copies,
+    fresh_process,
+    gcc,
+    posix,
+    script,
+    separate_cache,
+)
+from tests.support.calls import raises
+from tests.support.internals import _compiler, _processes, compiler
+from tests.support.processes import in_process
+
+pytestmark = [posix, compiles]
+
+# --- the compiler ---------------------------------------------------------------------------------
+
+CHILD = 'sleep 60 & echo $! > "{folder}/child"; wait'
+FLAGGED = 'if [ -e "{folder}/flag" ]; then {what}; fi\n'
+
+
+def flagged(folder, what):
+    """Return the script of a compiler that does something while a file is there."""
+    (folder / "flag").touch()
+    does = FLAGGED.format(folder=folder, what=what.format(folder=folder))
+    return f"{ANSWERS}{does}{copies()}"
+
+
+def assert_no_child(folder):
+    """The process whose number a compiler wrote ends; init may not have collected it yet."""
+    child = int((folder / "child").read_text())
+    end = time.monotonic() + 5
+    while time.monotonic() < end and is_running(child):
+        time.sleep(0.01)
+    assert not is_running(child)
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_compiler_that_hangs_is_ended_with_its_children_and_an_error(tmp_path, monkeypatch):
+    with separate_cache(tmp_path, flagged(tmp_path, CHILD)) as cache:
+        monkeypatch.setattr(_processes, "TIME_LIMIT", 0.3)
+        with pytest.raises(RuntimeError) as caught:
+            check()
+        assert str(caught.value).startswith(
+            "cunorm ended the C++ compiler, as it was not done after 0.3 seconds: "
+        )
+        assert os.fspath(tmp_path / "compiler") in str(caught.value)
+        assert not list(cache.iterdir())
+        assert_no_child(tmp_path)
+        monkeypatch.setattr(_processes, "TIME_LIMIT", 60)
+        (tmp_path / "flag").unlink()
+        check()
+
+
+HANGS = 'case "$*" in *--version*) {0};; esac\n'
+WARNINGS = {
+    "hangs": "not done after 0.3 seconds",
+    "is no program": r"cannot start the C\+\+ compiler: .*Exec format error",
+}
+
+
+@pytest.mark.parametrize("what", WARNINGS)
+def test_a_compiler_that_does_not_say_its_version_gives_way_to_the_next(
+    tmp_path, monkeypatch, what
+):
+    chosen = script(tmp_path, HANGS.format(CHILD).format(folder=tmp_path))
+    if what == "is no program":
+        Path(chosen).write_bytes(b"\x7fELF")
+    monkeypatch.setattr(_compiler, "_ANSWER_LIMIT", 0.3)
+    with fresh_process(CXX=chosen), pytest.warns(RuntimeWarning, match=WARNINGS[what]):
+        assert compiler().command[0] != chosen
+    if what == "hangs":
+        assert_no_child(tmp_path)
+
+
+def test_without_memory_for_a_compiler_none_counts_as_missing(monkeypatch):
+    def fork(*arguments, **options):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with fresh_process(), monkeypatch.context() as patch:
+        patch.setattr(_processes.subprocess, "Popen", fork)
+        with pytest.raises(RuntimeError, match=r"cannot start .*Cannot allocate memory"):
+            compiler()
+        patch.undo()
+        assert compiler() is not None
+
+
+EXPECTED = "expected a command of a shell: No closing quotation"
+
+
+def test_a_wrong_cxx_is_an_error_that_names_it():
+    with fresh_process(CXX="'g++"), raises(ValueError, """CXX is "'g++", """, EXPECTED):
+        check()
+
+
+def test_a_compiler_that_is_removed_is_an_error_and_the_next_call_looks_for_another(tmp_path):
+    with separate_cache(tmp_path):
+        check()
+        command = tmp_path / "compiler"
+        command.rename(tmp_path / "kept")
+        cunorm.clear_cache()
+        with pytest.raises(RuntimeError) as caught:
+            check()
+        assert str(caught.value).startswith("cunorm cannot start the C++ compiler: [Errno 2] ")
+        assert "let CXX name another" in str(caught.value)
+        (tmp_path / "kept").rename(command)
+        check()
+
+
+def test_where_path_becomes_empty_there_is_an_error_and_then_the_reference(tmp_path):
+    script(tmp_path, f"PATH={os.environ['PATH']}\n{copies()}")
+    (tmp_path / "compiler").rename(tmp_path / "c++")
+    with fresh_process(CXX="", PATH=tmp_path, CUNORM_CACHE_DIR=tmp_path / "cache") as patch:
+        check()
+        patch.setenv("PATH", os.devnull)
+        cunorm.clear_cache()
+        with pytest.raises(RuntimeError, match=r"cannot start the C\+\+ compiler"):
+            check()
+        with pytest.warns(RuntimeWarning, match=r"no C\+\+ compiler"):
+            check()
+
+
+KILLS = (
+    '$real "$@" & until child=$(cat /proc/$!/task/$!/children) && [ -n "$child" ]; do :; done; '
+    "kill -9 $child; wait $!; exit $?"
+)
+
+
+@gcc
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/children").exists(), reason="needs Linux's list of children"
+)
+def test_a_compiler_whose_own_child_is_killed_is_an_error_and_tried_again(tmp_path):
+    with separate_cache(tmp_path, flagged(tmp_path, KILLS)) as cache:
+        with pytest.raises(RuntimeError, match=r"(?s)[Kk]illed.*cunorm's compiler was stopped"):
+            check()
+        assert not list(cache.iterdir()), "no option counts as refused"
+        (tmp_path / "flag").unlink()
+        check()
+
+
+# --- interrupts -----------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import signal
+from tests.support import caches
+os.chdir(os.environ["FOLDER"])
+os.setsid()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+def warm_up():
+    cunorm.warmup("l2_norm", 4, ["float32", "float64"], device="cpu", rows=1, progress=False)
+for call in caches.check, warm_up, lambda: cunorm.rms_norm_backward(x, x, x[0], rstd=x[:, 0]):
+    x = np.ones((3, 8), np.float32)
+    for name in "flag", "once":
+        open(name, "w").close()
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    else:
+        raise AssertionError
+    left = list(cunorm.cache_info().folder.iterdir())
+    assert not left, (call, left, threading.enumerate())
+    assert threading.active_count() == 1
+os.unlink("flag")
+caches.check()
+"""
+
+
+@pytest.mark.parametrize("whom", ["$PPID", "-$PPID"], ids=["the process", "its group"])
+def test_an_interrupt_ends_all_compilers_of_a_call_and_the_next_is_right(tmp_path, whom):
+    children, elsewhere = tmp_path / "children", tmp_path / "temporary"
+    elsewhere.mkdir()
+    once = f'rm "{tmp_path}/once" && kill -s INT -- {whom}'
+    hangs = f'echo half > "$TMPDIR/half"; sleep 60 & echo $! >> "{children}"; {once}; wait'
+    in_process(
+        INTERRUPTED,
+        CXX=script(tmp_path, flagged(tmp_path, hangs)),
+        CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
+        FOLDER=os.fspath(tmp_path),
+        TMPDIR=os.fspath(elsewhere),
+    )
+    assert not list(elsewhere.iterdir())
+    started = [int(line) for line in children.read_text().split()]
+    assert len(started) >= 3
+    assert not [*filter(is_running, started)]

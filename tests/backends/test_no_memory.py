@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""Without memory a call is an error, or has fewer threads; the next is right, and memory stays.
+
+The limits are of the address space, in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tests.support.caches import compiles, copies, posix, script
+from tests.support.processes import in_process
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+pytestmark = [posix, compiles, linux]
+
+LIMITED = """
+import resource
+from contextlib import contextmanager
+
+@contextmanager
+def at_most(more):
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + more, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+
+x = np.random.default_rng(0).standard_normal((600, 257)).astype(np.float32)
+large = np.broadcast_to(x[:1, :64], (1 << 20, 64))
+saved, y = cunorm.rms_norm_forward(x), np.empty_like(x)
+
+def check_forward():
+    y.fill(np.nan)
+    cunorm.rms_norm(x, out=y)
+    assert np.array_equal(y, saved.y)
+"""
+
+ARRAYS = """
+def fails(call, **arrays):
+    try:
+        with at_most(1 << 20):
+            call(**arrays)
+    except MemoryError as error:
+        assert "llocat" in str(error), error
+    else:
+        raise AssertionError(call)
+    check_forward()
+    check(0)
+
+check(0)
+# A result, and a workspace for sums.
+fails(cunorm.rms_norm, x=large)
+dy = np.ones((64, 1 << 18), np.float32)
+out = cunorm.NormGrads(dx=dy, dweight=np.empty(1 << 18, np.float32))
+call = {"dy": dy, "x": dy, "weight": dy[0].copy(), "rstd": np.ones(64, np.float32), "out": out}
+workspace = np.empty(cunorm.workspace_size("rms_norm_backward", dy, call["weight"]), np.uint8)
+cunorm.rms_norm_backward(**call, workspace=workspace)
+fails(cunorm.rms_norm_backward, **call)
+"""
+
+THREADS = """
+before = tasks()
+with at_most(1 << 20):
+    cunorm.set_num_threads(40)
+    check_forward()
+few = tasks()
+assert few - before < 10, "the system refuses threads"
+check_forward()
+assert tasks() >= before + 38
+cunorm.set_num_threads(None)
+"""
+
+# So many parts that there is no memory for the sums of each.
+SUMS = """
+from tests.support.internals import ArgsWriter, KernelCall, Launch, _compile, _cpu
+
+(build, *_) = _compile.loaded.values
+for work in 1, 1 << 20:
+    call = KernelCall(Launch(build, 2, 1), ArgsWriter({}).finish(), work, parts=1 << 40)
+    try:
+        _cpu.runner([call], 1)([0])
+    except MemoryError as error:
+        assert str(error).startswith("cunorm: there is no memory for the sums of"), error
+    else:
+        raise AssertionError(work)
+    check_forward()
+"""
+
+
+def test_what_cannot_be_allocated_is_an_error_or_done_without_and_the_next_is_right():
+    # glibc reserves memory for each further arena, beyond the limit.
+    in_process(LIMITED + SUMS + THREADS + ARRAYS, OMP_NUM_THREADS="2", MALLOC_ARENA_MAX="1")
+
+
+def test_a_first_call_without_memory_is_right_or_an_error_and_does_not_hang(tmp_path):
+    in_process(
+        LIMITED + "from tests.support import caches\n"
+        "for more in range(0, 20 << 20, 2 << 20):\n"
+        "    cunorm.clear_cache()\n"
+        "    try:\n"
+        "        with at_most(more): caches.check()\n"
+        "    except (MemoryError, OSError, RuntimeError) as error:\n"
+        "        print(error)\n"
+        "    caches.check()\n",
+        timeout=60,
+        CXX=script(tmp_path, copies()),
+        CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
+    )
+
+
+# --- memory that stays ----------------------------------------------------------------------------
+
+GROWTH = """
+import gc, random
+from tests.support.processes import resident
+
+choose = random.Random(0)
+ones = np.ones((64, 256), np.float32)
+
+def call():
+    rows, width = choose.randint(1, 64), choose.randint(1, 64)
+    x, weight = ones[:rows, : 4 * width], ones[0, : 4 * width]
+    saved = cunorm.rms_norm_forward(x, weight)
+    cunorm.rms_norm_backward(x, x, weight, rstd=saved.rstd)
+    cunorm.layer_norm(x)
+    cunorm.group_norm(x, 2)
+
+def calls(count):
+    for _ in range(count // 4): call()
+    gc.collect()
+    return resident()
+
+calls(20_000)  # fill the caches, which have bounds
+before, after = resident(), calls(100_000)
+print(before, after)
+"""
+
+
+@pytest.mark.exhaustive
+def test_100_000_calls_of_changing_shapes_do_not_grow_the_process():
+    before, after = map(int, in_process(GROWTH, timeout=600).split())
+    print(f"{before >> 10} KiB before, {after - before >> 10} KiB more after")
+    assert after - before < 2 << 20

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""A fault at each moment of a first call: before each of its file operations and processes.
+
+It needs a process of its own, as Python reports these to audit hooks, which cannot be removed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.caches import check
+from tests.support.internals import _compiler, _files, cache_folder
+
+OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.scandir", "shutil.rmtree"}
+OPERATIONS |= {"ctypes.dlopen", "subprocess.Popen"}
+
+_fault: Callable[[str], None] | None = None  # given the operation
+
+
+class Moment(NamedTuple):
+    operation: str
+    status: int  # with which the process ended
+    left: list[str]  # the names of temporary folders
+
+
+def at_each(fault: Callable[[], None], call: Callable[[], object]) -> list[Moment]:
+    """Make first calls in forked children, each with a fault at a later moment than before.
+
+    After each, what is left beside temporary folders is whole, and another process's call is right.
+    """
+    assert _compiler.has_compiler()
+    folder, found = cache_folder(), []
+    log = Path(f"{folder}.log")
+    sys.addaudithook(_hook)
+    while True:
+        log.write_text("")
+
+        def at_moment(event: str, moment: int = len(found)) -> None:
+            before = log.read_text().split()
+            log.write_text(" ".join([*before, event]))
+            if len(before) == moment:
+                fault()
+
+        status = _status(call, at_moment)
+        operations = log.read_text().split()
+        if len(operations) == len(found):
+            return found
+        left = [path for path in folder.iterdir() if not path.name.startswith(_files.TEMPORARY)]
+        assert all(map(_files.is_whole, left)), left
+        temporary = [path.name for path in folder.glob(f"{_files.TEMPORARY}*")]
+        found.append(Moment(operations[len(found)], status, temporary))
+        assert _status(check) == 0, found[-1]
+        for path in folder.iterdir():
+            path.unlink() if path.suffix == ".so" else shutil.rmtree(path)
+
+
+def _hook(event: str, arguments: tuple) -> None:
+    if _fault and event in OPERATIONS and f"{cache_folder()}/" in f"{arguments}":
+        _fault(event)
+
+
+def _status(call: Callable[[], object], fault: Callable[[str], None] | None = None) -> int:
+    """Return the exit status of a child that makes a call."""
+    global _fault
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = 1
+    try:
+        _fault = fault
+        call()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
