@@ -85,7 +85,8 @@ CHANGES = {
     "omp_get_thread_num()": "number",
     "omp_get_num_threads()": "threads",
     "#pragma omp barrier": "pthread_barrier_wait(&barrier);",
-    "    return;\n  }\n#endif": "    }); return;\n  }\n#endif",
+    "    return 0;\n  }\n#endif": "    });\n    return 0;\n  }\n#endif",
+    "  threads = threads_that_start(threads);\n": "",  # of OpenMP
     "// One of several threads' share": PARALLEL + "// One of several threads' share",
 }
 
