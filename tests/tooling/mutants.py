@@ -117,12 +117,12 @@ def main(argv: list[str] | None = None) -> int:
     if options.quick:
         known = known._replace(last_tests={})
     drawn = {
-        name: sorted(some, key=partial(_place, options.seed))
+        name: sorted(chosen, key=partial(_place, options.seed))
         for name, some in all_mutants(known.skips).items()
-        if options.only in name
+        if (chosen := [one for one in some if options.only in str(one)])
     }
     if not drawn:
-        raise SystemExit("no file of that name has mutants")
+        raise SystemExit("no mutant has that in its file, line and change")
     if options.list:
         for one in (one for some in drawn.values() for one in some):
             print(one)
@@ -144,7 +144,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=110, help="how many")
     parser.add_argument("--seed", default="1", help="another one draws others")
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
-    parser.add_argument("--only", default="", help="of files that have this in their names")
+    parser.add_argument("--only", default="", help="with this in file:line: change")
     parser.add_argument("--quick", action="store_true", help="without the last tests")
     parser.add_argument("--list", action="store_true", help="print all in their order, run none")
     return parser.parse_args(argv)
