@@ -120,8 +120,9 @@ def _guards(code: str) -> Iterator[Change]:
 def _indices(code: str) -> Iterator[Change]:
     for found in _INDEX.finditer(code):
         end = closing(code, found.end())
-        if not code[found.end() : end].isdigit():  # those are integers, too
-            yield found.end(), end, code[found.end() : end] + " + 1"
+        index = code[found.end() : end]
+        if not index.isdigit():  # those are integers, too
+            yield found.end(), end, f"({index}) + 1" if " ? " in index else f"{index} + 1"
 
 
 def _signs(code: str) -> Iterator[Change]:
