@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""On a CPU, nothing before or behind an array is read: there a read ends the process."""
+"""On a CPU, nothing before or behind an array is read, nor anything outside a variable.
+
+Arrays lie beside pages where a read ends the process; and GCC's sanitizers look at each access.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +20,7 @@ from tests.support import placed
 from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy
 from tests.support.host_code import needs_a_compiler
+from tests.support.internals import compiler
 from tests.support.operands import at
 from tests.support.placed import Samples
 from tests.support.processes import in_process
@@ -73,6 +79,13 @@ def check(kernel: str, side: str) -> None:
             call_of(kernel, case, OnGuarded(side)).check()
 
 
+def check_some() -> None:
+    """Run some calls of each kernel, in usual memory."""
+    for kernel, cases in CASES.items():
+        for case in cases[3::2]:
+            call_of(kernel, case, OnNumpy()).check()
+
+
 @pytest.mark.parametrize("side", ["before", "behind"])
 @pytest.mark.parametrize("kernel", CASES)
 def test_what_is_beside_an_array_is_not_read(kernel, side):
@@ -93,3 +106,25 @@ def test_a_read_beside_an_array_is_seen(side, end, beside):
     in_process(SCRIPT.format(side, end), setup="")
     with pytest.raises(AssertionError):
         in_process(SCRIPT.format(side, beside), setup="")
+
+
+def sanitizers() -> str:
+    """Return the libraries that a process must begin with; skip without them."""
+    if not (compiler().is_gcc and sys.platform == "linux"):
+        pytest.skip("needs GCC on Linux")
+    found = []
+    for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):
+        command = [*compiler().command, f"-print-file-name={name}"]
+        path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        if not Path(path).is_file():
+            pytest.skip(f"needs GCC's {name}")
+        found.append(path)
+    return " ".join(found)
+
+
+def test_no_access_is_outside_a_variable(tmp_path):
+    options = "-O0 -fsanitize=address,bounds -fno-sanitize-recover=all"
+    environment = {"LD_PRELOAD": sanitizers(), "ASAN_OPTIONS": "detect_leaks=0"}
+    environment |= {"CUNORM_CXXFLAGS": options, "CUNORM_CACHE_DIR": str(tmp_path)}
+    script = "from tests.memory.test_reads import check_some\ncheck_some()"
+    in_process(script, setup="", timeout=300, **environment)
