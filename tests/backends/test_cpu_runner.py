@@ -35,8 +35,8 @@ KERNEL = """
 struct Build {};
 template <class B>
 struct Arguments {
-  long long* notes;  // four numbers for each block
   std::atomic<long long>* clock;
+  long long* notes;  // four numbers for each block
 };
 void note(const Arguments<Build>& arguments) {
   long long* const notes = arguments.notes + 4 * blockIdx.x;
@@ -68,8 +68,8 @@ def calls_of(grids, work, parts=None):
     places = {name: place for place, name in enumerate((*names, "clock"))}
     for number, (grid, elements) in enumerate(zip(grids, work, strict=True)):
         writer = ArgsWriter(places)
+        writer.pointer("clock")  # not the first array: after the last task its place would be one
         writer.pointer(names[number])
-        writer.pointer("clock")
         launch = Launch(KernelBuild("note", ()), grid, 1)
         yield KernelCall(launch, writer.finish(), elements, parts or 0)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.emulation.machine import machine, needs_softgpu
-from tests.emulation.plans import ROW_PLANS, every_plan, row_plan_name
+from tests.emulation.plans import ROW_PLANS, Planned, every_plan, row_plan_name
 from tests.softgpu.counters import counting
 from tests.support.cases import call_of
 from tests.support.gradients import INPUTS_OF, NEEDS
@@ -85,3 +85,16 @@ def test_a_plan_moves_the_bytes_that_it_must_and_of_a_streamed_row_some_again(pl
     if "streamed" in row_plan_name(planned_launches[0]):
         arrays += READ_TWICE[operands][is_backward]
     assert sum(one.loaded + one.stored for one in moved) == arrays * size
+
+
+@pytest.mark.parametrize("needs", [("weight",), ("x", "weight")], ids="-".join)
+@pytest.mark.parametrize("plan", ["last, two launches of several groups", "first, two launches"])
+def test_of_two_launches_the_second_reads_a_sample_again_for_dx_alone(plan, needs):
+    planned = Planned("group_norm_backward", plan)
+    call = call_of(planned.kernel, planned.case | {"needs": needs, "activation": "silu"})
+    with planned.machine(), counting() as launches:
+        call.check()
+    for name in ("dy", "x"):
+        array = call.inputs[name].array
+        loaded = [launch.of(array.data.ptr).loaded for launch in launches[:2]]
+        assert loaded == [array.nbytes, array.nbytes * ("x" in needs)]

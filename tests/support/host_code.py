@@ -27,10 +27,15 @@ CUDA_NAN = 0x7FFF
 needs_a_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
 
+def runs_here(machine: str) -> bool:
+    """Return whether this machine runs code that is compiled with such a -march."""
+    flags = Path("/proc/cpuinfo")
+    return MACHINES[machine] <= set(flags.read_text().split() if flags.exists() else ())
+
+
 def for_machine(machine: str) -> tuple[str, ...]:
     """Return the shipped options of the CPU build, with another -march."""
-    flags = Path("/proc/cpuinfo")
-    if not MACHINES[machine] <= set(flags.read_text().split() if flags.exists() else ()):
+    if not runs_here(machine):
         pytest.skip(f"this machine does not run code for {machine}")
     shipped = [o for o in _compile._OPTIONS if not o.startswith(("-O0", "-O1"))]
     if "-include" in shipped:  # the tests' compiled headers

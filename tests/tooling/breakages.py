@@ -11,29 +11,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.tooling.copies import FAILED, ROOT, TESTS_FAILED, Tree, last_line
 
 try:
     import tomllib
 except ImportError:  # Python 3.10; pytest depends on tomli there
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("breakages.toml")
-CACHES = ("CUNORM_CACHE_DIR",)  # of compiled kernels
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rf")
-_FAILED = re.compile(r"^FAILED (.*?)(?: - .*)?$", re.MULTILINE)
-_TESTS_FAILED = 1  # pytest's exit status of failed tests; collection errors have another
-_MOST_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -86,14 +77,12 @@ def main(argv: list[str] | None = None) -> int:
     if not chosen:
         raise SystemExit("no breakage is of that name or area")
     with tempfile.TemporaryDirectory(prefix="cunorm-breakages-") as folder:
-        copy = Path(folder, "tree")
-        _copy_tree(copy)
-        environment = _environment(copy, Path(folder))
+        tree = Tree.made(Path(folder), root=ROOT)
         found = []
         for one in chosen:
-            found.append(_outcome(one, copy, environment))
+            found.append(_outcome(one, tree))
             print(found[-1], flush=True)
-        unbroken = _failures(copy, environment, sorted({one.seen_by for one in found} - {""}))
+        unbroken = tree.failures(sorted({one.seen_by for one in found} - {""}))
     for test in unbroken:
         print(f"fails without a breakage, too: {test}")
     unseen = [one for one in found if not one.seen_by or one.seen_by in unbroken]
@@ -114,76 +103,22 @@ def _is_chosen(one: Breakage, options: argparse.Namespace) -> bool:
     return options.only in one.name and options.area in (None, one.area)
 
 
-def _copy_tree(copy: Path) -> None:
-    """Copy the files that git tracks or does not ignore."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        **{"cwd": ROOT, "capture_output": True, "text": True, "check": True},
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
-
-
-def _environment(copy: Path, folder: Path) -> dict[str, str]:
-    """Return the environment of the tests: caches depend only on the copy's sources."""
-    caches = {name: os.environ.get(name) or str(folder / name) for name in CACHES}
-    # No .pyc: a file that changes within a second may keep a stale one.
-    more = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
-    return {**os.environ, **caches, **more}
-
-
-def _outcome(one: Breakage, copy: Path, environment: dict[str, str]) -> Outcome:
+def _outcome(one: Breakage, tree: Tree) -> Outcome:
     """Break the copy, run the tests up to the first failure, and restore the copy."""
     start = _cpu_seconds()
-    with _broken(one, copy / one.file):
-        ran = _pytest(["-x", *shlex.split(one.tests)], copy, environment)
+    with tree.changed(one.file, one.broken((tree.path / one.file).read_text("utf-8"))):
+        ran = tree.pytest(["-x", *shlex.split(one.tests)])
     seconds = _cpu_seconds() - start
-    failed = _FAILED.search(ran.stdout)
-    if ran.returncode == _TESTS_FAILED and failed:
+    failed = FAILED.search(ran.stdout)
+    if ran.returncode == TESTS_FAILED and failed:
         return Outcome(one.name, failed[1], seconds)
-    lines = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
-    why_not = f"status {ran.returncode}: {lines[-1] if lines else 'no output'}"
-    return Outcome(one.name, "", seconds, why_not)
-
-
-@contextmanager
-def _broken(one: Breakage, path: Path) -> Iterator[None]:
-    text = path.read_text("utf-8")
-    path.write_text(one.broken(text), "utf-8")
-    try:
-        yield
-    finally:
-        path.write_text(text, "utf-8")
+    return Outcome(one.name, "", seconds, f"status {ran.returncode}: {last_line(ran)}")
 
 
 def _cpu_seconds() -> float:
     """Return the CPU seconds of finished child processes."""
     times = os.times()
     return times.children_user + times.children_system
-
-
-def _failures(copy: Path, environment: dict[str, str], tests: list[str]) -> list[str]:
-    """Return the tests that fail in a copy without a mistake."""
-    if not tests:
-        return []
-    ran = _pytest(tests, copy, environment)
-    failed = [found[1] for found in _FAILED.finditer(ran.stdout)]
-    if ran.returncode not in (0, _TESTS_FAILED) or bool(ran.returncode) != bool(failed):
-        raise SystemExit(f"pytest ends with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
-    return failed
-
-
-def _pytest(
-    arguments: list[str], copy: Path, environment: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *PYTEST, *arguments]
-    started = {"cwd": copy, "env": environment, "capture_output": True, "text": True}
-    try:
-        return subprocess.run(command, **started, timeout=_MOST_SECONDS)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, -1, "", f"not done in {_MOST_SECONDS} s")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ using std::min;
 using std::sqrt;
 
 struct Dim3 {
-  unsigned x = 0, y = 0, z = 0;
+  unsigned x = 0;
 };
 constexpr Dim3 threadIdx;
 inline thread_local Dim3 blockIdx, gridDim;

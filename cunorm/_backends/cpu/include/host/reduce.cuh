@@ -99,17 +99,12 @@ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
 template <class B>
 struct Team {
   using C = typename B::compute_t;
-  static constexpr int threads = 1, blocks = 1, per_block = 1;
+  static constexpr int blocks = 1;
   struct Scratch {};
 
   explicit Team(Scratch&) {}
 
-  int index() const { return 0; }
   int thread() const { return shared_rows ? gang.thread : 0; }
-  template <class V>
-  V all_reduce(const V& v) const {
-    return v;
-  }
   // The totals of the threads' sums.
   template <class... Sums>
   Pack<C, sizeof...(Sums)> totals(const Sums&... sums) const {

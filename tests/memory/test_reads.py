@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""On a CPU, nothing before or behind an array is read, nor anything outside a variable.
+
+Arrays lie beside pages where a read ends the process; and GCC's sanitizers look at each access.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import placed
+from tests.support.cases import call_of
+from tests.support.gpu_arrays import OnNumpy
+from tests.support.host_code import needs_a_compiler
+from tests.support.internals import compiler
+from tests.support.operands import at
+from tests.support.placed import Samples
+from tests.support.processes import in_process
+
+pytestmark = [
+    needs_a_compiler,
+    pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect"),
+]
+
+
+class OnGuarded(OnNumpy):
+    """NumPy arrays that begin, or end, where a page does, beside one that must not be read."""
+
+    def __init__(self, side: str) -> None:
+        self.is_behind, self._kept = side == "behind", []
+
+    def put(self, array: Any) -> Any:
+        size, page = array.nbytes, mmap.PAGESIZE
+        pages = -(-size // page)
+        memory = mmap.mmap(-1, (pages + 2) * page)
+        self._kept.append(memory)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for guard in (0, pages + 1):
+            start, length = ctypes.c_void_p(address + guard * page), ctypes.c_size_t(page)
+            assert ctypes.CDLL(None).mprotect(start, length, 0) == 0
+        begin = (pages + 1) * page - size if self.is_behind else page
+        found = np.frombuffer(memory, np.uint8, size, begin)
+        found[:] = array
+        return found
+
+
+ROWS = {"center": True, "stream": "+ float32", "d_residual": "float32", "gate": "float32"}
+LAST = Samples(2, (5, 3), 70, 7)
+FIRST = Samples(2, (7, 11), 6, 3, channels_last=False, channel_axis=1)
+OF_ROWS = [
+    *(ROWS | {"shape": (1, 1, 3, 5), "x": x} for x in ("float32", "bfloat16")),
+    *(ROWS | {"shape": (1, 1, 3, 150), "x": x} for x in ("float32", "bfloat16")),
+    ROWS | {"shape": (1, 1, 2, 128), "groups": 2},
+]
+OF_GROUPS = [
+    {"samples": samples, "x": x, "activation": "silu"}
+    for samples in (LAST, LAST._replace(channels=67, groups=67), FIRST)
+    for x in ("float32", "bfloat16")
+]
+CASES = {
+    **dict.fromkeys(("row_norm_forward", "row_norm_backward"), OF_ROWS),
+    **dict.fromkeys(("group_norm_forward", "group_norm_backward"), OF_GROUPS),
+}
+
+
+def check(kernel: str, side: str) -> None:
+    """Run the calls of a kernel; a child does so."""
+    placed.BEHIND = 0
+    for case in CASES[kernel]:
+        with at(case):
+            call_of(kernel, case, OnGuarded(side)).check()
+
+
+def check_some() -> None:
+    """Run some calls of each kernel, in usual memory."""
+    for kernel, cases in CASES.items():
+        for case in cases[3::2]:
+            call_of(kernel, case, OnNumpy()).check()
+
+
+@pytest.mark.parametrize("side", ["before", "behind"])
+@pytest.mark.parametrize("kernel", CASES)
+def test_what_is_beside_an_array_is_not_read(kernel, side):
+    in_process(f"from tests.memory.test_reads import check\ncheck({kernel!r}, {side!r})", setup="")
+
+
+SCRIPT = """
+import ctypes
+import numpy as np
+from tests.memory.test_reads import OnGuarded
+array = OnGuarded({!r}).put(np.zeros(10, np.uint8))
+ctypes.string_at(array.ctypes.data + {}, 1)
+"""
+
+
+@pytest.mark.parametrize(("side", "end", "beside"), [("before", 0, -1), ("behind", 9, 10)])
+def test_a_read_beside_an_array_is_seen(side, end, beside):
+    in_process(SCRIPT.format(side, end), setup="")
+    with pytest.raises(AssertionError):
+        in_process(SCRIPT.format(side, beside), setup="")
+
+
+def sanitizers() -> str:
+    """Return the libraries that a process must begin with; skip without them."""
+    if not (compiler().is_gcc and sys.platform == "linux"):
+        pytest.skip("needs GCC on Linux")
+    found = []
+    for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):
+        command = [*compiler().command, f"-print-file-name={name}"]
+        path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        if not Path(path).is_file():
+            pytest.skip(f"needs GCC's {name}")
+        found.append(path)
+    return " ".join(found)
+
+
+def test_no_access_is_outside_a_variable(tmp_path):
+    options = "-O0 -fsanitize=address,bounds -fno-sanitize-recover=all"
+    environment = {"LD_PRELOAD": sanitizers(), "ASAN_OPTIONS": "detect_leaks=0"}
+    environment |= {"CUNORM_CXXFLAGS": options, "CUNORM_CACHE_DIR": str(tmp_path)}
+    script = "from tests.memory.test_reads import check_some\ncheck_some()"
+    in_process(script, setup="", timeout=300, **environment)

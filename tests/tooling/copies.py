@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""Copies of the working tree, in which a file may be changed and tests run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHES = ("CUNORM_CACHE_DIR",)  # of compiled kernels
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rf")
+FAILED = re.compile(r"^FAILED (.*?)(?: - .*)?$", re.MULTILINE)
+TESTS_FAILED = 1  # pytest's exit status of failed tests; collection errors have another
+NOT_DONE = -1000  # the status of a run that was stopped
+_MOST_SECONDS = 900
+
+Ran = subprocess.CompletedProcess[str]
+
+
+def copy_tree(copy: Path, root: Path) -> None:
+    """Copy the files that git tracks or does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        **{"cwd": root, "capture_output": True, "text": True, "check": True},
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        if (root / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, copy / name)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A copy of the working tree in a folder, which has the caches of compiled kernels, too."""
+
+    path: Path
+    folder: Path
+
+    @classmethod
+    def made(cls, folder: Path, name: str = "tree", root: Path = ROOT) -> Tree:
+        """Copy the working tree."""
+        copy_tree(folder / name, root)
+        return cls(folder / name, folder)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the tests: caches depend only on the copies' sources."""
+        caches = {name: os.environ.get(name) or str(self.folder / name) for name in CACHES}
+        # No .pyc: a file that changes within a second may keep a stale one.
+        more = {"PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
+        return {**os.environ, **caches, **more}
+
+    @contextmanager
+    def changed(self, file: str, text: str) -> Iterator[None]:
+        """Give a file another text within the block."""
+        path = self.path / file
+        before = path.read_text("utf-8")
+        path.write_text(text, "utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(before, "utf-8")
+
+    def pytest(self, arguments: Sequence[str], seconds: float = _MOST_SECONDS) -> Ran:
+        """Run tests; a run that takes longer is stopped, with all that it has started."""
+        command = [sys.executable, *PYTEST, *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        place = {"cwd": self.path, "env": self.environment(), "start_new_session": True}
+        with subprocess.Popen(command, **pipes, **place) as process:
+            try:
+                out, err = process.communicate(timeout=seconds)
+            except BaseException as error:  # also that of Ctrl-C
+                os.killpg(process.pid, signal.SIGKILL)
+                out, err = process.communicate()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                return Ran(command, NOT_DONE, out, f"{err}\nnot done in {seconds} s")
+        return Ran(command, process.returncode, out, err)
+
+    def failures(self, tests: Sequence[str]) -> list[str]:
+        """Return the tests that fail, which are to run to the end."""
+        if not tests:
+            return []
+        ran = self.pytest(tests)
+        failed = [found[1] for found in FAILED.finditer(ran.stdout)]
+        if ran.returncode not in (0, TESTS_FAILED) or bool(ran.returncode) != bool(failed):
+            raise SystemExit(f"pytest ends with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+        return failed
+
+
+def last_line(ran: Ran) -> str:
+    """Return the last line that a run printed."""
+    lines = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: MIT
+"""`python -m tests.tooling.mutants`: where a token of a kernel is another, some test fails.
+
+Mutants of all kernels and headers are drawn, more of long files, and at least two of each. Each is
+made in a copy of the working tree. The tests of its file in `mutants.toml` run there, the likeliest
+to fail first, up to the first failure. A mutant that does not compile is replaced by the next of
+its file. One that survives is listed in `mutants.toml` with the reason why no test can see it, or
+ends the run in status 1. A seed gives the same mutants of the same text, and nearly the same of
+another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shlex
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10; pytest depends on tomli there
+    import tomli as tomllib
+
+from tests.tooling.copies import FAILED, ROOT, Ran, Tree, last_line
+from tests.tooling.mutations import Mutant, Skip, mutants
+
+LIST = Path(__file__).with_name("mutants.toml")
+FOLDERS = ("kernels_cu", "cunorm/_backends/cpu/include/host")
+LEAST = 2  # of each file
+MOST_SECONDS = 1800
+# A test that hangs ends the run, whose tests take a minute at most.
+HANGS = ("-o", "faulthandler_timeout=150", "-o", "faulthandler_exit_on_timeout=true")
+KILLED, SURVIVED, EQUIVALENT, INVALID = "killed", "survived", "equivalent", "does not compile"
+# What the CPU's compiler and NVRTC make of a text that does not compile.
+_INVALID = re.compile(r"compiler does not compile|NVRTC does not compile|CompileException")
+_TEST = re.compile(r'File ".*?(tests/[\w/]+\.py)", line \d+ in (test_\w+)')
+
+
+class Settings(NamedTuple):
+    """What mutants.toml says."""
+
+    skips: list[Skip]
+    equivalents: dict[tuple[str, str], str]  # file and change: why
+    first_tests: dict[str, list[str]]  # of a file, or of the others in its folder
+    last_tests: dict[str, list[str]]  # of the files whose names begin so
+
+    def tests_of(self, file: str) -> list[str]:
+        """Return the arguments of the runs of pytest."""
+        first = self.first_tests.get(file) or self.first_tests[file.rpartition("/")[0]]
+        last = [its for begin, its in self.last_tests.items() if file.startswith(begin)]
+        return [*first, *(last[0] if last else ())]
+
+
+class Outcome(NamedTuple):
+    """What became of a mutant, and the test that failed."""
+
+    mutant: Mutant
+    status: str
+    by: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.status:8} {self.seconds:4.0f} s  {self.mutant}  {self.by}"
+
+
+def settings() -> Settings:
+    """Return what mutants.toml says."""
+    read = tomllib.loads(LIST.read_text("utf-8"))
+    skips = [Skip(**one) for one in read["skip"]]
+    equivalents = {
+        (one["file"], change): one["why"]
+        for one in read.get("equivalent", ())
+        for change in one["changes"]
+    }
+    return Settings(skips, equivalents, read["first_tests"], read["last_tests"])
+
+
+def files() -> list[str]:
+    """Return the names of the files that have mutants."""
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).iterdir())]
+    return [path.relative_to(ROOT).as_posix() for path in paths if path.is_file()]
+
+
+def all_mutants(skips: list[Skip]) -> dict[str, list[Mutant]]:
+    """Return the mutants of each file that has some."""
+    found = {name: mutants(name, (ROOT / name).read_text("utf-8"), skips) for name in files()}
+    return {name: some for name, some in found.items() if some}
+
+
+def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
+    """Return how many are drawn of each file: about as many for each of its mutants."""
+    least = {name: min(LEAST, size) for name, size in sizes.items()}
+    rest = max(0, count - sum(least.values()))
+    left = {name: size - least[name] for name, size in sizes.items()}
+    total, given, seen = sum(left.values()), 0, 0
+    for name, size in left.items():
+        seen += size
+        more = min(size, rest * seen // max(1, total) - given)
+        least[name] += more
+        given += more
+    return least
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Draw mutants and run their tests; return 1 if one survives that is not equivalent."""
+    options, known = _arguments(argv), settings()
+    if options.quick:
+        known = known._replace(last_tests={})
+    drawn = {
+        name: sorted(chosen, key=partial(_place, options.seed))
+        for name, some in all_mutants(known.skips).items()
+        if (chosen := [one for one in some if options.only in str(one)])
+    }
+    if not drawn:
+        raise SystemExit("no mutant has that in its file, line and change")
+    if options.list:
+        for one in (one for some in drawn.values() for one in some):
+            print(one)
+        return 0
+    found = _run(drawn, options, known)
+    _print_totals(found)
+    return 1 if any(one.status == SURVIVED for one in found) else 0
+
+
+def _place(seed: str, mutant: Mutant) -> bytes:
+    """Return by what mutants are sorted: they keep their order when others come and go."""
+    return hashlib.sha256(f"{seed} {mutant.file} {mutant.change}".encode()).digest()
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.tooling.mutants", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--count", type=int, default=110, help="how many")
+    parser.add_argument("--seed", default="1", help="another one draws others")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
+    parser.add_argument("--only", default="", help="with this in file:line: change")
+    parser.add_argument("--quick", action="store_true", help="without the last tests")
+    parser.add_argument("--list", action="store_true", help="print all in their order, run none")
+    return parser.parse_args(argv)
+
+
+def _run(
+    drawn: dict[str, list[Mutant]], options: argparse.Namespace, known: Settings
+) -> list[Outcome]:
+    """Run the tests of so many mutants, several at the same time in copies of their own."""
+    from tests.tooling.regions import compiled_lines, macros_here
+
+    machines = macros_here()
+    lines = {name: compiled_lines((ROOT / name).read_text("utf-8"), machines) for name in drawn}
+    here = {name: [one for one in some if one.line in lines[name]] for name, some in drawn.items()}
+    count = shares({name: len(some) for name, some in here.items()}, options.count)
+    trees: SimpleQueue[Tree] = SimpleQueue()
+
+    def next_outcome(candidates: Iterator[Mutant]) -> Outcome | None:
+        tree = trees.get()
+        try:
+            for mutant in candidates:
+                found = outcome(mutant, tree, known)
+                print(found, flush=True)
+                if found.status != INVALID:
+                    return found
+        finally:
+            trees.put(tree)
+        return None
+
+    with (
+        tempfile.TemporaryDirectory(prefix="cunorm-mutants-") as folder,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
+        for number in range(options.jobs):
+            trees.put(Tree.made(Path(folder), f"tree{number}", ROOT))
+        queues = {name: Shared(iter(some)) for name, some in here.items()}
+        places = [queues[name] for name in here for _ in range(count[name])]
+        return [one for one in pool.map(next_outcome, places) if one]
+
+
+class Shared:
+    """An iterator that several threads take from."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+        for item in items:
+            self._queue.put(item)
+
+    def __iter__(self) -> Iterator[Any]:
+        while not self._queue.empty():
+            yield self._queue.get()
+
+
+def outcome(mutant: Mutant, tree: Tree, known: Settings) -> Outcome:
+    """Make a mutant in the copy, and run the tests of its file, then all, up to a failure."""
+    begin = time.monotonic()
+
+    def made(status: str, by: str) -> Outcome:
+        return Outcome(mutant, status, by, time.monotonic() - begin)
+
+    if why := known.equivalents.get((mutant.file, mutant.change)):
+        return made(EQUIVALENT, why)
+    text = (tree.path / mutant.file).read_text("utf-8")
+    with tree.changed(mutant.file, mutant.applied(text)):
+        for tests in known.tests_of(mutant.file):
+            ran = tree.pytest(["-x", *HANGS, *shlex.split(tests)], MOST_SECONDS)
+            if ran.returncode != 0:
+                return made(*verdict(ran))
+    return made(SURVIVED, "")
+
+
+def verdict(ran: Ran) -> tuple[str, str]:
+    """Return what a run says that did not pass, and the test that failed, hung or crashed."""
+    if _INVALID.search(ran.stdout + ran.stderr):
+        return INVALID, ""
+    if failed := FAILED.search(ran.stdout):
+        return KILLED, failed[1]
+    if stopped := _TEST.search(ran.stderr):
+        what = "does not end" if "Timeout" in ran.stderr else "crashes"
+        return KILLED, f"{stopped[1]}::{stopped[2]} {what}"
+    return KILLED, f"status {ran.returncode}: {last_line(ran)}"
+
+
+def _print_totals(found: list[Outcome]) -> None:
+    """Print how many of each file, and of all, were killed, equivalent, and survived."""
+    counts = Counter((one.mutant.file, one.status) for one in found)
+    names = sorted({one.mutant.file for one in found})
+    for name in (*names, "all"):
+        of: Callable[[str], int] = lambda status, name=name: sum(  # noqa: E731
+            number
+            for (file, its), number in counts.items()
+            if its == status and name in (file, "all")
+        )
+        print(
+            f"{name:50} {of(KILLED):4} killed {of(EQUIVALENT):4} equivalent "
+            f"{of(SURVIVED):4} survived"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
