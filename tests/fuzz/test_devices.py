@@ -44,5 +44,5 @@ def test_examples_are_within_their_bounds_on_every_device(kernel):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_thousands_of_examples_are_within_their_bounds_on_every_device(kernel, part):
-    check(kernel, 2, part + 1, 250)
+def test_more_examples_are_within_their_bounds_on_every_device(kernel, part):
+    check(kernel, 1, part + 1, 100)
