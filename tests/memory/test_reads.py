@@ -6,19 +6,15 @@ Arrays lie beside pages where a read ends the process; and GCC's sanitizers look
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.support import placed
 from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy
+from tests.support.guarded import OnGuarded
 from tests.support.host_code import needs_a_compiler
 from tests.support.internals import compiler
 from tests.support.operands import at
@@ -29,27 +25,6 @@ pytestmark = [
     needs_a_compiler,
     pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect"),
 ]
-
-
-class OnGuarded(OnNumpy):
-    """NumPy arrays that begin, or end, where a page does, beside one that must not be read."""
-
-    def __init__(self, side: str) -> None:
-        self.is_behind, self._kept = side == "behind", []
-
-    def put(self, array: Any) -> Any:
-        size, page = array.nbytes, mmap.PAGESIZE
-        pages = -(-size // page)
-        memory = mmap.mmap(-1, (pages + 2) * page)
-        self._kept.append(memory)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        for guard in (0, pages + 1):
-            start, length = ctypes.c_void_p(address + guard * page), ctypes.c_size_t(page)
-            assert ctypes.CDLL(None).mprotect(start, length, 0) == 0
-        begin = (pages + 1) * page - size if self.is_behind else page
-        found = np.frombuffer(memory, np.uint8, size, begin)
-        found[:] = array
-        return found
 
 
 ROWS = {"center": True, "stream": "+ float32", "d_residual": "float32", "gate": "float32"}
@@ -71,12 +46,12 @@ CASES = {
 }
 
 
-def check(kernel: str, side: str) -> None:
-    """Run the calls of a kernel; a child does so."""
-    placed.BEHIND = 0
-    for case in CASES[kernel]:
-        with at(case):
-            call_of(kernel, case, OnGuarded(side)).check()
+def check(side: str) -> None:
+    """Run the calls; a child does so."""
+    for kernel, cases in CASES.items():
+        for case in cases:
+            with at(kernel, case):
+                call_of(kernel, case, OnGuarded(side == "behind")).check()
 
 
 def check_some() -> None:
@@ -87,25 +62,24 @@ def check_some() -> None:
 
 
 @pytest.mark.parametrize("side", ["before", "behind"])
-@pytest.mark.parametrize("kernel", CASES)
-def test_what_is_beside_an_array_is_not_read(kernel, side):
-    in_process(f"from tests.memory.test_reads import check\ncheck({kernel!r}, {side!r})", setup="")
+def test_what_is_beside_an_array_is_not_read(side):
+    in_process(f"from tests.memory.test_reads import check\ncheck({side!r})", setup="")
 
 
 SCRIPT = """
 import ctypes
 import numpy as np
-from tests.memory.test_reads import OnGuarded
-array = OnGuarded({!r}).put(np.zeros(10, np.uint8))
+from tests.support.guarded import OnGuarded
+array = OnGuarded({}).allocate(np.zeros(10, np.uint8))
 ctypes.string_at(array.ctypes.data + {}, 1)
 """
 
 
 @pytest.mark.parametrize(("side", "end", "beside"), [("before", 0, -1), ("behind", 9, 10)])
 def test_a_read_beside_an_array_is_seen(side, end, beside):
-    in_process(SCRIPT.format(side, end), setup="")
+    in_process(SCRIPT.format(side == "behind", end), setup="")
     with pytest.raises(AssertionError):
-        in_process(SCRIPT.format(side, beside), setup="")
+        in_process(SCRIPT.format(side == "behind", beside), setup="")
 
 
 def sanitizers() -> str:
