@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Collection, Iterator, Set, ValuesView
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
@@ -187,10 +187,15 @@ def _compile(builds: list[KernelBuild], device: Device, workers: int, progress: 
     stop = Stop()
     pool = ThreadPoolExecutor(workers, initializer=ended_by, initargs=(stop,))
     with pool, _bar(len(builds), progress) as bar:
-        tasks = {pool.submit(prepare, build): build for build in builds}
+        tasks: dict[Future[bool], KernelBuild] = {}
         try:
-            for _ in as_completed(tasks):
-                bar.update()
+            for build in builds:
+                tasks[pool.submit(prepare, build)] = build
+            left = set(tasks)
+            while left:  # in slices, as a signal just before a wait would not interrupt it
+                done, left = wait(left, 0.5, FIRST_COMPLETED)
+                for _ in done:
+                    bar.update()
         except BaseException:  # the user does not want to wait
             for task in tasks:
                 task.cancel()

@@ -72,6 +72,13 @@ few = tasks()
 assert few - before < 10, "the system refuses threads"
 check_forward()
 assert tasks() >= before + 38
+cunorm.set_num_threads(2)
+check_forward()  # ends most of them
+cunorm.set_num_threads(40)
+with at_most(1 << 20):
+    check_forward()
+    check_forward()
+    assert tasks() < before + 38, "the system refuses threads"
 cunorm.set_num_threads(None)
 """
 

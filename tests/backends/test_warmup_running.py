@@ -71,11 +71,11 @@ def test_a_build_that_fails_is_named_after_the_others_were_made(loads, monkeypat
 
 
 def test_who_interrupts_does_not_wait_for_what_has_not_begun(loads, monkeypatch):
-    def interrupt(tasks):
+    def interrupt(*arguments):
         raise KeyboardInterrupt
 
     while_loading(monkeypatch, lambda build: time.sleep(0.05))
-    monkeypatch.setattr(_warmup, "as_completed", interrupt)
+    monkeypatch.setattr(_warmup, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         warm(workers=1, progress=False)
     assert len(loads) <= 1

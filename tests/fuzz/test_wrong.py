@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -26,7 +27,7 @@ def check(kernel, number, examples):
         name, value = data.draw(wrong_arguments(arguments))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            with pytest.raises((TypeError, ValueError), match=name):
+            with pytest.raises((TypeError, ValueError), match=rf"^\w+: {re.escape(name)}\b"):
                 call.function(**(arguments | {name: value}))
         call.check_memory()
 

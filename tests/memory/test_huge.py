@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,22 @@ from tests.support.gpu_arrays import OnNumpy
 from tests.support.operands import assert_same_bits, draw
 from tests.support.placed import Samples
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.compiled("O3")]
+
+def free_memory():
+    """Return the bytes of memory that are available; Linux says so."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(lines["MemAvailable"].split()[0]) << 10
+
+
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.compiled("O3"),
+    pytest.mark.xdist_group("huge"),  # one at a time, with --dist=loadgroup
+    pytest.mark.skipif(free_memory() < 12 << 30, reason="needs 12 GiB of free memory"),
+]
 TIMES, BLOCK = 2049, (1024, 1024)  # more than 2**31 elements in TIMES blocks
 
 

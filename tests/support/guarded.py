@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import numpy as np
 from tests.support.gpu_arrays import OnNumpy
 
 _PAGE = mmap.PAGESIZE
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _NO_ACCESS = 0  # PROT_NONE
+_mprotect = None
+if sys.platform != "win32":  # where arrays lie beside usual memory
+    _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+    _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class OnGuarded(OnNumpy):
@@ -31,7 +34,7 @@ class OnGuarded(OnNumpy):
         pages = -(-size // _PAGE) * _PAGE
         memory = np.frombuffer(mmap.mmap(-1, pages + 2 * _PAGE), np.uint8)
         for guard in (0, _PAGE + pages):
-            if _LIBC.mprotect(memory.ctypes.data + guard, _PAGE, _NO_ACCESS):
+            if _mprotect and _mprotect(memory.ctypes.data + guard, _PAGE, _NO_ACCESS):
                 raise OSError(ctypes.get_errno(), "mprotect")
         begin = _PAGE + (pages - size if self.at_end else 0)
         allocated = memory[begin : begin + size]

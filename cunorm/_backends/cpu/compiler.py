@@ -22,6 +22,7 @@ from cunorm._backends.cpu.files import digest, temporary
 
 _BELIEVED = 24 * 60 * 60  # seconds; then a refused option is tried again
 _ANSWER_LIMIT = 60.0  # seconds, for --version
+_NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP)
 # Messages of compilers that end, or whose children end, for want of memory or disk.
 _STOPPED = re.compile(
     r"killed|signal|no space left|disk quota|file too large|file size limit|memory exhausted"
@@ -72,8 +73,9 @@ def compiler() -> Compiler | None:
         try:
             answer = processes.run([*command, "--version"], limit=_ANSWER_LIMIT)
         except processes.Stopped as stopped:
-            if getattr(stopped.__cause__, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
-                raise  # there may be memory for it later
+            cause = stopped.__cause__
+            if isinstance(cause, OSError) and cause.errno not in _NO_PROGRAM:
+                raise  # as for want of memory: it may start later
             _warn(f"{stopped}\n  It is not used.")
             continue
         if answer.returncode == 0:

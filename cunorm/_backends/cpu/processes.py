@@ -12,13 +12,15 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from threading import Event, Lock, Thread, local
+from threading import Event, Lock, Thread, current_thread, local
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 TIME_LIMIT = 10 * 60.0  # seconds; a compile takes a few, and far less than this on a busy machine
+_INTERRUPTED = "cunorm: a compile was interrupted"
 _PATIENCE = 5.0  # seconds, for what was killed to end
+_SLICE = 0.5  # seconds; a signal just before a wait without an end would not interrupt it
 
 # Bytes that are free when a thread is started: CPython waits forever for one that finds none.
 _ROOM = 4 << 20
@@ -46,7 +48,7 @@ class Stop:
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         with self._lock:
             if self.is_set:
-                raise Stopped("cunorm: a compile was interrupted")
+                raise Stopped(_INTERRUPTED)
             process = subprocess.Popen(command, text=True, start_new_session=True, **options)
             self._running.add(process)
             return process
@@ -66,7 +68,7 @@ class Stop:
 
 def _kill(process: subprocess.Popen[str]) -> None:
     if process.returncode is None:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # macOS's for a group that has ended
             os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
 
 
@@ -90,8 +92,8 @@ def run(
         process = stop.start(command, env=env, errors="replace", **pipes)
     except OSError as error:
         raise Stopped(
-            f"cunorm cannot start the C++ compiler: {error}; install it again, or let CXX name "
-            f"another\n  {shlex.join(command)}"
+            f"cunorm cannot start the C++ compiler: {error}; if it is gone, install it again, or "
+            f"let CXX name another\n  {shlex.join(command)}"
         ) from error
     try:
         with suppress(AttributeError, OSError):
@@ -128,7 +130,7 @@ class Task(Generic[T]):
             bytearray(_ROOM)
             self._thread.start()
         except (MemoryError, RuntimeError):
-            return False
+            return self._thread.ident is not None  # it has begun all the same
         return True
 
     def run(self) -> None:
@@ -136,10 +138,13 @@ class Task(Generic[T]):
         ended_by(self._ender)
         self._has_begun = True
         try:
-            if not self._ender.is_set:
-                self.results.append(self._call())
+            if self._ender.is_set:
+                raise Stopped(_INTERRUPTED)
+            self.results.append(self._call())
         except BaseException as error:
             self.error = error
+            if current_thread() is not self._thread and not isinstance(error, Exception):
+                raise  # the caller is interrupted
         finally:
             _of_thread.stop = before
             self._is_done.set()
@@ -151,12 +156,12 @@ class Task(Generic[T]):
             self._thread.join(seconds)  # so that nothing is left of it for a process that forks
         return self._is_done.is_set()
 
-    def end(self) -> None:
-        """End what it compiles, and remove its files."""
+    def end(self, patience: float = _PATIENCE) -> None:
+        """End what it compiles, and remove its files, if that takes no more seconds than these."""
         if self._owner == os.getpid():  # a forked child has no threads of its parent
             self._ender.set()
             if self._has_begun:  # else it does not begin any more
-                self.wait(_PATIENCE)
+                self.wait(patience)
 
 
 def at_once(
@@ -176,10 +181,13 @@ def at_once(
         if not all(task.wait(max(0.0, end - time.monotonic())) for task in tasks):
             remark()
         for task in tasks:
-            task.wait()
+            while not task.wait(_SLICE):
+                pass
     except BaseException:  # the caller is interrupted
+        stop.set()
+        end = time.monotonic() + _PATIENCE
         for task in tasks:
-            task.end()
+            task.end(max(0.0, end - time.monotonic()))
         raise
     for task in tasks:
         if task.error is not None:

@@ -31,13 +31,13 @@ inline int started(int count) {
 
 }  // namespace new_threads
 
-// Returns up to how many threads, with the one that calls, a parallel region of it can have. What
-// it had before is not tried again, as OpenMP keeps the threads of each thread that calls.
+// Returns up to how many threads, with the one that calls, its next parallel region can have. Those
+// of its last one are not tried again: OpenMP keeps them, and ends those that a smaller one leaves.
 inline int threads_that_start(int wanted) {
   if (wanted == 1) return 1;
-  thread_local int most = 1;
-  if (wanted > most) most = 1 + new_threads::started(wanted - 1);
-  return wanted < most ? wanted : most;
+  thread_local int last = 1;
+  if (wanted > last) wanted = last + new_threads::started(wanted - last);
+  return last = wanted;
 }
 #else
 inline int threads_that_start(int) { return 1; }
