@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import note
 
 from tests.fuzz.relations import RELATIONS
-from tests.support.cases import call_of
+from tests.support.cases import DEFAULTS, call_of
 from tests.support.covers import Case
 from tests.support.guarded import OnGuarded
 from tests.support.operands import at
@@ -24,23 +24,39 @@ check({kernel!r}, {case!r}, {relation!r}, {seed!r}, at_end={at_end!r})
 """
 
 
-def run(kernel: str, case: Case, *rest: Any, **more: Any) -> None:
-    """Check an example, which is a script until it has passed."""
+def run(kernel: str, case: Case, *rest: Any, **more: Any) -> set[str]:
+    """Check an example, which is a script until it has passed; return its relations."""
     kept = Path(tempfile.gettempdir(), f"cunorm-example-{os.getpid()}.py")
     script = _script(kernel, case, *rest, **more)
     kept.write_text(script, "utf-8")
     note(f"As a script, for the root of the repository:\n{script}")
-    check(kernel, case, *rest, **more)
+    found = check(kernel, case, *rest, **more)
     kept.unlink()
+    return found
 
 
-def check(kernel: str, case: Case, relation: str, seed: int, *, at_end: bool = True) -> None:
-    """Check a case against the oracle, and its relation to another call of the function."""
-    call = call_of(kernel, case, OnGuarded(at_end))
-    result = call.check()
-    with at(relation, seed):
-        RELATIONS[relation](kernel, case, call, result, seed)
+def check(
+    kernel: str, case: Case, relation: str | None, seed: int, *, at_end: bool = True
+) -> set[str]:
+    """Check a case against the oracle, and its relations to other calls of the function.
+
+    These are the given relation or, where it does not apply, the next one; None: all that apply.
+    Returns their names.
+    """
+    case = DEFAULTS | case
+    result = call_of(kernel, case, OnGuarded(at_end)).check()
+    names = [*RELATIONS[kernel]]
+    first = names.index(relation) if relation else 0
+    found: set[str] = set()
+    for name in (*names[first:], *names[:first]):
+        call = call_of(kernel, case, OnGuarded(at_end))  # a relation changes its inputs
+        with at(name, seed):
+            if RELATIONS[kernel][name](kernel, case, call, result, seed):
+                found.add(name)
+        if found and relation:
+            break
+    return found
 
 
-def _script(kernel: str, case: Case, relation: str, seed: int, *, at_end: bool) -> str:
+def _script(kernel: str, case: Case, relation: str | None, seed: int, *, at_end: bool) -> str:
     return _SCRIPT.format(kernel=kernel, case=case, relation=relation, seed=seed, at_end=at_end)

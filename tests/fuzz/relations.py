@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """How the result of a call is related to those of other calls.
 
-Each relation takes the kernel, the case, its call and result, and a seed of its own choices. One
-that does not apply to a case returns.
+Each relation takes the kernel, the case, its call and result, and a seed of its own choices, and
+returns whether it applies to the case.
 """
 
 from __future__ import annotations
@@ -25,53 +25,58 @@ from tests.support.operands import assert_same_bits, assert_same_fields, at
 _OF_PARAMETERS = ("dweight", "dbias")
 
 
-def same_again(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def same_again(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """A call, now a remembered one, has the same bits with any number of threads."""
     try:
         cunorm.set_num_threads(1 + seed % 3)
         assert_same_fields(call.run(), result)
     finally:
         cunorm.set_num_threads(None)
+    return True
 
 
-def other_memory(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def other_memory(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """Bits depend neither on strides nor on alignment, nor on the framework, nor on `out`."""
     if not _is_movable(case):
-        return
+        return False
     more = {"layouts": "contiguous", "results": None, "offset": 0, "kind": "numpy"}
     more |= {"workspace": False}
     assert_same_fields(call_of(kernel, case | more, OnNumpy()).run(), result)
+    return True
 
 
-def in_place(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def in_place(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """Results that are written over an input have the same bits."""
     name, over = ("y", "x") if "forward" in kernel else ("dx", "dy")
     written = getattr(result, name)
     if written is None or not _is_movable(case) or written.dtype != call.inputs[over].host.dtype:
-        return
+        return False
     more = {"in_place": over, "layouts": "contiguous", "results": None, "kind": "numpy"}
     more |= {name: str(written.dtype), "dgate": None}
-    if case.get("dgate") in (None, case.get("gate")):
-        assert_same_fields(call_of(kernel, case | more, OnNumpy()).run(), result)
+    if case.get("dgate") not in (None, case.get("gate")):
+        return False
+    assert_same_fields(call_of(kernel, case | more, OnNumpy()).run(), result)
+    return True
 
 
-def some_rows(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def some_rows(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """A row, or a sample, has the same bits in any order, and among any others."""
     count, choose = _count(case), random.Random(seed)
     if not _is_movable(case):
-        return
+        return False
     picked = [choose.randrange(count) for _ in range(choose.randint(1, count + 2))]
     if seed % 2:
         picked = choose.sample(range(count), count)
     found = _run_picked(kernel, case, picked)
     _assert_rows(found, result, len(picked), count, picked)
+    return True
 
 
-def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """An infinity or NaN changes no bit of another row."""
     count, choose = _count(case), random.Random(seed)
     if any(map(is_expanded, case["layouts"])):
-        return
+        return False
     name = choose.choice([n for n in ("x", "dy", "gate", "residual") if call.inputs.get(n)])
     host = call.inputs[name].host
     place = tuple(choose.randrange(size) for size in host.shape)
@@ -81,9 +86,10 @@ def poisoned(kernel: str, case: Case, call: Call, result: Any, seed: int) -> Non
     with np.errstate(all="ignore"):
         found = call.run()
     _assert_rows(_fields(found, count, others), result, len(others), count, others)
+    return True
 
 
-def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """Of twice x, and four times eps, y is the same."""
     _scale(call.inputs, ("x", "residual", "mean"), 2)
     _scale(call.inputs, ("rstd",), 0.5)
@@ -91,29 +97,31 @@ def twice_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None
     found = call.run(**more)
     factors = {"y": 1, "residual": 2, "mean": 2, "rstd": 0.5, "dx": 0.5, "dresidual": 0.5}
     if call.inputs.get("d_residual") or _has_float16(result):
-        return
+        return False
     for name, array in result._asdict().items():
         if array is not None and name not in _accumulated(case):
             factor = factors.get(name, 1)
             assert_same_bits(getattr(found, name), array * array.dtype.type(factor), name)
+    return True
 
 
-def twice_dy(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def twice_dy(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """A backward is linear in dy and d_residual; a factor of 2 is exact."""
-    if "forward" in kernel or _has_float16(result):
-        return
+    if _has_float16(result):
+        return False
     _scale(call.inputs, ("dy", "d_residual"), 2)
     for name, array in call.run()._asdict().items():
         if array is not None and name not in _accumulated(case):
             before = getattr(result, name)
             assert_same_bits(array, before * before.dtype.type(2), name)
+    return True
 
 
-def split_batch(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def split_batch(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """dweight and dbias of a batch are the sums of those of its parts, within the bounds."""
     count = _count(case)
-    if "forward" in kernel or count < 2 or _accumulated(case) or not _is_movable(case):
-        return
+    if count < 2 or _accumulated(case) or not _is_movable(case):
+        return False
     cut, expected = 1 + seed % (count - 1), call.expected()
     parts = [_picked(kernel, case, rows) for rows in (range(cut), range(cut, count))]
     found = [part.check() for part in parts]
@@ -123,58 +131,70 @@ def split_batch(kernel: str, case: Case, call: Call, result: Any, seed: int) -> 
             bound = sum(e.bound(name, dtype) for e in (expected, *(p.expected() for p in parts)))
             whole, *of_parts = (getattr(r, name).astype(np.float64) for r in (result, *found))
             assert (np.abs(whole - sum(of_parts)) <= bound).all(), name
+    return True
 
 
-def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def shifted_x(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """A centered y does not change with the mean of x, beyond the bounds."""
     centered = ("group" in kernel or case["center"]) and case.get("gate_position") != "pre"
-    if "backward" in kernel or not centered or case.get("values") != "quarters" or case["far"]:
-        return
+    if not centered or case.get("values") != "quarters" or case["far"]:
+        return False
     before = call.expected().bound("y", str(result.y.dtype))
     call.inputs["x"].host[...] += call.inputs["x"].host.dtype.type(16)
     bound = before + call.expected().bound("y", str(result.y.dtype))
     y, right = (found.y.astype(np.float64) for found in (call.run(), result))
     assert (np.abs(y - right) <= bound).all()
+    return True
 
 
-def add_then_norm(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
+def add_then_norm(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
     """Fused with a residual, y is that of the sum."""
-    is_fused = "forward" in kernel and (case.get("stream") or "").startswith("+")
+    is_fused = (case["stream"] or "").startswith("+")
     if not is_fused or case["round_before_weight"] or case["x"] == "float64":  # computed in it
-        return
+        return False
     more = {"x": result.residual, "residual": None, "dtype": str(result.y.dtype), "out": None}
     y = cunorm.normalize(**_accepted("normalize", _numpy(call) | more))
     assert_same_bits(y, result.y)
+    return True
 
 
-def other_function(kernel: str, case: Case, call: Call, result: Any, seed: int) -> None:
-    """The functions of a name, and those that return y alone, have the bits of the general one."""
+def plain_function(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
+    """The functions that return y alone have the same bits."""
+    plain = "add_normalize" if case.get("stream") else "normalize"
+    plain = "group_norm" if "group" in kernel else plain
+    given = _numpy(call) | {"out": None, "dtype": str(result.y.dtype)}
+    y = getattr(cunorm, plain)(**_accepted(plain, given))
+    assert_same_bits(getattr(y, "y", y), result.y)
+    return True
+
+
+def named_function(kernel: str, case: Case, call: Call, result: Any, seed: int) -> bool:
+    """The functions of a norm's own name have the bits of the general one."""
+    name = "layer_norm" if case["center"] else "rms_norm"
+    has_other = case["c"] is not None or (name == "rms_norm" and case["bias"])
+    if has_other or _accumulated(case):
+        return False
+    name += kernel.removeprefix("row_norm")
     given = _numpy(call) | {"out": None}
     if "forward" in kernel:
         given["dtype"] = str(result.y.dtype)
-        plain = ("add_normalize" if case.get("stream") else "normalize", "group_norm")[
-            "gr" in kernel
-        ]
-        y = getattr(cunorm, plain)(**_accepted(plain, given))
-        assert_same_bits(getattr(y, "y", y), result.y)
-    if "row" not in kernel or given["c"] is not None or _accumulated(case):
-        return
-    name = "layer_norm" if case["center"] else "rms_norm"
-    if name == "rms_norm" and case["bias"]:
-        return
-    name += kernel.removeprefix("row_norm")
-    if getattr(result, "dgate", None) is not None:  # whose dtype `out` alone can choose
+    elif result.dgate is not None:  # whose dtype `out` alone can choose
         given["out"] = type(result)(dgate=np.empty_like(result.dgate))
-    found = getattr(cunorm, name)(**_accepted(name, given))
-    assert_same_fields(found, result)
+    assert_same_fields(getattr(cunorm, name)(**_accepted(name, given)), result)
+    return True
 
 
-RELATIONS: dict[str, Callable[..., None]] = {
-    relation.__name__: relation
-    for relation in (
-        *(same_again, other_memory, in_place, some_rows, poisoned, twice_x, twice_dy),
-        *(split_batch, shifted_x, add_then_norm, other_function),
-    )
+_OF_ALL = (same_again, other_memory, in_place, some_rows, poisoned, twice_x)
+_OF_FORWARDS, _OF_BACKWARDS = (shifted_x, plain_function), (twice_dy, split_batch)
+_OF_KERNELS = {
+    "row_norm_forward": (*_OF_ALL, *_OF_FORWARDS, add_then_norm, named_function),
+    "row_norm_backward": (*_OF_ALL, *_OF_BACKWARDS, named_function),
+    "group_norm_forward": (*_OF_ALL, *_OF_FORWARDS),
+    "group_norm_backward": (*_OF_ALL, *_OF_BACKWARDS),
+}
+RELATIONS: dict[str, dict[str, Callable[..., bool]]] = {
+    kernel: {relation.__name__: relation for relation in relations}
+    for kernel, relations in _OF_KERNELS.items()
 }
 
 
