@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.support import cases
+from tests.support import case_covers as cases
 from tests.support.covers import everything, pairwise
 
 FACTORS = [
