@@ -167,7 +167,7 @@ def test_a_compiler_whose_own_child_is_killed_is_an_error_and_tried_again(tmp_pa
 # --- interrupts -----------------------------------------------------------------------------------
 
 INTERRUPTED = """
-import signal
+import signal, time
 from tests.support import caches
 os.chdir(os.environ["FOLDER"])
 os.setsid()
@@ -184,9 +184,10 @@ for call in caches.check, warm_up, lambda: cunorm.rms_norm_backward(x, x, x[0], 
         pass
     else:
         raise AssertionError
-    left = list(cunorm.cache_info().folder.iterdir())
-    assert not left, (call, left, threading.enumerate())
-    assert threading.active_count() == 1
+    end = time.monotonic() + 20  # a thread whose compiler was ended may have to remove its files
+    while left := [*cunorm.cache_info().folder.iterdir(), *threading.enumerate()[1:]]:
+        assert time.monotonic() < end, (call, left)
+        time.sleep(0.01)
 os.unlink("flag")
 caches.check()
 """
