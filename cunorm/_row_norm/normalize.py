@@ -354,9 +354,10 @@ def normalize_backward(
         Arrays to write in place of new ones, or None, for each gradient. An array may be exactly an
         input, and overlaps none otherwise.
     workspace : array, optional
-        Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of uint8
-        or one of the four dtypes, of at least `workspace_size` bytes, its address a multiple of 16.
-        It holds nothing between calls. With it and a full `out`, a call allocates nothing.
+        Memory for the partial sums of dweight and dbias: a contiguous array on x's device, of one
+        of the four dtypes or, of NumPy, CuPy or PyTorch, of uint8. It has at least `workspace_size`
+        bytes, its address is a multiple of 16, and it holds nothing between calls. With it and a
+        full `out`, a call allocates nothing.
     accumulate : bool, optional
         Whether dweight and dbias are added to their arrays in `out`, which then must be there, and
         float32 or float64. dx and dgate are overwritten.

@@ -91,7 +91,7 @@ def test_without_any_folder_to_write_to_an_error_says_which_variable_names_one(
 
 @pytest.mark.parametrize("in_passwd", [True, False])
 def test_without_home_the_folder_is_in_that_of_the_password_file(tmp_path, monkeypatch, in_passwd):
-    pwd = pytest.importorskip("pwd")
+    pwd = pytest.importorskip("pwd", reason="there is no file of passwords")
 
     def entry(uid):
         if not in_passwd:

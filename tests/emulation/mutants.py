@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tests.tooling.mutations import closing
+
 # Barriers of a block, of a warp and of a cluster, and a thread's wait for its own copies.
 _BARRIER = re.compile(
     r"__sync(?:threads|warp)\([^()]*\);|\bcluster_barrier\(\);|\basync_wait<[^;{}]*>\(\);"
@@ -53,7 +55,7 @@ def _barriers_and_guards(code: str) -> Iterator[tuple[int, int, str]]:
     for barrier in _BARRIER.finditer(code):
         yield *barrier.span(), "{{ if (!without({})) {} }}"
     for guard in _GUARD.finditer(code):
-        yield guard.start(), _closing(code, guard.end()), "(without({}) || {})"
+        yield guard.start(), closing(code, guard.end()) + 1, "(without({}) || {})"
 
 
 class Switch:
@@ -110,13 +112,3 @@ def _name(text: str, begin: int, end: int) -> str:
     *_, function = _FUNCTION.finditer(text, 0, begin)
     line = text[text.rfind("\n", 0, begin) + 1 : text.index("\n", end)]
     return f"{function[1]}: {line.strip()}"
-
-
-def _closing(code: str, begin: int) -> int:
-    """Return the end of the parenthesis that is open at `begin`."""
-    depth = 1
-    for place in range(begin, len(code)):
-        depth += {"(": 1, ")": -1}.get(code[place], 0)
-        if depth == 0:
-            return place + 1
-    raise ValueError("a parenthesis is never closed")

@@ -10,14 +10,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.fuzz.views import is_reversed, result_views, views
-from tests.support.case_covers import builds
+from tests.support.case_covers import FACTORS, builds
 from tests.support.covers import Case
 from tests.support.placed import GROUP_LAYOUTS, Samples
 
-KERNELS = (
-    *("row_norm_forward", "row_norm_backward"),
-    *("group_norm_forward", "group_norm_backward"),
-)
+KERNELS = tuple(FACTORS)
 _MOST = 15_000  # elements of x, so that the oracle is quick
 _EDGES = (1, 2, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 2048, 4097)
 _WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from(_EDGES), st.integers(1, 5000))

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ MOST_SECONDS = 1800
 # A test that hangs ends the run, whose tests take a minute at most.
 HANGS = ("-o", "faulthandler_timeout=150", "-o", "faulthandler_exit_on_timeout=true")
 KILLED, SURVIVED, EQUIVALENT, INVALID = "killed", "survived", "equivalent", "does not compile"
+_COUNTED = (KILLED, EQUIVALENT, SURVIVED)
 # What the CPU's compiler and NVRTC make of a text that does not compile.
 _INVALID = re.compile(r"compiler does not compile|NVRTC does not compile|CompileException")
 _TEST = re.compile(r'File ".*?(tests/[\w/]+\.py)", line \d+ in (test_\w+)')
@@ -233,15 +234,9 @@ def _print_totals(found: list[Outcome]) -> None:
     counts = Counter((one.mutant.file, one.status) for one in found)
     names = sorted({one.mutant.file for one in found})
     for name in (*names, "all"):
-        of: Callable[[str], int] = lambda status, name=name: sum(  # noqa: E731
-            number
-            for (file, its), number in counts.items()
-            if its == status and name in (file, "all")
-        )
-        print(
-            f"{name:50} {of(KILLED):4} killed {of(EQUIVALENT):4} equivalent "
-            f"{of(SURVIVED):4} survived"
-        )
+        some = names if name == "all" else [name]
+        total = {status: sum(counts[one, status] for one in some) for status in _COUNTED}
+        print(f"{name:50}", *(f"{number:4} {status}" for status, number in total.items()))
 
 
 if __name__ == "__main__":
