@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""How Sphinx builds the documentation: ``python -m sphinx -W docs build/docs``."""
+
+import cunorm
+
+project, author = "cunorm", "cunorm contributors"
+copyright = "cunorm contributors, MIT licence"
+version = release = cunorm.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!cunorm\.).*")]  # words of docstrings, such as array
+
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # arrays are of any framework; the docstrings have shapes and dtypes
+napoleon_google_docstring = False
+default_role = "py:obj"  # `name` in a docstring
+
+html_theme = "furo"
+html_title = f"cunorm {version}"
+html_static_path = ["_static"]
+html_css_files = ["cunorm.css"]
+html_copy_source = False
+copybutton_exclude = ".linenos, .gp, .go"

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""The examples of the README and of the documentation run, and their commands and files exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import cunorm
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
+PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.M)
+MODULES = re.compile(
+    r"^ *(?:import|from) (torch|ml_dtypes|jax|cupy|transformers|flax|keras)\b", re.M
+)
+
+
+class Example(NamedTuple):
+    """The code of a page's block, after that of the blocks that it goes on from."""
+
+    name: str
+    code: str
+
+
+def examples() -> list[Example]:
+    """Return the pages' Python blocks; one that begins with no import continues the last."""
+    found: list[Example] = []
+    for page in PAGES:
+        name = page.relative_to(ROOT).as_posix()
+        for block in BLOCK.finditer(text := page.read_text(encoding="utf-8")):
+            if block[1] != "python":
+                continue
+            if re.match(r"import |from |\"\"\"", block[2]):
+                line = text.count("\n", 0, block.start()) + 1
+                found.append(Example(f"{name}:{line}", block[2]))
+            else:
+                assert found and found[-1].name.startswith(name), f"{name}: imports are missing"
+                found[-1] = found[-1]._replace(code=f"{found[-1].code}\n{block[2]}")
+    return found
+
+
+def as_parameter(example: Example) -> Any:
+    marks = []
+    if "cupy" in example.code or '"cuda"' in example.code:
+        marks.append(pytest.mark.gpu)
+    if '"cuda"' in example.code or "cupy.cuda." in example.code:
+        marks.append(pytest.mark.real_gpu("PyTorch, JAX and CUDA graphs do not run on it"))
+    return pytest.param(example.code, id=example.name, marks=marks)
+
+
+@pytest.mark.parametrize("code", [as_parameter(example) for example in examples()])
+def test_an_example_prints_what_it_says(code, capsys, tmp_path, monkeypatch):
+    for module in MODULES.findall(code):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "example", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == PRINTED.findall(code)
+    assert printed or "assert " in code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_code_has_a_language_that_is_tested(page):
+    fences = re.findall(r"^```+(.*)$", page.read_text(encoding="utf-8"), re.M)[::2]
+    kinds = {"python", "sh", "cpp", "text", "{toctree}", "{eval-rst}", "{include}"}
+    assert {fence.split()[0] if fence else "" for fence in fences} <= kinds
+
+
+def test_every_public_function_is_named_in_the_readme():
+    readme = PAGES[0].read_text(encoding="utf-8")
+    functions = {name for name in cunorm.__all__ if not isinstance(getattr(cunorm, name), type)}
+    assert {name for name in functions if name not in readme} == set()
+
+
+def test_every_file_that_the_readme_links_or_lists_is_there():
+    text = PAGES[0].read_text(encoding="utf-8")
+    places = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    places += re.findall(r"^\| `([\w/]+/)` \|", text, re.M)
+    assert len(places) > 4
+    assert [place for place in places if not (ROOT / place).exists()] == []
