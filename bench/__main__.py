@@ -14,6 +14,7 @@ COMMANDS = {  # each is imported when it runs, as their dependencies differ
     "busy": "bench.busy",
     "static": "bench.static",
     "bytes": "bench.traffic",
+    "overview": "bench.overview",
     "plot": "bench.plot",
     "table": "bench.tables",
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from math import prod
+from statistics import median
 from typing import NamedTuple
 
 from bench.model import GPUS
@@ -123,6 +124,35 @@ def _goal_lines(rows: list[Row]) -> Iterator[str]:
                 f"{late:8}/{len(found):<3}  {share(worst):.3f} {worst.operator} {worst.dtype} "
                 f"{worst.shape}, {worst.regime}: {limit(worst)}"
             )
+
+
+def predictions(rows: list[Row]) -> str:
+    """Return a Markdown table of what is predicted for the default plans."""
+    chosen = [
+        row for row in rows if row.prediction and not row.features and passes(row) is not None
+    ]
+    columns = list(product(GPUS, dict.fromkeys(row.dtype for row in chosen)))
+    heads = [f"sm_{architecture}, {dtype}" for architecture, dtype in columns]
+    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    for norm in dict.fromkeys((row.operator, row.memory, row.direction) for row in chosen):
+        cells = []
+        for architecture, dtype in columns:
+            wanted = (*norm, f"sm_{architecture}", dtype)
+            of_cell = [
+                row
+                for row in chosen
+                if (row.operator, row.memory, row.direction, row.arch, row.dtype) == wanted
+            ]
+            cells.append(_prediction_cell(of_cell))
+        lines.append(f"| {' '.join(filter(None, norm))} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _prediction_cell(rows: list[Row]) -> str:
+    if not rows:
+        return "–"
+    worst = min(rows, key=share)
+    return f"{median(map(share, rows)):.2f} ({share(worst):.2f} at {worst.shape})"
 
 
 def kind_of(row: Row) -> str:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""`python -m bench table`: cunorm against others, as Markdown, from a CSV of timings."""
+"""`python -m bench table`: cunorm against others, as Markdown, from a CSV of timings.
+
+Pages of the documentation have such tables, and those of accuracy and of predictions.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,29 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench import goals
+from bench import accuracy_errors, goals, static_rows, static_summary
 from bench.ratios import Ratio, geometric_mean, label, load, measured, points_without, ratios
+from bench.records import read_csv
 from bench.rows import Row
 
-_BLOCK = re.compile(r"(<!-- cpu-table: (\S+) -->\n).*?(<!-- end -->)", re.S)
-_START = "<!-- cpu-table:"
+_BLOCK = re.compile(r"(<!-- (cpu|accuracy|prediction)-table: (\S+) -->\n).*?(<!-- end -->)", re.S)
 _PEERS = ("torch", "torch.compile", "jax")  # of the table of peers
 _UNDER_AUTOGRAD = ("torch", "torch.compile", "liger", "fla", "quack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table or write it to a README; return 1 on a missed goal or a changed README."""
+    """Print the table or write those of a page; return 1 on a missed goal or a changed page."""
     parser = _parser()
     options = parser.parse_args(argv)
-    if (options.csv is None) == (options.readme is None):
-        parser.error("expected either a CSV or --readme, whose markers name one")
-    if options.readme and options.goals:
+    if (options.csv is None) == (options.page is None):
+        parser.error("expected either a CSV or --page, whose markers name one")
+    if options.page and options.goals:
         parser.error("--goals is for a CSV")
-    if options.check and not options.readme:
-        parser.error("--check is for --readme")
+    if options.check and not options.page:
+        parser.error("--check is for --page")
     try:
-        if options.readme:
-            return _write(options.readme, options.peer, only_compare=options.check)
+        if options.page:
+            return _write(options.page, options.peer, only_compare=options.check)
         return _print(options.csv, options.peer, with_goals=options.goals)
     except (OSError, ValueError) as error:
         parser.error(str(error))
@@ -47,13 +50,14 @@ def _parser() -> argparse.ArgumentParser:
         "--goals", action="store_true", help="also compare with the goals for a CPU; 1 if not met"
     )
     parser.add_argument(
-        "--readme",
+        "--page",
         type=Path,
-        help="instead of printing, rewrite what is between <!-- cpu-table: CSV --> and "
-        "<!-- end --> in this file; the CSV's path is relative to the file's folder",
+        help="instead of printing, rewrite what is between <!-- cpu-table: CSV --> (or "
+        "accuracy-table, prediction-table) and <!-- end --> in this file; the CSV's path is "
+        "relative to the file's folder",
     )
     parser.add_argument(
-        "--check", action="store_true", help="with --readme: change nothing, 1 if it differs"
+        "--check", action="store_true", help="with --page: change nothing, 1 if it differs"
     )
     return parser
 
@@ -80,12 +84,21 @@ def _write(path: Path, peer: str, *, only_compare: bool) -> int:
 
 
 def rewritten(text: str, folder: Path, peer: str = "torch") -> str:
-    """Return a README's text with every table made again from its CSV in that folder."""
-    if not text.count(_START) == len(_BLOCK.findall(text)) > 0:
-        raise ValueError(f"expected {_START} CSV -->, each on a line, and <!-- end --> after it")
-    return _BLOCK.sub(
-        lambda found: f"{found[1]}{markdown(load(folder / found[2]), peer)}\n{found[3]}", text
-    )
+    """Return a page's text with every table made again from its CSV in that folder."""
+    if not text.count("-table: ") == len(_BLOCK.findall(text)) > 0:
+        raise ValueError(
+            "expected <!-- cpu-table: CSV --> or the like on a line, and <!-- end --> after it"
+        )
+    return _BLOCK.sub(lambda found: f"{found[1]}{_table(folder, found, peer)}\n{found[4]}", text)
+
+
+def _table(folder: Path, found: re.Match[str], peer: str) -> str:
+    path = folder / found[3]
+    if found[2] == "cpu":
+        return markdown(load(path), peer)
+    if found[2] == "accuracy":
+        return "\n".join(accuracy_errors.table(read_csv(path, accuracy_errors.Row)))
+    return static_summary.predictions(read_csv(path, static_rows.Row))
 
 
 def markdown(rows: Sequence[Row], peer: str = "torch") -> str:

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,8 +70,46 @@ def test_an_example_prints_what_it_says(code, capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_of_code_has_a_language_that_is_tested(page):
     fences = re.findall(r"^```+(.*)$", page.read_text(encoding="utf-8"), re.M)[::2]
-    kinds = {"python", "sh", "cpp", "text", "{toctree}", "{eval-rst}", "{include}"}
-    assert {fence.split()[0] if fence else "" for fence in fences} <= kinds
+    languages = {fence for fence in fences if not fence.startswith("{")}
+    assert languages <= {"python", "sh", "cpp", "text"}
+
+
+def commands() -> dict[tuple[str, ...], set[str]]:
+    """Return the options of each program of the pages' shell blocks, by its command line."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for page in PAGES:
+        for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            if block[1] != "sh":
+                continue
+            lines = block[2].replace("\\\n", " ").replace("&&", "\n").splitlines()
+            for words in (shlex.split(line, comments=True) for line in lines):
+                if words[:1] == ["python"] and (program := program_of(words[1:])):
+                    options = {word for word in words if word.startswith("--")}
+                    found.setdefault(program, set()).update(options)
+    return found
+
+
+def program_of(words: list[str]) -> tuple[str, ...]:
+    """Return the words that name a program of ours with a help text, none for others."""
+    if words[0] != "-m":
+        return (words[0],) if words[0].endswith(".py") else ()
+    if words[1] not in ("cunorm", "bench"):
+        return ()
+    count = 2 if len(words) == 2 or words[2].startswith("-") else 3
+    return tuple(words[:count])
+
+
+COMMANDS = [pytest.param(*both, id=" ".join(both[0])) for both in commands().items()]
+
+
+@pytest.mark.parametrize(("program", "options"), COMMANDS)
+def test_a_command_has_the_options_that_a_page_gives_it(program, options):
+    command = [sys.executable, *program, "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode and "No module named" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    assert options <= set(re.findall(r"--[a-z][\w-]*", done.stdout))
 
 
 def test_every_public_function_is_named_in_the_readme():

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import goals, grid, report, tables
+from bench import goals, grid, overview, records, report, static_rows, static_summary, tables
 from bench.rows import Row, read_csv, write_csv
 
 ROOT = Path(__file__).parents[2]
@@ -124,27 +126,52 @@ def test_rows_that_cannot_be_compared_are_an_error(name, csv, capsys):
         assert named in capsys.readouterr().err
 
 
-README = "before\n<!-- cpu-table: {} -->\nold\n<!-- end -->\nafter\n"
+PAGE = "before\n<!-- cpu-table: {} -->\nold\n<!-- end -->\nafter\n"
 
 
-def test_a_readme_is_rewritten_between_the_markers_and_then_stays(csv, tmp_path, capsys):
+def test_a_page_is_rewritten_between_the_markers_and_then_stays(csv, tmp_path, capsys):
     csv(TIMED)
-    path = tmp_path / "README.md"
-    path.write_text(README.format("cpu.csv"), encoding="utf-8")
-    assert tables.main(["--readme", str(path), "--check"]) == 1
+    path = tmp_path / "page.md"
+    path.write_text(PAGE.format("cpu.csv"), encoding="utf-8")
+    assert tables.main(["--page", str(path), "--check"]) == 1
     assert "-old" in capsys.readouterr().out
-    assert path.read_text(encoding="utf-8") == README.format("cpu.csv")
-    assert tables.main(["--readme", str(path)]) == 0
+    assert path.read_text(encoding="utf-8") == PAGE.format("cpu.csv")
+    assert tables.main(["--page", str(path)]) == 0
     text = path.read_text(encoding="utf-8")
-    assert text == README.format("cpu.csv").replace("old", tables.markdown(TIMED))
-    assert tables.main(["--readme", str(path), "--check"]) == 0
+    assert text == PAGE.format("cpu.csv").replace("old", tables.markdown(TIMED))
+    assert tables.main(["--page", str(path), "--check"]) == 0
+    path.write_text(text.replace("<!-- end -->", ""), encoding="utf-8")
+    with pytest.raises(SystemExit):
+        tables.main(["--page", str(path)])
 
 
-def test_the_readme_is_what_the_committed_timings_give():
-    readme = ROOT / "README.md"
-    if "<!-- cpu-table:" not in readme.read_text(encoding="utf-8"):
-        pytest.skip("the README has no table that is drawn from timings yet")
-    assert tables.main(["--readme", str(readme), "--check"]) == 0
+@pytest.mark.parametrize(("page", "count"), [("performance", 4), ("accuracy", 1)])
+def test_the_tables_of_a_page_are_what_the_committed_results_give(page, count):
+    path = ROOT / "docs" / f"{page}.md"
+    assert path.read_text(encoding="utf-8").count("-table: ../bench/results/") == count
+    assert tables.main(["--page", str(path), "--check"]) == 0
+
+
+def test_a_table_of_predictions_has_the_median_and_the_worst_call_of_default_plans():
+    path = ROOT / "bench" / "results" / "static.csv"
+    rows = [r for r in records.read_csv(path, static_rows.Row) if r.operator == "rms_norm"]
+    chosen = [r for r in rows if (r.arch, r.dtype, r.direction) == ("sm_90", "float32", "forward")]
+    shares = {r.shape: float(r.prediction) for r in chosen if not r.features and r.prediction}
+    rows = [replace(r, prediction="0.125") if r.shape == "512" else r for r in rows]
+    table = static_summary.predictions(rows)
+    column = cells(table.splitlines()[0]).index("sm_90, float32")
+    line = next(line for line in table.splitlines() if line.startswith("| rms_norm forward"))
+    median = statistics.median({**shares, "512": 0.125}.values())
+    assert cells(line)[column] == f"{median:.2f} (0.12 at 512)"
+
+
+def test_the_picture_of_the_readme_is_what_the_committed_results_give(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    overview.main(["--out", str(tmp_path / "overview.svg")])
+    pictures = (tmp_path / "overview.svg", ROOT / "docs" / "_static" / "overview.svg")
+    drawn, committed = (re.findall(r"<text.*?</text>", p.read_text("utf-8")) for p in pictures)
+    assert drawn == committed
+    assert len(drawn) > 40
 
 
 def rows_of_the_grid(
