@@ -33,3 +33,7 @@ def test_every_argument_of_a_public_function_is_named_in_its_docstring(name):
     lines = re.findall(r"^(\w[\w, ]*?) :", section, re.M)
     named = [argument for line in lines for argument in line.split(", ")]
     assert sorted(named) == sorted(inspect.signature(function).parameters)
+
+
+def test_the_citation_has_the_version_of_the_package():
+    assert f"\nversion: {cunorm.__version__}\n" in text("CITATION.cff")
