@@ -115,9 +115,12 @@ def _feature_lines() -> Lines:
 
 
 def _compilers() -> Lines:
-    cpp = compiler()
     missing = "none found: install g++ or clang++, or point CXX at one"
-    yield "C++", missing if cpp is None else f"{' '.join(cpp.command)}: {cpp.version}"
+    try:
+        cpp = compiler()
+        yield "C++", missing if cpp is None else f"{' '.join(cpp.command)}: {cpp.version}"
+    except ValueError as error:  # the environment is wrong: the report shows it
+        yield "C++", str(error)
     try:
         major, minor = cuda.nvrtc_version()
         folders = [*cuda.cuda_include_folders(), "(none found)"]

@@ -64,7 +64,7 @@ def describe_feature(name: str) -> str:
     if named is not None:
         state = f"on from compute capability {since}" if name in named else "off"
         return f"{state}: {_VARIABLE}={os.environ[_VARIABLE]}"
-    which = f"from {since} on" if used.stop == 1000 else f"{since} to below {used.stop / 10}"
+    which = f"{since} and later" if used.stop == 1000 else f"{since} to below {used.stop / 10}"
     return (
         f"on for compute capability {which}; shown by interpreting the kernels' PTX, not yet by a "
         f"run on a GPU ({_VARIABLE}=none turns it off)"

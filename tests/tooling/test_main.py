@@ -76,6 +76,13 @@ def test_info_finds_no_compiler_where_there_is_none():
     assert "none found: install g++ or clang++" in done.stdout
 
 
+def test_info_shows_what_is_wrong_with_the_environment():
+    done = run("-m", "cunorm", "info", CXX='g++ "', CUNORM_FEATURES="tensor")
+    assert done.returncode == 0, done.stderr
+    assert """CXX is 'g++ "', expected a command of a shell""" in done.stdout
+    assert "CUNORM_FEATURES is" in done.stdout
+
+
 def test_demo_is_within_tolerance_on_the_text_of_the_python_installation(monkeypatch, capsys):
     monkeypatch.setattr(_demo, "embedded", partial(_demo.embedded, rows=512))
     assert main(["demo", "--device", "cpu"]) == 0
