@@ -12,7 +12,8 @@ common:
 - Wrong input is the error of the plain function, when the call is traced. Where
   ``jax_enable_x64`` is off a float64 `dtype` is a TypeError, and JAX makes float32 of float64
   arrays of NumPy. A second derivative is a NotImplementedError, forward mode JAX's own TypeError, a
-  foreign function interface of an unknown version an ImportError. An error while the kernels compile or run is XLA's, a RuntimeError, with their message.
+  foreign function interface of an unknown version an ImportError. An error while the kernels
+  compile or run is XLA's, a RuntimeError, with their message.
 """
 
 from cunorm.jax._ffi import refusal, register

@@ -78,7 +78,7 @@ def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, cap
     main(["info"])
     printed = capsys.readouterr().out
     assert "on for compute capability 9.0 to below 11.0; shown by interpreting" in printed
-    assert "on for compute capability from 8.0 on; shown by interpreting" in printed
+    assert "on for compute capability 8.0 and later; shown by interpreting" in printed
     monkeypatch.setenv(VARIABLE, "clusters")
     main(["info"])
     assert f"on from compute capability 9.0: {VARIABLE}=clusters" in capsys.readouterr().out

@@ -99,9 +99,10 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
 
     It replaces the RMSNorm, LayerNorm and GroupNorm of `torch.nn`, and every module with a formula
     of cunorm's: those of Llama, Qwen, Mistral, Gemma, T5, OLMo, Mamba-2 and most others of
-    ``transformers``. A probe finds the formula of a module that has an attribute eps and no
-    parameters but one or two of one axis: it runs a copy on the CPU, on random rows with random
-    parameters, in every pair of dtypes, and compares the results with cunorm's.
+    ``transformers``. A probe finds the formula of a module that has an attribute eps (or
+    variance_epsilon, epsilon, norm_eps, layer_norm_eps) and no parameters but one or two of one
+    axis: it runs a copy on the CPU, on random rows with random parameters, in every pair of dtypes,
+    and compares the results with cunorm's.
 
     In half precision y has the bits of the module's own forward but where a number before a
     rounding is within 2**-20 of a tie, relatively to the largest of its row: there it is one unit
