@@ -42,8 +42,8 @@ class LeftNorm(NamedTuple):
 class Replacement:
     """What `replace_norms` did. Printed, it is a summary by class, with repeated layers as one.
 
-    ``replaced`` are the modules that run cunorm, ``left`` those that may be norms and do not, both
-    in the order of ``model.named_modules()``, by first names.
+    ``replaced`` are the modules that run cunorm, ``left`` those of a class called norm that do not,
+    both in the order of ``model.named_modules()``, by first names.
 
     >>> import torch
     >>> import cunorm.torch
