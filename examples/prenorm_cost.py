@@ -144,7 +144,7 @@ def draw_bars(axes: Axes, label: str, scale: float, costs: Costs) -> None:
     ):
         heights = scale * np.array(numbers)
         bars = axes.bar(places + side * width, heights, width, color=colour, label=name)
-        texts = [f"{height:.0f}" if height >= 100 else f"{height:.3g}" for height in heights]
+        texts = [f"{height:.0f}" if height >= 100 else f"{height:#.3g}" for height in heights]
         if name == "fused":
             changes = (f"{-saved:+.0f} %".replace("-", "−") for saved in saved_percent(costs))
             texts = [f"{text}\n{change}" for text, change in zip(texts, changes, strict=True)]

@@ -87,5 +87,6 @@ def _draw_losses(axes: Axes, shown: Shown) -> None:
     axes.set_title("mean squared error", fontsize=10)
     axes.set_xlabel("step")
     axes.set_box_aspect(_HEIGHT / _WIDTH)
+    axes.yaxis.tick_right()
     axes.grid(alpha=0.3, which="both")
     axes.legend()

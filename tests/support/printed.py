@@ -15,7 +15,7 @@ def figures(printed: str, sentence: str) -> list[float]:
     return [float(group) for group in found.groups() if group is not None]
 
 
-def shows_picture(printed: str, path: str | Path, folder: str = "") -> bool:
+def shows_picture(printed: str, path: str | Path, folder: str | Path = "") -> bool:
     """Return whether a path, from a folder, is on the line before the last, and is a PNG."""
     assert printed.splitlines()[-2] == f"picture: {path}"
     return Path(folder, path).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
