@@ -72,7 +72,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.context > longest:
         parser.error(f"--context is {options.context}, expected at most {longest} for this text")
     try:
-        device = jax.devices(options.device)[0]
+        there = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        device = jax.devices(options.device or there)[0]
     except RuntimeError as error:
         parser.error(f"--device {options.device}: {error}")
     print(f"{name}: {len(text)} characters, {len(data.characters)} different; on {device}")

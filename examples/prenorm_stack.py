@@ -217,13 +217,13 @@ def relative_error(result: Array, expected: Array) -> float:
 
 def summary(errors: dict[str, float], tolerance: float, moved: Costs, seconds: Costs) -> str:
     """Return what the run has shown, in one sentence."""
-    worst = max(errors, key=lambda kind: errors[kind])
-    if not errors[worst] <= tolerance:  # or NaN
-        return f"The fused stack does not give the naive stack's results: {worst} differs."
-    if errors[worst]:
-        agree = f"with differences of at most {errors[worst]:.1e} of the largest magnitude"
-    else:
-        agree = "to the last bit"
+    wrong = [kind for kind, error in errors.items() if not error <= tolerance]  # NaN is wrong, too
+    if wrong:
+        return f"The fused stack does not give the naive stack's results of {', '.join(wrong)}."
+    worst = max(errors.values())
+    agree = "to the last bit"
+    if worst:
+        agree = f"with differences of at most {worst:.1e} of the largest magnitude"
     of_bytes, of_time = (saved_percent(costs)[-1] for costs in (moved, seconds))
     return (
         f"The fused stack gives the naive stack's results {agree}; its norms and additions move "
