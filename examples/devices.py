@@ -3,19 +3,11 @@
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import platform
 from typing import Any
 
 import numpy as np
-
-
-def add_device_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --device, the argument of `array_module`."""
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: cuda if there is a device, else cpu"
-    )
 
 
 def array_module(device: str | None) -> Any:

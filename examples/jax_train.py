@@ -2,10 +2,10 @@
 """Train a small Transformer in JAX twice: with norms written by hand, and with cunorm.jax.
 
 Both runs begin with the same parameters and read the same characters of Python's documentation. The
-script prints both loss curves. It exits with 1 if they differ by more than the tolerance, or if the
-last loss is not below the first.
+script prints and draws both loss curves. It exits with 1 if they differ by more than the tolerance,
+or if the last loss is not below the first.
 
-Usage: ``python examples/jax_train.py --steps 300``
+Usage: ``python examples/jax_train.py --output jax_train.png``
 """
 
 from __future__ import annotations
@@ -14,26 +14,20 @@ import argparse
 import sys
 import time
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import numpy as np
 from char_lm.data import Corpus, corpus, installation_text, random_windows
 from jax_char_lm.model import Shape, initial, step
 from jax_char_lm.norms import CUNORM, HAND_WRITTEN, Norms
-from sizes import rate, seed, size
+from options import parse, rate, seed, size
+from pictures import save_picture
+from two_runs import Run, draw, report
 
 # In nats per character, for float32. The runs round differently, by 6e-8 of each number, and
 # training may enlarge the difference at each step. The largest seen in 400 steps on a CPU was 1e-6.
 TOLERANCE = 1e-3
-REPORTS = 10  # lines of the printed curves
-
-
-class Run(NamedTuple):
-    """The loss of each step, and the seconds of all steps but the first, which compiles."""
-
-    losses: list[float]
-    seconds: float
+QUICK = {"steps": 100}
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -47,9 +41,6 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=size, default=16, help="windows of a step")
     parser.add_argument("--rate", type=rate, default=1e-2, help="learning rate")
     parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: the one that JAX prefers"
-    )
     return parser
 
 
@@ -69,24 +60,10 @@ def train(norms: Norms, data: Corpus, options: argparse.Namespace) -> Run:
     return Run(losses, time.perf_counter() - start)
 
 
-def report(runs: dict[str, Run]) -> float:
-    """Print both curves; return their largest difference."""
-    first, second = (run.losses for run in runs.values())
-    steps = len(first)
-    print(f"{'step':>6}" + "".join(f"{name:>14}" for name in runs) + f"{'difference':>14}")
-    for number in range(0, steps, max(1, steps // REPORTS)):
-        losses = (first[number], second[number])
-        values = "".join(f"{loss:14.5f}" for loss in losses)
-        print(f"{number:6}{values}{abs(losses[0] - losses[1]):14.1e}")
-    for name, run in runs.items():
-        print(f"{name}: {run.seconds / max(1, steps - 1) * 1e3:.1f} ms a step")
-    return max(abs(a - b) for a, b in zip(first, second, strict=True))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Train twice and compare; return the exit status."""
     parser = command_line()
-    options = parser.parse_args(argv)
+    options = parse(parser, argv, picture="jax_train.png", quick=QUICK)
     if options.width % options.heads:
         parser.error(f"--width is {options.width}, expected a multiple of --heads, {options.heads}")
     name, text = installation_text()
@@ -95,19 +72,28 @@ def main(argv: list[str] | None = None) -> int:
     if options.context > longest:
         parser.error(f"--context is {options.context}, expected at most {longest} for this text")
     try:
-        device = jax.devices(options.device)[0]
+        there = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        device = jax.devices(options.device or there)[0]
     except RuntimeError as error:
         parser.error(f"--device {options.device}: {error}")
     print(f"{name}: {len(text)} characters, {len(data.characters)} different; on {device}")
     with jax.default_device(device):
-        choices = {"by hand": HAND_WRITTEN, "cunorm.jax": CUNORM}
+        choices = {"jax.numpy": HAND_WRITTEN, "cunorm.jax": CUNORM}
         runs = {name: train(norms, data, options) for name, norms in choices.items()}
     difference = report(runs)
 
     losses = runs["cunorm.jax"].losses
     print(f"largest difference: {difference:.1e}, tolerance {TOLERANCE} nats per character")
     print(f"loss: {losses[0]:.4f} at first, {losses[-1]:.4f} at last, in nats per character")
-    return 0 if difference <= TOLERANCE and losses[-1] < losses[0] else 1
+    save_picture(draw(runs, TOLERANCE), options.output)
+    alike, learnt = difference <= TOLERANCE, losses[-1] < losses[0]
+    print(
+        f"With cunorm's norms the model {'trains' if alike else 'does not train'} as with norms "
+        f"written in jax.numpy: in {options.steps} steps the losses differ by at most "
+        f"{difference:.1e}, and {'fall' if learnt else 'do not fall'}: from {losses[0]:.2f} to "
+        f"{losses[-1]:.2f} nats per character."
+    )
+    return 0 if alike and learnt else 1
 
 
 if __name__ == "__main__":

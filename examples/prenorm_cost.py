@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The cost of norms and additions in the two variants of `prenorm_stack`: bytes and time."""
+"""The cost of norms and additions in the two variants of `prenorm_stack`: bytes and time.
+
+Costs are counted or measured, printed as a table, and drawn as bars.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,17 @@ import statistics
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
 from devices import wait
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pictures import CUNORM, OTHER
 
 import cunorm
 
 Array = Any
 Costs = dict[str, tuple[float, float]]  # of each variant, forward and backward
+DIRECTIONS = ("forward", "backward", "both")
 
 
 class Recorded(NamedTuple):
@@ -98,11 +106,50 @@ def now(xp: Any) -> float:
     return time.perf_counter()
 
 
+def with_sums(costs: Costs) -> dict[str, tuple[float, float, float]]:
+    """Return the costs of each variant forward, backward and together."""
+    return {name: (*pair, sum(pair)) for name, pair in costs.items()}
+
+
+def saved_percent(costs: Costs) -> list[float]:
+    """Return what the fused variant saves forward, backward and together, in percent."""
+    pairs = zip(*with_sums(costs).values(), strict=True)
+    return [100 * (1 - fused / naive) for naive, fused in pairs]
+
+
 def print_table(title: str, unit: str, scale: float, costs: Costs) -> None:
-    """Print a line for each variant, forward and backward, and the savings of the fused one."""
-    print(f"\n{title}:\n{'':8}{'forward':>12}{'backward':>12}{'both':>12}")
-    both = {name: (*pair, sum(pair)) for name, pair in costs.items()}
-    for name, numbers in both.items():
+    """Print a line for each variant, and what the fused one saves."""
+    print(f"\n{title}:\n" + " " * 8 + "".join(f"{name:>12}" for name in DIRECTIONS))
+    for name, numbers in with_sums(costs).items():
         print(f"{name:8}" + "".join(f"{scale * number:9.1f} {unit}" for number in numbers))
-    savings = (1 - fused / naive for naive, fused in zip(*both.values(), strict=True))
-    print(f"{'saved':8}" + "".join(f"{100 * saving:9.1f} % " for saving in savings))
+    print(f"{'saved':8}" + "".join(f"{saved:9.1f} % " for saved in saved_percent(costs)))
+
+
+def draw_costs(title: str, moved: Costs, seconds: Costs) -> Figure:
+    """Draw bytes and time as bars."""
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    figure.suptitle(title)
+    left, right = figure.subplots(1, 2)
+    draw_bars(left, "bytes moved by norms and additions (MB)", 1e-6, moved)
+    draw_bars(right, "their time (ms)", 1e3, seconds)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def draw_bars(axes: Axes, label: str, scale: float, costs: Costs) -> None:
+    """Draw a pair of bars for each direction, and over the fused one its share of the naive one."""
+    places, width = np.arange(len(DIRECTIONS)), 0.38
+    for side, colour, (name, numbers) in zip(
+        (-0.5, 0.5), (OTHER, CUNORM), with_sums(costs).items(), strict=True
+    ):
+        heights = scale * np.array(numbers)
+        bars = axes.bar(places + side * width, heights, width, color=colour, label=name)
+        texts = [f"{height:.0f}" if height >= 100 else f"{height:#.3g}" for height in heights]
+        if name == "fused":
+            changes = (f"{-saved:+.0f} %".replace("-", "−") for saved in saved_percent(costs))
+            texts = [f"{text}\n{change}" for text, change in zip(texts, changes, strict=True)]
+        axes.bar_label(bars, texts, fontsize=9, padding=2)
+    axes.set_xticks(places, DIRECTIONS)
+    axes.set_ylabel(label)
+    axes.margins(y=0.12)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -15,10 +15,11 @@ Source: "Normalize with Residual or Gate" (xopes), "Fusing Normalize and Residua
 and r_0 = 0; here the first norm reads x alone, and no zeros.
 
 The branches p_k and the norms' results have --dtype; the stream and the parameters are float32.
-The script checks that both variants agree, counts the bytes that norms and additions move, and
-measures their time. It exits with 1 if the variants differ by more than `TOLERANCE`.
+The script checks that both variants agree, counts the bytes that norms and additions move,
+measures their time, and draws both. It exits with 1 if the variants differ by more than
+`TOLERANCE`.
 
-Usage: ``python examples/prenorm_stack.py --dtype bfloat16``
+Usage: ``python examples/prenorm_stack.py --dtype bfloat16 --output prenorm_stack.png``
 """
 
 from __future__ import annotations
@@ -32,9 +33,18 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from devices import add_device_argument, array_module, keep_freed_memory
-from prenorm_cost import Recorded, bytes_moved, median_seconds, print_table
-from sizes import size
+from devices import array_module, keep_freed_memory
+from options import parse, size
+from pictures import save_picture
+from prenorm_cost import (
+    Costs,
+    Recorded,
+    bytes_moved,
+    draw_costs,
+    median_seconds,
+    print_table,
+    saved_percent,
+)
 
 import cunorm
 
@@ -49,6 +59,7 @@ STREAM = np.dtype(np.float32)
 # fallback rounds a fused backward once, not twice. Then each layer may add some float32 roundings,
 # of 6e-8, and one of these may change a rounding to bfloat16 by up to 2**-7.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-6}
+QUICK = {"layers": 4, "rows": 1024}
 
 
 @dataclass(frozen=True)
@@ -204,6 +215,23 @@ def relative_error(result: Array, expected: Array) -> float:
     return float(abs(result - expected).max() / abs(expected).max())
 
 
+def summary(errors: dict[str, float], tolerance: float, moved: Costs, seconds: Costs) -> str:
+    """Return what the run has shown, in one sentence."""
+    wrong = [kind for kind, error in errors.items() if not error <= tolerance]  # NaN is wrong, too
+    if wrong:
+        return f"The fused stack does not give the naive stack's results of {', '.join(wrong)}."
+    worst = max(errors.values())
+    agree = "to the last bit"
+    if worst:
+        agree = f"with differences of at most {worst:.1e} of the largest magnitude"
+    of_bytes, of_time = (saved_percent(costs)[-1] for costs in (moved, seconds))
+    return (
+        f"The fused stack gives the naive stack's results {agree}; its norms and additions move "
+        f"{of_bytes:.0f} % fewer bytes and take {abs(of_time):.0f} % "
+        f"{'less' if of_time >= 0 else 'more'} time."
+    )
+
+
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -212,20 +240,20 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=size, default=1024)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the branches")
     parser.add_argument("--repeats", type=size, default=21, help="timed runs of each variant")
-    add_device_argument(parser)
-    return parser.parse_args(argv)
+    return parse(parser, argv, picture="prenorm_stack.png", quick=QUICK)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compare, count and time the two variants; return the exit status."""
+    """Compare, count, time and draw the two variants; return the exit status."""
     options = arguments(argv)
     xp, dtype = array_module(options.device), DTYPES[options.dtype]
     keep_freed_memory()
     layers, x, d_output = draw_stack(xp, options.layers, options.rows, options.width)
-    print(
+    title = (
         f"{options.layers} layers, {options.rows} rows of {options.width}, {options.dtype} "
         f"branches on a float32 stream, {xp.__name__}"
     )
+    print(title)
     naive, fused = (run(each, layers, x, d_output, dtype) for each in VARIANTS.values())
     errors = {kind: np.max([*map(relative_error, fused[kind], naive[kind])]) for kind in naive}
     tolerance = TOLERANCE[options.dtype]
@@ -240,8 +268,11 @@ def main(argv: list[str] | None = None) -> int:
         for layer, y, d_y in zip(layers, fused["y"], fused["dy"], strict=True)
     ]
     seconds = median_seconds(xp, VARIANTS, recorded, x, d_output, options.repeats)
-    title = f"their time{' on one thread' if xp is np else ''}, median of {options.repeats} runs"
-    print_table(f"{title} in turn", "ms", 1e3, seconds)
+    thread = " on one thread" if xp is np else ""
+    runs = f"median of {options.repeats} runs in turn"
+    print_table(f"their time{thread}, {runs}", "ms", 1e3, seconds)
+    save_picture(draw_costs(title, moved, seconds), options.output)
+    print(summary(errors, tolerance, moved, seconds))
     return 0 if all(error <= tolerance for error in errors.values()) else 1
 
 

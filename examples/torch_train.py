@@ -3,10 +3,10 @@
 
 The model uses only `torch.nn`; `cunorm.torch.replace_norms` makes cunorm run its norms, forward and
 backward. Both runs begin with the same parameters and read the same characters of Python's
-documentation. The script prints both loss curves. It exits with 1 if they differ by more than the
-tolerance, or if the model's loss is not below a bigram model's.
+documentation. The script prints and draws both loss curves. It exits with 1 if they differ by more
+than the tolerance, or if the model's loss is not below a bigram model's.
 
-Usage: ``python examples/torch_train.py --steps 300``
+Usage: ``python examples/torch_train.py --output torch_train.png``
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from char_lm.data import Corpus, bigram_loss, corpus, installation_text, random_windows
-from sizes import rate, seed, size
+from options import parse, rate, seed, size
+from pictures import save_picture
 from torch_char_lm.model import Model, Shape
+from two_runs import Run, draw, report
 
 import cunorm.torch
 
@@ -28,15 +29,8 @@ import cunorm.torch
 # Training enlarges this from step to step: to 7e-7 in the 300 steps, to 2e-5 in 400 at five times
 # the rate. A gradient of x that was 0.1 % too large made a difference of 1e-4 in 60 steps.
 TOLERANCE = 1e-4
-REPORTS = 10  # lines of the printed curves
 LAST = 10  # steps whose mean loss is compared with the bigram's
-
-
-class Run(NamedTuple):
-    """The loss of each step in nats per character, and the seconds of all steps but the first."""
-
-    losses: list[float]
-    seconds: float
+QUICK = {"steps": 200, "width": 64, "layers": 1, "context": 16, "rate": 1e-2}
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -50,8 +44,15 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=size, default=16, help="windows of a step")
     parser.add_argument("--rate", type=rate, default=2e-3, help="learning rate")
     parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return parser
+
+
+def find_device(parser: argparse.ArgumentParser, wanted: str | None) -> str:
+    """Return --device, or the default."""
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        parser.error("--device cuda needs a PyTorch with CUDA and an NVIDIA GPU")
+    return wanted or ("cuda" if there else "cpu")
 
 
 def train(model: Model, data: Corpus, options: argparse.Namespace) -> Run:
@@ -67,7 +68,7 @@ def train(model: Model, data: Corpus, options: argparse.Namespace) -> Run:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        if not number:  # the first step compiles
+        if not number:
             start = time.perf_counter()
     return Run(losses, time.perf_counter() - start)
 
@@ -85,28 +86,13 @@ def train_both(data: Corpus, options: argparse.Namespace) -> dict[str, Run]:
     return runs
 
 
-def report(runs: dict[str, Run]) -> float:
-    """Print both curves; return their largest difference."""
-    first, second = (run.losses for run in runs.values())
-    steps = len(first)
-    print(f"{'step':>6}" + "".join(f"{name:>14}" for name in runs) + f"{'difference':>14}")
-    for number in range(0, steps, max(1, steps // REPORTS)):
-        losses = (first[number], second[number])
-        values = "".join(f"{loss:14.5f}" for loss in losses)
-        print(f"{number:6}{values}{abs(losses[0] - losses[1]):14.1e}")
-    for name, run in runs.items():
-        print(f"{name}: {run.seconds / max(1, steps - 1) * 1e3:.1f} ms a step")
-    return max(abs(a - b) for a, b in zip(first, second, strict=True))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Train twice and compare; return the exit status."""
     parser = command_line()
-    options = parser.parse_args(argv)
+    options = parse(parser, argv, picture="torch_train.png", quick=QUICK)
     if options.width % options.heads:
         parser.error(f"--width is {options.width}, expected a multiple of --heads, {options.heads}")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda needs a PyTorch with CUDA and an NVIDIA GPU")
+    options.device = find_device(parser, options.device)
     # Threads wait by spinning. On cores that other programs use too, they slow a small model down.
     torch.set_num_threads(1)
     cunorm.set_num_threads(1)
@@ -122,7 +108,15 @@ def main(argv: list[str] | None = None) -> int:
     last = float(np.mean(runs["cunorm.torch"].losses[-LAST:]))
     print(f"largest difference: {difference:.1e}, tolerance {TOLERANCE} nats per character")
     print(f"bigram model: {baseline:.4f}, last losses: {last:.4f} nats per character")
-    return 0 if difference <= TOLERANCE and last < baseline else 1
+    save_picture(draw(runs, TOLERANCE), options.output)
+    alike, better = difference <= TOLERANCE, last < baseline
+    print(
+        f"With cunorm's norms the model {'trains' if alike else 'does not train'} as with "
+        f"PyTorch's: in {options.steps} steps the losses differ by at most {difference:.1e}, and "
+        f"at the end they are {last:.2f} nats per character, {'' if better else 'not '}less than "
+        f"a bigram model's {baseline:.2f}."
+    )
+    return 0 if alike and better else 1
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
@@ -16,8 +15,8 @@ class Losses(NamedTuple):
     validation: dict[int, float]
 
 
-def save_curve(losses: Losses, baseline: float, path: Path) -> None:
-    """Draw the losses and the bigram baseline, and write them as a PNG."""
+def draw_curve(losses: Losses, baseline: float) -> Figure:
+    """Draw the losses and the bigram baseline."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(losses.training, color="tab:blue", alpha=0.5, linewidth=1, label="training batch")
@@ -29,4 +28,4 @@ def save_curve(losses: Losses, baseline: float, path: Path) -> None:
     axes.set_title("Character model with every norm by cunorm")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, format="png", dpi=120)
+    return figure

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,8 +49,8 @@ class Shown(NamedTuple):
     baseline: float  # the loss of a blur
 
 
-def save_figure(shown: Shown, path: Path) -> None:
-    """Draw the figure and write it as a PNG."""
+def draw_figure(shown: Shown) -> Figure:
+    """Draw pictures, gradient, losses and maps."""
     figure = Figure(figsize=(13, 6.6), layout="constrained")
     figure.suptitle("A residual block denoises a picture: every group norm + SiLU by cunorm")
     axes = figure.subplots(2, MAPS)
@@ -73,7 +72,7 @@ def save_figure(shown: Shown, path: Path) -> None:
             title = f"gn2 + SiLU, channel {channel}"
             _show(place, shown.maps[..., channel], title, cmap="magma")
         place.axis("off")
-    figure.savefig(path, format="png", dpi=110)
+    return figure
 
 
 def _show(axes: Axes, image: NDArray[Any], title: str, **colours: Any) -> None:
@@ -88,5 +87,6 @@ def _draw_losses(axes: Axes, shown: Shown) -> None:
     axes.set_title("mean squared error", fontsize=10)
     axes.set_xlabel("step")
     axes.set_box_aspect(_HEIGHT / _WIDTH)
+    axes.yaxis.tick_right()
     axes.grid(alpha=0.3, which="both")
     axes.legend()

@@ -14,23 +14,25 @@ import numpy as np
 import pytest
 
 import cunorm
+from tests.support.printed import figures, shows_picture
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LONG = pytest.mark.real_gpu("hundreds of steps are too many for an interpreter")
 QUICK_DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, LONG])]
 STACK, TRAINING, DENOISING = "prenorm_stack", "train_char_lm", "vae_block"
-SMALL_MODEL = ("--layers", "1", "--width", "64", "--context", "16")
-SMALL_BLOCK = ("--shrink", "14", "--channels", "8", "--groups", "2")
 SMALL_STACK = ("--layers", "3", "--rows", "64", "--width", "64", "--repeats", "2")
 
 
-def run(script: str, *arguments: object, **patched: object) -> subprocess.CompletedProcess[str]:
-    """Run an example on one thread, as other tests run in parallel."""
+def run(
+    script: str, folder: Path, *arguments: object, **patched: object
+) -> subprocess.CompletedProcess[str]:
+    """Run an example in a folder, on one thread, as other tests run in parallel."""
     code = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import {script} as script;"
     code += "".join(f"script.{name} = {value};" for name, value in patched.items())
     return subprocess.run(
         [sys.executable, "-c", f"{code} sys.exit(script.main())", *map(str, arguments)],
+        cwd=folder,
         capture_output=True,
         text=True,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
@@ -39,9 +41,13 @@ def run(script: str, *arguments: object, **patched: object) -> subprocess.Comple
 
 
 @pytest.fixture
-def example(monkeypatch):
-    """Import a module as the scripts do, from their own folder; restore its settings afterwards."""
+def example(monkeypatch, tmp_path):
+    """Import a module as the scripts do, from their own folder; restore its settings afterwards.
+
+    Pictures go to a temporary folder.
+    """
     monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
 
     def imported(name):
         module = importlib.import_module(name)
@@ -63,7 +69,17 @@ def test_the_fused_stack_agrees_with_the_naive_one(dtype, device, example, capsy
     assert list(errors) == ["output", "y", "dx", "dweight", "dy", "dmatrix"]
     # The fused sum is rounded to the stream's dtype like a separate addition.
     assert float(errors["output"]) == float(errors["y"]) == 0
-    assert len(re.findall(r"^saved( +-?\d+\.\d %){3}", printed, re.M)) == 2
+    saved = re.findall(r"^saved(?: +-?\d+\.\d %){2} +(-?\d+\.\d) % $", printed, re.M)
+    assert shows_picture(printed, "prenorm_stack.png")
+    *differences, fewer, less = figures(
+        printed,
+        "The fused stack gives the naive stack's results (?:to the last bit|with differences of at "
+        r"most (\S+) of the largest magnitude); its norms and additions move (\d+) % fewer bytes "
+        r"and take (\d+) % (?:less|more) time\.",
+    )
+    assert differences == [worst for worst in [max(map(float, errors.values()))] if worst]
+    signed = less if printed.endswith("less time.\n") else -less
+    assert [fewer, signed] == pytest.approx([*map(float, saved)], abs=0.551)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -81,6 +97,18 @@ def test_the_stack_exits_with_1_if_the_gradient_of_the_stream_is_dropped(
     printed = capsys.readouterr().out
     assert re.search(r"^  y +0\.0e\+00", printed, re.M)
     assert not re.search(r"^  dx +0\.0e\+00", printed, re.M)
+    differ = re.escape(", ".join(re.findall(r"^  (d\w+) ", printed, re.M)))
+    figures(printed, rf"The fused stack does not give the naive stack's results of {differ}\.")
+
+
+def trained(printed, verb):
+    """Return the figures of the language model's last line: steps, its loss, the bigram model's."""
+    return figures(
+        printed,
+        f"The model, with every norm by cunorm, {verb} text that it has not seen better than a "
+        r"bigram model: after (\d+) steps its loss is (\S+) nats per character, the bigram model's "
+        r"(\S+)\.",
+    )
 
 
 def nats(printed):
@@ -90,46 +118,57 @@ def nats(printed):
 
 @pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_a_short_training_run_beats_the_bigram_model(tmp_path, device):
-    picture = tmp_path / "curve.png"
-    length = ("--steps", 200, "--batch", 16, "--rate", 1e-2)
-    options = (*SMALL_MODEL, *length, "--output", picture, "--device", device)
-    done = run(TRAINING, *options, VALIDATIONS=1)
+    done = run(TRAINING, tmp_path, "--quick", "--device", device, VALIDATIONS=1)
     assert done.returncode == 0, done.stderr
     baseline, final = nats(done.stdout)
     assert final < baseline - 0.1  # 2.23 where the bigram model has 2.40
     assert "200/200" in done.stderr  # the progress bar
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert shows_picture(done.stdout, "loss_curve.png", tmp_path)
+    assert trained(done.stdout, "predicts") == pytest.approx([200, final, baseline], abs=0.0051)
 
 
 def test_training_exits_with_1_above_the_bigram_model(tmp_path):
-    options = (*SMALL_MODEL, "--steps", 1, "--output", tmp_path / "curve.png", "--device", "cpu")
-    done = run(TRAINING, *options)
+    done = run(TRAINING, tmp_path, "--quick", "--steps", 1, "--device", "cpu")
     assert done.returncode == 1, done.stderr
     baseline, final = nats(done.stdout)
     assert final > baseline
+    shown = trained(done.stdout, "does not predict")
+    assert shown == pytest.approx([1, final, baseline], abs=0.0051)
+
+
+def cleaned(printed, verb, gradient):
+    """Return the figures of the block's last line: its error, the blur's, that of the gradient."""
+    return figures(
+        printed,
+        f"The block {verb} noise better than the best blur: its mean squared error is "
+        rf"(\S+), the blur's (\S+); its gradient is {gradient}: off a central difference by "
+        r"(\S+) of it\.",
+    )
 
 
 def denoised(printed):
     """Return the printed error of the gradient, and the losses of the blur and the model."""
-    (error,) = re.findall(r"off a central difference by (\d\.\de[+-]\d\d)", printed)
+    (error,) = re.findall(r"^gradient .* by (\d\.\de[+-]\d\d) of it$", printed, re.M)
     return float(error), *map(float, *re.findall(r"blur: (\S+), model: (\S+) mean", printed))
 
 
 @pytest.mark.parametrize("device", QUICK_DEVICES)
 def test_the_block_learns_to_denoise_better_than_a_blur(tmp_path, device):
     picture = tmp_path / "block.png"
-    options = (*SMALL_BLOCK, "--steps", 100, "--output", picture, "--device", device)
-    done = run(DENOISING, *options)
+    done = run(DENOISING, tmp_path, "--quick", "--device", device, "--output", picture)
     assert done.returncode == 0, done.stderr
     error, blur, model = denoised(done.stdout)
     assert error < 1e-8
     assert model < 0.8 * blur  # 0.0072 where the best blur has 0.0102
     assert "100/100" in done.stderr  # the progress bar
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert shows_picture(done.stdout, picture)
+    *errors, of_gradient = cleaned(done.stdout, "removes", "right")
+    assert errors == pytest.approx([model, blur], abs=0.000051)
+    assert of_gradient == error
 
 
 def test_the_block_exits_with_1_if_a_group_norms_backward_is_wrong_or_above_the_blur(
-    example, monkeypatch, tmp_path, capsys
+    example, monkeypatch, capsys
 ):
     backward = cunorm.group_norm_backward
 
@@ -140,14 +179,17 @@ def test_the_block_exits_with_1_if_a_group_norms_backward_is_wrong_or_above_the_
         return grads._replace(**({wrong: 0 * getattr(grads, wrong)} if wrong else {}))
 
     block = example(DENOISING)
+    monkeypatch.setattr(block, "save_picture", lambda *arguments: None)
     monkeypatch.setattr(cunorm, "group_norm_backward", broken)
     # The tests above check the picture and the progress bar.
     monkeypatch.setattr(block, "train", lambda *arguments: [1.0])
     monkeypatch.setattr(block, "blur_error", lambda *arguments: blur)
-    options = [*SMALL_BLOCK, "--device", "cpu", "--output", str(tmp_path / "block.png")]
+    options = ["--quick", "--device", "cpu"]
     for wrong, blur in (("activation", 1), ("dweight", 1), ("dbias", 1), (None, 0), (None, 1)):
         assert block.main(options) == (1 if wrong or not blur else 0)
-        assert (denoised(capsys.readouterr().out)[0] > 1e-3) == (wrong is not None)
+        printed = capsys.readouterr().out
+        assert (denoised(printed)[0] > 1e-3) == (wrong is not None)
+        cleaned(printed, "removes" if blur else "does not remove", "wrong" if wrong else "right")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +201,12 @@ def test_the_block_exits_with_1_if_a_group_norms_backward_is_wrong_or_above_the_
         (TRAINING, "--rate nan", "argument --rate: is nan, expected a finite number above 0"),
         (DENOISING, "--channels 30", "--channels is 30, expected a multiple of --groups, 8"),
         (DENOISING, "--shrink 41", "--shrink is 41, expected at most 40"),
+        (
+            STACK,
+            "--output no/a.png",
+            "argument --output: is no/a.png, expected a file in a folder ",
+        ),
+        (STACK, "--output .", "argument --output: is ., expected a file in a folder that exists"),
     ],
 )
 def test_wrong_arguments_are_named(script, arguments, text, example, capsys):

@@ -11,16 +11,29 @@ import pytest
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
+from tests.support.printed import figures, shows_picture
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--width", "16", "--heads", "2", "--context", "8", "--batch", "2", "--steps", "3")
 LARGEST = r"^largest difference: (\S+), tolerance 0\.001 nats per character$"
 
 
 @pytest.fixture
-def example(monkeypatch):
-    """Import a module as the script does, from its own folder."""
+def example(monkeypatch, tmp_path):
+    """Import a module as the script does, from its own folder; pictures go to a temporary one."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLES)
     return importlib.import_module
+
+
+def trained(printed, trains, fall):
+    """Return the figures of the last line: steps, the difference, the first loss and the last."""
+    return figures(
+        printed,
+        rf"With cunorm's norms the model {trains} as with norms written in jax\.numpy: in (\d+) "
+        rf"steps the losses differ by at most (\S+), and {fall}: from (\S+) to (\S+) nats per "
+        r"character\.",
+    )
 
 
 BUILD = pytest.mark.real_gpu("JAX does not run on it")
@@ -33,6 +46,11 @@ def test_both_runs_have_the_same_loss_curve(device, example, capsys):
     printed = capsys.readouterr().out
     assert float(re.search(LARGEST, printed, re.M)[1]) < 1e-4
     assert len(re.findall(r"^ +\d+( +\d\.\d{5}){2} +\S+$", printed, re.M)) == 3
+    assert shows_picture(printed, "jax_train.png")
+    steps, difference, *losses = trained(printed, "trains", "fall")
+    assert (steps, difference) == (3, float(re.search(LARGEST, printed, re.M)[1]))
+    ends = re.search(r"^loss: (\S+) at first, (\S+) at last", printed, re.M).groups()
+    assert losses == pytest.approx([*map(float, ends)], abs=0.0051)
 
 
 def test_a_wrong_norm_parts_the_curves(example, monkeypatch, capsys):
@@ -43,5 +61,8 @@ def test_a_wrong_norm_parts_the_curves(example, monkeypatch, capsys):
         return y, example("jax").lax.stop_gradient(new)
 
     monkeypatch.setattr(script, "CUNORM", norms.CUNORM._replace(add_rms_norm=dropped))
+    monkeypatch.setattr(script, "save_picture", lambda *given: None)
     assert script.main([*SMALL, "--device", "cpu"]) == 1
-    assert float(re.search(LARGEST, capsys.readouterr().out, re.M)[1]) > 1e-3
+    printed = capsys.readouterr().out
+    assert float(re.search(LARGEST, printed, re.M)[1]) > 1e-3
+    trained(printed, "does not train", "(?:do not )?fall")
