@@ -34,7 +34,9 @@ _INTERRUPTED = 128 + signal.SIGINT  # the exit status of a shell
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status."""
     try:
-        return _run(arguments)
+        status = _run(arguments)
+        print(end="", flush=True)
+        return status
     except KeyboardInterrupt:  # compilers have ended
         if sys.stderr is not None and sys.stderr.isatty():
             print(file=sys.stderr)  # after the terminal's ^C

@@ -95,7 +95,8 @@ class Operator:
         x, options = operands["x"], {**self.options}
         options.pop("c", None)
         names = (self.name, f"{self.base}_forward", f"{self.base}_backward")
-        inputs = {name: str(operands[name].dtype) for name in _INPUTS[1:] if name in operands}
+        described = (*_INPUTS[1:], "d_residual")
+        given = {name: str(operands[name].dtype) for name in described if name in operands}
         width = x.shape[-1]
         if self.is_group_norm:
             width = x.shape[options["channel_axis"]]
@@ -107,7 +108,7 @@ class Operator:
             "widths": width,
             "dtypes": str(x.dtype),
             "rows": len(x),
-            "options": {"weight": False, "dtype": str(x.dtype), **inputs, **options},
+            "options": {"weight": False, "dtype": str(x.dtype), **given, **options},
         }
 
     def run(self, operands: Operands) -> Results:
