@@ -108,16 +108,15 @@ def _table(cases: list[Case], device: Device) -> list[float]:
     No compiler runs beside what is timed.
     """
     waiting.is_announced.set()
-    cores, errors = available_cores(), list[float]()
-    total = sum(len(case.builds) for case in cases)
+    errors: list[float] = []
+    cores, total = available_cores(), sum(len(case.builds) for case in cases)
     with Screen(total) as screen:
         screen.line(f"\n{coloured(_HEADER, 'bold')}")
         for number, batch in enumerate(_batches(cases, _BUILDS_OF_A_CORE * cores)):
             builds = [build for case in batch for build in case.builds]
             builds.sort(key=lambda build: build.kernel)  # backwards first, which take longer
-            screen.say(
-                f"compiling {', '.join(dict.fromkeys(case.operator.name for case in batch))}"
-            )
+            names = dict.fromkeys(case.operator.name for case in batch)
+            screen.say(f"compiling {', '.join(names)}")
             with_headers = number == 1 and total >= _WORTH_HEADERS
             try:
                 compile_at_once(builds, device.place, cores, screen.step, with_headers=with_headers)

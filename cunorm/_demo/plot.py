@@ -27,16 +27,14 @@ Speeds = dict[str, list[float]]  # over SIZES
 NORMS = ("rms_norm", "add_rms_norm", "layer_norm")
 DIRECTIONS = ("forward", "backward")
 SIZES = tuple(1 << power for power in range(15, 26, 2))  # bytes of x
+_PRINTED = len(SIZES) // 2  # of these
 _WIDTH = 1024
 _LEAST, _MOST, _SECONDS = 5, 101, 0.15  # rounds at a point, and for how long there are more
 _MARKERS = {"cunorm": "o", "PyTorch": "^"}
 
 
 def check(path: Path) -> None:
-    """Raise DemoError if no plot can be drawn to a path; import what it needs.
-
-    PyTorch is imported before the first call of cunorm, which then uses PyTorch's OpenMP.
-    """
+    """Raise DemoError if no plot can be drawn to a path."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
@@ -51,21 +49,20 @@ def check(path: Path) -> None:
         raise DemoError(f"--plot {path}: cannot write to {path.parent}: {error.strerror}") from None
     if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
         raise DemoError(f"--plot {path}: it is there, and is no file that can be written to")
-    _torch()
 
 
 def draw(path: Path, device: Device) -> None:
     """Time all norms, print some speeds, and draw the plot."""
     chosen = [one for one in operators(_WIDTH) if str(one) in NORMS]
     _compile(chosen, device)
-    rows = f"rows of {_WIDTH} float32"
-    print(f"\nspeed by the size of x, {rows}, calls in turn, medians; at {_size(SIZES[-2])}, GB/s:")
+    rows, size = f"rows of {_WIDTH} float32", _size(SIZES[_PRINTED])
+    print(f"\nspeed by the size of x, {rows}, calls in turn, medians; GB/s at {size}:")
     speeds: dict[tuple[str, str], Speeds] = {}
     for operator in chosen:
         of_norm = _speeds(operator, device)
         for direction, of_direction in of_norm.items():
             speeds[operator.name, direction] = of_direction
-            figures = ", ".join(f"{who} {one[-2]:.1f}" for who, one in of_direction.items())
+            figures = ", ".join(f"{who} {one[_PRINTED]:.1f}" for who, one in of_direction.items())
             print(f"{operator!s:26} {direction:9} {figures}", flush=True)
     try:
         _picture(speeds, f"{device.title}, {rows}").savefig(path, dpi=120)
@@ -184,7 +181,11 @@ def _backward(operator: Operator, operands: Operands, library: Any, saved: NormF
 
 
 def _torch() -> Any:
-    """Return PyTorch, None where it is not installed or has no RMS norm."""
+    """Return PyTorch, None where it is not installed or has no RMS norm.
+
+    It is imported after cunorm's first call, so that the OpenMP threads of both wait as cunorm's
+    do: for so short a time that they keep no core from what is timed in turn with them.
+    """
     try:
         import torch
     except ImportError:

@@ -21,15 +21,17 @@ CASES = [
 
 
 def timed(operator, direction):
-    """Return the operands of an operator, and the calls that are timed on them."""
+    """Return operands of an operator, for which eps matters, and the calls that are timed."""
     operands = _demo_plot._operands(operator, 4)
+    for name in {"x", "residual"} & set(operands):
+        operands[name] *= 1e-3
     operands["dy"][:], operands["weight"][3] = operands["x"][::-1], 3.0
     device = _demo_device.chosen_device("cpu")
     return operands, _demo_plot.calls(operator, direction, operands, device)
 
 
 def assert_near(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * abs(expected).max())
 
 
 @pytest.mark.parametrize(("operator", "direction"), CASES)
@@ -65,15 +67,19 @@ def test_pytorch_computes_the_same(operator, direction):
 def short(monkeypatch):
     """Limit the plot to two sizes, each timed once, and the table to its first row."""
     monkeypatch.setattr(_demo_plot, "SIZES", (1 << 15, 1 << 16))
-    for name, value in (("_LEAST", 1), ("_MOST", 1), ("_SECONDS", 0.0)):
+    for name, value in (("_PRINTED", 1), ("_LEAST", 1), ("_MOST", 1), ("_SECONDS", 0.0)):
         monkeypatch.setattr(_demo_plot, name, value)
     monkeypatch.setattr(_demo_inputs, "LARGEST", {"float32": 1e10})
     monkeypatch.setattr(_demo_device, "REPEATS", 1)
     monkeypatch.setattr(_demo, "shown", lambda dtype, width, is_quick: operators(width)[:1])
 
 
-def test_a_plot_is_drawn_and_its_figures_are_printed(short, tmp_path, capsys):
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_a_plot_is_drawn_and_its_figures_are_printed(
+    short, has_torch, tmp_path, monkeypatch, capsys
+):
     pytest.importorskip("matplotlib")
+    pytest.importorskip("torch") if has_torch else monkeypatch.setitem(sys.modules, "torch", None)
     path = tmp_path / "speed.png"
     assert main(["demo", "--device", "cpu", "--plot", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
@@ -81,6 +87,7 @@ def test_a_plot_is_drawn_and_its_figures_are_printed(short, tmp_path, capsys):
     for norm in _demo_plot.NORMS:
         for direction in _demo_plot.DIRECTIONS:
             figures = rf"^{norm} +{direction} +cunorm [\d.]+, NumPy [\d.]+"
+            figures += r", PyTorch [\d.]+$" if has_torch else "$"
             assert len(re.findall(figures, output, re.MULTILINE)) == 1
     assert f"drawn to {path}\n" in output
     assert list(tmp_path.iterdir()) == [path]

@@ -98,9 +98,8 @@ def test_an_interrupt_of_an_import_is_quiet(monkeypatch, capsys):
 def test_a_reader_that_wants_no_more_sees_no_error():
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "cunorm"]
-    done = subprocess.run(
-        command, stdout=writing, stderr=subprocess.PIPE, cwd=ROOT, text=True, check=False
-    )
+    command, env = [sys.executable, "-m", "cunorm"], {**os.environ, "PYTHONUNBUFFERED": ""}
+    options = {"stdout": writing, "stderr": subprocess.PIPE, "cwd": ROOT, "text": True}
+    done = subprocess.run(command, **options, env=env, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
