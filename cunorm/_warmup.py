@@ -221,9 +221,9 @@ def compile_at_once(
                 for _ in done:
                     step()
         except BaseException:  # the user does not want to wait
+            stop.set()  # first, as a second interrupt may end this
             for task in tasks:
                 task.cancel()
-            stop.set()
             raise
     failed = [(build, error) for task, build in tasks.items() if (error := task.exception())]
     if failed:

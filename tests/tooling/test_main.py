@@ -67,8 +67,10 @@ def test_it_prints_the_version(capsys):
     "command", ["demo --device cpu", "warmup --op l2_norm --width 8 --dtype float32 --device cpu"]
 )
 def test_an_interrupt_is_quiet_and_ends_the_compilers(command, tmp_path):
-    children = tmp_path / "children"
-    hangs = f'{ANSWERS}sleep 60 & echo $! >> "{children}"; kill -s INT $PPID; wait'
+    children, once = tmp_path / "children", tmp_path / "once"
+    once.touch()
+    interrupts = f'rm "{once}" && kill -s INT $PPID'
+    hangs = f'{ANSWERS}sleep 60 & echo $! >> "{children}"; {interrupts}; wait'
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
     code += "from cunorm.__main__ import main; sys.exit(main(sys.argv[1:]))"
     cache = os.fspath(tmp_path / "cache")
