@@ -2,38 +2,66 @@
 """The command line: ``python -m cunorm`` with ``info``, ``demo`` or ``warmup``."""
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cunorm import _cache, _info
+from cunorm import __version__, _cache, _info
 from cunorm._core.dtypes import DTYPES
 from cunorm._core.validate import ACTIVATIONS
 from cunorm._group_norm.builds import LAYOUTS
 from cunorm._row_norm.spec import NEEDS
 from cunorm._warmup import AUTO, FUNCTIONS, warmup
 
+_ABOUT = "Normalization kernels, forward and backward, for every array framework."
+_OVERVIEW = f"""\
+cunorm {__version__}. {_ABOUT}
+
+demo    run every norm on real input, check its errors, show its speed
+          python -m cunorm demo --quick
+info    show versions, devices, compilers and caches
+          python -m cunorm info
+warmup  compile ahead what calls will need
+          python -m cunorm warmup --op rms_norm rms_norm_backward --width 1024 --dtype float32
+
+python -m cunorm COMMAND --help lists the options of a command."""
+_INTERRUPTED = 128 + signal.SIGINT  # the exit status of a shell
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m cunorm",
-        description="Normalization kernels, forward and backward, for every array framework.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
+    try:
+        status = _run(arguments)
+        print(end="", flush=True)
+        return status
+    except KeyboardInterrupt:  # compilers have ended
+        if sys.stderr is not None and sys.stderr.isatty():
+            print(file=sys.stderr)  # after the terminal's ^C
+        return _INTERRUPTED
+    except BrokenPipeError:  # as of `head`, which wants no more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cunorm", description=_ABOUT)
+    parser.add_argument("--version", action="version", version=f"cunorm {__version__}")
+    commands = parser.add_subparsers(dest="command")
     commands.add_parser("info", help="show versions, devices, compilers and caches")
     demo_parser, warmup_parser = _demo_parser(commands), _warmup_parser(commands)
     chosen = parser.parse_args(arguments)
     if chosen.command == "warmup":
         return _run_warmup(warmup_parser, chosen)
-    if chosen.command == "info":
-        print(_info.report())
+    if chosen.command != "demo":
+        print(_info.report() if chosen.command else _OVERVIEW)
         return 0
     from cunorm._demo import DemoError, run
 
     try:
-        return run(chosen.input, chosen.device)
+        return run(chosen.input, chosen.device, is_quick=chosen.quick, plot=chosen.plot)
     except DemoError as error:
         demo_parser.error(str(error))
 
@@ -41,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _demo_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
-        help="run every operator on real input and check it against the float64 reference",
-        description="Run every operator, forward and backward, on real input, check each against "
-        "the float64 reference and print a table. The exit status is 1 if a result is further "
-        "off than its tolerance.",
+        help="run every norm on real input and check it against the float64 reference",
+        description="Run every norm, forward and backward, on real input, check each against the "
+        "float64 reference and print a table. The exit status is 1 if a result is further off "
+        "than its bound.",
     )
     rows = (
         "an array of floats whose last axis is a row or, for group norms, the channels of a "
@@ -54,6 +82,12 @@ def _demo_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--input", type=Path, metavar="FILE.npy", help=rows)
     where = "where to run; by default on CUDA if there is a device, else on the CPU"
     parser.add_argument("--device", choices=("cpu", "cuda"), help=where)
+    parser.add_argument("--quick", action="store_true", help="only a few telling norms")
+    plot = (
+        "also draw the speed of some norms over the size of x, beside that of plain NumPy (or "
+        "CuPy) formulas and, if it is installed, of PyTorch's functions; needs matplotlib"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot)
     return parser
 
 

@@ -45,10 +45,10 @@ def cuda_devices() -> tuple[int, str]:
     """Return how many CUDA devices there are for CuPy, and, if none, why."""
     try:
         import cupy
-
-        count = int(cupy.cuda.runtime.getDeviceCount())
     except ImportError as error:
         return 0, f"no CuPy: {error}"
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return 0, f"no device: {error}"
     return count, "" if count else "no device"

@@ -2,14 +2,13 @@
 """`warmup`: compile ahead, several builds at once, what calls will need."""
 
 import time
-from collections.abc import Collection, Iterator, Set, ValuesView
+from collections.abc import Callable, Collection, Iterator, Sequence, Set, ValuesView
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from itertools import product
 from numbers import Number
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from cunorm import _group_norm, _row_norm
@@ -145,18 +144,32 @@ def warmup(
     Warmup(builds=..., compiled=..., seconds=...)
     """
     arguments = locals()
-    options = {name: arguments[name] for name in _ABSENT} | {"needs": (needs,)}
+    options = {name: arguments[name] for name in _ABSENT}
     progress = validate.flag(FUNCTION, "progress", progress)
     workers = available_cores() if workers is None else _positive("workers", workers)
+    device = _device(device)
+    builds = planned(ops, widths, dtypes, device, rows, options)
+    start = time.perf_counter()
+    bar = progress_bar(len(builds), desc="cunorm compiles") if progress else None
+    with nullcontext() if bar is None else bar:
+        step = (lambda: None) if bar is None else bar.update
+        compiled = compile_at_once(builds, device, workers, step)
+    return Warmup(len(builds), compiled, time.perf_counter() - start)
+
+
+def planned(
+    ops: Any, widths: Any, dtypes: Any, device: Device, rows: Any, options: Options
+) -> list[KernelBuild]:
+    """Return the builds that calls need, which are described as `warmup` takes them."""
     rows = None if rows is None else [_positive("rows", one) for one in _several("rows", rows)]
     widths = [_positive("widths", one) for one in _several("widths", widths)]
-    calls = list(_calls(ops, dtypes, options))
-    device = _device(device)
+    options = _ABSENT | options
+    calls = list(_calls(ops, dtypes, options | {"needs": (options["needs"],)}))
     builds: dict[KernelBuild, None] = {}  # each once, in their order
     for (name, options_of_call), width in product(calls, widths):
         builds_of = group_builds if name in _group_norm.__all__ else row_builds
         builds |= dict.fromkeys(builds_of(name, options_of_call, rows, width, device))
-    return _compile(list(builds), device, workers, progress)
+    return list(builds)
 
 
 def _device(name: Any) -> Device:
@@ -179,27 +192,38 @@ def _device(name: Any) -> Device:
     return device
 
 
-def _compile(builds: list[KernelBuild], device: Device, workers: int, progress: bool) -> Warmup:
-    """Compile and load builds at once, as many as there are workers."""
-    start = time.perf_counter()
+def compile_at_once(
+    builds: Sequence[KernelBuild],
+    device: Device,
+    workers: int,
+    step: Callable[[], object],
+    *,
+    with_headers: bool = False,
+) -> int:
+    """Compile and load builds, as many at once as there are workers; return how many are new.
+
+    `step` is called after each. With headers, those that a CPU's later builds share are compiled,
+    too.
+    """
     on_gpu = device.kind == "cuda"
     prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
     stop = Stop()
-    pool = ThreadPoolExecutor(workers, initializer=ended_by, initargs=(stop,))
-    with pool, _bar(len(builds), progress) as bar:
+    with ThreadPoolExecutor(workers, initializer=ended_by, initargs=(stop,)) as pool:
         tasks: dict[Future[bool], KernelBuild] = {}
         try:
+            if with_headers and not on_gpu:
+                pool.submit(cpu_compile.prepare_headers)
             for build in builds:
                 tasks[pool.submit(prepare, build)] = build
             left = set(tasks)
             while left:  # in slices, as a signal just before a wait would not interrupt it
                 done, left = wait(left, 0.5, FIRST_COMPLETED)
                 for _ in done:
-                    bar.update()
+                    step()
         except BaseException:  # the user does not want to wait
+            stop.set()  # first, as a second interrupt may end this
             for task in tasks:
                 task.cancel()
-            stop.set()
             raise
     failed = [(build, error) for task, build in tasks.items() if (error := task.exception())]
     if failed:
@@ -207,22 +231,18 @@ def _compile(builds: list[KernelBuild], device: Device, workers: int, progress: 
         text = str(error) if str(build) in str(error) else f"{build}: {error}"
         counts = f"{len(failed)} of {len(tasks)} builds failed, the first of them"
         raise RuntimeError(f"{FUNCTION}: {counts}: {text}") from error
-    compiled = sum(task.result() for task in tasks)
-    return Warmup(len(builds), compiled, time.perf_counter() - start)
+    return sum(task.result() for task in tasks)
 
 
-def _bar(total: int, shown: bool) -> Any:
-    """Return tqdm's bar, or one that shows nothing."""
-    hidden = nullcontext(SimpleNamespace(update=lambda: None))
-    if not shown:
-        return hidden
+def progress_bar(total: int, **options: Any) -> Any:
+    """Return tqdm's bar of so many builds, None where tqdm is not installed."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        return hidden
+        return None
     # tqdm's thread that watches bars would stay for as long as the process lives.
     unwatched = type("Bar", (tqdm,), {"monitor_interval": 0})
-    return unwatched(total=total, desc="cunorm compiles", unit="build", miniters=1)
+    return unwatched(total=total, unit="build", miniters=1, **options)
 
 
 # --- the calls that options describe --------------------------------------------------------------

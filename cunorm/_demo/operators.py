@@ -12,6 +12,7 @@ import numpy as np
 
 import cunorm
 from cunorm import reference
+from cunorm._group_norm.builds import LAYOUTS
 from cunorm._row_norm.spec import MODELS
 from cunorm.reference.tolerance import Tolerance, bound
 from cunorm.results import AddNorm
@@ -88,6 +89,27 @@ class Operator:
             arrays["mean"] = saved.mean
         call = getattr(module, f"{self.base}_backward")
         return call(**arrays, rstd=saved.rstd, **self.options)
+
+    def described(self, operands: Operands) -> dict[str, Any]:
+        """Return the arguments of `warmup` for the calls of `run`."""
+        x, options = operands["x"], {**self.options}
+        options.pop("c", None)
+        names = (self.name, f"{self.base}_forward", f"{self.base}_backward")
+        described = (*_INPUTS[1:], "d_residual")
+        given = {name: str(operands[name].dtype) for name in described if name in operands}
+        width = x.shape[-1]
+        if self.is_group_norm:
+            width = x.shape[options["channel_axis"]]
+            layouts = {axis: layout for layout, axis in LAYOUTS.items()}
+            options["layout"] = layouts[options.pop("channel_axis")]
+            options["positions"] = x.size // (len(x) * width)
+        return {
+            "ops": names,
+            "widths": width,
+            "dtypes": str(x.dtype),
+            "rows": len(x),
+            "options": {"weight": False, "dtype": str(x.dtype), **given, **options},
+        }
 
     def run(self, operands: Operands) -> Results:
         """Call the function itself, its forward for training and its backward."""
@@ -169,10 +191,37 @@ def _bytes(arrays: Iterable[Any]) -> int:
     return sum(int(array.nbytes) for array in arrays if array is not None)
 
 
-def operators_of(dtype: str, width: int) -> list[Operator]:
-    """Return the operators for rows of a width: fewer in float16, as there is much to compile."""
+# What the table shows of a dtype, and what a short one shows, if not all: there is much to compile.
+_TABLE = {
+    "bfloat16": ("rms_norm", "add_rms_norm", "rms_norm, Llama", "group_norm, silu"),
+    "float16": ("rms_norm", "group_norm, silu"),
+}
+_SHORT_TABLE = {
+    "float32": ("rms_norm", "layer_norm", "add_rms_norm", "group_norm, silu"),
+    "bfloat16": ("rms_norm",),
+    "float16": (),
+}
+
+
+def shown(dtype: str, width: int, is_quick: bool) -> list[Operator]:
+    """Return the operators that the table shows for rows of a dtype and a width."""
+    names = (_SHORT_TABLE if is_quick else _TABLE).get(dtype)
+    return [one for one in operators(width) if names is None or str(one) in names]
+
+
+def operators(width: int) -> list[Operator]:
+    """Return every norm in its forms, for rows of a width."""
     weight, both, scaled = ("weight",), ("weight", "bias"), {"center": True, "c": 1.0}
-    operators = [
+    forms: dict[str, dict[str, Any]] = {
+        "post-gate": {"gate_position": "post"},
+        "pre-gate": {"gate_position": "pre"},
+        "groups": {"groups": math.gcd(width, 24)},
+        **MODELS,
+    }
+    group_norm = partial(Operator, "group_norm", both, 1e-5, center=True)
+    silu = {"num_groups": math.gcd(width, _GROUPS), "activation": "silu", "channel_axis": -1}
+    alone = silu | {"num_groups": width, "activation": None}
+    return [
         Operator("rms_norm", weight, 1e-6),
         Operator("layer_norm", both, 1e-5, center=True),
         Operator("l2_norm", (), 1e-12, c=1.0),
@@ -180,22 +229,9 @@ def operators_of(dtype: str, width: int) -> list[Operator]:
         Operator("add_rms_norm", weight, 1e-6),
         Operator("add_layer_norm", both, 1e-5, center=True),
         Operator("add_normalize", both, 1e-6, "", scaled, True, 1.0),
+        *(Operator("rms_norm", weight, 1e-6, *form) for form in forms.items()),
+        group_norm("silu", silu),
+        group_norm("channels first", silu | {"channel_axis": 1}),
+        Operator("instance_norm", both, 1e-5, "", alone, center=True),
+        group_norm("mean 1e4", silu, mean=1e4),  # which tells deviations from this mean apart
     ]
-    if dtype != "float16":
-        forms: dict[str, dict[str, Any]] = {
-            "post-gate": {"gate_position": "post"},
-            "pre-gate": {"gate_position": "pre"},
-            "groups": {"groups": math.gcd(width, 24)},
-            **MODELS,
-        }
-        operators += [Operator("rms_norm", weight, 1e-6, *form) for form in forms.items()]
-    group_norm = partial(Operator, "group_norm", both, 1e-5, center=True)
-    silu = {"num_groups": math.gcd(width, _GROUPS), "activation": "silu", "channel_axis": -1}
-    operators += [group_norm("silu", silu)]
-    if dtype != "float16":
-        alone = silu | {"num_groups": width, "activation": None}
-        operators += [group_norm("C first", silu | {"channel_axis": 1})]
-        operators += [Operator("instance_norm", both, 1e-5, "", alone, center=True)]
-    if dtype == "float32":  # which tells deviations from this mean apart
-        operators += [group_norm("mean 1e4", silu, mean=1e4)]
-    return operators

@@ -24,7 +24,16 @@ from tests.support.caches import (
     script,
     separate_cache,
 )
-from tests.support.internals import FLOAT32, ForwardTypes, RowShape, _compile, compiler, cpu_forward
+from tests.support.internals import (
+    FLOAT32,
+    Device,
+    ForwardTypes,
+    RowShape,
+    _compile,
+    _warmup,
+    compiler,
+    cpu_forward,
+)
 from tests.support.processes import in_process
 
 pytestmark = [posix, compiles]
@@ -197,6 +206,31 @@ def test_headers_are_compiled_beside_the_ninth_build_and_are_taken_by_the_next(t
         CXX=script(tmp_path, text),
         CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
     )
+
+
+@gcc
+def test_headers_are_prepared_once_for_many_builds(tmp_path):
+    log = tmp_path / "log"
+    makes = f'case "$*" in *c++-header*) echo made >> "{log}"; echo half > "$last"; exit;; esac'
+    with separate_cache(tmp_path, f"{ANSWERS}{makes}\n{copies()}") as cache:
+        for _ in range(2):
+            _warmup.compile_at_once([], Device("cpu", 0), 1, lambda: None, with_headers=True)
+            assert len([*cache.glob("headers-*.h.gch")]) == 1
+        _warmup.compile_at_once([], Device("cpu", 0), 1, lambda: None)
+    assert log.read_text() == "made\n"
+
+
+@gcc
+def test_headers_that_were_prepared_are_not_compiled_beside_the_ninth_build(tmp_path):
+    log = tmp_path / "log"
+    fails = f'case "$*" in *c++-header*) echo tried >> "{log}"; exit 1;; esac'
+    in_process(
+        f"from tests.support.internals import _compile\n_compile.prepare_headers()\n{NINE}"
+        "for thread in threading.enumerate()[1:]: thread.join()\n",
+        CXX=script(tmp_path, f"{ANSWERS}{fails}\n{copies()}"),
+        CUNORM_CACHE_DIR=os.fspath(tmp_path / "cache"),
+    )
+    assert log.read_text() == "tried\n"
 
 
 @gcc

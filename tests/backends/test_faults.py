@@ -27,7 +27,7 @@ from tests.support.caches import (
 )
 from tests.support.calls import raises
 from tests.support.internals import _compiler, _processes, compiler
-from tests.support.processes import in_process
+from tests.support.processes import in_process, is_running
 
 pytestmark = [posix, compiles]
 
@@ -51,13 +51,6 @@ def assert_no_child(folder):
     while time.monotonic() < end and is_running(child):
         time.sleep(0.01)
     assert not is_running(child)
-
-
-def is_running(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_compiler_that_hangs_is_ended_with_its_children_and_an_error(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from cunorm.reference.activations import ACTIVATIONS
 from cunorm.reference.tolerance import Tolerance, bound
 from cunorm.results import AddNorm
 from tests.support import bounds, group_bounds
-from tests.support.internals import operators_of, worst_error
+from tests.support.internals import operators, worst_error
 from tests.support.operands import NORMS, draw, parameters
 
 TINY = 1e-30  # larger than any underflow
@@ -35,7 +35,7 @@ def drawn(dtype):
     return operands | parameters(NORMS["layer_norm"], 48, "float32")
 
 
-@pytest.mark.parametrize("operator", operators_of("float32", 48), ids=str)
+@pytest.mark.parametrize("operator", operators(48), ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_demos_bounds_are_those_of_the_tests_or_somewhat_wider(operator, dtype):
     operands = operator.operands(drawn(dtype))

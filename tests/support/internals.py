@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 from cunorm import __main__ as _command
-from cunorm import _cache, _dispatch, _info, _row_norm, _warmup
+from cunorm import _cache, _demo, _dispatch, _info, _row_norm, _warmup
 from cunorm.__main__ import main
 from cunorm._arrays import numpy as numpy_arrays
 from cunorm._arrays import registry as _registry
@@ -40,7 +40,10 @@ from cunorm._core.param_grad import ParamGradTypes, param_grad_launch
 from cunorm._core.plan import GRID_LIMIT, KernelCall
 from cunorm._core.tensor import ArrayView, Device
 from cunorm._core.validate import ACTIVATIONS
-from cunorm._demo.operators import operators_of, worst_error
+from cunorm._demo import device as _demo_device
+from cunorm._demo import inputs as _demo_inputs
+from cunorm._demo import plot as _demo_plot
+from cunorm._demo.operators import operators, worst_error
 from cunorm._group_norm import schedule as _group_plan
 from cunorm._group_norm import tiling as _group_tiling
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupForwardTypes
@@ -91,6 +94,10 @@ __all__ = [
     "_cpu_plan",
     "_cuda",
     "_cuda_plan",
+    "_demo",
+    "_demo_device",
+    "_demo_inputs",
+    "_demo_plot",
     "_dispatch",
     "_files",
     "_group_plan",
@@ -118,7 +125,7 @@ __all__ = [
     "main",
     "numpy_arrays",
     "numpy_view",
-    "operators_of",
+    "operators",
     "read_capsule",
     "runner",
     "source_text",

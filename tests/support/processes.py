@@ -50,6 +50,21 @@ def in_process(script: str, *, setup: str = SETUP, timeout: int = 120, **environ
     return finished.stdout
 
 
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter in a process of its own, whatever its exit status."""
+    options = {"capture_output": True, "text": True, "cwd": ROOT}
+    command, env = [sys.executable, *arguments], {**os.environ, **environment}
+    return subprocess.run(command, **options, env=env, check=False)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process runs, on Linux; init may not have collected one that has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def resident() -> int:
     """Return the bytes of this process that are in memory, on Linux."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -75,6 +75,14 @@ def prepare(build: KernelBuild) -> bool:
     return loaded.load_once(build, partial(_load, build))[1]
 
 
+def prepare_headers() -> None:
+    """Compile the system's headers before builds that share them, as many are to come."""
+    cxx = compiler()
+    if cxx is not None:
+        base, folder = base_options(), cache_folder()
+        precompiled.prepare(cxx, (*_compiler.optional(cxx, base, folder), *base))
+
+
 def _load(build: KernelBuild) -> tuple[Entry, bool]:
     tries, was_compiled = 3, False
     while True:

@@ -2,8 +2,8 @@
 """The system's headers, compiled once for all kernels: reading them is up to half of a compile.
 
 Compiling them takes as long as a kernel or two, so it is done beside the ninth compile of a
-process, as a training step needs fewer. A process that exits before ends it, too; what a killed one
-leaves is removed by the next `clear_cache`. Only GCC takes headers in this form.
+process, as a training step needs fewer, or by `prepare`. A process that exits before ends it, too;
+what a killed one leaves is removed by the next `clear_cache`. Only GCC takes headers in this form.
 """
 
 import re
@@ -21,6 +21,7 @@ from cunorm._core.memo import on_clear
 _INCLUDE = Path(__file__).parent / "include"
 _SYSTEM_INCLUDE = re.compile(r"^#include <([^>]+)>$", re.MULTILINE)
 _WORTH_IT = 9  # which compile of a process begins to compile headers, too
+_LOW = 19  # its priority, as calls wait for other compilers, not for this
 
 _compiles: dict[Path, "count[int]"] = {}
 on_clear(_compiles.clear)
@@ -33,13 +34,19 @@ def options_for(cxx: Compiler, options: Options) -> Options:
     """
     if not cxx.is_gcc:
         return ()
-    name = f"headers-{digest(*cxx, *options, cpu_identity(), _text())}.h"
-    compiled = cache_folder() / f"{name}.gch"
+    compiled = _path(cxx, options)
     try:
-        return ("-include", str(cache_folder() / name)) if compiled.stat().st_size else ()
+        return ("-include", str(compiled.with_suffix(""))) if compiled.stat().st_size else ()
     except OSError:
         _compile_in_time(compiled, [*cxx.command, *options])
         return ()
+
+
+def prepare(cxx: Compiler, options: Options) -> None:
+    """Compile headers now, unless they are there; whoever calls this has many builds to come."""
+    if cxx.is_gcc and not (compiled := _path(cxx, options)).exists():
+        _compiles[compiled] = count(_WORTH_IT + 1)  # nobody else begins to
+        _make(compiled, [*cxx.command, *options], priority=0)
 
 
 def give_up(headers: Options) -> None:
@@ -51,19 +58,23 @@ def give_up(headers: Options) -> None:
         empty.replace(compiled)
 
 
+def _path(cxx: Compiler, options: Options) -> Path:
+    name = f"headers-{digest(*cxx, *options, cpu_identity(), _text())}.h"
+    return cache_folder() / f"{name}.gch"
+
+
 def _compile_in_time(path: Path, command: Sequence[str]) -> None:
     """Begin to compile headers, once in a process, when enough kernels use them."""
     if next(_compiles.setdefault(path, count(1))) == _WORTH_IT:
         Task(partial(_make, path, command)).begin()  # or not; kernels compile without them
 
 
-def _make(path: Path, command: Sequence[str]) -> None:
+def _make(path: Path, command: Sequence[str], priority: int = _LOW) -> None:
     with temporary(path) as folder:
         source, made = folder / "headers.h", folder / "headers.h.gch"
         source.write_text(_text(), encoding="utf-8")
         create = [*command, "-x", "c++-header", str(source), "-o", str(made)]
-        # Calls wait for other compilers, not for this.
-        if processes.run(create, environment(folder), priority=19).returncode == 0:
+        if processes.run(create, environment(folder), priority=priority).returncode == 0:
             made.replace(path)
 
 
