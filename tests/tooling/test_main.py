@@ -35,7 +35,7 @@ def test_info_finds_no_compiler_where_there_is_none():
 
 
 def test_info_shows_what_is_wrong_with_the_environment():
-    done = run("-m", "cunorm", "info", CXX='g++ "')
+    done = python("-m", "cunorm", "info", CXX='g++ "')
     assert done.returncode == 0, done.stderr
     assert """CXX is 'g++ "', expected a command of a shell""" in done.stdout
 
