@@ -25,7 +25,9 @@ autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # arrays are of any framework; the docstrings have shapes and dtypes
 napoleon_google_docstring = False
+napoleon_use_param = False  # arguments that are described together stay together
 default_role = "py:obj"  # `name` in a docstring
+highlight_language = "text"  # of formulas in docstrings
 
 html_theme = "furo"
 html_title = f"cunorm {version}"
