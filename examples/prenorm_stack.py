@@ -59,7 +59,7 @@ STREAM = np.dtype(np.float32)
 # fallback rounds a fused backward once, not twice. Then each layer may add some float32 roundings,
 # of 6e-8, and one of these may change a rounding to bfloat16 by up to 2**-7.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-6}
-QUICK = {"layers": 4, "rows": 1024}
+QUICK = {"layers": 4, "rows": 1024, "dtype": "bfloat16"}
 
 
 @dataclass(frozen=True)

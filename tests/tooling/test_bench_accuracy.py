@@ -150,6 +150,19 @@ def test_cunorm_is_within_its_bounds_in_the_committed_table():
             assert float(getattr(row, column)) <= (most if row.dtype == "float32" else 0.501)
 
 
+def test_the_readme_has_the_range_of_the_committed_errors():
+    alike = [row for row in COMMITTED if (row.dtype, row.data) == ("float32", MEAN)]
+    chosen = [row for row in alike if row.operator in ("layer_norm", "group_norm NCHW")]
+    ours, theirs = [], []
+    for row in chosen:
+        (ours if row.provider.startswith("cunorm") else theirs).append(float(row.y_worst))
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert f"units in the last place at mean 1e4, deviation 1 | {min(theirs):,.0f} to " in readme
+    assert f"{max(theirs):,.0f} in PyTorch, torch.compile and JAX" in readme
+    assert f"within {max(ours):.0f} units" in readme
+    assert max(ours) <= 2
+
+
 def test_the_page_has_the_numbers_of_the_committed_table():
     chosen = [row for row in COMMITTED if (row.shape, row.data) == ("64x4096", MEAN)]
     line = next(line for line in table(chosen) if line.startswith("| layer_norm"))
