@@ -67,6 +67,8 @@ def test_demo_is_within_tolerance_on_the_text_of_the_python_installation(monkeyp
     monkeypatch.setattr(_demo_inputs, "embedded", embedded)
     assert main(["demo", "--device", "cpu"]) == 0
     output = capsys.readouterr().out
+    name = _demo_inputs.text()[0]
+    assert output.startswith(f"input:  Python's {name}, its first 512 bytes, each as a row of 256 ")
     assert len(table(output)) == RESULTS
     assert sum(" 512x256 " in line for line in table(output)) == 2 * OF_ROWS
     assert f"all {RESULTS} results are within their bounds; " in output
@@ -255,6 +257,22 @@ def test_demo_says_why_there_is_no_cuda_device(monkeypatch, capsys):
         main(["demo", "--device", "cuda"])
     assert stopped.value.code == 2
     assert "--device cuda: no CuPy" in capsys.readouterr().err
+
+
+def test_one_thread_is_one_thread(monkeypatch):
+    for count, words in ((1, "1 thread"), (2, "2 threads")):
+        monkeypatch.setattr(_demo_device, "thread_count", lambda count=count: count)
+        assert _demo_device.chosen_device("cpu").title.endswith(f", {words}")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_last_lines_say_what_a_plot_needs_if_it_is_not_there(
+    is_there, small, monkeypatch, capsys
+):
+    monkeypatch.setattr(_demo, "find_spec", lambda name: name if is_there else None)
+    assert main(["demo", "--quick", "--device", "cpu", "--input", small]) == 0
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if "--plot" in one)
+    assert ("needs matplotlib" in line) != is_there
 
 
 def test_a_cxx_that_no_shell_would_take_is_an_error_of_the_options():
