@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cunorm import __version__, _cache, _info
-from cunorm._core.dtypes import DTYPES
-from cunorm._core.validate import ACTIVATIONS
-from cunorm._group_norm.builds import LAYOUTS
-from cunorm._row_norm.spec import NEEDS
-from cunorm._warmup import AUTO, FUNCTIONS, warmup
+_INTERRUPTED = 128 + signal.SIGINT  # the exit status of a shell
+try:
+    from cunorm import __version__, _cache, _info
+    from cunorm._core.dtypes import DTYPES
+    from cunorm._core.validate import ACTIVATIONS
+    from cunorm._group_norm.builds import LAYOUTS
+    from cunorm._row_norm.spec import NEEDS
+    from cunorm._warmup import AUTO, FUNCTIONS, warmup
+except KeyboardInterrupt:
+    sys.exit(_INTERRUPTED)
 
 _ABOUT = "Normalization kernels, forward and backward, for every array framework."
 _OVERVIEW = f"""\
@@ -28,7 +32,6 @@ warmup  compile ahead what calls will need
           python -m cunorm warmup --op rms_norm rms_norm_backward --width 1024 --dtype float32
 
 python -m cunorm COMMAND --help lists the options of a command."""
-_INTERRUPTED = 128 + signal.SIGINT  # the exit status of a shell
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,8 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stderr is not None and sys.stderr.isatty():
             print(file=sys.stderr)  # after the terminal's ^C
         return _INTERRUPTED
-    except BrokenPipeError:  # as of `head`, which wants no more
+    except OSError as error:  # mostly of standard output, to which nothing more is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # as of `head`, which wants no more
+            print(f"python -m cunorm: {error}", file=sys.stderr)
         return 1
 
 
@@ -58,12 +63,15 @@ def _run(arguments: Sequence[str] | None) -> int:
     if chosen.command != "demo":
         print(_info.report() if chosen.command else _OVERVIEW)
         return 0
-    from cunorm._demo import DemoError, run
+    from cunorm._demo import CompileError, DemoError, run
 
     try:
         return run(chosen.input, chosen.device, is_quick=chosen.quick, plot=chosen.plot)
     except DemoError as error:
         demo_parser.error(str(error))
+    except CompileError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _demo_parser(commands: Any) -> argparse.ArgumentParser:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """`python -m cunorm demo`: every operator on real input, checked against the float64 oracle."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,18 +13,18 @@ from numpy.typing import NDArray
 
 import cunorm
 from cunorm._backends.cpu import waiting
-from cunorm._backends.cpu.compiler import compiler
+from cunorm._backends.cpu.compiler import has_compiler
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DTYPES, numpy_dtype
 from cunorm._demo import inputs
-from cunorm._demo.device import REPEATS, DemoError, Device, chosen_device
+from cunorm._demo.device import REPEATS, CompileError, DemoError, Device, chosen_device
 from cunorm._demo.operators import Operands, Operator, shown
 from cunorm._demo.plot import check, draw
 from cunorm._demo.screen import Screen, coloured
-from cunorm._warmup import compile_at_once, planned
+from cunorm._warmup import planned
 
-__all__ = ["DemoError", "run"]
+__all__ = ["CompileError", "DemoError", "run"]
 
 Array = NDArray[Any]
 
@@ -34,10 +36,10 @@ error: the largest error against a float64 reference, as a fraction of the bound
        cunorm promises: 1 would be at the bound. In bfloat16 and float16 the rounding of
        the results alone comes close to it."""
 _NEXT = """\
-next: python -m cunorm demo --input FILE.npy    the same on your own rows
-      python -m cunorm demo --plot FILE.png     speed beside NumPy and PyTorch, by size
-      python -m cunorm info                     versions, devices, compilers and caches
-      README.md                                 every function and option"""
+next: python -m cunorm demo --input FILE.npy  the same on your own rows
+      python -m cunorm demo --plot FILE.png   {plot}
+      python -m cunorm info                   versions, devices, compilers and caches
+      python -m pydoc cunorm.normalize        what the norms take and return"""
 _COLOUR = {True: "green", False: "red"}
 _WORTH_HEADERS = 9  # builds
 _BUILDS_OF_A_CORE = 3  # in a batch
@@ -61,17 +63,24 @@ def run(
     if path is None:
         name, content = inputs.text()
         rows = inputs.embedded(content)
-        source = f"{name}, {len(content)} bytes, the first {len(rows)} embedded by their bigrams"
+        source = f"Python's {name}, its first {len(rows)} bytes, each as a row of 256 numbers:\n"
+        source += "        how often each byte follows it in the file, as log(1 + count)"
     else:
         rows = inputs.load(path)
         source = f"{path}, {rows.shape[0]} rows of {rows.shape[1]}"
     print(f"input:  {source}\ndevice: {device.title}", flush=True)
+    if not device.has_kernels:  # which is said above and below the table
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            has_compiler()  # would warn in a row
     cases = list(_cases(rows, device, is_quick))
     errors = _table(cases, device)
-    print(f"\n{_LEGEND}\n\n{_summary(cases, errors)}", flush=True)
+    print(f"\n{_LEGEND}\n\n{_summary(cases, errors, device)}", flush=True)
     if plot is not None:
         draw(plot, device)
-    print(f"\n{_NEXT}")
+    speeds = "speed by size, beside NumPy and PyTorch"
+    has_plots = find_spec("matplotlib") is not None
+    print(f"\n{_NEXT.format(plot=speeds if has_plots else 'speed by size; needs matplotlib')}")
     return 1 if any(not error <= 1 for error in errors) else 0
 
 
@@ -79,6 +88,9 @@ def _cases(rows: Array, device: Device, is_quick: bool) -> Iterator[Case]:
     """Yield the operators, with operands of each dtype that can hold the input."""
     known: set[KernelBuild] = set()
     for dtype, largest in inputs.LARGEST.items():
+        chosen = shown(dtype, rows.shape[-1], is_quick)
+        if not chosen:
+            continue
         if not np.abs(rows).max() <= largest:
             print(f"{dtype} is left out: the input has values beyond {largest:g}")
             continue
@@ -88,7 +100,7 @@ def _cases(rows: Array, device: Device, is_quick: bool) -> Iterator[Case]:
             print(f"{dtype} is left out: pip install ml_dtypes")
             continue
         operands = inputs.row_operands(rows, storage)
-        for operator in shown(dtype, rows.shape[-1], is_quick):
+        for operator in chosen:
             host = operator.operands(operands)
             builds = [build for build in _builds(operator, host, device) if build not in known]
             known.update(builds)
@@ -97,7 +109,7 @@ def _cases(rows: Array, device: Device, is_quick: bool) -> Iterator[Case]:
 
 def _builds(operator: Operator, host: Operands, device: Device) -> list[KernelBuild]:
     """Return the builds that an operator needs, none where there is no compiler."""
-    if device.name == "cpu" and compiler() is None:
+    if not device.has_kernels:
         return []
     return planned(device=device.place, **operator.described(host))
 
@@ -109,19 +121,17 @@ def _table(cases: list[Case], device: Device) -> list[float]:
     """
     waiting.is_announced.set()
     errors: list[float] = []
-    cores, total = available_cores(), sum(len(case.builds) for case in cases)
+    total = sum(len(case.builds) for case in cases)
     with Screen(total) as screen:
         screen.line(f"\n{coloured(_HEADER, 'bold')}")
-        for number, batch in enumerate(_batches(cases, _BUILDS_OF_A_CORE * cores)):
+        for number, batch in enumerate(_batches(cases, _BUILDS_OF_A_CORE * available_cores())):
             builds = [build for case in batch for build in case.builds]
             builds.sort(key=lambda build: build.kernel)  # backwards first, which take longer
             names = dict.fromkeys(case.operator.name for case in batch)
             screen.say(f"compiling {', '.join(names)}")
             with_headers = number == 1 and total >= _WORTH_HEADERS
-            try:
-                compile_at_once(builds, device.place, cores, screen.step, with_headers=with_headers)
-            except RuntimeError as error:
-                raise DemoError(str(error).removeprefix("warmup: ")) from error
+            device.compile(builds, screen.step, with_headers=with_headers)
+            screen.say("")
             for case in batch:
                 errors += _both_directions(case.operator, case.host, device, screen)
     return errors
@@ -167,11 +177,16 @@ def _duration(seconds: float) -> str:
     return f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
 
 
-def _summary(cases: list[Case], errors: list[float]) -> str:
+def _summary(cases: list[Case], errors: list[float], device: Device) -> str:
     """Return in words what was shown."""
     if wrong := sum(not error <= 1 for error in errors):
         text = f"{wrong} of {len(errors)} results are further off than their bounds"
         return coloured(text, _COLOUR[False])
+    if not device.has_kernels:
+        text = (
+            f"no kernel ran: NumPy computed the {len(errors)} results, as there is no C++ compiler"
+        )
+        return f"{text};\ninstall g++ or clang++, or point CXX at one"
     counts = Counter(str(case.host["x"].dtype) for case in cases)
     norms = ", ".join(f"{count} in {dtype}" for dtype, count in counts.items())
     text = f"all {len(errors)} results are within their bounds"

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Where the operators of the demo run, and how long a call takes there."""
 
+import ctypes
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +12,11 @@ from numpy.typing import NDArray
 
 from cunorm import _info
 from cunorm._backends.cpu.compiler import compiler
-from cunorm._backends.cpu.threads import thread_count
+from cunorm._backends.cpu.threads import available_cores, thread_count
 from cunorm._core import tensor
+from cunorm._core.build import KernelBuild
 from cunorm._demo.operators import Operands
+from cunorm._warmup import compile_at_once
 
 Array = NDArray[Any]
 
@@ -22,6 +26,10 @@ CUDA_CALLS = 20  # timed together, or the GPU would wait for the host
 
 class DemoError(Exception):
     """The demo cannot run with these options; the text says why."""
+
+
+class CompileError(Exception):
+    """What the demo runs does not compile; the text is the compiler's."""
 
 
 class Device(NamedTuple):
@@ -35,6 +43,24 @@ class Device(NamedTuple):
     get: Callable[[Any], Array]  # and from it
     wait: Callable[[], object]  # returns when it is idle
     calls: int  # timed together
+
+    @property
+    def has_kernels(self) -> bool:  # else NumPy computes all results
+        return self.name != "cpu" or compiler() is not None
+
+    def compile(
+        self,
+        builds: Sequence[KernelBuild],
+        step: Callable[[], object],
+        *,
+        with_headers: bool = False,
+    ) -> None:
+        """Compile and load builds, as many at once as there are cores."""
+        cores = available_cores()
+        try:
+            compile_at_once(builds, self.place, cores, step, with_headers=with_headers)
+        except RuntimeError as error:
+            raise CompileError(str(error).removeprefix("warmup: ")) from error
 
     def put_all(self, operands: Operands) -> dict[str, Any]:
         return {name: self.put(array) for name, array in operands.items()}
@@ -71,6 +97,26 @@ def chosen_device(name: str | None) -> Device:
         return Device("cuda", title, place, cupy, *copies, runtime.deviceSynchronize, CUDA_CALLS)
     if name == "cuda":
         raise DemoError(f"--device cuda: {reason}")
-    loops = "NumPy's loops as there is no C++ compiler"
-    title = f"cpu, {_info.cpu_name()}, {f'{thread_count()} threads' if compiler() else loops}"
+    try:
+        loops = "NumPy's loops as there is no C++ compiler"
+        runs = _threads(thread_count()) if compiler() else loops
+    except ValueError as error:  # of CXX
+        raise DemoError(str(error)) from error
+    title = f"cpu, {_info.cpu_name()}, {runs}"
     return Device("cpu", title, tensor.CPU, np, np.asarray, np.asarray, lambda: None, calls=1)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" if count == 1 else f"{count} threads"
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc keep and reuse freed memory, for as long as the process lives; else return False.
+
+    Otherwise a large result costs page faults in each call, more or fewer by who allocates it.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    trim_threshold, mmap_max = -1, -4
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(trim_threshold, 2**31 - 1) and libc.mallopt(mmap_max, 0))

@@ -30,9 +30,10 @@ def load(path: Path) -> Array:
         raise DemoError(f"{path} cannot be read as a .npy file: {error}") from error
     what = f"{path} has an array of shape {array.shape} and dtype {array.dtype}"
     if array.dtype.kind != "f" or array.ndim == 0 or array.size == 0:
-        raise DemoError(f"{what}, expected floats in rows along the last axis")
+        hint = "; if it is bfloat16, save it as float32" if array.dtype.str[1:] == "V2" else ""
+        raise DemoError(f"{what}, expected floats in rows along the last axis{hint}")
     rows = array.reshape(-1, array.shape[-1])[: max(1, _MOST_ELEMENTS // array.shape[-1])]
-    largest = np.abs(rows).max()
+    largest = float(np.abs(rows).max())
     if not largest <= LARGEST["float32"]:
         raise DemoError(
             f"{what} with a largest magnitude of {largest}, expected finite values of at most "

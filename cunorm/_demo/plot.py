@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 
 import cunorm
-from cunorm._backends.cpu.compiler import compiler
-from cunorm._backends.cpu.threads import available_cores
 from cunorm._core.build import KernelBuild
-from cunorm._demo.device import DemoError, Device
+from cunorm._demo.device import DemoError, Device, keep_freed_memory
 from cunorm._demo.operators import Operands, Operator, operators
 from cunorm._demo.screen import Screen
-from cunorm._warmup import compile_at_once, planned
+from cunorm._warmup import planned
 from cunorm.results import AddNorm, NormForward
 
 Calls = dict[str, Callable[[], Any]]  # by who makes them
@@ -55,8 +53,11 @@ def draw(path: Path, device: Device) -> None:
     """Time all norms, print some speeds, and draw the plot."""
     chosen = [one for one in operators(_WIDTH) if str(one) in NORMS]
     _compile(chosen, device)
+    note = "calls allocate their results"
+    if device.name == "cpu" and keep_freed_memory():
+        note += ", and freed memory is kept"
     rows, size = f"rows of {_WIDTH} float32", _size(SIZES[_PRINTED])
-    print(f"\nspeed by the size of x, {rows}, calls in turn, medians; GB/s at {size}:")
+    print(f"\nspeed by the size of x, {rows}, calls in turn, medians; GB/s at {size};\n{note}:")
     speeds: dict[tuple[str, str], Speeds] = {}
     for operator in chosen:
         of_norm = _speeds(operator, device)
@@ -65,7 +66,7 @@ def draw(path: Path, device: Device) -> None:
             figures = ", ".join(f"{who} {one[_PRINTED]:.1f}" for who, one in of_direction.items())
             print(f"{operator!s:26} {direction:9} {figures}", flush=True)
     try:
-        _picture(speeds, f"{device.title}, {rows}").savefig(path, dpi=120)
+        _picture(speeds, f"{device.title}, {rows}", note).savefig(path, dpi=120)
     except OSError as error:
         raise DemoError(f"--plot {path}: {error}") from error
     print(f"drawn to {path}")
@@ -73,7 +74,7 @@ def draw(path: Path, device: Device) -> None:
 
 def _compile(chosen: list[Operator], device: Device) -> None:
     """Compile what calls of all sizes need, before one is timed."""
-    if device.name == "cpu" and compiler() is None:
+    if not device.has_kernels:
         return
     builds: dict[KernelBuild, None] = {}
     for operator in chosen:
@@ -82,7 +83,7 @@ def _compile(chosen: list[Operator], device: Device) -> None:
         builds |= dict.fromkeys(planned(device=device.place, **described))
     with Screen(len(builds)) as screen:
         screen.say("compiling for the plot")
-        compile_at_once(list(builds), device.place, available_cores(), screen.step)
+        device.compile(list(builds), screen.step)
 
 
 # --- speeds ---------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ def _torch_call(
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def _picture(speeds: dict[tuple[str, str], Speeds], title: str) -> Any:
+def _picture(speeds: dict[tuple[str, str], Speeds], title: str, note: str) -> Any:
     """Return a figure with a panel for each norm and direction."""
     from matplotlib.figure import Figure
 
@@ -241,4 +242,5 @@ def _picture(speeds: dict[tuple[str, str], Speeds], title: str) -> Any:
     for panel in panels[-1]:
         panel.set_xlabel("size of x")
     figure.suptitle(f"{title}: bytes that a call must read and write, over its median time")
+    figure.supxlabel(note, fontsize="medium")
     return figure

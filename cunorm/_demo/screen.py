@@ -55,10 +55,10 @@ class Screen:
             print(text, flush=True)
 
     def say(self, text: str) -> None:
-        """Say what is done, beside the bar."""
+        """Say what is done, beside the bar; nothing, by an empty text."""
         if self._bar is not None:
             self._bar.set_description_str(text)
-        elif self._is_watched:  # without tqdm
+        elif self._is_watched and text:  # without tqdm
             print(text, file=sys.stderr, flush=True)
 
     def step(self) -> None:

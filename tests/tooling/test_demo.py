@@ -67,6 +67,8 @@ def test_demo_is_within_tolerance_on_the_text_of_the_python_installation(monkeyp
     monkeypatch.setattr(_demo_inputs, "embedded", embedded)
     assert main(["demo", "--device", "cpu"]) == 0
     output = capsys.readouterr().out
+    name = _demo_inputs.text()[0]
+    assert output.startswith(f"input:  Python's {name}, its first 512 bytes, each as a row of 256 ")
     assert len(table(output)) == RESULTS
     assert sum(" 512x256 " in line for line in table(output)) == 2 * OF_ROWS
     assert f"all {RESULTS} results are within their bounds; " in output
@@ -112,7 +114,7 @@ def test_rows_need_no_build_beside_those_that_were_compiled_before_them(small, m
     with_empty_caches(monkeypatch)
     monkeypatch.setattr(_demo_inputs, "LARGEST", LARGEST)
     monkeypatch.setattr(_demo, "available_cores", lambda: 2)
-    load, compile_at_once = _compile._load, _demo.compile_at_once
+    load, compile_at_once = _compile._load, _demo_device.compile_at_once
     batches, loads, rows, headers = [], [], [], []
 
     def compile_batch(builds, *args, with_headers, **more):
@@ -122,7 +124,7 @@ def test_rows_need_no_build_beside_those_that_were_compiled_before_them(small, m
         headers.append(with_headers)
         return compile_at_once(builds, *args, **more)
 
-    monkeypatch.setattr(_demo, "compile_at_once", compile_batch)
+    monkeypatch.setattr(_demo_device, "compile_at_once", compile_batch)
     monkeypatch.setattr(_compile, "_load", lambda build: loads.append(build) or load(build))
     assert main(["demo", "--device", "cpu", "--input", small]) == 0
     rows.append(len(table(capsys.readouterr().out)))
@@ -132,17 +134,17 @@ def test_rows_need_no_build_beside_those_that_were_compiled_before_them(small, m
     assert rows[:2] == [0, 2]
     assert 0 not in rows[1:]
     assert headers == [number == 1 for number in range(len(batches))]
+    kernels = [[build.kernel.rpartition("_")[2] for build in batch] for batch in batches]
+    assert kernels[0] == ["grad", "backward", "forward"]
 
 
-def test_what_does_not_compile_is_an_error_without_a_traceback(small, monkeypatch, capsys):
+def test_what_does_not_compile_is_an_error_in_one_line(small, monkeypatch, capsys):
     def fail(*args, **more):
         raise RuntimeError("warmup: 1 of 3 builds failed, the first of them: reason")
 
-    monkeypatch.setattr(_demo, "compile_at_once", fail)
-    with pytest.raises(SystemExit) as stopped:
-        main(["demo", "--device", "cpu", "--input", small])
-    assert stopped.value.code == 2
-    assert "error: 1 of 3 builds failed, the first of them: reason" in capsys.readouterr().err
+    monkeypatch.setattr(_demo_device, "compile_at_once", fail)
+    assert main(["demo", "--device", "cpu", "--input", small]) == 1
+    assert capsys.readouterr().err == "1 of 3 builds failed, the first of them: reason\n"
 
 
 NORMAL = np.random.default_rng(0).standard_normal((20, 24))
@@ -150,6 +152,7 @@ ODD = {
     "one element": np.array([3.0]),
     "zeros": np.zeros((2, 4)),
     "constants": np.full((3, 4), 7.0),
+    "float16": NORMAL.astype(np.float16),
     # Relative errors are meaningless next to the smallest normal float32; CUDA flushes below it.
     **{f"{m}": (m * NORMAL).astype(np.float32) for m in (1e-15, 1e-24, 1e-30, 1e-44)},
     "tiny and large rows": (np.tile([[1e-40], [1e9]], (10, 1)) * NORMAL).astype(np.float32),
@@ -168,6 +171,8 @@ def test_demo_leaves_float16_out_where_the_input_is_too_large_for_it(tmp_path, m
     output = capsys.readouterr().out
     assert "float16 is left out: the input has values beyond 10000" in output
     assert len(table(output)) == RESULTS
+    assert main(["demo", "--quick", "--device", "cpu", "--input", path]) == 0
+    assert "\nfloat16 is left" not in capsys.readouterr().out, "a quick demo has no float16"
 
 
 @pytest.mark.parametrize("has_ml_dtypes", [True, False])
@@ -176,9 +181,10 @@ def test_demo_runs_without_a_compiler_and_without_ml_dtypes(has_ml_dtypes, small
     code += "" if has_ml_dtypes else "sys.modules['ml_dtypes'] = None;"
     code += f"sys.exit(main(['demo', '--device', 'cpu', '--input', {small!r}]))"
     done = python("-c", code, PATH="", CXX="")
-    assert done.returncode == 0
-    assert "cunorm found no C++ compiler" in done.stderr
-    assert "compiling" not in done.stdout + done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ", NumPy's loops as there is no C++ compiler\n" in done.stdout
+    assert "\nno kernel ran: NumPy computed the " in done.stdout
+    assert "within their bounds" not in done.stdout
     if has_ml_dtypes:
         assert len(table(done.stdout)) == 2 * IN_ALL_DTYPES
     assert ("bfloat16 is left out: pip install ml_dtypes" in done.stdout) != has_ml_dtypes
@@ -221,6 +227,9 @@ def test_demo_fails_where_a_kernel_is_wrong(op, count, small, monkeypatch, capsy
         (np.zeros((0, 4)), "shape (0, 4) and dtype float64, expected floats in rows"),
         (np.array([1.0, np.nan]), "largest magnitude of nan, expected finite values"),
         (np.array([1.0, 2e10]), "of 20000000000.0, expected finite values of at most 1e+10"),
+        (np.array([1.0, np.inf], np.float16), "largest magnitude of inf, expected finite values"),
+        (np.ones(4, np.float16).view("V2"), "dtype |V2, expected floats in rows along the last "),
+        (np.ones(4, np.float16).view("V2"), "; if it is bfloat16, save it as float32"),
         (b"no array", "cannot be read as a .npy file"),
         (None, "No such file or directory"),
     ],
@@ -237,6 +246,9 @@ def test_demo_says_what_is_wrong_with_an_input(content, text, tmp_path, capsys):
     message = capsys.readouterr().err
     assert str(path) in message
     assert text in message
+    assert ("bfloat16" in message) == (
+        content is not None and getattr(content, "dtype", "") == "V2"
+    )
 
 
 def test_demo_says_why_there_is_no_cuda_device(monkeypatch, capsys):
@@ -245,6 +257,29 @@ def test_demo_says_why_there_is_no_cuda_device(monkeypatch, capsys):
         main(["demo", "--device", "cuda"])
     assert stopped.value.code == 2
     assert "--device cuda: no CuPy" in capsys.readouterr().err
+
+
+def test_one_thread_is_one_thread(monkeypatch):
+    for count, words in ((1, "1 thread"), (2, "2 threads")):
+        monkeypatch.setattr(_demo_device, "thread_count", lambda count=count: count)
+        assert _demo_device.chosen_device("cpu").title.endswith(f", {words}")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_last_lines_say_what_a_plot_needs_if_it_is_not_there(
+    is_there, small, monkeypatch, capsys
+):
+    monkeypatch.setattr(_demo, "find_spec", lambda name: name if is_there else None)
+    assert main(["demo", "--quick", "--device", "cpu", "--input", small]) == 0
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if "--plot" in one)
+    assert ("needs matplotlib" in line) != is_there
+
+
+def test_a_cxx_that_no_shell_would_take_is_an_error_of_the_options():
+    done = python("-m", "cunorm", "demo", "--device", "cpu", CXX='g++ "')
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: ")
+    assert """error: CXX is 'g++ "', expected a command of a shell""" in done.stderr
 
 
 REAL = pytest.mark.real_gpu("a million elements, a hundred times, are too many for an interpreter")

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from cunorm import reference
-from tests.support.internals import _demo, _demo_device, _demo_inputs, _demo_plot, main, operators
+from tests.support.described import with_empty_caches
+from tests.support.internals import (
+    _compile,
+    _demo,
+    _demo_device,
+    _demo_inputs,
+    _demo_plot,
+    main,
+    operators,
+)
 
 CASES = [
     pytest.param(operator, direction, id=f"{operator}-{direction}")
@@ -70,6 +79,7 @@ def short(monkeypatch):
     monkeypatch.setattr(_demo_plot, "SIZES", (1 << 15, 1 << 16))
     for name, value in (("_PRINTED", 1), ("_LEAST", 1), ("_MOST", 1), ("_SECONDS", 0.0)):
         monkeypatch.setattr(_demo_plot, name, value)
+    monkeypatch.setattr(_demo_plot, "keep_freed_memory", lambda: True)  # not in this process
     monkeypatch.setattr(_demo_inputs, "LARGEST", {"float32": 1e10})
     monkeypatch.setattr(_demo_device, "REPEATS", 1)
     monkeypatch.setattr(_demo, "shown", lambda dtype, width, is_quick: operators(width)[:1])
@@ -93,6 +103,25 @@ def test_a_plot_is_drawn_and_its_figures_are_printed(short, tmp_path, capsys):
             assert len(re.findall(figures, output, re.MULTILINE)) == 1
     assert f"drawn to {path}\n" in output
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_freed_memory_is_kept_before_anything_is_timed_and_nothing_compiles_then(
+    is_kept, short, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("matplotlib")
+    with_empty_caches(monkeypatch)
+    load, speeds, events = _compile._load, _demo_plot._speeds, []
+    monkeypatch.setattr(_compile, "_load", lambda build: events.append("load") or load(build))
+    monkeypatch.setattr(_demo_plot, "_speeds", lambda *a: events.append("time") or speeds(*a))
+    monkeypatch.setattr(_demo_plot, "keep_freed_memory", lambda: events.append("keep") or is_kept)
+    _demo_plot.draw(tmp_path / "speed.png", _demo_device.chosen_device("cpu"))
+    loads = events.count("load")
+    assert loads > len(_demo_plot.NORMS)
+    assert sorted(events[: loads + 1]) == ["keep", *["load"] * loads]
+    assert events[loads + 1 :] == ["time"] * len(_demo_plot.NORMS)
+    note = "calls allocate their results" + is_kept * ", and freed memory is kept"
+    assert f";\n{note}:\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["no matplotlib", "no folder", "a folder", "no kind", "read only"])

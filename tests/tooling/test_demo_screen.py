@@ -32,12 +32,13 @@ def demo(tmp_path, monkeypatch):
     path = tmp_path / "input.npy"
     np.save(path, np.random.default_rng(0).standard_normal((6, 100), dtype=np.float32))
 
-    def run(out=io.StringIO, err=io.StringIO):
+    def run(out=io.StringIO, err=io.StringIO, expected=0):
         streams = out(), err()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", streams[0])
             patch.setattr(sys, "stderr", streams[1])
-            main(["demo", "--quick", "--device", "cpu", "--input", str(path)])
+            status = main(["demo", "--quick", "--device", "cpu", "--input", str(path)])
+        assert status == expected
         return tuple(stream.getvalue() for stream in streams)
 
     return run
@@ -63,6 +64,8 @@ def test_a_terminal_shows_green_rows_above_a_bar_of_what_is_compiled(demo):
     assert f"\r{total}/{total} builds |" in err
     assert " compiling rms_norm" in err
     assert " compiling layer_norm, add_rms_norm" in err
+    assert f"\r3/{total} builds |" in err.split(" compiling layer_norm")[0]
+    assert "compiling" not in err.rpartition(f"\r{total}/{total} builds |")[2], "rows are timed"
     assert err.endswith("\r"), "nothing is left of the bar"
 
 
@@ -72,6 +75,7 @@ def test_without_tqdm_a_terminal_shows_what_is_compiled_in_lines(demo, monkeypat
     _, err = demo(Terminal, Terminal)
     assert err.startswith("compiling rms_norm\ncompiling layer_norm, ")
     assert not CONTROL.search(err)
+    assert "\n\n" not in err
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,7 @@ def test_colours_are_for_terminals_unless_the_environment_says_otherwise(
 def test_what_is_wrong_is_red(demo, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(_demo.Operator, "errors", lambda *args: (0.5, float("nan")))
-    out, _ = demo()
+    out, _ = demo(expected=1)
     assert re.search(rf"backward .*{re.escape(RED)}nan  WRONG\x1b", out)
     assert re.search(rf"forward .*{re.escape(GREEN)}0.500\x1b", out)
     assert f"{RED}4 of 8 results are further off" in out

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,3 +112,20 @@ def test_a_reader_that_wants_no_more_sees_no_error():
     done = subprocess.run(command, **options, env=env, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is full")
+@pytest.mark.parametrize("command", [[], ["demo", "--device", "cpu"]])
+def test_a_full_disk_is_an_error_in_one_line(command):
+    with Path("/dev/full").open("w") as full:
+        options = {"stdout": full, "stderr": subprocess.PIPE, "cwd": ROOT, "text": True}
+        done = subprocess.run([sys.executable, "-m", "cunorm", *command], **options, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"python -m cunorm: .*No space left on device\n", done.stderr)
+
+
+def test_an_interrupt_of_the_first_imports_is_quiet(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = python("-m", "cunorm", "info", PYTHONPATH=path)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
