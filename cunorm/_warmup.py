@@ -2,10 +2,8 @@
 """`warmup`: compile ahead, several builds at once, what calls will need."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence, Set, ValuesView
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Collection, Iterator, Set, ValuesView
 from contextlib import nullcontext
-from functools import partial
 from inspect import signature
 from itertools import product
 from numbers import Number
@@ -13,9 +11,8 @@ from typing import Any, NamedTuple
 
 from cunorm import _group_norm, _row_norm
 from cunorm._backends import cuda
-from cunorm._backends.cpu import compile as cpu_compile
+from cunorm._backends.at_once import compile_at_once, progress_bar
 from cunorm._backends.cpu.compiler import compiler
-from cunorm._backends.cpu.processes import Stop, ended_by
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._core import validate
 from cunorm._core.build import KernelBuild
@@ -153,7 +150,10 @@ def warmup(
     bar = progress_bar(len(builds), desc="cunorm compiles") if progress else None
     with nullcontext() if bar is None else bar:
         step = (lambda: None) if bar is None else bar.update
-        compiled = compile_at_once(builds, device, workers, step)
+        try:
+            compiled = compile_at_once(builds, device, workers, step)
+        except RuntimeError as error:
+            raise RuntimeError(f"{FUNCTION}: {error}") from error.__cause__
     return Warmup(len(builds), compiled, time.perf_counter() - start)
 
 
@@ -190,59 +190,6 @@ def _device(name: Any) -> Device:
         raise RuntimeError(f"{FUNCTION}: device is {name!r}: {error}") from error
     cuda.nvrtc_version()  # raises where there is none
     return device
-
-
-def compile_at_once(
-    builds: Sequence[KernelBuild],
-    device: Device,
-    workers: int,
-    step: Callable[[], object],
-    *,
-    with_headers: bool = False,
-) -> int:
-    """Compile and load builds, as many at once as there are workers; return how many are new.
-
-    `step` is called after each. With headers, those that a CPU's later builds share are compiled,
-    too.
-    """
-    on_gpu = device.kind == "cuda"
-    prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
-    stop = Stop()
-    with ThreadPoolExecutor(workers, initializer=ended_by, initargs=(stop,)) as pool:
-        tasks: dict[Future[bool], KernelBuild] = {}
-        try:
-            if with_headers and not on_gpu:
-                pool.submit(cpu_compile.prepare_headers)
-            for build in builds:
-                tasks[pool.submit(prepare, build)] = build
-            left = set(tasks)
-            while left:  # in slices, as a signal just before a wait would not interrupt it
-                done, left = wait(left, 0.5, FIRST_COMPLETED)
-                for _ in done:
-                    step()
-        except BaseException:  # the user does not want to wait
-            stop.set()  # first, as a second interrupt may end this
-            for task in tasks:
-                task.cancel()
-            raise
-    failed = [(build, error) for task, build in tasks.items() if (error := task.exception())]
-    if failed:
-        build, error = failed[0]
-        text = str(error) if str(build) in str(error) else f"{build}: {error}"
-        counts = f"{len(failed)} of {len(tasks)} builds failed, the first of them"
-        raise RuntimeError(f"{FUNCTION}: {counts}: {text}") from error
-    return sum(task.result() for task in tasks)
-
-
-def progress_bar(total: int, **options: Any) -> Any:
-    """Return tqdm's bar of so many builds, None where tqdm is not installed."""
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return None
-    # tqdm's thread that watches bars would stay for as long as the process lives.
-    unwatched = type("Bar", (tqdm,), {"monitor_interval": 0})
-    return unwatched(total=total, unit="build", miniters=1, **options)
 
 
 # --- the calls that options describe --------------------------------------------------------------

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cunorm import _info
+from cunorm._backends.at_once import compile_at_once
 from cunorm._backends.cpu.compiler import compiler
 from cunorm._backends.cpu.threads import available_cores, thread_count
 from cunorm._core import tensor
 from cunorm._core.build import KernelBuild
 from cunorm._demo.operators import Operands
-from cunorm._warmup import compile_at_once
 
 Array = NDArray[Any]
 
@@ -60,7 +60,7 @@ class Device(NamedTuple):
         try:
             compile_at_once(builds, self.place, cores, step, with_headers=with_headers)
         except RuntimeError as error:
-            raise CompileError(str(error).removeprefix("warmup: ")) from error
+            raise CompileError(str(error)) from error
 
     def put_all(self, operands: Operands) -> dict[str, Any]:
         return {name: self.put(array) for name, array in operands.items()}

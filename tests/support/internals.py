@@ -15,6 +15,7 @@ from cunorm._arrays.cupy import CupyAdapter
 from cunorm._arrays.dlpack import DLPackAdapter, read_capsule
 from cunorm._arrays.numpy import NumpyAdapter, numpy_view
 from cunorm._arrays.registry import view as describe
+from cunorm._backends import at_once as _at_once
 from cunorm._backends import cpu as _cpu
 from cunorm._backends import cpu as _scratch
 from cunorm._backends import cuda as _cluster_fit
@@ -84,6 +85,7 @@ __all__ = [
     "ParamGradTypes",
     "RowShape",
     "Samples",
+    "_at_once",
     "_cache",
     "_caches",
     "_cluster_fit",

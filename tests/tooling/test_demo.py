@@ -140,7 +140,7 @@ def test_rows_need_no_build_beside_those_that_were_compiled_before_them(small, m
 
 def test_what_does_not_compile_is_an_error_in_one_line(small, monkeypatch, capsys):
     def fail(*args, **more):
-        raise RuntimeError("warmup: 1 of 3 builds failed, the first of them: reason")
+        raise RuntimeError("1 of 3 builds failed, the first of them: reason")
 
     monkeypatch.setattr(_demo_device, "compile_at_once", fail)
     assert main(["demo", "--device", "cpu", "--input", small]) == 1

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""Compile and load several builds at once, with a progress bar."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any
+
+from cunorm._backends import cuda
+from cunorm._backends.cpu import compile as cpu_compile
+from cunorm._backends.cpu.processes import Stop, ended_by
+from cunorm._core.build import KernelBuild
+from cunorm._core.tensor import Device
+
+
+def compile_at_once(
+    builds: Sequence[KernelBuild],
+    device: Device,
+    workers: int,
+    step: Callable[[], object],
+    *,
+    with_headers: bool = False,
+) -> int:
+    """Compile and load builds, as many at once as there are workers; return how many are new.
+
+    `step` is called after each. With headers, those that a CPU's later builds share are compiled,
+    too. A RuntimeError has the first build that does not compile, when all others are done.
+    """
+    on_gpu = device.kind == "cuda"
+    prepare = partial(cuda.prepare, device=device) if on_gpu else cpu_compile.prepare
+    stop = Stop()
+    with ThreadPoolExecutor(workers, initializer=ended_by, initargs=(stop,)) as pool:
+        tasks: dict[Future[bool], KernelBuild] = {}
+        try:
+            if with_headers and not on_gpu:
+                pool.submit(cpu_compile.prepare_headers)
+            for build in builds:
+                tasks[pool.submit(prepare, build)] = build
+            left = set(tasks)
+            while left:  # in slices, as a signal just before a wait would not interrupt it
+                done, left = wait(left, 0.5, FIRST_COMPLETED)
+                for _ in done:
+                    step()
+        except BaseException:  # the user does not want to wait
+            stop.set()  # first, as a second interrupt may end this
+            for task in tasks:
+                task.cancel()
+            raise
+    failed = [(build, error) for task, build in tasks.items() if (error := task.exception())]
+    if failed:
+        build, error = failed[0]
+        text = str(error) if str(build) in str(error) else f"{build}: {error}"
+        counts = f"{len(failed)} of {len(tasks)} builds failed, the first of them"
+        raise RuntimeError(f"{counts}: {text}") from error
+    return sum(task.result() for task in tasks)
+
+
+def progress_bar(total: int, **options: Any) -> Any:
+    """Return tqdm's bar of so many builds, None where tqdm is not installed."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    # tqdm's thread that watches bars would stay for as long as the process lives.
+    unwatched = type("Bar", (tqdm,), {"monitor_interval": 0})
+    return unwatched(total=total, unit="build", miniters=1, **options)
