@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import warnings
 from functools import partial
 
 import pytest
@@ -52,10 +53,22 @@ def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_aft
         assert dangerous not in compiled, "arithmetic is strict"
 
 
-@pytest.mark.parametrize("cxx", ["/nowhere/c++", "false", ""])
-def test_a_cxx_that_does_not_answer_gives_way_to_the_next(cxx):
-    with fresh_process(CXX=cxx):
-        assert compiler().command != (cxx,)
+@pytest.mark.parametrize("cxx", ["/nowhere/c++ -O1", "false"])
+def test_a_cxx_that_does_not_answer_gives_way_to_the_next_with_one_warning(cxx):
+    with fresh_process(CXX=cxx), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        check()
+        check()
+        found = compiler().command[0]
+    (warning,) = seen
+    assert str(warning.message) == f"CXX={cxx} does not answer: cunorm compiles with {found}"
+    assert warning.category is RuntimeWarning
+    assert found != cxx.split()[0]
+
+
+def test_an_empty_cxx_is_none():
+    with fresh_process(CXX=""):
+        assert compiler() is not None
 
 
 @pytest.mark.parametrize("what", ["options", "compiler", "processor", "headers", "source"])
