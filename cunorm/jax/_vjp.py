@@ -13,6 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 from cunorm._core.dtypes import DType, dtype_of
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
+from cunorm._core.validate import of_type
 from cunorm._dispatch import parse
 from cunorm.jax import _ffi
 from cunorm.jax._call import Call, changed
@@ -37,8 +38,7 @@ class Norm:
         op = self.forward
         for place, array in enumerate(arrays):
             if not (isinstance(array, _ARRAYS) or (array is None and place >= op.required)):
-                got = "None" if array is None else f"of type {type(array).__qualname__}"
-                where = f"{params[0]}: {op.inputs[place]}"
+                where, got = f"{params[0]}: {op.inputs[place]}", of_type(type(array))
                 raise TypeError(f"{where} is {got}, expected a JAX or NumPy array")
         try:
             spec = parse(op, params)

@@ -29,8 +29,8 @@ NO_MEMORY = (
     "with data: pass {}.clone() of one that has"
 )
 SUBCLASS = (
-    "is a tests.arguments.test_wrong_tensors.Logged, a tensor subclass whose memory may not be "
-    "what it stands for, expected a plain torch.Tensor: pass its local or plain tensor "
+    "is of type tests.arguments.test_wrong_tensors.Logged, a tensor subclass whose memory may not "
+    "be what it stands for, expected a plain torch.Tensor: pass its local or plain tensor "
     "({}.to_local() for a DTensor)"
 )
 
