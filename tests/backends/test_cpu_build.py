@@ -88,15 +88,16 @@ def test_the_name_of_a_build_depends_on_all_that_made_it(monkeypatch, what):
     assert _compile._compiled(build) != before
 
 
-def test_a_compile_that_fails_is_an_error_with_command_first_lines_and_build(tmp_path):
+def test_a_compile_that_fails_is_an_error_with_first_lines_then_command_and_build(tmp_path):
     lines = "".join(f'echo "norm.cpp:{n}: error: number {n}" >&2\n' for n in range(1, 30))
     with separate_cache(tmp_path, f"{ANSWERS}{lines}exit 1") as cache:
         with pytest.raises(RuntimeError) as caught:
             check()
         assert not list(cache.iterdir()), "nothing is left of a build that failed"
-    headline, command, *errors = str(caught.value).splitlines()
-    assert headline.startswith("the C++ compiler does not compile row_norm_forward COMPUTE_T=fp32 ")
-    assert command.split()[0] == os.fspath(tmp_path / "compiler")
+    headline, *errors, command, build = str(caught.value).splitlines()
+    assert headline == "the C++ compiler does not compile row_norm_forward:"
+    assert build.startswith("  the build: row_norm_forward COMPUTE_T=fp32 X_T=fp32 ")
+    assert command.startswith(f"  its command: {tmp_path / 'compiler'} ")
     assert "-ffp-contract=off" in command
     assert errors[:3] == [f"  norm.cpp:{n}: error: number {n}" for n in (1, 2, 3)]
     assert len(errors) < 20
