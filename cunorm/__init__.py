@@ -73,15 +73,19 @@ _MODULES = {  # all but those of `_row_norm`
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "reference":
-        return import_module("cunorm.reference")
-    module = import_module(f"cunorm.{_MODULE_OF.get(name, '_row_norm')}")
-    return globals().setdefault(name, getattr(module, name))
+if not TYPE_CHECKING:  # else no name would be wrong to a type checker
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "reference":
+            return import_module("cunorm.reference")
+        module = import_module(f"cunorm.{_MODULE_OF.get(name, '_row_norm')}")
+        return globals().setdefault(name, getattr(module, name))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """List what is public: names, special ones, and the front ends where they are imported."""
+    front_ends = ("jax", "torch")
+    return sorted({*__all__, *(n for n in globals() if n.startswith("__") or n in front_ends)})

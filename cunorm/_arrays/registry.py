@@ -15,6 +15,7 @@ from cunorm._arrays.cupy import CUPY
 from cunorm._arrays.dlpack import DLPACK
 from cunorm._arrays.numpy import NUMPY
 from cunorm._core.tensor import WIDEST_ACCESS, ArrayView
+from cunorm._core.validate import of_type
 
 # An adapter, or the module to import it from, as ADAPTER: JAX's lies above this layer.
 _ROOTS: dict[str, ArrayAdapter | str] = {
@@ -52,10 +53,9 @@ def _find(function: str, argument: str, kind: type) -> ArrayAdapter:
             return adapter
     if DLPACK.accepts(function, argument, kind):
         return DLPACK
-    got = "None" if kind is type(None) else f"of type {kind.__qualname__}"
     raise TypeError(
-        f"{function}: {argument} is {got}, expected a NumPy, CuPy, PyTorch or JAX array or "
-        "another object with __dlpack__"
+        f"{function}: {argument} is {of_type(kind)}, expected a NumPy, CuPy, PyTorch or JAX array "
+        "or another object with __dlpack__"
     )
 
 

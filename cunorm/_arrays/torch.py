@@ -38,9 +38,10 @@ class TorchAdapter(ArrayAdapter):
             return True
         if issubclass(kind, torch.Tensor):
             raise TypeError(
-                f"{function}: {argument} is a {kind.__module__}.{kind.__qualname__}, a tensor "
-                "subclass whose memory may not be what it stands for, expected a plain torch.Tensor"
-                f": pass its local or plain tensor ({argument}.to_local() for a DTensor)"
+                f"{function}: {argument} is of type {kind.__module__}.{kind.__qualname__}, a "
+                "tensor subclass whose memory may not be what it stands for, expected a plain "
+                "torch.Tensor: pass its local or plain tensor "
+                f"({argument}.to_local() for a DTensor)"
             )
         return False
 

@@ -6,12 +6,20 @@ import numbers
 from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any
 
+import numpy as np
+
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
 from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, Shape, TensorSpec
 
 # The activations of gates and of group norms: their names in the sources by the public ones.
 _NAMES = ("identity", "sigmoid", "silu", "swish", "tanh", "relu", "gelu", "gelu_tanh")
 ACTIVATIONS = {name: name for name in _NAMES} | {"swish": "silu"}
+
+
+def of_type(kind: type) -> str:
+    """Return what a value of a wrong type is; a scalar of NumPy is named by its module, too."""
+    scalar_of = f"{kind.__module__}." if issubclass(kind, np.generic) else ""
+    return "None" if kind is type(None) else f"of type {scalar_of}{kind.__qualname__}"
 
 
 def integer(function: str, argument: str, value: object) -> int:
@@ -100,8 +108,8 @@ def out_type(function: str, out: object, result: type[tuple[Any, ...]]) -> None:
     """Check that `out` is None or a named tuple of results."""
     if out is not None and not isinstance(out, result):
         raise TypeError(
-            f"{function}: out is of type {type(out).__qualname__}, expected a "
-            f"{result.__name__} of arrays and Nones"
+            f"{function}: out is {of_type(type(out))}, expected a {result.__name__} of arrays and "
+            "Nones"
         )
 
 

@@ -96,7 +96,7 @@ def geometry(
     if num_groups < 1 or channels % num_groups:
         raise ValueError(
             f"{function}: num_groups is {num_groups}, expected a divisor of {channels}, the number "
-            "of channels"
+            f"of channels, {_size_of(last[-1], ndim)}"
         )
     fits_last = _lines(x.permuted(last), channels_last=True) is not None
     fits_first = _lines(x.permuted(first), channels_last=False) is not None
@@ -112,6 +112,14 @@ def geometry(
     where = Samples(shape[0], positions, channels, num_groups, channels_last)
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
     return GroupGeometry(shape, compute, where, last if channels_last else first, result_axes)
+
+
+def _size_of(channel: int, ndim: int) -> str:
+    """Return what the number of channels is, for an error."""
+    if channel < ndim - 1:
+        return "x.shape[1]"
+    hint = " (channel_axis=1 is for channels first)" if ndim > 2 else ""
+    return f"x.shape[-1]{hint}"
 
 
 def _nearer_to_last(x: TensorSpec, last: tuple[int, ...]) -> bool | None:
@@ -145,7 +153,8 @@ def check_operand(function: str, argument: str, spec: OptionalSpec, where: Group
     """Check an operand's shape, and a statistic's dtype; "out." may be before its name."""
     name, of = argument.removeprefix("out."), ", the shape of x"
     if name in PARAMETERS:
-        of = ", one for each channel"
+        channel = where.axes[-1 if where.where.channels_last else 1]
+        of = f", one for each channel, {_size_of(channel, len(where.shape))}"
     if name in STATISTICS:
         of = ", one element for each group of each sample"
     check_shape(function, argument, spec, where.shape_of(name), of)

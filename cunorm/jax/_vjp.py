@@ -13,6 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 from cunorm._core.dtypes import DType, dtype_of
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
+from cunorm._core.validate import of_type
 from cunorm._dispatch import parse
 from cunorm.jax import _ffi
 from cunorm.jax._call import Call, changed
@@ -37,11 +38,29 @@ class Norm:
         op = self.forward
         for place, array in enumerate(arrays):
             if not (isinstance(array, _ARRAYS) or (array is None and place >= op.required)):
-                got = "None" if array is None else f"of type {type(array).__qualname__}"
-                where = f"{params[0]}: {op.inputs[place]}"
+                where, got = f"{params[0]}: {op.inputs[place]}", of_type(type(array))
                 raise TypeError(f"{where} is {got}, expected a JAX or NumPy array")
-        results: Results = _compiled(self, parse(op, params))(arrays)
+        try:
+            spec = parse(op, params)
+        except TypeError as error:
+            raise _of_traced_scalars(error, params) from None
+        results: Results = _compiled(self, spec)(arrays)
         return results
+
+
+def _of_traced_scalars(error: TypeError, params: tuple[Any, ...]) -> TypeError:
+    """Return the error of wrong scalars; where JAX traces the wrong one, one that says what to do.
+
+    jax.jit traces all that is passed at the call.
+    """
+    scalars = [one[0] if isinstance(one, tuple) else one for one in params]  # c is its `typed_key`
+    for scalar in scalars:
+        wrong = f" is {scalar!r}, "
+        if isinstance(scalar, jax.core.Tracer) and wrong in str(error):
+            text = str(error).replace(wrong, " is traced by JAX, ")
+            remedy = "bind it with functools.partial, or name it in static_argnames of jax.jit"
+            return TypeError(f"{text}: {remedy}")
+    return error
 
 
 @partial(

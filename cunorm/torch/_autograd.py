@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from cunorm._arrays.registry import view
 from cunorm._arrays.torch import PLAIN_TYPES
+from cunorm._core.validate import of_type
 from cunorm._dispatch import dispatch, dispatch_spec, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
 from cunorm.torch._pair import OpPair
@@ -78,7 +79,7 @@ def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...])
             if _is_batch(array):  # of a vmap that is over
                 view(function, name, array)  # raises
         elif array is not None or name == "x":
-            got = "None" if array is None else f"a {type(array).__qualname__}"
+            got = of_type(type(array))
             raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor")
 
 

@@ -58,7 +58,6 @@ def test_wrong_input_of_cunorm_torch_is_the_plain_functions_error(cases, grad):
         tensor = to("torch", array)
         return tensor.requires_grad_() if grad and tensor.is_floating_point() else tensor
 
-    cases = [case._replace(text=case.text.replace("of type ", "a ")) for case in cases]
     check_front(cunorm.torch, cases, convert, "a torch.Tensor")
 
 

@@ -42,10 +42,18 @@ WRONG = [
     (RMS, f"x_dtype is 'int8', expected {DTYPES}", {"x_dtype": "int8"}),
     (RMS, f"x is None, expected {NO_ARRAY}", {"x": None}),
     *((op, "num_groups is None, expected an int", {}) for op in (GROUP, GRADIENTS)),
-    (GROUP, f"num_groups is 5, expected {DIVISOR} number of channels", {"num_groups": 5}),
+    (
+        GROUP,
+        f"num_groups is 5, expected {DIVISOR} number of channels, x.shape[-1]",
+        {"num_groups": 5},
+    ),
     (GRADIENTS, f"needs is ('gate',), expected {NAMES}", {"num_groups": 2, "needs": ("gate",)}),
     (INSTANCE, "channel_axis is 2, expected -1 or 1", {"channel_axis": 2}),
-    (INSTANCE, "weight has shape (5, 8), expected (8,), one for each channel", {"weight": X}),
+    (
+        INSTANCE,
+        "weight has shape (5, 8), expected (8,), one for each channel, x.shape[-1]",
+        {"weight": X},
+    ),
 ]
 
 

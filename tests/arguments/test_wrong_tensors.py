@@ -29,8 +29,8 @@ NO_MEMORY = (
     "with data: pass {}.clone() of one that has"
 )
 SUBCLASS = (
-    "is a tests.arguments.test_wrong_tensors.Logged, a tensor subclass whose memory may not be "
-    "what it stands for, expected a plain torch.Tensor: pass its local or plain tensor "
+    "is of type tests.arguments.test_wrong_tensors.Logged, a tensor subclass whose memory may not "
+    "be what it stands for, expected a plain torch.Tensor: pass its local or plain tensor "
     "({}.to_local() for a DTensor)"
 )
 
@@ -130,12 +130,40 @@ def test_a_jax_tracer_is_refused_and_pointed_to_the_jax_front_end():
             jax.jit(lambda arrays, call=call: call.make(**arrays))(arrays_of(call.arrays))
 
 
-def test_numbers_and_sizes_that_are_not_known_are_refused():
+TRACED = {  # of each function some scalars, with what is expected of them
+    "rms_norm": {
+        "eps": "a number",
+        "axis": "an int",
+        "groups": "an int",
+        "weight_offset": "a number",
+        "round_before_weight": "True or False",
+    },
+    "normalize": {"c": "a number", "center": "True or False"},
+    "group_norm": {"num_groups": "an int", "channel_axis": "an int", "eps": "a number"},
+}
+REMEDY = "bind it with functools.partial, or name it in static_argnames of jax.jit"
+
+
+def test_scalars_that_are_traced_are_refused_with_what_to_do():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     import cunorm.jax
 
-    with pytest.raises(TypeError, match=r"^rms_norm: eps is .*expected a number"):
-        jax.jit(lambda eps: cunorm.jax.rms_norm(np.ones((2, 8)), eps=eps))(0.1)
+    x, weight = np.ones((2, 8), np.float32), np.ones(8, np.float32)
+    for name, scalars in TRACED.items():
+        bound = {"num_groups": 2} if name == "group_norm" else {}
+        compiled = jax.jit(partial(getattr(cunorm.jax, name), **bound))
+        for scalar, expected in scalars.items():
+            text = f"{scalar} is traced by JAX, expected {expected}: {REMEDY}"
+            call = partial(compiled, x, weight=weight, **{scalar: 1})
+            check_error(Case(name, TypeError, text, {}), call)
+    wrong = Case("rms_norm", TypeError, "eps is [1.0], expected a number", {})
+    check_error(wrong, partial(cunorm.jax.rms_norm, x, eps=[1.0]))
+
+
+def test_sizes_that_are_not_known_are_refused():
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    import cunorm.jax
+
     (size,) = jax.export.symbolic_shape("b")
     x = jax.ShapeDtypeStruct((size, 8), "float32")
     with pytest.raises(TypeError, match=r"^rms_norm: x has shape \(b, 8\), expected sizes that "):

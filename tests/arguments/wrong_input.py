@@ -42,6 +42,7 @@ COMPUTE = {
     "row": "the compute type: float64 if x, its residual stream or x_dtype is, else float32",
     "group": "the compute type: float64 if x is, else float32",
 }
+LAST = "x.shape[-1] (channel_axis=1 is for channels first)"
 OF_X = "expected 1 to 2147483647"
 HALF, SQUARE = (np.broadcast_to(np.float16(1), s) for s in ((2, 2**31), (2**16, 2**15)))
 Cases = Iterator[Case]
@@ -81,6 +82,18 @@ def channels(x: Any, channels: int, positions: int, axis: int = -1) -> Cases:
     got = f"{channels} channels (channel_axis {axis}) of {positions} positions"
     text = f"x has shape {x.shape}: {got}, {OF_X} channels of at least one position"
     yield from each(GROUP_NORMS, ValueError, text, x=x, channel_axis=axis)
+
+
+def few_channels(shape: tuple[int, ...], axis: int, size: str) -> Cases:
+    """Yield errors for parameters and groups that fit no axis of x; `size` is its channels."""
+    change = {"x": np.ones(shape, "f4"), "channel_axis": axis, "dy": np.ones(shape, "f4")}
+    text = f"num_groups is 7, expected a divisor of 8, the number of channels, {size}"
+    named = functions_taking("num_groups")
+    yield from each(named, ValueError, text, num_groups=7, **change)
+    for key in ("weight", "bias"):
+        text = f"{key} has shape (5,), expected (8,), one for each channel, {size}"
+        alone = {"weight": None, "bias": None} | {key: np.ones(5, "f4")}
+        yield from each(GROUP_NORMS, ValueError, text, **change, **alone)
 
 
 def far_axis() -> Cases:
@@ -143,6 +156,12 @@ WRONG_NAMES = ["relu6", "SiLU", "silu ", "", *NO_NAMES]
 NEEDS = [("x", "y"), ["dx"], ("",), ({},), (np.array(["x"]),)]
 NEEDS += ["x", None, 1, iter(("x",)), np.array("x")]
 STATISTICS = {name: np.ones((5, 2), np.float32) for name in ("mean", "rstd")} | {"groups": 2}
+FEW_CHANNELS = [
+    ((3, 8, 5), 1, "x.shape[1]"),
+    ((3, 8), 1, "x.shape[-1]"),
+    ((3, 8), -1, "x.shape[-1]"),
+    ((3, 5, 8), -1, LAST),
+]
 OF_ROW, OF_SAMPLE = (f"one element for each {of}" for of in ("row of x", "group of each sample"))
 NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
 RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
@@ -159,7 +178,7 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ("flags", wrong("accumulate", BOOL, "True or False", NO_BOOLS)),
     ("axis", wrong("axis", INT, "-2 to 1 for x of shape (5, 8)", [2, -3, 100, *AXES])),
     ("groups", wrong("groups", INT, f"{DIVISOR} width of a row", INTS)),
-    ("groups", wrong("num_groups", INT, f"{DIVISOR} number of channels", INTS)),
+    ("groups", wrong("num_groups", INT, f"{DIVISOR} number of channels, {LAST}", INTS)),
     ("groups before the last axis", far_axis()),
     ("channel_axis", wrong("channel_axis", INT, "-1 or 1", [0, 2, -2, -3, 10**30, *AXES])),
     ("activation", gated("gate_activation", ACTIVATIONS, [*WRONG_NAMES, None])),
@@ -175,9 +194,10 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
         ("shape of parameters", shaped(names, "weight bias", [(5,), (1, 8), (), (5, 8)], expected))
         for names, expected in (
             (ROWS, "(8,) to match x.shape[-1]"),
-            (GROUP_NORMS, "(8,), one for each channel"),
+            (GROUP_NORMS, f"(8,), one for each channel, {LAST}"),
         )
     ),
+    *(("number of channels", few_channels(*case)) for case in FEW_CHANNELS),
     ("shape of parameters", shaped(ROWS, "weight", [(8,)], "(5, 8) to match x.shape[-2:]", axis=0)),
     *(
         ("shape of statistics", shaped(names, "mean rstd", shapes, expected, **more))

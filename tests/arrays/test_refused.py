@@ -59,7 +59,7 @@ REFUSED = {
         r"dtype [<>]f4 in foreign byte.*x\.astype\('float32'\)",
     ),
     "longdouble": (lambda: X.astype("g"), TypeError, f"{np.dtype('g')}, {ALLOWED}"),
-    "a scalar": (lambda: np.float32(1), TypeError, f"is of type float32, {NO_ARRAY}"),
+    "a scalar": (lambda: np.float32(1), TypeError, f"is of type numpy.float32, {NO_ARRAY}"),
     "a dtype": (lambda: X.dtype, TypeError, f"is of type Float32DType, {NO_ARRAY}"),
     "foreign integers": (lambda: Foreign(X.astype("u2")), TypeError, "dtype uint16, "),
     "a consumed capsule": (consumed, ValueError, "not give .* expected an unconsumed DLPack"),

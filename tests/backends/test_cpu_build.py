@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import warnings
 from functools import partial
 
 import pytest
@@ -52,10 +53,22 @@ def test_cxx_is_the_compiler_with_its_own_arguments_before_ours_and_cxxflags_aft
         assert dangerous not in compiled, "arithmetic is strict"
 
 
-@pytest.mark.parametrize("cxx", ["/nowhere/c++", "false", ""])
-def test_a_cxx_that_does_not_answer_gives_way_to_the_next(cxx):
-    with fresh_process(CXX=cxx):
-        assert compiler().command != (cxx,)
+@pytest.mark.parametrize("cxx", ["/nowhere/c++ -O1", "false"])
+def test_a_cxx_that_does_not_answer_gives_way_to_the_next_with_one_warning(cxx):
+    with fresh_process(CXX=cxx), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        check()
+        check()
+        found = compiler().command[0]
+    (warning,) = seen
+    assert str(warning.message) == f"CXX={cxx} does not answer: cunorm compiles with {found}"
+    assert warning.category is RuntimeWarning
+    assert found != cxx.split()[0]
+
+
+def test_an_empty_cxx_is_none():
+    with fresh_process(CXX=""):
+        assert compiler() is not None
 
 
 @pytest.mark.parametrize("what", ["options", "compiler", "processor", "headers", "source"])
@@ -75,15 +88,16 @@ def test_the_name_of_a_build_depends_on_all_that_made_it(monkeypatch, what):
     assert _compile._compiled(build) != before
 
 
-def test_a_compile_that_fails_is_an_error_with_command_first_lines_and_build(tmp_path):
+def test_a_compile_that_fails_is_an_error_with_first_lines_then_command_and_build(tmp_path):
     lines = "".join(f'echo "norm.cpp:{n}: error: number {n}" >&2\n' for n in range(1, 30))
     with separate_cache(tmp_path, f"{ANSWERS}{lines}exit 1") as cache:
         with pytest.raises(RuntimeError) as caught:
             check()
         assert not list(cache.iterdir()), "nothing is left of a build that failed"
-    headline, command, *errors = str(caught.value).splitlines()
-    assert headline.startswith("the C++ compiler does not compile row_norm_forward COMPUTE_T=fp32 ")
-    assert command.split()[0] == os.fspath(tmp_path / "compiler")
+    headline, *errors, command, build = str(caught.value).splitlines()
+    assert headline == "the C++ compiler does not compile row_norm_forward:"
+    assert build.startswith("  the build: row_norm_forward COMPUTE_T=fp32 X_T=fp32 ")
+    assert command.startswith(f"  its command: {tmp_path / 'compiler'} ")
     assert "-ffp-contract=off" in command
     assert errors[:3] == [f"  norm.cpp:{n}: error: number {n}" for n in (1, 2, 3)]
     assert len(errors) < 20

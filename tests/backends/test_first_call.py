@@ -71,7 +71,7 @@ def test_a_build_that_fails_beside_another_is_the_error_of_the_call(tmp_path):
     fails = f'case "$*" in *--version*) ;; *row_norm*) grep -q "{macro}" "$source" && exit 1;; esac'
     find = 'for source; do case "$source" in *.cpp) break;; esac; done'
     with separate_cache(tmp_path, f"{ANSWERS}{find}\n{fails}\n{copies()}") as cache:
-        with pytest.raises(RuntimeError, match="does not compile row_norm_forward COMPUTE_T=fp64"):
+        with pytest.raises(RuntimeError, match=r"(?s)does not compile row_norm_f.* COMPUTE_T=fp64"):
             _compile.libraries([first, second])
         assert len(libraries(cache)) == 1
 

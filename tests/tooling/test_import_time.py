@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import types
+from ast import FunctionDef, parse
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 import cunorm
-from tests.support.processes import in_process
+from tests.support.processes import in_process, python
 
 IMPORTED = """
 import sys
@@ -23,6 +25,10 @@ import cunorm
 names = cunorm.__all__
 assert len(set(names)) == len(names)
 assert {*names, "__version__"} <= set(dir(cunorm))
+import cunorm.results
+assert {name for name in dir(cunorm) if not name.startswith("__")} == {*names}
+cunorm.torch = "imported"
+assert "torch" in dir(cunorm)
 values = {name: getattr(cunorm, name) for name in names}
 for name, value in values.items():
     assert getattr(cunorm, name) is value, name
@@ -51,6 +57,12 @@ except ImportError as error:
     assert str(error).startswith("cannot import name 'nothing' from 'cunorm'"), error
 else:
     raise AssertionError("no error")
+"""
+TYPOS = """
+import cunorm
+from cunorm import layer_norm, rmsnom
+cunorm.rms_norm
+cunorm.rmsnorm
 """
 USED = """
 import sys
@@ -86,3 +98,20 @@ def test_no_function_hides_a_module_of_its_name():
     for name in cunorm.__all__:
         if not isinstance(getattr(cunorm, name), types.ModuleType):
             assert find_spec(f"cunorm.{name}") is None, name
+
+
+def test_a_type_checker_finds_names_that_do_not_exist(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    (tmp_path / "typos.py").write_text(TYPOS)
+    options = ("--config-file=", f"--cache-dir={tmp_path}", "--no-error-summary")
+    done = python("-m", "mypy", *options, str(tmp_path / "typos.py"))
+    found = [line.partition("typos.py:")[2] for line in done.stdout.splitlines()]
+    assert [line.partition(":")[0] for line in found] == ["3", "5"], done.stdout + done.stderr
+    assert "rmsnom" in found[0] and "rmsnorm" in found[1]
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_a_front_end_makes_up_no_names(name):
+    source = Path(cunorm.__file__).with_name(name) / "__init__.py"
+    functions = [one.name for one in parse(source.read_text()).body if type(one) is FunctionDef]
+    assert "__getattr__" not in functions

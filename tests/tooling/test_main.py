@@ -35,6 +35,18 @@ def test_info_finds_no_compiler_where_there_is_none():
     assert "none found: install g++ or clang++" in done.stdout
 
 
+@compiles
+def test_info_shows_that_cxx_does_not_answer():
+    done = python("-m", "cunorm", "info", CXX="/nowhere/c++")
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("  C++ ")]
+    assert line.endswith(" (CXX=/nowhere/c++ does not answer)")
+    assert "none found" not in line
+    done = python("-m", "cunorm", "info", PATH="", CXX="nothing")
+    assert "none found: install g++ or clang++" in done.stdout
+    assert " (CXX=nothing does not answer)\n" in done.stdout
+
+
 def test_info_shows_what_is_wrong_with_the_environment():
     done = python("-m", "cunorm", "info", CXX='g++ "')
     assert done.returncode == 0, done.stderr

@@ -186,7 +186,7 @@ def test_without_eps_a_stream_begins_with_that_of_its_own_dtype(residual_dtype):
 
 @pytest.mark.parametrize("residual", [np.zeros((1, 8), np.int64), [0.0]])
 def test_without_eps_a_residual_that_is_no_tensor_is_named(residual):
-    with pytest.raises(TypeError, match=r"^add_rms_norm: residual is a \w+, expected"):
+    with pytest.raises(TypeError, match=r"^add_rms_norm: residual is of type \w+, expected"):
         AddRMSNorm(8)(torch.ones(1, 8), residual)
 
 

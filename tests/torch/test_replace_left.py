@@ -98,7 +98,7 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
     ),
     "another kind of parameter": (
         lambda: with_attribute(nn.RMSNorm(WIDTH), "weight", TensorLike(torch.ones(WIDTH))),
-        "weight is a TensorLike",
+        "weight is of type TensorLike, not a plain Parameter",
     ),
     "an attribute of an option's name": (
         lambda: with_attribute(nn.GroupNorm(2, WIDTH), "activation", "relu"),
@@ -106,7 +106,7 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
     ),
     "another form of copies": (lambda: Reducing(WIDTH), "its own form of copies"),
     "batch norm": (lambda: nn.BatchNorm1d(WIDTH), "of torch.nn, only"),
-    "one of ours": (lambda: cunorm.torch.RMSNorm(WIDTH), "runs cunorm already"),
+    "one of ours": (lambda: cunorm.torch.RMSNorm(WIDTH), "it runs cunorm already$"),
 }
 
 
@@ -196,7 +196,8 @@ def test_the_report_is_a_summary_by_kind():
         "  BatchNorm1d: of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced\n"
         "    batch.0"
     )
-    assert {left.reason for left in replace_norms(model).left[:4]} == {"it runs cunorm already"}
+    again = {left.reason for left in replace_norms(model).left[:4]}
+    assert again == {"it runs cunorm already: restore_norms undoes that"}
     assert "(the model itself)" in str(replace_norms(LlamaNorm()))
 
 
@@ -251,7 +252,18 @@ def test_a_model_on_meta_is_replaced_before_it_has_numbers():
     torch.testing.assert_close(model(x_of()), usual(x_of()))
 
 
+@pytest.mark.parametrize("exact", [1, None, "yes"])
+def test_exact_is_true_or_false(exact):
+    model = Model()
+    expected = re.escape(f"replace_norms: exact is {exact!r}, expected True or False")
+    with pytest.raises(TypeError, match=f"^{expected}$"):
+        replace_norms(model, exact=exact)
+    assert replace_norms(model).replaced, "nothing was replaced before"
+
+
 @pytest.mark.parametrize("function", [replace_norms, restore_norms])
 def test_a_model_that_is_none_is_an_error(function):
-    with pytest.raises(TypeError, match=f"{function.__name__}: model is a list, expected a torch"):
+    with pytest.raises(
+        TypeError, match=f"{function.__name__}: model is of type list, expected a torch"
+    ):
         function([nn.LayerNorm(2)])

@@ -195,8 +195,14 @@ def _failure(build: KernelBuild, answer: subprocess.CompletedProcess[str]) -> Fa
     log = answer.stderr.splitlines()
     if answer.returncode < 0:
         log.append(f"error: killed by signal {-answer.returncode}")
-    head = f"the C++ compiler does not compile {build}", f"  {shlex.join(answer.args)}"
     was_stopped = _compiler.was_stopped(answer)
-    failed = Failed("\n".join((*head, *error_lines(log), *((_STOPPED,) if was_stopped else ()))))
+    lines = [
+        f"the C++ compiler does not compile {build.kernel}:",
+        *error_lines(log),
+        *((_STOPPED,) if was_stopped else ()),
+        f"  its command: {shlex.join(answer.args)}",
+        f"  the build: {build}",
+    ]
+    failed = Failed("\n".join(lines))
     failed.was_stopped = was_stopped
     return failed

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -49,9 +49,11 @@ def has_compiler() -> bool:
     """Whether there is a C++ compiler; warns, the first time, where there is none."""
     if compiler() is not None:
         return True
+    silent = silent_choice()
+    chosen = f" ({silent})" if silent else ""
     _warn(
-        "cunorm found no C++ compiler, so CPU arrays are normalised by the slow NumPy reference: "
-        "install g++ or clang++, or point CXX at one"
+        f"cunorm found no C++ compiler{chosen}, so CPU arrays are normalised by the slow NumPy "
+        "reference: install g++ or clang++, or point CXX at one"
     )
     return False
 
@@ -66,32 +68,54 @@ def _warn(text: str) -> None:
 
 @cache
 def compiler() -> Compiler | None:
-    """Return the first C++ compiler of $CXX, c++, g++, clang++ that answers, None without one."""
-    for command in _candidates():
-        if not shutil.which(command[0]):
-            continue
+    """Return the first C++ compiler of $CXX, c++, g++, clang++ that answers, None without one.
+
+    Warns where that of $CXX does not answer.
+    """
+    chosen = _chosen()
+    is_silent = bool(chosen)
+    for command in filter(None, (chosen, ["c++"], ["g++"], ["clang++"])):
         try:
-            answer = processes.run([*command, "--version"], limit=_ANSWER_LIMIT)
+            found = _answer(command)
         except processes.Stopped as stopped:
             cause = stopped.__cause__
             if isinstance(cause, OSError) and cause.errno not in _NO_PROGRAM:
                 raise  # as for want of memory: it may start later
             _warn(f"{stopped}\n  It is not used.")
+            is_silent = is_silent and command is not chosen
             continue
-        if answer.returncode == 0:
-            version = answer.stdout.partition("\n")[0]
-            is_gcc = "Free Software Foundation" in answer.stdout
-            return Compiler(tuple(command), version, is_gcc)
+        if found is not None:
+            if is_silent and command is not chosen:
+                _warn(f"CXX={os.environ['CXX']} does not answer: cunorm compiles with {command[0]}")
+            return found
     return None
 
 
-def _candidates() -> Iterator[list[str]]:
+def _answer(command: Sequence[str]) -> Compiler | None:
+    if not shutil.which(command[0]):
+        return None
+    answer = processes.run([*command, "--version"], limit=_ANSWER_LIMIT)
+    if answer.returncode != 0:
+        return None
+    version = answer.stdout.partition("\n")[0]
+    return Compiler(tuple(command), version, "Free Software Foundation" in answer.stdout)
+
+
+def silent_choice() -> str:
+    """Return that $CXX does not answer, the empty text where it does or is not set."""
+    chosen, found = tuple(_chosen()), compiler()
+    if not chosen or (found is not None and found.command == chosen):
+        return ""
+    return f"CXX={os.environ['CXX']} does not answer"
+
+
+def _chosen() -> list[str]:
+    """Return the command in $CXX, empty where it is not set."""
     chosen = os.environ.get("CXX", "")
     try:
-        named = shlex.split(chosen)
+        return shlex.split(chosen)
     except ValueError as error:
         raise ValueError(f"CXX is {chosen!r}, expected a command of a shell: {error}") from None
-    yield from filter(None, (named, ["c++"], ["g++"], ["clang++"]))
 
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:

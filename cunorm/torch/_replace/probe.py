@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._core.memo import on_clear
+from cunorm._core.validate import of_type
 from cunorm.torch._replace.trial import Pair, Recipe, Trial, Unknown, float32_recipes, variants
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -90,7 +91,7 @@ def check_plain(module: Any) -> None:
         raise Unknown("its class has its own form of copies and pickles")
     for name, parameter in module._parameters.items():
         if parameter is not None and type(parameter) is not torch.nn.Parameter:
-            raise Unknown(f"{name} is a {type(parameter).__name__}, not a plain Parameter")
+            raise Unknown(f"{name} is {of_type(type(parameter))}, not a plain Parameter")
         if parameter is not None and parameter.dtype not in TORCH_DTYPES.values():
             raise Unknown(f"{name} is {parameter.dtype}")
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cunorm._core.validate import flag, of_type
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
 from cunorm.torch._replace.probe import Plan, check_plain, probe
 from cunorm.torch._replace.trial import Unknown, eps_name
@@ -132,6 +133,7 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     >>> type(model[1]) is torch.nn.RMSNorm
     True
     """
+    flag("replace_norms", "exact", exact)
     replaced, left = [], []
     for name, module in _modules("replace_norms", model):
         kind = type(module).__name__
@@ -178,8 +180,8 @@ def restore_norms(model: Any) -> int:
 
 def _modules(function: str, model: Any) -> list[tuple[str, Any]]:
     if not isinstance(model, torch.nn.Module):
-        kind = type(model).__name__
-        raise TypeError(f"{function}: model is a {kind}, expected a torch.nn.Module")
+        got = of_type(type(model))
+        raise TypeError(f"{function}: model is {got}, expected a torch.nn.Module")
     return list(model.named_modules())
 
 
@@ -189,7 +191,9 @@ def _replace(module: Any, exact: bool) -> str | None:
     Raises Unknown for one that may be a norm and is left.
     """
     kind = type(module)
-    if hasattr(kind, "_cunorm_kind") or isinstance(module, (RMSNorm, LayerNorm, GroupNorm)):
+    if hasattr(kind, "_cunorm_kind"):
+        raise Unknown("it runs cunorm already: restore_norms undoes that")
+    if isinstance(module, (RMSNorm, LayerNorm, GroupNorm)):
         raise Unknown("it runs cunorm already")
     base, is_torchs = _torch_norm(kind), kind.__module__.startswith("torch.nn.modules.")
     if not (base or _is_called_norm(module) or (eps_name(module) and not is_torchs)):
