@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(file=sys.stderr)  # after the terminal's ^C
         return _INTERRUPTED
     except OSError as error:  # mostly of standard output, to which nothing more is written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError, ValueError, AttributeError):  # of a stream without a descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # as of `head`, which wants no more
-            print(f"python -m cunorm: {error}", file=sys.stderr)
+            _complain(f"python -m cunorm: {error}")
         return 1
+
+
+def _complain(text: str) -> None:
+    """Print to standard error, if that is possible."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -70,7 +79,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except DemoError as error:
         demo_parser.error(str(error))
     except CompileError as error:
-        print(error, file=sys.stderr)
+        _complain(str(error))
         return 1
 
 
@@ -172,7 +181,7 @@ def _run_warmup(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> 
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     except (ImportError, RuntimeError) as error:
-        print(error, file=sys.stderr)
+        _complain(str(error))
         return 1
     on_gpu = device.startswith("cuda")
     folder = _cache.cupy_cache_folder() if on_gpu else _cache.cache_info().folder

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from warnings import catch_warnings, simplefilter
 
 import cunorm
 from cunorm import _cache
 from cunorm._backends import cuda
-from cunorm._backends.cpu.compiler import compiler, silent_choice
+from cunorm._backends.cpu.compiler import search
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import kernel_folder
 from cunorm._core.caps import LEAST_CAPABILITY, describe_feature
@@ -118,9 +117,7 @@ def _feature_lines() -> Lines:
 def _compilers() -> Lines:
     missing = "none found: install g++ or clang++, or point CXX at one"
     try:
-        with catch_warnings():
-            simplefilter("ignore", RuntimeWarning)  # the report shows what they say
-            cpp, silent = compiler(), silent_choice()
+        cpp, silent, _ = search()
         found = missing if cpp is None else f"{' '.join(cpp.command)}: {cpp.version}"
         yield "C++", f"{found} ({silent})" if silent else found
     except ValueError as error:  # the environment is wrong: the report shows it

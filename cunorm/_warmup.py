@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from cunorm import _group_norm, _row_norm
 from cunorm._backends import cuda
 from cunorm._backends.at_once import compile_at_once, progress_bar
-from cunorm._backends.cpu.compiler import compiler
+from cunorm._backends.cpu.compiler import compiler, search
 from cunorm._backends.cpu.threads import available_cores
 from cunorm._core import validate
 from cunorm._core.build import KernelBuild
@@ -177,8 +177,10 @@ def _device(name: Any) -> Device:
     kind, _, number = str(name).partition(":")
     if kind == "cpu" and number in ("", "0"):
         if compiler() is None:
+            silent = f" ({search().silent})" if search().silent else ""
             raise RuntimeError(
-                f"{FUNCTION}: no C++ compiler is found: install g++ or clang++, or point CXX at one"
+                f"{FUNCTION}: no C++ compiler is found{silent}: install g++ or clang++, or point "
+                "CXX at one"
             )
         return CPU
     if kind != "cuda" or not (number.isdecimal() or number == ""):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cunorm import _info
 from cunorm._backends.at_once import compile_at_once
-from cunorm._backends.cpu.compiler import compiler
+from cunorm._backends.cpu.compiler import search
 from cunorm._backends.cpu.threads import available_cores, thread_count
 from cunorm._core import tensor
 from cunorm._core.build import KernelBuild
@@ -46,7 +46,7 @@ class Device(NamedTuple):
 
     @property
     def has_kernels(self) -> bool:  # else NumPy computes all results
-        return self.name != "cpu" or compiler() is not None
+        return self.name != "cpu" or search().compiler is not None
 
     def compile(
         self,
@@ -98,8 +98,10 @@ def chosen_device(name: str | None) -> Device:
     if name == "cuda":
         raise DemoError(f"--device cuda: {reason}")
     try:
+        found, silent, _ = search()
         loops = "NumPy's loops as there is no C++ compiler"
-        runs = _threads(thread_count()) if compiler() else loops
+        runs = _threads(thread_count()) if found else loops
+        runs += f" ({silent})" if silent else ""
     except ValueError as error:  # of CXX
         raise DemoError(str(error)) from error
     title = f"cpu, {_info.cpu_name()}, {runs}"

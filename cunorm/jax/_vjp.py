@@ -53,12 +53,12 @@ def _of_traced_scalars(error: TypeError, params: tuple[Any, ...]) -> TypeError:
 
     jax.jit traces all that is passed at the call.
     """
-    scalars = [one[0] if isinstance(one, tuple) else one for one in params]  # c is its `typed_key`
-    for scalar in scalars:
+    for one in params:
+        scalar = one[0] if isinstance(one, tuple) and one else one  # c is its `typed_key`
         wrong = f" is {scalar!r}, "
         if isinstance(scalar, jax.core.Tracer) and wrong in str(error):
             text = str(error).replace(wrong, " is traced by JAX, ")
-            remedy = "bind it with functools.partial, or name it in static_argnames of jax.jit"
+            remedy = "under jax.jit, bind it with functools.partial or name it in static_argnames"
             return TypeError(f"{text}: {remedy}")
     return error
 

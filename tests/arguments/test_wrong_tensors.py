@@ -141,7 +141,7 @@ TRACED = {  # of each function some scalars, with what is expected of them
     "normalize": {"c": "a number", "center": "True or False"},
     "group_norm": {"num_groups": "an int", "channel_axis": "an int", "eps": "a number"},
 }
-REMEDY = "bind it with functools.partial, or name it in static_argnames of jax.jit"
+REMEDY = "under jax.jit, bind it with functools.partial or name it in static_argnames"
 
 
 def test_scalars_that_are_traced_are_refused_with_what_to_do():

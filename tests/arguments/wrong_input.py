@@ -28,8 +28,8 @@ GRADIENTS = ["group_norm_backward"]
 REAL, INT, NAME = ({float, int}, "a number"), ({int}, "an int"), ({str}, None)
 TUPLE, BOOL = ({tuple, list}, None), (set(), None)
 INF, NAN = float("inf"), float("nan")
-NO_NUMBERS = ["1", None, 1j, True, np.ones(1)]
-NO_INTS = [True, False, 2.0, "2", [2], np.True_, None]
+NO_NUMBERS = ["1", None, 1j, True, (), np.ones(1)]
+NO_INTS = [True, False, 2.0, "2", [2], (), np.True_, None]
 NO_NAMES = [1, b"silu", ["silu"], False, np.tanh]
 NO_BOOLS = [1, 0, None, "yes", np.True_, []]
 DTYPES = "float16, bfloat16, float32 or float64"
@@ -151,7 +151,7 @@ def no_arrays() -> Cases:
 
 
 INTS = [0, -1, -8, 3, 16, 10**30, *NO_INTS]
-AXES = [1.0, None, (1,), True, "last"]
+AXES = [1.0, None, (1,), (), True, "last"]
 WRONG_NAMES = ["relu6", "SiLU", "silu ", "", *NO_NAMES]
 NEEDS = [("x", "y"), ["dx"], ("",), ({},), (np.array(["x"]),)]
 NEEDS += ["x", None, 1, iter(("x",)), np.array("x")]

@@ -66,6 +66,13 @@ def test_a_cxx_that_does_not_answer_gives_way_to_the_next_with_one_warning(cxx):
     assert found != cxx.split()[0]
 
 
+def test_where_warnings_are_errors_only_the_first_call_fails_for_a_cxx_that_does_not_answer():
+    with fresh_process(CXX="false"):  # filterwarnings makes them errors
+        with pytest.raises(RuntimeWarning, match="does not answer"):
+            check()
+        check()
+
+
 def test_an_empty_cxx_is_none():
     with fresh_process(CXX=""):
         assert compiler() is not None

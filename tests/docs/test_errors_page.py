@@ -184,7 +184,7 @@ def rows(page: str) -> list[str]:
 
 
 def check(start: str, raised: str) -> None:
-    """Check that a message is the page's of this start, in which … is any text."""
+    """Check that a message begins as the page's of this start, in which … is any text."""
     whole = rows(PAGE.read_text(encoding="utf-8"))
     messages = [part for row in whole for part in (row, *row.split("; ")) if part.startswith(start)]
     assert messages, f"docs/errors.md has no {start!r}, which is {raised!r}"

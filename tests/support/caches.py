@@ -50,8 +50,8 @@ def fresh_process(**environment: str | os.PathLike[str]) -> Iterator[pytest.Monk
     """Clear the known compilers and loaded kernels, and set environment variables."""
 
     def clear() -> None:
-        for cached in (compiler, _files._chosen_folder, _compiler.has_compiler):
-            cached.cache_clear()
+        _files._chosen_folder.cache_clear()
+        _compiler.forget()
 
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -138,7 +138,7 @@ def test_rows_need_no_build_beside_those_that_were_compiled_before_them(small, m
     assert kernels[0] == ["grad", "backward", "forward"]
 
 
-def test_what_does_not_compile_is_an_error_in_one_line(small, monkeypatch, capsys):
+def test_what_does_not_compile_is_an_error_without_a_usage_text(small, monkeypatch, capsys):
     def fail(*args, **more):
         raise RuntimeError("1 of 3 builds failed, the first of them: reason")
 
@@ -280,6 +280,14 @@ def test_a_cxx_that_no_shell_would_take_is_an_error_of_the_options():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: ")
     assert """error: CXX is 'g++ "', expected a command of a shell""" in done.stderr
+
+
+def test_a_cxx_that_does_not_answer_is_named_beside_the_device(small):
+    options = ("demo", "--quick", "--device", "cpu", "--input", small)
+    done = python("-m", "cunorm", *options, CXX="/nowhere/c++")
+    (line,) = (one for one in done.stdout.splitlines() if one.startswith("device: "))
+    assert line.endswith(" (CXX=/nowhere/c++ does not answer)")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 REAL = pytest.mark.real_gpu("a million elements, a hundred times, are too many for an interpreter")

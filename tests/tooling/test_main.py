@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
 import signal
@@ -45,6 +47,16 @@ def test_info_shows_that_cxx_does_not_answer():
     done = python("-m", "cunorm", "info", PATH="", CXX="nothing")
     assert "none found: install g++ or clang++" in done.stdout
     assert " (CXX=nothing does not answer)\n" in done.stdout
+
+
+def test_an_error_of_a_stream_without_a_descriptor_is_told(monkeypatch, capsys):
+    def full():
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(_info, "report", full)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert main(["info"]) == 1
+    assert capsys.readouterr().err == "python -m cunorm: [Errno 28] no space\n"
 
 
 def test_info_shows_what_is_wrong_with_the_environment():

@@ -44,36 +44,59 @@ class Compiler(NamedTuple):
     is_gcc: bool
 
 
-@cache
+class Search(NamedTuple):
+    """What a search for a compiler came to."""
+
+    compiler: Compiler | None
+    silent: str  # that $CXX does not answer, the empty text where it does or is not set
+    warnings: tuple[str, ...]  # of programs that are not used
+
+
+_warned: set[str] = set()
+
+
 def has_compiler() -> bool:
     """Whether there is a C++ compiler; warns, the first time, where there is none."""
     if compiler() is not None:
         return True
-    silent = silent_choice()
-    chosen = f" ({silent})" if silent else ""
-    _warn(
-        f"cunorm found no C++ compiler{chosen}, so CPU arrays are normalised by the slow NumPy "
+    silent = f" ({search().silent})" if search().silent else ""
+    _warn_once(
+        f"cunorm found no C++ compiler{silent}, so CPU arrays are normalised by the slow NumPy "
         "reference: install g++ or clang++, or point CXX at one"
     )
     return False
 
 
-def _warn(text: str) -> None:
+def _warn_once(text: str) -> None:
     """Warn at the line of our user."""
+    if text in _warned:
+        return
+    _warned.add(text)
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("cunorm."):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, RuntimeWarning, stacklevel=level)
 
 
-@cache
 def compiler() -> Compiler | None:
-    """Return the first C++ compiler of $CXX, c++, g++, clang++ that answers, None without one.
+    """Return the C++ compiler, None without one; warns, the first time, of what is not used."""
+    found = search()
+    for text in found.warnings:
+        _warn_once(text)
+    return found.compiler
 
-    Warns where that of $CXX does not answer.
-    """
-    chosen = _chosen()
-    is_silent = bool(chosen)
+
+def forget() -> None:
+    """Make the next use search for a compiler, and warn, anew."""
+    search.cache_clear()
+    _warned.clear()
+
+
+@cache
+def search() -> Search:
+    """Find the first C++ compiler of $CXX, c++, g++, clang++ that answers."""
+    chosen, found, silent = _chosen(), None, ""
+    told: list[str] = []
     for command in filter(None, (chosen, ["c++"], ["g++"], ["clang++"])):
         try:
             found = _answer(command)
@@ -81,14 +104,14 @@ def compiler() -> Compiler | None:
             cause = stopped.__cause__
             if isinstance(cause, OSError) and cause.errno not in _NO_PROGRAM:
                 raise  # as for want of memory: it may start later
-            _warn(f"{stopped}\n  It is not used.")
-            is_silent = is_silent and command is not chosen
-            continue
+            told.append(f"{stopped}\n  It is not used.")
         if found is not None:
-            if is_silent and command is not chosen:
-                _warn(f"CXX={os.environ['CXX']} does not answer: cunorm compiles with {command[0]}")
-            return found
-    return None
+            break
+        if command is chosen:
+            silent = f"CXX={os.environ['CXX']} does not answer"
+    if silent and found is not None and not told:
+        told.append(f"{silent}: cunorm compiles with {found.command[0]}")
+    return Search(found, silent, tuple(told))
 
 
 def _answer(command: Sequence[str]) -> Compiler | None:
@@ -99,14 +122,6 @@ def _answer(command: Sequence[str]) -> Compiler | None:
         return None
     version = answer.stdout.partition("\n")[0]
     return Compiler(tuple(command), version, "Free Software Foundation" in answer.stdout)
-
-
-def silent_choice() -> str:
-    """Return that $CXX does not answer, the empty text where it does or is not set."""
-    chosen, found = tuple(_chosen()), compiler()
-    if not chosen or (found is not None and found.command == chosen):
-        return ""
-    return f"CXX={os.environ['CXX']} does not answer"
 
 
 def _chosen() -> list[str]:
@@ -124,8 +139,7 @@ def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
         return processes.run(command, environment(folder))
     except processes.Stopped as stopped:
         if isinstance(stopped.__cause__, OSError):
-            compiler.cache_clear()
-            has_compiler.cache_clear()
+            forget()
         raise
 
 
