@@ -29,6 +29,7 @@ from bench.cases import DTYPES, Call, Operands, Operator, Shape, checked_shape, 
 from bench.grid import Point
 from bench.turns import Turn
 from cunorm._backends.cpu.threads import available_cores
+from cunorm._demo import device as demo_device
 
 _TURN_SECONDS, _MOST_CALLS = 1e-3, 10
 
@@ -109,16 +110,13 @@ class Cpu:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep and reuse freed memory: no mmap, no trimming of the heap.
+    """Make glibc keep and reuse freed memory, as the demo does for its plot.
 
     It has one arena for all threads, as others are unmapped; JAX's threads would have their own.
     """
-    if platform.system() == "Linux":
-        trim_threshold, mmap_max, arena_max = -1, -4, -8
-        libc = ctypes.CDLL(None)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(arena_max, 1)
+    if demo_device.keep_freed_memory():
+        arena_max = -8
+        ctypes.CDLL(None).mallopt(arena_max, 1)
 
 
 def make_copy(moved: int, itemsize: int) -> Call:

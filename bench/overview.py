@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from bench.accuracy_data import MEANS
 from bench.accuracy_errors import Row as Accuracy
 from bench.plot import COLOURS, write_svg
 from bench.ratios import Ratio, geometric_mean, load, ratios
+from bench.records import read_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,8 +42,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench overview", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.svg")
     options = parser.parse_args(argv)
-    with (RESULTS / "accuracy.csv").open(newline="", encoding="utf-8") as file:
-        accuracy = [Accuracy(**line) for line in csv.DictReader(file)]
+    accuracy = read_csv(RESULTS / "accuracy.csv", Accuracy)
     speeds = ratios(load(RESULTS / "cpu.csv"), "torch", "cunorm")
     write_svg(options.out, partial(_figure, speeds, accuracy))
     return 0

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from cunorm import _group_norm, _row_norm
 from cunorm._backends import cuda
-from cunorm._backends.at_once import compile_at_once, progress_bar
 from cunorm._backends.cpu.compiler import compiler, search
 from cunorm._backends.cpu.threads import available_cores
+from cunorm._backends.pool import compile_at_once, progress_bar
 from cunorm._core import validate
 from cunorm._core.build import KernelBuild
 from cunorm._core.dtypes import DType, parse_dtype, parse_optional_dtype

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cunorm import _info
-from cunorm._backends.at_once import compile_at_once
 from cunorm._backends.cpu.compiler import search
 from cunorm._backends.cpu.threads import available_cores, thread_count
+from cunorm._backends.pool import compile_at_once
 from cunorm._core import tensor
 from cunorm._core.build import KernelBuild
 from cunorm._demo.operators import Operands

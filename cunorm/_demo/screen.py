@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, TextIO
 
-from cunorm._backends.at_once import progress_bar
+from cunorm._backends.pool import progress_bar
 
 _BAR = "{n_fmt}/{total_fmt} builds |{bar:20}| {elapsed} {desc}"
 _COLOURS = {"green": 32, "red": 31, "bold": 1, "dim": 2}

@@ -15,11 +15,11 @@ from cunorm._arrays.cupy import CupyAdapter
 from cunorm._arrays.dlpack import DLPackAdapter, read_capsule
 from cunorm._arrays.numpy import NumpyAdapter, numpy_view
 from cunorm._arrays.registry import view as describe
-from cunorm._backends import at_once as _at_once
 from cunorm._backends import cpu as _cpu
 from cunorm._backends import cpu as _scratch
 from cunorm._backends import cuda as _cluster_fit
 from cunorm._backends import cuda as _cuda
+from cunorm._backends import pool as _pool
 from cunorm._backends.cpu import compile as _compile
 from cunorm._backends.cpu import compiler as _compiler
 from cunorm._backends.cpu import files as _files
@@ -85,7 +85,6 @@ __all__ = [
     "ParamGradTypes",
     "RowShape",
     "Samples",
-    "_at_once",
     "_cache",
     "_caches",
     "_cluster_fit",
@@ -106,6 +105,7 @@ __all__ = [
     "_group_tiling",
     "_info",
     "_memo",
+    "_pool",
     "_processes",
     "_registry",
     "_row_norm",

@@ -275,21 +275,6 @@ def test_the_last_lines_say_what_a_plot_needs_if_it_is_not_there(
     assert ("needs matplotlib" in line) != is_there
 
 
-def test_a_cxx_that_no_shell_would_take_is_an_error_of_the_options():
-    done = python("-m", "cunorm", "demo", "--device", "cpu", CXX='g++ "')
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage: ")
-    assert """error: CXX is 'g++ "', expected a command of a shell""" in done.stderr
-
-
-def test_a_cxx_that_does_not_answer_is_named_beside_the_device(small):
-    options = ("demo", "--quick", "--device", "cpu", "--input", small)
-    done = python("-m", "cunorm", *options, CXX="/nowhere/c++")
-    (line,) = (one for one in done.stdout.splitlines() if one.startswith("device: "))
-    assert line.endswith(" (CXX=/nowhere/c++ does not answer)")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 REAL = pytest.mark.real_gpu("a million elements, a hundred times, are too many for an interpreter")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.internals import _demo, _demo_device, _demo_inputs, main
+from tests.support.processes import python
 
 GREEN, RED = "\033[32m", "\033[31m"
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -106,3 +107,20 @@ def test_what_is_wrong_is_red(demo, monkeypatch):
     assert re.search(rf"backward .*{re.escape(RED)}nan  WRONG\x1b", out)
     assert re.search(rf"forward .*{re.escape(GREEN)}0.500\x1b", out)
     assert f"{RED}4 of 8 results are further off" in out
+
+
+def test_a_cxx_that_no_shell_would_take_is_an_error_of_the_options():
+    done = python("-m", "cunorm", "demo", "--device", "cpu", CXX='g++ "')
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: ")
+    assert """error: CXX is 'g++ "', expected a command of a shell""" in done.stderr
+
+
+def test_a_cxx_that_does_not_answer_is_named_beside_the_device(tmp_path):
+    path = tmp_path / "rows.npy"
+    np.save(path, np.eye(4, 8, dtype=np.float32))
+    options = ("demo", "--quick", "--device", "cpu", "--input", str(path))
+    done = python("-m", "cunorm", *options, CXX="/nowhere/c++")
+    (line,) = (one for one in done.stdout.splitlines() if one.startswith("device: "))
+    assert line.endswith(" (CXX=/nowhere/c++ does not answer)")
+    assert (done.returncode, done.stderr) == (0, "")

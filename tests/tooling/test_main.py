@@ -49,7 +49,7 @@ def test_info_shows_that_cxx_does_not_answer():
     assert " (CXX=nothing does not answer)\n" in done.stdout
 
 
-def test_an_error_of_a_stream_without_a_descriptor_is_told(monkeypatch, capsys):
+def test_an_error_of_a_stream_without_a_descriptor_is_printed(monkeypatch, capsys):
     def full():
         raise OSError(errno.ENOSPC, "no space")
 

@@ -96,7 +96,7 @@ def forget() -> None:
 def search() -> Search:
     """Find the first C++ compiler of $CXX, c++, g++, clang++ that answers."""
     chosen, found, silent = _chosen(), None, ""
-    told: list[str] = []
+    remarks: list[str] = []
     for command in filter(None, (chosen, ["c++"], ["g++"], ["clang++"])):
         try:
             found = _answer(command)
@@ -104,14 +104,14 @@ def search() -> Search:
             cause = stopped.__cause__
             if isinstance(cause, OSError) and cause.errno not in _NO_PROGRAM:
                 raise  # as for want of memory: it may start later
-            told.append(f"{stopped}\n  It is not used.")
+            remarks.append(f"{stopped}\n  It is not used.")
         if found is not None:
             break
         if command is chosen:
             silent = f"CXX={os.environ['CXX']} does not answer"
-    if silent and found is not None and not told:
-        told.append(f"{silent}: cunorm compiles with {found.command[0]}")
-    return Search(found, silent, tuple(told))
+    if silent and found is not None and not remarks:
+        remarks.append(f"{silent}: cunorm compiles with {found.command[0]}")
+    return Search(found, silent, tuple(remarks))
 
 
 def _answer(command: Sequence[str]) -> Compiler | None:

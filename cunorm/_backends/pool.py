@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compile and load several builds at once, with a progress bar."""
+"""Compile and load many builds ahead, several at once, with a progress bar."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
