@@ -33,6 +33,8 @@ struct Build : RowBuild {
   // Whether the gradient of p is needed.
   static constexpr bool dp =
       present<dx_t> || present<dresidual_t> || (present<dgate_t> && pre_gate);
+  // Whether a row is reduced: if not, the first pass over it computes nothing.
+  static constexpr bool reduces = center || dp;
   static constexpr int stages = STAGES;                   // rows on their way to shared memory
   static constexpr bool sums_in_shared = SUMS_IN_SHARED;  // where that has room
 };
@@ -203,31 +205,32 @@ __device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& tea
     place.for_each_chunk([&](const auto& chunk) {
       if constexpr (B::stages == 0) load(row, chunk);
       if constexpr (streamed<B>) load_parameters(chunk);
-      if constexpr (!B::center && !B::dp) return;
-      ItemSums<B> p_sums, dr_sums, p_dr_sums;
-      chunk.for_each_pack([&](auto at) {
-        const auto dy = row.dy[at];
-        const auto x = row.x[at];
-        const auto gate = row.gate[at];
-        GatePack<B> gates;
-        for_each_item<B>(at, [&](auto item) {
-          gates.item[item.index] = gate_at<B>(gate, item);
-          const GatedItem<B> gated(dy, x, gates.item[item.index], item);
-          const auto p = clear_outside<B>(row.shifted(gated.p), item);
-          if constexpr (B::center) p_sums.add(item, p);
-          if constexpr (B::dp) {
-            auto dr = gated.dn;
-            if constexpr (present<typename B::weight_t>)
-              dr *= factor<B>(weight[at], weight_offset, item);
-            if constexpr (B::center) dr_sums.add(item, dr);
-            p_dr_sums.add_product(item, p, dr);
-          }
+      if constexpr (B::reduces) {
+        ItemSums<B> p_sums, dr_sums, p_dr_sums;
+        chunk.for_each_pack([&](auto at) {
+          const auto dy = row.dy[at];
+          const auto x = row.x[at];
+          const auto gate = row.gate[at];
+          GatePack<B> gates;
+          for_each_item<B>(at, [&](auto item) {
+            gates.item[item.index] = gate_at<B>(gate, item);
+            const GatedItem<B> gated(dy, x, gates.item[item.index], item);
+            const auto p = clear_outside<B>(row.shifted(gated.p), item);
+            if constexpr (B::center) p_sums.add(item, p);
+            if constexpr (B::dp) {
+              auto dr = gated.dn;
+              if constexpr (present<typename B::weight_t>)
+                dr *= factor<B>(weight[at], weight_offset, item);
+              if constexpr (B::center) dr_sums.add(item, dr);
+              p_dr_sums.add_product(item, p, dr);
+            }
+          });
+          row.gates.put(at, gates);
         });
-        row.gates.put(at, gates);
-      });
-      sum_p.add(p_sums);
-      sum_dr.add(dr_sums);
-      sum_p_dr.add(p_dr_sums);
+        sum_p.add(p_sums);
+        sum_dr.add(dr_sums);
+        sum_p_dr.add(p_dr_sums);
+      }
     });
 
     C sum_q_dr = 0;

@@ -48,6 +48,7 @@ struct HandedOn {
 template <class B>
 struct TileItems {
   static constexpr bool in_thread = KEPT_H > 0, kept = in_thread || handed_h<B>;
+  static_assert(!kept || (B::find && B::write), "the first pass keeps what the last one takes");
   const Sizes& sizes;
   Lines<typename B::dx_t> results;
   index_t block_channels, line_packs;
