@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Strategies of cases: a build, and all that is not compiled in."""
+"""Strategies of cases: a build, and all that is not compiled in.
+
+`axes.py` lists what is drawn, and `python -m tests.fuzz.axes` counts it.
+"""
 
 from __future__ import annotations
 
@@ -10,72 +13,85 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.fuzz.views import is_reversed, result_views, views
-from tests.support.case_covers import FACTORS, builds
+from tests.support.case_covers import FACTORS, machine_builds
 from tests.support.covers import Case
 from tests.support.placed import GROUP_LAYOUTS, Samples
 
 KERNELS = tuple(FACTORS)
 _MOST = 15_000  # elements of x, so that the oracle is quick
+_LONG = 60_000  # of some: cores share their rows or samples, and hand on what they computed
 _EDGES = (1, 2, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 2048, 4097)
 _WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from(_EDGES), st.integers(1, 5000))
+_LONG_WIDTHS = st.sampled_from([20_000, 16_385, 24_704])
 _SIZES = st.one_of(st.integers(1, 4), st.integers(1, 40), st.integers(1, 700))
 _RESULTS = ("y", "residual", "rstd", "mean", "dx", "dresidual", "dgate", "dweight", "dbias")
 
 
+# What is drawn for every case, beside its build and its shape.
+EPS, OFFSETS, KINDS = (1e-5, 1e-3, 1.0), (0, 1, 2, 4, 7), ("numpy", "torch", "dlpack")
+VALUES, SUMS = ("normal", "quarters", "tails", "equal", "zeros"), (None, "float32", "float64")
+LENGTHS, GROUPS = (None, 1.0, 3.0), (1, 3, 4)
+
+
 @cache
-def _builds(kernel: str, seeds: int) -> list[Case]:
-    more = (case for seed in range(seeds) for case in builds(kernel, seed))
-    return [*builds(kernel), *more]
+def builds_of(kernel: str, seeds: int) -> list[Case]:
+    """Return the builds that are drawn from: those of a cover, and of so many further ones."""
+    more = (case for seed in range(seeds) for case in machine_builds(kernel, seed))
+    return [*machine_builds(kernel), *more]
 
 
 @st.composite
-def cases(draw: Any, kernel: str, seeds: int = 0) -> Case:
-    """Draw a case; of so many further covers of builds."""
-    case = draw(st.sampled_from(_builds(kernel, seeds)))
-    case = case | draw(_of_groups(case) if "group" in kernel else _of_rows(case))
-    case["eps"] = draw(st.sampled_from([1e-5, 1e-3, 1.0]))
-    case["offset"] = draw(st.sampled_from([0, 0, 1, 2, 4, 7]))
+def cases(draw: Any, kernel: str, builds: list[Case], *, with_long: bool = False) -> Case:
+    """Draw a case of one of the builds; with long ones, some are large."""
+    case = draw(st.sampled_from(builds))
+    is_long = with_long and draw(st.integers(0, 15)) == 15
+    case = case | draw((_of_groups if "group" in kernel else _of_rows)(case, is_long))
+    case["eps"] = draw(st.sampled_from(EPS))
+    case["offset"] = draw(st.sampled_from([0, *OFFSETS]))
     if case.get("accumulate"):
-        case["accumulate"] = draw(st.sampled_from(["float32", "float64", None, None]))
+        case["accumulate"] = draw(st.sampled_from([None, *SUMS]))
     if case.get("activation") != "relu":  # a rounding of the mean may cross its corner
         case["far"] = draw(st.booleans())
-        kinds = ["normal", "normal", "quarters", "tails", "equal", "zeros"]
-        case["values"] = draw(st.sampled_from(kinds))
+        case["values"] = draw(st.sampled_from(["normal", *VALUES]))
     in_memory = (*case["layouts"], *case["results"])
     if "given" not in case and draw(st.booleans()):
         case["given"] = tuple(name for name in _RESULTS if draw(st.booleans()))
     if not any(map(is_reversed, in_memory)):
-        case["kind"] = draw(st.sampled_from(["numpy", "torch", "dlpack"]))
+        case["kind"] = draw(st.sampled_from(KINDS))
     if case.get("kind") == "dlpack":
-        case["given"], case["accumulate"] = (), None
+        case |= {"given": ()} | dict.fromkeys(case.keys() & {"accumulate"})
     if kernel != "row_norm_forward":
         case["workspace"] = draw(st.booleans())
     return case
 
 
 @st.composite
-def _of_rows(draw: Any, case: Case) -> Case:
-    width, groups = draw(_WIDTHS), draw(st.sampled_from([1, 1, 1, 3, 4]))
-    row = [width]
-    if groups == 1:
+def _of_rows(draw: Any, case: Case, is_long: bool) -> Case:
+    width, groups = draw(_WIDTHS), draw(st.sampled_from([1, 1, *GROUPS]))
+    if is_long:
+        width, groups = draw(_LONG_WIDTHS), 1
+    row, most = [width], _LONG if is_long else _MOST
+    if groups == 1 and not is_long:
         row = [*draw(st.lists(st.integers(1, 4), max_size=2)), width]
     leading: list[int] = []
     for size in draw(st.lists(_SIZES, max_size=4)):
-        leading.append(max(1, min(size, _MOST // (prod(leading) * prod(row) * groups))))
+        leading.append(max(1, min(size, most // (prod(leading) * prod(row) * groups))))
     shape = (*leading, *row)
     more = {"shape": shape, "axis": -len(row), "groups": groups}
-    more["c"] = draw(st.sampled_from([None, 1.0, 3.0]))
+    more["c"] = draw(st.sampled_from(LENGTHS))
     return more | draw(_layouts(len(leading), len(shape), 3 if groups == 1 else 2))
 
 
 @st.composite
-def _of_groups(draw: Any, case: Case) -> Case:
+def _of_groups(draw: Any, case: Case, is_long: bool) -> Case:
     groups, depth = draw(st.integers(1, 9)), draw(st.one_of(st.integers(1, 8), st.integers(1, 70)))
     positions: list[int] = []
     for size in draw(st.lists(_SIZES, max_size=3)):
         positions.append(max(1, min(size, _MOST // (prod(positions) * groups * depth))))
+    if is_long:  # more than one core takes at a time
+        positions.append(-(-_LONG // (2 * prod(positions) * groups * depth)))
     most = max(1, _MOST // (prod(positions) * groups * depth))
-    samples = min(draw(st.sampled_from([1, 2, 3, 20])), most)
+    samples = min(draw(st.sampled_from([1, 2, 3, 20])), 2 if is_long else most)
     axis = draw(st.sampled_from([-1, 1]))
     of = Samples(samples, tuple(positions), groups * depth, groups, case["channels_last"], axis)
     memory = draw(st.sampled_from(["contiguous", "named", "any"]))

@@ -14,6 +14,7 @@ from tests.fuzz.relations import RELATIONS
 from tests.support.cases import DEFAULTS, call_of
 from tests.support.covers import Case
 from tests.support.guarded import OnGuarded
+from tests.support.machines import compiled_for
 from tests.support.operands import at
 
 _SCRIPT = """from tests.fuzz.examples import check
@@ -43,7 +44,11 @@ def check(
     These are the given relation or, where it does not apply, the next one; None: all that apply.
     Returns their names.
     """
-    case = DEFAULTS | case
+    with compiled_for(case["machine"]):
+        return _check(kernel, DEFAULTS | case, relation, seed, at_end)
+
+
+def _check(kernel: str, case: Case, relation: str | None, seed: int, at_end: bool) -> set[str]:
     result = call_of(kernel, case, OnGuarded(at_end)).check()
     names = [*RELATIONS[kernel]]
     first = names.index(relation) if relation else 0

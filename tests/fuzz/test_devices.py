@@ -12,7 +12,7 @@ import warnings
 import pytest
 from hypothesis import given, seed, settings
 
-from tests.fuzz.drawn import KERNELS, cases
+from tests.fuzz.drawn import KERNELS, builds_of, cases
 from tests.fuzz.test_examples import common
 from tests.support.caches import fresh_process
 from tests.support.cases import call_of
@@ -23,7 +23,7 @@ from tests.support.guarded import OnGuarded
 def check(kernel, seeds, number, examples):
     @seed(number)
     @settings(common, max_examples=examples)
-    @given(cases(kernel, seeds))
+    @given(cases(kernel, builds_of(kernel, seeds)))
     def check_examples(case):
         call_of(kernel, case, OnGuarded()).check()
         call_of(kernel, case, OnCupy()).check()

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Calls that are drawn are within their bounds, and related to other calls as promised.
 
-Operands, dtypes, options, shapes, strides, alignment, results, workspace and frameworks are drawn;
-`pytest -m exhaustive tests/fuzz` draws 100,000 examples, of more builds. Every array lies between
-pages that fault where they are touched. A failing example is printed as a script; one that ends the
-process is in the folder for temporary files.
+`axes.py` lists what is drawn. `pytest -m exhaustive tests/fuzz` draws 100,000 examples, of more
+builds, and checks that they have every value of every axis; CUNORM_FUZZ_EXAMPLES is another number,
+CUNORM_FUZZ_SEED a seed. Every array lies between pages that fault where they are touched; builds
+are for several instruction sets, and what they keep from one pass to the next is poisoned. A
+failing example is printed as a script; one that ends the process is in the folder for temporary
+files.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.drawn import KERNELS, cases
+from tests.fuzz.axes import Counts
+from tests.fuzz.drawn import KERNELS, builds_of, cases
 from tests.fuzz.examples import run
 from tests.fuzz.relations import RELATIONS
 
@@ -26,32 +29,32 @@ common = settings(
 )
 SEED = int(os.environ.get("CUNORM_FUZZ_SEED", "0"))
 PARTS = 8  # of the exhaustive test, for as many processes
-EXAMPLES = 100_000 // (PARTS * len(KERNELS))
+TOTAL = int(os.environ.get("CUNORM_FUZZ_EXAMPLES", "100000"))
+EXAMPLES = TOTAL // (PARTS * len(KERNELS))
 
 
-def check(kernel, seeds, number, examples, relations):
-    """Check examples; return the relations that were found to apply to some."""
-    found = set()
+def check(kernel, drawn, number, examples, relations):
+    """Check examples; return the relations that were found to apply to some, and counts."""
+    found, counts = set(), Counts(kernel)
 
     @seed(number)
     @settings(common, max_examples=examples)
-    @given(
-        case=cases(kernel, seeds),
-        relation=relations,
-        choice=st.integers(0, 999),
-        at_end=st.booleans(),
-    )
+    @given(case=drawn, relation=relations, choice=st.integers(0, 999), at_end=st.booleans())
     def check_examples(case, relation, choice, at_end):
+        counts.add(case)
         found.update(run(kernel, case, relation, choice, at_end=at_end))
 
     check_examples()
-    return found
+    return found, counts
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_examples_are_within_their_bounds_and_related_to_others(kernel):
-    found = check(kernel, 0, 0, 40, st.none())
-    assert len(found) > 2, "versions of hypothesis draw other examples; most have many relations"
+def test_examples_of_each_build_are_within_their_bounds_and_related_to_others(kernel):
+    related = set()
+    for number, build in enumerate(builds_of(kernel, 0)):
+        found, _ = check(kernel, cases(kernel, [build]), number, 2, st.none())
+        related |= found
+    assert len(related) > 2, "versions of hypothesis draw other examples; most have many relations"
 
 
 @pytest.mark.exhaustive
@@ -59,5 +62,8 @@ def test_examples_are_within_their_bounds_and_related_to_others(kernel):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_100_000_examples_are_within_their_bounds_and_related_to_others(kernel, part):
     relations = st.sampled_from([*RELATIONS[kernel]])
-    found = check(kernel, 5, SEED * PARTS + part + 1, EXAMPLES, relations)
+    drawn = cases(kernel, builds_of(kernel, 5), with_long=True)
+    found, counts = check(kernel, drawn, SEED * PARTS + part + 1, EXAMPLES, relations)
+    print(counts.table())
     assert found == {*RELATIONS[kernel]}
+    assert not counts.missing()

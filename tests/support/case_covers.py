@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 from tests.support.covers import Case, pairwise
+from tests.support.machines import machines
 from tests.support.operands import DTYPES
 from tests.support.placed import GROUP_LAYOUTS, ROW_LAYOUTS
 
@@ -44,14 +46,21 @@ FACTORS: dict[str, dict[str, Any]] = {
 
 def cover(kernel: str, where: Mapping[str, Any], seed: int | None = None) -> list[Case]:
     """Return a cover of all pairs, with `where` over the factors; a seed adds choices."""
-    factors = {**FACTORS[kernel], **where}
+    factors = choices_of(kernel, where, is_seeded=seed is not None)
     if seed is not None:
-        activations = {"gate_activation": ACTIVATIONS, "activation": (None, *ACTIVATIONS[:-1])}
-        more = dict.fromkeys(("weight", "bias", "gate", "d_residual", "dx", "y"), (None, *DTYPES))
-        more |= activations | {"dy": tuple(DTYPES)}
-        factors = {name: more.get(name, choices) for name, choices in factors.items()}
         factors = dict(random.Random(seed).sample(list(factors.items()), len(factors)))
     return [_legal(case) for case in pairwise(factors, relevant)]
+
+
+def choices_of(kernel: str, where: Mapping[str, Any], *, is_seeded: bool) -> dict[str, Any]:
+    """Return the choices of a cover, by their names; a seeded one has more."""
+    factors = {**FACTORS[kernel], **where}
+    if not is_seeded:
+        return factors
+    activations = {"gate_activation": ACTIVATIONS, "activation": (None, *ACTIVATIONS[:-1])}
+    more = dict.fromkeys(("weight", "bias", "gate", "d_residual", "dx", "y"), (None, *DTYPES))
+    more |= activations | {"dy": tuple(DTYPES)}
+    return {name: more.get(name, choices) for name, choices in factors.items()}
 
 
 def _legal(case: Case) -> Case:
@@ -68,7 +77,7 @@ def relevant(case: Case) -> Case:
     """Return the choices of a case, or of a part of one, that have an effect."""
     idle: set[str] = set()
     if not case.get("gate", True):
-        idle |= {"gate_activation", "gate_position", "dgate"}
+        idle |= {"gate_activation", "gate_position", "dgate", "form"}
     idle |= set() if case.get("weight", True) else {"weight_offset"}
     idle |= set() if not case.get("in_place") else {"y", "dx", "dgate"}
     needs = case.get("needs", ("x", "gate", "weight"))
@@ -98,13 +107,55 @@ _OF_ROWS = _FIXED | {"c": (None,), "groups": (1,), "gate": NARROW, "gate_activat
 _OF_GROUPS_BUILT = _FIXED | {"activation": (None, "silu"), "channels_last": (True, False)}
 
 
-def builds(kernel: str, seed: int | None = None) -> Iterator[Case]:
+def builds(kernel: str, seed: int | None = None, **more: Any) -> Iterator[Case]:
     """Return a cover of the compiled factors; its cases have the activations in turn."""
     fixed = _OF_GROUPS_BUILT if "group" in kernel else _OF_ROWS
     if "backward" in kernel and seed is None:  # of rows, dy may be float16
         fixed = fixed | {"x": ("bfloat16", "float32", "float64")}
-    fixed = {name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | WHERE}
+    fixed = fixed | more
+    fixed = {
+        name: choices for name, choices in fixed.items() if name in FACTORS[kernel] | WHERE | more
+    }
     for number, case in enumerate(cover(kernel, fixed, seed)):
         for name in {"gate_activation", "activation"} & case.keys():
             case[name] = case[name] and ACTIVATIONS[number % len(ACTIVATIONS)]
         yield case
+
+
+# --- all sets of gradients, on all instruction sets -----------------------------------------------
+
+
+def subsets(*names: str) -> tuple[tuple[str, ...], ...]:
+    """Return all but the empty one."""
+    sizes = range(1, len(names) + 1)
+    return tuple(found for size in sizes for found in combinations(names, size))
+
+
+NEEDS = {
+    "row_norm_backward": subsets("x", "weight", "bias", "gate"),
+    "group_norm_backward": subsets("x", "weight", "bias"),
+}
+# With `needs` these decide what the first pass over a row computes.
+_FORMS = {
+    "gate_position": ("post",),
+    "center": (False,),
+    "form": (("post", False), ("pre", False), ("post", True)),
+}
+
+
+def machine_builds(kernel: str, seed: int | None = None) -> list[Case]:
+    """Return a cover of the compiled factors with every machine and, of a backward, any `needs`.
+
+    Without a seed a gate's position and `center` meet `needs` together.
+    """
+    more: dict[str, Any] = {"machine": machines()}
+    if kernel in NEEDS:
+        more["needs"] = NEEDS[kernel]
+    if kernel == "row_norm_backward" and seed is None:
+        more |= _FORMS | {"gate": ("float32", "bfloat16", None)}
+    found = []
+    for case in builds(kernel, seed, **more):
+        if "form" in case:
+            case["gate_position"], case["center"] = case.pop("form")
+        found.append(case)
+    return found

@@ -93,7 +93,16 @@ class Call(NamedTuple):
     def check_result(self, result: Any) -> None:
         """Check a result against the oracle."""
         expected = self.expected()
+        if "needs" in self.options:
+            assert {n for n, array in result._asdict().items() if array is not None} == self._needed
         expected.check(_subtract(result, self.before, expected.exact))
+
+    @property
+    def _needed(self) -> set[str]:
+        """Return the fields of a backward's result that are wanted: an absent operand has none."""
+        found = {f"d{name}" for name in self.options["needs"] if self.inputs.get(name)}
+        both = {"dx", "dresidual"} & {*self.out._fields}  # one array, or two dtypes
+        return found | (both if "dx" in found else set())
 
     def _passed(self, placed: Placed | None) -> Any:
         if placed is None or self.on.is_gpu:
@@ -205,13 +214,14 @@ def _backward(case: Case, on: Any, is_row: bool, make: Draws, inputs: Any, optio
         options |= {"x_dtype": DTYPES[case["dx"] or case["x"]]}
     operands = _hosts(inputs) | options
     inputs |= {name: make.values(array) for name, array in _statistics(case, operands).items()}
-    needs = tuple(name for name in case["needs"] if inputs.get(name)) or ("x",)
+    named = tuple(name for name in case["needs"] if is_row or name != "gate")  # perhaps absent ones
+    needs = tuple(name for name in named if inputs.get(name))
     before = _accumulated(case, make, needs)
-    places = before | _gradients(case, make, inputs, needs)
+    places = _gradients(case, make, inputs, needs) | before
     row_functions = (cunorm.normalize_backward, NormGrads, expected_backward)
     group_functions = (cunorm.group_norm_backward, GroupNormGrads, expected_group_backward)
     function, kind, expected = row_functions if is_row else group_functions
-    options = options | {"needs": needs, "accumulate": bool(before)}
+    options = options | {"needs": named, "accumulate": bool(case["accumulate"])}
     exact = partial(expected, **operands, eps=case["eps"])
     return _call(case, on, (function, inputs, options), make, kind(), places, exact, before)
 
@@ -257,16 +267,19 @@ def _statistics(case: Case, operands: dict[str, Any]) -> dict[str, Array]:
 
 
 def _gradients(case: Case, make: Draws, inputs: Any, needs: Any) -> dict[str, Placed]:
-    """Place dx, dgate and dresidual, over inputs if the case is in place."""
+    """Place dx, dgate and dresidual, over inputs if the case is in place; and sums it names."""
     found: dict[str, Placed] = {}
-    x_dtype = case["dx"] or case["x"]
+    x_dtype, named = case["dx"] or case["x"], {*(case["given"] or ())}
     if "x" in needs:
         found["dx"] = inputs[case["in_place"]] if case["in_place"] else make.result(x_dtype)
-        if x_dtype != case["x"] and "d_residual" in inputs:
+        if "d_residual" in inputs and (x_dtype != case["x"] or "dresidual" in named):
             found["dresidual"] = make.result(case["x"])
     if "gate" in needs:
         over = inputs["gate"] if case["in_place"] else None
         found["dgate"] = over or make.result(case["dgate"] or case["gate"])
+    for name in {"weight", "bias"} & {*needs}:
+        if f"d{name}" in named:
+            found[f"d{name}"] = make.statistic(inputs[name].host)
     return found
 
 

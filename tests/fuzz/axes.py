@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""The one list of what the fuzzer of calls draws; `python -m tests.fuzz.axes` counts draws of it.
+
+An axis has the values that a case may have of it. Numbers without a list of their own, as sizes,
+and memory are counted by kind.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from math import prod
+from typing import Any
+
+from tests.fuzz.drawn import (
+    EPS,
+    GROUPS,
+    KERNELS,
+    KINDS,
+    LENGTHS,
+    OFFSETS,
+    SUMS,
+    VALUES,
+    builds_of,
+    cases,
+)
+from tests.fuzz.views import is_expanded, is_reversed
+from tests.support.case_covers import ACTIVATIONS, NEEDS, choices_of
+from tests.support.cases import DEFAULTS
+from tests.support.covers import Case
+from tests.support.machines import machines
+
+_BOTH = (False, True)
+_MEMORY = ("contiguous", "strided", "reversed", "expanded")
+_SIZES = ("1", "a pack or less", "some packs", "shared by cores")
+_PACK = 128  # elements of a CPU's pack
+_SHARED = {"row": 16_384, "group": 32_768}  # elements of a row, or all, above which cores share
+_ALL = {
+    **{"machine": machines(), "eps": EPS, "offset": OFFSETS, "values": VALUES, "far": _BOTH},
+    **{"kind": KINDS, "workspace": _BOTH, "size": _SIZES},
+    **{"given": ("all but statistics", "none", "some"), "inputs": _MEMORY, "results": _MEMORY[:3]},
+}
+_OF_ROWS = _ALL | {
+    **{"leading axes": (0, 1, 2, 3, 4), "axes of a row": (1, 2, 3), "groups": GROUPS, "c": LENGTHS},
+    "gate_activation": ACTIVATIONS,
+}
+_OF_GROUPS = _ALL | {
+    **{"activation": (None, *ACTIVATIONS), "channels_last": _BOTH, "channel_axis": (-1, 1)},
+    **{"samples": ("1", "some"), "axes of positions": (0, 1, 2, 3, 4)},
+}
+_IDLE = ("in_place",)  # which relations draw
+
+
+def axes(kernel: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each axis of a kernel's cases."""
+    found = choices_of(kernel, _OF_GROUPS if "group" in kernel else _OF_ROWS, is_seeded=True)
+    if kernel == "row_norm_forward":
+        del found["workspace"]  # it takes none
+    if kernel in NEEDS:
+        found |= {"needs": NEEDS[kernel], "accumulate": SUMS, "names an absent operand": _BOTH}
+    found["gate_activation" if "row" in kernel else "activation"] = (None, *ACTIVATIONS)
+    return {name: values for name, values in found.items() if name not in _IDLE}
+
+
+def values_of(kernel: str, case: Case) -> dict[str, Any]:
+    """Return the value of each axis of a case."""
+    case = DEFAULTS | case
+    found = {name: case[name] for name in axes(kernel) if name in case}
+    found |= {"inputs": _memory(case["layouts"][0]), "results": _memory(case["results"][0])}
+    given = case["given"]
+    found["given"] = "all but statistics" if given is None else "some" if given else "none"
+    if "needs" in found:
+        absent = (name for name in case["needs"] if name != "x" and not case.get(name))
+        found["names an absent operand"] = any(absent)
+    if "row" in kernel:
+        if not case["gate"]:
+            found["gate_activation"] = None
+        leading, row = case["shape"][: case["axis"]], case["shape"][case["axis"] :]
+        found |= {"leading axes": len(leading), "axes of a row": len(row)}
+        found["size"] = _size(prod(row), prod(row) > _SHARED["row"])
+    else:
+        of = case["samples"]
+        found |= {"channels_last": of.channels_last, "channel_axis": of.channel_axis}
+        found |= {"samples": "1" if of.samples == 1 else "some"}
+        found["axes of positions"] = len(of.spatial)
+        line = of.channels if of.channels_last else prod(of.spatial)
+        found["size"] = _size(line, prod(of.shape) > _SHARED["group"])
+    return found
+
+
+def _memory(layout: Any) -> str:
+    if is_expanded(layout):
+        return "expanded"
+    if is_reversed(layout):
+        return "reversed"
+    if isinstance(layout, str):
+        return layout if layout == "contiguous" else "strided"
+    is_plain = layout.order == (*range(len(layout.order)),) and not any(layout.gaps)
+    return "contiguous" if is_plain and set(layout.steps) <= {1} else "strided"
+
+
+def _size(line: int, is_shared: bool) -> str:
+    if is_shared:
+        return _SIZES[3]
+    return _SIZES[0] if line == 1 else _SIZES[1] if line <= _PACK else _SIZES[2]
+
+
+class Counts(Counter[tuple[str, Any]]):
+    """How many cases of a kernel had each value of each axis."""
+
+    def __init__(self, kernel: str) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def add(self, case: Case) -> None:
+        """Count a case, all of whose values must be listed."""
+        allowed = axes(self.kernel)
+        found = values_of(self.kernel, case)
+        assert found.keys() == allowed.keys(), found.keys() ^ allowed.keys()
+        for axis, value in found.items():
+            assert value in allowed[axis], f"{axis} is {value!r}, which is not listed"
+            self[axis, value] += 1
+
+    def missing(self) -> list[tuple[str, Any]]:
+        """Return the values that no case had."""
+        listed = [(axis, value) for axis, some in axes(self.kernel).items() for value in some]
+        return [one for one in listed if not self[one]]
+
+    def table(self) -> str:
+        lines = [f"## {self.kernel}", "", "| axis | values, and how many cases have each |"]
+        lines.append("|---|---|")
+        for axis, values in axes(self.kernel).items():
+            named = ("+".join(v) if isinstance(v, tuple) else str(v) for v in values)
+            counts = (self[axis, value] for value in values)
+            each = (f"{name}: {count}" for name, count in zip(named, counts, strict=True))
+            lines.append(f"| {axis} | {', '.join(each)} |")
+        return "\n".join(lines) + "\n"
+
+
+def count_draws(kernel: str, seeds: int, number: int) -> Counts:
+    """Draw cases without making their calls."""
+    from hypothesis import given, seed, settings
+
+    from tests.fuzz.test_examples import common
+
+    counts = Counts(kernel)
+
+    @seed(0)
+    @settings(common, max_examples=number)
+    @given(cases(kernel, builds_of(kernel, seeds), with_long=True))
+    def draw(case: Case) -> None:
+        counts.add(case)
+
+    draw()
+    return counts
+
+
+if __name__ == "__main__":
+    for one in KERNELS:
+        print(count_draws(one, 5, int(sys.argv[1]) if len(sys.argv) > 1 else 1000).table())

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Any gradients are right by themselves, on every instruction set of this machine.
+
+What a build keeps from one pass to the next is poisoned before: see `machines.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.case_covers import ACTIVATIONS, NEEDS, machine_builds
+from tests.support.cases import call_of
+from tests.support.covers import everything, label
+from tests.support.gpu_arrays import OnNumpy
+from tests.support.host_code import needs_a_compiler
+from tests.support.machines import compiled_for, machines
+from tests.support.operands import DTYPES, at
+from tests.support.placed import Samples
+
+pytestmark = needs_a_compiler
+
+# Several rows of several packs, the last of them cut; groups whose h a thread keeps, and larger
+# samples, of which h is handed on in memory.
+WIDTHS = (3, 300)
+SIZES = ((2, (30,), 40, 8), (3, (97,), 400, 4))
+
+
+def check(kernel, case):
+    with compiled_for(case["machine"]):
+        for size in SIZES if "group" in kernel else WIDTHS:
+            of = {"shape": (1, 1, 5, size)}
+            if "group" in kernel:
+                of = {"samples": Samples(*size, case["channels_last"])}
+            with at(of):
+                call_of(kernel, case | of | {"workspace": True}, OnNumpy()).check()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case"),
+    [pytest.param(k, c, id=f"{k}-{label(c)}") for k in NEEDS for c in machine_builds(k)],
+)
+def test_any_gradients_are_within_their_bounds_on_any_instruction_set(kernel, case):
+    check(kernel, case)
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("gate", ["float16", "float32"])
+def test_gradients_of_a_gate_alone_and_of_a_weight_with_it_are_not_old_memory(gate, machine):
+    """No row is reduced, so that the first pass has nothing to keep for the second."""
+    of = {"shape": (1, 1, 3, 300), "x": gate, "dy": gate, "gate": gate, "bias": None}
+    for needs in [("gate",), ("weight", "gate")]:
+        check("row_norm_backward", of | {"needs": needs, "machine": machine})
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+_ALL = {"x": tuple(DTYPES), "machine": machines()}
+OF_ROWS = {"gate_position": ("post", "pre"), "gate_activation": ACTIVATIONS, **_ALL}
+OF_GROUPS = {"channels_last": (True, False), "activation": (None, *ACTIVATIONS[:-1]), **_ALL}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("kernel", "needs"),
+    [pytest.param(k, n, id=f"{k}-{'-'.join(n)}") for k in NEEDS for n in NEEDS[k]],
+)
+def test_all_gradients_with_all_activations_positions_and_dtypes_are_within_their_bounds(
+    kernel, needs
+):
+    for case in everything(OF_GROUPS if "group" in kernel else OF_ROWS):
+        dtypes = dict.fromkeys(("dy", "gate"), case["x"])
+        with at(label(case)), np.errstate(all="ignore"):
+            check(kernel, case | dtypes | {"needs": needs})
