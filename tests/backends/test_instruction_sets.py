@@ -127,7 +127,7 @@ def emulator(tmp_path_factory):
 def options(request):
     """Options for a machine like this one with fewer instructions."""
     for_machine(request.param)  # skips where it would not run
-    return f"-O0 -march={request.param} -fno-gnu-unique"
+    return f"-O0 -march={request.param}"
 
 
 ROWS, LONG = (1, 2, 3, 150), (1, 1, 1, 70_000)

@@ -28,8 +28,8 @@ common = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 SEED = int(os.environ.get("CUNORM_FUZZ_SEED", "0"))
-PARTS = 8  # of the exhaustive test, for as many processes
 TOTAL = int(os.environ.get("CUNORM_FUZZ_EXAMPLES", "100000"))
+PARTS = max(1, min(8, TOTAL // 10_000))  # of the exhaustive test, for as many processes
 EXAMPLES = TOTAL // (PARTS * len(KERNELS))
 
 

@@ -34,13 +34,13 @@ def runs_here(machine: str) -> bool:
 
 
 def for_machine(machine: str) -> tuple[str, ...]:
-    """Return the shipped options of the CPU build, with another -march."""
+    """Return the shipped options of the CPU build, with another -march; loops are exported."""
     if not runs_here(machine):
         pytest.skip(f"this machine does not run code for {machine}")
     shipped = [o for o in _compile._OPTIONS if not o.startswith(("-O0", "-O1"))]
     if "-include" in shipped:  # the tests' compiled headers
         del shipped[shipped.index("-include") :][:2]
-    return (f"-march={machine}", *shipped)
+    return (f"-march={machine}", *shipped, "-fvisibility=default")
 
 
 def compiled(folder: Path, text: str, *options: str, device: str | None = None) -> Path:

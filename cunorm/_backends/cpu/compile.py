@@ -28,7 +28,9 @@ _INCLUDE = Path(__file__).parent / "include"
 _HOST = _INCLUDE / "host"
 # Strict IEEE arithmetic: no option may set flush-to-zero in the process that loads the library, and
 # a product and a sum are contracted only where the source says fma.
-_OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-w")
+_OPTIONS = (
+    *("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-w"),
+)
 _STOPPED = (
     "cunorm's compiler was stopped, as for want of memory or disk space: free some, or let "
     "CUNORM_CACHE_DIR name a folder on another disk, and call again"
@@ -141,8 +143,9 @@ def _compiled(build: KernelBuild) -> tuple[Path, bool]:
 
 def _compiled_with(build: KernelBuild, cxx: Compiler, options: Options) -> tuple[Path, bool]:
     """Return the library of a build with certain options, which its name depends on."""
-    text = _translation_unit(build)
-    name = digest(text, *options, *cxx, _stand_ins(), cpu_identity())
+    made_by = (*options, *cxx, _stand_ins(), cpu_identity())
+    text = f"#define LIBRARIES cunorm_{digest(*made_by)}\n{_translation_unit(build)}"
+    name = digest(text, *made_by)
     target = cache_folder() / f"{build.kernel}-{name}.so"
     if is_whole(target):
         return target, False

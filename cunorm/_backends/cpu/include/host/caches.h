@@ -2,6 +2,7 @@
 // What a CPU's caches are told, and what is kept in them from one pass to the next.
 #pragma once
 #include "memory.cuh"
+#include "shared.h"
 
 inline constexpr int cache_line = 64;
 
@@ -26,14 +27,22 @@ __forceinline__ void prefetch_output_part(T* row, index_t column) {
 template <class B>
 inline void prefetch_output_part(absent*, index_t) {}
 
+SHARED {
+  struct alignas(cache_line) CacheLine {
+    unsigned char bytes[cache_line];
+  };
+  template <index_t lines>
+  inline thread_local CacheLine kept_lines[lines];
+}
+
 // GCC must not know what the address is: it would ask for it anew in each step of a loop.
 template <class V, int packs>
 inline V* kept_packs() {
   if constexpr (packs == 0) {
     return nullptr;
   } else {
-    thread_local static V kept[packs];
-    V* place = kept;
+    constexpr index_t lines = (sizeof(V) * packs + cache_line - 1) / cache_line;
+    V* place = reinterpret_cast<V*>(kept_lines<lines>);
     asm("" : "+r"(place));
     return place;
   }

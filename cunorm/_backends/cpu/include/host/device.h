@@ -25,7 +25,7 @@ struct Dim3 {
   unsigned x = 0;
 };
 constexpr Dim3 threadIdx;
-inline thread_local Dim3 blockIdx, gridDim;
+SHARED { inline thread_local Dim3 blockIdx, gridDim; }
 
 inline void __syncthreads() {}
 template <class T>

@@ -4,6 +4,8 @@
 #pragma once
 #include <algorithm>
 
+#include "shared.h"
+
 // Several threads share a row.
 #ifdef SHARED_ROWS
 inline constexpr bool shared_rows = true;
@@ -40,4 +42,4 @@ struct Gang {
   }
 };
 
-inline thread_local Gang gang;
+SHARED { inline thread_local Gang gang; }

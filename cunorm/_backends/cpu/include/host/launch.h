@@ -9,9 +9,11 @@
 #endif
 #include "new_threads.h"
 
+#define ENTRY_POINT extern "C" __attribute__((visibility("default")))
+
 // The blocks of the grid from the first to before the last; all threads of a gang run the same.
-extern "C" void cunorm_blocks(long long grid, long long first, long long last,
-                              const void* arguments, const Gang* threads) {
+ENTRY_POINT void cunorm_blocks(long long grid, long long first, long long last,
+                               const void* arguments, const Gang* threads) {
   gang = *threads;
   const auto& typed = *static_cast<const Arguments<Build>*>(arguments);
   gridDim.x = static_cast<unsigned>(grid);
@@ -58,7 +60,7 @@ inline void run_share(const Task* tasks, long long count, const long long* words
 
 // Runs kernels of any libraries on arrays at these addresses. Returns 0, or 1 where there is no
 // memory for that, and nothing was run: no exception may reach the caller, which is no C++.
-extern "C" int cunorm_run(const List* list, const long long* addresses, int threads) try {
+ENTRY_POINT int cunorm_run(const List* list, const long long* addresses, int threads) try {
   const Task* const tasks = reinterpret_cast<const Task*>(list + 1);
   const Place* const places = reinterpret_cast<const Place*>(tasks + list->tasks);
   const long long* const first = reinterpret_cast<const long long*>(places + list->places);

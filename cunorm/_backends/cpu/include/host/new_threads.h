@@ -2,6 +2,7 @@
 // How many threads the system lets a process start. GCC's OpenMP runtime ends the process where it
 // cannot start one, for want of memory or as there are as many as are allowed.
 #pragma once
+#include "shared.h"
 #ifdef _OPENMP
 #include <pthread.h>
 
@@ -31,13 +32,14 @@ inline int started(int count) {
 
 }  // namespace new_threads
 
+SHARED { inline thread_local int last_threads = 1; }
+
 // Returns up to how many threads, with the one that calls, its next parallel region can have. Those
 // of its last one are not tried again: OpenMP keeps them, and ends those that a smaller one leaves.
 inline int threads_that_start(int wanted) {
   if (wanted == 1) return 1;
-  thread_local int last = 1;
-  if (wanted > last) wanted = last + new_threads::started(wanted - last);
-  return last = wanted;
+  if (wanted > last_threads) wanted = last_threads + new_threads::started(wanted - last_threads);
+  return last_threads = wanted;
 }
 #else
 inline int threads_that_start(int) { return 1; }
