@@ -171,7 +171,10 @@ class GatedRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return y; without a gate, of the norm alone."""
-        return rms_norm(x, self.weight, gate=gate, **_options(self, x))
+        options = _options(self, x)
+        if gate is None:
+            del options["gate_activation"], options["gate_position"]
+        return rms_norm(x, self.weight, gate=gate, **options)
 
 
 class LayerNorm(torch.nn.LayerNorm):

@@ -64,6 +64,15 @@ def gated(argument: str, expected: str, values: Any) -> Cases:
         yield case._replace(change=case.change | {"gate": None})
 
 
+def without_gate(position: str, activation: str) -> Cases:
+    """Yield the error for a gate's option that is not the default, without a gate."""
+    change = {"gate": None, "gate_position": position, "gate_activation": activation}
+    text = f"gate_position is {position!r}, expected 'post' as gate is None"
+    if position == "post":
+        text = f"gate_activation is {activation!r}, expected 'silu' as gate is None"
+    yield from each(functions_taking("gate"), ValueError, text, **change)
+
+
 def shaped(names: Any, arguments: str, shapes: Any, expected: str, **more: Any) -> Cases:
     """Yield an error for each shape of an argument."""
     for argument in arguments.split():
@@ -165,8 +174,8 @@ FEW_CHANNELS = [
 OF_ROW, OF_SAMPLE = (f"one element for each {of}" for of in ("row of x", "group of each sample"))
 NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
 RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
-NO_MEAN = "mean is None, expected the mean that the forward returned, as center is True"
-CENTERED = ["normalize_backward", "layer_norm_backward"]
+NO_MEAN = "mean is None, expected the mean that the forward returned"
+CENTERED = ", as center is True"
 # A title may occur several times: its cases are joined.
 PARTS: list[tuple[str, Iterable[Case]]] = [
     ("eps", wrong("eps", REAL, f"{FINITE} of at least 0", [-1e-6, NAN, INF, 10**400, *NO_NUMBERS])),
@@ -207,7 +216,9 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
             (GROUP_NORMS, [(3,), (3, 8), (4, 3), (12,)], f"(3, 4), {OF_SAMPLE}", {}),
         )
     ),
-    ("no mean", each(CENTERED, ValueError, NO_MEAN, mean=None)),
+    ("no mean", each(["normalize_backward"], ValueError, f"{NO_MEAN}{CENTERED}", mean=None)),
+    ("no mean", each(["layer_norm_backward"], ValueError, NO_MEAN, mean=None)),
+    *(("no gate", without_gate(*case)) for case in (("pre", "silu"), ("post", "relu"))),
     ("axes of x", shaped(ROWS, "x", [()], "at least one axis")),
     ("axes of x", shaped(GROUP_NORMS, "x", [(), (8,)], "at least two axes: samples and channels")),
     *(("empty rows", rows(empty(*shape), 0)) for shape in ((3, 0), (0, 0), (0,))),
