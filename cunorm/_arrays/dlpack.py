@@ -105,7 +105,7 @@ class Hold:
         """Delete the capsules that their streams have passed; or wait for that, and delete all."""
         with suppress(IndexError):  # none is left
             while True:
-                held = cls.passing.popleft()  # so that no other thread, nor a `__del__`, looks at it
+                held = cls.passing.popleft()  # which no other thread gets, nor a `__del__`
                 if wait:
                     held[0].synchronize()
                 elif not held[0].done:
