@@ -6,11 +6,11 @@ A valid call on the same arrays goes before each wrong one.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 
 import pytest
 
-from tests.arguments.wrong_input import NO_ARRAY, TABLE
+from tests.arguments.wrong_input import MAKE, NO_ARRAY, TABLE
 from tests.arguments.wrong_memory import TABLE as MEMORY
 from tests.support.calls import BACKWARDS, GROUP_NORMS, arrays_of, call_of, to
 from tests.support.internals import _dispatch
@@ -53,14 +53,15 @@ OF_FRONTS = {title: [*filter(front_ends_have, cases)] for title, cases in TABLE.
 OF_FRONTS = {title: cases for title, cases in OF_FRONTS.items() if cases}
 
 
-def check_front(front, cases, convert, kind, run=lambda call, arrays: call(**arrays)):
-    """Check that a front end has the errors of the plain functions, with its own array type."""
+def check_front(front, cases, convert, words, run=lambda call, arrays: call(**arrays)):
+    """Check that a front end has the errors of the plain functions, with words of its own."""
     for case in cases:
         kwargs = call_of(case.name, **RIGHT).arrays | case.change
         arrays = {key: convert(kwargs.pop(key)) for key in ARRAYS & arrays_of(kwargs).keys()}
         call = partial(run, partial(getattr(front, case.name), **kwargs), arrays)
         with at(case):
-            check_error(case._replace(text=case.text.replace(NO_ARRAY, kind)), call)
+            text = reduce(lambda text, pair: text.replace(*pair), words.items(), case.text)
+            check_error(case._replace(text=text), call)
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "recorded"])
@@ -73,7 +74,8 @@ def test_wrong_input_of_cunorm_torch_is_the_plain_functions_error(cases, grad):
         tensor = to("torch", array)
         return tensor.requires_grad_() if grad and tensor.is_floating_point() else tensor
 
-    check_front(cunorm.torch, cases, convert, "a torch.Tensor")
+    words = {NO_ARRAY: "a torch.Tensor", MAKE: "torch.as_tensor", ".astype('float32')": ".float()"}
+    check_front(cunorm.torch, cases, convert, words)
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
@@ -85,4 +87,4 @@ def test_wrong_input_of_cunorm_jax_is_the_plain_functions_error(cases, traced):
     def run(call, arrays):
         return (jax.jit(call) if traced else call)(**arrays)
 
-    check_front(cunorm.jax, cases, jax.numpy.asarray, "a JAX or NumPy array", run)
+    check_front(cunorm.jax, cases, jax.numpy.asarray, {NO_ARRAY: "a JAX or NumPy array"}, run)
