@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cunorm._backends import cuda
 from cunorm._backends.cpu import compile as cpu_compile
-from cunorm._backends.cpu.files import TEMPORARY, cache_folder
+from cunorm._backends.cpu.files import TEMPORARY, cache_folder, planned_folder
 from cunorm._core import memo
 
 # Names of files, with a digest of all that they depend on: libraries, the compiled headers of the
@@ -27,11 +27,11 @@ _LONGER_THAN_ANY_COMPILE = 24 * 60 * 60  # seconds; a machine may sleep in the m
 class CacheInfo(NamedTuple):
     """What `cache_info` returns.
 
-    `folder` has the CPU's builds: so many `libraries`, from any process. `bytes` are those of all
-    its files: of GCC's compiled system headers, too, which are as large as hundreds of builds.
-    `loaded` of these builds, and `cuda_kernels` on all devices, are loaded in this process.
-    `cupy_folder` is where CuPy keeps what NVRTC compiled, ours and all other; None until CuPy is
-    imported.
+    `folder` has the CPU's builds: so many `libraries`, from any process; the first of them makes
+    it. `bytes` are those of all its files: of GCC's compiled system headers, too, which are as
+    large as hundreds of builds. `loaded` of these builds, and `cuda_kernels` on all devices, are
+    loaded in this process. `cupy_folder` is where CuPy keeps what NVRTC compiled, ours and all
+    other; None until CuPy is imported.
     """
 
     folder: Path
@@ -60,9 +60,10 @@ def cache_info() -> CacheInfo:
     >>> cunorm.cache_info()
     CacheInfo(folder=..., libraries=..., bytes=..., loaded=..., cuda_kernels=..., cupy_folder=...)
     """
-    files = dict(_our_files())
+    folder = planned_folder() or cache_folder()
+    files = dict(_our_files(folder))
     return CacheInfo(
-        cache_folder(),
+        folder,
         sum(path.suffix == ".so" for path in files),
         sum(status.st_size for status in files.values()),
         len(cpu_compile.loaded.values),
@@ -86,11 +87,12 @@ def clear_cache() -> Cleared:
     Cleared(files=12, bytes=1310720)
     """
     begun = time.time() - _LONGER_THAN_ANY_COMPILE
-    folders = _existing(cache_folder().glob(f"{TEMPORARY}*"), stat.S_ISDIR)
+    cache = planned_folder() or cache_folder()
+    folders = _existing(cache.glob(f"{TEMPORARY}*"), stat.S_ISDIR)
     killed = [folder for folder, status in folders if status.st_mtime < begun]
     left = _existing((path for folder in killed for path in folder.glob("*")), stat.S_ISREG)
     removed = []
-    for path, status in (*_our_files(), *left):
+    for path, status in (*_our_files(cache), *left):
         with suppress(FileNotFoundError):  # another process clears the cache
             path.unlink()
             removed.append(status.st_size)
@@ -108,8 +110,8 @@ def cupy_cache_folder() -> Path:
         return usual
 
 
-def _our_files() -> Iterator[tuple[Path, os.stat_result]]:
-    paths = cache_folder().glob("*-*")
+def _our_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    paths = folder.glob("*-*")
     return _existing((path for path in paths if _OURS.fullmatch(path.name)), stat.S_ISREG)
 
 

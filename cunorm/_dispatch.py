@@ -204,7 +204,7 @@ def cpu_run(op: OpDef, spec: Any, plan: Plan, caps: Caps) -> Run:
 def _run_reference(op: OpDef, spec: Any, specs: OptionalSpecs, pointers: Pointers) -> None:
     views = [
         None if one is None else numpy_view(ArrayView(pointer, one, None, None, writable=True))
-        for one, pointer in zip(specs, pointers, strict=False)
+        for one, pointer in zip(specs, pointers[:-1], strict=True)  # the workspace is the last
     ]
     op.reference(spec, views)
 

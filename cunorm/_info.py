@@ -12,6 +12,7 @@ import cunorm
 from cunorm import _cache
 from cunorm._backends import cuda
 from cunorm._backends.cpu.compiler import search
+from cunorm._backends.cpu.files import planned_folder
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._backends.sources import kernel_folder
 from cunorm._core.caps import LEAST_CAPABILITY, describe_feature
@@ -131,7 +132,11 @@ def _compilers() -> Lines:
 
 
 def _caches() -> Lines:
-    ours, folder = _cache.cache_info(), _cache.cupy_cache_folder()
+    folder = _cache.cupy_cache_folder()
     sizes = [path.stat().st_size for path in folder.glob("*") if path.is_file()]
-    yield "CPU builds", f"{ours.folder}: {ours.libraries} files, {ours.bytes / 2**20:.1f} MiB"
+    if planned_folder() is None:  # `cache_info` would make one
+        yield "CPU builds", "kept for one process only: CUNORM_CACHE_DIR names no usable folder"
+    else:
+        ours = _cache.cache_info()
+        yield "CPU builds", f"{ours.folder}: {ours.libraries} files, {ours.bytes / 2**20:.1f} MiB"
     yield "CuPy's kernels", f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB"

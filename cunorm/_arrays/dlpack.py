@@ -2,21 +2,22 @@
 """Any other object with ``__dlpack__``, read through its capsule.
 
 The capsule is read and never consumed: its own destructor frees it, once the view that holds it is
-gone. On CUDA it is held longer, as its producer may reuse the memory from then on: until, when the
-next view is made, our stream has passed the launch.
+gone. On CUDA it is held longer, as its producer may reuse the memory from then on: until our stream
+has passed the launch, which is seen when the next view is made, or waited for when caches are
+cleared.
 """
 
 import ctypes
 import sys
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
-from threading import Lock
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, ClassVar
 
 from cunorm._arrays.adapter import ArrayAdapter, unaligned
 from cunorm._arrays.cupy import CUPY, CupyAdapter, cupy
 from cunorm._arrays.numpy import NUMPY, NumpyAdapter
 from cunorm._core.dtypes import ALLOWED, DTYPES
+from cunorm._core.memo import on_clear
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, contiguous_strides
 
 # DLDeviceType, DLDataTypeCode and flags of dlpack.h
@@ -83,21 +84,36 @@ class Hold:
 
     __slots__ = ("capsule", "device", "stream")
     passing: ClassVar[deque[tuple[Any, object]]] = deque()  # (event, capsule), oldest first
-    purging: ClassVar[Lock] = Lock()
 
     def __init__(self, capsule: object, stream: Any, device: Device) -> None:
-        with self.purging:
-            while self.passing and self.passing[0][0].done:
-                self.passing.popleft()
+        if self.passing and not stream.is_capturing():  # where no event may be asked
+            self.let_go(wait=False)
         self.capsule, self.stream, self.device = capsule, stream, device
 
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
+        if self.stream.is_capturing():  # who launches the graph keeps its arrays
+            return
         with CUPY.device_scope(self.device):
             event = cupy().cuda.Event(disable_timing=True)
             event.record(self.stream)
         self.passing.append((event, self.capsule))
+
+    @classmethod
+    def let_go(cls, *, wait: bool = True) -> None:
+        """Delete the capsules that their streams have passed; or wait for that, and delete all."""
+        with suppress(IndexError):  # none is left
+            while True:
+                held = cls.passing.popleft()  # which no other thread gets, nor a `__del__`
+                if wait:
+                    held[0].synchronize()
+                elif not held[0].done:
+                    cls.passing.appendleft(held)
+                    return
+
+
+on_clear(Hold.let_go)
 
 
 def view_of_capsule(

@@ -7,7 +7,7 @@ refused.
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from cunorm._arrays.adapter import ArrayAdapter
@@ -15,7 +15,7 @@ from cunorm._arrays.cupy import CUPY
 from cunorm._arrays.dlpack import DLPACK
 from cunorm._arrays.numpy import NUMPY
 from cunorm._core.tensor import WIDEST_ACCESS, ArrayView
-from cunorm._core.validate import of_type
+from cunorm._core.validate import array_hint, of_type
 
 # An adapter, or the module to import it from, as ADAPTER: JAX's lies above this layer.
 _ROOTS: dict[str, ArrayAdapter | str] = {
@@ -38,24 +38,26 @@ def adapter_of(function: str, argument: str, array: Any) -> ArrayAdapter:
     kind = type(array)
     adapter = library_types.get(kind) or _user_types.get(kind)
     if adapter is None:
-        adapter = _find(function, argument, kind)
+        adapter = _find(function, argument, kind) or _no_array(function, argument, array)
         of_library = kind.__module__.partition(".")[0] in _ROOTS
         (library_types if of_library else _user_types)[kind] = adapter
     return adapter
 
 
-def _find(function: str, argument: str, kind: type) -> ArrayAdapter:
+def _find(function: str, argument: str, kind: type) -> ArrayAdapter | None:
     for base in kind.__mro__:
         adapter = _ROOTS.get(base.__module__.partition(".")[0])
         if isinstance(adapter, str):
             adapter = import_module(adapter).ADAPTER
         if adapter is not None and adapter.accepts(function, argument, kind):
             return adapter
-    if DLPACK.accepts(function, argument, kind):
-        return DLPACK
+    return DLPACK if DLPACK.accepts(function, argument, kind) else None
+
+
+def _no_array(function: str, argument: str, value: Any) -> NoReturn:
     raise TypeError(
-        f"{function}: {argument} is {of_type(kind)}, expected a NumPy, CuPy, PyTorch or JAX array "
-        "or another object with __dlpack__"
+        f"{function}: {argument} is {of_type(type(value))}, expected a NumPy, CuPy, PyTorch or JAX "
+        f"array or another object with __dlpack__{array_hint(function, argument, value)}"
     )
 
 

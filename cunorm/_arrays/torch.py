@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from cunorm._arrays.adapter import ArrayAdapter, Signature, check_contiguous, new_view, unaligned
-from cunorm._core.dtypes import ALLOWED, DTYPES, DType
+from cunorm._core.dtypes import ALLOWED, DTYPES, DType, pass_hint
 from cunorm._core.tensor import CPU, ArrayView, Device, TensorSpec, bytes_spec
 
 _DTYPES: dict[Any, DType] = {getattr(torch, name): dtype for name, dtype in DTYPES.items()}
@@ -165,7 +165,9 @@ def _refusal(function: str, argument: str, array: Any, *also: Any) -> Exception:
         )
     if array.dtype not in (*_DTYPES, *also):
         name = str(array.dtype).removeprefix("torch.")
-        fix = f": pass {argument}.dequantize()" if array.is_quantized else ""
+        is_whole = not (array.dtype.is_floating_point or array.dtype.is_complex)
+        fix = pass_hint(argument, f"{argument}.float()") if is_whole else ""
+        fix = f": pass {argument}.dequantize()" if array.is_quantized else fix
         return TypeError(f"{where} has dtype {name}, expected {ALLOWED}{fix}")
     if array.is_neg():
         return ValueError(

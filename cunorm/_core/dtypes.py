@@ -44,6 +44,11 @@ def promoted(a: DType, b: DType) -> DType:
     return FLOAT64 if FLOAT64 in (a, b) else FLOAT32
 
 
+def pass_hint(argument: str, instead: str) -> str:
+    """Return the end of an error that says what to pass; no copy will do where results go."""
+    return "" if argument.startswith("out") or argument == "workspace" else f": pass {instead}"
+
+
 def dtype_of(function: str, argument: str, numpy: Any) -> DType:
     """Return the storage type of an array whose dtype attribute is a NumPy dtype."""
     dtype = _FROM_NUMPY.get(numpy)
@@ -56,7 +61,9 @@ def dtype_of(function: str, argument: str, numpy: Any) -> DType:
             f"machine's own: pass {argument}.astype('{name}')"
         )
     if name not in DTYPES:
-        raise TypeError(f"{function}: {argument} has dtype {name}, expected {ALLOWED}")
+        is_whole = getattr(numpy, "kind", "") in ("i", "u", "b")
+        hint = pass_hint(argument, f"{argument}.astype('float32')") if is_whole else ""
+        raise TypeError(f"{function}: {argument} has dtype {name}, expected {ALLOWED}{hint}")
     _FROM_NUMPY[numpy] = DTYPES[name]
     return DTYPES[name]
 

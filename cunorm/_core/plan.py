@@ -105,14 +105,27 @@ class OpDef:
         return len(self.inputs) + len(self.outputs) + 1  # the workspace
 
 
+# Of the texts in XLA's executables and in graphs of torch.compile, which both keep on disk. Other
+# fields of an OpSpec, or other inputs and outputs of an OpDef, need a higher one.
+TEXT_VERSION = 3
+
+
 def spec_to_json(spec: Any) -> str:
     """Return the fields of an OpSpec as JSON."""
     values = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    return json.dumps(values, default=lambda dtype: {"dtype": dtype.name})
+    return json.dumps({"version": TEXT_VERSION} | values, default=lambda one: {"dtype": one.name})
 
 
 def spec_from_json(spec_type: type, text: str) -> Any:
-    return spec_type(**{name: _decode(value) for name, value in json.loads(text).items()})
+    """Return the OpSpec of a text of this version."""
+    values = json.loads(text)
+    version = values.pop("version", None)
+    if version != TEXT_VERSION:
+        raise ValueError(
+            f"cunorm: a compiled call of text version {version}, expected {TEXT_VERSION}: compile "
+            "it again with this version of cunorm"
+        )
+    return spec_type(**{name: _decode(value) for name, value in values.items()})
 
 
 def _decode(value: Any) -> Any:

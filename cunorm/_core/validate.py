@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
+from cunorm._core.dtypes import FLOAT32, FLOAT64, DType, pass_hint
 from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, Shape, TensorSpec
 
 # The activations of gates and of group norms: their names in the sources by the public ones.
@@ -20,6 +20,22 @@ def of_type(kind: type) -> str:
     """Return what a value of a wrong type is; a scalar of NumPy is named by its module, too."""
     scalar_of = f"{kind.__module__}." if issubclass(kind, np.generic) else ""
     return "None" if kind is type(None) else f"of type {scalar_of}{kind.__qualname__}"
+
+
+def array_hint(function: str, argument: str, value: object, make: str = "numpy.asarray") -> str:
+    """Return the end of an error for what is no array: how to make one, or what it was meant for.
+
+    `make` is the name of a function that makes one.
+    """
+    kind, items = type(value), value if isinstance(value, list | tuple) else [value]
+    has_torchs_name = "layer_norm" in function or "rms_norm" in function
+    if has_torchs_name and argument == "weight" and {*map(type, items)} == {int}:
+        return ": normalized_shape is not an argument, see axis"
+    if hasattr(kind, "to_numpy"):
+        return pass_hint(argument, f"{argument}.to_numpy()")
+    is_like_array = hasattr(kind, "__array__") and not issubclass(kind, np.generic)
+    is_made = is_like_array or items is value
+    return pass_hint(argument, f"{make}({argument})") if is_made else ""
 
 
 def integer(function: str, argument: str, value: object) -> int:

@@ -89,4 +89,4 @@ def backward_plan(name: str, options: Options, samples: int, channels: int, devi
         sums if spec.accumulate and parameter is not None and name in needs else None
         for name, parameter in (("weight", weight), ("bias", bias))
     ]
-    return plan_backward(spec, (y, x, mean, rstd, weight, bias, None, *given))
+    return plan_backward(spec, (y, x, rstd, mean, weight, bias, None, *given))

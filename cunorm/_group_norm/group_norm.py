@@ -268,5 +268,5 @@ def group_norm_backward(
     """
     validate.out_type("group_norm_backward", out, GroupNormGrads)
     params = ("group_norm_backward", num_groups, activation, channel_axis, needs, accumulate)
-    arrays = (dy, x, mean, rstd, weight, bias, *(out or GroupNormGrads()), workspace)
+    arrays = (dy, x, rstd, mean, weight, bias, *(out or GroupNormGrads()), workspace)
     return GroupNormGrads(*dispatch(GROUP_BACKWARD, params, arrays))

@@ -28,13 +28,13 @@ from cunorm.reference.rows import store
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 FORWARD_INPUTS = ("x", "weight", "bias")
-BACKWARD_INPUTS = ("dy", "x", "mean", "rstd", "weight", "bias")
+BACKWARD_INPUTS = ("dy", "x", "rstd", "mean", "weight", "bias")
 
 
 def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
     """Plan a forward; the specs are those of FORWARD_INPUTS, then of GroupNormForward's fields."""
     function, count = spec.function, len(FORWARD_INPUTS)
-    inputs = dict(zip(FORWARD_INPUTS, specs, strict=False))
+    inputs = dict(zip(FORWARD_INPUTS, specs[:count], strict=True))
     given = dict(zip(GroupNormForward._fields, specs[count:], strict=True))
     x = present(inputs["x"])
     where = geometry(function, x, spec.num_groups, spec.channel_axis)
@@ -64,7 +64,7 @@ def plan_forward(spec: GroupForwardSpec, specs: OptionalSpecs) -> Plan:
 def plan_backward(spec: GroupBackwardSpec, specs: OptionalSpecs) -> Plan:
     """Plan a backward; the specs are those of BACKWARD_INPUTS, then of GroupNormGrads' fields."""
     function, count = spec.function, len(BACKWARD_INPUTS)
-    inputs = dict(zip(BACKWARD_INPUTS, specs, strict=False))
+    inputs = dict(zip(BACKWARD_INPUTS, specs[:count], strict=True))
     given = dict(zip(GroupNormGrads._fields, specs[count:], strict=True))
     x = present(inputs["x"])
     where = geometry(function, x, spec.num_groups, spec.channel_axis)
@@ -197,7 +197,7 @@ def _forward_by_reference(spec: GroupForwardSpec, arrays: Sequence[Any]) -> None
 
 
 def _backward_by_reference(spec: GroupBackwardSpec, arrays: Sequence[Any]) -> None:
-    dy, x, mean, rstd, weight, bias, *outputs = arrays
+    dy, x, rstd, mean, weight, bias, *outputs = arrays
     needs = {one for one, output in zip(NEEDS, outputs, strict=True) if output is not None}
     given = {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd, "needs": needs}
     exact = group_norm_backward(dy, x, **given, **spec.options(x))

@@ -59,23 +59,33 @@ class GroupBackwardSpec(GroupNormSpec):
 
 
 @memoize(typed=True)
-def parse_forward(function: str, *scalars: Any) -> GroupForwardSpec:
-    """Check a forward's scalars, as the caller gives them, those of both directions first.
-
-    `num_groups` may be EACH_CHANNEL, and `saves` may be left out.
-    """
-    norm, rest = _parse_norm(function, *scalars[:3]), scalars[3:]
-    eps, dtype, saves = (*rest, False)[:3]
+def parse_forward(
+    function: str,
+    num_groups: Any,
+    activation: Any,
+    channel_axis: Any,
+    eps: Any,
+    dtype: Any,
+    saves: bool = False,
+) -> GroupForwardSpec:
+    """Check a forward's scalars, as the caller gives them; `num_groups` may be EACH_CHANNEL."""
+    norm = _parse_norm(function, num_groups, activation, channel_axis)
     eps = validate.epsilon(function, eps)
     dtype = parse_optional_dtype(function, "dtype", dtype)
     return GroupForwardSpec(**norm, eps=eps, dtype=dtype, saves=saves)
 
 
 @memoize(typed=True)
-def parse_backward(function: str, *scalars: Any) -> GroupBackwardSpec:
-    """Check a backward's scalars, as `parse_forward` does; `accumulate` may be left out."""
-    norm, rest = _parse_norm(function, *scalars[:3]), scalars[3:]
-    needs, accumulate = (*rest, False)[:2]
+def parse_backward(
+    function: str,
+    num_groups: Any,
+    activation: Any,
+    channel_axis: Any,
+    needs: Any,
+    accumulate: Any = False,
+) -> GroupBackwardSpec:
+    """Check a backward's scalars, as `parse_forward` does."""
+    norm = _parse_norm(function, num_groups, activation, channel_axis)
     needs = validate.names(function, "needs", needs, NEEDS)
     accumulate = validate.flag(function, "accumulate", accumulate)
     return GroupBackwardSpec(**norm, needs=needs, accumulate=accumulate)

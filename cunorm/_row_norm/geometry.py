@@ -94,4 +94,13 @@ def check_operand(function: str, argument: str, operand: OptionalSpec, where: Ge
         of = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
     if argument in STATISTICS:
         of = ", one element for each row of x"
-    check_shape(function, argument, operand, where.shape_of(argument), of)
+    shape = where.shape_of(argument)
+    if argument == "gate" and operand is not None and _is_narrower(operand.shape, shape):
+        of += ": expand it, as by numpy.broadcast_to or Tensor.expand"
+    check_shape(function, argument, operand, shape, of)
+
+
+def _is_narrower(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether an array of a shape would be broadcast to the whole one."""
+    pairs = zip(reversed(shape), reversed(whole), strict=False)  # axes may be missing
+    return len(shape) <= len(whole) and all(size in (1, full) for size, full in pairs)

@@ -174,7 +174,7 @@ def layer_norm_backward(
     bias: Any = None,
     *,
     rstd: Any,
-    mean: Any = None,
+    mean: Any,
     d_residual: Any = None,
     axis: int = -1,
     groups: int = 1,
@@ -206,7 +206,7 @@ def layer_norm_backward(
     dy, x, weight, bias, rstd, mean, d_residual : array
     axis, groups, weight_offset, round_before_weight, gate, gate_activation : optional
     gate_position, x_dtype, needs, out, workspace, accumulate : optional
-        As for `normalize_backward`; weight, bias and d_residual are optional, mean is needed.
+        As for `normalize_backward`; weight, bias and d_residual are optional.
 
     Examples
     --------

@@ -70,7 +70,7 @@ def normalize(
     gate, gate_activation, gate_position : array, str and str, optional
         The gate, of x's shape, of its own dtype of the four; it may be an expanded view. g, such as
         "silu", "sigmoid" or "identity"; the error for an unknown name lists all. "pre": the gate
-        multiplies x; "post": it multiplies the normalised row.
+        multiplies x; "post": it multiplies the normalised row. Without a gate, both are left out.
     dtype : dtype, optional
         y's, as a name or a dtype of any framework. By default x's; with round_before_weight and a
         weight, the dtype that the two promote to.

@@ -30,10 +30,11 @@ _WIDE = "x, its residual stream or x_dtype"  # of which one in float64 makes the
 def plan_forward(spec: RowForwardSpec, specs: OptionalSpecs) -> Plan:
     """Plan a forward; the specs are those of FORWARD_INPUTS, then of NormForward's fields."""
     function, count = spec.function, len(FORWARD_INPUTS)
-    inputs = dict(zip(FORWARD_INPUTS, specs, strict=False))
+    inputs = dict(zip(FORWARD_INPUTS, specs[:count], strict=True))
     given = dict(zip(NormForward._fields, specs[count:], strict=True))
     x = present(inputs["x"])
     where = geometry(function, x, spec.axis, spec.groups)
+    spec.check_gate(inputs["gate"])
     for name, operand in inputs.items():
         check_operand(function, name, operand, where)
     compute, wanted = _forward_outputs(spec, inputs, given, where)
@@ -103,14 +104,15 @@ def _forward_kernel(
 def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     """Plan a backward; the specs are those of BACKWARD_INPUTS, then of NormGrads' fields."""
     function, count = spec.function, len(BACKWARD_INPUTS)
-    inputs = dict(zip(BACKWARD_INPUTS, specs, strict=False))
+    inputs = dict(zip(BACKWARD_INPUTS, specs[:count], strict=True))
     given = dict(zip(NormGrads._fields, specs[count:], strict=True))
     x = present(inputs["x"])
     where = geometry(function, x, spec.axis, spec.groups)
+    spec.check_gate(inputs["gate"])
     if spec.center and inputs["mean"] is None:
+        reason = "" if "layer_norm" in function else ", as center is True"
         raise ValueError(
-            f"{function}: mean is None, expected the mean that the forward returned, "
-            "as center is True"
+            f"{function}: mean is None, expected the mean that the forward returned{reason}"
         )
     for name, operand in inputs.items():
         if name not in STATISTICS:

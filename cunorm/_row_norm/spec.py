@@ -9,10 +9,12 @@ from cunorm._core import validate
 from cunorm._core.dtypes import DType, parse_optional_dtype, promoted
 from cunorm._core.memo import memoize, typed_key
 from cunorm._core.operands import Specs
+from cunorm._core.tensor import OptionalSpec
 from cunorm._row_norm.kernels import Formula
 from cunorm.results import NormForward, NormGrads
 
 NEEDS = ("x", "weight", "bias", "gate")
+GATE_DEFAULTS = {"gate_activation": "silu", "gate_position": "post"}
 # Options of `rms_norm` with which published models use it.
 MODELS: dict[str, dict[str, Any]] = {
     "Gemma": {"weight_offset": 1.0},
@@ -44,6 +46,15 @@ class RowNormSpec:
             weight_offset=weight and self.weight_offset != 0.0,
             rounded=x_dtype if self.round_before_weight and x_dtype is not compute else None,
         )
+
+    def check_gate(self, gate: OptionalSpec) -> None:
+        """Check that the options of a gate are not set without one."""
+        for name, default in GATE_DEFAULTS.items():
+            value = getattr(self, name)
+            if gate is None and value != default:
+                raise ValueError(
+                    f"{self.function}: {name} is {value!r}, expected {default!r} as gate is None"
+                )
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments that both directions of `normalize` have."""
@@ -103,14 +114,14 @@ _FORWARD_PARAMS = tuple(one.name for one in fields(RowForwardSpec)[len(fields(Ro
 ADD_NORM, NORM_FORWARD = (False, True), (True, False)
 L2_NORM, L2_NORM_FORWARD = (None, False, False, True), (None, True, None, True)
 # The scalars of l2_norm in both directions, from `round_before_weight` on: rows of length 1.
-L2_ROWS = (False, "silu", "post", typed_key(1.0), 0.0, False)
+L2_ROWS = (False, *GATE_DEFAULTS.values(), typed_key(1.0), 0.0, False)
 
 
 @memoize(typed=True)
 def parse_forward(function: str, *scalars: Any) -> RowForwardSpec:
     """Check a forward's scalars, as the caller gives them; c is its `typed_key`."""
     norm, rest = _parse_norm(function, scalars)
-    own = dict(zip(_FORWARD_PARAMS, rest, strict=False))
+    own = dict(zip(_FORWARD_PARAMS[: len(rest)], rest, strict=True))  # the last have defaults
     own["eps"] = validate.epsilon(function, own["eps"])
     for name in ("dtype", "residual_dtype"):
         own[name] = parse_optional_dtype(function, name, own.get(name))

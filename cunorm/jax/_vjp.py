@@ -13,7 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 from cunorm._core.dtypes import DType, dtype_of
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
-from cunorm._core.validate import of_type
+from cunorm._core.validate import array_hint, of_type
 from cunorm._dispatch import parse
 from cunorm.jax import _ffi
 from cunorm.jax._call import Call, changed
@@ -39,7 +39,8 @@ class Norm:
         for place, array in enumerate(arrays):
             if not (isinstance(array, _ARRAYS) or (array is None and place >= op.required)):
                 where, got = f"{params[0]}: {op.inputs[place]}", of_type(type(array))
-                raise TypeError(f"{where} is {got}, expected a JAX or NumPy array")
+                hint = array_hint(params[0], op.inputs[place], array)
+                raise TypeError(f"{where} is {got}, expected a JAX or NumPy array{hint}")
         try:
             spec = parse(op, params)
         except TypeError as error:

@@ -8,8 +8,8 @@ of a group norm has x's memory layout.
 
 The functions are recorded by autograd, traced by torch.compile, and transformed by torch.func. For
 the backward they keep what their docstrings name, and nothing else; a second derivative is computed
-by torch's own operations. The modules round as the functions do. That x's last axes are not
-normalized_shape, or that an activation or a position is unknown, is an error of their forward.
+by torch's own operations. The modules round as the functions do. A wrong argument is an error when
+a module is made; that x's last axes are not normalized_shape is one of its forward.
 """
 
 from cunorm.results import AddNorm

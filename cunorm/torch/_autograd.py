@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from cunorm._arrays.registry import view
 from cunorm._arrays.torch import PLAIN_TYPES
-from cunorm._core.validate import of_type
+from cunorm._core.validate import array_hint, of_type
 from cunorm._dispatch import dispatch, dispatch_spec, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
 from cunorm.torch._pair import OpPair
@@ -80,7 +80,8 @@ def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...])
                 view(function, name, array)  # raises
         elif array is not None or name == "x":
             got = of_type(type(array))
-            raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor")
+            hint = array_hint(function, name, array, "torch.as_tensor")
+            raise TypeError(f"{function}: {name} is {got}, expected a torch.Tensor{hint}")
 
 
 def specialized(scalar: Any) -> Any:

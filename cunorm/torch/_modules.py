@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from cunorm._arrays.torch import TORCH_DTYPES
-from cunorm._core.dtypes import parse_dtype
+from cunorm._core import validate
+from cunorm._core.dtypes import parse_dtype, parse_optional_dtype
 from cunorm.results import AddNorm
+from cunorm.torch import _checks
 from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
 
 
@@ -49,18 +51,16 @@ class RMSNorm(torch.nn.RMSNorm):
         weight_offset: float = 0.0,
         round_before_weight: bool = False,
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
-        if weight_offset and not elementwise_affine:
-            raise ValueError(
-                f"{type(self).__name__}: weight_offset is {weight_offset}, expected 0.0 as "
-                "elementwise_affine is False"
-            )
+        shape = _checks.row_shape(self, normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, device, dtype)
+        if eps is not None:
+            _checks.epsilon(self)
+        _checks.offset(self, weight_offset, round_before_weight)
         self.weight_offset, self.round_before_weight = weight_offset, round_before_weight
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Make the factor of every element 1."""
-        _check_row_shape(self)
         if self.elementwise_affine:
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
@@ -113,6 +113,7 @@ class AddRMSNorm(RMSNorm):
     ) -> None:
         options: Any = {"weight_offset": weight_offset, "round_before_weight": round_before_weight}
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
+        parse_optional_dtype(type(self).__name__, "residual_dtype", residual_dtype)
         self.residual_dtype = residual_dtype
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> AddNorm:
@@ -166,12 +167,16 @@ class GatedRMSNorm(RMSNorm):
     ) -> None:
         options: Any = {"weight_offset": weight_offset, "round_before_weight": round_before_weight}
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
+        _checks.gate(self, groups, gate_activation, gate_position)
         self.groups = groups
         self.gate_activation, self.gate_position = gate_activation, gate_position
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return y; without a gate, of the norm alone."""
-        return rms_norm(x, self.weight, gate=gate, **_options(self, x))
+        options = _options(self, x)
+        if gate is None:
+            del options["gate_activation"], options["gate_position"]
+        return rms_norm(x, self.weight, gate=gate, **options)
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -199,8 +204,9 @@ class LayerNorm(torch.nn.LayerNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        _check_row_shape(self)
+        shape = _checks.row_shape(self, normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
+        _checks.epsilon(self)
 
     def forward(self, x: Tensor) -> Tensor:
         axis, dtype = _row_axis(self, x), _autocast_dtype(x)
@@ -243,7 +249,12 @@ class GroupNorm(torch.nn.GroupNorm):
         activation: str | None = None,
         **options: Any,
     ) -> None:
+        _checks.group_sizes(self, num_groups, num_channels)
+        _checks.no_names(self, eps=eps, affine=affine)
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **options)
+        _checks.epsilon(self)
+        if activation is not None:
+            validate.activation(type(self).__name__, "activation", activation)
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
@@ -257,12 +268,6 @@ class GroupNorm(torch.nn.GroupNorm):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{_changed(self)}"
-
-
-def _check_row_shape(module: Any) -> None:
-    if not module.normalized_shape:
-        kind = type(module).__name__
-        raise ValueError(f"{kind}: normalized_shape is (), expected one axis or more")
 
 
 def _row_axis(module: Any, x: Tensor) -> int:

@@ -6,13 +6,14 @@ A valid call on the same arrays goes before each wrong one.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 
 import pytest
 
-from tests.arguments.wrong_input import NO_ARRAY, TABLE
+from tests.arguments.wrong_input import MAKE, NO_ARRAY, TABLE
 from tests.arguments.wrong_memory import TABLE as MEMORY
-from tests.support.calls import arrays_of, call_of, to
+from tests.support.calls import BACKWARDS, GROUP_NORMS, arrays_of, call_of, to
+from tests.support.internals import _dispatch
 from tests.support.operands import at
 from tests.support.refused import RIGHT, check_error, check_refused, rows_of
 
@@ -20,6 +21,20 @@ from tests.support.refused import RIGHT, check_error, check_refused, rows_of
 @rows_of(TABLE | MEMORY)
 def test_wrong_input_of_the_plain_functions_is_named_and_nothing_is_written(cases):
     check_refused(cases)
+
+
+# The functions that give every scalar of their operator.
+@pytest.mark.parametrize("name", ["l2_norm_forward", *BACKWARDS, *GROUP_NORMS[2:]])
+def test_no_parser_takes_a_scalar_that_it_does_not_name(name, monkeypatch):
+    given, parse = [], _dispatch.parse
+    monkeypatch.setattr(_dispatch, "parse", lambda op, params: given.append((op, params)))
+    monkeypatch.setattr(_dispatch, "dispatch_spec", lambda op, *_: [None] * len(op.outputs))
+    call_of(name).make()
+    ((op, params),) = given
+    assert parse(op, params) is parse(op, params)
+    for more in (("junk",), ("junk", "more"), (None,)):
+        with pytest.raises((TypeError, ValueError)):
+            parse(op, (*params, *more))
 
 
 # --- the differentiable front ends ----------------------------------------------------------------
@@ -38,14 +53,15 @@ OF_FRONTS = {title: [*filter(front_ends_have, cases)] for title, cases in TABLE.
 OF_FRONTS = {title: cases for title, cases in OF_FRONTS.items() if cases}
 
 
-def check_front(front, cases, convert, kind, run=lambda call, arrays: call(**arrays)):
-    """Check that a front end has the errors of the plain functions, with its own array type."""
+def check_front(front, cases, convert, words, run=lambda call, arrays: call(**arrays)):
+    """Check that a front end has the errors of the plain functions, with words of its own."""
     for case in cases:
         kwargs = call_of(case.name, **RIGHT).arrays | case.change
         arrays = {key: convert(kwargs.pop(key)) for key in ARRAYS & arrays_of(kwargs).keys()}
         call = partial(run, partial(getattr(front, case.name), **kwargs), arrays)
         with at(case):
-            check_error(case._replace(text=case.text.replace(NO_ARRAY, kind)), call)
+            text = reduce(lambda text, pair: text.replace(*pair), words.items(), case.text)
+            check_error(case._replace(text=text), call)
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "recorded"])
@@ -58,7 +74,8 @@ def test_wrong_input_of_cunorm_torch_is_the_plain_functions_error(cases, grad):
         tensor = to("torch", array)
         return tensor.requires_grad_() if grad and tensor.is_floating_point() else tensor
 
-    check_front(cunorm.torch, cases, convert, "a torch.Tensor")
+    words = {NO_ARRAY: "a torch.Tensor", MAKE: "torch.as_tensor", ".astype('float32')": ".float()"}
+    check_front(cunorm.torch, cases, convert, words)
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
@@ -70,4 +87,4 @@ def test_wrong_input_of_cunorm_jax_is_the_plain_functions_error(cases, traced):
     def run(call, arrays):
         return (jax.jit(call) if traced else call)(**arrays)
 
-    check_front(cunorm.jax, cases, jax.numpy.asarray, "a JAX or NumPy array", run)
+    check_front(cunorm.jax, cases, jax.numpy.asarray, {NO_ARRAY: "a JAX or NumPy array"}, run)

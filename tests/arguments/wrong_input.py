@@ -37,6 +37,7 @@ ACTIVATIONS = "'identity', 'sigmoid', 'silu', 'swish', 'tanh', 'relu', 'gelu' or
 POSITIONS = "'pre' or 'post'"
 NAMES = "a tuple of 'x', 'weight', 'bias'"
 FINITE, DIVISOR = "a finite number", "a divisor of 8, the"
+MAKE = "numpy.asarray"  # makes an array
 NO_ARRAY = "a NumPy, CuPy, PyTorch or JAX array or another object with __dlpack__"
 COMPUTE = {
     "row": "the compute type: float64 if x, its residual stream or x_dtype is, else float32",
@@ -44,6 +45,10 @@ COMPUTE = {
 }
 LAST = "x.shape[-1] (channel_axis=1 is for channels first)"
 OF_X = "expected 1 to 2147483647"
+WHOLE = ("int16", "int32", "uint8", "bool")
+HINT = f": pass {MAKE}({{}})"
+EXPAND = ": expand it, as by numpy.broadcast_to or Tensor.expand"
+NO_SHAPE = ": normalized_shape is not an argument, see axis"
 HALF, SQUARE = (np.broadcast_to(np.float16(1), s) for s in ((2, 2**31), (2**16, 2**15)))
 Cases = Iterator[Case]
 
@@ -62,6 +67,15 @@ def gated(argument: str, expected: str, values: Any) -> Cases:
     for case in wrong(argument, NAME, expected, values):
         yield case
         yield case._replace(change=case.change | {"gate": None})
+
+
+def without_gate(position: str, activation: str) -> Cases:
+    """Yield the error for a gate's option that is not the default, without a gate."""
+    change = {"gate": None, "gate_position": position, "gate_activation": activation}
+    text = f"gate_position is {position!r}, expected 'post' as gate is None"
+    if position == "post":
+        text = f"gate_activation is {activation!r}, expected 'silu' as gate is None"
+    yield from each(functions_taking("gate"), ValueError, text, **change)
 
 
 def shaped(names: Any, arguments: str, shapes: Any, expected: str, **more: Any) -> Cases:
@@ -117,7 +131,8 @@ def dtypes() -> Cases:
     for name, key, array in arrays():
         for dtype in bad if key == "x" else ["int16"]:
             change = {key: np.zeros(array.shape, getattr(ml_dtypes, dtype, dtype))}
-            yield Case(name, TypeError, f"{key} has dtype {dtype}, expected {DTYPES}", change)
+            hint = f": pass {key}.astype('float32')" if dtype in WHOLE else ""
+            yield Case(name, TypeError, f"{key} has dtype {dtype}, expected {DTYPES}{hint}", change)
 
 
 def dtype_options() -> Cases:
@@ -147,7 +162,37 @@ def no_arrays() -> Cases:
     for name, key, _ in arrays():
         for thing, what in (([1.0], "of type list"), (1.5, "of type float"), (None, "None")):
             if thing is not None or key in ("x", "dy", "rstd"):
-                yield Case(name, TypeError, f"{key} is {what}, expected {NO_ARRAY}", {key: thing})
+                hint = HINT.format(key) if isinstance(thing, list) else ""
+                text = f"{key} is {what}, expected {NO_ARRAY}{hint}"
+                yield Case(name, TypeError, text, {key: thing})
+
+
+class Frame:
+    """A table, as of pandas."""
+
+    def to_numpy(self) -> Any:
+        raise AssertionError
+
+
+class Numbers:
+    """What NumPy makes an array of."""
+
+    __array__ = None
+
+
+def meant_otherwise() -> Cases:
+    """Yield errors that say what to pass, or where the argument of torch's function is."""
+    things = ((Frame, ": pass x.to_numpy()"), (Numbers, HINT.format("x")))
+    for kind, hint in things:
+        text = f"x is of type {kind.__name__}, expected {NO_ARRAY}{hint}"
+        yield from each(FUNCTIONS, TypeError, text, x=kind())
+    named = [name for name in functions_taking("weight") if "layer_norm" in name or "rms" in name]
+    for shape in ((8,), [5, 8], 8, (8, 1.0), ()):
+        text = f"weight is of type {type(shape).__name__}, expected {NO_ARRAY}"
+        text += HINT.format("weight") if shape in ((8, 1.0), ()) else NO_SHAPE
+        yield from each(named, TypeError, text, weight=shape)
+    text = f"weight is of type tuple, expected {NO_ARRAY}{HINT.format('weight')}"
+    yield from each(["group_norm", "instance_norm", "normalize"], TypeError, text, weight=(8,))
 
 
 INTS = [0, -1, -8, 3, 16, 10**30, *NO_INTS]
@@ -165,8 +210,8 @@ FEW_CHANNELS = [
 OF_ROW, OF_SAMPLE = (f"one element for each {of}" for of in ("row of x", "group of each sample"))
 NO_WEIGHT = "weight_offset is 1.0, expected 0 without a weight"
 RESIDUAL_DTYPE = "residual has dtype float32, expected float16, that of residual_dtype"
-NO_MEAN = "mean is None, expected the mean that the forward returned, as center is True"
-CENTERED = ["normalize_backward", "layer_norm_backward"]
+NO_MEAN = "mean is None, expected the mean that the forward returned"
+CENTERED = ", as center is True"
 # A title may occur several times: its cases are joined.
 PARTS: list[tuple[str, Iterable[Case]]] = [
     ("eps", wrong("eps", REAL, f"{FINITE} of at least 0", [-1e-6, NAN, INF, 10**400, *NO_NUMBERS])),
@@ -186,9 +231,14 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ("gate_position", gated("gate_position", POSITIONS, ["before", "Pre", "", None, 0, ("pre",)])),
     ("needs", wrong("needs", TUPLE, f"{NAMES}, 'gate'", NEEDS, functions_taking("needs", "gate"))),
     ("needs", wrong("needs", TUPLE, NAMES, [("gate",), *NEEDS], GRADIENTS)),
-    ("shape of rows", shaped(ROWS, "residual gate", [(5, 7), (8,)], "(5, 8), the shape of x")),
+    ("shape of rows", shaped(ROWS, "residual", [(5, 7), (8,)], "(5, 8), the shape of x")),
+    ("shape of rows", shaped(ROWS, "gate", [(5, 7), (8, 5)], "(5, 8), the shape of x")),
+    *(
+        ("shape of rows", shaped(ROWS, "gate", [shape], f"(5, 8), the shape of x{EXPAND}"))
+        for shape in ((8,), (1, 8), (5, 1), (1,), ())
+    ),
     ("shape of rows", shaped(ROWS, "dy d_residual", [(5, 1), ()], "(5, 8), the shape of x")),
-    ("shape of rows", shaped(ROWS, "gate dy", [(1, 8), (5, 8, 1)], "(5, 8), the shape of x")),
+    ("shape of rows", shaped(ROWS, "dy", [(1, 8), (5, 8, 1)], "(5, 8), the shape of x")),
     ("shape of rows", shaped(GROUP_NORMS, "dy", [(3, 8, 1), (8, 8)], "(3, 8, 8), the shape of x")),
     *(
         ("shape of parameters", shaped(names, "weight bias", [(5,), (1, 8), (), (5, 8)], expected))
@@ -207,7 +257,9 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
             (GROUP_NORMS, [(3,), (3, 8), (4, 3), (12,)], f"(3, 4), {OF_SAMPLE}", {}),
         )
     ),
-    ("no mean", each(CENTERED, ValueError, NO_MEAN, mean=None)),
+    ("no mean", each(["normalize_backward"], ValueError, f"{NO_MEAN}{CENTERED}", mean=None)),
+    ("no mean", each(["layer_norm_backward"], ValueError, NO_MEAN, mean=None)),
+    *(("no gate", without_gate(*case)) for case in (("pre", "silu"), ("post", "relu"))),
     ("axes of x", shaped(ROWS, "x", [()], "at least one axis")),
     ("axes of x", shaped(GROUP_NORMS, "x", [(), (8,)], "at least two axes: samples and channels")),
     *(("empty rows", rows(empty(*shape), 0)) for shape in ((3, 0), (0, 0), (0,))),
@@ -229,6 +281,7 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ),
     ("dtype of statistics", dtypes_of_statistics()),
     ("no array", no_arrays()),
+    ("meant otherwise", meant_otherwise()),
 ]
 
 

@@ -153,9 +153,8 @@ def absent() -> Cases:
             others = tuple({"x", "weight", "bias"} - {operand})
             yield place.case(VALUE, ABSENT, place.right, needs=others)
             if operand != "x":
-                more = {operand: None} | (
-                    {"weight_offset": 0.0} if "weight_offset" in taken else {}
-                )
+                alone = {"weight_offset": 0.0, "gate_position": "post"}
+                more = {operand: None} | {one: alone[one] for one in alone.keys() & taken}
                 yield place.case(VALUE, ABSENT, place.right, **more)
     x = np.zeros((5, 8), np.float32)
     for field, array in {"dweight": x[0], "dbias": x[0], "dgate": x}.items():

@@ -88,7 +88,7 @@ def test_a_read_only_foreign_object_is_read_and_not_written():
 @pytest.mark.gpu
 def test_cupy_arrays_of_another_dtype_or_unaligned_are_refused():
     gpu = OnCupy()
-    with pytest.raises(TypeError, match=rf"^rms_norm: x has dtype int32, {ALLOWED}"):
+    with pytest.raises(TypeError, match=r"x has dtype int32, .*: pass x\.astype\('float32'\)$"):
         cunorm.rms_norm(gpu.put(np.zeros((3, 4), np.int32)))
     bytes_there, cuda = gpu.put(np.zeros(64, np.uint8)), gpu.cupy.cuda
     memory = cuda.UnownedMemory(bytes_there.data.ptr, 64, bytes_there, 0)

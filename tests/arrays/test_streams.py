@@ -17,6 +17,7 @@ import pytest
 
 import cunorm
 from tests import softgpu
+from tests.support.described import clear_all
 from tests.support.internals import CupyAdapter, _registry
 from tests.support.kinds import ForeignOnCuda, OnCupy
 from tests.support.operands import draw
@@ -114,3 +115,37 @@ def test_a_capsule_is_held_until_the_stream_has_passed_the_launch(gpu, late):
     expected = cunorm.rms_norm(draw("x", SHAPE, "float32"))
     for y in results:
         np.testing.assert_allclose(gpu.get(y), expected, rtol=1e-6)
+
+
+def test_the_last_capsule_is_let_go_when_caches_are_cleared_and_not_before_its_launch(gpu, late):
+    stream = gpu.cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x = gpu.put(draw("x", SHAPE, "float32"))
+        alive = weakref.ref(x)
+        y = cunorm.rms_norm(ForeignOnCuda(x))
+        del x
+        gc.collect()
+        assert alive() is not None or not softgpu.is_loaded()  # a real GPU may be done by now
+        clear_all()
+        assert alive() is None
+        assert stream.done
+    expected = cunorm.rms_norm(draw("x", SHAPE, "float32"))
+    np.testing.assert_allclose(gpu.get(y), expected, rtol=1e-6)
+
+
+def test_a_foreign_call_is_captured_and_calls_after_it_are_as_before(gpu):
+    x = gpu.put(draw("x", SHAPE, "float32"))
+    stream, out = gpu.cupy.cuda.Stream(non_blocking=True), gpu.cupy.empty(SHAPE, np.float32)
+    with stream:
+        cunorm.rms_norm(ForeignOnCuda(x), out=out)
+        stream.synchronize()
+        cunorm.rms_norm(ForeignOnCuda(x), out=out)
+        stream.begin_capture()
+        for _ in range(2):
+            cunorm.rms_norm(ForeignOnCuda(x), out=out)
+        graph = stream.end_capture()
+        y = cunorm.rms_norm(ForeignOnCuda(x))
+        out[...] = 0
+        graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(gpu.get(out), gpu.get(y))

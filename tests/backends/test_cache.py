@@ -88,9 +88,9 @@ def test_the_cache_is_a_folder_of_the_user_alone(tmp_path, monkeypatch):
     with separate_cache(tmp_path) as cache:
         monkeypatch.setenv("CUNORM_CACHE_DIR", "cache")
         assert cunorm.cache_info().folder == cache
-        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
         monkeypatch.chdir("/")
         check()
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert len(libraries(cache)) == 1
 
 
@@ -139,8 +139,7 @@ def test_only_files_named_as_ours_are_counted_and_removed(folder, tmp_path):
     forward = f"row_norm_forward-{digest}"
     others = [f"{forward}.so.bak", f"{forward[:-1]}.so", f"{forward}0.so", f"{forward.upper()}.so"]
     others += [f"-{digest}.so", f"{digest}.so", "numpy.so", "notes.txt", "headers-0.h.gch"]
-    cunorm.cache_info()  # creates the folder
-    (folder / "tmpabc").mkdir()
+    (folder / "tmpabc").mkdir(parents=True)
     elsewhere, within = tmp_path / ours[0], folder / "tmpabc" / ours[0]
     for path in (*(folder / name for name in (*ours, *helping, *others)), elsewhere, within):
         path.write_bytes(b"123")

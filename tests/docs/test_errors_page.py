@@ -48,6 +48,7 @@ class Lost(Foreign):
 
 ARRAYS: Calls = {
     "x is of type list": lambda: rms([1.0]),
+    "weight is of type tuple": lambda: cunorm.layer_norm(X, (8,)),
     "x has dtype int64": lambda: rms(X.astype(np.int64)),
     "x has dtype >f4": lambda: rms(X.astype(">f4")),
     "dtype is 'fp8'": lambda: rms(dtype="fp8"),
@@ -68,14 +69,23 @@ SCALARS: Calls = {
     "eps is -1": lambda: rms(eps=-1),
     "weight_offset is 1.0": lambda: rms(weight_offset=1.0),
     "gate_activation is": lambda: rms(gate=X, gate_activation="swiglu"),
+    "gate_position is": lambda: rms(gate_position="pre"),
+    "gate_activation is 'relu'": lambda: rms(gate_activation="relu"),
     "round_before_weight is 1": lambda: rms(round_before_weight=1),
     "num_groups is 3": lambda: group(IMAGES.swapaxes(1, 2), 3),
     "channel_axis is 0": lambda: group(channel_axis=0),
     "n is 0": lambda: cunorm.set_num_threads(0),
 }
+OF_PYTHON: Calls = {
+    "layer_norm() takes": lambda: cunorm.layer_norm(X, (8,), X[0], X[0]),
+    "layer_norm() got": lambda: cunorm.layer_norm(X, normalized_shape=(8,)),
+    "l2_norm() got an unexpected keyword argument 'dim'": lambda: cunorm.l2_norm(X, dim=-1),
+    "l2_norm() got an unexpected keyword argument 'gate'": lambda: cunorm.l2_norm(X, gate=X),
+    "layer_norm_backward() missing": lambda: cunorm.layer_norm_backward(X, X, rstd=RSTD),
+}
 BACKWARD: Calls = {
     "rstd is None": lambda: backward(rstd=None),
-    "mean is None": lambda: cunorm.layer_norm_backward(X, X, X[0], rstd=RSTD, mean=None),
+    "mean is None": lambda: cunorm.normalize_backward(X, X, X[0], rstd=RSTD, center=True),
     "rstd has dtype float16": lambda: backward(rstd=RSTD.astype(np.float16)),
     "rstd has shape (1,)": lambda: backward(rstd=RSTD[:1]),
     "needs is ('z',)": lambda: backward(needs=("z",)),
@@ -149,6 +159,7 @@ def torch_calls() -> Calls:
         "x is used where torch": fake,
         "x is of type list, expected a torch": lambda: cunorm.torch.rms_norm([1.0]),
         "RMSNorm: x has shape": lambda: cunorm.torch.RMSNorm(4)(x),
+        "GroupNorm: eps is 'silu'": lambda: cunorm.torch.GroupNorm(2, 8, "silu"),
         "cunorm.torch has no second": lambda: grad(lambda x: grad(derived)(x).sum())(x),
         "restore_norms: ": changed,
     }
@@ -200,7 +211,7 @@ def check_calls(calls: Calls) -> None:
         check(start, str(caught.value))
 
 
-@pytest.mark.parametrize("calls", [ARRAYS, SCALARS, BACKWARD, MEMORY])
+@pytest.mark.parametrize("calls", [ARRAYS, SCALARS, OF_PYTHON, BACKWARD, MEMORY])
 def test_messages_are_those_of_the_page(calls):
     check_calls(calls)
 
@@ -227,7 +238,7 @@ def test_messages_about_the_choice_of_a_compiler_are_those_of_the_page(cxx):
 
 def test_every_message_of_arrays_and_front_ends_is_raised_here_or_elsewhere():
     page, _, _ = PAGE.read_text(encoding="utf-8").partition("## Compilers")
-    calls = [ARRAYS, SCALARS, BACKWARD, MEMORY, torch_calls(), jax_calls()]
+    calls = [ARRAYS, SCALARS, OF_PYTHON, BACKWARD, MEMORY, torch_calls(), jax_calls()]
     starts = (*(start for some in calls for start in some), *ELSEWHERE)
     found = rows(page)
     assert len(found) > 60

@@ -61,6 +61,24 @@ def test_a_constant_group_without_bias_gives_zeros(device, axis):
 # --- c and eps ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_row_or_group_of_one_element_has_a_gradient_of_rounded_products_alone(device, dtype):
+    """The mean of dr, or of weight * h, is that product itself; the other term is not rounded."""
+    x, dy, weight = (draw(name, (500, 1), dtype) for name in ("x", "dy", "weight"))
+    saved = cunorm.layer_norm_forward(*map(device.put, (x, weight[0])))
+    given = [device.put(array) for array in (dy, x, weight[0])]
+    row = cunorm.layer_norm_backward(*given, rstd=saved.rstd, mean=saved.mean)
+    saved = cunorm.group_norm_forward(device.put(x.reshape(5, 1, 100)), 100)
+    dy_of, x_of = (device.put(array.reshape(5, 1, 100)) for array in (dy, x))
+    group = cunorm.group_norm_backward(
+        dy_of, x_of, 100, device.put(weight[:100, 0].copy()), mean=saved.mean, rstd=saved.rstd
+    )
+    rounding, rstd = np.finfo(dtype).eps, 1 / np.sqrt(1e-5)
+    assert (np.abs(device.get(row.dx)) <= rounding * rstd * np.abs(dy * weight[0])).all()
+    factor = weight[:100, 0] * dy.reshape(5, 100)
+    assert (np.abs(device.get(group.dx))[:, 0] <= 2 * rounding * rstd * np.abs(factor)).all()
+
+
 @pytest.mark.parametrize("center", [False, True])
 def test_c_is_the_length_of_a_row_and_eps_is_added_to_the_mean_square(center):
     x, dy = (draw(name, (12, 500), "float32") for name in ("x", "dy"))

@@ -51,6 +51,7 @@ def fresh_process(**environment: str | os.PathLike[str]) -> Iterator[pytest.Monk
 
     def clear() -> None:
         _files._chosen_folder.cache_clear()
+        _files._named_folder.cache_clear()
         _compiler.forget()
 
     try:

@@ -150,6 +150,8 @@ def _rows(case: Case, on: Any) -> tuple[Draws, dict[str, Any]]:
     options = {name: case[name] for name in _NORM}
     if case["weight"] is None:
         options["weight_offset"] = 0.0
+    if case["gate"] is None:
+        options |= {"gate_activation": "silu", "gate_position": "post"}
 
     def empty(dtype: np.dtype, layout: Any) -> Array:
         return ROW_LAYOUTS.get(layout, layout)(shape, dtype)

@@ -127,6 +127,8 @@ def cases() -> list[Case]:
             case["residual_dtype"] = None
         if "weight" not in accepted or not case["weight"]:
             case["weight_offset"] = 0.0
+        if not case.get("gate"):
+            case |= {"gate_activation": "silu", "gate_position": "post"}
         found.append({name: case[name] for name in case if name in accepted})
     return found
 

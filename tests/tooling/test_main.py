@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,21 @@ def test_info_finds_no_compiler_where_there_is_none():
     done = python("-m", "cunorm", "info", PATH="", CXX="")
     assert done.returncode == 0
     assert "none found: install g++ or clang++" in done.stdout
+
+
+def test_info_and_cache_info_make_no_folder(tmp_path):
+    temporary, cache, closed = (tmp_path / name for name in ("temporary", "cache", "closed"))
+    temporary.mkdir()
+    closed.touch()  # is no folder
+    look = ("-c", "import cunorm; print(cunorm.cache_info(), cunorm.clear_cache())")
+    for folder, arguments in product((cache, closed), (("-m", "cunorm", "info"), look)):
+        if (folder, arguments) == (closed, look):
+            continue  # it names the folder of its process
+        done = python(*arguments, CUNORM_CACHE_DIR=os.fspath(folder), TMPDIR=os.fspath(temporary))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (os.fspath(cache) if folder is cache else "one process only") in done.stdout
+        assert {*tmp_path.iterdir()} == {temporary, closed}
+        assert not [*temporary.iterdir()]
 
 
 @compiles

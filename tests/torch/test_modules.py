@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
 
 from cunorm.torch import AddRMSNorm, GatedRMSNorm, GroupNorm, LayerNorm, RMSNorm  # noqa: E402
+from tests.arguments.wrong_input import ACTIVATIONS, DTYPES  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
     F16,
@@ -105,13 +106,65 @@ def test_parameters_state_and_copies_are_those_of_torchs_module(name):
         (lambda: GatedRMSNorm(8), (8, 6), r"GatedRMSNorm: x has shape"),
         (lambda: GroupNorm(2, 8), (3, 6, 8), r"GroupNorm: x .* num_channels is 8"),
         (lambda: GroupNorm(2, 8), (8,), r"GroupNorm: x has shape \(8,\), expected \(N, 8, ...\)"),
-        (lambda: RMSNorm(()), (), r"RMSNorm: normalized_shape is \(\)"),
-        (lambda: GatedRMSNorm(()), (), r"GatedRMSNorm: normalized_shape is \(\)"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_an_error_that_names_the_modules_argument(make, x, message):
     with pytest.raises(ValueError, match=message):
         make()(torch.ones(x))
+
+
+NUMBER, AT_LEAST = "expected a number", "expected a finite number of at least 0"
+SIZES = "expected one axis or more, of at least one element each"
+ACTIVATION = f"expected {ACTIVATIONS}"
+KEYWORD = "an activation is a keyword, activation='silu'"
+WRONG = {  # by the message after the class: the class, its arguments and its options
+    f"normalized_shape is (), {SIZES}": (RMSNorm, ((),), {}),
+    f"normalized_shape is (3, 0), {SIZES}": (LayerNorm, ((3, 0),), {}),
+    f"normalized_shape is (-8,), {SIZES}": (GatedRMSNorm, (-8,), {}),
+    "normalized_shape is '8', expected an int": (LayerNorm, ("8",), {}),
+    "normalized_shape is 8.0, expected an int": (RMSNorm, ((2, 8.0),), {}),
+    "normalized_shape is True, expected an int": (AddRMSNorm, (True,), {}),
+    f"eps is '1e-5', {NUMBER}": (RMSNorm, (8, "1e-5"), {}),
+    f"eps is None, {NUMBER}": (LayerNorm, (8, None), {}),
+    f"eps is True, {NUMBER}": (GroupNorm, (2, 8, True), {}),
+    f"eps is -1.0, {AT_LEAST}": (GatedRMSNorm, (8, -1.0), {}),
+    f"eps is nan, {AT_LEAST}": (AddRMSNorm, (8, float("nan")), {}),
+    f"eps is 'silu', {NUMBER}: {KEYWORD}": (GroupNorm, (32, 64, "silu"), {}),
+    f"affine is 'silu', expected True or False: {KEYWORD}": (GroupNorm, (32, 64, 1.0, "silu"), {}),
+    "num_groups is 0, expected at least 1": (GroupNorm, (0, 8), {}),
+    "num_groups is 2.0, expected an int": (GroupNorm, (2.0, 8), {}),
+    "num_channels is -8, expected at least 1": (GroupNorm, (2, -8), {}),
+    f"activation is 'relu6', {ACTIVATION}": (GroupNorm, (2, 8), {"activation": "relu6"}),
+    f"gate_activation is None, {ACTIVATION}": (GatedRMSNorm, (8,), {"gate_activation": None}),
+    "gate_position is 'before', expected 'pre' or 'post'": (
+        *(GatedRMSNorm, (8,), {"gate_position": "before"}),
+    ),
+    "groups is 3, expected a divisor of 8 as normalized_shape is (8,)": (
+        *(GatedRMSNorm, (8,), {"groups": 3}),
+    ),
+    "groups is 2, expected 1 as normalized_shape is (2, 8)": (
+        *(GatedRMSNorm, ((2, 8),), {"groups": 2}),
+    ),
+    "groups is 2.0, expected an int": (GatedRMSNorm, (8,), {"groups": 2.0}),
+    f"weight_offset is '1', {NUMBER}": (RMSNorm, (8,), {"weight_offset": "1"}),
+    "round_before_weight is 1, expected True or False": (
+        *(RMSNorm, (8,), {"round_before_weight": 1}),
+    ),
+    f"residual_dtype is 'fp8', expected {DTYPES}": (AddRMSNorm, (8,), {"residual_dtype": "fp8"}),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_argument_is_an_error_when_the_module_is_made(text):
+    kind, args, options = WRONG[text]
+    with pytest.raises((TypeError, ValueError)) as caught:
+        kind(*args, **options)
+    assert str(caught.value) == f"{kind.__name__}: {text}"
+
+
+def test_sizes_are_taken_in_the_forms_that_torch_takes():
+    for shape in (8, np.int64(8), [8], torch.Size([8]), iter([8]), np.array([8])):
+        assert LayerNorm(shape).normalized_shape == (8,)
 
 
 # --- additions to torch.nn ------------------------------------------------------------------------

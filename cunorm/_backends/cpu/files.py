@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -61,6 +61,36 @@ def cache_folder() -> Path:
     return folder
 
 
+def planned_folder() -> Path | None:
+    """Return the same folder, which may not be there yet, and make none.
+
+    None: only `cache_folder` can tell, which makes one where that of the environment is unusable.
+    """
+    if _chosen_folder.cache_info().currsize:
+        folder, was_private = _chosen_folder()
+        return folder if folder.is_dir() and _is_private(folder) == was_private else None
+    with suppress(RuntimeError):
+        folder = _named_folder()
+        if not os.path.lexists(folder) or _is_usable(folder):
+            return folder
+    return None
+
+
+@cache
+def _named_folder() -> Path:
+    """Return the folder that the environment names; a RuntimeError where there is no home.
+
+    A relative name is once found in the folder of the process, which may change.
+    """
+    chosen = os.environ.get("CUNORM_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return (Path(chosen) if chosen else Path(base, "cunorm")).expanduser().absolute()
+
+
+def _is_usable(folder: Path) -> bool:
+    return folder.is_dir() and _is_private(folder) and os.access(folder, os.W_OK)
+
+
 def _is_private(folder: Path) -> bool:
     try:
         status = folder.stat()
@@ -73,15 +103,11 @@ def _is_private(folder: Path) -> bool:
 @cache
 def _chosen_folder() -> tuple[Path, bool]:
     """Return the folder, and whether it is private: a new one may not be, on some disks."""
-    chosen = os.environ.get("CUNORM_CACHE_DIR")
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        folder = (Path(chosen) if chosen else Path(base, "cunorm")).expanduser().absolute()
+    with suppress(OSError, RuntimeError):
+        folder = _named_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_private(folder) and os.access(folder, os.W_OK):
+        if _is_usable(folder):
             return folder, True
-    except (OSError, RuntimeError):
-        pass
     warnings.warn(
         "cunorm keeps compiled kernels for this process only: its cache folder must be writable, "
         "and by its user alone; CUNORM_CACHE_DIR names another",
