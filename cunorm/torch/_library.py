@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
-from cunorm._arrays.torch import TORCH_DTYPES
+from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, spec_from_json, spec_to_json
 from cunorm._dispatch import parse
+from cunorm._core.tensor import Device, TensorSpec
 from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors, compute_type
+from cunorm.torch._tensors import unwrapped
 
 Function = Callable[..., Any]
 Batched = tuple[tuple[Any, ...], tuple[int, ...]]  # outputs, and where each one's batch axis is
@@ -54,13 +56,14 @@ def _define(pair: OpPair, op: OpDef, direction: str, fake: Function) -> Any:
         mutates_args=(),
         schema=f"({', '.join(inputs)}, str spec) -> ({outputs})",
     )
-    operator.register_fake(partial(run, fake))
+    operator.register_fake(partial(run, partial(_checked, op, fake)))
     operator.register_vmap(partial(_run_batch, pair, op, operator))
     return operator
 
 
 def _own_outputs(op: OpDef, pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
     """Return outputs with the promised strides, None for absent ones and for x or dx again."""
+    arrays = [*map(unwrapped, arrays)]
     x = arrays[op.x]
     first, *others = pair.run(op, spec, arrays)
     if first is not None:
@@ -101,6 +104,22 @@ def _empty_like(pair: OpPair, x: Any, **options: Any) -> Any:
     """Return an empty tensor that lies as outputs of x's shape do."""
     layout = torch.contiguous_format if pair.is_rows else torch.preserve_format
     return torch.empty_like(x, memory_format=layout, **options)
+
+
+def _checked(op: OpDef, fake: Function, pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    """Return outputs without memory; operands on meta are checked as on any device."""
+    if any(type(one) in PLAIN_TYPES and one.is_meta for one in arrays):
+        specs = map(partial(_spec_of, spec.function), op.inputs, arrays)
+        op.plan(spec, (*specs, *(None for _ in op.outputs)))
+    return fake(pair, spec, arrays)
+
+
+def _spec_of(function: str, name: str, array: Any) -> TensorSpec | None:
+    if array is None:
+        return None
+    dtype = parse_dtype(function, name, array.dtype)
+    device = Device(array.device.type, array.device.index or 0)
+    return TensorSpec(tuple(array.shape), array.stride(), dtype, device)
 
 
 def _fake_row_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:

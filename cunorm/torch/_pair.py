@@ -75,12 +75,8 @@ class OpPair:
         return [found.get(name) if want else None for name, want in names]
 
     def run(self, op: OpDef, spec: Any, arrays: Tensors) -> list[Any]:
-        """Run the forward or the backward; gradients may be negated views."""
-        plain = [*arrays, *(None,) * (len(op.outputs) + 1)]
-        for place in self._gradients if op is self.backward else ():
-            if plain[place] is not None and plain[place].is_neg():
-                plain[place] = plain[place].resolve_neg()
-        return dispatch_spec(op, spec, tuple(plain))
+        """Run the forward or the backward."""
+        return dispatch_spec(op, spec, (*arrays, *(None,) * (len(op.outputs) + 1)))
 
 
 @memoize()

@@ -35,33 +35,57 @@ def refusal(*tensors: Any) -> str | None:
             and tensor.layout is _strided
             and not tensor.is_nested
         )
-        reason = None if is_usual else _reason(tensor)
-        if reason is not None:
-            return reason
+        why = None if is_usual else what_refuses(tensor)
+        if why is not None:
+            return f"a tensor {why}"
     return None
 
 
-def has_plain_memory(kind: type) -> bool:
-    """Whether tensors of a class are their memory: operators are not the class's own."""
-    lazy = torch.nn.parameter.UninitializedTensorMixin
-    return kind.__torch_dispatch__ is _disabled_dispatch and not issubclass(kind, lazy)  # type: ignore[attr-defined]
-
-
-def _reason(tensor: Any) -> str | None:
+def what_refuses(tensor: Any) -> str | None:
+    """Return what is wrong with a tensor, as a predicate, None where nothing is."""
     kind = type(tensor)
     if not isinstance(tensor, torch.Tensor):
-        return f"an operand is {of_type(kind)}, not a tensor"
+        return f"is {of_type(kind)}"
     if issubclass(kind, torch.nn.parameter.UninitializedTensorMixin):
-        return "a tensor has no shape yet"
+        return "has no shape yet"
     if tensor.is_nested:
-        return "a tensor is nested"
-    if tensor.layout is not torch.strided:
-        return f"a tensor has layout {str(tensor.layout).removeprefix('torch.')}"
+        return "is nested"
+    if tensor.layout is not _strided:
+        return f"has layout {tensor.layout}"
     if tensor.device.type not in _DEVICES:
-        return f"a tensor is on device {tensor.device}"
+        return f"is on device {tensor.device}"
     if tensor.dtype not in _DTYPES:
-        return f"a tensor has dtype {str(tensor.dtype).removeprefix('torch.')}"
+        return f"has dtype {str(tensor.dtype).removeprefix('torch.')}"
     is_known = issubclass(kind, _WRAPPERS) or (kind.__module__, kind.__name__) == _COLLECTIVE
     if not is_known and not has_plain_memory(kind):
-        return f"a tensor is {of_type(kind)}, which has operators of its own"
+        return f"is {of_type(kind)}, which has operators of its own"
     return None
+
+
+def has_plain_memory(kind: Any) -> bool:
+    """Whether tensors of a class are their memory, whatever its functions are."""
+    return kind.__torch_dispatch__ is _disabled_dispatch
+
+
+def needs_operator(tensor: Any) -> bool:
+    """Whether the kernels refuse an operand, and torch's dispatcher may hand on another.
+
+    So it does where memory is missing or is not all there is: meta tensors, wrappers, lazy
+    negations, zeros of autograd. The kernels' refusals tell, so no other call pays for this.
+    """
+    return isinstance(tensor, torch.Tensor) and (
+        type(tensor) not in PLAIN_TYPES
+        or tensor.is_meta
+        or tensor.is_neg()
+        or tensor._is_zerotensor()
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # by a transform that is over
+    )
+
+
+def unwrapped(tensor: Any) -> Any:
+    """Return a tensor of a subclass that is its memory as a plain one, others as they are."""
+    kind = type(tensor)
+    if tensor is None or kind in PLAIN_TYPES or not has_plain_memory(kind):
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
