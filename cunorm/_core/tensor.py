@@ -19,13 +19,13 @@ HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class Device(NamedTuple):
-    """Where memory lies: kind "cpu" (index 0) or "cuda"."""
+    """Where memory lies: kind "cpu" (index 0) or "cuda"; plans also know "meta", nowhere."""
 
     kind: str
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+        return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
 
 CPU = Device("cpu", 0)

@@ -14,15 +14,17 @@ from cunorm._arrays.torch import PLAIN_TYPES
 from cunorm._core.validate import array_hint, of_type
 from cunorm._dispatch import dispatch, dispatch_spec, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
-from cunorm.torch._pair import OpPair
+from cunorm.torch._pair import OpPair, Tensors
+from cunorm.torch._tensors import is_dense, needs_operator, what_refuses
 
 # Looked up once: together they take a tenth of a call.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_transforming = torch._C._are_functorch_transforms_active
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _is_batch = torch._C._functorch.is_batchedtensor
 _is_legacy_batch = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched
 _count_modes = torch._C._len_torch_dispatch_stack
+_is_tracing = torch._C._is_tracing  # by torch.jit.trace
+_Transform = torch._C._functorch.TransformType
 
 
 class DispatchMode(Enum):
@@ -39,10 +41,16 @@ def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
     some modes return statistics, are not to be used.
     """
     mode = dispatch_mode(params[0], pair.forward.inputs, arrays)
-    if mode is DispatchMode.PLAIN:
-        return dispatch(pair.forward, params, (*arrays, *pair.no_outputs))
-    if mode is DispatchMode.AUTOGRAD:
-        return _apply(pair, saving(parse(pair.forward, params)), *arrays)
+    try:
+        if mode is DispatchMode.PLAIN:
+            return dispatch(pair.forward, params, (*arrays, *pair.no_outputs))
+        if mode is DispatchMode.AUTOGRAD:
+            return _apply(pair, saving(parse(pair.forward, params)), *arrays)
+    except (TypeError, ValueError):
+        if not any(map(needs_operator, arrays)):
+            raise
+        mode = DispatchMode.OPERATOR
+        _check_tensors(params[0], pair.forward.inputs, arrays)
     operators = OPERATORS[pair.name]
     run = operators.forward if mode is DispatchMode.OPERATOR else operators.transformed
     return present(run(*arrays, forward_text(pair.name, *map(specialized, params))))
@@ -53,18 +61,18 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
     if _is_compiling():
         return DispatchMode.OPERATOR
     if _is_transforming():
-        return DispatchMode.TRANSFORMED
+        return _transformed_mode(function)
     requires_grad = False
     for array in arrays:
         if array is None:
             continue
-        if type(array) not in PLAIN_TYPES or _is_wrapped(array):  # by a transform that is over
+        if type(array) not in PLAIN_TYPES:
             _check_tensors(function, names, arrays)
             return DispatchMode.OPERATOR
         requires_grad = requires_grad or array.requires_grad
     if arrays[0] is None:
         _check_tensors(function, names, arrays)
-    if _count_modes():  # a mode, as FakeTensorMode, is to see the call
+    if _count_modes() or _is_tracing():  # a mode, as FakeTensorMode, is to see the call
         return DispatchMode.OPERATOR
     if forward_ad._current_level >= 0:  # tensors may have tangents, which the Function refuses
         return DispatchMode.AUTOGRAD
@@ -72,12 +80,30 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
 
 
+def _transformed_mode(function: str) -> DispatchMode:
+    """Return the mode in torch.func's transforms, of which a Function knows not all."""
+    kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack()}
+    if not _is_tracing() and _Transform.Functionalize not in kinds:
+        return DispatchMode.TRANSFORMED
+    if kinds & {_Transform.Grad, _Transform.Jvp}:
+        what = "torch.jit.trace" if _is_tracing() else "torch.func.functionalize"
+        raise RuntimeError(
+            f"{function}: {what} cannot follow derivatives by torch.func through it: use "
+            "torch.fx.experimental.proxy_tensor.make_fx"
+        )
+    return DispatchMode.OPERATOR
+
+
 def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...]) -> None:
-    """Check that every operand is a tensor; all but x may be None."""
+    """Check that every operand is a tensor with a shape; all but x may be None."""
     for name, array in zip(names, arrays, strict=True):
         if isinstance(array, torch.Tensor):
             if _is_batch(array):  # of a vmap that is over
                 view(function, name, array)  # raises
+            if not is_dense(array):
+                raise ValueError(
+                    f"{function}: {name} {what_refuses(array)}, expected a dense tensor"
+                )
         elif array is not None or name == "x":
             got = of_type(type(array))
             hint = array_hint(function, name, array, "torch.as_tensor")
@@ -110,11 +136,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, dy: Any, d_residual: Any) -> tuple[Any, ...]:
         """Return a gradient for each argument of `forward`, None where none is needed."""
         pair: OpPair = ctx.pair
-        run: Any = partial(pair.run, pair.backward)
-        if _is_grad_enabled():
-            run = None
-        elif _is_compiling() or _is_batched(dy, d_residual):  # by compiled autograd
-            run = partial(run_backward, pair, OPERATORS[pair.name].backward)
+        run = None if _is_grad_enabled() else partial(_run_backward, pair)
         return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, d_residual, run))
 
 
@@ -122,6 +144,14 @@ class _Norm(torch.autograd.Function):
 _apply = super(torch.autograd.Function, _Norm).apply
 
 
-def _is_batched(*gradients: Any) -> bool:
-    """Whether gradients come as batches, as for a vectorised Jacobian."""
-    return _is_transforming() or any(one is not None and _is_legacy_batch(one) for one in gradients)
+def _run_backward(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    """Run a backward as `call` runs a forward: its inputs may be others than the forward's."""
+    is_seen = _is_compiling() or _is_transforming() or _count_modes() or _is_tracing()
+    is_batch = any(one is not None and _is_legacy_batch(one) for one in arrays)
+    if not is_seen and not is_batch:
+        try:
+            return pair.run(pair.backward, spec, arrays)
+        except (TypeError, ValueError):
+            if not any(map(needs_operator, arrays)):
+                raise
+    return run_backward(pair, OPERATORS[pair.name].backward, spec, arrays)

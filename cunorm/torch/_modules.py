@@ -14,6 +14,14 @@ from cunorm.torch import _checks
 from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
 
 
+def _refuse_script(module: Any) -> Any:
+    """Refuse `torch.jit.script`, which would name a line of ours in its own error."""
+    raise TypeError(
+        f"{type(module).__name__}: torch.jit.script cannot compile it: use torch.compile, "
+        "torch.export or torch.jit.trace"
+    )
+
+
 class RMSNorm(torch.nn.RMSNorm):
     """`torch.nn.RMSNorm`, run by `cunorm.torch.rms_norm`.
 
@@ -39,6 +47,7 @@ class RMSNorm(torch.nn.RMSNorm):
     _cunorm_options: tuple[str, ...] = ("weight_offset", "round_before_weight")
     weight_offset: float = 0.0
     round_before_weight: bool = False
+    __prepare_scriptable__ = _refuse_script
 
     def __init__(
         self,
@@ -195,6 +204,8 @@ class LayerNorm(torch.nn.LayerNorm):
     tensor([[-1.0000,  1.0000]], grad_fn=<...>)
     """
 
+    __prepare_scriptable__ = _refuse_script
+
     def __init__(
         self,
         normalized_shape: Any,
@@ -236,6 +247,7 @@ class GroupNorm(torch.nn.GroupNorm):
 
     _cunorm_options: tuple[str, ...] = ("activation",)
     activation: str | None = None
+    __prepare_scriptable__ = _refuse_script
 
     def __init__(
         self,
@@ -264,7 +276,7 @@ class GroupNorm(torch.nn.GroupNorm):
                 f"{self.num_channels}, ...), as num_channels is {self.num_channels}"
             )
         options = {"eps": self.eps, "activation": self.activation, "dtype": _autocast_dtype(x)}
-        return group_norm(x, self.num_groups, self.weight, self.bias, channel_axis=1, **options)
+        return group_norm(x, self.num_groups, self.weight, self.bias, **options)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{_changed(self)}"
