@@ -23,8 +23,10 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", tor
 _empty_like: Callable[[Any], Any] = torch.empty_like
 _increment_version: Callable[[Any], None] = torch.autograd.graph.increment_version
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
-# Returns the FakeTensorMode in which it is called, or None.
-_fake_mode = partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE)
+_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_is_tracing: Callable[[], bool] = torch._C._is_tracing  # by torch.jit.trace
+_mode = torch._C._get_dispatch_mode
+_FAKE, _PROXY = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 
 class TorchAdapter(ArrayAdapter):
@@ -46,10 +48,11 @@ class TorchAdapter(ArrayAdapter):
         return False
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
-        if _fake_mode() is not None:
+        what = _watcher()
+        if what is not None:
             raise TypeError(
-                f"{function}: {argument} is used where torch makes tensors without memory "
-                "(FakeTensorMode), expected real ones: use cunorm.torch there"
+                f"{function}: {argument} is used where torch {what}, expected plain calls: use "
+                "cunorm.torch there"
             )
         pointer, device = _place_of(function, argument, array)
         dtype, is_recorded = _DTYPES.get(array.dtype), array.requires_grad and _is_grad_enabled()
@@ -76,7 +79,7 @@ class TorchAdapter(ArrayAdapter):
         return new_view(tensor.data_ptr(), spec, tensor, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        if _fake_mode() is not None or forward_ad._current_level >= 0:
+        if _is_tracing() or forward_ad._current_level >= 0 or (_count_modes() and _watcher()):
             return None
         grad_enabled = _is_grad_enabled()
         facts: list[Any] = []
@@ -124,6 +127,15 @@ class TorchAdapter(ArrayAdapter):
 
     def device_scope(self, device: Device) -> AbstractContextManager[object]:
         return nullcontext() if device.kind == "cpu" else torch.cuda.device(device.index)
+
+
+def _watcher() -> str | None:
+    """Return what torch does where it would not see that kernels fill memory, else None."""
+    if _is_tracing():
+        return "records operations (torch.jit.trace)"
+    if _mode(_FAKE) is not None:
+        return "makes tensors without memory (FakeTensorMode)"
+    return None if _mode(_PROXY) is None else "records operations (make_fx)"
 
 
 def _place_of(function: str, argument: str, array: Any, *also: Any) -> tuple[int, Device]:

@@ -24,6 +24,7 @@ _is_batch = torch._C._functorch.is_batchedtensor
 _is_legacy_batch = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_tracing = torch._C._is_tracing  # by torch.jit.trace
+_Transform = torch._C._functorch.TransformType
 _Shapeless = torch.nn.parameter.UninitializedTensorMixin
 
 
@@ -61,7 +62,7 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
     if _is_compiling():
         return DispatchMode.OPERATOR
     if _is_transforming():
-        return DispatchMode.TRANSFORMED
+        return _transformed_mode(function)
     requires_grad = False
     for array in arrays:
         if array is None:
@@ -78,6 +79,20 @@ def dispatch_mode(function: str, names: Sequence[str], arrays: tuple[Any, ...]) 
         return DispatchMode.AUTOGRAD
     is_recorded = requires_grad and _is_grad_enabled()
     return DispatchMode.AUTOGRAD if is_recorded else DispatchMode.PLAIN
+
+
+def _transformed_mode(function: str) -> DispatchMode:
+    """Return the mode in torch.func's transforms, of which a Function knows not all."""
+    kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack()}
+    if not _is_tracing() and _Transform.Functionalize not in kinds:
+        return DispatchMode.TRANSFORMED
+    if kinds & {_Transform.Grad, _Transform.Jvp}:
+        what = "torch.jit.trace" if _is_tracing() else "torch.func.functionalize"
+        raise RuntimeError(
+            f"{function}: {what} cannot follow derivatives by torch.func through it: use "
+            "torch.fx.experimental.proxy_tensor.make_fx"
+        )
+    return DispatchMode.OPERATOR
 
 
 def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...]) -> None:

@@ -26,6 +26,8 @@ Batched = tuple[tuple[Any, ...], tuple[int, ...]]  # outputs, and where each one
 
 _to_text = memoize()(spec_to_json)
 _from_text = memoize()(spec_from_json)
+_is_tracing = torch._C._is_tracing  # by torch.jit.trace
+_is_transforming = torch._C._are_functorch_transforms_active
 
 
 class Operators:
@@ -35,7 +37,8 @@ class Operators:
         self.pair = pair
         self.forward = _define(pair, pair.forward, "forward", fake_forward)
         self.backward = _define(pair, pair.backward, "backward", _fake_gradients)
-        save, gradients = partial(_save, pair), partial(_gradients, pair, self.backward)
+        save = partial(_save, pair)
+        gradients = partial(_eager_gradients, pair, self.backward)
         self.forward.register_autograd(gradients, setup_context=save)
         once = _transformable(self.backward, lambda ctx, inputs, output: None, _refuse)
         self.transformed = _transformable(self.forward, save, partial(_gradients, pair, once))
@@ -80,10 +83,20 @@ def present(outputs: Sequence[Any]) -> list[Any]:
 
 def forward_text(name: str, *params: Any) -> str:
     """Return the spec of the forward of the pair of a name that returns statistics, too."""
-    plain = {torch.SymInt: int, torch.SymFloat: float}
-    params = tuple([plain[type(one)](one) if type(one) in plain else one for one in params])
+    params = tuple([_as_number(one) for one in params])
     spec = saving(parse(OPERATORS[name].pair.forward, params))
     return _to_text(spec)  # type: ignore[no-any-return]
+
+
+def _as_number(scalar: Any) -> Any:
+    """Return a scalar, as a number where a tracer has a symbol or, torch.jit's, a tensor."""
+    if isinstance(scalar, torch.SymInt) or (_is_tracing() and _is_size(scalar)):
+        return int(scalar)
+    return float(scalar) if isinstance(scalar, torch.SymFloat) else scalar
+
+
+def _is_size(scalar: Any) -> bool:
+    return isinstance(scalar, torch.Tensor) and scalar.dim() == 0 and scalar.dtype == torch.int64
 
 
 # torch.compile calls it, as it could not follow it. This is what torch.compiler's decorator
@@ -106,7 +119,7 @@ def _empty_like(pair: OpPair, x: Any, **options: Any) -> Any:
     return torch.empty_like(x, memory_format=layout, **options)
 
 
-def _checked(op: OpDef, fake: Function, pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+def _checked(op: OpDef, fake: Function, pair: OpPair, spec: Any, arrays: Tensors) -> Any:
     """Return outputs without memory; operands on meta are checked as on any device."""
     if any(type(one) in PLAIN_TYPES and one.is_meta for one in arrays):
         specs = map(partial(_spec_of, spec.function), op.inputs, arrays)
@@ -181,10 +194,16 @@ def _save(pair: OpPair, ctx: Any, inputs: Tensors, output: Tensors) -> None:
     pair.save(ctx, _from_text(pair.forward.spec_type, text), arrays, present(output))
 
 
-def _gradients(pair: OpPair, operator: Function, ctx: Any, dy: Any, *others: Any) -> Any:
+def _gradients(pair: OpPair, operator: Function | None, ctx: Any, dy: Any, *others: Any) -> Any:
     wanted, d_residual = tuple(ctx.needs_input_grad[:-1]), others[0] if pair.is_rows else None
-    run = partial(run_backward, pair, operator)
+    run = operator and partial(run_backward, pair, operator)
     return (*pair.gradients(ctx, wanted, dy, d_residual, run), None)
+
+
+def _eager_gradients(pair: OpPair, operator: Function, ctx: Any, *gradients: Any) -> Any:
+    """Return gradients, by the formula where autograd, not torch.func, may differentiate again."""
+    is_recorded = torch.is_grad_enabled() and not _is_transforming()
+    return _gradients(pair, None if is_recorded else operator, ctx, *gradients)
 
 
 def _transformable(operator: Function, save: Function, gradients: Function) -> Function:
@@ -223,6 +242,8 @@ def _run_batch(
     if has_sums or any(isinstance(dim, int) for dim in dims[count:]):
         return _run_items(operator, batch, dims, arguments)
 
+    samples = arrays[op.x].shape[int(dims[op.x] == 0)]
+
     def merged(array: Any, dim: Any) -> Any:
         if array is None:
             return None
@@ -232,7 +253,7 @@ def _run_batch(
     def parted(output: Any) -> Any:
         if output.dtype == torch.bool:
             return output.new_empty(batch, 0)
-        return output if pair.is_rows else output.unflatten(0, (batch, -1))
+        return output if pair.is_rows else output.unflatten(0, (batch, samples))
 
     rows = map(merged, arrays[:count], dims)
     outputs = operator(*rows, *arrays[count:], _merged_text(op.spec_type, text))
@@ -254,11 +275,17 @@ def _run_items(
 
     def item_of(number: int) -> list[Any]:
         both = zip(arguments, dims, strict=True)
-        return [one.select(dim, number) if isinstance(dim, int) else one for one, dim in both]
+        return [_item(one, dim, number) if isinstance(dim, int) else one for one, dim in both]
 
-    calls = [operator(*item_of(number)) for number in range(batch)]
-    outputs = tuple(torch.stack(items) for items in zip(*calls, strict=True))
+    calls = [operator(*item_of(number)) for number in range(max(batch, 1))]
+    outputs = tuple(torch.stack(items)[:batch] for items in zip(*calls, strict=True))
     return outputs, (0,) * len(outputs)
+
+
+def _item(items: Any, dim: int, number: int) -> Any:
+    """Return an item of a batch; of one that has none, zeros, whose results have the shapes."""
+    shape = (*items.shape[:dim], *items.shape[dim + 1 :])
+    return items.select(dim, number) if items.shape[dim] else items.new_zeros(shape)
 
 
 OPERATORS = {

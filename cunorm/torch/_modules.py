@@ -12,6 +12,14 @@ from cunorm.results import AddNorm
 from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
 
 
+def _refuse_script(module: Any) -> Any:
+    """Refuse `torch.jit.script`, which would name a line of ours in its own error."""
+    raise TypeError(
+        f"{type(module).__name__}: torch.jit.script cannot compile it: use torch.compile, "
+        "torch.export or torch.jit.trace"
+    )
+
+
 class RMSNorm(torch.nn.RMSNorm):
     """`torch.nn.RMSNorm`, run by `cunorm.torch.rms_norm`.
 
@@ -37,6 +45,7 @@ class RMSNorm(torch.nn.RMSNorm):
     _cunorm_options: tuple[str, ...] = ("weight_offset", "round_before_weight")
     weight_offset: float = 0.0
     round_before_weight: bool = False
+    __prepare_scriptable__ = _refuse_script
 
     def __init__(
         self,
@@ -190,6 +199,8 @@ class LayerNorm(torch.nn.LayerNorm):
     tensor([[-1.0000,  1.0000]], grad_fn=<...>)
     """
 
+    __prepare_scriptable__ = _refuse_script
+
     def __init__(
         self,
         normalized_shape: Any,
@@ -230,6 +241,7 @@ class GroupNorm(torch.nn.GroupNorm):
 
     _cunorm_options: tuple[str, ...] = ("activation",)
     activation: str | None = None
+    __prepare_scriptable__ = _refuse_script
 
     def __init__(
         self,

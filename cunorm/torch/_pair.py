@@ -136,6 +136,12 @@ def recorded_gradients(
     return gradients
 
 
+def _centered(rows: Any) -> Any:
+    """Subtract the mean, and what its rounding left: far from 0 that is more than the numbers'."""
+    rows = rows - rows.mean(-1, keepdim=True)
+    return rows - rows.mean(-1, keepdim=True)
+
+
 def row_formula(spec: Any, x_dtype: torch.dtype, x: Any, gate: Any, weight: Any, bias: Any) -> Any:
     """Return y in the dtype of x, that of computing: the formula of `cunorm.normalize`."""
     compute, groups = x.dtype, spec.groups
@@ -150,7 +156,7 @@ def row_formula(spec: Any, x_dtype: torch.dtype, x: Any, gate: Any, weight: Any,
     if options.pre_gate:
         q = q * g
     if spec.center:
-        q = q - q.mean(-1, keepdim=True)
+        q = _centered(q)
     r = q * (q.square().mean(-1, keepdim=True) + spec.mean_eps(width)).rsqrt()
     r = r if spec.c is None else r * (spec.c / width**0.5)
     r = r if options.rounded is None else r.to(options.rounded).to(compute)
@@ -164,8 +170,7 @@ def group_formula(spec: Any, x_dtype: torch.dtype, x: Any, weight: Any, bias: An
     """Return y in the dtype of x, that of computing: the formula of `cunorm.group_norm`."""
     channels_first = x.movedim(spec.channel_axis, 1)
     samples, channels = channels_first.shape[:2]
-    groups = channels_first.reshape(samples, spec.num_groups or channels, -1)
-    q = groups - groups.mean(-1, keepdim=True)
+    q = _centered(channels_first.reshape(samples, spec.num_groups or channels, -1))
     r = q * (q.square().mean(-1, keepdim=True) + spec.eps).rsqrt()
     n = r.reshape(samples, channels, -1)
     n = n if weight is None else n * weight.to(x.dtype)[:, None]
