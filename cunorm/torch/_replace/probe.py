@@ -38,12 +38,12 @@ on_clear(_plans.clear)
 
 def check_plain(module: Any) -> None:
     """Raise Unknown if a module's class does not decide alone on how it runs."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Unknown("it is a ScriptModule")
     if "forward" in vars(module):
         raise Unknown("its forward was set on the instance, as hooks of accelerate do")
     if parametrize.is_parametrized(module):
         raise Unknown("it is parametrized")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise Unknown("it is a ScriptModule")
     if type(module).__call__ is not torch.nn.Module.__call__:
         raise Unknown("its class has a __call__ of its own")
     if any(getattr(type(module), name) is not getattr(object, name) for name in _REDUCERS):

@@ -6,6 +6,7 @@ The module stays the same object. `torch.nn.utils.parametrize` works in the same
 
 import warnings
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -48,19 +49,28 @@ def swapped(kind: Any, plan: Plan | None) -> Any:
     elif base is not None:
         ours = TORCH_NORMS[base]
         members |= {name: getattr(ours, name) for name in ours.__annotations__}
-        members["forward"] = _forward_of(ours.forward)
+        members["forward"] = _forward_of(base)
     return type(f"Cunorm{kind.__name__}", (kind,), members)
 
 
-def _forward_of(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the forward that runs one of our modules', in place of torch's."""
+def _forward_of(base: Any) -> Callable[[Any, Any], Any]:
+    """Return the forward that runs our module in place of torch's, with torch's name of x."""
+    run: Callable[[Any, Any], Any] = TORCH_NORMS[base].forward
 
-    def forward(self: Any, input: Any) -> Any:  # the name that torch's forwards give it
+    def named_input(self: Any, input: Any) -> Any:
         try:
             return run(self, input)
         except Exception as error:
             return self._cunorm_own(error, (input,), {})
 
+    def named_x(self: Any, x: Any) -> Any:
+        try:
+            return run(self, x)
+        except Exception as error:
+            return self._cunorm_own(error, (x,), {})
+
+    forward = named_x if "x" in signature(base.forward).parameters else named_input
+    forward.__qualname__ = f"{base.__name__}.forward"  # in errors about arguments
     return forward
 
 
@@ -82,9 +92,11 @@ def _forward(self: Any, *args: Any, **named: Any) -> Any:
     function, offset = call
     if offset is not None:
         parameters[0] = parameters[0] + offset
-    options = {"eps": getattr(self, plan.eps)} | ({} if gate is None else {"gate": gate})
+    eps = getattr(self, plan.eps)
     try:
-        return function(x, *parameters, **options)
+        if gate is None:
+            return function(x, *parameters, eps=eps)
+        return function(x, *parameters, eps=eps, gate=gate)
     except Exception as error:
         return self._cunorm_own(error, args, named)
 
@@ -104,7 +116,7 @@ def _own(self: Any, error: Exception, args: tuple[Any, ...], named: dict[str, An
 
 def _reason(error: Exception, operands: tuple[Any, ...]) -> tuple[Any, str]:
     """Return why cunorm raised an error, None if for no reason in a call, and a text about it."""
-    refused = refusal(*(one for one in operands if isinstance(one, torch.Tensor)))
+    refused = refusal(*operands)
     if refused is not None:
         return refused, refused
     if forward_ad._current_level >= 0:
