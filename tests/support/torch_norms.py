@@ -77,6 +77,12 @@ def weightless():
     return module
 
 
+def biased():
+    module = norm(lambda m, x: (rms(x.float(), m.eps) * m.weight + m.bias).to(x.dtype))()
+    module.bias = nn.Parameter(drawn(WIDTH, seed=2))
+    return module
+
+
 def cohere(m, x):
     wide = x.float() - x.float().mean(-1, keepdim=True)
     return (m.weight.float() * rms(wide, m.eps)).to(x.dtype)
@@ -133,11 +139,13 @@ CUSTOM_NORMS = {
     "T5's": (
         T5Norm,
         "rms_norm(eps=1e-05, round_before_weight=True); "
-        "rms_norm(eps=1e-05, dtype=float32) for bfloat16/float32, float16/float32",
+        "rms_norm(eps=1e-05, dtype=float32) for bfloat16/float32, float16/float32; "
+        "its own forward for float32/bfloat16, float32/float16",
     ),
     "without weight": (weightless, "rms_norm(eps=1e-05)"),
     "Cohere's": (norm(cohere), "layer_norm(eps=1e-05)"),
-    "channels last": (LastAxis, "layer_norm(eps=1e-05)"),
+    "channels last": (LastAxis, "layer_norm(eps=1e-05); its own forward under autocast"),
+    "diffusers' with bias": (biased, "normalize(eps=1e-05)"),
     "Mamba-2's": (
         lambda: Gated(8, before=False),
         "rms_norm(eps=1e-05, groups=4); rms_norm(eps=1e-05, groups=4, gate=silu pre)",

@@ -60,7 +60,11 @@ class Reducing(nn.LayerNorm):
 
 
 class TensorLike(nn.Parameter):
-    """A parameter that represents another tensor, like a DTensor."""
+    """A parameter that represents another tensor, like a DTensor: it has operators of its own."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
 
 
 NO_RECIPE = {
@@ -162,7 +166,7 @@ def test_a_probe_disturbs_nothing():
 
 
 class Unnamed(Formula):
-    """A module that is no norm and is not called one, so it is not reported."""
+    """A module that is no norm of cunorm's, but has an eps."""
 
     forward = outside
 
@@ -192,9 +196,11 @@ def test_the_report_is_a_summary_by_kind():
         "    layers.*.0 (3)\n"
         "  LayerNorm: layer_norm(eps=1e-05)\n"
         "    final\n"
-        "1 module left\n"
+        "2 modules left\n"
         "  BatchNorm1d: of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced\n"
-        "    batch.0"
+        "    batch.0\n"
+        f"  Unnamed: {replace_norms(Unnamed()).left[0].reason}\n"
+        "    batch.1"
     )
     again = {left.reason for left in replace_norms(model).left[:4]}
     assert again == {"it runs cunorm already: restore_norms undoes that"}

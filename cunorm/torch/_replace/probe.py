@@ -3,11 +3,10 @@
 
 import inspect
 import weakref
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
@@ -15,7 +14,12 @@ from torch.nn.utils import parametrize
 from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._core.memo import on_clear
 from cunorm._core.validate import of_type
-from cunorm.torch._replace.trial import Pair, Recipe, Trial, Unknown, float32_recipes, variants
+from cunorm.torch._replace.plan import Match, Plan, listed, short
+from cunorm.torch._replace.planned import Planned
+from cunorm.torch._replace.recipe import Pair, Recipe, float32_recipes, variants
+from cunorm.torch._replace.swap import swapped
+from cunorm.torch._replace.trial import Trial, Unknown
+from cunorm.torch._tensors import has_plain_memory
 
 _HALF = (torch.bfloat16, torch.float16)
 _SAME = tuple((dtype, dtype) for dtype in (torch.float32, *_HALF, torch.float64))
@@ -28,69 +32,24 @@ _MOST_PLANS = 256
 
 # A plan, or the reason why there is none, by all that a probe depends on. Keys refer to classes
 # weakly: the key of a dead class equals no other, and is dropped in turn.
-_plans: dict[Any, "Plan | str"] = {}
+_plans: dict[Any, Plan | str] = {}
 on_clear(_plans.clear)
-
-
-class Match(NamedTuple):
-    """The recipe of calls with these dtypes, with or without a gate, which has x's dtype."""
-
-    pair: Pair
-    gated: bool
-    recipe: Recipe
-    exact: bool  # else y is up to one unit in the last place off
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to run a module: its operands, and its recipes. Other calls run its own forward."""
-
-    eps: str  # the attribute that is eps
-    parameters: tuple[str, ...]  # the names of weight and bias, if there are any
-    arguments: tuple[str, ...]  # forward's names for x and, if it takes one, gate
-    matches: tuple[Match, ...]
-    axes: frozenset[int]  # how many x may have
-    under_autocast: bool  # whether it holds there too: torch's own norms change the dtype
-
-    def describe(self, eps: float, dtype: torch.dtype) -> str:
-        """Return what runs in a dtype, and where it is another recipe or is inexact."""
-        lines: list[str] = []
-        for gated in (False, True):
-            matches = [match for match in self.matches if match.gated == gated]
-            usual = [match.recipe for match in matches if match.pair == (dtype, dtype)]
-            for recipe in dict.fromkeys([*usual, *(match.recipe for match in matches)]):
-                pairs = {match.pair: match.exact for match in matches if match.recipe == recipe}
-                off = _listed(pair for pair, exact in pairs.items() if not exact)
-                lines.append(
-                    recipe.describe(eps)
-                    + ("" if recipe in usual else f" for {_listed(pairs)}")
-                    + (f" within a unit in the last place in {off}" if off else "")
-                )
-        return "; ".join(lines)
-
-
-def _listed(pairs: Iterable[Pair]) -> str:
-    return ", ".join("/".join(dict.fromkeys(map(_short, pair))) for pair in pairs)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def check_plain(module: Any) -> None:
     """Raise Unknown if a module's class does not decide alone on how it runs."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Unknown("it is a ScriptModule")
     if "forward" in vars(module):
         raise Unknown("its forward was set on the instance, as hooks of accelerate do")
     if parametrize.is_parametrized(module):
         raise Unknown("it is parametrized")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise Unknown("it is a ScriptModule")
     if type(module).__call__ is not torch.nn.Module.__call__:
         raise Unknown("its class has a __call__ of its own")
     if any(getattr(type(module), name) is not getattr(object, name) for name in _REDUCERS):
         raise Unknown("its class has its own form of copies and pickles")
     for name, parameter in module._parameters.items():
-        if parameter is not None and type(parameter) is not torch.nn.Parameter:
+        if parameter is not None and not has_plain_memory(type(parameter)):
             raise Unknown(f"{name} is {of_type(type(parameter))}, not a plain Parameter")
         if parameter is not None and parameter.dtype not in TORCH_DTYPES.values():
             raise Unknown(f"{name} is {parameter.dtype}")
@@ -142,17 +101,27 @@ def _is_simple(value: Any) -> bool:
 def _probe(module: Any, exact: bool) -> Plan:
     trial = Trial(module)
     matches: list[Match] = []
+    others: list[str] = []
     axes = frozenset(_AXES)
     for gated in trial.gated:
+        where = (" with a gate" if gated else " without a gate") * (len(trial.gated) > 1)
         try:
             recipe, its_axes = _in_float32(trial, gated)
-            matches += _match(trial, gated, recipe, 0.0 if exact else 1.0)
+            found, rest = _match(trial, gated, recipe, 0.0 if exact else 1.0)
+            matches += found
+            others += [f"for {listed(rest)}{where}"] if rest else []
             axes &= its_axes
         except Unknown:
             if gated == trial.gated[-1] and not matches:
                 raise
+            others.append(where.strip())
+    missing = [str(count) for count in _AXES if count not in axes]
+    others += [f"for an x of {' or '.join(missing)} axes"] if missing else []
+    under_autocast = not trial.calls_torch and _agree_under_autocast(trial, matches)
+    others += [] if under_autocast else ["under autocast"]
     operands = trial.eps_name, trial.parameters, trial.arguments
-    return Plan(*operands, tuple(matches), axes, under_autocast=not trial.calls_torch)
+    plan = Plan(*operands, tuple(matches), axes, under_autocast, tuple(others))
+    return _confirmed(trial, type(module), plan)
 
 
 def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
@@ -165,7 +134,7 @@ def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
             axes.add(count)
     distances = {
         recipe: max(sample.distance(recipe) for sample in samples)
-        for recipe in float32_recipes(bool(trial.parameters), trial.groups, gated)
+        for recipe in float32_recipes(len(trial.parameters), trial.groups, gated)
     }
     best = min(distances, key=distances.__getitem__)
     if distances[best] > 0:
@@ -175,8 +144,13 @@ def _in_float32(trial: Trial, gated: bool) -> tuple[Recipe, frozenset[int]]:
     return best, frozenset(axes)
 
 
-def _match(trial: Trial, gated: bool, recipe: Recipe, allowed: float) -> list[Match]:
-    """Return the variant for each pair of dtypes that has one within a distance."""
+def _match(
+    trial: Trial, gated: bool, recipe: Recipe, allowed: float
+) -> tuple[list[Match], list[Pair]]:
+    """Return the variant for each pair of dtypes that has one within a distance, and other pairs.
+
+    Pairs in which the module does not run are in neither.
+    """
     candidates = list(variants(recipe, bool(trial.parameters)))
     distances = {}
     for pair in (*_SAME, *(_MIXED if trial.parameters else ())):
@@ -185,7 +159,7 @@ def _match(trial: Trial, gated: bool, recipe: Recipe, allowed: float) -> list[Ma
             distances[pair] = {recipe: sample.distance(recipe) for recipe in candidates}
     main = (trial.dtype, trial.dtype)
     if main not in distances:
-        raise Unknown(f"its forward does not run in {_short(trial.dtype)}")
+        raise Unknown(f"its forward does not run in {short(trial.dtype)}")
     # Where several agree, as all do in float32, take the one that agrees in the most pairs.
     candidates.sort(key=lambda recipe: -sum(each[recipe] == 0 for each in distances.values()))
     matches = []
@@ -195,10 +169,50 @@ def _match(trial: Trial, gated: bool, recipe: Recipe, allowed: float) -> list[Ma
             matches.append(Match(pair, gated, best, each[best] == 0))
         elif pair == main:
             raise _far(trial.dtype, best, each[best])
-    return matches
+    agreeing = [match.pair for match in matches]
+    return matches, [pair for pair in distances if pair not in agreeing]
+
+
+def _agree_under_autocast(trial: Trial, matches: list[Match]) -> bool:
+    """Return whether the module's results are the same under autocast, here that of the CPU."""
+    try:
+        for pair, gated, *_ in matches:
+            usual, other = (trial.sample(pair, gated, autocast=on).y for on in (False, True))
+            if usual.dtype != other.dtype or not torch.equal(usual, other):
+                return False
+    except Unknown:
+        return False
+    return True
+
+
+def _confirmed(trial: Trial, kind: Any, plan: Plan) -> Plan:
+    """Return a plan after running its calls as the swapped class will, forward and backward.
+
+    A pair of dtypes in which cunorm's results are not the module's is a fault of cunorm's; the
+    module's own forward runs there then.
+    """
+    planned = Planned()
+    trial.swap(swapped(kind, plan), planned)
+    main, confirmed = (trial.dtype, trial.dtype), []
+    for match in plan.matches:
+        try:
+            for count in sorted(plan.axes) if match.pair == main else [3]:
+                before = planned.calls
+                sample = trial.sample(match.pair, match.gated, count)
+                if planned.calls == before:
+                    raise Unknown("its own forward ran")
+                if sample.distance(match.recipe) or not sample.has_gradients(match.recipe, planned):
+                    raise Unknown("other results")
+            confirmed.append(match)
+        except Unknown as error:
+            if match.pair == main:
+                raise Unknown(f"cunorm's {match.recipe.describe()} fails: {error}") from None
+    lost = [match.pair for match in plan.matches if match not in confirmed]
+    others = (*plan.others, f"for {listed(lost)}") if lost else plan.others
+    return replace(plan, matches=tuple(confirmed), others=others) if lost else plan
 
 
 def _far(dtype: torch.dtype, recipe: Recipe, distance: float) -> Unknown:
     off = f"{distance:.3g} units in the last place off" if distance < 1e9 else "of another kind"
-    where = f"its results in {_short(dtype)}"
+    where = f"its results in {short(dtype)}"
     return Unknown(f"{where} are no recipe's: those of the nearest, {recipe.describe()}, are {off}")

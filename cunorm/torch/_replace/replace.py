@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Swap the class of a norm for one whose forward calls cunorm, and back; the report of it.
-
-The module stays the same object. `torch.nn.utils.parametrize` works in the same way.
-"""
+"""Swap the classes of norms for those that run cunorm, and back; the report of it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,14 +9,15 @@ import torch
 
 from cunorm._core.validate import flag, of_type
 from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
-from cunorm.torch._replace.probe import Plan, check_plain, probe
-from cunorm.torch._replace.trial import Unknown, eps_name
+from cunorm.torch._replace.candidates import may_normalise, name_of
+from cunorm.torch._replace.probe import check_plain, probe
+from cunorm.torch._replace.swap import TORCH_NORMS, swapped, torch_norm
+from cunorm.torch._replace.trial import Unknown
 
-# The norms of torch.nn need no probe and run in all dtypes: our class, and the call as text.
-_TORCH_NORMS: dict[Any, tuple[Any, str]] = {
-    torch.nn.RMSNorm: (RMSNorm, "rms_norm(eps={0.eps})"),
-    torch.nn.LayerNorm: (LayerNorm, "layer_norm(eps={0.eps})"),
-    torch.nn.GroupNorm: (GroupNorm, "group_norm({0.num_groups}, eps={0.eps})"),
+_CALLS = {  # of the norms of torch.nn, as text
+    torch.nn.RMSNorm: "rms_norm(eps={0.eps})",
+    torch.nn.LayerNorm: "layer_norm(eps={0.eps})",
+    torch.nn.GroupNorm: "group_norm({0.num_groups}, eps={0.eps})",
 }
 
 
@@ -136,13 +134,12 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     flag("replace_norms", "exact", exact)
     replaced, left = [], []
     for name, module in _modules("replace_norms", model):
-        kind = type(module).__name__
+        kind = name_of(module)
         try:
             if (runs := _replace(module, exact)) is not None:
                 replaced.append(ReplacedNorm(name, kind, runs))
         except Unknown as reason:
-            if _is_called_norm(module):
-                left.append(LeftNorm(name, kind, str(reason)))
+            left.append(LeftNorm(name, kind, str(reason)))
     return Replacement(tuple(replaced), tuple(left))
 
 
@@ -195,8 +192,8 @@ def _replace(module: Any, exact: bool) -> str | None:
         raise Unknown("it runs cunorm already: restore_norms undoes that")
     if isinstance(module, (RMSNorm, LayerNorm, GroupNorm)):
         raise Unknown("it runs cunorm already")
-    base, is_torchs = _torch_norm(kind), kind.__module__.startswith("torch.nn.modules.")
-    if not (base or _is_called_norm(module) or (eps_name(module) and not is_torchs)):
+    base = torch_norm(kind)
+    if base is None and not may_normalise(module):
         return None
     check_plain(module)
     if base is not None:
@@ -204,93 +201,14 @@ def _replace(module: Any, exact: bool) -> str | None:
         if set(module._parameters) != set(names):
             listed = ", ".join(module._parameters)
             raise Unknown(f"its parameters are {listed}, not {' and '.join(names)}")
-        for name in getattr(_TORCH_NORMS[base][0], "_cunorm_options", ()):
+        for name in getattr(TORCH_NORMS[base], "_cunorm_options", ()):
             if hasattr(module, name):
                 raise Unknown(f"it has an attribute {name} of its own")
-        module.__class__ = _swapped(kind, None)
-        return _TORCH_NORMS[base][1].format(module)
-    if is_torchs:
+        module.__class__ = swapped(kind, None)
+        return _CALLS[base].format(module)
+    if kind.__module__.startswith("torch.nn.modules."):
         raise Unknown("of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced")
     plan = probe(module, exact=exact)
-    module.__class__ = _swapped(kind, plan)
+    module.__class__ = swapped(kind, plan)
     dtypes = (parameter.dtype for parameter in module.parameters())
     return plan.describe(getattr(module, plan.eps), next(dtypes, torch.float32))
-
-
-def _torch_norm(kind: Any) -> Any:
-    """Return the norm of torch.nn whose forward a class has or inherits, or None."""
-    bases = (base for base in _TORCH_NORMS if issubclass(kind, base))
-    return next((base for base in bases if kind.forward is base.forward), None)
-
-
-def _is_called_norm(module: Any) -> bool:
-    """Return whether the report lists a module that is left: not one made of norms and others."""
-    name = type(module).__name__
-    if next(module.children(), None) is None:
-        return "norm" in name.lower() or isinstance(module, tuple(_TORCH_NORMS))
-    return name.endswith("Norm")
-
-
-def _swapped(kind: Any, plan: Plan | None) -> Any:
-    """Return the subclass of kind that runs cunorm; plan is None where the forward is torch's.
-
-    Python itself lists the living subclasses of a class: a cache would keep kind alive.
-    """
-    for subclass in kind.__subclasses__():
-        members = vars(subclass)
-        if members.get("_cunorm_kind") is kind and members["_cunorm_plan"] == plan:
-            return subclass
-    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce_ex__": _reduce}
-    members |= {"_cunorm_kind": kind, "_cunorm_plan": plan}
-    base = _torch_norm(kind)
-    if plan is not None:
-        calls = {(pair, gated): recipe.call(*pair) for pair, gated, recipe, _ in plan.matches}
-        members |= {"forward": _forward, "_cunorm_calls": calls}
-    elif base is not None:
-        ours, _ = _TORCH_NORMS[base]
-        members |= {name: getattr(ours, name) for name in (*ours.__annotations__, "forward")}
-    return type(f"Cunorm{kind.__name__}", (kind,), members)
-
-
-def _forward(self: Any, *args: Any, **named: Any) -> Any:
-    """Run the recipe for these dtypes; if there is none, the module's own forward."""
-    plan: Plan = self._cunorm_plan
-    x, gate = _operands(plan.arguments, args, named)
-    parameters = [getattr(self, name) for name in plan.parameters]
-    weight = parameters[0] if parameters else x
-    pair = (getattr(x, "dtype", None), getattr(weight, "dtype", None))
-    call = self._cunorm_calls.get((pair, gate is not None))
-    if (
-        call is None
-        or x.dim() not in plan.axes
-        or (gate is not None and (gate.dtype, gate.shape) != (x.dtype, x.shape))
-        or (not plan.under_autocast and torch.is_autocast_enabled(x.device.type))
-    ):
-        return self._cunorm_kind.forward(self, *args, **named)
-    function, offset = call
-    if offset is not None:
-        parameters[0] = parameters[0] + offset
-    options = {"eps": getattr(self, plan.eps)} | ({} if gate is None else {"gate": gate})
-    return function(x, *parameters, **options)
-
-
-def _operands(names: tuple[str, ...], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return x and gate, None where there is none, and neither if there is anything else."""
-    if len(args) == 1 and not named:
-        return args[0], None
-    rest = names[len(args) :]
-    if len(args) > len(names) or any(name not in rest for name in named):
-        return None, None
-    return (*args, *map(named.get, rest), None)[:2]
-
-
-def _reduce(self: Any, protocol: Any) -> Any:
-    """Pickle and copy a module by its original class and plan, as pickle finds no swapped class."""
-    kind = type(self)
-    _, _, *state = kind._cunorm_kind.__reduce_ex__(self, protocol)
-    return (_new, (kind._cunorm_kind, kind._cunorm_plan), *state)
-
-
-def _new(kind: Any, plan: Plan | None) -> Any:
-    subclass = _swapped(kind, plan)
-    return subclass.__new__(subclass)

@@ -1,136 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""Recipes, the formulas that a norm module may have, and trials: samples to compare with them."""
+"""Trials: samples of a norm module's results, to compare with the formulas of recipes."""
 
 import copy
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from contextlib import nullcontext
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from cunorm.torch._functions import layer_norm, rms_norm
+from cunorm.torch._replace.recipe import Pair, Recipe
 
-Pair = tuple[torch.dtype, torch.dtype]  # of x, and of the parameters, x's if there are none
-Bounds = tuple[Tensor, Tensor]
-
-# 16 roundings of the largest term of a normalised row or of a product. Sums of squares lose less,
-# in torch's order and in ours (4 at width 16384).
-_SLACK = 2.0**-20
-_GATES = ("silu", "sigmoid", "gelu", "relu")
-_EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
+EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
 _GATE_NAMES = ("gate", "z", "g")
-_TORCH_NORMS = ("layer_norm", "rms_norm", "group_norm")
+TORCH_NORMS = ("layer_norm", "rms_norm", "group_norm")
 _WIDTH_WITHOUT_WEIGHT = 48
 _GRADIENT_ERROR = 1e-3  # of the largest of a row: far over float32's, far below another formula's
 _ELEMENTS = 1024  # in each third of a sample, and at least a row
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A row norm with its options, but for eps; from groups to gate_position, `rms_norm`'s."""
-
-    center: bool = False  # whether it is a layer norm
-    groups: int = 1
-    weight_offset: float = 0.0
-    round_before_weight: bool = False
-    gate_activation: str | None = None  # None is no gate
-    gate_position: str = "post"
-    dtype: str | None = None  # y's: "x's", "float32" or wider, None for the norm's default
-    rounds_factor: bool = False  # whether weight + weight_offset is rounded to weight's dtype
-
-    def describe(self, eps: float | None = None) -> str:
-        """Return the call as text, with the options that are not the default."""
-        options = ({} if eps is None else {"eps": eps}) | self._options()
-        if self.gate_activation:
-            options.pop("gate_position", None)
-            options["gate"] = f"{options.pop('gate_activation')} {self.gate_position}"
-        if self.dtype:
-            options["dtype"] = self.dtype
-        listed = ", ".join(f"{name}={value}" for name, value in options.items())
-        rounded = ", weight + weight_offset rounded" if self.rounds_factor else ""
-        return f"{'layer' if self.center else 'rms'}_norm({listed}){rounded}"
-
-    def call(self, x: torch.dtype, weight: torch.dtype) -> tuple[Any, float | None]:
-        """Return the function for these dtypes, and what to add to weight before, with rounding."""
-        options = self._options()
-        offset = options.pop("weight_offset") if self.rounds_factor else None
-        if self.dtype:
-            options["dtype"] = self.y_dtype(x, weight)
-        return partial(layer_norm if self.center else rms_norm, **options), offset
-
-    def _options(self) -> dict[str, Any]:
-        values = ((field, getattr(self, field.name)) for field in fields(self)[1:-2])
-        return {field.name: value for field, value in values if value != field.default}
-
-    def y_dtype(self, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
-        """Return the dtype of y; that of weight is x's where there is none."""
-        if self.dtype == "float32":
-            return torch.promote_types(x, torch.float32)
-        return torch.promote_types(x, weight) if self.round_before_weight and not self.dtype else x
-
-    def bounds(self, x: Tensor, weight: Any, bias: Any, eps: float, gate: Any) -> Bounds:
-        """Return the bounds of y before its rounding, however float32 arithmetic computes it."""
-        g = None if gate is None else getattr(functional, str(self.gate_activation))(gate.double())
-        pre = g is not None and self.gate_position == "pre"
-        rows = (x.double() * g if pre else x.double()).unflatten(-1, (self.groups, -1))
-        if self.center:
-            rows = rows - rows.mean(-1, keepdim=True)
-        rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
-        slack = _SLACK * rows.abs().amax(-1, keepdim=True)
-        low, high = (rows - slack).flatten(-2), (rows + slack).flatten(-2)
-        if self.round_before_weight:
-            low, high = low.to(x.dtype).double(), high.to(x.dtype).double()
-        if weight is not None:
-            terms = weight.double().abs() + self.weight_offset  # of a sum that may cancel
-            factor = (weight if self.rounds_factor else weight.double()) + self.weight_offset
-            low, high = _times(low, high, factor.double(), terms)
-        if bias is not None:
-            slack = _SLACK * (torch.maximum(low.abs(), high.abs()) + bias.double().abs())
-            low, high = low + bias.double() - slack, high + bias.double() + slack
-        if g is not None and not pre:
-            low, high = _times(low, high, g, g.abs())
-        return low, high
-
-
-def _times(low: Tensor, high: Tensor, factor: Tensor, terms: Tensor) -> Bounds:
-    """Return the bounds of a rounded product with a factor, whose terms add up to `terms`."""
-    ends = low * factor, high * factor
-    slack = _SLACK * torch.maximum(low.abs(), high.abs()) * terms
-    return torch.minimum(*ends) - slack, torch.maximum(*ends) + slack
-
-
-# Whether a norm rounds before weight, and y's dtype. The first that agrees is taken: the usual.
-_ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
-    (False, None),  # once, at the end: torch.nn, Gemma, OLMo 2
-    (True, None),  # before weight: Llama, Qwen, T5 in half precision
-    (True, "x's"),  # before weight, and at the end
-    (False, "float32"),  # nowhere: T5 with a float32 weight
-)
-
-
-def float32_recipes(has_weight: bool, groups: Iterable[int], gated: bool) -> Iterator[Recipe]:
-    """Yield the recipes that differ in float32: without the variants that round elsewhere."""
-    gates = product(_GATES, ("post", "pre")) if gated else ((None, "post"),)
-    offsets = (0.0, 1.0) if has_weight else (0.0,)
-    for (activation, position), center, offset, g in product(gates, (False, True), offsets, groups):
-        yield Recipe(center, g, offset, False, activation, position)
-
-
-def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:
-    """Yield the recipes that are this one in float32 and round elsewhere in half precision."""
-    factors = (False, True) if recipe.weight_offset else (False,)
-    for rounds_factor, (before, dtype) in product(factors, _ROUNDINGS):
-        if has_weight or not before:
-            options: Any = {"round_before_weight": before, "rounds_factor": rounds_factor}
-            yield replace(recipe, dtype=dtype, **options)
+_USUAL = nullcontext()
 
 
 class Unknown(Exception):
@@ -158,19 +49,23 @@ class Sample(NamedTuple):
         worst = off / unit.clamp(min=info.eps * info.smallest_normal)
         return math.inf if worst.isnan().any() else float(worst.max())
 
-    def has_gradients(self, recipe: Recipe) -> bool:
-        """Return whether y, of float32, has a recipe's gradients: so no statistic is detached."""
+    def has_gradients(self, recipe: Recipe, mode: Any = _USUAL) -> bool:
+        """Return whether y has a recipe's gradients: so no statistic is detached."""
         low, high = recipe.bounds(*self.operands)
         leaves = [operand for operand in self.operands if isinstance(operand, Tensor)]
         generator = torch.Generator("cpu").manual_seed(1)
-        dy = torch.randn(self.y.shape, generator=generator, dtype=self.y.dtype, device="cpu")
+        dy = torch.randn(self.y.shape, generator=generator, dtype=torch.float64, device="cpu")
+        dy = dy.to(self.y.dtype)
         try:
-            actual = torch.autograd.grad(self.y, leaves, dy)
+            with mode:
+                actual = torch.autograd.grad(self.y, leaves, dy)
         except RuntimeError:
             return False
         expected = torch.autograd.grad((low + high) / 2, leaves, dy.double())
+        units = max(torch.finfo(dtype).eps for dtype in (self.y.dtype, *self.pair))
+        allowed = max(_GRADIENT_ERROR, 4 * units)
         return all(
-            bool(((a - e).abs() <= _GRADIENT_ERROR * e.abs().amax(-1, keepdim=True)).all())
+            bool(((a == e) | ((a - e).abs() <= allowed * e.abs().amax(-1, keepdim=True))).all())
             for a, e in zip(actual, expected, strict=True)
         )
 
@@ -182,15 +77,34 @@ class Trial:
         self.parameters, self.width, self.dtype = _parameters(module)
         name = eps_name(module)
         if name is None:
-            raise Unknown(f"it has no eps: no attribute {', '.join(_EPS_NAMES)}")
+            raise Unknown(f"it has no eps: no number {', '.join(EPS_NAMES)}")
         self.eps_name, self.eps = name, float(getattr(module, name))
         self.arguments, self.gated = _arguments(type(module).forward)
         self.groups = _groups(module, self.width)
         self.calls_torch = False  # whether it has called a norm of torch's
+        self._mode: Any = _USUAL
         self._module = copy.copy(module)  # which shares all containers but this one:
         self._module.__dict__["_parameters"] = dict(module._parameters)
 
-    def sample(self, pair: Pair, gated: bool, axes: int = 3, *, training: bool = True) -> Sample:
+    def swap(self, kind: Any, mode: Any) -> None:
+        """From now on sample what a swapped class runs, in a mode; where it cannot, fail."""
+
+        def fail(error: Exception, *_: Any) -> Any:
+            raise error
+
+        self._module.__class__ = kind
+        self._module.__dict__["_cunorm_own"] = fail
+        self._mode = mode
+
+    def sample(
+        self,
+        pair: Pair,
+        gated: bool,
+        axes: int = 3,
+        *,
+        training: bool = True,
+        autocast: bool = False,
+    ) -> Sample:
         """Run forward on an x of 2 to 5 axes, with the same rows; raise Unknown if it fails."""
         operands = self._operands(pair, gated)
         x, *parameters, _, gate = operands
@@ -201,10 +115,11 @@ class Trial:
         arguments = [operand.reshape(shape).clone() for operand in (x, gate) if operand is not None]
         try:
             with (
-                torch.autocast("cpu", enabled=False),
+                torch.autocast("cpu", torch.bfloat16, enabled=autocast),
                 torch.random.fork_rng(devices=[]),
                 warnings.catch_warnings(),
                 _Watch() as watch,
+                self._mode,
             ):
                 warnings.simplefilter("ignore")
                 y = type(module).forward(module, *arguments)
@@ -228,7 +143,7 @@ class Trial:
         parameters = [draw(self.width).to(pair[1]) for _ in self.parameters]
         gate = draw(shape).to(pair[0]) if gated else None
         for operand in (x, *parameters, *([gate] if gated else [])):
-            operand.requires_grad_(pair[0] is torch.float32)
+            operand.requires_grad_()
         return x, *(*parameters, None, None)[:2], self.eps, gate
 
 
@@ -238,14 +153,16 @@ class _Watch(TorchFunctionMode):
     seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= getattr(func, "__name__", "") in _TORCH_NORMS
+        self.seen |= getattr(func, "__name__", "") in TORCH_NORMS
         return func(*args, **(kwargs or {}))
 
 
 def _parameters(module: Any) -> tuple[tuple[str, ...], int, torch.dtype]:
     """Return the names of weight and bias, their width and their dtype."""
-    if next(module.children(), None) is not None:
-        raise Unknown("it has submodules")
+    if children := [name for name, _ in module.named_children()]:
+        raise Unknown(
+            f"it has submodules: {', '.join(children[:4])}{', ...' * (len(children) > 4)}"
+        )
     if any(buffer is not None for buffer in module._buffers.values()):
         raise Unknown("it has buffers")
     given = {name: p for name, p in module._parameters.items() if p is not None}
@@ -261,7 +178,9 @@ def _parameters(module: Any) -> tuple[tuple[str, ...], int, torch.dtype]:
 
 
 def eps_name(module: Any) -> str | None:
-    return next((n for n in _EPS_NAMES if isinstance(getattr(module, n, None), float)), None)
+    """Return the name of the attribute that is eps, a float or an int."""
+    values = {name: getattr(module, name, None) for name in EPS_NAMES}
+    return next((n for n, v in values.items() if type(v) is int or isinstance(v, float)), None)
 
 
 def _arguments(forward: Any) -> tuple[tuple[str, ...], list[bool]]:

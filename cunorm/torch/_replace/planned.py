@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""Planned: calls of row norms run in float64, as whole calls but for their kernels."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cunorm._arrays.torch import TORCH_DTYPES
+from cunorm._core.dtypes import parse_dtype
+from cunorm._core.plan import OpDef, spec_from_json
+from cunorm._core.tensor import CPU, TensorSpec
+from cunorm.torch._library import OPERATORS
+from cunorm.torch._pair import ROW
+
+_F64 = torch.float64
+
+
+class Planned(TorchDispatchMode):
+    """Check and plan the calls of row norms, and let the float64 oracle run them.
+
+    A call in this mode is what it is without: the same function, options, checks, gradients. No
+    kernel is compiled, which would take seconds for each dtype, and on the CPU for a GPU's model.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        operators = OPERATORS[ROW.name]
+        both = ((operators.forward, ROW.forward), (operators.backward, ROW.backward))
+        self._ops: dict[Any, OpDef] = {operator._opoverload: op for operator, op in both}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports the compiler, for seconds, to keep it off this mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        op = self._ops.get(func)
+        if op is None:
+            return func(*args, **(kwargs or {}))
+        self.calls += 1
+        *arrays, text = args
+        return _run(op, spec_from_json(op.spec_type, text), arrays)
+
+
+def _run(op: OpDef, spec: Any, arrays: list[Any]) -> tuple[Any, ...]:
+    """Return the outputs of an operator: an empty tensor of bools for an absent one."""
+    plan = op.plan(spec, (*map(_spec, arrays), *(None,) * len(op.outputs)))
+    planned = {place - op.first_output: output for place, output in plan.outputs}
+    exact = {place: torch.empty(output.shape, dtype=_F64) for place, output in planned.items()}
+    given = [None if one is None else one.detach().to(_F64).numpy() for one in arrays]
+    found = [exact[n].numpy() if n in exact else None for n in range(len(op.outputs))]
+    op.reference(replace(spec, x_dtype=None) if op is ROW.backward else spec, (*given, *found))
+    if op is ROW.forward:  # y is rounded before weight, if at all, to x's dtype, not to float64
+        x, _, gate, weight, bias = arrays
+        exact[0] = ROW.formula(spec, x.dtype, x.to(_F64), gate, weight, bias)
+    return tuple(
+        exact[n].to(TORCH_DTYPES[planned[n].dtype]) if n in exact else torch.empty(0).bool()
+        for n in range(len(op.outputs))
+    )
+
+
+def _spec(array: Any) -> TensorSpec | None:
+    if array is None:
+        return None
+    return TensorSpec(tuple(array.shape), array.stride(), parse_dtype("", "x", array.dtype), CPU)

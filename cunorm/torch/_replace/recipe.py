@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""Recipes: the formulas that a norm module may have, and the calls that they are."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cunorm.torch._functions import layer_norm, normalize, rms_norm
+
+Pair = tuple[torch.dtype, torch.dtype]  # of x, and of the parameters, x's if there are none
+Bounds = tuple[Tensor, Tensor]
+
+# 16 roundings of the largest term of a normalised row or of a product. Sums of squares lose less,
+# in torch's order and in ours (4 at width 16384).
+_SLACK = 2.0**-20
+_GATES = ("silu", "sigmoid", "gelu", "relu")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A row norm with its options, but for eps; from groups to gate_position, `rms_norm`'s."""
+
+    center: bool = False  # whether it is a layer norm
+    has_bias: bool = False
+    groups: int = 1
+    weight_offset: float = 0.0
+    round_before_weight: bool = False
+    gate_activation: str | None = None  # None is no gate
+    gate_position: str = "post"
+    dtype: str | None = None  # y's: "x's", "float32" or wider, None for the norm's default
+    rounds_factor: bool = False  # whether weight + weight_offset is rounded to weight's dtype
+
+    def describe(self, eps: float | None = None) -> str:
+        """Return the call as text, with the options that are not the default."""
+        options = ({} if eps is None else {"eps": eps}) | self._options()
+        if self.gate_activation:
+            options.pop("gate_position", None)
+            options["gate"] = f"{options.pop('gate_activation')} {self.gate_position}"
+        if self.dtype:
+            options["dtype"] = self.dtype
+        listed = ", ".join(f"{name}={value}" for name, value in options.items())
+        rounded = ", weight + weight_offset rounded" if self.rounds_factor else ""
+        return f"{self._function().__name__}({listed}){rounded}"
+
+    def call(self, x: torch.dtype, weight: torch.dtype) -> tuple[Any, float | None]:
+        """Return the function for these dtypes, and what to add to weight before, with rounding."""
+        options = self._options()
+        offset = options.pop("weight_offset") if self.rounds_factor else None
+        if self.dtype:
+            options["dtype"] = self.y_dtype(x, weight)
+        return partial(self._function(), **options), offset
+
+    def _function(self) -> Any:
+        uncentered = normalize if self.has_bias else rms_norm  # which takes no bias
+        return layer_norm if self.center else uncentered
+
+    def _options(self) -> dict[str, Any]:
+        values = ((field, getattr(self, field.name)) for field in fields(self)[2:-2])
+        return {field.name: value for field, value in values if value != field.default}
+
+    def y_dtype(self, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
+        """Return the dtype of y; that of weight is x's where there is none."""
+        if self.dtype == "float32":
+            return torch.promote_types(x, torch.float32)
+        return torch.promote_types(x, weight) if self.round_before_weight and not self.dtype else x
+
+    def bounds(self, x: Tensor, weight: Any, bias: Any, eps: float, gate: Any) -> Bounds:
+        """Return the bounds of y before its rounding, however float32 arithmetic computes it."""
+        g = None if gate is None else getattr(functional, str(self.gate_activation))(gate.double())
+        pre = g is not None and self.gate_position == "pre"
+        rows = (x.double() * g if pre else x.double()).unflatten(-1, (self.groups, -1))
+        if self.center:
+            rows = rows - rows.mean(-1, keepdim=True)
+        rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
+        slack = _SLACK * rows.abs().amax(-1, keepdim=True)
+        low, high = (rows - slack).flatten(-2), (rows + slack).flatten(-2)
+        if self.round_before_weight:
+            low, high = _rounded(low, x.dtype), _rounded(high, x.dtype)
+        if weight is not None:
+            terms = weight.double().abs() + self.weight_offset  # of a sum that may cancel
+            factor = (weight if self.rounds_factor else weight.double()) + self.weight_offset
+            low, high = _times(low, high, factor.double(), terms)
+        if bias is not None:
+            slack = _SLACK * (torch.maximum(low.abs(), high.abs()) + bias.double().abs())
+            low, high = low + bias.double() - slack, high + bias.double() + slack
+        if g is not None and not pre:
+            low, high = _times(low, high, g, g.abs())
+        return low, high
+
+
+def _rounded(end: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a bound rounded, with the gradient of one that is not: kernels pass it on so."""
+    return end + (end.to(dtype).double() - end).detach()
+
+
+def _times(low: Tensor, high: Tensor, factor: Tensor, terms: Tensor) -> Bounds:
+    """Return the bounds of a rounded product with a factor, whose terms add up to `terms`."""
+    ends = low * factor, high * factor
+    slack = _SLACK * torch.maximum(low.abs(), high.abs()) * terms
+    return torch.minimum(*ends) - slack, torch.maximum(*ends) + slack
+
+
+# Whether a norm rounds before weight, and y's dtype. The first that agrees is taken: the usual.
+_ROUNDINGS: tuple[tuple[bool, str | None], ...] = (
+    (False, None),  # once, at the end: torch.nn, Gemma, OLMo 2
+    (True, None),  # before weight: Llama, Qwen, T5 in half precision
+    (True, "x's"),  # before weight, and at the end
+    (False, "float32"),  # nowhere: T5 with a float32 weight
+)
+
+
+def float32_recipes(parameters: int, groups: Iterable[int], gated: bool) -> Iterator[Recipe]:
+    """Yield the recipes that differ in float32: without the variants that round elsewhere.
+
+    parameters counts those of the module: 1 is weight alone, 2 are weight and bias.
+    """
+    gates = product(_GATES, ("post", "pre")) if gated else ((None, "post"),)
+    offsets = (0.0, 1.0) if parameters else (0.0,)
+    for (activation, position), center, offset, g in product(gates, (False, True), offsets, groups):
+        yield Recipe(center, parameters > 1, g, offset, False, activation, position)
+
+
+def variants(recipe: Recipe, has_weight: bool) -> Iterator[Recipe]:
+    """Yield the recipes that are this one in float32 and round elsewhere in half precision."""
+    factors = (False, True) if recipe.weight_offset else (False,)
+    for rounds_factor, (before, dtype) in product(factors, _ROUNDINGS):
+        if has_weight or not before:
+            options: Any = {"round_before_weight": before, "rounds_factor": rounds_factor}
+            yield replace(recipe, dtype=dtype, **options)

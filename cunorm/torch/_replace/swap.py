@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT
+"""The classes of replaced norms: their forward calls cunorm, or the module's own where it cannot.
+
+The module stays the same object. `torch.nn.utils.parametrize` works in the same way.
+"""
+
+import warnings
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from cunorm.torch._modules import GroupNorm, LayerNorm, RMSNorm
+from cunorm.torch._replace.plan import Plan
+from cunorm.torch._tensors import refusal
+
+# The norms of torch.nn need no probe and run in all dtypes: our class.
+TORCH_NORMS: dict[Any, Any] = {
+    torch.nn.RMSNorm: RMSNorm,
+    torch.nn.LayerNorm: LayerNorm,
+    torch.nn.GroupNorm: GroupNorm,
+}
+
+
+def torch_norm(kind: Any) -> Any:
+    """Return the norm of torch.nn whose forward a class has or inherits, or None."""
+    bases = (base for base in TORCH_NORMS if issubclass(kind, base))
+    return next((base for base in bases if kind.forward is base.forward), None)
+
+
+def swapped(kind: Any, plan: Plan | None) -> Any:
+    """Return the subclass of kind that runs cunorm; plan is None where the forward is torch's.
+
+    Python itself lists the living subclasses of a class: a cache would keep kind alive.
+    """
+    for subclass in kind.__subclasses__():
+        members = vars(subclass)
+        if members.get("_cunorm_kind") is kind and members["_cunorm_plan"] == plan:
+            return subclass
+    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce_ex__": _reduce}
+    members |= {"_cunorm_kind": kind, "_cunorm_plan": plan, "_cunorm_warned": set()}
+    members |= {"_cunorm_own": _own, "__prepare_scriptable__": _scriptable}
+    base = torch_norm(kind)
+    if plan is not None:
+        calls = {(pair, gated): recipe.call(*pair) for pair, gated, recipe, _ in plan.matches}
+        members |= {"forward": _forward, "_cunorm_calls": calls}
+    elif base is not None:
+        ours = TORCH_NORMS[base]
+        members |= {name: getattr(ours, name) for name in ours.__annotations__}
+        members["forward"] = _forward_of(base)
+    return type(f"Cunorm{kind.__name__}", (kind,), members)
+
+
+def _forward_of(base: Any) -> Callable[[Any, Any], Any]:
+    """Return the forward that runs our module in place of torch's, with torch's name of x."""
+    run: Callable[[Any, Any], Any] = TORCH_NORMS[base].forward
+
+    def named_input(self: Any, input: Any) -> Any:
+        try:
+            return run(self, input)
+        except Exception as error:
+            return self._cunorm_own(error, (input,), {})
+
+    def named_x(self: Any, x: Any) -> Any:
+        try:
+            return run(self, x)
+        except Exception as error:
+            return self._cunorm_own(error, (x,), {})
+
+    forward = named_x if "x" in signature(base.forward).parameters else named_input
+    forward.__qualname__ = f"{base.__name__}.forward"  # in errors about arguments
+    return forward
+
+
+def _forward(self: Any, *args: Any, **named: Any) -> Any:
+    """Run the recipe for these dtypes; if there is none, the module's own forward."""
+    plan: Plan = self._cunorm_plan
+    x, gate = _operands(plan.arguments, args, named)
+    parameters = [getattr(self, name) for name in plan.parameters]
+    weight = parameters[0] if parameters else x
+    pair = (getattr(x, "dtype", None), getattr(weight, "dtype", None))
+    call = self._cunorm_calls.get((pair, gate is not None))
+    if (
+        call is None
+        or x.dim() not in plan.axes
+        or (gate is not None and (gate.dtype, gate.shape) != (x.dtype, x.shape))
+        or (not plan.under_autocast and torch.is_autocast_enabled(x.device.type))
+    ):
+        return self._cunorm_kind.forward(self, *args, **named)
+    function, offset = call
+    if offset is not None:
+        parameters[0] = parameters[0] + offset
+    eps = getattr(self, plan.eps)
+    try:
+        if gate is None:
+            return function(x, *parameters, eps=eps)
+        return function(x, *parameters, eps=eps, gate=gate)
+    except Exception as error:
+        return self._cunorm_own(error, args, named)
+
+
+def _own(self: Any, error: Exception, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Run the module's own forward where cunorm's operators cannot run; warn of each reason once.
+
+    Where they can, the error is raised; and what fails in the own forward, too, needs no warning.
+    """
+    reason, text = _reason(error, (*args, *named.values(), *self._parameters.values()))
+    if reason is None:
+        raise error
+    y = self._cunorm_kind.forward(self, *args, **named)
+    _warn(type(self), reason, f"a replaced norm runs its own forward: {text}")
+    return y
+
+
+def _reason(error: Exception, operands: tuple[Any, ...]) -> tuple[Any, str]:
+    """Return why cunorm raised an error, None if for no reason in a call, and a text about it."""
+    refused = refusal(*operands)
+    if refused is not None:
+        return refused, refused
+    if forward_ad._current_level >= 0:
+        return forward_ad, "cunorm has no forward-mode derivatives"
+    if isinstance(error, (TypeError, ValueError)):  # which are raised before anything runs
+        return type(error), str(error)
+    return None, ""
+
+
+def _warn(kind: Any, reason: Any, text: str) -> None:
+    if reason not in kind._cunorm_warned:
+        kind._cunorm_warned.add(reason)
+        warnings.warn(f"{kind._cunorm_kind.__name__}: {text}", stacklevel=4)
+
+
+def _scriptable(self: Any) -> Any:
+    """Give the module its class back, as torch.jit.script puts what this returns into the model."""
+    kind = type(self)
+    self.__class__ = kind._cunorm_kind
+    _warn(kind, "script", "torch.jit.script reads its own forward, which it has again from now on")
+    return self
+
+
+def _operands(names: tuple[str, ...], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return x and gate, None where there is none, and neither if there is anything else."""
+    if len(args) == 1 and not named:
+        return args[0], None
+    rest = names[len(args) :]
+    if len(args) > len(names) or any(name not in rest for name in named):
+        return None, None
+    return (*args, *map(named.get, rest), None)[:2]
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """Pickle and copy a module by its original class and plan, as pickle finds no swapped class."""
+    kind = type(self)
+    _, _, *state = kind._cunorm_kind.__reduce_ex__(self, protocol)
+    return (_new, (kind._cunorm_kind, kind._cunorm_plan), *state)
+
+
+def _new(kind: Any, plan: Plan | None) -> Any:
+    subclass = swapped(kind, plan)
+    return subclass.__new__(subclass)
