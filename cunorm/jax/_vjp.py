@@ -38,12 +38,14 @@ class Norm:
         """Call the forward, with scalars as the caller gives them."""
         op, is_traced = self.forward, False
         for place, array in enumerate(arrays):
+            if array is None and place >= op.required:
+                continue
             if isinstance(array, Tracer):
                 is_traced = True
-            elif not (isinstance(array, _ARRAYS) or (array is None and place >= op.required)):
-                if hasattr(array, "__jax_array__"):  # such as Flax's parameters
-                    arrays = *arrays[:place], array.__jax_array__(), *arrays[place + 1 :]
-                    return self(params, arrays)
+            elif not isinstance(array, _ARRAYS):
+                if hasattr(array, "__jax_array__"):  # of Flax's nnx.Param, as jax.numpy asks it
+                    own = array.__jax_array__()
+                    return self(params, (*arrays[:place], own, *arrays[place + 1 :]))
                 where, got = f"{params[0]}: {op.inputs[place]}", of_type(type(array))
                 raise TypeError(f"{where} is {got}, expected a JAX or NumPy array")
         try:
@@ -51,11 +53,7 @@ class Norm:
         except TypeError as error:
             raise _of_traced_scalars(error, params) from None
         results: Results
-        if is_traced:
-            _ = Call.of(op, spec, arrays).plan  # refuses wrong input
-            results = _norm(self, spec, _ffi.match_varying_axes(arrays))
-        else:
-            results = _compiled(op, spec)(arrays)
+        results = _run_traced(self, spec, arrays) if is_traced else _compiled(op, spec)(arrays)
         return results
 
 
@@ -89,6 +87,18 @@ def _compiled(op: OpDef, spec: Any) -> Callable[[Arrays], Results]:
     return compiled
 
 
+def _run_traced(norm: Norm, spec: Any, arrays: Arrays) -> Results:
+    """Return the results of arrays that JAX transforms, perhaps for a derivative."""
+    _ = Call.of(norm.forward, spec, arrays).plan  # refuses wrong input
+    function = partial(_norm, norm, spec)
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        # Outside of jit, shard_map takes a `custom_vjp` with symbolic zeros only in a compiled
+        # function. This one is of this call alone.
+        function = jax.jit(function)
+    results: Results = function(_ffi.match_varying_axes(arrays))
+    return results
+
+
 def _y_and_stream(outputs: dict[str, Any]) -> Results:
     return outputs["y"], outputs.get("residual")
 
@@ -99,8 +109,8 @@ def _norm(norm: Norm, spec: Any, arrays: Arrays) -> Results:
 
 
 # What is saved: arrays by their names in the backward (inputs, the new stream, mean and rstd), and
-# the note of `_note`. JAX keeps one pytree of them for all derivatives of a traced call, whichever
-# operands each wants; so nothing in the pytree, but for the shape of the note, depends on that.
+# the array of `_note`. JAX keeps one pytree of them for all derivatives of a traced call, but the
+# shape of each array for each of them: nothing else may depend on which operands one wants.
 _Saved = tuple[dict[str, Any], Any]
 
 
