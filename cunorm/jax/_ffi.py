@@ -43,7 +43,7 @@ def run_new_outputs(call: Call, arrays: Sequence[Any]) -> Arrays:
     check_x64(call)
     if not call.plan.outputs:
         return ()
-    outputs: Arrays = _underivable(call, *[array for array in arrays if array is not None])
+    outputs: Arrays = _kernel(call)(*[array for array in arrays if array is not None])
     return outputs
 
 
@@ -54,10 +54,30 @@ def check_x64(call: Call) -> None:
         raise TypeError(f"{call.spec.function}: a result of dtype float64: {NEEDS_X64}")
 
 
+@memoize()
+def _kernel(call: Call) -> Any:
+    """Return a call as a compiled function of its present arrays, with a rule for vmap.
+
+    It is compiled once, for derivatives outside of jit, too. Its refusal of a derivative is
+    innermost: JAX drops a rule that it meets itself where it takes a loop's derivative apart.
+    """
+
+    @custom_vmap
+    def function(*arrays: Any) -> Arrays:
+        outputs: Arrays = _underivable(call, *arrays)
+        return outputs
+
+    @function.def_vmap
+    def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Arrays, tuple[bool, ...]]:
+        outputs = _run_batch(call, size, batched, arrays)
+        return outputs, (True,) * len(outputs)
+
+    return jax.jit(function, inline=True)
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _underivable(call: Call, *arrays: Any) -> Arrays:
-    outputs: Arrays = _batchable(call)(*arrays)
-    return outputs
+    return _ffi_call(call, arrays)
 
 
 @_underivable.defjvp
@@ -66,22 +86,6 @@ def _refuse(call: Call, primals: Arrays, tangents: Arrays) -> None:
         f"{call.spec.function}: a second or a forward-mode derivative is asked for, expected first "
         "ones of reverse mode (jax.grad, jax.vjp): cunorm.jax has no others"
     )
-
-
-@memoize()
-def _batchable(call: Call) -> Any:
-    """Return a call as a function of its present arrays, with a rule for vmap."""
-
-    @custom_vmap
-    def function(*arrays: Any) -> Arrays:
-        return _ffi_call(call, arrays)
-
-    @function.def_vmap
-    def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Arrays, tuple[bool, ...]]:
-        outputs = _run_batch(call, size, batched, arrays)
-        return outputs, (True,) * len(outputs)
-
-    return function
 
 
 def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Arrays:
@@ -110,7 +114,7 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
     if not has_samples and spec.axis >= 0:  # counted from the end, it stays what it is
         spec = changed(spec, axis=spec.axis - len(x.shape))
     of_all = Call.of(op, spec, [joined.get(name) for name in op.inputs])
-    results: Arrays = _batchable(of_all)(*joined.values())
+    results: Arrays = _kernel(of_all)(*joined.values())
     pairs = zip(results, outputs, strict=True)
     return tuple([result.reshape(size, *one.shape) for result, (_, one) in pairs])
 
@@ -119,7 +123,7 @@ def _run_examples(call: Call, batched: list[bool], arrays: Arrays) -> Arrays:
     differing = {place: arrays[place] for place, is_batched in enumerate(batched) if is_batched}
 
     def run_example(own: dict[int, Any]) -> Any:
-        return _batchable(call)(*[own.get(place, array) for place, array in enumerate(arrays)])
+        return _kernel(call)(*[own.get(place, array) for place, array in enumerate(arrays)])
 
     results: Arrays = jax.lax.map(run_example, differing)
     return results

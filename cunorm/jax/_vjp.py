@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
 from cunorm._core.dtypes import DType, dtype_of
@@ -35,9 +36,16 @@ class Norm:
 
     def __call__(self, params: tuple[Any, ...], arrays: Arrays) -> Results:
         """Call the forward, with scalars as the caller gives them."""
-        op = self.forward
+        op, is_traced = self.forward, False
         for place, array in enumerate(arrays):
-            if not (isinstance(array, _ARRAYS) or (array is None and place >= op.required)):
+            if array is None and place >= op.required:
+                continue
+            if isinstance(array, Tracer):
+                is_traced = True
+            elif not isinstance(array, _ARRAYS):
+                if hasattr(array, "__jax_array__"):  # of Flax's nnx.Param, as jax.numpy asks it
+                    own = array.__jax_array__()
+                    return self(params, (*arrays[:place], own, *arrays[place + 1 :]))
                 where, got = f"{params[0]}: {op.inputs[place]}", of_type(type(array))
                 hint = array_hint(params[0], op.inputs[place], array)
                 raise TypeError(f"{where} is {got}, expected a JAX or NumPy array{hint}")
@@ -45,7 +53,8 @@ class Norm:
             spec = parse(op, params)
         except TypeError as error:
             raise _of_traced_scalars(error, params) from None
-        results: Results = _compiled(self, spec)(arrays)
+        results: Results
+        results = _run_traced(self, spec, arrays) if is_traced else _compiled(op, spec)(arrays)
         return results
 
 
@@ -57,70 +66,94 @@ def _of_traced_scalars(error: TypeError, params: tuple[Any, ...]) -> TypeError:
     for one in params:
         scalar = one[0] if isinstance(one, tuple) and one else one  # c is its `typed_key`
         wrong = f" is {scalar!r}, "
-        if isinstance(scalar, jax.core.Tracer) and wrong in str(error):
+        if isinstance(scalar, Tracer) and wrong in str(error):
             text = str(error).replace(wrong, " is traced by JAX, ")
             remedy = "under jax.jit, bind it with functools.partial or name it in static_argnames"
             return TypeError(f"{text}: {remedy}")
     return error
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=("arrays",), meta_fields=("x_dtype", "wanted")
-)
-@dataclass
-class _Saved:
-    """What is kept from the forward for the backward."""
-
-    arrays: dict[str, Any]  # by their names in the backward: inputs, the new stream, mean and rstd
-    x_dtype: DType
-    wanted: tuple[str, ...]  # the operands whose gradients are wanted
-
-
 @memoize()
-def _compiled(norm: Norm, spec: Any) -> Callable[[Arrays], Results]:
-    """Return the function of arrays that JAX compiles for each of their shapes and dtypes."""
+def _compiled(op: OpDef, spec: Any) -> Callable[[Arrays], Results]:
+    """Return the forward as a function that JAX compiles for each of the shapes and dtypes.
+
+    It is for arrays that nobody differentiates: what `custom_vjp` notes while it is traced must not
+    be shared by several derivatives, so no compiled function contains one.
+    """
 
     def function(arrays: Arrays) -> Results:
-        _ = Call.of(norm.forward, spec, arrays).plan  # refuses wrong input
-        results: Results = _norm(norm, spec, _ffi.match_varying_axes(arrays))
-        return results
+        return _y_and_stream(_ffi.run(op, spec, _ffi.match_varying_axes(arrays)))
 
     compiled: Callable[[Arrays], Results] = jax.jit(function, inline=True)
     return compiled
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _norm(norm: Norm, spec: Any, arrays: Arrays) -> Results:
-    outputs = _ffi.run(norm.forward, spec, arrays)
+def _run_traced(norm: Norm, spec: Any, arrays: Arrays) -> Results:
+    """Return the results of arrays that JAX transforms, perhaps for a derivative."""
+    _ = Call.of(norm.forward, spec, arrays).plan  # refuses wrong input
+    function = partial(_norm, norm, spec)
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        # Outside of jit, shard_map takes a `custom_vjp` with symbolic zeros only in a compiled
+        # function. This one is of this call alone.
+        function = jax.jit(function)
+    results: Results = function(_ffi.match_varying_axes(arrays))
+    return results
+
+
+def _y_and_stream(outputs: dict[str, Any]) -> Results:
     return outputs["y"], outputs.get("residual")
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _norm(norm: Norm, spec: Any, arrays: Arrays) -> Results:
+    return _y_and_stream(_ffi.run(norm.forward, spec, arrays))
+
+
+# What is saved: arrays by their names in the backward (inputs, the new stream, mean and rstd), and
+# the array of `_note`. JAX keeps one pytree of them for all derivatives of a traced call, but the
+# shape of each array for each of them: nothing else may depend on which operands one wants.
+_Saved = tuple[dict[str, Any], Any]
+
+
+def _note(wanted: list[bool], x_dtype: Any) -> Any:
+    """Return an empty array that notes which operands' gradients are wanted, and x's dtype."""
+    return np.empty((0, *map(int, wanted)), x_dtype)
+
+
+def _read(note: Any) -> tuple[list[bool], Any]:
+    return [size == 1 for size in note.shape[1:]], note.dtype
+
+
 def _norm_and_saved(norm: Norm, spec: Any, primals: Arrays) -> tuple[Results, _Saved]:
-    pairs = list(zip(norm.forward.inputs, primals, strict=True))
-    inputs: dict[str, Any] = {name: primal and primal.value for name, primal in pairs}
-    wanted = [name for name, primal in pairs if primal is not None and primal.perturbed]
-    outputs = _ffi.run(norm.forward, changed(spec, saves=True), tuple(inputs.values()))
-    y, stream = outputs["y"], outputs.get("residual")
-    known = inputs | outputs | {"x": inputs["x"] if stream is None else stream}
+    inputs = [primal and primal.value for primal in primals]
+    outputs = _ffi.run(norm.forward, changed(spec, saves=True), inputs)
+    y, stream = _y_and_stream(outputs)
+    known = dict(zip(norm.forward.inputs, inputs, strict=True)) | outputs
+    x_dtype = known["x"].dtype
+    if stream is not None:
+        known["x"] = stream
     arrays = {name: known[name] for name in norm.backward.inputs if name in known}
-    x_dtype = dtype_of(spec.function, "x", inputs["x"].dtype)
-    return (y, stream), _Saved(arrays, x_dtype, tuple(wanted))
+    wanted = [primal is not None and primal.perturbed for primal in primals]
+    return (y, stream), (arrays, _note(wanted, x_dtype))
 
 
 def _gradients(norm: Norm, spec: Any, saved: _Saved, cotangents: Results) -> tuple[Arrays]:
     """Return the gradient of each operand, None where it is zero or not wanted."""
     dy, d_residual = (None if type(one) is SymbolicZero else one for one in cotangents)
+    arrays, (flags, x_dtype) = saved[0], _read(saved[1])
+    names = norm.forward.inputs
+    wanted = [name for name, is_wanted in zip(names, flags, strict=True) if is_wanted]
     gradients: dict[str, Any] = {}
     if dy is not None:
-        needs = {"x" if name == "residual" else name for name in saved.wanted}
-        backward_spec = norm.backward_spec(spec, saved.x_dtype, tuple(sorted(needs)))
-        arrays = {"dy": dy, "d_residual": d_residual, **saved.arrays}
+        needs = {"x" if name == "residual" else name for name in wanted}
+        x = dtype_of(spec.function, "x", x_dtype)
+        backward_spec = norm.backward_spec(spec, x, tuple(sorted(needs)))
+        arrays = {"dy": dy, "d_residual": d_residual, **arrays}
         inputs = [arrays[name] for name in norm.backward.inputs]
         gradients = _ffi.run(norm.backward, backward_spec, inputs)
     elif d_residual is not None:  # of the results, only the stream was used
-        gradients = {"dx": d_residual.astype(saved.x_dtype.name), "dresidual": d_residual}
-    names = norm.forward.inputs
-    return (tuple([gradients.get(f"d{one}") if one in saved.wanted else None for one in names]),)
+        gradients = {"dx": d_residual.astype(x_dtype), "dresidual": d_residual}
+    return (tuple([gradients.get(f"d{one}") if one in wanted else None for one in names]),)
 
 
 _norm.defvjp(_norm_and_saved, _gradients, symbolic_zeros=True)

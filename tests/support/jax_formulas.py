@@ -9,16 +9,27 @@ import jax
 import jax.numpy as jnp
 
 
-def rms_norm(x: Any, weight: Any = None, *, axis: int = -1, gate: Any = None) -> Any:
+def rms_norm(
+    x: Any, weight: Any = None, *, axis: int = -1, gate: Any = None, eps: float = 1e-6
+) -> Any:
     axes = tuple(range(axis % x.ndim, x.ndim))
-    y = x / jnp.sqrt((x * x).mean(axes, keepdims=True) + 1e-6)
+    y = x / jnp.sqrt((x * x).mean(axes, keepdims=True) + eps)
     y = y if weight is None else y * weight
     return y if gate is None else y * jax.nn.silu(gate)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any) -> Any:
+    return rms_norm(x - x.mean(-1, keepdims=True), weight, eps=1e-5) + bias
 
 
 def add_rms_norm(x: Any, residual: Any, weight: Any = None) -> tuple[Any, Any]:
     stream = x + residual
     return rms_norm(stream, weight), stream
+
+
+def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+    stream = x + residual
+    return layer_norm(stream, weight, bias), stream
 
 
 def group_norm(
