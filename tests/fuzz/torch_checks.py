@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""Check programs of PyTorch; one that fails is simplified, and printed as a script."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tests.fuzz.torch_programs import Program
+from tests.fuzz.torch_runs import Results, Run
+from tests.fuzz.torch_ways import WAYS
+
+# The refusals that the documentation lists, each with its page. Anything else is a failure.
+REFUSALS: tuple[tuple[type[BaseException], str, str], ...] = (
+    (RuntimeError, r"no second derivatives under torch\.func", "docs/guides/pytorch.md"),
+    (NotImplementedError, "jvp", "docs/guides/pytorch.md"),
+    (RuntimeError, "modified by an inplace operation", "docs/guides/pytorch.md"),
+)
+_SCRIPT = """from tests.fuzz.torch_checks import check
+from tests.fuzz.torch_programs import Program, Step
+
+print(check({program!r}))
+"""
+_CLEAR = 8  # by how many bounds the largest number of a result is away from zero
+
+
+class Failed(AssertionError):
+    """cunorm has another result, or none."""
+
+
+def check(program: Program) -> Counter[str]:
+    """Compare a program by cunorm with formulas in float64; return counts of what was compared."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        way = WAYS[program.way]
+        try:
+            exact = way(Run(program, "exact"))
+            plain = way(Run(program, "plain"))
+        except Exception:
+            return Counter(["refused by PyTorch itself"])
+        try:
+            found = way(Run(program, "cunorm"))
+        except Exception as error:
+            for kind, message, _ in REFUSALS:
+                if isinstance(error, kind) and re.search(message, str(error)):
+                    return Counter([f"refused: {message}"])
+            raise Failed(f"{type(error).__name__}: {error}") from error
+        return compare(found, plain, exact)
+
+
+def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
+    """Compare results by name.
+
+    The bound is 8 times the error of plain formulas in the same dtypes and 64 roundings. A result
+    whose largest number is not well away from it, so that zeros would pass, counts as unclear.
+    """
+    counts: Counter[str] = Counter()
+    if [*found] != [*exact]:
+        raise Failed(f"results are {[*found]}, expected {[*exact]}")
+    for name, right in exact.items():
+        got, near = found[name], plain[name]
+        if (got.shape, got.dtype) != (right.shape, near.dtype):
+            raise Failed(f"{name} is {got.dtype} {got.shape}, expected {near.dtype} {right.shape}")
+        if not right.numel():
+            counts["empty"] += 1
+            continue
+        largest = float(right.abs().max())
+        unit = torch.finfo(near.dtype).eps / 2
+        bound = 8 * float((near.double() - right).abs().max()) + 64 * unit * max(largest, 1.0)
+        off = float((got.double() - right).abs().nan_to_num(torch.inf).max())
+        if not off <= bound:
+            raise Failed(
+                f"{name} is off by {off:.3g}, {off / bound:.3g} bounds: {got}, not {right}"
+            )
+        if not _CLEAR * bound < largest:
+            counts["zeros" if largest < unit else "unclear"] += 1
+            continue
+        counts["compared"] += 1
+        others = [one for its, one in exact.items() if its != name and one.shape == right.shape]
+        apart = [float((one - right).abs().max()) > 2 * bound for one in others]
+        counts["others of the shape"] += len(apart)
+        counts["others that would not pass"] += sum(apart)
+    return counts
+
+
+def run(program: Program) -> Counter[str]:
+    """Check a program; one that fails is simplified, and its error has it as a script."""
+    try:
+        return check(program)
+    except Failed as error:
+        failure = error
+    simple, failure = simplified(program, failure)
+    script = _SCRIPT.format(program=simple)
+    text = f"{failure}\nAs a script, for the root of the repository:\n{script}"
+    raise AssertionError(f"{text}\nIt was drawn as {program!r}") from failure.__cause__
+
+
+def simplified(program: Program, failure: Failed) -> tuple[Program, Failed]:
+    """Return the simplest program that fails alike."""
+    for one in simpler(program):
+        its = _failure(one)
+        if str(its)[:12] == str(failure)[:12]:  # the type of an error, or what is off
+            return simplified(one, its)
+    return program, failure
+
+
+def _failure(program: Program) -> Any:
+    try:
+        check(program)
+    except Failed as failure:
+        return failure
+    except Exception:  # there is no such program
+        return None
+
+
+def simpler(program: Program) -> Iterator[Program]:
+    """Yield programs with one thing less."""
+    steps = program.steps
+    for place, step in enumerate(steps):
+        others = steps[:place], steps[place + 1 :]
+        if len(steps) > 1:
+            yield replace(program, steps=others[0] + others[1])
+        changes: list[dict[str, Any]] = [{"join": "none"}] if step.join != "none" else []
+        changes += [{"made": "function"}] if step.made != "function" else []
+        for field in ("options", "operands"):
+            items = getattr(step, field)
+            changes += [{field: items[:i] + items[i + 1 :]} for i in range(len(items))]
+        for change in changes:
+            yield replace(program, steps=(*others[0], replace(step, **change), *others[1]))
+    for field in ("wraps", "forms", "frozen"):
+        items = getattr(program, field)
+        for i in range(len(items)):
+            yield replace(program, **{field: items[:i] + items[i + 1 :]})
+    default = Program(0, ())
+    for field in ("dtype", "parameters", "dy"):
+        if getattr(program, field) != getattr(default, field):
+            yield replace(program, **{field: getattr(default, field)})

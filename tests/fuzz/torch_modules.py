@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""The modules of the fuzzer's networks: those of cunorm.torch, and others that are replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import cunorm.torch as ct
+
+CHANNELS, WIDTH = 4, 8
+
+
+class Llama(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def rows(self, x: Any) -> Any:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x: Any) -> Any:
+        return self.weight * self.rows(x).to(x.dtype)
+
+
+class Gemma(Llama):
+    def forward(self, x: Any) -> Any:
+        rows = self.rows(x)
+        return (rows * (1.0 + self.weight.to(rows.dtype))).to(x.dtype)
+
+
+class Biased(Llama):
+    """That of diffusers with bias=True."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(width, eps)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Any) -> Any:
+        return (self.rows(x) * self.weight + self.bias).to(x.dtype)
+
+
+class Gated(Llama):
+    def forward(self, x: Any, gate: Any = None) -> Any:
+        g = 1.0 if gate is None else functional.silu(gate.to(self.rows(x).dtype))
+        return (self.weight * self.rows(x) * g).to(x.dtype)
+
+
+def module_of(made: str, options: dict[str, Any]) -> Any:
+    """Return the module of a name with the options of its function."""
+    groups, axis = options.pop("num_groups", 1), options.pop("axis", -1)
+    eps = options.get("eps", 1e-5)
+    if made == "GroupNorm":
+        return ct.GroupNorm(groups, CHANNELS, **options)
+    if hasattr(ct, made):
+        return getattr(ct, made)((CHANNELS, WIDTH)[axis:], **options)
+    if made == "nn.GroupNorm":
+        return nn.GroupNorm(groups, CHANNELS, eps=eps)
+    if made.startswith("nn."):
+        return getattr(nn, made[3:])(WIDTH, eps=eps)
+    return globals()[made](WIDTH, eps)

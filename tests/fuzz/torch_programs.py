@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: MIT
+"""Random networks of norms for PyTorch: what is drawn, and how it is run by cunorm or by formulas.
+
+A `Program` is text: its repr makes it again. `Net` interprets it by cunorm.torch, or by formulas of
+plain PyTorch in any dtype, of which that in float64 is the oracle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import cunorm.torch as ct
+from tests.fuzz.torch_modules import CHANNELS, WIDTH, module_of
+
+SHAPE = (3, CHANNELS, WIDTH)
+PARAMETERS = {"w": (WIDTH,), "c": (CHANNELS,), "t": (CHANNELS, WIDTH)}  # of rows, channels, planes
+FORMS = ("plain", "sliced", "stepped", "transposed", "expanded", "negated", "x")
+JOINS = ("none", "tanh", "linear", "add", "scale")
+GATES = {
+    "identity": lambda z: z,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A norm of the last value, and how its result goes on."""
+
+    function: str
+    made: str = "function"  # or the name of a module
+    operands: tuple[tuple[str, str], ...] = ()  # names of leaves, or "stream", by argument
+    options: tuple[tuple[str, Any], ...] = ()
+    join: str = "none"
+
+
+@dataclass(frozen=True)
+class Program:
+    seed: int
+    steps: tuple[Step, ...]
+    way: str = "backward"
+    wraps: tuple[str, ...] = ()
+    forms: tuple[tuple[str, str], ...] = ()  # of leaves that are not plain
+    frozen: tuple[str, ...] = ()  # leaves without gradient
+    dtype: str = "float32"
+    parameters: str = "float32"  # their dtype
+    dy: str = "plain"
+    uses_stream: bool = True
+
+    def leaves(self) -> list[str]:
+        """Return the names of all leaves: x, r and g have x's shape, others are parameters."""
+        named = [name for step in self.steps for _, name in step.operands if name != "stream"]
+        linear = ["l"] if any(step.join == "linear" for step in self.steps) else []
+        return list(dict.fromkeys(["x", *named, *linear]))
+
+    def inputs(self) -> list[str]:
+        return [name for name in self.leaves() if name in "xrg" and self.form(name) != "x"]
+
+    def form(self, name: str) -> str:
+        return dict(self.forms).get(name, "plain")
+
+    def wanted(self) -> list[str]:
+        names = [name for name in self.leaves() if self.form(name) != "x"]
+        return [name for name in names if name not in self.frozen] or ["x"]
+
+
+# --- leaves and views of them ---------------------------------------------------------------------
+
+
+def leaf(program: Program, name: str, salt: int = 0, batch: tuple[int, ...] = ()) -> Any:
+    """Draw a leaf: numbers of either sign between 0.4 and 1.6, so that no norm is of noise."""
+    shape = (WIDTH, WIDTH) if name == "l" else PARAMETERS.get(name[0], SHAPE)
+    *rest, last = shape
+    sizes = {"sliced": (*rest, last + 2), "stepped": (*rest, 2 * last), "transposed": shape[::-1]}
+    sizes["expanded"] = (1, *shape[1:])
+    shape = sizes.get(program.form(name), shape)
+    values = drawn((*batch, *shape), f"{program.seed} {name} {salt}")
+    values = values / WIDTH**0.5 if name == "l" else values
+    dtype = program.dtype if name in "xrgl" else program.parameters
+    return values.to(getattr(torch, dtype))
+
+
+def drawn(shape: Any, seed: str) -> Any:
+    """Draw as NumPy, since vmap refuses PyTorch's random numbers."""
+    rng = np.random.default_rng(Random(seed).getrandbits(40))
+    numbers = rng.uniform(0.4, 1.6, shape) * rng.choice([-1, 1], shape)
+    return torch.from_numpy(np.asarray(numbers))
+
+
+def view(form: str, value: Any, shape: tuple[int, ...]) -> Any:
+    if form == "sliced":
+        return value[..., 1:-1]
+    if form == "stepped":
+        return value[..., ::2]
+    if form == "transposed" and value.dim() > 1:
+        return value.transpose(0, -1) if value.dim() == 2 else value.permute(2, 1, 0)
+    if form == "expanded":
+        return value.expand(shape)
+    return torch.complex(value, value).conj().imag if form == "negated" else value
+
+
+# --- the network ----------------------------------------------------------------------------------
+
+
+class Norm(nn.Module):
+    """A step's norm, by cunorm, by the model's own module, or by the formula."""
+
+    def __init__(self, step: Step, by: str) -> None:
+        super().__init__()
+        self.step, self.by = step, by
+        self.module = (
+            module_of(step.made, dict(step.options))
+            if by == "cunorm" and step.made != "function"
+            else None
+        )
+
+    def forward(self, x: Any, operands: dict[str, Any]) -> tuple[Any, Any]:
+        """Return y and the new stream, which may be None."""
+        options = dict(self.step.options)
+        if self.by != "cunorm":
+            return formula(self.step.function, x, operands, options, exact=self.by == "exact")
+        if self.module is not None:
+            rows = [operands[name] for name in ("residual", "gate") if name in operands]
+            result = self.module(x, *rows)
+        else:
+            if self.step.function.startswith("add_"):
+                operands = {"residual": None} | operands
+            result = getattr(ct, self.step.function)(x, **operands, **_dtypes(options))
+        return tuple(result) if isinstance(result, tuple) else (result, None)
+
+
+def _dtypes(options: dict[str, Any]) -> dict[str, Any]:
+    return {n: getattr(torch, v) if n.endswith("dtype") else v for n, v in options.items()}
+
+
+class Net(nn.Module):
+    """A program as a module, whose forward takes the program's inputs and returns a tuple."""
+
+    def __init__(self, program: Program, by: str, leaves: dict[str, Any]) -> None:
+        super().__init__()
+        self.program, self.by = program, by
+        names = [name for name in leaves if name not in program.inputs()]
+        self.own = nn.ParameterDict({name: nn.Parameter(leaves[name]) for name in names})
+        self.norms = nn.ModuleList(Norm(step, by) for step in program.steps)
+        for norm in self.norms:
+            for argument, name in norm.step.operands if norm.module is not None else ():
+                if name in self.own:
+                    setattr(norm.module, argument, self.own[name])
+        if by == "cunorm":
+            ct.replace_norms(self)
+            for norm in self.norms:
+                if "Cunorm" not in type(norm.module).__name__ and norm.module is not None:
+                    assert hasattr(ct, norm.step.made), f"{norm.step.made} was not replaced"
+
+    def forward(self, *inputs: Any) -> tuple[Any, ...]:
+        program, given = self.program, dict(zip(self.program.inputs(), inputs, strict=True))
+
+        def operand(name: str) -> Any:
+            if (form := program.form(name)) == "x":
+                return operand("x")
+            value = given[name] if name in given else self.own[name]
+            return view(form, value, SHAPE if name in given else PARAMETERS[name[0]])
+
+        x = value = operand("x")
+        stream = None
+        for norm in self.norms:
+            named = {
+                argument: stream if name == "stream" else operand(name)
+                for argument, name in norm.step.operands
+                if name != "stream" or stream is not None
+            }
+            y, new = norm(value, named)
+            stream = stream if new is None else new
+            value = self.join(norm.step.join, y, value, x)
+        return (value, stream) if stream is not None and program.uses_stream else (value,)
+
+    def join(self, join: str, y: Any, value: Any, x: Any) -> Any:
+        if join == "tanh":
+            return torch.tanh(y)
+        if join == "linear":
+            return functional.linear(y, self.own["l"].to(y.dtype))
+        if join == "add":
+            return y + value
+        return y * 0.7 + x * 0.6 if join == "scale" else y
+
+
+def formula(
+    function: str, x: Any, operands: dict[str, Any], options: dict[str, Any], *, exact: bool
+) -> tuple[Any, Any]:
+    """Return y and the new stream by PyTorch's operations; exact ones round nothing on the way."""
+    wide = torch.float64 if exact else torch.promote_types(x.dtype, torch.float32)
+    stream, y_dtype = None, x.dtype
+    if function.startswith("add_"):
+        residual = operands.get("residual")
+        stream = x if residual is None else x.to(wide) + residual.to(wide)
+        dtype = options.get("residual_dtype", x.dtype if residual is None else residual.dtype)
+        s = stream.to(wide if exact else getattr(torch, str(dtype).removeprefix("torch.")))
+        stream = x if s is x else s.view_as(s)  # so that a hook of it is none of y
+        x, function = s, function[4:]
+    wide = torch.float64 if exact else torch.promote_types(x.dtype, wide)
+    weight, bias, gate = (
+        None if operands.get(name) is None else operands[name].to(wide)
+        for name in ("weight", "bias", "gate")
+    )
+    if "dtype" in options and not exact:
+        y_dtype = getattr(torch, options["dtype"])
+    if function in ("group_norm", "instance_norm"):
+        y = _group_formula(function, x.to(wide), weight, bias, options)
+        return y.to(y_dtype), None
+    axis, groups = options.get("axis", -1), options.get("groups", 1)
+    g = None if gate is None else GATES[options.get("gate_activation", "silu")](gate)
+    is_pre = options.get("gate_position", "post") == "pre"
+    q = x.to(wide) if g is None or not is_pre else x.to(wide) * g
+    q = q.flatten(axis).unflatten(-1, (groups, -1))
+    if function == "layer_norm" or options.get("center"):
+        q = q - q.mean(-1, keepdim=True)
+    eps = options.get("eps", {"l2_norm": 1e-12, "layer_norm": 1e-5}.get(function, 1e-6))
+    width, c = q.shape[-1], 1.0 if function == "l2_norm" else options.get("c")
+    r = (
+        q
+        * (
+            q.square().mean(-1, keepdim=True) + eps / (width if function == "l2_norm" else 1)
+        ).rsqrt()
+    )
+    r = r if c is None else r * (c / width**0.5)
+    r = r.flatten(-2).reshape(x.shape)
+    if options.get("round_before_weight") and weight is not None and not exact:
+        r = r.to(y_dtype).to(wide)
+        y_dtype = torch.promote_types(y_dtype, operands["weight"].dtype)
+    n = r if weight is None else r * (weight + options.get("weight_offset", 0.0))
+    n = n if bias is None else n + bias
+    n = n if g is None or is_pre else n * g
+    return n.to(wide if exact else y_dtype), stream
+
+
+def _group_formula(function: str, x: Any, weight: Any, bias: Any, options: dict[str, Any]) -> Any:
+    axis = options.get("channel_axis", 1)  # as that of PyTorch's functions
+    first = x.movedim(axis, 1)
+    count = first.shape[1] if function == "instance_norm" else options["num_groups"]
+    q = first.unflatten(1, (count, -1)).flatten(2)
+    q = q - q.mean(-1, keepdim=True)
+    r = q * (q.square().mean(-1, keepdim=True) + options.get("eps", 1e-5)).rsqrt()
+    n = r.reshape(first.shape)
+    n = n if weight is None else n * weight[:, None]
+    n = n if bias is None else n + bias[:, None]
+    return GATES[options.get("activation") or "identity"](n).movedim(1, axis)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""A network of the fuzzer with its leaves, and how it is called and differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.func import functional_call
+
+from tests.fuzz.torch_programs import Net, Program, drawn, leaf
+from tests.fuzz.torch_wraps import DYS, WRAPS, plain
+
+Results = dict[str, Any]
+
+
+class Run:
+    """A network by cunorm ("cunorm"), by formulas in its dtypes ("plain") or float64 ("exact")."""
+
+    def __init__(self, program: Program, by: str, salt: int = 0) -> None:
+        self.program, self.by = program, by
+        leaves = {n: self.cast(leaf(program, n, salt)) for n in program.leaves()}
+        leaves = {n: one for n, one in leaves.items() if program.form(n) != "x"}
+        self.net = Net(program, by, leaves)
+        self.inputs = [leaves[name] for name in program.inputs()]
+        self.require(program.wanted())
+        forward: Callable[..., Any] = self.net
+        for name in program.wraps if by != "exact" else ():
+            forward = WRAPS[name](forward)
+        self.forward = forward
+
+    def cast(self, value: Any) -> Any:
+        return value.double() if self.by == "exact" else value
+
+    def require(self, names: list[str]) -> None:
+        """Let these leaves require gradients, and no others."""
+        for name, one in self.leaves().items():
+            one.requires_grad_(name in names)
+
+    def leaves(self) -> dict[str, Any]:
+        return dict(zip(self.program.inputs(), self.inputs, strict=True)) | dict(self.net.own)
+
+    def wanted(self) -> dict[str, Any]:
+        return {name: one for name, one in self.leaves().items() if one.requires_grad}
+
+    def outputs(self) -> tuple[Any, ...]:
+        return self.forward(*self.inputs)
+
+    def backward(self, outputs: Any, **options: Any) -> None:
+        torch.autograd.backward(*self.recorded(outputs), **options)
+
+    def gradients(self, outputs: Any) -> Results:
+        wanted = self.wanted()
+        outputs, dys = self.recorded(outputs)
+        found = torch.autograd.grad(outputs, [*wanted.values()], dys, allow_unused=True)
+        return named("d ", wanted, map(plain, found))
+
+    def recorded(self, outputs: Any) -> tuple[Any, Any]:
+        """Return the outputs that have gradients, and those."""
+        pairs = [
+            (one, dy)
+            for one, dy in zip(outputs, self.dys(outputs), strict=True)
+            if one.requires_grad
+        ]
+        return tuple(zip(*pairs, strict=True))
+
+    def call(self, leaves: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the outputs of other leaves."""
+        own = {f"own.{name}": leaves.get(name, one) for name, one in self.net.own.items()}
+        given = zip(self.program.inputs(), self.inputs, strict=True)
+        inputs = tuple(leaves.get(name, one) for name, one in given)
+        return functional_call(self.net, own, inputs)
+
+    def loss(self, leaves: dict[str, Any]) -> Any:
+        outputs = self.call(leaves)
+        terms = [(one * self.number(one, i)).sum() for i, one in enumerate(outputs)]
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]  # no 0 + an empty batch
+
+    def number(self, like: Any, name: Any) -> Any:
+        """Draw numbers of a tensor's shape: in the program's dtype, of the exact one too."""
+        values = drawn(like.shape, f"{self.program.seed} {name}")
+        dtype = like.dtype if self.by != "exact" else torch.float64
+        return values.bfloat16().to(dtype)  # which all dtypes but float16 hold exactly
+
+    def dys(self, outputs: tuple[Any, ...]) -> list[Any]:
+        return [DYS[self.program.dy](self.number(one, i)) for i, one in enumerate(outputs)]
+
+
+def named(prefix: str, names: Any, found: Any) -> Results:
+    return {f"{prefix}{n}": one for n, one in zip(names, found, strict=True) if one is not None}
+
+
+def results(outputs: Any) -> Results:
+    return named("y", range(len(outputs)), [plain(one) for one in outputs])

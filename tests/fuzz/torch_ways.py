@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: MIT
+"""Ways to run a network by PyTorch: each returns results and gradients by name.
+
+A way takes a `Run`, by cunorm or by formulas. What only cunorm is to bear, as a trace, formulas do
+without.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.func import grad, jacrev, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import cunorm.torch as ct
+from tests.fuzz.torch_programs import leaf
+from tests.fuzz.torch_runs import Results, Run, named, results
+from tests.fuzz.torch_wraps import Trivial, TrivialParameter, plain
+
+# --- ways -----------------------------------------------------------------------------------------
+
+
+def backward(run: Run) -> Results:
+    outputs = run.outputs()
+    run.backward(outputs)
+    return results(outputs) | _grads(run)
+
+
+def _grads(run: Run) -> Results:
+    return named("d ", run.leaves(), [plain(one.grad) for one in run.leaves().values()])
+
+
+def autograd_grad(run: Run) -> Results:
+    outputs = run.outputs()
+    return results(outputs) | run.gradients(outputs)
+
+
+def parts(run: Run) -> Results:
+    """Take the gradient of each output alone, and of each leaf alone, from one graph."""
+    outputs, found = run.outputs(), {}
+    for number, (one, dy) in enumerate(zip(*run.recorded(outputs), strict=True)):
+        for name, of in run.wanted().items():
+            (its,) = torch.autograd.grad(one, of, dy, retain_graph=True, allow_unused=True)
+            found |= named(f"y{number} d ", [name], [plain(its)])
+    return results(outputs) | found
+
+
+def repeated(run: Run) -> Results:
+    """Go backward twice through a graph, which adds up."""
+    outputs = run.outputs()
+    for retain_graph in (True, False):
+        run.backward(outputs, retain_graph=retain_graph)
+    return results(outputs) | _grads(run)
+
+
+def toggled(run: Run) -> Results:
+    """Call again and again, with other numbers, and other leaves that require gradients."""
+    names, found = run.program.wanted(), {}
+    for turn, some in enumerate([names, names[:1], names[-1:], names[::2], [], names]):
+        run.require(some)
+        with torch.no_grad():
+            for name, one in run.leaves().items():
+                one.copy_(leaf(run.program, name, turn))
+        its = autograd_grad(run) if some else results(run.outputs())
+        found |= {f"{turn}: {name}": one for name, one in its.items()}
+    return found
+
+
+def hooked(run: Run) -> Results:
+    """Change gradients and results by hooks of modules and of tensors."""
+    for norm in run.net.norms:
+        norm.register_forward_hook(lambda module, given, found: (found[0] * 1.5, found[1]))
+        if norm.module is not None:
+            norm.module.register_full_backward_hook(lambda module, dx, dy: None)
+    outputs = run.outputs()
+    for one in (*outputs[:1], *run.wanted().values()):
+        if one.requires_grad:
+            one.register_hook(lambda gradient: gradient * -2)
+    run.backward(outputs)
+    return results(outputs) | _grads(run)
+
+
+def changed(run: Run) -> Results:
+    """Change a leaf or a result in place after the forward: an error, or no other gradient."""
+    outputs = run.outputs()
+    before = results([one.clone() for one in outputs])
+    if run.by == "cunorm":
+        of = [*run.leaves().values(), *outputs]
+        with torch.no_grad():
+            of[run.program.seed % len(of)].mul_(3.0)
+    return before | run.gradients(outputs)
+
+
+def second(run: Run) -> Results:
+    """Take second derivatives, in the leaves and in dy."""
+    outputs, wanted = run.outputs(), run.wanted()
+    recorded, dys = run.recorded(outputs)
+    dys = [dy.detach().requires_grad_() for dy in dys]
+    of = [*wanted.values()]
+    first = torch.autograd.grad(recorded, of, dys, create_graph=True, allow_unused=True)
+    used = [one for one in first if one is not None]
+    total = sum((one * run.number(one, f"2 {i}")).sum() for i, one in enumerate(used))
+    both = torch.autograd.grad(total, [*of, *dys], allow_unused=True)
+    names = [*wanted, *(f"dy{i}" for i in range(len(dys)))]
+    firsts = named("d ", wanted, map(plain, first))
+    return results(outputs) | firsts | named("d d ", names, map(plain, both))
+
+
+def is_grads_batched(run: Run) -> Results:
+    outputs, wanted = run.outputs(), run.wanted()
+    recorded, _ = run.recorded(outputs)
+    dys = [
+        torch.stack([run.number(o, f"{i} {k}") for k in range(2)]) for i, o in enumerate(recorded)
+    ]
+    found = torch.autograd.grad(
+        recorded, [*wanted.values()], dys, is_grads_batched=True, allow_unused=True
+    )
+    return results(outputs) | named("d ", wanted, map(plain, found))
+
+
+def func_grad(run: Run) -> Results:
+    wanted = _detached(run.wanted())
+    return named("d ", wanted, grad(run.loss)(wanted).values())
+
+
+def func_vjp(run: Run) -> Results:
+    wanted = _detached(run.wanted())
+    outputs, pull = vjp(run.call, wanted)
+    (found,) = pull(tuple(run.dys(outputs)))
+    return results(outputs) | named("d ", found, found.values())
+
+
+def func_jacrev(run: Run) -> Results:
+    wanted = _detached(run.wanted())
+    found = jacrev(lambda leaves: run.call(leaves)[0][0, 0, :3])(wanted)
+    return named("d ", found, found.values())
+
+
+def _detached(leaves: dict[str, Any]) -> dict[str, Any]:
+    return {name: one.detach() for name, one in leaves.items()}
+
+
+def _batch(run: Run, count: int = 2) -> tuple[dict[str, Any], dict[str, int | None]]:
+    """Draw a batch of some leaves, each along another axis; others are shared."""
+    leaves, dims = {}, {}
+    for place, name in enumerate(run.wanted()):
+        one = leaf(run.program, name, 7, (count,))
+        dims[name] = dim = (
+            None if (run.program.seed + place) % 3 == 2 and place else place % one.dim()
+        )
+        own = run.leaves()[name].detach()
+        leaves[name] = own if dim is None else run.cast(one).movedim(0, dim).contiguous()
+    return leaves, dims
+
+
+def batched(run: Run) -> Results:
+    leaves, dims = _batch(run)
+    return results(vmap(run.call, (dims,))(leaves))
+
+
+def batched_grad(run: Run) -> Results:
+    leaves, dims = _batch(run)
+    found = vmap(grad(run.loss), (dims,))(leaves)
+    return named("d ", found, found.values())
+
+
+def empty_batch(run: Run) -> Results:
+    leaves, dims = _batch(run, 0)
+    outputs = vmap(run.call, (dims,))(leaves)
+    found = vmap(grad(run.loss), (dims,))(leaves)
+    shapes = {**results(outputs), **named("d ", found, found.values())}
+    return shapes | {"y": run.call(_detached(run.wanted()))[0]}
+
+
+def functional(run: Run) -> Results:
+    """Call with other leaves than the module's own."""
+    other = Run(run.program, run.by, salt=5)
+    leaves = {name: one.detach().requires_grad_() for name, one in other.wanted().items()}
+    outputs = run.call(leaves)
+    recorded, dys = run.recorded(outputs)
+    found = torch.autograd.grad(recorded, [*leaves.values()], dys, allow_unused=True)
+    return results(outputs) | named("d ", leaves, map(plain, found))
+
+
+def traced(run: Run) -> Results:
+    """Trace on some inputs, and run on others."""
+    if run.by == "cunorm":
+        others = [one.detach() * -0.5 + 0.1 for one in run.inputs]
+        with torch.no_grad() if run.program.seed % 2 else torch.enable_grad():
+            run.forward = torch.jit.trace(run.net, tuple(others), check_trace=False)
+    return autograd_grad(run)
+
+
+def compiled(run: Run) -> Results:
+    if run.by == "cunorm":
+        torch._dynamo.reset()
+        backend = ("eager", "aot_eager")[run.program.seed % 2]
+        run.forward = torch.compile(run.net, fullgraph=True, backend=backend)
+    return autograd_grad(run)
+
+
+def through_fx(run: Run) -> Results:
+    """Trace the gradient of the loss with make_fx, or functionalize it."""
+    wanted = _detached(run.wanted())
+    if run.by != "cunorm":
+        return func_grad(run)
+    if run.program.seed % 2:
+        found = torch.func.functionalize(grad(run.loss))(wanted)
+        return named("d ", found, found.values())
+
+    def gradients(*leaves: Any) -> tuple[Any, ...]:
+        return tuple(grad(run.loss)(dict(zip(wanted, leaves, strict=True))).values())
+
+    graph = make_fx(gradients)(*(one * -0.5 for one in wanted.values()))
+    return named("d ", wanted, graph(*wanted.values()))
+
+
+def subclassed(run: Run) -> Results:
+    """Let leaves be subclasses with plain memory."""
+    if run.by == "cunorm":
+        turn = run.program.seed % 3
+        if turn != 1:
+            run.inputs = [
+                one.detach().as_subclass(Trivial).requires_grad_(one.requires_grad)
+                for one in run.inputs
+            ]
+        if turn != 0:
+            for name, one in [*run.net.own.items()]:
+                new = TrivialParameter(one.detach(), requires_grad=one.requires_grad)
+                run.net.own[name] = new
+                for norm in run.net.norms:
+                    for argument, its in norm.step.operands if norm.module is not None else ():
+                        if its == name and hasattr(norm.module, argument):
+                            setattr(norm.module, argument, new)
+    return autograd_grad(run)
+
+
+def copied(run: Run) -> Results:
+    """Copy and pickle the module; give replaced norms their classes back, and take them again."""
+    net = copy.deepcopy(run.net)
+    run.net = run.forward = pickle.loads(pickle.dumps(net))
+    found = autograd_grad(run)
+    if run.by == "cunorm":
+        ct.restore_norms(run.net)
+    between = results(run.outputs())
+    if run.by == "cunorm":
+        ct.replace_norms(run.net)
+    again = backward(run)
+    return found | {f"{n} between": one for n, one in between.items()} | again
+
+
+def threads(run: Run) -> Results:
+    """Run in several threads at once, each with leaves of its own."""
+    runs = [Run(run.program, run.by, salt) for salt in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        found = pool.map(autograd_grad, runs)
+    return {f"{i}: {name}": one for i, its in enumerate(found) for name, one in its.items()}
+
+
+def second_func(run: Run) -> Results:
+    """Take second derivatives with torch.func, which has them or says that it has not."""
+    wanted = _detached(run.wanted())
+    first = grad(run.loss)
+
+    def total(leaves: Any) -> Any:
+        return sum((one * run.number(one, n)).sum() for n, one in first(leaves).items())
+
+    return named("d d ", wanted, grad(total)(wanted).values())
+
+
+def forward_mode(run: Run) -> Results:
+    wanted = _detached(run.wanted())
+    tangents = {name: run.number(one, name) for name, one in wanted.items()}
+    outputs, found = torch.func.jvp(run.call, (wanted,), (tangents,))
+    return results(outputs) | named("t ", range(len(found)), found)
+
+
+WAYS: dict[str, Callable[[Run], Results]] = {
+    "backward": backward,
+    "grad": autograd_grad,
+    "parts": parts,
+    "repeated": repeated,
+    "toggled": toggled,
+    "hooked": hooked,
+    "changed": changed,
+    "second": second,
+    "is_grads_batched": is_grads_batched,
+    "func.grad": func_grad,
+    "func.vjp": func_vjp,
+    "func.jacrev": func_jacrev,
+    "vmap": batched,
+    "vmap of grad": batched_grad,
+    "empty vmap": empty_batch,
+    "functional_call": functional,
+    "traced": traced,
+    "compiled": compiled,
+    "fx": through_fx,
+    "subclassed": subclassed,
+    "copied": copied,
+    "threads": threads,
+    "second func": second_func,
+    "forward mode": forward_mode,
+}

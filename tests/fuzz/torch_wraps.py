@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""What is around a network of the fuzzer: kinds of tensors, and modes of its forward."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils.checkpoint import checkpoint
+
+
+class Trivial(torch.Tensor):
+    """A subclass with plain memory."""
+
+
+class TrivialParameter(torch.nn.Parameter):
+    """The same of a parameter."""
+
+
+class Wrapped(torch.Tensor):
+    """A subclass that has its numbers in another tensor, as those of collectives do."""
+
+    @staticmethod
+    def __new__(cls, inner: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, inner.stride(), dtype=inner.dtype, layout=inner.layout
+        )
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def plain(one: Any) -> Any:
+            return one.inner if isinstance(one, cls) else one
+
+        return func(*(torch.utils._pytree.tree_map(plain, args)), **(kwargs or {}))
+
+
+def plain(one: Any) -> Any:
+    """Return a tensor of torch's own class, with the numbers of another."""
+    if one is None:
+        return None
+    one = one.detach()
+    one = one.inner if isinstance(one, Wrapped) else one
+    one = one.wait() if isinstance(one, AsyncCollectiveTensor) else one
+    return one.as_subclass(torch.Tensor).resolve_neg()
+
+
+# --- gradients that arrive ------------------------------------------------------------------------
+
+
+def _expanded(dy: Any) -> Any:
+    return dy[:1].expand(dy.shape)
+
+
+DYS: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda dy: dy,
+    "expanded": _expanded,
+    "zero-strided": lambda dy: dy[:1, :1, :1].squeeze().expand(dy.shape),
+    "negated": lambda dy: torch._neg_view(dy),
+    "transposed": lambda dy: dy.transpose(0, -1).contiguous().transpose(0, -1),
+    "trivial": lambda dy: dy.as_subclass(Trivial),
+    "wrapped": Wrapped,
+    "async": AsyncCollectiveTensor,
+    "zero": lambda dy: torch._efficientzerotensor(dy.shape, dtype=dy.dtype),
+}
+
+
+# --- ways to run the forward ----------------------------------------------------------------------
+
+
+def _checkpointed(forward: Any, *, use_reentrant: bool) -> Any:
+    def run(*inputs: Any) -> Any:
+        return checkpoint(forward, *inputs, use_reentrant=use_reentrant)
+
+    return run
+
+
+def _saving(forward: Any, pack: Any, unpack: Any) -> Any:
+    def run(*inputs: Any) -> Any:
+        with saved_tensors_hooks(pack, unpack):
+            return forward(*inputs)
+
+    return run
+
+
+def _autocast(forward: Any) -> Any:
+    def run(*inputs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(*inputs)
+
+    return run
+
+
+def _after(forward: Any, mode: Any) -> Any:
+    """Run once before in a mode in which nothing is recorded."""
+
+    def run(*inputs: Any) -> Any:
+        with mode():
+            forward(*inputs)
+        return forward(*inputs)
+
+    return run
+
+
+def _to_bytes(tensor: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(tensor.detach(), file)
+    return file.getvalue()
+
+
+WRAPS: dict[str, Callable[[Any], Any]] = {
+    "checkpoint": partial(_checkpointed, use_reentrant=False),
+    "reentrant": partial(_checkpointed, use_reentrant=True),
+    "packed": partial(_saving, pack=_to_bytes, unpack=lambda data: torch.load(io.BytesIO(data))),
+    "strided": partial(  # unpacked with other strides
+        _saving,
+        pack=lambda t: t.detach().clone(),
+        unpack=lambda t: torch.stack([t, t + 1], -1)[..., 0],
+    ),
+    "subclass": partial(
+        _saving, pack=lambda t: t.detach(), unpack=lambda t: t.clone().as_subclass(Trivial)
+    ),
+    "autocast": _autocast,
+    "no_grad": partial(_after, mode=torch.no_grad),
+    "inference": partial(_after, mode=torch.inference_mode),
+}
