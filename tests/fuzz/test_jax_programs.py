@@ -37,11 +37,10 @@ KINDS = (
 
 
 def test_programs_agree_with_formulas_in_float64():
-    counts = in_process(0, 0, 20)
+    counts = in_process(48, 0, 15)  # a seed by which few programs have most kinds
     assert counts["gradients"] > 100
     assert counts["refusals"]
-    missing = [kind for kind in (*OPS, *SHARDED, *LOOPS) if not counts.get(kind)]
-    assert len(missing) < 5, "some are rare, but not so many"
+    assert not [kind for kind in (*OPS, *DERIVATIVES, *SHARDED, "threads") if not counts.get(kind)]
 
 
 @pytest.mark.exhaustive
