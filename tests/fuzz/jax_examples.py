@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Checks of drawn programs of norms in JAX, in a process of its own; what fails is a script.
+
+python -m tests.fuzz.jax_examples SEED FIRST COUNT [--all]: with --all it goes on after a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from itertools import combinations, starmap
+
+from tests.support.operands import at
+from tests.support.processes import ROOT
+
+# Four devices; and programs are compiled in half of the time, which is most of it.
+FLAGS = (
+    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
+    "--xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true"
+)
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = FLAGS
+
+from tests.fuzz.jax_oracle import Oracle, compare, worlds  # noqa: E402
+from tests.fuzz.jax_programs import REFUSED, Program, kinds, program  # noqa: E402
+from tests.fuzz.jax_runs import in_threads, once, x64  # noqa: E402
+
+# An exception is a refusal if the derivative is one of REFUSED and it is here: type, text, where it
+# is documented.
+DOCUMENTED = (
+    (NotImplementedError, r"^\w+: a second or a forward-mode derivative", "docs/guides/jax.md"),
+    (TypeError, r"can't apply forward-mode .* to a custom_vjp", "docs/guides/jax.md"),
+)
+_SCRIPT = """# If this passes, an earlier program matters: run all up to it, as this file says.
+import os
+os.environ["XLA_FLAGS"] = {flags!r}
+from tests.fuzz.jax_examples import check
+from tests.fuzz.jax_nets import Net, Node, Operand, Use
+from tests.fuzz.jax_programs import Program, Run
+
+check({program!r})
+"""
+
+
+def check(program: Program) -> Counter[str]:
+    """Check the runs of a program; return how many gradients were compared, and refusals."""
+    oracle, late = Oracle(program.net, program.values), []
+    kept: dict[object, object] = {}
+    counts: Counter[str] = Counter()
+    for number, run in enumerate(program.runs):
+        where = f"run {number}, {run.derivative} by {', '.join(run.wanted)}"
+        with x64(program.net):
+            try:
+                found = in_threads(oracle, run) if run.threads > 1 else [once(oracle, run, kept)]
+                if run.derivative == "vjp_late":
+                    late.append((where, run, found[0]))
+                else:
+                    counts["gradients"] += sum(compare(oracle, run, one) for one in found)
+            except Exception as error:
+                if not (run.derivative in REFUSED and _is_documented(error)):
+                    raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+                counts["refusals"] += 1
+    for where, run, pull in reversed(late):
+        with x64(program.net), at(where):
+            counts["gradients"] += compare(oracle, run, pull())
+    return counts
+
+
+def _is_documented(error: Exception) -> bool:
+    return any(isinstance(error, of) and re.search(text, str(error)) for of, text, _ in DOCUMENTED)
+
+
+def drawn(seed: int, number: int) -> Program | None:
+    """Draw a program and values whose right gradients can be told from wrong ones."""
+    first = program(seed, number)
+    for values in range(first.values, first.values + 8):
+        oracle = Oracle(first.net, values)
+        of_runs = {world for run in first.runs for world in worlds(first.net, run)}
+        pairs = combinations(of_runs, 2)
+        if all(map(oracle.can_tell, of_runs)) and all(starmap(oracle.can_tell_apart, pairs)):
+            return first._replace(values=values)
+    return None
+
+
+def check_all(seed: int, numbers: Iterable[int], *, goes_on: bool = False) -> Counter[str]:
+    """Check programs, and count what they have."""
+    found: Counter[str] = Counter()
+    for number in numbers:
+        one = drawn(seed, number)
+        if one is None:
+            found["left out"] += 1
+            continue
+        try:
+            found += check(one) + kinds(one) + Counter(programs=1)
+        except Exception as error:
+            script = _SCRIPT.format(flags=FLAGS, program=one)
+            text = f"program {number} of seed {seed}: {error}\n{script}"
+            if not goes_on:
+                raise AssertionError(text) from error
+            print(text)
+            found["failures"] += 1
+    return found
+
+
+def in_process(seed: int, first: int, count: int, *, compiler: bool = False) -> dict[str, int]:
+    """Check programs in a process of its own; return the counts of `check_all`.
+
+    Without a C++ compiler the NumPy reference stands in for the kernels, which other tests check.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.jax_examples"]
+    command += map(str, (seed, first, count))
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    env |= {} if compiler else {"PATH": "", "CXX": "no-such-compiler"}
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
+    finished = subprocess.run(command, env=env, **options)
+    assert finished.returncode == 0, f"{' '.join(command)}\n{finished.stdout}{finished.stderr}"
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    seed, first, count = map(int, sys.argv[1:4])
+    goes_on = partial(check_all, goes_on=sys.argv[4:] == ["--all"])
+    print(json.dumps(dict(sorted(goes_on(seed, range(first, first + count)).items()))))

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: MIT
+"""Small networks of norms in JAX: with cunorm.jax, or with plain formulas in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import cunorm.jax
+
+Arrays = Mapping[str, Any]
+HALVES = ("bfloat16", "float16")
+
+
+class Use(NamedTuple):
+    """An operand as a norm takes it."""
+
+    name: str
+    part: int | None = None  # of the operand's first axis
+    frozen: bool = False  # by stop_gradient
+
+
+class Node(NamedTuple):
+    """A norm, and what joins it to the next."""
+
+    op: str
+    options: dict[str, Any]
+    operands: dict[str, Use]  # weight, bias and gate; a gate named "h" is x itself
+    dtype: str  # of x
+    residual: str = ""  # "stream" or "h", which is x itself
+    keep: str = "both"  # of the results of an add_ norm: both, "y" or "stream"
+    join: str = "tanh"
+
+
+class Operand(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: str
+    stacked: bool = False  # one for each step
+    parts: int = 0  # of which a norm takes one
+
+
+class Net(NamedTuple):
+    """Norms one after the other, the whole taken `steps` times; x and r are operands."""
+
+    shape: tuple[int, ...]
+    dtype: str  # of all between the norms
+    steps: int
+    nodes: tuple[Node, ...]
+    operands: dict[str, Operand]
+    uses_stream: bool = False  # whether the new residual stream is a result
+
+    def whole(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an operand, with its steps and parts."""
+        one = self.operands[name]
+        parts = (one.parts,) if one.parts else ()
+        return (*((self.steps,) if one.stacked else ()), *parts, *one.shape)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return ("h", "stream") if self.uses_stream else ("h",)
+
+
+# --- with cunorm.jax, or with formulas ------------------------------------------------------------
+
+
+class Ours:
+    """Each array has its own dtype."""
+
+    @staticmethod
+    def cast(x: Any, dtype: str) -> Any:
+        return x.astype(dtype)
+
+    @staticmethod
+    def norm(op: str, *arrays: Any, **options: Any) -> Any:
+        return getattr(cunorm.jax, op)(*arrays, **options)
+
+
+class Exact:
+    """All is float64; what is stored in a half precision is rounded to it, as is its gradient."""
+
+    @staticmethod
+    def cast(x: Any, dtype: str) -> Any:
+        return x.astype(dtype).astype("float64") if dtype in HALVES else x
+
+    @classmethod
+    def norm(cls, op: str, x: Any, *arrays: Any, x_dtype: str, stream: str, **options: Any) -> Any:
+        if op.startswith("add_"):
+            (residual, *arrays) = arrays
+            new = cls.cast(x + residual, stream)
+            return cls.cast(_row_norm(op.removeprefix("add_"), new, **options), x_dtype), new
+        formula = _group_norm if op in ("group_norm", "instance_norm") else partial(_row_norm, op)
+        return cls.cast(formula(x, **options), x_dtype)
+
+
+class Unrounded(Exact):
+    """Nothing is rounded to a half precision."""
+
+    @staticmethod
+    def cast(x: Any, dtype: str) -> Any:
+        return x
+
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "identity": lambda z: z,
+    "relu": lambda z: jnp.maximum(z, 0.0),
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
+_EPS = {"layer_norm": 1e-5, "l2_norm": 1e-12}
+
+
+def _row_norm(
+    op: str,
+    s: Any,
+    *,
+    weight: Any = None,
+    bias: Any = None,
+    gate: Any = None,
+    c: float | None = None,
+    center: bool = False,
+    eps: float | None = None,
+    axis: int = -1,
+    groups: int = 1,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,  # of float32 alone, which changes nothing
+    gate_activation: str = "silu",
+    gate_position: str = "post",
+) -> Any:
+    factor = 1.0 if gate is None else ACTIVATIONS[gate_activation](gate)
+    p = s * factor if gate_position == "pre" else s
+    rows = p.reshape(*s.shape[:axis], groups, -1)
+    if center or op == "layer_norm":
+        rows = rows - rows.mean(-1, keepdims=True)
+    width, eps = rows.shape[-1], _EPS.get(op, 1e-6) if eps is None else eps
+    if op == "l2_norm":
+        c, eps = 1.0, eps / width
+    rows = rows / jnp.sqrt((rows * rows).mean(-1, keepdims=True) + eps)
+    y = (rows if c is None else rows * (c / width**0.5)).reshape(s.shape)
+    y = y if weight is None else y * (weight + weight_offset)
+    y = y if bias is None else y + bias
+    return y * factor if gate_position == "post" else y
+
+
+def _group_norm(
+    x: Any,
+    *,
+    num_groups: int | None = None,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    channel_axis: int = -1,
+) -> Any:
+    last = jnp.moveaxis(x, channel_axis, -1)
+    num_groups = num_groups or last.shape[-1]
+    groups = last.reshape(x.shape[0], -1, num_groups, last.shape[-1] // num_groups)
+    q = groups - groups.mean((1, 3), keepdims=True)
+    y = (q / jnp.sqrt((q * q).mean((1, 3), keepdims=True) + eps)).reshape(last.shape)
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return jnp.moveaxis(ACTIVATIONS[activation or "identity"](y), -1, channel_axis)
+
+
+# --- a network ------------------------------------------------------------------------------------
+
+
+def step(kind: Any, net: Net, carry: tuple[Any, Any], operands: Arrays) -> tuple[Any, Any]:
+    """Take the norms once, on h and the residual stream (None, if there is none)."""
+    h, stream = carry
+    for node in net.nodes:
+        x = kind.cast(h, node.dtype)
+        given = {name: _take(use, operands, x) for name, use in node.operands.items()}
+        options = dict(node.options)
+        if issubclass(kind, Exact):
+            dtype = net.operands["r"].dtype if node.residual else ""
+            options |= {"x_dtype": node.dtype, "stream": dtype}
+        if node.residual:
+            residual = kind.cast(h, net.operands["r"].dtype) if node.residual == "h" else stream
+            y, new = kind.norm(node.op, x, residual, **given, **options)
+            stream = stream if node.keep == "y" else new
+            if node.keep == "stream":
+                continue
+        else:
+            y = kind.norm(node.op, x, **given, **options)
+        h = _join(kind, net, node.join, h, kind.cast(y, net.dtype), operands)
+    return h, stream
+
+
+def _take(use: Use, operands: Arrays, x: Any) -> Any:
+    array = x if use.name == "h" else operands[use.name]
+    array = array if use.part is None else array[use.part]
+    return jax.lax.stop_gradient(array) if use.frozen else array
+
+
+def _join(kind: Any, net: Net, join: str, h: Any, y: Any, operands: Arrays) -> Any:
+    if join == "none":
+        return y
+    if join == "matmul":
+        y = kind.cast(y @ operands["m"], net.dtype)
+    y = kind.cast(jnp.tanh(y), net.dtype)
+    return kind.cast(h + y, net.dtype) if join == "add" else y
+
+
+def results(
+    kind: Any,
+    net: Net,
+    arrays: Arrays,
+    loop: str = "python",
+    wrap: Callable[..., Any] = lambda f: f,
+) -> tuple[Any, ...]:
+    """Return h, and the residual stream where the network has it as a result."""
+    stacked = {name: one for name, one in arrays.items() if net.operands[name].stacked}
+    fixed = {name: one for name, one in arrays.items() if name not in stacked}
+    one_step = wrap(partial(step, kind, net))
+
+    def at(carry: Any, own: Arrays) -> Any:
+        return one_step(carry, {**fixed, **own})
+
+    def slices(place: Any) -> Arrays:
+        return {name: one[place] for name, one in stacked.items()}
+
+    carry = (fixed["x"], fixed.get("r"))
+    if loop == "scan":
+        of_one = lambda carry, own: (at(carry, own), None)  # noqa: E731
+        carry, _ = jax.lax.scan(of_one, carry, stacked, length=net.steps)
+    elif loop == "fori_loop":
+        carry = jax.lax.fori_loop(0, net.steps, lambda i, c: at(c, slices(i)), carry)
+    else:
+        for place in range(net.steps):
+            carry = at(carry, slices(place))
+    return carry if net.uses_stream else carry[:1]

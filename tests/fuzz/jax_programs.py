@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: MIT
+"""Programs that are drawn: a network of norms, and how often and under what it is differentiated.
+
+What is drawn is counted by `kinds`, so that a claim of it can be held against this file.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any, NamedTuple
+
+from tests.fuzz.jax_nets import ACTIVATIONS, HALVES, Net, Node, Operand, Use
+
+OPS = (
+    "rms_norm",
+    "layer_norm",
+    "l2_norm",
+    "normalize",
+    "add_rms_norm",
+    "add_layer_norm",
+    "add_normalize",
+    "group_norm",
+    "instance_norm",
+)
+LOOPS = ("python", "scan", "fori_loop")
+# Around a step of the network, or around the whole.
+WRAPS = (
+    "jit",
+    "cond",
+    "select",  # a cond whose condition depends on x: vmap makes a select of it
+    "checkpoint",
+    "checkpoint_dots_saveable",
+    "checkpoint_nothing_saveable",
+    "checkpoint_everything_saveable",
+)
+DERIVATIVES = (
+    "forward",
+    "grad",
+    "value_and_grad",
+    "vjp",
+    "vjp_late",  # whose gradients are taken after all other runs
+    "jacrev",
+    "vmap_of_grad",
+    "grad_of_vmap",
+    "grad_of_map",
+    "grad_of_scan",  # over examples
+)
+SHARDED = ("grad_of_shard_map", "shard_map_of_grad", "shard_map_unchecked")
+REFUSED = ("grad_of_grad", "hessian", "jvp", "jacfwd", "jvp_of_grad", "linearize")
+BATCHED = ("vmap_of_grad", "grad_of_vmap", "grad_of_map", "grad_of_scan")
+
+
+class Run(NamedTuple):
+    """One use of a network."""
+
+    derivative: str
+    wanted: tuple[str, ...]  # the operands by which it is differentiated
+    batched: dict[str, int]  # the axis of examples, of operands that have one
+    world: int = 0  # which of two values all operands have
+    loop: str = "python"
+    of_step: tuple[str, ...] = ()  # transformations of a step
+    of_all: tuple[str, ...] = ()  # those of the network
+    jitted: bool = False  # the derivative
+    bound: bool = False  # whether operands that are not wanted are constants, not arguments
+    threads: int = 1  # that do the same at once
+
+
+class Program(NamedTuple):
+    net: Net
+    runs: tuple[Run, ...]
+    values: int  # their seed
+
+
+def program(seed: int, number: int) -> Program:
+    """Draw a program."""
+    draw = random.Random(f"{seed} {number}")
+    net = _net(draw)
+    runs = _runs(draw, net)
+    return Program(net, runs, draw.randrange(10**6))
+
+
+def kinds(program: Program) -> Counter[str]:
+    """Count what a program has."""
+    net, found = program.net, Counter({f"dtype {program.net.dtype}": 1})
+    found[f"{len(net.nodes)} norms"] += 1
+    found[f"{net.steps} steps"] += 1
+    uses = Counter(use.name for node in net.nodes for use in node.operands.values())
+    found["shared operands"] += any(n > 1 for name, n in uses.items() if name != "h")
+    found["stacked operands"] += any(one.stacked for one in net.operands.values())
+    found["streams that are results"] += net.uses_stream
+    for node in net.nodes:
+        found[node.op] += 1
+        found[f"join {node.join}"] += 1
+        found["x of another dtype"] += node.dtype != net.dtype
+        for name in node.options:
+            found[f"option {name}"] += 1
+        for name, use in node.operands.items():
+            found[f"operand {name}"] += 1
+            found["sliced operands"] += use.part is not None
+            found["frozen operands"] += use.frozen
+            found["x as gate"] += use.name == "h"
+        if node.residual:
+            found[f"residual {node.residual}"] += 1
+            found[f"results {node.keep}"] += 1
+            found["stream of another dtype"] += net.operands["r"].dtype != node.dtype
+    for run in program.runs:
+        found[run.derivative] += 1
+        found[f"loop {run.loop}"] += 1
+        for wrap in run.of_step:
+            found[f"{wrap} of a step"] += 1
+        for wrap in run.of_all:
+            found[f"{wrap} of all"] += 1
+        found["jit of the derivative"] += run.jitted
+        found["constants"] += run.bound
+        found["threads"] += run.threads > 1
+    return +found
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+def _net(draw: random.Random) -> Net:
+    shape = draw.choice([(4, 8), (4, 8), (4, 4, 8)])
+    dtype = draw.choices(["float32", *HALVES, "float64"], [70, 12, 8, 10])[0]
+    steps = draw.choice([1, 1, 2])
+    operands = {"x": Operand(shape, dtype)}
+    nodes: list[Node] = []
+    for _ in range(draw.choices([1, 2, 3, 4], [3, 4, 2, 1])[0]):
+        if nodes and draw.random() < 0.4:
+            node = draw.choice(nodes)  # with the same operands, or with others
+            if draw.random() < 0.7:
+                again = {
+                    name: _operand(draw, operands, name, operands[use.name].shape, dtype, 0)
+                    if use.name != "h"
+                    else use
+                    for name, use in node.operands.items()
+                }
+                node = node._replace(operands=again)
+            nodes.append(node._replace(join=_joined(draw)))
+        else:
+            nodes.append(_node(draw, shape, dtype, operands))
+    if any(node.residual for node in nodes):
+        usual = [dtype] if dtype == "float64" else [dtype, "float32"]
+        operands["r"] = Operand(shape, draw.choice(usual))
+    if any(node.join == "matmul" for node in nodes):
+        operands["m"] = Operand((8, 8), dtype, stacked=draw.random() < 0.5)
+    if all(node.keep == "stream" for node in nodes if node.residual) or draw.random() < 0.5:
+        uses_stream = "r" in operands
+    else:
+        uses_stream = False
+    dtypes = {dtype, *(one.dtype for one in operands.values()), *(node.dtype for node in nodes)}
+    if dtypes & {*HALVES}:  # a rounding may cross the corner of relu
+        nodes = [node._replace(options=_without_relu(node.options)) for node in nodes]
+    return Net(shape, dtype, steps, tuple(nodes), operands, uses_stream)
+
+
+def _without_relu(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: "gelu" if one == "relu" else one for name, one in options.items()}
+
+
+def _joined(draw: random.Random) -> str:
+    return draw.choice(["tanh", "tanh", "add", "matmul", "none"])
+
+
+def _node(draw: random.Random, shape: tuple[int, ...], dtype: str, operands: Any) -> Node:
+    ops = OPS if len(shape) == 3 else OPS[:-1]  # an instance has several positions
+    op = draw.choice(ops)
+    is_group = op in ("group_norm", "instance_norm")
+    options, row = (_group_options if is_group else _row_options)(draw, op, shape)
+    names = [] if op == "l2_norm" else ["weight"]
+    if not op.endswith(("l2_norm", "rms_norm")):
+        names.append("bias")
+    given: dict[str, Use] = {}
+    for name in names:
+        if draw.random() < 0.75:
+            given[name] = _operand(draw, operands, name, row, dtype)
+    if op != "l2_norm" and not is_group and draw.random() < 0.35:
+        given["gate"] = (
+            Use("h") if draw.random() < 0.25 else _operand(draw, operands, "gate", shape, dtype)
+        )
+        options["gate_activation"] = draw.choice([*ACTIVATIONS])
+        options["gate_position"] = draw.choice(["pre", "post"])
+    if "weight" not in given:
+        options.pop("weight_offset", None)
+    narrow = dtype == "float32" and draw.random() < 0.1
+    x_dtype = draw.choice(HALVES) if narrow else dtype
+    if x_dtype != "float32":
+        options.pop("round_before_weight", None)
+    residual = draw.choice(["stream", "stream", "h"]) if op.startswith("add_") else ""
+    keep = draw.choices(["both", "y", "stream"], [6, 2, 1])[0]
+    return Node(op, options, given, x_dtype, residual, keep if residual else "both", _joined(draw))
+
+
+def _row_options(draw: random.Random, op: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    options: dict[str, Any] = {}
+    axis, chance = -1, draw.random()
+    if chance < 0.2:
+        options["groups"] = 2
+    elif chance < 0.5 and len(shape) == 3:
+        axis = options["axis"] = -2
+    if "normalize" in op:
+        options |= {"c": draw.choice([None, 1.5]), "center": draw.random() < 0.5}
+    if op != "l2_norm" and draw.random() < 0.25:
+        options["weight_offset"] = 1.0
+    if op != "l2_norm" and draw.random() < 0.1:
+        options["round_before_weight"] = True
+    if draw.random() < 0.2:
+        options["eps"] = 1e-3
+    return options, shape[axis:]
+
+
+def _group_options(draw: random.Random, op: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    axis = draw.choice([-1, 1]) if len(shape) == 3 else -1
+    options: dict[str, Any] = {"channel_axis": axis}
+    if op == "group_norm":
+        options["num_groups"] = draw.choice([1, 2])
+    if draw.random() < 0.4:
+        options["activation"] = draw.choice([*ACTIVATIONS][1:])
+    return options, (shape[axis],)
+
+
+def _operand(
+    draw: random.Random, operands: Any, name: str, shape: Any, dtype: str, shared: float = 0.35
+) -> Use:
+    """Take an operand that another norm has, or a new one."""
+    alike = [key for key, one in operands.items() if key[:4] == name[:4] and one.shape == shape]
+    if alike and draw.random() < shared:
+        key = draw.choice(alike)
+    else:
+        key = f"{name}{len(operands)}"
+        own = "float32" if dtype in HALVES and draw.random() < 0.4 else dtype
+        parts = 2 if draw.random() < 0.2 else 0
+        operands[key] = Operand(shape, own, draw.random() < 0.4, parts)
+    part = draw.randrange(2) if operands[key].parts else None
+    return Use(key, part, frozen=draw.random() < 0.06)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def _runs(draw: random.Random, net: Net) -> tuple[Run, ...]:
+    """Draw uses of one network, which have some transformations in common, but other operands."""
+    styles = [_style(draw) for _ in range(draw.choice([1, 1, 2]))]
+    hows = [draw.choice(["grad", "vjp"]), *(_how(draw) for _ in range(draw.choice([1, 2, 3])))]
+    runs: list[Run] = []
+    for how in hows:
+        wanted = tuple(sorted(name for name in net.operands if draw.random() < 0.5))
+        wanted = wanted or (draw.choice(sorted(net.operands)),)
+        batched: dict[str, int] = {}
+        if how in BATCHED:
+            names = [name for name in net.operands if draw.random() < 0.5] or ["x"]
+            front = how in ("grad_of_map", "grad_of_scan")
+            batched = {
+                name: 0 if front else draw.randrange(len(net.whole(name)) + 1) for name in names
+            }
+        runs.append(
+            Run(
+                how,
+                wanted,
+                batched,
+                world=draw.randrange(2),
+                jitted=draw.random() < 0.5,
+                bound=not batched and how not in SHARDED and draw.random() < 0.25,
+                threads=_threads(draw, net, how),
+                **draw.choice(styles),
+            )
+        )
+    again = draw.choice(runs)  # as before, with other values
+    return (*runs, again._replace(world=1 - again.world))
+
+
+def _threads(draw: random.Random, net: Net, how: str) -> int:
+    """Return a number of threads: few, of small networks, as each compiles what it runs."""
+    is_small = how in ("grad", "vjp", "value_and_grad") and len(net.nodes) < 3
+    return 4 if is_small and draw.random() < 0.15 else 1
+
+
+def _how(draw: random.Random) -> str:
+    return draw.choice(draw.choices([DERIVATIVES, SHARDED, REFUSED], [75, 12, 13])[0])
+
+
+def _style(draw: random.Random) -> dict[str, Any]:
+    chances = [0, 0, 1, 1, 2]
+    return {
+        "loop": draw.choice(LOOPS),
+        "of_step": tuple(draw.sample(WRAPS, draw.choice(chances))),
+        "of_all": tuple(draw.sample(WRAPS, draw.choice(chances[:-1]))),
+    }

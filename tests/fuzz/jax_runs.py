@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: MIT
+"""Runs of drawn programs: cunorm.jax under JAX's transformations."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.fuzz.jax_nets import Net, Ours, results
+from tests.fuzz.jax_oracle import Oracle, worlds
+from tests.fuzz.jax_programs import SHARDED, Run
+
+_DEVICES = 4
+_AXIS = "d"
+
+
+def x64(net: Net) -> Any:
+    return jax.enable_x64(True) if net.dtype == "float64" else nullcontext()
+
+
+def in_threads(oracle: Oracle, run: Run) -> list[Any]:
+    """Return the results of threads that do the same, each tracing what it runs."""
+    barrier, found, errors = threading.Barrier(run.threads), [], []
+
+    def work() -> None:
+        with x64(oracle.net):
+            barrier.wait()
+            try:
+                found.append(once(oracle, run, {}))
+            except Exception as error:
+                errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        workers = [threading.Thread(target=work) for _ in range(run.threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    if errors:
+        raise errors[0]
+    return found
+
+
+def once(oracle: Oracle, run: Run, kept: dict[Any, Any]) -> Any:
+    """Return what a run gives; functions are kept for runs to come, as a training loop has them."""
+    style = (run.loop, run.of_step, run.of_all)
+    if style not in kept:
+        kept[style] = _function(oracle.net, *style)
+    function, names = kept[style], [*oracle.net.operands]
+    world = worlds(oracle.net, run)[0]
+    arrays = [jnp.asarray(one) for one in (*oracle.values(world), *oracle.masks)]
+    for name, axis in run.batched.items():
+        both = [oracle.value(name, (name in world) == is_first) for is_first in (True, False)]
+        arrays[names.index(name)] = jnp.asarray(np.stack(both, axis))
+    places = tuple(names.index(name) for name in run.wanted)
+    if run.bound:
+        function, arrays = _bind(function, arrays, places)
+        return _derivative(oracle, run, function, tuple(range(len(places))))(*arrays)
+    key = run._replace(world=0, batched=tuple(run.batched.items()))
+    if key not in kept:
+        kept[key] = _derivative(oracle, run, function, places)
+    return kept[key](*arrays)
+
+
+def _bind(function: Any, arrays: Sequence[Any], places: Sequence[int]) -> tuple[Any, list[Any]]:
+    """Return a function of the arrays at some places, the others constants; and these arrays."""
+
+    def bound(*own: Any) -> Any:
+        given = dict(zip(places, own, strict=True))
+        return function(*[given.get(place, one) for place, one in enumerate(arrays)])
+
+    return bound, [arrays[place] for place in places]
+
+
+# --- a network under transformations --------------------------------------------------------------
+
+
+def _function(net: Net, loop: str, of_step: Sequence[str], of_all: Sequence[str]) -> Any:
+    """Return a function of operands and masks, which returns the results and the loss."""
+    count, wide = len(net.operands), "float64" if net.dtype == "float64" else "float32"
+
+    def named(arrays: Any) -> dict[str, Any]:
+        return dict(zip(net.operands, arrays, strict=True))
+
+    def outs_of(*arrays: Any) -> Any:
+        wrap = partial(_wrapped, of_step, lambda carry, _: carry, lambda carry, _: carry[0])
+        return results(Ours, net, named(arrays), loop, wrap)
+
+    def inputs(*arrays: Any) -> Any:
+        return tuple(named(arrays)[{"h": "x", "stream": "r"}[name]] for name in net.results)
+
+    wrapped = _wrapped(of_all, inputs, lambda x, *_: x, outs_of)
+
+    def function(*arrays: Any) -> Any:
+        outs = wrapped(*arrays[:count])
+        pairs = zip(outs, arrays[count:], strict=True)
+        return outs, sum((out.astype(wide) * mask.astype(wide)).sum() for out, mask in pairs)
+
+    return function
+
+
+def _wrapped(wraps: Sequence[str], other: Any, x_of: Any, function: Callable[..., Any]) -> Any:
+    """Return a function under transformations, of which cond has another function."""
+    for wrap in reversed(wraps):
+        if wrap == "jit":
+            function = jax.jit(function)
+        elif wrap == "cond":
+            function = partial(_cond, lambda *_: jnp.asarray(True), function, other)
+        elif wrap == "select":
+            function = partial(_cond, partial(_is_small, x_of), function, other)
+        else:
+            policy = getattr(jax.checkpoint_policies, wrap.removeprefix("checkpoint_"), None)
+            function = jax.checkpoint(function, policy=policy)
+    return function
+
+
+def _cond(flag: Any, function: Any, other: Any, *given: Any) -> Any:
+    return jax.lax.cond(flag(*given), function, other, *given)
+
+
+def _is_small(x_of: Any, *given: Any) -> Any:
+    return x_of(*given).reshape(-1)[0] < 1e3  # always true, and JAX does not know
+
+
+# --- derivatives ----------------------------------------------------------------------------------
+
+
+def _derivative(oracle: Oracle, run: Run, function: Any, places: Any) -> Any:
+    """Return a function of operands and masks; with `bound` of the wanted operands alone."""
+
+    def loss(*arrays: Any) -> Any:
+        return function(*arrays)[1]
+
+    if run.derivative in SHARDED:
+        return jax.jit(_sharded(oracle.net, run.derivative, loss, places))
+    if run.derivative == "vjp_late":  # what it returns is no array
+        return partial(_pulled, oracle, run.jitted, function, places)
+    axes = [*map(run.batched.get, oracle.net.operands), *[None] * len(oracle.masks)]
+    grad = jax.grad(loss, places)
+    of_names: dict[str, Callable[..., Any]] = {
+        "forward": lambda *arrays: function(*arrays)[0],
+        "grad": grad,
+        "value_and_grad": jax.value_and_grad(loss, places),
+        "vjp": lambda *arrays: _pulled(oracle, False, function, places, *arrays)(),
+        "jacrev": jax.jacrev(lambda *arrays: jnp.stack([1, -2]) * loss(*arrays), places),
+        "vmap_of_grad": jax.vmap(grad, axes),
+        "grad_of_vmap": jax.grad(lambda *arrays: jax.vmap(loss, axes)(*arrays).sum(), places),
+        "grad_of_map": jax.grad(partial(_over_examples, False, loss, axes), places),
+        "grad_of_scan": jax.grad(partial(_over_examples, True, loss, axes), places),
+        "grad_of_grad": jax.grad(lambda *arrays: sum(one.sum() for one in grad(*arrays)), places),
+        "hessian": jax.hessian(loss, places),
+        "jvp": partial(_pushed, jax.jvp, loss, places),
+        "jacfwd": jax.jacfwd(loss, places),
+        "jvp_of_grad": partial(_pushed, jax.jvp, grad, places),
+        "linearize": partial(_pushed, _linearized, loss, places),
+    }
+    derived = of_names[run.derivative]
+    return jax.jit(derived) if run.jitted else derived
+
+
+def _pulled(oracle: Oracle, jitted: bool, function: Any, places: Any, *arrays: Any) -> Any:
+    """Return a function that returns the results, and gradients of two cotangents."""
+    outs_of, wanted = _bind(lambda *arrays: function(*arrays)[0], arrays, places)
+    outs, pull = jax.vjp(jax.jit(outs_of) if jitted else outs_of, *wanted)
+    pull = jax.jit(pull) if jitted else pull
+    pairs = zip(oracle.masks, outs, strict=True)
+    masks = tuple(jnp.asarray(mask).astype(out.dtype) for mask, out in pairs)
+    return lambda: (outs, pull(masks), pull(tuple(-2 * mask for mask in masks)))
+
+
+def _over_examples(by_scan: bool, loss: Any, axes: Any, *arrays: Any) -> Any:
+    """Return the sum of the loss over examples, one after the other."""
+    batched = {place: arrays[place] for place, axis in enumerate(axes) if axis is not None}
+
+    def of_one(own: Any) -> Any:
+        return loss(*[own.get(place, one) for place, one in enumerate(arrays)])
+
+    if not by_scan:
+        return jax.lax.map(of_one, batched).sum()
+    zero = jnp.zeros((), "float64" if arrays[0].dtype == "float64" else "float32")
+    return jax.lax.scan(lambda total, own: (total + of_one(own), None), zero, batched)[0]
+
+
+def _pushed(push: Any, function: Any, places: Any, *arrays: Any) -> Any:
+    of_wanted, wanted = _bind(function, arrays, places)
+    return push(of_wanted, tuple(wanted), tuple(jnp.ones_like(one) for one in wanted))[1]
+
+
+def _linearized(function: Any, arrays: Any, tangents: Any) -> Any:
+    value, linear = jax.linearize(function, *arrays)
+    return value, linear(*tangents)
+
+
+def _sharded(net: Net, how: str, loss: Any, places: Any) -> Any:
+    """Return the derivative with rows, or samples, that are spread over the devices."""
+    mesh = jax.sharding.Mesh(jax.devices()[:_DEVICES], _AXIS)
+    spec: list[Any] = []
+    for name, one in net.operands.items():
+        before = len(net.whole(name)) - len(one.shape)
+        spec.append(jax.P(*[None] * before, _AXIS) if one.shape == net.shape else jax.P())
+    wanted = tuple(spec[place] for place in places)
+    mapped = partial(jax.shard_map, mesh=mesh, in_specs=(*spec, *[jax.P(_AXIS)] * len(net.results)))
+    grad = jax.grad(loss, places)
+
+    def total(*arrays: Any) -> Any:
+        return jax.lax.psum(loss(*arrays), _AXIS)
+
+    def summed(*arrays: Any) -> Any:
+        pairs = zip(grad(*arrays), wanted, strict=True)
+        return tuple(one if _AXIS in of else jax.lax.psum(one, _AXIS) for one, of in pairs)
+
+    if how == "grad_of_shard_map":
+        return jax.grad(mapped(total, out_specs=jax.P()), places)
+    if how == "shard_map_of_grad":
+        return mapped(grad, out_specs=wanted)
+    return mapped(summed, out_specs=wanted, check_vma=False)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT
+"""Programs of norms under JAX's transformations agree with plain formulas in float64.
+
+Networks of 1 to 4 norms, their operands, the operands they are differentiated by, and nests of
+transformations are drawn; `pytest -m exhaustive tests/fuzz` draws 3,200 programs, of which
+CUNORM_FUZZ_SEED names others. Some runs of a program follow each other in one process, as what is
+traced for one may be used in the next. A failing program is printed as a script.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+from tests.fuzz.jax_examples import in_process
+from tests.fuzz.jax_programs import DERIVATIVES, LOOPS, OPS, REFUSED, SHARDED, WRAPS
+
+SEED = int(os.environ.get("CUNORM_FUZZ_SEED", "0"))
+PARTS, PROGRAMS = 16, 200  # of the exhaustive test: processes, and programs of each
+KINDS = (
+    *OPS,
+    *DERIVATIVES,
+    *SHARDED,
+    *REFUSED,
+    *(f"loop {loop}" for loop in LOOPS),
+    *(f"{wrap} of a step" for wrap in WRAPS),
+    *(f"{wrap} of all" for wrap in WRAPS),
+    *(f"dtype {dtype}" for dtype in ("float16", "bfloat16", "float32", "float64")),
+    *("operand weight", "operand bias", "operand gate", "x as gate", "x of another dtype"),
+    *("residual stream", "residual h", "results y", "results stream", "stream of another dtype"),
+    *("shared operands", "stacked operands", "sliced operands", "frozen operands"),
+    *("threads", "constants", "jit of the derivative", "streams that are results"),
+)
+
+
+def test_programs_agree_with_formulas_in_float64():
+    counts = in_process(48, 0, 15)  # a seed by which few programs have most kinds
+    assert counts["gradients"] > 100
+    assert counts["refusals"]
+    assert not [kind for kind in (*OPS, *DERIVATIVES, *SHARDED, "threads") if not counts.get(kind)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(PARTS))
+def test_3_200_programs_agree_with_formulas_in_float64(part):
+    """The first part runs the kernels, of which each program needs some to be compiled."""
+    counts = in_process(SEED, 100 + part * PROGRAMS, PROGRAMS, compiler=part == 0)
+    print(counts)
+    assert counts["programs"] > 0.9 * PROGRAMS, "so many are left out"
+    missing = [kind for kind in KINDS if not counts.get(kind)]
+    assert len(missing) < 3, "some are rare, but not so many"
