@@ -46,15 +46,10 @@ def assert_gradients(own, formula, wanted, arrays):
                 np.testing.assert_allclose(got, exact[place], **CLOSE)
 
 
-# Each: the calls of two norms in a row, by the function that `of` gives, and the shapes of operands.
+# Two norms in a row, by functions that `of` gives.
 def weighted(of):
     norm = of("rms_norm")
     return lambda x, w, v: norm(jnp.tanh(norm(x, w)), v)
-
-
-def with_bias(of):
-    norm = of("layer_norm")
-    return lambda x, w, b, v: norm(jnp.tanh(norm(x, w, b)), v, b)
 
 
 def gated(of):
@@ -76,11 +71,12 @@ def groups(of):
     return lambda x, w, v: norm(jnp.tanh(norm(x, weight=w)), weight=v)
 
 
-NETS = {"weighted": weighted, "with bias": with_bias, "gated": gated, "streams": streams}
-NETS |= {"groups": groups}
 ROWS, IMAGES = (3, 6), (2, 3, 6)
-OPERANDS = {"weighted": (ROWS, 6, 6), "with bias": (ROWS, 6, 6, 6), "gated": (ROWS, ROWS, 6)}
-OPERANDS |= {"streams": (ROWS, ROWS, 6, 6, 6), "groups": (IMAGES, 6, 6)}
+NETS = {
+    "gated": (gated, (ROWS, ROWS, 6)),
+    "streams": (streams, (ROWS, ROWS, 6, 6, 6)),
+    "groups": (groups, (IMAGES, 6, 6)),
+}
 
 
 def losses(net):
@@ -91,12 +87,12 @@ def losses(net):
 
 @pytest.mark.parametrize("name", NETS)
 def test_each_operand_has_its_gradient_whichever_was_asked_for_before(name):
-    arrays = drawn(*OPERANDS[name])
-    places = [*range(len(arrays))]
-    assert_gradients(*losses(NETS[name]), [*places, *reversed(places), tuple(places)], arrays)
+    net, shapes = NETS[name]
+    arrays, places = drawn(*shapes), [*range(len(shapes))]
+    assert_gradients(*losses(net), [*places, *reversed(places), tuple(places)], arrays)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1), ((0, 1), 1, 0)])
+@pytest.mark.parametrize("order", [(0, 1, 0), ((0, 1), 1, 0)])
 def test_a_refused_derivative_and_any_order_change_no_gradient(order):
     own, formula = losses(weighted)
     w, v, x = drawn(3, 3, (1, 3))
@@ -122,13 +118,13 @@ def test_two_pullbacks_of_one_norm_by_different_operands_are_each_right_in_any_o
             np.testing.assert_allclose(pulls[name](dy)[0], rights[name](dy)[0], **CLOSE)
 
 
-def scanned(layer, *, checkpoint=False):
-    def run(x, w, v):
-        def step(carry, one):
-            return layer(carry, one * w, v), carry.sum()
+def scanned(layer):
+    @jax.checkpoint
+    def step(carry, one, w, v):
+        return layer(carry, one * w, v), carry.sum()
 
-        step = jax.checkpoint(step) if checkpoint else step
-        x, sums = jax.lax.scan(step, x, jnp.arange(1.0, 3))
+    def run(x, w, v):
+        x, sums = jax.lax.scan(partial(step, w=w, v=v), x, jnp.arange(1.0, 3))
         return x + sums.sum()
 
     return run
@@ -149,11 +145,7 @@ def of_both(layer):
 FORMS = {
     "jit": jax.jit,
     "checkpoint": jax.checkpoint,
-    "checkpoint of jit": lambda layer: jax.checkpoint(jax.jit(layer)),
-    "scan": scanned,
-    "scan with checkpoint": partial(scanned, checkpoint=True),
-    "map": lambda layer: lambda x, w, v: jax.lax.map(lambda row: layer(row, w, v), x),
-    "cond": chosen,
+    "scan with checkpoint": scanned,
     "vmap": lambda layer: jax.vmap(layer, (0, None, None)),
     "vmap of cond": of_both,
 }

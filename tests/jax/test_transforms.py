@@ -183,23 +183,83 @@ def test_round_before_weight_rounds_as_the_published_models_do():
     np.testing.assert_allclose(dweight, n.sum(0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "instance_norm"])
-def test_no_second_nor_forward_mode_derivative_is_given(name):
-    (x,) = drawn((2, 2, 8))
+# How norms may be called: each takes a norm of one array, and returns a function of one.
+LOOPS = {
+    "a call": lambda norm: norm,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "vmap": lambda norm: jax.vmap(norm),
+    "map": lambda norm: lambda x: jax.lax.map(norm, x),
+    "scan": lambda norm: lambda x: jax.lax.scan(lambda c, row: (c, norm(row)), 0.0, x)[1],
+    "fori_loop": lambda norm: lambda x: jax.lax.fori_loop(0, 2, lambda _, x: norm(x), x),
+    "cond": lambda norm: lambda x: jax.lax.cond(x.sum() > 0, norm, lambda x: x, x),
+}
+SECOND = {
+    "grad of grad": lambda f, x: jax.grad(lambda x: jax.grad(f)(x).sum())(x),
+    "hessian": lambda f, x: jax.hessian(f)(x),
+    "jvp of grad": lambda f, x: jax.jvp(jax.grad(f), (x,), (x,)),
+    "linearize of grad": lambda f, x: jax.linearize(jax.grad(f), x),
+    "jit of jacrev of grad": lambda f, x: jax.jit(jax.jacrev(jax.grad(f)))(x),
+    "the gradient of a pullback": lambda f, x: jax.grad(lambda c: jax.vjp(f, x)[1](c)[0].sum())(
+        1.0
+    ),
+}
+OF_ONE = {
+    "a weight": lambda x: cunorm.jax.rms_norm(x, x.reshape(-1)[:8]),
+    "channels": lambda x: cunorm.jax.instance_norm(x.reshape(1, -1, 8)).reshape(x.shape),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", OF_ONE)
+def test_a_second_derivative_is_refused_wherever_the_norm_stands(name, loop):
+    (x,) = drawn((2, 8))
+    run = LOOPS[loop](OF_ONE[name])
 
     def f(x):
-        return (getattr(cunorm.jax, name)(x) ** 2).sum()
+        return (run(x) ** 2).sum()
 
-    for derive in (
-        jax.grad(lambda x: jax.grad(f)(x).sum()),
-        jax.hessian(f),
-        lambda x: jax.jvp(f, (x,), (x,)),
-        lambda x: jax.jvp(jax.grad(f), (x,), (x,)),
-        jax.jit(jax.jacrev(jax.grad(f))),
-    ):
-        message = "second or a forward-mode derivative|forward-mode autodiff"
-        with pytest.raises((NotImplementedError, TypeError), match=message):
-            derive(x)
+    assert jnp.isfinite(jax.grad(f)(x)).all()
+    for second in SECOND.values():
+        with pytest.raises(NotImplementedError, match="_norm: a second or a forward-mode deriv"):
+            second(f, x)
+
+
+@pytest.mark.parametrize("loop", ["a call", "checkpoint", "scan"])
+def test_forward_mode_is_jaxs_error_and_the_transpose_of_a_linearized_norm_is_its_gradient(loop):
+    (x,) = drawn((2, 8))
+    run = LOOPS[loop](OF_ONE["a weight"])
+
+    def f(x):
+        return (run(x) ** 2 * jnp.arange(8.0)).sum()
+
+    _, linear = jax.linearize(f, x)
+    for forward in (lambda: jax.jvp(f, (x,), (x,)), lambda: jax.jacfwd(f)(x), lambda: linear(x)):
+        with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
+            forward()
+    assert_close(jax.linear_transpose(linear, x)(1.0)[0], jax.grad(f)(x))
+
+
+def test_an_object_that_gives_a_jax_array_is_taken_as_jax_numpy_takes_it():
+    class Parameter:  # as Flax's nnx.Param
+        def __init__(self, array):
+            self.array = array
+
+        def __jax_array__(self):
+            return self.array
+
+    x, weight, bias = drawn((3, 8), 8, 8)
+
+    def f(weight, bias, kind=Parameter):
+        return (cunorm.jax.layer_norm(kind(x), kind(weight), kind(bias)) ** 3).sum()
+
+    plain = partial(f, kind=lambda array: array)
+    for derive in (lambda f: f, lambda f: jax.grad(f, (0, 1)), lambda f: jax.jit(jax.grad(f, 1))):
+        assert jax.tree.all(
+            jax.tree.map(np.array_equal, *(derive(g)(weight, bias) for g in (f, plain)))
+        )
+    with pytest.raises(TypeError, match="rms_norm: weight is of type list, expected a JAX"):
+        cunorm.jax.rms_norm(x, Parameter([1.0] * 8))
 
 
 def test_numpy_arrays_are_taken_and_minus_zero_is_another_length_than_zero():

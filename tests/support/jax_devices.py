@@ -64,6 +64,30 @@ def check_shard_map(mesh):
     assert_close(derived(X, RESIDUAL, WEIGHT), (right, right, right[2]))
 
 
+def check_frozen_operands_in_shard_map(mesh):
+    """Check the gradient of each operand of two norms, of which each is asked for alone."""
+    other = jnp.flip(WEIGHT)
+
+    def total(norm, x, weight, other):
+        y = jax.checkpoint(norm)(jnp.tanh(norm(x, weight)), other)
+        return jax.lax.psum((y**3).sum(), "d")
+
+    specs = (P("d"), P(), P())
+    for checks in (False, True):
+        mapped = partial(jax.shard_map, mesh=mesh, in_specs=specs, check_vma=checks)
+        own, formula = (
+            mapped(partial(total, norm), out_specs=P())
+            for norm in (rms_norm, jax_formulas.rms_norm)
+        )
+        right = jax.jit(jax.grad(formula, PLACES))(X, WEIGHT, other)
+        for place in (0, 1, 2, 0):
+            found = jax.jit(jax.grad(own, place))(X, WEIGHT, other)
+            assert_close(found, right[place])
+        assert_close(jax.grad(own, 2)(X, WEIGHT, other), right[2])  # without jit
+    y = jax.shard_map(rms_norm, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))(X, WEIGHT)
+    assert_close(y, jax_formulas.rms_norm(X, WEIGHT))
+
+
 def check_arrays_that_are_spread_out_under_jit(mesh):
     """Check sharded arrays: XLA gathers them, as a custom call is opaque to it."""
 
@@ -107,6 +131,7 @@ if __name__ == "__main__":
     assert len(devices) == 4
     usual = jax.sharding.Mesh(devices, "d")
     check_shard_map(usual)
+    check_frozen_operands_in_shard_map(usual)
     check_arrays_that_are_spread_out_under_jit(usual)
     explicit = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
     check_arrays_that_are_spread_out_under_jit(explicit)
