@@ -62,6 +62,14 @@ def test_programs_have_the_results_of_formulas():
     assert not missing(drawn, FEW, [wrap for wrap in WRAPS if wrap != "autocast"])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_each_norm_alone_has_the_results_of_its_formula(way):
+    found = Counter()
+    for turn, norm in enumerate(FEW[:4] if way == "compiled" else FEW):  # compiling takes long
+        found += run(draw([*WAYS].index(way) + turn * len(WAYS), few=True, norm=norm))
+    assert found["compared"] or found["empty"] or found.total() == len(FEW), found
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(PARTS))
 def test_3_072_programs_have_the_results_of_formulas(part):

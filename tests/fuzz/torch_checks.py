@@ -61,9 +61,11 @@ def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
     whose largest number is not well away from it, so that zeros would pass, counts as unclear.
     """
     counts: Counter[str] = Counter()
-    if [*found] != [*exact]:
-        raise Failed(f"results are {[*found]}, expected {[*exact]}")
+    if more := {*found} - {*exact}:
+        raise Failed(f"{more} should not be there")
     for name, right in exact.items():
+        if name not in found:
+            raise Failed(f"{name} is missing")
         got, near = found[name], plain[name]
         if (got.shape, got.dtype) != (right.shape, near.dtype):
             raise Failed(f"{name} is {got.dtype} {got.shape}, expected {near.dtype} {right.shape}")

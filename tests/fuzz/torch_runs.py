@@ -53,6 +53,8 @@ class Run:
     def gradients(self, outputs: Any) -> Results:
         wanted = self.wanted()
         outputs, dys = self.recorded(outputs)
+        if not outputs:
+            return {}
         found = torch.autograd.grad(outputs, [*wanted.values()], dys, allow_unused=True)
         return named("d ", wanted, map(plain, found))
 
@@ -63,7 +65,7 @@ class Run:
             for one, dy in zip(outputs, self.dys(outputs), strict=True)
             if one.requires_grad
         ]
-        return tuple(zip(*pairs, strict=True))
+        return tuple(zip(*pairs, strict=True)) or ((), ())
 
     def call(self, leaves: dict[str, Any]) -> tuple[Any, ...]:
         """Return the outputs of other leaves."""
