@@ -27,7 +27,11 @@ from tests.fuzz.torch_programs import Program, Step
 
 print(check({program!r}))
 """
-_CLEAR = 8  # by how many bounds the largest number of a result is away from zero
+_CLEAR = 4  # by how many bounds the largest number of a result is away from zero
+# Of the largest number of a result: what kernels add up, with the condition of rows of few numbers.
+# Of half precision results are rounded, not sums: 8. In float64 plain formulas are the oracle, so
+# that their error does not show the condition of a network: 2**8 times as many.
+_ROUNDINGS = {torch.float32: 64, torch.float64: 2**14}
 
 
 class Failed(AssertionError):
@@ -44,6 +48,8 @@ def check(program: Program) -> Counter[str]:
             plain = way(Run(program, "plain"))
         except Exception:
             return Counter(["refused by PyTorch itself"])
+        if [*plain] != [*exact]:  # as of a reentrant checkpoint whose inputs have no gradients
+            return Counter(["refused by PyTorch itself"])
         try:
             found = way(Run(program, "cunorm"))
         except Exception as error:
@@ -57,13 +63,15 @@ def check(program: Program) -> Counter[str]:
 def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
     """Compare results by name.
 
-    The bound is 8 times the error of plain formulas in the same dtypes and 64 roundings. A result
-    whose largest number is not well away from it, so that zeros would pass, counts as unclear.
+    The bound is 8 times the error of plain formulas in the same dtypes, and some roundings. A
+    result of which zeros would be within 4 bounds counts as unclear.
     """
     counts: Counter[str] = Counter()
-    if [*found] != [*exact]:
-        raise Failed(f"results are {[*found]}, expected {[*exact]}")
+    if more := {*found} - {*exact}:
+        raise Failed(f"{more} should not be there")
     for name, right in exact.items():
+        if name not in found:
+            raise Failed(f"{name} is missing")
         got, near = found[name], plain[name]
         if (got.shape, got.dtype) != (right.shape, near.dtype):
             raise Failed(f"{name} is {got.dtype} {got.shape}, expected {near.dtype} {right.shape}")
@@ -72,7 +80,8 @@ def compare(found: Results, plain: Results, exact: Results) -> Counter[str]:
             continue
         largest = float(right.abs().max())
         unit = torch.finfo(near.dtype).eps / 2
-        bound = 8 * float((near.double() - right).abs().max()) + 64 * unit * max(largest, 1.0)
+        bound = _ROUNDINGS.get(near.dtype, 8) * unit * max(largest, 1.0)
+        bound += 8 * float((near.double() - right).abs().max())
         off = float((got.double() - right).abs().nan_to_num(torch.inf).max())
         if not off <= bound:
             raise Failed(

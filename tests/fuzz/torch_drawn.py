@@ -40,17 +40,18 @@ _WRAPPED += ("subclassed",)
 _BATCHED = ("is_grads_batched", "func.jacrev", "vmap", "vmap of grad", "empty vmap")
 
 
-def draw(seed: int, *, few: bool) -> Program:
-    """Draw the program of a seed; with few, of few builds."""
+def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:
+    """Draw the program of a seed, which says its way; with few, of few builds; or of one norm."""
     rng = Random(f"program {seed}")
-    way = [*WAYS][seed % len(WAYS)]
+    way, names = [*WAYS][seed % len(WAYS)], FEW if few else NORMS
     dtype = "float32"
     if not few:
         dtype = rng.choice(["float32"] * 14 + ["float64"] * 2 + ["bfloat16"] * 3 + ["float16"])
     count = rng.randint(1, 2 if dtype in _HALF else 3 if few else 4)
     steps: list[Step] = []
-    for _ in range(count):
-        steps.append(_step(rng, dtype, few, [step.function for step in steps]))
+    for _ in range(1 if norm else count):
+        before = [step.function for step in steps]
+        steps.append(_step(rng, norm or rng.choice(names), dtype, few, before))
     if rng.random() < 0.6:  # so that dy is that of a norm
         steps[-1] = Step(**{**vars(steps[-1]), "join": "none"})
     program = Program(seed, tuple(steps), way, dtype=dtype)
@@ -58,7 +59,7 @@ def draw(seed: int, *, few: bool) -> Program:
     dys = [one for one in DYS if way != "compiled" or one not in ("trivial", "wrapped", "async")]
     more: dict[str, Any] = {
         "wraps": _wraps(rng, way, seed // len(WAYS), few),
-        "forms": _forms(rng, program),
+        "forms": () if norm else _forms(rng, program),
         "dy": dys[(seed + seed // len(WAYS)) % len(dys)],
         "uses_stream": rng.random() < 0.7,
         "parameters": dtype
@@ -71,6 +72,8 @@ def draw(seed: int, *, few: bool) -> Program:
 
 def _frozen(rng: Random, program: Program, few: bool) -> tuple[str, ...]:
     leaves = program.leaves()
+    if "reentrant" in program.wraps:  # which needs an input with gradients
+        return ()
     kinds = ["none", "parameters", "inputs"]
     kind = "some" if not few and rng.random() < 0.1 else rng.choice(kinds)
     if kind == "some":
@@ -108,9 +111,8 @@ def _forms(rng: Random, program: Program) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def _step(rng: Random, dtype: str, few: bool, before: list[str]) -> Step:
+def _step(rng: Random, norm: str, dtype: str, few: bool, before: list[str]) -> Step:
     """Draw a step: what is compiled in from a few variants of each norm, and all else at random."""
-    norm = rng.choice(FEW if few else NORMS)
     variant = 0 if few else rng.randrange(_VARIANTS if dtype == "float32" else 1) + 1
     fixed = Random(f"{norm} {variant}")
     function = _FUNCTIONS.get(norm, norm)

@@ -154,15 +154,19 @@ class Net(nn.Module):
         names = [name for name in leaves if name not in program.inputs()]
         self.own = nn.ParameterDict({name: nn.Parameter(leaves[name]) for name in names})
         self.norms = nn.ModuleList(Norm(step, by) for step in program.steps)
-        for norm in self.norms:
-            for argument, name in norm.step.operands if norm.module is not None else ():
-                if name in self.own:
-                    setattr(norm.module, argument, self.own[name])
+        self.tie()
         if by == "cunorm":
             ct.replace_norms(self)
             for norm in self.norms:
                 if "Cunorm" not in type(norm.module).__name__ and norm.module is not None:
                     assert hasattr(ct, norm.step.made), f"{norm.step.made} was not replaced"
+
+    def tie(self) -> None:
+        """Let modules have the parameters of the network."""
+        for norm in self.norms:
+            for argument, name in norm.step.operands if norm.module is not None else ():
+                if name in self.own:
+                    setattr(norm.module, argument, self.own[name])
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         program, given = self.program, dict(zip(self.program.inputs(), inputs, strict=True))
@@ -200,16 +204,16 @@ def formula(
     function: str, x: Any, operands: dict[str, Any], options: dict[str, Any], *, exact: bool
 ) -> tuple[Any, Any]:
     """Return y and the new stream by PyTorch's operations; exact ones round nothing on the way."""
-    wide = torch.float64 if exact else torch.promote_types(x.dtype, torch.float32)
     stream, y_dtype = None, x.dtype
     if function.startswith("add_"):
-        residual = operands.get("residual")
-        stream = x if residual is None else x.to(wide) + residual.to(wide)
-        dtype = options.get("residual_dtype", x.dtype if residual is None else residual.dtype)
-        s = stream.to(wide if exact else getattr(torch, str(dtype).removeprefix("torch.")))
+        s = _stream(x, operands.get("residual"), options, exact=exact)
         stream = x if s is x else s.view_as(s)  # so that a hook of it is none of y
         x, function = s, function[4:]
-    wide = torch.float64 if exact else torch.promote_types(x.dtype, wide)
+    wide = (
+        torch.float64
+        if exact
+        else torch.promote_types(x.dtype, torch.promote_types(y_dtype, torch.float32))
+    )
     weight, bias, gate = (
         None if operands.get(name) is None else operands[name].to(wide)
         for name in ("weight", "bias", "gate")
@@ -243,6 +247,16 @@ def formula(
     n = n if bias is None else n + bias
     n = n if g is None or is_pre else n * g
     return n.to(wide if exact else y_dtype), stream
+
+
+def _stream(x: Any, residual: Any, options: dict[str, Any], *, exact: bool) -> Any:
+    name = options.get("residual_dtype")
+    dtype = getattr(torch, name) if name else x.dtype if residual is None else residual.dtype
+    if residual is None:
+        return x if exact else x.to(dtype)
+    wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), torch.float32)
+    s = x.to(wide) + residual.to(wide)
+    return s if exact else s.to(dtype)
 
 
 def _group_formula(function: str, x: Any, weight: Any, bias: Any, options: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call
 
 from tests.fuzz.torch_programs import Net, Program, drawn, leaf
-from tests.fuzz.torch_wraps import DYS, WRAPS, plain
+from tests.fuzz.torch_wraps import DYS, WRAPS, Trivial, TrivialParameter, plain
 
 Results = dict[str, Any]
 
@@ -41,6 +41,17 @@ class Run:
     def leaves(self) -> dict[str, Any]:
         return dict(zip(self.program.inputs(), self.inputs, strict=True)) | dict(self.net.own)
 
+    def subclass(self, *, inputs: bool, parameters: bool) -> None:
+        """Let leaves be subclasses with plain memory."""
+        if inputs:
+            self.inputs = [
+                one.detach().as_subclass(Trivial).requires_grad_(one.requires_grad)
+                for one in self.inputs
+            ]
+        for name, one in [*self.net.own.items()] if parameters else ():
+            self.net.own[name] = TrivialParameter(one.detach(), one.requires_grad)
+        self.net.tie()
+
     def wanted(self) -> dict[str, Any]:
         return {name: one for name, one in self.leaves().items() if one.requires_grad}
 
@@ -53,6 +64,8 @@ class Run:
     def gradients(self, outputs: Any) -> Results:
         wanted = self.wanted()
         outputs, dys = self.recorded(outputs)
+        if not outputs:
+            return {}
         found = torch.autograd.grad(outputs, [*wanted.values()], dys, allow_unused=True)
         return named("d ", wanted, map(plain, found))
 
@@ -63,7 +76,7 @@ class Run:
             for one, dy in zip(outputs, self.dys(outputs), strict=True)
             if one.requires_grad
         ]
-        return tuple(zip(*pairs, strict=True))
+        return tuple(zip(*pairs, strict=True)) or ((), ())
 
     def call(self, leaves: dict[str, Any]) -> tuple[Any, ...]:
         """Return the outputs of other leaves."""

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import cunorm.torch as ct
 from tests.fuzz.torch_programs import leaf
 from tests.fuzz.torch_runs import Results, Run, named, results
-from tests.fuzz.torch_wraps import Trivial, TrivialParameter, plain
+from tests.fuzz.torch_wraps import plain
 
 # --- ways -----------------------------------------------------------------------------------------
 
@@ -221,22 +221,10 @@ def through_fx(run: Run) -> Results:
 
 
 def subclassed(run: Run) -> Results:
-    """Let leaves be subclasses with plain memory."""
+    """Let inputs, parameters or both be subclasses with plain memory."""
     if run.by == "cunorm":
         turn = run.program.seed % 3
-        if turn != 1:
-            run.inputs = [
-                one.detach().as_subclass(Trivial).requires_grad_(one.requires_grad)
-                for one in run.inputs
-            ]
-        if turn != 0:
-            for name, one in [*run.net.own.items()]:
-                new = TrivialParameter(one.detach(), requires_grad=one.requires_grad)
-                run.net.own[name] = new
-                for norm in run.net.norms:
-                    for argument, its in norm.step.operands if norm.module is not None else ():
-                        if its == name and hasattr(norm.module, argument):
-                            setattr(norm.module, argument, new)
+        run.subclass(inputs=turn != 1, parameters=turn != 0)
     return autograd_grad(run)
 
 
