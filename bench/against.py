@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         other = copies.load(options.checkout)
         ours = Cunorm(THIS, "torch")
-        copies.isolate_builds((ours.copy, other), options.march)
+        copies.compile_for((ours.copy, other), options.march)
         avx512 = copies.has_avx512()
     except (ImportError, ValueError) as error:
         print(error, file=sys.stderr)

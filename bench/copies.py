@@ -76,15 +76,12 @@ def _imported(node: ast.AST) -> list[str]:
     return []
 
 
-def isolate_builds(copies: Iterable[ModuleType], march: str | None) -> None:
-    """Let the copies compile libraries that share nothing, for the architecture `march`.
+def compile_for(copies: Iterable[ModuleType], march: str | None) -> None:
+    """Let the copies compile for the architecture `march`.
 
-    With GCC, libraries of one process share variables of inline functions by name, even if their
-    sizes differ. cunorm's options for AVX-512 are left out if `march` has none.
+    cunorm's options for AVX-512 are left out if it has none.
     """
-    found = compiler()
     more = [os.environ.get(_FLAGS, ""), f"-march={march}" if march else ""]
-    more += ["-fno-gnu-unique"] if found and found.is_gcc else []
     os.environ[_FLAGS] = " ".join(filter(None, more))
     for copy in () if has_avx512() else copies:
         options = _compiler_module(copy)

@@ -23,7 +23,7 @@ def limit(march: str) -> None:
 
     torch reads its variable at the first operation, inductor and XLA when they are imported.
     """
-    copies.isolate_builds((cunorm,), march)
+    copies.compile_for((cunorm,), march)
     if copies.has_avx512():
         return
     os.environ["ATEN_CPU_CAPABILITY"] = "avx2"  # inductor reads it, too
