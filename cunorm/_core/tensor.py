@@ -19,7 +19,7 @@ HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class Device(NamedTuple):
-    """Where memory lies: kind "cpu" (index 0) or "cuda"; "meta" (0) is nowhere, and only planned."""
+    """Where memory lies: kind "cpu" (index 0) or "cuda"; plans also know "meta", nowhere."""
 
     kind: str
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used

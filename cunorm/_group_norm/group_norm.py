@@ -50,7 +50,8 @@ def group_norm(
         g, such as "silu" or "relu"; None is "identity". The error for an unknown name lists all.
     channel_axis : int, optional
         -1 or 1, the axis of the channels, whatever the memory layout: a PyTorch tensor of shape
-        (N, C, H, W) has 1, in ``torch.channels_last`` too.
+        (N, C, H, W) has 1, in ``torch.channels_last`` too. -1 here and in `cunorm.jax`; in
+        `cunorm.torch` the default is 1.
     dtype : dtype, optional
         y's, as a name or a dtype of any framework; by default x's.
     out : array, optional

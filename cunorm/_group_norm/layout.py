@@ -117,7 +117,7 @@ def geometry(
 def _size_of(channel: int, ndim: int) -> str:
     """Return what the number of channels is, for an error."""
     if channel < ndim - 1:
-        return "x.shape[1]"
+        return "x.shape[1] (channel_axis=-1 is for channels last)"
     hint = " (channel_axis=1 is for channels first)" if ndim > 2 else ""
     return f"x.shape[-1]{hint}"
 

@@ -246,8 +246,9 @@ def group_norm(
 ) -> Any:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
-    As `cunorm.group_norm`, but differentiable. Saved for gradients are x, the parameters, and mean
-    and rstd of each group; what the activation was given is computed again.
+    As `cunorm.group_norm`, but differentiable; the channels are the last axis by default, which in
+    `cunorm.torch` are axis 1. Saved for gradients are x, the parameters, and mean and rstd of each
+    group; what the activation was given is computed again.
 
     >>> import jax.numpy as jnp, numpy as np
     >>> import cunorm.jax

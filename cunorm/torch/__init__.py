@@ -2,9 +2,9 @@
 """cunorm for PyTorch: the norms as differentiable functions and as modules.
 
 A function takes the arguments of its namesake in `cunorm` but for `out` and `workspace`, and
-tensors on the CPU or on CUDA. It computes the same formula, rounds alike and raises the same
-errors; an operand that is no tensor is a TypeError. y is contiguous, of x's shape and device; that
-of a group norm has x's memory layout.
+tensors on the CPU, on CUDA or on meta; the channels of group norms are axis 1 by default. It
+computes the same formula, rounds alike and raises the same errors; an operand that is no tensor is
+a TypeError. y is contiguous, of x's shape and device; that of a group norm has x's memory layout.
 
 The functions are recorded by autograd, traced by torch.compile, and transformed by torch.func. For
 the backward they keep what their docstrings name, and nothing else; a second derivative is computed

@@ -15,7 +15,7 @@ from cunorm._core.validate import of_type
 from cunorm._dispatch import dispatch, dispatch_spec, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
 from cunorm.torch._pair import OpPair, Tensors
-from cunorm.torch._tensors import needs_operator, what_refuses
+from cunorm.torch._tensors import is_dense, needs_operator, what_refuses
 
 # Looked up once: together they take a tenth of a call.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -25,7 +25,6 @@ _is_legacy_batch = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_ba
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_tracing = torch._C._is_tracing  # by torch.jit.trace
 _Transform = torch._C._functorch.TransformType
-_Shapeless = torch.nn.parameter.UninitializedTensorMixin
 
 
 class DispatchMode(Enum):
@@ -101,7 +100,7 @@ def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...])
         if isinstance(array, torch.Tensor):
             if _is_batch(array):  # of a vmap that is over
                 view(function, name, array)  # raises
-            if array.is_nested or array.layout is not torch.strided or isinstance(array, _Shapeless):
+            if not is_dense(array):
                 raise ValueError(
                     f"{function}: {name} {what_refuses(array)}, expected a dense tensor"
                 )

@@ -252,18 +252,19 @@ def group_norm(
     *,
     eps: float = 1e-5,
     activation: str | None = None,
-    channel_axis: int = -1,
+    channel_axis: int = 1,
     dtype: Any = None,
 ) -> Tensor:
     """Shift and scale each group of channels of each sample to mean 0 and variance 1.
 
-    As `cunorm.group_norm`, but differentiable and without `out` and `workspace`. For the backward
-    it keeps x, mean, rstd, weight and bias.
+    As `cunorm.group_norm`, but differentiable and without `out` and `workspace`; and the channels
+    are axis 1 by default, as in PyTorch, not -1. For the backward it keeps x, mean, rstd, weight
+    and bias.
 
     >>> import torch
     >>> import cunorm.torch
     >>> weight = torch.ones(4, requires_grad=True)
-    >>> x = torch.arange(8.0).reshape(1, 2, 4)
+    >>> x = torch.arange(8.0).reshape(1, 2, 4).mT  # (N, C, positions)
     >>> cunorm.torch.group_norm(x, 2, weight, activation="relu").sum().backward()
     >>> weight.grad
     tensor([0.7276, 1.2127, 0.7276, 1.2127])
@@ -279,19 +280,19 @@ def instance_norm(
     *,
     eps: float = 1e-5,
     activation: str | None = None,
-    channel_axis: int = -1,
+    channel_axis: int = 1,
     dtype: Any = None,
 ) -> Tensor:
     """Apply `group_norm` with each channel a group of its own.
 
     As `cunorm.instance_norm`, but differentiable as `group_norm` is, without `out` and
-    `workspace`.
+    `workspace`, and with the channels on axis 1 by default.
 
     >>> import torch
     >>> import cunorm.torch
-    >>> cunorm.torch.instance_norm(torch.tensor([[[1.0, 10.0], [3.0, 70.0]]]))
-    tensor([[[-1.0000, -1.0000],
-             [ 1.0000,  1.0000]]])
+    >>> cunorm.torch.instance_norm(torch.tensor([[[1.0, 3.0], [10.0, 70.0]]]))
+    tensor([[[-1.0000,  1.0000],
+             [-1.0000,  1.0000]]])
     """
     params = ("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
     return call(GROUP, params, (x, weight, bias))[0]

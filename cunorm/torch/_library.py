@@ -16,8 +16,8 @@ from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef, spec_from_json, spec_to_json
-from cunorm._dispatch import parse
 from cunorm._core.tensor import Device, TensorSpec
+from cunorm._dispatch import parse
 from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors, compute_type
 from cunorm.torch._tensors import unwrapped
 

@@ -265,7 +265,7 @@ class GroupNorm(torch.nn.GroupNorm):
                 f"{self.num_channels}, ...), as num_channels is {self.num_channels}"
             )
         options = {"eps": self.eps, "activation": self.activation, "dtype": _autocast_dtype(x)}
-        return group_norm(x, self.num_groups, self.weight, self.bias, channel_axis=1, **options)
+        return group_norm(x, self.num_groups, self.weight, self.bias, **options)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{_changed(self)}"

@@ -18,6 +18,7 @@ _WRAPPERS = (FakeTensor, FunctionalTensor)
 _COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
 _disabled_dispatch: Any = torch.Tensor.__torch_dispatch__
 _strided = torch.strided
+_Shapeless = torch.nn.parameter.UninitializedTensorMixin
 
 
 def refusal(*tensors: Any) -> str | None:
@@ -46,12 +47,9 @@ def what_refuses(tensor: Any) -> str | None:
     kind = type(tensor)
     if not isinstance(tensor, torch.Tensor):
         return f"is {of_type(kind)}"
-    if issubclass(kind, torch.nn.parameter.UninitializedTensorMixin):
-        return "has no shape yet"
-    if tensor.is_nested:
-        return "is nested"
-    if tensor.layout is not _strided:
-        return f"has layout {tensor.layout}"
+    if not is_dense(tensor):
+        what = "is nested" if tensor.is_nested else f"has layout {tensor.layout}"
+        return "has no shape yet" if isinstance(tensor, _Shapeless) else what
     if tensor.device.type not in _DEVICES:
         return f"is on device {tensor.device}"
     if tensor.dtype not in _DTYPES:
@@ -60,6 +58,12 @@ def what_refuses(tensor: Any) -> str | None:
     if not is_known and not has_plain_memory(kind):
         return f"is {of_type(kind)}, which has operators of its own"
     return None
+
+
+def is_dense(tensor: Any) -> bool:
+    """Whether a tensor has a shape, and an element for each place of it."""
+    is_shapeless = isinstance(tensor, _Shapeless)
+    return not is_shapeless and tensor.layout is _strided and not tensor.is_nested
 
 
 def has_plain_memory(kind: Any) -> bool:

@@ -42,6 +42,7 @@ COMPUTE = {
     "row": "the compute type: float64 if x, its residual stream or x_dtype is, else float32",
     "group": "the compute type: float64 if x is, else float32",
 }
+FIRST = "x.shape[1] (channel_axis=-1 is for channels last)"
 LAST = "x.shape[-1] (channel_axis=1 is for channels first)"
 OF_X = "expected 1 to 2147483647"
 HALF, SQUARE = (np.broadcast_to(np.float16(1), s) for s in ((2, 2**31), (2**16, 2**15)))
@@ -157,7 +158,7 @@ NEEDS = [("x", "y"), ["dx"], ("",), ({},), (np.array(["x"]),)]
 NEEDS += ["x", None, 1, iter(("x",)), np.array("x")]
 STATISTICS = {name: np.ones((5, 2), np.float32) for name in ("mean", "rstd")} | {"groups": 2}
 FEW_CHANNELS = [
-    ((3, 8, 5), 1, "x.shape[1]"),
+    ((3, 8, 5), 1, FIRST),
     ((3, 8), 1, "x.shape[-1]"),
     ((3, 8), -1, "x.shape[-1]"),
     ((3, 5, 8), -1, LAST),

@@ -35,7 +35,7 @@ ROWS = {  # the function, its operands besides x, and its options
     for place, activation in enumerate(ACTIVATIONS)
 }
 GROUPS = {
-    "group_norm": ("group_norm", "weight bias", {"num_groups": 2}),
+    "group_norm": ("group_norm", "weight bias", {"num_groups": 2, "channel_axis": -1}),
     "channels last": (
         "group_norm",
         "weight bias",

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Two processes train a model with cunorm.torch's norms like one process on the whole batch."""
+"""Two processes train models with cunorm.torch's norms like one process does."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -14,7 +15,14 @@ dist = torch.distributed
 if not (dist.is_available() and dist.is_gloo_available()):
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import Shard  # noqa: E402
+from torch.distributed.tensor.parallel import (  # noqa: E402
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import cunorm.torch as ct  # noqa: E402
@@ -52,6 +60,7 @@ def check_as_one_of_two(rank, folder):
         fully_shard(part)
     train(sharded, rank, RANKS)
     gathered = [one.full_tensor() for one in sharded.parameters()]
+    check_tensor_parallel(rank)
     dist.destroy_process_group()
     whole, start = list(train(model()).parameters()), list(model().parameters())
     for parameters in (copied.module.parameters(), gathered):
@@ -60,6 +69,38 @@ def check_as_one_of_two(rank, folder):
             # numbers about 1.
             torch.testing.assert_close(there, one, rtol=0, atol=7 * 2 * 250 * 2.0**-53)
             assert (one - before).abs().max() > 1e-3
+
+
+def check_tensor_parallel(rank):
+    """Split linear layers between the processes, and norms by tokens, and compare with the whole.
+
+    What reaches the first norm's backward, and the second one's forward, is the result of a
+    collective that is still to be awaited.
+    """
+    whole, split = (two_layers() for _ in range(2))
+    styles = {"1": ColwiseParallel(input_layouts=Shard(1))}
+    styles |= {"2": RowwiseParallel(output_layouts=Shard(1))}
+    parallelize_module(split, init_device_mesh("cpu", (RANKS,)), styles)
+    x = torch.randn(3, 4, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    y = whole(x)
+    y.sin().sum().backward()
+    mine = split(x.chunk(RANKS, 1)[rank])
+    mine.sin().sum().backward()
+    # Sums of some 100 terms, in another order, through four layers; numbers about 10.
+    close = partial(torch.testing.assert_close, rtol=0, atol=4 * 10 * 100 * 2.0**-53)
+    close(mine, y.chunk(RANKS, 1)[rank])
+    for place in (0, 3):
+        for found, expected in zip(
+            split[place].parameters(), whole[place].parameters(), strict=True
+        ):
+            dist.all_reduce(found.grad)
+            close(found.grad, expected.grad)
+
+
+def two_layers():
+    torch.manual_seed(3)
+    linear = (torch.nn.Linear(*sizes) for sizes in ((WIDTH, 2 * WIDTH), (2 * WIDTH, WIDTH)))
+    return torch.nn.Sequential(ct.RMSNorm(WIDTH), *linear, ct.LayerNorm(WIDTH)).double()
 
 
 def test_two_processes_train_as_one_on_the_whole_batch(tmp_path):

@@ -178,7 +178,7 @@ def test_scalars_of_a_compiled_norm_may_change():
     def norms(x, eps, c, groups, axis):
         y = ct.rms_norm(x, eps=eps, groups=x.shape[-1] // 8)
         z = ct.normalize(y, c=c, weight_offset=0, axis=axis)
-        return ct.group_norm(z, groups, eps=eps), ct.instance_norm(z)
+        return ct.group_norm(z, groups, eps=eps, channel_axis=-1), ct.instance_norm(z)
 
     compiled = torch.compile(norms, backend="aot_eager", fullgraph=True)
     for scalars in ((1e-5, 1.0, 2, -1), (1e-3, 2.0, 4, 1), (0.5, -0.0, 8, 2)):
