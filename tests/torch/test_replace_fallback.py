@@ -140,6 +140,14 @@ def test_what_cunorm_runs_needs_no_warning(call, name):
 
 
 @pytest.mark.parametrize("name", NORMS)
+def test_a_parameter_of_a_class_that_is_its_memory_is_replaced(name):
+    module = fresh(name)
+    expected = with_parameters(module)
+    assert replace_norms(module).replaced
+    torch.testing.assert_close(module(x_of()), expected)
+
+
+@pytest.mark.parametrize("name", NORMS)
 def test_what_its_own_forward_cannot_run_either_has_its_own_error_and_no_warning(name):
     module = fresh(name)
     own = copy.deepcopy(module)

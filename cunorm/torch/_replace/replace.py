@@ -22,7 +22,10 @@ _CALLS = {  # of the norms of torch.nn, as text
 
 
 class ReplacedNorm(NamedTuple):
-    """A module that runs cunorm: its name, "" for the model itself, its class, and what it runs."""
+    """A module that runs cunorm: its name, "" for the model itself, its class, and what it runs.
+
+    That ends with the calls, of those that were tried, in which the module runs its own forward.
+    """
 
     name: str
     kind: str
@@ -30,7 +33,7 @@ class ReplacedNorm(NamedTuple):
 
 
 class LeftNorm(NamedTuple):
-    """A module that may be a norm and was left: its name, its class, and the reason."""
+    """A module that may normalise and was left: its name, its class, and the reason."""
 
     name: str
     kind: str
@@ -41,8 +44,9 @@ class LeftNorm(NamedTuple):
 class Replacement:
     """What `replace_norms` did. Printed, it is a summary by class, with repeated layers as one.
 
-    ``replaced`` are the modules that run cunorm, ``left`` those of a class called norm that do not,
-    both in the order of ``model.named_modules()``, by first names.
+    ``replaced`` are the modules that run cunorm, ``left`` those that do not and may normalise: that
+    are called norm, have an eps, or call a norm of torch's in their forward. Both are in the order
+    of ``model.named_modules()``, by first names.
 
     >>> import torch
     >>> import cunorm.torch
@@ -101,7 +105,8 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     ``transformers``. A probe finds the formula of a module that has an attribute eps (or
     variance_epsilon, epsilon, norm_eps, layer_norm_eps) and no parameters but one or two of one
     axis: it runs a copy on the CPU, on random rows with random parameters, in every pair of dtypes,
-    and compares the results with cunorm's.
+    and compares the results with cunorm's formulas. Then it makes the very call that the module
+    will make, forward and backward, in float64 in place of the kernels.
 
     In half precision y has the bits of the module's own forward but where a number before a
     rounding is within 2**-20 of a tie, relatively to the largest of its row: there it is one unit
@@ -112,10 +117,13 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
 
     A replaced module runs its own forward in pairs of dtypes in which it does not agree, for a
     number of axes in which it does not (2 to 5 are tried), with further arguments, and under
-    ``torch.autocast`` where that changes the dtypes. A formula that changes later, with another
-    attribute than eps or with the size of numbers, as with a clamp, is not followed. Modules whose
-    instance has its own forward (as accelerate's hooks make), parametrized and scripted ones, and
-    parameters that are not plain tensors (DTensor, quantized) are left.
+    ``torch.autocast`` where that changes the results; the report says where. Where cunorm cannot
+    run, as on nested tensors, complex numbers, other devices and in forward-mode differentiation,
+    it runs its own forward, too, with a UserWarning that names the reason, once for each class.
+    ``torch.jit.script`` restores the norms, as it reads their sources. A formula that changes
+    later, with another attribute than eps or with the size of numbers, as with a clamp, is not
+    followed. Modules whose instance has its own forward (as accelerate's hooks make), parametrized
+    and scripted ones, and parameters that are more than their memory (DTensor, quantized) are left.
 
     >>> import torch
     >>> import cunorm.torch
