@@ -143,5 +143,5 @@ def test_scripting_a_module_is_refused_by_name(module):
 
 
 def test_a_proxy_is_refused_by_name():
-    with pytest.raises(TypeError, match="^rms_norm: x is of type Proxy, expected"):
+    with pytest.raises(TypeError, match=r"^rms_norm: x is of type Proxy, expected"):
         torch.fx.symbolic_trace(lambda x: ct.rms_norm(x))
