@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
 
+import cunorm.torch as ct  # noqa: E402
 from cunorm.torch import AddRMSNorm, GatedRMSNorm, GroupNorm, LayerNorm, RMSNorm  # noqa: E402
 from tests.arguments.wrong_input import ACTIVATIONS, DTYPES  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
@@ -165,6 +166,17 @@ def test_a_wrong_argument_is_an_error_when_the_module_is_made(text):
 def test_sizes_are_taken_in_the_forms_that_torch_takes():
     for shape in (8, np.int64(8), [8], torch.Size([8]), iter([8]), np.array([8])):
         assert LayerNorm(shape).normalized_shape == (8,)
+
+
+def test_group_and_instance_norms_are_by_default_of_the_channels_that_torchs_are_of():
+    weight, bias = drawn(32, seed=2), drawn(32, seed=3)
+    for x in (drawn(2, 32, 8, 8), drawn(2, 32, 32), drawn(3, 32)):
+        given = x.double(), 4, weight.double(), bias.double()
+        assert_near(ct.group_norm(x, 4, weight, bias), functional.group_norm(*given))
+    images = drawn(2, 32, 8, 8)
+    assert_near(ct.instance_norm(images), functional.instance_norm(images.double()))
+    with pytest.raises(ValueError, match=r"x\.shape\[1\] \(channel_axis=-1 is for channels last"):
+        ct.group_norm(images[:, :5], 4)
 
 
 # --- additions to torch.nn ------------------------------------------------------------------------
