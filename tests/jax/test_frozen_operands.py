@@ -146,7 +146,6 @@ FORMS = {
     "jit": jax.jit,
     "checkpoint": jax.checkpoint,
     "scan with checkpoint": scanned,
-    "vmap": lambda layer: jax.vmap(layer, (0, None, None)),
     "vmap of cond": of_both,
 }
 
