@@ -86,10 +86,10 @@ def _of_rows(draw: Any, case: Case, is_long: bool) -> Case:
 def _of_groups(draw: Any, case: Case, is_long: bool) -> Case:
     groups, depth = draw(st.integers(1, 9)), draw(st.one_of(st.integers(1, 8), st.integers(1, 70)))
     positions: list[int] = []
-    for size in draw(st.lists(_SIZES, max_size=3)):
+    for size in draw(st.lists(_SIZES, max_size=4)):
         positions.append(max(1, min(size, _MOST // (prod(positions) * groups * depth))))
     if is_long:  # more than one core takes at a time
-        positions.append(-(-_LONG // (2 * prod(positions) * groups * depth)))
+        positions = [*positions[:3], -(-_LONG // (2 * prod(positions[:3]) * groups * depth))]
     most = max(1, _MOST // (prod(positions) * groups * depth))
     samples = min(draw(st.sampled_from([1, 2, 3, 20])), 2 if is_long else most)
     axis = draw(st.sampled_from([-1, 1]))

