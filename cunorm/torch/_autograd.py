@@ -135,7 +135,17 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, dy: Any, d_residual: Any) -> tuple[Any, ...]:
         """Return a gradient for each argument of `forward`, None where none is needed."""
         pair: OpPair = ctx.pair
-        run = None if _is_grad_enabled() else partial(_run_backward, pair)
+        run = None
+        if not _is_grad_enabled():
+            is_seen = (
+                _is_compiling()  # by compiled autograd
+                or _is_transforming()
+                or _count_modes()
+                or _is_tracing()
+                or (dy is not None and _is_legacy_batch(dy))  # as for a vectorised Jacobian
+                or (d_residual is not None and _is_legacy_batch(d_residual))
+            )
+            run = partial(_run_backward, pair, is_seen)
         return (None, None, *pair.gradients(ctx, ctx.needs_input_grad[2:], dy, d_residual, run))
 
 
@@ -143,11 +153,9 @@ class _Norm(torch.autograd.Function):
 _apply = super(torch.autograd.Function, _Norm).apply
 
 
-def _run_backward(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+def _run_backward(pair: OpPair, is_seen: object, spec: Any, arrays: Tensors) -> Sequence[Any]:
     """Run a backward as `call` runs a forward: its inputs may be others than the forward's."""
-    is_seen = _is_compiling() or _is_transforming() or _count_modes() or _is_tracing()
-    is_batch = any(one is not None and _is_legacy_batch(one) for one in arrays)
-    if not is_seen and not is_batch:
+    if not is_seen:
         try:
             return pair.run(pair.backward, spec, arrays)
         except (TypeError, ValueError):

@@ -14,6 +14,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
 
 import cunorm.torch as ct  # noqa: E402
+from cunorm.results import GroupNormGrads, NormGrads  # noqa: E402
+from tests.support.bounds import check_backward  # noqa: E402
+from tests.support.group_bounds import check_group_backward  # noqa: E402
+from tests.support.operands import draw  # noqa: E402
 from tests.support.torch_cases import (  # noqa: E402
     CASES,
     Watch,
@@ -35,6 +39,25 @@ def test_first_and_second_derivatives_are_those_of_differences(name):
     for mine, kernels in zip(recorded, gradients(call, tensors), strict=True):
         np.testing.assert_allclose(mine.detach(), kernels, rtol=1e-10, atol=1e-12)
     assert torch.autograd.gradgradcheck(call, tensors, rtol=1e-5, atol=1e-6, fast_mode=True)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e2, 1e4, 1e6])
+@pytest.mark.parametrize("shape", [(16, 8), (4, 1000), (4, 32, 9, 11)])
+def test_with_create_graph_gradients_far_from_0_are_within_the_kernels_bounds(shape, mean):
+    is_rows, options = len(shape) == 2, {"eps": 1e-5}
+    arrays = draw("x", shape, "float32", mean=mean), draw("dy", shape, "float32")
+    parameters = [draw(name, shape[1], "float32") for name in ("weight", "bias")]
+    x, dy, *rest = map(torch.tensor, (*arrays, *parameters))
+    leaves = [one.requires_grad_() for one in (x, *rest)]
+    y = ct.layer_norm(*leaves) if is_rows else ct.group_norm(x, 8, *rest)
+    found = torch.autograd.grad(y, leaves, dy, create_graph=True)
+    found = [one.detach().numpy() for one in found]
+    if is_rows:
+        grads = NormGrads(*found, None, None)
+        check_backward(grads, *arrays[::-1], *parameters, center=True, **options)
+    else:
+        given = (*arrays[::-1], 8, *parameters)
+        check_group_backward(GroupNormGrads(*found), *given, channel_axis=1, **options)
 
 
 @pytest.mark.parametrize("name", ["add_normalize", "group_norm"])

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 functional = torch.nn.functional
 
+import cunorm.torch as ct  # noqa: E402
 from cunorm.torch import AddRMSNorm, GatedRMSNorm, GroupNorm, LayerNorm, RMSNorm  # noqa: E402
 from tests.support.torch_norms import (  # noqa: E402
     BF16,
@@ -112,6 +113,17 @@ def test_parameters_state_and_copies_are_those_of_torchs_module(name):
 def test_a_shape_that_does_not_fit_is_an_error_that_names_the_modules_argument(make, x, message):
     with pytest.raises(ValueError, match=message):
         make()(torch.ones(x))
+
+
+def test_group_and_instance_norms_are_by_default_of_the_channels_that_torchs_are_of():
+    weight, bias = drawn(32, seed=2), drawn(32, seed=3)
+    for x in (drawn(2, 32, 8, 8), drawn(2, 32, 32), drawn(3, 32)):
+        given = x.double(), 4, weight.double(), bias.double()
+        assert_near(ct.group_norm(x, 4, weight, bias), functional.group_norm(*given))
+    images = drawn(2, 32, 8, 8)
+    assert_near(ct.instance_norm(images), functional.instance_norm(images.double()))
+    with pytest.raises(ValueError, match=r"x\.shape\[1\] \(channel_axis=-1 is for channels last"):
+        ct.group_norm(images[:, :5], 4)
 
 
 # --- additions to torch.nn ------------------------------------------------------------------------

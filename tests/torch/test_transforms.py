@@ -86,17 +86,34 @@ def test_derivatives_that_there_are_not_are_an_error(name):
     first = torch.func.grad(lambda x: call(x, *rest)[0].square().sum())
     with pytest.raises(RuntimeError, match=r"no second derivatives under torch\.func"):
         torch.func.grad(lambda x: first(x).square().sum())(values)
-    with Watch():
-        y = call(x, *rest)[0].square().sum()
-        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
-        with pytest.raises(RuntimeError, match="no autograd formula was registered"):
-            torch.autograd.grad(gradient.square().sum(), x)
     with pytest.raises(NotImplementedError, match="jvp"):
         torch.func.jvp(lambda x: call(x, *rest), (values,), (values,))
     with forward_ad.dual_level(), torch.no_grad():
         call(values, *rest)
         with pytest.raises(RuntimeError, match="jvp"):
             call(forward_ad.make_dual(values, values), *rest)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_of_no_items_has_results_and_gradients_of_no_items(name):
+    """Also where items are called one by one, as each has its own parameters."""
+    call, tensors = case(name)
+    tensors = detached(tensors)
+
+    def total(*tensors):
+        first, *others = (one.sin().sum() for one in call(*tensors))
+        return sum(others, first)  # torch itself cannot add 0 to a batch of no numbers
+
+    of_item = torch.func.grad(total, tuple(range(len(tensors))))
+    for own in {1, len(tensors)}:  # the first `own` tensors differ by item
+        dims = (0,) * own + (None,) * len(tensors[own:])
+        one = [tensor[None] for tensor in tensors[:own]] + tensors[own:]
+        none = [tensor[:0] for tensor in one[:own]] + tensors[own:]
+        for function in (call, of_item):
+            expected = torch.func.vmap(function, dims)(*one)
+            found = torch.func.vmap(function, dims)(*none)
+            for mine, its in zip(found, expected, strict=True):
+                assert (mine.shape, mine.dtype) == (its[:0].shape, its.dtype)
 
 
 @pytest.mark.parametrize("mode", [nullcontext, Watch], ids=["recorded", "operator"])

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""Tracers record cunorm.torch's operators, or are refused: no graph has numbers of nobody."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch.func import functionalize, grad, vmap  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+import cunorm  # noqa: E402
+import cunorm.torch as ct  # noqa: E402
+from tests.support.torch_cases import CASES, case, factors  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),  # that shapes are constants
+]
+
+X = torch.linspace(-2, 3, 24).reshape(3, 8).cos()
+OTHER = X.flip(0) + 1
+
+
+def gradients(call, tensors):
+    leaves = [one.detach().requires_grad_() for one in tensors]
+    results = call(*leaves)
+    results = results if isinstance(results, tuple) else (results,)
+    return [*results, *torch.autograd.grad(results, leaves, [factors(one) for one in results])]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_traced_norm_gives_results_and_gradients_of_other_inputs(name):
+    call, tensors = case(name)
+    traced = torch.jit.trace(call, tuple(one.detach() for one in tensors))
+    others = [one.detach() + 0.5 for one in tensors]
+    assert all(map(torch.equal, gradients(traced, others), gradients(call, others)))
+
+
+class Norms(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = ct.RMSNorm(8), ct.LayerNorm(8)
+        self.groups = ct.GroupNorm(2, 8, activation="silu")
+        self.added, self.gated = ct.AddRMSNorm(8), ct.GatedRMSNorm(8, groups=2)
+
+    def forward(self, x):
+        y, stream = self.added(self.second(self.first(x)), x)
+        return self.gated(self.groups(y), stream) + stream
+
+
+def test_traced_modules_are_saved_loaded_and_run_on_other_numbers_of_rows():
+    model, file = Norms(), io.BytesIO()
+    torch.jit.save(torch.jit.trace(model, X), file)
+    file.seek(0)
+    loaded, rows = torch.jit.load(file), torch.cat([X, OTHER])
+    assert torch.equal(loaded(rows), model(rows))
+    loaded(rows).sin().sum().backward()
+    model(rows).sin().sum().backward()
+    for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_a_size_of_a_traced_tensor_is_a_scalar():
+    traced = torch.jit.trace(lambda x: ct.rms_norm(x, groups=x.shape[-1] // 4), X)
+    assert torch.equal(traced(OTHER), ct.rms_norm(OTHER, groups=2))
+    with pytest.raises(TypeError, match=r"^rms_norm: eps is tensor\(.*, expected a number"):
+        torch.jit.trace(lambda x: ct.rms_norm(x, eps=x.shape[-1] * 1e-6), X)
+
+
+def derivative(x):
+    return grad(lambda x: ct.rms_norm(x).sin().sum())(x)
+
+
+def test_a_batch_is_traced_and_a_derivative_is_refused():
+    batch = vmap(lambda x, weight: ct.rms_norm(x, weight))
+    traced = torch.jit.trace(batch, (X, OTHER))
+    assert torch.equal(traced(OTHER, X), batch(OTHER, X))
+    with pytest.raises(RuntimeError, match=r"^rms_norm: torch\.jit\.trace cannot follow deriv"):
+        torch.jit.trace(derivative, X)
+
+
+def test_functionalize_takes_norms_and_refuses_their_derivatives():
+    for norm in (ct.rms_norm, lambda x: ct.group_norm(x, 2), vmap(ct.rms_norm)):
+        assert torch.equal(functionalize(norm)(X), norm(X))
+    assert "cunorm.row_norm_forward" in make_fx(functionalize(lambda x: ct.rms_norm(x)))(X).code
+    for transformed in (
+        functionalize(derivative),
+        grad(functionalize(lambda x: ct.rms_norm(x)[0, 0])),
+    ):
+        with pytest.raises(RuntimeError, match=r"^rms_norm: torch\.func\.functionalize cannot"):
+            transformed(X)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_records_both_directions(mode):
+    def both(x):
+        x = x.detach().requires_grad_()
+        y = ct.group_norm(ct.rms_norm(x), 2)
+        return y, torch.autograd.grad(y.sin().sum(), x)[0]
+
+    graph = make_fx(both, tracing_mode=mode)(X)
+    assert graph.code.count("torch.ops.cunorm") == 4
+    assert all(map(torch.equal, graph(OTHER), both(OTHER)))
+    assert torch.equal(make_fx(derivative)(X)(OTHER), derivative(OTHER))
+
+
+def test_make_fx_records_the_backward_of_a_call_before():
+    x = X.clone().requires_grad_()
+    y = ct.rms_norm(x)
+
+    def backward(dy):
+        return torch.autograd.grad(y, x, dy, retain_graph=True)[0]
+
+    assert torch.equal(make_fx(backward)(X)(OTHER), backward(OTHER))
+
+
+PLAIN = {
+    "rms_norm": lambda x: cunorm.rms_norm(x),
+    "group_norm": lambda x: cunorm.group_norm(x, 2),
+    "layer_norm": lambda x: cunorm.layer_norm_forward(x).y,
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_functions_are_refused_where_a_tracer_would_not_see_them(name):
+    call = PLAIN[name]
+    call(X)  # cached, so that like calls are not checked again
+    for trace in (torch.jit.trace, lambda f, x: make_fx(f)(x)):
+        with pytest.raises(TypeError, match=rf"^{name}\w*: x is .* torch records .* cunorm\.torch"):
+            trace(call, X)
+    assert torch.equal(call(X), call(X.clone()))
+
+
+@pytest.mark.parametrize("module", [ct.RMSNorm(8), ct.LayerNorm(8), ct.GroupNorm(2, 8)])
+def test_scripting_a_module_is_refused_by_name(module):
+    for given in (module, torch.nn.Sequential(torch.nn.Linear(8, 8), module)):
+        with pytest.raises(TypeError, match=rf"^{type(module).__name__}: torch\.jit\.script"):
+            torch.jit.script(given)
+
+
+def test_a_proxy_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"^rms_norm: x is of type Proxy, expected"):
+        torch.fx.symbolic_trace(lambda x: ct.rms_norm(x))
