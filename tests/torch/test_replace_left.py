@@ -251,8 +251,8 @@ def test_what_was_changed_since_is_not_restored_halfway():
 
 def test_a_model_on_meta_is_replaced_before_it_has_numbers():
     with torch.device("meta"):
-        model = nn.Sequential(LlamaNorm(), nn.LayerNorm(WIDTH))
-    assert len(replace_norms(model).replaced) == 2
+        model = nn.Sequential(norm(LlamaNorm.forward)(), nn.LayerNorm(WIDTH))
+        assert len(replace_norms(model).replaced) == 2
     usual = nn.Sequential(LlamaNorm(), LastAxis())
     model.to_empty(device="cpu").load_state_dict(usual.state_dict())
     torch.testing.assert_close(model(x_of()), usual(x_of()))

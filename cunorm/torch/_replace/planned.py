@@ -48,7 +48,7 @@ def _run(op: OpDef, spec: Any, arrays: list[Any]) -> tuple[Any, ...]:
     """Return the outputs of an operator: an empty tensor of bools for an absent one."""
     plan = op.plan(spec, (*map(_spec, arrays), *(None,) * len(op.outputs)))
     planned = {place - op.first_output: output for place, output in plan.outputs}
-    exact = {place: torch.empty(output.shape, dtype=_F64) for place, output in planned.items()}
+    exact = {place: _empty(output.shape, _F64) for place, output in planned.items()}
     given = [None if one is None else one.detach().to(_F64).numpy() for one in arrays]
     found = [exact[n].numpy() if n in exact else None for n in range(len(op.outputs))]
     op.reference(replace(spec, x_dtype=None) if op is ROW.backward else spec, (*given, *found))
@@ -56,9 +56,13 @@ def _run(op: OpDef, spec: Any, arrays: list[Any]) -> tuple[Any, ...]:
         x, _, gate, weight, bias = arrays
         exact[0] = ROW.formula(spec, x.dtype, x.to(_F64), gate, weight, bias)
     return tuple(
-        exact[n].to(TORCH_DTYPES[planned[n].dtype]) if n in exact else torch.empty(0).bool()
+        exact[n].to(TORCH_DTYPES[planned[n].dtype]) if n in exact else _empty(0, torch.bool)
         for n in range(len(op.outputs))
     )
+
+
+def _empty(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="cpu")  # whatever the default device is
 
 
 def _spec(array: Any) -> TensorSpec | None:
