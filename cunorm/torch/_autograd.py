@@ -142,7 +142,6 @@ class _Norm(torch.autograd.Function):
                 _is_compiling()  # by compiled autograd
                 or _is_transforming()
                 or _count_modes()
-                or _is_tracing()
                 or (dy is not None and _is_legacy_batch(dy))  # as for a vectorised Jacobian
                 or (d_residual is not None and _is_legacy_batch(d_residual))
             )

@@ -94,6 +94,19 @@ def test_derivatives_that_there_are_not_are_an_error(name):
             call(forward_ad.make_dual(values, values), *rest)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.functionalize, torch.func.vmap])
+def test_the_backward_of_a_call_before_runs_in_a_transform(transform):
+    call, tensors = case("add_normalize")
+    results, found = call(*tensors), []
+    arriving = [factors(one) for one in results]
+
+    def backward():
+        return torch.autograd.grad(results, tensors, arriving, retain_graph=True)
+
+    transform(lambda x: found.append(backward()) or x.sum())(torch.ones(3, 2))
+    assert all(map(torch.equal, found[0], backward()))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_of_no_items_has_results_and_gradients_of_no_items(name):
     """Also where items are called one by one, as each has its own parameters."""
