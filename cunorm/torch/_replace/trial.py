@@ -54,7 +54,7 @@ class Sample(NamedTuple):
         low, high = recipe.bounds(*self.operands)
         leaves = [operand for operand in self.operands if isinstance(operand, Tensor)]
         generator = torch.Generator("cpu").manual_seed(1)
-        dy = torch.randn(self.y.shape, generator=generator, dtype=torch.float64, device="cpu")
+        dy = torch.randn(self.y.shape, generator=generator, dtype=torch.float32, device="cpu")
         dy = dy.to(self.y.dtype)
         try:
             with mode:
