@@ -64,12 +64,17 @@ def choices_of(kernel: str, where: Mapping[str, Any], *, is_seeded: bool) -> dic
 
 
 def _legal(case: Case) -> Case:
-    """Return a valid case: a result has the dtype of the array that it is written over."""
-    more = {}
+    """Return a valid case: a result has the dtype of the array that it is written over.
+
+    Where no operand of those in `needs` is there, x is another, so that there is a result.
+    """
+    more, needs = {}, case.get("needs", ("x",))
+    if not any(name == "x" or case.get(name) for name in needs):
+        more["needs"] = ("x", *needs)
     if case["in_place"] == "dy":
-        more = {"dx": case["dy"], "dgate": None}
+        more |= {"dx": case["dy"], "dgate": None}
     elif case["in_place"]:
-        more = {"dx": None, "y": None}
+        more |= {"dx": None, "y": None}
     return case | {name: choice for name, choice in more.items() if name in case}
 
 
