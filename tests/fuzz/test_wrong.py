@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.drawn import KERNELS, cases
+from tests.fuzz.drawn import KERNELS, builds_of, cases
 from tests.fuzz.test_examples import common
 from tests.fuzz.wrong import wrong_arguments
 from tests.support.cases import call_of
@@ -20,7 +20,10 @@ from tests.support.guarded import OnGuarded
 def check(kernel, number, examples):
     @seed(number)
     @settings(common, max_examples=examples)
-    @given(st.data(), cases(kernel).filter(lambda case: case.get("kind") != "torch"))
+    @given(
+        st.data(),
+        cases(kernel, builds_of(kernel, 0)).filter(lambda case: case.get("kind") != "torch"),
+    )
     def check_examples(data, case):
         call = call_of(kernel, case | {"kind": "numpy"}, OnGuarded())
         arguments = call.arguments()
