@@ -97,7 +97,8 @@ def test_a_reversed_result_lies_before_its_first_element():
 def test_what_is_read_after_a_result_is_written_may_not_be_that():
     gate, weight, x = X.copy(), draw("weight", 8, "float32"), draw("x", (8, 8), "float32")
     over_gate = {"gate": gate, "out": AddNorm(residual=gate)}
-    square = {"x": x, "residual": None, "gate": None, "weight": weight}
+    no_gate = {"gate": None, "gate_activation": "silu", "gate_position": "post"}
+    square = {"x": x, "residual": None, "weight": weight, **no_gate}
     row = square | {"x": x[0], "residual": x[1], "axis": -1, "out": AddNorm(residual=weight)}
     square["out"] = NormForward(rstd=weight)
     check_refused(
