@@ -52,7 +52,7 @@ def check(kernel, drawn, number, examples, relations):
 def test_examples_of_each_build_are_within_their_bounds_and_related_to_others(kernel):
     related = set()
     for number, build in enumerate(builds_of(kernel, 0)):
-        found, _ = check(kernel, cases(kernel, [build]), number, 2, st.none())
+        found, _ = check(kernel, cases(kernel, [build]), number, 1, st.none())
         related |= found
     assert len(related) > 2, "versions of hypothesis draw other examples; most have many relations"
 
