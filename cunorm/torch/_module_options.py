@@ -19,22 +19,11 @@ def row_axis(module: Any, x: Tensor) -> int:
     except (AttributeError, RuntimeError):  # no tensor, or one without a shape
         fits = False
     if not fits:
-        _refuse_shape(module, x, f"its last axes to be normalized_shape, {shape}")
+        refuse_shape(module, x, f"its last axes to be normalized_shape, {shape}")
     return -len(shape)
 
 
-def check_channels(module: Any, x: Tensor) -> None:
-    """Check that x has the channels of a GroupNorm."""
-    count = module.num_channels
-    try:
-        fits = x.shape[1:2] == (count,)
-    except (AttributeError, RuntimeError):  # as above
-        fits = False
-    if not fits:
-        _refuse_shape(module, x, f"(N, {count}, ...), as num_channels is {count}")
-
-
-def _refuse_shape(module: Any, x: Any, expected: str) -> None:
+def refuse_shape(module: Any, x: Any, expected: str) -> None:
     """Raise an error, unless x has no shape: that, the function refuses."""
     if isinstance(x, Tensor) and is_dense(x):
         shape = tuple(map(int, x.shape))  # torch.jit.trace has tensors there

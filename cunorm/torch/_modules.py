@@ -14,8 +14,8 @@ from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_no
 from cunorm.torch._module_options import (
     autocast_dtype,
     changed,
-    check_channels,
     options_of,
+    refuse_shape,
     row_axis,
 )
 
@@ -278,7 +278,13 @@ class GroupNorm(torch.nn.GroupNorm):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        check_channels(self, x)
+        try:
+            fits = x.dim() > 1 and x.shape[1] == self.num_channels
+        except (AttributeError, RuntimeError):  # no tensor, or one without a shape
+            fits = False
+        if not fits:
+            count = self.num_channels
+            refuse_shape(self, x, f"(N, {count}, ...), as num_channels is {count}")
         options = {"eps": self.eps, "activation": self.activation, "dtype": autocast_dtype(x)}
         return group_norm(x, self.num_groups, self.weight, self.bias, **options)
 

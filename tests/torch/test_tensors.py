@@ -262,6 +262,7 @@ def test_tensors_that_cannot_be_are_refused_by_name(what):
 
 OWN = {"RMSNorm": (8,), "LayerNorm": (8,), "AddRMSNorm": (8,), "GatedRMSNorm": (8,)}
 WRONG = {**REFUSED, "an array": lambda: np.ones((3, 7)), "a list": lambda: [1.0]}
+del WRONG["without a shape yet"]  # of which torch has errors of its own
 
 
 @pytest.mark.parametrize("kind", [*OWN, "GroupNorm"])
