@@ -156,14 +156,20 @@ def _empty(spec: TensorSpec) -> Callable[[], Any]:
     return partial(torch.empty_strided, spec.shape, spec.strides, dtype=dtype, device=device)
 
 
+def dense_form(argument: str, array: Any) -> str:
+    """Return the expression that makes a dense tensor of a sparse or a nested one."""
+    padded = f"torch.nested.to_padded_tensor({argument}, 0.0)"
+    return padded if array.is_nested else f"{argument}.to_dense()"
+
+
 def _refusal(function: str, argument: str, array: Any, *also: Any) -> Exception:
     """Return the error for a tensor that `view` refuses; `also` are more dtypes to allow."""
     where = f"{function}: {argument}"
     if array.layout is not torch.strided or array.is_nested:
         layout = "nested" if array.is_nested else array.layout
         return ValueError(
-            f"{where} has layout {layout}, expected a dense tensor: pass {argument}.to_dense() "
-            "(a nested tensor: padded)"
+            f"{where} has layout {layout}, expected a dense tensor: pass "
+            f"{dense_form(argument, array)}"
         )
     if torch._C._functorch.is_functorch_wrapped_tensor(array):
         return TypeError(
@@ -171,10 +177,9 @@ def _refusal(function: str, argument: str, array: Any, *also: Any) -> Exception:
             "plain one: call this outside the transform"
         )
     if array.device.type not in ("cpu", "cuda"):
-        return ValueError(
-            f"{where} is on device {array.device}, expected cpu or cuda: pass a tensor with data "
-            "there"
-        )
+        fix = "use cunorm.torch, which takes meta tensors"
+        fix = fix if array.is_meta else "pass a tensor with data there"
+        return ValueError(f"{where} is on device {array.device}, expected cpu or cuda: {fix}")
     if array.dtype not in (*_DTYPES, *also):
         name = str(array.dtype).removeprefix("torch.")
         is_whole = not (array.dtype.is_floating_point or array.dtype.is_complex)

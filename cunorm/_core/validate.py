@@ -28,14 +28,23 @@ def array_hint(function: str, argument: str, value: object, make: str = "numpy.a
     `make` is the name of a function that makes one.
     """
     kind, items = type(value), value if isinstance(value, list | tuple) else [value]
+    is_numpy = make == "numpy.asarray"
+    if hasattr(kind, "_fields"):  # a result, of which a field may be meant
+        return pass_hint(argument, f"{argument}.{argument}") if argument in kind._fields else ""
     has_torchs_name = "layer_norm" in function or "rms_norm" in function
-    if has_torchs_name and argument == "weight" and {*map(type, items)} == {int}:
-        return ": normalized_shape is not an argument, see axis"
+    is_shape = has_torchs_name and argument == "weight" and {*map(type, items)} == {int}
+    no_shape, made = "normalized_shape is not an argument, see axis", f"{make}({argument})"
+    if is_shape and kind is not list:
+        return f": {no_shape}"
     if hasattr(kind, "to_numpy"):
-        return pass_hint(argument, f"{argument}.to_numpy()")
+        table = f"{argument}.to_numpy()"
+        return pass_hint(argument, table if is_numpy else f"{make}({table})")
+    if hasattr(kind, "__jax_array__") and is_numpy:
+        return f": use cunorm.jax, or pass {argument}[...]"
     is_like_array = hasattr(kind, "__array__") and not issubclass(kind, np.generic)
-    is_made = is_like_array or items is value
-    return pass_hint(argument, f"{make}({argument})") if is_made else ""
+    has_no_text = items is value and not any(isinstance(item, str | bytes) for item in items)
+    hint = pass_hint(argument, made) if is_like_array or has_no_text else ""
+    return f"{hint}; {no_shape}" if is_shape else hint
 
 
 def integer(function: str, argument: str, value: object) -> int:

@@ -95,8 +95,9 @@ def check_operand(function: str, argument: str, operand: OptionalSpec, where: Ge
     if argument in STATISTICS:
         of = ", one element for each row of x"
     shape = where.shape_of(argument)
-    if argument == "gate" and operand is not None and _is_narrower(operand.shape, shape):
-        of += ": expand it, as by numpy.broadcast_to or Tensor.expand"
+    is_like_x = argument in ("gate", "residual")
+    if is_like_x and operand is not None and _is_narrower(operand.shape, shape):
+        of += ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
     check_shape(function, argument, operand, shape, of)
 
 

@@ -10,12 +10,12 @@ import torch
 from torch.autograd import forward_ad
 
 from cunorm._arrays.registry import view
-from cunorm._arrays.torch import PLAIN_TYPES
+from cunorm._arrays.torch import PLAIN_TYPES, dense_form
 from cunorm._core.validate import array_hint, of_type
 from cunorm._dispatch import dispatch, dispatch_spec, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
 from cunorm.torch._pair import OpPair, Tensors
-from cunorm.torch._tensors import is_dense, needs_operator, what_refuses
+from cunorm.torch._tensors import Shapeless, is_dense, needs_operator, what_refuses
 
 # Looked up once: together they take a tenth of a call.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -101,9 +101,9 @@ def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...])
             if _is_batch(array):  # of a vmap that is over
                 view(function, name, array)  # raises
             if not is_dense(array):
-                raise ValueError(
-                    f"{function}: {name} {what_refuses(array)}, expected a dense tensor"
-                )
+                why, fix = what_refuses(array), f": pass {dense_form(name, array)}"
+                fix = "" if isinstance(array, Shapeless) else fix
+                raise ValueError(f"{function}: {name} {why}, expected a dense tensor{fix}")
         elif array is not None or name == "x":
             got = of_type(type(array))
             hint = array_hint(function, name, array, "torch.as_tensor")

@@ -25,21 +25,28 @@ def epsilon(module: Any) -> None:
 
 
 def group_sizes(module: Any, num_groups: Any, num_channels: Any) -> None:
-    """Check what torch takes as it is: it only divides the two."""
+    """Check what torch takes as it is, and that the one divides the other."""
     kind = type(module).__name__
     for name, value in (("num_groups", num_groups), ("num_channels", num_channels)):
         if validate.integer(kind, name, value) < 1:
             raise ValueError(f"{kind}: {name} is {value!r}, expected at least 1")
+    if num_channels % num_groups:
+        raise ValueError(
+            f"{kind}: num_groups is {num_groups}, expected a divisor of num_channels, "
+            f"{num_channels}"
+        )
 
 
 def no_names(module: Any, **arguments: Any) -> None:
-    """Check that no activation is given in the place of another argument."""
+    """Check that no name, as of an activation, is given in the place of another argument."""
+    kind = type(module)
     for name, value in arguments.items():
         if isinstance(value, str):
             what = "a number" if name == "eps" else "True or False"
+            keyword = f": an activation is a keyword, activation={value!r}"
             raise TypeError(
-                f"{type(module).__name__}: {name} is {value!r}, expected {what}: an activation is "
-                f"a keyword, activation={value!r}"
+                f"{kind.__name__}: {name} is {value!r}, expected {what}"
+                f"{keyword if hasattr(kind, 'activation') else ''}"
             )
 
 

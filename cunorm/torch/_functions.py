@@ -286,7 +286,8 @@ def instance_norm(
     """Apply `group_norm` with each channel a group of its own.
 
     As `cunorm.instance_norm`, but differentiable as `group_norm` is, without `out` and
-    `workspace`, and with the channels on axis 1 by default.
+    `workspace`, and with the channels on axis 1 by default. x without axes of positions, (N, C),
+    or of one position, gives the activation of bias, where PyTorch raises an error.
 
     >>> import torch
     >>> import cunorm.torch

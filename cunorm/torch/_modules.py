@@ -6,12 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cunorm._arrays.torch import TORCH_DTYPES
 from cunorm._core import validate
-from cunorm._core.dtypes import parse_dtype, parse_optional_dtype
+from cunorm._core.dtypes import parse_optional_dtype
 from cunorm.results import AddNorm
 from cunorm.torch import _checks
 from cunorm.torch._functions import add_rms_norm, group_norm, layer_norm, rms_norm
+from cunorm.torch._module_options import (
+    autocast_dtype,
+    changed,
+    options_of,
+    refuse_shape,
+    row_axis,
+)
 
 
 def _refuse_script(module: Any) -> Any:
@@ -61,6 +67,7 @@ class RMSNorm(torch.nn.RMSNorm):
         round_before_weight: bool = False,
     ) -> None:
         shape = _checks.row_shape(self, normalized_shape)
+        _checks.no_names(self, elementwise_affine=elementwise_affine)
         super().__init__(shape, eps, elementwise_affine, device, dtype)
         if eps is not None:
             _checks.epsilon(self)
@@ -74,10 +81,10 @@ class RMSNorm(torch.nn.RMSNorm):
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, **_options(self, x), dtype=_autocast_dtype(x))
+        return rms_norm(x, self.weight, **options_of(self, x), dtype=autocast_dtype(x))
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{_changed(self)}"
+        return f"{super().extra_repr()}{changed(self)}"
 
 
 class AddRMSNorm(RMSNorm):
@@ -127,7 +134,7 @@ class AddRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> AddNorm:
         """Return y and the new stream, which is x itself where residual is None."""
-        return add_rms_norm(x, residual, self.weight, **_options(self, x, residual))
+        return add_rms_norm(x, residual, self.weight, **options_of(self, x, residual))
 
 
 class GatedRMSNorm(RMSNorm):
@@ -182,7 +189,7 @@ class GatedRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return y; without a gate, of the norm alone."""
-        options = _options(self, x)
+        options = options_of(self, x)
         if gate is None:
             del options["gate_activation"], options["gate_position"]
         return rms_norm(x, self.weight, gate=gate, **options)
@@ -216,11 +223,12 @@ class LayerNorm(torch.nn.LayerNorm):
         dtype: Any = None,
     ) -> None:
         shape = _checks.row_shape(self, normalized_shape)
+        _checks.no_names(self, elementwise_affine=elementwise_affine, bias=bias)
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
         _checks.epsilon(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        axis, dtype = _row_axis(self, x), _autocast_dtype(x)
+        axis, dtype = row_axis(self, x), autocast_dtype(x)
         return layer_norm(x, self.weight, self.bias, eps=self.eps, axis=axis, dtype=dtype)
 
 
@@ -270,63 +278,15 @@ class GroupNorm(torch.nn.GroupNorm):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() < 2 or x.shape[1] != self.num_channels:
-            raise ValueError(
-                f"{type(self).__name__}: x has shape {tuple(x.shape)}, expected (N, "
-                f"{self.num_channels}, ...), as num_channels is {self.num_channels}"
-            )
-        options = {"eps": self.eps, "activation": self.activation, "dtype": _autocast_dtype(x)}
+        try:
+            fits = x.dim() > 1 and x.shape[1] == self.num_channels
+        except (AttributeError, RuntimeError):  # no tensor, or one without a shape
+            fits = False
+        if not fits:
+            count = self.num_channels
+            refuse_shape(self, x, f"(N, {count}, ...), as num_channels is {count}")
+        options = {"eps": self.eps, "activation": self.activation, "dtype": autocast_dtype(x)}
         return group_norm(x, self.num_groups, self.weight, self.bias, **options)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{_changed(self)}"
-
-
-def _row_axis(module: Any, x: Tensor) -> int:
-    """Return the first axis of x's rows, after checking that they have normalized_shape."""
-    shape: tuple[int, ...] = module.normalized_shape
-    if x.shape[-len(shape) :] != shape:
-        raise ValueError(
-            f"{type(module).__name__}: x has shape {tuple(x.shape)}, expected its last axes to be "
-            f"normalized_shape, {shape}"
-        )
-    return -len(shape)
-
-
-def _autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return float32 where torch.autocast computes norms in it and x is narrower, else None."""
-    half = x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
-    return torch.float32 if half and torch.is_autocast_enabled("cuda") else None
-
-
-def _changed(module: Any) -> str:
-    """Return, for an extra_repr, the options beyond torch's that differ from their defaults."""
-    kind, options = type(module), {name: getattr(module, name) for name in module._cunorm_options}
-    return "".join(f", {name}={v!r}" for name, v in options.items() if v != getattr(kind, name))
-
-
-def _options(module: Any, x: Tensor, residual: Any = None) -> dict[str, Any]:
-    """Return the options of a module's call; without eps, that of the dtype that is normalised."""
-    options = {name: getattr(module, name) for name in module._cunorm_options}
-    options |= {"eps": module.eps, "axis": _row_axis(module, x)}
-    if module.eps is None:
-        dtype = getattr(x if residual is None else residual, "dtype", None)
-        stream = options.get("residual_dtype")
-        if residual is None and stream is not None:
-            dtype = TORCH_DTYPES[parse_dtype("add_rms_norm", "residual_dtype", stream)]
-        options["eps"] = _DEFAULT_EPS.get(dtype, 0.0)
-    return options
-
-
-def _default_eps(dtype: torch.dtype) -> float:
-    """Return torch's eps for an x of dtype: the epsilon of its arithmetic, or of x in old versions.
-
-    With the first, 2**-6 of half precision becomes about 1, with the second less than 1/2.
-    """
-    small = torch.full((1,), 2.0**-6, dtype=dtype, device="cpu")
-    wide = torch.nn.functional.rms_norm(small, (1,)).item() > 0.5
-    return float(torch.finfo(torch.promote_types(dtype, torch.float32) if wide else dtype).eps)
-
-
-# Computed once, as torch.compile cannot trace it.
-_DEFAULT_EPS = {dtype: _default_eps(dtype) for dtype in TORCH_DTYPES.values()}
+        return f"{super().extra_repr()}{changed(self)}"

@@ -18,7 +18,7 @@ _WRAPPERS = (FakeTensor, FunctionalTensor)
 _COLLECTIVE = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
 _disabled_dispatch: Any = torch.Tensor.__torch_dispatch__
 _strided = torch.strided
-_Shapeless = torch.nn.parameter.UninitializedTensorMixin
+Shapeless = torch.nn.parameter.UninitializedTensorMixin
 
 
 def refusal(*tensors: Any) -> str | None:
@@ -49,7 +49,7 @@ def what_refuses(tensor: Any) -> str | None:
         return f"is {of_type(kind)}"
     if not is_dense(tensor):
         what = "is nested" if tensor.is_nested else f"has layout {tensor.layout}"
-        return "has no shape yet" if isinstance(tensor, _Shapeless) else what
+        return "has no shape yet" if isinstance(tensor, Shapeless) else what
     if tensor.device.type not in _DEVICES:
         return f"is on device {tensor.device}"
     if tensor.dtype not in _DTYPES:
@@ -62,7 +62,7 @@ def what_refuses(tensor: Any) -> str | None:
 
 def is_dense(tensor: Any) -> bool:
     """Whether a tensor has a shape, and an element for each place of it."""
-    is_shapeless = isinstance(tensor, _Shapeless)
+    is_shapeless = isinstance(tensor, Shapeless)
     return not is_shapeless and tensor.layout is _strided and not tensor.is_nested
 
 

@@ -75,6 +75,7 @@ def test_wrong_input_of_cunorm_torch_is_the_plain_functions_error(cases, grad):
         return tensor.requires_grad_() if grad and tensor.is_floating_point() else tensor
 
     words = {NO_ARRAY: "a torch.Tensor", MAKE: "torch.as_tensor", ".astype('float32')": ".float()"}
+    words["x.to_numpy()"] = "torch.as_tensor(x.to_numpy())"
     check_front(cunorm.torch, cases, convert, words)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -48,7 +48,7 @@ LAST = "x.shape[-1] (channel_axis=1 is for channels first)"
 OF_X = "expected 1 to 2147483647"
 WHOLE = ("int16", "int32", "uint8", "bool")
 HINT = f": pass {MAKE}({{}})"
-EXPAND = ": expand it, as by numpy.broadcast_to or Tensor.expand"
+EXPAND = ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
 NO_SHAPE = ": normalized_shape is not an argument, see axis"
 HALF, SQUARE = (np.broadcast_to(np.float16(1), s) for s in ((2, 2**31), (2**16, 2**15)))
 Cases = Iterator[Case]
@@ -171,8 +171,7 @@ def no_arrays() -> Cases:
 class Frame:
     """A table, as of pandas."""
 
-    def to_numpy(self) -> Any:
-        raise AssertionError
+    to_numpy = None
 
 
 class Numbers:
@@ -181,19 +180,24 @@ class Numbers:
     __array__ = None
 
 
+class Fields(NamedTuple):
+    """A result of several arrays."""
+
+    weight: Any
+
+
 def meant_otherwise() -> Cases:
     """Yield errors that say what to pass, or where the argument of torch's function is."""
-    things = ((Frame, ": pass x.to_numpy()"), (Numbers, HINT.format("x")))
-    for kind, hint in things:
-        text = f"x is of type {kind.__name__}, expected {NO_ARRAY}{hint}"
-        yield from each(FUNCTIONS, TypeError, text, x=kind())
+    made, no_names = HINT.format("weight"), ["group_norm", "instance_norm", "normalize"]
     named = [name for name in functions_taking("weight") if "layer_norm" in name or "rms" in name]
-    for shape in ((8,), [5, 8], 8, (8, 1.0), ()):
-        text = f"weight is of type {type(shape).__name__}, expected {NO_ARRAY}"
-        text += HINT.format("weight") if shape in ((8, 1.0), ()) else NO_SHAPE
-        yield from each(named, TypeError, text, weight=shape)
-    text = f"weight is of type tuple, expected {NO_ARRAY}{HINT.format('weight')}"
-    yield from each(["group_norm", "instance_norm", "normalize"], TypeError, text, weight=(8,))
+    values = [((8,), NO_SHAPE), (8, NO_SHAPE), ([5, 8], f"{made};{NO_SHAPE[1:]}"), ((), made)]
+    values += [((8, 1.0), made), (["a"], ""), (True, ""), (Fields(1), ": pass weight.weight")]
+    values = [(named, "weight", *one) for one in values]
+    things = [(Frame(), ": pass x.to_numpy()"), (Numbers(), HINT.format("x")), (Fields(1), "")]
+    values += [(FUNCTIONS, "x", *one) for one in things]
+    for names, argument, value, hint in [*values, (no_names, "weight", (8,), made)]:
+        text = f"{argument} is of type {type(value).__name__}, expected {NO_ARRAY}{hint}"
+        yield from each(names, TypeError, text, **{argument: value})
 
 
 INTS = [0, -1, -8, 3, 16, 10**30, *NO_INTS]
@@ -232,10 +236,10 @@ PARTS: list[tuple[str, Iterable[Case]]] = [
     ("gate_position", gated("gate_position", POSITIONS, ["before", "Pre", "", None, 0, ("pre",)])),
     ("needs", wrong("needs", TUPLE, f"{NAMES}, 'gate'", NEEDS, functions_taking("needs", "gate"))),
     ("needs", wrong("needs", TUPLE, NAMES, [("gate",), *NEEDS], GRADIENTS)),
-    ("shape of rows", shaped(ROWS, "residual", [(5, 7), (8,)], "(5, 8), the shape of x")),
+    ("shape of rows", shaped(ROWS, "residual", [(5, 7), (8, 5)], "(5, 8), the shape of x")),
     ("shape of rows", shaped(ROWS, "gate", [(5, 7), (8, 5)], "(5, 8), the shape of x")),
     *(
-        ("shape of rows", shaped(ROWS, "gate", [shape], f"(5, 8), the shape of x{EXPAND}"))
+        ("shape of rows", shaped(ROWS, "residual gate", [shape], f"(5, 8), the shape of x{EXPAND}"))
         for shape in ((8,), (1, 8), (5, 1), (1,), ())
     ),
     ("shape of rows", shaped(ROWS, "dy d_residual", [(5, 1), ()], "(5, 8), the shape of x")),

@@ -58,10 +58,18 @@ REFUSED = {
         r"x has dtype qint8, .*: pass x\.dequantize\(\)$",
     ),
     "negated": (lambda: imaginary().imag, VALUE, r"negative bit set.*x\.resolve_neg\(\)$"),
-    "sparse": (lambda: x().to_sparse(), VALUE, r"layout torch\.sparse_coo, .*x\.to_dense\(\)"),
+    "sparse": (lambda: x().to_sparse(), VALUE, r"layout torch\.sparse_coo, .*x\.to_dense\(\)$"),
     "MKL-DNN": (lambda: x().to_mkldnn(), VALUE, "layout torch._mkldnn"),
-    "nested": (lambda: torch.nested.nested_tensor([x()]), VALUE, "layout nested"),
-    "meta": (lambda: x().to("meta"), VALUE, "on device meta, expected cpu or cuda"),
+    "nested": (
+        lambda: torch.nested.nested_tensor([x()]),
+        VALUE,
+        r"layout nested, .*: pass torch\.nested\.to_padded_tensor\(x, 0\.0\)$",
+    ),
+    "meta": (
+        lambda: x().to("meta"),
+        VALUE,
+        r"on device meta, expected cpu or cuda: use cunorm\.torch, which takes meta tensors$",
+    ),
     "freed": (freed, VALUE, "no memory behind it"),
     "zeros": (lambda: torch._efficientzerotensor((3, 4)), VALUE, r"no memory.*x\.clone\(\)"),
     "unaligned": (

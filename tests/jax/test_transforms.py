@@ -260,6 +260,8 @@ def test_an_object_that_gives_a_jax_array_is_taken_as_jax_numpy_takes_it():
         )
     with pytest.raises(TypeError, match="rms_norm: weight is of type list, expected a JAX"):
         cunorm.jax.rms_norm(x, Parameter([1.0] * 8))
+    with pytest.raises(TypeError, match=r": use cunorm\.jax, or pass weight\[\.\.\.\]$"):
+        cunorm.rms_norm(x, Parameter(weight))
 
 
 def test_numpy_arrays_are_taken_and_minus_zero_is_another_length_than_zero():

@@ -82,7 +82,7 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
     "a small eps outside the root": (lambda: norm(outside)(eps=1e-9), "in float32 are no recipe's"),
     "a first axis": (
         norm(lambda m, x: (rms(x.movedim(1, -1), m.eps) * m.weight).movedim(-1, 1)),
-        "forward fails on the CPU: RuntimeError",
+        r"forward fails on the CPU, with rows \(3, \d+, \d+\): RuntimeError",
     ),
     "rounding everywhere": (
         lambda: norm(lambda m, x: m.weight * rms(x, m.eps))().to(BF16),
@@ -107,6 +107,10 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
     "an attribute of an option's name": (
         lambda: with_attribute(nn.GroupNorm(2, WIDTH), "activation", "relu"),
         "an attribute activation of its own",
+    ),
+    "a group norm with another forward": (
+        lambda: type("Other", (nn.GroupNorm,), {"forward": lambda m, x: x * m.weight})(2, WIDTH),
+        "^of torch.nn.GroupNorm only the class's own forward is replaced, this one has another$",
     ),
     "another form of copies": (lambda: Reducing(WIDTH), "its own form of copies"),
     "batch norm": (lambda: nn.BatchNorm1d(WIDTH), "of torch.nn, only"),

@@ -260,6 +260,28 @@ def test_tensors_that_cannot_be_are_refused_by_name(what):
             call(wrong)
 
 
+OWN = {"RMSNorm": (8,), "LayerNorm": (8,), "AddRMSNorm": (8,), "GatedRMSNorm": (8,)}
+WRONG = {**REFUSED, "an array": lambda: np.ones((3, 7)), "a list": lambda: [1.0]}
+del WRONG["without a shape yet"]  # of which torch has errors of its own
+
+
+@pytest.mark.parametrize("kind", [*OWN, "GroupNorm"])
+@pytest.mark.parametrize("what", [*WRONG, "nothing"])
+def test_modules_refuse_what_is_no_tensor_that_can_be_as_the_functions_do(what, kind):
+    wrong = WRONG[what]() if what in WRONG else None
+    with pytest.raises((TypeError, ValueError), match=r"^\w+_norm: x (has|is) (?!shape)"):
+        getattr(ct, kind)(*OWN.get(kind, (2, 8)))(wrong)
+
+
+@pytest.mark.parametrize("what", ["nested", "jagged", "sparse", "compressed"])
+def test_an_error_names_what_makes_a_tensor_dense(what):
+    wrong = REFUSED[what]()
+    with pytest.raises(ValueError, match="expected a dense tensor: pass ") as caught:
+        ct.rms_norm(wrong)
+    dense = eval(str(caught.value).split(": pass ")[1], {"torch": torch, "x": wrong})
+    assert ct.rms_norm(dense).shape == dense.shape
+
+
 X = torch.ones(3, 8)
 
 

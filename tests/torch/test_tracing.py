@@ -65,6 +65,12 @@ def test_traced_modules_are_saved_loaded_and_run_on_other_numbers_of_rows():
         assert torch.equal(one.grad, other.grad)
 
 
+@pytest.mark.parametrize("module", [ct.LayerNorm(7, elementwise_affine=False), ct.GroupNorm(2, 6)])
+def test_a_traced_module_checks_the_shape_of_x(module):
+    with pytest.raises(ValueError, match=r"Norm: x has shape \(3, 8\), expected"):
+        torch.jit.trace(module, X)
+
+
 def test_a_size_of_a_traced_tensor_is_a_scalar():
     traced = torch.jit.trace(lambda x: ct.rms_norm(x, groups=x.shape[-1] // 4), X)
     assert torch.equal(traced(OTHER), ct.rms_norm(OTHER, groups=2))

@@ -216,6 +216,9 @@ def _replace(module: Any, exact: bool) -> str | None:
         return _CALLS[base].format(module)
     if kind.__module__.startswith("torch.nn.modules."):
         raise Unknown("of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced")
+    if isinstance(module, torch.nn.GroupNorm):
+        what = "only the class's own forward is replaced, this one has another"
+        raise Unknown(f"of torch.nn.GroupNorm {what}")
     plan = probe(module, exact=exact)
     module.__class__ = swapped(kind, plan)
     dtypes = (parameter.dtype for parameter in module.parameters())

@@ -136,7 +136,8 @@ def _scriptable(self: Any) -> Any:
     """Give the module its class back, as torch.jit.script puts what this returns into the model."""
     kind = type(self)
     self.__class__ = kind._cunorm_kind
-    _warn(kind, "script", "torch.jit.script reads its own forward, which it has again from now on")
+    why = "torch.jit.script cannot compile cunorm's forward, so the norm has its own again"
+    _warn(kind, "script", f"{why}: call replace_norms afterwards")
     return self
 
 

@@ -125,7 +125,8 @@ class Trial:
                 y = type(module).forward(module, *arguments)
         except Exception as error:
             line = str(error).strip().split("\n")[0]
-            raise Unknown(f"its forward fails on the CPU: {type(error).__name__}: {line}") from None
+            what = f"on the CPU, with rows {tuple(shape)}: {type(error).__name__}: {line}"
+            raise Unknown(f"its forward fails {what}") from None
         self.calls_torch |= watch.seen
         if not isinstance(y, Tensor) or y.shape != shape:
             raise Unknown("its forward returns no tensor of x's shape")
