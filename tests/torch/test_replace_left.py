@@ -67,6 +67,21 @@ class TensorLike(nn.Parameter):
         raise NotImplementedError
 
 
+class Tagged:
+    """A base that asks for a keyword of each subclass."""
+
+    def __init_subclass__(cls, *, tag):
+        super().__init_subclass__()
+
+
+class TaggedLlamaNorm(LlamaNorm, Tagged, tag="Llama"):
+    pass
+
+
+class TaggedLayerNorm(nn.LayerNorm, Tagged, tag="torch"):
+    pass
+
+
 NO_RECIPE = {
     "eps outside the root": outside,
     "dropout": dropped,
@@ -108,6 +123,8 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
         lambda: with_attribute(nn.GroupNorm(2, WIDTH), "activation", "relu"),
         "an attribute activation of its own",
     ),
+    "a keyword of its subclasses": (TaggedLlamaNorm, "cannot have a subclass: TypeError: .*'tag'"),
+    "a norm of torch's with such a keyword": (lambda: TaggedLayerNorm(WIDTH), "have a subclass"),
     "another form of copies": (lambda: Reducing(WIDTH), "its own form of copies"),
     "batch norm": (lambda: nn.BatchNorm1d(WIDTH), "of torch.nn, only"),
     "one of ours": (lambda: cunorm.torch.RMSNorm(WIDTH), "it runs cunorm already$"),
