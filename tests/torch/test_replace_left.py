@@ -82,6 +82,12 @@ class TaggedLayerNorm(nn.LayerNorm, Tagged, tag="torch"):
     pass
 
 
+class LazyEps(nn.Module):
+    @property
+    def eps(self):
+        raise RuntimeError("not loaded")
+
+
 NO_RECIPE = {
     "eps outside the root": outside,
     "dropout": dropped,
@@ -123,8 +129,12 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
         lambda: with_attribute(nn.GroupNorm(2, WIDTH), "activation", "relu"),
         "an attribute activation of its own",
     ),
-    "a keyword of its subclasses": (TaggedLlamaNorm, "cannot have a subclass: TypeError: .*'tag'"),
-    "a norm of torch's with such a keyword": (lambda: TaggedLayerNorm(WIDTH), "have a subclass"),
+    "a keyword of its subclasses": (TaggedLlamaNorm, "its class raises TypeError: .*'tag'"),
+    "a norm of torch's with such a keyword": (
+        lambda: TaggedLayerNorm(WIDTH),
+        "class raises TypeError",
+    ),
+    "an eps that raises": (LazyEps, "its class raises RuntimeError: not loaded"),
     "another form of copies": (lambda: Reducing(WIDTH), "its own form of copies"),
     "batch norm": (lambda: nn.BatchNorm1d(WIDTH), "of torch.nn, only"),
     "one of ours": (lambda: cunorm.torch.RMSNorm(WIDTH), "it runs cunorm already$"),
