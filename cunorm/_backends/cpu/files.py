@@ -84,7 +84,8 @@ def _is_chosen() -> bool:
 def _can_make(folder: Path) -> bool:
     """Whether a folder can be made: another one can, beside the first one that is missing."""
     above = next(filter(os.path.lexists, folder.parents), folder)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=above) as made:  # root may fail in any mode
+    # Tried, as what is writable for root may still refuse.
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=above) as made:
         return _is_usable(Path(made))
 
 
