@@ -111,9 +111,25 @@ def _check_tensors(function: str, names: Sequence[str], arrays: tuple[Any, ...])
 
 
 def specialized(scalar: Any) -> Any:
-    """Return a scalar, as a number where torch.compile has a symbol: a set has none of those."""
-    is_traced = torch.compiler.is_dynamo_compiling() and isinstance(scalar, (int, float))
-    return {scalar}.pop() if is_traced else scalar
+    """Return a scalar, as a number where a tracer has a symbol or, torch.jit's, a tensor."""
+    if torch.compiler.is_dynamo_compiling():
+        return {scalar}.pop() if isinstance(scalar, (int, float)) else scalar  # a set has no symbol
+    convert = _NUMBERS.get(type(scalar))
+    return scalar if convert is None else convert(scalar)
+
+
+def _of_trace(tensor: torch.Tensor) -> Any:
+    """Return a tensor of torch.jit.trace as a number, where PyTorch takes one as a scalar, too."""
+    is_number = _is_tracing() and tensor.dim() == 0 and not tensor.requires_grad
+    return tensor.item() if is_number else tensor
+
+
+_NUMBERS: dict[Any, Any] = {
+    torch.SymInt: int,
+    torch.SymFloat: float,
+    torch.SymBool: bool,
+    torch.Tensor: _of_trace,
+}
 
 
 class _Norm(torch.autograd.Function):

@@ -26,7 +26,6 @@ Batched = tuple[tuple[Any, ...], tuple[int, ...]]  # outputs, and where each one
 
 _to_text = memoize()(spec_to_json)
 _from_text = memoize()(spec_from_json)
-_is_tracing = torch._C._is_tracing  # by torch.jit.trace
 _is_transforming = torch._C._are_functorch_transforms_active
 
 
@@ -83,20 +82,8 @@ def present(outputs: Sequence[Any]) -> list[Any]:
 
 def forward_text(name: str, *params: Any) -> str:
     """Return the spec of the forward of the pair of a name that returns statistics, too."""
-    params = tuple([_as_number(one) for one in params])
     spec = saving(parse(OPERATORS[name].pair.forward, params))
     return _to_text(spec)  # type: ignore[no-any-return]
-
-
-def _as_number(scalar: Any) -> Any:
-    """Return a scalar, as a number where a tracer has a symbol or, torch.jit's, a tensor."""
-    if isinstance(scalar, torch.SymInt) or (_is_tracing() and _is_size(scalar)):
-        return int(scalar)
-    return float(scalar) if isinstance(scalar, torch.SymFloat) else scalar
-
-
-def _is_size(scalar: Any) -> bool:
-    return isinstance(scalar, torch.Tensor) and scalar.dim() == 0 and scalar.dtype == torch.int64
 
 
 # torch.compile calls it, as it could not follow it. This is what torch.compiler's decorator

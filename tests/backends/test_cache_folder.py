@@ -25,6 +25,7 @@ from tests.support.caches import (
     script,
     separate_cache,
 )
+from tests.support.internals import _info
 from tests.support.processes import in_process
 
 pytestmark = [posix, compiles]
@@ -73,6 +74,16 @@ def test_a_cache_that_is_not_the_users_alone_or_not_writable_is_not_used(
     finally:
         if what == "read-only" and shutil.which("chattr"):
             subprocess.run(["chattr", "-i", cache], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize("above", ["file", "link to nothing", "/proc"])
+def test_a_cache_that_can_never_be_made_is_not_named(tmp_path, above):
+    for what in {above} - {"/proc"}:  # where not even root makes a folder
+        spoil(tmp_path / what, what)
+    with separate_cache(tmp_path), pytest.warns(RuntimeWarning, match=PROCESS_ONLY):
+        os.environ["CUNORM_CACHE_DIR"] = os.fspath(tmp_path / above / "no" / "such")
+        assert "for one process only" in dict(_info._caches())["CPU builds"]
+        assert cunorm.cache_info().folder.is_dir()
 
 
 def test_without_any_folder_to_write_to_an_error_says_which_variable_names_one(

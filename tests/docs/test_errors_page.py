@@ -119,7 +119,7 @@ ELSEWHERE = (  # tests that need more than a plain call raise these
     "InternalTorchDynamoError",
     "x is spread over 4 devices",
     "this JAX's foreign function interface",
-    "an executable of text version",
+    "a compiled call of text version",
 )
 
 

@@ -16,11 +16,20 @@ from torch.autograd import forward_ad  # noqa: E402
 from cunorm.torch import replace_norms, restore_norms  # noqa: E402
 from tests.support.torch_norms import F64, WIDTH, LlamaNorm, x_of  # noqa: E402
 
+
+class CallsTorch(nn.LayerNorm):
+    """A norm that runs its own forward under autocast."""
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
 NORMS = {
     "Llama's": LlamaNorm,
     "RMSNorm": lambda: nn.RMSNorm(WIDTH),
     "LayerNorm": lambda: nn.LayerNorm(WIDTH),
     "GroupNorm": lambda: nn.GroupNorm(4, 8),
+    "one that calls torch's": lambda: CallsTorch(WIDTH),
 }
 
 
@@ -92,6 +101,18 @@ def test_what_cunorm_cannot_run_its_own_forward_does_with_one_warning(call, name
     torch.testing.assert_close(y, call(own))
     assert not run(call, module)[1]
     assert not run(lambda m: m(x_of()), module)[1]
+
+
+@pytest.mark.parametrize(
+    "name, call", [("Llama's", nested), ("RMSNorm", nested), ("RMSNorm", complex_numbers)]
+)
+def test_what_cunorm_cannot_run_is_compiled_with_its_own_forward(name, call):
+    module = fresh(name)
+    own = copy.deepcopy(module)
+    assert replace_norms(module).replaced
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(call(compiled), call(own))
+    assert torch.equal(compiled(x_of()), module(x_of()))
 
 
 def with_parameters(m):
@@ -175,6 +196,19 @@ def test_an_error_that_is_no_reason_is_raised(monkeypatch):
     monkeypatch.setattr(type(module), "_cunorm_calls", calls)
     with pytest.raises(torch.OutOfMemoryError, match="no memory"):
         module(x_of())
+
+
+def test_each_reason_has_its_warning_but_not_without_end(monkeypatch):
+    def fail(*_, **__):
+        raise ValueError(next(reasons))
+
+    module, reasons = fresh("Llama's"), iter(["one", "two", "one", *map(str, range(99))])
+    replace_norms(module)
+    calls = dict.fromkeys(module._cunorm_calls, (fail, None))
+    monkeypatch.setattr(type(module), "_cunorm_calls", calls)
+    first, second, again, *others = [run(lambda m: m(x_of()), module)[1] for _ in range(102)]
+    assert [text[-5:] for text in (*first, *second)] == [": one", ": two"]
+    assert not again and others[0] and not others[-1]
 
 
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm", "GroupNorm"])

@@ -67,6 +67,27 @@ class TensorLike(nn.Parameter):
         raise NotImplementedError
 
 
+class Tagged:
+    """A base that asks for a keyword of each subclass."""
+
+    def __init_subclass__(cls, *, tag):
+        super().__init_subclass__()
+
+
+class TaggedLlamaNorm(LlamaNorm, Tagged, tag="Llama"):
+    pass
+
+
+class TaggedLayerNorm(nn.LayerNorm, Tagged, tag="torch"):
+    pass
+
+
+class LazyEps(nn.Module):
+    @property
+    def eps(self):
+        raise RuntimeError("not loaded")
+
+
 NO_RECIPE = {
     "eps outside the root": outside,
     "dropout": dropped,
@@ -112,6 +133,12 @@ LEFT = {name: (norm(formula), REASON) for name, formula in NO_RECIPE.items()} | 
         lambda: type("Other", (nn.GroupNorm,), {"forward": lambda m, x: x * m.weight})(2, WIDTH),
         "^of torch.nn.GroupNorm only the class's own forward is replaced, this one has another$",
     ),
+    "a keyword of its subclasses": (TaggedLlamaNorm, "its class raises TypeError: .*'tag'"),
+    "a norm of torch's with such a keyword": (
+        lambda: TaggedLayerNorm(WIDTH),
+        "class raises TypeError",
+    ),
+    "an eps that raises": (LazyEps, "its class raises RuntimeError: not loaded"),
     "another form of copies": (lambda: Reducing(WIDTH), "its own form of copies"),
     "batch norm": (lambda: nn.BatchNorm1d(WIDTH), "of torch.nn, only"),
     "one of ours": (lambda: cunorm.torch.RMSNorm(WIDTH), "it runs cunorm already$"),

@@ -71,11 +71,35 @@ def test_a_traced_module_checks_the_shape_of_x(module):
         torch.jit.trace(module, X)
 
 
-def test_a_size_of_a_traced_tensor_is_a_scalar():
-    traced = torch.jit.trace(lambda x: ct.rms_norm(x, groups=x.shape[-1] // 4), X)
-    assert torch.equal(traced(OTHER), ct.rms_norm(OTHER, groups=2))
-    with pytest.raises(TypeError, match=r"^rms_norm: eps is tensor\(.*, expected a number"):
-        torch.jit.trace(lambda x: ct.rms_norm(x, eps=x.shape[-1] * 1e-6), X)
+OF_SIZES = {  # calls whose scalars follow from the shape of an x like X
+    "groups": lambda x: ct.rms_norm(x, groups=x.shape[-1] // 4),
+    "num_groups": lambda x: ct.group_norm(x, x.shape[-1] // 4),
+    "eps": lambda x: ct.rms_norm(x, eps=x.shape[0] * 2.0**-20),
+    "weight_offset": lambda x: ct.rms_norm(x, x[0], weight_offset=x.shape[0] / 2),
+    "center": lambda x: ct.normalize(x, center=x.shape[0] > 2),
+    "an int c": lambda x: ct.normalize(x, c=x.shape[-1]),
+    "a float c": lambda x: ct.add_normalize(x, x, c=x.shape[-1] / 4)[0],
+}
+TRACERS = {
+    "jit": torch.jit.trace,
+    "make_fx": lambda call, x: make_fx(call, tracing_mode="symbolic")(x),
+}
+
+
+@pytest.mark.parametrize("scalar", OF_SIZES)
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_a_number_that_follows_from_a_traced_shape_is_a_scalar(tracer, scalar):
+    call = OF_SIZES[scalar]
+    assert torch.equal(TRACERS[tracer](call, X)(OTHER), call(OTHER))
+
+
+def test_a_tensor_that_is_no_number_of_a_trace_is_no_scalar():
+    with pytest.raises(TypeError, match=r"^rms_norm: eps is tensor\(\[1\.\]\), expected a number"):
+        torch.jit.trace(lambda x: ct.rms_norm(x, eps=torch.ones(1)), X)
+    learnt = torch.ones((), requires_grad=True)
+    with pytest.raises(RuntimeError, match="Cannot insert a Tensor that requires grad"):
+        torch.jit.trace(lambda x: ct.rms_norm(x, eps=learnt), X)  # PyTorch cannot print it there
+    torch._C._set_tracing_state(None)  # which that leaves
 
 
 def derivative(x):

@@ -29,7 +29,13 @@ _HOST = _INCLUDE / "host"
 # Strict IEEE arithmetic: no option may set flush-to-zero in the process that loads the library, and
 # a product and a sum are contracted only where the source says fma.
 _OPTIONS = (
-    *("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-w"),
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-w",
 )
 _STOPPED = (
     "cunorm's compiler was stopped, as for want of memory or disk space: free some, or let "

@@ -54,11 +54,9 @@ def temporary(beside: Path) -> Iterator[Path]:
 
 def cache_folder() -> Path:
     """Return the folder of compiled kernels, which only this user can write to."""
-    folder, was_private = _chosen_folder()
-    if not folder.is_dir() or _is_private(folder) != was_private:  # it was removed, or opened
+    if not _is_chosen():
         _chosen_folder.cache_clear()
-        folder, _ = _chosen_folder()
-    return folder
+    return _chosen_folder()[0]
 
 
 def planned_folder() -> Path | None:
@@ -66,14 +64,29 @@ def planned_folder() -> Path | None:
 
     None: only `cache_folder` can tell, which makes one where that of the environment is unusable.
     """
-    if _chosen_folder.cache_info().currsize:
-        folder, was_private = _chosen_folder()
-        return folder if folder.is_dir() and _is_private(folder) == was_private else None
-    with suppress(RuntimeError):
+    if _is_chosen():
+        return _chosen_folder()[0]
+    with suppress(OSError, RuntimeError):
         folder = _named_folder()
-        if not os.path.lexists(folder) or _is_usable(folder):
+        if _is_usable(folder) or (not os.path.lexists(folder) and _can_make(folder)):
             return folder
     return None
+
+
+def _is_chosen() -> bool:
+    """Whether a folder was chosen, and was neither removed nor opened to others since."""
+    if not _chosen_folder.cache_info().currsize:
+        return False
+    folder, was_private = _chosen_folder()
+    return folder.is_dir() and _is_private(folder) == was_private
+
+
+def _can_make(folder: Path) -> bool:
+    """Whether a folder can be made: another one can, beside the first one that is missing."""
+    above = next(filter(os.path.lexists, folder.parents), folder)
+    # Tried, as what is writable for root may still refuse.
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=above) as made:
+        return _is_usable(Path(made))
 
 
 @cache

@@ -148,6 +148,8 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
                 replaced.append(ReplacedNorm(name, kind, runs))
         except Unknown as reason:
             left.append(LeftNorm(name, kind, str(reason)))
+        except Exception as error:  # of its own property, __copy__, __init_subclass__ and so on
+            left.append(LeftNorm(name, kind, f"its class raises {type(error).__name__}: {error}"))
     return Replacement(tuple(replaced), tuple(left))
 
 
@@ -212,14 +214,16 @@ def _replace(module: Any, exact: bool) -> str | None:
         for name in getattr(TORCH_NORMS[base], "_cunorm_options", ()):
             if hasattr(module, name):
                 raise Unknown(f"it has an attribute {name} of its own")
+        runs = _CALLS[base].format(module)
         module.__class__ = swapped(kind, None)
-        return _CALLS[base].format(module)
+        return runs
     if kind.__module__.startswith("torch.nn.modules."):
         raise Unknown("of torch.nn, only RMSNorm, LayerNorm and GroupNorm are replaced")
     if isinstance(module, torch.nn.GroupNorm):
         what = "only the class's own forward is replaced, this one has another"
         raise Unknown(f"of torch.nn.GroupNorm {what}")
     plan = probe(module, exact=exact)
-    module.__class__ = swapped(kind, plan)
     dtypes = (parameter.dtype for parameter in module.parameters())
-    return plan.describe(getattr(module, plan.eps), next(dtypes, torch.float32))
+    runs = plan.describe(getattr(module, plan.eps), next(dtypes, torch.float32))
+    module.__class__ = swapped(kind, plan)
+    return runs

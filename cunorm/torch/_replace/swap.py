@@ -22,6 +22,8 @@ TORCH_NORMS: dict[Any, Any] = {
     torch.nn.LayerNorm: LayerNorm,
     torch.nn.GroupNorm: GroupNorm,
 }
+_is_compiling = torch.compiler.is_dynamo_compiling  # False outside of what torch.compile follows
+_MOST_WARNINGS = 16  # for a class
 
 
 def torch_norm(kind: Any) -> Any:
@@ -58,12 +60,16 @@ def _forward_of(base: Any) -> Callable[[Any, Any], Any]:
     run: Callable[[Any, Any], Any] = TORCH_NORMS[base].forward
 
     def named_input(self: Any, input: Any) -> Any:
+        if _is_compiling() and _is_refused(self, input):
+            return base.forward(self, input)
         try:
             return run(self, input)
         except Exception as error:
             return self._cunorm_own(error, (input,), {})
 
     def named_x(self: Any, x: Any) -> Any:
+        if _is_compiling() and _is_refused(self, x):
+            return base.forward(self, x)
         try:
             return run(self, x)
         except Exception as error:
@@ -72,6 +78,11 @@ def _forward_of(base: Any) -> Callable[[Any, Any], Any]:
     forward = named_x if "x" in signature(base.forward).parameters else named_input
     forward.__qualname__ = f"{base.__name__}.forward"  # in errors about arguments
     return forward
+
+
+def _is_refused(self: Any, *operands: Any) -> bool:
+    """Whether cunorm cannot run: torch.compile, which follows this, lets nobody catch errors."""
+    return refusal(*operands, *self._parameters.values()) is not None
 
 
 def _forward(self: Any, *args: Any, **named: Any) -> Any:
@@ -86,7 +97,8 @@ def _forward(self: Any, *args: Any, **named: Any) -> Any:
         call is None
         or x.dim() not in plan.axes
         or (gate is not None and (gate.dtype, gate.shape) != (x.dtype, x.shape))
-        or (not plan.under_autocast and torch.is_autocast_enabled(x.device.type))
+        or (not plan.under_autocast and torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"))
+        or (_is_compiling() and _is_refused(self, x, gate))
     ):
         return self._cunorm_kind.forward(self, *args, **named)
     function, offset = call
@@ -106,29 +118,29 @@ def _own(self: Any, error: Exception, args: tuple[Any, ...], named: dict[str, An
 
     Where they can, the error is raised; and what fails in the own forward, too, needs no warning.
     """
-    reason, text = _reason(error, (*args, *named.values(), *self._parameters.values()))
+    reason = _reason(error, (*args, *named.values(), *self._parameters.values()))
     if reason is None:
         raise error
     y = self._cunorm_kind.forward(self, *args, **named)
-    _warn(type(self), reason, f"a replaced norm runs its own forward: {text}")
+    _warn(type(self), f"a replaced norm runs its own forward: {reason}")
     return y
 
 
-def _reason(error: Exception, operands: tuple[Any, ...]) -> tuple[Any, str]:
-    """Return why cunorm raised an error, None if for no reason in a call, and a text about it."""
+def _reason(error: Exception, operands: tuple[Any, ...]) -> str | None:
+    """Return why cunorm raised an error, None if for no reason in a call."""
     refused = refusal(*operands)
-    if refused is not None:
-        return refused, refused
-    if forward_ad._current_level >= 0:
-        return forward_ad, "cunorm has no forward-mode derivatives"
-    if isinstance(error, (TypeError, ValueError)):  # which are raised before anything runs
-        return type(error), str(error)
-    return None, ""
+    if refused is None and forward_ad._current_level >= 0:
+        return "cunorm has no forward-mode derivatives"
+    if refused is None and isinstance(error, (TypeError, ValueError)):
+        return str(error)  # raised before anything runs
+    return refused
 
 
-def _warn(kind: Any, reason: Any, text: str) -> None:
-    if reason not in kind._cunorm_warned:
-        kind._cunorm_warned.add(reason)
+def _warn(kind: Any, text: str) -> None:
+    """Warn of what was not warned of; as texts have shapes, there may be any number of them."""
+    warned = kind._cunorm_warned
+    if text not in warned and len(warned) < _MOST_WARNINGS:
+        warned.add(text)
         warnings.warn(f"{kind._cunorm_kind.__name__}: {text}", stacklevel=4)
 
 
@@ -137,7 +149,7 @@ def _scriptable(self: Any) -> Any:
     kind = type(self)
     self.__class__ = kind._cunorm_kind
     why = "torch.jit.script cannot compile cunorm's forward, so the norm has its own again"
-    _warn(kind, "script", f"{why}: call replace_norms afterwards")
+    _warn(kind, f"{why}: call replace_norms afterwards")
     return self
 
 
