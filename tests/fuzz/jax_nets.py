@@ -204,7 +204,8 @@ def _join(kind: Any, net: Net, join: str, h: Any, y: Any, operands: Arrays) -> A
         return y
     if join == "matmul":
         y = kind.cast(y @ operands["m"], net.dtype)
-    y = kind.cast(jnp.tanh(y), net.dtype)
+    # In float32 at least: 1 - tanh(y)**2 of a rounded tanh(y) near 1 is of few digits.
+    y = kind.cast(jnp.tanh(y.astype(jnp.promote_types(y.dtype, jnp.float32))), net.dtype)
     return kind.cast(h + y, net.dtype) if join == "add" else y
 
 

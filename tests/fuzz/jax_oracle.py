@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -22,6 +22,7 @@ from tests.support.operands import DTYPES
 # operand is off by at least 4 times as much, see `can_tell`.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-4, "float16": 2**-7, "bfloat16": 2**-4}
 _LEAST = 0.03  # of the largest gradient, that of any operand
+_MOST_ROUNDED = 0.25  # of the tolerance: how far roundings alone may move a gradient
 _PARAMETERS = ("weight", "gate")  # which are about 1
 
 Worlds = frozenset  # the names of operands that have the second of their two values
@@ -75,14 +76,14 @@ class Oracle:
             found = jax.grad(total, tuple(places))(*_float64(self.values(world)))
         return [np.asarray(one) for one in found]
 
-    def _derived(self, *arrays: Any, kind: Any = Exact) -> tuple[Any, Any]:
+    def _derived(self, *arrays: Any, kind: Any = Exact, masks: Any = None) -> tuple[Any, Any]:
         names = self.net.operands
 
         def outs_of(*arrays: Any) -> Any:
             return results(kind, self.net, dict(zip(names, arrays, strict=True)))
 
         outs, pull = jax.vjp(outs_of, *arrays)
-        return outs, pull(tuple(_float64(self.masks)))
+        return outs, pull(masks or tuple(_float64(self.masks)))
 
     def loss(self, world: Worlds[str]) -> tuple[Any, float]:
         """Return the sum of all products with the masks, and of their magnitudes."""
@@ -94,17 +95,16 @@ class Oracle:
         """Whether right gradients are far from zero (or exactly zero), and from each other.
 
         Those of x and r are equal where they are added, and so may be exchanged. No gradient may be
-        so small a difference of large terms that roundings to a half precision change it.
+        so small a difference of large terms that the roundings of plain formulas change it.
         """
         _, gradients = self.at(world)
         largest = {name: float(abs(one).max()) for name, one in gradients.items()}
         live = [name for name, size in largest.items() if size]
         if not live or min(largest[name] for name in live) < _LEAST * max(largest.values()):
             return False
-        if self.has_halves:
-            _, unrounded = self.at(world, Unrounded)
-            off = [abs(gradients[name] - unrounded[name]).max() / largest[name] for name in live]
-            if max(off) > 0.5 * self.tolerance:
+        for others in self._rounded_otherwise(world):
+            off = [abs(gradients[name] - others[name]).max() / largest[name] for name in live]
+            if max(off) > _MOST_ROUNDED * self.tolerance:
                 return False
         pairs = [(one, other) for place, one in enumerate(live) for other in live[:place]]
         for one, other in pairs:
@@ -112,6 +112,16 @@ class Oracle:
             if alike and self._is_mistaken(gradients[one], gradients[other]):
                 return False
         return True
+
+    def _rounded_otherwise(self, world: Worlds[str]) -> Iterator[dict[str, Any]]:
+        """Yield the gradients of formulas that round to no half precision, and of float32 ones."""
+        if self.has_halves:
+            yield self.at(world, Unrounded)[1]
+        if self.tolerance >= TOLERANCES["float32"]:
+            arrays = [jnp.asarray(np.asarray(one, np.float32)) for one in self.values(world)]
+            masks = tuple(jnp.asarray(np.asarray(one, np.float32)) for one in self.masks)
+            _, gradients = self._derived(*arrays, kind=Unrounded, masks=masks)
+            yield dict(zip(self.net.operands, map(np.asarray, gradients), strict=True))
 
     def can_tell_apart(self, one: Worlds[str], other: Worlds[str]) -> bool:
         """Whether gradients of two values of the operands are far from each other, or equal."""
