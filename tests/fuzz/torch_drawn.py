@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -54,6 +55,9 @@ def draw(seed: int, *, few: bool, norm: str | None = None) -> Program:
         steps.append(_step(rng, norm or rng.choice(names), dtype, few, before))
     if rng.random() < 0.6:  # so that dy is that of a norm
         steps[-1] = Step(**{**vars(steps[-1]), "join": "none"})
+    if way == "copied":  # PyTorch's own norms, restored, take no x of another dtype than weight's
+        options = [tuple(one for one in step.options if one[0] != "dtype") for step in steps]
+        steps = [replace(step, options=one) for step, one in zip(steps, options, strict=True)]
     program = Program(seed, tuple(steps), way, dtype=dtype)
     # Compiled backwards refuse subclasses that they were not traced with.
     dys = [one for one in DYS if way != "compiled" or one not in ("trivial", "wrapped", "async")]
