@@ -135,7 +135,10 @@ def _caches() -> Lines:
     folder = _cache.cupy_cache_folder()
     sizes = [path.stat().st_size for path in folder.glob("*") if path.is_file()]
     if planned_folder() is None:  # `cache_info` would make one
-        yield "CPU builds", "kept for one process only: CUNORM_CACHE_DIR names no usable folder"
+        yield (
+            "CPU builds",
+            "kept for one process only, as no folder is usable: CUNORM_CACHE_DIR names one",
+        )
     else:
         ours = _cache.cache_info()
         yield "CPU builds", f"{ours.folder}: {ours.libraries} files, {ours.bytes / 2**20:.1f} MiB"

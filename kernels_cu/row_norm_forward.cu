@@ -26,6 +26,7 @@ struct Build : RowBuild {
   using y_t = Y_T;
   using stream_t = either<present<new_residual_t>, new_residual_t, x_t>;  // of s
   static constexpr bool writes_stream = present<new_residual_t>;
+  static constexpr bool reduces = true;  // each row, as the backward may not
 };
 
 template <class B>

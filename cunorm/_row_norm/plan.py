@@ -110,9 +110,9 @@ def plan_backward(spec: RowBackwardSpec, specs: OptionalSpecs) -> Plan:
     where = geometry(function, x, spec.axis, spec.groups)
     spec.check_gate(inputs["gate"])
     if spec.center and inputs["mean"] is None:
-        reason = "" if "layer_norm" in function else ", as center is True"
         raise ValueError(
-            f"{function}: mean is None, expected the mean that the forward returned{reason}"
+            f"{function}: mean is None, expected the mean that the forward returned, as rows are "
+            "centred"
         )
     for name, operand in inputs.items():
         if name not in STATISTICS:

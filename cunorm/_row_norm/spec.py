@@ -49,9 +49,9 @@ class RowNormSpec:
 
     def check_gate(self, gate: OptionalSpec) -> None:
         """Check that the options of a gate are not set without one."""
-        for name, default in GATE_DEFAULTS.items():
+        for name, default in GATE_DEFAULTS.items() if gate is None else ():
             value = getattr(self, name)
-            if gate is None and value != default:
+            if value != default:
                 raise ValueError(
                     f"{self.function}: {name} is {value!r}, expected {default!r} as gate is None"
                 )

@@ -23,7 +23,7 @@ EXPORTED = re.compile(r"cunorm_blocks|cunorm_run|_Z\w*\d+cunorm_([0-9a-f]{32})\w
 @pytest.mark.compiled("O3")
 def test_libraries_export_entry_points_and_what_they_share_by_a_name_of_their_version(tmp_path):
     if shutil.which("nm") is None:
-        pytest.skip("needs nm")
+        pytest.skip("needs nm, of binutils, to list symbols")
     x = np.ones((2, 8), np.float16)
     with fresh_process(CUNORM_CACHE_DIR=tmp_path):
         y = cunorm.rms_norm_forward(x, gate=x, gate_position="pre")

@@ -229,8 +229,7 @@ def results(
 
     carry = (fixed["x"], fixed.get("r"))
     if loop == "scan":
-        of_one = lambda carry, own: (at(carry, own), None)  # noqa: E731
-        carry, _ = jax.lax.scan(of_one, carry, stacked, length=net.steps)
+        carry, _ = jax.lax.scan(lambda c, own: (at(c, own), None), carry, stacked, length=net.steps)
     elif loop == "fori_loop":
         carry = jax.lax.fori_loop(0, net.steps, lambda i, c: at(c, slices(i)), carry)
     else:

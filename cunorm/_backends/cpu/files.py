@@ -60,7 +60,7 @@ def cache_folder() -> Path:
 
 
 def planned_folder() -> Path | None:
-    """Return the same folder, which may not be there yet, and make none.
+    """Return the same folder, which may not be there yet, and leave none behind.
 
     None: only `cache_folder` can tell, which makes one where that of the environment is unusable.
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from cunorm.torch._replace.trial import EPS_NAMES, TORCH_NORMS
+from cunorm.torch._replace.trial import EPS_NAMES, NORM_FUNCTIONS
 
 
 def name_of(module: Any) -> str:
@@ -37,4 +37,4 @@ def _calls_norm(module: Any) -> bool:
     """Return whether forward's code names a function such as layer_norm; not one of its modules."""
     code = getattr(type(module).forward, "__code__", None)
     names = () if code is None else code.co_names
-    return any(name.endswith(TORCH_NORMS) and not hasattr(module, name) for name in names)
+    return any(name.endswith(NORM_FUNCTIONS) and not hasattr(module, name) for name in names)

@@ -119,11 +119,12 @@ def replace_norms(model: Any, *, exact: bool = False) -> Replacement:
     number of axes in which it does not (2 to 5 are tried), with further arguments, and under
     ``torch.autocast`` where that changes the results; the report says where. Where cunorm cannot
     run, as on nested tensors, complex numbers, other devices and in forward-mode differentiation,
-    it runs its own forward, too, with a UserWarning that names the reason, once for each class.
-    ``torch.jit.script`` restores the norms, as it reads their sources. A formula that changes
-    later, with another attribute than eps or with the size of numbers, as with a clamp, is not
-    followed. Modules whose instance has its own forward (as accelerate's hooks make), parametrized
-    and scripted ones, and parameters that are more than their memory (DTensor, quantized) are left.
+    it runs its own forward, too. A UserWarning names each reason once for a class, but not under
+    ``torch.compile``. ``torch.jit.script`` restores the norms, as it reads their sources. A formula
+    that changes later, with another attribute than eps or with the size of numbers, as with a
+    clamp, is not followed. Modules whose instance has its own forward (as accelerate's hooks make),
+    parametrized and scripted ones, those whose class raises an error, and parameters that are more
+    than their memory (DTensor, quantized) are left.
 
     >>> import torch
     >>> import cunorm.torch

@@ -17,7 +17,7 @@ from cunorm.torch._replace.recipe import Pair, Recipe
 
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
 _GATE_NAMES = ("gate", "z", "g")
-TORCH_NORMS = ("layer_norm", "rms_norm", "group_norm")
+NORM_FUNCTIONS = ("layer_norm", "rms_norm", "group_norm")
 _WIDTH_WITHOUT_WEIGHT = 48
 _GRADIENT_ERROR = 1e-3  # of the largest of a row: far over float32's, far below another formula's
 _ELEMENTS = 1024  # in each third of a sample, and at least a row
@@ -154,7 +154,7 @@ class _Watch(TorchFunctionMode):
     seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= getattr(func, "__name__", "") in TORCH_NORMS
+        self.seen |= getattr(func, "__name__", "") in NORM_FUNCTIONS
         return func(*args, **(kwargs or {}))
 
 

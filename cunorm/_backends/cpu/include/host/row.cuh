@@ -9,17 +9,10 @@
 #define HELD_PACKS 0
 #endif
 
-// Whether the first pass computes: that of a forward always does, and a backward says it.
-template <class B, class = void>
-inline constexpr bool first_pass_computes = true;
-template <class B>
-inline constexpr bool first_pass_computes<B, std::void_t<decltype(B::reduces)>> = B::reduces;
-
 // With a gate of more than 16 bits, memory is slower than what AVX-512 computes.
 template <class B>
 inline constexpr int held_packs =
-    first_pass_computes<B> &&
-            (simd::bytes < 64 || sizeof(typename B::gate_t) < sizeof(typename B::compute_t))
+    B::reduces && (simd::bytes < 64 || sizeof(typename B::gate_t) < sizeof(typename B::compute_t))
         ? HELD_PACKS
         : 0;
 
@@ -115,7 +108,7 @@ struct HeldPacks {
   }
   template <class At>
   void put(At at, const V& pack) {
-    static_assert(first_pass_computes<B>, "else nothing is held, and `again` computes");
+    static_assert(B::reduces, "else nothing is held, and `again` computes");
     if constexpr (hold) copy_part<B>(at, last, pack);
     if constexpr (held_packs<B> > 0) copy_part<B>(at, packs[at.column / B::pack], pack);
   }
