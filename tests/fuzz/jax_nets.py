@@ -63,6 +63,10 @@ class Net(NamedTuple):
     def results(self) -> tuple[str, ...]:
         return ("h", "stream") if self.uses_stream else ("h",)
 
+    @property
+    def loss_dtype(self) -> str:
+        return "float64" if self.dtype == "float64" else "float32"
+
 
 # --- with cunorm.jax, or with formulas ------------------------------------------------------------
 

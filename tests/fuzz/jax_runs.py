@@ -89,7 +89,7 @@ def _bind(function: Any, arrays: Sequence[Any], places: Sequence[int]) -> tuple[
 
 def _function(net: Net, loop: str, of_step: Sequence[str], of_all: Sequence[str]) -> Any:
     """Return a function of operands and masks, which returns the results and the loss."""
-    count, wide = len(net.operands), "float64" if net.dtype == "float64" else "float32"
+    count, wide = len(net.operands), net.loss_dtype
 
     def named(arrays: Any) -> dict[str, Any]:
         return dict(zip(net.operands, arrays, strict=True))
