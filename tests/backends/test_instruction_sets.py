@@ -21,8 +21,9 @@ import pytest
 from tests.support.caches import fresh_process
 from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy
-from tests.support.host_code import for_machine, needs_a_compiler
+from tests.support.host_code import needs_a_compiler
 from tests.support.internals import _compile, _dispatch, runner
+from tests.support.machines import compiled_for, machines
 from tests.support.operands import assert_same_fields
 from tests.support.placed import Samples
 
@@ -123,13 +124,6 @@ def emulator(tmp_path_factory):
     return Emulator(tmp_path_factory.mktemp("aarch64"))
 
 
-@pytest.fixture(scope="module", params=["x86-64-v3", "x86-64"])
-def options(request):
-    """Options for a machine like this one with fewer instructions."""
-    for_machine(request.param)  # skips where it would not run
-    return f"-O0 -march={request.param}"
-
-
 ROWS, LONG = (1, 2, 3, 150), (1, 1, 1, 70_000)
 LAST = Samples(2, (5, 3), 200, 4)
 FIRST = LAST._replace(channels_last=False, channel_axis=1)
@@ -167,11 +161,12 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("machine", machines()[1:])
 @pytest.mark.parametrize("case", CASES)
-def test_fewer_instructions_give_the_same_bits(options, case, tmp_path):
+def test_fewer_instructions_give_the_same_bits(case, machine):
     call = call_of(*CASES[case], OnNumpy())
     expected = call.run()
-    with fresh_process(CUNORM_CACHE_DIR=tmp_path / "cache", CUNORM_CXXFLAGS=options):
+    with compiled_for(machine):
         assert_same_fields(call.check(), expected)
 
 

@@ -107,7 +107,7 @@ def test_a_plan_gives_what_the_kernel_takes(monkeypatch):
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: text)
     gpu = _cuda.gpu_caps(Device("cuda", 0))
     seen, out = set(), cupy.zeros(1, np.uint64)
-    for types, width, groups, access in drawn(40):
+    for types, width, groups, access in drawn(12):
         plan = cuda_backward(types, RowShape(1 << 20, width, groups), access, gpu)
         macros, cluster = dict(plan.build.macros), plan.build.cluster
         probe = Launch(

@@ -26,7 +26,6 @@ def row_case(dtype, **norm):
 
 
 NORMS = {
-    "plain, bfloat16": row_case("bfloat16"),
     "plain, float32": row_case("float32"),
     "pre-gate, float16": row_case("float16", gate_activation="gelu", gate_position="pre"),
     "post-gate, bfloat16": row_case("bfloat16", gate_position="post", round_before_weight=True),
@@ -34,7 +33,7 @@ NORMS = {
     "group norm, first": {},
 }
 norms = pytest.mark.parametrize("name", NORMS)
-pytestmark = pytest.mark.compiled("O1")
+pytestmark = pytest.mark.compiled("O0")
 # Width and groups of rows; positions, channels and groups of group norms: samples that the cores
 # of a CPU share or not, several at a time, chunks, whole lines, packs of lines.
 WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (14_000, 1)]

@@ -30,7 +30,7 @@ from tests.support.placed import Samples
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
-    pytest.mark.compiled("O1"),
+    pytest.mark.compiled("O0"),
 ]
 
 MANY = 16  # rows, too many to be shared

@@ -40,7 +40,7 @@ _loaded: dict[tuple[str, Path], OnceMap] = {}
 
 
 def machines() -> tuple[str, ...]:
-    """Return the names of the machines whose code runs here."""
+    """Return the names of the machines whose code runs here, this one first."""
     return tuple(filter(runs_here, MACHINES))
 
 
