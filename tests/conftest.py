@@ -13,6 +13,9 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")
 
+# Else threads of one process that wait keep the cores from another's, and from its compilers.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 from tests import softgpu  # noqa: E402
 from tests.support import internals, levels  # noqa: E402
 

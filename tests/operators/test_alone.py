@@ -33,7 +33,6 @@ NORMS = {
     "group norm, first": {},
 }
 norms = pytest.mark.parametrize("name", NORMS)
-pytestmark = pytest.mark.compiled("O0")
 # Width and groups of rows; positions, channels and groups of group norms: samples that the cores
 # of a CPU share or not, several at a time, chunks, whole lines, packs of lines.
 WIDTHS = [(1, 1), (33, 3), (1000, 1), (5003, 3), (14_000, 1)]

@@ -28,10 +28,7 @@ from tests.support.internals import (
 from tests.support.operands import assert_same_bits, assert_same_fields, draw
 from tests.support.placed import Samples
 
-pytestmark = [
-    pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
-    pytest.mark.compiled("O0"),
-]
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 MANY = 16  # rows, too many to be shared
 # Columns of the first part of a centred forward's rows, and of any other. The last part is complete
