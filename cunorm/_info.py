@@ -137,7 +137,7 @@ def _caches() -> Lines:
     if planned_folder() is None:  # `cache_info` would make one
         yield (
             "CPU builds",
-            "kept for one process only, as no folder is usable: CUNORM_CACHE_DIR names one",
+            "kept for one process only, as no folder is usable: set CUNORM_CACHE_DIR to one",
         )
     else:
         ours = _cache.cache_info()

@@ -21,9 +21,9 @@ import pytest
 from tests.support.caches import fresh_process
 from tests.support.cases import call_of
 from tests.support.gpu_arrays import OnNumpy
-from tests.support.host_code import needs_a_compiler
+from tests.support.host_code import needs_a_compiler, runs_here
 from tests.support.internals import _compile, _dispatch, runner
-from tests.support.machines import compiled_for, machines
+from tests.support.machines import compiled_for
 from tests.support.operands import assert_same_fields
 from tests.support.placed import Samples
 
@@ -161,9 +161,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("machine", machines()[1:])
+@pytest.mark.parametrize("machine", ["x86-64-v3", "x86-64"])
 @pytest.mark.parametrize("case", CASES)
 def test_fewer_instructions_give_the_same_bits(case, machine):
+    if not runs_here(machine):
+        pytest.skip(f"this machine does not run code for {machine}")
     call = call_of(*CASES[case], OnNumpy())
     expected = call.run()
     with compiled_for(machine):

@@ -188,10 +188,10 @@ def compare(oracle: Oracle, run: Run, found: Any) -> int:
 
 
 def _pairs(oracle: Oracle, run: Run, found: Any, right: Any) -> int:
+    # In forward mode, which JAX does not refuse for frozen norms, it gives the loss' dtype.
+    of_all = oracle.net.loss_dtype if run.derivative == "jacfwd" else ""
     for name, one, other in zip(run.wanted, found, right, strict=True):
-        # In forward mode JAX gives the loss' dtype; a net whose norms are frozen gets there.
-        is_jacfwd = run.derivative == "jacfwd"
-        dtype = oracle.net.loss_dtype if is_jacfwd else oracle.net.operands[name].dtype
+        dtype = of_all or oracle.net.operands[name].dtype
         assert str(one.dtype) == dtype, f"d{name} is {one.dtype}, expected {dtype}"
         oracle.compare(f"d{name}", one, other)
     return sum(bool(one.any()) for one in right)

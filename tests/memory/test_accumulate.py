@@ -18,7 +18,7 @@ from tests.support.calls import arrays_of, call_of, devices, fields, functions_t
 from tests.support.group_bounds import check_group_backward
 from tests.support.operands import assert_same_bits, at, draw
 
-# Few rows and many, whole and in groups; group norms of one launch on a CPU and of several.
+# Few rows and many, whole and in groups; group norms of several launches on a CPU and of one.
 OF_ROWS = [((1, 5), 1), ((50, 64), 4), ((3, 7, 33), 1), ((3000, 8), 2), ((9, 1003), 1)]
 OF_IMAGES = [((2, 4900, 8), 2), ((3, 8, 8), 4), ((1, 2, 6), 6)]
 ACCUMULATING = functions_taking("accumulate")
@@ -33,7 +33,7 @@ EPS = 1e-5
 def calls_of(name, kind, dtype):
     """Yield calls of several sizes, with parameters of a dtype."""
     sizes = OF_IMAGES if "group" in name else OF_ROWS
-    for shape, number in sizes[1:2] if kind == "cupy" else sizes:  # which is interpreted
+    for shape, number in sizes[1:2] if kind == "cupy" else sizes:  # many kernels a size
         call = call_of(name, shape, kind, groups=number, num_groups=number)
         for key in {"weight", "bias"} & call.arrays.keys():
             call.arrays[key] = to(kind, draw(key, shape[-1], dtype))

@@ -40,7 +40,7 @@ _loaded: dict[tuple[str, Path], OnceMap] = {}
 
 
 def machines() -> tuple[str, ...]:
-    """Return the names of the machines whose code runs here, this one first."""
+    """Return the names of the machines whose code runs here."""
     return tuple(filter(runs_here, MACHINES))
 
 
