@@ -100,7 +100,7 @@ def missed_goals_of(row: Row, goals: bool) -> list[str]:
 
 def is_chosen(plan: Plan | Row, only: list[tuple[str, ...]]) -> bool:
     """Whether `only` selects a plan; an empty list selects all."""
-    facts = (plan.operator, plan.direction, plan.dtype, plan.shape)
+    facts = (plan.operator, plan.direction, plan.dtype, plan.shape, plan.count or "all")
     return not only or any(
         all(wanted in ("", fact) for wanted, fact in zip(one, facts, strict=False)) for one in only
     )
@@ -187,8 +187,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--only",
         type=lambda text: [tuple(one.split(":")) for one in text.split(",")],
         default=[],
-        help="plans to compile, each as OPERATOR:DIRECTION:DTYPE:SHAPE, any of which may be empty "
-        "or left out at the end; those are printed one by one",
+        help="plans to compile, each as OPERATOR:DIRECTION:DTYPE:SHAPE:COUNT, any of which may be "
+        "empty or left out at the end; those are printed one by one. COUNT is the rows or samples "
+        "of small work, or 'all'",
     )
     parser.add_argument(
         "--goals",

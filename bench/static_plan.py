@@ -55,6 +55,7 @@ class Plan(NamedTuple):
     direction: str
     dtype: str
     shape: str  # a row's width, or a sample's channels, height and width
+    count: str  # rows or samples of x; "" if they have `ELEMENTS` in all
     regime: str
     step: str  # the passes of a launch, if a call has two launches
     rows: int  # of x; 0 for group norms and their param_grad

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,8 +27,13 @@ from cunorm._row_norm.spec import NEEDS
 
 DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
-# On GPUs with goals: also the widths that the goals name.
+# Of default plans, on GPUs with goals: also widths that the goals name, and those of models.
 GOAL_WIDTHS = tuple(sorted({*WIDTHS, 128, 512, 2048, 8192, 12288, 32768, 131072}))
+MODEL_WIDTHS = (2880, 3072, 3584, 5120, 6144, 7168, 10240, 14336, 18432, 28672)
+# Small work of default plans on GPUs with goals: few rows of some widths, as when a model writes
+# token by token, and group norms of one or two samples.
+SMALL_ROWS, SMALL_WIDTHS, SMALL_SAMPLES = (1, 8, 64, 512), (1024, 4096, 8192), (1, 2)
+SMALL_DTYPE = "bfloat16"
 # Channels, height and width. A block holds whole groups of few positions, a cluster those of more;
 # those of most positions need two launches.
 SAMPLES = tuple(
@@ -60,14 +66,24 @@ def grid(architectures: tuple[str, ...]) -> list[Plan]:
 
 
 def _grid_plans(architecture: str, features: Features) -> Iterator[Plan]:
-    for operator in OPERATORS:
-        if operator.name in GRID:
-            widths = GOAL_WIDTHS if architecture in GPUS else WIDTHS
-            shapes = SAMPLES if operator.of_channels else [(width,) for width in widths]
-            for direction in DIRECTIONS:
-                for dtype in _DTYPES:
-                    for shape in shapes:
-                        yield from plans(operator, direction, dtype, shape, architecture, features)
+    has_goals = architecture in GPUS and features == default_features(architecture)
+    widths = sorted({*GOAL_WIDTHS, *MODEL_WIDTHS}) if has_goals else WIDTHS
+    norms = [one for one in OPERATORS if one.name in GRID]
+    for operator, direction, dtype in product(norms, DIRECTIONS, _DTYPES):
+        shapes = SAMPLES if operator.of_channels else [(width,) for width in widths]
+        for shape in shapes:
+            of_shape = (operator, direction, dtype, shape, architecture, features)
+            yield from plans(*of_shape)
+            if has_goals and dtype == SMALL_DTYPE:
+                for count in _small_counts(shape):
+                    found = plans(*of_shape, count)
+                    yield from (plan for plan in found if plan.regime != PARAM_GRAD)
+
+
+def _small_counts(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) > 1:
+        return SMALL_SAMPLES
+    return SMALL_ROWS if shape[0] in SMALL_WIDTHS else ()
 
 
 def plans(
@@ -94,20 +110,23 @@ def plans(
     if features == default_features(architecture):
         label = ""
     names = (architecture, label, operator.name, operator.memory, direction, dtype)
-    yield from _plans(names, "x".join(map(str, shape)), launches)
+    sizes = ("x".join(map(str, shape)), str(samples or ""))
+    yield from _plans(names, sizes, launches)
 
 
 def _plans(
-    names: tuple[str, str, str, str, str, str], shape: str, launches: list[tuple[Launch, _Sizes]]
+    names: tuple[str, str, str, str, str, str],
+    shape: tuple[str, str],
+    launches: list[tuple[Launch, _Sizes]],
 ) -> Iterator[Plan]:
-    """Yield the plans of a call's launches; the names are the first fields of a Plan."""
+    """Yield the plans of a call's launches; names and shape are the first fields of a Plan."""
     params = next((one for one, _ in launches if one.build.kernel == PARAM_GRAD), None)
     before = None
     for launch, sizes in launches:
         any_shape = launch is params and not sizes.rows
         plan = Plan(
             *names,
-            ANY_SHAPE if any_shape else shape,
+            *((ANY_SHAPE, "") if any_shape else shape),
             regime(launch.build),
             _step(launch.build),
             sizes.rows,

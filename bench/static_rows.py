@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bench.model import GPUS
+from bench.static_cache import kept
 from bench.static_occupancy import ARCHITECTURES, occupancy
 from bench.static_plan import STREAMED, Plan
 from bench.static_ptx import WIDE, Access, accesses
 from bench.static_sass import disassemble, disassembler
 from bench.static_speed import speed
 from cunorm._backends import cuda as _cuda
+from cunorm._backends.sources import source_text
 from cunorm._core.build import KernelBuild
 from tests.support.nvrtc import compile_build, resource_usage
 
-KEY = ("arch", "features", "operator", "memory", "direction", "dtype", "shape", "kernel", "step")
+KEY = (
+    *("arch", "features", "operator", "memory", "direction", "dtype", "shape", "count"),
+    *("kernel", "step"),
+)
 # Columns of the plan, known without compiling.
 PLANNED = (
     *("regime", "threads", "threads_per_row", "pack", "packs"),
@@ -31,6 +36,8 @@ class Row:
 
     Attributes
     ----------
+    count
+        Rows or samples of x; empty if they have 2**26 elements in all.
     aligned_bytes, planned_bytes, narrowest_bytes
         Bytes of the narrowest access to an array as large as x: as alignment allows; as the plan's
         pack has it, which width and registers also limit; and as compiled. 0 without such arrays.
@@ -58,6 +65,7 @@ class Row:
     direction: str
     dtype: str
     shape: str
+    count: str
     kernel: str
     step: str
     regime: str
@@ -163,6 +171,7 @@ def planned_columns(plan: Plan) -> dict[str, str | int]:
         "direction": plan.direction,
         "dtype": plan.dtype,
         "shape": plan.shape,
+        "count": plan.count,
         "kernel": plan.build.kernel,
         "step": plan.step,
         "regime": plan.regime,
@@ -197,10 +206,16 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
 @lru_cache(maxsize=256)
 def compile_with_sass(build: KernelBuild, architecture: str) -> tuple[str, str, str]:
     """Compile a build as the launcher does; return ptxas's log, the PTX, and the SASS or ""."""
-    found = compile_build(build, architecture)
     wanted = ("row_norm", "group_norm", *(("param_grad",) if architecture in GPUS else ()))
     reads_sass = build.kernel.startswith(wanted) and disassembler() is not None
-    return found.log, found.ptx, disassemble(found.cubin) if reads_sass else ""
+
+    def compiled() -> tuple[str, str, str]:
+        found = compile_build(build, architecture)
+        return found.log, found.ptx, disassemble(found.cubin) if reads_sass else ""
+
+    options = _cuda.compile_options(build)
+    key = (nvrtc_version(), source_text(build.kernel), *options, architecture, reads_sass)
+    return kept(key, compiled)
 
 
 def sass_of(build: KernelBuild, architecture: str) -> str:

@@ -53,6 +53,7 @@ class Goal(NamedTuple):
             and row.direction == self.direction
             and passes(row) == self.passes
             and not row.features
+            and not row.count
             and self.least <= _size(row) <= self.most
             and bool(row.prediction)
         )
@@ -129,7 +130,9 @@ def _goal_lines(rows: list[Row]) -> Iterator[str]:
 def predictions(rows: list[Row]) -> str:
     """Return a Markdown table of what is predicted for the default plans."""
     chosen = [
-        row for row in rows if row.prediction and not row.features and passes(row) is not None
+        row
+        for row in rows
+        if row.prediction and not row.features and not row.count and passes(row) is not None
     ]
     columns = list(product(GPUS, dict.fromkeys(row.dtype for row in chosen)))
     heads = [f"sm_{architecture}, {dtype}" for architecture, dtype in columns]
