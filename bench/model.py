@@ -1,102 +1,111 @@
 # SPDX-License-Identifier: MIT
-"""A model of a GPU that predicts, from a kernel's SASS, what share of copy speed it can reach.
+"""GPUs as a model has them, which predicts from a kernel's SASS the share of copy speed it reaches.
 
-Nothing here was measured with these kernels. Three ceilings bound a row norm, and a launch of a
-group norm. Each is a share of the speed of a device-to-device copy of the same bytes; a share above
-1 is no bound:
+Nothing here was measured with these kernels. Here are the constants, with their sources, and what
+a launch costs besides its own time; rounds.py has that time.
 
-- issue: a multiprocessor starts a limited number of warp instructions in a clock, and of special
-  functions in a group norm;
-- latency: loads in flight arrive one loaded memory latency later (Little's law); only reads count,
-  which are a part of the traffic;
-- traffic: a row that is read twice, and not from L2, moves more than the operator's bytes.
-
-A group norm's block copies all of its tile at once, and then computes without reading. So its tile
-counts as bytes in flight for the share of the block's time (`block_time`) that is latency. If a
-group norm takes several launches, each has its own bytes. These are in memory, or in L2 if the
-launch before left them there. The call takes the sum of their times (`launch_time`).
-
-The model ignores what a row norm's blocks wait for besides row operands (barriers, clusters, weight
-from L2, the latency of arithmetic), that their phases follow one another (`overlap_share` has
-that), a last wave of blocks, partial sums that a streamed backward adds to in memory, that blocks
-of a cluster wait for each other, and how well copies coalesce. So a prediction is a ceiling: one
-that misses a goal tells more than one that meets it.
+The model ignores how well copies coalesce, partial sums that a streamed backward adds to in memory,
+and multiprocessors that clusters leave idle, as a cluster's blocks are neighbours. So a prediction
+is a ceiling still: one that misses a goal tells more than one that meets it.
 """
 
 from __future__ import annotations
 
-from math import ceil, inf
 from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
     """The model's constants of a GPU, in seconds, bytes and hertz."""
 
+    architecture: str  # compute capability
     sm_count: int
     clock: float
     copy: float  # bytes that a copy reads and writes in a second
-    latency: float = 0.85e-6  # of a load from busy memory
+    latency: float = 0.45e-6  # of a load from idle memory
     l2_latency: float = 0.15e-6  # of a load from L2
-    issue_slots: int = 4  # warp instructions that a multiprocessor starts in a clock
-    special: int = 16  # threads' roots, powers, reciprocals and the like that it starts in a clock
+    fma: float = 4.0  # warp instructions of float32 arithmetic that a multiprocessor starts a clock
     sm_bytes: int = 64  # bytes that it gets from L2 in a clock
 
 
-# By compute capability. Others have no prediction.
 # - sm_count, clock (boost) and peak bandwidth: NVIDIA's data sheets and white papers of A100
-#   80GB SXM (2.04 TB/s), H200 SXM (4.8 TB/s) and B200 SXM (8 TB/s).
-# - copy: the goals state H200's, 0.9 of its peak. For the others it is the peak times a share: 0.83
-#   for an A100, about what device-to-device copies reach there, and 0.88 for a B200, somewhat less
-#   than H200's.
+#   80GB SXM (2.04 TB/s), H100 SXM (3.35 TB/s), H200 SXM (4.8 TB/s) and B200 SXM (8 TB/s).
+# - copy: 0.9 of the peak on H100 and H200; QuACK's authors measured 3.0 TB/s for a clone on H100.
+#   For the others it is the peak times a share: 0.83 for an A100, about what device-to-device
+#   copies reach there, and 0.88 for a B200, somewhat less than H200's.
 # - latency: a load takes 0.3 to 0.45 µs on an idle H100 or A100 (published pointer chases: 470 to
-#   660 clocks). With memory near its peak it takes about twice that: 0.85 µs, by which a copy needs
-#   14 KB of reads in flight on a multiprocessor of an H200. The others have no better figure.
+#   660 clocks). What it waits for other loads `rate` adds.
 # - l2_latency: about 260 clocks (published pointer chases on A100 and H100).
-# - issue_slots: four schedulers, since Volta. special: the CUDA C++ Programming Guide, "Arithmetic
-#   Instructions", results a clock and multiprocessor.
+# - fma: the CUDA C++ Programming Guide, "Arithmetic Instructions".
 # - sm_bytes: the port of a multiprocessor's L1 (published microbenchmarks since Volta).
 GPUS = {
-    "80": Gpu(sm_count=108, clock=1.410e9, copy=1.7e12),
-    "90": Gpu(sm_count=132, clock=1.755e9, copy=4.3e12),
-    "100": Gpu(sm_count=148, clock=1.850e9, copy=7.0e12),
+    "A100": Gpu("80", sm_count=108, clock=1.410e9, copy=1.7e12, fma=2.0),
+    "H100": Gpu("90", sm_count=132, clock=1.755e9, copy=3.0e12),
+    "H200": Gpu("90", sm_count=132, clock=1.755e9, copy=4.3e12),
+    "B200": Gpu("100", sm_count=148, clock=1.850e9, copy=7.0e12),
 }
+MODELLED = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS.values()))
+# Warp instructions that a multiprocessor starts in a clock, in all and on other pipes than `fma`:
+# four schedulers, 64 threads of integer, logic and conversions to 16 bits, 16 of roots, powers and
+# other conversions, 32 of shuffles (same source).
+SLOTS, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 0.5, 1.0
+# Seconds from one block's sums until all of its cluster have them: an estimate. Published is the
+# latency of another block's shared memory, 0.1 µs; the rest is waiting for the slowest block.
+EXCHANGE = 0.5e-6
 LAUNCH = 3e-6  # seconds from the end of a kernel to the start of the next on its stream
-# Seconds that a block of a group norm waits for its sums: in the SASS of a forward some 6 barriers,
-# 25 shuffles and 15 loads from shared memory follow one another, each about 30 clocks (published
-# microbenchmarks), with two divisions, a root and 100 additions of 4 clocks between them.
-REDUCTIONS = 1e-6
-ELEMENTS = 1 << 26  # of x, in all predictions
+ELEMENTS = 1 << 26  # of x, in all predictions but those of small work
 
 
 class Traffic(NamedTuple):
-    """The necessary bytes of an operator, for each element of x."""
+    """Bytes that are read and written: of an operator for each element of x, or of a round."""
 
-    reads: int
-    writes: int
+    reads: float
+    writes: float
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         """Reads and writes."""
         return self.reads + self.writes
 
 
-class Shares(NamedTuple):
-    """The ceilings as shares of copy speed; the prediction is the least of them, at most 1."""
+class Work(NamedTuple):
+    """What a warp does: its instructions, in all and by pipe, and what it waits for.
 
-    issue: float
-    latency: float
-    traffic: float
+    Attributes
+    ----------
+    total, fma, integer, special, shuffles
+        Instructions.
+    alone
+        Clocks from the first to the last instruction if the warp has its scheduler to itself.
+    shared
+        Clocks of the multiprocessor's shared memory and L1.
+    exchanges
+        How often it waits for the sums of its cluster.
+    """
 
-    @property
-    def prediction(self) -> float:
-        """The predicted share of copy speed."""
-        return min(1.0, *self)
+    total: float = 0.0
+    alone: float = 0.0
+    fma: float = 0.0
+    integer: float = 0.0
+    special: float = 0.0
+    shuffles: float = 0.0
+    shared: float = 0.0
+    exchanges: float = 0.0
 
-    @property
-    def limit(self) -> str:
-        """The name of what bounds the prediction."""
-        name, share = min(self._asdict().items(), key=lambda item: item[1])
-        return name if share < 1.0 else "copy"
+    def plus(self, other: Work, times: float = 1.0) -> Work:
+        """Return this and so many times the other."""
+        return Work(*(one + times * two for one, two in zip(self, other, strict=True)))
+
+
+def issue_clocks(gpu: Gpu, work: Work) -> dict[str, float]:
+    """Return the clocks that each pipe of a multiprocessor takes for a warp's work."""
+    return {
+        "issue": work.total / SLOTS,
+        "fma": work.fma / gpu.fma,
+        "integer": work.integer / INTEGER,
+        "special": work.special / SPECIAL,
+        "shuffles": work.shuffles / SHUFFLES,
+        "shared memory": work.shared,
+    }
 
 
 class ParamGrad(NamedTuple):
@@ -115,117 +124,9 @@ class ParamGrad(NamedTuple):
     serial_loads: float
 
 
-def shares(
-    gpu: Gpu,
-    traffic: Traffic,
-    instructions: float,
-    bytes_in_flight: float,
-    reads: float,
-    special: float = 0.0,
-) -> Shares:
-    """Return the ceilings of a kernel.
-
-    Parameters
-    ----------
-    gpu
-        The GPU.
-    traffic
-        The operator's necessary bytes.
-    instructions
-        Warp instructions times 32 for each element of x.
-    bytes_in_flight
-        Bytes of reads in flight on a multiprocessor.
-    reads
-        Bytes that the kernel reads for each element of x; more than `traffic.reads` if it reads
-        rows twice.
-    special
-        Special functions among the instructions; 0 leaves them out.
-
-    Notes
-    -----
-    With n elements a second on a multiprocessor:
-
-    - copy speed:  n = copy / sm_count / (reads + writes)
-    - issue:       n = clock * issue_slots * 32 / instructions, or clock * gpu.special / special
-    - latency:     n = bytes_in_flight / latency / (bytes that the kernel reads)
-    """
-    at_copy_speed = gpu.copy / gpu.sm_count / traffic.total
-    started = gpu.special / special if special else inf
-    issued = gpu.clock * min(gpu.issue_slots * 32 / instructions, started)
-    read = bytes_in_flight / gpu.latency / reads
-    return Shares(
-        issued / at_copy_speed, read / at_copy_speed, traffic.total / (reads + traffic.writes)
-    )
-
-
-class Blocks(NamedTuple):
-    """The blocks of a group norm's launch.
-
-    Attributes
-    ----------
-    tile
-        Bytes that a block reads.
-    instructions
-        Instructions that each of its warps runs.
-    warps
-        Warps of a block.
-    latency
-        Seconds until its reads begin to arrive, from memory or from L2.
-    """
-
-    tile: float
-    instructions: float
-    warps: int
-    latency: float
-
-
-def block_time(gpu: Gpu, blocks: Blocks, at_once: int = 1) -> float:
-    """Return the seconds of `at_once` blocks that have a multiprocessor to themselves."""
-    copied = at_once * blocks.tile / (gpu.sm_bytes * gpu.clock)
-    turns = max(1.0, at_once * blocks.warps / gpu.issue_slots)
-    return blocks.latency + copied + blocks.instructions * turns / gpu.clock + REDUCTIONS
-
-
-def grid_time(gpu: Gpu, blocks: Blocks, grid: int, blocks_per_sm: int) -> float:
-    """Return the seconds of the multiprocessor that has most blocks of a grid."""
-    most = ceil(grid / gpu.sm_count)
-    return ceil(most / blocks_per_sm) * block_time(gpu, blocks, min(most, blocks_per_sm))
-
-
-def launch_time(gpu: Gpu, moved: float, prediction: float, blocks: Blocks) -> float:
-    """Return the seconds of a launch that moves so many bytes, in a sequence of launches.
-
-    It begins with the latency of its first blocks and ends with the arithmetic of its last ones.
-    """
-    ends = block_time(gpu, blocks._replace(tile=0.0))
-    return LAUNCH + moved / gpu.copy / prediction + ends
-
-
-def overlap_share(gpu: Gpu, traffic: Traffic, row_bytes: float, period: float) -> float:
-    """Return the share of copy speed of blocks that do one thing after another.
-
-    Not a part of the prediction: it shows plans whose few blocks have nothing to overlap with.
-
-    Parameters
-    ----------
-    gpu, traffic
-        As in `shares`.
-    row_bytes
-        Bytes that the blocks of a multiprocessor read for one row each.
-    period
-        Seconds from a row of a block to its next: the latencies that it waits for, and the time to
-        issue its own instructions; less of both if copies go on meanwhile.
-    """
-    needed = gpu.copy / gpu.sm_count * traffic.reads / traffic.total
-    return row_bytes / period / needed
-
-
-def call_prediction(
-    gpu: Gpu, traffic: Traffic, prediction: float, param_grad: ParamGrad | None
-) -> float:
-    """Return the share of copy speed of a backward and param_grad, for an x of `ELEMENTS`."""
-    ideal = ELEMENTS * traffic.total / gpu.copy
-    return ideal / (ideal / prediction + param_grad_time(gpu, param_grad))
+def copy_time(gpu: Gpu, moved: float) -> float:
+    """Return the seconds of a copy that moves so many bytes, with its launch."""
+    return LAUNCH + gpu.latency + moved / gpu.copy
 
 
 def param_grad_time(gpu: Gpu, param_grad: ParamGrad | None) -> float:

@@ -33,8 +33,7 @@ from bench.static_rows import (
     planned_columns,
 )
 from bench.static_sass import MISSING, disassembler
-from bench.static_small import table
-from bench.static_summary import goals_table, missed_goals, row_lines, summary
+from bench.static_summary import changes, goals_table, missed_goals, row_lines, summary
 
 # --check: registers may differ from the table's by so many, as one version of NVRTC comes in
 # several builds; the columns of _SAME must be equal.
@@ -54,9 +53,6 @@ def main(argv: list[str]) -> int:
     if not options.check and disassembler() is None:
         print(MISSING, file=sys.stderr)
         return 2
-    if options.small:
-        print(*table(options.arch), sep="\n")
-        return 0
     if options.check:
         checked = read_csv(options.check, Row)
         faults = list(differences(checked, plans, options.sample, options.jobs))
@@ -78,6 +74,8 @@ def _print_report(rows: list[Row], options: argparse.Namespace) -> int:
         print("no such plans", file=sys.stderr)
         return 2
     print(row_lines(rows) if options.only else summary(rows), goals_table(rows), sep="\n\n")
+    if options.before:
+        print(f"\n{changes(read_csv(options.before, Row), rows)}")
     return report(rows, goals=options.goals)
 
 
@@ -163,10 +161,10 @@ def _measure_all(plans: list[Plan], jobs: int) -> Iterator[Row]:
         yield from _with_progress(pool.map(measure, plans, chunksize=8), len(plans))
 
 
-def _with_progress(rows: Iterable[Row], total: int) -> Iterator[Row]:
-    for number, row in enumerate(rows, start=1):
+def _with_progress(rows: Iterable[list[Row]], total: int) -> Iterator[Row]:
+    for number, found in enumerate(rows, start=1):
         print(f"\r{number}/{total} compiled", end="", file=sys.stderr, flush=True)
-        yield row
+        yield from found
     print(file=sys.stderr)
 
 
@@ -192,12 +190,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "of small work, or 'all'",
     )
     parser.add_argument(
+        "--before", type=Path, help="print which predictions differ from such a CSV's, and how"
+    )
+    parser.add_argument(
         "--goals",
         action="store_true",
         help="hold late loads and goals that are missed against them",
-    )
-    parser.add_argument(
-        "--small", action="store_true", help="predict times of group norms of few samples instead"
     )
     parser.add_argument("--sample", type=int, default=_SAMPLE, help="lines that --check compiles")
     parser.add_argument("--jobs", type=int, default=2, help="processes that compile")

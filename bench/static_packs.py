@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bench.static_paths import components
-from bench.static_pointers import STORES, pointers_of
-from bench.static_sass import Block, Instruction, blocks
+from bench.model import Work
+from bench.static_paths import Step, components
+from bench.static_pointers import STORES, traced
+from bench.static_sass import Block, Instruction
+from bench.static_work import work_of
 
 LEAST_BYTES = 8
-_SPECIAL = "MUFU"
 
 
 class Packs(NamedTuple):
@@ -43,13 +44,6 @@ class Packs(NamedTuple):
     of_thread: float
 
 
-class Executed(NamedTuple):
-    """The instructions that a warp runs for its packs."""
-
-    instructions: float
-    special: float  # of them, roots, powers, reciprocals and the like
-
-
 class _Part(NamedTuple):
     """A loop, or a block outside of loops, between two barriers."""
 
@@ -64,10 +58,9 @@ class _Part(NamedTuple):
         return max(self.packs.values(), default=0.0)
 
 
-def executed(text: str, architecture: str, pointers: frozenset[int], packs: Packs) -> Executed:
+def executed(text: str, architecture: str, pointers: frozenset[int], packs: Packs) -> Work:
     """Count what a warp runs, given the offsets of all pointers; ValueError without packs."""
-    code = blocks(text)
-    reached = pointers_of(code, architecture, pointers)
+    code, reached = traced(text, architecture, pointers)
     parts = list(_split(code, reached, packs))
     seen: dict[int, set[tuple[str, int]]] = {}
     counted: list[tuple[list[Instruction], float]] = []
@@ -81,10 +74,8 @@ def executed(text: str, architecture: str, pointers: frozenset[int], packs: Pack
             counted.append((part.code, packs.of_thread / max(part.packs.values())))
     if not any(seen.values()):
         raise ValueError("no loops over packs were found")
-    return Executed(
-        sum(times * len(found) for found, times in counted),
-        sum(times * sum(one.name == _SPECIAL for one in found) for found, times in counted),
-    )
+    steps = (Step(one, times) for found, times in counted for one in found)
+    return work_of(steps)
 
 
 def _split(

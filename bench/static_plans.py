@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from bench.cases import OPERATORS, Operator
-from bench.model import ELEMENTS, GPUS
+from bench.model import ELEMENTS, MODELLED
 from bench.static_occupancy import ARCHITECTURES
 from bench.static_plan import ANY_SHAPE, PARAM_GRAD, TWO_LAUNCHES, Plan, regime
 from cunorm._core.build import KernelBuild, Launch
@@ -66,7 +66,7 @@ def grid(architectures: tuple[str, ...]) -> list[Plan]:
 
 
 def _grid_plans(architecture: str, features: Features) -> Iterator[Plan]:
-    has_goals = architecture in GPUS and features == default_features(architecture)
+    has_goals = architecture in MODELLED and features == default_features(architecture)
     widths = sorted({*GOAL_WIDTHS, *MODEL_WIDTHS}) if has_goals else WIDTHS
     norms = [one for one in OPERATORS if one.name in GRID]
     for operator, direction, dtype in product(norms, DIRECTIONS, _DTYPES):

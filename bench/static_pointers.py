@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
-from bench.static_sass import Block, Instruction
+from bench.static_sass import Block, Instruction, blocks
 
 # The offset of the arguments in constant bank 0.
 _ARGUMENTS = {"75": 0x160, "80": 0x160, "86": 0x160, "89": 0x160, "90": 0x210}
@@ -34,6 +35,7 @@ def registers(text: str) -> list[str]:
     return [found[0] for found in _REGISTER.finditer(text)]
 
 
+@lru_cache(maxsize=1 << 14)
 def results(instruction: Instruction) -> list[str]:
     """Return the registers that an instruction writes."""
     if instruction.name.startswith(_NO_RESULT) or "SETP" in instruction.name:
@@ -55,6 +57,15 @@ def _result_registers(instruction: Instruction) -> int:
         return min(4, instruction.bytes // 4)
     doubles = ("DADD", "DMUL", "DFMA", "F2F.F64", "I2F.F64")
     return 2 if ".WIDE" in instruction.code or instruction.code.startswith(doubles) else 1
+
+
+@lru_cache(maxsize=8)
+def traced(
+    text: str, architecture: str, pointers: frozenset[int]
+) -> tuple[list[Block], dict[Instruction, frozenset[int]]]:
+    """Return the blocks of a disassembly, and `pointers_of` them."""
+    code = blocks(text)
+    return code, pointers_of(code, architecture, pointers)
 
 
 def pointers_of(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counts from the SASS of a row norm: late loads, instructions, reads in flight.
+"""Counts from the SASS of a row norm: late loads, instructions, waits for loads.
 
 All counts are along the path of a row (static_paths.py):
 
@@ -9,8 +9,6 @@ All counts are along the path of a row (static_paths.py):
 - Instructions are the warp instructions of a row. If blocks walk several rows, a row also has its
   share of what the block runs once. Predicated instructions count, slow paths do not.
 - Loads of row operands are in flight together until one of them is needed; later loads wait again.
-  Bytes in flight are the bytes of a row over the number of these waits. Staged rows are copied
-  while others are computed: `stages` of them are in flight together.
 """
 
 from __future__ import annotations
@@ -18,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from bench.model import Work
 from bench.static_paths import Step, Weights, row_path
-from bench.static_pointers import LOADS, STORES, pointers_of, registers, results
-from bench.static_sass import Instruction, blocks
+from bench.static_pointers import LOADS, STORES, registers, results, traced
+from bench.static_sass import Instruction
+from bench.static_work import work_of
 
 
 class Operands(NamedTuple):
@@ -51,26 +51,29 @@ class Counts(NamedTuple):
     ----------
     late_loads
         Late loads in the SASS, each counted once.
-    instructions, instructions_once
-        On the path of a row, and outside of it: a block runs the latter once.
+    work, work_once
+        On the path of a row, and outside of it: a block does the latter once.
     loaded
         Bytes of row operands that are loaded to registers.
     waits
         How often the thread waits for these loads.
+    parameter_waits, waits_once
+        How often it waits for weight and bias besides, on the path of a row, and outside of it.
     """
 
     late_loads: int
-    instructions: float
-    instructions_once: float
+    work: Work
+    work_once: Work
     loaded: float
     waits: float
+    parameter_waits: float
+    waits_once: float
 
 
 def read(text: str, architecture: str, operands: Operands) -> Counts:
     """Return the counts of a kernel's disassembly."""
-    code = blocks(text)
     every = operands.parameters | operands.others | set(operands.rows)
-    found = pointers_of(code, architecture, every)
+    code, found = traced(text, architecture, every)
     are_staged = any(one.name == "LDGSTS" for one in found)
     reached = {
         one: _operand(places, operands, prefers_rows=not are_staged or one.name not in LOADS)
@@ -85,12 +88,16 @@ def read(text: str, architecture: str, operands: Operands) -> Counts:
     )
     path = row_path(code, weights)
     loads = {one for one in rows if one.name in LOADS}
+    all_loads = {one for one in wanted if one.name in LOADS}
+    of_rows = waits(path.row, loads)
     return Counts(
         _late_loads(path.row, wanted, weights.stores),
-        sum(step.times for step in path.row),
-        sum(step.times for step in path.once),
+        work_of(path.row),
+        work_of(path.once),
         sum(step.instruction.bytes * step.times for step in path.row if step.instruction in loads),
-        waits(path.row, loads),
+        of_rows,
+        max(0.0, waits(path.row, all_loads) - of_rows),
+        waits(path.once, all_loads),
     )
 
 
@@ -144,12 +151,8 @@ def loads_at_once(text: str, architecture: str, place: int, pointers: frozenset[
 
     The block with most such loads is the body of a loop that the compiler unrolled.
     """
-    code = blocks(text)
-    loads = {
-        one
-        for one, places in pointers_of(code, architecture, pointers).items()
-        if place in places and one.name in LOADS
-    }
+    code, found = traced(text, architecture, pointers)
+    loads = {one for one, places in found.items() if place in places and one.name in LOADS}
     most = max(code, key=lambda block: sum(one in loads for one in block.instructions))
     count = sum(one in loads for one in most.instructions)
     return count / max(1.0, waits([Step(one, 1.0) for one in most.instructions], loads))

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from bench.model import GPUS
+from bench.model import GPUS, MODELLED
 from bench.static_cache import kept
 from bench.static_occupancy import ARCHITECTURES, occupancy
-from bench.static_plan import STREAMED, Plan
+from bench.static_plan import PARAM_GRAD, STREAMED, Plan
 from bench.static_ptx import WIDE, Access, accesses
 from bench.static_sass import disassemble, disassembler
 from bench.static_speed import speed
@@ -43,22 +44,22 @@ class Row:
         pack has it, which width and registers also limit; and as compiled. 0 without such arrays.
     narrowed
         Accesses to such arrays that are narrower than planned, as "operand:bytes".
-    late_loads, instructions, bytes_in_flight
+    late_loads, instructions
         Counts of the SASS (static_reads.py, static_packs.py): loads behind a row's first store, of
-        row norms; warp instructions times 32 for each element of x; bytes of reads in flight on a
-        multiprocessor.
-    issue_share, latency_share, traffic_share, prediction
-        The shares of copy speed that these allow, by a model (model.py), and the least of them, at
-        most 1. Not measured. Empty if the model has no constants for the GPU.
-    overlap_share
-        The share of copy speed if each block waits and computes in turn. Not in the prediction.
-    call_prediction
-        The prediction of a whole call: of a backward with param_grad, for an x of 2**26 elements;
-        of two launches, both together, in the second's line.
+        row norms; warp instructions times 32 for each element of x.
+    issue_share, overlap_share, traffic_share, waves_share, prediction
+        The shares of copy speed that these allow on the GPU, by a model (model.py), and what it
+        predicts. Not measured. Empty if the model has no such GPU.
+    call_prediction, microseconds
+        The prediction of a whole call: its share of the speed of a copy of as many bytes, launches
+        included, and its time. Of two launches, both together, in the second's line.
+    limit
+        The name of what bounds the launch most; "copy" if nothing does.
     """
 
     nvrtc: str
     arch: str
+    gpu: str
     features: str
     operator: str
     memory: str
@@ -90,13 +91,14 @@ class Row:
     narrowed: str
     late_loads: str
     instructions: str
-    bytes_in_flight: str
     issue_share: str
-    latency_share: str
-    traffic_share: str
     overlap_share: str
+    traffic_share: str
+    waves_share: str
     prediction: str
     call_prediction: str
+    microseconds: str
+    limit: str
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -123,33 +125,48 @@ class Row:
         return [f"{self.late_loads} loads stand behind the row's first store"]
 
 
-def measure(plan: Plan) -> Row:
-    """Compile a plan and return its line; without a disassembler, columns of the SASS are empty."""
+def measure(plan: Plan) -> list[Row]:
+    """Compile a plan and return its line for each GPU of the model, or one without predictions.
+
+    Without a disassembler, columns of the SASS are empty.
+    """
+    static = _static_columns(plan)
+    gpus = {name: one for name, one in GPUS.items() if one.architecture == plan.architecture}
+    if plan.regime == PARAM_GRAD or plan.features:
+        gpus = {}
+    found = gpus or {"": None}
+    return [
+        Row(gpu=name, **static, **speed(plan, gpu, blocks_per_sm, sass_of))
+        for name, gpu in found.items()
+    ]
+
+
+def _static_columns(plan: Plan) -> dict[str, Any]:
+    """Return the columns that are the same on every GPU of the architecture."""
     log, ptx, _ = compile_with_sass(plan.build, plan.architecture)
     usage = resource_usage(log)
     counted = accesses(ptx, plan.pointers())
     blocks = blocks_per_sm(plan)
     widths = _widths(plan, counted)
-    return Row(
+    return {
         **planned_columns(plan),
-        **speed(plan, blocks_per_sm, sass_of),
-        nvrtc=nvrtc_version(),
-        registers=usage.registers,
-        spill_stores=usage.spill_stores,
-        spill_loads=usage.spill_loads,
-        stack=usage.stack,
-        shared=usage.shared + plan.shared,
-        blocks_per_sm=blocks,
-        warps_per_sm=blocks * -(-plan.threads // 32),
-        loads_16=_count(counted, "ld", wide=True),
-        loads_narrow=_count(counted, "ld", wide=False),
-        stores_16=_count(counted, "st", wide=True),
-        stores_narrow=_count(counted, "st", wide=False),
-        narrowest_bytes=min((size for _, size, _ in widths), default=0),
-        narrowed=" ".join(
+        "nvrtc": nvrtc_version(),
+        "registers": usage.registers,
+        "spill_stores": usage.spill_stores,
+        "spill_loads": usage.spill_loads,
+        "stack": usage.stack,
+        "shared": usage.shared + plan.shared,
+        "blocks_per_sm": blocks,
+        "warps_per_sm": blocks * -(-plan.threads // 32),
+        "loads_16": _count(counted, "ld", wide=True),
+        "loads_narrow": _count(counted, "ld", wide=False),
+        "stores_16": _count(counted, "st", wide=True),
+        "stores_narrow": _count(counted, "st", wide=False),
+        "narrowest_bytes": min((size for _, size, _ in widths), default=0),
+        "narrowed": " ".join(
             sorted({f"{name}:{size}" for name, size, wanted in widths if size < wanted})
         ),
-    )
+    }
 
 
 def blocks_per_sm(plan: Plan) -> int:
@@ -206,7 +223,7 @@ def _count(counted: dict[Access, int], kind: str, *, wide: bool) -> int:
 @lru_cache(maxsize=256)
 def compile_with_sass(build: KernelBuild, architecture: str) -> tuple[str, str, str]:
     """Compile a build as the launcher does; return ptxas's log, the PTX, and the SASS or ""."""
-    wanted = ("row_norm", "group_norm", *(("param_grad",) if architecture in GPUS else ()))
+    wanted = ("row_norm", "group_norm", *(("param_grad",) if architecture in MODELLED else ()))
     reads_sass = build.kernel.startswith(wanted) and disassembler() is not None
 
     def compiled() -> tuple[str, str, str]:

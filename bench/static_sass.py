@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,18 +65,18 @@ class Instruction:
     code: str
     operands: str
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The code without its qualifiers."""
         return self.code.partition(".")[0]
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """The bytes that an access moves for a thread."""
         found = _SIZE.search(self.code)
         return _BYTES[found["bits"]] if found else 4
 
-    @property
+    @cached_property
     def arguments(self) -> list[str]:
         """The list of operands."""
         return [text.strip() for text in self.operands.split(",")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Columns of the static table from the SASS of a plan.
+"""Columns of the static table from the SASS of a plan, on a GPU that the model has.
 
 `instructions` are a warp's instructions for one row, times 32 over the warp's elements of the row:
 a thread's instructions for each element. If blocks walk several rows, the instructions that run
@@ -9,30 +9,33 @@ once are spread over these; a forward's block takes one row.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
-from bench.model import GPUS, Gpu, ParamGrad, call_prediction, overlap_share, shares
+from bench.model import LAUNCH, MODELLED, Gpu, ParamGrad, Traffic, param_grad_time
+from bench.rounds import Grid, Round, round_of, seconds, shares
+from bench.static_columns import COLUMNS, call_columns, launch_columns
 from bench.static_groups import speed_of_groups
 from bench.static_occupancy import ARCHITECTURES
 from bench.static_plan import PARAM_GRAD, STREAMED, Plan
 from bench.static_reads import Counts, Operands, loads_at_once, read
 from cunorm._core.build import KernelBuild
 
-COLUMNS = (
-    *("late_loads", "instructions", "bytes_in_flight", "issue_share", "latency_share"),
-    *("traffic_share", "overlap_share", "prediction", "call_prediction"),
-)
 _PARTIAL_SUMS = (("DWEIGHT_T", 0), ("DBIAS_T", 8))  # types, and offsets of param_grad's sums
 
 Sass = Callable[[KernelBuild, str], str]
 
 
-def speed(plan: Plan, blocks_of: Callable[[Plan], int], sass_of: Sass) -> dict[str, str]:
+def speed(
+    plan: Plan, gpu: Gpu | None, blocks_of: Callable[[Plan], int], sass_of: Sass
+) -> dict[str, str]:
     """Return the columns; unknown ones are empty.
 
     Parameters
     ----------
     plan
         A launch.
+    gpu
+        The GPU, if the model has it.
     blocks_of
         Returns how many of a launch's blocks fit a multiprocessor.
     sass_of
@@ -42,100 +45,86 @@ def speed(plan: Plan, blocks_of: Callable[[Plan], int], sass_of: Sass) -> dict[s
     blocks_per_sm, sass = blocks_of(plan), sass_of(plan.build, plan.architecture)
     if not sass or plan.regime == PARAM_GRAD or not blocks_per_sm:
         return columns
+    params = param_grad_of(plan, sass_of)
     if not plan.is_row_norm:
         return columns | speed_of_groups(
-            plan,
-            lambda one: sass_of(one.build, one.architecture),
-            blocks_of,
-            param_grad_of(plan, sass_of),
+            plan, gpu, lambda one: sass_of(one.build, one.architecture), blocks_of, params
         )
-    share = _width(plan) / plan.number("THREADS_PER_ROW")
+    found = read(sass, plan.architecture, _operands(plan))
+    if found.work.total == 0 or (found.loaded == 0 and plan.stages == 0):
+        raise ValueError(f"no loads of a row were found in the SASS of {plan}")
+    instructions = found.work.plus(found.work_once, 1 / _passes(plan)).total / _share(plan)
+    columns |= {"late_loads": str(found.late_loads), "instructions": f"{instructions:.1f}"}
+    if gpu is None:
+        return columns
+    grid = _grid(plan, gpu, blocks_per_sm)
+    one = _round(plan, gpu, found, grid)
+    moved = plan.rows * int(plan.shape) * plan.traffic().total
+    time = LAUNCH + seconds(gpu, one, grid) + param_grad_time(gpu, params)
+    return columns | launch_columns(shares(gpu, one, grid)) | call_columns(gpu, moved, time)
+
+
+def _operands(plan: Plan) -> Operands:
     rows = {place: dtype.itemsize for place, (_, dtype) in plan.row_operands().items()}
     others = plan.pointers() - plan.parameters() - set(rows)
-    found = read(sass, plan.architecture, Operands(rows, plan.parameters(), others, share))
-    if found.instructions == 0 or (found.loaded == 0 and plan.stages == 0):
-        raise ValueError(f"no loads of a row were found in the SASS of {plan}")
-    passes = max(1.0, plan.rows / plan.rows_at_once)
-    instructions = (found.instructions + found.instructions_once / passes) / share
-    in_flight = _bytes_in_flight(plan, found, share, blocks_per_sm)
-    columns |= {
-        "late_loads": str(found.late_loads),
-        "instructions": f"{instructions:.1f}",
-        "bytes_in_flight": f"{in_flight:.0f}",
-    }
-    return columns | _prediction_columns(
-        plan, found, instructions, in_flight, blocks_per_sm, sass_of
+    return Operands(rows, plan.parameters(), others, _share(plan))
+
+
+def _grid(plan: Plan, gpu: Gpu, blocks_per_sm: int) -> Grid:
+    """Return how a launch's rounds lie on multiprocessors; blocks walk rows, or have one each."""
+    of_block = plan.threads / _team(plan)
+    most = ceil(plan.grid / gpu.sm_count)
+    return Grid(
+        plan.rows * plan.number("THREADS_PER_ROW") / _team(plan),
+        most * of_block * ceil(_passes(plan)),
+        min(blocks_per_sm, most) * of_block,
+        plan.grid,
     )
 
 
-def _prediction_columns(
-    plan: Plan,
-    found: Counts,
-    instructions: float,
-    in_flight: float,
-    blocks_per_sm: int,
-    sass_of: Sass,
-) -> dict[str, str]:
-    gpu = GPUS.get(plan.architecture)
-    if gpu is None:
-        return {}
-    traffic = plan.traffic()
-    resident = plan.threads * _resident(plan, blocks_per_sm) * gpu.sm_count
-    resident *= _width(plan) / plan.number("THREADS_PER_ROW") * traffic.reads
+def _round(plan: Plan, gpu: Gpu, found: Counts, grid: Grid) -> Round:
+    """Return what a team does for a row: a block of it, or a warp that has several."""
+    traffic, passes, elements = plan.traffic(), _passes(plan), _team(plan) * _share(plan)
     reads = float(traffic.reads)
+    resident = grid.at_once * gpu.sm_count * elements * reads
     if plan.regime == STREAMED and resident > ARCHITECTURES[plan.architecture].l2:
-        reads = max(reads, found.loaded / (_width(plan) / plan.number("THREADS_PER_ROW")))
-    ceilings = shares(gpu, traffic, instructions, in_flight, reads)
-    columns = {
-        "issue_share": f"{ceilings.issue:.2f}",
-        "latency_share": f"{ceilings.latency:.2f}",
-        "traffic_share": f"{ceilings.traffic:.2f}",
-        "overlap_share": f"{_overlap(plan, gpu, found, blocks_per_sm):.2f}",
-        "prediction": f"{ceilings.prediction:.3f}",
-    }
-    if plan.direction == "backward":
-        params = param_grad_of(plan, sass_of)
-        whole = call_prediction(gpu, traffic, ceilings.prediction, params)
-        columns["call_prediction"] = f"{whole:.3f}"
-    return columns
+        reads = max(reads, found.loaded / _share(plan))
+    # What is read again comes from L2, unless that overflows. So do parameters, unless all blocks
+    # begin together.
+    again = 1 - min(1.0, reads * _share(plan) / found.loaded) if plan.regime == STREAMED else 0.0
+    row_latency = gpu.latency + again * (gpu.l2_latency - gpu.latency)
+    are_first = grid.rounds <= grid.at_once * gpu.sm_count
+    parameters = found.parameter_waits + found.waits_once / passes
+    return round_of(
+        gpu,
+        found.work.plus(found.work_once, 1 / passes),
+        _team(plan) / 32,
+        found.waits * row_latency + parameters * (gpu.latency if are_first else gpu.l2_latency),
+        elements * traffic.total,
+        Traffic(elements * reads, elements * traffic.writes),
+        min(plan.stages, ceil(passes)),
+    )
 
 
-def _bytes_in_flight(plan: Plan, found: Counts, share: float, blocks_per_sm: int) -> float:
-    """Return the bytes of reads in flight on a multiprocessor.
-
-    A row's reads take as many latencies as the thread waits for them. The copies of staged rows
-    take one latency, which the rows in flight share.
-    """
-    threads = plan.threads * _resident(plan, blocks_per_sm)
-    if plan.stages == 0:
-        return threads * found.loaded / max(1.0, found.waits)
-    loaded = share * plan.traffic().reads
-    return threads * loaded / max((1 + found.waits) / plan.stages, found.waits)
+def _team(plan: Plan) -> int:
+    """Return the threads that work on a row together: of a block, or a warp with several rows."""
+    return max(32, min(plan.threads, plan.number("THREADS_PER_ROW")))
 
 
-def _overlap(plan: Plan, gpu: Gpu, found: Counts, blocks_per_sm: int) -> float:
-    """Return the share of copy speed if each block waits, then computes, and blocks overlap."""
-    passes = max(1.0, plan.rows / plan.rows_at_once)
-    warps = plan.threads / 32
-    issued = (found.instructions + found.instructions_once / passes) * max(1.0, warps / 4)
-    period = max(1.0, found.waits) * gpu.latency + issued / gpu.clock
-    read = _width(plan) / plan.number("THREADS_PER_ROW") * plan.traffic().reads
-    if plan.stages:
-        period = found.waits * gpu.latency + issued / gpu.clock
-        period = max((gpu.latency + period) / plan.stages, period)
-    of_sm = plan.threads * _resident(plan, blocks_per_sm)
-    return overlap_share(gpu, plan.traffic(), of_sm * read, period)
+def _share(plan: Plan) -> float:
+    """Return the elements of a row for each thread of its team."""
+    return int(plan.shape) / plan.number("THREADS_PER_ROW")
 
 
-def _resident(plan: Plan, blocks_per_sm: int) -> float:
-    """Return the blocks on a multiprocessor: as many as fit, or the grid's share of them."""
-    return min(blocks_per_sm, plan.grid / ARCHITECTURES[plan.architecture].sm_count)
+def _passes(plan: Plan) -> float:
+    """Return the rows that a team walks."""
+    return max(1.0, plan.rows / plan.rows_at_once)
 
 
 def param_grad_of(plan: Plan, sass_of: Sass) -> ParamGrad | None:
-    """Return the param_grad launch after a backward, if there is one and the model has the GPU."""
+    """Return the param_grad launch after a backward, on GPUs of the model, if there is one."""
     launch = plan.param_grad
-    if launch is None or plan.architecture not in GPUS:
+    if launch is None or plan.architecture not in MODELLED:
         return None
     macros = dict(launch.build.macros)
     sums = [place for name, place in _PARTIAL_SUMS if macros[name] != "absent"]
@@ -146,7 +135,3 @@ def param_grad_of(plan: Plan, sass_of: Sass) -> ParamGrad | None:
     serial = sum(max(1.0, of_thread / count) for count in at_once)
     itemsize = 8 if macros["COMPUTE_T"] == "fp64" else 4
     return ParamGrad(len(sums) * plan.parts * plan.sums_pitch * itemsize, serial)
-
-
-def _width(plan: Plan) -> int:
-    return int(plan.shape)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from math import prod
-from statistics import median
 from typing import NamedTuple
 
 from bench.model import GPUS
@@ -17,7 +16,6 @@ from cunorm._core.dtypes import DTYPES
 
 ONE_PASS, TWO_PASSES = "one pass", "two passes"
 KINDS = ("plain", "residual", "gated", "NHWC", "NCHW")
-_SHARES = ("issue", "latency", "traffic")
 
 
 def passes(row: Row) -> str | None:
@@ -43,13 +41,13 @@ class Goal(NamedTuple):
     least: int  # width, or elements of a sample
     most: int
     wanted: float
-    architectures: tuple[str, ...]
+    gpus: tuple[str, ...]
     passes: str = ""  # of a group norm
 
     def of(self, row: Row) -> bool:
         """Whether the goal applies to a row."""
         return (
-            row.arch.removeprefix("sm_") in self.architectures
+            row.gpu in self.gpus
             and row.direction == self.direction
             and passes(row) == self.passes
             and not row.features
@@ -63,15 +61,15 @@ class Goal(NamedTuple):
         return f"{self.direction} {sizes} >= {self.wanted}"
 
 
-_ALL, _CLUSTERS = tuple(GPUS), ("90", "100")
+_ALL, _CLUSTERS = tuple(GPUS), ("H100", "H200", "B200")
 GOALS = (
     Goal("forward", 64, 512, 0.85, _ALL),
     Goal("forward", 1024, 16384, 0.92, _ALL),
     Goal("forward", 32768, 262144, 0.88, _CLUSTERS),
     Goal("backward", 256, 8192, 0.85, _ALL),
     Goal("backward", 12288, 262144, 0.75, _ALL),
-    *(Goal(name, 0, 1 << 31, 0.75, ("90",), ONE_PASS) for name in ("forward", "backward")),
-    *(Goal(name, 0, 1 << 31, 0.9, ("90",), TWO_PASSES) for name in ("forward", "backward")),
+    *(Goal(name, 0, 1 << 31, 0.75, ("H200",), ONE_PASS) for name in ("forward", "backward")),
+    *(Goal(name, 0, 1 << 31, 0.9, ("H200",), TWO_PASSES) for name in ("forward", "backward")),
 )
 
 
@@ -91,13 +89,10 @@ def missed_goals(row: Row) -> list[str]:
 
 def limit(row: Row) -> str:
     """Return the name of what bounds a prediction."""
-    name = min(_SHARES, key=lambda name: float(getattr(row, f"{name}_share")))
-    if float(row.prediction) == 1.0:
-        name = "copy"
     if row.call_prediction and float(row.call_prediction) < 0.95 * float(row.prediction):
-        other = "launches" if row.step else PARAM_GRAD
-        return other if name == "copy" else f"{name} and {other}"
-    return name
+        other = "launches" if row.step or row.count else PARAM_GRAD
+        return other if row.limit == "copy" else f"{row.limit} and {other}"
+    return row.limit
 
 
 def goals_table(rows: list[Row]) -> str:
@@ -110,52 +105,17 @@ def goals_table(rows: list[Row]) -> str:
 
 
 def _goal_lines(rows: list[Row]) -> Iterator[str]:
-    for architecture, goal, kind in product(GPUS, GOALS, KINDS):
-        found = [
-            row
-            for row in rows
-            if row.arch == f"sm_{architecture}" and goal.of(row) and kind_of(row) == kind
-        ]
+    for gpu, goal, kind in product(GPUS, GOALS, KINDS):
+        found = [row for row in rows if row.gpu == gpu and goal.of(row) and kind_of(row) == kind]
         if found:
             met = sum(share(row) >= goal.wanted for row in found)
             late = sum(bool(row.late()) for row in found)
             worst = min(found, key=share)
             yield (
-                f"{f'sm_{architecture}':8}{goal!s:32}{kind:10}{met:6}/{len(found):<3}"
+                f"{gpu:8}{goal!s:32}{kind:10}{met:6}/{len(found):<3}"
                 f"{late:8}/{len(found):<3}  {share(worst):.3f} {worst.operator} {worst.dtype} "
                 f"{worst.shape}, {worst.regime}: {limit(worst)}"
             )
-
-
-def predictions(rows: list[Row]) -> str:
-    """Return a Markdown table of what is predicted for the default plans."""
-    chosen = [
-        row
-        for row in rows
-        if row.prediction and not row.features and not row.count and passes(row) is not None
-    ]
-    columns = list(product(GPUS, dict.fromkeys(row.dtype for row in chosen)))
-    heads = [f"sm_{architecture}, {dtype}" for architecture, dtype in columns]
-    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
-    for norm in dict.fromkeys((row.operator, row.memory, row.direction) for row in chosen):
-        cells = []
-        for architecture, dtype in columns:
-            wanted = (*norm, f"sm_{architecture}", dtype)
-            of_cell = [
-                row
-                for row in chosen
-                if (row.operator, row.memory, row.direction, row.arch, row.dtype) == wanted
-            ]
-            cells.append(_prediction_cell(of_cell))
-        lines.append(f"| {' '.join(filter(None, norm))} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _prediction_cell(rows: list[Row]) -> str:
-    if not rows:
-        return "–"
-    worst = min(rows, key=share)
-    return f"{median(map(share, rows)):.2f} ({share(worst):.2f} at {worst.shape})"
 
 
 def kind_of(row: Row) -> str:
@@ -170,17 +130,38 @@ def kind_of(row: Row) -> str:
 def row_lines(rows: list[Row]) -> str:
     """Return a line for every row."""
     lines = [
-        f"{'':69}{'regime':32}{'regs':>5}{'blocks':>7}{'late':>5}{'instr':>7}{'in flight':>10}"
-        f"{'issue':>7}{'latency':>8}{'overlap':>8}{'prediction':>11}{'call':>7}"
+        f"{'':64}{'regime':33}{'regs':>5}{'blocks':>7}{'late':>5}{'instr':>7}{'issue':>7}"
+        f"{'overlap':>8}{'traffic':>8}{'waves':>6}{'predicted':>10}{'call':>6}{'µs':>8} limit"
     ]
-    lines += [
-        f"{' '.join(filter(None, (*row.key[:-2], row.step))):69}{row.regime:32}{row.registers:5}"
-        f"{row.blocks_per_sm:7}{row.late_loads:>5}{row.instructions:>7}{row.bytes_in_flight:>10}"
-        f"{row.issue_share:>7}{row.latency_share:>8}{row.overlap_share:>8}{row.prediction:>11}"
-        f"{row.call_prediction:>7}"
-        for row in rows
-    ]
+    for row in rows:
+        lines.append(
+            f"{name_of(row):64}{row.regime:33}{row.registers:5}{row.blocks_per_sm:7}{row.late_loads:>5}"
+            f"{row.instructions:>7}{row.issue_share:>7}{row.overlap_share:>8}{row.traffic_share:>8}"
+            f"{row.waves_share:>6}{row.prediction:>10}{row.call_prediction:>6}{row.microseconds:>8}"
+            f" {row.limit}"
+        )
     return "\n".join(lines)
+
+
+def changes(old: list[Row], new: list[Row]) -> str:
+    """Return a line for each launch whose time, by the model, differs by more than a percent."""
+    before = {(row.gpu, row.key): row for row in old if row.microseconds}
+    lines = []
+    for row in new:
+        was = before.get((row.gpu, row.key))
+        if was and row.microseconds:
+            ratio = float(row.microseconds) / float(was.microseconds)
+            if abs(ratio - 1) > 0.01:
+                lines.append(
+                    f"{ratio:5.2f} of the time: {name_of(row):60} {share(was):.3f} -> "
+                    f"{share(row):.3f}, registers {was.registers} -> {row.registers}, {limit(row)}"
+                )
+    return "\n".join(sorted(lines)) or "no prediction differs"
+
+
+def name_of(row: Row) -> str:
+    """Return the GPU and the columns that identify a launch, but for its kernel."""
+    return " ".join(filter(None, (row.gpu or row.arch, *row.key[1:-2], row.step)))
 
 
 def summary(rows: list[Row]) -> str:

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench import accuracy_errors, goals, static_rows, static_summary
+from bench import accuracy_errors, goals, static_rows, static_tables
 from bench.ratios import Ratio, geometric_mean, label, load, measured, points_without, ratios
 from bench.records import read_csv
 from bench.rows import Row
@@ -98,7 +98,7 @@ def _table(folder: Path, found: re.Match[str], peer: str) -> str:
         return markdown(load(path), peer)
     if found[2] == "accuracy":
         return "\n".join(accuracy_errors.table(read_csv(path, accuracy_errors.Row)))
-    return static_summary.predictions(read_csv(path, static_rows.Row))
+    return static_tables.page(read_csv(path, static_rows.Row))
 
 
 def markdown(rows: Sequence[Row], peer: str = "torch") -> str:

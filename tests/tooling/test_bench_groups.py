@@ -6,16 +6,7 @@ from __future__ import annotations
 import pytest
 
 from bench.cases import OPERATORS
-from bench.model import (
-    REDUCTIONS,
-    Blocks,
-    Gpu,
-    Traffic,
-    block_time,
-    grid_time,
-    launch_time,
-    shares,
-)
+from bench.model import Traffic
 from bench.static_groups import block_elements, call_traffic
 from bench.static_packs import Packs, executed
 from bench.static_plan import TWO_LAUNCHES
@@ -78,40 +69,18 @@ $__internal_0_$__cuda_sm3x_div_slowpath:
 PACKS = Packs({0: 16, 24: 16}, 16, 8.0)
 POINTERS = frozenset((0, 24, 48, 56))
 
-GPU = Gpu(sm_count=100, clock=1e9, copy=2e12, latency=1e-6)
-# 8 warps, two a scheduler: 6400 bytes arrive in 0.1 µs, 500 instructions take 1 µs.
-BLOCKS = Blocks(6400.0, 500.0, 8, 1e-6)
-
 
 def test_main_loops_count_for_all_packs_and_what_is_left_over_does_not():
     once = 3 + 1 + 2 + 2 + 1 + 1
     found = executed(TILE, "90", POINTERS, PACKS)
-    assert found.instructions == once + 6 * 8 / 4 + 4 * 8 / 2 + 4 * 8 / 2 + 7 * 8 / 2
+    assert found.total == once + 6 * 8 / 4 + 4 * 8 / 2 + 4 * 8 / 2 + 7 * 8 / 2
     assert found.special == 2 * 8 / 2
-    assert executed(TILE, "90", POINTERS, PACKS._replace(of_thread=0.0)).instructions == once
+    assert executed(TILE, "90", POINTERS, PACKS._replace(of_thread=0.0)).total == once
 
 
 def test_a_kernel_without_loops_over_packs_is_an_error():
     with pytest.raises(ValueError, match="no loops over packs"):
         executed(TILE.replace("128", "32"), "90", frozenset((48, 56)), PACKS)
-
-
-def test_special_functions_are_a_bound():
-    # Copy speed: 20 bytes a ns on a multiprocessor, so 5 elements of 2 bytes in and 2 out. An
-    # element takes 4 of 16 special functions a ns.
-    assert shares(GPU, Traffic(2, 2), 1.0, 1e6, 2.0, special=4.0).issue == pytest.approx(0.8)
-    assert shares(GPU, Traffic(2, 2), 32.0, 1e6, 2.0, special=1.0).issue == pytest.approx(0.8)
-
-
-def test_the_time_of_blocks_is_the_formula_by_hand():
-    assert block_time(GPU, BLOCKS) == pytest.approx(1e-6 + 0.1e-6 + 1e-6 + REDUCTIONS)
-    assert block_time(GPU, BLOCKS, 2) == pytest.approx(1e-6 + 0.2e-6 + 2e-6 + REDUCTIONS)
-    # 100 multiprocessors have 101 blocks: one has two, at once or one after the other.
-    assert grid_time(GPU, BLOCKS, 101, 2) == block_time(GPU, BLOCKS, 2)
-    assert grid_time(GPU, BLOCKS, 101, 1) == 2 * block_time(GPU, BLOCKS)
-    # 2 MB at half of copy speed; then the last blocks compute.
-    ends = 1e-6 + 1e-6 + REDUCTIONS
-    assert launch_time(GPU, 2e6, 0.5, BLOCKS) == pytest.approx(3e-6 + 2e-6 + ends)
 
 
 def test_a_sample_that_l2_cannot_keep_between_launches_is_read_twice():

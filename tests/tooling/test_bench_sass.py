@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench.model import Gpu, ParamGrad, Shares, Traffic, call_prediction, shares
+from bench.model import EXCHANGE, LAUNCH, Gpu, ParamGrad, Traffic, Work, param_grad_time
+from bench.rounds import Grid, Round, Times, rate, round_of, seconds, shares, times_of
+from bench.static_paths import Step
 from bench.static_reads import Operands, loads_at_once, read
+from bench.static_sass import blocks
+from bench.static_work import work_of
 
 # A forward of bfloat16 rows, 16 elements a thread, in a loop over rows: all of x is loaded first, a
 # root has a slow path, and weight is loaded for each pack. The arguments begin at 0x210.
@@ -71,8 +75,9 @@ STREAMED = """
 def test_of_a_kept_row_late_loads_waits_and_the_usual_path_are_counted():
     found = read(KEPT, "90", OPERANDS)
     assert found.late_loads == 1  # the second load of weight; the slow path does not count
-    assert found.instructions == 6 + 4 + 9  # before the branch, on the fast path, after it
-    assert found.instructions_once == 4 + 1
+    assert found.work.total == 6 + 4 + 9  # before the branch, on the fast path, after it
+    assert found.work_once.total == 4 + 1
+    assert (found.parameter_waits, found.waits_once) == (2, 0)
     assert (found.loaded, found.waits) == (32, 1)
 
 
@@ -88,7 +93,7 @@ def test_loads_before_the_first_store_are_not_late():
 def test_a_loop_of_a_streamed_row_is_taken_for_the_threads_share_of_it():
     found = read(STREAMED, "90", OPERANDS._replace(share=64.0))
     assert (found.loaded, found.waits) == (8 * 16, 8)
-    assert found.instructions == 3 + 8 * 5 + 1
+    assert found.work.total == 3 + 8 * 5 + 1
 
 
 def test_loads_in_flight_together_are_those_before_a_value_is_needed():
@@ -96,25 +101,68 @@ def test_loads_in_flight_together_are_those_before_a_value_is_needed():
     assert loads_at_once(KEPT, "90", 240, frozenset((0, 144, 240))) == 1
 
 
+GPU = Gpu("90", sm_count=100, clock=1e9, copy=2e12, latency=1e-6, l2_latency=1e-6)
+# 500 instructions of each of 8 warps, half of them of integers, and no wait but those for loads.
+WORK = Work(total=500.0, alone=1000.0, integer=250.0)
+
+
+def test_the_work_of_a_path_is_counted_by_pipe_and_in_clocks_of_a_lone_warp():
+    code = "\n".join(
+        f"        /*{place:04x}*/                   {text} ;"
+        for place, text in enumerate(
+            ("LDS.128 R4, [R2]", "FFMA.FTZ R8, R4, R5, R6", "SHFL.BFLY PT, R9, R8, 0x1, 0x1f")
+        )
+    )
+    (block,) = blocks(code)[:1]
+    found = work_of(Step(one, 2.0) for one in block.instructions)
+    assert (found.total, found.fma, found.shuffles, found.shared) == (6.0, 2.0, 2.0, 8.0)
+    # The load begins at 1, its result comes 30 later, that of arithmetic 4 later.
+    assert found.alone == 2.0 * (1 + 30 + 4)
+
+
+def test_a_round_is_as_long_as_few_warps_and_waits_make_it():
+    # Two warps on each of four schedulers, each ready in half of the clocks, fill 3/4 of them.
+    one = round_of(GPU, WORK, 8.0, 2e-6, 4e4, Traffic(2e4, 2e4))
+    assert (one.issued, one.pipe) == (1e-6, "issue")
+    assert one.alone == pytest.approx(2e-6 + 1e-6 / 0.75)
+    busy = round_of(GPU, WORK._replace(special=200.0, exchanges=2.0), 8.0, 0.0, 4e4, Traffic(1, 1))
+    assert (busy.issued, busy.pipe) == (3.2e-6, "special")
+    assert busy.alone == pytest.approx(3.2e-6 + 2 * EXCHANGE)
+
+
+def test_rounds_share_memory_and_pipes():
+    times = Times(reads=1.0, writes=0.0, pipes=1.0, own=0.0)
+    # Two equal stations and n rounds: n / (n + 1) of the speed of one (product form).
+    assert [rate(times, n) for n in (1, 2, 3)] == pytest.approx([1 / 2, 2 / 3, 3 / 4])
+    # One round reads and computes while what another wrote is under way.
+    assert rate(times._replace(writes=1.0), 9) == pytest.approx(0.5, rel=1e-3)
+
+
 def test_a_prediction_is_the_formula_by_hand():
-    gpu = Gpu(sm_count=100, clock=1e9, copy=2e12, latency=1e-6)
-    # Copy speed: 20 bytes a ns for each multiprocessor, so 5 elements of 2 bytes in and 2 out. 4
-    # slots issue 128 thread instructions a ns, so 4 elements of 32 instructions. 6000 bytes in
-    # flight for a µs are 6 bytes a ns, so 3 elements.
-    found = shares(gpu, Traffic(2, 2), 32.0, 6000.0, 2.0)
-    assert found == pytest.approx((0.8, 0.6, 1.0))
-    assert (found.prediction, found.limit) == (pytest.approx(0.6), "latency")
-    # A row read twice: half as many elements for the bytes in flight, and 6 bytes for every 4.
-    assert shares(gpu, Traffic(2, 2), 32.0, 6000.0, 4.0) == pytest.approx((0.8, 0.3, 4 / 6))
-    assert Shares(2.0, 3.0, 1.0).prediction == 1.0
-    assert Shares(2.0, 3.0, 1.0).limit == "copy"
+    # 20 bytes a ns on a multiprocessor, so 1 µs for what a round reads and 1 µs for what it writes.
+    one = Round(4e4, Traffic(2e4, 2e4), issued=1e-6, alone=2e-6, copied_ahead=0, pipe="issue")
+    # A multiprocessor has one round, or one after another: 4 and 8 µs at copy speed for 4 and 6.
+    assert seconds(GPU, one, Grid(100, 1, 1, 100)) == pytest.approx(4e-6)
+    found = shares(GPU, one, Grid(200, 2, 1, 200))
+    assert found.prediction == pytest.approx(5e-6 / 6e-6)
+    assert found[:4] == pytest.approx((2.0, 0.5, 1.0, 1.0))
+    assert found.limit == "overlap"
+    # The last of three waves has two blocks.
+    assert shares(GPU, one, Grid(202, 3, 1, 202)).waves == pytest.approx(2.02 / 3)
+    # A lone block has the port of its multiprocessor, 64 bytes a ns.
+    assert seconds(GPU, one, Grid(1, 1, 1, 1)) == pytest.approx(2e-6 + 4e4 / 64e9)
 
 
-def test_param_grad_counts_in_the_prediction_of_a_backward():
-    gpu = Gpu(sm_count=100, clock=1e9, copy=2**41, l2_latency=1e-6)
-    # 2**26 elements of 8 bytes take 2**-12 s at copy speed, about 244 µs.
-    ideal = 2.0**-12
-    assert call_prediction(gpu, Traffic(4, 4), 0.5, None) == pytest.approx(0.5)
-    found = call_prediction(gpu, Traffic(4, 4), 0.5, ParamGrad(1 << 20, 30.0))
-    written = 2.0**20 / 2**41
-    assert found == pytest.approx(ideal / (ideal / 0.5 + written + 3e-6 + 30e-6))
+def test_rows_that_are_copied_ahead_are_computed_one_at_a_time():
+    one = Round(4e4, Traffic(2e4, 2e4), issued=1e-6, alone=3e-6, copied_ahead=2, pipe="issue")
+    assert shares(GPU, one, Grid(1000, 10, 1, 100)).overlap == pytest.approx(2 / 3)
+    assert rate(*times_of(GPU, one, Grid(1000, 10, 1, 100))) < 1 / 3e-6
+    assert shares(GPU, one, Grid(1000, 10, 2, 200)).overlap == pytest.approx(4 / 3)
+
+
+def test_param_grad_takes_the_time_of_its_bytes_or_of_its_serial_loads():
+    assert param_grad_time(GPU, None) == 0.0
+    written = 2.0**20 / GPU.copy
+    found = param_grad_time(GPU, ParamGrad(1 << 20, 30.0))
+    assert found == pytest.approx(written + LAUNCH + 30e-6)
+    assert param_grad_time(GPU, ParamGrad(1 << 20, 0.0)) == pytest.approx(2 * written + LAUNCH)

@@ -53,7 +53,7 @@ def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
         THREADS="1024",
         THREADS_PER_ROW="1024",
     )
-    row = measure(crowded)
+    row = measure(crowded)[0]
     assert row.spill_stores > 0
     assert report([row]) == 1
     assert "layer_norm forward float32 4096 row_norm_forward: spills" in capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
 def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, capsys):
     plan = plan_of(plans, "rms_norm", "forward", "bfloat16")
     assert (plan.number("ACCESS"), plan.access_bytes(2)) == (8, 16)
-    row = measure(with_macros(plan, ACCESS="1"))
+    row = measure(with_macros(plan, ACCESS="1"))[0]
     assert (row.planned_bytes, row.narrowest_bytes, row.narrowed) == (16, 2, "x:2 y:2")
     assert report([row]) == 1
     assert "x:2 y:2" in capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_the_gate_fails_for_accesses_narrower_than_alignment_allows(plans, capsy
 def test_a_wrong_table_is_reported(plans, tmp_path):
     few = [plan for plan in plans if plan.operator == "rms_norm" and plan.direction == "forward"]
     few = few[:2]
-    rows = [measure(plan) for plan in few]
+    rows = [measure(plan)[0] for plan in few]
     write_csv(tmp_path / "table.csv", Row, rows)
     assert read_csv(tmp_path / "table.csv", Row) == rows
     assert not list(differences(rows, few, 2, 1))

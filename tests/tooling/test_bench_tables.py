@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import goals, grid, overview, records, report, static_rows, static_summary, tables
+from bench import goals, grid, overview, records, report, static_rows, static_tables, tables
 from bench.rows import Row, read_csv, write_csv
 
 ROOT = Path(__file__).parents[2]
@@ -155,11 +155,11 @@ def test_the_tables_of_a_page_are_what_the_committed_results_give(page, count):
 def test_a_table_of_predictions_has_the_median_and_the_worst_call_of_default_plans():
     path = ROOT / "bench" / "results" / "static.csv"
     rows = [r for r in records.read_csv(path, static_rows.Row) if r.operator == "rms_norm"]
-    chosen = [r for r in rows if (r.arch, r.dtype, r.direction) == ("sm_90", "float32", "forward")]
-    shares = {r.shape: float(r.prediction) for r in chosen if not r.features and r.prediction}
-    rows = [replace(r, prediction="0.125") if r.shape == "512" else r for r in rows]
-    table = static_summary.predictions(rows)
-    column = cells(table.splitlines()[0]).index("sm_90, float32")
+    chosen = [r for r in rows if (r.gpu, r.dtype, r.direction) == ("H200", "float32", "forward")]
+    shares = {r.shape: float(r.call_prediction) for r in chosen if not r.count}
+    rows = [replace(r, call_prediction="0.125") if r.shape == "512" else r for r in rows]
+    table = static_tables.page(rows)
+    column = cells(table.splitlines()[0]).index("H200, float32")
     line = next(line for line in table.splitlines() if line.startswith("| rms_norm forward"))
     median = statistics.median({**shares, "512": 0.125}.values())
     assert cells(line)[column] == f"{median:.2f} (0.12 at 512)"

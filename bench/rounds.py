@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""The time of a launch, by the model of GPUs in model.py.
+
+A multiprocessor works on some teams at a time: blocks or warps that have a row, or blocks that have
+a tile of a group norm. In a `Round` a team waits for its loads, computes, waits for sums, and
+stores. Teams compete for the memory and for the multiprocessor's pipes; `rate` says how many rounds
+end in a second. The prediction is the time of a copy of as many bytes over that of the launch. Four
+ceilings tell what bounds it, each a share of copy speed that is above 1 if it is no bound:
+
+- issue: all work of the busiest pipe at its full speed, with nothing to wait for;
+- overlap: no team waits for another's use of memory or pipes, but each has its own latencies;
+- traffic: a row that is read twice, and not from L2, moves more than the operator's bytes;
+- waves: the mean multiprocessor's rounds, over those of the one that has most.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bench.model import EXCHANGE, SLOTS, Gpu, Traffic, Work, issue_clocks
+
+_NEAR = 0.95  # of what waves allow: nothing else bounds a launch then
+
+
+class Round(NamedTuple):
+    """What a team does for its row or tile, in bytes and seconds.
+
+    Attributes
+    ----------
+    needed, moved
+        Bytes that the operator must move; bytes from and to memory.
+    issued
+        The busiest pipe, for all warps of the team.
+    alone
+        All that the team does if it has its multiprocessor to itself, but for the time of its bytes
+        at copy speed and, if rows are copied ahead, the latency of copies.
+    copied_ahead
+        Rows of a team on their way to shared memory while it computes one; 0 if it waits for its
+        loads itself.
+    pipe
+        The name of the busiest pipe.
+    """
+
+    needed: float
+    moved: Traffic
+    issued: float
+    alone: float
+    copied_ahead: int
+    pipe: str
+
+
+def round_of(
+    gpu: Gpu, work: Work, warps: float, waits: float, needed: float, moved: Traffic, ahead: int = 0
+) -> Round:
+    """Return the round of a team.
+
+    Parameters
+    ----------
+    gpu, work, warps
+        The GPU, the work of a warp of the team, and its warps.
+    waits
+        Seconds that it waits for loads.
+    needed, moved, ahead
+        As in `Round`.
+
+    Notes
+    -----
+    A scheduler with n warps, each of which is ready in a part p of the clocks, starts an
+    instruction in 1 - (1 - p)**n of them. So few warps do not fill their share of the slots.
+    """
+    clocks = issue_clocks(gpu, work)
+    pipe = max(clocks, key=lambda name: clocks[name])
+    issued = warps * clocks[pipe]
+    of_scheduler = max(1.0, warps / SLOTS)
+    started = 1 - (1 - work.total / work.alone) ** of_scheduler
+    computed = max(issued, work.total * of_scheduler / started)
+    alone = computed / gpu.clock + EXCHANGE * work.exchanges + waits
+    return Round(needed, moved, issued / gpu.clock, alone, ahead, pipe)
+
+
+class Grid(NamedTuple):
+    """How the rounds of a launch lie on multiprocessors.
+
+    Attributes
+    ----------
+    rounds, busiest
+        Rounds in all, and those of the multiprocessor that has most.
+    at_once
+        Teams that are on it at a time.
+    blocks
+        Blocks of the launch.
+    """
+
+    rounds: float
+    busiest: float
+    at_once: float
+    blocks: int
+
+
+class Times(NamedTuple):
+    """Seconds of a round: of what all share, the memory and the pipes, and other ones."""
+
+    reads: float
+    writes: float
+    pipes: float
+    own: float
+
+    @property
+    def memory(self) -> float:
+        """Seconds of its bytes at copy speed."""
+        return self.reads + self.writes
+
+
+def times_of(gpu: Gpu, one: Round, grid: Grid) -> tuple[Times, float]:
+    """Return the seconds of a round, and how many rounds a multiprocessor has at once.
+
+    A team whose rows are copied ahead has several at once, but computes one at a time: where that
+    takes longer than the pipes need, it is what all its rounds wait for.
+    """
+    bandwidth = min(gpu.sm_bytes * gpu.clock, gpu.copy / min(gpu.sm_count, grid.blocks))
+    reads, writes = one.moved.reads / bandwidth, one.moved.writes / bandwidth
+    if not one.copied_ahead:
+        return Times(reads, writes, one.issued, one.alone - one.issued), grid.at_once
+    pipes = max(one.issued, one.alone / grid.at_once)
+    times = Times(reads, writes, pipes, gpu.latency + one.alone - pipes)
+    return times, min(grid.busiest, grid.at_once * (1 + one.copied_ahead))
+
+
+def rate(times: Times, at_once: float) -> float:
+    """Return the rounds a second of a multiprocessor with so many at once: mean value analysis.
+
+    Memory and pipes each share themselves equally among the rounds that want them. A new round
+    finds there, on the average, what one round fewer would leave (Reiser and Lavenberg, 1980; of
+    times only the means count then: Baskett, Chandy, Muntz and Palacios, 1975). No round waits for
+    what it writes, but reads have the memory only for the rest of the time.
+    """
+    reading = computing = found = 0.0
+    for rounds in range(1, round(at_once) + 1):
+        read = times.reads and times.reads * (1 + reading) / (1 - found * times.writes)
+        computed = times.pipes * (1 + computing)
+        found = min(rounds / (times.own + read + computed), 1 / max(times.memory, times.pipes))
+        reading, computing = found * read, found * computed
+    return found
+
+
+def seconds(gpu: Gpu, one: Round, grid: Grid) -> float:
+    """Return the seconds of a launch, from its first load to its last store.
+
+    These are the rounds of the busiest multiprocessor at its rate; and no less than all its bytes
+    or instructions, before or after which one round has its other seconds.
+    """
+    times, at_once = times_of(gpu, one, grid)
+    least = grid.busiest * max(times.memory, times.pipes) + times.own
+    return max(grid.busiest / rate(times, at_once), least + min(times.memory, times.pipes))
+
+
+class Shares(NamedTuple):
+    """The ceilings and the prediction, as shares of copy speed, and the name of the least."""
+
+    issue: float
+    overlap: float
+    traffic: float
+    waves: float
+    prediction: float
+    limit: str
+
+
+def shares(gpu: Gpu, one: Round, grid: Grid) -> Shares:
+    """Return the ceilings and the prediction of a launch."""
+    times, at_once = times_of(gpu, one, grid)
+    copied = one.needed * gpu.sm_count / gpu.copy
+    overlap = copied * at_once / (times.memory + times.pipes + times.own)
+    if one.copied_ahead:
+        overlap = min(overlap, copied / times.pipes)
+    issue, traffic = copied / one.issued, one.needed / one.moved.total
+    waves = grid.rounds / gpu.sm_count / grid.busiest
+    copy = gpu.latency + grid.rounds * one.needed / gpu.copy
+    prediction = min(1.0, copy / seconds(gpu, one, grid))
+    again = {"traffic": traffic} if traffic < 1.0 else {}
+    limit = _limit({one.pipe: issue, "overlap": overlap, **again}, waves, prediction)
+    return Shares(issue, overlap, traffic, waves, prediction, limit)
+
+
+def _limit(ceilings: dict[str, float], waves: float, prediction: float) -> str:
+    """Return the name of what bounds a launch most; that may be no ceiling, but waiting in turn."""
+    if prediction >= _NEAR * min(1.0, waves):
+        return "waves" if waves < _NEAR else "copy"
+    return min(ceilings, key=lambda name: ceilings[name])
