@@ -5,8 +5,9 @@ Nothing here was measured with these kernels. Here are the constants, with their
 a launch costs besides its own time; rounds.py has that time.
 
 The model ignores how well copies coalesce, partial sums that a streamed backward adds to in memory,
-and multiprocessors that clusters leave idle, as a cluster's blocks are neighbours. So a prediction
-is a ceiling still: one that misses a goal tells more than one that meets it.
+multiprocessors that clusters leave idle, as a cluster's blocks are neighbours, and that H100's L2
+is smaller than H200's, whose plans it has here. So a prediction is a ceiling still: one that misses
+a goal tells more than one that meets it.
 """
 
 from __future__ import annotations

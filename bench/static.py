@@ -87,7 +87,7 @@ def report(rows: list[Row], *, goals: bool = False) -> int:
     if faulty:
         print(f"\n{len(faulty)} launches do not pass:")
     for row, found in faulty.items():
-        print(f"{' '.join(filter(None, row.key))}: {'; '.join(found)}")
+        print(f"{' '.join(filter(None, (row.gpu, *row.key)))}: {'; '.join(found)}")
     return bool(faulty)
 
 
@@ -120,7 +120,8 @@ def differences(rows: list[Row], plans: list[Plan], sample: int, jobs: int) -> I
         yield from _mismatches(table[key], {name: columns[name] for name in PLANNED}, {})
     if {table[key].nvrtc for key in common} == {nvrtc_version()}:
         chosen = _sampled(common, sample)
-        for row in _measure_all([now[key] for key in chosen], jobs):
+        compiled = {row.key: row for row in _measure_all([now[key] for key in chosen], jobs)}
+        for row in compiled.values():
             same = {name: getattr(row, name) for name in _SAME}
             if disassembler() is not None:
                 same["late_loads"] = row.late_loads
