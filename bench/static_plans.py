@@ -52,16 +52,19 @@ _PASSES = ("find", "combine", "write")
 def grid(architectures: tuple[str, ...]) -> list[Plan]:
     """Return the plans of the grid, each once.
 
-    Plans with other features than the default ones are added if their builds differ.
+    Plans with other features than the default ones are added if their builds differ, and those of
+    param_grad, of which many calls have the same, if theirs is new.
     """
     found: dict[Plan, None] = {}
     for architecture in architectures:
-        default: set[KernelBuild] = set()
+        builds: set[KernelBuild] = set()
         for features in feature_sets(architecture):
+            before = frozenset(builds)
             for plan in _grid_plans(architecture, features):
-                if plan.build not in default or not plan.features:
+                known = builds if plan.regime == PARAM_GRAD else before
+                if plan.build not in known:
                     found.setdefault(plan)
-            default |= {plan.build for plan in found if plan.architecture == architecture}
+                builds.add(plan.build)
     return list(found)
 
 
