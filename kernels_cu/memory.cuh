@@ -30,21 +30,6 @@ struct Words {
 template <class B, class T>
 using LoadedPack = Pack<T, B::pack>;
 
-// What a thread holds, as if just loaded: a compiler that knew it was converted before would hold
-// the converted items in registers too, more than the plan allows for. (Of 16 bits alone there is
-// nothing to gain: converted, they take no more.)
-template <class Held>
-__device__ inline Held as_loaded(Held held) {
-  if constexpr (sizeof(Held) % sizeof(unsigned) == 0) {
-    unsigned words[sizeof(Held) / sizeof(unsigned)];
-    memcpy(words, &held, sizeof(Held));
-#pragma unroll
-    for (unsigned& word : words) asm volatile("" : "+r"(word));
-    memcpy(&held, words, sizeof(Held));
-  }
-  return held;
-}
-
 template <class B, class T>
 __device__ inline LoadedPack<B, T> unpacked(const Words<B, T>& words) {
   LoadedPack<B, T> out;

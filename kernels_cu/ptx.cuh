@@ -110,14 +110,16 @@ __device__ inline void begin_arrivals(Arrivals& arrivals) {
                : "memory");
 }
 
-// Every thread of every block of the cluster waits here for all others, and then sees which
-// arrivals have begun, but no other stores: it waits for none.
-__device__ inline void cluster_barrier() {
+// A thread of a cluster says that its arrivals have begun, and later, before it sends anything,
+// waits until all others have said so. It sees which arrivals have begun then, but no other stores.
+__device__ inline void cluster_begun() {
   asm volatile(
       "fence.mbarrier_init.release.cluster;\n\t"
-      "barrier.cluster.arrive.relaxed.aligned;\n\t"
-      "barrier.cluster.wait.acquire.aligned;" ::
+      "barrier.cluster.arrive.relaxed.aligned;" ::
           : "memory");
+}
+__device__ inline void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 __device__ inline void expect_arrivals(Arrivals& arrivals, int bytes) {

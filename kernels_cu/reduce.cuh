@@ -58,6 +58,15 @@ __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   return v;
 }
 
+// The lanes that take a value each: a power of two, at most a warp's.
+
+// The least power of two that is not less, but at most a warp's lanes.
+__device__ constexpr int lanes_for(int values) {
+  int lanes = 1;
+  while (lanes < values && lanes < 32) lanes *= 2;
+  return lanes;
+}
+
 // What the warps of a block exchange. Two halves used in turn: a warp may write its next sums while
 // another still reads the last ones, so one barrier a reduction is enough.
 template <class C, int warps>
@@ -76,8 +85,10 @@ __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warp
   auto& sums = scratch.sums[turn++ % 2];
   if (threadIdx.x % 32 == 0) unrolled<n>([&](int i) { sums[threadIdx.x / 32][i] = v.item[i]; });
   __syncthreads();
-  unrolled<n>([&](int i) { v.item[i] = sums[threadIdx.x % warps][i]; });
-  return warp_all_reduce<warps>(v);
+  constexpr int lanes = lanes_for(warps);
+  const int lane = threadIdx.x % lanes;
+  unrolled<n>([&](int i) { v.item[i] = lane < warps ? sums[lane][i] : C(0); });
+  return warp_all_reduce<lanes>(v);
 }
 
 // What the warps of a cluster send to each of its blocks. Two halves are enough: who has the sums
@@ -89,7 +100,7 @@ struct ClusterScratch : BlockScratch<C, warps> {
 
   __device__ void begin() {
     if (threadIdx.x < 2) begin_arrivals(arrivals[threadIdx.x]);
-    cluster_barrier();
+    cluster_begun();
   }
 };
 
@@ -98,13 +109,14 @@ template <int warps, int blocks, class C, int n>
 __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
                                                 ClusterScratch<C, warps * blocks>& scratch,
                                                 int& turn) {
-  constexpr int senders = warps * blocks, lanes = senders < 32 ? senders : 32;
+  constexpr int senders = warps * blocks, lanes = lanes_for(senders);
   static_assert(blocks <= 32, "a lane of a warp sends to each block");
   auto& sums = scratch.sums[turn % 2];
   auto& arrivals = scratch.arrivals[turn % 2];
   const int lane = threadIdx.x % 32, sender = cluster_rank() * warps + threadIdx.x / 32;
   if (threadIdx.x == 0) expect_arrivals(arrivals, senders * sizeof(v));
   v = warp_all_reduce<32>(v);
+  if (turn == 0) wait_for_cluster();
   if (lane < blocks)
     unrolled<n>([&](int i) { cluster_send(v.item[i], &sums[sender][i], arrivals, lane); });
   wait_for_arrivals(arrivals, turn / 2 % 2);
@@ -112,7 +124,8 @@ __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
   v = {};
 #pragma unroll
   for (int first = 0; first < senders; first += lanes)
-    unrolled<n>([&](int i) { v.item[i] += sums[first + lane % lanes][i]; });
+    if (const int from = first + lane % lanes; from < senders)
+      unrolled<n>([&](int i) { v.item[i] += sums[from][i]; });
   __syncwarp();  // the warp has read them before it sends again
   return warp_all_reduce<lanes>(v);
 }
@@ -133,7 +146,7 @@ struct Team {
   int turn = 0;
 
   __device__ explicit Team(Scratch& scratch) : scratch(scratch) {
-    if constexpr (blocks > 1) scratch.begin();
+    if constexpr (blocks > 1 && B::reduces) scratch.begin();
   }
 
   __device__ int index() const { return threadIdx.x / threads; }

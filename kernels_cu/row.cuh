@@ -39,8 +39,10 @@ struct Chunk {
   __device__ void for_each_pack(F f) const {
 #pragma unroll
     for (int i = 0; i < B::packs; ++i) {
-      const column_t<B> column = first + i * (Team<B>::threads * B::pack);
-      f(PackAt<B>{i, column, inside(full<B> ? 0 : column, end)});
+      constexpr int of_all = Team<B>::threads * B::pack;  // columns of all threads' packs
+      const column_t<B> column = first + i * of_all;
+      const bool is_full = full<B> || (!streamed<B> && (i + 1) * of_all <= B::width);
+      f(PackAt<B>{i, column, inside(is_full ? 0 : column, end)});
     }
   }
 };
@@ -159,9 +161,7 @@ struct RowPacks {
   }
   __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const { return packs[at.index]; }
   // In the second pass.
-  __device__ LoadedPack<B, T> again(const PackAt<B>& at) const {
-    return as_loaded(packs[at.index]);
-  }
+  __device__ LoadedPack<B, T> again(const PackAt<B>& at) const { return packs[at.index]; }
 };
 
 // A parameter's, which all rows have.
@@ -183,7 +183,7 @@ struct HeldPacks {
     if constexpr (streamed<B> || !hold)
       return compute();
     else
-      return as_loaded(packs[at.index]);
+      return packs[at.index];
   }
 };
 
@@ -194,7 +194,7 @@ struct RowOutput : OutputPack<B, T, read_again> {
 
   __device__ LoadedPack<B, T> store(const PackAt<B>& at) const {
     if constexpr (present<T>) store_where<B>(at.live, this->row + at.column, this->value);
-    return read_again ? as_loaded(this->value) : this->value;
+    return this->value;
   }
 };
 
