@@ -25,6 +25,11 @@ __device__ inline unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
+// Has the second-level cache fetch what lies there.
+__device__ inline void prefetch_pack(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // ---- Copies from global to shared memory, from compute capability 8.0 on. A thread's copies since
 // its last commit form a group. Once it has waited for the group, the thread itself sees what was
 // copied; others do behind a barrier.

@@ -44,7 +44,7 @@ struct RowSum {
     excess = next - next == 0 ? (next - sum) - v : 0;
     sum = next;
   }
-  __device__ C value() const { return sum; }
+  __device__ C total() const { return sum; }
 };
 
 // Every thread of each aligned run of `threads` lanes of a warp gets the sums over the run.
@@ -170,7 +170,7 @@ struct Team {
 
   // The totals of the threads' sums.
   template <class... Sums>
-  __device__ Pack<C, sizeof...(Sums)> totals(const Sums&... sums) {
-    return all_reduce(Pack<C, sizeof...(Sums)>{{sums.value()...}});
+  __device__ Pack<C, sizeof...(Sums)> totals(Sums&... sums) {
+    return all_reduce(Pack<C, sizeof...(Sums)>{{sums.total()...}});
   }
 };

@@ -25,13 +25,15 @@ _MOST_STAGES, _STAGED_BYTES, _MOST_COPIES = 4, 40 << 10, 12
 _RESERVED_BYTES, _SENT_BYTES = 2 << 10, 48
 
 
-def cuda_forward(types: ForwardTypes, where: RowShape, access: int, gpu: GpuCaps) -> Launch:
+def cuda_forward(
+    types: ForwardTypes, where: RowShape, access: int, gpu: GpuCaps, axes: int = 1
+) -> Launch:
     """Plan row_norm_forward; alignment allows `access` elements (see `vector_width`)."""
     team = _team(types, where.width, gpu)
     access = min(access, team.pack)
     if access < team.pack:  # loads in parts take more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
-    macros = types.macros() + team.macros(where.width, where.groups, access)
+    macros = types.macros() + team.macros(where.width, where.groups, access, axes)
     blocks_of_all = where.groups * team.cluster
     parts = min(-(-where.rows // team.rows_per_block), GRID_LIMIT // blocks_of_all)
     if where.width > team.chunk:
@@ -56,7 +58,9 @@ def _streamed_blocks(types: ForwardTypes, width: int, gpu: GpuCaps) -> int:
     return max(gpu.sm_count, min(2 * gpu.sm_count, gpu.l2_bytes // 2 // row))
 
 
-def cuda_backward(types: BackwardTypes, where: RowShape, access: int, gpu: GpuCaps) -> Launch:
+def cuda_backward(
+    types: BackwardTypes, where: RowShape, access: int, gpu: GpuCaps, axes: int = 1
+) -> Launch:
     team = _team(types, where.width, gpu)
     access = min(access, team.pack)
     sums = (types.dweight or types.dbias) > 0
@@ -69,7 +73,7 @@ def cuda_backward(types: BackwardTypes, where: RowShape, access: int, gpu: GpuCa
         memory = _shared_memory(types, team, where.width, access, gpu)
     macros = (
         *types.macros(),
-        *team.macros(where.width, where.groups, access),
+        *team.macros(where.width, where.groups, access, axes),
         ("STAGES", str(memory.stages)),
         ("SUMS_IN_SHARED", cuda_bool(memory.sums)),
     )

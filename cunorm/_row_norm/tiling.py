@@ -98,8 +98,12 @@ class Team(NamedTuple):
         """Return how many elements of a row its threads hold at a time."""
         return self.threads_per_row * self.packs * self.pack
 
-    def macros(self, width: int, groups: int, access: int) -> Macros:
-        """Return the part of the build that says how rows are walked; 0: known at run time."""
+    def macros(self, width: int, groups: int, access: int, axes: int = 3) -> Macros:
+        """Return the part of the build that says how rows are walked.
+
+        A width or number of groups of 0 is known at run time. Operands have at most so many leading
+        axes.
+        """
         return (
             ("WIDTH", str(width)),
             ("GROUPS", str(groups)),
@@ -109,6 +113,7 @@ class Team(NamedTuple):
             ("PACKS", str(self.packs)),
             ("ACCESS", str(access)),
             ("BLOCKS_PER_SM", str(self.blocks_per_sm)),
+            *((("ROW_AXES", "1"),) if axes == 1 else ()),
             *((("CLUSTER", str(self.cluster)),) if self.cluster > 1 else ()),
         )
 
