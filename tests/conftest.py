@@ -61,7 +61,7 @@ def pytest_configure() -> None:
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         _no_software_gpu = f"the software GPU is not built: {error}"
     else:
-        internals._cluster_fit._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
+        internals._driver._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
 
 
 def why_no_gpu() -> str | None:
