@@ -74,7 +74,7 @@ note() { # TEXT: a line of the summary
 begin=$(now)
 planned=0 # seconds, when the steps before end at the latest
 step() { # NAME END COMMAND...: run a command until END, in seconds from the begin, at most
-  local name=$1 end=$2 start before bytes limit status took
+  local name=$1 end=$2 start before bytes limit status took shown
   shift 2
   if $dry_run; then
     printf '%s (%s to %s s):' "$name" "$(scaled "$planned")" "$(scaled "$end")"
@@ -92,6 +92,7 @@ step() { # NAME END COMMAND...: run a command until END, in seconds from the beg
   timeout -s INT --kill-after=10 "$limit" "$@" >>"$log" 2>&1 </dev/null
   status=$?
   took=$((($(now) - start + 500) / 1000))
+  shown=$(tail -c +$((bytes + 1)) "$log" | tail -n 15)
   case $status in
     0) note "$name: passed in $took s; $(($(kernels) - before)) kernels were compiled" ;;
     124 | 137) note "$name: STOPPED after $limit s, $(($(kernels) - before)) kernels were compiled" ;;
@@ -99,7 +100,7 @@ step() { # NAME END COMMAND...: run a command until END, in seconds from the beg
   esac
   ((status == 0)) && return
   failed=1
-  tail -c +$((bytes + 1)) "$log" | tail -n 15 | sed 's/^/  | /'
+  echo "  | ${shown//$'\n'/$'\n'  | }"
   return "$status"
 }
 
