@@ -134,8 +134,9 @@ __device__ inline void expect_arrivals(Arrivals& arrivals, int bytes) {
       : "memory");
 }
 
-// Waits for the end of the phase, which is an even or an odd one, and then sees what has come. An
-// acquire of the cluster's scope would empty the L1 cache, which holds nothing of shared memory.
+// Waits for the end of the phase, which is an even or an odd one, and then sees what has come. It
+// acquires at the block's scope, though data come from the cluster, as CUTLASS does: an acquire of
+// the cluster's scope would empty the L1 cache, which holds nothing of shared memory.
 __device__ inline void wait_for_arrivals(const Arrivals& arrivals, int parity) {
   for (int ended = 0; !ended;)
     asm volatile(

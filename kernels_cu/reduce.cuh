@@ -92,8 +92,9 @@ __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warp
 }
 
 // What the warps of a cluster send to each of its blocks. Two halves are enough: who has the sums
-// of one turn from all warps, knows that they have read those of the turn before. A block waits for
-// all that is sent to it, so nothing is sent to one that has ended.
+// of one turn from all warps, knows that they have read those of the turn before: a warp's shuffles
+// took what it read before it sent the next. A block waits for all that is sent to it, so nothing
+// is sent to one that has ended.
 template <class C, int warps>
 struct ClusterScratch : BlockScratch<C, warps> {
   Arrivals arrivals[2];

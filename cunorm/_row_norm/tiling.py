@@ -24,7 +24,10 @@ _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
 
 
 class _Tuning(NamedTuple):
-    """A kernel's limits for a thread, and the registers that it takes: found by compiling it."""
+    """A kernel's limits for a thread, and the registers that it takes: found by compiling it.
+
+    docs/kernels/row-norms.md says how. A number that is too low makes registers spill.
+    """
 
     block_threads: int  # of a block of several teams
     preferred_elements: int  # of a row that a thread holds, of float32
