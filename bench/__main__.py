@@ -11,6 +11,7 @@ COMMANDS = {  # each is imported when it runs, as their dependencies differ
     "time": "bench.timing",
     "against": "bench.against",
     "accuracy": "bench.accuracy",
+    "builds": "bench.gpu_builds",
     "busy": "bench.busy",
     "static": "bench.static",
     "bytes": "bench.traffic",

@@ -1,114 +1,202 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in under eight minutes: the tests marked gpu, those of the row norms
-# again without the features of cunorm/_core/caps.py, compute-sanitizer on a small set if it is
-# installed, and first timings. From a source tree, with no install:
+# Tests and times cunorm on a machine with an NVIDIA GPU. From a source tree, with no install:
 #
-#   bench/check_gpu.sh [--dry-run] OUT_DIR
+#   bench/check_gpu.sh [--second] [--dry-run] OUT_DIR
 #
-# Results are files in OUT_DIR; summary.txt has the outcome of each part. Every part runs, each with
-# a time limit; the exit status is 1 if one failed. $PYTHON is the interpreter (default: python3),
-# which needs cunorm's `cuda13` or `cuda12` extra and pytest; with torch it also times torch, and
-# with Triton torch.compile, Liger-Kernel, fla-core and QuACK, if they are installed.
+# In seven minutes: what the machine is; smoke tests, each in a process of its own; all kernels
+# compiled at once; the tests marked gpu; compute-sanitizer, if it is installed; timings against
+# PyTorch and a plain copy. --second, in four more: timings against Liger-Kernel, fla-core and QuACK,
+# as far as they are installed, and torch.compile; the row norms' tests without the features of
+# cunorm/_core/caps.py. --dry-run prints the commands.
+#
+# OUT_DIR gets one log, which ends with a line for each step, and a CSV for each set of timings. All
+# steps run; the exit status is 1 if one failed. What a step leaves of its time, later ones may use.
+# CHECK_GPU_SECONDS (default: 420; 240 for --second) stretches the limits of all. $PYTHON is the
+# interpreter (default: python3), which needs cunorm's `test` extra and may have torch and a CUDA JAX.
+# CHECK_GPU_SMALL=1 tries this script itself: on the software GPU, with few tests and small arrays.
 set -uo pipefail
 
-usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,16s/^# \{0,1\}//p' "$0"; }
 
-dry_run=false
-if [[ ${1-} == --dry-run ]]; then
-  dry_run=true
+second=false dry_run=false
+while [[ ${1-} == --?* ]]; do
+  case $1 in
+    --second) second=true ;;
+    --dry-run) dry_run=true ;;
+    --help) usage && exit 0 ;;
+    *) usage >&2 && exit 2 ;;
+  esac
   shift
-fi
-if [[ ${1-} == -h || ${1-} == --help ]]; then
-  usage
-  exit 0
-fi
+done
 if (($# != 1)) || [[ -z $1 || $1 == -* ]]; then
   usage >&2
   exit 2
 fi
 
-python=${PYTHON:-python3}
-if $dry_run; then
-  out=$1
-  [[ $out == /* ]] || out=$PWD/$out
-else
-  mkdir -p "$1" || exit 2
-  out=$(cd "$1" && pwd)
-fi
+out=$1
+[[ $out == /* ]] || out=$PWD/$out
+$dry_run || mkdir -p "$out" || exit 2
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
-export PYTHONPATH=. PYTHONUNBUFFERED=1
-export XLA_PYTHON_CLIENT_PREALLOCATE=false # JAX leaves memory to the others
-summary=$out/summary.txt
+# JAX leaves memory to the others; what a step prints is in the log when the step is stopped.
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1
+log=$out/check_gpu.log
+python=${PYTHON:-python3}
+whole=420
+$second && whole=240
+stretch=${CHECK_GPU_SMALL:+3} # an interpreter needs more
+seconds=${CHECK_GPU_SECONDS:-$((whole * ${stretch:-1}))}
+cores=$(nproc)
+summary=()
 failed=0
 
-say() { if $dry_run; then echo "$*"; else echo "$*" | tee -a "$summary"; fi; }
+run=("$python") # runs Python, with the GPU that is there
+few_tests=() every=1 points=(--quick)
+cache=${CUPY_CACHE_DIR:-${HOME-}/.cupy/kernel_cache}
+if [[ ${CHECK_GPU_SMALL-} ]]; then
+  run=("$python" -m tests.softgpu "$python")
+  few_tests=(-k "cupy and (float32 or roundings or without_a_copy)") every=12
+  points=(--op "rms_norm,layer_norm,group_norm+silu" --shapes "6x256,2x32x6x5" --seconds 0.01)
+  cache=$(mktemp -d)
+  export SOFTGPU_PTX=$cache # empty, as on a machine that never ran cunorm
+  trap 'rm -rf "$cache"' EXIT
+fi
 
-part() { # NAME SECONDS COMMAND...: run a command with a time limit; its output goes to NAME.txt
-  local name=$1 limit=$2 start=$SECONDS status
+now() { echo $((${EPOCHREALTIME/[.,]/} / 1000)); } # in milliseconds
+scaled() { echo $(($1 * seconds / whole)); }       # seconds of the table below
+kernels() { find "$cache" -name '*.cubin' -o -name '*.ptx' 2>/dev/null | wc -l; }
+has() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
+say() { if $dry_run; then echo "$*"; else echo "$*" | tee -a "$log"; fi; }
+note() { # TEXT: a line of the summary
+  summary+=("$1")
+  say "$1"
+}
+
+begin=$(now)
+planned=0 # seconds, when the steps before end at the latest
+step() { # NAME END COMMAND...: run a command until END, in seconds from the begin, at most
+  local name=$1 end=$2 start before bytes limit status took shown
   shift 2
   if $dry_run; then
-    printf '%s (at most %s s):' "$name" "$limit"
+    printf '%s (%s to %s s):' "$name" "$(scaled "$planned")" "$(scaled "$end")"
     printf ' %q' "$@"
     echo
+    planned=$end
     return
   fi
-  timeout --kill-after=2 "$limit" "$@" >"$out/$name.txt" 2>&1
+  start=$(now)
+  limit=$((begin + end * seconds * 1000 / whole - start))
+  ((limit > 1000)) || limit=1000 # where others took longer to end than they should
+  printf -v limit '%d.%03d' $((limit / 1000)) $((limit % 1000))
+  { printf '\n== %s, in at most %s s:' "$name" "$limit" && printf ' %q' "$@" && echo; } >>"$log"
+  before=$(kernels) bytes=$(wc -c <"$log")
+  timeout -s INT --kill-after=10 "$limit" "$@" >>"$log" 2>&1 </dev/null
   status=$?
+  took=$((($(now) - start + 500) / 1000))
+  shown=$(tail -c +$((bytes + 1)) "$log" | tail -n 15)
   case $status in
-    0) say "$name: passed in $((SECONDS - start)) s" ;;
-    124 | 137) say "$name: FAILED, stopped after $limit s" ;;
-    *) say "$name: FAILED with status $status after $((SECONDS - start)) s" ;;
+    0) note "$name: passed in $took s; $(($(kernels) - before)) kernels were compiled" ;;
+    124 | 137) note "$name: STOPPED after $limit s, $(($(kernels) - before)) kernels were compiled" ;;
+    *) note "$name: FAILED with status $status after $took s" ;;
   esac
-  if ((status)); then
-    failed=1
-    tail -n 15 "$out/$name.txt" | sed 's/^/  | /'
-  fi
+  ((status == 0)) && return
+  failed=1
+  echo "  | ${shown//$'\n'/$'\n'  | }"
   return "$status"
 }
 
-sanitize() { # TOOL: run one tool of compute-sanitizer, if it is installed and supports the device
-  local program
+tests() { # NAME END ARGUMENT...: run tests marked gpu
+  local name=$1 end=$2 options=()
+  shift 2
+  local workers=$((cores - 2 > 14 ? 14 : cores - 2 > 1 ? cores - 2 : 1))
+  has xdist && options+=(-n "$workers")
+  has pytest_timeout && options+=(--timeout="$(scaled 90)" --timeout-method=thread)
+  # Frameworks of other versions than CI's may warn; that is no failure here.
+  step "$name" "$end" env "$@" "$python" -m pytest -v --tb=short "${options[@]}" \
+    -m "gpu and not exhaustive" -W default "${few_tests[@]}" "${files[@]}"
+}
+
+sanitize() { # TOOL END: make some calls under a tool of compute-sanitizer
+  local program bytes failed_before=$failed
   program=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v compute-sanitizer)
   if [[ -z $program ]]; then
-    say "$1: skipped, compute-sanitizer is not installed"
-    return
+    note "$1: skipped: compute-sanitizer is not installed"
+    return 1
   fi
-  local before=$failed
-  if ! part "$1" 60 "$program" --tool "$1" --error-exitcode 9 "$python" -m bench.gpu_check &&
-    grep -q "Device not supported" "$out/$1.txt"; then
-    say "$1: skipped after all, compute-sanitizer does not support this device"
-    failed=$before
+  $dry_run || bytes=$(wc -c <"$log")
+  if ! step "$1" "$2" "$program" --tool "$1" --error-exitcode 9 "${calls[@]}" &&
+    tail -c +"$bytes" "$log" | grep -q "Device not supported"; then
+    note "$1: skipped after all: compute-sanitizer does not support this device"
+    failed=$failed_before
+    return 1
   fi
 }
 
-$dry_run || : >"$summary"
-part device 20 "$python" -c 'from bench import gpu_timer, machine; print(machine.facts(gpu_timer.find()))'
+left() { # END: seconds until shortly before the end, at least 1
+  local seconds_left=$(((begin - $(now)) / 1000 + $(scaled $(($1 - 5)))))
+  $dry_run && seconds_left=$(scaled $(($1 - 5 - planned)))
+  echo $((seconds_left > 1 ? seconds_left : 1))
+}
 
-workers=()
-if "$python" -c "import xdist" 2>/dev/null; then
-  cores=$(nproc)
-  workers=(-n "$((cores < 8 ? cores : 8))")
-fi
-# Frameworks of other versions than CI's may warn; that is no failure here.
-part tests 150 "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}"
-# Plans without the features that not every GPU has.
-part features-off 55 env CUNORM_FEATURES=none \
-  "$python" -m pytest -m "gpu and not exhaustive" -W default -q -ra "${workers[@]}" \
-  tests/operators/test_named_norms.py tests/operators/test_roundings.py \
-  tests/operators/test_special_data.py tests/memory/test_accumulate.py
-sanitize memcheck
-sanitize racecheck
-part timings 65 "$python" -m bench --device cuda --seconds-total 40 --seconds 0.2 \
-  --providers cunorm-cupy,cunorm,torch --out "$out/timings.csv"
-if "$python" -c "import torch, triton" 2>/dev/null; then
-  # These compile and tune their kernels for each shape: few points fit this time.
-  part peers 55 "$python" -m bench --device cuda --seconds-total 25 --seconds 0.2 \
-    --providers cunorm,torch.compile,liger,fla,quack --dtype bfloat16 \
-    --op rms_norm,rms_norm+post_gate,group_norm+silu --out "$out/peers.csv"
+time_at() { # NAME END PROVIDERS ARGUMENT...: time some calls; the rows go to NAME.csv
+  local name=$1 end=$2 providers=$3
+  shift 3
+  step "$name" "$end" "${run[@]}" -m bench --device cuda --dtype bfloat16,float32 \
+    --seconds 0.2 --seconds-total "$(left "$end")" --providers "$providers" "$@" \
+    --out "$out/$name.csv"
+}
+
+first_part() {
+  local module
+  if ! $dry_run; then # what is imported first takes long, as it is read from a disk
+    for module in torch jax cupy; do
+      timeout "$(scaled 25)" "$python" -c "import $module" >/dev/null 2>&1 &
+    done
+  fi
+  if command -v nvidia-smi >/dev/null; then
+    step nvidia-smi 25 nvidia-smi -L
+  else
+    note "nvidia-smi: skipped: it is not installed"
+  fi
+  step info 25 "${run[@]}" -m cunorm info
+  wait
+  step smoke 65 "${run[@]}" -m bench.gpu_smoke --seconds "$(scaled 30)"
+  step compile 95 "${run[@]}" -m bench builds compile --jobs "$cores" --every "$every" \
+    --seconds "$(left 95)"
+  files=()
+  tests tests 225
+  local calls=("${run[@]}" -m bench.gpu_check --every "$every")
+  sanitize memcheck 270 || step calls 270 "${calls[@]}" # at least their results
+  say "racecheck: a hit is a lead, no verdict: it may not know that an mbarrier waits for st.async"
+  sanitize racecheck 315
+  time_at timings 400 cunorm,torch,cunorm-cupy "${points[@]}"
+}
+
+second_part() {
+  local missing=
+  $dry_run || missing=$("$python" -c '
+import torch, triton
+torch.cuda.is_available() or exit("torch has no CUDA")' 2>&1)
+  if [[ $missing ]]; then
+    note "peers, torch.compile: skipped: ${missing##*$'\n'}"
+  else
+    time_at peers 90 cunorm,liger,fla,quack "${points[@]}"
+    # It compiles and tunes its kernels for each shape.
+    time_at torch.compile 150 cunorm,torch.compile --dtype bfloat16 --op rms_norm,rms_norm+post_gate \
+      --shapes 16384x4096,131072x256
+  fi
+  files=(tests/operators/test_named_norms.py tests/operators/test_roundings.py
+    tests/operators/test_special_data.py tests/memory/test_accumulate.py)
+  tests features-off 210 CUNORM_FEATURES=none
+}
+
+if $second; then
+  second_part
 else
-  say "peers: skipped, torch or triton is not installed"
+  $dry_run || : >"$log"
+  first_part
 fi
-
 $dry_run && exit 0
-if ((failed)); then say "something FAILED"; else say "all passed in $SECONDS s"; fi
+say ""
+for line in "${summary[@]}"; do say "$line"; done
+if ((failed)); then say "something FAILED"; else say "nothing failed in $((($(now) - begin) / 1000)) s"; fi
 exit "$failed"

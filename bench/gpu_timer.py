@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import gpu
 from bench.arrays import upload
 from bench.cases import DTYPES, Call, Operands, drawn
 from bench.grid import Point
@@ -187,8 +188,7 @@ class Gpu:
 
 def find() -> Gpu:
     """Return the current GPU; ImportError without CuPy, RuntimeError without a GPU."""
-    import cupy
-
+    cupy = gpu.cupy()
     # JAX is imported later, and would take most of the memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:

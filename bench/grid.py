@@ -22,7 +22,7 @@ DEFAULT_OPERATORS = (
     "add_layer_norm",
     "group_norm+silu",
 )
-QUICK_OPERATORS = ("rms_norm", "layer_norm", "rms_norm+post_gate", "group_norm+silu")
+_QUICK_OPERATORS = ("rms_norm", "layer_norm", "rms_norm+post_gate", "group_norm+silu")
 
 # x has 0.5 to 64 MiB.
 _CPU_ROWS = (
@@ -52,7 +52,10 @@ _GPU_WIDTHS = (64, 256, 1024, 4096, 16384, 65536, 262144)
 _GPU_ELEMENTS = (1 << 16, 1 << 28)  # at least, at most
 _GPU_CHANNELS = ((20, 128, 256, 256), *_CPU_CHANNELS)
 
-_QUICK = ((4096, 4096), (3000, 1003), (2, 320, 64, 64))
+_QUICK = {
+    "cpu": ((4096, 4096), (3000, 1003), (2, 320, 64, 64)),
+    "cuda": (*_GPU_LEADING[:2], (16, 320, 64, 64), (1024, 65536), (4, 128, 256, 256)),
+}
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,17 @@ class Point:
 def default_shapes(device: str, *, quick: bool = False) -> list[Shape]:
     """Return a device's shapes of rows and of channels, the most important first."""
     if quick:
-        return list(_QUICK)
+        return list(_QUICK[device])
     if device == "cpu":
         return _alternating(_CPU_ROWS, _CPU_CHANNELS)
     least, most = _GPU_ELEMENTS
     others = [rows for rows in product(_GPU_ROWS, _GPU_WIDTHS) if least <= math.prod(rows) <= most]
     return _alternating(list(dict.fromkeys([*_GPU_LEADING, *others])), _GPU_CHANNELS)
+
+
+def quick_operators(device: str) -> tuple[str, ...]:
+    """Return the names of a device's most important operators."""
+    return (*_QUICK_OPERATORS, *(("add_rms_norm",) if device == "cuda" else ()))
 
 
 def _alternating(rows: Sequence[Shape], channels: Sequence[Shape]) -> list[Shape]:
@@ -125,10 +133,10 @@ def points(
     directions: Sequence[str] = DIRECTIONS,
     dtypes: Sequence[str] = DEFAULT_DTYPES,
 ) -> Iterator[Point]:
-    """Yield every point in the order of the shapes, as time may run out."""
+    """Yield every point in the order of the dtypes and shapes, as time may run out."""
     names = set(operators)
     chosen = [operator for operator in OPERATORS if operator.name in names]
-    for shape in shapes:
-        for operator, dtype, direction in product(chosen, dtypes, directions):
+    for dtype, shape in product(dtypes, shapes):
+        for operator, direction in product(chosen, directions):
             if operator.axes == len(shape):
                 yield Point(operator, direction, dtype, shape)

@@ -58,9 +58,14 @@ _READ = {"threads": int, "bytes": int, **dict.fromkeys([*_DIGITS, "error"], floa
 
 def write_csv(path: Path, rows: Iterable[Row]) -> None:
     """Write one line for each row, after the names of the columns."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    path.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    append_csv(path, rows)
+
+
+def append_csv(path: Path, rows: Iterable[Row]) -> None:
+    """Add one line for each row."""
+    with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
         for row in rows:
             writer.writerow([_cell(name, getattr(row, name)) for name in COLUMNS])
 

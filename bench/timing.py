@@ -8,13 +8,11 @@ standard output, the rows to a CSV.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench import arguments, grid, providers
 from bench.cases import DTYPES, OPERATORS
@@ -64,17 +62,20 @@ def _run(device: Device, found: list[providers.Provider], options: argparse.Name
     timed: list[Row] = []
     failures: list[Failure] = []
     left = len(points)
-    with _sigterm_as_exit():
-        try:
-            for new, failed in _time_points(device, points, found, facts, options):
-                left -= 1
-                timed += new
-                failures += failed
-        finally:  # an interrupted run writes its rows too
-            _progress("")
-            if options.out:
-                rows.write_csv(options.out, report.in_order(timed))
-    print(report.table(timed))
+    if options.out:
+        rows.write_csv(options.out, [])
+    try:
+        for new, failed in _time_points(device, points, found, facts, options):
+            left -= 1
+            timed += new
+            failures += failed
+            if options.out:  # at once: the run may be ended by any signal
+                rows.append_csv(options.out, new)
+    finally:
+        _progress("")
+        print(report.table(timed))
+    if options.out:
+        rows.write_csv(options.out, report.in_order(timed))
     if left:
         print(f"{left} points were left out: {options.seconds_total:.0f} s were over.")
     if failures:
@@ -123,21 +124,6 @@ def _name(row: Row) -> str:
     return " ".join(filter(None, row.point))
 
 
-@contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that the rows so far are written."""
-
-    def end(number: int, _frame: Any) -> None:
-        signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _device(options: argparse.Namespace) -> Device:
     try:
         if options.device == "cuda":
@@ -174,8 +160,11 @@ def _points(options: argparse.Namespace) -> list[grid.Point]:
 
 
 def _progress(text: str) -> None:
-    """Write over the last line of standard error."""
-    print(f"\r{text:79}", end="", file=sys.stderr, flush=True)
+    """Write over the last line of standard error, or a line of its own to a file."""
+    if sys.stderr.isatty():
+        print(f"\r{text:79}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -239,7 +228,9 @@ def _fault(options: argparse.Namespace) -> str | None:
 def _fill_defaults(options: argparse.Namespace) -> None:
     """Fill in the defaults of options."""
     if options.op is None:
-        names: Sequence[str] = grid.QUICK_OPERATORS if options.quick else grid.DEFAULT_OPERATORS
+        names: Sequence[str] = grid.DEFAULT_OPERATORS
+        if options.quick:
+            names = grid.quick_operators(options.device)
         if options.host:
             names = ("rms_norm", "layer_norm")
         given = {len(shape) for shape in options.shapes or ()} or {2, 4}

@@ -236,7 +236,8 @@ struct GroupTeam {
       : tile(tile), scratch(scratch), handed_on(handed_on) {
     if constexpr (is_cluster) {
       if (threadIdx.x == 0) begin_arrivals(scratch.arrivals);
-      cluster_barrier();
+      cluster_begun();
+      wait_for_cluster();
       if (threadIdx.x == 0) expect_arrivals(scratch.arrivals, sizeof(scratch.parts));
     }
   }

@@ -6,7 +6,7 @@
 // alignment allows in one access: a misaligned pointer moves the same pack in narrower pieces. The
 // CPU build replaces this file: there a pack may be cut by the end of the row.
 #pragma once
-#include "types.cuh"
+#include "items.cuh"
 
 // The one test that stands before an access to global memory.
 __device__ inline bool inside(index_t index, index_t count) { return index < count; }
@@ -29,21 +29,6 @@ struct Words {
 // A pack read from memory.
 template <class B, class T>
 using LoadedPack = Pack<T, B::pack>;
-
-// What a thread holds, as if just loaded: a compiler that knew it was converted before would hold
-// the converted items in registers too, more than the plan allows for. (Of 16 bits alone there is
-// nothing to gain: converted, they take no more.)
-template <class Held>
-__device__ inline Held as_loaded(Held held) {
-  if constexpr (sizeof(Held) % sizeof(unsigned) == 0) {
-    unsigned words[sizeof(Held) / sizeof(unsigned)];
-    memcpy(words, &held, sizeof(Held));
-#pragma unroll
-    for (unsigned& word : words) asm volatile("" : "+r"(word));
-    memcpy(&held, words, sizeof(Held));
-  }
-  return held;
-}
 
 template <class B, class T>
 __device__ inline LoadedPack<B, T> unpacked(const Words<B, T>& words) {
@@ -97,20 +82,6 @@ struct OutputPack {
   }
 };
 
-// What a kernel computes on at once, and how many of them a pack has. On the CPU it is a vector.
-template <class B>
-using Item = typename B::compute_t;
-template <class B>
-inline constexpr int items_per_pack = B::pack;
-template <class B>
-using Items = Pack<Item<B>, items_per_pack<B>>;
-
-// An item that is everywhere v.
-template <class B>
-__device__ inline Item<B> spread(typename B::compute_t v) {
-  return v;
-}
-
 // f(at) for every item of a pack; where the pack is not live too, where loads gave zeros and stores
 // do nothing.
 struct ItemAt {
@@ -125,12 +96,6 @@ __device__ inline void for_each_item(const At& at, F f) {
 template <class B, class F>
 __device__ inline void for_each_item(index_t column, index_t end, F f) {
   for_each_item<B>(ItemAt{0, inside(column, end)}, f);
-}
-
-// f(column) for each part of a pack that is computed on its own: here that is the pack.
-template <class B, class F>
-__device__ inline void for_each_part(index_t column, index_t, F f) {
-  f(column);
 }
 
 // Of two bfloat16 in a word, the upper one is the word without the lower: one instruction each.

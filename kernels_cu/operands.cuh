@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What both directions of the row norms are compiled for, where rows lie, which of them a block
-// has, and what weight and bias do to the normalised row:
-//
-//   n = k * r * (weight + weight_offset) + bias      k * r first rounded to rounded_t, if present
+// What both directions of the row norms are compiled for, where rows lie, and which of them a block
+// has.
 #pragma once
 #include "activations.cuh"
 #include "memory.cuh"
@@ -29,7 +27,12 @@ struct RowBuild {
   static constexpr int access = ACCESS;                    // elements in one access, by alignment
 };
 
-// Where an operand's rows are: up to three leading axes, strides in elements.
+// The most leading axes of an operand. With one, no row's place needs a division.
+#ifndef ROW_AXES
+#define ROW_AXES 3
+#endif
+
+// Where an operand's rows are: strides in elements.
 template <class T>
 struct Rows {
   T* data;
@@ -38,7 +41,7 @@ struct Rows {
 
   __device__ T* at(index_t row) const {
     if constexpr (!present<T>) return data;
-    if (row < inner) return data + row * inner_stride;
+    if (ROW_AXES == 1 || row < inner) return data + row * inner_stride;
     const index_t rest = row / inner;
     return data + (rest / middle) * outer_stride + (rest % middle) * middle_stride +
            (row % inner) * inner_stride;
@@ -73,32 +76,3 @@ struct BlockShare {
   // The number, among the rows of all groups, of a row of the block's group.
   __device__ index_t row_index(index_t row) const { return row * groups + group; }
 };
-
-// What multiplies k * r, of a pack of weight.
-template <class B, class W, class At>
-__device__ inline Item<B> factor(const W& weight, typename B::compute_t offset, At at) {
-  auto w = read<B>(weight, at);
-  if constexpr (B::weight_offset) w += offset;
-  return w;
-}
-
-// k * r as the weight meets it.
-template <class B>
-__device__ inline Item<B> as_rounded(Item<B> k_r) {
-  if constexpr (present<typename B::rounded_t>) k_r = rounded_to<B, typename B::rounded_t>(k_r);
-  return k_r;
-}
-
-// n of k * r as rounded.
-template <class B, class W, class Bias, class At>
-__device__ inline Item<B> affine(Item<B> k_r, const W& weight, typename B::compute_t offset,
-                                 const Bias& bias, At at) {
-  if constexpr (present<typename B::weight_t> && present<typename B::bias_t>)
-    return fma(k_r, factor<B>(weight, offset, at), read<B>(bias, at));
-  else if constexpr (present<typename B::weight_t>)
-    return k_r * factor<B>(weight, offset, at);
-  else if constexpr (present<typename B::bias_t>)
-    return k_r + read<B>(bias, at);
-  else
-    return k_r;
-}

@@ -8,7 +8,7 @@
 // they are in global memory. Blocks of different groups of columns write the same rows of partial
 // sums, each its own columns. The CPU build replaces this file.
 #pragma once
-#include "row.cuh"
+#include "streamed.cuh"
 
 inline constexpr int most_recent = 32;
 
@@ -58,7 +58,7 @@ struct HeldSums {
   __device__ void end_row() {}
 
   __device__ void flush(const Walk<B>& walk) {
-    walk.whole_row().first_chunk().for_each_pack([&](auto at) {
+    walk.whole_row().columns().for_each_pack([&](auto at) {
       if constexpr (B::sums_in_shared)
         unrolled<B::pack>([&](int i) {
           C& total = this->total(at.index * B::pack + i);
@@ -76,7 +76,7 @@ struct HeldSums {
     if constexpr (several)
       add_teams();
     else if constexpr (B::sums_in_shared)
-      walk.whole_row().first_chunk().for_each_pack([&](auto at) {
+      walk.whole_row().columns().for_each_pack([&](auto at) {
         Sums sums;
         unrolled<B::pack>([&](int i) { sums.item[i] = total(at.index * B::pack + i); });
         store_where<B>(at.live, row + at.column, sums);
@@ -131,7 +131,7 @@ struct StreamedSums {
   __device__ void end_row() { recent_begun = true; }
 
   __device__ void flush(const Walk<B>& walk) {
-    walk.whole_row().for_each_chunk([&](const auto& chunk) {
+    StreamedRow<B>(walk.whole_row()).for_each_chunk([&](const auto& chunk) {
       chunk.for_each_pack([&](auto at) { add_to_row(row, at, open(at).sums, begun); });
     });
     begun = true;
@@ -174,6 +174,15 @@ struct ParamSums {
       : dweight(arguments.dweight_sums, walk.share, memory),
         dbias(arguments.dbias_sums, walk.share, memory) {}
 
+  // add(dweight, dbias), with the sums of a pack of columns.
+  template <class Add>
+  __device__ void add(const PackAt<B>& at, Add add) {
+    auto to_dweight = dweight.open(at);
+    auto to_dbias = dbias.open(at);
+    add(to_dweight, to_dbias);
+    dweight.close(at, to_dweight);
+    dbias.close(at, to_dbias);
+  }
   // After a row.
   __device__ void end_row(const Walk<B>& walk) {
     dweight.end_row();
@@ -194,21 +203,17 @@ struct ParamSums {
   }
 };
 
-// find(row), and then, for each pack of the row, write(found, at, dweight, dbias), which adds to
-// the sums; reload(found, chunk) comes before where the row is streamed.
+// Of a streamed row: find(row), and then, for each pack, write(found, at, dweight, dbias), which
+// adds to the sums; reload(found, chunk) comes before.
 template <class B, class Find, class Reload, class Write>
 __device__ inline void for_each_row(const Walk<B>& walk, ParamSums<B>& sums, Find find,
                                     Reload reload, Write write) {
-  walk.for_each_row([&](const auto& row) {
+  walk.for_each_row([&](const StreamedRow<B>& row) {
     auto found = find(row);
     row.for_each_chunk_again([&](const auto& chunk) {
-      if constexpr (streamed<B>) reload(found, chunk);
+      reload(found, chunk);
       chunk.for_each_pack([&](auto at) {
-        auto dweight = sums.dweight.open(at);
-        auto dbias = sums.dbias.open(at);
-        write(found, at, dweight, dbias);
-        sums.dweight.close(at, dweight);
-        sums.dbias.close(at, dbias);
+        sums.add(at, [&](auto& dweight, auto& dbias) { write(found, at, dweight, dbias); });
       });
     });
     sums.end_row(walk);

@@ -25,6 +25,11 @@ __device__ inline unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
+// Has the second-level cache fetch what lies there.
+__device__ inline void prefetch_pack(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // ---- Copies from global to shared memory, from compute capability 8.0 on. A thread's copies since
 // its last commit form a group. Once it has waited for the group, the thread itself sees what was
 // copied; others do behind a barrier.
@@ -110,14 +115,16 @@ __device__ inline void begin_arrivals(Arrivals& arrivals) {
                : "memory");
 }
 
-// Every thread of every block of the cluster waits here for all others, and then sees which
-// arrivals have begun, but no other stores: it waits for none.
-__device__ inline void cluster_barrier() {
+// A thread of a cluster says that its arrivals have begun, and later, before it sends anything,
+// waits until all others have said so. It sees which arrivals have begun then, but no other stores.
+__device__ inline void cluster_begun() {
   asm volatile(
       "fence.mbarrier_init.release.cluster;\n\t"
-      "barrier.cluster.arrive.relaxed.aligned;\n\t"
-      "barrier.cluster.wait.acquire.aligned;" ::
+      "barrier.cluster.arrive.relaxed.aligned;" ::
           : "memory");
+}
+__device__ inline void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 __device__ inline void expect_arrivals(Arrivals& arrivals, int bytes) {
@@ -127,8 +134,9 @@ __device__ inline void expect_arrivals(Arrivals& arrivals, int bytes) {
       : "memory");
 }
 
-// Waits for the end of the phase, which is an even or an odd one, and then sees what has come. An
-// acquire of the cluster's scope would empty the L1 cache, which holds nothing of shared memory.
+// Waits for the end of the phase, which is an even or an odd one, and then sees what has come. It
+// acquires at the block's scope, though data come from the cluster, as CUTLASS does: an acquire of
+// the cluster's scope would empty the L1 cache, which holds nothing of shared memory.
 __device__ inline void wait_for_arrivals(const Arrivals& arrivals, int parity) {
   for (int ended = 0; !ended;)
     asm volatile(

@@ -44,7 +44,7 @@ struct RowSum {
     excess = next - next == 0 ? (next - sum) - v : 0;
     sum = next;
   }
-  __device__ C value() const { return sum; }
+  __device__ C total() const { return sum; }
 };
 
 // Every thread of each aligned run of `threads` lanes of a warp gets the sums over the run.
@@ -56,6 +56,15 @@ __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   for (int mask = threads / 2; mask > 0; mask /= 2)
     unrolled<n>([&](int i) { v.item[i] += __shfl_xor_sync(0xffffffffu, v.item[i], mask); });
   return v;
+}
+
+// The lanes that take a value each: a power of two, at most a warp's.
+
+// The least power of two that is not less, but at most a warp's lanes.
+__device__ constexpr int lanes_for(int values) {
+  int lanes = 1;
+  while (lanes < values && lanes < 32) lanes *= 2;
+  return lanes;
 }
 
 // What the warps of a block exchange. Two halves used in turn: a warp may write its next sums while
@@ -76,20 +85,23 @@ __device__ inline Pack<C, n> block_all_reduce(Pack<C, n> v, BlockScratch<C, warp
   auto& sums = scratch.sums[turn++ % 2];
   if (threadIdx.x % 32 == 0) unrolled<n>([&](int i) { sums[threadIdx.x / 32][i] = v.item[i]; });
   __syncthreads();
-  unrolled<n>([&](int i) { v.item[i] = sums[threadIdx.x % warps][i]; });
-  return warp_all_reduce<warps>(v);
+  constexpr int lanes = lanes_for(warps);
+  const int lane = threadIdx.x % lanes;
+  unrolled<n>([&](int i) { v.item[i] = lane < warps ? sums[lane][i] : C(0); });
+  return warp_all_reduce<lanes>(v);
 }
 
 // What the warps of a cluster send to each of its blocks. Two halves are enough: who has the sums
-// of one turn from all warps, knows that they have read those of the turn before. A block waits for
-// all that is sent to it, so nothing is sent to one that has ended.
+// of one turn from all warps, knows that they have read those of the turn before: a warp's shuffles
+// took what it read before it sent the next. A block waits for all that is sent to it, so nothing
+// is sent to one that has ended.
 template <class C, int warps>
 struct ClusterScratch : BlockScratch<C, warps> {
   Arrivals arrivals[2];
 
   __device__ void begin() {
     if (threadIdx.x < 2) begin_arrivals(arrivals[threadIdx.x]);
-    cluster_barrier();
+    cluster_begun();
   }
 };
 
@@ -98,13 +110,14 @@ template <int warps, int blocks, class C, int n>
 __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
                                                 ClusterScratch<C, warps * blocks>& scratch,
                                                 int& turn) {
-  constexpr int senders = warps * blocks, lanes = senders < 32 ? senders : 32;
+  constexpr int senders = warps * blocks, lanes = lanes_for(senders);
   static_assert(blocks <= 32, "a lane of a warp sends to each block");
   auto& sums = scratch.sums[turn % 2];
   auto& arrivals = scratch.arrivals[turn % 2];
   const int lane = threadIdx.x % 32, sender = cluster_rank() * warps + threadIdx.x / 32;
   if (threadIdx.x == 0) expect_arrivals(arrivals, senders * sizeof(v));
   v = warp_all_reduce<32>(v);
+  if (turn == 0) wait_for_cluster();
   if (lane < blocks)
     unrolled<n>([&](int i) { cluster_send(v.item[i], &sums[sender][i], arrivals, lane); });
   wait_for_arrivals(arrivals, turn / 2 % 2);
@@ -112,7 +125,8 @@ __device__ inline Pack<C, n> cluster_all_reduce(Pack<C, n> v,
   v = {};
 #pragma unroll
   for (int first = 0; first < senders; first += lanes)
-    unrolled<n>([&](int i) { v.item[i] += sums[first + lane % lanes][i]; });
+    if (const int from = first + lane % lanes; from < senders)
+      unrolled<n>([&](int i) { v.item[i] += sums[from][i]; });
   __syncwarp();  // the warp has read them before it sends again
   return warp_all_reduce<lanes>(v);
 }
@@ -133,7 +147,7 @@ struct Team {
   int turn = 0;
 
   __device__ explicit Team(Scratch& scratch) : scratch(scratch) {
-    if constexpr (blocks > 1) scratch.begin();
+    if constexpr (blocks > 1 && B::reduces) scratch.begin();
   }
 
   __device__ int index() const { return threadIdx.x / threads; }
@@ -157,7 +171,7 @@ struct Team {
 
   // The totals of the threads' sums.
   template <class... Sums>
-  __device__ Pack<C, sizeof...(Sums)> totals(const Sums&... sums) {
-    return all_reduce(Pack<C, sizeof...(Sums)>{{sums.value()...}});
+  __device__ Pack<C, sizeof...(Sums)> totals(Sums&... sums) {
+    return all_reduce(Pack<C, sizeof...(Sums)>{{sums.total()...}});
   }
 };

@@ -2,9 +2,8 @@
 // A row as one of its team's threads sees it.
 //
 // Thread t of a team owns the packs t, t + threads_per_row, ... of the row. It holds B::packs of
-// them in registers at a time: a chunk. A row that is held is one chunk, loaded once; a longer one
-// is streamed, chunk by chunk, and again in the second pass, from its end backwards, as what was
-// read last is in the caches still. The CPU build replaces this file.
+// them in registers at a time: a chunk. A row that is held is one chunk; a longer one is streamed
+// (streamed.cuh). The CPU build replaces this file.
 #pragma once
 #include "operands.cuh"
 #include "reduce.cuh"
@@ -39,8 +38,10 @@ struct Chunk {
   __device__ void for_each_pack(F f) const {
 #pragma unroll
     for (int i = 0; i < B::packs; ++i) {
-      const column_t<B> column = first + i * (Team<B>::threads * B::pack);
-      f(PackAt<B>{i, column, inside(full<B> ? 0 : column, end)});
+      constexpr int of_all = Team<B>::threads * B::pack;  // columns of all threads' packs
+      const column_t<B> column = first + i * of_all;
+      const bool is_full = full<B> || (!streamed<B> && (i + 1) * of_all <= B::width);
+      f(PackAt<B>{i, column, inside(is_full ? 0 : column, end)});
     }
   }
 };
@@ -64,6 +65,9 @@ struct Walk {
     const index_t row = first_row(number) + (Team<B>::per_block == 1 ? 0 : team.index());
     return {*this, number, share.row_index(row), inside(row, rows)};
   }
+
+  // Whether the grid is over when memory has answered once, if all is asked for at once.
+  static __device__ bool is_short() { return gridDim.x <= 512; }
 
   // All columns, as of some row.
   __device__ Row<B> whole_row() const { return {*this, 0, 0, true}; }
@@ -101,46 +105,9 @@ struct Row {
   __device__ Chunk<B> chunk(column_t<B> begin) const {
     return {begin + walk.thread * B::pack, exists ? column_t<B>(B::width) : 0};
   }
-  __device__ Chunk<B> first_chunk() const { return chunk(0); }
-  // The columns of the first chunk, over all threads.
-  static __device__ index_t first_width() {
-    return B::width < chunk_width<B> ? B::width : chunk_width<B>;
-  }
-
-  template <class F>
-  __device__ void with_first_chunk(F f) const {
-    f(first_chunk());
-  }
-  template <class F>
-  __device__ void for_each_next_chunk(F f) const {
-    if constexpr (streamed<B>)
-      for (index_t begin = chunk_width<B>; begin < B::width; begin += chunk_width<B>)
-        f(chunk(begin));
-  }
-  template <class F>
-  __device__ void for_each_chunk(F f) const {
-    f(first_chunk());
-    for_each_next_chunk(f);
-  }
-  // The second pass.
-  template <class F>
-  __device__ void for_each_chunk_again(F f) const {
-    if constexpr (streamed<B>)
-      for (index_t begin = (B::width - 1) / chunk_width<B> * chunk_width<B>; begin > 0;
-           begin -= chunk_width<B>)
-        f(chunk(begin));
-    f(first_chunk());
-  }
+  // All of the thread's, of a row that is held.
+  __device__ Chunk<B> columns() const { return chunk(0); }
 };
-
-// store(find(row), row) for the rows of a team.
-template <class B, class Find, class Store>
-__device__ inline void for_each_row(const Walk<B>& walk, Find find, Store store) {
-  walk.for_each_row([&](const auto& row) {
-    auto found = find(row);
-    store(found, row);
-  });
-}
 
 // An operand's packs of a row, as a thread holds them: as they were stored. `once`: the kernel
 // loads no pack of it a second time, even of a streamed row.
@@ -157,35 +124,19 @@ struct RowPacks {
       chunk.for_each_pack(
           [&](auto at) { packs[at.index] = load_where<B>(at.live, row + at.column); });
   }
-  __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const { return packs[at.index]; }
-  // In the second pass.
-  __device__ LoadedPack<B, T> again(const PackAt<B>& at) const {
-    return as_loaded(packs[at.index]);
+  // Has it come to the second-level cache.
+  __device__ void prefetch(const Chunk<B>& chunk) const {
+    if constexpr (present<T>)
+      chunk.for_each_pack([&](auto at) {
+        if (at.live) prefetch_pack(row + at.column);
+      });
   }
+  __device__ LoadedPack<B, T> operator[](const PackAt<B>& at) const { return packs[at.index]; }
 };
 
 // A parameter's, which all rows have.
 template <class B, class T>
 using ParameterPacks = RowPacks<B, T>;
-
-// What a thread computes of a row in the first pass and holds for the second. Without `hold`, and
-// where the row is streamed, it computes that again.
-template <class B, class V, bool hold = true>
-struct HeldPacks {
-  V packs[B::packs];
-
-  __device__ explicit HeldPacks(const Row<B>&) {}
-
-  __device__ void put(const PackAt<B>& at, const V& pack) { packs[at.index] = pack; }
-  __device__ V operator[](const PackAt<B>& at) const { return packs[at.index]; }
-  template <class Compute>
-  __device__ V again(const PackAt<B>& at, Compute compute) const {
-    if constexpr (streamed<B> || !hold)
-      return compute();
-    else
-      return as_loaded(packs[at.index]);
-  }
-};
 
 // A pack of a row to be written, as OutputPack.
 template <class B, class T, bool read_again = false>
@@ -194,7 +145,7 @@ struct RowOutput : OutputPack<B, T, read_again> {
 
   __device__ LoadedPack<B, T> store(const PackAt<B>& at) const {
     if constexpr (present<T>) store_where<B>(at.live, this->row + at.column, this->value);
-    return read_again ? as_loaded(this->value) : this->value;
+    return this->value;
   }
 };
 
@@ -208,17 +159,17 @@ struct StagedPacks {
 
   // Starts the copies of the thread's packs.
   template <class Packs>
-  __device__ void copy(const Packs& packs, const Row<B>& row, int stage) const {
+  __device__ void copy(const Packs& packs, const Row<B>& row, int slot) const {
     if constexpr (present<T>)
-      row.first_chunk().for_each_pack([&](auto at) {
-        if (at.live) shared.copy(stage * B::packs + at.index, packs.row + at.column);
+      row.columns().for_each_pack([&](auto at) {
+        if (at.live) shared.copy(slot * B::packs + at.index, packs.row + at.column);
       });
   }
   template <class Packs>
-  __device__ void take(Packs& packs, const Row<B>& row, int stage) const {
+  __device__ void take(Packs& packs, const Row<B>& row, int slot) const {
     if constexpr (present<T>)
-      row.first_chunk().for_each_pack([&](auto at) {
-        packs.packs[at.index] = shared.load_where(at.live, stage * B::packs + at.index);
+      row.columns().for_each_pack([&](auto at) {
+        packs.packs[at.index] = shared.load_where(at.live, slot * B::packs + at.index);
       });
   }
 };

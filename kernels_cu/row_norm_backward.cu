@@ -20,7 +20,9 @@
 // Each block adds up dweight and dbias over the rows it walks and writes one row of partial sums
 // (param_sums.cuh); param_grad.cu adds those in a fixed order. Operands that the wanted gradients
 // do not need are absent.
+#include "math.cuh"
 #include "param_sums.cuh"
+#include "parameters.cuh"
 
 struct Build : RowBuild {
   using dy_t = DY_T;
@@ -84,7 +86,7 @@ struct GatedItem {
   }
 };
 
-// A row: its operands, and what the first pass over it finds for the second.
+// A row: its operands, and what is found of it.
 //   k * r = ((p - mean) - correction) * k_rstd
 //   dp    = dn * factor * k_rstd + k * r * r_factor + offset
 template <class B>
@@ -97,7 +99,6 @@ struct BackwardRow {
   typename B::dx_t* dx;
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
-  HeldPacks<B, GatePack<B>, false> gates;
   C rstd = 0, mean = 0, correction = 0, k_rstd = 0, r_factor = 0, offset = 0;
 
   __device__ BackwardRow(const Arguments<B>& arguments, const Row<B>& row)
@@ -107,194 +108,219 @@ struct BackwardRow {
         d_residual(row.of(arguments.d_residual)),
         dx(row.of(arguments.dx)),
         dresidual(row.of(arguments.dresidual)),
-        dgate(row.of(arguments.dgate)),
-        gates(row) {}
+        dgate(row.of(arguments.dgate)) {}
 
+  // All but d_residual, which the first pass does not need.
+  template <class Chunk>
+  __device__ void load(const Chunk& chunk) {
+    dy.load(chunk);
+    x.load(chunk);
+    gate.load(chunk);
+  }
+
+  // p - mean
   template <class V>
   __device__ V shifted(V p) const {
     if constexpr (B::center) p -= mean;
     return p;
   }
+  template <class At>
+  __device__ GatePack<B> gates(At at) const {
+    const auto pack = gate[at];
+    GatePack<B> gates;
+    for_each_item<B>(at, [&](auto item) { gates.item[item.index] = gate_at<B>(pack, item); });
+    return gates;
+  }
+
+  // What a pack adds to the sums over the row of p - mean, of dr / k, and of their products.
+  template <class At>
+  __device__ GatePack<B> add_to(ItemSums<B>& p_sums, ItemSums<B>& dr_sums, ItemSums<B>& p_dr_sums,
+                                At at, const Parameters<B>& parameters) const {
+    const auto dy_pack = dy[at];
+    const auto x_pack = x[at];
+    const auto gate_pack = gate[at];
+    GatePack<B> gates;
+    for_each_item<B>(at, [&](auto item) {
+      gates.item[item.index] = gate_at<B>(gate_pack, item);
+      const GatedItem<B> gated(dy_pack, x_pack, gates.item[item.index], item);
+      const auto p = clear_outside<B>(shifted(gated.p), item);
+      if constexpr (B::center) p_sums.add(item, p);
+      if constexpr (B::dp) {
+        auto dr = gated.dn;
+        if constexpr (present<typename B::weight_t>) dr *= parameters.factor(at, item);
+        if constexpr (B::center) dr_sums.add(item, dr);
+        p_dr_sums.add_product(item, p, dr);
+      }
+    });
+    return gates;
+  }
+
+  template <class Sums>
+  __device__ void find_factors(const Arguments<B>& arguments, Team<B>& team, Sums& sum_p,
+                               Sums& sum_dr, Sums& sum_p_dr) {
+    const C width = C(row_width(arguments)), k = arguments.k;
+    C sum_q_dr = 0;
+    if constexpr (B::center) {
+      const auto found = team.totals(sum_p, sum_dr, sum_p_dr);
+      correction = math::divided(found.item[0], width);
+      offset = -rstd * math::divided(k * found.item[1], width);
+      sum_q_dr = fma(-correction, found.item[1], found.item[2]);
+    } else if constexpr (B::dp) {
+      sum_q_dr = team.totals(sum_p_dr).item[0];
+    }
+    k_rstd = k * rstd;
+    r_factor = math::divided(-rstd * (rstd * sum_q_dr), width);
+  }
+
+  // The gradients with rows, and what the pack adds to the sums over rows.
+  template <class At, class Gates, class Adder, class OtherAdder>
+  __device__ void write(At at, const Gates& gates, const Parameters<B>& parameters, Adder& dweight,
+                        OtherAdder& dbias) const {
+    const auto dy_pack = dy[at];
+    const auto x_pack = x[at];
+    const auto d_residual_pack = d_residual[at];
+    const auto k_rstd = spread<B>(this->k_rstd);
+    const auto r_factor = spread<B>(this->r_factor), offset = spread<B>(this->offset);
+    RowOutput<B, typename B::dx_t> dx(this->dx);
+    RowOutput<B, typename B::dresidual_t> dresidual(this->dresidual);
+    RowOutput<B, typename B::dgate_t> dgate(this->dgate);
+    for_each_item<B>(at, [&](auto item) {
+      const auto& activated = gates.item[item.index];
+      const GatedItem<B> gated(dy_pack, x_pack, activated, item);
+      auto q = shifted(gated.p);
+      if constexpr (B::center) q -= correction;
+      const auto k_r = q * k_rstd, rounded = as_rounded<B>(k_r);
+      dweight.add_product(item, gated.dn, rounded);
+      dbias.add(item, gated.dn);
+      auto dp = gated.dn;
+      if constexpr (present<typename B::weight_t>) dp *= parameters.factor(at, item);
+      dp = fma(dp, k_rstd, fma(k_r, r_factor, offset));
+      auto ds = dp;
+      if constexpr (B::pre_gate) ds *= activated.value;
+      if constexpr (present<typename B::d_residual_t>) ds += read<B>(d_residual_pack, item);
+      if constexpr (present<typename B::dx_t>) ::write(dx, item, ds);
+      if constexpr (present<typename B::dresidual_t>) ::write(dresidual, item, ds);
+      if constexpr (present<typename B::dgate_t> && B::pre_gate)
+        ::write(dgate, item, activated.derivative * (dp * gated.x));
+      if constexpr (present<typename B::dgate_t> && B::post_gate)
+        ::write(dgate, item,
+                activated.derivative * (gated.dy * parameters.affine(rounded, at, item)));
+    });
+    dx.store(at);
+    dresidual.store(at);
+    dgate.store(at);
+  }
 };
 
-// Inputs of rows to come, on their way to shared memory. Results may lie over inputs even so: only
-// the thread that copies a pack writes there, after it has taken it. No barrier is needed, as a
-// thread takes what it copied itself, and copies to the same place only after that.
+// rstd and mean, as far as they are needed.
+template <class B>
+__device__ inline Pack<typename B::compute_t, 2> load_statistics(const Arguments<B>& arguments,
+                                                                 const Row<B>& row) {
+  Pack<typename B::compute_t, 2> found = {};
+  if (present<typename B::x_t> && row.exists) found.item[0] = arguments.rstd[row.index];
+  if (B::center && row.exists) found.item[1] = arguments.mean[row.index];
+  return found;
+}
+
+// Inputs of rows to come, on their way to shared memory, each row in a slot. Results may lie over
+// inputs even so: only the thread that copies a pack writes there, after it has taken it. No
+// barrier is needed, as a thread takes what it copied itself, and copies to the same place only
+// after that.
 template <class B>
 struct StagedRows {
   StagedPacks<B, typename B::dy_t> dy;
   StagedPacks<B, typename B::x_t> x;
   StagedPacks<B, typename B::gate_t> gate;
   StagedPacks<B, typename B::d_residual_t> d_residual;
-  int stage = 0;
 
   __device__ explicit StagedRows(SharedMemory& memory)
       : dy(memory), x(memory), gate(memory), d_residual(memory) {}
 
-  __device__ void copy(const Arguments<B>& arguments, const Row<B>& row) {
+  __device__ void copy(const Arguments<B>& arguments, const Row<B>& row, int slot) const {
     const BackwardRow<B> inputs(arguments, row);
-    dy.copy(inputs.dy, row, stage);
-    x.copy(inputs.x, row, stage);
-    gate.copy(inputs.gate, row, stage);
-    d_residual.copy(inputs.d_residual, row, stage);
+    dy.copy(inputs.dy, row, slot);
+    x.copy(inputs.x, row, slot);
+    gate.copy(inputs.gate, row, slot);
+    d_residual.copy(inputs.d_residual, row, slot);
     async_commit();
-    if (++stage == B::stages) stage = 0;
   }
 
-  // The row that was copied first.
-  __device__ void take(BackwardRow<B>& inputs, const Row<B>& row) const {
+  // Of the slot that was copied to first.
+  __device__ void take(BackwardRow<B>& inputs, const Row<B>& row, int slot) const {
     async_wait<B::stages - 1>();
-    dy.take(inputs.dy, row, stage);
-    x.take(inputs.x, row, stage);
-    gate.take(inputs.gate, row, stage);
-    d_residual.take(inputs.d_residual, row, stage);
+    dy.take(inputs.dy, row, slot);
+    x.take(inputs.x, row, slot);
+    gate.take(inputs.gate, row, slot);
+    d_residual.take(inputs.d_residual, row, slot);
   }
 };
 
+// Rows that their team holds. A thread has its packs of all operands in registers, with its sums of
+// their columns, and waits for the others in `find_factors`.
 template <class B>
-__device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& team) {
-  using C = typename B::compute_t;
-  const BlockShare share(row_groups(arguments), Team<B>::blocks);
-  const Walk<B> walk(team, share, arguments.rows, row_width(arguments));
-  const C width = C(row_width(arguments)), k = arguments.k, weight_offset = arguments.weight_offset;
-  const index_t first_parameter = share.group * row_width(arguments);
-  ParameterPacks<B, typename B::weight_t> weight(arguments.weight + first_parameter);
-  ParameterPacks<B, typename B::bias_t> bias(arguments.bias + first_parameter);
+__device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>& team,
+                                          const Walk<B>& walk) {
   SharedMemory memory;
-  StagedRows<B> staged(memory);
+  const StagedRows<B> staged(memory);
   ParamSums<B> sums(arguments, walk, memory);
+  Parameters<B> parameters(arguments, walk.share);
+  Pack<typename B::compute_t, 2> next_statistics = {};
+  int slot = 0;
 
-  // Load: the parameters once, where rows are held; a row's inputs all at once, or, where there are
-  // stages, while so many rows before it are computed.
-  const auto load_parameters = [&](const auto& chunk) {
-    weight.load(chunk);
-    bias.load(chunk);
-  };
-  if constexpr (!streamed<B>) load_parameters(walk.whole_row().first_chunk());
-  if constexpr (B::stages > 0)
-    for (int i = 0; i < B::stages; ++i) staged.copy(arguments, walk.row(i));
-  const auto load = [&](auto& row, const auto& chunk) {
-    row.dy.load(chunk);
-    row.x.load(chunk);
-    row.gate.load(chunk);
-    if constexpr (!streamed<B>) row.d_residual.load(chunk);
-  };
-  const auto load_statistics = [&](const auto& place) {
-    Pack<C, 2> found = {};
-    if (present<typename B::x_t> && place.exists) found.item[0] = arguments.rstd[place.index];
-    if (B::center && place.exists) found.item[1] = arguments.mean[place.index];
-    return found;
-  };
-  Pack<C, 2> next_statistics = {};
-  if constexpr (B::stages > 0) next_statistics = load_statistics(walk.row(0));
+  // Load: the parameters once; and the first rows, so many as there are slots.
+  parameters.load(walk.whole_row().columns());
+  if constexpr (B::stages > 0) {
+    for (int i = 0; i < B::stages; ++i) staged.copy(arguments, walk.row(i), i);
+    next_statistics = load_statistics(arguments, walk.row(0));
+  }
 
-  // Reduce, and find the factors.
-  const auto find = [&](const auto& place) {
+  walk.for_each_row([&](const auto& place) {
+    // Load: the row from its slot, which another row takes at once; without slots, from memory.
+    const auto columns = place.columns();
     BackwardRow<B> row(arguments, place);
+    auto statistics = next_statistics;
     if constexpr (B::stages > 0) {
-      staged.take(row, place);
-      staged.copy(arguments, place.after(B::stages));
+      staged.take(row, place, slot);
+      staged.copy(arguments, place.after(B::stages), slot);
+      slot = slot + 1 < B::stages ? slot + 1 : 0;
+      next_statistics = load_statistics(arguments, place.after(1));
+    } else {
+      statistics = load_statistics(arguments, place);
+      row.load(columns);
+      row.d_residual.load(columns);
     }
-    const auto statistics = B::stages > 0 ? next_statistics : load_statistics(place);
     row.rstd = statistics.item[0];
     row.mean = statistics.item[1];
-    row.k_rstd = k * row.rstd;
-    if constexpr (B::stages > 0) next_statistics = load_statistics(place.after(1));
 
-    RowSum<B> sum_p, sum_dr, sum_p_dr;
-    place.for_each_chunk([&](const auto& chunk) {
-      if constexpr (B::stages == 0) load(row, chunk);
-      if constexpr (streamed<B>) load_parameters(chunk);
-      if constexpr (B::reduces) {
-        ItemSums<B> p_sums, dr_sums, p_dr_sums;
-        chunk.for_each_pack([&](auto at) {
-          const auto dy = row.dy[at];
-          const auto x = row.x[at];
-          const auto gate = row.gate[at];
-          GatePack<B> gates;
-          for_each_item<B>(at, [&](auto item) {
-            gates.item[item.index] = gate_at<B>(gate, item);
-            const GatedItem<B> gated(dy, x, gates.item[item.index], item);
-            const auto p = clear_outside<B>(row.shifted(gated.p), item);
-            if constexpr (B::center) p_sums.add(item, p);
-            if constexpr (B::dp) {
-              auto dr = gated.dn;
-              if constexpr (present<typename B::weight_t>)
-                dr *= factor<B>(weight[at], weight_offset, item);
-              if constexpr (B::center) dr_sums.add(item, dr);
-              p_dr_sums.add_product(item, p, dr);
-            }
-          });
-          row.gates.put(at, gates);
-        });
-        sum_p.add(p_sums);
-        sum_dr.add(dr_sums);
-        sum_p_dr.add(p_dr_sums);
-      }
-    });
+    // Reduce.
+    ItemSums<B> sum_p, sum_dr, sum_p_dr;
+    if constexpr (B::reduces)
+      columns.for_each_pack([&](auto at) { row.add_to(sum_p, sum_dr, sum_p_dr, at, parameters); });
 
-    C sum_q_dr = 0;
-    if constexpr (B::center) {
-      const auto found = team.totals(sum_p, sum_dr, sum_p_dr);
-      row.correction = math::divided(found.item[0], width);
-      row.offset = -row.rstd * math::divided(k * found.item[1], width);
-      sum_q_dr = fma(-row.correction, found.item[1], found.item[2]);
-    } else if constexpr (B::dp) {
-      sum_q_dr = team.totals(sum_p_dr).item[0];
-    }
-    row.r_factor = math::divided(-row.rstd * (row.rstd * sum_q_dr), width);
-    return row;
-  };
+    // Factors.
+    row.find_factors(arguments, team, sum_p, sum_dr, sum_p_dr);
 
-  // Store: the gradients with rows, and what the row adds to the sums over rows.
-  const auto load_again = [&](auto& row, const auto& chunk) {
-    load(row, chunk);
-    row.d_residual.load(chunk);
-    load_parameters(chunk);
-  };
-  const auto write_pack = [&](auto& row, auto at, auto& dweight, auto& dbias) {
-    const auto dy = row.dy.again(at);
-    const auto x = row.x.again(at);
-    const auto gate = row.gate.again(at);
-    const auto& gates = row.gates.again(at, [&] {
-      GatePack<B> pack;
-      for_each_item<B>(at, [&](auto item) { pack.item[item.index] = gate_at<B>(gate, item); });
-      return pack;
+    // Store.
+    columns.for_each_pack([&](auto at) {
+      sums.add(at, [&](auto& dweight, auto& dbias) {
+        row.write(at, row.gates(at), parameters, dweight, dbias);
+      });
     });
-    const auto d_residual = row.d_residual[at];
-    const auto k_rstd = spread<B>(row.k_rstd);
-    const auto r_factor = spread<B>(row.r_factor), offset = spread<B>(row.offset);
-    RowOutput<B, typename B::dx_t> dx(row.dx);
-    RowOutput<B, typename B::dresidual_t> dresidual(row.dresidual);
-    RowOutput<B, typename B::dgate_t> dgate(row.dgate);
-    for_each_item<B>(at, [&](auto item) {
-      const auto& activated = gates.item[item.index];
-      const GatedItem<B> gated(dy, x, activated, item);
-      auto q = row.shifted(gated.p);
-      if constexpr (B::center) q -= row.correction;
-      const auto k_r = q * k_rstd, rounded = as_rounded<B>(k_r);
-      dweight.add_product(item, gated.dn, rounded);
-      dbias.add(item, gated.dn);
-      auto dp = gated.dn;
-      if constexpr (present<typename B::weight_t>) dp *= factor<B>(weight[at], weight_offset, item);
-      dp = fma(dp, k_rstd, fma(k_r, r_factor, offset));
-      auto ds = dp;
-      if constexpr (B::pre_gate) ds *= activated.value;
-      if constexpr (present<typename B::d_residual_t>) ds += read<B>(d_residual, item);
-      if constexpr (present<typename B::dx_t>) write(dx, item, ds);
-      if constexpr (present<typename B::dresidual_t>) write(dresidual, item, ds);
-      if constexpr (present<typename B::dgate_t> && B::pre_gate)
-        write(dgate, item, activated.derivative * (dp * gated.x));
-      if constexpr (present<typename B::dgate_t> && B::post_gate)
-        write(dgate, item,
-              activated.derivative *
-                  (gated.dy * affine<B>(rounded, weight[at], weight_offset, bias[at], item)));
-    });
-    dx.store(at);
-    dresidual.store(at);
-    dgate.store(at);
-  };
-  for_each_row(walk, sums, find, load_again, write_pack);
+    sums.end_row(walk);
+  });
+  sums.finish(walk);
+}
+
+#include "row_norm_backward_streamed.cuh"
+
+template <class B>
+__device__ inline void differentiate(const Arguments<B>& arguments, Team<B>& team) {
+  const BlockShare share(row_groups(arguments), Team<B>::blocks);
+  const Walk<B> walk(team, share, arguments.rows, row_width(arguments));
+  if constexpr (streamed<B>)
+    differentiate_streamed(arguments, team, walk);
+  else
+    differentiate_held(arguments, team, walk);
 }
 
 extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_sm) CLUSTER_LAUNCH

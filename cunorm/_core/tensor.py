@@ -154,6 +154,11 @@ class RowLayout(NamedTuple):
     def strides(self) -> tuple[int, int, int]:
         return self[2:]
 
+    @property
+    def axes(self) -> int:
+        """Return how many leading axes there are, or 1 for none."""
+        return 1 if self.inner == _UNBOUNDED else 3
+
 
 class RowAxes(NamedTuple):
     """Where the rows of an array begin: after so many axes, and at each group of the columns."""

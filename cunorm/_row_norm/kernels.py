@@ -121,6 +121,11 @@ class RowKernel(NamedTuple):
         size = launch.sums_size * types.compute.itemsize
         return (0 if types.dweight else None, size * types.dweight if types.dbias else None)
 
+    @property
+    def axes(self) -> int:
+        """Return the most leading axes of an operand: 1, or up to 3."""
+        return max(layout.axes for layout in self.layouts.values())
+
     def access(self, alignments: Alignments) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
         strides: dict[str, tuple[int, ...]] = dict.fromkeys(PARAMETERS, ())

@@ -14,8 +14,8 @@ from cunorm._row_norm.geometry import RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 from cunorm._row_norm.tiling import Team, cuda_team
 
-# The most blocks of a backward on a multiprocessor, by the greatest width: each has a row of
-# partial sums, which param_grad reads.
+# The most blocks of a backward on a multiprocessor, by the most columns of a block: each writes
+# partial sums of its columns, which param_grad reads.
 _BLOCKS_PER_SM = ((1024, 8), (2048, 4), (4096, 2))
 # The most rows on their way to shared memory, their bytes wanted on a multiprocessor, and the most
 # copies of a thread for an operand's row, as each takes registers.
@@ -25,13 +25,15 @@ _MOST_STAGES, _STAGED_BYTES, _MOST_COPIES = 4, 40 << 10, 12
 _RESERVED_BYTES, _SENT_BYTES = 2 << 10, 48
 
 
-def cuda_forward(types: ForwardTypes, where: RowShape, access: int, gpu: GpuCaps) -> Launch:
+def cuda_forward(
+    types: ForwardTypes, where: RowShape, access: int, gpu: GpuCaps, axes: int = 1
+) -> Launch:
     """Plan row_norm_forward; alignment allows `access` elements (see `vector_width`)."""
     team = _team(types, where.width, gpu)
     access = min(access, team.pack)
     if access < team.pack:  # loads in parts take more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
-    macros = types.macros() + team.macros(where.width, where.groups, access)
+    macros = types.macros() + team.macros(where.width, where.groups, access, axes)
     blocks_of_all = where.groups * team.cluster
     parts = min(-(-where.rows // team.rows_per_block), GRID_LIMIT // blocks_of_all)
     if where.width > team.chunk:
@@ -56,11 +58,13 @@ def _streamed_blocks(types: ForwardTypes, width: int, gpu: GpuCaps) -> int:
     return max(gpu.sm_count, min(2 * gpu.sm_count, gpu.l2_bytes // 2 // row))
 
 
-def cuda_backward(types: BackwardTypes, where: RowShape, access: int, gpu: GpuCaps) -> Launch:
+def cuda_backward(
+    types: BackwardTypes, where: RowShape, access: int, gpu: GpuCaps, axes: int = 1
+) -> Launch:
     team = _team(types, where.width, gpu)
     access = min(access, team.pack)
     sums = (types.dweight or types.dbias) > 0
-    blocks = cuda_parts(where, gpu.sm_count) // team.cluster if sums else GRID_LIMIT
+    blocks = cuda_parts(where, gpu.sm_count, team.cluster) // team.cluster if sums else GRID_LIMIT
     blocks = min(blocks, gpu.sm_count * team.blocks_per_sm // (where.groups * team.cluster))
     parts = min(-(-where.rows // team.rows_per_block), max(1, blocks))
     memory = _shared_memory(types, team, where.width, access, gpu)
@@ -69,7 +73,7 @@ def cuda_backward(types: BackwardTypes, where: RowShape, access: int, gpu: GpuCa
         memory = _shared_memory(types, team, where.width, access, gpu)
     macros = (
         *types.macros(),
-        *team.macros(where.width, where.groups, access),
+        *team.macros(where.width, where.groups, access, axes),
         ("STAGES", str(memory.stages)),
         ("SUMS_IN_SHARED", cuda_bool(memory.sums)),
     )
@@ -116,9 +120,13 @@ def _shared_memory(
     return _SharedMemory(used + stages * stage, stages, in_shared)
 
 
-def cuda_parts(where: RowShape, sm_count: int) -> int:
-    """Return the most rows of partial sums for each group."""
-    blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if where.width <= limit), 1)
+def cuda_parts(where: RowShape, sm_count: int, cluster: int = 1) -> int:
+    """Return the most blocks of a group, each of which has columns of a row of partial sums.
+
+    With a cluster of one that is the most rows of partial sums.
+    """
+    width = where.width // cluster
+    blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if width <= limit), 1)
     return max(1, min(sm_count, MOST_SMS) * blocks_per_sm // where.groups)
 
 

@@ -262,9 +262,10 @@ def _lower(
     if isinstance(caps, CpuCaps):
         launch, shared = launches.cpu_launch(types, rows, caps)
     elif isinstance(types, ForwardTypes):
-        launch = launches.cuda_forward(types, rows, kernel.access(alignments), caps)
+        launch = launches.cuda_forward(types, rows, kernel.access(alignments), caps, kernel.axes)
     else:
-        launch = launches.cuda_backward(types, rows.not_empty(), kernel.access(alignments), caps)
+        access, axes = kernel.access(alignments), kernel.axes
+        launch = launches.cuda_backward(types, rows.not_empty(), access, caps, axes)
     calls: list[KernelCall] = []
     if rows.rows:
         calls.append(KernelCall(launch, kernel.args(launch), rows.elements, shared))

@@ -16,14 +16,18 @@ from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 PACK_BYTES = 32
 # Of a multiprocessor; a warp's registers are in one of its partitions.
 _WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MOST_REGISTERS = 32, 64 << 10, 4, 2048, 255
-# Threads of a block that may share a row; those of a block of a cluster, and sizes of clusters.
-_TEAMS = (4, 8, 16, 32, 64, 128, 256, 512)
+# Threads of a block that may share a row: lanes of a warp, or whole warps; the most of a block of a
+# cluster, and sizes of clusters.
+_TEAMS = (4, 8, 16, *range(32, 513, 32))
 _CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
 
 
 class _Tuning(NamedTuple):
-    """A kernel's limits for a thread, and the registers that it takes: found by compiling it."""
+    """A kernel's limits for a thread, and the registers that it takes: found by compiling it.
+
+    docs/kernels/row-norms.md says how. A number that is too low makes registers spill.
+    """
 
     block_threads: int  # of a block of several teams
     preferred_elements: int  # of a row that a thread holds, of float32
@@ -97,8 +101,12 @@ class Team(NamedTuple):
         """Return how many elements of a row its threads hold at a time."""
         return self.threads_per_row * self.packs * self.pack
 
-    def macros(self, width: int, groups: int, access: int) -> Macros:
-        """Return the part of the build that says how rows are walked; 0: known at run time."""
+    def macros(self, width: int, groups: int, access: int, axes: int = 3) -> Macros:
+        """Return the part of the build that says how rows are walked.
+
+        A width or number of groups of 0 is known at run time. Operands have at most so many leading
+        axes.
+        """
         return (
             ("WIDTH", str(width)),
             ("GROUPS", str(groups)),
@@ -108,6 +116,7 @@ class Team(NamedTuple):
             ("PACKS", str(self.packs)),
             ("ACCESS", str(access)),
             ("BLOCKS_PER_SM", str(self.blocks_per_sm)),
+            *((("ROW_AXES", "1"),) if axes == 1 else ()),
             *((("CLUSTER", str(self.cluster)),) if self.cluster > 1 else ()),
         )
 
@@ -119,45 +128,55 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
         WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
     )
     few = max(pack, _TUNING[type(types)].preferred_elements * 4 // types.compute.itemsize)
-    found = _of_block(types, width, pack, few)
-    if found is None and features.clusters:
-        found = _of_cluster(types, width, pack, features.largest_cluster)
-    found = found or _of_block(types, width, pack, _TUNING[type(types)].most_elements)
-    return found or _streamed(types, pack, features.largest_cluster if features.clusters else 1)
+    largest = features.largest_cluster if features.clusters else 1
+    # A backward copies its next row while it waits; a forward's block wants another beside it.
+    least = 2 if isinstance(types, ForwardTypes) else 1
+    return (
+        _of_block(types, width, pack, few, least)
+        or _of_cluster(types, width, pack, largest, 2)
+        or _of_block(types, width, pack, few, 1)
+        or _of_cluster(types, width, pack, largest, 1)
+        or _of_block(types, width, pack, _TUNING[type(types)].most_elements, 1)
+        or _streamed(types, pack, largest)
+    )
 
 
-def _of_block(types: RowTypes, width: int, pack: int, most: int) -> Team | None:
+def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> Team | None:
     """Return how a block, or a part of one, holds a row; None where that is too long.
 
-    Lanes that share a row within a warp have half as many elements: more of them are busy.
+    `least` blocks have room on a multiprocessor. Lanes that share a row within a warp have half as
+    many elements: more of them are busy.
     """
     block_threads = _TUNING[type(types)].block_threads
     for threads_per_row in _TEAMS:
         elements = _held(width, threads_per_row, pack)
         threads = block_threads if threads_per_row <= _WARP else threads_per_row
         room = _room(types, elements, pack, threads)
-        if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room:
+        if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room >= least:
             return Team(threads, threads_per_row, pack, elements // pack, room)
     return None
 
 
-def _of_cluster(types: RowTypes, width: int, pack: int, largest: int) -> Team | None:
-    """Return how a cluster holds a row: as few blocks as leave room for two on a multiprocessor.
+def _of_cluster(types: RowTypes, width: int, pack: int, largest: int, least: int) -> Team | None:
+    """Return how a cluster holds a row, if `least` of its blocks have room on a multiprocessor.
 
-    If there are none such, the more blocks the better. Where a GPU has no room for the cluster,
-    half the blocks of twice the threads add in the same order, that of the cluster's warps, if
-    their registers suffice; else another cluster is found.
+    It has as few blocks as leave room for two; where there is room for one, the more the better. A
+    block has no more warps than the row fills. Where a GPU has no room for the cluster, half the
+    blocks of twice the threads add in the same order, that of the cluster's warps, if their
+    registers suffice; else another cluster is found.
     """
-    for least, clusters in ((2, _CLUSTERS), (1, _CLUSTERS[::-1])):
-        for blocks in clusters:
-            threads_per_row = blocks * _CLUSTER_THREADS
-            elements = _held(width, threads_per_row, pack)
-            if elements > _TUNING[type(types)].most_elements:
-                continue
-            threads = threads_per_row // min(blocks, largest)
-            room = _room(types, elements, pack, threads)
-            if room and _room(types, elements, pack, _CLUSTER_THREADS) >= least:
-                return Team(threads, threads_per_row, pack, elements // pack, room)
+    if largest == 1:
+        return None
+    for blocks in _CLUSTERS if least > 1 else _CLUSTERS[::-1]:
+        elements = _held(width, blocks * _CLUSTER_THREADS, pack)
+        if elements > _TUNING[type(types)].most_elements:
+            continue
+        of_block = -(-width // (blocks * elements * _WARP)) * _WARP
+        threads_per_row = blocks * of_block
+        threads = threads_per_row // min(blocks, largest)
+        room = _room(types, elements, pack, threads)
+        if room and _room(types, elements, pack, of_block) >= least:
+            return Team(threads, threads_per_row, pack, elements // pack, room)
     return None
 
 

@@ -16,7 +16,7 @@ from tests.tooling.mutations import closing
 
 # Barriers of a block, of a warp and of a cluster, and a thread's wait for its own copies.
 _BARRIER = re.compile(
-    r"__sync(?:threads|warp)\([^()]*\);|\bcluster_barrier\(\);|\basync_wait<[^;{}]*>\(\);"
+    r"__sync(?:threads|warp)\([^()]*\);|\bcluster_begun\(\);|\bwait_for_cluster\(\);|\basync_wait<[^;{}]*>\(\);"
     r"|\bwait_for_arrivals\([^;{}]*\);"
 )
 _GUARD = re.compile(r"(?<!bool )\binside\(")  # a use of it, not its definition

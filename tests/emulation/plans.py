@@ -60,14 +60,14 @@ FORWARD_PLANS = {
     "16 threads a row": RowPlan(230, "16 of 128"),
     "a warp a row": RowPlan(300, "32 of 128"),
     "a block of 64 a row": RowPlan(1028, "64 of 64"),
-    "a block of 128 a row": RowPlan(2052, "128 of 128"),
-    "a block of 256 a row": RowPlan(5003, "256 of 256"),
-    "a block of 512 a row": RowPlan(8200, "512 of 512"),
+    "a block of 96 a row": RowPlan(2052, "96 of 96"),
+    "a block of 192 a row": RowPlan(5003, "192 of 192"),
+    "a block of 320 a row": RowPlan(8200, "320 of 320"),
     "streamed": RowPlan(12004, "512 of 512, streamed"),
     "a cluster of 2": RowPlan(16388, "512 of 256", FEATURES, _BARE),
     "a cluster of 4": RowPlan(12004, "1024 of 256", FEATURES),
-    "a cluster of 8": RowPlan(20484, "2048 of 256", FEATURES),
-    "a cluster of 16": RowPlan(40964, "4096 of 256", FEATURES),
+    "a cluster of 8": RowPlan(20484, "1792 of 224", FEATURES),
+    "a cluster of 16": RowPlan(40964, "3584 of 224", FEATURES),
     "streamed in a cluster": RowPlan(49154, "2048 of 128, streamed", FEATURES, _WIDE),
 }
 BACKWARD_PLANS = {
@@ -83,12 +83,12 @@ BACKWARD_PLANS = {
         *(_PLAIN | {"bias": "float32", "needs": ("weight", "bias")}, {"capability": 75}),
     ),
     "a block of 64 a row": RowPlan(600, "64 of 64, 1 ahead", FEATURES),
-    "a block of 128 a row": RowPlan(1028, "128 of 128"),
-    "a block of 128 a row, 1 row ahead": RowPlan(1028, "128 of 128, 1 ahead", FEATURES),
-    "a block of 256 a row, 2 rows ahead": RowPlan(2052, "256 of 256, 2 ahead", FEATURES),
-    "a block of 512 a row": RowPlan(4100, "512 of 512", "", _PLAIN),
+    "a block of 96 a row": RowPlan(1028, "96 of 96"),
+    "a block of 96 a row, 1 row ahead": RowPlan(1028, "96 of 96, 1 ahead", FEATURES),
+    "a block of 160 a row, 1 row ahead": RowPlan(2052, "160 of 160, 1 ahead", FEATURES),
+    "a block of 288 a row": RowPlan(4100, "288 of 288", "", _PLAIN),
     "a block of 512 a row, sums in global memory": RowPlan(
-        *(7204, "512 of 512, global", ""),
+        *(7684, "512 of 512, global", ""),
         *(_PLAIN | {"bias": "float32", "needs": ("weight", "bias")}, {"capability": 75}),
     ),
     "streamed": RowPlan(8200, "512 of 512, streamed"),
@@ -96,15 +96,15 @@ BACKWARD_PLANS = {
         8200, "512 of 512, streamed, global", settings={"capability": 75}
     ),
     "a cluster of 2, 1 row ahead": RowPlan(
-        8196, "512 of 256, 1 ahead", FEATURES, _PLAIN | {"needs": ("x",)}
+        8196, "448 of 224, 1 ahead", FEATURES, _PLAIN | {"needs": ("x",)}
     ),
     "a cluster of 4": RowPlan(5003, "1024 of 256", "clusters"),
     "a cluster of 4, 2 rows ahead": RowPlan(5003, "1024 of 256, 2 ahead", FEATURES),
     "a cluster of 4, sums in global memory": RowPlan(
         5003, "1024 of 256, global", FEATURES, settings={"spared": _SPARED[2]}
     ),
-    "a cluster of 8, 1 row ahead": RowPlan(8200, "2048 of 256, 1 ahead", FEATURES),
-    "a cluster of 16, 1 row ahead": RowPlan(16500, "4096 of 256, 1 ahead", FEATURES),
+    "a cluster of 8, 1 row ahead": RowPlan(12292, "1792 of 224, 1 ahead", FEATURES),
+    "a cluster of 16, 1 row ahead": RowPlan(24580, "3584 of 224, 1 ahead", FEATURES),
     "streamed in a cluster": RowPlan(20002, "2048 of 128, streamed", FEATURES, _WIDE),
     "streamed in a cluster, sums in global memory": RowPlan(
         20002, "2048 of 128, streamed, global", FEATURES, _WIDE, {"spared": _SPARED[1]}

@@ -15,7 +15,7 @@ from tests.support.operands import assert_same_bits
 pytestmark = needs_softgpu
 
 TYPICAL = {
-    *("16 threads a row", "a block of 128 a row, 1 row ahead", "a cluster of 4"),
+    *("16 threads a row", "a block of 96 a row, 1 row ahead", "a cluster of 4"),
     *("last, a block", "last, a cluster of several groups", "first, two launches"),
 }
 assert set().union(*PLANS.values()) >= TYPICAL

@@ -84,7 +84,8 @@ _OF_COLUMNS = {
     _FOR_EACH_ITEM: "the same",
 }
 _OF_ROWS = _OF_COLUMNS | {
-    "begin: cluster_barrier();": "group norms have sums of their own",
+    "begin: cluster_begun();": "group norms have sums of their own",
+    "cluster_all_reduce: if (turn == 0) wait_for_cluster();": "the same",
     "cluster_all_reduce: __syncwarp();  // the warp has read them before it sends again": (
         "the same"
     ),
@@ -150,11 +151,11 @@ SOURCE = """
 __device__ inline bool inside(int index, int count) { return index < count; }
 extern "C" __global__ void kernel(int* t, int n) {
   if (inside(f(n), (n))) t[0] = 1;  // if inside(...)
-  cluster_barrier();
+  wait_for_cluster();
 }
 """
 CHANGES = {
-    "cluster_barrier();": "{ if (!without(0)) cluster_barrier(); }",
+    "wait_for_cluster();": "{ if (!without(0)) wait_for_cluster(); }",
     "inside(f(n), (n))": "(without(1) || inside(f(n), (n)))",
 }
 
@@ -166,4 +167,4 @@ def test_a_text_is_all_mutants():
         text = text.replace(change, part)
     assert text.endswith(SOURCE[1:])
     guard = "kernel: if (inside(f(n), (n))) t[0] = 1;  // if inside(...)"
-    assert names == ["kernel: cluster_barrier();", guard]
+    assert names == ["kernel: wait_for_cluster();", guard]

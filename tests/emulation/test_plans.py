@@ -127,7 +127,7 @@ def test_parameter_gradients_are_right_where_runs_of_rows_are_short(plan, rows):
 
 
 # The rows of a group that a backward takes at a time, with one multiprocessor.
-AT_A_TIME = {"16 threads a row": 16, "a block of 128 a row, 1 row ahead": 4, "streamed": 1}
+AT_A_TIME = {"16 threads a row": 16, "a block of 96 a row, 1 row ahead": 4, "streamed": 1}
 AT_A_TIME |= {"a cluster of 4, 2 rows ahead": 1}
 
 

@@ -49,8 +49,9 @@ OF_ROWS = COMMON | {
     "center": (False, True),
     # Widths of each kind of plan: teams within a warp, of a block, of clusters; rows that a block
     # streams, and that a cluster streams with and without sums in shared memory; odd widths.
-    "width": (1, 100, 1000, 1538, 5003, 8192, 20001, 65536, 100003, 262144, 1 << 20),
+    "width": (1, 100, 1000, 1538, 5003, 5120, 20001, 65536, 100003, 262144, 1 << 20),
     "groups": (1, 3, 8),
+    "axes": (1, 3),  # of operands, in front of the row
 }
 FORWARD = OF_ROWS | BIAS | {"residual": (None, "x", "float32"), "y": ("x", "float32")}
 BACKWARD = {
@@ -106,9 +107,8 @@ def features(case: Case, architecture: str) -> Features:
 def make_plan(plan, types, case: Case, architecture: str) -> Launch:
     """Return the launch of a case of FORWARD or BACKWARD."""
     row_shape = RowShape(ROWS, case["width"], case["groups"])
-    return plan(
-        types, row_shape, case["access"], limits_of(architecture, features(case, architecture))
-    )
+    gpu = limits_of(architecture, features(case, architecture))
+    return plan(types, row_shape, case["access"], gpu, case["axes"])
 
 
 def forward_launch(case: Case, architecture: str) -> Launch:

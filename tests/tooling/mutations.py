@@ -78,7 +78,7 @@ _FMA = re.compile(r"(?<![\w:])(?:std::)?fma\((-?)")
 _CONDITION = re.compile(r"\bif (?:constexpr )?\((?:const \w+ \w+ = [^;]*; )?")
 _INSIDE = re.compile(r"\binside\(")
 _BARRIER = re.compile(
-    r"(?:\b__sync(?:threads|warp)\(\)|\bcluster_barrier\(\)|\basync_(?:wait<[^;{}]*>|commit)\(\)"
+    r"(?:\b__sync(?:threads|warp)\(\)|\bcluster_begun\(\)|\bwait_for_cluster\(\)|\basync_(?:wait<[^;{}]*>|commit)\(\)"
     r"|\bwait_for_arrivals\([^;{}]*\)|\bgang\.wait\(\)|(?<=\) )wait\(\));"
 )
 _STATEMENT = re.compile(

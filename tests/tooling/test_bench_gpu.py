@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench import peers
+from bench import gpu_builds, peers
 from bench.arrays import upload
 from bench.cases import (
     OPERATORS,
@@ -21,6 +25,8 @@ from bench.cases import (
     oracle,
     worst_error,
 )
+from tests import softgpu
+from tests.support import internals
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bench" / "check_gpu.sh"
@@ -89,19 +95,123 @@ def test_images_lie_in_the_memory_order_that_their_operator_names(operator):
         assert np.array_equal(on_gpu, np.concatenate([host[name]] * 2))
 
 
-def test_check_gpu_says_what_it_would_run_in_under_eight_minutes(tmp_path):
-    run = subprocess.run([SCRIPT, "--unknown"], capture_output=True, text=True, check=False)
+# --- check_gpu.sh ---------------------------------------------------------------------------------
+
+# An interpreter whose smoke tests fail and whose tests hang, if they are to.
+PYTHON = """#!/usr/bin/env bash
+case "$*" in
+  *find_spec* | *torch*triton*) ;;
+  *gpu_smoke*) echo "a case FAILED" && exit 3 ;;
+  *"-m pytest"*) echo "test_one PASSED" && [[ ! $HANGS ]] || exec sleep 60 ;;
+  *--out*) echo row >"${@: -1}" ;;
+esac
+"""
+
+
+def check_gpu(*arguments, **environment):
+    command = [SCRIPT, *map(str, arguments)]
+    env = {**os.environ, "HANGS": "", **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """Return the environment for runs with an interpreter that does nothing, in a second."""
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o700)
+    few = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_HOME": str(tmp_path)}
+    return {**few, "PYTHON": str(tmp_path / "python"), "CHECK_GPU_SECONDS": "1"}
+
+
+def steps(output):
+    """Return the steps of a dry run, and when each begins and ends."""
+    found = re.findall(r"^([\w.-]+) \((\d+) to (\d+) s\):", output, re.MULTILINE)
+    return {name: (int(begin), int(end)) for name, begin, end in found}
+
+
+def test_check_gpu_says_what_it_would_run_and_when(tmp_path):
+    run = check_gpu("--unknown")
     assert (run.returncode, "[--dry-run] OUT_DIR" in run.stderr) == (2, True)
-    run = subprocess.run(
-        [SCRIPT, "--dry-run", tmp_path / "out"], capture_output=True, text=True, check=True
-    )
-    limits = [int(part.split(" s)")[0]) for part in run.stdout.split("(at most ")[1:]]
-    limits += 2 * [60] if "compute-sanitizer is not installed" in run.stdout else []
-    limits += [55] if "torch or triton is not installed" in run.stdout else []
-    (until_killed,) = map(int, re.findall(r"--kill-after=(\d+)", SCRIPT.read_text()))
-    files = re.findall(r"tests/\S+\.py", run.stdout)
+    sanitizer = tmp_path / "bin" / "compute-sanitizer"
+    sanitizer.parent.mkdir()
+    sanitizer.write_text("")
+    sanitizer.chmod(0o700)
+    first = check_gpu("--dry-run", tmp_path / "out", CUDA_HOME=str(tmp_path)).stdout
+    second = check_gpu("--second", "--dry-run", tmp_path / "out").stdout
+    assert {name: end for name, (_, end) in steps(first).items() if name != "nvidia-smi"} == {
+        **{"info": 25, "smoke": 65, "compile": 95, "tests": 225},
+        **{"memcheck": 270, "racecheck": 315, "timings": 400},
+    }
+    assert {name: end for name, (_, end) in steps(second).items()} == {
+        **{"peers": 90, "torch.compile": 150, "features-off": 210},
+    }
+    twice = check_gpu("--dry-run", tmp_path / "out", CHECK_GPU_SECONDS="840").stdout
+    assert steps(twice)["tests"] == (190, 450)
+    files = re.findall(r"tests/\S+\.py", second)
     assert files
     assert all((ROOT / file).is_file() for file in files)
-    assert len(limits) == 7
-    assert sum(limits) + len(limits) * until_killed < 8 * 60
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_check_gpu_runs_all_steps_though_some_fail_and_keeps_what_they_wrote(tmp_path, stub):
+    run = check_gpu(tmp_path / "out", **stub, HANGS="yes")
+    log = (tmp_path / "out" / "check_gpu.log").read_text()
+    assert run.returncode == 1
+    assert "test_one PASSED" in log
+    assert (tmp_path / "out" / "timings.csv").read_text() == "row\n"
+    summary = log.rpartition("\n\n")[2]
+    verdicts = dict(re.findall(r"^(\w+): (\w+)", summary, re.MULTILINE))
+    assert verdicts.pop("nvidia", "skipped") == "skipped"
+    assert verdicts == {
+        **{"info": "passed", "smoke": "FAILED", "compile": "passed", "tests": "STOPPED"},
+        **{"memcheck": "skipped", "calls": "passed", "racecheck": "skipped", "timings": "passed"},
+    }
+    assert "  | a case FAILED" in run.stdout
+
+
+def test_check_gpu_writes_one_log_and_at_most_seven_tables(tmp_path, stub):
+    check_gpu(tmp_path / "out", **stub)
+    run = check_gpu("--second", tmp_path / "out", **stub)
+    assert run.returncode == 0, run.stdout
+    log = (tmp_path / "out" / "check_gpu.log").read_text()
+    assert all(f"\n{name}: passed" in log for name in ("timings", "peers", "features-off"))
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == ["check_gpu.log", "peers.csv", "timings.csv", "torch.compile.csv"]
+
+
+# --- the list of builds ---------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_the_recorded_builds_are_those_of_these_kernels(tmp_path):
+    """Else run `python -m bench builds record`."""
+    builds = gpu_builds.read(gpu_builds.LIST)
+    gpu_builds.write(tmp_path / "list", builds)
+    assert (tmp_path / "list").read_text() == gpu_builds.LIST.read_text()
+    some = {build.kernel: build for build in builds if "fp32" in str(build)}
+    assert {build.kernel for build in builds} <= set(some)
+    assert [gpu_builds._error_of(build) for build in list(some.values())[:3]] == ["", "", ""]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not softgpu.is_loaded(), reason="the software GPU's cache is a folder")
+def test_a_call_compiles_nothing_after_its_builds_are_compiled_ahead(tmp_path, monkeypatch):
+    import cupy
+
+    operator, shape = BY_LABEL["add_rms_norm"], (5, 96)
+    monkeypatch.setenv("SOFTGPU_PTX", str(tmp_path))
+    monkeypatch.setattr(internals._cuda, "loaded", internals.OnceMap())
+    builds = set(gpu_builds._builds_of(operator, "float32", shape))
+    assert {gpu_builds._error_of(build) for build in builds} == {""}
+    monkeypatch.setattr(internals._cuda, "loaded", internals.OnceMap())
+    assert check(operator, "float32", shape, partial(upload, cupy), cupy.asnumpy) < 1e-6
+    assert len(list(tmp_path.iterdir())) == len(builds)
+
+
+def test_builds_that_do_not_compile_are_counted(monkeypatch, capsys):
+    pool = SimpleNamespace(map=map, shutdown=lambda **options: None)
+    monkeypatch.setattr(gpu_builds, "ProcessPoolExecutor", lambda *a, **k: nullcontext(pool))
+    monkeypatch.setattr(gpu_builds, "_error_of", lambda build: "no such macro" if build else "")
+    assert gpu_builds.compile_all([0, 1, 0], 2, 60) == 0
+    assert "1 do not compile, the first of them: no such macro" in capsys.readouterr().out
+    assert gpu_builds.compile_all([1, 1], 2, 60) == 1

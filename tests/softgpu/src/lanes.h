@@ -114,6 +114,7 @@ bool choose_half(Instruction&, const Opcode&);
 bool choose_memory(Instruction&, const Opcode&);
 bool choose_atomic(Instruction&, const Opcode&);
 bool choose_async_copy(Instruction&, const Opcode&);
+bool choose_prefetch(Instruction&, const Opcode&);
 bool choose_barrier(Instruction&, const Opcode&);
 bool choose_mbarrier(Instruction&, const Opcode&);
 bool choose_send(Instruction&, const Opcode&);

@@ -279,6 +279,16 @@ bool choose_atomic(Instruction& i, const Opcode& op) {
   return i.run != nullptr;
 }
 
+// No access; but of memory that there is, as a kernel that prefetches other memory has a mistake.
+bool choose_prefetch(Instruction& i, const Opcode& op) {
+  i.run = [](Warp& w, const Instruction& i, u32 lanes) {
+    for_lanes(lanes, [&](int lane) {
+      global_at(w, i, lane, w.row(i.source[0])[lane] + u64(i.offset), 1, false);
+    });
+  };
+  return op.has("global") && op.has("L2");
+}
+
 bool choose_async_copy(Instruction& i, const Opcode& op) {
   if (!op.has("async") || op.has("bulk") || op.has("L2::cache_hint")) return false;
   i.run = op.has("commit_group") && i.sources == 0  ? commit_copies

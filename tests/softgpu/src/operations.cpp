@@ -22,7 +22,7 @@ bool Opcode::has(const char* wanted) const {
 bool Opcode::has_result() const {
   if (base() == "bar" || base() == "barrier") return has("red");
   if (base() == "mbarrier") return !has("init");
-  for (const char* without : {"st", "red", "membar", "fence", "cp"})
+  for (const char* without : {"st", "red", "membar", "fence", "cp", "prefetch"})
     if (base() == without) return false;
   return true;
 }
@@ -180,6 +180,7 @@ Family family_of(const std::string& base) {
     add(choose_memory, {"ld", "st"});
     add(choose_atomic, {"atom", "red"});
     add(choose_async_copy, {"cp"});
+    add(choose_prefetch, {"prefetch"});
     add(choose_shuffle, {"shfl"});
     add(choose_vote, {"vote"});
     add(choose_active_mask, {"activemask"});

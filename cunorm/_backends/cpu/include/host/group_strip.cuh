@@ -33,7 +33,7 @@ struct LineSum {
 template <class B>
 struct ColumnSum : RowSum<B> {
   void add(ItemSums<B>& chunk, int) { RowSum<B>::add(chunk); }
-  ChannelItems<B> value() const { return {{spread<B>(RowSum<B>::value())}}; }
+  ChannelItems<B> value() const { return {{spread<B>(RowSum<B>::total())}}; }
 };
 template <class B>
 using ChannelSum = either<B::channels_last, LineSum<B>, ColumnSum<B>>;

@@ -51,7 +51,7 @@ struct ItemSums {
 template <class B>
 struct RowSum {
   using C = typename B::compute_t;
-  RunSum<B, C> recent, total;
+  RunSum<B, C> recent, parts_before;
   int chunks = 0;
   index_t part = -1;
   C* parts = nullptr;  // of a row that is shared
@@ -72,7 +72,7 @@ struct RowSum {
       recent.sum = sum;
     } else {
       if ((chunks - 1) % part_chunks == 0) {
-        total.add(recent.sum);
+        parts_before.add(recent.sum);
         recent = {};
       }
       recent.add(sum);
@@ -80,9 +80,9 @@ struct RowSum {
   }
 
   // Of a shared row: when all threads have waited for each other.
-  C value() const {
+  C total() const {
     if (!shared_rows && chunks <= part_chunks) return recent.sum;
-    RunSum<B, C> sum = total;
+    RunSum<B, C> sum = parts_before;
     if constexpr (shared_rows)
       for (index_t i = 0; i < gang.parts; ++i) sum.add(parts[i]);
     else
@@ -107,8 +107,8 @@ struct Team {
   int thread() const { return shared_rows ? gang.thread : 0; }
   // The totals of the threads' sums.
   template <class... Sums>
-  Pack<C, sizeof...(Sums)> totals(const Sums&... sums) const {
+  Pack<C, sizeof...(Sums)> totals(Sums&... sums) const {
     if constexpr (shared_rows) gang.wait();
-    return {{sums.value()...}};
+    return {{sums.total()...}};
   }
 };

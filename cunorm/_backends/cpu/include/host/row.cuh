@@ -47,10 +47,6 @@ struct RowPacks {
         prefetch_part<B>(row.later, part_column<B>(at.place));
     return {row.data + at.column};
   }
-  template <class At>
-  __forceinline__ LoadedPack<B, T> again(At at) const {
-    return (*this)[at];
-  }
 };
 template <class B, bool once>
 struct RowPacks<B, absent, once> {
@@ -60,10 +56,6 @@ struct RowPacks<B, absent, once> {
   void load(const Chunk&) {}
   template <class At>
   LoadedPack<B, absent> operator[](At) const {
-    return {};
-  }
-  template <class At>
-  LoadedPack<B, absent> again(At) const {
     return {};
   }
 };
@@ -79,10 +71,6 @@ struct ParameterPacks {
   template <class At>
   LoadedPack<B, T> operator[](At at) const {
     return load_pack<B>(row, at.column, 0);
-  }
-  template <class At>
-  LoadedPack<B, T> again(At at) const {
-    return (*this)[at];
   }
 };
 
@@ -108,7 +96,7 @@ struct HeldPacks {
   }
   template <class At>
   void put(At at, const V& pack) {
-    static_assert(B::reduces, "else nothing is held, and `again` computes");
+    static_assert(B::reduces, "else nothing is held, and `held_or` computes");
     if constexpr (hold) copy_part<B>(at, last, pack);
     if constexpr (held_packs<B> > 0) copy_part<B>(at, packs[at.column / B::pack], pack);
   }
@@ -121,7 +109,7 @@ struct HeldPacks {
     return last;  // a copy in memory, for a loop
   }
   template <class At, class Compute>
-  either<(held_packs<B> > 0), const V&, V> again(At at, const Compute& compute) const {
+  either<(held_packs<B> > 0), const V&, V> held_or(At at, const Compute& compute) const {
     if constexpr (held_packs<B> > 0)
       return packs[at.column / B::pack];
     else

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// What weight and bias do to the normalised row:
+//
+//   n = k * r * (weight + weight_offset) + bias      k * r first rounded to rounded_t, if present
+#pragma once
+#include "row.cuh"
+
+// Those of a group of columns, as a thread has them.
+template <class B>
+struct Parameters {
+  ParameterPacks<B, typename B::weight_t> weight;
+  ParameterPacks<B, typename B::bias_t> bias;
+  typename B::compute_t weight_offset;
+
+  template <class Arguments>
+  __device__ Parameters(const Arguments& arguments, const BlockShare& share)
+      : weight(arguments.weight + share.group * row_width(arguments)),
+        bias(arguments.bias + share.group * row_width(arguments)),
+        weight_offset(arguments.weight_offset) {}
+
+  template <class Chunk>
+  __device__ void load(const Chunk& chunk) {
+    weight.load(chunk);
+    bias.load(chunk);
+  }
+
+  // What multiplies k * r.
+  template <class At, class ItemAt>
+  __device__ Item<B> factor(const At& at, ItemAt item) const {
+    auto w = read<B>(weight[at], item);
+    if constexpr (B::weight_offset) w += weight_offset;
+    return w;
+  }
+  // n of k * r as rounded.
+  template <class At, class ItemAt>
+  __device__ Item<B> affine(Item<B> k_r, const At& at, ItemAt item) const {
+    constexpr bool has_weight = present<typename B::weight_t>,
+                   has_bias = present<typename B::bias_t>;
+    if constexpr (has_weight && has_bias)
+      return fma(k_r, factor(at, item), read<B>(bias[at], item));
+    else if constexpr (has_weight)
+      return k_r * factor(at, item);
+    else if constexpr (has_bias)
+      return k_r + read<B>(bias[at], item);
+    else
+      return k_r;
+  }
+};
+
+// k * r as the weight meets it.
+template <class B>
+__device__ inline Item<B> as_rounded(Item<B> k_r) {
+  if constexpr (present<typename B::rounded_t>) k_r = rounded_to<B, typename B::rounded_t>(k_r);
+  return k_r;
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// Row norms, forward, of rows that are streamed: too long for the team's registers on a GPU, and
+// all of them on a CPU. A pass finds the factors, chunk by chunk; a second one reads the row again,
+// from its end backwards, and writes y.
+//
+// The shift of a centered row is the mean of its first chunk. Where that is more than half a
+// deviation off, the row is read once more.
+#pragma once
+#include "streamed.cuh"
+
+template <class B>
+struct StreamedForwardRow : ForwardRow<B> {
+  RowPacks<B, typename B::stream_t> stream;  // s, where it is read again
+  HeldPacks<B, PackOfP<B>> p;
+
+  __device__ StreamedForwardRow(const Arguments<B>& arguments, const StreamedRow<B>& row)
+      : ForwardRow<B>(arguments, row),
+        stream([&] {
+          if constexpr (B::writes_stream)
+            return this->new_residual;
+          else
+            return row.of(arguments.x);
+        }()),
+        p(row) {}
+};
+
+template <class B>
+__device__ inline StreamedForwardRow<B> find_factors(const Arguments<B>& arguments, Team<B>& team,
+                                                     const StreamedRow<B>& place) {
+  using C = typename B::compute_t;
+  StreamedForwardRow<B> row(arguments, place);
+  const C width = C(row_width(arguments));
+
+  // Each item of p: of a chunk that is to be loaded, that was loaded last, that is read again.
+  const auto use_pack = [&](auto at, const auto& use) {
+    const auto& pack = row.p[at];
+    for_each_item<B>(at, [&](auto item) { use(item, read<B>(pack, item)); });
+  };
+  const auto load_and_use = [&](const auto& chunk, const auto& use) {
+    row.x.load(chunk);
+    row.residual.load(chunk);
+    if constexpr (B::pre_gate) row.gate.load(chunk);
+    chunk.for_each_pack([&](auto at) {
+      row.p.put(at, row.make_p(at, row.make_stream(at)));
+      use_pack(at, use);
+    });
+  };
+  const auto use_loaded = [&](const auto& chunk, const auto& use) {
+    chunk.for_each_pack([&](auto at) { use_pack(at, use); });
+  };
+  const auto reload_and_use = [&](const auto& chunk, const auto& use) {
+    row.stream.load(chunk);
+    if constexpr (B::pre_gate) row.gate.load(chunk);
+    chunk.for_each_pack([&](auto at) {
+      row.p.put(at, row.make_p(at, row.stream[at]));
+      use_pack(at, use);
+    });
+  };
+
+  if constexpr (!B::center) {
+    RowSum<B> squares;
+    place.for_each_chunk([&](const auto& chunk) {
+      ItemSums<B> sums;
+      load_and_use(chunk, [&](auto item, auto v) { sums.add_product(item, v, v); });
+      squares.add(sums);
+    });
+    row.variance = math::divided(team.totals(squares).item[0], width);
+  } else {
+    RowSum<B> first_sum, sum_t, sum_tt;
+    C shift = 0;
+    const auto add_chunk = [&](const auto& chunk, const auto& use_chunk) {
+      ItemSums<B> t_sums, tt_sums;
+      use_chunk(chunk, [&](auto item, auto v) {
+        const auto t = clear_outside<B>(v - shift, item);  // where v is 0, but t is not
+        t_sums.add(item, t);
+        tt_sums.add_product(item, t, t);
+      });
+      sum_t.add(t_sums);
+      sum_tt.add(tt_sums);
+    };
+    place.with_first_chunk([&](const auto& chunk) {
+      ItemSums<B> sums;
+      load_and_use(chunk, [&](auto item, auto v) { sums.add(item, v); });
+      first_sum.add(sums);
+      shift = math::divided(team.totals(first_sum).item[0], C(place.first_width()));
+      add_chunk(chunk, use_loaded);
+    });
+    place.for_each_next_chunk([&](const auto& chunk) { add_chunk(chunk, load_and_use); });
+    row.find_moments(team.totals(sum_t, sum_tt), width);
+
+    if (4 * row.correction * row.correction > row.variance) {
+      shift += row.correction;
+      sum_t = {};
+      sum_tt = {};
+      place.for_each_chunk([&](const auto& chunk) { add_chunk(chunk, reload_and_use); });
+      row.find_moments(team.totals(sum_t, sum_tt), width);
+    }
+    row.shift = shift;
+  }
+  row.find_factors(arguments, place, team.thread() == 0);
+  return row;
+}
+
+template <class B>
+__device__ inline void normalize_streamed(const Arguments<B>& arguments, Team<B>& team,
+                                          const Walk<B>& walk) {
+  for_each_row(
+      walk, [&](const StreamedRow<B>& place) { return find_factors(arguments, team, place); },
+      [&](auto& row, const StreamedRow<B>& place) {
+        place.for_each_chunk_again([&](const auto& chunk) {
+          row.stream.load(chunk);
+          row.gate.load(chunk);
+          row.parameters.load(chunk);
+          chunk.for_each_pack([&](auto at) {
+            const auto s = row.stream[at];
+            row.write_y(at, row.p.held_or(at, [&] { return row.make_p(at, s); }));
+          });
+        });
+      });
+}

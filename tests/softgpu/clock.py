@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""What bench needs of CuPy beyond cunorm and its tests: the host's clock for a GPU's, and copies.
+
+The times are the interpreter's, of no GPU: they only try the scripts that measure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from cunorm._backends import cuda
+
+FREE = 1 << 28  # bytes; so few that small arrays rotate through few sets
+
+
+def add_to(cupy: Any) -> None:
+    """Add to the stand-in for CuPy what it lacks, and let cunorm ask the software GPU's driver."""
+    cuda._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
+    if hasattr(cupy.cuda, "get_elapsed_time"):
+        return
+    runtime, raw_kernel = cupy.cuda.runtime, cupy.RawKernel
+    runtime.memcpyDeviceToDevice, runtime.memcpyAsync = 3, _copy
+    runtime.memGetInfo = lambda: (FREE, FREE)
+    cupy.cuda.set_allocator = lambda allocator: None  # arrays have memory of their own anyway
+    cupy.cuda.Event = _clocked(cupy.cuda.Event)
+    cupy.cuda.get_elapsed_time = lambda before, after: 1e3 * (after.seconds - before.seconds)
+    pool = SimpleNamespace(free_all_blocks=lambda: None)
+    cupy.get_default_memory_pool = lambda: pool
+    # The spinning kernel of bench reads a timer that the interpreter has not.
+    cupy.RawKernel = lambda code, name, *rest: (
+        (lambda *arguments: None) if name == "spin" else raw_kernel(code, name, *rest)
+    )
+
+
+def _copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
+    ctypes.memmove(target, source, size)
+
+
+def _clocked(event: type) -> type:
+    """Return a class of events that know when they were recorded; work runs when it is queued."""
+
+    class Event(event):  # type: ignore[misc]
+        def record(self, stream: Any = None) -> None:
+            super().record(stream)
+            self.seconds = time.perf_counter()
+
+    return Event
