@@ -37,7 +37,8 @@ def cuda_forward(
     blocks_of_all = where.groups * team.cluster
     parts = min(-(-where.rows // team.rows_per_block), GRID_LIMIT // blocks_of_all)
     if where.width > team.chunk:
-        parts = min(parts, max(1, _streamed_blocks(types, where.width, gpu) // blocks_of_all))
+        blocks = _streamed_blocks(types, where.width, team, gpu)
+        parts = min(parts, max(1, blocks // blocks_of_all))
     return Launch(KernelBuild("row_norm_forward", macros), parts * blocks_of_all, team.threads)
 
 
@@ -48,14 +49,15 @@ def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
     return team._replace(blocks_per_sm=min(team.blocks_per_sm, most))
 
 
-def _streamed_blocks(types: ForwardTypes, width: int, gpu: GpuCaps) -> int:
-    """Return how many blocks stream rows: two on each multiprocessor.
+def _streamed_blocks(types: ForwardTypes, width: int, team: Team, gpu: GpuCaps) -> int:
+    """Return how many blocks stream rows: two on each multiprocessor, if they fit.
 
-    There are fewer, down to one, where the second passes of their rows would miss the cache.
+    There is one where the second passes of two blocks' rows would miss the cache.
     """
     read_again = (types.new_residual or types.x, types.gate)
-    row = width * sum(dtype.itemsize for dtype in read_again if dtype is not None)
-    return max(gpu.sm_count, min(2 * gpu.sm_count, gpu.l2_bytes // 2 // row))
+    of_block = width * sum(dtype.itemsize for dtype in read_again if dtype) // team.cluster
+    are_cached = 2 * gpu.sm_count * of_block <= gpu.l2_bytes // 2
+    return gpu.sm_count * (2 if are_cached and team.blocks_per_sm > 1 else 1)
 
 
 def cuda_backward(
