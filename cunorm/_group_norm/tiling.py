@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Tiles: how a sample is cut into those of its blocks, and how threads share one."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from cunorm._core.build import Macros, cuda_bool
@@ -17,10 +18,12 @@ _THREADS, _PACKS, _WARP = 128, 12, 32
 _RUN = 16  # packs that a thread adds up one by one: `run` in C++
 _BLOCKS = 4  # on a multiprocessor, for which float32's registers leave room
 # The least contiguous bytes of an operand in a tile, if a sample has them; the most blocks of a
-# cluster; and the blocks that share a multiprocessor's shared memory: the first fit is taken.
-# Samples without one are streamed, in lines and by blocks as below.
-_FITS = ((128, 8, 2), (64, 8, 2), (64, 16, 2), (32, 16, 2))
-_STREAMED_LINE, _STREAMED_BLOCKS = 64, 2
+# cluster; and the blocks that share a multiprocessor's shared memory. Of the fits with the widest
+# packs the first is taken whose tiles are not twice as large as wanted, so that two samples give
+# most multiprocessors a block: shorter lines and larger clusters cost many samples a little. Where
+# all are, the first is taken. Samples without a fit are streamed, in lines and by blocks as below.
+_FITS = ((128, 8, 2), (64, 8, 2), (128, 16, 2), (64, 16, 2), (32, 16, 2))
+_STREAMED_LINES, _STREAMED_BLOCKS = (64, 128), 2
 _CLUSTERS = (1, 2, 4, 8, 16)
 _UNIT_BYTES = 16 << 10  # the least of a channels-first unit: several small groups are one
 _RESERVED_BYTES = 2 << 10  # of a block's shared memory, for the driver and alignment
@@ -96,10 +99,21 @@ def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
 
 def cuda_tiling(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
     """Return a GPU's tiles: of a block or cluster that has whole groups, if they fit."""
-    largest = gpu.features.largest_cluster if gpu.features.clusters else 1
     loaded = len(types.loaded)
     sample = where.positions * where.channels * types.x.itemsize * loaded
     wanted = loaded * max(_LEAST_TILE, sample // gpu.sm_count) * 5 // 4
+    found = [*_fits(types, where, gpu, wanted)]
+    if not found:
+        return _streamed(types, where, gpu)
+    pack = max(one.pack for one in found)
+    fits = [one for one in found if one.pack == pack]
+    small = (one for one in fits if one.shared(types, where.channels_last) <= 2 * wanted)
+    return _bounded(next(small, fits[0]), types, where, gpu)
+
+
+def _fits(types: GroupTypes, where: Samples, gpu: GpuCaps, wanted: int) -> Iterator[Tiling]:
+    """Yield a tiling for each of _FITS: with the fewest blocks that make wanted tiles, or most."""
+    largest = gpu.features.largest_cluster if gpu.features.clusters else 1
     for line, most, blocks in _FITS:
         fitting = [
             tiling
@@ -110,15 +124,18 @@ def cuda_tiling(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
         ]
         small = (one for one in fitting if one.shared(types, where.channels_last) <= wanted)
         if fitting:
-            return _bounded(next(small, fitting[-1]), types, where, gpu)
-    return _streamed(types, where, gpu)
+            yield next(small, fitting[-1])
 
 
 def _streamed(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
     """Return the largest tiles for which shared memory has room."""
-    parts = 1
+
+    def tiling_of(line: int, parts: int) -> Tiling:
+        return _tiling(types, where, line, parts, streamed=True)
+
+    line, parts = max(_STREAMED_LINES, key=lambda line: tiling_of(line, 1).pack), 1
     while True:
-        tiling = _tiling(types, where, _STREAMED_LINE, parts, streamed=True)
+        tiling = tiling_of(line, parts)
         if _room(tiling, types, where, gpu) >= _STREAMED_BLOCKS or parts >= where.positions:
             return _bounded(tiling, types, where, gpu)
         parts += -(-parts // 8)
