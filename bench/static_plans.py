@@ -28,8 +28,8 @@ DIRECTIONS = ("forward", "backward")
 WIDTHS = (64, 256, 1003, 1024, 4096, 16384, 65536, 262144)
 # On GPUs with goals: also the widths that the goals name.
 GOAL_WIDTHS = tuple(sorted({*WIDTHS, 128, 512, 2048, 8192, 12288, 32768, 131072}))
-# Channels, height and width. A block holds whole groups of few positions, a cluster those of more;
-# those of most positions need two launches.
+# Channels, height and width. A block holds whole groups of few positions, a cluster those of more,
+# the largest of these of blocks that have a multiprocessor each; those of most need two launches.
 SAMPLES = tuple(
     (channels, size, size)
     for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()

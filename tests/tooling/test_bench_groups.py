@@ -20,6 +20,7 @@ from bench.static_groups import block_elements, call_traffic
 from bench.static_packs import Packs, executed
 from bench.static_plan import TWO_LAUNCHES
 from bench.static_plans import default_features, grid, plans
+from cunorm._core.caps import NONE
 
 # A forward. A thread copies packs of 16 bytes, by four and the remainder; sums them twice, by two
 # and the remainder; and writes them. Diverged warps and a division have slow paths.
@@ -115,12 +116,12 @@ def test_the_time_of_blocks_is_the_formula_by_hand():
 
 
 def test_a_sample_that_l2_cannot_keep_between_launches_is_read_twice():
-    features = default_features("90")
+    clusters = default_features("90")
     operator = next(one for one in OPERATORS if one.label == "group_norm+silu NHWC")
-    for dtype, shape, expected in (
-        ("bfloat16", (128, 16, 16), Traffic(2, 2)),  # one launch
-        ("bfloat16", (128, 256, 256), Traffic(2, 2)),  # 16 MiB are less than half of 60
-        ("float32", (128, 256, 256), Traffic(8, 4)),
+    for dtype, shape, features, expected in (
+        ("bfloat16", (128, 256, 256), clusters, Traffic(2, 2)),  # one launch
+        ("bfloat16", (128, 256, 256), NONE, Traffic(2, 2)),  # 16 MiB are less than half of 60
+        ("bfloat16", (320, 256, 256), clusters, Traffic(4, 2)),
     ):
         last = list(plans(operator, "forward", dtype, shape, "90", features))[-1]
         assert (last.before is not None) == (last.regime == TWO_LAUNCHES)
