@@ -227,6 +227,7 @@ struct GroupTeam {
     Values parts[one_launch<B> ? B::cluster : 1][B::unit_groups];
     Arrivals arrivals;
   };
+  static_assert(sizeof(Scratch) <= 48 << 10, "a kernel declares no more shared memory");
 
   const Tile<B>& tile;
   Scratch& scratch;
