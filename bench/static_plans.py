@@ -34,8 +34,8 @@ MODEL_WIDTHS = (2880, 3072, 3584, 5120, 6144, 7168, 10240, 14336, 18432, 28672)
 # token by token, and group norms of one or two samples.
 SMALL_ROWS, SMALL_WIDTHS, SMALL_SAMPLES = (1, 8, 64, 512), (1024, 4096, 8192), (1, 2)
 SMALL_DTYPE = "bfloat16"
-# Channels, height and width. A block holds whole groups of few positions, a cluster those of more;
-# those of most positions need two launches.
+# Channels, height and width. A block holds whole groups of few positions, a cluster those of more,
+# the largest of these of blocks that have a multiprocessor each; those of most need two launches.
 SAMPLES = tuple(
     (channels, size, size)
     for size, counts in {16: (128, 320), 64: (320, 1280), 128: (512,), 256: (128, 320)}.items()

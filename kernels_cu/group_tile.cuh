@@ -43,30 +43,34 @@ struct Tile {
         B::channels_last ? threadIdx.x % B::channel_threads : threadIdx.x / B::position_threads;
     row = B::channels_last ? threadIdx.x / B::channel_threads : threadIdx.x % B::position_threads;
     column = lane * (B::channels_last ? B::pack : 1);
-    const int channel_in_unit = part % channel_parts * columns + column;
+    const int channel_in_unit = first_column(part) + column;
     channel = index_t(unit) * unit_channels + channel_in_unit;
     const int before = row * pack_positions, length = positions(part);
-    first = part / channel_parts * sizes.part_positions + before;
+    first = along(part) * sizes.part_positions + before;
     const bool has_packs =
         has_columns() && inside(channel_in_unit, unit_channels) && inside(before, length);
     packs = has_packs ? (length - before + step - 1) / step : 0;
   }
 
+  // Of a part: its number along the positions, how many they are, its first column in the unit, its
+  // channels, and those of each of its groups.
+  __device__ static int along(int part) { return part / channel_parts; }
+  __device__ int positions(int part) const { return int(sizes.positions_of(along(part))); }
+  __device__ static int first_column(int part) { return part % channel_parts * columns; }
+  __device__ static int channels(int part) {
+    return min(unit_channels - first_column(part), columns);
+  }
+  __device__ static int channels_of_group(int part) { return min(group_channels, channels(part)); }
+
   // Some threads are left over at the end of a block.
   __device__ bool has_columns() const {
     return inside(row, B::position_threads) && inside(column, columns);
   }
-  __device__ static int channels(int part) {
-    return min(unit_channels - part % channel_parts * columns, columns);
-  }
-  __device__ int positions(int part) const { return int(sizes.positions_of(part / channel_parts)); }
-  // The channels that it has of each of its groups.
-  __device__ static int channels_of_group(int part) { return min(group_channels, channels(part)); }
   __device__ int parts() const {
     return one_launch<B> ? B::cluster : int(sizes.parts) * channel_parts;
   }
   __device__ index_t first_channel() const {
-    return index_t(unit) * unit_channels + part % channel_parts * columns;
+    return index_t(unit) * unit_channels + first_column(part);
   }
   __device__ index_t whole_sample() const { return sizes.first_sample + sample; }
 
@@ -76,7 +80,7 @@ struct Tile {
   }
   // Where the row begins that has what the part adds to the gradient of a parameter.
   __device__ index_t row_of_sums() const {
-    return (whole_sample() * sizes.parts + part / channel_parts) * sum_pitch(sizes.channels);
+    return (whole_sample() * sizes.parts + along(part)) * sum_pitch(sizes.channels);
   }
 
   // Of a pack of the thread in an operand.
@@ -227,6 +231,7 @@ struct GroupTeam {
     Values parts[one_launch<B> ? B::cluster : 1][B::unit_groups];
     Arrivals arrivals;
   };
+  static_assert(sizeof(Scratch) <= 48 << 10, "a kernel declares no more shared memory");
 
   const Tile<B>& tile;
   Scratch& scratch;

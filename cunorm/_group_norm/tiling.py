@@ -12,17 +12,22 @@ from cunorm._group_norm.layout import LINE, Samples
 
 PACK_BYTES = 32  # of a pack in the compute type; a thread has several packs in registers
 VALUES = 3  # that a part of a sample hands on for each group
-# The most threads of a GPU's block, and the packs of an operand that each should have.
-_THREADS, _PACKS, _WARP = 128, 12, 32
+_PACKS, _WARP = 12, 32  # packs of an operand that each thread of a GPU should have
 _RUN = 16  # packs that a thread adds up one by one: `run` in C++
 _BLOCKS = 4  # on a multiprocessor, for which float32's registers leave room
-# The least contiguous bytes of an operand in a tile, if a sample has them; the most blocks of a
-# cluster; and the blocks that share a multiprocessor's shared memory: the first fit is taken.
-# Samples without one are streamed, in lines and by blocks as below.
-_FITS = ((128, 8, 2), (64, 8, 2), (64, 16, 2), (32, 16, 2))
-_STREAMED_LINE, _STREAMED_BLOCKS = 64, 2
+# The least contiguous bytes of an operand in a tile, if a sample has them, and the most blocks of a
+# cluster. Of the fits with the widest packs the first is taken whose tiles are not twice as large
+# as wanted, so that two samples give most multiprocessors a block: shorter lines and larger
+# clusters cost many samples a little. Where all are, the first is taken.
+_FITS = ((128, 8), (64, 8), (128, 16), (64, 16), (32, 16))
+# Blocks that share a multiprocessor's shared memory, and the most threads of each. Where no tile
+# leaves room for a second block, one that is small enough has it alone; other samples are streamed,
+# in lines with the widest packs and by blocks that share.
+_SHARING, _ALONE = (2, 128), (1, 256)
+_STREAMED_LINES = (64, 128)
 _CLUSTERS = (1, 2, 4, 8, 16)
-_UNIT_BYTES = 16 << 10  # the least of a channels-first unit: several small groups are one
+# The least bytes of a channels-first unit, and the most channels of several groups that are one.
+_UNIT_BYTES, _UNIT_CHANNELS = 16 << 10, 128
 _RESERVED_BYTES = 2 << 10  # of a block's shared memory, for the driver and alignment
 # About the least bytes of an operand in a tile; larger ones make a tile of a sample for each
 # multiprocessor (of a backward, for every other).
@@ -96,31 +101,54 @@ def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
 
 def cuda_tiling(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
     """Return a GPU's tiles: of a block or cluster that has whole groups, if they fit."""
-    largest = gpu.features.largest_cluster if gpu.features.clusters else 1
     loaded = len(types.loaded)
     sample = where.positions * where.channels * types.x.itemsize * loaded
     wanted = loaded * max(_LEAST_TILE, sample // gpu.sm_count) * 5 // 4
-    for line, most, blocks in _FITS:
+
+    def is_small(tiling: Tiling) -> bool:
+        return tiling.shared(types, where.channels_last) <= 2 * wanted
+
+    sharing = _fits(types, where, gpu, wanted, *_SHARING)
+    found = [*filter(is_small, sharing), *sharing]
+    if not found:
+        streamed = _streamed(types, where, gpu)
+        alone = filter(is_small, _fits(types, where, gpu, wanted, *_ALONE))
+        found = [one for one in alone if one.pack == streamed.pack] or [streamed]
+    return _bounded(found[0], types, where, gpu)
+
+
+def _fits(
+    types: GroupTypes, where: Samples, gpu: GpuCaps, wanted: int, blocks: int, threads: int
+) -> list[Tiling]:
+    """Return a tiling for each of _FITS: with the fewest blocks that make wanted tiles, or most."""
+    largest, found = gpu.features.largest_cluster if gpu.features.clusters else 1, []
+    for line, most in _FITS:
         fitting = [
             tiling
             for cluster in _CLUSTERS
             if cluster <= min(most, largest)
-            and (tiling := _tiling(types, where, line, cluster)).cluster
+            and (tiling := _tiling(types, where, line, cluster, threads)).cluster
             and _room(tiling, types, where, gpu) >= blocks
         ]
         small = (one for one in fitting if one.shared(types, where.channels_last) <= wanted)
         if fitting:
-            return _bounded(next(small, fitting[-1]), types, where, gpu)
-    return _streamed(types, where, gpu)
+            found.append(next(small, fitting[-1]))
+    pack = max((one.pack for one in found), default=0)
+    return [one for one in found if one.pack == pack]
 
 
 def _streamed(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
     """Return the largest tiles for which shared memory has room."""
-    parts = 1
+    blocks, threads = _SHARING
+
+    def tiling_of(line: int, parts: int) -> Tiling:
+        return _tiling(types, where, line, parts, threads, streamed=True)
+
+    line, parts = max(_STREAMED_LINES, key=lambda line: tiling_of(line, 1).pack), 1
     while True:
-        tiling = _tiling(types, where, _STREAMED_LINE, parts, streamed=True)
-        if _room(tiling, types, where, gpu) >= _STREAMED_BLOCKS or parts >= where.positions:
-            return _bounded(tiling, types, where, gpu)
+        tiling = tiling_of(line, parts)
+        if _room(tiling, types, where, gpu) >= blocks or parts >= where.positions:
+            return tiling
         parts += -(-parts // 8)
 
 
@@ -131,7 +159,13 @@ def _bounded(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) ->
 
 
 def _tiling(
-    types: GroupTypes, where: Samples, line_bytes: int, blocks: int, *, streamed: bool = False
+    types: GroupTypes,
+    where: Samples,
+    line_bytes: int,
+    blocks: int,
+    most_threads: int,
+    *,
+    streamed: bool = False,
 ) -> Tiling:
     """Return tiles of lines of these bytes, with these blocks for a unit.
 
@@ -144,13 +178,13 @@ def _tiling(
     pack = min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
     across = channels // pack if where.channels_last else channels
     along = where.positions if where.channels_last else where.positions // pack
-    least_parts = 1 << (-(-across // _THREADS) - 1).bit_length()  # a power of two
+    least_parts = 1 << (-(-across // most_threads) - 1).bit_length()  # a power of two
     channel_threads = -(-across // least_parts)
     channel_parts = -(-across // channel_threads)
     parts = blocks if streamed else max(1, blocks // channel_parts)
     of_part = -(-along // parts)
     warps = -(-channel_threads * -(-of_part // _PACKS) // _WARP)
-    threads = min(_THREADS, warps * _WARP)
+    threads = min(most_threads, warps * _WARP)
     position_threads = min(max(1, threads // channel_threads), of_part)
     length = -(-of_part // position_threads) * position_threads
     return Tiling(
@@ -167,11 +201,11 @@ def _tiling(
 
 
 def _unit_groups(types: GroupTypes, where: Samples, line: int) -> int:
-    """Return the groups of a unit: enough bytes for a line, but a thread for each channel."""
+    """Return the groups of a unit: enough bytes for a line, but no more than some channels."""
     size = where.group_channels * types.x.itemsize
     if not where.channels_last:
         size, line = size * where.positions, _UNIT_BYTES
-    most = max(1, _THREADS // where.group_channels)
+    most = max(1, _UNIT_CHANNELS // where.group_channels)
     divisors = [n for n in range(1, min(where.groups, most) + 1) if where.groups % n == 0]
     return next((n for n in divisors if n * size >= line), divisors[-1])
 

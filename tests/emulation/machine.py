@@ -53,13 +53,15 @@ def machine(
     grid: int | None = None,
     sources: dict[str, str] | None = None,
     spared: int = 0,
+    alone: bool = True,
     **settings: Any,
 ) -> Iterator[list[Launch]]:
     """Run calls on such a GPU; yield a list that gets each launch.
 
     `grid` limits the blocks of a launch, so that each block walks rows, or each launch has some of
     the samples. `sources` replace the texts of kernels. `spared` are bytes of shared memory that
-    plans must not use. The rest are settings of the software GPU.
+    plans must not use. `alone` is whether a group norm's block may have a multiprocessor alone. The
+    rest are settings of the software GPU.
     """
     softgpu.load()
     has = Features(**dict.fromkeys(features.split(), True))
@@ -79,6 +81,9 @@ def machine(
         mock.patch.object(_cuda_plan, "_RESERVED_BYTES", spared or _cuda_plan._RESERVED_BYTES),
         mock.patch.object(
             _group_tiling, "_RESERVED_BYTES", spared or _group_tiling._RESERVED_BYTES
+        ),
+        mock.patch.object(
+            _group_tiling, "_ALONE", _group_tiling._ALONE if alone else _group_tiling._SHARING
         ),
         mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         _texts(sources) if sources else nullcontext(),

@@ -133,6 +133,7 @@ class GroupPlan(NamedTuple):
     samples: Samples
     features: str = ""
     spared: int = 0  # bytes of shared memory that tiles must not use
+    alone: bool = True  # whether a block may have a multiprocessor alone
 
 
 _FIRST = {"channels_last": False, "channel_axis": 1}
@@ -148,8 +149,9 @@ GROUP_PLANS = {  # each name begins with the result of group_plan_name
     "last, a cluster of several groups, some without": GroupPlan(
         Samples(2, (290,), 40, 5), "clusters", _LITTLE
     ),
+    "last, a block, alone": GroupPlan(Samples(2, (400,), 32, 1), "async_copies", _LITTLE),
     "last, two launches of several groups": GroupPlan(
-        Samples(2, (1013,), 24, 2), "async_copies", _LITTLE
+        Samples(2, (1013,), 24, 2), "async_copies", _LITTLE, alone=False
     ),
     "last, two launches, parts of channels": GroupPlan(Samples(2, (19,), 1036, 1), spared=_LITTLE),
     "first, a block of several groups": GroupPlan(Samples(3, (5,), 9, 3, **_FIRST)),
@@ -157,11 +159,16 @@ GROUP_PLANS = {  # each name begins with the result of group_plan_name
         Samples(2, (2,), 516, 129, **_FIRST)
     ),
     "first, a block": GroupPlan(Samples(3, (16, 48), 12, 2, **_FIRST)),
+    "first, a block, alone": GroupPlan(
+        Samples(2, (5004,), 4, 2, **_FIRST), "async_copies", _LITTLE
+    ),
     "first, a cluster": GroupPlan(Samples(2, (36, 40), 8, 2, **_FIRST), FEATURES, _LITTLE),
     "first, a cluster of several groups, some without": GroupPlan(
         Samples(2, (388,), 40, 5, **_FIRST), FEATURES, _LITTLE
     ),
-    "first, two launches": GroupPlan(Samples(2, (5003,), 4, 2, **_FIRST), "async_copies", _LITTLE),
+    "first, two launches": GroupPlan(
+        Samples(2, (5003,), 4, 2, **_FIRST), "async_copies", _LITTLE, alone=False
+    ),
     "first, two launches, parts of channels, many": GroupPlan(Samples(2, (2,), 8193, 1, **_FIRST)),
     "first, two launches, parts of channels": GroupPlan(
         Samples(2, (15,), 520, 1, **_FIRST), spared=_LITTLE
@@ -181,6 +188,7 @@ def group_plan_name(launches: Sequence[Launch]) -> str:
     else:
         name += "a block" if macros["CLUSTER"] == "1" else "a cluster"
     name += " of several groups" if macros["UNIT_GROUPS"] != "1" else ""
+    name += ", alone" if int(macros["THREADS"]) > 128 else ""
     return name + (", parts of channels" if unit > columns else "")
 
 
@@ -216,7 +224,8 @@ class Planned(NamedTuple):
             blocks = (1 if self.rows.width > 6000 else 2) * self.rows.cluster
         else:
             features = GROUP_PLANS[self.plan].features
-            settings = {"spared": GROUP_PLANS[self.plan].spared, **settings}
+            _, _, spared, alone = GROUP_PLANS[self.plan]
+            settings = {"spared": spared, "alone": alone, **settings}
         return machine(features, few * blocks or grid, **{"multiprocessors": 1, **settings})
 
 

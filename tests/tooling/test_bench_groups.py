@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from bench.cases import OPERATORS
@@ -10,7 +12,8 @@ from bench.model import Traffic
 from bench.static_groups import block_elements, call_traffic
 from bench.static_packs import Packs, executed
 from bench.static_plan import TWO_LAUNCHES
-from bench.static_plans import default_features, grid, plans
+from bench.static_plans import DIRECTIONS, default_features, grid, plans
+from cunorm._core.caps import NONE
 
 # A forward. A thread copies packs of 16 bytes, by four and the remainder; sums them twice, by two
 # and the remainder; and writes them. Diverged warps and a division have slow paths.
@@ -84,12 +87,12 @@ def test_a_kernel_without_loops_over_packs_is_an_error():
 
 
 def test_a_sample_that_l2_cannot_keep_between_launches_is_read_twice():
-    features = default_features("90")
+    clusters = default_features("90")
     operator = next(one for one in OPERATORS if one.label == "group_norm+silu NHWC")
-    for dtype, shape, expected in (
-        ("bfloat16", (128, 16, 16), Traffic(2, 2)),  # one launch
-        ("bfloat16", (128, 256, 256), Traffic(2, 2)),  # 16 MiB are less than half of 60
-        ("float32", (128, 256, 256), Traffic(8, 4)),
+    for dtype, shape, features, expected in (
+        ("bfloat16", (128, 256, 256), clusters, Traffic(2, 2)),  # one launch
+        ("bfloat16", (128, 256, 256), NONE, Traffic(2, 2)),  # 16 MiB are less than half of 60
+        ("bfloat16", (320, 256, 256), clusters, Traffic(4, 2)),
     ):
         last = list(plans(operator, "forward", dtype, shape, "90", features))[-1]
         assert (last.before is not None) == (last.regime == TWO_LAUNCHES)
@@ -102,3 +105,14 @@ def test_the_grid_has_every_kind_of_group_plan_and_its_blocks_have_the_sample():
     for plan in found:
         tile = plan.shared / plan.traffic().reads
         assert 0.5 * tile < block_elements(plan) <= tile
+
+
+def test_two_samples_of_a_large_model_give_most_multiprocessors_a_block():
+    features = default_features("90")
+    operators = [one for one in OPERATORS if one.name == "group_norm+silu"]
+    shapes = ((320, 64, 64), (640, 32, 32), (960, 64, 64), (1280, 32, 32), (128, 256, 256))
+    for one in product(operators, DIRECTIONS, ("float32", "bfloat16"), shapes):
+        few, many = (next(plans(*one, "90", features, samples)) for samples in (2, 64))
+        assert few.grid >= 0.9 * GPUS["90"].sm_count, one
+        assert few.build == many.build
+        assert few.grid * many.chunk == many.grid * few.chunk
