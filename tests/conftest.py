@@ -17,7 +17,11 @@ pytest.register_assert_rewrite("tests.support")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from tests import softgpu  # noqa: E402
-from tests.support import internals, levels  # noqa: E402
+from tests.support import internals, levels, real_gpu  # noqa: E402
+from tests.support.real_gpu import (  # noqa: E402, F401
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+)
 
 ON_GPU = ("gpu", True)
 _no_software_gpu = ""  # why the software GPU is not available
@@ -45,14 +49,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_header() -> str:
-    if softgpu.is_loaded():
-        return "GPU: the software GPU, on which the tests marked gpu run"
-    return f"GPU: {why_no_gpu() or 'that of this machine'}"
+    return real_gpu.header(why_no_gpu())
+
+
+def why_no_gpu() -> str | None:
+    """Return what is missing for a test marked gpu; None if nothing is."""
+    reason = real_gpu.why_no_gpu()
+    return reason and "; ".join(filter(None, (reason, _no_software_gpu)))
 
 
 def pytest_configure() -> None:
     """Load the software GPU if there is no other, for this process and its children."""
     global _no_software_gpu
+    real_gpu.prepare_jax()
     _no_software_gpu = softgpu.unavailable()
     if softgpu.real_gpu() or _no_software_gpu:
         return
@@ -61,20 +70,7 @@ def pytest_configure() -> None:
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         _no_software_gpu = f"the software GPU is not built: {error}"
     else:
-        internals._cluster_fit._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
-
-
-def why_no_gpu() -> str | None:
-    """Return what is missing for a test on a GPU; None if nothing is."""
-    try:
-        import cupy
-    except ImportError as error:
-        return f"needs a GPU and CuPy: {error}"
-    try:
-        cupy.cuda.runtime.getDevice()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"needs an NVIDIA GPU: {error}; {_no_software_gpu}"
-    return None
+        internals._driver._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

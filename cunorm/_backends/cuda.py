@@ -5,9 +5,8 @@ CuPy is imported at the first use. It compiles for the current device and has a 
 own. Its current stream is not changed: a launch is given one.
 """
 
-import ctypes
 import importlib.util
-import sys
+import re
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from cunorm._backends import driver
 from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import PORTABLE_CLUSTER, GpuCaps, features_of
@@ -26,8 +26,9 @@ from cunorm._core.plan import KernelCall
 from cunorm._core.tensor import Device
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
-_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # the driver's
-_NON_PORTABLE_CLUSTER_ALLOWED = 14  # of its function attributes
+# CuPy 14.0 copies views of more than 2 GiB wrongly, and 13 knows no bfloat16.
+_LEAST_CUPY = (14, 1)
+_LEAST_NVRTC_OF_CLUSTERS = (12, 1)  # from it on st.async, by which blocks send each other sums
 
 
 def launch(planned: Launch, arguments: bytes, device: Device, stream: int) -> None:
@@ -67,17 +68,19 @@ def _load(build: KernelBuild) -> Any:
     with all the shared memory that a block can have.
     """
     cupy = _cupy()
+    gpu = cupy.cuda.Device()
+    gpu.use()  # as the driver is asked about modules that CuPy has loaded on other threads
     options = compile_options(build)
     kernel = cupy.RawKernel(source_text(build.kernel), build.kernel, options)
     try:
         kernel.compile()
     except cupy.cuda.compiler.CompileException as error:
         raise RuntimeError(compile_error_text(build, options, str(error))) from None
-    most = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    most = gpu.attributes["MaxSharedMemoryPerBlockOptin"]
     kernel.max_dynamic_shared_size_bytes = most - kernel.shared_size_bytes
     function = kernel.kernel
     if build.cluster > PORTABLE_CLUSTER:
-        allow_large_clusters(cupy, function)
+        driver.allow_large_clusters(cupy, function)
     return function
 
 
@@ -89,6 +92,9 @@ def prepare(build: KernelBuild, device: Device) -> bool:
 
 def compile_options(build: KernelBuild) -> tuple[str, ...]:
     """Return NVRTC's options for a build; CuPy adds ``-ftz=true`` and the architecture.
+
+    It also adds ``--device-as-default-execution-space``, without which NVRTC 13.0 takes lambdas for
+    functions of the host; given here as well, it would be defined twice.
 
     ``--fmad=false``: a product and a sum are contracted only where the source says ``fma``, so that
     a result does not depend on the rest of the build.
@@ -132,7 +138,9 @@ def current_device() -> int:
 @memoize(maxsize=64)
 def gpu_caps(device: Device) -> GpuCaps:
     gpu = _cupy().cuda.Device(device.index)
-    attributes = gpu.attributes
+    attributes, features = gpu.attributes, features_of(gpu.compute_capability)
+    if nvrtc_version() < _LEAST_NVRTC_OF_CLUSTERS:
+        features = features._replace(clusters=False)
     return GpuCaps(
         sm_count=attributes["MultiProcessorCount"],
         compute_capability=gpu.compute_capability,
@@ -140,7 +148,7 @@ def gpu_caps(device: Device) -> GpuCaps:
         shared_memory_per_block_optin=attributes["MaxSharedMemoryPerBlockOptin"],
         shared_memory_per_sm=attributes["MaxSharedMemoryPerMultiprocessor"],
         l2_bytes=attributes["L2CacheSize"],
-        features=features_of(gpu.compute_capability),
+        features=features,
     )
 
 
@@ -161,40 +169,11 @@ def caps_that_fit(device: Device, first_launch: Callable[[GpuCaps], Launch]) -> 
     return caps
 
 
-class _LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig of the driver API, without attributes: the kernel has its cluster's size."""
-
-    _fields_ = (
-        ("grid", 3 * ctypes.c_uint),
-        ("block", 3 * ctypes.c_uint),
-        ("shared_memory", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
-def allow_large_clusters(cupy: Any, function: Any) -> None:
-    cupy.cuda.driver.funcSetAttribute(function.ptr, _NON_PORTABLE_CLUSTER_ALLOWED, 1)
-
-
-def clusters_that_fit(function: Any, launch: Launch) -> int:
-    """Return the number of clusters that the current device, or our part of it, runs at a time."""
-    config = _LaunchConfig((launch.build.cluster, 1, 1), (launch.block, 1, 1), launch.shared)
-    count = ctypes.c_int()
-    try:
-        query = ctypes.CDLL(_LIBRARY).cuOccupancyMaxActiveClusters
-    except (OSError, AttributeError):  # a driver from before there were clusters
-        return 0
-    refused = query(ctypes.byref(count), ctypes.c_void_p(function.ptr), ctypes.byref(config))
-    return 0 if refused else count.value
-
-
 @memoize()
 def fits_cluster(launch: Launch, device: Device) -> bool:
     with _cupy().cuda.Device(device.index):
         function, _ = _ready(launch.build, device.index)
-        return clusters_that_fit(function, launch) > 0
+        return driver.clusters_that_fit(_cupy(), function, launch) > 0
 
 
 def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[int], int], None]:
@@ -222,6 +201,10 @@ def _cupy() -> Any:
         raise ImportError(
             f"CUDA arrays need CuPy, which compiles and launches the kernels: {_INSTALL}: {error}"
         ) from error
+    found = tuple(map(int, re.findall(r"\d+", cupy.__version__)[:2]))
+    if found < _LEAST_CUPY:
+        least = ".".join(map(str, _LEAST_CUPY))
+        raise ImportError(f"CUDA arrays need CuPy {least}, found {cupy.__version__}: {_INSTALL}")
     return cupy
 
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from importlib.machinery import PathFinder
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import pytest
 
 import cunorm
 from tests import softgpu
-from tests.support.internals import Device, Features, KernelBuild, Launch, OnceMap, _cuda
+from tests.support.internals import Device, Features, KernelBuild, Launch, OnceMap, _cuda, _driver
 from tests.support.processes import in_process
 
 pytestmark = pytest.mark.gpu
@@ -38,6 +40,7 @@ def cupy(monkeypatch):
     import cupy
 
     caches = (_cuda._cupy, _cuda.nvrtc_version, _cuda.cuda_include_folders, _cuda.gpu_caps)
+    caches += (_cuda.fits_cluster,)
     monkeypatch.setattr(_cuda, "source_text", lambda kernel: PROBE)
     monkeypatch.setattr(_cuda, "loaded", OnceMap())
     for cache in caches:
@@ -121,16 +124,61 @@ def test_a_launch_gives_a_block_its_shared_memory_and_no_more(cupy, monkeypatch,
         assert out.item() == 7
 
 
+# --- clusters -------------------------------------------------------------------------------------
+
+PAIRS = KernelBuild("probe", (("STEP", "1"), ("CLUSTER", "2"), ("CLUSTER_OF", TWO)))
+GPU = Device("cuda", 0)
+
+
+@pytest.fixture
+def pairs(cupy, monkeypatch):
+    """Make the small kernel one of clusters; return it, loaded by this thread."""
+    if int(cupy.cuda.Device(0).compute_capability) < 90:
+        pytest.skip("clusters need compute capability 9.0")
+    source = PROBE.replace("void probe", "void CLUSTER_OF probe")
+    monkeypatch.setattr(_cuda, "source_text", lambda kernel: source)
+    _cuda.prepare(PAIRS, GPU)
+    return PAIRS
+
+
+def in_new_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
 @software
-def test_a_gpu_is_asked_for_room_for_the_clusters_of_a_launch_with_its_shared_memory(
-    cupy, monkeypatch
-):
-    monkeypatch.setattr(
-        _cuda, "source_text", lambda _: PROBE.replace("void probe", "void CLUSTER_OF probe")
-    )
-    build = KernelBuild("probe", (("STEP", "1"), ("CLUSTER", "2"), ("CLUSTER_OF", TWO)))
-    for shared, fits in ((0, True), (100_000, True), (300_000, False)):
-        assert _cuda.fits_cluster(Launch(build, 2, 32, shared=shared), Device("cuda", 0)) == fits
+def test_a_gpu_is_asked_for_room_for_the_clusters_of_a_launch_with_its_shared_memory(pairs):
+    for shared in (0, 100_000):
+        assert _cuda.fits_cluster(Launch(pairs, 2, 32, shared=shared), GPU)
+    with pytest.raises(RuntimeError, match=r"INVALID_VALUE: .* 300000 bytes of dynamic"):
+        _cuda.fits_cluster(Launch(pairs, 2, 32, shared=300_000), GPU)
+
+
+def test_a_thread_without_a_context_is_told_of_the_same_room(pairs):
+    """Such as autograd's: a backward may be planned there, from kernels that `warmup` loaded."""
+    assert in_new_thread(lambda: _cuda.fits_cluster(Launch(pairs, 2, 32), GPU))
+
+
+def test_a_thread_without_a_context_loads_what_cupy_has_loaded(pairs):
+    """CuPy makes a context to load a module, but keeps the modules that it has loaded."""
+    cunorm.clear_cache()
+    assert in_new_thread(lambda: _cuda.prepare(pairs, GPU))
+
+
+@pytest.mark.parametrize(
+    ("functions", "answer"),
+    [
+        ({"cuOccupancyMaxActiveClusters": lambda *given: 201}, "CUDA_ERROR_INVALID_CONTEXT"),
+        ({"cuOccupancyMaxActiveClusters": lambda *given: 912}, False),  # INVALID_CLUSTER_SIZE
+        ({"cuOccupancyMaxActiveClusters": lambda *given: 0}, False),  # and leaves the number 0
+        ({}, False),  # a driver of before there were clusters
+    ],
+)
+def test_an_error_of_the_driver_is_not_taken_for_no_room(pairs, monkeypatch, functions, answer):
+    monkeypatch.setattr(_driver, "library", lambda: SimpleNamespace(**functions))
+    named = f"how many clusters of 2 blocks fit: {answer}: "
+    with nullcontext() if answer is False else pytest.raises(RuntimeError, match=named):
+        assert _cuda.fits_cluster(Launch(pairs, 2, 32), GPU) is answer
 
 
 @software
@@ -142,6 +190,15 @@ def test_device_limits_are_those_of_the_gpu_and_are_queried_once(capability):
     shared, l2 = {80: (164 << 10, 40 << 20), 90: (228 << 10, 60 << 20)}[capability]
     assert limits == (132, str(capability), 2048, shared - 1024, shared, l2, features)
     assert _cuda.gpu_caps(Device("cuda", 0)) is limits
+
+
+@software
+@pytest.mark.parametrize(("version", "has_clusters"), [((12, 0), False), ((12, 1), True)])
+def test_plans_have_no_clusters_where_nvrtc_cannot_compile_them(
+    cupy, monkeypatch, version, has_clusters
+):
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: version)
+    assert _cuda.gpu_caps(GPU).features.clusters is has_clusters
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -166,8 +223,8 @@ def test_a_failed_compile_names_build_options_and_first_errors(cupy, monkeypatch
 
 
 def test_missing_cuda_headers_are_named_with_the_remedy(cupy, monkeypatch):
-    monkeypatch.setattr(_cuda, "cuda_include_folders", lambda: ())
-    monkeypatch.setattr(_cuda, "source_text", lambda kernel: f"#include <cuda_bf16.h>\n{PROBE}")
+    missing = "#include <missing/cuda_bf16.h>\n"  # CuPy itself may find those that are installed
+    monkeypatch.setattr(_cuda, "source_text", lambda kernel: f"{missing}{PROBE}")
     assert 'pip install "cunorm[cuda13]"' in refused(cupy)
 
 
@@ -183,6 +240,19 @@ def test_what_is_missing_is_named_with_the_remedy(cupy, monkeypatch, missing, te
         monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", fail)
     with pytest.raises(ImportError, match=rf'{text}.*pip install "cunorm\[cuda13\]"'):
         launch(out, 1, 32)
+
+
+VERSIONS = {"13.6.0": False, "14.0.1": False, "14.1.0": True, "14.10.0": True, "15.0.0a1": True}
+
+
+@pytest.mark.parametrize(("version", "is_taken"), VERSIONS.items())
+def test_a_cupy_that_is_too_old_is_named_beside_the_one_that_is_needed(
+    cupy, monkeypatch, version, is_taken
+):
+    monkeypatch.setattr(cupy, "__version__", version)
+    text = rf'need CuPy 14\.1, found {re.escape(version)}: pip install "cunorm\[cuda13\]"'
+    with nullcontext() if is_taken else pytest.raises(ImportError, match=text):
+        launch(cupy.zeros(32, np.int64), 1, 32)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +283,10 @@ SEARCHED = [path for path in sys.path if path != softgpu.STANDIN]
 SCRIPT = """
 import struct
 import cupy
-from cupy.cuda import driver, function, runtime
+from cupy.cuda import compiler, driver, function, runtime
 from tests import softgpu
 from tests.support.internals import KernelBuild, _cuda
+from tests.support.nvrtc import CUPY_OPTIONS
 
 assert not cupy.__file__.startswith(softgpu.STANDIN), cupy.__file__
 
@@ -244,6 +315,21 @@ assert callable(driver.funcSetAttribute)
 used = {"kernel", "compile", "shared_size_bytes", "max_dynamic_shared_size_bytes"}
 assert used <= vars(cupy.RawKernel).keys()
 assert "ptr" in vars(function.Function)
+
+class Program:
+    def __init__(self, *given, **more):
+        pass
+
+    def compile(self, options, log_stream):
+        raise KeyError(*options)
+
+compiler._NVRTCProgram = Program  # what follows needs no device
+compiler._preprocess = lambda *given: ""
+compiler._get_arch_for_options_for_nvrtc = lambda arch=None: ("-arch=sm_90", "cubin")
+try:
+    compiler._compile_with_cache_cuda("the source", options, "90", cache_in_memory=True)
+except KeyError as given:
+    assert sorted(given.args) == sorted((*options, "-arch=sm_90", *CUPY_OPTIONS)), given.args
 names = ("L2CacheSize", "MaxSharedMemoryPerBlockOptin", "MaxSharedMemoryPerMultiprocessor")
 assert all(hasattr(runtime, f"cudaDevAttr{name}") for name in names)
 """
@@ -255,3 +341,12 @@ def test_cupy_takes_our_argument_block_and_our_options():
     args = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = os.pathsep.join(path for path in args if path != softgpu.STANDIN)
     in_process(SCRIPT, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="")
+
+
+@software
+def test_the_stand_in_adds_the_options_that_cupy_adds():
+    from cupy import _kernels
+
+    from tests.support.nvrtc import CUPY_OPTIONS
+
+    assert _kernels.ADDED_OPTIONS == CUPY_OPTIONS

@@ -21,9 +21,9 @@ from tests.support.internals import (
     GRID_LIMIT,
     Features,
     Launch,
-    _cluster_fit,
     _cuda,
     _cuda_plan,
+    _driver,
     _group_plan,
     _group_tiling,
 )
@@ -72,7 +72,7 @@ def machine(
 
     with (
         softgpu.settings(**settings),
-        mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
+        mock.patch.object(_driver, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
         mock.patch.object(_cuda, "features_of", lambda capability: has),
         mock.patch.object(_cuda, "launch", noted),
         mock.patch.object(_cuda_plan, "GRID_LIMIT", grid or GRID_LIMIT),

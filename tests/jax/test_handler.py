@@ -216,5 +216,7 @@ def test_what_no_call_on_a_cpu_reads_lies_where_jaxlibs_header_says():
     assert len(_xla_structs._StreamGet._fields_) == 4
     api = re.search(r"struct XLA_FFI_Api {(.*?)\n};", header, re.S)[1]
     functions = re.findall(r"STRUCT_FIELD\(XLA_FFI_(\w+)\)", api)
-    expected = "Error_Create Error_GetMessage Error_Destroy Handler_Register Stream_Get"
-    assert functions[:5] == expected.split()
+    fields = [name for name, _ in _xla_structs._Api._fields_]
+    first = fields.index("error_create")
+    for name in ("Error_Create", "Stream_Get"):  # others have changed their names
+        assert functions.index(name) == fields.index(name.lower()) - first

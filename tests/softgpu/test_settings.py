@@ -13,7 +13,7 @@ import pytest
 
 from tests import softgpu
 from tests.softgpu.launching import cupy, kernel, launch
-from tests.support.internals import KernelBuild, Launch, _cluster_fit
+from tests.support.internals import KernelBuild, Launch, _driver
 
 EXCHANGE = """int* x) { __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; %s
     x[threadIdx.x] = s[threadIdx.x ^ %d]; }"""
@@ -95,14 +95,14 @@ def test_kernels_are_compiled_for_the_compute_capability_that_is_set(capability)
 def test_the_driver_says_how_many_clusters_fit(size, largest, shared, fit):
     """Two blocks of 1024 threads fit a multiprocessor; one if it takes much shared memory."""
     compiled = kernel("int* x) { }", f"__cluster_dims__({size}, 1, 1)")
-    _cluster_fit.allow_large_clusters(cupy, compiled.kernel)
+    _driver.allow_large_clusters(cupy, compiled.kernel)
     with (
         softgpu.settings(largest_cluster=largest),
-        mock.patch.object(_cluster_fit, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
+        mock.patch.object(_driver, "_LIBRARY", os.environ["SOFTGPU_LIBRARY"]),
     ):
         compiled.max_dynamic_shared_size_bytes = shared
         wanted = Launch(KernelBuild("k", (("CLUSTER", str(size)),)), 64, 1024, shared=shared)
-        assert _cluster_fit.clusters_that_fit(compiled.kernel, wanted) == fit
+        assert _driver.clusters_that_fit(cupy, compiled.kernel, wanted) == fit
 
 
 def test_another_process_uses_it_as_it_is_set():

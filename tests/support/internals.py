@@ -17,8 +17,8 @@ from cunorm._arrays.numpy import NumpyAdapter, numpy_view
 from cunorm._arrays.registry import view as describe
 from cunorm._backends import cpu as _cpu
 from cunorm._backends import cpu as _scratch
-from cunorm._backends import cuda as _cluster_fit
 from cunorm._backends import cuda as _cuda
+from cunorm._backends import driver as _driver
 from cunorm._backends import pool as _pool
 from cunorm._backends.cpu import compile as _compile
 from cunorm._backends.cpu import compiler as _compiler
@@ -87,7 +87,6 @@ __all__ = [
     "Samples",
     "_cache",
     "_caches",
-    "_cluster_fit",
     "_command",
     "_compile",
     "_compiler",
@@ -100,6 +99,7 @@ __all__ = [
     "_demo_inputs",
     "_demo_plot",
     "_dispatch",
+    "_driver",
     "_files",
     "_group_plan",
     "_group_tiling",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tests.support.internals import KernelBuild, _cuda, source_text
 
-# The options that CuPy 13 and 14 add to a RawKernel, besides the architecture.
+# The options that CuPy adds to a RawKernel, besides the architecture.
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 

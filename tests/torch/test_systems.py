@@ -72,7 +72,8 @@ def test_checkpointed_norms_give_the_same_gradients(mode):
     model, x, seen = Mixer(), drawn(6, WIDTH), []
 
     def policy(context, operator, *given, **more):
-        seen.append(operator)
+        if not context.is_recompute:  # PyTorch 2.11 asks again then
+            seen.append(operator)
         is_kept = operator is torch.ops.cunorm.row_norm_forward.default
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -173,7 +173,11 @@ static void release(const Range& r) {
 }
 
 static thread_local int device_in_use = 0;
+static thread_local bool has_context = false;  // until one is made current
 int current_device() { return device_in_use; }
+void need_context() {
+  if (!has_context) throw Error{kInvalidContext, "this thread has no current context"};
+}
 
 static void check_device(int device) {
   if (device < 0 || device >= settings().devices)
@@ -245,8 +249,10 @@ int cuCtxSetCurrent(u64 context) {
   return status_of([&] {
     check_device(int(context) - 1);
     device_in_use = int(context) - 1;
+    has_context = true;
   });
 }
+// As the runtime's: a thread without a context has the first device.
 int cuCtxGetDevice(int* device) { return *device = device_in_use, 0; }
 
 int cuMemAlloc_v2(u64* address, size_t bytes) {

@@ -15,6 +15,7 @@ enum Code {
   kOutOfMemory = 2,
   kInvalidDevice = 101,
   kInvalidImage = 200,
+  kInvalidContext = 201,
   kNoBinary = 209,
   kInvalidHandle = 400,
   kNotFound = 500,
@@ -53,6 +54,7 @@ struct Limits {
 const Limits& limits();
 inline int largest_shared() { return limits().shared_per_sm - limits().reserved_shared; }  // opt-in
 int current_device();
+void need_context();  // throws Error if this thread has none
 
 // A stream runs its work in order. Each item may also wait for work of other streams.
 struct Stream;

@@ -175,10 +175,19 @@ void launch(Function* f, const Launch& l, const u8* params) {
 
 using namespace sg;
 
+// What CuPy does not call through the runtime, which would make a context.
+template <class Work>
+int with_context(Work work) {
+  return status_of([&] {
+    need_context();
+    work();
+  });
+}
+
 extern "C" {
 
 int cuModuleLoadData(Module** m, const char* ptx) {
-  return status_of([&] {
+  return with_context([&] {
     const std::string text = ptx, target = ".target sm_";
     const size_t at = text.find(target);  // "sm_90a" in a line that begins with ".target"
     if (at == text.npos) throw Error{kInvalidImage, "a module is not the text of PTX"};
@@ -189,14 +198,14 @@ int cuModuleLoadData(Module** m, const char* ptx) {
   });
 }
 int cuModuleGetFunction(Function** f, Module* m, const char* name) {
-  return status_of([&] {
+  return with_context([&] {
     const auto found = m->kernels.find(name);
     if (found == m->kernels.end()) throw Error{kNotFound, format("there is no kernel %s", name)};
     *f = found->second.get();
   });
 }
 int cuModuleGetGlobal_v2(u64* address, size_t* bytes, Module* m, const char* name) {
-  return status_of([&] {
+  return with_context([&] {
     const auto found = m->variables.find(name);
     if (found == m->variables.end())
       throw Error{kNotFound, format("there is no variable %s", name)};
@@ -205,10 +214,10 @@ int cuModuleGetGlobal_v2(u64* address, size_t* bytes, Module* m, const char* nam
   });
 }
 int cuFuncGetModule(Module** m, Function* f) {
-  return status_of([&] { *m = f->module; });
+  return with_context([&] { *m = f->module; });
 }
 int cuFuncSetAttribute(Function* f, int number, int value) {
-  return status_of([&] {
+  return with_context([&] {
     if (number != 8 && number != 14)
       throw Error{kInvalidValue, format("the attribute %d of a kernel is not known", number)};
     if (number == 8 && (value < 0 || value + f->shared > largest_shared()))
@@ -218,14 +227,14 @@ int cuFuncSetAttribute(Function* f, int number, int value) {
   });
 }
 int cuFuncGetAttribute(int* value, int number, Function* f) {
-  return status_of([&] {
+  return with_context([&] {
     if (number != 1 && number != 8)
       throw Error{kInvalidValue, format("the attribute %d of a kernel is not known", number)};
     *value = number == 1 ? f->shared : f->max_dynamic;  // bytes of shared memory
   });
 }
 int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) {
-  return status_of([&] {
+  return with_context([&] {
     if (index >= f->params.size())
       throw Error{kInvalidValue, format("%s: no parameter %zu", f->name.c_str(), index)};
     *offset = f->params[index].offset;
@@ -236,7 +245,7 @@ int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) 
 // Copies the parameters now. `values` has a pointer to each.
 int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned dynamic_shared, u64 handle, void** values, void**) {
-  return status_of([&] {
+  return with_context([&] {
     const Launch l{{gx, gy, gz}, {bx, by, bz}, dynamic_shared};
     check_launch(*f, l);
     Stream& stream = stream_of(handle);
@@ -255,7 +264,7 @@ struct LaunchConfig {
 };
 // The number of clusters that run at a time. 0: there is no room for such a cluster.
 int cuOccupancyMaxActiveClusters(int* n, Function* f, const LaunchConfig* c) {
-  return status_of([&] {
+  return with_context([&] {
     Launch l{};
     std::copy(c->grid, c->grid + 3, l.grid);
     std::copy(c->block, c->block + 3, l.block);

@@ -117,12 +117,12 @@ class ndarray:
         return self._of(self._a.view(dtype), self._owner)
 
     def reshape(self, *shape):
+        wanted = shape[0] if isinstance(shape[0], tuple) else shape
         try:
-            result = self._a.view()
-            result.shape = shape[0] if isinstance(shape[0], tuple) else shape
-        except AttributeError:
-            return self.copy().reshape(*shape)
-        return self._of(result, self._owner)
+            return self._of(np.reshape(self._a, wanted, copy=False), self._owner)
+        except ValueError:  # it needs a copy
+            copy = self.copy()
+            return self._of(copy._a.reshape(wanted), copy._owner)
 
     def ravel(self):
         return self.reshape(-1)

@@ -53,6 +53,11 @@ class Device:
 
     def __enter__(self):
         self._before.append(runtime.getDevice())
+        if self.id != self._before[-1]:  # else CuPy makes no context either
+            runtime.setDevice(self.id)
+        return self
+
+    def use(self):
         runtime.setDevice(self.id)
         return self
 

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""What a run of the tests needs on a real GPU, of which conftest.py takes the hooks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import softgpu
+
+_CONTROL = Path("/dev/nvidiactl")  # the driver's, where its kernel module is loaded
+_failed = pytest.StashKey[bool]()
+
+
+def prepare_jax() -> None:
+    """Set what JAX reads when it starts, unless the user has set it; call it before.
+
+    Without the first setting the first process of a run takes three quarters of the GPU's memory.
+    By the second the CPU is the default device, of which most tests of JAX are; those of a GPU ask
+    for `jax.devices("cuda")`. A JAX without CUDA would refuse that setting.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    has_cuda = any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
+    if has_cuda and softgpu.real_gpu():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda")
+
+
+def why_no_gpu() -> str | None:
+    """Return what is missing for a test on a GPU, the software one or another; None if nothing."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"needs a GPU and CuPy: {error}"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"needs an NVIDIA GPU: {error}"
+    return None if count else "needs an NVIDIA GPU: CuPy finds no device"
+
+
+def header(reason: str | None) -> str:
+    """Return a line for a run's head: on which GPU the tests marked gpu run, or why on none."""
+    if softgpu.is_loaded():
+        text = "GPU: the software GPU, on which the tests marked gpu run"
+        there = f", although there is {_CONTROL}: libcuda.so.1 is not found, or shows no device"
+        return text + there if _CONTROL.exists() else text
+    if reason:
+        return f"GPU: {reason}"
+    import cupy
+
+    name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    return f"GPU: that of this machine, {name}"
+
+
+# --- a GPU that has failed ------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """End the process after a failed test that leaves the GPU unusable, when that is reported."""
+    done = yield
+    if item.stash.get(_failed, False) and item.get_closest_marker("gpu"):
+        _end_if_lost(item.nodeid)
+    return done
+
+
+def _end_if_lost(test: str) -> None:
+    """End this process if no test after this one can use the GPU, such as after a wrong address.
+
+    CUDA then refuses every call of the process. xdist starts another one, for the tests that are
+    left; without xdist the run ends.
+    """
+    cupy = sys.modules.get("cupy")
+    if cupy is None or softgpu.is_loaded():
+        return
+    try:
+        cupy.cuda.runtime.deviceSynchronize()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        text = f"after {test} this process cannot use the GPU any more: {error}"
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            pytest.exit(f"{text}; with -n 1 the tests that are left would run", returncode=1)
+        print(f"\n{text}; xdist starts another", file=sys.__stderr__, flush=True)
+        os._exit(1)
