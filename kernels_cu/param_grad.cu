@@ -5,6 +5,7 @@
 // A block takes some columns of one of the two. Its threads stand in part_threads rows of
 // column_threads: each adds every part_threads-th part of its own columns, then the first row of
 // threads adds what the others found, in their order.
+#include "memory.cuh"
 #include "ptx.cuh"
 
 struct Build {
