@@ -47,6 +47,7 @@ GRID = (
 )
 _DTYPES = ("float32", "bfloat16")
 _PASSES = ("find", "combine", "write")
+_OF_BUILDS = ("clusters", "async_copies")  # features on which builds depend
 
 
 def grid(architectures: tuple[str, ...]) -> list[Plan]:
@@ -109,7 +110,7 @@ def plans(
     launches = launches_of(
         operator, direction, options, count, shape[0], _caps(architecture, features)
     )
-    label = "+".join(n for n in LEAST_CAPABILITY if getattr(features, n)) or "none"
+    label = "+".join(n for n in _OF_BUILDS if getattr(features, n)) or "none"
     if features == default_features(architecture):
         label = ""
     names = (architecture, label, operator.name, operator.memory, direction, dtype)

@@ -5,6 +5,7 @@
 #pragma once
 #include "activations.cuh"
 #include "memory.cuh"
+#include "ptx.cuh"
 
 struct GroupBuild {
   using compute_t = COMPUTE_T;
@@ -33,6 +34,14 @@ struct GroupBuild {
 // Whether the launch that finds sums also writes results.
 template <class B>
 inline constexpr bool one_launch = B::find && B::write;
+
+// Before a launch touches global memory. Another one follows one that does not write, or whose sums
+// are still to be added up.
+template <class B, bool has_sums>
+__device__ inline void begin_launch() {
+  if constexpr (!B::find) wait_for_prerequisites();
+  if constexpr (!B::write || has_sums) launch_dependents();
+}
 
 // Where an operand's lines are, strides in elements.
 template <class T>

@@ -154,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
   __shared__ GroupTeam<Build>::Scratch scratch;
   SharedMemory memory;
   const Tile<Build> tile(arguments.sizes);
+  begin_launch<Build, Build::dweight || Build::dbias>();
 
   // Load.
   const Inputs<Build> inputs{{memory, tile, arguments.dy},

@@ -120,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_s
   __shared__ GroupTeam<Build>::Scratch scratch;
   SharedMemory memory;
   const Tile<Build> tile(arguments.sizes);
+  begin_launch<Build, false>();
 
   // Load.
   const TilePacks<Build, Build::x_t> x(memory, tile, arguments.x);

@@ -6,6 +6,7 @@
 // column_threads: each adds every part_threads-th part of its own columns, then the first row of
 // threads adds what the others found, in their order.
 #include "memory.cuh"
+#include "ptx.cuh"
 
 struct Build {
   using sums_t = COMPUTE_T;
@@ -75,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_
   __shared__ Scratch<B> scratch;
   constexpr bool both = present<B::dweight_t> && present<B::dbias_t>;
   const index_t block = blockIdx.x / (both ? 2 : 1);
+  wait_for_prerequisites();
   if constexpr (present<B::dweight_t>)
     if (!both || blockIdx.x % 2 == 0)
       add_parts<B>(arguments, arguments.dweight_sums, arguments.dweight, block, scratch);

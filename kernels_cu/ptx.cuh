@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What CUDA C++ has no plain word for: shared memory that the launch gives, copies that go on by
-// themselves, clusters of blocks. The CPU build replaces this file.
+// What CUDA C++ has no plain word for: shared memory that the launch gives, launches that overlap,
+// copies that go on by themselves, clusters of blocks. The CPU build replaces this file.
 #pragma once
 #include "memory.cuh"
 
@@ -28,6 +28,24 @@ __device__ inline unsigned shared_address(const void* shared) {
 // Has the second-level cache fetch what lies there.
 __device__ inline void prefetch_pack(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
+// ---- Launches in pairs, from compute capability 9.0 on: the second begins while the first runs,
+// if the host allows it (Launch.dependent of _core/build.py), and else after it.
+
+// In the first: once each block has said so, or has ended, blocks of the second find room. Only a
+// build that has a second says so, as others' kernels may read before they wait.
+__device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// In the second: waits until the first has ended, and then sees what it stored. Each thread waits,
+// before it touches global memory: so the second ends after the first.
+__device__ inline void wait_for_prerequisites() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // ---- Copies from global to shared memory, from compute capability 8.0 on. A thread's copies since

@@ -37,11 +37,13 @@ def launch(planned: Launch, arguments: bytes, device: Device, stream: int) -> No
     if cuda.runtime.getDevice() != device.index:
         with cuda.Device(device.index):
             return launch(planned, arguments, device, stream)
-    # CuPy passes a NumPy array by value if it has one element, of any size.
-    argument = np.frombuffer(arguments, dtype=_block_of(len(arguments)))
     function = loaded.get((planned.build, device.index))
     if function is None:
         function, _ = _ready(planned.build, device.index)
+    if planned.dependent:
+        return driver.launch_dependent(_cupy(), function, planned, arguments, stream)
+    # CuPy passes a NumPy array by value if it has one element, of any size.
+    argument = np.frombuffer(arguments, dtype=_block_of(len(arguments)))
     grid, block = (planned.grid,), (planned.block,)
     raw = SimpleNamespace(ptr=stream)  # 0 is the legacy default stream, 2 the per-thread one
     function(grid, block, (argument,), shared_mem=planned.shared, stream=raw)
@@ -141,6 +143,8 @@ def gpu_caps(device: Device) -> GpuCaps:
     attributes, features = gpu.attributes, features_of(gpu.compute_capability)
     if nvrtc_version() < _LEAST_NVRTC_OF_CLUSTERS:
         features = features._replace(clusters=False)
+    if not driver.has_programmatic_launches(_cupy()):
+        features = features._replace(programmatic_launches=False)
     return GpuCaps(
         sm_count=attributes["MultiProcessorCount"],
         compute_capability=gpu.compute_capability,

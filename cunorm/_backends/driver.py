@@ -6,7 +6,9 @@ load, and ``with Device(i)`` makes none where that device is the current one. ``
 """
 
 import ctypes
+import struct
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,19 +17,14 @@ from cunorm._core.build import Launch
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NON_PORTABLE_CLUSTER_ALLOWED = 14  # of a function's attributes
 _INVALID_CLUSTER_SIZE = 912  # of its statuses
+_LEAST_OF_PROGRAMMATIC_LAUNCHES = 12030  # of CUDA; before, a capture does not take them
 
-
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig of the driver API, without attributes: the kernel has its cluster's size."""
-
-    _fields_ = (
-        ("grid", 3 * ctypes.c_uint),
-        ("block", 3 * ctypes.c_uint),
-        ("shared_memory", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    )
+# CUlaunchConfig of the driver API: grid, block, bytes of shared memory, stream, address and number
+# of attributes. None of these says a cluster's size: the kernel has it.
+_CONFIG = struct.Struct("@3I3IIPPI0P")
+# CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and the value 1.
+_PROGRAMMATIC = ctypes.create_string_buffer(struct.pack("@I4xI60x", 6, 1))
+_PROGRAMMATIC_ADDRESS = ctypes.addressof(_PROGRAMMATIC)
 
 
 def library() -> ctypes.CDLL:
@@ -62,10 +59,40 @@ def clusters_that_fit(cupy: Any, function: Any, launch: Launch) -> int:
     except (OSError, AttributeError):  # a driver from before there were clusters
         return 0
     cupy.cuda.Device().use()
-    config = LaunchConfig((blocks, 1, 1), (launch.block, 1, 1), launch.shared)
+    config = _CONFIG.pack(blocks, 1, 1, launch.block, 1, 1, launch.shared, 0, 0, 0)
     count = ctypes.c_int()
-    status = query(ctypes.byref(count), ctypes.c_void_p(function.ptr), ctypes.byref(config))
+    status = query(ctypes.byref(count), ctypes.c_void_p(function.ptr), config)
     if status == _INVALID_CLUSTER_SIZE:  # larger than this device takes
         return 0
     check(cupy, status, f"say how many clusters of {blocks} blocks fit")
     return count.value
+
+
+def has_programmatic_launches(cupy: Any) -> bool:
+    if cupy.cuda.runtime.driverGetVersion() < _LEAST_OF_PROGRAMMATIC_LAUNCHES:
+        return False
+    try:
+        return hasattr(library(), "cuLaunchKernelEx")
+    except OSError:
+        return False
+
+
+def launch_dependent(
+    cupy: Any, function: Any, launch: Launch, arguments: bytes, stream: int
+) -> None:
+    """Start a kernel that may begin while the launch before it on the stream still runs.
+
+    CuPy, whose launches have no attributes, has started that one on this thread: it has a context.
+    """
+    grid, block = (launch.grid, 1, 1), (launch.block, 1, 1)
+    config = _CONFIG.pack(*grid, *block, launch.shared, stream, _PROGRAMMATIC_ADDRESS, 1)
+    place = ctypes.c_char_p(arguments)  # where the one argument lies
+    status = _launch_function(library())(config, function.ptr, ctypes.byref(place), None)
+    check(cupy, status, f"launch {launch.build.kernel}")
+
+
+@cache
+def _launch_function(opened: ctypes.CDLL) -> Callable[..., int]:
+    launch = opened.cuLaunchKernelEx
+    launch.argtypes = (ctypes.c_char_p, *3 * (ctypes.c_void_p,))
+    return launch

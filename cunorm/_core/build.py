@@ -52,6 +52,8 @@ class Launch:
     parts: int = 0  # rows of partial sums for each parameter, of a row_norm_backward
     sums_pitch: int = 0  # elements from one of these rows to the next
     shared: int = 0  # bytes of a block's shared memory, beside what its kernel declares
+    # It may begin while the launch before it still runs, for which its kernel waits.
+    dependent: bool = False
 
     @property
     def sums_size(self) -> int:

@@ -4,7 +4,8 @@
 The features are tested by interpreting the kernels' PTX: in four orders of threads, with copies as
 early and as late as they may be, and with a search for races. That is no run on a GPU:
 `CUNORM_FEATURES=none` in the environment turns them off, a list of names turns on those alone.
-Without them long rows and large samples are read twice, and rows are loaded when they are needed.
+Without them long rows and large samples are read twice, rows are loaded when they are needed, and a
+launch begins when the one before it has ended.
 """
 
 import os
@@ -22,6 +23,7 @@ class Features(NamedTuple):
     clusters: bool = False  # blocks that share a row or groups and send each other their sums
     async_copies: bool = False  # of rows, while others are computed, and of samples
     largest_cluster: int = 16  # blocks; half as many, and so on, where the driver has no room
+    programmatic_launches: bool = False  # of a kernel that waits for the one before it itself
 
 
 class GpuCaps(NamedTuple):
@@ -42,8 +44,12 @@ Caps = CpuCaps | GpuCaps
 
 NONE = Features()
 # From which compute capability on a GPU has a feature, and where it is used by default; 90 is 9.0.
-LEAST_CAPABILITY = {"clusters": 90, "async_copies": 80}
-_BY_DEFAULT = {"clusters": range(90, 110), "async_copies": range(80, 1000)}
+LEAST_CAPABILITY = {"clusters": 90, "async_copies": 80, "programmatic_launches": 90}
+_BY_DEFAULT = {
+    "clusters": range(90, 110),
+    "async_copies": range(80, 1000),
+    "programmatic_launches": range(90, 1000),
+}
 
 
 def features_of(compute_capability: str) -> Features:
@@ -55,7 +61,7 @@ def features_of(compute_capability: str) -> Features:
             return number in _BY_DEFAULT[name]
         return name in named and number >= LEAST_CAPABILITY[name]
 
-    return Features(clusters=is_used("clusters"), async_copies=is_used("async_copies"))
+    return Features(**{name: is_used(name) for name in LEAST_CAPABILITY})
 
 
 def describe_feature(name: str) -> str:

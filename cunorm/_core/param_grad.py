@@ -27,13 +27,17 @@ class ParamGradTypes(NamedTuple):
 
 
 def param_grad_launch(types: ParamGradTypes, parts: int, width: int, caps: Caps) -> Launch:
-    """Plan param_grad for rows of partial sums of a width; a CPU rounds a single wide one."""
-    total = FLOAT64
+    """Plan param_grad for rows of partial sums of a width; a CPU rounds a single wide one.
+
+    The launch before it is the one that found the sums, if there are any.
+    """
+    total, dependent = FLOAT64, False
     if isinstance(caps, CpuCaps):
         columns, part_threads, pack = 1, 1, CPU_PACK
         if parts == 1 and width >= _WIDE and not types.accumulate:
             total = types.compute
     else:  # a block's threads along columns and along parts
+        dependent = parts > 0 and caps.features.programmatic_launches
         columns, part_threads, pack = (8, 64, 1) if width <= 2048 else (32, 16, 1)
     macros = (
         *type_macros(types, "compute", "dweight", "dbias"),
@@ -44,7 +48,8 @@ def param_grad_launch(types: ParamGradTypes, parts: int, width: int, caps: Caps)
         ("PACK", str(pack)),
     )
     grid = -(-width // (columns * pack)) * types.outputs
-    return Launch(KernelBuild("param_grad", macros), grid, columns * part_threads)
+    threads = columns * part_threads
+    return Launch(KernelBuild("param_grad", macros), grid, threads, dependent=dependent)
 
 
 def param_grad_call(

@@ -7,6 +7,7 @@ samples nor on alignment. On a CPU the launches are the quickest for those tiles
 on them.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from cunorm._core.build import KernelBuild, Launch, Macros, cpu_stores, cuda_bool
@@ -68,7 +69,10 @@ def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: GpuCaps) 
     if not tiling.cluster:
         passes = [(_FIND, units * parts), (_COMBINE_AND_WRITE, units * parts)]
         handed = VALUES * where.groups * parts
-    return _schedule(types, where, tiling, macros, passes, where.samples, handed, shared)
+    schedule = _schedule(types, where, tiling, macros, passes, where.samples, handed, shared)
+    first, *second = schedule.passes
+    dependent = gpu.features.programmatic_launches
+    return schedule._replace(passes=(first, *(replace(one, dependent=dependent) for one in second)))
 
 
 def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:

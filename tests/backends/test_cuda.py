@@ -183,7 +183,8 @@ def test_an_error_of_the_driver_is_not_taken_for_no_room(pairs, monkeypatch, fun
 def test_device_limits_are_those_of_the_gpu_and_are_queried_once(capability):
     with softgpu.settings(capability=capability):
         limits = _cuda.gpu_caps(Device("cuda", 0))
-    features = Features(clusters=capability == 90, async_copies=True)
+    is_90 = capability == 90
+    features = Features(clusters=is_90, async_copies=True, programmatic_launches=is_90)
     shared, l2 = {80: (164 << 10, 40 << 20), 90: (228 << 10, 60 << 20)}[capability]
     assert limits == (132, str(capability), 2048, shared - 1024, shared, l2, features)
     assert _cuda.gpu_caps(Device("cuda", 0)) is limits

@@ -37,7 +37,7 @@ from tests.support.operands import draw
 
 VARIABLE = "CUNORM_FEATURES"
 OFF, COPIES = Features(), Features(async_copies=True)
-ALL = Features(clusters=True, async_copies=True)
+ALL = Features(clusters=True, async_copies=True, programmatic_launches=True)
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +46,15 @@ def unset(monkeypatch):
 
 
 OF_GPUS = [("75", OFF, OFF), ("80", COPIES, COPIES), ("89", COPIES, COPIES)]
-OF_GPUS += [("90", ALL, ALL), ("103", ALL, ALL), ("120", COPIES, ALL)]
+OF_GPUS += [("90", ALL, ALL), ("103", ALL, ALL), ("120", ALL._replace(clusters=False), ALL)]
 
 
 @pytest.mark.parametrize(("capability", "by_default", "named"), OF_GPUS)
 def test_a_gpu_has_its_features_by_default_and_by_name(capability, by_default, named, monkeypatch):
     assert features_of(capability) == by_default
     for value, right in (
-        ("clusters, async_copies", named),
+        ("clusters, async_copies, programmatic_launches", named),
+        ("clusters, async_copies", named._replace(programmatic_launches=False)),
         ("async_copies", Features(async_copies=named.async_copies)),
         ("clusters", Features(clusters=named.clusters)),
         ("none", OFF),
@@ -64,7 +65,11 @@ def test_a_gpu_has_its_features_by_default_and_by_name(capability, by_default, n
 
 def test_a_wrong_name_is_an_error_that_names_the_right_ones(monkeypatch, capsys):
     for value, text in (
-        ("cluster", "names 'cluster', expected none or some of clusters, async_copies"),
+        (
+            "cluster",
+            "names 'cluster', expected none or some of clusters, async_copies, "
+            "programmatic_launches",
+        ),
         ("none, clusters", "names none beside 'clusters', expected one of them"),
     ):
         monkeypatch.setenv(VARIABLE, value)
@@ -79,6 +84,7 @@ def test_info_says_what_is_used_and_what_shows_that_it_is_right(monkeypatch, cap
     printed = capsys.readouterr().out
     assert "on for compute capability 9.0 to below 11.0; shown by interpreting" in printed
     assert "on for compute capability 8.0 and later; shown by interpreting" in printed
+    assert "on for compute capability 9.0 and later; shown by interpreting" in printed
     monkeypatch.setenv(VARIABLE, "clusters")
     main(["info"])
     assert f"on from compute capability 9.0: {VARIABLE}=clusters" in capsys.readouterr().out

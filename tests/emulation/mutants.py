@@ -14,10 +14,11 @@ from typing import Any
 
 from tests.tooling.mutations import closing
 
-# Barriers of a block, of a warp and of a cluster, and a thread's wait for its own copies.
+# Barriers of a block, of a warp and of a cluster, a thread's wait for its own copies, and that for
+# the launch before its own.
 _BARRIER = re.compile(
     r"__sync(?:threads|warp)\([^()]*\);|\bcluster_begun\(\);|\bwait_for_cluster\(\);|\basync_wait<[^;{}]*>\(\);"
-    r"|\bwait_for_arrivals\([^;{}]*\);"
+    r"|\bwait_for_arrivals\([^;{}]*\);|\bwait_for_prerequisites\(\);"
 )
 _GUARD = re.compile(r"(?<!bool )\binside\(")  # a use of it, not its definition
 _FUNCTION = re.compile(r"__(?:device|global)__[^;{}]*?(\w+)\([^()]*\)[^;{}()]*\{")

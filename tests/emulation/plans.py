@@ -20,7 +20,8 @@ from tests.support.case_covers import FACTORS
 from tests.support.internals import Launch
 from tests.support.placed import Samples, Shape
 
-FEATURES = "clusters async_copies"
+FEATURES = "clusters async_copies programmatic_launches"
+_TWO_LAUNCHES = "async_copies programmatic_launches"
 _ELEMENTS = 24_000  # of an array, at least three rows
 # Bytes of an H200's 228 KiB of shared memory that plans must not use, by blocks that share it.
 _SPARED = {1: 225 << 10, 2: 112 << 10}
@@ -151,7 +152,7 @@ GROUP_PLANS = {  # each name begins with the result of group_plan_name
     ),
     "last, a block, alone": GroupPlan(Samples(2, (400,), 32, 1), "async_copies", _LITTLE),
     "last, two launches of several groups": GroupPlan(
-        Samples(2, (1013,), 24, 2), "async_copies", _LITTLE, alone=False
+        Samples(2, (1013,), 24, 2), _TWO_LAUNCHES, _LITTLE, alone=False
     ),
     "last, two launches, parts of channels": GroupPlan(Samples(2, (19,), 1036, 1), spared=_LITTLE),
     "first, a block of several groups": GroupPlan(Samples(3, (5,), 9, 3, **_FIRST)),
@@ -167,7 +168,7 @@ GROUP_PLANS = {  # each name begins with the result of group_plan_name
         Samples(2, (388,), 40, 5, **_FIRST), FEATURES, _LITTLE
     ),
     "first, two launches": GroupPlan(
-        Samples(2, (5003,), 4, 2, **_FIRST), "async_copies", _LITTLE, alone=False
+        Samples(2, (5003,), 4, 2, **_FIRST), _TWO_LAUNCHES, _LITTLE, alone=False
     ),
     "first, two launches, parts of channels, many": GroupPlan(Samples(2, (2,), 8193, 1, **_FIRST)),
     "first, two launches, parts of channels": GroupPlan(

@@ -71,7 +71,8 @@ def settings() -> list[Setting]:
     for shape in COPIES:
         case = BACKWARD | {"shape": shape, "gate_position": "pre"}
         found.append(Setting("row_norm_backward", case, FEATURES))
-    found.append(Setting("param_grad", BACKWARD | OF_WARPS | {"accumulate": "float32"}))
+    case = BACKWARD | OF_WARPS | {"accumulate": "float32"}
+    found.append(Setting("param_grad", case, "programmatic_launches"))
     return found
 
 

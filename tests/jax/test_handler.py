@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 import cunorm.jax
 from tests.support.gpus import limits_of
-from tests.support.internals import FLOAT32, MOST_SMS, Device, _dispatch
+from tests.support.internals import FLOAT32, MOST_SMS, Device, _dispatch, _driver
 from tests.support.jax_frames import (
     CONTEXT,
     Api,
@@ -64,8 +64,11 @@ def empty(spec):
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("norm", [ROWS, IMAGES], ids=["rows", "images"])
-def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward):
-    """The results are those of the same call on the CPU."""
+def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward, monkeypatch):
+    """The results are those of the same call on the CPU; its second launch may begin early."""
+    early, launch = [], _driver.launch_dependent
+    noted = lambda *args: (early.append(args[2].build.kernel), launch(*args))  # noqa: E731
+    monkeypatch.setattr(_driver, "launch_dependent", noted)
     gpu, api = OnCupy(), Api()
     call = calls(*norm)[is_backward]
     inputs = [draw(f"{place}", *spec) for place, spec in enumerate(call.inputs)]
@@ -82,6 +85,7 @@ def test_a_call_reads_and_writes_xlas_memory_on_xlas_stream(norm, is_backward):
         assert Frame(api, call.text, *at).handle(_handler.run_on_cuda) is None, api.errors
         stream.synchronize()
         assert api.contexts == [CONTEXT]
+        assert not softgpu.is_loaded() or early == is_backward * ["param_grad"]
         for one, right in zip(results, expected, strict=False):  # zip leaves the workspace out
             np.testing.assert_allclose(gpu.get(one), right, rtol=1e-4, atol=1e-4)
 

@@ -25,7 +25,10 @@ FLAGS = (
 # Sources that are compiled together, which is quicker, and their options: interpreter and decoder.
 UNITS = {
     ("arithmetic", "conversions"): "-O2",
-    ("memory", "operations", "schedule", "barriers", "mbarriers", "races", "counters"): "-O2",
+    (
+        *("memory", "operations", "schedule", "barriers", "mbarriers", "dependents"),
+        *("races", "counters"),
+    ): "-O2",
     ("module", "decode", "kernels", "driver", "streams"): "-O1",
 }
 NEEDED = {"avx2", "fma", "f16c"}  # CPU flags

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
+
 import numpy as np
 import pytest
 
@@ -97,6 +100,53 @@ def test_a_launch_that_a_gpu_refuses_is_refused(what):
     error, body, options = REFUSED[what]
     with softgpu.settings(streams="late"), raises(error):  # at once, also with late streams
         launch(body, cupy.zeros(1, "f"), **options)
+
+
+EARLY = """float* x) { __shared__ float s[32];
+    asm volatile("griddepcontrol.launch_dependents;"); %s }"""
+WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+ASYNC = """asm volatile("cp.async.ca.shared.global [%%0], [%%1], 4;" ::
+    "r"((unsigned)__cvta_generic_to_shared(s)), "l"(x) : "memory");""".replace("%%", "%")
+NOT_WAITED = {
+    "a read": ("touches an array", "ld", f"s[0] = ((volatile float*)x)[0]; {WAIT}"),
+    "a write": ("touches an array", "st", f"x[threadIdx.x] = 1; {WAIT}"),
+    "an atomic operation": ("touches an array", "(red|atom)", f"atomicAdd(x, 1.0f); {WAIT}"),
+    "a copy": ("touches an array", "cp.async", f"{ASYNC} {WAIT}"),
+    "a prefetch": ("touches an array", "prefetch",
+        f'asm volatile("prefetch.global.L2 [%0];" :: "l"(x)); {WAIT}'),
+    "a thread that waits for others": ("touches an array", "st",
+        f"if (threadIdx.x == 0) {{ {WAIT} }} __syncthreads(); x[threadIdx.x] = 1;"),
+    "a thread that ends": ("ends without griddepcontrol.wait", "ret",
+        f"if (threadIdx.x < 31) {{ {WAIT} x[threadIdx.x] = 1; }}"),
+}  # fmt: skip
+
+
+def launch_early(body: str, x, attribute: int = 6) -> None:
+    """Launch a kernel that may begin while the one before it runs."""
+    value = ctypes.create_string_buffer(struct.pack("@I4xI60x", attribute, 1))
+    config = struct.pack("@7IPPI0P", 1, 1, 1, 32, 1, 1, 0, 0, ctypes.addressof(value), 1)
+    arguments = ctypes.c_char_p(struct.pack("@P", x.data.ptr))
+    function = ctypes.c_void_p(kernel(body).kernel.ptr)
+    if status := softgpu.load().cuLaunchKernelEx(config, function, ctypes.byref(arguments), None):
+        raise cupy.cuda.driver.CUDADriverError(status)
+
+
+@pytest.mark.parametrize("what", NOT_WAITED)
+def test_a_thread_that_begins_early_waits_before_it_touches_an_array_and_ends(what):
+    error, instruction, body = NOT_WAITED[what]
+    x = cupy.zeros(32, "f")
+    with raises(LINE.format(error, instruction)):
+        launch_early(EARLY % body, x)
+    launch(EARLY % body, x)  # an ordinary launch waits for nothing
+    launch_early(EARLY % f"{WAIT} {body}", x)
+
+
+def test_a_launch_begins_early_from_9_0_on_and_has_no_other_attribute():
+    x, body = cupy.zeros(32, "f"), EARLY % WAIT
+    with raises("INVALID_VALUE.* attribute 4 "):
+        launch_early(body, x, attribute=4)
+    with softgpu.settings(capability=80), raises("NOT_PERMITTED.* need compute capability 9.0"):
+        launch_early("float* x) {}", x)
 
 
 def test_parameters_of_another_size_are_refused():

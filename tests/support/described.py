@@ -19,6 +19,7 @@ from tests.support.internals import (
     _compile,
     _cuda,
     _dispatch,
+    _driver,
     _memo,
     _warmup,
 )
@@ -77,6 +78,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
 def cuda_loads(monkeypatch: pytest.MonkeyPatch) -> list[KernelBuild]:
     """Return the same for builds of GPUs; every cluster fits."""
     monkeypatch.setattr(_cuda, "fits_cluster", lambda launch, device: True)
+    monkeypatch.setattr(_driver, "launch_dependent", lambda *given: None)
     return _loads(monkeypatch, _cuda, lambda grid, block, arguments, **options: None)
 
 

@@ -79,7 +79,8 @@ _CONDITION = re.compile(r"\bif (?:constexpr )?\((?:const \w+ \w+ = [^;]*; )?")
 _INSIDE = re.compile(r"\binside\(")
 _BARRIER = re.compile(
     r"(?:\b__sync(?:threads|warp)\(\)|\bcluster_begun\(\)|\bwait_for_cluster\(\)|\basync_(?:wait<[^;{}]*>|commit)\(\)"
-    r"|\bwait_for_arrivals\([^;{}]*\)|\bgang\.wait\(\)|(?<=\) )wait\(\));"
+    r"|\bwait_for_arrivals\([^;{}]*\)|\bwait_for_prerequisites\(\)|\bgang\.wait\(\)"
+    r"|(?<=\) )wait\(\));"
 )
 _STATEMENT = re.compile(
     r"(?<=[;{}\n)])\n +(?!return\b|using\b|__sync|cluster_b|async_|wait)"

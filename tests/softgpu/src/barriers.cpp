@@ -165,6 +165,7 @@ bool release_waiting_lanes(Warp& w) {
 }
 
 void end_threads(Warp& w, const Instruction& i, u32 lanes) {
+  check_waited(w, i, lanes);
   for_lanes(lanes, [&](int lane) { w.state[lane] = State::kEnded; });
   w.live &= ~lanes;
   w.block->live -= __builtin_popcount(lanes);

@@ -62,6 +62,7 @@ void start_warp(Warp& w) {
   w.live = w.lanes;
   w.rotate = false;
   w.published = 0;
+  w.waited = 0;
   std::fill(w.local.begin(), w.local.end(), 0xff);
   for (int lane = 0; lane < 32; ++lane) {
     w.pc[lane] = 0;
@@ -175,6 +176,19 @@ void launch(Function* f, const Launch& l, const u8* params) {
 
 using namespace sg;
 
+// Copies the parameters now. `values` has a pointer to each.
+static void enqueue_launch(Function* f, const Launch& l, u64 handle, void** values) {
+  check_launch(*f, l);
+  Stream& stream = stream_of(handle);
+  if (stream.device != f->module->device)
+    throw Error{kInvalidHandle, format("%s is loaded on device %d, the stream is of device %d",
+                                       f->name.c_str(), f->module->device, stream.device)};
+  auto bytes = std::make_shared<std::vector<u8>>(f->params_size + 64, u8(0xcd));
+  for (size_t i = 0; i < f->params.size(); ++i)
+    memcpy(bytes->data() + f->params[i].offset, values[i], f->params[i].size);
+  enqueue(stream, [=] { launch(f, l, bytes->data()); });
+}
+
 // What CuPy does not call through the runtime, which would make a context.
 template <class Work>
 int with_context(Work work) {
@@ -242,33 +256,51 @@ int cuFuncGetParamInfo(Function* f, size_t index, size_t* offset, size_t* size) 
   });
 }
 
-// Copies the parameters now. `values` has a pointer to each.
 int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned dynamic_shared, u64 handle, void** values, void**) {
-  return with_context([&] {
-    const Launch l{{gx, gy, gz}, {bx, by, bz}, dynamic_shared};
-    check_launch(*f, l);
-    Stream& stream = stream_of(handle);
-    if (stream.device != f->module->device)
-      throw Error{kInvalidHandle, format("%s is loaded on device %d, the stream is of device %d",
-                                         f->name.c_str(), f->module->device, stream.device)};
-    auto bytes = std::make_shared<std::vector<u8>>(f->params_size + 64, u8(0xcd));
-    for (size_t i = 0; i < f->params.size(); ++i)
-      memcpy(bytes->data() + f->params[i].offset, values[i], f->params[i].size);
-    enqueue(stream, [=] { launch(f, l, bytes->data()); });
-  });
+  return with_context(
+      [&] { enqueue_launch(f, {{gx, gy, gz}, {bx, by, bz}, dynamic_shared}, handle, values); });
 }
 
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  unsigned id;
+  alignas(8) int value;
+  char rest[60];
+};
 struct LaunchConfig {
   unsigned grid[3], block[3], dynamic_shared;
+  u64 stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
 };
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
+
+static Launch launch_of(const LaunchConfig& c) {
+  Launch l{};
+  std::copy(c.grid, c.grid + 3, l.grid);
+  std::copy(c.block, c.block + 3, l.block);
+  l.dynamic_shared = c.dynamic_shared;
+  for (unsigned k = 0; k < c.attribute_count; ++k) {
+    if (c.attributes[k].id != 6)  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+      throw Error{kInvalidValue,
+                  format("the attribute %u of a launch is not known", c.attributes[k].id)};
+    l.dependent = c.attributes[k].value != 0;
+  }
+  return l;
+}
+int cuLaunchKernelEx(const LaunchConfig* c, Function* f, void** values, void**) {
+  return with_context([&] {
+    const Launch l = launch_of(*c);
+    if (l.dependent && limits().capability < 90)
+      throw Error{kNotPermitted, "dependent launches need compute capability 9.0"};
+    enqueue_launch(f, l, c->stream, values);
+  });
+}
 // The number of clusters that run at a time. 0: there is no room for such a cluster.
 int cuOccupancyMaxActiveClusters(int* n, Function* f, const LaunchConfig* c) {
   return with_context([&] {
-    Launch l{};
-    std::copy(c->grid, c->grid + 3, l.grid);
-    std::copy(c->block, c->block + 3, l.block);
-    l.dynamic_shared = c->dynamic_shared;
+    const Launch l = launch_of(*c);
     unsigned cluster[3] = {1, 1, 1};
     if (f->cluster[0]) std::copy(f->cluster, f->cluster + 3, cluster);
     check_cluster(*f, l.grid, cluster);

@@ -119,6 +119,7 @@ bool choose_barrier(Instruction&, const Opcode&);
 bool choose_mbarrier(Instruction&, const Opcode&);
 bool choose_send(Instruction&, const Opcode&);
 bool choose_fence(Instruction&, const Opcode&);
+bool choose_grid_control(Instruction&, const Opcode&);
 Space space_of(const Opcode&);
 
 }  // namespace sg

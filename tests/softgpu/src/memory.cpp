@@ -120,6 +120,7 @@ void locate(Warp& w, const Instruction& i, u32 lanes, const u64* addresses, int6
       out.at[lane] = pointer(w, i, lane, addresses[lane] + u64(offset), bytes, space,
                              kind != AccessKind::kRead);
     });
+  need_waited(w, i, lanes, out.at);
   if (__builtin_expect(running->watch != nullptr, 0)) observe(w, i, lanes, out.at, bytes, kind);
 }
 
@@ -282,9 +283,11 @@ bool choose_atomic(Instruction& i, const Opcode& op) {
 // No access; but of memory that there is, as a kernel that prefetches other memory has a mistake.
 bool choose_prefetch(Instruction& i, const Opcode& op) {
   i.run = [](Warp& w, const Instruction& i, u32 lanes) {
+    Pointers p;
     for_lanes(lanes, [&](int lane) {
-      global_at(w, i, lane, w.row(i.source[0])[lane] + u64(i.offset), 1, false);
+      p.at[lane] = global_at(w, i, lane, w.row(i.source[0])[lane] + u64(i.offset), 1, false);
     });
+    need_waited(w, i, lanes, p.at);
   };
   return op.has("global") && op.has("L2");
 }

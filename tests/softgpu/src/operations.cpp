@@ -187,6 +187,7 @@ Family family_of(const std::string& base) {
     add(choose_barrier, {"bar", "barrier"});
     add(choose_mbarrier, {"mbarrier"});
     add(choose_fence, {"membar", "fence"});
+    add(choose_grid_control, {"griddepcontrol"});
     return out;
   }();
   const auto found = families.find(base);

@@ -50,6 +50,7 @@ struct Warp {
   u8 barrier[32];         // the barrier at which a lane waits
   u64 cluster_phase[32];  // the phase at whose end it goes on
   Mbarrier* mbarrier[32];
+  u32 waited = 0;       // lanes that have waited for the launch before theirs
   u32 published = 0;    // lanes whose mbarriers become visible at the cluster's next barrier
   bool rotate = false;  // runs other lanes first, after long loops
   AsyncCopies copies[32];
@@ -122,6 +123,10 @@ void end_threads(Warp&, const Instruction&, u32 lanes);
 void wait_at_mbarrier(Warp&, const Instruction&, u32 lanes);
 void check_messages(Warp&, const Instruction&, u32 lanes);  // at the end of a block
 u32 lanes_in(const Warp&, State);
+
+// In a dependent launch a thread waits before it touches an array, and before it ends.
+void need_waited(Warp&, const Instruction&, u32 lanes, u8* const* at);
+void check_waited(Warp&, const Instruction&, u32 lanes);
 
 // Runs the blocks of a cluster until their threads have ended.
 void run_cluster(Cluster&);

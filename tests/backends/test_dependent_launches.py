@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""Of two launches of a call the second may begin while the first runs, where the GPU takes that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import cunorm
+from tests import softgpu
+from tests.emulation.machine import machine, needs_softgpu
+from tests.support.gpu_arrays import OnCupy
+from tests.support.internals import _driver, source_text
+from tests.support.operands import draw
+from tests.support.remembered import clear_plans
+
+pytestmark = [pytest.mark.gpu, needs_softgpu]
+
+FEATURE = "programmatic_launches"
+
+
+@pytest.fixture
+def dependent(monkeypatch) -> Iterator[list[str]]:
+    """Return a list that gets the kernel of each launch that may begin early."""
+    kernels, launch = [], _driver.launch_dependent
+
+    def noted(cupy, function, planned, *rest):
+        kernels.append(planned.build.kernel)
+        launch(cupy, function, planned, *rest)
+
+    monkeypatch.delenv("CUNORM_FEATURES", raising=False)
+    monkeypatch.setattr(_driver, "launch_dependent", noted)
+    clear_plans()
+    yield kernels
+    clear_plans()
+
+
+def rows(gpu, count=5):
+    """Make a backward of rows, and return its gradients."""
+    x, rstd = (gpu.put(draw(name, (count, 33)[:n], "float32")) for name, n in (("x", 2), ("r", 1)))
+    return cunorm.rms_norm_backward(x, x, gpu.put(draw("w", (33,), "float32")), rstd=rstd)
+
+
+def samples(gpu, count=2):
+    """Make a forward and a backward of samples with two launches each, and return their results."""
+    x = gpu.put(draw("x", (count, 8193, 2), "float32"))
+    weight = gpu.put(draw("w", (8193,), "float32"))
+    norm = {"num_groups": 1, "channel_axis": 1}
+    f = cunorm.group_norm_forward(x, weight=weight, **norm)
+    statistics = {"mean": f.mean, "rstd": f.rstd}
+    return *f, *cunorm.group_norm_backward(x, x, weight=weight, **statistics, **norm)
+
+
+def bits(gpu, results) -> list[bytes]:
+    return [gpu.get(one).tobytes() for one in results if one is not None]
+
+
+# --- what begins early ----------------------------------------------------------------------------
+
+
+def test_pairs_begin_early_with_the_same_bits(dependent):
+    gpu, found = OnCupy(), []
+    for features in ("", FEATURE):
+        with machine(features) as launches:
+            found.append(bits(gpu, (*rows(gpu), *samples(gpu))))
+    assert [(one.build.kernel, one.dependent) for one in launches] == [
+        *(("row_norm_backward", False), ("param_grad", True)),
+        *(("group_norm_forward", False), ("group_norm_forward", True)),
+        *(("group_norm_backward", False), ("group_norm_backward", True), ("param_grad", True)),
+    ]
+    assert dependent == ["param_grad", "group_norm_forward", "group_norm_backward", "param_grad"]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("call", [rows, samples])
+def test_a_launch_that_nothing_of_its_call_precedes_does_not(call, dependent):
+    """What is before it may be a kernel of others."""
+    with machine(FEATURE) as launches:
+        call(OnCupy(), count=0)
+    assert [one.build.kernel for one in launches] == ["param_grad"]
+    assert dependent == []
+
+
+WITHOUT = {
+    "an older GPU": (80, None, {}),
+    "a feature that is off": (90, "none", {}),
+    "other features alone": (90, "clusters", {}),
+    "an older driver": (90, None, {"driverGetVersion": lambda: 12020}),
+}
+
+
+@pytest.mark.parametrize("without", [None, *WITHOUT])
+def test_a_gpu_has_it_by_default_and_does_without(without, dependent, monkeypatch):
+    capability, features, functions = WITHOUT.get(without, (90, None, {}))
+    gpu = OnCupy()
+    for name, function in functions.items():
+        monkeypatch.setattr(gpu.cupy.cuda.runtime, name, function)
+    if features:
+        monkeypatch.setenv("CUNORM_FEATURES", features)
+    with softgpu.settings(capability=capability):
+        rows(gpu)
+    assert dependent == ([] if without else ["param_grad"])
+
+
+def test_a_driver_without_the_function_launches_as_before(dependent, monkeypatch):
+    monkeypatch.setattr(_driver, "library", SimpleNamespace)
+    rows(OnCupy())
+    assert dependent == []
+
+
+def test_a_graph_and_another_device_launch_it_too(dependent):
+    gpu = OnCupy()
+    cupy = gpu.cupy
+    with softgpu.settings(devices=2), cupy.cuda.Device(1):
+        x, weight, rstd = (gpu.put(draw("x", (5, 33), "float32")[at]) for at in (..., 0, (..., 0)))
+        backward = cunorm.NormGrads(dx=cupy.empty_like(x), dweight=cupy.empty_like(weight))
+        size = cunorm.workspace_size("rms_norm_backward", x, weight)
+        given = {"out": backward, "workspace": cupy.empty(size, "uint8"), "rstd": rstd}
+
+        def step():
+            with cupy.cuda.Device(0):
+                cunorm.rms_norm_backward(x, x, weight, **given)
+
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            step()
+            right = gpu.get(backward.dweight)
+            backward.dweight.fill(0)
+            stream.synchronize()
+            stream.begin_capture()
+            step()
+            graph = stream.end_capture()
+            graph.launch(stream)
+            np.testing.assert_array_equal(gpu.get(backward.dweight), right)
+    assert dependent == 2 * ["param_grad"]
+
+
+# --- kernels that do not wait ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kernel", "call"),
+    [("param_grad", rows), ("group_norm_forward", samples), ("group_norm_backward", samples)],
+)
+def test_a_kernel_that_does_not_wait_is_found_out_where_it_begins_early(kernel, call, dependent):
+    """So the driver is told of it."""
+    text = source_text(kernel)
+    wrong = text.replace(" wait_for_prerequisites();", " ")
+    assert wrong != text
+    gpu = OnCupy()
+    with machine("", sources={kernel: wrong}):
+        call(gpu)
+    error = rf"(?s)does not launch {kernel}: .*before griddepcontrol.wait.*PTX line"
+    with machine(FEATURE, sources={kernel: wrong}), pytest.raises(RuntimeError, match=error):
+        call(gpu)

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+// Launches that may begin while the launch before them runs: each thread waits for it, before it
+// touches an array. Here it has always ended; what is missing is found all the same.
+#include "lanes.h"
+
+namespace sg {
+
+// Variables of modules are left out: no kernel of cunorm has any, but tests put some into its text.
+void need_waited(Warp& w, const Instruction& i, u32 lanes, u8* const* at) {
+  if (__builtin_expect(!running->launch.dependent, 1)) return;
+  for_lanes(lanes & ~w.waited, [&](int lane) {
+    const Range* const range = range_of(reinterpret_cast<u64>(at[lane]));
+    if (range && range->is_array)
+      fail(w, i, lane, 719, "a thread touches an array before griddepcontrol.wait");
+  });
+}
+
+void check_waited(Warp& w, const Instruction& i, u32 lanes) {
+  if (!running->launch.dependent) return;
+  for_lanes(lanes & ~w.waited, [&](int lane) {
+    fail(w, i, lane, 719, "a thread of a dependent launch ends without griddepcontrol.wait");
+  });
+}
+
+bool choose_grid_control(Instruction& i, const Opcode& op) {
+  i.run = [](Warp&, const Instruction&, u32) {};
+  if (op.has("wait")) i.run = [](Warp& w, const Instruction&, u32 lanes) { w.waited |= lanes; };
+  return op.has("wait") || op.has("launch_dependents");
+}
+
+}  // namespace sg
