@@ -160,7 +160,9 @@ struct BackwardRow {
                                Sums& sum_dr, Sums& sum_p_dr) {
     const C width = C(row_width(arguments)), k = arguments.k;
     C sum_q_dr = 0;
-    if constexpr (B::center) {
+    if constexpr (B::center && !B::dp) {
+      correction = math::divided(team.totals(sum_p).item[0], width);
+    } else if constexpr (B::center) {
       const auto found = team.totals(sum_p, sum_dr, sum_p_dr);
       correction = math::divided(found.item[0], width);
       offset = -rstd * math::divided(k * found.item[1], width);

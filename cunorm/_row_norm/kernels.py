@@ -39,7 +39,6 @@ class _RowTypes(KernelTypes):
     """The operands of a row norm's kernel."""
 
     rows: ClassVar[tuple[str, ...]]  # those with a row for each row of x
-    held: ClassVar[tuple[str, ...]]  # those that a thread holds for its elements of a row
 
     _: KW_ONLY
     gate: DType | None = None
@@ -54,28 +53,36 @@ class _RowTypes(KernelTypes):
         Operands are held as they are stored; where all is computed in float64, as that.
         """
         compute = self.compute.itemsize
-        dtypes = [dtype for name in self.held if (dtype := getattr(self, name))]
+        dtypes = [dtype for dtype in self.held() if dtype]
         held = [compute if compute == 8 else dtype.itemsize for dtype in dtypes]
         return held + [compute] * sum(getattr(self, name) for name in self.sums)
+
+    def held(self) -> list[DType | None]:
+        """Return the dtypes of what a thread holds of a row, but for sums."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ForwardTypes(_RowTypes):
     operands = ("x", "residual", "gate", "new_residual", *PARAMETERS, "y")
     rows = ("x", "residual", "gate", "y", "new_residual")
-    held = ("x", "residual", "gate", *PARAMETERS)
 
     x: DType
     y: DType
     residual: DType | None = None
     new_residual: DType | None = None
 
+    def held(self) -> list[DType | None]:
+        """Return what is held from the first pass to the last: p is s, or computed from a gate."""
+        if self.formula.pre_gate:
+            return [self.compute, self.weight, self.bias]
+        return [self.new_residual or self.x, self.gate, self.weight, self.bias]
+
 
 @dataclass(frozen=True)
 class BackwardTypes(_RowTypes):
     rows = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
     operands = (*rows, *PARAMETERS)
-    held = ("dy", "x", "d_residual", "gate", *PARAMETERS)
     sums = SUMS
 
     dy: DType
@@ -86,6 +93,9 @@ class BackwardTypes(_RowTypes):
     dgate: DType | None = None
     dweight: bool = False
     dbias: bool = False
+
+    def held(self) -> list[DType | None]:
+        return [self.dy, self.x, self.d_residual, self.gate, self.weight, self.bias]
 
 
 RowTypes = ForwardTypes | BackwardTypes

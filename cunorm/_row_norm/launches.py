@@ -12,7 +12,7 @@ from cunorm._core.param_grad import CPU_PACK
 from cunorm._core.plan import GRID_LIMIT
 from cunorm._row_norm.geometry import RowShape
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
-from cunorm._row_norm.tiling import Team, cuda_team
+from cunorm._row_norm.tiling import Team, blocks_with_room, cuda_team
 
 # The most blocks of a backward on a multiprocessor, by the most columns of a block: each writes
 # partial sums of its columns, which param_grad reads.
@@ -31,7 +31,7 @@ def cuda_forward(
     """Plan row_norm_forward; alignment allows `access` elements (see `vector_width`)."""
     team = _team(types, where.width, gpu)
     access = min(access, team.pack)
-    if access < team.pack:  # loads in parts take more registers
+    if access < team.pack or axes > 1:  # loads in parts, or from anywhere, take more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
     macros = types.macros() + team.macros(where.width, where.groups, access, axes)
     blocks_of_all = where.groups * team.cluster
@@ -46,6 +46,8 @@ def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
     """Return how threads share rows, with no more blocks on a multiprocessor than its threads."""
     team = cuda_team(types, width, gpu.features)
     most = max(1, gpu.max_threads_per_sm // team.threads)
+    if int(gpu.compute_capability) >= 100:
+        most = min(most, blocks_with_room(types, team))
     return team._replace(blocks_per_sm=min(team.blocks_per_sm, most))
 
 

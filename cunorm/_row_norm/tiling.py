@@ -21,6 +21,9 @@ _WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MOST_REGISTERS = 32, 64 << 1
 _TEAMS = (4, 8, 16, *range(32, 513, 32))
 _CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
+# Registers that a thread takes where its block has several teams, some of which may have no row.
+# More of them where a streamed backward writes parameters' gradients alone.
+_OF_SEVERAL, _OF_SUMS_ALONE = 8, 28
 
 
 class _Tuning(NamedTuple):
@@ -33,17 +36,22 @@ class _Tuning(NamedTuple):
     preferred_elements: int  # of a row that a thread holds, of float32
     most_elements: int  # the same, where a row is too long for more threads
     registers: int  # beside those that hold the row and its sums
-    element_factor: float  # of those that hold the row and its sums
-    pair_element: float  # more for each element, where packs are of two
-    gate_registers: int  # more, for an activation
-    gate_element_of_many: float  # more for each element, if a thread holds more than are preferred
-    gate_element: float = 0  # instead, if it does not
+    element_factor: float = 1  # of those that hold the row and its sums
     narrow_registers: int = 0  # more, where operands are converted
     narrow_element: float = 0  # the same for each element
-    single_registers: int = 0  # instead, where packs are of one element
+    small_registers: int = 0  # more, where packs are of one element or two
+    small_element: float = 0  # the same for each element
     streamed_registers: int = 0  # more, where rows are streamed
-    residual_registers: int = 0  # more, where a residual is added and nothing is centered
-    center_element: float = 0  # more for each element of a row that is centered
+    residual_registers: int = 0  # more, where a residual is added
+    many_registers: int = 0  # more, where more than three operands are held
+    several_residual: int = 0  # more, for a float32 residual where a block has several teams
+    many_elements: int = 0  # as for so many elements more, where more than preferred are held
+    crowded_registers: int = 0  # more, where a block alone holds more elements than preferred
+    uneven_elements: int = 0  # the same, where a centered row leaves lanes idle, or lacks a warp
+    more_from_100: int = 0  # registers, where compute capability 10.0 and later are compiled for
+    streamed_gate: int = 0  # more of these, where there is a gate
+    gate_registers: int = 0  # more, for an activation
+    gate_element: float = 0  # the same for each element
 
 
 _TUNING = {
@@ -51,13 +59,17 @@ _TUNING = {
         block_threads=128,
         preferred_elements=32,
         most_elements=64,
-        registers=36,
-        element_factor=1.0,
-        pair_element=1.25,
-        residual_registers=13,
-        gate_registers=24,
-        gate_element_of_many=0.625,
-        center_element=0.625,
+        registers=16,
+        narrow_element=0.5,
+        small_registers=8,
+        small_element=2,
+        residual_registers=8,
+        many_registers=24,
+        several_residual=24,
+        many_elements=14,
+        uneven_elements=8,
+        more_from_100=12,
+        streamed_registers=16,
     ),
     BackwardTypes: _Tuning(
         block_threads=256,
@@ -67,12 +79,13 @@ _TUNING = {
         element_factor=1.2,
         narrow_registers=4,
         narrow_element=0.75,
-        single_registers=28,
-        pair_element=2,
-        streamed_registers=12,
+        small_registers=28,
+        small_element=2,
+        streamed_registers=40,
         gate_registers=28,
+        streamed_gate=-24,
         gate_element=1.25,
-        gate_element_of_many=1.25,
+        crowded_registers=40,
     ),
 }
 
@@ -141,20 +154,51 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     )
 
 
+def blocks_with_room(types: RowTypes, team: Team) -> int:
+    """Return the blocks of a team for which compute capability 10.0 has registers.
+
+    Compiled for it, a forward takes a few more than for others.
+    """
+    more = _TUNING[type(types)].more_from_100
+    return max(1, _room(types, team.packs * team.pack, team.pack, team.threads, more))
+
+
 def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> Team | None:
     """Return how a block, or a part of one, holds a row; None where that is too long.
 
     `least` blocks have room on a multiprocessor. Lanes that share a row within a warp have half as
     many elements: more of them are busy.
     """
-    block_threads = _TUNING[type(types)].block_threads
+    tuning = _TUNING[type(types)]
     for threads_per_row in _TEAMS:
         elements = _held(width, threads_per_row, pack)
-        threads = block_threads if threads_per_row <= _WARP else threads_per_row
-        room = _room(types, elements, pack, threads)
+        threads, more = tuning.block_threads, _of_several(types)
+        if threads_per_row > _WARP:
+            threads, more = (
+                threads_per_row,
+                _of_uneven(types, width, threads_per_row, elements, pack),
+            )
+        if elements > tuning.preferred_elements:
+            more += tuning.crowded_registers
+        room = _room(types, elements, pack, threads, more)
         if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room >= least:
             return Team(threads, threads_per_row, pack, elements // pack, room)
     return None
+
+
+def _of_several(types: RowTypes) -> int:
+    """Return the registers that a thread takes more where its block has several teams."""
+    residual = types.residual if isinstance(types, ForwardTypes) else None
+    of_residual = residual.itemsize / 4 if residual is not None else 0
+    return _OF_SEVERAL + int(_TUNING[type(types)].several_residual * of_residual)
+
+
+def _of_uneven(types: RowTypes, width: int, threads: int, elements: int, pack: int) -> int:
+    """Return the registers for guards of a block's last packs, and of its last sums."""
+    is_even = width == threads * elements and threads & (threads - 1) == 0
+    if is_even or not types.formula.center:
+        return 0
+    return int(_TUNING[type(types)].uneven_elements * _of_element(types, pack))
 
 
 def _of_cluster(types: RowTypes, width: int, pack: int, largest: int, least: int) -> Team | None:
@@ -186,7 +230,10 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
     if largest >= PORTABLE_CLUSTER:
         threads_per_row = _CLUSTERS[-1] * threads // 2
         threads = threads_per_row // largest
-    more = _TUNING[type(types)].streamed_registers
+    tuning = _TUNING[type(types)]
+    more = tuning.streamed_registers + (tuning.streamed_gate if types.gate is not None else 0)
+    if isinstance(types, BackwardTypes) and types.dx is types.dresidual is types.dgate is None:
+        more += _OF_SUMS_ALONE
     while True:
         rooms = [
             (packs * _room(types, packs * pack, pack, threads, more), packs)
@@ -219,21 +266,26 @@ def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0
 def _registers(types: RowTypes, elements: int, pack: int) -> int:
     """Return about how many registers a thread needs to hold these elements of a row."""
     tuning, held = _TUNING[type(types)], types.held_itemsizes()
-    of_element = sum(max(size / 4, 1 / pack) for size in held)
-    registers = tuning.registers
-    if types.formula.center:
-        of_element += tuning.center_element
+    of_element = _of_element(types, pack)
+    registers: float = tuning.registers
     if types.gate is not None:
         registers += tuning.gate_registers
-        is_many = elements > tuning.preferred_elements
-        of_element += tuning.gate_element_of_many if is_many else tuning.gate_element
+        of_element += tuning.gate_element
+    if isinstance(types, ForwardTypes) and types.residual is not None:
+        registers += tuning.residual_registers
+    if len(held) > 3:
+        registers += tuning.many_registers
     more: float = 0
-    if pack == 1:
-        more = tuning.single_registers
-    elif min(held) < 4:
-        of_narrow = tuning.narrow_element + (tuning.pair_element if pack == 2 else 0)
-        more = tuning.narrow_registers + elements * of_narrow
-        adds = isinstance(types, ForwardTypes) and types.residual is not None
-        more += tuning.residual_registers if adds and not types.formula.center else 0
+    if min(held) < 4:
+        more = tuning.narrow_registers + elements * tuning.narrow_element
+    if pack <= 2:
+        more += tuning.small_registers + elements * tuning.small_element
+    if elements > tuning.preferred_elements:
+        elements += tuning.many_elements
     of_row = elements * of_element * tuning.element_factor
     return int(registers * types.compute.itemsize / 4 + more + of_row)
+
+
+def _of_element(types: RowTypes, pack: int) -> float:
+    """Return the registers that hold an element of a row: one has a narrow pack, or half of one."""
+    return sum(max(size / 4, 1 / pack) for size in types.held_itemsizes())

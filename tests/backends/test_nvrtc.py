@@ -133,7 +133,8 @@ def test_the_covers_have_every_kind_of_plan():
     clusters = set()
     for kind in ("GROUP_FORWARD", "GROUP_BACKWARD"):
         plans = [group_launches(case, a) for case in cases(kind) for a in ("75", "90")]
-        assert {group_plan_name(launches) for launches in plans} == {
+        names = {group_plan_name(launches).replace(", alone", "") for launches in plans}
+        assert names == {
             f"{layout}, {blocks}{unit}"
             for layout in ("last", "first")
             for blocks in ("a block", "a cluster", "two launches")
