@@ -39,8 +39,10 @@ class _Tuning(NamedTuple):
     element_factor: float = 1  # of those that hold the row and its sums
     narrow_registers: int = 0  # more, where operands are converted
     narrow_element: float = 0  # the same for each element
-    small_registers: int = 0  # more, where packs are of one element or two
-    small_element: float = 0  # the same for each element
+    single_registers: int = 0  # more, where packs are of one element
+    single_element: float = 0  # the same for each element
+    pair_registers: int = 0  # more, where packs are of two
+    pair_element: float = 0
     streamed_registers: int = 0  # more, where rows are streamed
     residual_registers: int = 0  # more, where a residual is added
     many_registers: int = 0  # more, where more than three operands are held
@@ -61,8 +63,10 @@ _TUNING = {
         most_elements=64,
         registers=16,
         narrow_element=0.5,
-        small_registers=8,
-        small_element=2,
+        single_registers=8,
+        single_element=2,
+        pair_registers=8,
+        pair_element=2,
         residual_registers=8,
         many_registers=24,
         several_residual=24,
@@ -79,8 +83,8 @@ _TUNING = {
         element_factor=1.2,
         narrow_registers=4,
         narrow_element=0.75,
-        small_registers=28,
-        small_element=2,
+        single_registers=28,
+        pair_element=2,
         streamed_registers=40,
         gate_registers=28,
         streamed_gate=-24,
@@ -278,8 +282,10 @@ def _registers(types: RowTypes, elements: int, pack: int) -> int:
     more: float = 0
     if min(held) < 4:
         more = tuning.narrow_registers + elements * tuning.narrow_element
-    if pack <= 2:
-        more += tuning.small_registers + elements * tuning.small_element
+    if pack == 1:
+        more += tuning.single_registers + elements * tuning.single_element
+    elif pack == 2:
+        more += tuning.pair_registers + elements * tuning.pair_element
     if elements > tuning.preferred_elements:
         elements += tuning.many_elements
     of_row = elements * of_element * tuning.element_factor

@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     features: str = ""
     grid: int | None = None
     spared: int = 0  # bytes of shared memory that tiles must not use
+    alone: bool = True  # whether a group norm's block may have a multiprocessor alone
 
 
 EVERY = {"center": True, "c": 1.0, "weight_offset": 1.0, "gate": "float32"}
@@ -67,7 +68,7 @@ def settings() -> list[Setting]:
             grid = 1 if "two launches" in name else None  # each launch has one sample
             if plan.samples.spatial:
                 kernel = f"group_norm_{direction}"
-                found.append(Setting(kernel, case, plan.features, grid, plan.spared))
+                found.append(Setting(kernel, case, plan.features, grid, plan.spared, plan.alone))
     for shape in COPIES:
         case = BACKWARD | {"shape": shape, "gate_position": "pre"}
         found.append(Setting("row_norm_backward", case, FEATURES))
@@ -111,10 +112,11 @@ _OF_A_KERNEL = re.compile(r"\bkernel \w+[,:].*\n.*PTX line \d+: ")
 
 def detected(setting: Setting, wanted: set[str]) -> set[str]:
     """Return the mutants among `wanted` that are reached and fail; the kernel itself passes."""
-    kernel, case, features, grid, spared = setting
+    kernel, case, features, grid, spared, alone = setting
     text, names = switched(source_text(kernel))
     call = call_of("row_norm_backward" if kernel == "param_grad" else kernel, case)
-    with machine(features, grid, {kernel: text}, spared, multiprocessors=1) as launches:
+    sources = {kernel: text}
+    with machine(features, grid, sources, spared, alone=alone, multiprocessors=1) as launches:
         call.check()
         builds = {launch.build for launch in launches if launch.build.kernel == kernel}
         switch = Switch([_cuda.loaded.get((build, 0)) for build in builds])
