@@ -53,6 +53,9 @@ SLOTS, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 0.5, 1.0
 # latency of another block's shared memory, 0.1 µs; the rest is waiting for the slowest block.
 EXCHANGE = 0.5e-6
 LAUNCH = 3e-6  # seconds from the end of a kernel to the start of the next on its stream
+# The same for the second launch of a call, which begins while the first ends (programmatic dependent
+# launch, from compute capability 9.0 on): an estimate.
+DEPENDENT_LAUNCH = 1e-6
 ELEMENTS = 1 << 26  # of x, in all predictions but those of small work
 
 
@@ -130,6 +133,11 @@ def copy_time(gpu: Gpu, moved: float) -> float:
     return LAUNCH + gpu.latency + moved / gpu.copy
 
 
+def between(gpu: Gpu) -> float:
+    """Return the seconds from a call's launch to its next."""
+    return DEPENDENT_LAUNCH if int(gpu.architecture) >= 90 else LAUNCH
+
+
 def param_grad_time(gpu: Gpu, param_grad: ParamGrad | None) -> float:
     """Return the seconds that param_grad adds to a backward; 0 without it.
 
@@ -139,4 +147,4 @@ def param_grad_time(gpu: Gpu, param_grad: ParamGrad | None) -> float:
     if param_grad is None:
         return 0.0
     moved = param_grad.partial_bytes / gpu.copy
-    return moved + LAUNCH + max(moved, param_grad.serial_loads * gpu.l2_latency)
+    return moved + between(gpu) + max(moved, param_grad.serial_loads * gpu.l2_latency)

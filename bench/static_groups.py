@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, prod
 
-from bench.model import LAUNCH, Gpu, ParamGrad, Traffic, Work, param_grad_time
+from bench.model import LAUNCH, Gpu, ParamGrad, Traffic, Work, between, param_grad_time
 from bench.rounds import Grid, Round, round_of, seconds, shares
 from bench.static_columns import call_columns, launch_columns
 from bench.static_occupancy import l2_keeps
@@ -52,10 +52,10 @@ def speed_of_groups(
         return columns
     launches = [one for one in (plan.before, plan) if one is not None]
     times = [
-        LAUNCH + seconds(gpu, *_launch(one, gpu, _counts(one, sass_of), blocks_of(one)))
-        for one in launches
+        seconds(gpu, *_launch(one, gpu, _counts(one, sass_of), blocks_of(one))) for one in launches
     ]
-    time = ceil(plan.samples / plan.chunk) * sum(times) + param_grad_time(gpu, param_grad)
+    of_chunk = LAUNCH + between(gpu) * (len(times) - 1) + sum(times)
+    time = ceil(plan.samples / plan.chunk) * of_chunk + param_grad_time(gpu, param_grad)
     moved = plan.samples * _sample_elements(plan) * call_traffic(plan).total
     return columns | call_columns(gpu, moved, time)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.model import EXCHANGE, LAUNCH, Gpu, ParamGrad, Traffic, Work, param_grad_time
+from bench.model import EXCHANGE, Gpu, ParamGrad, Traffic, Work, between, param_grad_time
 from bench.rounds import Grid, Round, Times, rate, round_of, seconds, shares, times_of
 from bench.static_paths import Step
 from bench.static_reads import Operands, loads_at_once, read
@@ -164,5 +164,5 @@ def test_param_grad_takes_the_time_of_its_bytes_or_of_its_serial_loads():
     assert param_grad_time(GPU, None) == 0.0
     written = 2.0**20 / GPU.copy
     found = param_grad_time(GPU, ParamGrad(1 << 20, 30.0))
-    assert found == pytest.approx(written + LAUNCH + 30e-6)
-    assert param_grad_time(GPU, ParamGrad(1 << 20, 0.0)) == pytest.approx(2 * written + LAUNCH)
+    assert found == pytest.approx(written + between(GPU) + 30e-6)
+    assert param_grad_time(GPU, ParamGrad(1 << 20, 0.0)) == pytest.approx(2 * written + between(GPU))
