@@ -53,8 +53,8 @@ SLOTS, INTEGER, SPECIAL, SHUFFLES = 4.0, 2.0, 0.5, 1.0
 # latency of another block's shared memory, 0.1 µs; the rest is waiting for the slowest block.
 EXCHANGE = 0.5e-6
 LAUNCH = 3e-6  # seconds from the end of a kernel to the start of the next on its stream
-# The same for the second launch of a call, which begins while the first ends (programmatic dependent
-# launch, from compute capability 9.0 on): an estimate.
+# The same for the second launch of a call, which begins while the first ends (programmatic
+# dependent launch, from compute capability 9.0 on): an estimate.
 DEPENDENT_LAUNCH = 1e-6
 ELEMENTS = 1 << 26  # of x, in all predictions but those of small work
 

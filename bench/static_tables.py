@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import product
 from statistics import median
 
 from bench.model import GPUS
@@ -14,8 +14,6 @@ from bench.static_summary import limit, passes, share
 LOW = 0.85  # of copy speed; plans below it are named
 _SMALL = ("4096", "320x64x64")
 
-Column = tuple[str, str]  # GPU and dtype
-
 
 def page(rows: list[Row]) -> str:
     """Return what a page says of the calls that the default plans make."""
@@ -24,7 +22,7 @@ def page(rows: list[Row]) -> str:
     small = [row for row in calls if row.count and row.shape in _SMALL]
     parts = (
         predictions(large),
-        f"Of the calls below {LOW}: what bounds them, how many there are, and the least share:",
+        f"What bounds the calls below {LOW}, and how many of the widths or shapes they are:",
         _table(large, _low_cell),
         f"Small work, in µs with launches: 1, 8, 64 and 512 rows of {_SMALL[0]} columns, "
         f"and 1 and 2\nsamples of {_SMALL[1]}:",
@@ -39,16 +37,17 @@ def predictions(rows: list[Row]) -> str:
 
 
 def _table(rows: list[Row], cell: Callable[[list[Row]], str]) -> str:
-    """Return a Markdown table of norms by GPU and dtype; lines of empty cells are left out."""
-    columns = list(product(GPUS, dict.fromkeys(row.dtype for row in rows)))
-    found: dict[str, dict[Column, list[Row]]] = {}
-    for row in rows:
-        name = " ".join(filter(None, (row.operator, row.memory, row.direction)))
-        found.setdefault(name, {}).setdefault((row.gpu, row.dtype), []).append(row)
-    heads = [f"{gpu}, {dtype}" for gpu, dtype in columns]
-    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
-    for name, by_column in found.items():
-        cells = [cell(by_column.get(column, [])) for column in columns]
+    """Return a Markdown table of norms by GPU; lines of empty cells are left out."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for dtype in dict.fromkeys(row.dtype for row in rows):
+        for row in rows:
+            if row.dtype == dtype:
+                parts = (row.operator, row.memory, row.direction, dtype)
+                name = " ".join(filter(None, parts))
+                found.setdefault(name, {}).setdefault(row.gpu, []).append(row)
+    lines = [f"| | {' | '.join(GPUS)} |", f"|---|{'---|' * len(GPUS)}"]
+    for name, by_gpu in found.items():
+        cells = [cell(by_gpu.get(gpu, [])) for gpu in GPUS]
         if any(text != "–" for text in cells):
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -59,17 +58,9 @@ def _prediction_cell(rows: list[Row]) -> str:
 
 
 def _low_cell(rows: list[Row]) -> str:
-    by_limit: dict[str, list[Row]] = {}
-    for row in rows:
-        if share(row) < LOW:
-            by_limit.setdefault(limit(row), []).append(row)
-    return "; ".join(f"{name} {_named(found)}" for name, found in by_limit.items()) or "–"
-
-
-def _named(rows: list[Row]) -> str:
-    """Return the first and last shape of several, as the grid has them in order, and the worst."""
-    several = f"{len(rows)} of {rows[0].shape} to {rows[-1].shape}: " if len(rows) > 1 else ""
-    return f"{several}{_worst(rows)}"
+    limits = Counter(limit(row) for row in rows if share(row) < LOW)
+    named = ", ".join(f"{count} {name}" for name, count in limits.most_common())
+    return f"{named}, of {len(rows)}" if limits else "–"
 
 
 def _small_cell(rows: Iterable[Row]) -> str:

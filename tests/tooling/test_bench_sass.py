@@ -165,4 +165,6 @@ def test_param_grad_takes_the_time_of_its_bytes_or_of_its_serial_loads():
     written = 2.0**20 / GPU.copy
     found = param_grad_time(GPU, ParamGrad(1 << 20, 30.0))
     assert found == pytest.approx(written + between(GPU) + 30e-6)
-    assert param_grad_time(GPU, ParamGrad(1 << 20, 0.0)) == pytest.approx(2 * written + between(GPU))
+    assert param_grad_time(GPU, ParamGrad(1 << 20, 0.0)) == pytest.approx(
+        2 * written + between(GPU)
+    )
