@@ -28,7 +28,7 @@ from unittest import mock
 from bench import gpu, gpu_check, grid
 from bench.arguments import count, seconds
 from bench.cases import OPERATORS, Operator, Shape, checked_shape
-from cunorm._backends import cuda
+from cunorm._backends import cuda, driver
 from cunorm._backends.sources import kernel_folder
 from cunorm._core.build import KernelBuild
 from cunorm._core.tensor import Device
@@ -167,7 +167,7 @@ def _of_calls() -> Iterable[KernelBuild]:
         ]
     with (
         mock.patch.object(cuda, "_load", lambda build: build),
-        mock.patch.object(cuda, "clusters_that_fit", lambda *launch: 1),
+        mock.patch.object(driver, "clusters_that_fit", lambda *launch: 1),
     ):
         for operator, dtype, shape in points:
             yield from _builds_of(operator, dtype, shape)

@@ -27,11 +27,11 @@ from bench.arrays import as_host, as_torch, upload
 from bench.cases import OPERATORS, TOLERANCE, Operands, check, host_operands, oracle, worst_error
 from bench.peers import torch_backward, torch_forward
 from bench.providers.base import require_gpu
-from cunorm._backends import cuda
+from cunorm._backends import cuda, driver
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.tensor import Device
 
-FEATURES = ("none", "async_copies", "clusters")
+FEATURES = ("none", "async_copies", "clusters", "programmatic_launches")
 OPERATOR, *_ = OPERATORS  # rms_norm, whose leaves are x and weight
 DTYPE, SHAPE = "bfloat16", (300, 1024)
 WIDE, FEW_ROWS, ROWS = 20001, 3, 9  # a width that clusters share, in two launches
@@ -119,13 +119,13 @@ def on_torch() -> None:
 
 def on_another_thread() -> None:
     """After a warmup, a backward on another thread finds as much room for clusters as there is."""
-    cupy, asked, ask = gpu.cupy(), [], cuda.clusters_that_fit
+    cupy, asked, ask = gpu.cupy(), [], driver.clusters_that_fit
 
     def noted(*launch: Any) -> int:
         asked.append((threading.current_thread() is threading.main_thread(), ask(*launch)))
         return asked[-1][1]
 
-    cuda.clusters_that_fit = noted
+    driver.clusters_that_fit = noted
     both = ("rms_norm_forward", "rms_norm_backward")
     cunorm.warmup(both, WIDE, "float32", device="cuda", rows=ROWS, progress=False)
     host = host_operands(OPERATOR, "float32", (FEW_ROWS, WIDE))
@@ -207,13 +207,13 @@ def room() -> None:
     for blocks in (2, 4, 8, 16):
         source = f'extern "C" __global__ void __cluster_dims__({blocks}, 1, 1) probe(int* x) {{}}'
         kernel = cupy.RawKernel(source, "probe", ("-std=c++17",))
-        cuda.allow_large_clusters(cupy, kernel.kernel)
+        driver.allow_large_clusters(cupy, kernel.kernel)
         fit = {}
         for shared in (0, 64 << 10, 128 << 10, 224 << 10):
             kernel.max_dynamic_shared_size_bytes = shared
             build = KernelBuild("probe", (("CLUSTER", str(blocks)),))
             launch = Launch(build, blocks, 1024, shared=shared)
-            fit[f"{shared >> 10} KiB"] = cuda.clusters_that_fit(kernel.kernel, launch)
+            fit[f"{shared >> 10} KiB"] = driver.clusters_that_fit(cupy, kernel.kernel, launch)
         print(f"clusters of {blocks} blocks of 1024 threads, by shared memory of a block: {fit}")
 
 

@@ -12,14 +12,14 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from cunorm._backends import cuda
+from cunorm._backends import driver
 
 FREE = 1 << 28  # bytes; so few that small arrays rotate through few sets
 
 
 def add_to(cupy: Any) -> None:
     """Add to the stand-in for CuPy what it lacks, and let cunorm ask the software GPU's driver."""
-    cuda._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
+    driver._LIBRARY = os.environ["SOFTGPU_LIBRARY"]  # for libcuda.so.1
     if hasattr(cupy.cuda, "get_elapsed_time"):
         return
     runtime, raw_kernel = cupy.cuda.runtime, cupy.RawKernel
