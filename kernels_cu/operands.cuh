@@ -65,13 +65,13 @@ __device__ inline index_t row_groups(const Arguments<B>& arguments) {
 // for themselves: a `row` is always such a one. A block stays with one group, and so with one part
 // of the weight.
 struct BlockShare {
-  index_t groups, group, block, blocks;
+  int groups, group, block, blocks;
 
-  __device__ BlockShare(index_t groups, int cluster)
-      : groups(groups),
-        group(blockIdx.x / cluster % groups),
-        block(blockIdx.x / cluster / groups),
-        blocks(gridDim.x / cluster / groups) {}
+  __device__ BlockShare(index_t all_groups, int cluster)
+      : groups(int(all_groups)),
+        group(int(blockIdx.x) / cluster % groups),
+        block(int(blockIdx.x) / cluster / groups),
+        blocks(int(gridDim.x) / cluster / groups) {}
 
   // The number, among the rows of all groups, of a row of the block's group.
   __device__ index_t row_index(index_t row) const { return row * groups + group; }

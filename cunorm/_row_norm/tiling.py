@@ -48,10 +48,8 @@ class _Tuning(NamedTuple):
     many_registers: int = 0  # more, where more than three operands are held
     several_residual: int = 0  # more, for a float32 residual where a block has several teams
     many_elements: int = 0  # as for so many elements more, where more than preferred are held
-    crowded_registers: int = 0  # more, where a block alone holds more elements than preferred
     uneven_elements: int = 0  # the same, where a centered row leaves lanes idle, or lacks a warp
     more_from_100: int = 0  # registers, where compute capability 10.0 and later are compiled for
-    streamed_gate: int = 0  # more of these, where there is a gate
     gate_registers: int = 0  # more, for an activation
     gate_element: float = 0  # the same for each element
 
@@ -85,11 +83,9 @@ _TUNING = {
         narrow_element=0.75,
         single_registers=28,
         pair_element=2,
-        streamed_registers=40,
+        streamed_registers=12,
         gate_registers=28,
-        streamed_gate=-24,
         gate_element=1.25,
-        crowded_registers=40,
     ),
 }
 
@@ -146,6 +142,8 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     )
     few = max(pack, _TUNING[type(types)].preferred_elements * 4 // types.compute.itemsize)
     largest = features.largest_cluster if features.clusters else 1
+    is_wide = min(types.held_itemsizes()) >= 4
+    most = _TUNING[type(types)].most_elements * (3 if is_wide else 4) // 4
     # A backward copies its next row while it waits; a forward's block wants another beside it.
     least = 2 if isinstance(types, ForwardTypes) else 1
     return (
@@ -153,7 +151,7 @@ def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
         or _of_cluster(types, width, pack, largest, 2)
         or _of_block(types, width, pack, few, 1)
         or _of_cluster(types, width, pack, largest, 1)
-        or _of_block(types, width, pack, _TUNING[type(types)].most_elements, 1)
+        or _of_block(types, width, pack, most, 1)
         or _streamed(types, pack, largest)
     )
 
@@ -182,8 +180,6 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
                 threads_per_row,
                 _of_uneven(types, width, threads_per_row, elements, pack),
             )
-        if elements > tuning.preferred_elements:
-            more += tuning.crowded_registers
         room = _room(types, elements, pack, threads, more)
         if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room >= least:
             return Team(threads, threads_per_row, pack, elements // pack, room)
@@ -235,7 +231,7 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
         threads_per_row = _CLUSTERS[-1] * threads // 2
         threads = threads_per_row // largest
     tuning = _TUNING[type(types)]
-    more = tuning.streamed_registers + (tuning.streamed_gate if types.gate is not None else 0)
+    more = tuning.streamed_registers
     if isinstance(types, BackwardTypes) and types.dx is types.dresidual is types.dgate is None:
         more += _OF_SUMS_ALONE
     while True:
