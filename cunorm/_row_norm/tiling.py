@@ -44,6 +44,7 @@ class _Tuning(NamedTuple):
     pair_registers: int = 0  # more, where packs are of two
     pair_element: float = 0
     streamed_registers: int = 0  # more, where rows are streamed
+    streamed_wide: int = 0  # more of these, where no operand is narrower than float32
     residual_registers: int = 0  # more, where a residual is added
     many_registers: int = 0  # more, where more than three operands are held
     several_residual: int = 0  # more, for a float32 residual where a block has several teams
@@ -84,6 +85,7 @@ _TUNING = {
         single_registers=28,
         pair_element=2,
         streamed_registers=12,
+        streamed_wide=16,
         gate_registers=28,
         gate_element=1.25,
     ),
@@ -231,7 +233,8 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
         threads_per_row = _CLUSTERS[-1] * threads // 2
         threads = threads_per_row // largest
     tuning = _TUNING[type(types)]
-    more = tuning.streamed_registers
+    is_wide = min(types.held_itemsizes()) >= 4
+    more = tuning.streamed_registers + (tuning.streamed_wide if is_wide else 0)
     if isinstance(types, BackwardTypes) and types.dx is types.dresidual is types.dgate is None:
         more += _OF_SUMS_ALONE
     while True:
