@@ -9,10 +9,10 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from cunorm._core.build import Launch
+from cunorm._core.memo import memoize
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NON_PORTABLE_CLUSTER_ALLOWED = 14  # of a function's attributes
@@ -32,7 +32,7 @@ def library() -> ctypes.CDLL:
     return _opened(_LIBRARY)
 
 
-@cache
+@memoize()
 def _opened(path: str) -> ctypes.CDLL:
     return ctypes.CDLL(path)
 
@@ -91,7 +91,7 @@ def launch_dependent(
     check(cupy, status, f"launch {launch.build.kernel}")
 
 
-@cache
+@memoize()
 def _launch_function(opened: ctypes.CDLL) -> Callable[..., int]:
     launch = opened.cuLaunchKernelEx
     launch.argtypes = (ctypes.c_char_p, *3 * (ctypes.c_void_p,))
