@@ -29,7 +29,8 @@ _PROGRAMMATIC_ADDRESS = ctypes.addressof(_PROGRAMMATIC)
 
 def library() -> ctypes.CDLL:
     """Return the driver's library; OSError if there is none."""
-    return _opened(_LIBRARY)
+    opened: ctypes.CDLL = _opened(_LIBRARY)
+    return opened
 
 
 @memoize()
