@@ -35,16 +35,21 @@ fi
 
 out=$1
 [[ $out == /* ]] || out=$PWD/$out
-$dry_run || mkdir -p "$out" || exit 2
+log=$out/check_gpu.log
+$dry_run || { mkdir -p "$out" && : >>"$log"; } || exit 2
+python=$(command -v "${PYTHON:-python3}") || { echo "no interpreter: ${PYTHON:-python3}" >&2 && exit 2; }
+[[ $python == /* ]] || python=$PWD/$python
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 # JAX leaves memory to the others; what a step prints is in the log when the step is stopped.
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1
-log=$out/check_gpu.log
-python=${PYTHON:-python3}
 whole=420
 $second && whole=240
 stretch=${CHECK_GPU_SMALL:+3} # an interpreter needs more
 seconds=${CHECK_GPU_SECONDS:-$((whole * ${stretch:-1}))}
+if [[ ! $seconds =~ ^[1-9][0-9]{0,5}$ ]]; then
+  echo "CHECK_GPU_SECONDS is $seconds, expected a number of seconds" >&2
+  exit 2
+fi
 cores=$(nproc)
 summary=()
 failed=0
@@ -71,6 +76,14 @@ note() { # TEXT: a line of the summary
   say "$1"
 }
 
+job=0  # the process of a step
+stop() { # a signal ends the step, and the script
+  ((job)) && kill -INT "$job" 2>/dev/null && wait "$job"
+  note "stopped by a signal"
+  exit 130
+}
+trap stop INT TERM HUP
+
 begin=$(now)
 planned=0 # seconds, when the steps before end at the latest
 step() { # NAME END COMMAND...: run a command until END, in seconds from the begin, at most
@@ -89,8 +102,12 @@ step() { # NAME END COMMAND...: run a command until END, in seconds from the beg
   printf -v limit '%d.%03d' $((limit / 1000)) $((limit % 1000))
   { printf '\n== %s, in at most %s s:' "$name" "$limit" && printf ' %q' "$@" && echo; } >>"$log"
   before=$(kernels) bytes=$(wc -c <"$log")
-  timeout -s INT --kill-after=10 "$limit" "$@" >>"$log" 2>&1 </dev/null
-  status=$?
+  set -m # else a step in the background would ignore an interrupt
+  timeout -s INT --kill-after=10 "$limit" "$@" >>"$log" 2>&1 </dev/null &
+  set +m
+  job=$!
+  wait "$job"
+  status=$? job=0
   took=$((($(now) - start + 500) / 1000))
   shown=$(tail -c +$((bytes + 1)) "$log" | tail -n 15)
   case $status in

@@ -10,7 +10,8 @@
 //   memory.cuh      inside LoadedPack load_pack OutputPack for_each_item read write rounded_to
 //                   clear_outside
 //   reduce.cuh      ItemSums RowSum Team warp_all_reduce
-//   ptx.cuh         SharedMemory CLUSTER_LAUNCH async_commit async_wait
+//   ptx.cuh         SharedMemory CLUSTER_LAUNCH async_commit async_wait launch_dependents
+//                   wait_for_prerequisites
 //   row.cuh         streamed PackAt Chunk Walk Row RowPacks ParameterPacks RowOutput StagedPacks
 //   streamed.cuh    StreamedRow HeldPacks for_each_row
 //   param_sums.cuh  ParamSums for_each_row

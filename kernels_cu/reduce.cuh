@@ -58,8 +58,6 @@ __device__ inline Pack<C, n> warp_all_reduce(Pack<C, n> v) {
   return v;
 }
 
-// The lanes that take a value each: a power of two, at most a warp's.
-
 // The least power of two that is not less, but at most a warp's lanes.
 __device__ constexpr int lanes_for(int values) {
   int lanes = 1;

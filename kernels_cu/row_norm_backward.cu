@@ -110,7 +110,7 @@ struct BackwardRow {
         dresidual(row.of(arguments.dresidual)),
         dgate(row.of(arguments.dgate)) {}
 
-  // All but d_residual, which the first pass does not need.
+  // All but d_residual, which the first pass over a streamed row does not need.
   template <class Chunk>
   __device__ void load(const Chunk& chunk) {
     dy.load(chunk);
@@ -257,8 +257,9 @@ struct StagedRows {
   }
 };
 
-// Rows that their team holds. A thread has its packs of all operands in registers, with its sums of
-// their columns, and waits for the others in `find_factors`.
+// Rows that their team holds; `place` is where one lies, and which columns are the thread's. A
+// thread has its packs of all operands in registers, with its sums of their columns. It waits for
+// the others once a row, in `find_factors`.
 template <class B>
 __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>& team,
                                           const Walk<B>& walk) {
@@ -269,7 +270,8 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
   Pack<typename B::compute_t, 2> next_statistics = {};
   int slot = 0;
 
-  // Load: the parameters once; and the first rows, so many as there are slots.
+  // Load: the parameters once; and the first rows, so many as there are slots. Those beyond the
+  // last row have no columns.
   parameters.load(walk.whole_row().columns());
   if constexpr (B::stages > 0) {
     for (int i = 0; i < B::stages; ++i) staged.copy(arguments, walk.row(i), i);
@@ -280,7 +282,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     // Load: the row from its slot, which another row takes at once; without slots, from memory.
     const auto columns = place.columns();
     BackwardRow<B> row(arguments, place);
-    auto statistics = next_statistics;
+    auto statistics = next_statistics;  // where there are slots
     if constexpr (B::stages > 0) {
       staged.take(row, place, slot);
       staged.copy(arguments, place.after(B::stages), slot);
@@ -299,10 +301,10 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     if constexpr (B::reduces)
       columns.for_each_pack([&](auto at) { row.add_to(sum_p, sum_dr, sum_p_dr, at, parameters); });
 
-    // Factors.
+    // Reduce over the team, and find the factors.
     row.find_factors(arguments, team, sum_p, sum_dr, sum_p_dr);
 
-    // Store.
+    // Store. What gates do is computed again: two numbers an item would take too many registers.
     columns.for_each_pack([&](auto at) {
       sums.add(at, [&](auto& dweight, auto& dbias) {
         row.write(at, row.gates(at), parameters, dweight, dbias);
@@ -310,7 +312,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     });
     sums.end_row(walk);
   });
-  sums.finish(walk);
+  sums.finish(walk);  // the teams of a block wait for each other
 }
 
 #include "row_norm_backward_streamed.cuh"

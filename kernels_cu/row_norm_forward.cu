@@ -128,8 +128,9 @@ struct ForwardRow {
   }
 };
 
-// A row that its team holds. A thread has its packs of all operands in registers, and waits for the
-// others in `totals`.
+// A row that its team holds; `place` is where it lies, and which columns are the thread's. A thread
+// has its packs of all operands in registers. It waits for the others in `totals`: lanes of a warp
+// shuffle, a block has a barrier, a cluster waits for what its blocks send.
 template <class B>
 __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& team,
                                       const Row<B>& place) {
@@ -196,6 +197,6 @@ __device__ inline void normalize(const Arguments<B>& arguments, Team<B>& team) {
 extern "C" __global__ void __launch_bounds__(Build::threads, Build::blocks_per_sm) CLUSTER_LAUNCH
     row_norm_forward(const Arguments<Build> arguments) {
   __shared__ Team<Build>::Scratch scratch;
-  Team<Build> team(scratch);
+  Team<Build> team(scratch);  // a cluster's blocks wait for each other at their first sum
   normalize(arguments, team);
 }

@@ -25,8 +25,8 @@ struct StreamedForwardRow : ForwardRow<B> {
 };
 
 template <class B>
-__device__ inline StreamedForwardRow<B> find_factors(const Arguments<B>& arguments, Team<B>& team,
-                                                     const StreamedRow<B>& place) {
+__device__ inline StreamedForwardRow<B> first_pass(const Arguments<B>& arguments, Team<B>& team,
+                                                   const StreamedRow<B>& place) {
   using C = typename B::compute_t;
   StreamedForwardRow<B> row(arguments, place);
   const C width = C(row_width(arguments));
@@ -105,7 +105,7 @@ template <class B>
 __device__ inline void normalize_streamed(const Arguments<B>& arguments, Team<B>& team,
                                           const Walk<B>& walk) {
   for_each_row(
-      walk, [&](const StreamedRow<B>& place) { return find_factors(arguments, team, place); },
+      walk, [&](const StreamedRow<B>& place) { return first_pass(arguments, team, place); },
       [&](auto& row, const StreamedRow<B>& place) {
         place.for_each_chunk_again([&](const auto& chunk) {
           row.stream.load(chunk);

@@ -30,15 +30,15 @@ def cuda_forward(
 ) -> Launch:
     """Plan row_norm_forward; alignment allows `access` elements (see `vector_width`)."""
     team = _team(types, where.width, gpu)
-    access = min(access, team.pack)
-    if access < team.pack or axes > 1:  # loads in parts, or from anywhere, take more registers
-        team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
-    macros = types.macros() + team.macros(where.width, where.groups, access, axes)
     blocks_of_all = where.groups * team.cluster
     parts = min(-(-where.rows // team.rows_per_block), GRID_LIMIT // blocks_of_all)
     if where.width > team.chunk:
         blocks = _streamed_blocks(types, where.width, team, gpu)
         parts = min(parts, max(1, blocks // blocks_of_all))
+    access = min(access, team.pack)
+    if access < team.pack or axes > 1:  # loads in parts, or from anywhere, take more registers
+        team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
+    macros = types.macros() + team.macros(where.width, where.groups, access, axes)
     return Launch(KernelBuild("row_norm_forward", macros), parts * blocks_of_all, team.threads)
 
 
@@ -151,7 +151,7 @@ _WIDE_ROW = {True: {2: 384 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 
 _KEPT_BYTES, _KEPT_ROWS, _QUICK = 128 << 10, 2, ("identity", "relu")
 _SHORT_KEPT_ROW = 2 << 10  # bytes above which both passes of a forward that keeps them prefetch
 
-# Packs of a chunk, and chunks of a part of a row that cores share, as in reduce.cuh. They share at
+# Packs of a chunk, and chunks of a part of a row that cores share, as in host/reduce.cuh. They share at
 # most so many rows, of at least so many parts; other rows have partial sums for so many threads.
 _CHUNK, _PART_CHUNKS = 16, 8
 CPU_SHARED_ROWS, _FEWEST_ROW_PARTS, _FEWEST_SUMS = 15, 3, 4

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
+import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -167,6 +169,25 @@ def test_check_gpu_runs_all_steps_though_some_fail_and_keeps_what_they_wrote(tmp
         **{"memcheck": "skipped", "calls": "passed", "racecheck": "skipped", "timings": "passed"},
     }
     assert "  | a case FAILED" in run.stdout
+
+
+@pytest.mark.parametrize("wrong", [{"CHECK_GPU_SECONDS": "20s"}, {"PYTHON": "/no/python"}])
+def test_check_gpu_refuses_settings_that_it_cannot_use(tmp_path, stub, wrong):
+    ran = check_gpu(tmp_path / "out", **(stub | wrong))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert next(iter(wrong.values())) in ran.stderr
+
+
+def test_an_interrupt_ends_check_gpu_and_its_step(tmp_path, stub):
+    env = {**os.environ, **stub, "HANGS": "1", "CHECK_GPU_SECONDS": "420"}
+    ran = subprocess.Popen([SCRIPT, tmp_path / "out"], env=env, stdout=subprocess.PIPE, text=True)
+    log, deadline = tmp_path / "out" / "check_gpu.log", time.monotonic() + 20
+    while not (log.exists() and "test_one PASSED" in log.read_text("utf-8")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ran.send_signal(signal.SIGINT)
+    assert "stopped by a signal" in ran.communicate(timeout=15)[0]
+    assert ran.returncode == 130
 
 
 def test_check_gpu_writes_one_log_and_at_most_seven_tables(tmp_path, stub):
