@@ -45,7 +45,7 @@ class _Tuning(NamedTuple):
     pair_element: float = 0
     streamed_registers: int = 0  # more, where rows are streamed
     streamed_wide: int = 0  # more of these, where no operand is narrower than float32
-    residual_registers: int = 0  # more, where a residual is added
+    consumed_registers: int = 0  # more for each operand that p is made of, beside x
     many_registers: int = 0  # more, where more than three operands are held
     several_residual: int = 0  # more, for a float32 residual where a block has several teams
     many_elements: int = 0  # as for so many elements more, where more than preferred are held
@@ -66,7 +66,7 @@ _TUNING = {
         single_element=2,
         pair_registers=8,
         pair_element=2,
-        residual_registers=8,
+        consumed_registers=8,
         many_registers=24,
         several_residual=24,
         many_elements=14,
@@ -274,8 +274,9 @@ def _registers(types: RowTypes, elements: int, pack: int) -> int:
     if types.gate is not None:
         registers += tuning.gate_registers
         of_element += tuning.gate_element
-    if isinstance(types, ForwardTypes) and types.residual is not None:
-        registers += tuning.residual_registers
+    if isinstance(types, ForwardTypes):
+        consumed = (types.residual is not None) + types.formula.pre_gate
+        registers += tuning.consumed_registers * consumed
     if len(held) > 3:
         registers += tuning.many_registers
     more: float = 0

@@ -209,6 +209,7 @@ def test_the_recorded_builds_are_those_of_these_kernels(tmp_path):
     builds = gpu_builds.read(gpu_builds.LIST)
     gpu_builds.write(tmp_path / "list", builds)
     assert (tmp_path / "list").read_text() == gpu_builds.LIST.read_text()
+    assert [build for build in gpu_builds._of_calls() if build not in set(builds)] == []
     some = {build.kernel: build for build in builds if "fp32" in str(build)}
     assert {build.kernel for build in builds} <= set(some)
     assert [gpu_builds._error_of(build) for build in list(some.values())[:3]] == ["", "", ""]
