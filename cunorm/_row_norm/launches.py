@@ -151,8 +151,9 @@ _WIDE_ROW = {True: {2: 384 << 10, 4: 48 << 10}, False: {2: 512 << 10, 4: 128 << 
 _KEPT_BYTES, _KEPT_ROWS, _QUICK = 128 << 10, 2, ("identity", "relu")
 _SHORT_KEPT_ROW = 2 << 10  # bytes above which both passes of a forward that keeps them prefetch
 
-# Packs of a chunk, and chunks of a part of a row that cores share, as in host/reduce.cuh. They share
-# at most so many rows, of at least so many parts; other rows have partial sums for so many threads.
+# Packs of a chunk, and chunks of a part of a row that cores share, as in host/reduce.cuh. They
+# share at most so many rows, of at least so many parts; other rows have partial sums for so many
+# threads.
 _CHUNK, _PART_CHUNKS = 16, 8
 CPU_SHARED_ROWS, _FEWEST_ROW_PARTS, _FEWEST_SUMS = 15, 3, 4
 
