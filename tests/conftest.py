@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from tests import softgpu  # noqa: E402
 from tests.support import internals, levels, real_gpu  # noqa: E402
+
+# Its hooks are those of this file.
 from tests.support.real_gpu import (  # noqa: E402, F401
     pytest_runtest_makereport,
     pytest_runtest_protocol,

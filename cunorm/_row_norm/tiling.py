@@ -176,12 +176,10 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
     tuning = _TUNING[type(types)]
     for threads_per_row in _TEAMS:
         elements = _held(width, threads_per_row, pack)
-        threads, more = tuning.block_threads, _of_several(types)
-        if threads_per_row > _WARP:
-            threads, more = (
-                threads_per_row,
-                _of_uneven(types, width, threads_per_row, elements, pack),
-            )
+        if threads_per_row <= _WARP:
+            threads, more = tuning.block_threads, _of_several(types)
+        else:
+            threads, more = threads_per_row, _of_uneven(types, width, threads_per_row, pack)
         room = _room(types, elements, pack, threads, more)
         if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room >= least:
             return Team(threads, threads_per_row, pack, elements // pack, room)
@@ -195,9 +193,9 @@ def _of_several(types: RowTypes) -> int:
     return _OF_SEVERAL + int(_TUNING[type(types)].several_residual * of_residual)
 
 
-def _of_uneven(types: RowTypes, width: int, threads: int, elements: int, pack: int) -> int:
+def _of_uneven(types: RowTypes, width: int, threads: int, pack: int) -> int:
     """Return the registers for guards of a block's last packs, and of its last sums."""
-    is_even = width == threads * elements and threads & (threads - 1) == 0
+    is_even = width % (threads * pack) == 0 and threads & (threads - 1) == 0
     if is_even or not types.formula.center:
         return 0
     return int(_TUNING[type(types)].uneven_elements * _of_element(types, pack))
