@@ -78,7 +78,10 @@ note() { # TEXT: a line of the summary
 
 job=0  # the process of a step
 stop() { # a signal ends the step, and the script
-  ((job)) && kill -INT "$job" 2>/dev/null && wait "$job"
+  if ((job)) && kill -INT "$job" 2>/dev/null; then
+    timeout 5 tail --pid="$job" -f /dev/null || kill -TERM "$job" # which ignores interrupts, as after nohup
+    wait "$job"
+  fi
   note "stopped by a signal"
   exit 130
 }

@@ -178,16 +178,31 @@ def test_check_gpu_refuses_settings_that_it_cannot_use(tmp_path, stub, wrong):
     assert next(iter(wrong.values())) in ran.stderr
 
 
-def test_an_interrupt_ends_check_gpu_and_its_step(tmp_path, stub):
+@pytest.mark.parametrize(
+    ("sent", "of_interrupts"),
+    [(signal.SIGINT, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_IGN)],
+    ids=["an interrupt", "the end of a process in the background, which ignores interrupts"],
+)
+def test_a_signal_ends_check_gpu_and_its_step(tmp_path, stub, sent, of_interrupts):
     env = {**os.environ, **stub, "HANGS": "1", "CHECK_GPU_SECONDS": "420"}
-    ran = subprocess.Popen([SCRIPT, tmp_path / "out"], env=env, stdout=subprocess.PIPE, text=True)
     log, deadline = tmp_path / "out" / "check_gpu.log", time.monotonic() + 20
-    while not (log.exists() and "test_one PASSED" in log.read_text("utf-8")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    ran.send_signal(signal.SIGINT)
-    assert "stopped by a signal" in ran.communicate(timeout=15)[0]
-    assert ran.returncode == 130
+    before = signal.signal(signal.SIGINT, of_interrupts)
+    try:
+        ran = subprocess.Popen(
+            [SCRIPT, tmp_path / "out"], env=env, stdout=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with ran:
+        try:
+            while not (log.exists() and "test_one PASSED" in log.read_text("utf-8")):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            ran.send_signal(sent)
+            assert "stopped by a signal" in ran.communicate(timeout=15)[0]
+            assert ran.returncode == 130
+        finally:
+            ran.kill()
 
 
 def test_check_gpu_writes_one_log_and_at_most_seven_tables(tmp_path, stub):
