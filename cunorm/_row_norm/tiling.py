@@ -44,7 +44,7 @@ class _Tuning(NamedTuple):
     pair_registers: int = 0  # more, where packs are of two
     pair_element: float = 0
     streamed_registers: int = 0  # more, where rows are streamed
-    streamed_wide: int = 0  # more of these, where no operand is narrower than float32
+    streamed_element: float = 0  # the same for each element, if no operand is narrower than float32
     consumed_registers: int = 0  # more for each operand that p is made of, beside x
     many_registers: int = 0  # more, where more than three operands are held
     several_residual: int = 0  # more, for a float32 residual where a block has several teams
@@ -71,7 +71,7 @@ _TUNING = {
         several_residual=24,
         many_elements=14,
         uneven_elements=8,
-        more_from_100=12,
+        more_from_100=2,
         streamed_registers=16,
     ),
     BackwardTypes: _Tuning(
@@ -85,7 +85,7 @@ _TUNING = {
         single_registers=28,
         pair_element=2,
         streamed_registers=12,
-        streamed_wide=16,
+        streamed_element=1.4,
         gate_registers=28,
         gate_element=1.25,
     ),
@@ -231,15 +231,17 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
         threads_per_row = _CLUSTERS[-1] * threads // 2
         threads = threads_per_row // largest
     tuning = _TUNING[type(types)]
-    is_wide = min(types.held_itemsizes()) >= 4
-    more = tuning.streamed_registers + (tuning.streamed_wide if is_wide else 0)
+    of_element = tuning.streamed_element if min(types.held_itemsizes()) >= 4 else 0
+    more = tuning.streamed_registers
     if isinstance(types, BackwardTypes) and types.dx is types.dresidual is types.dgate is None:
         more += _OF_SUMS_ALONE
+
+    def blocks(packs: int) -> int:
+        elements = packs * pack
+        return _room(types, elements, pack, threads, more + int(elements * of_element))
+
     while True:
-        rooms = [
-            (packs * _room(types, packs * pack, pack, threads, more), packs)
-            for packs in range(1, _STREAMED_PACKS + 1)
-        ]
+        rooms = [(packs * blocks(packs), packs) for packs in range(1, _STREAMED_PACKS + 1)]
         held, packs = max(rooms)
         if held or pack == 1:
             return Team(threads, threads_per_row, pack, packs if held else 1, max(1, held // packs))
