@@ -53,10 +53,8 @@ struct Arguments {
   Rows<typename B::dgate_t> dgate;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
-  const C* mean;
-  const C* rstd;
-  C* dweight_sums;
-  C* dbias_sums;
+  const C *mean, *rstd;
+  C *dweight_sums, *dbias_sums;
   index_t rows, groups, width;  // rows of each group
   Number<C> k, weight_offset;
 };
@@ -86,6 +84,20 @@ struct GatedItem {
   }
 };
 
+// What the forward saved of a row, as far as it is needed.
+template <class B>
+struct Statistics {
+  typename B::compute_t rstd = 0, mean = 0;
+};
+
+template <class B>
+__device__ inline Statistics<B> load_statistics(const Arguments<B>& arguments, const Row<B>& row) {
+  Statistics<B> found;
+  if (present<typename B::x_t> && row.exists) found.rstd = arguments.rstd[row.index];
+  if (B::center && row.exists) found.mean = arguments.mean[row.index];
+  return found;
+}
+
 // A row: its operands, and what is found of it.
 //   k * r = ((p - mean) - correction) * k_rstd
 //   dp    = dn * factor * k_rstd + k * r * r_factor + offset
@@ -99,7 +111,8 @@ struct BackwardRow {
   typename B::dx_t* dx;
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
-  C rstd = 0, mean = 0, correction = 0, k_rstd = 0, r_factor = 0, offset = 0;
+  Statistics<B> saved;
+  C correction = 0, k_rstd = 0, r_factor = 0, offset = 0;
 
   __device__ BackwardRow(const Arguments<B>& arguments, const Row<B>& row)
       : dy(row.of(arguments.dy)),
@@ -121,7 +134,7 @@ struct BackwardRow {
   // p - mean
   template <class V>
   __device__ V shifted(V p) const {
-    if constexpr (B::center) p -= mean;
+    if constexpr (B::center) p -= saved.mean;
     return p;
   }
   template <class At>
@@ -165,13 +178,13 @@ struct BackwardRow {
     } else if constexpr (B::center) {
       const auto found = team.totals(sum_p, sum_dr, sum_p_dr);
       correction = math::divided(found.item[0], width);
-      offset = -rstd * math::divided(k * found.item[1], width);
+      offset = -saved.rstd * math::divided(k * found.item[1], width);
       sum_q_dr = fma(-correction, found.item[1], found.item[2]);
     } else if constexpr (B::dp) {
       sum_q_dr = team.totals(sum_p_dr).item[0];
     }
-    k_rstd = k * rstd;
-    r_factor = math::divided(-rstd * (rstd * sum_q_dr), width);
+    k_rstd = k * saved.rstd;
+    r_factor = math::divided(-saved.rstd * (saved.rstd * sum_q_dr), width);
   }
 
   // The gradients with rows, and what the pack adds to the sums over rows.
@@ -213,16 +226,6 @@ struct BackwardRow {
     dgate.store(at);
   }
 };
-
-// rstd and mean, as far as they are needed.
-template <class B>
-__device__ inline Pack<typename B::compute_t, 2> load_statistics(const Arguments<B>& arguments,
-                                                                 const Row<B>& row) {
-  Pack<typename B::compute_t, 2> found = {};
-  if (present<typename B::x_t> && row.exists) found.item[0] = arguments.rstd[row.index];
-  if (B::center && row.exists) found.item[1] = arguments.mean[row.index];
-  return found;
-}
 
 // Inputs of rows to come, on their way to shared memory, each row in a slot. Results may lie over
 // inputs even so: only the thread that copies a pack writes there, after it has taken it. No
@@ -267,7 +270,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
   const StagedRows<B> staged(memory);
   ParamSums<B> sums(arguments, walk, memory);
   Parameters<B> parameters(arguments, walk.share);
-  Pack<typename B::compute_t, 2> next_statistics = {};
+  Statistics<B> next_statistics;
   int slot = 0;
 
   // Load: the parameters once; and the first rows, so many as there are slots. Those beyond the
@@ -282,19 +285,17 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     // Load: the row from its slot, which another row takes at once; without slots, from memory.
     const auto columns = place.columns();
     BackwardRow<B> row(arguments, place);
-    auto statistics = next_statistics;  // where there are slots
     if constexpr (B::stages > 0) {
       staged.take(row, place, slot);
       staged.copy(arguments, place.after(B::stages), slot);
       slot = slot + 1 < B::stages ? slot + 1 : 0;
+      row.saved = next_statistics;
       next_statistics = load_statistics(arguments, place.after(1));
     } else {
-      statistics = load_statistics(arguments, place);
+      row.saved = load_statistics(arguments, place);
       row.load(columns);
       row.d_residual.load(columns);
     }
-    row.rstd = statistics.item[0];
-    row.mean = statistics.item[1];
 
     // Reduce.
     ItemSums<B> sum_p, sum_dr, sum_p_dr;

@@ -22,9 +22,7 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
 
   const auto find = [&](const StreamedRow<B>& place) {
     StreamedBackwardRow<B> row(arguments, place);
-    const auto statistics = load_statistics<B>(arguments, place);
-    row.rstd = statistics.item[0];
-    row.mean = statistics.item[1];
+    row.saved = load_statistics<B>(arguments, place);
     RowSum<B> sum_p, sum_dr, sum_p_dr;
     if constexpr (B::reduces)
       place.for_each_chunk([&](const auto& chunk) {
