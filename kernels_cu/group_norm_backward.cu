@@ -31,8 +31,7 @@ struct Arguments {
   Lines<typename B::dx_t> dx;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
-  const typename B::compute_t* mean;
-  const typename B::compute_t* rstd;
+  const typename B::compute_t *mean, *rstd;
   typename B::compute_t* dweight_sums;  // a row of channels for each part of each sample
   typename B::compute_t* dbias_sums;    // the same, also where dweight alone is wanted
   typename B::compute_t* handed_on;

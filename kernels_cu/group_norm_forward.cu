@@ -24,8 +24,7 @@ struct Arguments {
   Lines<typename B::y_t> y;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
-  typename B::compute_t* mean;  // null: not wanted
-  typename B::compute_t* rstd;  // null: not wanted
+  typename B::compute_t *mean, *rstd;  // null: not wanted
   typename B::compute_t* handed_on;
   Sizes sizes;
   double eps;

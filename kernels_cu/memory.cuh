@@ -11,18 +11,14 @@
 // The one test that stands before an access to global memory.
 __device__ inline bool inside(index_t index, index_t count) { return index < count; }
 
-// What one access moves.
-template <int bytes>
-using WordOf = either<bytes == 16, uint4,
-                      either<bytes == 8, uint2, either<bytes == 4, unsigned, unsigned short>>>;
-
-// A pack as it is moved.
+// A pack as it is moved, a word at a time.
 template <class B, class T>
 struct Words {
-  static constexpr int items =
-      B::access * sizeof(T) <= 16 ? B::access : 16 / int(sizeof(T));  // of a word
-  static constexpr int count = B::pack / items;
-  using Word = WordOf<items * sizeof(T)>;
+  static constexpr int size = int(sizeof(T)), most = 16 / size;       // elements
+  static constexpr int items = B::access <= most ? B::access : most;  // of a word
+  static constexpr int count = B::pack / items, bytes = items * size;
+  using Word = either<bytes == 16, uint4,
+                      either<bytes == 8, uint2, either<bytes == 4, unsigned, unsigned short>>>;
   Word word[count];
 };
 

@@ -22,8 +22,7 @@ struct Build {
 
 template <class B>
 struct Arguments {
-  const typename B::sums_t* dweight_sums;  // part p at p * stride
-  const typename B::sums_t* dbias_sums;
+  const typename B::sums_t *dweight_sums, *dbias_sums;  // part p at p * stride
   typename B::dweight_t* dweight;
   typename B::dbias_t* dbias;
   index_t parts, stride, width;

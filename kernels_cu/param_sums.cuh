@@ -12,21 +12,6 @@
 
 inline constexpr int most_recent = 32;
 
-// A pack of sums, open for adding to.
-template <class Sums>
-struct Adder {
-  Sums sums;
-
-  template <class C>
-  __device__ void add(ItemAt at, C v) {
-    if constexpr (present<Sums>) sums.item[at.index] += v;
-  }
-  template <class C>
-  __device__ void add_product(ItemAt at, C a, C b) {
-    if constexpr (present<Sums>) sums.item[at.index] = fma(a, b, sums.item[at.index]);
-  }
-};
-
 // Adds to a pack of the row of partial sums, which holds some if it has `begun`.
 template <class B, class C>
 __device__ inline void add_to_row(C* row, const PackAt<B>& at, Pack<C, B::pack> sums, bool begun) {
@@ -39,22 +24,21 @@ __device__ inline void add_to_row(C* row, const PackAt<B>& at, Pack<C, B::pack> 
 template <class B>
 struct HeldSums {
   using C = typename B::compute_t;
-  using Sums = Pack<C, B::pack>;
   static constexpr int values = B::packs * B::pack, team_threads = Team<B>::threads;
   static constexpr bool several = Team<B>::per_block > 1;
   static_assert(B::sums_in_shared || !several, "teams meet in shared memory");
 
   C* totals;  // value v of thread t at v * threads + t
   C* row;     // of partial sums
-  Sums recent[B::packs] = {};
+  ItemSums<B> recent[B::packs];
   bool begun = false;
 
   __device__ HeldSums(C* sums, const BlockShare& share, SharedMemory& memory)
       : totals(memory.take<C>(B::sums_in_shared ? values * B::threads : 0)),
         row(sums + share.block * sum_pitch(B::width * share.groups) + share.group * B::width) {}
 
-  __device__ Adder<Sums&> open(const PackAt<B>& at) { return {recent[at.index]}; }
-  __device__ void close(const PackAt<B>&, const Adder<Sums&>&) const {}
+  __device__ ItemSums<B>& open(const PackAt<B>& at) { return recent[at.index]; }
+  __device__ void close(const PackAt<B>&, const ItemSums<B>&) const {}
   __device__ void end_row() {}
 
   __device__ void flush(const Walk<B>& walk) {
@@ -62,10 +46,10 @@ struct HeldSums {
       if constexpr (B::sums_in_shared)
         unrolled<B::pack>([&](int i) {
           C& total = this->total(at.index * B::pack + i);
-          total = begun ? total + recent[at.index].item[i] : recent[at.index].item[i];
+          total = begun ? total + recent[at.index].sums.item[i] : recent[at.index].sums.item[i];
         });
       else
-        add_to_row(row, at, recent[at.index], begun);
+        add_to_row(row, at, recent[at.index].sums, begun);
       recent[at.index] = {};
     });
     begun = true;
@@ -77,7 +61,7 @@ struct HeldSums {
       add_teams();
     else if constexpr (B::sums_in_shared)
       walk.whole_row().columns().for_each_pack([&](auto at) {
-        Sums sums;
+        Items<B> sums;
         unrolled<B::pack>([&](int i) { sums.item[i] = total(at.index * B::pack + i); });
         store_where<B>(at.live, row + at.column, sums);
       });
@@ -104,7 +88,6 @@ struct HeldSums {
 template <class B>
 struct StreamedSums {
   using C = typename B::compute_t;
-  using Sums = Pack<C, B::pack>;
   static constexpr index_t chunks = (B::width + chunk_width<B> - 1) / chunk_width<B>;
   static_assert(Team<B>::per_block == 1, "a block's threads have columns of their own");
 
@@ -119,14 +102,14 @@ struct StreamedSums {
                                : row + pitch;
   }
 
-  __device__ Adder<Sums> open(const PackAt<B>& at) const {
-    Adder<Sums> adder = {};
+  __device__ ItemSums<B> open(const PackAt<B>& at) const {
+    ItemSums<B> open;
     if (recent_begun && has_place(at))
-      unrolled<B::pack>([&](int i) { adder.sums.item[i] = recent[place(at, i)]; });
-    return adder;
+      unrolled<B::pack>([&](int i) { open.sums.item[i] = recent[place(at, i)]; });
+    return open;
   }
-  __device__ void close(const PackAt<B>& at, const Adder<Sums>& adder) const {
-    if (has_place(at)) unrolled<B::pack>([&](int i) { recent[place(at, i)] = adder.sums.item[i]; });
+  __device__ void close(const PackAt<B>& at, const ItemSums<B>& open) const {
+    if (has_place(at)) unrolled<B::pack>([&](int i) { recent[place(at, i)] = open.sums.item[i]; });
   }
   __device__ void end_row() { recent_begun = true; }
 
@@ -150,10 +133,12 @@ struct StreamedSums {
 // For a gradient that is not wanted.
 template <class B>
 struct NoSums {
-  template <class C>
+  using C = typename B::compute_t;
   __device__ NoSums(C*, const BlockShare&, SharedMemory&) {}
-  __device__ Adder<absent> open(const PackAt<B>&) const { return {}; }
-  __device__ void close(const PackAt<B>&, const Adder<absent>&) const {}
+  __device__ NoSums& open(const PackAt<B>&) { return *this; }
+  __device__ void add(ItemAt, C) const {}
+  __device__ void add_product(ItemAt, C, C) const {}
+  __device__ void close(const PackAt<B>&, const NoSums&) const {}
   __device__ void end_row() {}
   __device__ void flush(const Walk<B>&) {}
   __device__ void finish(const Walk<B>&) const {}
@@ -177,8 +162,8 @@ struct ParamSums {
   // add(dweight, dbias), with the sums of a pack of columns.
   template <class Add>
   __device__ void add(const PackAt<B>& at, Add add) {
-    auto to_dweight = dweight.open(at);
-    auto to_dbias = dbias.open(at);
+    auto&& to_dweight = dweight.open(at);
+    auto&& to_dbias = dbias.open(at);
     add(to_dweight, to_dbias);
     dweight.close(at, to_dweight);
     dbias.close(at, to_dbias);

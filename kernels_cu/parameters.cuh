@@ -34,16 +34,12 @@ struct Parameters {
   // n of k * r as rounded.
   template <class At, class ItemAt>
   __device__ Item<B> affine(Item<B> k_r, const At& at, ItemAt item) const {
-    constexpr bool has_weight = present<typename B::weight_t>,
-                   has_bias = present<typename B::bias_t>;
-    if constexpr (has_weight && has_bias)
+    constexpr bool has_weight = present<typename B::weight_t>;
+    if constexpr (has_weight && present<typename B::bias_t>)
       return fma(k_r, factor(at, item), read<B>(bias[at], item));
-    else if constexpr (has_weight)
-      return k_r * factor(at, item);
-    else if constexpr (has_bias)
-      return k_r + read<B>(bias[at], item);
-    else
-      return k_r;
+    if constexpr (has_weight) k_r *= factor(at, item);
+    if constexpr (present<typename B::bias_t>) k_r += read<B>(bias[at], item);
+    return k_r;
   }
 };
 

@@ -156,20 +156,15 @@ struct Team {
       return threadIdx.x % threads;
   }
 
-  // Every thread of the team gets the sums over the team.
-  template <int n>
-  __device__ Pack<C, n> all_reduce(const Pack<C, n>& v) {
+  // Every thread of the team gets the totals of its threads' sums.
+  template <class... Sums>
+  __device__ Pack<C, sizeof...(Sums)> totals(Sums&... sums) {
+    const Pack<C, sizeof...(Sums)> v = {{sums.total()...}};
     if constexpr (threads <= 32)
       return warp_all_reduce<threads>(v);
     else if constexpr (blocks == 1)
       return block_all_reduce<warps>(v, scratch, turn);
     else
       return cluster_all_reduce<warps, blocks>(v, scratch, turn);
-  }
-
-  // The totals of the threads' sums.
-  template <class... Sums>
-  __device__ Pack<C, sizeof...(Sums)> totals(Sums&... sums) {
-    return all_reduce(Pack<C, sizeof...(Sums)>{{sums.total()...}});
   }
 };

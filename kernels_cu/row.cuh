@@ -13,10 +13,6 @@ inline constexpr index_t chunk_width = index_t(Team<B>::threads) * B::pack * B::
 template <class B>
 inline constexpr bool streamed = B::width > chunk_width<B>;
 
-// Whether every chunk of a row is full.
-template <class B>
-inline constexpr bool full = B::width % chunk_width<B> == 0;
-
 // A streamed row may have nearly 2^31 columns, and its last chunk end beyond.
 template <class B>
 using column_t = either<streamed<B>, index_t, int>;
@@ -40,7 +36,8 @@ struct Chunk {
     for (int i = 0; i < B::packs; ++i) {
       constexpr int of_all = Team<B>::threads * B::pack;  // columns of all threads' packs
       const column_t<B> column = first + i * of_all;
-      const bool is_full = full<B> || (!streamed<B> && (i + 1) * of_all <= B::width);
+      const bool is_full =
+          streamed<B> ? B::width % chunk_width<B> == 0 : (i + 1) * of_all <= B::width;
       f(PackAt<B>{i, column, inside(is_full ? 0 : column, end)});
     }
   }
