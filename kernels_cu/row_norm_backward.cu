@@ -59,6 +59,8 @@ struct Arguments {
   Number<C> k, weight_offset;
 };
 
+enum RowSums { SumP, SumDr, SumPDr };  // of p - mean, of dr / k, and of their products
+
 // What a gate does at each item of a pack.
 template <class B>
 using GatePack = Pack<Activated<Item<B>>, items_per_pack<B>>;
@@ -145,10 +147,10 @@ struct BackwardRow {
     return gates;
   }
 
-  // What a pack adds to the sums over the row of p - mean, of dr / k, and of their products.
+  // What a pack adds to the sums over the row.
   template <class At>
-  __device__ GatePack<B> add_to(ItemSums<B>& p_sums, ItemSums<B>& dr_sums, ItemSums<B>& p_dr_sums,
-                                At at, const Parameters<B>& parameters) const {
+  __device__ GatePack<B> add_to(ItemSums<B> (&sums)[3], At at,
+                                const Parameters<B>& parameters) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
     const auto gate_pack = gate[at];
@@ -157,31 +159,30 @@ struct BackwardRow {
       gates.item[item.index] = gate_at<B>(gate_pack, item);
       const GatedItem<B> gated(dy_pack, x_pack, gates.item[item.index], item);
       const auto p = clear_outside<B>(shifted(gated.p), item);
-      if constexpr (B::center) p_sums.add(item, p);
+      if constexpr (B::center) sums[SumP].add(item, p);
       if constexpr (B::dp) {
         auto dr = gated.dn;
         if constexpr (present<typename B::weight_t>) dr *= parameters.factor(at, item);
-        if constexpr (B::center) dr_sums.add(item, dr);
-        p_dr_sums.add_product(item, p, dr);
+        if constexpr (B::center) sums[SumDr].add(item, dr);
+        sums[SumPDr].add_product(item, p, dr);
       }
     });
     return gates;
   }
 
   template <class Sums>
-  __device__ void find_factors(const Arguments<B>& arguments, Team<B>& team, Sums& sum_p,
-                               Sums& sum_dr, Sums& sum_p_dr) {
+  __device__ void find_factors(const Arguments<B>& arguments, Team<B>& team, Sums (&sums)[3]) {
     const C width = C(row_width(arguments)), k = arguments.k;
     C sum_q_dr = 0;
     if constexpr (B::center && !B::dp) {
-      correction = math::divided(team.totals(sum_p).item[0], width);
+      correction = math::divided(team.totals(sums[SumP]).item[0], width);
     } else if constexpr (B::center) {
-      const auto found = team.totals(sum_p, sum_dr, sum_p_dr);
-      correction = math::divided(found.item[0], width);
-      offset = -saved.rstd * math::divided(k * found.item[1], width);
-      sum_q_dr = fma(-correction, found.item[1], found.item[2]);
+      const auto found = team.totals(sums[SumP], sums[SumDr], sums[SumPDr]);
+      correction = math::divided(found.item[SumP], width);
+      offset = -saved.rstd * math::divided(k * found.item[SumDr], width);
+      sum_q_dr = fma(-correction, found.item[SumDr], found.item[SumPDr]);
     } else if constexpr (B::dp) {
-      sum_q_dr = team.totals(sum_p_dr).item[0];
+      sum_q_dr = team.totals(sums[SumPDr]).item[0];
     }
     k_rstd = k * saved.rstd;
     r_factor = math::divided(-saved.rstd * (saved.rstd * sum_q_dr), width);
@@ -298,12 +299,12 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     }
 
     // Reduce.
-    ItemSums<B> sum_p, sum_dr, sum_p_dr;
+    ItemSums<B> row_sums[3];
     if constexpr (B::reduces)
-      columns.for_each_pack([&](auto at) { row.add_to(sum_p, sum_dr, sum_p_dr, at, parameters); });
+      columns.for_each_pack([&](auto at) { row.add_to(row_sums, at, parameters); });
 
     // Reduce over the team, and find the factors.
-    row.find_factors(arguments, team, sum_p, sum_dr, sum_p_dr);
+    row.find_factors(arguments, team, row_sums);
 
     // Store. What gates do is computed again: two numbers an item would take too many registers.
     columns.for_each_pack([&](auto at) {

@@ -23,20 +23,17 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
   const auto find = [&](const StreamedRow<B>& place) {
     StreamedBackwardRow<B> row(arguments, place);
     row.saved = load_statistics<B>(arguments, place);
-    RowSum<B> sum_p, sum_dr, sum_p_dr;
+    RowSum<B> row_sums[3];
     if constexpr (B::reduces)
       place.for_each_chunk([&](const auto& chunk) {
         row.load(chunk);
         parameters.load(chunk);
-        ItemSums<B> p_sums, dr_sums, p_dr_sums;
-        chunk.for_each_pack([&](auto at) {
-          row.gates_held.put(at, row.add_to(p_sums, dr_sums, p_dr_sums, at, parameters));
-        });
-        sum_p.add(p_sums);
-        sum_dr.add(dr_sums);
-        sum_p_dr.add(p_dr_sums);
+        ItemSums<B> chunk_sums[3];
+        chunk.for_each_pack(
+            [&](auto at) { row.gates_held.put(at, row.add_to(chunk_sums, at, parameters)); });
+        unrolled<3>([&](int i) { row_sums[i].add(chunk_sums[i]); });
       });
-    row.find_factors(arguments, team, sum_p, sum_dr, sum_p_dr);
+    row.find_factors(arguments, team, row_sums);
     return row;
   };
   const auto reload = [&](auto& row, const auto& chunk) {
