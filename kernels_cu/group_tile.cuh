@@ -188,7 +188,7 @@ struct TilePacks {
 template <class B, class T>
 struct TileOutput : OutputPack<B, T> {
   __device__ TileOutput(const Tile<B>& tile, const Lines<T>& lines, PackAt at)
-      : OutputPack<B, T>(tile.address(lines, at), 0) {}
+      : OutputPack<B, T>(tile.address(lines, at)) {}
 
   // By stores that no compiler cuts into smaller ones.
   __device__ void store(PackAt) const {

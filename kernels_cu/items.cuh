@@ -6,9 +6,9 @@
 // cunorm/_backends/cpu/include/host, provides each of them in its own way; items.cuh's names are in
 // its memory.cuh.
 //
-//   items.cuh       Item Items items_per_pack spread for_each_part
-//   memory.cuh      inside LoadedPack load_pack OutputPack for_each_item read write rounded_to
-//                   clear_outside
+//   items.cuh       Item Items items_per_pack spread
+//   memory.cuh      inside LoadedPack load_pack OutputPack for_each_part for_each_item read write
+//                   rounded_to clear_outside
 //   reduce.cuh      ItemSums RowSum Team warp_all_reduce
 //   ptx.cuh         SharedMemory CLUSTER_LAUNCH async_commit async_wait launch_dependents
 //                   wait_for_prerequisites
@@ -32,10 +32,4 @@ using Items = Pack<Item<B>, items_per_pack<B>>;
 template <class B>
 __device__ inline Item<B> spread(typename B::compute_t v) {
   return v;
-}
-
-// f(column) for each part of a pack that is computed on its own.
-template <class B, class F>
-__device__ inline void for_each_part(index_t column, index_t, F f) {
-  f(column);
 }

@@ -62,21 +62,31 @@ __device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index
   return load_where<B>(inside(column, end), row + column);
 }
 
-// A pack to be written: write() its items, then store() it at a column, which gives it as if
-// loaded. read_again: the kernel will soon load it.
+// A pack of a row to be written: write() its items, then store() it, which gives it as if loaded.
+// read_again: the kernel will soon load it.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<T, B::pack> value;
   T* row;
-  index_t end;
 
-  __device__ OutputPack(T* row, index_t end) : row(row), end(end) {}
+  __device__ explicit OutputPack(T* row) : row(row) {}
 
-  __device__ LoadedPack<B, T> store(index_t column) const {
-    store_where<B>(inside(column, end), row + column, value);
+  template <class At>
+  __device__ LoadedPack<B, T> store(const At& at) const {
+    if constexpr (present<T>) store_where<B>(at.live, row + at.column, value);
     return value;
   }
 };
+
+// f(at) for each part of a pack that is computed on its own.
+struct PartAt {
+  index_t column;
+  bool live;
+};
+template <class B, class F>
+__device__ inline void for_each_part(index_t column, index_t end, F f) {
+  f(PartAt{column, inside(column, end)});
+}
 
 // f(at) for every item of a pack; where the pack is not live too, where loads gave zeros and stores
 // do nothing.
@@ -88,10 +98,6 @@ template <class B, class At, class F>
 __device__ inline void for_each_item(const At& at, F f) {
 #pragma unroll
   for (int i = 0; i < B::pack; ++i) f(ItemAt{i, at.live});
-}
-template <class B, class F>
-__device__ inline void for_each_item(index_t column, index_t end, F f) {
-  for_each_item<B>(ItemAt{0, inside(column, end)}, f);
 }
 
 // Of two bfloat16 in a word, the upper one is the word without the lower: one instruction each.

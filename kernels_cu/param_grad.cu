@@ -46,8 +46,7 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
 #pragma unroll 8
     for (index_t part = part_thread; part < arguments.parts; part += B::part_threads) {
       const auto found = load_pack<B>(sums + part * arguments.stride, column, arguments.width);
-      for_each_item<B>(at, arguments.width,
-                       [&](auto item) { sum.item[item.index] += read<B>(found, item); });
+      for_each_item<B>(at, [&](auto item) { sum.item[item.index] += read<B>(found, item); });
     }
 
     if constexpr (B::part_threads > 1) {
@@ -59,12 +58,10 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
     }
     if constexpr (B::accumulate) {
       const auto before = load_pack<B, T>(gradient, column, arguments.width);
-      for_each_item<B>(at, arguments.width,
-                       [&](auto item) { sum.item[item.index] += read<B>(before, item); });
+      for_each_item<B>(at, [&](auto item) { sum.item[item.index] += read<B>(before, item); });
     }
-    OutputPack<B, T> output(gradient, arguments.width);
-    for_each_item<B>(at, arguments.width,
-                     [&](auto item) { write(output, item, sum.item[item.index]); });
+    OutputPack<B, T> output(gradient);
+    for_each_item<B>(at, [&](auto item) { write(output, item, sum.item[item.index]); });
     output.store(at);
   });
 }

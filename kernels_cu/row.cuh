@@ -135,16 +135,8 @@ struct RowPacks {
 template <class B, class T>
 using ParameterPacks = RowPacks<B, T>;
 
-// A pack of a row to be written, as OutputPack.
 template <class B, class T, bool read_again = false>
-struct RowOutput : OutputPack<B, T, read_again> {
-  __device__ explicit RowOutput(T* row) : OutputPack<B, T, read_again>(row, 0) {}
-
-  __device__ LoadedPack<B, T> store(const PackAt<B>& at) const {
-    if constexpr (present<T>) store_where<B>(at.live, this->row + at.column, this->value);
-    return this->value;
-  }
-};
+using RowOutput = OutputPack<B, T, read_again>;
 
 // An operand's packs of rows to come, on their way to shared memory.
 template <class B, class T>

@@ -78,12 +78,10 @@ def settings() -> list[Setting]:
 
 
 # Barriers and guards that no call of a kernel needs, with the reason.
-_FOR_EACH_ITEM = "for_each_item: for_each_item<B>(ItemAt{0, inside(column, end)}, f);"
 _OF_COLUMNS = {
     "load_pack: return load_where<B>(inside(column, end), row + column);": "rows have packs in "
     "chunks, whose guard is for_each_pack's, and tiles have theirs",
-    "store: store_where<B>(inside(column, end), row + column, value);": "the same",
-    _FOR_EACH_ITEM: "the same",
+    "for_each_part: f(PartAt{column, inside(column, end)});": "the same",
 }
 _OF_ROWS = _OF_COLUMNS | {
     "begin: cluster_begun();": "group norms have sums of their own",
@@ -97,7 +95,7 @@ _OF_ROWS = _OF_COLUMNS | {
 UNNEEDED = {
     "row_norm_forward": _OF_COLUMNS,
     "row_norm_backward": _OF_COLUMNS,
-    "param_grad": {_FOR_EACH_ITEM: "nothing it adds needs clearing: loads gave zeros"},
+    "param_grad": {},
     "group_norm_forward": _OF_ROWS,
     "group_norm_backward": _OF_ROWS
     | {

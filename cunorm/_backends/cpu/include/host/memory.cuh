@@ -152,19 +152,29 @@ inline void for_each_item(CutPack at, index_t end, const F& f) {
   }
 }
 
-// f(part) for each part of a pack.
+// A part, and where its row ends.
+template <class Part>
+struct PartAt : Part {
+  index_t end;
+};
+template <class B, class Part, class F>
+inline void for_each_item(PartAt<Part> at, const F& f) {
+  for_each_item<B>(static_cast<Part>(at), at.end, f);
+}
+
+// f(at) for each part of a pack.
 template <class B, class Column, class F>
-inline void for_each_part(Column at, const F& f) {
-  f(at);
+inline void for_each_part(Column at, index_t end, const F& f) {
+  f(PartAt<Column>{at, end});
   if constexpr (Column::part + 1 < parts_per_pack<B>)
-    for_each_part<B>(typename Column::Next{at.column}, f);
+    for_each_part<B>(typename Column::Next{at.column}, end, f);
 }
 template <class B, class F>
 inline void for_each_part(index_t column, index_t end, const F& f) {
   if (column + B::pack <= end)
-    for_each_part<B>(WholeColumn<>{column}, f);
+    for_each_part<B>(WholeColumn<>{column}, end, f);
   else
-    f(CutPack{column});
+    f(PartAt<CutPack>{{column}, end});
 }
 
 // A cut item is converted as a whole one is, by way of an array of them as they are stored.
@@ -202,7 +212,13 @@ struct OutputPack {
   T* row;
   index_t end;
 
-  OutputPack(T* row, index_t end) : row(row), end(end) {}
+  explicit OutputPack(T* row, index_t end = 0) : row(row), end(end) {}
+  // Of a part that knows the end.
+  template <class Part>
+  void store(PartAt<Part> at) {
+    end = at.end;
+    store(static_cast<Part>(at));
+  }
 
   template <class Column>
   LoadedPack<B, T> store(Column column) const {
