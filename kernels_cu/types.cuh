@@ -14,13 +14,14 @@ using fp32 = float;
 using fp64 = double;
 using index_t = long long;
 
+template <class A, class B>
+inline constexpr bool same_type = false;
+template <class A>
+inline constexpr bool same_type<A, A> = true;
+
 struct absent {};
 template <class T>
-inline constexpr bool present = true;
-template <>
-inline constexpr bool present<absent> = false;
-template <>
-inline constexpr bool present<const absent> = false;
+inline constexpr bool present = !same_type<const T, const absent>;
 
 // The first type if the condition holds, else the second.
 template <bool condition, class First, class Second>
@@ -33,11 +34,6 @@ struct Either<false, First, Second> {
 };
 template <bool condition, class First, class Second>
 using either = typename Either<condition, First, Second>::type;
-
-template <class A, class B>
-inline constexpr bool same_type = false;
-template <class A>
-inline constexpr bool same_type<A, A> = true;
 
 // A number among a kernel's arguments, all of which take eight bytes.
 template <class C>
