@@ -49,11 +49,11 @@ struct Inputs {
 };
 
 // What p and h of a strip's channels take.
-template <class B, class Bias>
+template <class B>
 struct Channels {
   const Inputs<B>& inputs;
   ChannelItems<B> mean, factor;  // rstd * weight
-  Bias bias;
+  either<present<typename B::bias_t>, ChannelItems<B>, absent> bias;
 
   // use(item, p, h) for the items of a pack.
   template <class At, class Use>
@@ -73,15 +73,14 @@ struct Channels {
 };
 
 template <class B, class Strip>
-__device__ inline auto channels_of(const Arguments<B>& arguments, const Inputs<B>& inputs,
-                                   const Strip& strip) {
+__device__ inline Channels<B> channels_of(const Arguments<B>& arguments, const Inputs<B>& inputs,
+                                          const Strip& strip) {
   const auto of_groups = [&](const typename B::compute_t* statistic) {
     return strip.of_groups([&](auto group) { return statistic[strip.index_of(group)]; });
   };
   const auto bias = strip.parameter(arguments.bias);
   const auto factor = weighted<B>(of_groups(arguments.rstd), strip.parameter(arguments.weight));
-  return Channels<B, decltype(strip.parameter(arguments.bias))>{inputs, of_groups(arguments.mean),
-                                                                factor, bias};
+  return {inputs, of_groups(arguments.mean), factor, bias};
 }
 
 template <class B, class Strip, class Found>

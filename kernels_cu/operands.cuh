@@ -59,11 +59,8 @@ __device__ inline index_t row_groups(const Arguments<B>& arguments) {
 }
 
 // The group of columns that a block, or a cluster of them, has, and its place among the blocks, or
-// clusters, that have the same.
-//
-// Where a row of x falls into groups with statistics of their own, each group's columns are rows
-// for themselves: a `row` is always such a one. A block stays with one group, and so with one part
-// of the weight.
+// clusters, that have the same. Where a row of x falls into groups with statistics of their own, a
+// `row` is always one group's columns.
 struct BlockShare {
   int groups, group, block, blocks;
 

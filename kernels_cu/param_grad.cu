@@ -18,6 +18,9 @@ struct Build {
   static constexpr int part_threads = PART_THREADS;
   static constexpr int pack = PACK;  // columns of a thread
   static constexpr int access = 1;
+  struct Scratch {
+    compute_t sums[part_threads][column_threads][pack];
+  };
 };
 
 template <class B>
@@ -28,15 +31,10 @@ struct Arguments {
   index_t parts, stride, width;
 };
 
-template <class B>
-struct Scratch {
-  typename B::compute_t sums[B::part_threads][B::column_threads][B::pack];
-};
-
 // `block` is the block's number among those of the gradient.
 template <class B, class T>
 __device__ inline void add_parts(const Arguments<B>& arguments, const typename B::sums_t* sums,
-                                 T* gradient, index_t block, Scratch<B>& scratch) {
+                                 T* gradient, index_t block, typename B::Scratch& scratch) {
   const int column_thread = threadIdx.x % B::column_threads,
             part_thread = threadIdx.x / B::column_threads;
   const index_t column = (block * B::column_threads + column_thread) * B::pack;
@@ -69,7 +67,7 @@ __device__ inline void add_parts(const Arguments<B>& arguments, const typename B
 extern "C" __global__ void __launch_bounds__(Build::column_threads* Build::part_threads, 1)
     param_grad(const Arguments<Build> arguments) {
   using B = Build;
-  __shared__ Scratch<B> scratch;
+  __shared__ B::Scratch scratch;
   constexpr bool both = present<B::dweight_t> && present<B::dbias_t>;
   const index_t block = blockIdx.x / (both ? 2 : 1);
   wait_for_prerequisites();

@@ -62,10 +62,8 @@ __device__ inline To convert(From v) {
     return static_cast<To>(v);
 }
 
-// The consecutive elements that one thread handles at a time.
-//
-// How many there are follows from the width and the operands' types alone, never from a pointer's
-// alignment, so the order in which a row is summed is part of what the row's width means.
+// The consecutive elements that one thread handles at a time: as many as the width and the types
+// of the operands say, whatever a pointer's alignment, as the order of a row's sums depends on it.
 template <class T, int size>
 struct Pack {
   T item[size];
