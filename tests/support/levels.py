@@ -31,6 +31,12 @@ def use(level: str) -> None:
     os.environ["CUNORM_CXXFLAGS"] = "" if level == "O3" else f"-{level}"  # O3 is the shipped level
 
 
+def prepare() -> None:
+    """Compile the system's headers for most tests, which else compile many builds without them."""
+    use("O0")
+    _compile.prepare_headers()
+
+
 def count_builds() -> None:
     """Record each build that is loaded, with its level."""
     load = _compile._load
