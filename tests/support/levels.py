@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.internals import OnceMap, _compile, _dispatch
 
-BUDGET = {"O0": 860, "O1": 5, "O3": 31}  # builds of a whole run at each level
+BUDGET = {"O0": 720, "O1": 5, "O3": 31}  # builds of a whole run at each level
 
 builds: set[tuple[str, str]] = set()  # levels and builds of this process
 _current = "O3"
