@@ -81,8 +81,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     levels.use(marker.args[0] if marker else "O0")
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     levels.count_builds()
+    if not hasattr(session.config, "workerinput"):
+        levels.prepare()  # before there are workers
 
 
 @pytest.hookimpl(optionalhook=True)

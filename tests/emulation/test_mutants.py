@@ -138,13 +138,27 @@ def fails(call: Any, switch: Switch, number: int, order: dict[str, Any]) -> bool
     return False
 
 
-@pytest.mark.parametrize("kernel", UNNEEDED)
-def test_without_any_barrier_or_guard_some_call_fails(kernel):
-    left = set(switched(source_text(kernel))[1])
+def left_of(kernel: str, wanted: set[str]) -> set[str]:
+    """Return the mutants of a kernel, of those that are wanted, without which no call fails."""
     for setting in settings():
         if setting.kernel == kernel:
-            left -= detected(setting, left)
-    assert left == set(UNNEEDED[kernel])
+            wanted = wanted - detected(setting, wanted)
+    return wanted
+
+
+@pytest.mark.parametrize("kernel", UNNEEDED)
+def test_without_any_barrier_or_guard_some_call_fails(kernel):
+    names, unneeded = set(switched(source_text(kernel))[1]), set(UNNEEDED[kernel])
+    assert unneeded <= names
+    assert not left_of(kernel, names - unneeded)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kernel", UNNEEDED)
+def test_without_what_no_call_needs_no_call_fails(kernel):
+    """Each is tried in every order of every call that reaches it."""
+    unneeded = set(UNNEEDED[kernel])
+    assert left_of(kernel, unneeded) == unneeded
 
 
 SOURCE = """

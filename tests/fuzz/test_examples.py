@@ -48,10 +48,12 @@ def check(kernel, drawn, number, examples, relations):
     return found, counts
 
 
+@pytest.mark.parametrize("half", [1, pytest.param(0, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_examples_of_each_build_are_within_their_bounds_and_related_to_others(kernel):
+def test_examples_of_each_build_are_within_their_bounds_and_related_to_others(kernel, half):
+    """CI compiles every other build."""
     related = set()
-    for number, build in enumerate(builds_of(kernel, 0)):
+    for number, build in list(enumerate(builds_of(kernel, 0)))[half::2]:
         found, _ = check(kernel, cases(kernel, [build]), number, 1, st.none())
         related |= found
     assert len(related) > 2, "versions of hypothesis draw other examples; most have many relations"

@@ -72,7 +72,13 @@ def results(name):
             yield call_of(f"{norm}_norm_{direction}", case | size, OnNumpy()).run()
 
 
-@pytest.mark.parametrize("name", CASES)
+# What float64 converts is least, and its builds take longest.
+IN_TURN = [
+    pytest.param(name, marks=pytest.mark.exhaustive if "float64" in name else ()) for name in CASES
+]
+
+
+@pytest.mark.parametrize("name", IN_TURN)
 def test_bits_do_not_depend_on_optimisation(name):
     shipped = list(results(name))
     before = levels.builds.copy()
