@@ -11,7 +11,7 @@
 #
 # OUT_DIR gets one log, which ends with a line for each step, and a CSV for each set of timings. All
 # steps run; the exit status is 1 if one failed. What a step leaves of its time, later ones may use.
-# CHECK_GPU_SECONDS (default: 420; 240 for --second) stretches the limits of all. $PYTHON is the
+# CHECK_GPU_SECONDS is the time of all steps together (default: 420; 240 for --second). $PYTHON is the
 # interpreter (default: python3), which needs cunorm's `test` extra and may have torch and a CUDA JAX.
 # CHECK_GPU_SMALL=1 tries this script itself: on the software GPU, with few tests and small arrays.
 set -uo pipefail
@@ -51,8 +51,7 @@ if [[ ! $seconds =~ ^[1-9][0-9]{0,5}$ ]]; then
   exit 2
 fi
 cores=$(nproc)
-summary=()
-failed=0
+summary=() failed=()
 
 run=("$python") # runs Python, with the GPU that is there
 few_tests=() every=1 points=(--quick)
@@ -76,21 +75,28 @@ note() { # TEXT: a line of the summary
   say "$1"
 }
 
-job=0  # the process of a step
+job=0 running=check_gpu.sh # the process of a step, and its name
+imports=()
 stop() { # a signal ends the step, and the script
   if ((job)) && kill -INT "$job" 2>/dev/null; then
     timeout 5 tail --pid="$job" -f /dev/null || kill -TERM "$job" # which ignores interrupts, as after nohup
     wait "$job"
   fi
-  note "stopped by a signal"
+  kill "${imports[@]}" 2>/dev/null
+  summary+=("$running: stopped by a signal")
+  print_summary
   exit 130
+}
+print_summary() {
+  say ""
+  for line in "${summary[@]}"; do say "$line"; done
 }
 trap stop INT TERM HUP
 
 begin=$(now)
 planned=0 # seconds, when the steps before end at the latest
 step() { # NAME END COMMAND...: run a command until END, in seconds from the begin, at most
-  local name=$1 end=$2 start before bytes limit status took shown
+  local name=$1 end=$2 start before bytes limit status took shown line
   shift 2
   if $dry_run; then
     printf '%s (%s to %s s):' "$name" "$(scaled "$planned")" "$(scaled "$end")"
@@ -108,7 +114,7 @@ step() { # NAME END COMMAND...: run a command until END, in seconds from the beg
   set -m # else a step in the background would ignore an interrupt
   timeout -s INT --kill-after=10 "$limit" "$@" >>"$log" 2>&1 </dev/null &
   set +m
-  job=$!
+  job=$! running=$name
   wait "$job"
   status=$? job=0
   took=$((($(now) - start + 500) / 1000))
@@ -118,8 +124,13 @@ step() { # NAME END COMMAND...: run a command until END, in seconds from the beg
     124 | 137) note "$name: STOPPED after $limit s, $(($(kernels) - before)) kernels were compiled" ;;
     *) note "$name: FAILED with status $status after $took s" ;;
   esac
-  ((status == 0)) && return
-  failed=1
+  if ((status == 0)); then # what was not there is not hidden
+    while read -r line; do note "  without: $line"; done < <(
+      tail -c +$((bytes + 1)) "$log" | sed -n 's/^  skipped: //p; /is left out: /p' | sort -u
+    )
+    return
+  fi
+  failed+=("$name")
   echo "  | ${shown//$'\n'/$'\n'  | }"
   return "$status"
 }
@@ -136,7 +147,7 @@ tests() { # NAME END ARGUMENT...: run tests marked gpu
 }
 
 sanitize() { # TOOL END: make some calls under a tool of compute-sanitizer
-  local program bytes failed_before=$failed
+  local program bytes failed_before=("${failed[@]}")
   program=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v compute-sanitizer)
   if [[ -z $program ]]; then
     note "$1: skipped: compute-sanitizer is not installed"
@@ -146,7 +157,7 @@ sanitize() { # TOOL END: make some calls under a tool of compute-sanitizer
   if ! step "$1" "$2" "$program" --tool "$1" --error-exitcode 9 "${calls[@]}" &&
     tail -c +"$bytes" "$log" | grep -q "Device not supported"; then
     note "$1: skipped after all: compute-sanitizer does not support this device"
-    failed=$failed_before
+    failed=("${failed_before[@]}")
     return 1
   fi
 }
@@ -165,13 +176,24 @@ time_at() { # NAME END PROVIDERS ARGUMENT...: time some calls; the rows go to NA
     --out "$out/$name.csv"
 }
 
+require_gpu() { # without one, tests would run on the software GPU, as in CI
+  local missing
+  [[ ${CHECK_GPU_SMALL-} ]] || $dry_run && return
+  missing=$("$python" -c 'import cupy; cupy.cuda.runtime.getDeviceCount()' 2>&1) && return
+  kill "${imports[@]}" 2>/dev/null
+  say "no GPU: ${missing##*$'\n'}; CHECK_GPU_SMALL=1 tries this script without one"
+  exit 2
+}
+
 first_part() {
   local module
   if ! $dry_run; then # what is imported first takes long, as it is read from a disk
     for module in torch jax cupy; do
       timeout "$(scaled 25)" "$python" -c "import $module" >/dev/null 2>&1 &
+      imports+=($!)
     done
   fi
+  require_gpu
   if command -v nvidia-smi >/dev/null; then
     step nvidia-smi 25 nvidia-smi -L
   else
@@ -193,6 +215,7 @@ first_part() {
 
 second_part() {
   local missing=
+  require_gpu
   $dry_run || missing=$("$python" -c '
 import torch, triton
 torch.cuda.is_available() or exit("torch has no CUDA")' 2>&1)
@@ -212,11 +235,12 @@ torch.cuda.is_available() or exit("torch has no CUDA")' 2>&1)
 if $second; then
   second_part
 else
-  $dry_run || : >"$log"
+  $dry_run || { : >"$log" && rm -f "$out"/{timings,peers,torch.compile}.csv; } # of an earlier run
   first_part
 fi
 $dry_run && exit 0
-say ""
-for line in "${summary[@]}"; do say "$line"; done
-if ((failed)); then say "something FAILED"; else say "nothing failed in $((($(now) - begin) / 1000)) s"; fi
-exit "$failed"
+print_summary
+printf -v names '%s, ' "${failed[@]}"
+if ((${#failed[@]})); then verdict="FAILED or STOPPED: ${names%, }"; else verdict="nothing failed"; fi
+say "$verdict; $((($(now) - begin) / 1000)) s in all"
+exit $((${#failed[@]} > 0))

@@ -103,16 +103,17 @@ def test_images_lie_in_the_memory_order_that_their_operator_names(operator):
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
   *find_spec* | *torch*triton*) ;;
+  *getDeviceCount*) [[ ! $NO_GPU ]] || { echo Traceback && echo "it is not there" && exit 1; } ;;
   *gpu_smoke*) echo "a case FAILED" && exit 3 ;;
   *"-m pytest"*) echo "test_one PASSED" && [[ ! $HANGS ]] || exec sleep 60 ;;
-  *--out*) echo row >"${@: -1}" ;;
+  *--out*) echo row >"${@: -1}" && echo "torch is left out: it has no CUDA" ;;
 esac
 """
 
 
 def check_gpu(*arguments, **environment):
     command = [SCRIPT, *map(str, arguments)]
-    env = {**os.environ, "HANGS": "", **environment}
+    env = {**os.environ, "HANGS": "", "NO_GPU": "", **environment}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
@@ -168,7 +169,17 @@ def test_check_gpu_runs_all_steps_though_some_fail_and_keeps_what_they_wrote(tmp
         **{"info": "passed", "smoke": "FAILED", "compile": "passed", "tests": "STOPPED"},
         **{"memcheck": "skipped", "calls": "passed", "racecheck": "skipped", "timings": "passed"},
     }
+    assert "\n  without: torch is left out: it has no CUDA\n" in summary
+    assert "FAILED or STOPPED: smoke, tests; " in summary
     assert "  | a case FAILED" in run.stdout
+
+
+def test_check_gpu_runs_nothing_where_there_is_no_gpu(tmp_path, stub):
+    for options in ([], ["--second"]):
+        run = check_gpu(*options, tmp_path / "out", **stub, NO_GPU="yes")
+        assert run.returncode == 2
+        assert run.stdout.startswith("no GPU: it is not there; CHECK_GPU_SMALL=1 ")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["check_gpu.log"]
 
 
 @pytest.mark.parametrize("wrong", [{"CHECK_GPU_SECONDS": "20s"}, {"PYTHON": "/no/python"}])
@@ -184,7 +195,7 @@ def test_check_gpu_refuses_settings_that_it_cannot_use(tmp_path, stub, wrong):
     ids=["an interrupt", "the end of a process in the background, which ignores interrupts"],
 )
 def test_a_signal_ends_check_gpu_and_its_step(tmp_path, stub, sent, of_interrupts):
-    env = {**os.environ, **stub, "HANGS": "1", "CHECK_GPU_SECONDS": "420"}
+    env = {**os.environ, **stub, "HANGS": "1", "NO_GPU": "", "CHECK_GPU_SECONDS": "420"}
     log, deadline = tmp_path / "out" / "check_gpu.log", time.monotonic() + 20
     before = signal.signal(signal.SIGINT, of_interrupts)
     try:
@@ -199,7 +210,7 @@ def test_a_signal_ends_check_gpu_and_its_step(tmp_path, stub, sent, of_interrupt
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             ran.send_signal(sent)
-            assert "stopped by a signal" in ran.communicate(timeout=15)[0]
+            assert "\ntests: stopped by a signal\n" in ran.communicate(timeout=15)[0]
             assert ran.returncode == 130
         finally:
             ran.kill()

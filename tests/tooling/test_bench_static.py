@@ -15,6 +15,7 @@ from bench.static_ptx import Access, accesses
 from tests.support.internals import KernelBuild
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
+from bench.model import GPUS
 from bench.records import read_csv, write_csv
 from bench.static import differences, main, report
 from bench.static_rows import Row, measure
@@ -43,6 +44,14 @@ def test_the_committed_table_is_what_nvrtc_makes_of_the_plans():
 def test_the_committed_table_passes_the_gate_and_is_small():
     assert report(read_csv(TABLE, Row)) == 0
     assert TABLE.stat().st_size < 1 << 20
+
+
+def test_the_committed_table_has_each_launch_once_for_each_gpu_of_its_architecture():
+    launches = Counter((*row.key, row.gpu) for row in read_csv(TABLE, Row))
+    assert set(launches.values()) == {1}
+    gpus = {name: f"sm_{gpu.architecture}" for name, gpu in GPUS.items()}
+    of_models = {(*key, gpu) for *key, _ in launches for gpu in gpus if gpus[gpu] in key}
+    assert {launch for launch in launches if launch[-1]} == of_models
 
 
 def test_the_gate_fails_for_a_plan_that_spills(plans, capsys):
