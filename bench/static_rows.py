@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -231,7 +232,8 @@ def compile_with_sass(build: KernelBuild, architecture: str) -> tuple[str, str, 
         return found.log, found.ptx, disassemble(found.cubin) if reads_sass else ""
 
     options = _cuda.compile_options(build)
-    key = (nvrtc_version(), source_text(build.kernel), *options, architecture, reads_sass)
+    code = re.sub(r"(\s*(//.*)?\n)+", "\n", source_text(build.kernel))  # without comments
+    key = (nvrtc_version(), code, *options, architecture, reads_sass)
     return kept(key, compiled)
 
 

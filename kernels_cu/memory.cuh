@@ -63,7 +63,7 @@ __device__ inline LoadedPack<B, T> load_pack(const T* row, index_t column, index
 }
 
 // A pack of a row to be written: write() its items, then store() it, which gives it as if loaded.
-// read_again: the kernel will soon load it.
+// read_again, for a CPU: the kernel will soon load it.
 template <class B, class T, bool read_again = false>
 struct OutputPack {
   Pack<T, B::pack> value;

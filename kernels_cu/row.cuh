@@ -36,6 +36,7 @@ struct Chunk {
     for (int i = 0; i < B::packs; ++i) {
       constexpr int of_all = Team<B>::threads * B::pack;  // columns of all threads' packs
       const column_t<B> column = first + i * of_all;
+      // If no thread's pack is beyond the row, all that is tested is whether there is a row.
       const bool is_full =
           streamed<B> ? B::width % chunk_width<B> == 0 : (i + 1) * of_all <= B::width;
       f(PackAt<B>{i, column, inside(is_full ? 0 : column, end)});
@@ -54,6 +55,7 @@ struct Walk {
   index_t rows;  // of the group
   int thread;    // of the team
 
+  // The last number is a row's width: a CPU's walk needs it.
   __device__ Walk(Team<B>& team, const BlockShare& share, index_t rows, index_t)
       : team(team), share(share), rows(rows), thread(team.thread()) {}
 
@@ -63,7 +65,7 @@ struct Walk {
     return {*this, number, share.row_index(row), inside(row, rows)};
   }
 
-  // Whether the grid is over when memory has answered once, if all is asked for at once.
+  // Whether most blocks of the grid run at once, so that a latency more is felt.
   static __device__ bool is_short() { return gridDim.x <= 512; }
 
   // All columns, as of some row.
@@ -73,7 +75,7 @@ struct Walk {
   __device__ void for_each_row(Use use) const {
     for (index_t number = 0; first_row(number) < rows; ++number) {
       Row<B> row = this->row(number);
-      if constexpr (Team<B>::per_block == 1) row.exists = true;
+      if constexpr (Team<B>::per_block == 1) row.exists = true;  // as compilers do not see
       use(row);
     }
   }
@@ -106,8 +108,8 @@ struct Row {
   __device__ Chunk<B> columns() const { return chunk(0); }
 };
 
-// An operand's packs of a row, as a thread holds them: as they were stored. `once`: the kernel
-// loads no pack of it a second time, even of a streamed row.
+// An operand's packs of a row, as a thread holds them: as they were stored. `once`, for a CPU: the
+// kernel loads no pack of it a second time, even of a streamed row.
 template <class B, class T, bool once = false>
 struct RowPacks {
   const T* row;

@@ -147,7 +147,7 @@ struct BackwardRow {
     return gates;
   }
 
-  // What a pack adds to the sums over the row.
+  // What a pack adds to the sums over the row. Returns what gates do there, for who keeps that.
   template <class At>
   __device__ GatePack<B> add_to(ItemSums<B> (&sums)[3], At at,
                                 const Parameters<B>& parameters) const {
@@ -243,7 +243,7 @@ struct StagedRows {
       : dy(memory), x(memory), gate(memory), d_residual(memory) {}
 
   __device__ void copy(const Arguments<B>& arguments, const Row<B>& row, int slot) const {
-    const BackwardRow<B> inputs(arguments, row);
+    const BackwardRow<B> inputs(arguments, row);  // for their addresses
     dy.copy(inputs.dy, row, slot);
     x.copy(inputs.x, row, slot);
     gate.copy(inputs.gate, row, slot);
@@ -251,7 +251,7 @@ struct StagedRows {
     async_commit();
   }
 
-  // Of the slot that was copied to first.
+  // The row of the slot that was copied to first, once its copies have come.
   __device__ void take(BackwardRow<B>& inputs, const Row<B>& row, int slot) const {
     async_wait<B::stages - 1>();
     dy.take(inputs.dy, row, slot);

@@ -7,7 +7,7 @@
 
 template <class B>
 struct StreamedBackwardRow : BackwardRow<B> {
-  HeldPacks<B, GatePack<B>, false> gates_held;
+  HeldPacks<B, GatePack<B>, false> gates_held;  // on a CPU; a GPU computes them again
 
   __device__ StreamedBackwardRow(const Arguments<B>& arguments, const StreamedRow<B>& row)
       : BackwardRow<B>(arguments, row), gates_held(row) {}

@@ -25,7 +25,7 @@ struct Build : RowBuild {
   using y_t = Y_T;
   using stream_t = either<present<new_residual_t>, new_residual_t, x_t>;  // of s
   static constexpr bool writes_stream = present<new_residual_t>;
-  static constexpr bool reduces = true;  // each row, as the backward may not
+  static constexpr bool reduces = true;  // over each row; a backward may have no need
 };
 
 template <class B>
@@ -138,8 +138,8 @@ __device__ inline void normalize_held(const Arguments<B>& arguments, Team<B>& te
   const auto columns = place.columns();
   ForwardRow<B> row(arguments, place);
 
-  // Load. Compilers move loads down to where they are needed, but no prefetch: what few rows need
-  // last comes with what they need first.
+  // Load. A compiler moves loads down to where they are needed, but no prefetch. Where few rows
+  // wait for memory but once, what is needed last is asked for with the rest.
   if (place.walk.is_short()) {
     row.parameters.weight.prefetch(columns);
     row.parameters.bias.prefetch(columns);

@@ -69,12 +69,12 @@ def cuda_backward(
     access = min(access, team.pack)
     sums = (types.dweight or types.dbias) > 0
     blocks = cuda_parts(where, gpu.sm_count, team.cluster) // team.cluster if sums else GRID_LIMIT
-    blocks = min(blocks, gpu.sm_count * team.blocks_per_sm // (where.groups * team.cluster))
-    parts = min(-(-where.rows // team.rows_per_block), max(1, blocks))
     memory = _shared_memory(types, team, where.width, access, gpu)
     while team.rows_per_block > 1 and not memory.sums:  # its teams meet in shared memory
         team = team._replace(blocks_per_sm=team.blocks_per_sm - 1)
         memory = _shared_memory(types, team, where.width, access, gpu)
+    blocks = min(blocks, gpu.sm_count * team.blocks_per_sm // (where.groups * team.cluster))
+    parts = min(-(-where.rows // team.rows_per_block), max(1, blocks))
     macros = (
         *types.macros(),
         *team.macros(where.width, where.groups, access, axes),

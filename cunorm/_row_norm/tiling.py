@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cunorm._core.build import Macros
 from cunorm._core.caps import NONE, PORTABLE_CLUSTER, Features
+from cunorm._core.dtypes import FLOAT16
 from cunorm._core.tensor import WIDEST_ACCESS
 from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 
@@ -22,8 +23,10 @@ _TEAMS = (4, 8, 16, *range(32, 513, 32))
 _CLUSTER_THREADS, _CLUSTERS = 256, (2, 4, 8, 16)
 _STREAMED_THREADS, _STREAMED_PACKS = 512, 4
 # Registers that a thread takes where its block has several teams, some of which may have no row.
-# More of them where a streamed backward writes parameters' gradients alone.
+# More of them where a streamed backward writes parameters' gradients alone, and for the activation
+# of a forward's gate.
 _OF_SEVERAL, _OF_SUMS_ALONE = 8, 28
+_OF_ACTIVATION = {"gelu": 56, "gelu_tanh": 8, "tanh": 8}
 
 
 class _Tuning(NamedTuple):
@@ -46,6 +49,8 @@ class _Tuning(NamedTuple):
     streamed_registers: int = 0  # more, where rows are streamed
     streamed_element: float = 0  # the same for each element, if no operand is narrower than float32
     consumed_registers: int = 0  # more for each operand that p is made of, beside x
+    both_registers: int = 0  # more, where these are a residual and a gate
+    half_registers: int = 0  # more, where float16 and a residual are added
     many_registers: int = 0  # more, where more than three operands are held
     several_residual: int = 0  # more, for a float32 residual where a block has several teams
     many_elements: int = 0  # as for so many elements more, where more than preferred are held
@@ -67,6 +72,8 @@ _TUNING = {
         pair_registers=8,
         pair_element=2,
         consumed_registers=8,
+        both_registers=40,
+        half_registers=28,
         many_registers=24,
         several_residual=24,
         many_elements=14,
@@ -100,6 +107,7 @@ class Team(NamedTuple):
     pack: int
     packs: int  # that a thread holds at a time
     blocks_per_sm: int = 1  # for which registers leave room
+    registers: int = 0  # about what a thread takes
 
     @property
     def rows_per_block(self) -> int:
@@ -163,8 +171,8 @@ def blocks_with_room(types: RowTypes, team: Team) -> int:
 
     Compiled for it, a forward takes a few more than for others.
     """
-    more = _TUNING[type(types)].more_from_100
-    return max(1, _room(types, team.packs * team.pack, team.pack, team.threads, more))
+    more = _TUNING[type(types)].more_from_100 * types.compute.itemsize // 4
+    return max(1, _room(team.registers + more, team.threads))
 
 
 def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> Team | None:
@@ -180,9 +188,10 @@ def _of_block(types: RowTypes, width: int, pack: int, most: int, least: int) -> 
             threads, more = tuning.block_threads, _of_several(types)
         else:
             threads, more = threads_per_row, _of_uneven(types, width, threads_per_row, pack)
-        room = _room(types, elements, pack, threads, more)
+        registers = _registers(types, elements, pack, more)
+        room = _room(registers, threads)
         if elements <= max(pack, most // (2 if threads_per_row < _WARP else 1)) and room >= least:
-            return Team(threads, threads_per_row, pack, elements // pack, room)
+            return Team(threads, threads_per_row, pack, elements // pack, room, registers)
     return None
 
 
@@ -218,9 +227,10 @@ def _of_cluster(types: RowTypes, width: int, pack: int, largest: int, least: int
         of_block = -(-width // (blocks * elements * _WARP)) * _WARP
         threads_per_row = blocks * of_block
         threads = threads_per_row // min(blocks, largest)
-        room = _room(types, elements, pack, threads)
-        if room and _room(types, elements, pack, of_block) >= least:
-            return Team(threads, threads_per_row, pack, elements // pack, room)
+        registers = _registers(types, elements, pack)
+        room = _room(registers, threads)
+        if room and _room(registers, of_block) >= least:
+            return Team(threads, threads_per_row, pack, elements // pack, room, registers)
     return None
 
 
@@ -236,15 +246,20 @@ def _streamed(types: RowTypes, pack: int, largest: int) -> Team:
     if isinstance(types, BackwardTypes) and types.dx is types.dresidual is types.dgate is None:
         more += _OF_SUMS_ALONE
 
-    def blocks(packs: int) -> int:
+    def registers(packs: int) -> int:
         elements = packs * pack
-        return _room(types, elements, pack, threads, more + int(elements * of_element))
+        return _registers(types, elements, pack, more + int(elements * of_element))
 
     while True:
-        rooms = [(packs * blocks(packs), packs) for packs in range(1, _STREAMED_PACKS + 1)]
+        rooms = [
+            (packs * _room(registers(packs), threads), packs)
+            for packs in range(1, _STREAMED_PACKS + 1)
+        ]
         held, packs = max(rooms)
         if held or pack == 1:
-            return Team(threads, threads_per_row, pack, packs if held else 1, max(1, held // packs))
+            packs = packs if held else 1
+            room = max(1, held // packs)
+            return Team(threads, threads_per_row, pack, packs, room, registers(packs))
         pack //= 2
 
 
@@ -253,12 +268,8 @@ def _held(width: int, threads: int, pack: int) -> int:
     return -(-width // (threads * pack)) * pack
 
 
-def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0) -> int:
-    """Return for how many blocks on a multiprocessor there are registers; 0: for none.
-
-    `more`: those that a thread takes beside what it takes for any plan, of float32.
-    """
-    registers = _registers(types, elements, pack) + more * types.compute.itemsize // 4
+def _room(registers: int, threads: int) -> int:
+    """Return for how many blocks on a multiprocessor there are registers; 0: for none."""
     registers = -(-registers // 8) * 8
     if registers > _MOST_REGISTERS:
         return 0
@@ -266,17 +277,24 @@ def _room(types: RowTypes, elements: int, pack: int, threads: int, more: int = 0
     return min(warps * _WARP, _SM_THREADS) // threads
 
 
-def _registers(types: RowTypes, elements: int, pack: int) -> int:
-    """Return about how many registers a thread needs to hold these elements of a row."""
+def _registers(types: RowTypes, elements: int, pack: int, more_for_plan: int = 0) -> int:
+    """Return about how many registers a thread needs to hold these elements of a row.
+
+    More for its plan than for others are given as of float32.
+    """
     tuning, held = _TUNING[type(types)], types.held_itemsizes()
     of_element = _of_element(types, pack)
-    registers: float = tuning.registers
+    registers: float = tuning.registers + more_for_plan
     if types.gate is not None:
         registers += tuning.gate_registers
         of_element += tuning.gate_element
     if isinstance(types, ForwardTypes):
         consumed = (types.residual is not None) + types.formula.pre_gate
         registers += tuning.consumed_registers * consumed
+        registers += tuning.both_registers if consumed == 2 else 0
+        registers += _OF_ACTIVATION.get(types.formula.activation, 0)
+        if types.residual is not None and FLOAT16 in (types.x, types.residual, types.new_residual):
+            registers += tuning.half_registers
     if len(held) > 3:
         registers += tuning.many_registers
     more: float = 0
@@ -286,10 +304,11 @@ def _registers(types: RowTypes, elements: int, pack: int) -> int:
         more += tuning.single_registers + elements * tuning.single_element
     elif pack == 2:
         more += tuning.pair_registers + elements * tuning.pair_element
-    if elements > tuning.preferred_elements:
-        elements += tuning.many_elements
+    words = types.compute.itemsize // 4
+    if elements * words > tuning.preferred_elements:
+        elements += tuning.many_elements // words
     of_row = elements * of_element * tuning.element_factor
-    return int(registers * types.compute.itemsize / 4 + more + of_row)
+    return int(registers * words + more + of_row)
 
 
 def _of_element(types: RowTypes, pack: int) -> float:

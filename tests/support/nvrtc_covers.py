@@ -49,7 +49,7 @@ OF_ROWS = COMMON | {
     "center": (False, True),
     # Widths of each kind of plan: teams within a warp, of a block, of clusters; rows that a block
     # streams, and that a cluster streams with and without sums in shared memory; odd widths.
-    "width": (1, 100, 1000, 1538, 5003, 5120, 20001, 65536, 100003, 262144, 1 << 20),
+    "width": (1, 100, 1000, 1538, 4096, 5003, 5120, 16384, 20001, 65536, 100003, 262144, 1 << 20),
     "groups": (1, 3, 8),
     "axes": (1, 3),  # of operands, in front of the row
 }
