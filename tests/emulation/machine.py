@@ -87,6 +87,7 @@ def machine(
         ),
         mock.patch.object(_group_plan, "GRID_LIMIT", grid or GRID_LIMIT),
         _texts(sources) if sources else nullcontext(),
+        _kernels_of_its_own() if sources or "capability" in settings else nullcontext(),
     ):
         clear_plans()  # those are for another GPU
         try:
@@ -99,8 +100,13 @@ def machine(
 def _texts(sources: dict[str, str]) -> Iterator[None]:
     own = _cuda.source_text
     with mock.patch.object(_cuda, "source_text", lambda kernel: sources.get(kernel) or own(kernel)):
+        yield
+
+
+@contextmanager
+def _kernels_of_its_own() -> Iterator[None]:
+    _cuda.loaded.clear()  # those of a device are of one text and one compute capability
+    try:
+        yield
+    finally:
         _cuda.loaded.clear()
-        try:
-            yield
-        finally:
-            _cuda.loaded.clear()
