@@ -83,7 +83,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     levels.count_builds()
-    if not hasattr(session.config, "workerinput"):
+    if not (hasattr(session.config, "workerinput") or session.config.option.collectonly):
         levels.prepare()  # before there are workers
 
 

@@ -12,18 +12,15 @@ from cunorm._row_norm.kernels import BackwardTypes, ForwardTypes, RowTypes
 
 # Of a multiprocessor; a warp's registers are in one of its partitions.
 WARP, _SM_REGISTERS, _SM_PARTITIONS, _SM_THREADS, _MOST_REGISTERS = 32, 64 << 10, 4, 2048, 255
-# Registers that a thread takes where its block has several teams, some of which may have no row.
-# More of them where a streamed backward writes parameters' gradients alone, and for the activation
-# of a forward's gate.
+# More registers of a thread: where its block has several teams, some of which may have no row;
+# where a streamed backward writes parameters' gradients alone; for the activation of a forward's
+# gate.
 _OF_SEVERAL, _OF_SUMS_ALONE = 8, 28
 _OF_ACTIVATION = {"gelu": 56, "gelu_tanh": 8, "tanh": 8}
 
 
 class Tuning(NamedTuple):
-    """A kernel's limits for a thread, and the registers that it takes: found by compiling it.
-
-    docs/kernels/row-norms.md says how. A number that is too low makes registers spill.
-    """
+    """A kernel's limits for a thread, and the registers that it takes."""
 
     block_threads: int  # of a block of several teams
     preferred_elements: int  # of a row that a thread holds, of float32
@@ -89,14 +86,14 @@ TUNING = {
 }
 
 
-def registers_of(types: RowTypes, elements: int, pack: int, more_for_plan: int = 0) -> int:
+def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) -> int:
     """Return about how many registers a thread needs to hold these elements of a row.
 
-    More for its plan than for others are given as of float32.
+    `of_plan` are those that its plan takes beside what others do, if it computes in float32.
     """
     tuning, held = TUNING[type(types)], types.held_itemsizes()
     of_element = _of_element(types, pack)
-    registers: float = tuning.registers + more_for_plan
+    registers: float = tuning.registers + of_plan
     if types.gate is not None:
         registers += tuning.gate_registers
         of_element += tuning.gate_element

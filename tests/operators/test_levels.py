@@ -72,13 +72,13 @@ def results(name):
             yield call_of(f"{norm}_norm_{direction}", case | size, OnNumpy()).run()
 
 
-# What float64 converts is least, and its builds take longest.
-IN_TURN = [
-    pytest.param(name, marks=pytest.mark.exhaustive if "float64" in name else ()) for name in CASES
-]
-
-
-@pytest.mark.parametrize("name", IN_TURN)
+@pytest.mark.parametrize(
+    "name",
+    [  # float64 converts least, and its builds take longest
+        pytest.param(name, marks=pytest.mark.exhaustive if "float64" in name else ())
+        for name in CASES
+    ],
+)
 def test_bits_do_not_depend_on_optimisation(name):
     shipped = list(results(name))
     before = levels.builds.copy()
