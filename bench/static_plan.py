@@ -34,7 +34,7 @@ _ROW_OPERANDS = {
     "group_norm_backward": Rows(("dy", "x", "dx"), 3 * 8),
     "param_grad": Rows((), 0),
 }
-_WRITTEN = ("y", "new_residual", "dx", "dresidual", "dgate")
+_WRITTEN = ("y", "residual_out", "dx", "dresidual", "dgate")
 _PARAMETERS = 2  # weight and bias, the first of the other pointers
 _OTHER_POINTERS = {
     "row_norm_forward": 4,

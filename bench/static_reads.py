@@ -4,7 +4,7 @@
 All counts are along the path of a row (static_paths.py):
 
 - A late load reads a row operand, weight or bias after the row's first store to a row result (y,
-  new_residual, dx, dresidual, dgate). Stores and loads of mean, rstd and partial sums do not count,
+  residual_out, dx, dresidual, dgate). Stores and loads of mean, rstd and partial sums do not count,
   nor do asynchronous copies, as they are of a later row.
 - Instructions are the warp instructions of a row. If blocks walk several rows, a row also has its
   share of what the block runs once. Predicated instructions count, slow paths do not.

@@ -37,7 +37,7 @@ _ELEMENTS = 16_000
 _SECTOR = 32  # bytes
 
 _ROWS = {
-    "forward": ("x", "residual", "gate", "y", "new_residual"),
+    "forward": ("x", "residual", "gate", "y", "residual_out"),
     "backward": ("dy", "x", "d_residual", "gate", "dx", "dgate"),
 }
 
@@ -122,7 +122,7 @@ def _read_again(call: Call, names: list[str]) -> set[str]:
         return set()
     if call.direction == "backward":
         return {"dy", "x", "gate"} & set(names)
-    stream = "new_residual" if call.operator.has_residual else "x"
+    stream = "residual_out" if call.operator.has_residual else "x"
     return {stream, "gate"} if call.operator.gate_position == "pre" else {stream}
 
 
@@ -150,7 +150,7 @@ def _launches(call: Call, names: list[str]) -> tuple[list[Launch], dict[str, int
     if regime(planned[0].build) != call.regime:
         raise ValueError(f"{call} ran as {regime(planned[0].build)!r}")
     found = result._asdict()
-    found = found | arrays | {"new_residual": found.get("residual")}
+    found = found | arrays | {"residual_out": found.get("residual")}
     return launches, {name: found[name].data.ptr for name in names}
 
 

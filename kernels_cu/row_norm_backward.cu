@@ -8,7 +8,7 @@
 //   dn      = dy * g(gate)   if post-gate, else dy
 //   dr      = k * dn * (weight + weight_offset)
 //   dp      = rstd * (dr - r * mean(r * dr) - mean(dr))                    mean(dr) only if center
-//   dx      = (dp * g(gate)  if pre-gate, else dp) + d_residual
+//   dx      = (dp * g(gate)  if pre-gate, else dp) + dresidual_out
 //   dgate   = g'(gate) * dp * x    if pre-gate;    g'(gate) * dy * n    if post-gate
 //   dweight = sum over rows of dn * k * r
 //   dbias   = sum over rows of dn
@@ -26,7 +26,7 @@
 
 struct Build : RowBuild {
   using dy_t = DY_T;
-  using d_residual_t = D_RESIDUAL_T;
+  using dresidual_out_t = DRESIDUAL_OUT_T;
   using dx_t = DX_T;
   using dresidual_t = DRESIDUAL_T;
   using dgate_t = DGATE_T;
@@ -46,7 +46,7 @@ struct Arguments {
   using C = typename B::compute_t;
   Rows<const typename B::dy_t> dy;
   Rows<const typename B::x_t> x;
-  Rows<const typename B::d_residual_t> d_residual;
+  Rows<const typename B::dresidual_out_t> dresidual_out;
   Rows<const typename B::gate_t> gate;
   Rows<typename B::dx_t> dx;
   Rows<typename B::dresidual_t> dresidual;
@@ -109,7 +109,7 @@ struct BackwardRow {
   RowPacks<B, typename B::dy_t> dy;
   RowPacks<B, typename B::x_t> x;
   RowPacks<B, typename B::gate_t> gate;
-  RowPacks<B, typename B::d_residual_t, true> d_residual;
+  RowPacks<B, typename B::dresidual_out_t, true> dresidual_out;
   typename B::dx_t* dx;
   typename B::dresidual_t* dresidual;
   typename B::dgate_t* dgate;
@@ -120,12 +120,12 @@ struct BackwardRow {
       : dy(row.of(arguments.dy)),
         x(row.of(arguments.x)),
         gate(row.of(arguments.gate)),
-        d_residual(row.of(arguments.d_residual)),
+        dresidual_out(row.of(arguments.dresidual_out)),
         dx(row.of(arguments.dx)),
         dresidual(row.of(arguments.dresidual)),
         dgate(row.of(arguments.dgate)) {}
 
-  // All but d_residual, which the first pass over a streamed row does not need.
+  // All but dresidual_out, which the first pass over a streamed row does not need.
   template <class Chunk>
   __device__ void load(const Chunk& chunk) {
     dy.load(chunk);
@@ -194,7 +194,7 @@ struct BackwardRow {
                         OtherAdder& dbias) const {
     const auto dy_pack = dy[at];
     const auto x_pack = x[at];
-    const auto d_residual_pack = d_residual[at];
+    const auto dresidual_out_pack = dresidual_out[at];
     const auto k_rstd = spread<B>(this->k_rstd);
     const auto r_factor = spread<B>(this->r_factor), offset = spread<B>(this->offset);
     RowOutput<B, typename B::dx_t> dx(this->dx);
@@ -213,7 +213,7 @@ struct BackwardRow {
       dp = fma(dp, k_rstd, fma(k_r, r_factor, offset));
       auto ds = dp;
       if constexpr (B::pre_gate) ds *= activated.value;
-      if constexpr (present<typename B::d_residual_t>) ds += read<B>(d_residual_pack, item);
+      if constexpr (present<typename B::dresidual_out_t>) ds += read<B>(dresidual_out_pack, item);
       if constexpr (present<typename B::dx_t>) ::write(dx, item, ds);
       if constexpr (present<typename B::dresidual_t>) ::write(dresidual, item, ds);
       if constexpr (present<typename B::dgate_t> && B::pre_gate)
@@ -237,17 +237,17 @@ struct StagedRows {
   StagedPacks<B, typename B::dy_t> dy;
   StagedPacks<B, typename B::x_t> x;
   StagedPacks<B, typename B::gate_t> gate;
-  StagedPacks<B, typename B::d_residual_t> d_residual;
+  StagedPacks<B, typename B::dresidual_out_t> dresidual_out;
 
   __device__ explicit StagedRows(SharedMemory& memory)
-      : dy(memory), x(memory), gate(memory), d_residual(memory) {}
+      : dy(memory), x(memory), gate(memory), dresidual_out(memory) {}
 
   __device__ void copy(const Arguments<B>& arguments, const Row<B>& row, int slot) const {
     const BackwardRow<B> inputs(arguments, row);  // for their addresses
     dy.copy(inputs.dy, row, slot);
     x.copy(inputs.x, row, slot);
     gate.copy(inputs.gate, row, slot);
-    d_residual.copy(inputs.d_residual, row, slot);
+    dresidual_out.copy(inputs.dresidual_out, row, slot);
     async_commit();
   }
 
@@ -257,7 +257,7 @@ struct StagedRows {
     dy.take(inputs.dy, row, slot);
     x.take(inputs.x, row, slot);
     gate.take(inputs.gate, row, slot);
-    d_residual.take(inputs.d_residual, row, slot);
+    dresidual_out.take(inputs.dresidual_out, row, slot);
   }
 };
 
@@ -295,7 +295,7 @@ __device__ inline void differentiate_held(const Arguments<B>& arguments, Team<B>
     } else {
       row.saved = load_statistics(arguments, place);
       row.load(columns);
-      row.d_residual.load(columns);
+      row.dresidual_out.load(columns);
     }
 
     // Reduce.

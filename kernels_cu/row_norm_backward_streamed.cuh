@@ -38,7 +38,7 @@ __device__ inline void differentiate_streamed(const Arguments<B>& arguments, Tea
   };
   const auto reload = [&](auto& row, const auto& chunk) {
     row.load(chunk);
-    row.d_residual.load(chunk);
+    row.dresidual_out.load(chunk);
     parameters.load(chunk);
   };
   const auto write = [&](auto& row, auto at, auto& dweight, auto& dbias) {

@@ -2,7 +2,7 @@
 // Row norms, forward: RMSNorm, LayerNorm, L2 norm and the generic normalize, with the residual
 // stream and a gate.
 //
-//   s    = x + residual                 rounded to new_residual's type; the norm reads that
+//   s    = x + residual                 rounded to residual_out's type; the norm reads that
 //   p    = s * g(gate)    if pre-gate, else s
 //   q    = p - mean(p)    if center, else p
 //   rstd = 1 / sqrt(mean(q * q) + eps)
@@ -21,10 +21,10 @@
 
 struct Build : RowBuild {
   using residual_t = RESIDUAL_T;
-  using new_residual_t = NEW_RESIDUAL_T;
+  using residual_out_t = RESIDUAL_OUT_T;
   using y_t = Y_T;
-  using stream_t = either<present<new_residual_t>, new_residual_t, x_t>;  // of s
-  static constexpr bool writes_stream = present<new_residual_t>;
+  using stream_t = either<present<residual_out_t>, residual_out_t, x_t>;  // of s
+  static constexpr bool writes_stream = present<residual_out_t>;
   static constexpr bool reduces = true;  // over each row; a backward may have no need
 };
 
@@ -35,7 +35,7 @@ struct Arguments {
   Rows<const typename B::residual_t> residual;
   Rows<const typename B::gate_t> gate;
   Rows<typename B::y_t> y;
-  Rows<typename B::new_residual_t> new_residual;
+  Rows<typename B::residual_out_t> residual_out;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
   C *mean, *rstd;               // null: not wanted
@@ -52,7 +52,7 @@ template <class B>
 struct ForwardRow {
   using C = typename B::compute_t;
   using stream_t = typename B::stream_t;
-  typename B::new_residual_t* new_residual;
+  typename B::residual_out_t* residual_out;
   typename B::y_t* y;
   RowPacks<B, typename B::x_t, B::writes_stream> x;
   RowPacks<B, typename B::residual_t, true> residual;
@@ -61,7 +61,7 @@ struct ForwardRow {
   C shift = 0, correction = 0, variance = 0, k_rstd = 0;
 
   __device__ ForwardRow(const Arguments<B>& arguments, const Row<B>& row)
-      : new_residual(row.of(arguments.new_residual)),
+      : residual_out(row.of(arguments.residual_out)),
         y(row.of(arguments.y)),
         x(row.of(arguments.x)),
         residual(row.of(arguments.residual)),
@@ -75,7 +75,7 @@ struct ForwardRow {
       return x[at];
     } else {
       constexpr bool read_again = true;
-      RowOutput<B, stream_t, read_again> s(new_residual);
+      RowOutput<B, stream_t, read_again> s(residual_out);
       for_each_item<B>(at, [&](auto item) {
         auto v = read<B>(x[at], item);
         if constexpr (present<typename B::residual_t>) v += read<B>(residual[at], item);

@@ -17,7 +17,7 @@ struct StreamedForwardRow : ForwardRow<B> {
       : ForwardRow<B>(arguments, row),
         stream([&] {
           if constexpr (B::writes_stream)
-            return this->new_residual;
+            return this->residual_out;
           else
             return row.of(arguments.x);
         }()),

@@ -64,30 +64,30 @@ class _RowTypes(KernelTypes):
 
 @dataclass(frozen=True)
 class ForwardTypes(_RowTypes):
-    operands = ("x", "residual", "gate", "new_residual", *PARAMETERS, "y")
-    rows = ("x", "residual", "gate", "y", "new_residual")
+    operands = ("x", "residual", "gate", "residual_out", *PARAMETERS, "y")
+    rows = ("x", "residual", "gate", "y", "residual_out")
 
     x: DType
     y: DType
     residual: DType | None = None
-    new_residual: DType | None = None
+    residual_out: DType | None = None
 
     def held(self) -> list[DType | None]:
         """Return what is held from the first pass to the last: p is s, or computed from a gate."""
         if self.formula.pre_gate:
             return [self.compute, self.weight, self.bias]
-        return [self.new_residual or self.x, self.gate, self.weight, self.bias]
+        return [self.residual_out or self.x, self.gate, self.weight, self.bias]
 
 
 @dataclass(frozen=True)
 class BackwardTypes(_RowTypes):
-    rows = ("dy", "x", "d_residual", "gate", "dx", "dresidual", "dgate")
+    rows = ("dy", "x", "dresidual_out", "gate", "dx", "dresidual", "dgate")
     operands = (*rows, *PARAMETERS)
     sums = SUMS
 
     dy: DType
     x: DType | None = None
-    d_residual: DType | None = None
+    dresidual_out: DType | None = None
     dx: DType | None = None
     dresidual: DType | None = None
     dgate: DType | None = None
@@ -95,7 +95,7 @@ class BackwardTypes(_RowTypes):
     dbias: bool = False
 
     def held(self) -> list[DType | None]:
-        return [self.dy, self.x, self.d_residual, self.gate, self.weight, self.bias]
+        return [self.dy, self.x, self.dresidual_out, self.gate, self.weight, self.bias]
 
 
 RowTypes = ForwardTypes | BackwardTypes

@@ -56,7 +56,7 @@ def _streamed_blocks(types: ForwardTypes, width: int, team: Team, gpu: GpuCaps) 
 
     There is one where the second passes of two blocks' rows would miss the cache.
     """
-    read_again = (types.new_residual or types.x, types.gate)
+    read_again = (types.residual_out or types.x, types.gate)
     of_block = width * sum(dtype.itemsize for dtype in read_again if dtype) // team.cluster
     are_cached = 2 * gpu.sm_count * of_block <= gpu.l2_bytes // 2
     return gpu.sm_count * (2 if are_cached and team.blocks_per_sm > 1 else 1)
@@ -112,7 +112,7 @@ def _shared_memory(
     sums = held * (types.dweight + types.dbias) * types.compute.itemsize
     in_shared = sums <= left
     used = sums if in_shared else 0
-    inputs = (types.dy, types.x, types.gate, types.d_residual)
+    inputs = (types.dy, types.x, types.gate, types.dresidual_out)
     itemsizes = [dtype.itemsize for dtype in inputs if dtype is not None]
     stage = held * sum(itemsizes)
     copies = team.packs * team.pack // access

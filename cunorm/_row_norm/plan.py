@@ -89,8 +89,8 @@ def _forward_outputs(
 def _forward_kernel(
     spec: RowForwardSpec, inputs: Specs, results: Specs, where: Geometry, compute: DType
 ) -> RowKernel:
-    y, new_residual, mean, rstd = results.values()
-    operands = {**inputs, "y": y, "new_residual": new_residual, "mean": mean, "rstd": rstd}
+    y, residual_out, mean, rstd = results.values()
+    operands = {**inputs, "y": y, "residual_out": residual_out, "mean": mean, "rstd": rstd}
     formula = spec.formula(inputs, present(inputs["x"]).dtype, compute)
     types = ForwardTypes.of(operands, compute, formula=formula)
     width = where.rows.width
@@ -207,7 +207,8 @@ def _backward_kernel(
     if results["dweight"] is None and (results["dgate"] is None or formula.pre_gate):
         formula = formula._replace(rounded=None)  # nothing but those has n
     formula = formula._replace(center=spec.center and reads["mean"] is not None)
-    operands = {**reads, **results}
+    called = {"d_residual": "dresidual_out"}  # by the kernel
+    operands = {called.get(name, name): spec for name, spec in {**reads, **results}.items()}
     types = BackwardTypes.of(operands, compute, formula=formula)
     numbers = (spec.scale(where.rows.width), spec.weight_offset)
     return row_kernel(types, where, operands, numbers)
@@ -281,16 +282,16 @@ def _lower(
 
 
 def _forward_by_reference(spec: RowForwardSpec, arrays: Sequence[Any]) -> None:
-    x, residual, gate, weight, bias, y, new_residual, mean, rstd = arrays
+    x, residual, gate, weight, bias, y, residual_out, mean, rstd = arrays
     exact = normalize_forward(
         *(x, weight, bias),
         residual=residual,
-        residual_dtype=None if new_residual is None else new_residual.dtype,
+        residual_dtype=None if residual_out is None else residual_out.dtype,
         gate=gate,
         eps=spec.mean_eps(prod(x.shape[spec.axis :]) // spec.groups),
         **spec.options(),
     )
-    store(new_residual, exact.residual)  # first, as y may be exactly x or residual
+    store(residual_out, exact.residual)  # first, as y may be exactly x or residual
     store(y, exact.y)
     store(mean, exact.mean)
     store(rstd, exact.rstd)

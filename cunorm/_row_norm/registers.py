@@ -102,7 +102,7 @@ def registers_of(types: RowTypes, elements: int, pack: int, of_plan: int = 0) ->
         registers += tuning.consumed_registers * consumed
         registers += tuning.both_registers if consumed == 2 else 0
         registers += _OF_ACTIVATION.get(types.formula.activation, 0)
-        if types.residual is not None and FLOAT16 in (types.x, types.residual, types.new_residual):
+        if types.residual is not None and FLOAT16 in (types.x, types.residual, types.residual_out):
             registers += tuning.half_registers
     if len(held) > 3:
         registers += tuning.many_registers

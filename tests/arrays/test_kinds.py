@@ -68,7 +68,7 @@ def test_kernels_read_and_write_the_arrays_own_memory(kind, calls):
     statistics, stream = saved(norm, forward), forward.residual
     options = parameters | statistics | {"d_residual": above}
     grads = cunorm.layer_norm_backward(dy, stream, **options)
-    used = {"x": x, "residual": residual, "y": forward.y, "new_residual": stream}
+    used = {"x": x, "residual": residual, "y": forward.y, "residual_out": stream}
     of_grads = {name: getattr(grads, name) for name in ("dx", "dweight", "dbias")}
     everything = used | parameters | statistics, {"x": stream, "dy": dy} | options | of_grads
     for launch, arrays in zip(calls, everything, strict=True):

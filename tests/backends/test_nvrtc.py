@@ -96,7 +96,7 @@ def test_a_cover_of_the_group_norms_compiles_for_every_architecture_and_has_room
 
 def test_rows_that_fill_a_threads_registers_do_not_spill():
     case = {name: choices[0] for name, choices in BACKWARD.items()}
-    case |= {"x": "bfloat16", "weight": "float32", "d_residual": "x", "center": True}
+    case |= {"x": "bfloat16", "weight": "float32", "dresidual_out": "x", "center": True}
     case |= {"outputs": "bfloat16 dx and dresidual", "sums": ("dweight",)}
     check_has_room(backward_launch(case | {"width": 16384, "access": 16}, "90"), "90")
 

@@ -63,7 +63,7 @@ def drawn(count: int, seed: int = 0):
         types = BackwardTypes(
             FLOAT64 if x is FLOAT64 else FLOAT32,
             **{"dy": x, "x": x, "dx": x, "weight": x, "gate": gate, "dgate": gate},
-            **{"d_residual": more, "dweight": dweight, "dbias": dbias, "formula": formula},
+            **{"dresidual_out": more, "dweight": dweight, "dbias": dbias, "formula": formula},
             bias=x if gate and not is_pre else None,
         )
         yield types, random.choice(WIDTHS), random.choice((1, 3)), random.choice((1, 2, 16))

@@ -267,7 +267,7 @@ def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def load_recorded(op: Any, *rest: Any) -> Any:
         run = loaded(op, *rest)
-        outputs = ["new_residual" if name == "residual" else name for name in op.outputs]
+        outputs = ["residual_out" if name == "residual" else name for name in op.outputs]
         names = (*op.inputs, *outputs, "workspace")
 
         def run_recorded(pointers: Any) -> None:

@@ -56,7 +56,7 @@ OF_ROWS = COMMON | {
 FORWARD = OF_ROWS | BIAS | {"residual": (None, "x", "float32"), "y": ("x", "float32")}
 BACKWARD = {
     **(OF_ROWS | DY | SUMS),
-    "d_residual": (None, "x"),
+    "dresidual_out": (None, "x"),
     "outputs": ("dx", "bfloat16 dx and dresidual", "neither"),
     "dgate": (False, True),
 }
@@ -115,7 +115,7 @@ def forward_launch(case: Case, architecture: str) -> Launch:
     """Return the launch of a case of FORWARD."""
     operands = dtypes(case, "residual", "gate", "weight", "bias", "y") | {"x": DTYPES[case["x"]]}
     compute = FLOAT64 if FLOAT64 in (operands["x"], operands["residual"]) else FLOAT32
-    operands |= {"new_residual": operands["residual"], "formula": formula(case, compute)}
+    operands |= {"residual_out": operands["residual"], "formula": formula(case, compute)}
     return make_plan(cuda_forward, ForwardTypes(compute, **operands), case, architecture)
 
 
@@ -123,7 +123,7 @@ def backward_launch(case: Case, architecture: str) -> Launch:
     """Return the launch of a case of BACKWARD."""
     x = DTYPES[case["x"]]
     compute = FLOAT64 if x is FLOAT64 else FLOAT32
-    operands = dtypes(case, "dy", "d_residual", "weight", "gate") | {
+    operands = dtypes(case, "dy", "dresidual_out", "weight", "gate") | {
         "formula": formula(case, compute)
     }
     operands["dgate"] = operands["gate"] if case["dgate"] else None
