@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from cunorm._arrays.adapter import Signature, copied
-from cunorm._arrays.cupy import joined
+from cunorm._arrays.cupy import stream_after_all
 from cunorm._arrays.numpy import numpy_view
 from cunorm._arrays.registry import adapter_of, library_types, view_all, view_workspace
 from cunorm._backends import cpu, cuda
@@ -74,7 +74,7 @@ def dispatch_spec(op: OpDef, spec: Any, arrays: tuple[Any, ...]) -> list[Any]:
     """Make a call, as `dispatch`, of an OpSpec."""
     first = arrays[0]
     adapter = library_types.get(type(first)) or adapter_of(spec.function, op.inputs[0], first)
-    if adapter.makes_calls:
+    if adapter.dispatches_itself:
         outputs = adapter.dispatch(op, spec, arrays)
         if outputs is not None:
             return outputs
@@ -83,8 +83,8 @@ def dispatch_spec(op: OpDef, spec: Any, arrays: tuple[Any, ...]) -> list[Any]:
     if signature is None:  # arrays of several libraries, JAX's, DLPack's, or wrong ones
         views = _views(op, spec, arrays)
         signature = _signature(op, arrays, views)
-    facts, pointers = signature
-    entry: CacheEntry = cache_entry(spec, *facts)
+    key_parts, pointers = signature
+    entry: CacheEntry = cache_entry(spec, *key_parts)
     executable: Executable | None = entry.executable
     if executable is None:
         executable = entry.executable = _executable(op, spec, arrays, views)
@@ -105,12 +105,12 @@ def _views(op: OpDef, spec: Any, arrays: Sequence[Any]) -> Views:
 
 
 def _signature(op: OpDef, arrays: Sequence[Any], views: Views) -> Signature:
-    """Return the facts that a call on views depends on, and their addresses."""
-    facts = [
+    """Return what the cache's key has of the views of a call, and their addresses."""
+    key_parts = [
         view and (view.spec, view.pointer & 15, view.writable, view.owner is array)
         for view, array in zip(views, arrays, strict=True)
     ]
-    return [views[op.x].adapter, *facts], _pointers(views)
+    return [views[op.x].adapter, *key_parts], _pointers(views)
 
 
 def _pointers(views: Views) -> list[int]:
@@ -275,7 +275,7 @@ class Executable:
             self._run(pointers)
         elif self._run is not None:
             present = [view for view in views if view is not None]
-            with adapter.device_scope(device), joined(adapter, present, device):
+            with adapter.device_scope(device), stream_after_all(adapter, present, device):
                 self._run(pointers)
         every = [*arrays]
         every[self._results] = [view and view.adapter.export(view) for view in views[self._results]]

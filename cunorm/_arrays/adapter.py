@@ -10,7 +10,7 @@ from cunorm._core import tensor
 from cunorm._core.plan import OpDef
 from cunorm._core.tensor import ArrayView, Device, TensorSpec
 
-Signature = tuple[list[Any], list[int]]  # facts, and the address of each array, 0 for none
+Signature = tuple[list[Any], list[int]]  # parts of the cache's key, and addresses, 0 for None
 
 
 class ArrayAdapter(ABC):
@@ -18,7 +18,7 @@ class ArrayAdapter(ABC):
 
     name: str
     pointer: Any = None  # a function of an array that has a signature: returns its address
-    makes_calls = False  # `dispatch` makes some
+    dispatches_itself = False  # `dispatch` makes some
 
     @abstractmethod
     def accepts(self, function: str, argument: str, kind: type) -> bool:
@@ -41,7 +41,7 @@ class ArrayAdapter(ABC):
         return None
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        """Return the facts that a call on arrays depends on, and their addresses.
+        """Return what the cache's key has of the arrays of a call, and their addresses.
 
         None where an array is not this library's, or is to be refused; arrays may be None.
         """
@@ -54,7 +54,7 @@ class ArrayAdapter(ABC):
     def bump_version(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # few count versions
         """Count a write to each array, which autograd may have saved; some are None."""
 
-    def memory(self, function: str, argument: str, array: Any) -> ArrayView:
+    def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
         """Return the view of a contiguous array of any dtype, as bytes."""
         view = self.view(function, argument, array)
         spec = view.spec

@@ -43,7 +43,7 @@ class CupyAdapter(ArrayAdapter):
         spec = TensorSpec(array.shape, strides, dtype, Device("cuda", data.device_id))
         return ArrayView(pointer, spec, array, self, writable=True)
 
-    def memory(self, function: str, argument: str, array: Any) -> ArrayView:
+    def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
         adapter.check_contiguous(function, argument, array.flags.c_contiguous, array.strides)
         spec = tensor.bytes_spec(array.nbytes, Device("cuda", array.data.device_id))
         return ArrayView(array.data.ptr, spec, array, self, writable=True)
@@ -54,12 +54,12 @@ class CupyAdapter(ArrayAdapter):
         return new_view(array.data.ptr, spec, array, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        facts: list[Any] = []
+        key_parts: list[Any] = []
         pointers = []
         own = cupy().ndarray
         for array in arrays:
             if array is None:
-                facts.append(None)
+                key_parts.append(None)
                 pointers.append(0)
                 continue
             if type(array) is not own:
@@ -67,8 +67,8 @@ class CupyAdapter(ArrayAdapter):
             data = array.data
             pointer = data.ptr
             pointers.append(pointer)
-            facts += (array.dtype, array.shape, array.strides, pointer & 15, data.device_id)
-        return facts, pointers
+            key_parts += (array.dtype, array.shape, array.strides, pointer & 15, data.device_id)
+        return key_parts, pointers
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         if tensor.memory_order(spec) is not None:
@@ -111,7 +111,9 @@ CUPY = CupyAdapter()
 
 
 @contextmanager
-def joined(adapter: ArrayAdapter, views: Iterable[ArrayView], device: Device) -> Iterator[int]:
+def stream_after_all(
+    adapter: ArrayAdapter, views: Iterable[ArrayView], device: Device
+) -> Iterator[int]:
     """Yield the stream to launch on, `adapter`'s current one, for arrays of several libraries.
 
     It first waits for the other libraries' streams, on which arrays may still be computed; they

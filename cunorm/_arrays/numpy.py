@@ -58,7 +58,7 @@ class NumpyAdapter(ArrayAdapter):
         spec = TensorSpec(array.shape, strides, dtype, CPU)
         return ArrayView(pointer, spec, array, self, array.flags.writeable)
 
-    def memory(self, function: str, argument: str, array: Any) -> ArrayView:
+    def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
         flags, dtype = array.flags, array.dtype
         check_contiguous(function, argument, flags.c_contiguous, array.strides)
         if dtype.kind not in "biufcV" or dtype.hasobject:
@@ -71,11 +71,11 @@ class NumpyAdapter(ArrayAdapter):
         return new_view(data_pointer(array), spec, array, self)
 
     def signature(self, arrays: Sequence[Any], first_output: int) -> Signature | None:
-        facts: list[Any] = []
+        key_parts: list[Any] = []
         pointers = []
         for array in arrays:
             if array is None:
-                facts.append(None)
+                key_parts.append(None)
                 pointers.append(0)
                 continue
             if type(array) is not np.ndarray and (
@@ -86,8 +86,8 @@ class NumpyAdapter(ArrayAdapter):
                 return None
             pointer = data_pointer(array)
             pointers.append(pointer)
-            facts.append((array.dtype, array.shape, array.strides, pointer & 7))
-        return facts, pointers
+            key_parts.append((array.dtype, array.shape, array.strides, pointer & 7))
+        return key_parts, pointers
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         if tensor.memory_order(spec) is not None:

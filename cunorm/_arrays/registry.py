@@ -81,10 +81,11 @@ def view_workspace(function: str, array: Any) -> ArrayView:
 
     NumPy's and CuPy's are of any dtype of numbers, PyTorch's of uint8 or one that kernels read.
     """
-    memory = adapter_of(function, "workspace", array).memory(function, "workspace", array)
-    if not memory.writable or memory.pointer % WIDEST_ACCESS:
+    adapter = adapter_of(function, "workspace", array)
+    workspace = adapter.workspace_view(function, "workspace", array)
+    if not workspace.writable or workspace.pointer % WIDEST_ACCESS:
         raise ValueError(
             f"{function}: workspace cannot be used in place, expected a writable array whose "
             f"address is a multiple of {WIDEST_ACCESS} (JAX arrays are immutable)"
         )
-    return memory
+    return workspace

@@ -67,9 +67,9 @@ class TorchAdapter(ArrayAdapter):
         spec = TensorSpec(tuple(array.shape), array.stride(), dtype, device)
         return ArrayView(pointer, spec, array, self, writable=True)
 
-    def memory(self, function: str, argument: str, array: Any) -> ArrayView:
+    def workspace_view(self, function: str, argument: str, array: Any) -> ArrayView:
         if array.dtype is not torch.uint8:
-            return super().memory(function, argument, array)
+            return super().workspace_view(function, argument, array)
         pointer, device = _place_of(function, argument, array, torch.uint8)
         check_contiguous(function, argument, array.is_contiguous(), array.stride())
         return ArrayView(pointer, bytes_spec(array.numel(), device), array, self, writable=True)
@@ -82,12 +82,12 @@ class TorchAdapter(ArrayAdapter):
         if _is_tracing() or forward_ad._current_level >= 0 or (_count_modes() and _watcher()):
             return None
         grad_enabled = _is_grad_enabled()
-        facts: list[Any] = []
+        key_parts: list[Any] = []
         pointers = []
         try:
             for array in arrays:
                 if array is None:
-                    facts.append(None)
+                    key_parts.append(None)
                     pointers.append(0)
                     continue
                 if type(array) not in PLAIN_TYPES or array.is_neg():
@@ -97,15 +97,15 @@ class TorchAdapter(ArrayAdapter):
                     return None
                 pointers.append(pointer)
                 if array.is_cpu:
-                    facts += (array.dtype, array.shape, array.stride(), pointer & 7)
+                    key_parts += (array.dtype, array.shape, array.stride(), pointer & 7)
                 elif array.is_cuda:
-                    facts += (array.dtype, array.shape, array.stride(), pointer & 15)
-                    facts.append(array.get_device())
+                    key_parts += (array.dtype, array.shape, array.stride(), pointer & 15)
+                    key_parts.append(array.get_device())
                 else:
                     return None
         except RuntimeError:  # as in `_place_of`
             return None
-        return facts, pointers
+        return key_parts, pointers
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         empty = _empty(spec)

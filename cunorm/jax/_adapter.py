@@ -39,7 +39,7 @@ class JaxAdapter(DLPackAdapter):
     """JAX: the arrays of one device, read and made through DLPack, or by a call of XLA's."""
 
     name = "jax"
-    makes_calls = True
+    dispatches_itself = True
 
     def accepts(self, function: str, argument: str, kind: type) -> bool:
         """Take concrete arrays; a tracer has no memory."""
@@ -57,15 +57,15 @@ class JaxAdapter(DLPackAdapter):
         or without a required array.
         """
         kind = type(arrays[0])
-        facts: list[Any] = []
+        key_parts: list[Any] = []
         for array in arrays:
             if array is None:
-                facts.append(None)
+                key_parts.append(None)
             elif type(array) is kind and not array.is_deleted():
-                facts.append((array.shape, array.dtype, array.sharding))
+                key_parts.append((array.shape, array.dtype, array.sharding))
             else:
                 return None
-        run: Run | None = _eager_call(op, spec, *facts)
+        run: Run | None = _eager_call(op, spec, *key_parts)
         return None if run is None else run(arrays[: op.first_output])
 
     def view(self, function: str, argument: str, array: Any) -> ArrayView:
@@ -137,14 +137,14 @@ class _Exporter:
 
 
 @memoize()
-def _eager_call(op: OpDef, spec: Any, *facts: Any) -> Run | None:
+def _eager_call(op: OpDef, spec: Any, *key_parts: Any) -> Run | None:
     """Return a function that makes a call on its inputs, None for a call that XLA cannot make.
 
-    Facts are None for an array that is absent, else its shape, dtype and sharding. Wrong input, or
-    a missing compiler, is an error here, before anything is traced.
+    A part of the key is None for an array that is absent, else its shape, dtype and sharding. Wrong
+    input, or a missing compiler, is an error here, before anything is traced.
     """
-    inputs, given = facts[: op.first_output], facts[op.first_output :]
-    where = facts[0][2]
+    inputs, given = key_parts[: op.first_output], key_parts[op.first_output :]
+    where = key_parts[0][2]
     is_elsewhere = any(one is not None and one[2] != where for one in inputs)
     if None in inputs[: op.required] or any(given) or is_elsewhere:
         return None

@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
 
 @memoize()
-def changed(spec: Any, **fields: Any) -> Any:
+def replace_interned(spec: Any, **fields: Any) -> Any:
     """Return an OpSpec with other values of some fields, one object for all equal calls."""
     return replace(spec, **fields)
 

@@ -16,7 +16,7 @@ from cunorm._core.memo import memoize
 from cunorm._core.plan import OpDef
 from cunorm._group_norm.spec import GroupNormSpec
 from cunorm.jax import _xla_structs
-from cunorm.jax._call import Call, changed
+from cunorm.jax._call import Call, replace_interned
 from cunorm.jax._handler import called, handler, run_on_cpu, run_on_cuda
 
 Arrays = tuple[Any, ...]
@@ -112,7 +112,7 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
     x = call.inputs[op.x]
     assert x is not None
     if not has_samples and spec.axis >= 0:  # counted from the end, it stays what it is
-        spec = changed(spec, axis=spec.axis - len(x.shape))
+        spec = replace_interned(spec, axis=spec.axis - len(x.shape))
     of_all = Call.of(op, spec, [joined.get(name) for name in op.inputs])
     results: Arrays = _kernel(of_all)(*joined.values())
     pairs = zip(results, outputs, strict=True)

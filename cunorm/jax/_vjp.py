@@ -17,7 +17,7 @@ from cunorm._core.plan import OpDef
 from cunorm._core.validate import array_hint, of_type
 from cunorm._dispatch import parse
 from cunorm.jax import _ffi
-from cunorm.jax._call import Call, changed
+from cunorm.jax._call import Call, replace_interned
 
 Arrays = tuple[Any, ...]
 Results = tuple[Any, Any]  # y, and the new residual stream or None
@@ -126,7 +126,7 @@ def _read(note: Any) -> tuple[list[bool], Any]:
 
 def _norm_and_saved(norm: Norm, spec: Any, primals: Arrays) -> tuple[Results, _Saved]:
     inputs = [primal and primal.value for primal in primals]
-    outputs = _ffi.run(norm.forward, changed(spec, saves=True), inputs)
+    outputs = _ffi.run(norm.forward, replace_interned(spec, saves=True), inputs)
     y, stream = _y_and_stream(outputs)
     known = dict(zip(norm.forward.inputs, inputs, strict=True)) | outputs
     x_dtype = known["x"].dtype
