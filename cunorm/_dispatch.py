@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Every call: its cache, and the road of a call that is not in it.
+"""Every call: its cache, and the path of a call that is not in it.
 
 A call follows from its scalars, and from the signature of its arrays: shape, strides, dtype, device
-and alignment. The cache has an Executable for both. No address is part of its key.
+and alignment. The cache has an Executable for both. No address is part of its key. Calls of row
+norms on contiguous arrays that differ in the number of rows alone are planned once.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
-from cunorm._arrays.adapter import Signature, copied
-from cunorm._arrays.cupy import stream_after_all
+from cunorm._arrays.adapter import ArrayAdapter
 from cunorm._arrays.numpy import numpy_view
 from cunorm._arrays.registry import adapter_of, library_types, view_all, view_workspace
 from cunorm._backends import cpu, cuda
@@ -23,13 +24,11 @@ from cunorm._core import validate
 from cunorm._core.build import Launch
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.memo import memoize
+from cunorm._core.operands import Kind
 from cunorm._core.overlap import OverlapCheck
-from cunorm._core.plan import Alignments, OpDef, Plan
-from cunorm._core.tensor import ArrayView, Device, OptionalSpecs, TensorSpec, bytes_spec
-
-Views = list[Any]  # an ArrayView or None for each array of a call, the workspace last
-Pointers = Sequence[int]  # the same; 0 for None
-Run = Callable[[Pointers], object]
+from cunorm._core.plan import Alignments, OpDef, Plan, SpecT
+from cunorm._core.tensor import ArrayView, Device, OptionalSpecs, bytes_spec, contiguous_strides
+from cunorm._executable import Executable, Loaded, Pointers, Run, Views, pointers_of
 
 
 @dataclass(slots=True, eq=False)
@@ -49,54 +48,143 @@ def cache_entry(spec: Hashable, *signature: Hashable) -> CacheEntry:
     return CacheEntry()
 
 
-def parse(op: OpDef, params: tuple[Any, ...]) -> Any:
+@memoize(maxsize=1024)
+def _of_any_rows(*key: Hashable) -> "list[Executable]":
+    """Return the loaded calls that differ in their number of rows, one for each set of builds."""
+    return []
+
+
+def parse(op: OpDef[SpecT], scalars: tuple[Any, ...]) -> SpecT:
     """Return the OpSpec of scalars as the caller gives them."""
     try:
-        return op.parse(*params)
+        return op.parse(*scalars)
     except TypeError:  # one of them is wrong, or cannot be hashed
         pass
-    hashable = tuple([tuple(one) if isinstance(one, list | set) else one for one in params])
+    hashable = tuple([tuple(one) if isinstance(one, list | set) else one for one in scalars])
     with suppress(TypeError, ValueError):  # an error names the scalars as the caller gives them
         return op.parse(*hashable)
-    return op.parse.__wrapped__(*params)  # type: ignore[attr-defined]  # of functools
+    spec: SpecT = op.parse.__wrapped__(*scalars)  # type: ignore[attr-defined]  # of functools
+    return spec
 
 
-def dispatch(op: OpDef, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[Any]:
+def dispatch(
+    op: OpDef[SpecT],
+    scalars: tuple[Any, ...],
+    inputs: tuple[Any, ...],
+    *,
+    y: Any = None,
+    out: tuple[Any, ...] | None = None,
+    workspace: Any = None,
+) -> list[Any]:
     """Make a call, and return its outputs.
 
-    `params` are its scalars, as the caller gives them, for `op.parse`; `arrays` are its inputs, an
-    array or None for each output, and a workspace or None.
+    The scalars are those that the caller gives, for `op.parse`. `out` has an array or None for each
+    output; `y` alone is the first of them.
     """
-    return dispatch_spec(op, parse(op, params), arrays)
+    try:
+        spec = op.parse(*scalars)
+    except TypeError:
+        spec = parse(op, scalars)
+    results = (y, *op.no_outputs[1:]) if out is None else out
+    return dispatch_spec(op, spec, (*inputs, *results, workspace))
 
 
-def dispatch_spec(op: OpDef, spec: Any, arrays: tuple[Any, ...]) -> list[Any]:
-    """Make a call, as `dispatch`, of an OpSpec."""
+def dispatch_spec(op: OpDef[SpecT], spec: SpecT, arrays: tuple[Any, ...]) -> list[Any]:
+    """Make a call of an OpSpec, on inputs, arrays or None for each output, and a workspace."""
     first = arrays[0]
     adapter = library_types.get(type(first)) or adapter_of(spec.function, op.inputs[0], first)
     if adapter.dispatches_itself:
         outputs = adapter.dispatch(op, spec, arrays)
         if outputs is not None:
             return outputs
-    views = None
     signature = adapter.signature(arrays, op.first_output)
     if signature is None:  # arrays of several libraries, JAX's, DLPack's, or wrong ones
-        views = _views(op, spec, arrays)
-        signature = _signature(op, arrays, views)
+        return _dispatch_views(op, spec, arrays)
     key_parts, pointers = signature
     entry: CacheEntry = cache_entry(spec, *key_parts)
     executable: Executable | None = entry.executable
     if executable is None:
-        executable = entry.executable = _executable(op, spec, arrays, views)
-    if views is None:
-        return executable.run(arrays, pointers)
+        executable = entry.executable = _executable(op, spec, adapter, arrays, pointers)
+    return executable.run(arrays, pointers)
+
+
+def _dispatch_views(op: OpDef[SpecT], spec: SpecT, arrays: tuple[Any, ...]) -> list[Any]:
+    views = _views(op, spec, arrays)
+    key_parts = [
+        view and (view.spec, view.pointer & 15, view.writable, view.owner is array)
+        for view, array in zip(views, arrays, strict=True)
+    ]
+    entry: CacheEntry = cache_entry(spec, views[op.x].adapter, *key_parts)
+    if entry.executable is None:
+        entry.executable = _planned(op, spec, arrays, views)
+    executable: Executable = entry.executable
     return executable.run_views(arrays, views)
 
 
 # --- a call that is not in the cache --------------------------------------------------------------
 
 
-def _views(op: OpDef, spec: Any, arrays: Sequence[Any]) -> Views:
+def _executable(
+    op: OpDef[SpecT],
+    spec: SpecT,
+    adapter: ArrayAdapter,
+    arrays: tuple[Any, ...],
+    pointers: list[int],
+) -> "Executable":
+    """Return what runs a call on arrays of one library."""
+    leading_axes = spec.leading_axes(arrays[op.x].ndim) if arrays[op.x].ndim else 0
+    key = leading_axes and _rows_key(op, adapter, arrays, pointers, leading_axes)
+    if not key:
+        return _planned(op, spec, arrays, _views(op, spec, arrays))
+    shape = tuple(arrays[op.x].shape)
+    planned: list[Executable] = _of_any_rows(spec, adapter, leading_axes, *key)
+    for executable in planned:
+        resized = executable.resized(shape, leading_axes)
+        if resized is not None:
+            return resized
+    executable = _planned(op, spec, arrays, _views(op, spec, arrays))
+    planned.append(executable)
+    return executable
+
+
+def _rows_key(
+    op: OpDef[SpecT],
+    adapter: ArrayAdapter,
+    arrays: tuple[Any, ...],
+    pointers: list[int],
+    leading_axes: int,
+) -> list[Any] | None:
+    """Return what calls have in common that differ in their number of rows alone.
+
+    None where arrays are not in C order or do not fit together, where there is a workspace, and
+    where there are no two rows: one has no stride to the next.
+    """
+    shape = tuple(arrays[op.x].shape)
+    rows, row = shape[:leading_axes], shape[leading_axes:]
+    if arrays[-1] is not None or prod(rows) < 2:
+        return None
+    key: list[Any] = [row]
+    strides = contiguous_strides(shape)
+    for array, pointer, kind in zip(arrays[:-1], pointers[:-1], op.kinds, strict=True):
+        if array is None:
+            key.append(None)
+            continue
+        found, rest = tuple(array.shape), ()
+        if kind is Kind.LIKE_X:
+            expected, expected_strides = shape, strides
+        elif kind is Kind.PARAMETER:
+            expected, expected_strides = row, strides[leading_axes:]
+        else:
+            rest = found[leading_axes:]
+            expected, expected_strides = (*rows, *rest), contiguous_strides(found)
+        memory = adapter.contiguous_memory(array, expected_strides) if found == expected else None
+        if memory is None:
+            return None
+        key.append((memory, rest, pointer & 15))
+    return key
+
+
+def _views(op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Any]) -> Views:
     """Return the views of all arrays, the workspace too."""
     function, workspace = spec.function, arrays[-1]
     names = (*op.inputs, *spec.output_names)
@@ -104,30 +192,16 @@ def _views(op: OpDef, spec: Any, arrays: Sequence[Any]) -> Views:
     return [*views, None if workspace is None else view_workspace(function, workspace)]
 
 
-def _signature(op: OpDef, arrays: Sequence[Any], views: Views) -> Signature:
-    """Return what the cache's key has of the views of a call, and their addresses."""
-    key_parts = [
-        view and (view.spec, view.pointer & 15, view.writable, view.owner is array)
-        for view, array in zip(views, arrays, strict=True)
-    ]
-    return [views[op.x].adapter, *key_parts], _pointers(views)
-
-
-def _pointers(views: Views) -> list[int]:
-    return [0 if view is None else view.pointer for view in views]
-
-
-def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views | None) -> "Executable":
+def _planned(op: OpDef[SpecT], spec: SpecT, arrays: Sequence[Any], views: Views) -> "Executable":
     """Check and plan a call; load its kernels."""
-    views = views or _views(op, spec, arrays)
     function, x, workspace = spec.function, views[op.x], views[-1]
     plan = op.plan(spec, tuple([view and view.spec for view in views[:-1]]))
     names = (*op.inputs, *spec.output_names, "workspace")
-    for place in range(op.first_output, len(views) - 1):
-        view = views[place]
-        if view is not None and not (view.owner is arrays[place] and view.writable):
+    for slot in range(op.first_output, len(views) - 1):
+        view = views[slot]
+        if view is not None and not (view.owner is arrays[slot] and view.writable):
             raise ValueError(
-                f"{function}: {names[place]} cannot be written to in place, expected a writable, "
+                f"{function}: {names[slot]} cannot be written to in place, expected a writable, "
                 "aligned array (JAX arrays are immutable)"
             )
     caps = caps_for(plan, x.spec.device)
@@ -142,13 +216,13 @@ def _executable(op: OpDef, spec: Any, arrays: Sequence[Any], views: Views | None
     # Nothing overlaps an input that is not aligned, as its view is of a copy.
     specs = tuple([None if view is None or view.is_new else view.spec for view in views])
     overlaps = OverlapCheck(function, names, specs, op.first_output, plan.aliases)
-    pointers = _pointers(views)
+    pointers = pointers_of(views)
     overlaps.check(pointers)
     alignments = [pointer & 15 for pointer in pointers]
-    for copy in plan.copies:
-        alignments[copy.place] = 0
-    run = None if plan.is_empty else _loaded(op, spec, plan, caps, alignments, x)
-    return Executable(op, plan, views, overlaps, run)
+    for input_copy in plan.copies:
+        alignments[input_copy.slot] = 0
+    loaded = None if plan.is_empty else _loaded(op, spec, plan, caps, alignments, x)
+    return Executable(op, plan, views, overlaps, loaded)
 
 
 def caps_for(plan: Plan | None, device: Device) -> Caps:
@@ -168,18 +242,36 @@ def launches_of(plan: Plan, device: Device) -> list[Launch]:
 
 
 def _loaded(
-    op: OpDef, spec: Any, plan: Plan, caps: Caps, alignments: Alignments, x: ArrayView
-) -> Run:
-    """Return a function that runs a plan's kernels, on a GPU on the stream that is current then.
+    op: OpDef[SpecT],
+    spec: SpecT,
+    plan: Plan,
+    caps: Caps,
+    alignments: Alignments,
+    x: ArrayView,
+) -> Loaded:
+    """Return a plan's kernels, which on a GPU run on the stream that is current then.
 
-    It may be called with another device current: adapters allocate on a device, a launch is of one.
+    They may run with another device current: adapters allocate on a device, a launch is of one.
     """
     device, adapter = x.spec.device, x.adapter
     if device.kind == "cpu":
-        return cpu_run(op, spec, plan, caps)
+        return cpu_loaded(op, spec, plan, caps)
     lowered = plan.lower(caps, alignments)
-    start = cuda.launcher(lowered.calls(), device)
-    memory = bytes_spec(lowered.workspace, device) if lowered.workspace else None
+    launcher = cuda.Launcher.of(lowered.calls(), device)
+
+    def resized(rows: int) -> Run | None:
+        sizes = lowered.sizes(rows)
+        if sizes is None:
+            return None
+        return _cuda_run(launcher.resized(sizes.calls), sizes.workspace, adapter, device)
+
+    return Loaded(_cuda_run(launcher, lowered.workspace, adapter, device), resized)
+
+
+def _cuda_run(
+    start: cuda.Launcher, workspace_bytes: int, adapter: ArrayAdapter, device: Device
+) -> Run:
+    memory = bytes_spec(workspace_bytes, device) if workspace_bytes else None
 
     def run(pointers: Pointers) -> None:
         if memory is None or pointers[-1]:
@@ -192,119 +284,23 @@ def _loaded(
     return run
 
 
-def cpu_run(op: OpDef, spec: Any, plan: Plan, caps: Caps) -> Run:
-    """Return a function that runs a plan's kernels on the CPU, or the reference in their place."""
+def cpu_loaded(op: OpDef[SpecT], spec: SpecT, plan: Plan, caps: Caps) -> Loaded:
+    """Return a plan's kernels for the CPU, or the reference in their place."""
     if not has_compiler():
-        return partial(_run_reference, op, spec, plan.kernel_specs())
+        return Loaded(partial(_run_reference, op, spec, plan.kernel_specs()))
     lowered = plan.lower(caps, None)
-    run = cpu.runner(lowered.calls(), op.array_count)
-    return with_scratch(lowered.workspace, run) if lowered.workspace else run
+    program = cpu.Program(lowered.calls(), op.array_count)
+
+    def resized(rows: int) -> Run | None:
+        sizes = lowered.sizes(rows)
+        return sizes and with_scratch(sizes.workspace, program.run_of(sizes.calls))
+
+    return Loaded(with_scratch(lowered.workspace, program.run()), resized)
 
 
-def _run_reference(op: OpDef, spec: Any, specs: OptionalSpecs, pointers: Pointers) -> None:
+def _run_reference(op: OpDef[SpecT], spec: SpecT, specs: OptionalSpecs, pointers: Pointers) -> None:
     views = [
         None if one is None else numpy_view(ArrayView(pointer, one, None, None, writable=True))
         for one, pointer in zip(specs, pointers[:-1], strict=True)  # the workspace is the last
     ]
     op.reference(spec, views)
-
-
-# --- a call that is in the cache ------------------------------------------------------------------
-
-
-class Executable:
-    """A loaded plan: it runs on any arrays of the same signature."""
-
-    def __init__(
-        self, op: OpDef, plan: Plan, views: Views, overlaps: OverlapCheck, run: Run | None
-    ) -> None:
-        self._adapter, self._device = views[op.x].adapter, views[op.x].spec.device
-        self._function, self._names, self._overlaps = overlaps.function, overlaps.names, overlaps
-        self._run = run  # None: no kernel runs
-        self._outputs, self._shared, self._axes = plan.outputs, plan.shared, dict(plan.copies)
-        self._results = slice(op.first_output, op.array_count - 1)
-        self._has_given = any(views[op.first_output :])  # outputs, or a workspace, of the caller
-        self._checked: list[int] = []  # addresses of the last call with such
-        realigned = [place for place, view in enumerate(views) if view and view.is_new]
-        self._copied = sorted({*realigned, *self._axes})
-        self._pointer = self._adapter.pointer
-        self._allocations = [self._allocation(views, *output) for output in plan.outputs]
-
-    def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
-        """Run on arrays of one library, which lie at these addresses, and return the outputs."""
-        if self._has_given and pointers != self._checked:
-            if pointers[-1] & 15:
-                view_workspace(self._function, arrays[-1])  # raises
-            self._overlaps.check(pointers)
-            self._checked = pointers[:]
-        copies = self._copies(arrays, pointers) if self._copied else None
-        every = [*arrays]
-        for place, allocate, model in self._allocations:
-            array = every[place] = allocate(arrays[model])
-            pointers[place] = self._pointer(array)
-        if self._run is not None:
-            self._run(pointers)
-        del copies  # not before the kernels have read them
-        if self._has_given:
-            self._adapter.bump_version(arrays[self._results])
-        for place, source in self._shared:
-            every[place] = every[source]
-        return every[self._results]
-
-    def _copies(self, arrays: Sequence[Any], pointers: list[int]) -> list[ArrayView]:
-        """Copy inputs that kernels cannot read where they lie, and return the copies."""
-        copies = []
-        for place in self._copied:
-            view = self._adapter.view(self._function, self._names[place], arrays[place])
-            if place in self._axes:
-                view = copied(view, self._axes[place])
-            pointers[place] = view.pointer
-            copies.append(view)
-        return copies
-
-    def run_views(self, arrays: tuple[Any, ...], views: Views) -> list[Any]:
-        """Run on arrays of any libraries, and return the outputs."""
-        self._overlaps.check(_pointers(views))
-        for place, axes in self._axes.items():
-            views[place] = copied(views[place], axes)
-        for place, spec in self._outputs:
-            with _naming(self._function, spec):
-                views[place] = self._adapter.allocate(spec)
-        pointers, adapter, device = _pointers(views), self._adapter, self._device
-        if self._run is not None and device.kind == "cpu":
-            self._run(pointers)
-        elif self._run is not None:
-            present = [view for view in views if view is not None]
-            with adapter.device_scope(device), stream_after_all(adapter, present, device):
-                self._run(pointers)
-        every = [*arrays]
-        every[self._results] = [view and view.adapter.export(view) for view in views[self._results]]
-        for place, source in self._shared:
-            every[place] = every[source]
-        return every[self._results]
-
-    def _allocation(
-        self, views: Views, place: int, spec: TensorSpec
-    ) -> tuple[int, Callable[[Any], Any], int]:
-        """Return the place of an output, its allocator, and the place of the array to give that.
-
-        It is quicker to allocate like another array, where one has the same spec.
-        """
-        models = (
-            model
-            for model, view in enumerate(views[:-1])  # the workspace's spec is that of bytes
-            if view and view.spec == spec and view.adapter is self._adapter and not view.is_new
-        )
-        model = next(models, None)
-        with _naming(self._function, spec):
-            allocate = self._adapter.allocator(spec, has_model=model is not None)
-        return place, allocate, model or 0
-
-
-@contextmanager
-def _naming(function: str, spec: TensorSpec) -> Iterator[None]:
-    """Name a function in the error for an output that a library cannot have."""
-    try:
-        yield
-    except TypeError as error:
-        raise TypeError(f"{function}: a result of dtype {spec.dtype}: {error}") from None

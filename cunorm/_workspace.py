@@ -2,23 +2,26 @@
 """`workspace_size`: the bytes of workspace that a call needs, for callers that give it."""
 
 from inspect import signature
-from itertools import product
+from itertools import product, starmap
 from typing import Any
 
 from cunorm._arrays.registry import view_all
 from cunorm._core import validate
-from cunorm._core.dtypes import DTYPES, FLOAT32, FLOAT64, parse_optional_dtype
-from cunorm._core.operands import PARAMETERS
+from cunorm._core.dtypes import DTYPES, compute_type, parse_optional_dtype
+from cunorm._core.operands import Kind, names_of
 from cunorm._core.plan import OpDef
-from cunorm._core.tensor import contiguous
+from cunorm._core.tensor import OptionalSpec, contiguous
 from cunorm._dispatch import caps_for
-from cunorm._group_norm.layout import geometry as group_geometry
+from cunorm._group_norm.kernels import backward_inputs, forward_inputs
+from cunorm._group_norm.layout import group_geometry
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
-from cunorm._group_norm.spec import EACH_CHANNEL
+from cunorm._group_norm.spec import EACH_CHANNEL, backward_scalars, forward_scalars
 from cunorm._group_norm.spec import NEEDS as GROUP_NEEDS
-from cunorm._row_norm.geometry import check_operand, geometry
-from cunorm._row_norm.plan import workspace_bound
+from cunorm._row_norm.geometry import check_operand, row_geometry
+from cunorm._row_norm.kernels import TABLE
+from cunorm._row_norm.lower import workspace_bound
 from cunorm._row_norm.spec import NEEDS
+from cunorm.results import GroupNormGrads
 
 _FUNCTION = "workspace_size"
 _OF_ROWS, _OF_CHANNELS = ("axis", "groups"), ("weight", "bias", "channel_axis")
@@ -107,7 +110,8 @@ def workspace_size(
     validate.choice(_FUNCTION, "op", op, _OPTIONS)
     options = {name: arguments[name] for name in _DEFAULTS}
     _check(op, options)
-    views = view_all(_FUNCTION, ("x", "weight", "bias"), (x, weight, bias), 1)
+    names = ("x", *names_of(TABLE.forward_inputs, Kind.PARAMETER))
+    views = view_all(_FUNCTION, names, (x, weight, bias), (True, False, False))
     specs = [view and view.spec for view in views]
     if op == "group_norm_backward":
         return _of_group_backward(specs, options)
@@ -138,24 +142,31 @@ def _check(op: str, options: dict[str, Any]) -> None:
 
 def _of_rows(specs: list[Any], options: dict[str, Any]) -> int:
     x, *parameters = specs
-    named = [*zip(PARAMETERS, parameters, strict=True)]
-    where = geometry(_FUNCTION, x, options["axis"], options["groups"])
-    for name, parameter in named:
-        check_operand(_FUNCTION, name, parameter, where)
+    geometry = row_geometry(_FUNCTION, x, options["axis"], options["groups"])
+    slots = [slot for slot in TABLE.forward_inputs if slot.kind is Kind.PARAMETER]
+    for slot, parameter in zip(slots, parameters, strict=True):
+        check_operand(_FUNCTION, slot, parameter, geometry)
+    named = [(slot.name, spec) for slot, spec in zip(slots, parameters, strict=True)]
     validate.same_device(_FUNCTION, x, named)
     wanted = [name for name, parameter in named if parameter and name in options["needs"]]
     if not wanted:
         return 0
-    compute = FLOAT64 if FLOAT64 in (x.dtype, options["x_dtype"]) else FLOAT32
-    return workspace_bound(compute, where, len(wanted), caps_for(None, x.device))
+    compute = compute_type(x.dtype, options["x_dtype"])
+    return workspace_bound(compute, geometry, len(wanted), caps_for(None, x.device))
 
 
 def _of_group_forward(specs: list[Any], options: dict[str, Any]) -> int:
     """Return the most that any dtype of y needs."""
     groups = EACH_CHANNEL if options["num_groups"] is None else options["num_groups"]
-    params = (_FUNCTION, groups, None, options["channel_axis"], 0.0)
-    arrays = (*specs, None, None, None)
-    return max(_planned_size(GROUP_FORWARD, (*params, y), arrays) for y in DTYPES)
+    x, weight, bias = specs
+    arrays = (*forward_inputs(x, weight=weight, bias=bias), *GROUP_FORWARD.no_outputs)
+
+    def size(y: str) -> int:
+        axis = options["channel_axis"]
+        scalars = forward_scalars(_FUNCTION, groups, None, axis, dtype=y)
+        return _planned_size(GROUP_FORWARD, scalars, arrays)
+
+    return max(map(size, DTYPES))
 
 
 def _of_group_backward(specs: list[Any], options: dict[str, Any]) -> int:
@@ -163,16 +174,20 @@ def _of_group_backward(specs: list[Any], options: dict[str, Any]) -> int:
     x, *parameters = specs
     needs = tuple(name for name in options["needs"] if name in GROUP_NEEDS)
     norm = (options["num_groups"], options["channel_axis"])
-    where = group_geometry(_FUNCTION, x, *norm)
-    statistics = [contiguous(where.shape_of("mean"), where.compute, x.device)] * 2
-    params = (_FUNCTION, norm[0], None, norm[1], needs)
-    like_x = [where.result(dtype, x) for dtype in DTYPES.values()]
-    return max(
-        _planned_size(GROUP_BACKWARD, params, (dy, x, *statistics, *parameters, dx, None, None))
-        for dy, dx in product(like_x, like_x if "x" in needs else [None])
-    )
+    geometry = group_geometry(_FUNCTION, x, *norm)
+    shape = geometry.shape_of(Kind.STATISTIC)
+    statistic = contiguous(shape, geometry.compute, x.device)
+    weight, bias = parameters
+    scalars = backward_scalars(_FUNCTION, norm[0], None, norm[1], needs=needs)
+    like_x = [geometry.result(dtype, x) for dtype in DTYPES.values()]
+
+    def size(dy: OptionalSpec, dx: OptionalSpec) -> int:
+        inputs = backward_inputs(dy, x, weight=weight, bias=bias, mean=statistic, rstd=statistic)
+        return _planned_size(GROUP_BACKWARD, scalars, (*inputs, *GroupNormGrads(dx)))
+
+    return max(starmap(size, product(like_x, like_x if "x" in needs else [None])))
 
 
-def _planned_size(op: OpDef, params: tuple[Any, ...], specs: tuple[Any, ...]) -> int:
-    plan = op.plan(op.parse(*params), specs)
+def _planned_size(op: OpDef[Any], scalars: tuple[Any, ...], specs: tuple[Any, ...]) -> int:
+    plan = op.plan(op.parse(*scalars), specs)
     return plan.workspace_bound(caps_for(plan, specs[op.x].device))

@@ -45,12 +45,12 @@ template <class B>
 struct Arguments {
   using C = typename B::compute_t;
   Rows<const typename B::dy_t> dy;
-  Rows<const typename B::x_t> x;
   Rows<const typename B::dresidual_out_t> dresidual_out;
+  Rows<const typename B::x_t> x;
   Rows<const typename B::gate_t> gate;
   Rows<typename B::dx_t> dx;
-  Rows<typename B::dresidual_t> dresidual;
   Rows<typename B::dgate_t> dgate;
+  Rows<typename B::dresidual_t> dresidual;
   const typename B::weight_t* weight;
   const typename B::bias_t* bias;
   const C *mean, *rstd;

@@ -32,8 +32,8 @@ template <class B>
 struct Arguments {
   using C = typename B::compute_t;
   Rows<const typename B::x_t> x;
-  Rows<const typename B::residual_t> residual;
   Rows<const typename B::gate_t> gate;
+  Rows<const typename B::residual_t> residual;
   Rows<typename B::y_t> y;
   Rows<typename B::residual_out_t> residual_out;
   const typename B::weight_t* weight;

@@ -36,7 +36,7 @@ class ArrayAdapter(ABC):
     def contiguous(self, view: ArrayView) -> ArrayView:
         """Copy an array of this library into C order of the axes of its spec."""
 
-    def dispatch(self, op: OpDef, spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
+    def dispatch(self, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
         """Return the outputs of a call that the library itself makes; None: it makes none."""
         return None
 
@@ -45,6 +45,10 @@ class ArrayAdapter(ABC):
 
         None where an array is not this library's, or is to be refused; arrays may be None.
         """
+        return None
+
+    def contiguous_memory(self, array: Any, strides: tuple[int, ...]) -> Any:
+        """Return dtype and device of an array that has a signature, if it has these strides."""
         return None
 
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:

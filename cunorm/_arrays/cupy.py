@@ -70,6 +70,11 @@ class CupyAdapter(ArrayAdapter):
             key_parts += (array.dtype, array.shape, array.strides, pointer & 15, data.device_id)
         return key_parts, pointers
 
+    def contiguous_memory(self, array: Any, strides: tuple[int, ...]) -> Any:
+        itemsize = array.itemsize
+        expected = tuple([stride * itemsize for stride in strides])
+        return (array.dtype, array.data.device_id) if array.strides == expected else None
+
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)

@@ -89,6 +89,11 @@ class NumpyAdapter(ArrayAdapter):
             key_parts.append((array.dtype, array.shape, array.strides, pointer & 7))
         return key_parts, pointers
 
+    def contiguous_memory(self, array: Any, strides: tuple[int, ...]) -> Any:
+        itemsize = array.itemsize
+        expected = tuple([stride * itemsize for stride in strides])
+        return array.dtype if array.strides == expected else None
+
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
         if tensor.memory_order(spec) is not None:
             return super().allocator(spec, has_model=has_model)

@@ -67,12 +67,13 @@ def view(function: str, argument: str, array: Any) -> ArrayView:
 
 
 def view_all(
-    function: str, arguments: Sequence[str], arrays: Sequence[Any], required: int
+    function: str, arguments: Sequence[str], arrays: Sequence[Any], required: Sequence[bool]
 ) -> list[ArrayView | None]:
-    """Return the views of arrays; all but the first `required` may be None."""
+    """Return the views of arrays, of which those that are not required may be None."""
+    named = zip(arguments, arrays, required, strict=True)
     return [
-        None if array is None and place >= required else view(function, arguments[place], array)
-        for place, array in enumerate(arrays)
+        None if array is None and not is_required else view(function, argument, array)
+        for argument, array, is_required in named
     ]
 
 

@@ -107,9 +107,14 @@ class TorchAdapter(ArrayAdapter):
             return None
         return key_parts, pointers
 
+    def contiguous_memory(self, array: Any, strides: tuple[int, ...]) -> Any:
+        return (array.dtype, array.get_device()) if array.stride() == strides else None
+
     def allocator(self, spec: TensorSpec, *, has_model: bool) -> Callable[[Any], Any]:
+        if has_model:
+            return _empty_like  # it parses less
         empty = _empty(spec)
-        return _empty_like if has_model else lambda model: empty()  # empty_like parses less
+        return lambda model: empty()
 
     def bump_version(self, arrays: Sequence[Any]) -> None:
         for array in arrays:

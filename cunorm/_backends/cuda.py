@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from cunorm._backends.sources import error_lines, source_text
 from cunorm._core.build import KernelBuild, Launch
 from cunorm._core.caps import PORTABLE_CLUSTER, GpuCaps, features_of
 from cunorm._core.memo import OnceMap, memoize
-from cunorm._core.plan import KernelCall
+from cunorm._core.plan import CallSize, KernelCall
 from cunorm._core.tensor import Device
 
 _INSTALL = 'pip install "cunorm[cuda13]" (or "cunorm[cuda12]" where the driver is of CUDA 12)'
@@ -31,15 +31,8 @@ _LEAST_CUPY = (14, 1)
 _LEAST_NVRTC_OF_CLUSTERS = (12, 1)  # from it on st.async, by which blocks send each other sums
 
 
-def launch(planned: Launch, arguments: bytes, device: Device, stream: int) -> None:
-    """Start a kernel, with the bytes of its one struct argument, on a raw stream of a device."""
-    cuda = _cupy().cuda
-    if cuda.runtime.getDevice() != device.index:
-        with cuda.Device(device.index):
-            return launch(planned, arguments, device, stream)
-    function = loaded.get((planned.build, device.index))
-    if function is None:
-        function, _ = _ready(planned.build, device.index)
+def launch(function: Any, planned: Launch, arguments: bytes, stream: int) -> None:
+    """Start a function of the current device, with the bytes of its one struct argument."""
     if planned.dependent:
         return driver.launch_dependent(_cupy(), function, planned, arguments, stream)
     # CuPy passes a NumPy array by value if it has one element, of any size.
@@ -180,21 +173,58 @@ def fits_cluster(launch: Launch, device: Device) -> bool:
         return driver.clusters_that_fit(_cupy(), function, launch) > 0
 
 
-def launcher(calls: Sequence[KernelCall], device: Device) -> Callable[[Sequence[int], int], None]:
-    """Return a function that starts kernels on a stream, given the addresses of arrays.
+class _Prepared(NamedTuple):
+    """A kernel to start."""
+
+    function: Any  # CuPy's
+    launch: Launch
+    words: "array[int]"  # of the arguments, for arrays at address 0
+    relocations: tuple[tuple[int, int], ...]
+    sized: tuple[int, ...]
+
+
+class Launcher:
+    """Starts kernels on a stream of a device, given the addresses of arrays.
 
     It makes new arguments in each call, as several threads may call it at once.
     """
-    prepared = [(call.launch, array("Q", call.args.data), call.args.relocations) for call in calls]
 
-    def start(pointers: Sequence[int], stream: int) -> None:
-        for kernel_launch, words, relocations in prepared:
+    def __init__(self, prepared: Sequence[_Prepared], device: Device) -> None:
+        self._prepared, self._device = prepared, device
+
+    @classmethod
+    def of(cls, calls: Sequence[KernelCall], device: Device) -> "Launcher":
+        """Load the kernels."""
+        with _cupy().cuda.Device(device.index):
+            functions = [_ready(call.launch.build, device.index)[0] for call in calls]
+        prepared = [
+            _Prepared(function, call.launch, array("Q", call.args.data), *call.args[1:])
+            for function, call in zip(functions, calls, strict=True)
+        ]
+        return cls(prepared, device)
+
+    def resized(self, sizes: Sequence[CallSize]) -> "Launcher":
+        """Return the launcher for another number of rows."""
+        prepared = []
+        for kernel, size in zip(self._prepared, sizes, strict=True):
+            words = kernel.words[:]
+            for word, value in zip(kernel.sized, size.words, strict=True):
+                words[word] = value
+            resized = replace(kernel.launch, grid=size.grid)
+            prepared.append(kernel._replace(launch=resized, words=words))
+        return Launcher(prepared, self._device)
+
+    def __call__(self, pointers: Sequence[int], stream: int) -> None:
+        cuda, index = _cupy().cuda, self._device.index
+        if cuda.runtime.getDevice() != index:
+            with cuda.Device(index):
+                return self(pointers, stream)
+        for function, planned, words, relocations, _ in self._prepared:
             filled = words[:]
-            for word, place in relocations:
-                filled[word] += pointers[place]
-            launch(kernel_launch, filled.tobytes(), device, stream)
-
-    return start
+            for word, slot in relocations:
+                filled[word] += pointers[slot]
+            launch(function, planned, filled.tobytes(), stream)
+        return None
 
 
 @cache

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What is compiled (KernelBuild), how it is launched (Launch), and its arguments (KernelArgs)."""
 
+import math
 import struct
 from array import array
 from collections.abc import Iterable
@@ -65,33 +66,44 @@ class KernelArgs(NamedTuple):
 
     data: bytes
     relocations: tuple[tuple[int, int], ...]  # a word, and the array whose address is added to it
+    sized: tuple[int, ...] = ()  # the words that follow from the number of rows
 
 
 class ArgsWriter:
     """Writes an argument struct, all of whose fields have eight bytes."""
 
-    def __init__(self, arrays: dict[str, int]) -> None:
-        self._arrays = arrays  # places of those that are present, by name
+    def __init__(self, slots: dict[str, int]) -> None:
+        self._slots = slots  # of the arrays that are present, by name
         self._words: list[int] = []
         self._relocations: list[tuple[int, int]] = []
+        self._sized: list[int] = []
 
-    def pointer(self, name: str, offset: int | None = 0) -> None:
-        """Write a pointer so many bytes past the start of an array; null if either is absent."""
-        if name in self._arrays and offset is not None:
-            self._relocations.append((len(self._words), self._arrays[name]))
-        self._words.append(offset or 0)
+    def pointer(self, name: str) -> None:
+        """Write the address of an array; null if it is absent."""
+        if name in self._slots:
+            self._relocations.append((len(self._words), self._slots[name]))
+        self._words.append(0)
 
-    def pointers_at(self, name: str, offsets: Iterable[int | None]) -> None:
+    def pointers_into_workspace(self, offsets: Iterable[int | None]) -> None:
+        """Write addresses so many bytes past the workspace's start; null for None."""
         for offset in offsets:
-            self.pointer(name, offset)
+            if offset is not None:
+                self._relocations.append((len(self._words), self._slots["workspace"]))
+                self._sized.append(len(self._words))
+            self._words.append(offset or 0)
 
     def integers(self, *values: int) -> None:
         self._words += values
 
+    def sized(self, value: int) -> None:
+        """Write an integer that follows from the number of rows."""
+        self._sized.append(len(self._words))
+        self._words.append(value)
+
     def finish(self, numbers: bytes = b"") -> KernelArgs:
         """Return the arguments; `numbers` come last."""
         data = struct.pack(f"<{len(self._words)}q", *self._words)
-        return KernelArgs(data + numbers, tuple(self._relocations))
+        return KernelArgs(data + numbers, tuple(self._relocations), tuple(self._sized))
 
 
 def numbers_of(compute: DType, numbers: Iterable[float]) -> bytes:
@@ -110,22 +122,31 @@ def cuda_bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-def cpu_stores(
+class StreamingStores(NamedTuple):
+    """When a CPU's kernel sends results past the caches, and the macro that says how many."""
+
+    least_elements: float  # of all rows
+    macros: Macros
+
+    def at(self, elements: int) -> Macros:
+        return self.macros if elements >= self.least_elements else ()
+
+
+def streaming_stores(
     moved: Iterable[DType | None],
     results: Iterable[DType | None],
-    elements: int,
-    row: int,
+    line: int,
     compute: DType,
     caps: CpuCaps,
-) -> Macros:
-    """Return the macro that sends results past the caches, if large and of whole lines: how many.
+) -> StreamingStores:
+    """Return the rule for a kernel that moves operands and results of these dtypes, None absent.
 
-    `moved` are the dtypes of operands and results, None where one is absent; `row` is the number of
-    elements of a line.
+    The lines of `line` elements must be whole cache lines, and what is moved large.
     """
     written = [dtype for dtype in results if dtype is not None]
-    moved_bytes = elements * sum(dtype.itemsize for dtype in moved if dtype is not None)
-    is_large = moved_bytes >= min(_LARGE, _LARGE_SHARE * caps.last_cache_bytes)
-    are_whole = all(row * dtype.itemsize % _CACHE_LINE == 0 for dtype in written)
-    can_stream = are_whole and FLOAT64 not in (*written, compute)
-    return (("NON_TEMPORAL", str(len(written))),) if written and is_large and can_stream else ()
+    element_bytes = sum(dtype.itemsize for dtype in moved if dtype is not None)
+    are_whole = all(line * dtype.itemsize % _CACHE_LINE == 0 for dtype in written)
+    if not written or not are_whole or FLOAT64 in (*written, compute):
+        return StreamingStores(math.inf, ())
+    least_bytes = min(_LARGE, _LARGE_SHARE * caps.last_cache_bytes)
+    return StreamingStores(least_bytes / element_bytes, (("NON_TEMPORAL", str(len(written))),))

@@ -44,6 +44,11 @@ def promoted(a: DType, b: DType) -> DType:
     return FLOAT64 if FLOAT64 in (a, b) else FLOAT32
 
 
+def compute_type(*dtypes: DType | None) -> DType:
+    """Return the type in which operands of these types are computed."""
+    return FLOAT64 if FLOAT64 in dtypes else FLOAT32
+
+
 def pass_hint(argument: str, instead: str) -> str:
     """Return the end of an error that says what to pass; no copy will do where results go."""
     return "" if argument.startswith("out") or argument == "workspace" else f": pass {instead}"

@@ -1,108 +1,135 @@
 # SPDX-License-Identifier: MIT
-"""The operands of a call by name: their dtypes, places and shapes."""
+"""The table of a family's operands; the arrays of its calls, by direction, follow from it."""
 
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, NamedTuple, TypeVar
 
-from cunorm._core.build import Macros, cuda_bool, cuda_type
 from cunorm._core.dtypes import DType
-from cunorm._core.plan import Alignments, OutputSpec, vector_width
-from cunorm._core.tensor import OptionalSpec, Shape, TensorSpec, optional_dtype
+from cunorm._core.tensor import OptionalSpec, Shape
 
-Specs = dict[str, OptionalSpec]  # in the order of a call's arrays
-
-PARAMETERS, SUMS = ("weight", "bias"), ("dweight", "dbias")
-STATISTICS = ("mean", "rstd")
+T = TypeVar("T")
+Specs = dict[str, OptionalSpec]  # by the kernels' names, in the order of a call's arrays
+DTypes = Mapping[str, DType | None]  # the same
 
 
-def present(spec: OptionalSpec) -> TensorSpec:
-    """Return the spec of an operand that a call always has."""
+class Kind(Enum):
+    """What an operand has an element for."""
+
+    LIKE_X = auto()  # each element of x
+    PARAMETER = auto()  # each element of a row, or each channel: all rows share it
+    STATISTIC = auto()  # each row, or each group of a sample
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input or a result of a forward, from which the arrays of the backward follow.
+
+    A gradient is named as its operand, with a d before it.
+    """
+
+    name: str  # in the kernels
+    kind: Kind
+    is_result: bool = False
+    is_required: bool = False  # in each call that takes it, or its gradient
+    is_saved: bool = False  # the backward takes it
+    has_gradient: bool = False  # the backward returns it or, of a result, takes it
+    has_macro: bool = True  # kernels are built for its dtype; else it has the compute type
+    argument: str = ""  # the caller's name, if it is another
+    gradient_argument: str = ""  # the same of its gradient
+
+
+class Slot(NamedTuple):
+    """An array of a call. All calls of an operator have the same slots, in one order."""
+
+    name: str  # in the kernels
+    argument: str  # as an argument, or a field of the results
+    kind: Kind
+    is_required: bool
+    has_macro: bool
+
+
+class OperandTable:
+    """The operands of a family: inputs and results of a forward, in the order of its arrays."""
+
+    def __init__(self, *operands: Operand) -> None:
+        inputs = [operand for operand in operands if not operand.is_result]
+        results = [operand for operand in operands if operand.is_result]
+        self.forward_inputs = tuple(map(_slot, inputs))
+        self.forward_results = tuple(map(_slot, results))
+        self.backward_inputs = (
+            *(_gradient(operand) for operand in results if operand.has_gradient),
+            *(_slot(operand) for operand in operands if operand.is_saved),
+        )
+        self.backward_results = tuple(_gradient(one) for one in inputs if one.has_gradient)
+
+
+def _slot(operand: Operand) -> Slot:
+    name, argument = operand.name, operand.argument or operand.name
+    return Slot(name, argument, operand.kind, operand.is_required, operand.has_macro)
+
+
+def _gradient(operand: Operand) -> Slot:
+    name, is_required = f"d{operand.name}", operand.is_result and operand.is_required
+    argument = operand.gradient_argument or name
+    return Slot(name, argument, operand.kind, is_required, operand.has_macro)
+
+
+def names_of(slots: tuple[Slot, ...], *kinds: Kind) -> tuple[str, ...]:
+    """Return the names of the slots of some kinds."""
+    return tuple(slot.name for slot in slots if slot.kind in kinds)
+
+
+def named(slots: tuple[Slot, ...], specs: tuple[OptionalSpec, ...]) -> Specs:
+    return {slot.name: spec for slot, spec in zip(slots, specs, strict=True)}
+
+
+def arguments(
+    inputs: tuple[Slot, ...], results: tuple[Slot, ...], arrays: Sequence[Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays of inputs and of results by the caller's names."""
+    count = len(inputs)
+    return (
+        {slot.argument: array for slot, array in zip(inputs, arrays[:count], strict=True)},
+        {slot.argument: array for slot, array in zip(results, arrays[count:], strict=True)},
+    )
+
+
+def operand_of(gradient: Slot) -> str:
+    """Return the operand whose gradient this is, as `needs` names it: the stream's is x's."""
+    name = gradient.name[1:]
+    return "x" if name == "residual" else name
+
+
+def dtypes_of(specs: Specs) -> DTypes:
+    return {name: spec and spec.dtype for name, spec in specs.items()}
+
+
+def present(spec: T | None) -> T:
+    """Return the spec, or dtype, of an operand that a call always has."""
     assert spec is not None
     return spec
 
 
-def type_macros(types: object, *names: str) -> Macros:
-    """Return the macros of a build that name the dtypes of some operands: X_T for x."""
-    return tuple((f"{name.upper()}_T", cuda_type(getattr(types, name))) for name in names)
+def slots_by_name(operands: Specs) -> dict[str, int]:
+    """Return the slots of the operands that are present, and of the workspace, the last."""
+    slots = {name: slot for slot, name in enumerate(operands) if operands[name] is not None}
+    return slots | {"workspace": len(operands)}
 
 
-def places_of(operands: Specs) -> dict[str, int]:
-    """Return the places of the operands that are present, and of the workspace, the last."""
-    places = {name: place for place, name in enumerate(operands) if operands[name] is not None}
-    return places | {"workspace": len(operands)}
-
-
-def with_new_outputs(
-    given: Specs, wanted: dict[str, TensorSpec], first: int
-) -> tuple[Specs, tuple[OutputSpec, ...]]:
-    """Return all outputs of a call, whose places begin at `first`, and those to allocate."""
-    new = {name: spec for name, spec in wanted.items() if given[name] is None}
-    fields = [*given]
-    outputs = (OutputSpec(first + fields.index(name), spec) for name, spec in new.items())
-    return given | new, tuple(outputs)
-
-
-def check_shape(function: str, argument: str, spec: OptionalSpec, shape: Shape, of: str) -> None:
-    """Check the shape of an operand; `of` says what it has to match."""
+def check_shape(function: str, argument: str, spec: OptionalSpec, shape: Shape, hint: str) -> None:
+    """Check the shape of an operand; `hint` says what it has to match."""
     if spec is not None and spec.shape != shape:
-        raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{of}")
+        raise ValueError(f"{function}: {argument} has shape {spec.shape}, expected {shape}{hint}")
 
 
 def check_compute(
-    function: str, argument: str, spec: OptionalSpec, compute: DType, wide: str
+    function: str, argument: str, spec: OptionalSpec, compute: DType, float64_source: str
 ) -> None:
-    """Check that a statistic has the compute type; `wide` names what makes that float64."""
+    """Check that a statistic has the compute type, which `float64_source` makes float64."""
     if spec is not None and spec.dtype is not compute:
         raise TypeError(
             f"{function}: {argument} has dtype {spec.dtype}, expected {compute}, the compute type: "
-            f"float64 if {wide} is, else float32"
+            f"float64 if {float64_source} is, else float32"
         )
-
-
-T = TypeVar("T", bound="KernelTypes")
-
-
-@dataclass(frozen=True)
-class KernelTypes:
-    """The operands of a kernel: their dtypes, None where absent."""
-
-    operands: ClassVar[tuple[str, ...]]  # in the order of their macros
-    sums: ClassVar[tuple[str, ...]] = ()  # outputs that are summed up: True where wanted
-
-    compute: DType
-    _: KW_ONLY
-    weight: DType | None = None
-    bias: DType | None = None
-
-    @classmethod
-    def of(cls: type[T], operands: Specs, compute: DType, **scalars: Any) -> T:
-        """Return the types of a call's operands, which are named as the kernel names them."""
-        scalars |= {name: optional_dtype(operands[name]) for name in cls.operands}
-        scalars |= {name: operands[name] is not None for name in cls.sums}
-        return cls(compute, **scalars)
-
-    def macros(self) -> Macros:
-        """Return the part of a build that says which operands there are."""
-        sums = ((name.upper(), cuda_bool(getattr(self, name))) for name in self.sums)
-        return (*type_macros(self, "compute", *self.operands), *sums)
-
-    def access(
-        self,
-        line: int,
-        strides: Mapping[str, tuple[int, ...]],
-        places: dict[str, int],
-        alignments: Alignments,
-    ) -> int:
-        """Return how many elements of a line alignment lets a GPU's thread move at once.
-
-        `strides` has those between the lines of each operand, none where it is one line.
-        """
-        if alignments is None:
-            return vector_width(line)
-        operands = [
-            (alignments[places[name]], getattr(self, name).itemsize, steps)
-            for name, steps in strides.items()
-            if name in places
-        ]
-        return vector_width(line, operands)

@@ -16,21 +16,29 @@ class OverlapCheck:
         self,
         function: str,
         names: tuple[str, ...],  # of all arrays, by which errors name them
-        specs: OptionalSpecs,  # None where no memory is given
+        specs: OptionalSpecs,  # None where no memory is given; the workspace's is the last
         first_output: int,
         aliases: dict[int, tuple[int, ...]],  # as a Plan has them
     ) -> None:
-        self.function, self.names, self._aliases = function, names, aliases
-        # The places and specs of two arrays, and the bounds of the difference of their addresses
+        self.function, self.names, self.specs = function, names, specs
+        self._first_output, self._aliases = first_output, aliases
+        extents = [None if spec is None else _extent(spec) for spec in specs]
+        # The slots and specs of two arrays, and the bounds of the difference of their addresses
         # between which they may meet.
         self._pairs = []
         for output in range(first_output, len(specs)):
             for other in (*range(first_output, output), *range(first_output)):
                 a, b = specs[output], specs[other]
-                if a is None or b is None or a.device != b.device or 0 in (*a.shape, *b.shape):
+                extent, other_extent = extents[output], extents[other]
+                if a is None or b is None or extent is None or other_extent is None:
                     continue
-                (low, high), (other_low, other_high) = _extent(a), _extent(b)
-                self._pairs.append((output, other, a, b, other_low - high, other_high - low))
+                if a.device == b.device and 0 not in a.shape and 0 not in b.shape:
+                    least, most = other_extent[0] - extent[1], other_extent[1] - extent[0]
+                    self._pairs.append((output, other, a, b, least, most))
+
+    def of_specs(self, specs: OptionalSpecs) -> "OverlapCheck":
+        """Return the check for arrays of other specs."""
+        return OverlapCheck(self.function, self.names, specs, self._first_output, self._aliases)
 
     def check(self, pointers: Sequence[int]) -> None:
         """Raise where an output shares memory with another array, unless it is exactly an alias."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from cunorm._core.build import ArgsWriter, KernelBuild, Launch, cuda_bool, cuda_type
 from cunorm._core.caps import Caps, CpuCaps
 from cunorm._core.dtypes import FLOAT64, DType
-from cunorm._core.operands import type_macros
+from cunorm._core.kernel_types import type_macros
 from cunorm._core.plan import KernelCall
 
 CPU_PACK = 64  # columns that a CPU's thread adds up at a time
@@ -54,7 +54,7 @@ def param_grad_launch(types: ParamGradTypes, parts: int, width: int, caps: Caps)
 
 def param_grad_call(
     types: ParamGradTypes,
-    arrays: dict[str, int],
+    slots: dict[str, int],
     sums: tuple[int | None, int | None],
     parts: int,
     pitch: int,
@@ -66,10 +66,11 @@ def param_grad_call(
     `sums` are the offsets in the workspace, in bytes, of the partial sums for dweight and dbias,
     None where there are none: a row for each part, with a pitch in elements.
     """
-    writer = ArgsWriter(arrays)
-    writer.pointers_at("workspace", sums)
+    writer = ArgsWriter(slots)
+    writer.pointers_into_workspace(sums)
     writer.pointer("dweight")
     writer.pointer("dbias")
-    writer.integers(parts, pitch, width)
+    writer.sized(parts)
+    writer.integers(pitch, width)
     launch = param_grad_launch(types, parts, width, caps)
     return KernelCall(launch, writer.finish(), work=parts * width)

@@ -9,29 +9,31 @@ depend on the rows around it, nor on alignment.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from cunorm._core.build import KernelArgs, Launch
 from cunorm._core.caps import Caps
-from cunorm._core.dtypes import DTYPES
+from cunorm._core.dtypes import DTYPES, DType
+from cunorm._core.operands import DTypes, Kind, Slot, Specs
 from cunorm._core.tensor import WIDEST_ACCESS, OptionalSpecs, Shape, TensorSpec
 
 GRID_LIMIT = 2**31 - 1
 
+Aliases = dict[int, tuple[int, ...]]
 Alignments = Sequence[int] | None  # of each array's address, modulo 16; None: all are aligned
 
 
 class OutputSpec(NamedTuple):
-    """An output to allocate: its place among all arrays, and its spec."""
+    """An output to allocate: its slot among all arrays, and its spec."""
 
-    place: int
+    slot: int
     spec: TensorSpec
 
 
 class InputCopy(NamedTuple):
-    """An input to copy: its place, and the order of its axes in the copy, None for C order."""
+    """An input to copy: its slot, and the order of its axes in the copy, None for C order."""
 
-    place: int
+    slot: int
     axes: tuple[int, ...] | None = None
 
 
@@ -42,12 +44,29 @@ class KernelCall(NamedTuple):
     parts: int = 0  # that a CPU's threads share of each block; 0: they share blocks
 
 
+class CallSize(NamedTuple):
+    """What of a KernelCall follows from the number of rows."""
+
+    grid: int
+    work: int
+    words: tuple[int, ...]  # of the arguments, as `KernelArgs.sized` lists them
+
+
+class Sizes(NamedTuple):
+    """What of a Lowered follows from the number of rows."""
+
+    workspace: int
+    calls: list[CallSize]
+
+
 class Lowered(NamedTuple):
     """What a call launches on a device."""
 
     launches: tuple[Launch, ...]  # one of each build
     calls: Callable[[], list[KernelCall]]  # returns all launches in order: there may be thousands
     workspace: int  # the bytes that they need
+    # Returns what another number of rows changes, None where it takes other builds.
+    sizes: Callable[[int], Sizes | None] = lambda rows: None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,10 +76,10 @@ class Plan:
     specs: OptionalSpecs  # of all inputs, then of all outputs, those to allocate too
     outputs: tuple[OutputSpec, ...]  # to allocate
     copies: tuple[InputCopy, ...]  # of inputs whose strides the kernels cannot follow
-    # For the place of an output, those of the inputs that it may be exactly: nobody reads an
+    # For the slot of an output, those of the inputs that it may be exactly: nobody reads an
     # element of such an input after the thread that writes it.
-    aliases: dict[int, tuple[int, ...]]
-    shared: tuple[tuple[int, int], ...]  # outputs that are other arrays too: the places of both
+    aliases: Aliases
+    shared: tuple[tuple[int, int], ...]  # outputs that are other arrays too: the slots of both
     lower: Callable[[Caps, Alignments], Lowered]
     workspace_bound: Callable[[Caps | None], int]  # bytes for any alignments; None: on any GPU
     is_empty: bool = False  # no kernel runs: there are no rows, or no output is wanted
@@ -68,46 +87,95 @@ class Plan:
     def kernel_specs(self) -> OptionalSpecs:
         """Return the specs with those of copies in place of the inputs that are copied."""
         specs = [*self.specs]
-        for place, axes in self.copies:
-            spec = specs[place]
+        for slot, axes in self.copies:
+            spec = specs[slot]
             assert spec is not None
-            specs[place] = spec.dense(axes)
+            specs[slot] = spec.dense(axes)
         return tuple(specs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OpDef:
-    """One operator in one direction.
+def with_new_outputs(
+    given: Specs, wanted: dict[str, TensorSpec], first: int
+) -> tuple[Specs, tuple[OutputSpec, ...]]:
+    """Return all outputs of a call, whose slots begin at `first`, and those to allocate."""
+    new = {name: spec for name, spec in wanted.items() if given[name] is None}
+    names = [*given]
+    outputs = (OutputSpec(first + names.index(name), spec) for name, spec in new.items())
+    return given | new, tuple(outputs)
 
-    Its OpSpec has the checked scalars of a call; `function`, the public function that errors name;
-    and `output_names`, the caller's name of the array for each output.
-    """
+
+class OpSpec(Protocol):
+    """The checked scalars of a call: a dataclass, of which equal calls have one object."""
+
+    @property
+    def function(self) -> str:
+        """The public function that errors name."""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The caller's name of the array for each output."""
+
+    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
+        """Return the dtypes of the results that are written, by name, of those of the operands."""
+
+    def statistics_shape(self, x_shape: Shape) -> Shape:
+        """Return the shape of mean and rstd."""
+
+    def leading_axes(self, ndim: int) -> int:
+        """Return how many axes of x are rows; 0: a plan is for one shape of x."""
+
+
+SpecT = TypeVar("SpecT", bound=OpSpec)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpDef(Generic[SpecT]):
+    """One operator in one direction."""
 
     name: str  # in texts that executables keep
-    inputs: tuple[str, ...]  # the names of all arrays, in order; a workspace follows the outputs
-    outputs: tuple[str, ...]
-    required: int  # how many of the first inputs must be there
-    x: int  # the place of x, whose library and device are those of the outputs
-    spec_type: type  # the class of its OpSpec, a dataclass
-    parse: Callable[..., Any]  # returns the OpSpec of scalars as callers give them; memoized
-    plan: Callable[[Any, OptionalSpecs], Plan]  # from an OpSpec and the specs of given arrays
-    # Does the kernels' work, for an OpSpec and a NumPy array or None for each input and output.
-    reference: Callable[[Any, Sequence[Any]], None]
-    parameters: tuple[str, ...] = ("weight", "bias")  # inputs that all rows share
-    sums: tuple[str, ...] = ()  # outputs that are sums over all rows
-    first_output: int = field(init=False)  # its place
+    input_slots: tuple[Slot, ...]  # of the arrays, in order
+    result_slots: tuple[Slot, ...]  # the same; a workspace follows them
+    spec_type: type[SpecT]
+    parse: Callable[..., SpecT]  # returns the OpSpec of scalars as callers give them; memoized
+    plan: Callable[[SpecT, OptionalSpecs], Plan]  # from the specs of given arrays
+    # Does the kernels' work, for a NumPy array or None for each input and output.
+    reference: Callable[[SpecT, Sequence[Any]], None]
+    # Read in every call: the callers' names of inputs and outputs; the slots of x, whose library
+    # and device are those of the outputs, and of the first output; results where none is given.
+    inputs: tuple[str, ...] = field(init=False)
+    outputs: tuple[str, ...] = field(init=False)
+    kinds: tuple[Kind, ...] = field(init=False)  # of inputs and outputs
+    required: tuple[bool, ...] = field(init=False)  # the same
+    x: int = field(init=False)
+    first_output: int = field(init=False)
+    no_outputs: tuple[None, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "first_output", len(self.inputs))  # read in every call
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("inputs", tuple(slot.argument for slot in self.input_slots))
+        put("outputs", tuple(slot.argument for slot in self.result_slots))
+        put("kinds", tuple(slot.kind for slot in self.input_slots + self.result_slots))
+        needed = [slot.is_required for slot in self.input_slots]
+        put("required", (*needed, *[False] * len(self.outputs)))
+        put("x", self.inputs.index("x"))
+        put("first_output", len(self.inputs))
+        put("no_outputs", (None,) * len(self.outputs))
 
     @property
     def array_count(self) -> int:
         return len(self.inputs) + len(self.outputs) + 1  # the workspace
 
+    @property
+    def summed(self) -> list[str]:
+        """Return the operands whose gradients are sums over all rows."""
+        return [slot.name[1:] for slot in self.result_slots if slot.kind is Kind.PARAMETER]
+
 
 # Of the texts in XLA's executables and in graphs of torch.compile, which both keep on disk. Other
 # fields of an OpSpec, or other inputs and outputs of an OpDef, need a higher one.
-TEXT_VERSION = 3
+TEXT_VERSION = 4
 
 
 def spec_to_json(spec: Any) -> str:

@@ -7,13 +7,20 @@ from itertools import pairwise
 from typing import Any
 
 from cunorm._core.build import KernelBuild
-from cunorm._core.operands import PARAMETERS, present
+from cunorm._core.operands import Kind, arguments, names_of, operand_of, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous
 from cunorm._dispatch import launches_of
-from cunorm._group_norm.plan import plan_backward, plan_forward
-from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS, parse_backward, parse_forward
-from cunorm.results import GroupNormForward
+from cunorm._group_norm.kernels import TABLE, backward_inputs, forward_inputs
+from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD, plan_backward, plan_forward
+from cunorm._group_norm.spec import (
+    EACH_CHANNEL,
+    NEEDS,
+    backward_scalars,
+    forward_scalars,
+    parse_backward,
+    parse_forward,
+)
 
 FUNCTION = "warmup"  # which errors name
 LAYOUTS = {"channels_last": -1, "channels_first": 1}  # of memory, and a channel_axis that has them
@@ -70,23 +77,40 @@ def forward_plan(name: str, options: Options, samples: int, channels: int, devic
     sizes, channel_axis = (options["positions"], channels), LAYOUTS[options["layout"]]
     shape = (samples, *(sizes if channel_axis == -1 else sizes[::-1]))
     groups = EACH_CHANNEL if name == "instance_norm" else options["num_groups"]
-    norm = (FUNCTION, groups, options["activation"], channel_axis)
-    spec = parse_forward(*norm, 0.0, options["dtype"], True)
+    scalars = forward_scalars(
+        *(FUNCTION, groups, options["activation"], channel_axis),
+        dtype=options["dtype"],
+        saves=True,
+    )
+    spec = parse_forward(*scalars)
     x = contiguous(shape, options["x"], device)
-    parameters = [optional_contiguous((channels,), options[one], device) for one in PARAMETERS]
-    return plan_forward(spec, (x, *parameters, *[None] * len(GroupNormForward._fields)))
+    parameters = {
+        name: optional_contiguous((channels,), options[name], device)
+        for name in names_of(TABLE.forward_inputs, Kind.PARAMETER)
+    }
+    return plan_forward(spec, (*forward_inputs(x, **parameters), *GROUP_FORWARD.no_outputs))
 
 
 def backward_plan(name: str, options: Options, samples: int, channels: int, device: Device) -> Plan:
     """Plan the backward of a forward, given what that returns and a dy like its y."""
     forward = forward_plan(name, options, samples, channels, device)
-    x, weight, bias, y, mean, rstd = forward.specs
-    norm = (FUNCTION, options["num_groups"], options["activation"], LAYOUTS[options["layout"]])
+    inputs, results = arguments(
+        GROUP_FORWARD.input_slots, GROUP_FORWARD.result_slots, forward.specs
+    )
     needs = tuple(name for name in options["needs"] if name in NEEDS)
-    spec = parse_backward(*norm, needs, options["accumulate"])
-    sums = contiguous((channels,), present(rstd).dtype, device)
+    scalars = backward_scalars(
+        *(FUNCTION, options["num_groups"], options["activation"], LAYOUTS[options["layout"]]),
+        needs=needs,
+        accumulate=options["accumulate"],
+    )
+    spec = parse_backward(*scalars)
+    sums = contiguous((channels,), present(results["rstd"]).dtype, device)
     given = [
-        sums if spec.accumulate and parameter is not None and name in needs else None
-        for name, parameter in (("weight", weight), ("bias", bias))
+        sums
+        if spec.accumulate and slot.kind is Kind.PARAMETER and inputs[name] and name in needs
+        else None
+        for slot in GROUP_BACKWARD.result_slots
+        if (name := operand_of(slot))
     ]
-    return plan_backward(spec, (y, x, rstd, mean, weight, bias, None, *given))
+    reads = backward_inputs(results.pop("y"), **inputs, **results)
+    return plan_backward(spec, (*reads, *given))

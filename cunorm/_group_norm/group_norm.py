@@ -5,8 +5,9 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
+from cunorm._group_norm.kernels import backward_inputs, forward_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
-from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS
+from cunorm._group_norm.spec import EACH_CHANNEL, NEEDS, backward_scalars, forward_scalars
 from cunorm.results import GroupNormForward, GroupNormGrads
 
 
@@ -101,8 +102,11 @@ def group_norm(
     >>> cunorm.group_norm(image, 1, activation="relu", channel_axis=1)[0, 1, :, 3].round(2)
     array([0.51, 1.08, 1.66], dtype=float32)
     """
-    params = ("group_norm", num_groups, activation, channel_axis, eps, dtype)
-    return dispatch(GROUP_FORWARD, params, (x, weight, bias, out, None, None, workspace))[0]
+    scalars = forward_scalars(
+        "group_norm", num_groups, activation, channel_axis, eps=eps, dtype=dtype
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias)
+    return dispatch(GROUP_FORWARD, scalars, inputs, y=out, workspace=workspace)[0]
 
 
 def instance_norm(
@@ -142,8 +146,11 @@ def instance_norm(
     array([[[-1., -1.],
             [ 1.,  1.]]], dtype=float32)
     """
-    params = ("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
-    return dispatch(GROUP_FORWARD, params, (x, weight, bias, out, None, None, workspace))[0]
+    scalars = forward_scalars(
+        "instance_norm", EACH_CHANNEL, activation, channel_axis, eps=eps, dtype=dtype
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias)
+    return dispatch(GROUP_FORWARD, scalars, inputs, y=out, workspace=workspace)[0]
 
 
 def group_norm_forward(
@@ -188,9 +195,12 @@ def group_norm_forward(
     (array([[4.]], dtype=float32), array([[0.4472]], dtype=float32))
     """
     validate.out_type("group_norm_forward", out, GroupNormForward)
-    params = ("group_norm_forward", num_groups, activation, channel_axis, eps, dtype, True)
-    arrays = (x, weight, bias, *(out or GroupNormForward()), workspace)
-    return GroupNormForward(*dispatch(GROUP_FORWARD, params, arrays))
+    scalars = forward_scalars(
+        "group_norm_forward", num_groups, activation, channel_axis, eps=eps, dtype=dtype, saves=True
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias)
+    results = dispatch(GROUP_FORWARD, scalars, inputs, out=out, workspace=workspace)
+    return GroupNormForward(*results)
 
 
 def group_norm_backward(
@@ -268,6 +278,8 @@ def group_norm_backward(
     array([ 0.204, -0.408,  0.204], dtype=float32)
     """
     validate.out_type("group_norm_backward", out, GroupNormGrads)
-    params = ("group_norm_backward", num_groups, activation, channel_axis, needs, accumulate)
-    arrays = (dy, x, rstd, mean, weight, bias, *(out or GroupNormGrads()), workspace)
-    return GroupNormGrads(*dispatch(GROUP_BACKWARD, params, arrays))
+    norm = ("group_norm_backward", num_groups, activation, channel_axis)
+    scalars = backward_scalars(*norm, needs=needs, accumulate=accumulate)
+    inputs = backward_inputs(dy, x, weight=weight, bias=bias, mean=mean, rstd=rstd)
+    results = dispatch(GROUP_BACKWARD, scalars, inputs, out=out, workspace=workspace)
+    return GroupNormGrads(*results)

@@ -4,13 +4,43 @@
 import struct
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from cunorm._core.build import ArgsWriter, KernelArgs, Macros
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import PARAMETERS, SUMS, KernelTypes, Specs, places_of
+from cunorm._core.kernel_types import KernelTypes
+from cunorm._core.operands import Kind, Operand, OperandTable, Specs, names_of, slots_by_name
 from cunorm._core.plan import Alignments
 from cunorm._group_norm.layout import GroupGeometry, Lines, Samples
+
+TABLE = OperandTable(
+    Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
+    Operand("weight", Kind.PARAMETER, is_saved=True, has_gradient=True),
+    Operand("bias", Kind.PARAMETER, is_saved=True, has_gradient=True),
+    Operand("y", Kind.LIKE_X, is_result=True, is_required=True, has_gradient=True),
+    *(
+        Operand(
+            *(name, Kind.STATISTIC),
+            is_result=True,
+            is_required=True,
+            is_saved=True,
+            has_macro=False,
+        )
+        for name in ("mean", "rstd")
+    ),
+)
+
+
+def forward_inputs(x: Any, *, weight: Any = None, bias: Any = None) -> tuple[Any, ...]:
+    """Return the arrays of a forward in the order of the table."""
+    return (x, weight, bias)
+
+
+def backward_inputs(
+    dy: Any, x: Any, *, weight: Any = None, bias: Any = None, mean: Any, rstd: Any
+) -> tuple[Any, ...]:
+    """Return the arrays of a backward in the order that follows from the table."""
+    return (dy, x, weight, bias, mean, rstd)
 
 
 @dataclass(frozen=True)
@@ -18,7 +48,6 @@ class GroupTypes(KernelTypes):
     """The operands of a group norm's kernel."""
 
     kernel: ClassVar[str]  # its source, and its entry point
-    lines: ClassVar[tuple[str, ...]]  # operands with an element for each of x; the last is written
 
     _: KW_ONLY
     x: DType
@@ -26,11 +55,12 @@ class GroupTypes(KernelTypes):
 
     @property
     def loaded(self) -> list[DType]:
-        return [getattr(self, name) for name in self.lines[:-1]]
+        return [getattr(self, name) for name in names_of(self.inputs, Kind.LIKE_X)]
 
     @property
     def written(self) -> DType | None:
-        return getattr(self, self.lines[-1])  # type: ignore[no-any-return]
+        (name,) = names_of(self.results, Kind.LIKE_X)
+        return getattr(self, name)  # type: ignore[no-any-return]
 
     def macros(self) -> Macros:
         return (*super().macros(), ("ACTIVATION", self.activation))
@@ -39,8 +69,7 @@ class GroupTypes(KernelTypes):
 @dataclass(frozen=True)
 class GroupForwardTypes(GroupTypes):
     kernel = "group_norm_forward"
-    lines = ("x", "y")
-    operands = ("x", *PARAMETERS, "y")
+    inputs, results = TABLE.forward_inputs, TABLE.forward_results
 
     y: DType
 
@@ -48,9 +77,7 @@ class GroupForwardTypes(GroupTypes):
 @dataclass(frozen=True)
 class GroupBackwardTypes(GroupTypes):
     kernel = "group_norm_backward"
-    lines = ("dy", "x", "dx")
-    operands = (*lines, *PARAMETERS)
-    sums = SUMS
+    inputs, results = TABLE.backward_inputs, TABLE.backward_results
 
     dy: DType
     dx: DType | None = None
@@ -62,43 +89,46 @@ class GroupKernel(NamedTuple):
     """A group norm's kernel with its operands, for arrays anywhere."""
 
     types: GroupTypes
-    where: Samples
+    sizes: Samples
     lines: dict[str, Lines]  # of x and y, or of dy, x and dx, in the kernel's order
-    arrays: dict[str, int]  # the places of the arrays that are present, by the kernel's names
+    slots: dict[str, int]  # of the arrays that are present, by the kernel's names
     eps: float | None = None  # of a forward
 
     def args(
-        self, samples: int, first: int, part_positions: int, parts: int, sums: Iterable[int]
+        self, count: int, first: int, part_positions: int, parts: int, sums: Iterable[int]
     ) -> KernelArgs:
         """Return `struct Arguments`, for so many samples from the first on.
 
         `sums` are where those for dweight and dbias begin in the workspace, in bytes.
         """
-        writer, where = ArgsWriter(self.arrays), self.where
+        writer, sizes, types = ArgsWriter(self.slots), self.sizes, self.types
         for name, strides in self.lines.items():
             writer.pointer(name)
             writer.integers(*strides)
-        for name in (*PARAMETERS, "mean", "rstd"):
+        for kind in (Kind.PARAMETER, Kind.STATISTIC):
+            for name in names_of(types.inputs, kind):
+                writer.pointer(name)
+        for name in names_of(types.results, Kind.STATISTIC):
             writer.pointer(name)
-        if self.types.sums:
-            writer.pointers_at("workspace", sums)
+        if types.sums():
+            writer.pointers_into_workspace(sums)
         writer.pointer("workspace")
-        writer.integers(samples, first, where.positions, where.channels, where.groups)
+        writer.integers(count, first, sizes.positions, sizes.channels, sizes.groups)
         writer.integers(part_positions, parts)
         return writer.finish(b"" if self.eps is None else struct.pack("<d", self.eps))
 
     def access(self, alignments: Alignments) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        where, strides = self.where, dict[str, tuple[int, ...]](self.lines)
-        if not where.channels_last:
-            return self.types.access(where.positions, strides, self.arrays, alignments)
-        strides |= dict.fromkeys(PARAMETERS, ())
-        return self.types.access(where.channels, strides, self.arrays, alignments)
+        sizes, strides = self.sizes, dict[str, tuple[int, ...]](self.lines)
+        if not sizes.channels_last:
+            return self.types.access(sizes.positions, strides, self.slots, alignments)
+        strides |= dict.fromkeys(names_of(self.types.inputs, Kind.PARAMETER), ())
+        return self.types.access(sizes.channels, strides, self.slots, alignments)
 
 
 def group_kernel(
-    types: GroupTypes, where: GroupGeometry, operands: Specs, eps: float | None = None
+    types: GroupTypes, geometry: GroupGeometry, operands: Specs, eps: float | None = None
 ) -> GroupKernel:
     """Return a kernel of operands, which are named as the kernel names them."""
-    lines = {name: where.lines_of_input(operands[name]) for name in types.lines}
-    return GroupKernel(types, where.where, lines, places_of(operands), eps)
+    lines = {name: geometry.lines_of_input(operands[name]) for name in types.lines()}
+    return GroupKernel(types, geometry.sizes, lines, slots_by_name(operands), eps)

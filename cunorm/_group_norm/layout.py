@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from cunorm._core import validate
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType
-from cunorm._core.operands import PARAMETERS, STATISTICS, check_compute, check_shape
-from cunorm._core.tensor import OptionalSpec, TensorSpec, collapsed, is_contiguous
+from cunorm._core.operands import Kind, Slot, check_compute, check_shape
+from cunorm._core.tensor import WHOLE, OptionalSpec, TensorSpec, collapsed, is_contiguous
 
 LINE = 16  # elements to which rows of channels are padded
 _LIMIT = 2**31
@@ -43,19 +43,19 @@ class GroupGeometry(NamedTuple):
 
     shape: tuple[int, ...]
     compute: DType
-    where: Samples
+    sizes: Samples
     axes: tuple[int, ...]  # of x, in the kernel's order: samples, then lines
     result_axes: tuple[int, ...]  # of results, from the outermost in memory
 
-    def shape_of(self, operand: str) -> tuple[int, ...]:
-        """Return the shape of an operand: of x, or an element for each channel or group."""
-        if operand in STATISTICS:
-            return (self.where.samples, self.where.groups)
-        return (self.where.channels,) if operand in PARAMETERS else self.shape
+    def shape_of(self, kind: Kind) -> tuple[int, ...]:
+        """Return the shape of x, or of an element for each channel or group."""
+        if kind is Kind.STATISTIC:
+            return (self.sizes.samples, self.sizes.groups)
+        return self.shape if kind is Kind.LIKE_X else (self.sizes.channels,)
 
     def lines(self, spec: TensorSpec) -> Lines | None:
         """Return where the lines of an array of x's shape are, None where kernels cannot follow."""
-        return _lines(spec.permuted(self.axes), self.where.channels_last)
+        return _lines(spec.permuted(self.axes), self.sizes.channels_last)
 
     def lines_of_input(self, spec: OptionalSpec) -> Lines:
         """Return where an operand's lines are, or those of its dense copy; any where absent."""
@@ -70,7 +70,7 @@ class GroupGeometry(NamedTuple):
         return x._replace(dtype=dtype).dense(self.result_axes)
 
 
-def geometry(
+def group_geometry(
     function: str, x: TensorSpec, num_groups: int | None, channel_axis: int
 ) -> GroupGeometry:
     """Return the samples of x; a num_groups of None is the number of channels.
@@ -109,9 +109,9 @@ def geometry(
         same = positions == 1 or channels == 1
         channels_last = positions == 1 if same else results_last
     result_axes = last if results_last else first
-    where = Samples(shape[0], positions, channels, num_groups, channels_last)
+    sizes = Samples(shape[0], positions, channels, num_groups, channels_last)
     compute = FLOAT64 if x.dtype is FLOAT64 else FLOAT32
-    return GroupGeometry(shape, compute, where, last if channels_last else first, result_axes)
+    return GroupGeometry(shape, compute, sizes, last if channels_last else first, result_axes)
 
 
 def _size_of(channel: int, ndim: int) -> str:
@@ -149,27 +149,40 @@ def _lines(spec: TensorSpec, channels_last: bool) -> Lines | None:
     return (strides[0] if shape[0] > 1 else 0), (axes[0][1] if axes else 0)
 
 
-def check_operand(function: str, argument: str, spec: OptionalSpec, where: GroupGeometry) -> None:
-    """Check an operand's shape, and a statistic's dtype; "out." may be before its name."""
-    name, of = argument.removeprefix("out."), ", the shape of x"
-    if name in PARAMETERS:
-        channel = where.axes[-1 if where.where.channels_last else 1]
-        of = f", one for each channel, {_size_of(channel, len(where.shape))}"
-    if name in STATISTICS:
-        of = ", one element for each group of each sample"
-    check_shape(function, argument, spec, where.shape_of(name), of)
-    if name in STATISTICS:
-        check_compute(function, argument, spec, where.compute, "x")
+def check_operand(
+    function: str,
+    slot: Slot,
+    spec: OptionalSpec,
+    geometry: GroupGeometry,
+    argument: str | None = None,
+) -> None:
+    """Check an operand's shape, and a statistic's dtype; a result has another name in errors."""
+    argument, hint = argument or slot.argument, ", the shape of x"
+    if slot.kind is Kind.PARAMETER:
+        channel = geometry.axes[-1 if geometry.sizes.channels_last else 1]
+        hint = f", one for each channel, {_size_of(channel, len(geometry.shape))}"
+    if slot.kind is Kind.STATISTIC:
+        hint = ", one element for each group of each sample"
+    check_shape(function, argument, spec, geometry.shape_of(slot.kind), hint)
+    if slot.kind is Kind.STATISTIC:
+        check_compute(function, argument, spec, geometry.compute, "x")
 
 
-def check_output(function: str, argument: str, spec: OptionalSpec, where: GroupGeometry) -> None:
-    """Check a given output that has an element for each of x."""
+def check_result(
+    function: str, argument: str, slot: Slot, spec: OptionalSpec, geometry: GroupGeometry
+) -> None:
+    """Check a given result."""
     if spec is None:
         return
-    check_operand(function, argument, spec, where)
+    if slot.kind is not Kind.LIKE_X:
+        if slot.kind is Kind.STATISTIC:
+            check_operand(function, slot, spec, geometry, argument)
+        validate.output(function, argument, spec, geometry.shape_of(slot.kind), WHOLE)
+        return
+    check_operand(function, slot, spec, geometry, argument)
     validate.own_memory(function, argument, spec)
-    if where.where.elements and where.lines(spec) is None:
-        layout = "channels last" if where.where.channels_last else "channels first"
+    if geometry.sizes.elements and geometry.lines(spec) is None:
+        layout = "channels last" if geometry.sizes.channels_last else "channels first"
         raise ValueError(
             f"{function}: {argument} has strides {spec.strides}, expected the memory layout of x, "
             f"{layout}, with one stride for all of its lines"

@@ -10,7 +10,7 @@ on them.
 from dataclasses import replace
 from typing import NamedTuple
 
-from cunorm._core.build import KernelBuild, Launch, Macros, cpu_stores, cuda_bool
+from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool, streaming_stores
 from cunorm._core.caps import LEAST_COPY, MOST_SMS, CpuCaps, Features, GpuCaps
 from cunorm._core.plan import GRID_LIMIT
 from cunorm._group_norm.kernels import GroupBackwardTypes, GroupTypes
@@ -50,73 +50,74 @@ _CPU_SMALL = 1 << 15  # elements that one core takes in any case
 MOST_SHARES = 256  # of a chunk: enough for all threads
 
 
-def cuda_schedule(types: GroupTypes, where: Samples, access: int, gpu: GpuCaps) -> Schedule:
+def cuda_schedule(types: GroupTypes, sizes: Samples, access: int, gpu: GpuCaps) -> Schedule:
     """Plan the launches on a GPU; alignment allows `access` elements (see `vector_width`)."""
-    tiling = cuda_tiling(types, where, gpu)
+    tiling = cuda_tiling(types, sizes, gpu)
     access = min(access, tiling.pack)
     least = access * min(dtype.itemsize for dtype in types.loaded)
     async_copies = gpu.features.async_copies and least >= LEAST_COPY
     macros = (
-        *_macros(types, where, channels=where.channels, groups=where.groups),
+        *_macros(types, sizes, channels=sizes.channels, groups=sizes.groups),
         *tiling.macros(access, async_copies),
     )
     written = types.written
     if types.compute.itemsize == 4 and written is not None and written.itemsize == 2:
         macros += (("APPROXIMATE", "true"),)
-    units = where.groups // tiling.unit_groups
-    parts, shared = tiling.parts * tiling.channel_parts, tiling.shared(types, where.channels_last)
+    units = sizes.groups // tiling.unit_groups
+    parts, shared = tiling.parts * tiling.channel_parts, tiling.shared(types, sizes.channels_last)
     passes, handed = [(_ALL, units * tiling.cluster)], 0
     if not tiling.cluster:
         passes = [(_FIND, units * parts), (_COMBINE_AND_WRITE, units * parts)]
-        handed = VALUES * where.groups * parts
-    schedule = _schedule(types, where, tiling, macros, passes, where.samples, handed, shared)
+        handed = VALUES * sizes.groups * parts
+    schedule = _schedule(types, sizes, tiling, macros, passes, sizes.samples, handed, shared)
     first, *second = schedule.passes
     dependent = gpu.features.programmatic_launches
     return schedule._replace(passes=(first, *(replace(one, dependent=dependent) for one in second)))
 
 
-def cpu_schedule(types: GroupTypes, where: Samples, caps: CpuCaps) -> Schedule:
+def cpu_schedule(types: GroupTypes, sizes: Samples, caps: CpuCaps) -> Schedule:
     """Plan the launches on a CPU, which make all passes.
 
     A block has some groups of a sample; or all of a chunk, whose strips threads share.
     """
-    tiling = cpu_tiling(types, where)
-    macros = (*_macros(types, where, channels=0, groups=0), *tiling.macros(1, async_copies=False))
-    row = where.channels if where.channels_last else where.positions
-    if where.channels_last and row % tiling.pack == 0:
+    tiling = cpu_tiling(types, sizes)
+    macros = (*_macros(types, sizes, channels=0, groups=0), *tiling.macros(1, async_copies=False))
+    row = sizes.channels if sizes.channels_last else sizes.positions
+    if sizes.channels_last and row % tiling.pack == 0:
         macros += (("WHOLE_PACKS", "true"),)
-    sample_bytes = where.positions * where.channels * types.x.itemsize
-    block_groups = _cpu_block_groups(where, sample_bytes)
-    grid, shares, chunk = 1, 0, where.samples
+    sample_bytes = sizes.positions * sizes.channels * types.x.itemsize
+    block_groups = _cpu_block_groups(sizes, sample_bytes)
+    grid, shares, chunk = 1, 0, sizes.samples
     if block_groups:
-        grid = where.groups // block_groups
+        grid = sizes.groups // block_groups
     else:
         macros += (("SHARED_SAMPLES", "true"),)
-        shares = tiling.parts * -(-where.channels // (tiling.pack if where.channels_last else 1))
+        shares = tiling.parts * -(-sizes.channels // (tiling.pack if sizes.channels_last else 1))
         chunk = _CPU_CHUNK // sample_bytes
-    chunk = max(1, min(chunk, _CPU_HANDED // (tiling.parts * where.pitch)))
-    handed = VALUES * (tiling.parts * where.pitch + where.groups)
+    chunk = max(1, min(chunk, _CPU_HANDED // (tiling.parts * sizes.pitch)))
+    handed = VALUES * (tiling.parts * sizes.pitch + sizes.groups)
     if isinstance(types, GroupBackwardTypes) and types.dx is not None:
-        kept, h_size = _cpu_kept_h(types, where, tiling.pack, block_groups, chunk)
+        kept, h_size = _cpu_kept_h(types, sizes, tiling.pack, block_groups, chunk)
         macros, handed = macros + kept, handed + h_size
     if types.written is not None:
         h = types.compute if ("HANDED_H", "true") in macros else None
         moved = (*types.loaded, types.written, h)
-        macros += cpu_stores(moved, [types.written], where.elements, row, types.compute, caps)
-    schedule = _schedule(types, where, tiling, macros, [(_ALL, grid)], chunk, handed, 0)
+        stores = streaming_stores(moved, [types.written], row, types.compute, caps)
+        macros += stores.at(sizes.elements)
+    schedule = _schedule(types, sizes, tiling, macros, [(_ALL, grid)], chunk, handed, 0)
     return schedule._replace(shares=shares)
 
 
 def _cpu_kept_h(
-    types: GroupTypes, where: Samples, pack: int, block_groups: int, chunk: int
+    types: GroupTypes, sizes: Samples, pack: int, block_groups: int, chunk: int
 ) -> tuple[Macros, int]:
     """Return where h is kept, and for how many of its elements memory of a sample has room.
 
     It has room for h even if h is not kept, so that the size depends neither on the activation nor
     on the CPU's instructions.
     """
-    lines, row = where.positions, where.group_channels * (block_groups or where.groups)
-    if not where.channels_last:
+    lines, row = sizes.positions, sizes.group_channels * (block_groups or sizes.groups)
+    if not sizes.channels_last:
         lines, row = row, lines
     elements, itemsize = lines * -(-row // pack) * pack, types.compute.itemsize
     kept: Macros = (("KEPT_H", str(_CPU_KEPT_H // (pack * itemsize))),)
@@ -129,19 +130,19 @@ def _cpu_kept_h(
     return () if types.activation in _QUICK_ACTIVATIONS else kept, handed
 
 
-def _cpu_block_groups(where: Samples, sample_bytes: int) -> int:
+def _cpu_block_groups(sizes: Samples, sample_bytes: int) -> int:
     """Return the number of groups of which one core makes all passes; 0: cores share all."""
-    if where.elements <= _CPU_SMALL:
-        return where.groups
-    if not where.channels_last:
-        return 1 if where.samples * where.groups >= _CPU_SHARES else 0
-    few = sample_bytes <= _CPU_SAMPLE and where.samples >= _CPU_SHARES
-    return where.groups if few else 0
+    if sizes.elements <= _CPU_SMALL:
+        return sizes.groups
+    if not sizes.channels_last:
+        return 1 if sizes.samples * sizes.groups >= _CPU_SHARES else 0
+    few = sample_bytes <= _CPU_SAMPLE and sizes.samples >= _CPU_SHARES
+    return sizes.groups if few else 0
 
 
 def _schedule(
     types: GroupTypes,
-    where: Samples,
+    sizes: Samples,
     tiling: Tiling,
     macros: Macros,
     passes: list[tuple[tuple[bool, bool, bool], int]],
@@ -156,15 +157,15 @@ def _schedule(
         build = KernelBuild(types.kernel, (*macros, *found))
         reads = flags[0] or types.written is not None
         launches.append(Launch(build, blocks, tiling.threads, shared=shared if reads else 0))
-    chunk = max(1, min(where.samples, chunk, GRID_LIMIT // max(one.grid for one in launches)))
+    chunk = max(1, min(sizes.samples, chunk, GRID_LIMIT // max(one.grid for one in launches)))
     handed = -(-handed * chunk // LINE) * LINE
     return Schedule(tuple(launches), chunk, tiling.part_positions, tiling.parts, handed)
 
 
-def _macros(types: GroupTypes, where: Samples, channels: int, groups: int) -> Macros:
+def _macros(types: GroupTypes, sizes: Samples, channels: int, groups: int) -> Macros:
     return (
         *types.macros(),
-        ("CHANNELS_LAST", cuda_bool(where.channels_last)),
+        ("CHANNELS_LAST", cuda_bool(sizes.channels_last)),
         ("CHANNELS", str(channels)),
         ("GROUPS", str(groups)),
     )

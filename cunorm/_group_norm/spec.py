@@ -6,11 +6,17 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from cunorm._core import validate
-from cunorm._core.dtypes import DType, parse_optional_dtype
+from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype
 from cunorm._core.memo import memoize
+from cunorm._core.operands import DTypes, operand_of, present
+from cunorm._core.tensor import Shape
+from cunorm._group_norm.kernels import TABLE
 from cunorm.results import GroupNormForward, GroupNormGrads
 
-NEEDS = ("x", "weight", "bias")
+NEEDS = tuple(map(operand_of, TABLE.backward_results))
+
+
+Scalars = tuple[Any, ...]  # what `forward_scalars` and `backward_scalars` return
 
 
 class _NumGroups(Enum):
@@ -30,6 +36,13 @@ class GroupNormSpec:
     activation: str
     channel_axis: int
 
+    def statistics_shape(self, x_shape: Shape) -> Shape:
+        groups = x_shape[self.channel_axis] if self.num_groups is None else self.num_groups
+        return (x_shape[0], groups)
+
+    def leading_axes(self, ndim: int) -> int:
+        return 0
+
     def options(self, x: Any) -> dict[str, Any]:
         """Return the keyword arguments that both directions of `group_norm` have, for an x."""
         groups = x.shape[self.channel_axis] if self.num_groups is None else self.num_groups
@@ -43,6 +56,12 @@ class GroupForwardSpec(GroupNormSpec):
     dtype: DType | None
     saves: bool  # mean and rstd are outputs
 
+    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
+        """Return the dtypes of the results that are written, of those of the inputs."""
+        x = present(dtypes["x"])
+        results = {"y": self.dtype or x}
+        return results | dict.fromkeys(("mean", "rstd") if self.saves else (), compute_type(x))
+
     @property
     def output_names(self) -> tuple[str, ...]:
         return tuple(f"out.{name}" if self.saves else "out" for name in GroupNormForward._fields)
@@ -53,9 +72,40 @@ class GroupBackwardSpec(GroupNormSpec):
     needs: tuple[str, ...]
     accumulate: bool
 
+    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
+        """Return the dtypes of the gradients that are written, of those of the inputs."""
+        return {f"d{name}": dtype for name in self.needs if (dtype := dtypes[name])}
+
     @property
     def output_names(self) -> tuple[str, ...]:
         return tuple(f"out.{name}" for name in GroupNormGrads._fields)
+
+
+def forward_scalars(
+    function: str,
+    num_groups: object,
+    activation: object,
+    channel_axis: int,
+    *,
+    eps: float = 0.0,
+    dtype: object = None,
+    saves: bool = False,
+) -> Scalars:
+    """Return a forward's scalars as the caller gives them, for `parse_forward`."""
+    return (function, num_groups, activation, channel_axis, eps, dtype, saves)
+
+
+def backward_scalars(
+    function: str,
+    num_groups: object,
+    activation: object,
+    channel_axis: int,
+    *,
+    needs: object = NEEDS,
+    accumulate: bool = False,
+) -> Scalars:
+    """Return a backward's scalars, as `forward_scalars` does."""
+    return (function, num_groups, activation, channel_axis, needs, accumulate)
 
 
 @memoize(typed=True)
@@ -66,7 +116,7 @@ def parse_forward(
     channel_axis: Any,
     eps: Any,
     dtype: Any,
-    saves: bool = False,
+    saves: bool,
 ) -> GroupForwardSpec:
     """Check a forward's scalars, as the caller gives them; `num_groups` may be EACH_CHANNEL."""
     norm = _parse_norm(function, num_groups, activation, channel_axis)
@@ -82,7 +132,7 @@ def parse_backward(
     activation: Any,
     channel_axis: Any,
     needs: Any,
-    accumulate: Any = False,
+    accumulate: Any,
 ) -> GroupBackwardSpec:
     """Check a backward's scalars, as `parse_forward` does."""
     norm = _parse_norm(function, num_groups, activation, channel_axis)

@@ -77,12 +77,12 @@ class Tiling(NamedTuple):
         )
 
 
-def cpu_tiling(types: GroupTypes, where: Samples) -> Tiling:
+def cpu_tiling(types: GroupTypes, sizes: Samples) -> Tiling:
     """Return a CPU's tiles: strips of the lines of a part, or of a channel."""
     pack, positions = CPU_PACK, _CPU_PACKS * CPU_PACK
-    if where.channels_last:
-        pack, positions = _cpu_line_pack(types, where.channels), _CPU_LINES
-    return Tiling(1, 1, 1, pack, positions, -(-where.positions // positions))
+    if sizes.channels_last:
+        pack, positions = _cpu_line_pack(types, sizes.channels), _CPU_LINES
+    return Tiling(1, 1, 1, pack, positions, -(-sizes.positions // positions))
 
 
 def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
@@ -99,26 +99,26 @@ def _cpu_line_pack(types: GroupTypes, channels: int) -> int:
     return min(most, channels & -channels)
 
 
-def cuda_tiling(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
+def cuda_tiling(types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> Tiling:
     """Return a GPU's tiles: of a block or cluster that has whole groups, if they fit."""
     loaded = len(types.loaded)
-    sample = where.positions * where.channels * types.x.itemsize * loaded
+    sample = sizes.positions * sizes.channels * types.x.itemsize * loaded
     wanted = loaded * max(_LEAST_TILE, sample // gpu.sm_count) * 5 // 4
 
     def is_small(tiling: Tiling) -> bool:
-        return tiling.shared(types, where.channels_last) <= 2 * wanted
+        return tiling.shared(types, sizes.channels_last) <= 2 * wanted
 
-    sharing = _fits(types, where, gpu, wanted, *_SHARING)
+    sharing = _fits(types, sizes, gpu, wanted, *_SHARING)
     found = [*filter(is_small, sharing), *sharing]
     if not found:
-        streamed = _streamed(types, where, gpu)
-        alone = filter(is_small, _fits(types, where, gpu, wanted, *_ALONE))
+        streamed = _streamed(types, sizes, gpu)
+        alone = filter(is_small, _fits(types, sizes, gpu, wanted, *_ALONE))
         found = [one for one in alone if one.pack == streamed.pack] or [streamed]
-    return _bounded(found[0], types, where, gpu)
+    return _bounded(found[0], types, sizes, gpu)
 
 
 def _fits(
-    types: GroupTypes, where: Samples, gpu: GpuCaps, wanted: int, blocks: int, threads: int
+    types: GroupTypes, sizes: Samples, gpu: GpuCaps, wanted: int, blocks: int, threads: int
 ) -> list[Tiling]:
     """Return a tiling for each of _FITS: with the fewest blocks that make wanted tiles, or most."""
     largest, found = gpu.features.largest_cluster if gpu.features.clusters else 1, []
@@ -127,40 +127,40 @@ def _fits(
             tiling
             for cluster in _CLUSTERS
             if cluster <= min(most, largest)
-            and (tiling := _tiling(types, where, line, cluster, threads)).cluster
-            and _room(tiling, types, where, gpu) >= blocks
+            and (tiling := _tiling(types, sizes, line, cluster, threads)).cluster
+            and _room(tiling, types, sizes, gpu) >= blocks
         ]
-        small = (one for one in fitting if one.shared(types, where.channels_last) <= wanted)
+        small = (one for one in fitting if one.shared(types, sizes.channels_last) <= wanted)
         if fitting:
             found.append(next(small, fitting[-1]))
     pack = max((one.pack for one in found), default=0)
     return [one for one in found if one.pack == pack]
 
 
-def _streamed(types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
+def _streamed(types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> Tiling:
     """Return the largest tiles for which shared memory has room."""
     blocks, threads = _SHARING
 
     def tiling_of(line: int, parts: int) -> Tiling:
-        return _tiling(types, where, line, parts, threads, streamed=True)
+        return _tiling(types, sizes, line, parts, threads, streamed=True)
 
     line, parts = max(_STREAMED_LINES, key=lambda line: tiling_of(line, 1).pack), 1
     while True:
         tiling = tiling_of(line, parts)
-        if _room(tiling, types, where, gpu) >= blocks or parts >= where.positions:
+        if _room(tiling, types, sizes, gpu) >= blocks or parts >= sizes.positions:
             return tiling
         parts += -(-parts // 8)
 
 
-def _bounded(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) -> Tiling:
+def _bounded(tiling: Tiling, types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> Tiling:
     """Return a tiling with the blocks for which registers leave room, of float64 half as many."""
     most = _BLOCKS * 4 // types.compute.itemsize
-    return tiling._replace(blocks_per_sm=max(1, min(_room(tiling, types, where, gpu), most)))
+    return tiling._replace(blocks_per_sm=max(1, min(_room(tiling, types, sizes, gpu), most)))
 
 
 def _tiling(
     types: GroupTypes,
-    where: Samples,
+    sizes: Samples,
     line_bytes: int,
     blocks: int,
     most_threads: int,
@@ -171,13 +171,13 @@ def _tiling(
 
     Its `cluster` is 0 where they make no cluster.
     """
-    groups = _unit_groups(types, where, line_bytes)
-    channels = groups * where.group_channels
-    line = channels if where.channels_last else where.positions
+    groups = _unit_groups(types, sizes, line_bytes)
+    channels = groups * sizes.group_channels
+    line = channels if sizes.channels_last else sizes.positions
     itemsizes = [dtype.itemsize for dtype in (*types.loaded, types.written) if dtype]
     pack = min(WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, line & -line)
-    across = channels // pack if where.channels_last else channels
-    along = where.positions if where.channels_last else where.positions // pack
+    across = channels // pack if sizes.channels_last else channels
+    along = sizes.positions if sizes.channels_last else sizes.positions // pack
     least_parts = 1 << (-(-across // most_threads) - 1).bit_length()  # a power of two
     channel_threads = -(-across // least_parts)
     channel_parts = -(-across // channel_threads)
@@ -192,7 +192,7 @@ def _tiling(
         channel_threads,
         position_threads,
         pack,
-        length if where.channels_last else length * pack,
+        length if sizes.channels_last else length * pack,
         -(-along // length) if streamed else parts,
         channel_parts,
         0 if streamed or blocks % channel_parts else blocks,
@@ -200,22 +200,22 @@ def _tiling(
     )
 
 
-def _unit_groups(types: GroupTypes, where: Samples, line: int) -> int:
+def _unit_groups(types: GroupTypes, sizes: Samples, line: int) -> int:
     """Return the groups of a unit: enough bytes for a line, but no more than some channels."""
-    size = where.group_channels * types.x.itemsize
-    if not where.channels_last:
-        size, line = size * where.positions, _UNIT_BYTES
-    most = max(1, _UNIT_CHANNELS // where.group_channels)
-    divisors = [n for n in range(1, min(where.groups, most) + 1) if where.groups % n == 0]
+    size = sizes.group_channels * types.x.itemsize
+    if not sizes.channels_last:
+        size, line = size * sizes.positions, _UNIT_BYTES
+    most = max(1, _UNIT_CHANNELS // sizes.group_channels)
+    divisors = [n for n in range(1, min(sizes.groups, most) + 1) if sizes.groups % n == 0]
     return next((n for n in divisors if n * size >= line), divisors[-1])
 
 
-def _room(tiling: Tiling, types: GroupTypes, where: Samples, gpu: GpuCaps) -> int:
+def _room(tiling: Tiling, types: GroupTypes, sizes: Samples, gpu: GpuCaps) -> int:
     """Return how many blocks have room in a multiprocessor's shared memory."""
-    columns = tiling.channel_threads * (tiling.pack if where.channels_last else 1)
+    columns = tiling.channel_threads * (tiling.pack if sizes.channels_last else 1)
     sums = 2 if isinstance(types, GroupForwardTypes) else 3
     values = sums * tiling.position_threads * columns
     values += (1 + VALUES * (1 + max(1, tiling.cluster))) * tiling.unit_groups
-    used = tiling.shared(types, where.channels_last) + values * types.compute.itemsize
+    used = tiling.shared(types, sizes.channels_last) + values * types.compute.itemsize
     used += _RESERVED_BYTES
     return gpu.shared_memory_per_sm // used if used <= gpu.shared_memory_per_block_optin else 0

@@ -4,14 +4,19 @@
 from typing import Any
 
 from cunorm._core.build import KernelBuild
-from cunorm._core.operands import PARAMETERS, present
+from cunorm._core.operands import Kind, arguments, operand_of, present
 from cunorm._core.plan import Plan
 from cunorm._core.tensor import Device, contiguous, optional_contiguous, optional_dtype
 from cunorm._dispatch import launches_of
 from cunorm._row_norm.launches import CPU_SHARED_ROWS
-from cunorm._row_norm.plan import FORWARD_INPUTS, plan_backward, plan_forward
-from cunorm._row_norm.spec import NORM_PARAMS, parse_backward, parse_forward
-from cunorm.results import NormForward, NormGrads
+from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD, plan_backward, plan_forward
+from cunorm._row_norm.spec import (
+    RowOptions,
+    backward_scalars,
+    forward_scalars,
+    parse_backward,
+    parse_forward,
+)
 
 FUNCTION = "warmup"  # which errors name
 _MANY = 1 << 31
@@ -34,36 +39,50 @@ def row_builds(
 
 def forward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
     """Plan a forward that saves its statistics, for an x of (rows, width)."""
-    dtypes = (options["dtype"], options["residual_dtype"])
-    spec = parse_forward(FUNCTION, *_norm(name, options), 0.0, *dtypes, True)
+    scalars = forward_scalars(
+        *(FUNCTION, _options(options)),
+        center="layer_norm" in name or options["center"],
+        dtype=options["dtype"],
+        residual_dtype=options["residual_dtype"],
+        saves=True,
+    )
     inputs = [
-        optional_contiguous(shape[1:] if one in PARAMETERS else shape, options[one], device)
-        for one in FORWARD_INPUTS
+        optional_contiguous(
+            shape[1:] if slot.kind is Kind.PARAMETER else shape, options[slot.argument], device
+        )
+        for slot in ROW_FORWARD.input_slots
     ]
-    return plan_forward(spec, (*inputs, *[None] * len(NormForward._fields)))
+    return plan_forward(parse_forward(*scalars), (*inputs, *ROW_FORWARD.no_outputs))
 
 
 def backward_plan(name: str, options: Options, shape: tuple[int, int], device: Device) -> Plan:
     """Plan the backward of a forward, given what that returns and a dy like its y."""
     forward = forward_plan(name, options, shape, device)
-    x, _, gate, weight, bias, y, stream, mean, rstd = forward.specs
-    x, rstd = present(x), present(rstd)
+    inputs, results = arguments(ROW_FORWARD.input_slots, ROW_FORWARD.result_slots, forward.specs)
+    x, stream, rstd = present(inputs["x"]), results["residual"], present(results["rstd"])
     needs, accumulate = options["needs"], options["accumulate"]
-    spec = parse_backward(FUNCTION, *_norm(name, options), x.dtype.name, needs, accumulate)
+    scalars = backward_scalars(
+        *(FUNCTION, _options(options)),
+        center="layer_norm" in name or options["center"],
+        x_dtype=x.dtype.name,
+        needs=needs,
+        accumulate=accumulate,
+    )
     of_stream = {None: optional_dtype(stream), True: (stream or x).dtype, False: None}
     dtype = options["d_residual"]
     d_residual = optional_contiguous(shape, of_stream.get(dtype, dtype), device)
-    sums = {
-        f"d{name}": contiguous(shape[1:], rstd.dtype, device)
-        for name, parameter in (("weight", weight), ("bias", bias))
-        if accumulate and parameter is not None and name in needs
-    }
-    inputs = (y, stream or x, rstd, mean, d_residual, gate, weight, bias)
-    return plan_backward(spec, (*inputs, *map(sums.get, NormGrads._fields)))
+    sums = [
+        contiguous(shape[1:], rstd.dtype, device)
+        if accumulate and slot.kind is Kind.PARAMETER and inputs[operand] and operand in needs
+        else None
+        for slot in ROW_BACKWARD.result_slots
+        if (operand := operand_of(slot))
+    ]
+    operands = {**inputs, "x": stream or x, "mean": results["mean"], "rstd": rstd}
+    operands |= {"dy": results["y"], "d_residual": d_residual}
+    reads = [operands[slot.argument] for slot in ROW_BACKWARD.input_slots]
+    return plan_backward(parse_backward(*scalars), (*reads, *sums))
 
 
-def _norm(name: str, options: Options) -> tuple[Any, ...]:
-    """Return the scalars of both directions, in the order of `parse_forward`."""
-    scalars = {**options, "axis": -1, "c": None, "has_weight": options["weight"] is not None}
-    scalars["center"] = "layer_norm" in name or options["center"]
-    return tuple(scalars[one] for one in NORM_PARAMS)
+def _options(options: Options) -> RowOptions:
+    return RowOptions(-1, *(options[name] for name in RowOptions._fields[1:]))

@@ -4,7 +4,7 @@
 from math import prod
 from typing import NamedTuple
 
-from cunorm._core.operands import PARAMETERS, STATISTICS, check_shape
+from cunorm._core.operands import Kind, Slot, check_shape
 from cunorm._core.tensor import WHOLE, OptionalSpec, RowAxes, TensorSpec
 
 _WIDTH_LIMIT = 2**31
@@ -46,20 +46,19 @@ class Geometry(NamedTuple):
     leading_axes: int
     rows: RowShape
 
-    def shape_of(self, operand: str) -> tuple[int, ...]:
-        """Return the shape of an operand: of x, of a row, or an element for each row."""
-        if operand in STATISTICS:
+    def shape_of(self, kind: Kind) -> tuple[int, ...]:
+        """Return the shape of x, of a row, or of an element for each row."""
+        if kind is Kind.STATISTIC:
             groups = self.rows.groups
             return self.shape[: self.leading_axes] + ((groups,) if groups > 1 else ())
-        return self.shape[self.leading_axes :] if operand in PARAMETERS else self.shape
+        return self.shape if kind is Kind.LIKE_X else self.shape[self.leading_axes :]
 
-    def axes_of(self, operand: str) -> RowAxes:
+    def axes_of(self, kind: Kind) -> RowAxes:
         """Return where the rows of an operand begin; a parameter or a statistic is one row."""
-        is_whole = operand in PARAMETERS or operand in STATISTICS
-        return WHOLE if is_whole else RowAxes(self.leading_axes, self.rows.groups)
+        return RowAxes(self.leading_axes, self.rows.groups) if kind is Kind.LIKE_X else WHOLE
 
 
-def geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geometry:
+def row_geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geometry:
     """Return the rows of x, all axes from `axis` to the last, and their groups."""
     shape, ndim = x.shape, len(x.shape)
     if ndim == 0:
@@ -87,21 +86,23 @@ def geometry(function: str, x: TensorSpec, axis: int, groups: int = 1) -> Geomet
     return Geometry(shape, leading_axes, rows)
 
 
-def check_operand(function: str, argument: str, operand: OptionalSpec, where: Geometry) -> None:
-    of = ", the shape of x"
-    if argument in PARAMETERS:
-        axes = len(where.shape) - where.leading_axes
-        of = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
-    if argument in STATISTICS:
-        of = ", one element for each row of x"
-    shape = where.shape_of(argument)
-    is_like_x = argument in ("gate", "residual")
-    if is_like_x and operand is not None and _is_narrower(operand.shape, shape):
-        of += ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
-    check_shape(function, argument, operand, shape, of)
+def check_operand(function: str, slot: Slot, operand: OptionalSpec, geometry: Geometry) -> None:
+    """Check an operand's shape."""
+    shape, hint = geometry.shape_of(slot.kind), ", the shape of x"
+    if slot.kind is Kind.PARAMETER:
+        axes = len(geometry.shape) - geometry.leading_axes
+        hint = f" to match x.shape[{'-1' if axes == 1 else f'{-axes}:'}]"
+    if slot.kind is Kind.STATISTIC:
+        hint = ", one element for each row of x"
+    may_be_narrower = slot.argument in ("gate", "residual")
+    if may_be_narrower and operand is not None and _is_narrower(operand.shape, shape):
+        hint += ": expand it, as by broadcast_to of numpy or jax.numpy, or Tensor.expand"
+    check_shape(function, slot.argument, operand, shape, hint)
 
 
-def _is_narrower(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether an array of a shape would be broadcast to the whole one."""
-    pairs = zip(reversed(shape), reversed(whole), strict=False)  # axes may be missing
-    return len(shape) <= len(whole) and all(size in (1, full) for size, full in pairs)
+def _is_narrower(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Whether an array of a shape would be broadcast to the full one."""
+    if len(shape) > len(full):
+        return False
+    sizes = zip(shape, full[len(full) - len(shape) :], strict=True)
+    return all(size in (1, full_size) for size, full_size in sizes)

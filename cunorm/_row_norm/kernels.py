@@ -1,15 +1,59 @@
 # SPDX-License-Identifier: MIT
-"""The row-norm kernels: the macros of their builds, and their argument structs."""
+"""The row norms' operands; the macros of their kernels' builds, and the argument structs."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from cunorm._core.build import ArgsWriter, KernelArgs, Launch, Macros, cuda_bool, numbers_of
+from cunorm._core.build import ArgsWriter, KernelArgs, Macros, cuda_bool, numbers_of
 from cunorm._core.dtypes import DType
-from cunorm._core.operands import PARAMETERS, SUMS, KernelTypes, Specs, places_of, type_macros
+from cunorm._core.kernel_types import KernelTypes, type_macros
+from cunorm._core.operands import Kind, Operand, OperandTable, Specs, names_of, slots_by_name
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import RowLayout
 from cunorm._row_norm.geometry import Geometry
+
+# What a backward takes as x is what was normalised: the new residual stream, if there is one.
+TABLE = OperandTable(
+    Operand("x", Kind.LIKE_X, is_required=True, is_saved=True, has_gradient=True),
+    Operand("weight", Kind.PARAMETER, is_saved=True, has_gradient=True),
+    Operand("bias", Kind.PARAMETER, is_saved=True, has_gradient=True),
+    Operand("gate", Kind.LIKE_X, is_saved=True, has_gradient=True),
+    Operand("residual", Kind.LIKE_X, has_gradient=True),
+    Operand("y", Kind.LIKE_X, is_result=True, is_required=True, has_gradient=True),
+    Operand(
+        *("residual_out", Kind.LIKE_X),
+        is_result=True,
+        has_gradient=True,
+        argument="residual",
+        gradient_argument="d_residual",
+    ),
+    Operand("mean", Kind.STATISTIC, is_result=True, is_saved=True, has_macro=False),
+    Operand(
+        *("rstd", Kind.STATISTIC), is_result=True, is_required=True, is_saved=True, has_macro=False
+    ),
+)
+
+
+def forward_inputs(
+    x: Any, *, weight: Any = None, bias: Any = None, gate: Any = None, residual: Any = None
+) -> tuple[Any, ...]:
+    """Return the arrays of a forward in the order of the table."""
+    return (x, weight, bias, gate, residual)
+
+
+def backward_inputs(
+    dy: Any,
+    x: Any,
+    *,
+    weight: Any = None,
+    bias: Any = None,
+    gate: Any = None,
+    d_residual: Any = None,
+    mean: Any = None,
+    rstd: Any,
+) -> tuple[Any, ...]:
+    """Return the arrays of a backward in the order that follows from the table."""
+    return (dy, d_residual, x, weight, bias, gate, mean, rstd)
 
 
 class Formula(NamedTuple):
@@ -38,8 +82,6 @@ _PLAIN = Formula()
 class _RowTypes(KernelTypes):
     """The operands of a row norm's kernel."""
 
-    rows: ClassVar[tuple[str, ...]]  # those with a row for each row of x
-
     _: KW_ONLY
     gate: DType | None = None
     formula: Formula = _PLAIN
@@ -55,7 +97,7 @@ class _RowTypes(KernelTypes):
         compute = self.compute.itemsize
         dtypes = [dtype for dtype in self.held() if dtype]
         held = [compute if compute == 8 else dtype.itemsize for dtype in dtypes]
-        return held + [compute] * sum(getattr(self, name) for name in self.sums)
+        return held + [compute] * sum(getattr(self, name) for name in self.sums())
 
     def held(self) -> list[DType | None]:
         """Return the dtypes of what a thread holds of a row, but for sums."""
@@ -64,8 +106,7 @@ class _RowTypes(KernelTypes):
 
 @dataclass(frozen=True)
 class ForwardTypes(_RowTypes):
-    operands = ("x", "residual", "gate", "residual_out", *PARAMETERS, "y")
-    rows = ("x", "residual", "gate", "y", "residual_out")
+    inputs, results = TABLE.forward_inputs, TABLE.forward_results
 
     x: DType
     y: DType
@@ -81,9 +122,7 @@ class ForwardTypes(_RowTypes):
 
 @dataclass(frozen=True)
 class BackwardTypes(_RowTypes):
-    rows = ("dy", "x", "dresidual_out", "gate", "dx", "dresidual", "dgate")
-    operands = (*rows, *PARAMETERS)
-    sums = SUMS
+    inputs, results = TABLE.backward_inputs, TABLE.backward_results
 
     dy: DType
     x: DType | None = None
@@ -99,36 +138,42 @@ class BackwardTypes(_RowTypes):
 
 
 RowTypes = ForwardTypes | BackwardTypes
+SumOffsets = tuple[int | None, int | None]  # of dweight's and dbias's sums in the workspace, bytes
 
 
 class RowKernel(NamedTuple):
     """A row norm's kernel with its operands, for arrays anywhere."""
 
     types: RowTypes
-    where: Geometry
+    geometry: Geometry
     layouts: dict[str, RowLayout]  # of the operands with rows
-    arrays: dict[str, int]  # the places of the arrays that are present, by the kernel's names
+    slots: dict[str, int]  # of the arrays that are present, by the kernel's names
     numbers: tuple[float, ...]
 
-    def args(self, launch: Launch) -> KernelArgs:
-        """Return `struct Arguments`."""
-        writer = ArgsWriter(self.arrays)
+    def args(self, sums: SumOffsets) -> KernelArgs:
+        """Return `struct Arguments`; a forward's sums are None."""
+        writer, types = ArgsWriter(self.slots), self.types
         for name, layout in self.layouts.items():
             writer.pointer(name)
             writer.integers(*layout)
-        for name in (*PARAMETERS, "mean", "rstd"):
+        for kind in (Kind.PARAMETER, Kind.STATISTIC):
+            for name in names_of(types.inputs, kind):
+                writer.pointer(name)
+        for name in names_of(types.results, Kind.STATISTIC):
             writer.pointer(name)
-        if self.types.sums:
-            writer.pointers_at("workspace", self.sums(launch))
-        rows, width, groups = self.where.rows
-        writer.integers(rows, groups, width)
-        return writer.finish(numbers_of(self.types.compute, self.numbers))
+        if types.sums():
+            writer.pointers_into_workspace(sums)
+        rows, width, groups = self.geometry.rows
+        writer.sized(rows)
+        writer.integers(groups, width)
+        return writer.finish(numbers_of(types.compute, self.numbers))
 
-    def sums(self, launch: Launch) -> tuple[int | None, int | None]:
-        """Return where in the workspace the partial sums for dweight and for dbias begin."""
+    def sums(self, sums_size: int) -> SumOffsets:
+        """Return where the partial sums for dweight and for dbias begin, of so many elements."""
         types = self.types
-        assert isinstance(types, BackwardTypes)
-        size = launch.sums_size * types.compute.itemsize
+        if isinstance(types, ForwardTypes):
+            return None, None
+        size = sums_size * types.compute.itemsize
         return (0 if types.dweight else None, size * types.dweight if types.dbias else None)
 
     @property
@@ -138,14 +183,16 @@ class RowKernel(NamedTuple):
 
     def access(self, alignments: Alignments) -> int:
         """Return how many elements alignment lets a GPU's thread move at once."""
-        strides: dict[str, tuple[int, ...]] = dict.fromkeys(PARAMETERS, ())
+        parameters = names_of(self.types.inputs, Kind.PARAMETER)
+        strides: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
         strides |= {name: layout.strides for name, layout in self.layouts.items()}
-        return self.types.access(self.where.rows.width, strides, self.arrays, alignments)
+        return self.types.access(self.geometry.rows.width, strides, self.slots, alignments)
 
 
 def row_kernel(
-    types: RowTypes, where: Geometry, operands: Specs, numbers: tuple[float, ...]
+    types: RowTypes, geometry: Geometry, operands: Specs, numbers: tuple[float, ...]
 ) -> RowKernel:
-    """Return a kernel of operands, which are named as the kernel names them."""
-    layouts = {name: where.axes_of(name).layout_of_input(operands[name]) for name in types.rows}
-    return RowKernel(types, where, layouts, places_of(operands), numbers)
+    """Return a kernel of operands."""
+    axes = geometry.axes_of(Kind.LIKE_X)
+    layouts = {name: axes.layout_of_input(operands[name]) for name in types.lines()}
+    return RowKernel(types, geometry, layouts, slots_by_name(operands), numbers)

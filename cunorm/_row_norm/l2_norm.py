@@ -5,8 +5,9 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
+from cunorm._row_norm.kernels import backward_inputs, forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import L2_NORM, L2_NORM_FORWARD, L2_ROWS
+from cunorm._row_norm.spec import UNIT_LENGTH, RowOptions, backward_scalars, l2_scalars
 from cunorm.results import NormForward, NormGrads
 
 
@@ -45,9 +46,8 @@ def l2_norm(
     >>> cunorm.l2_norm(x + 3, groups=2).round(4)
     array([[0.6508, 0.7593, 0.7071, 0.7071]], dtype=float32)
     """
-    params = ("l2_norm", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM)
-    arrays = (x, None, None, None, None, out, None, None, None, None)
-    return dispatch(ROW_FORWARD, params, arrays)[0]
+    scalars = l2_scalars("l2_norm", axis, groups, eps=eps, dtype=dtype)
+    return dispatch(ROW_FORWARD, scalars, forward_inputs(x), y=out)[0]
 
 
 def l2_norm_forward(
@@ -84,9 +84,8 @@ def l2_norm_forward(
     (array([[0.5, 0.5, 0.5, 0.5]], dtype=float32), array([0.2], dtype=float32))
     """
     validate.out_type("l2_norm_forward", out, NormForward)
-    params = ("l2_norm_forward", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM_FORWARD)
-    arrays = (x, None, None, None, None, *(out or NormForward()), None)
-    return NormForward(*dispatch(ROW_FORWARD, params, arrays))
+    scalars = l2_scalars("l2_norm_forward", axis, groups, eps=eps, dtype=dtype, saves=True)
+    return NormForward(*dispatch(ROW_FORWARD, scalars, forward_inputs(x), out=out))
 
 
 def l2_norm_backward(
@@ -119,6 +118,5 @@ def l2_norm_backward(
     array([[ 0.128, -0.096]], dtype=float32)
     """
     validate.out_type("l2_norm_backward", out, NormGrads)
-    params = ("l2_norm_backward", False, axis, groups, *L2_ROWS)
-    arrays = (dy, x, rstd, None, None, None, None, None, *(out or NormGrads()), None)
-    return NormGrads(*dispatch(ROW_BACKWARD, params, arrays))
+    scalars = backward_scalars("l2_norm_backward", RowOptions(axis, groups), c=UNIT_LENGTH)
+    return NormGrads(*dispatch(ROW_BACKWARD, scalars, backward_inputs(dy, x, rstd=rstd), out=out))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Launch plans of the row norms, on a GPU and on a CPU."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from cunorm._core.build import KernelBuild, Launch, Macros, cpu_stores, cuda_bool
+from cunorm._core.build import KernelBuild, Launch, Macros, cuda_bool, streaming_stores
 from cunorm._core.caps import LEAST_COPY, MOST_SMS, CpuCaps, GpuCaps
 from cunorm._core.dtypes import FLOAT32, DType
 from cunorm._core.param_grad import CPU_PACK
@@ -25,21 +25,37 @@ _MOST_STAGES, _STAGED_BYTES, _MOST_COPIES = 4, 40 << 10, 12
 _RESERVED_BYTES, _SENT_BYTES = 2 << 10, 48
 
 
+class RowLaunch(NamedTuple):
+    """A launch, and how it follows from the number of rows."""
+
+    launch: Launch
+    parts_of: Callable[[int], int]  # the runs of rows into which so many rows are cut
+    blocks_per_part: int
+    row_parts: int = 0  # of each row, if a CPU's threads share rows
+    build_of: Callable[[int], Hashable] = lambda rows: None  # equal where the build is the same
+
+
 def cuda_forward(
-    types: ForwardTypes, where: RowShape, access: int, gpu: GpuCaps, axes: int = 1
-) -> Launch:
+    types: ForwardTypes, shape: RowShape, access: int, gpu: GpuCaps, axes: int = 1
+) -> RowLaunch:
     """Plan row_norm_forward; alignment allows `access` elements (see `vector_width`)."""
-    team = _team(types, where.width, gpu)
-    blocks_of_all = where.groups * team.cluster
-    parts = min(-(-where.rows // team.rows_per_block), GRID_LIMIT // blocks_of_all)
-    if where.width > team.chunk:
-        blocks = _streamed_blocks(types, where.width, team, gpu)
-        parts = min(parts, max(1, blocks // blocks_of_all))
+    team = _team(types, shape.width, gpu)
+    blocks_per_part = shape.groups * team.cluster
+    max_parts = GRID_LIMIT // blocks_per_part
+    if shape.width > team.chunk:
+        blocks = _streamed_blocks(types, shape.width, team, gpu)
+        max_parts = min(max_parts, max(1, blocks // blocks_per_part))
     access = min(access, team.pack)
     if access < team.pack or axes > 1:  # loads in parts, or from anywhere, take more registers
         team = team._replace(blocks_per_sm=-(-team.blocks_per_sm // 2))
-    macros = types.macros() + team.macros(where.width, where.groups, access, axes)
-    return Launch(KernelBuild("row_norm_forward", macros), parts * blocks_of_all, team.threads)
+    macros = types.macros() + team.macros(shape.width, shape.groups, access, axes)
+
+    def parts_of(rows: int) -> int:
+        return min(-(-rows // team.rows_per_block), max_parts)
+
+    grid = parts_of(shape.rows) * blocks_per_part
+    launch = Launch(KernelBuild("row_norm_forward", macros), grid, team.threads)
+    return RowLaunch(launch, parts_of, blocks_per_part)
 
 
 def _team(types: RowTypes, width: int, gpu: GpuCaps) -> Team:
@@ -63,32 +79,38 @@ def _streamed_blocks(types: ForwardTypes, width: int, team: Team, gpu: GpuCaps) 
 
 
 def cuda_backward(
-    types: BackwardTypes, where: RowShape, access: int, gpu: GpuCaps, axes: int = 1
-) -> Launch:
-    team = _team(types, where.width, gpu)
+    types: BackwardTypes, shape: RowShape, access: int, gpu: GpuCaps, axes: int = 1
+) -> RowLaunch:
+    team = _team(types, shape.width, gpu)
     access = min(access, team.pack)
     sums = (types.dweight or types.dbias) > 0
-    blocks = cuda_parts(where, gpu.sm_count, team.cluster) // team.cluster if sums else GRID_LIMIT
-    memory = _shared_memory(types, team, where.width, access, gpu)
+    blocks = cuda_parts(shape, gpu.sm_count, team.cluster) // team.cluster if sums else GRID_LIMIT
+    memory = _shared_memory(types, team, shape.width, access, gpu)
     while team.rows_per_block > 1 and not memory.sums:  # its teams meet in shared memory
         team = team._replace(blocks_per_sm=team.blocks_per_sm - 1)
-        memory = _shared_memory(types, team, where.width, access, gpu)
-    blocks = min(blocks, gpu.sm_count * team.blocks_per_sm // (where.groups * team.cluster))
-    parts = min(-(-where.rows // team.rows_per_block), max(1, blocks))
+        memory = _shared_memory(types, team, shape.width, access, gpu)
+    blocks_per_part = shape.groups * team.cluster
+    max_parts = max(1, min(blocks, gpu.sm_count * team.blocks_per_sm // blocks_per_part))
+
+    def parts_of(rows: int) -> int:
+        return min(-(-rows // team.rows_per_block), max_parts)
+
     macros = (
         *types.macros(),
-        *team.macros(where.width, where.groups, access, axes),
+        *team.macros(shape.width, shape.groups, access, axes),
         ("STAGES", str(memory.stages)),
         ("SUMS_IN_SHARED", cuda_bool(memory.sums)),
     )
-    return Launch(
+    parts = parts_of(shape.rows)
+    launch = Launch(
         KernelBuild("row_norm_backward", macros),
-        parts * where.groups * team.cluster,
+        parts * blocks_per_part,
         team.threads,
         parts,
-        where.sums_pitch(twice=where.width > team.chunk and not memory.sums),
+        shape.sums_pitch(twice=shape.width > team.chunk and not memory.sums),
         memory.bytes,
     )
+    return RowLaunch(launch, parts_of, blocks_per_part)
 
 
 class _SharedMemory(NamedTuple):
@@ -124,14 +146,14 @@ def _shared_memory(
     return _SharedMemory(used + stages * stage, stages, in_shared)
 
 
-def cuda_parts(where: RowShape, sm_count: int, cluster: int = 1) -> int:
+def cuda_parts(shape: RowShape, sm_count: int, cluster: int = 1) -> int:
     """Return the most blocks of a group, each of which has columns of a row of partial sums.
 
     With a cluster of one that is the most rows of partial sums.
     """
-    width = where.width // cluster
+    width = shape.width // cluster
     blocks_per_sm = next((blocks for limit, blocks in _BLOCKS_PER_SM if width <= limit), 1)
-    return max(1, min(sm_count, MOST_SMS) * blocks_per_sm // where.groups)
+    return max(1, min(sm_count, MOST_SMS) * blocks_per_sm // shape.groups)
 
 
 # --- on a CPU -------------------------------------------------------------------------------------
@@ -139,8 +161,8 @@ def cuda_parts(where: RowShape, sm_count: int, cluster: int = 1) -> int:
 CPU_TEAM = Team(threads=1, threads_per_row=1, pack=CPU_PACK, packs=16)
 _CPU_BLOCKS = 256  # the most runs of rows that threads share; no result depends on it
 
-# Bytes of a row above which both passes of the backward prefetch, and, of more than 2 bytes an
-# element, where all rows take as much as the last cache: measured, 2 cores, 32 MiB cache.
+# Bytes: rows above this prefetch in both passes of the backward; a shorter limit holds when x
+# has more than 2 bytes an element and exceeds the last cache. Measured, 2 cores, 32 MiB cache.
 _SHORT_ROW, _SHORT_ROW_OF_MANY = 8 << 10, 256
 # Bytes of a row above which the next rows are not prefetched, for two inputs without a gate or not,
 # by the bytes of an element: measured, 2 cores, 480 MiB cache; the first one with 32 MiB.
@@ -158,93 +180,117 @@ _CHUNK, _PART_CHUNKS = 16, 8
 CPU_SHARED_ROWS, _FEWEST_ROW_PARTS, _FEWEST_SUMS = 15, 3, 4
 
 
-def cpu_launch(types: RowTypes, where: RowShape, caps: CpuCaps) -> tuple[Launch, int]:
-    """Plan a kernel; return also the parts of each row, if threads share rows, else 0.
+class _CpuBuild(NamedTuple):
+    """What a direction's build for a CPU has of its own."""
 
-    Of a forward each row is a block then; those of a backward are one, with one row of sums.
+    macros: Macros
+    written: list[DType | None]  # past the caches, if large
+    long_elements: float  # of all rows, from which both passes prefetch
+
+
+def cpu_launch(types: RowTypes, shape: RowShape, caps: CpuCaps) -> RowLaunch:
+    """Plan a kernel.
+
+    Where threads share rows, each row of a forward is a block; those of a backward are one, with
+    one row of sums.
     """
     if isinstance(types, ForwardTypes):
-        launch, grid = cpu_forward(types, where, caps), where.rows * where.groups
+        kernel, has_sums, own = "row_norm_forward", False, _cpu_forward(types, shape)
     else:
-        launch, grid = cpu_backward(types, where.not_empty(), caps), where.groups
-    begins_with_pack = isinstance(types, ForwardTypes) and types.formula.center
-    parts = cpu_row_parts(where, launch.grid, begins_with_pack=begins_with_pack)
-    if not parts:
-        return launch, 0
-    build = KernelBuild(launch.build.kernel, (*launch.build.macros, ("SHARED_ROWS", "true")))
-    return replace(launch, build=build, grid=grid), parts
+        kernel, own = "row_norm_backward", _cpu_backward(types, shape, caps)
+        has_sums = types.dweight or types.dbias
+    is_forward = isinstance(types, ForwardTypes)
+    moved = [getattr(types, name) for name in types.lines()]
+    stores = streaming_stores(moved, own.written, shape.width, types.compute, caps)
+    begins_with_pack = is_forward and types.formula.center
+
+    def unshared_parts_of(rows: int) -> int:
+        return cpu_sums(shape._replace(rows=rows)) if has_sums else min(rows, _CPU_BLOCKS)
+
+    def row_parts_of(rows: int) -> int:
+        blocks = unshared_parts_of(rows) * shape.groups
+        return cpu_row_parts(shape._replace(rows=rows), blocks, begins_with_pack=begins_with_pack)
+
+    def parts_of(rows: int) -> int:
+        if not row_parts_of(rows):
+            return unshared_parts_of(rows)
+        return rows if is_forward else 1
+
+    def macros_of(rows: int) -> Macros:
+        elements = rows * shape.row_width
+        return (
+            *stores.at(elements),
+            *((("LONG_PASSES", "true"),) if elements >= own.long_elements else ()),
+            *((("SHARED_ROWS", "true"),) if row_parts_of(rows) else ()),
+        )
+
+    rows = shape.rows if is_forward else shape.not_empty().rows
+    macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1) + own.macros
+    build, parts = KernelBuild(kernel, macros + macros_of(rows)), parts_of(rows)
+    pitch = 0 if is_forward else shape.sums_pitch(twice=True)
+    launch = Launch(build, parts * shape.groups, 1, 0 if is_forward else parts, pitch)
+    return RowLaunch(launch, parts_of, shape.groups, row_parts_of(rows), macros_of)
 
 
-def cpu_forward(types: ForwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
-    macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
-    macros += _cpu_rows(where, types.x, types.gate is None and types.residual is not None)
-    macros += _cpu_stores(types, where, [types.y], caps)  # a new residual is read again
+def _cpu_forward(types: ForwardTypes, shape: RowShape) -> _CpuBuild:
+    two_inputs = types.gate is None and types.residual is not None
+    macros = _cpu_rows(shape, types.x, two_inputs)
     if types.formula.pre_gate:
-        kept = _cpu_kept(types, where, types.compute.itemsize, rows=1)
-        is_long = kept and where.width * types.x.itemsize > _SHORT_KEPT_ROW
+        kept = _cpu_kept(types, shape, types.compute.itemsize, rows=1)
+        is_long = kept and shape.width * types.x.itemsize > _SHORT_KEPT_ROW
         macros += kept + ((("LONG_IF_HELD", "true"),) if is_long else ())
-    build = KernelBuild("row_norm_forward", macros)
-    return Launch(build, min(where.rows, _CPU_BLOCKS) * where.groups, 1)
+    return _CpuBuild(macros, [types.y], math.inf)  # a new residual is read again
 
 
-def cpu_row_parts(where: RowShape, blocks: int, *, begins_with_pack: bool) -> int:
+def _cpu_backward(types: BackwardTypes, shape: RowShape, caps: CpuCaps) -> _CpuBuild:
+    row = types.x or types.dy
+    row_bytes, long_elements = shape.width * row.itemsize, math.inf
+    macros: Macros = (("STAGES", "0"), ("SUMS_IN_SHARED", "false"))
+    macros += _cpu_rows(shape, row, types.gate is None)
+    if types.dgate is not None:
+        macros += _cpu_kept(types, shape, 2 * types.compute.itemsize, _KEPT_ROWS)
+    if row_bytes > _SHORT_ROW:
+        long_elements = 0
+    elif row_bytes > _SHORT_ROW_OF_MANY and row.itemsize > 2:
+        long_elements = caps.last_cache_bytes / row.itemsize
+    return _CpuBuild(macros, [types.dx, types.dresidual, types.dgate], long_elements)
+
+
+def cpu_row_parts(shape: RowShape, blocks: int, *, begins_with_pack: bool) -> int:
     """Return the parts into which `Row` cuts rows that threads share, else 0.
 
     They share a few long rows which have as many parts as there would be blocks. None is empty: in
     Kahan's sum a zero may count.
     """
-    packs, cut = divmod(where.width, CPU_PACK)
+    packs, cut = divmod(shape.width, CPU_PACK)
     chunks = begins_with_pack - -packs // _CHUNK + bool(cut)
     parts = -(-chunks // _PART_CHUNKS)
-    is_few = 0 < where.rows * where.groups <= CPU_SHARED_ROWS
+    is_few = 0 < shape.rows * shape.groups <= CPU_SHARED_ROWS
     return parts if is_few and parts >= max(blocks, _FEWEST_ROW_PARTS) else 0
 
 
-def cpu_backward(types: BackwardTypes, where: RowShape, caps: CpuCaps) -> Launch:
-    row = types.x or types.dy
-    macros = types.macros() + CPU_TEAM.macros(width=0, groups=0, access=1)
-    macros += (("STAGES", "0"), ("SUMS_IN_SHARED", "false"))
-    macros += _cpu_rows(where, row, types.gate is None)
-    are_many = row.itemsize > 2 and where.elements * row.itemsize >= caps.last_cache_bytes
-    if where.width * row.itemsize > (_SHORT_ROW_OF_MANY if are_many else _SHORT_ROW):
-        macros += (("LONG_PASSES", "true"),)
-    macros += _cpu_stores(types, where, [types.dx, types.dresidual, types.dgate], caps)
-    if types.dgate is not None:
-        macros += _cpu_kept(types, where, 2 * types.compute.itemsize, _KEPT_ROWS)
-    parts = cpu_sums(where) if types.dweight or types.dbias else min(where.rows, _CPU_BLOCKS)
-    build = KernelBuild("row_norm_backward", macros)
-    return Launch(build, parts * where.groups, 1, parts, where.sums_pitch(twice=True))
-
-
-def _cpu_stores(
-    types: RowTypes, where: RowShape, results: Sequence[DType | None], caps: CpuCaps
-) -> Macros:
-    moved = [getattr(types, name) for name in types.rows]
-    return cpu_stores(moved, results, where.elements, where.width, types.compute, caps)
-
-
-def _cpu_rows(where: RowShape, row: DType, two_inputs: bool) -> Macros:
+def _cpu_rows(shape: RowShape, row: DType, two_inputs: bool) -> Macros:
     """Return the macro of rows too wide to prefetch the next one."""
     widest = _WIDE_ROW[two_inputs].get(row.itemsize)
-    is_wide = widest is not None and where.width * row.itemsize > widest
+    is_wide = widest is not None and shape.width * row.itemsize > widest
     return (("WIDE_ROWS", "true"),) if is_wide else ()
 
 
-def _cpu_kept(types: RowTypes, where: RowShape, itemsize: int, rows: int) -> Macros:
+def _cpu_kept(types: RowTypes, shape: RowShape, itemsize: int, rows: int) -> Macros:
     """Return the macro of rows whose activations a thread keeps, as they are slow to compute."""
     packs = _KEPT_BYTES // (CPU_PACK * itemsize)
     has_gate = types.gate is not None and types.compute is FLOAT32
     is_slow = has_gate and types.formula.activation not in _QUICK
-    is_kept = is_slow and where.width <= packs * CPU_PACK
+    is_kept = is_slow and shape.width <= packs * CPU_PACK
     return (("HELD_PACKS", str(rows * packs)),) if is_kept else ()
 
 
-def cpu_sums(where: RowShape) -> int:
+def cpu_sums(shape: RowShape) -> int:
     """Return the number of rows of partial sums: enough to share, few enough to cost nothing.
 
     Rows that threads share have one.
     """
-    enough_to_share = min(where.rows, max(_FEWEST_SUMS, min(32, where.rows // 32)))
-    sums = max(enough_to_share, -(-where.rows // 256))
-    are_shared = cpu_row_parts(where, sums * where.groups, begins_with_pack=False)
+    enough_to_share = min(shape.rows, max(_FEWEST_SUMS, min(32, shape.rows // 32)))
+    sums = max(enough_to_share, -(-shape.rows // 256))
+    are_shared = cpu_row_parts(shape, sums * shape.groups, begins_with_pack=False)
     return 1 if are_shared else sums

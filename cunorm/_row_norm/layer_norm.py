@@ -5,8 +5,9 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
+from cunorm._row_norm.kernels import backward_inputs, forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
+from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 
@@ -58,10 +59,10 @@ def layer_norm(
     >>> cunorm.layer_norm(x, gate=gate, gate_activation="sigmoid", groups=2).round(3)
     array([[-0.5  ,  0.731,  0.881, -0.953]], dtype=float32)
     """
-    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
-    arrays = (x, None, gate, weight, bias, out, None, None, None, None)
-    return dispatch(ROW_FORWARD, ("layer_norm", *norm, *scale, dtype), arrays)[0]
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars("layer_norm", options, center=True, eps=eps, dtype=dtype)
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return dispatch(ROW_FORWARD, scalars, inputs, y=out)[0]
 
 
 def add_layer_norm(
@@ -107,12 +108,19 @@ def add_layer_norm(
     >>> result.y.round(4), stream
     (array([[-1.,  1.]], dtype=float32), array([[5., 9.]], dtype=float32))
     """
-    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("add_layer_norm", out, AddNorm)
-    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
-    arrays = (x, residual, gate, weight, bias, *(out or AddNorm()), None, None, None)
-    return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "add_layer_norm",
+        options,
+        center=True,
+        eps=eps,
+        dtype=dtype,
+        residual_dtype=residual_dtype,
+        streams=True,
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    return AddNorm(*dispatch(ROW_FORWARD, scalars, inputs, out=out and NormForward(*out))[:2])
 
 
 def layer_norm_forward(
@@ -159,12 +167,19 @@ def layer_norm_forward(
     >>> saved.y.round(4), saved.mean, saved.rstd.round(4)
     (array([[-1.,  1.]], dtype=float32), array([5.], dtype=float32), array([0.5], dtype=float32))
     """
-    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("layer_norm_forward", out, NormForward)
-    params = ("layer_norm_forward", *norm, *scale, dtype, residual_dtype, *NORM_FORWARD)
-    arrays = (x, residual, gate, weight, bias, *(out or NormForward()), None)
-    return NormForward(*dispatch(ROW_FORWARD, params, arrays))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "layer_norm_forward",
+        options,
+        center=True,
+        eps=eps,
+        dtype=dtype,
+        residual_dtype=residual_dtype,
+        saves=True,
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    return NormForward(*dispatch(ROW_FORWARD, scalars, inputs, out=out))
 
 
 def layer_norm_backward(
@@ -218,8 +233,18 @@ def layer_norm_backward(
     >>> grads.dx.round(3)
     array([[ 0.204, -0.408,  0.204]], dtype=float32)
     """
-    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
-    rest = (None, weight_offset, weight is not None, x_dtype, needs, accumulate)
     validate.out_type("layer_norm_backward", out, NormGrads)
-    arrays = (dy, x, rstd, mean, d_residual, gate, weight, bias, *(out or NormGrads()), workspace)
-    return NormGrads(*dispatch(ROW_BACKWARD, ("layer_norm_backward", *norm, *rest), arrays))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = backward_scalars(
+        "layer_norm_backward",
+        options,
+        center=True,
+        x_dtype=x_dtype,
+        needs=needs,
+        accumulate=accumulate,
+    )
+    inputs = backward_inputs(
+        dy, x, rstd=rstd, mean=mean, d_residual=d_residual, gate=gate, weight=weight, bias=bias
+    )
+    results = dispatch(ROW_BACKWARD, scalars, inputs, out=out, workspace=workspace)
+    return NormGrads(*results)

@@ -6,8 +6,9 @@ from typing import Any
 from cunorm._core import validate
 from cunorm._core.memo import typed_key
 from cunorm._dispatch import dispatch
+from cunorm._row_norm.kernels import backward_inputs, forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
+from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 
@@ -129,10 +130,12 @@ def normalize(
     array([[ 0.6,  0. ],
            [-1.2,  2.4]], dtype=float32)
     """
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (typed_key(c), weight_offset, weight is not None, eps)
-    arrays = (x, None, gate, weight, bias, out, None, None, None, None)
-    return dispatch(ROW_FORWARD, ("normalize", *norm, *scale, dtype), arrays)[0]
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "normalize", options, center=center, c=typed_key(c), eps=eps, dtype=dtype
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return dispatch(ROW_FORWARD, scalars, inputs, y=out)[0]
 
 
 def add_normalize(
@@ -204,12 +207,20 @@ def add_normalize(
     >>> y, stream
     (array([[0.6, 0.8]], dtype=float16), array([[3., 4.]], dtype=float32))
     """
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (typed_key(c), weight_offset, weight is not None, eps)
     validate.out_type("add_normalize", out, AddNorm)
-    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
-    arrays = (x, residual, gate, weight, bias, *(out or AddNorm()), None, None, None)
-    return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "add_normalize",
+        options,
+        center=center,
+        c=typed_key(c),
+        eps=eps,
+        dtype=dtype,
+        residual_dtype=residual_dtype,
+        streams=True,
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    return AddNorm(*dispatch(ROW_FORWARD, scalars, inputs, out=out and NormForward(*out))[:2])
 
 
 def normalize_forward(
@@ -273,12 +284,20 @@ def normalize_forward(
     >>> saved.mean, saved.rstd.round(4)
     (array([3., 5.], dtype=float32), array([1. , 0.5], dtype=float32))
     """
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (typed_key(c), weight_offset, weight is not None, eps)
     validate.out_type("normalize_forward", out, NormForward)
-    params = ("normalize_forward", *norm, *scale, dtype, residual_dtype, *NORM_FORWARD)
-    arrays = (x, residual, gate, weight, bias, *(out or NormForward()), None)
-    return NormForward(*dispatch(ROW_FORWARD, params, arrays))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "normalize_forward",
+        options,
+        center=center,
+        c=typed_key(c),
+        eps=eps,
+        dtype=dtype,
+        residual_dtype=residual_dtype,
+        saves=True,
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    return NormForward(*dispatch(ROW_FORWARD, scalars, inputs, out=out))
 
 
 def normalize_backward(
@@ -403,8 +422,19 @@ def normalize_backward(
     >>> out.dweight.round(4), grads.dx is None
     (array([10.6, 10. ], dtype=float32), True)
     """
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    rest = (typed_key(c), weight_offset, weight is not None, x_dtype, needs, accumulate)
     validate.out_type("normalize_backward", out, NormGrads)
-    arrays = (dy, x, rstd, mean, d_residual, gate, weight, bias, *(out or NormGrads()), workspace)
-    return NormGrads(*dispatch(ROW_BACKWARD, ("normalize_backward", *norm, *rest), arrays))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = backward_scalars(
+        "normalize_backward",
+        options,
+        center=center,
+        c=typed_key(c),
+        x_dtype=x_dtype,
+        needs=needs,
+        accumulate=accumulate,
+    )
+    inputs = backward_inputs(
+        dy, x, rstd=rstd, mean=mean, d_residual=d_residual, gate=gate, weight=weight, bias=bias
+    )
+    results = dispatch(ROW_BACKWARD, scalars, inputs, out=out, workspace=workspace)
+    return NormGrads(*results)

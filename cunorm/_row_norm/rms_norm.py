@@ -5,8 +5,9 @@ from typing import Any
 
 from cunorm._core import validate
 from cunorm._dispatch import dispatch
+from cunorm._row_norm.kernels import backward_inputs, forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import ADD_NORM, NEEDS, NORM_FORWARD
+from cunorm._row_norm.spec import NEEDS, backward_scalars, forward_scalars
 from cunorm.results import AddNorm, NormForward, NormGrads
 
 
@@ -76,10 +77,10 @@ def rms_norm(
     >>> cunorm.rms_norm(q, weight, out=q)[0, 1].round(3), qkv[0, 1, 1]
     (array([ 1., 10.], dtype=float32), array([5., 5.], dtype=float32))
     """
-    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
-    arrays = (x, None, gate, weight, None, out, None, None, None, None)
-    return dispatch(ROW_FORWARD, ("rms_norm", *norm, *scale, dtype), arrays)[0]
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars("rms_norm", options, eps=eps, dtype=dtype)
+    inputs = forward_inputs(x, weight=weight, gate=gate)
+    return dispatch(ROW_FORWARD, scalars, inputs, y=out)[0]
 
 
 def add_rms_norm(
@@ -124,12 +125,13 @@ def add_rms_norm(
     >>> stream is x, y.round(4)
     (True, array([[0.2, 1.4]], dtype=float32))
     """
-    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("add_rms_norm", out, AddNorm)
-    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
-    arrays = (x, residual, gate, weight, None, *(out or AddNorm()), None, None, None)
-    return AddNorm(*dispatch(ROW_FORWARD, params, arrays)[:2])
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "add_rms_norm", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, streams=True
+    )
+    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
+    return AddNorm(*dispatch(ROW_FORWARD, scalars, inputs, out=out and NormForward(*out))[:2])
 
 
 def rms_norm_forward(
@@ -174,12 +176,13 @@ def rms_norm_forward(
     >>> saved.y.round(4), saved.rstd.round(4)
     (array([[0.2, 1.4]], dtype=float32), array([0.2], dtype=float32))
     """
-    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
     validate.out_type("rms_norm_forward", out, NormForward)
-    params = ("rms_norm_forward", *norm, *scale, dtype, residual_dtype, *NORM_FORWARD)
-    arrays = (x, residual, gate, weight, None, *(out or NormForward()), None)
-    return NormForward(*dispatch(ROW_FORWARD, params, arrays))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "rms_norm_forward", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, saves=True
+    )
+    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
+    return NormForward(*dispatch(ROW_FORWARD, scalars, inputs, out=out))
 
 
 def rms_norm_backward(
@@ -229,8 +232,11 @@ def rms_norm_backward(
     >>> cunorm.rms_norm_backward(dy, x, rstd=saved.rstd).dx.round(4)
     array([[ 0.196, -0.028]], dtype=float32)
     """
-    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
-    rest = (None, weight_offset, weight is not None, x_dtype, needs, accumulate)
     validate.out_type("rms_norm_backward", out, NormGrads)
-    arrays = (dy, x, rstd, None, d_residual, gate, weight, None, *(out or NormGrads()), workspace)
-    return NormGrads(*dispatch(ROW_BACKWARD, ("rms_norm_backward", *norm, *rest), arrays))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = backward_scalars(
+        "rms_norm_backward", options, x_dtype=x_dtype, needs=needs, accumulate=accumulate
+    )
+    inputs = backward_inputs(dy, x, rstd=rstd, d_residual=d_residual, gate=gate, weight=weight)
+    results = dispatch(ROW_BACKWARD, scalars, inputs, out=out, workspace=workspace)
+    return NormGrads(*results)

@@ -2,18 +2,19 @@
 """The scalars of a row norm's call, checked: RowForwardSpec and RowBackwardSpec."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from cunorm._core import validate
-from cunorm._core.dtypes import DType, parse_optional_dtype, promoted
+from cunorm._core.dtypes import DType, compute_type, parse_optional_dtype, promoted
 from cunorm._core.memo import memoize, typed_key
-from cunorm._core.operands import Specs
-from cunorm._core.tensor import OptionalSpec
-from cunorm._row_norm.kernels import Formula
+from cunorm._core.operands import DTypes, Specs, operand_of, present
+from cunorm._core.tensor import Shape
+from cunorm._row_norm.kernels import TABLE, Formula
 from cunorm.results import NormForward, NormGrads
 
-NEEDS = ("x", "weight", "bias", "gate")
+NEEDS = tuple(dict.fromkeys(map(operand_of, TABLE.backward_results)))
 GATE_DEFAULTS = {"gate_activation": "silu", "gate_position": "post"}
 # Options of `rms_norm` with which published models use it.
 MODELS: dict[str, dict[str, Any]] = {
@@ -47,9 +48,20 @@ class RowNormSpec:
             rounded=x_dtype if self.round_before_weight and x_dtype is not compute else None,
         )
 
-    def check_gate(self, gate: OptionalSpec) -> None:
-        """Check that the options of a gate are not set without one."""
-        for name, default in GATE_DEFAULTS.items() if gate is None else ():
+    def statistics_shape(self, x_shape: Shape) -> Shape:
+        return (*x_shape[: self.axis], *([self.groups] if self.groups > 1 else []))
+
+    def leading_axes(self, ndim: int) -> int:
+        return self.axis % ndim
+
+    def check_options(self, inputs: Specs) -> None:
+        """Check that the options of a gate or a weight are not set without one."""
+        if self.weight_offset != 0.0 and inputs["weight"] is None:
+            raise ValueError(
+                f"{self.function}: weight_offset is {self.weight_offset!r}, expected 0 without a "
+                "weight"
+            )
+        for name, default in GATE_DEFAULTS.items() if inputs["gate"] is None else ():
             value = getattr(self, name)
             if value != default:
                 raise ValueError(
@@ -58,7 +70,7 @@ class RowNormSpec:
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments that both directions of `normalize` have."""
-        return {name: getattr(self, name) for name in NORM_PARAMS[:-1]}
+        return {one.name: getattr(self, one.name) for one in fields(RowNormSpec)[1:]}
 
     def scale(self, width: int) -> float:
         """Return k = c / sqrt(width), by which the normalised row is multiplied."""
@@ -69,17 +81,28 @@ class RowNormSpec:
 class RowForwardSpec(RowNormSpec):
     eps: float
     dtype: DType | None
-    residual_dtype: DType | None = None
-    saves: bool = False  # mean and rstd are outputs
+    residual_dtype: DType | None
+    saves: bool  # mean and rstd are outputs
     # Whether without residual x is the new residual stream; None where there is never a stream.
-    streams: bool | None = False
-    eps_of_sum: bool = False  # eps is added to the sum of squares, not to their mean
+    streams: bool | None
+    eps_of_sum: bool  # eps is added to the sum of squares, not to their mean
 
-    def y_dtype(self, x: DType, weight: DType | None) -> DType:
-        """Return y's dtype, where no array is given for it."""
-        if self.dtype is None and self.round_before_weight and weight is not None:
-            return promoted(x, weight)
-        return self.dtype or x
+    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
+        """Return the dtypes of the results that are written, of those of inputs and given results.
+
+        The dtype of a result is that of a given array, else of the spec, else of its input.
+        """
+        x, weight, y = present(dtypes["x"]), dtypes["weight"], dtypes["y"]
+        residual = dtypes["residual"]
+        stream = residual or self.residual_dtype or dtypes["residual_out"]
+        own = promoted(x, weight) if self.round_before_weight and weight else x
+        results = {"y": y or self.dtype or own}
+        if stream is not None and (residual is not None or stream is not x):
+            results["residual_out"] = stream
+        if self.saves:
+            compute = compute_type(x, stream)
+            results |= {"mean": compute, "rstd": compute} if self.center else {"rstd": compute}
+        return results
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -102,42 +125,123 @@ class RowBackwardSpec(RowNormSpec):
     needs: tuple[str, ...]
     accumulate: bool
 
+    def result_dtypes(self, dtypes: DTypes) -> dict[str, DType]:
+        """Return the dtypes of the gradients that are written, of those of inputs and given ones.
+
+        One of dx and dresidual stands for both where they have the same dtype, x's.
+        """
+        x = present(dtypes["x"])
+        dx, results = self.x_dtype or dtypes["dx"] or x, {}
+        if "x" in self.needs and (dx is not x or dtypes["dresidual"] is None):
+            results["dx"] = dx
+        for name in self.needs:
+            operand = dtypes[name]
+            if name != "x" and operand is not None:
+                results[f"d{name}"] = operand
+        if "x" in self.needs and dx is not x:
+            results["dresidual"] = x
+        return results
+
     @property
     def output_names(self) -> tuple[str, ...]:
         return tuple(f"out.{name}" for name in NormGrads._fields)
 
 
-# The scalars after the function: those of both directions, then those that a forward adds.
-NORM_PARAMS = (*(one.name for one in fields(RowNormSpec)[1:]), "has_weight")
-_FORWARD_PARAMS = tuple(one.name for one in fields(RowForwardSpec)[len(fields(RowNormSpec)) :])
-# The last scalars of a forward: `saves` and `streams`; of l2_norm all from `residual_dtype` on.
-ADD_NORM, NORM_FORWARD = (False, True), (True, False)
-L2_NORM, L2_NORM_FORWARD = (None, False, False, True), (None, True, None, True)
-# The scalars of l2_norm in both directions, from `round_before_weight` on: rows of length 1.
-L2_ROWS = (False, *GATE_DEFAULTS.values(), typed_key(1.0), 0.0, False)
+class RowOptions(NamedTuple):
+    """The options that all row norms but l2_norm have, in the order of their keywords."""
+
+    axis: int
+    groups: int
+    weight_offset: float = 0.0
+    round_before_weight: bool = False
+    gate_activation: str = GATE_DEFAULTS["gate_activation"]
+    gate_position: str = GATE_DEFAULTS["gate_position"]
+
+
+# As RowOptions makes them, or plain: a tuple is made in a tenth of the time.
+Options = tuple[int, int, float, bool, str, str]
+Scalars = tuple[Any, ...]  # what `forward_scalars` and `backward_scalars` return
+
+_NORM = ("function", *RowOptions._fields, "center", "c")
+_FORWARD = (*_NORM, "eps", "dtype", "residual_dtype", "saves", "streams", "eps_of_sum")
+_BACKWARD = (*_NORM, "x_dtype", "needs", "accumulate")
+UNIT_LENGTH = typed_key(1.0)
+_NO_OPTIONS = RowOptions(-1, 1)[2:]
+
+
+def forward_scalars(
+    function: str,
+    options: Options,
+    *,
+    center: bool = False,
+    c: object = None,
+    eps: float = 0.0,
+    dtype: object = None,
+    residual_dtype: object = None,
+    saves: bool = False,
+    streams: bool | None = False,
+    eps_of_sum: bool = False,
+) -> Scalars:
+    """Return a forward's scalars, as the caller gives them but for c, its `typed_key`."""
+    own = (eps, dtype, residual_dtype, saves, streams, eps_of_sum)
+    return (function, *options, center, c, *own)
+
+
+def backward_scalars(
+    function: str,
+    options: Options,
+    *,
+    center: bool = False,
+    c: object = None,
+    x_dtype: object = None,
+    needs: object = NEEDS,
+    accumulate: bool = False,
+) -> Scalars:
+    """Return a backward's scalars, as `forward_scalars` does."""
+    return (function, *options, center, c, x_dtype, needs, accumulate)
+
+
+def l2_scalars(
+    function: str, axis: int, groups: int, *, eps: float, dtype: object, saves: bool = False
+) -> Scalars:
+    """Return the scalars of an L2 norm's forward."""
+    return forward_scalars(
+        *(function, (axis, groups, *_NO_OPTIONS)),
+        c=UNIT_LENGTH,
+        eps=eps,
+        dtype=dtype,
+        saves=saves,
+        streams=None,
+        eps_of_sum=True,
+    )
 
 
 @memoize(typed=True)
-def parse_forward(function: str, *scalars: Any) -> RowForwardSpec:
-    """Check a forward's scalars, as the caller gives them; c is its `typed_key`."""
-    norm, rest = _parse_norm(function, scalars)
-    own = dict(zip(_FORWARD_PARAMS[: len(rest)], rest, strict=True))  # the last have defaults
-    own["eps"] = validate.epsilon(function, own["eps"])
-    for name in ("dtype", "residual_dtype"):
-        own[name] = parse_optional_dtype(function, name, own.get(name))
-    return RowForwardSpec(**norm, **own)
+def parse_forward(*scalars: Any) -> RowForwardSpec:
+    """Check a forward's scalars."""
+    given = dict(zip(_FORWARD, scalars, strict=True))
+    function = given["function"]
+    return RowForwardSpec(
+        **_parse_norm(given),
+        eps=validate.epsilon(function, given["eps"]),
+        dtype=parse_optional_dtype(function, "dtype", given["dtype"]),
+        residual_dtype=parse_optional_dtype(function, "residual_dtype", given["residual_dtype"]),
+        saves=given["saves"],
+        streams=given["streams"],
+        eps_of_sum=given["eps_of_sum"],
+    )
 
 
 @memoize(typed=True)
-def parse_backward(function: str, *scalars: Any) -> RowBackwardSpec:
-    """Check a backward's scalars, as `parse_forward` does; all but the norm's may be left out."""
-    norm, rest = _parse_norm(function, scalars)
-    x_dtype, needs, accumulate = rest or (None, NEEDS, False)
+def parse_backward(*scalars: Any) -> RowBackwardSpec:
+    """Check a backward's scalars."""
+    given = dict(zip(_BACKWARD, scalars, strict=True))
+    function = given["function"]
     return RowBackwardSpec(
-        **norm,
-        x_dtype=parse_optional_dtype(function, "x_dtype", x_dtype),
-        needs=validate.names(function, "needs", needs, NEEDS),
-        accumulate=validate.flag(function, "accumulate", accumulate),
+        **_parse_norm(given),
+        x_dtype=parse_optional_dtype(function, "x_dtype", given["x_dtype"]),
+        needs=validate.names(function, "needs", given["needs"], NEEDS),
+        accumulate=validate.flag(function, "accumulate", given["accumulate"]),
     )
 
 
@@ -150,23 +254,21 @@ def backward_spec(
     return RowBackwardSpec(**norm, x_dtype=x_dtype, needs=needs, accumulate=False)
 
 
-def _parse_norm(function: str, scalars: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Return the fields of RowNormSpec, and the scalars that are not of both directions."""
-    norm, rest = scalars[: len(NORM_PARAMS)], scalars[len(NORM_PARAMS) :]
-    center, axis, groups, rounds, activation, position, c, weight_offset, has_weight = norm
-    found = {
+def _parse_norm(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of RowNormSpec."""
+    function, c = given["function"], given["c"]
+
+    def checked(check: Callable[..., Any], name: str, *allowed: object) -> Any:
+        return check(function, name, given[name], *allowed)
+
+    return {
         "function": function,
-        "center": validate.flag(function, "center", center),
-        "axis": validate.integer(function, "axis", axis),
-        "groups": validate.integer(function, "groups", groups),
-        "round_before_weight": validate.flag(function, "round_before_weight", rounds),
-        "gate_activation": validate.activation(function, "gate_activation", activation),
-        "gate_position": validate.choice(function, "gate_position", position, ("pre", "post")),
+        "center": checked(validate.flag, "center"),
+        "axis": checked(validate.integer, "axis"),
+        "groups": checked(validate.integer, "groups"),
+        "round_before_weight": checked(validate.flag, "round_before_weight"),
+        "gate_activation": checked(validate.activation, "gate_activation"),
+        "gate_position": checked(validate.choice, "gate_position", ("pre", "post")),
         "c": validate.length(function, c and c[0]),
+        "weight_offset": checked(validate.finite, "weight_offset") + 0.0,  # -0.0 equals 0.0
     }
-    offset = validate.finite(function, "weight_offset", weight_offset)
-    if offset != 0.0 and not has_weight:
-        raise ValueError(
-            f"{function}: weight_offset is {weight_offset!r}, expected 0 without a weight"
-        )
-    return found | {"weight_offset": offset + 0.0}, rest  # -0.0 equals 0.0

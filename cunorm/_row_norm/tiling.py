@@ -77,7 +77,7 @@ class Team(NamedTuple):
 
 def cuda_team(types: RowTypes, width: int, features: Features = NONE) -> Team:
     """Return how a GPU's threads share rows of a width."""
-    itemsizes = [dtype.itemsize for name in types.rows if (dtype := getattr(types, name))]
+    itemsizes = [dtype.itemsize for name in types.lines() if (dtype := getattr(types, name))]
     pack = min(
         WIDEST_ACCESS // min(itemsizes), PACK_BYTES // types.compute.itemsize, width & -width
     )

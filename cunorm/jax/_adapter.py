@@ -50,7 +50,7 @@ class JaxAdapter(DLPackAdapter):
             )
         return issubclass(kind, jax.Array)
 
-    def dispatch(self, op: OpDef, spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
+    def dispatch(self, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> list[Any] | None:
         """Let XLA make a call on JAX arrays of one device.
 
         Return None for a call with memory for outputs, with arrays that `view` refuses or copies,
@@ -137,7 +137,7 @@ class _Exporter:
 
 
 @memoize()
-def _eager_call(op: OpDef, spec: Any, *key_parts: Any) -> Run | None:
+def _eager_call(op: OpDef[Any], spec: Any, *key_parts: Any) -> Run | None:
     """Return a function that makes a call on its inputs, None for a call that XLA cannot make.
 
     A part of the key is None for an array that is absent, else its shape, dtype and sharding. Wrong
@@ -146,7 +146,8 @@ def _eager_call(op: OpDef, spec: Any, *key_parts: Any) -> Run | None:
     inputs, given = key_parts[: op.first_output], key_parts[op.first_output :]
     where = key_parts[0][2]
     is_elsewhere = any(one is not None and one[2] != where for one in inputs)
-    if None in inputs[: op.required] or any(given) or is_elsewhere:
+    is_missing = any(a is None and b for a, b in zip(inputs, op.required, strict=False))
+    if is_missing or any(given) or is_elsewhere:
         return None
     if type(where) is not SingleDeviceSharding or _ffi.refusal():
         return None

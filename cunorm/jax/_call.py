@@ -22,12 +22,12 @@ _OPS = {op.name: op for op in (ROW_FORWARD, ROW_BACKWARD, GROUP_FORWARD, GROUP_B
 class Call(NamedTuple):
     """A call but for its memory; equal calls do the same."""
 
-    op: OpDef
+    op: OpDef[Any]
     spec: Any  # its OpSpec
     inputs: OptionalSpecs  # contiguous, as all of XLA's arrays; None is absent
 
     @classmethod
-    def of(cls, op: OpDef, spec: Any, arrays: Sequence[Any]) -> "Call":
+    def of(cls, op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> "Call":
         """Return a call on arrays, traced or not, of which only shapes and dtypes are read."""
         named = zip(op.inputs, arrays, strict=True)
         inputs = [one if one is None else _describe(spec, name, one) for name, one in named]
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     def plan(self) -> Plan:
         """Return the plan; wrong input is the error that the plain function raises."""
         op = self.op
-        return op.plan(self.spec, (*self.inputs, *[None] * len(op.outputs)))
+        return op.plan(self.spec, (*self.inputs, *op.no_outputs))
 
     @property
     def is_empty(self) -> bool:

@@ -13,6 +13,7 @@ from jax.custom_batching import custom_vmap
 
 from cunorm._core.dtypes import FLOAT64
 from cunorm._core.memo import memoize
+from cunorm._core.operands import Kind
 from cunorm._core.plan import OpDef
 from cunorm._group_norm.spec import GroupNormSpec
 from cunorm.jax import _xla_structs
@@ -28,7 +29,7 @@ NEEDS_X64 = (
 )
 
 
-def run(op: OpDef, spec: Any, arrays: Sequence[Any]) -> dict[str, Any]:
+def run(op: OpDef[Any], spec: Any, arrays: Sequence[Any]) -> dict[str, Any]:
     """Return the outputs of a call by name, None for one that is absent.
 
     JAX can transform the call but for derivatives, which the caller defines.
@@ -98,12 +99,13 @@ def _run_batch(call: Call, size: int, batched: list[bool], arrays: Arrays) -> Ar
     names = [name for name, one in zip(op.inputs, call.inputs, strict=True) if one is not None]
     differing = {name for name, is_batched in zip(names, batched, strict=True) if is_batched}
     wanted = {op.outputs[place - op.first_output] for place, _ in outputs}
-    if differing & set(op.parameters) or wanted & set(op.sums):
+    parameters = {slot.argument for slot in op.input_slots if slot.kind is Kind.PARAMETER}
+    if differing & parameters or wanted & {f"d{name}" for name in op.summed}:
         return _run_examples(call, batched, arrays)
     has_samples = isinstance(spec, GroupNormSpec)  # on the first axis, which takes those of all
     joined: dict[str, Any] = {}
     for name, array in zip(names, arrays, strict=True):
-        if name not in op.parameters:
+        if name not in parameters:
             if name not in differing:
                 array = jnp.broadcast_to(array, (size, *array.shape))
             if has_samples:

@@ -5,10 +5,14 @@ from typing import Any
 
 from cunorm._core.memo import typed_key
 from cunorm._group_norm import spec as group_spec
+from cunorm._group_norm.kernels import forward_inputs as group_inputs
 from cunorm._group_norm.plan import GROUP_BACKWARD, GROUP_FORWARD
+from cunorm._group_norm.spec import EACH_CHANNEL
+from cunorm._group_norm.spec import forward_scalars as group_scalars
 from cunorm._row_norm import spec as row_spec
+from cunorm._row_norm.kernels import forward_inputs
 from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
-from cunorm._row_norm.spec import ADD_NORM, L2_NORM, L2_ROWS
+from cunorm._row_norm.spec import forward_scalars, l2_scalars
 from cunorm.jax._vjp import Norm
 from cunorm.results import AddNorm
 
@@ -42,9 +46,10 @@ def rms_norm(
     >>> np.asarray(jax.grad(lambda weight: cunorm.jax.rms_norm(x, weight).sum())(weight)).round(4)
     array([0.2, 1.4], dtype=float32)
     """
-    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
-    params = ("rms_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
-    return _ROW(params, (x, None, gate, weight, None))[0]
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars("rms_norm", options, eps=eps, dtype=dtype)
+    inputs = forward_inputs(x, weight=weight, gate=gate)
+    return _ROW(scalars, inputs)[0]
 
 
 def layer_norm(
@@ -73,9 +78,10 @@ def layer_norm(
     >>> np.asarray(jax.jit(cunorm.jax.layer_norm)(x, weight)).round(3)
     array([[-1., 10.]], dtype=float32)
     """
-    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
-    params = ("layer_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
-    return _ROW(params, (x, None, gate, weight, bias))[0]
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars("layer_norm", options, center=True, eps=eps, dtype=dtype)
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return _ROW(scalars, inputs)[0]
 
 
 def l2_norm(
@@ -90,8 +96,8 @@ def l2_norm(
     >>> np.asarray(cunorm.jax.l2_norm(jnp.array([[3.0, 4.0]]))).round(4)
     array([[0.6, 0.8]], dtype=float32)
     """
-    params = ("l2_norm", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM)
-    return _ROW(params, (x, None, None, None, None))[0]
+    scalars = l2_scalars("l2_norm", axis, groups, eps=eps, dtype=dtype)
+    return _ROW(scalars, forward_inputs(x))[0]
 
 
 def normalize(
@@ -123,9 +129,12 @@ def normalize(
     array([[ 0.6,  0.8],
            [-0.6,  0.8]], dtype=float32)
     """
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    params = ("normalize", *norm, typed_key(c), weight_offset, weight is not None, eps, dtype)
-    return _ROW(params, (x, None, gate, weight, bias))[0]
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "normalize", options, center=center, c=typed_key(c), eps=eps, dtype=dtype
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return _ROW(scalars, inputs)[0]
 
 
 def add_rms_norm(
@@ -156,10 +165,12 @@ def add_rms_norm(
     >>> np.asarray(y).round(4), stream
     (array([[0.2, 1.4]], dtype=float32), Array([[1., 7.]], dtype=float32))
     """
-    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
-    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
-    return AddNorm(*_ROW(params, (x, residual, gate, weight, None)))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "add_rms_norm", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, streams=True
+    )
+    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
+    return AddNorm(*_ROW(scalars, inputs))
 
 
 def add_layer_norm(
@@ -190,10 +201,18 @@ def add_layer_norm(
     >>> np.asarray(y).round(4), stream
     (array([[-1.,  1.]], dtype=float32), Array([[5., 9.]], dtype=float32))
     """
-    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
-    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
-    return AddNorm(*_ROW(params, (x, residual, gate, weight, bias)))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "add_layer_norm",
+        options,
+        center=True,
+        eps=eps,
+        dtype=dtype,
+        residual_dtype=residual_dtype,
+        streams=True,
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    return AddNorm(*_ROW(scalars, inputs))
 
 
 def add_normalize(
@@ -227,10 +246,19 @@ def add_normalize(
     >>> y.dtype, stream
     (dtype(bfloat16), Array([[3., 4.]], dtype=float32))
     """
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (typed_key(c), weight_offset, weight is not None, eps)
-    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
-    return AddNorm(*_ROW(params, (x, residual, gate, weight, bias)))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "add_normalize",
+        options,
+        center=center,
+        c=typed_key(c),
+        eps=eps,
+        dtype=dtype,
+        residual_dtype=residual_dtype,
+        streams=True,
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    return AddNorm(*_ROW(scalars, inputs))
 
 
 def group_norm(
@@ -257,8 +285,10 @@ def group_norm(
     array([[[0.  , 0.  , 0.  , 0.  ],
             [0.73, 1.21, 0.73, 1.21]]], dtype=float32)
     """
-    params = ("group_norm", num_groups, activation, channel_axis, eps, dtype)
-    return _GROUP(params, (x, weight, bias))[0]
+    scalars = group_scalars(
+        "group_norm", num_groups, activation, channel_axis, eps=eps, dtype=dtype
+    )
+    return _GROUP(scalars, group_inputs(x, weight=weight, bias=bias))[0]
 
 
 def instance_norm(
@@ -281,5 +311,7 @@ def instance_norm(
     array([[[-1., -1.],
             [ 1.,  1.]]], dtype=float32)
     """
-    params = ("instance_norm", group_spec.EACH_CHANNEL, activation, channel_axis, eps, dtype)
-    return _GROUP(params, (x, weight, bias))[0]
+    scalars = group_scalars(
+        "instance_norm", EACH_CHANNEL, activation, channel_axis, eps=eps, dtype=dtype
+    )
+    return _GROUP(scalars, group_inputs(x, weight=weight, bias=bias))[0]

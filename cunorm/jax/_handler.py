@@ -12,7 +12,7 @@ from cunorm._arrays.cupy import cupy
 from cunorm._backends import cuda
 from cunorm._core.plan import Alignments
 from cunorm._core.tensor import CPU, Device
-from cunorm._dispatch import cache_entry, caps_for, cpu_run
+from cunorm._dispatch import cache_entry, caps_for, cpu_loaded
 from cunorm.jax import _xla_structs as xla
 from cunorm.jax._call import Call, picker
 
@@ -48,7 +48,7 @@ def run_on_cpu(frame: xla.Frame) -> None:
     executable = entry.executable
     if executable is None:
         call = Call.parse(text)
-        run = cpu_run(call.op, call.spec, call.plan, caps_for(call.plan, CPU))
+        run = cpu_loaded(call.op, call.spec, call.plan, caps_for(call.plan, CPU)).run
         executable = entry.executable = _Executable(call, run, has_workspace=False)
     executable.run(executable.pointers(*xla.buffers(frame)))
 
@@ -109,5 +109,5 @@ def _load_on_cuda(text: bytes, device: Device, alignments: Alignments) -> _Execu
             f"cunorm: a {family} norm has {size} bytes of workspace, and takes "
             f"{lowered.workspace} on this GPU"
         )
-    run = cuda.launcher(lowered.calls(), device)
+    run = cuda.Launcher.of(lowered.calls(), device)
     return _Executable(call, run, has_workspace=size > 0)

@@ -29,8 +29,8 @@ _ARRAYS = (jax.Array, np.ndarray)
 class Norm:
     """The operators of a norm. They name a gradient as its operand, with a d before it."""
 
-    forward: OpDef
-    backward: OpDef
+    forward: OpDef[Any]
+    backward: OpDef[Any]
     # Of the forward's OpSpec, x's dtype and the operands whose gradients are wanted.
     backward_spec: Callable[[Any, DType, tuple[str, ...]], Any]
 
@@ -38,7 +38,7 @@ class Norm:
         """Call the forward, with scalars as the caller gives them."""
         op, is_traced = self.forward, False
         for place, array in enumerate(arrays):
-            if array is None and place >= op.required:
+            if array is None and not op.required[place]:
                 continue
             if isinstance(array, Tracer):
                 is_traced = True
@@ -74,7 +74,7 @@ def _of_traced_scalars(error: TypeError, params: tuple[Any, ...]) -> TypeError:
 
 
 @memoize()
-def _compiled(op: OpDef, spec: Any) -> Callable[[Arrays], Results]:
+def _compiled(op: OpDef[Any], spec: Any) -> Callable[[Arrays], Results]:
     """Return the forward as a function that JAX compiles for each of the shapes and dtypes.
 
     It is for arrays that nobody differentiates: what `custom_vjp` notes while it is traced must not

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from cunorm._arrays.registry import view
 from cunorm._arrays.torch import PLAIN_TYPES, dense_form
 from cunorm._core.validate import array_hint, of_type
-from cunorm._dispatch import dispatch, dispatch_spec, parse
+from cunorm._dispatch import dispatch, parse
 from cunorm.torch._library import OPERATORS, forward_text, present, run_backward, saving
 from cunorm.torch._pair import OpPair, Tensors
 from cunorm.torch._tensors import Shapeless, is_dense, needs_operator, what_refuses
@@ -43,7 +43,7 @@ def call(pair: OpPair, params: tuple[Any, ...], arrays: tuple[Any, ...]) -> Any:
     mode = dispatch_mode(params[0], pair.forward.inputs, arrays)
     try:
         if mode is DispatchMode.PLAIN:
-            return dispatch(pair.forward, params, (*arrays, *pair.no_outputs))
+            return dispatch(pair.forward, params, arrays)
         if mode is DispatchMode.AUTOGRAD:
             return _apply(pair, saving(parse(pair.forward, params)), *arrays)
     except (TypeError, ValueError):
@@ -138,11 +138,11 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pair: OpPair, spec: Any, *arrays: Any) -> tuple[Any, Any]:
         """Return y, and the new residual stream, None where there is none or it is x."""
-        outputs = dispatch_spec(pair.forward, spec, (*arrays, *pair.no_outputs))
+        outputs = pair.run(pair.forward, spec, arrays)
         stream = outputs[1] if pair.is_rows else None
         if stream is arrays[0]:
             stream = outputs[1] = None
-        elif stream is not None and not any(ctx.needs_input_grad[2:4]):
+        elif stream is not None and not pair.has_stream_gradient(ctx.needs_input_grad[2:]):
             ctx.mark_non_differentiable(stream)
         ctx.pair = pair
         pair.save(ctx, spec, arrays, outputs)

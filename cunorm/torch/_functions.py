@@ -6,8 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from cunorm._core.memo import typed_key
+from cunorm._group_norm.kernels import forward_inputs as group_inputs
 from cunorm._group_norm.spec import EACH_CHANNEL
-from cunorm._row_norm.spec import ADD_NORM, L2_NORM, L2_ROWS
+from cunorm._group_norm.spec import forward_scalars as group_scalars
+from cunorm._row_norm.kernels import forward_inputs
+from cunorm._row_norm.spec import forward_scalars, l2_scalars
 from cunorm.results import AddNorm
 from cunorm.torch._autograd import call, specialized
 from cunorm.torch._pair import GROUP, ROW
@@ -39,9 +42,10 @@ def rms_norm(
     >>> x.grad
     tensor([[ 0.1960, -0.0280]])
     """
-    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
-    params = ("rms_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
-    return call(ROW, params, (x, None, gate, weight, None))[0]
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars("rms_norm", options, eps=eps, dtype=dtype)
+    inputs = forward_inputs(x, weight=weight, gate=gate)
+    return call(ROW, scalars, inputs)[0]
 
 
 def add_rms_norm(
@@ -73,10 +77,12 @@ def add_rms_norm(
     >>> x.grad
     tensor([[1.1680, 0.9760]])
     """
-    norm = (False, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
-    params = ("add_rms_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
-    return _add_norm(params, (x, residual, gate, weight, None))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "add_rms_norm", options, eps=eps, dtype=dtype, residual_dtype=residual_dtype, streams=True
+    )
+    inputs = forward_inputs(x, weight=weight, gate=gate, residual=residual)
+    return _add_norm(scalars, inputs)
 
 
 def l2_norm(
@@ -93,8 +99,8 @@ def l2_norm(
     >>> cunorm.torch.l2_norm(torch.tensor([[3.0, 4.0]]))
     tensor([[0.6000, 0.8000]])
     """
-    params = ("l2_norm", False, axis, groups, *L2_ROWS, eps, dtype, *L2_NORM)
-    return call(ROW, params, (x, None, None, None, None))[0]
+    scalars = l2_scalars("l2_norm", axis, groups, eps=eps, dtype=dtype)
+    return call(ROW, scalars, forward_inputs(x))[0]
 
 
 def layer_norm(
@@ -125,9 +131,10 @@ def layer_norm(
     >>> y.detach(), bias.grad
     (tensor([[-1.0000,  1.0000]]), tensor([1., 1.]))
     """
-    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
-    params = ("layer_norm", *norm, None, weight_offset, weight is not None, eps, dtype)
-    return call(ROW, params, (x, None, gate, weight, bias))[0]
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars("layer_norm", options, center=True, eps=eps, dtype=dtype)
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return call(ROW, scalars, inputs)[0]
 
 
 def add_layer_norm(
@@ -160,10 +167,18 @@ def add_layer_norm(
     >>> x.grad
     tensor([[1., 1.]])
     """
-    norm = (True, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (None, weight_offset, weight is not None, eps)
-    params = ("add_layer_norm", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
-    return _add_norm(params, (x, residual, gate, weight, bias))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "add_layer_norm",
+        options,
+        center=True,
+        eps=eps,
+        dtype=dtype,
+        residual_dtype=residual_dtype,
+        streams=True,
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    return _add_norm(scalars, inputs)
 
 
 def normalize(
@@ -196,9 +211,12 @@ def normalize(
     >>> y.detach(), x.grad
     (tensor([[0.6000, 0.8000]]), tensor([[ 0.1280, -0.0960]]))
     """
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (typed_key(specialized(c)), weight_offset, weight is not None, eps)
-    return call(ROW, ("normalize", *norm, *scale, dtype), (x, None, gate, weight, bias))[0]
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "normalize", options, center=center, c=typed_key(specialized(c)), eps=eps, dtype=dtype
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate)
+    return call(ROW, scalars, inputs)[0]
 
 
 def add_normalize(
@@ -233,14 +251,23 @@ def add_normalize(
     >>> x.grad
     tensor([[1.1680, 0.9760]])
     """
-    norm = (center, axis, groups, round_before_weight, gate_activation, gate_position)
-    scale = (typed_key(specialized(c)), weight_offset, weight is not None, eps)
-    params = ("add_normalize", *norm, *scale, dtype, residual_dtype, *ADD_NORM)
-    return _add_norm(params, (x, residual, gate, weight, bias))
+    options = (axis, groups, weight_offset, round_before_weight, gate_activation, gate_position)
+    scalars = forward_scalars(
+        "add_normalize",
+        options,
+        center=center,
+        c=typed_key(specialized(c)),
+        eps=eps,
+        dtype=dtype,
+        residual_dtype=residual_dtype,
+        streams=True,
+    )
+    inputs = forward_inputs(x, weight=weight, bias=bias, gate=gate, residual=residual)
+    return _add_norm(scalars, inputs)
 
 
-def _add_norm(params: tuple[Any, ...], arrays: tuple[Any, ...]) -> AddNorm:
-    y, stream, *_ = call(ROW, params, arrays)
+def _add_norm(scalars: tuple[Any, ...], arrays: tuple[Any, ...]) -> AddNorm:
+    y, stream, *_ = call(ROW, scalars, arrays)
     return AddNorm(y, arrays[0] if stream is None else stream)
 
 
@@ -269,8 +296,10 @@ def group_norm(
     >>> weight.grad
     tensor([0.7276, 1.2127, 0.7276, 1.2127])
     """
-    params = ("group_norm", num_groups, activation, channel_axis, eps, dtype)
-    return call(GROUP, params, (x, weight, bias))[0]
+    scalars = group_scalars(
+        "group_norm", num_groups, activation, channel_axis, eps=eps, dtype=dtype
+    )
+    return call(GROUP, scalars, group_inputs(x, weight=weight, bias=bias))[0]
 
 
 def instance_norm(
@@ -295,5 +324,7 @@ def instance_norm(
     tensor([[[-1.0000,  1.0000],
              [-1.0000,  1.0000]]])
     """
-    params = ("instance_norm", EACH_CHANNEL, activation, channel_axis, eps, dtype)
-    return call(GROUP, params, (x, weight, bias))[0]
+    scalars = group_scalars(
+        "instance_norm", EACH_CHANNEL, activation, channel_axis, eps=eps, dtype=dtype
+    )
+    return call(GROUP, scalars, group_inputs(x, weight=weight, bias=bias))[0]

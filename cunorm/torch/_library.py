@@ -15,10 +15,11 @@ import torch
 from cunorm._arrays.torch import PLAIN_TYPES, TORCH_DTYPES
 from cunorm._core.dtypes import parse_dtype
 from cunorm._core.memo import memoize
+from cunorm._core.operands import Kind, Slot
 from cunorm._core.plan import OpDef, spec_from_json, spec_to_json
 from cunorm._core.tensor import Device, TensorSpec
 from cunorm._dispatch import parse
-from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors, compute_type
+from cunorm.torch._pair import GROUP, ROW, OpPair, Tensors
 from cunorm.torch._tensors import unwrapped
 
 Function = Callable[..., Any]
@@ -32,10 +33,10 @@ _is_transforming = torch._C._are_functorch_transforms_active
 class Operators:
     """The operators of a pair; `transformed` is the forward's for torch.func."""
 
-    def __init__(self, pair: OpPair, fake_forward: Function) -> None:
+    def __init__(self, pair: OpPair) -> None:
         self.pair = pair
-        self.forward = _define(pair, pair.forward, "forward", fake_forward)
-        self.backward = _define(pair, pair.backward, "backward", _fake_gradients)
+        self.forward = _define(pair, pair.forward, "forward")
+        self.backward = _define(pair, pair.backward, "backward")
         save = partial(_save, pair)
         gradients = partial(_eager_gradients, pair, self.backward)
         self.forward.register_autograd(gradients, setup_context=save)
@@ -43,8 +44,8 @@ class Operators:
         self.transformed = _transformable(self.forward, save, partial(_gradients, pair, once))
 
 
-def _define(pair: OpPair, op: OpDef, direction: str, fake: Function) -> Any:
-    inputs = [f"Tensor{'?' * (n >= op.required)} {name}" for n, name in enumerate(op.inputs)]
+def _define(pair: OpPair, op: OpDef[Any], direction: str) -> Any:
+    inputs = [f"Tensor{'' if one.is_required else '?'} {one.argument}" for one in op.input_slots]
     outputs = ", ".join(["Tensor"] * len(op.outputs))
 
     def run(function: Function, *arguments: Any) -> tuple[Any, ...]:
@@ -58,12 +59,12 @@ def _define(pair: OpPair, op: OpDef, direction: str, fake: Function) -> Any:
         mutates_args=(),
         schema=f"({', '.join(inputs)}, str spec) -> ({outputs})",
     )
-    operator.register_fake(partial(run, partial(_checked, op, fake)))
+    operator.register_fake(partial(run, partial(_checked, op)))
     operator.register_vmap(partial(_run_batch, pair, op, operator))
     return operator
 
 
-def _own_outputs(op: OpDef, pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+def _own_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
     """Return outputs with the promised strides, None for absent ones and for x or dx again."""
     arrays = [*map(unwrapped, arrays)]
     x = arrays[op.x]
@@ -106,12 +107,12 @@ def _empty_like(pair: OpPair, x: Any, **options: Any) -> Any:
     return torch.empty_like(x, memory_format=layout, **options)
 
 
-def _checked(op: OpDef, fake: Function, pair: OpPair, spec: Any, arrays: Tensors) -> Any:
+def _checked(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> Any:
     """Return outputs without memory; operands on meta are checked as on any device."""
     if any(type(one) in PLAIN_TYPES and one.is_meta for one in arrays):
         specs = map(partial(_spec_of, spec.function), op.inputs, arrays)
-        op.plan(spec, (*specs, *(None for _ in op.outputs)))
-    return fake(pair, spec, arrays)
+        op.plan(spec, (*specs, *op.no_outputs))
+    return _fake_outputs(op, pair, spec, arrays)
 
 
 def _spec_of(function: str, name: str, array: Any) -> TensorSpec | None:
@@ -122,45 +123,29 @@ def _spec_of(function: str, name: str, array: Any) -> TensorSpec | None:
     return TensorSpec(tuple(array.shape), array.stride(), dtype, device)
 
 
-def _fake_row_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
-    x, residual, _, weight, _ = arrays
-    x_dtype = parse_dtype(spec.function, "x", x.dtype)
-    weight_dtype = None if weight is None else parse_dtype(spec.function, "weight", weight.dtype)
-    stream = TORCH_DTYPES.get(spec.residual_dtype) if residual is None else residual.dtype
-    has_new = residual is not None or stream not in (None, x.dtype)
-    shape = (*x.shape[: spec.axis], *([spec.groups] if spec.groups > 1 else []))
-    mean, rstd = (x.new_empty(shape, dtype=compute_type(x.dtype, stream)) for _ in range(2))
-    return [
-        _empty_like(pair, x, dtype=TORCH_DTYPES[spec.y_dtype(x_dtype, weight_dtype)]),
-        _empty_like(pair, x, dtype=stream) if has_new else None,
-        mean if spec.center else None,
-        rstd,
-    ]
+def _fake_outputs(op: OpDef[Any], pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
+    """Return outputs without memory: the plan's rules give their dtypes, x and operands shapes."""
+    operands = {slot.name: array for slot, array in zip(op.input_slots, arrays, strict=True)}
+    x, names = operands["x"], [slot.name for slot in op.result_slots]
+    dtypes = spec.result_dtypes(
+        dict.fromkeys(names)
+        | {
+            name: None if array is None else parse_dtype(spec.function, name, array.dtype)
+            for name, array in operands.items()
+        }
+    )
 
-
-def _fake_group_outputs(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
-    x = arrays[0]
-    groups = x.shape[spec.channel_axis] if spec.num_groups is None else spec.num_groups
-    shape = (x.shape[0], groups)
-    mean, rstd = (x.new_empty(shape, dtype=compute_type(x.dtype)) for _ in range(2))
-    return [_empty_like(pair, x, dtype=TORCH_DTYPES.get(spec.dtype)), mean, rstd]
-
-
-def _fake_gradients(pair: OpPair, spec: Any, arrays: Tensors) -> list[Any]:
-    named = dict(zip(pair.backward.inputs, arrays, strict=True))
-    x = named["x"]
-    x_dtype = TORCH_DTYPES[spec.x_dtype] if pair.is_rows else x.dtype
-    named["residual"] = None if x.dtype == x_dtype else x  # dx stands for it
-
-    def fake(name: str) -> Any:
-        operand = named[name]
-        if operand is None or name.replace("residual", "x") not in spec.needs:
+    def fake(slot: Slot) -> Any:
+        if slot.name not in dtypes:
             return None
-        if name in pair.backward.parameters:
-            return x.new_empty(operand.shape, dtype=operand.dtype)
-        return _empty_like(pair, x, dtype=x_dtype if name == "x" else operand.dtype)
+        dtype = TORCH_DTYPES[dtypes[slot.name]]
+        if slot.kind is Kind.LIKE_X:
+            return _empty_like(pair, x, dtype=dtype)
+        is_gradient = slot.kind is Kind.PARAMETER
+        shape = operands[slot.name[1:]].shape if is_gradient else spec.statistics_shape(x.shape)
+        return x.new_empty(shape, dtype=dtype)
 
-    return [fake(name) for name in pair.operands]
+    return [fake(slot) for slot in op.result_slots]
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -176,7 +161,7 @@ def run_backward(pair: OpPair, operator: Function, spec: Any, arrays: Tensors) -
 
 def _save(pair: OpPair, ctx: Any, inputs: Tensors, output: Tensors) -> None:
     *arrays, text = inputs
-    has_two = pair.is_rows and any(ctx.needs_input_grad[:2])
+    has_two = pair.is_rows and pair.has_stream_gradient(ctx.needs_input_grad)
     ctx.mark_non_differentiable(*output[2 if has_two else 1 :])
     pair.save(ctx, _from_text(pair.forward.spec_type, text), arrays, present(output))
 
@@ -220,20 +205,28 @@ def _refuse(ctx: Any, *_: Any) -> Any:
 
 
 def _run_batch(
-    pair: OpPair, op: OpDef, operator: Function, info: Any, dims: Sequence[Any], *arguments: Any
+    pair: OpPair,
+    op: OpDef[Any],
+    operator: Function,
+    info: Any,
+    dims: Sequence[Any],
+    *arguments: Any,
 ) -> Batched:
     """Run a batch of calls as one, with more rows or samples; one by one where that cannot be."""
     *arrays, text = arguments
-    batch, count = info.batch_size, len(arrays) - len(op.parameters)
-    has_sums = any(name[1:] in _from_text(op.spec_type, text).needs for name in op.sums)
-    if has_sums or any(isinstance(dim, int) for dim in dims[count:]):
+    batch, kinds = info.batch_size, op.kinds[: len(arrays)]
+    have_own = any(
+        isinstance(dim, int) and kind is Kind.PARAMETER
+        for dim, kind in zip(dims[: len(arrays)], kinds, strict=True)
+    )
+    if have_own or any(name in _from_text(op.spec_type, text).needs for name in op.summed):
         return _run_items(operator, batch, dims, arguments)
 
     samples = arrays[op.x].shape[int(dims[op.x] == 0)]
 
-    def merged(array: Any, dim: Any) -> Any:
-        if array is None:
-            return None
+    def merged(array: Any, dim: Any, kind: Kind) -> Any:
+        if array is None or kind is Kind.PARAMETER:
+            return array
         array = array.movedim(dim, 0) if isinstance(dim, int) else array.expand(batch, *array.shape)
         return array if pair.is_rows else array.flatten(0, 1)
 
@@ -242,8 +235,8 @@ def _run_batch(
             return output.new_empty(batch, 0)
         return output if pair.is_rows else output.unflatten(0, (batch, samples))
 
-    rows = map(merged, arrays[:count], dims)
-    outputs = operator(*rows, *arrays[count:], _merged_text(op.spec_type, text))
+    inputs = map(merged, arrays, dims[: len(arrays)], kinds)
+    outputs = operator(*inputs, _merged_text(op.spec_type, text))
     return tuple(map(parted, outputs)), (0,) * len(outputs)
 
 
@@ -276,6 +269,6 @@ def _item(items: Any, dim: int, number: int) -> Any:
 
 
 OPERATORS = {
-    "row_norm": Operators(ROW, _fake_row_outputs),
-    "group_norm": Operators(GROUP, _fake_group_outputs),
+    "row_norm": Operators(ROW),
+    "group_norm": Operators(GROUP),
 }

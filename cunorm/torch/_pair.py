@@ -22,36 +22,45 @@ from cunorm._row_norm.plan import ROW_BACKWARD, ROW_FORWARD
 Tensors = Sequence[Any]  # some of which may be None
 Run = Callable[[Any, Tensors], Tensors]  # returns a backward's outputs, of a spec and inputs
 
-_GRADIENTS = ("dy", "d_residual")  # inputs of a backward: the gradients of y and of the new stream
-
 
 @dataclass(eq=False)
 class OpPair:
     """A forward, whose outputs are y, of row norms the new stream, and statistics; its backward."""
 
     name: str  # of the operators of torch's dispatcher, but for the direction
-    forward: OpDef
-    backward: OpDef
+    forward: OpDef[Any]
+    backward: OpDef[Any]
     backward_spec: Callable[..., Any]  # of a forward's spec, x's dtype, needs
     formula: Callable[..., Any]  # y by torch's operations, of a forward's spec, x's dtype, operands
 
     def __post_init__(self) -> None:
-        self.is_rows = "residual" in self.forward.outputs
-        self.no_outputs = (None,) * (len(self.forward.outputs) + 1)
-        self.operands = [name[1:] for name in self.backward.outputs]  # whose gradients those are
-        self._saved = [name for name in self.backward.inputs if name not in _GRADIENTS]  # x first
-        names = (*self.forward.inputs, *self.forward.outputs)
-        self._pick_saved = itemgetter(*map(names.index, self._saved[1:]))
-        gradients = _GRADIENTS[: 1 + self.is_rows]
-        self._gradients = [*map(self.backward.inputs.index, gradients)]
+        forward, backward = self.forward, self.backward
+        self.is_rows = "residual" in forward.outputs
+        self.operands = [slot.name[1:] for slot in backward.result_slots]  # of the gradients
+        # The forward's arrays that the backward takes; as x, what was normalised.
+        results = [slot.name for slot in forward.result_slots]
+        names = [*(slot.name for slot in forward.input_slots), *results]
+        reads = [slot.name for slot in backward.input_slots]
+        self._saved = [name for name in reads if name in names]
+        self._pick_saved = itemgetter(*map(names.index, self._saved))
+        # Of each input of the backward: its place among the gradients of results and what is saved.
+        gradients = [f"d{name}" for name in results if f"d{name}" in reads]
+        self._pick_inputs = itemgetter(*map([*gradients, *self._saved].index, reads))
+        self._stream_slots = [
+            slot for slot, name in enumerate(forward.inputs) if name in ("x", "residual")
+        ]
+
+    def has_stream_gradient(self, needs_input_grad: tuple[bool, ...]) -> bool:
+        """Whether the new residual stream is differentiated, of the forward's inputs that are."""
+        return any(needs_input_grad[slot] for slot in self._stream_slots)
 
     def save(self, ctx: Any, spec: Any, arrays: Tensors, outputs: Tensors) -> None:
         """Keep what the backward needs, also what was normalised: the stream if there is one."""
         x, stream = arrays[0], outputs[1] if self.is_rows else None
         ctx.spec, ctx.x_dtype = spec, x.dtype
         ctx.set_materialize_grads(False)
-        saved = self._pick_saved((*arrays, *outputs))
-        ctx.save_for_backward(x if stream is None else stream, *saved)
+        inputs = arrays if stream is None else (stream, *arrays[1:])
+        ctx.save_for_backward(*self._pick_saved((*inputs, *outputs)))
 
     def gradients(
         self, ctx: Any, wanted: tuple[bool, ...], dy: Any, d_residual: Any, run: Run | None
@@ -66,17 +75,16 @@ class OpPair:
             formula = partial(self.formula, ctx.spec, ctx.x_dtype)
             found = recorded_gradients(formula, ctx.x_dtype, operands, dy, d_residual)
         else:
-            arrays = [*ctx.saved_tensors]
-            for place, gradient in zip(self._gradients, (dy, d_residual), strict=False):
-                arrays.insert(place, gradient)
+            gradients = (dy, d_residual) if self.is_rows else (dy,)
+            arrays = self._pick_inputs((*gradients, *ctx.saved_tensors))
             spec = _spec_of_gradients(self, ctx.spec, ctx.x_dtype, wanted)
             found = dict(zip(self.operands, run(spec, arrays), strict=True))
         names = zip(self.forward.inputs, wanted, strict=True)
         return [found.get(name) if want else None for name, want in names]
 
-    def run(self, op: OpDef, spec: Any, arrays: Tensors) -> list[Any]:
+    def run(self, op: OpDef[Any], spec: Any, arrays: Tensors) -> list[Any]:
         """Run the forward or the backward."""
-        return dispatch_spec(op, spec, (*arrays, *(None,) * (len(op.outputs) + 1)))
+        return dispatch_spec(op, spec, (*arrays, *op.no_outputs, None))
 
 
 @memoize()

@@ -2,7 +2,7 @@
 """The CPU backend: the machine's C++ compiler compiles the kernels, which run on all cores."""
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -11,37 +11,67 @@ from cunorm._backends.cpu.compile import libraries
 from cunorm._backends.cpu.threads import thread_count
 from cunorm._core.build import KernelArgs
 from cunorm._core.memo import on_clear
-from cunorm._core.plan import KernelCall
+from cunorm._core.plan import CallSize, KernelCall
 
 Run = Callable[[Sequence[int]], object]  # given the addresses of arrays
 
 _WORD = 8  # bytes; arguments are whole words
 _SERIAL_WORK = 1 << 15  # elements, up to which other threads cost more than they save
 # `struct List`, `struct Task` and `struct Place` of launch.h.
-_LIST, _TASK, _PLACE = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
+_LIST, _TASK, _SLOT = struct.Struct("<3q"), struct.Struct("<Qqqq"), struct.Struct("<2q")
+_INTEGER = struct.Struct("<q")
 
 
-def runner(calls: Sequence[KernelCall], array_count: int) -> Run:
-    """Return a function that runs kernels, one after the other."""
-    entries = libraries(call.launch.build for call in calls)
-    words, tasks, places = b"", [], []
-    last: KernelArgs | None = None
-    first_word = 0
-    for call, entry in zip(calls, entries, strict=True):
-        if call.args is not last:
-            last, first_word = call.args, len(words) // _WORD
-            words += last.data
-            places += [_PLACE.pack(first_word + word, array) for word, array in last.relocations]
-        tasks.append(_TASK.pack(entry.blocks, call.launch.grid, first_word, call.parts))
-    head = _LIST.pack(len(tasks), len(places), len(words) // _WORD)
-    listed = b"".join((head, *tasks, *places, words))
-    run, pack = entries[0].run, struct.Struct(f"<{array_count}Q").pack
-    most = max(1 if call.work <= _SERIAL_WORK else call.parts or call.launch.grid for call in calls)
-    if most > 1:
-        return lambda pointers: (
-            run(listed, pack(*pointers), min(thread_count(), most)) and _no_memory()
+class Program:
+    """Kernels that run one after the other, as launch.h reads them."""
+
+    def __init__(self, calls: Sequence[KernelCall], array_count: int) -> None:
+        entries = libraries(call.launch.build for call in calls)
+        words, tasks, slots = b"", [], []
+        last: KernelArgs | None = None
+        first_words = []
+        for call, entry in zip(calls, entries, strict=True):
+            if call.args is not last:
+                last, first_word = call.args, len(words) // _WORD
+                words += last.data
+                slots += [_SLOT.pack(first_word + word, array) for word, array in last.relocations]
+            tasks.append(_TASK.pack(entry.blocks, call.launch.grid, first_word, call.parts))
+            first_words.append(first_word)
+        head = _LIST.pack(len(tasks), len(slots), len(words) // _WORD)
+        self._calls, self._kernels = calls, entries[0].run
+        self._pack = struct.Struct(f"<{array_count}Q").pack
+        self._listed = b"".join((head, *tasks, *slots, words))
+        before_words = len(self._listed) - len(words)
+        self._sized = [
+            [before_words + _WORD * (first_word + word) for word in call.args.sized]
+            for call, first_word in zip(calls, first_words, strict=True)
+        ]
+
+    def run(self) -> Run:
+        """Return a function that runs the kernels."""
+        return self._run(self._listed, [(call.work, call.launch.grid) for call in self._calls])
+
+    def run_of(self, sizes: Sequence[CallSize]) -> Run:
+        """Return a function that runs them for another number of rows."""
+        listed, task = bytearray(self._listed), _LIST.size
+        for size, offsets in zip(sizes, self._sized, strict=True):
+            _INTEGER.pack_into(listed, task + _WORD, size.grid)
+            for offset, word in zip(offsets, size.words, strict=True):
+                _INTEGER.pack_into(listed, offset, word)
+            task += _TASK.size
+        return self._run(bytes(listed), [(size.work, size.grid) for size in sizes])
+
+    def _run(self, listed: bytes, loads: Iterable[tuple[int, int]]) -> Run:
+        run, pack = self._kernels, self._pack
+        most = max(
+            1 if work <= _SERIAL_WORK else call.parts or grid
+            for call, (work, grid) in zip(self._calls, loads, strict=True)
         )
-    return lambda pointers: run(listed, pack(*pointers), 1) and _no_memory()
+        if most > 1:
+            return lambda pointers: (
+                run(listed, pack(*pointers), min(thread_count(), most)) and _no_memory()
+            )
+        return lambda pointers: run(listed, pack(*pointers), 1) and _no_memory()
 
 
 def _no_memory() -> NoReturn:
@@ -76,7 +106,9 @@ def take(size: int) -> Piece:
 
 
 def with_scratch(size: int, run: Run) -> Run:
-    """Return `run` with memory for its last pointer, where that is 0."""
+    """Return `run` with memory of a size for its last pointer, where that is 0."""
+    if not size:
+        return run
 
     def run_with(pointers: Sequence[int]) -> None:
         if pointers[-1]:

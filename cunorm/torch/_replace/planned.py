@@ -29,7 +29,7 @@ class Planned(TorchDispatchMode):
         self.calls = 0
         operators = OPERATORS[ROW.name]
         both = ((operators.forward, ROW.forward), (operators.backward, ROW.backward))
-        self._ops: dict[Any, OpDef] = {operator._opoverload: op for operator, op in both}
+        self._ops: dict[Any, OpDef[Any]] = {operator._opoverload: op for operator, op in both}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -44,17 +44,18 @@ class Planned(TorchDispatchMode):
         return _run(op, spec_from_json(op.spec_type, text), arrays)
 
 
-def _run(op: OpDef, spec: Any, arrays: list[Any]) -> tuple[Any, ...]:
+def _run(op: OpDef[Any], spec: Any, arrays: list[Any]) -> tuple[Any, ...]:
     """Return the outputs of an operator: an empty tensor of bools for an absent one."""
-    plan = op.plan(spec, (*map(_spec, arrays), *(None,) * len(op.outputs)))
-    planned = {place - op.first_output: output for place, output in plan.outputs}
-    exact = {place: _empty(output.shape, _F64) for place, output in planned.items()}
+    plan = op.plan(spec, (*map(_spec, arrays), *op.no_outputs))
+    planned = {slot - op.first_output: output for slot, output in plan.outputs}
+    exact = {number: _empty(output.shape, _F64) for number, output in planned.items()}
     given = [None if one is None else one.detach().to(_F64).numpy() for one in arrays]
     found = [exact[n].numpy() if n in exact else None for n in range(len(op.outputs))]
     op.reference(replace(spec, x_dtype=None) if op is ROW.backward else spec, (*given, *found))
     if op is ROW.forward:  # y is rounded before weight, if at all, to x's dtype, not to float64
-        x, _, gate, weight, bias = arrays
-        exact[0] = ROW.formula(spec, x.dtype, x.to(_F64), gate, weight, bias)
+        operands = dict(zip(op.inputs, arrays, strict=True))
+        x, _ = operands.pop("x"), operands.pop("residual")
+        exact[0] = ROW.formula(spec, x.dtype, x.to(_F64), **operands)
     return tuple(
         exact[n].to(TORCH_DTYPES[planned[n].dtype]) if n in exact else _empty(0, torch.bool)
         for n in range(len(op.outputs))

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""A call that was planned and loaded, which runs on any arrays of the same signature."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from math import prod
+from typing import Any, NamedTuple
+
+from cunorm._arrays.adapter import copied
+from cunorm._arrays.cupy import stream_after_all
+from cunorm._arrays.registry import view_workspace
+from cunorm._core.operands import Kind
+from cunorm._core.overlap import OverlapCheck
+from cunorm._core.plan import OpDef, OutputSpec, Plan
+from cunorm._core.tensor import (
+    ArrayView,
+    Shape,
+    TensorSpec,
+    contiguous,
+    contiguous_strides,
+)
+
+Views = list[Any]  # an ArrayView or None for each array of a call, the workspace last
+Pointers = Sequence[int]  # the same; 0 for None
+Run = Callable[[Pointers], object]
+
+
+def pointers_of(views: Views) -> list[int]:
+    return [0 if view is None else view.pointer for view in views]
+
+
+class Loaded(NamedTuple):
+    """A plan's kernels."""
+
+    run: Run
+    # Returns the same for another number of rows, None where that takes other builds.
+    resized: Callable[[int], Run | None] = lambda rows: None
+
+
+class Executable:
+    """A loaded plan: it runs on any arrays of the same signature."""
+
+    def __init__(
+        self,
+        op: OpDef[Any],
+        plan: Plan,
+        views: Views,
+        overlaps: OverlapCheck,
+        loaded: Loaded | None,
+    ) -> None:
+        self._adapter, self._device = views[op.x].adapter, views[op.x].spec.device
+        self._overlaps, self._loaded, self._kinds = overlaps, loaded, op.kinds
+        self._run = loaded and loaded.run  # None: no kernel runs
+        self._outputs, self._shared, self._axes = plan.outputs, plan.shared, dict(plan.copies)
+        self._results = slice(op.first_output, op.array_count - 1)
+        self._has_given = any(views[op.first_output :])  # outputs, or a workspace, of the caller
+        self._last_checked: list[int] = []  # addresses of the last call with such
+        realigned = [slot for slot, view in enumerate(views) if view and view.is_new]
+        self._copied = sorted({*realigned, *self._axes})
+        self._pointer = self._adapter.pointer
+        models = [
+            None if view is None or view.adapter is not self._adapter or view.is_new else view.spec
+            for view in views[:-1]  # the workspace's spec is that of bytes
+        ]
+        self._allocations = [self._allocation(models, *output) for output in plan.outputs]
+
+    def run(self, arrays: tuple[Any, ...], pointers: list[int]) -> list[Any]:
+        """Run on arrays of one library, which lie at these addresses, and return the outputs."""
+        if self._has_given and pointers != self._last_checked:
+            if pointers[-1] & 15:
+                view_workspace(self._overlaps.function, arrays[-1])  # raises
+            self._overlaps.check(pointers)
+            self._last_checked = pointers[:]
+        copies = self._copies(arrays, pointers) if self._copied else None
+        slots = [*arrays]
+        for slot, allocate, model in self._allocations:
+            array = slots[slot] = allocate(arrays[model])
+            pointers[slot] = self._pointer(array)
+        if self._run is not None:
+            self._run(pointers)
+        del copies  # not before the kernels have read them
+        if self._has_given:
+            self._adapter.bump_version(arrays[self._results])
+        for slot, source in self._shared:
+            slots[slot] = slots[source]
+        return slots[self._results]
+
+    def _copies(self, arrays: Sequence[Any], pointers: list[int]) -> list[ArrayView]:
+        """Copy inputs that kernels cannot read where they lie, and return the copies."""
+        copies = []
+        for slot in self._copied:
+            view = self._adapter.view(
+                self._overlaps.function, self._overlaps.names[slot], arrays[slot]
+            )
+            if slot in self._axes:
+                view = copied(view, self._axes[slot])
+            pointers[slot] = view.pointer
+            copies.append(view)
+        return copies
+
+    def run_views(self, arrays: tuple[Any, ...], views: Views) -> list[Any]:
+        """Run on arrays of any libraries, and return the outputs."""
+        self._overlaps.check(pointers_of(views))
+        for slot, axes in self._axes.items():
+            views[slot] = copied(views[slot], axes)
+        for slot, spec in self._outputs:
+            with _naming(self._overlaps.function, spec):
+                views[slot] = self._adapter.allocate(spec)
+        pointers, adapter, device = pointers_of(views), self._adapter, self._device
+        if self._run is not None and device.kind == "cpu":
+            self._run(pointers)
+        elif self._run is not None:
+            present = [view for view in views if view is not None]
+            with adapter.device_scope(device), stream_after_all(adapter, present, device):
+                self._run(pointers)
+        slots = [*arrays]
+        slots[self._results] = [view and view.adapter.export(view) for view in views[self._results]]
+        for slot, source in self._shared:
+            slots[slot] = slots[source]
+        return slots[self._results]
+
+    def resized(self, x_shape: Shape, leading_axes: int) -> "Executable | None":
+        """Return this for contiguous arrays whose x has other rows, along its first axes.
+
+        None where that takes other builds.
+        """
+        run = self._loaded and self._loaded.resized(prod(x_shape[:leading_axes]))
+        if run is None or self._copied:
+            return None
+        strides = contiguous_strides(x_shape)
+
+        def of_rows(spec: TensorSpec, kind: Kind) -> TensorSpec:
+            if kind is Kind.PARAMETER:
+                return spec
+            if kind is Kind.LIKE_X:
+                return TensorSpec(x_shape, strides, spec.dtype, spec.device)
+            shape = (*x_shape[:leading_axes], *spec.shape[leading_axes:])
+            return contiguous(shape, spec.dtype, spec.device)
+
+        another = copy(self)
+        another._run, another._last_checked = run, []
+        another._outputs = tuple(
+            OutputSpec(slot, of_rows(spec, self._kinds[slot])) for slot, spec in self._outputs
+        )
+        specs = zip(self._overlaps.specs[:-1], self._kinds, strict=True)
+        given = [None if spec is None else of_rows(spec, kind) for spec, kind in specs]
+        another._allocations = [
+            old if self._kinds[output.slot] is Kind.PARAMETER else self._allocation(given, *output)
+            for old, output in zip(self._allocations, another._outputs, strict=True)
+        ]
+        if self._has_given:
+            another._overlaps = self._overlaps.of_specs((*given, None))
+        return another
+
+    def _allocation(
+        self, models: Sequence[TensorSpec | None], slot: int, spec: TensorSpec
+    ) -> tuple[int, Callable[[Any], Any], int]:
+        """Return the slot of an output, its allocator, and the slot of the array to give that.
+
+        It is quicker to allocate like another array, where one of its kind has the same spec.
+        """
+        kind = self._kinds[slot]
+        equal = (n for n, one in enumerate(models) if one == spec and self._kinds[n] is kind)
+        model = next(equal, None)
+        with _naming(self._overlaps.function, spec):
+            allocate = self._adapter.allocator(spec, has_model=model is not None)
+        return slot, allocate, model or 0
+
+
+@contextmanager
+def _naming(function: str, spec: TensorSpec) -> Iterator[None]:
+    """Name a function in the error for an output that a library cannot have."""
+    try:
+        yield
+    except TypeError as error:
+        raise TypeError(f"{function}: a result of dtype {spec.dtype}: {error}") from None
