@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from cunorm._core import validate
-from cunorm._core.caps import MOST_SMS, Caps, CpuCaps
+from cunorm._core.caps import MAX_SMS, Caps, CpuCaps
 from cunorm._core.dtypes import FLOAT32, FLOAT64, DType, numpy_dtype
 from cunorm._core.operands import STATISTICS, SUMS, Specs, check_compute, present, with_new_outputs
 from cunorm._core.param_grad import ParamGradTypes, param_grad_call
@@ -219,7 +219,7 @@ def workspace_bound(compute: DType, where: Geometry, parameters: int, caps: Caps
     if isinstance(caps, CpuCaps):
         parts = launches.cpu_sums(rows)
     else:
-        sm_count = MOST_SMS if caps is None else caps.sm_count
+        sm_count = MAX_SMS if caps is None else caps.sm_count
         parts = min(rows.rows, launches.cuda_parts(rows, sm_count))
     return parameters * parts * rows.sums_pitch(twice=True) * compute.itemsize
 

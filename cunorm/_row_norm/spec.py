@@ -162,7 +162,7 @@ def _parse_norm(function: str, scalars: tuple[Any, ...]) -> tuple[dict[str, Any]
         "round_before_weight": validate.flag(function, "round_before_weight", rounds),
         "gate_activation": validate.activation(function, "gate_activation", activation),
         "gate_position": validate.choice(function, "gate_position", position, ("pre", "post")),
-        "c": validate.length(function, c and c[0]),
+        "c": validate.parse_c(function, c and c[0]),
     }
     offset = validate.finite(function, "weight_offset", weight_offset)
     if offset != 0.0 and not has_weight:
